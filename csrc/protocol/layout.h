@@ -1,0 +1,133 @@
+// The symmetric region that each rank owns, one per communicator:
+//
+//   [ header | barrier epochs and flags | tile entries | slots | staging ]
+//
+// Offsets are equal on all ranks: they follow from world size and payload bytes alone, never from
+// the shape of a call. Remote ranks write the header's mailboxes, the flags and the slots; tile
+// entries and barrier epochs are their owner's alone.
+#pragma once
+
+#include "epoch.h"
+#include "status.h"
+#include "types.h"
+
+namespace collx {
+
+inline constexpr uint32_t kTileBytes = 1024;           // of data: 64 vectors
+inline constexpr uint32_t kVectorBytes = 16;           // widest access of a thread
+inline constexpr uint32_t kTileVectors = kTileBytes / kVectorBytes;
+inline constexpr int kMaxBlocks = 1024;                // blocks of a call that uses barriers
+inline constexpr uint64_t kDefaultPayloadBytes = 96ull << 20;
+
+/// Mailbox of one rank for checked mode: written by that rank, read by the region's owner.
+struct alignas(128) CheckSlot {
+  CallDescriptor descriptor;
+  uint64_t flag;  // {epoch : high 32, fingerprint : low 32}, stored with release after it
+};
+
+struct alignas(128) RegionHeader {
+  /// 0, or 1 + the rank that failed first. Written by any rank, read by every wait.
+  alignas(128) uint32_t poison;
+  /// The owner's own words, on a line of their own.
+  alignas(128) uint32_t claimed;  // set by the first thread that reports a failure
+  uint32_t check_epoch;           // advanced by the last block of a checked call
+  uint32_t check_blocks;          // blocks of this call that have passed the check
+  uint64_t sequence;              // calls completed
+  /// Reports of the ranks that failed: inbox[r] is written by rank r before it sets `poison`.
+  alignas(128) StatusRecord inbox[kMaxRanks];
+  /// Two of each, so that a fast rank's next call does not overwrite what is still read.
+  CheckSlot check[2][kMaxRanks];
+};
+
+/// Slots for pushed data: for each stage, parity and sending rank, `tiles` tiles of `tile_bytes`.
+/// A use of tile t at epoch e takes parity e & 1.
+struct SlotArea {
+  uint64_t entries;     // offset of TileEntry[tiles]
+  uint64_t slots;       // offset of byte[stages][2][world][tiles][tile_bytes]
+  uint32_t tiles;
+  uint32_t tile_bytes;  // on the wire: kTileBytes by sentinel, twice that as {data, epoch} pairs
+
+  COLLX_HD constexpr uint64_t slot(int world, int stage, uint32_t parity, int source) const {
+    const uint64_t index =
+        (static_cast<uint64_t>(stage) * 2 + parity) * static_cast<uint64_t>(world) +
+        static_cast<uint64_t>(source);
+    return slots + index * tiles * tile_bytes;
+  }
+  /// Bytes of data that one use of all tiles carries from one rank to another.
+  COLLX_HD constexpr uint64_t capacity() const { return static_cast<uint64_t>(tiles) * kTileBytes; }
+};
+
+struct RegionLayout {
+  uint64_t total_bytes;
+  uint64_t barrier_epochs;  // uint32_t[kMaxBlocks]
+  uint64_t barrier_flags;   // uint64_t[kMaxBlocks][kMaxRanks]: {epoch, fingerprint}
+  SlotArea oneshot;         // one stage, sentinel
+  SlotArea oneshot_pairs;   // one stage, {data, epoch}
+  SlotArea twoshot;         // two stages, sentinel
+  SlotArea twoshot_pairs;   // two stages, {data, epoch}
+  uint64_t staging;         // byte[2][staging_bytes]: inputs that peers pull
+  uint64_t staging_bytes;
+  uint64_t results;         // byte[2][result_bytes]: reduced parts that peers pull
+  uint64_t result_bytes;
+};
+
+namespace detail {
+
+struct Cursor {
+  uint64_t at;
+  constexpr uint64_t take(uint64_t bytes) {
+    const uint64_t start = at;
+    at = round_up<uint64_t>(at + bytes, 256);
+    return start;
+  }
+};
+
+constexpr SlotArea take_slots(Cursor& cursor, uint64_t budget, uint32_t tile_bytes, int stages,
+                              int world) {
+  const uint64_t per_tile =
+      static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) * tile_bytes;
+  const uint64_t fitting = budget / per_tile;
+  SlotArea area{};
+  area.tiles = static_cast<uint32_t>(fitting < 1 ? 1 : fitting);
+  area.tile_bytes = tile_bytes;
+  area.entries = cursor.take(area.tiles * sizeof(TileEntry));
+  area.slots = cursor.take(per_tile * area.tiles);
+  return area;
+}
+
+constexpr uint64_t at_most(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+}  // namespace detail
+
+/// The layout for GPUs. `payload_bytes` bounds the whole region; each area is capped where more
+/// would not be faster, and shrinks in proportion down to one tile.
+constexpr RegionLayout cuda_layout(int world, uint64_t payload_bytes) {
+  const uint64_t w = static_cast<uint64_t>(world);
+  RegionLayout layout{};
+  detail::Cursor cursor{round_up<uint64_t>(sizeof(RegionHeader), 256)};
+  layout.barrier_epochs = cursor.take(kMaxBlocks * sizeof(uint32_t));
+  layout.barrier_flags = cursor.take(kMaxBlocks * kMaxRanks * sizeof(uint64_t));
+  const uint64_t fixed = cursor.at + (128 << 10);  // tile entries and rounding
+  const uint64_t budget = payload_bytes > fixed ? payload_bytes - fixed : 0;
+  const auto share = [&](uint64_t percent, uint64_t cap) {
+    return detail::at_most(budget / 100 * percent, cap);
+  };
+  layout.oneshot = detail::take_slots(cursor, share(9, 2 * w * (512 << 10)), kTileBytes, 1, world);
+  layout.oneshot_pairs =
+      detail::take_slots(cursor, share(9, 4 * w * (256 << 10)), 2 * kTileBytes, 1, world);
+  layout.twoshot = detail::take_slots(cursor, share(67, 64 << 20), kTileBytes, 2, world);
+  layout.twoshot_pairs =
+      detail::take_slots(cursor, share(9, 8 << 20), 2 * kTileBytes, 2, world);
+  const uint64_t staged = share(6, 6 << 20) / 2;
+  layout.staging_bytes = staged < w * kTileBytes
+                             ? w * kTileBytes
+                             : staged / (w * kTileBytes) * (w * kTileBytes);
+  layout.result_bytes = layout.staging_bytes / w;
+  // Inputs take W/(W+1) of the share and results the rest, both within the rounding above.
+  layout.staging = cursor.take(2 * layout.staging_bytes);
+  layout.results = cursor.take(2 * layout.result_bytes);
+  layout.total_bytes = cursor.at;
+  return layout;
+}
+
+}  // namespace collx

@@ -1,0 +1,92 @@
+// What a call was, and how it failed: the records that ranks exchange and that errors are made of.
+#pragma once
+
+#include "types.h"
+
+namespace collx {
+
+/// One call as a rank sees it. In checked mode ranks exchange it and compare the fingerprints.
+struct CallDescriptor {
+  Collective collective = Collective::none;
+  DType dtype = DType::float32;
+  ReduceOp reduce_op = ReduceOp::sum;
+  Algorithm algorithm = Algorithm::automatic;  // as resolved, never `automatic` in a call
+  int16_t root = -1;
+  int16_t axis = -1;
+  int32_t max_blocks = 0;
+  int32_t dims = 0;  // number of dimensions; the first eight sizes follow
+  uint64_t numel = 0;
+  uint32_t symmetric = 0;  // bit 0: input, bit 1: output
+  uint32_t padding = 0;
+  uint64_t input_offset = 0;  // offsets in the symmetric allocations
+  uint64_t output_offset = 0;
+  int64_t sizes[8] = {};
+};
+static_assert(sizeof(CallDescriptor) == 112);
+
+/// FNV-1a over the descriptor's bytes and the call's sequence number, folded to 32 bits.
+COLLX_HD constexpr uint32_t fold(uint64_t hash) {
+  return static_cast<uint32_t>(hash ^ (hash >> 32));
+}
+COLLX_HD constexpr uint64_t mix(uint64_t hash, uint64_t value) {
+  for (int i = 0; i < 8; ++i) {
+    hash = (hash ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3ull;
+  }
+  return hash;
+}
+COLLX_HD constexpr uint32_t fingerprint(const CallDescriptor& d) {
+  uint64_t h = 0xcbf29ce484222325ull;
+  h = mix(h, static_cast<uint64_t>(d.collective) | static_cast<uint64_t>(d.dtype) << 8 |
+                 static_cast<uint64_t>(d.reduce_op) << 16 | static_cast<uint64_t>(d.algorithm) << 24);
+  h = mix(h, static_cast<uint16_t>(d.root) | static_cast<uint64_t>(static_cast<uint16_t>(d.axis)) << 16 |
+                 static_cast<uint64_t>(static_cast<uint32_t>(d.max_blocks)) << 32);
+  h = mix(h, static_cast<uint32_t>(d.dims) | static_cast<uint64_t>(d.symmetric) << 32);
+  h = mix(h, d.numel);
+  h = mix(h, d.input_offset);
+  h = mix(h, d.output_offset);
+  for (int i = 0; i < 8; ++i) h = mix(h, static_cast<uint64_t>(d.sizes[i]));
+  return fold(h);
+}
+
+enum class Failure : uint32_t {
+  none,
+  timeout,   // a peer did not come in time
+  mismatch,  // a peer made another call
+  overlap,   // two kernels used the communicator at once, in no order
+  count
+};
+
+/// Where in a call a rank was when it gave up waiting.
+enum class Phase : uint32_t {
+  none,
+  check,         // exchange of fingerprints (checked mode)
+  start_barrier, // all ranks have entered: symmetric inputs may be read
+  arrival,       // the peers' pushed data
+  stage_barrier, // data staged in the payload may be read
+  gather,        // the reduced parts from their owners
+  end_barrier,   // no peer uses this rank's tensors any more
+  fallback,      // the process group
+  count
+};
+
+/// Left by the first rank that fails, in its own host-visible memory and in its peers' regions.
+struct StatusRecord {
+  Failure failure = Failure::none;
+  Phase phase = Phase::none;
+  int32_t rank = -1;       // who gave up
+  int32_t peer = -1;       // whom it waited for
+  uint64_t sequence = 0;   // calls completed by `rank` on this communicator before
+  uint64_t expected = 0;   // epoch or word awaited
+  uint64_t seen = 0;       // epoch or word found
+  CallDescriptor own;      // the call of `rank`
+  CallDescriptor other;    // the call of `peer` (mismatch only)
+};
+
+/// Memory that the host can read while kernels run. `ready` is written last, with release order.
+struct alignas(64) HostStatus {
+  uint32_t ready;
+  uint32_t padding[15];
+  StatusRecord record;
+};
+
+}  // namespace collx

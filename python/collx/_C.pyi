@@ -1,0 +1,98 @@
+"""The compiled extension: operators (torch.ops.collx.*), and what the Python side needs of it."""
+
+from typing import Any
+
+import torch
+
+cuda_built: bool
+"""Whether the CUDA kernels were compiled in."""
+
+class CollectiveTimeout(RuntimeError): ...
+class CollectiveMismatch(RuntimeError): ...
+class CollectiveOverlap(RuntimeError): ...
+class CommunicatorPoisoned(RuntimeError): ...
+class InitError(RuntimeError): ...
+
+def register_cpu_allocator() -> None:
+    """Registers collx's SymmetricMemoryAllocator for the CPU with PyTorch. Twice is harmless."""
+
+def region_layout(device_type: str, world_size: int, payload_bytes: int) -> dict[str, int]:
+    """Name to bytes of every part of a rank's region; "total" is what has to be allocated.
+
+    ValueError when payload_bytes is less than the smallest region."""
+
+def initialise_region(
+    ptr: int, device: torch.device, world_size: int, payload_bytes: int
+) -> None:
+    """Makes this rank's region ready for use (on CUDA: on the current stream, synchronised)."""
+
+def load_kernels(device: torch.device) -> int:
+    """Loads every CUDA kernel; returns how many blocks of 512 threads the device holds resident."""
+
+def boot_id() -> str:
+    """What tells this machine from others, containers of one machine being one."""
+
+def workspace_bytes(
+    op: str, numel: int, dtype: torch.dtype, world_size: int, algorithm: str, symmetric: bool
+) -> int: ...
+
+class Communicator:
+    """One rank's view of a communicator; entered into the C++ registry under `name`."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        group_name: str,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        regions: list[int],
+        payload_bytes: int,
+        timeout_ms: int,
+        pdl: str,
+        check: bool,
+        deterministic: bool,
+        blocks: int,
+    ) -> None:
+        """`regions`: address of every rank's region as mapped here; empty: fallback only.
+        `blocks`: blocks of 512 threads that this communicator may use at once."""
+
+    name: str
+    group_name: str
+    rank: int
+    world_size: int
+    blocks: int
+    pdl: str  # settable: "off", "end", "early"
+    poisoned: bool
+    destroyed: bool
+
+    def check(self) -> None:
+        """Raises the failure that has been recorded, if any. Never waits."""
+
+    def status(self) -> dict[str, Any] | None:
+        """The recorded failure as a dict, or None."""
+
+    def register(self, tensor: torch.Tensor, pointers: list[int], nbytes: int, key: int) -> None:
+        """Enters the allocation under `tensor`'s storage, held weakly. `pointers[r]` is where the
+        byte at the storage's start (nbytes of it) of rank r is mapped here; `key` is the agreed
+        id of the allocation."""
+
+    def explain(
+        self,
+        op: str,
+        numel: int,
+        dtype: torch.dtype,
+        input_symmetric: bool,
+        output_symmetric: bool,
+        algorithm: str,
+        max_blocks: int,
+    ) -> dict[str, Any]:
+        """{"algorithm", "blocks", "threads", "chunks", "bytes", "workspace_bytes"} of a call."""
+
+    def destroy(self) -> None:
+        """Leaves the registry; later calls by name raise. Local, never waits for a peer."""
+
+def lookup(name: str) -> Communicator | None: ...
+def part_of(numel: int, world_size: int, rank: int) -> tuple[int, int]:
+    """(start, count) of a rank's part: csrc/protocol/partition.h."""
