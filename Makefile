@@ -1,0 +1,89 @@
+# Each target makes .venv if it is not there, installs what it needs, builds, and goes on.
+PYTHON ?= python3
+
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export OMP_NUM_THREADS ?= 1
+
+SOURCES := $(shell find csrc -type f 2>/dev/null)
+GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+# A power of two: attention heads are split over the ranks.
+RANKS ?= $(shell [ $(GPUS) -ge 4 ] && echo 4 || echo 2)
+DEVICE ?= $(shell [ $(GPUS) -ge 2 ] && echo cuda || echo cpu)
+ARGS ?=
+
+BASE := $(VENV)/.installed-base
+DEMO := $(VENV)/.installed-demo
+DEV := $(VENV)/.installed-dev
+# Its name holds what the build was asked for, so that another answer builds again.
+BUILT := build/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))
+
+.PHONY: help build demo test test-all test-cpp test-models bench lint format wheel clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@echo '  PYTHON=python3.11 picks the interpreter of a new .venv; COLLX_CUDA=0|1 builds without or'
+	@echo '  with the CUDA kernels; ARGS="..." goes to pytest, the demo or the benchmark'
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(BASE): | $(VENV)/bin/python
+	python -m pip install --upgrade 'pip>=23.1'
+	python -m pip install 'torch==2.11.*' 'setuptools>=77,<82' wheel ninja numpy
+	@touch $@
+
+$(BUILT): $(BASE) setup.py $(SOURCES)
+	@mkdir -p build && rm -f build/.built-*
+	python setup.py build_ext --inplace
+	@touch $@
+
+$(DEMO): pyproject.toml $(BASE) | $(BUILT)
+	python -m pip install --no-build-isolation -e '.[demo]'
+	@touch $@
+
+$(DEV): pyproject.toml $(BASE) | $(BUILT)
+	python -m pip install --no-build-isolation -e '.[dev]'
+	@touch $@ $(DEMO)
+
+build: $(BUILT) ## the extension, in place
+
+demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of this machine
+	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_embedding.py $(ARGS)
+
+test: $(BUILT) $(DEV) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
+	python -m pytest -m 'not full' $(ARGS)
+
+test-all: $(BUILT) $(DEV) ## the full cross-products too
+	python -m pytest $(ARGS)
+
+test-cpp: $(BUILT) $(DEV) ## the C++ tests alone
+	python -m pytest tests/cpp $(ARGS)
+
+test-models: $(BUILT) $(DEV) ## the models of the protocol alone
+	python -m pytest tests/models $(ARGS)
+
+bench: $(BUILT) $(DEV) ## allreduce beside its peers
+	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py allreduce \
+	  --device $(DEVICE) --peers all $(ARGS)
+
+lint: $(BUILT) $(DEV) ## formatting, types, static analysis, direction of includes
+	ruff check .
+	ruff format --check .
+	mypy
+	python tools/check_includes.py
+	python tools/check_cpp.py
+
+format: $(DEV) ## rewrites our files in their format
+	ruff check --fix .
+	ruff format .
+	python tools/check_cpp.py --fix
+
+wheel: $(BASE) ## dist/*.whl, for the GPUs of three generations
+	python -m pip wheel --no-build-isolation --no-deps -w dist .
+
+clean: ## removes what was built, and keeps .venv
+	rm -rf build dist python/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -f python/collx/_C*.so
+	find csrc python tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} +

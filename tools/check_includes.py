@@ -1,0 +1,109 @@
+"""Checks that includes in csrc/ go one way: protocol <- cuda | cpu <- memory <- ops <- bindings.
+
+Only memory, ops and bindings may know Torch; protocol and cpu know no CUDA either. Headers that
+kernels compiled at run time include (.cuh, and what those include) reach no standard header,
+unless it stands under `#if !defined(__CUDACC_RTC__)` or in the #else of its opposite.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+MAY_INCLUDE = {
+    "protocol": {"protocol"},
+    "cuda": {"protocol", "cuda"},
+    "cpu": {"protocol", "cpu"},
+    "memory": {"protocol", "cpu", "memory"},
+    "ops": {"protocol", "cuda", "cpu", "memory", "ops"},
+    "bindings.cpp": {"protocol", "cuda", "cpu", "memory", "ops"},
+}
+TORCH = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|Python\.h)\b")
+CUDA = re.compile(r"^(cuda|cooperative_groups|cub|thrust|nv)")
+NO_TORCH = {"protocol", "cuda", "cpu"}
+NO_CUDA = {"protocol", "cpu", "memory"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?P<kind>[<"])(?P<name>[^>"]+)[>"]')
+
+
+class Include(NamedTuple):
+    line: int
+    name: str
+    quoted: bool
+    host_only: bool  # not seen by the run-time compiler
+
+
+def includes(path: Path) -> Iterator[Include]:
+    """The includes of one file, each with whether the run-time compiler sees it."""
+    branches: list[bool | None] = []  # of each open #if: seen by the host alone, or not a matter
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        if re.match(r"^\s*#\s*if", text):
+            if "__CUDACC_RTC__" not in text:
+                branches.append(None)
+            else:
+                branches.append("ifndef" in text or "!defined" in text.replace(" ", ""))
+        elif re.match(r"^\s*#\s*else", text) and branches and branches[-1] is not None:
+            branches[-1] = not branches[-1]
+        elif re.match(r"^\s*#\s*endif", text) and branches:
+            branches.pop()
+        elif match := INCLUDE.match(text):
+            yield Include(number, match["name"], match["kind"] == '"', True in branches)
+
+
+def part_of(path: Path, root: Path) -> str:
+    return path.relative_to(root).parts[0]
+
+
+def direction_errors(root: Path) -> Iterator[str]:
+    for path in sorted(root.rglob("*")):
+        if path.suffix not in (".h", ".cuh", ".cpp", ".cu"):
+            continue
+        part = part_of(path, root)
+        if part not in MAY_INCLUDE:
+            yield f"{path}: {part} is no part of the tree"
+            continue
+        for include in includes(path):
+            where = f"{path}:{include.line}: {part} must not include"
+            if include.quoted:
+                target = (path.parent / include.name).resolve()
+                if not target.is_file():
+                    yield f"{path}:{include.line}: {include.name} is not there"
+                elif part_of(target, root.resolve()) not in MAY_INCLUDE[part]:
+                    yield f"{where} {include.name}"
+            elif part in NO_TORCH and TORCH.match(include.name):
+                yield f"{where} <{include.name}>: it knows no Torch"
+            elif part in NO_CUDA and CUDA.match(include.name):
+                yield f"{where} <{include.name}>: it knows no CUDA"
+
+
+def run_time_errors(root: Path) -> Iterator[str]:
+    waiting = sorted(root.rglob("*.cuh"))
+    reached = set(waiting)
+    while waiting:
+        path = waiting.pop()
+        for include in includes(path):
+            if include.host_only:
+                continue
+            if not include.quoted:
+                if not CUDA.match(include.name) or include.name.startswith(
+                    ("cuda/", "cub", "thrust")
+                ):
+                    yield f"{path}:{include.line}: <{include.name}> is not there at run time"
+                continue
+            target = (path.parent / include.name).resolve()
+            if target.is_file() and target not in reached:
+                reached.add(target)
+                waiting.append(target)
+
+
+def main(arguments: list[str]) -> int:
+    root = Path(arguments[0] if arguments else Path(__file__).resolve().parent.parent / "csrc")
+    errors = [*direction_errors(root), *run_time_errors(root)]
+    print("\n".join(errors) or "includes go one way")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
