@@ -1,0 +1,197 @@
+"""Runs cases on the ranks and compares with the reference: NaN mask and bits, and the bytes around.
+
+Outputs lie in poisoned memory that is larger than they are. After a call every byte of that memory
+must be as it was, but for the output itself (hazards 19 and 20).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .cases import Case
+from .rank import Rank
+from .values import as_bits, dtype_of, inputs_and_reference, poison
+
+MARGIN = 64  # elements of poison before and after a tensor
+ARENA_BYTES = 2 << 20
+MOST_FAILURES = 8  # told by each rank
+
+
+def shape_and_strides(layout: str, numel: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of `numel` elements in a layout. Where `numel` has no divisor, one row."""
+    rows = next((d for d in (8, 7, 5, 4, 3, 2) if numel > d and numel % d == 0), 1)
+    columns = numel // rows
+    if layout == "scalar" and numel == 1:
+        return (), ()
+    if layout == "transposed":
+        return (rows, columns), (1, rows)
+    if layout == "sliced":
+        return (rows, columns), (columns + 3, 1)
+    if layout == "reversed_dims" and rows % 2 == 0:
+        return (2, rows // 2, columns), (1, 2 * columns, 2)
+    if layout == "spread":
+        return (numel,), (2,)
+    return (numel,), (1,)
+
+
+def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to behind the last one of a strided tensor."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+class Arenas:
+    """Symmetric memory from which the symmetric tensors of all cases of a communicator are cut."""
+
+    def __init__(self, communicator: Any) -> None:
+        self.input = communicator.empty(ARENA_BYTES, dtype=torch.uint8)
+        self.output = communicator.empty(ARENA_BYTES, dtype=torch.uint8)
+
+
+_arenas: dict[str, Arenas] = {}
+
+
+def arenas_of(communicator: Any) -> Arenas:
+    """The arenas of a communicator, made by its first call. Collective."""
+    if communicator.name not in _arenas:
+        _arenas[communicator.name] = Arenas(communicator)
+    return _arenas[communicator.name]
+
+
+def forget_arenas(communicator: Any) -> None:
+    """For a communicator that is about to be destroyed."""
+    _arenas.pop(communicator.name, None)
+
+
+class Placed:
+    """A tensor of a case inside memory that is larger: `whole` is the memory, `view` the tensor."""
+
+    def __init__(
+        self, case: Case, layout: str, offset: int, shape: tuple[int, ...], memory: Any,
+        device: torch.device,
+    ) -> None:
+        dtype = dtype_of(case.dtype)
+        _, strides = shape_and_strides(layout, case.numel)
+        if len(strides) != len(shape):
+            strides = torch.empty(shape, device="meta").stride()
+        needed = extent(shape, strides) + offset + 2 * MARGIN
+        pattern = poison(needed, dtype, device)
+        if memory is None:
+            self.whole = pattern
+        else:
+            self.whole = memory[: needed * dtype.itemsize].view(dtype)
+            self.whole.copy_(pattern)
+        self.view = self.whole.as_strided(
+            shape, strides, self.whole.storage_offset() + MARGIN + offset
+        )
+
+
+def place(
+    case: Case, rank: Rank, communicator: Any, data: torch.Tensor
+) -> tuple[Placed, Placed]:
+    """Input (filled) and output (poisoned) of a case; one and the same for in-place calls."""
+    arenas = arenas_of(communicator) if case.symmetric != "none" else None
+    shape, _ = shape_and_strides(case.layout, case.numel)
+    input_memory = arenas.input if arenas and case.symmetric in ("input", "both") else None
+    source = Placed(case, case.layout, case.input_offset, shape, input_memory, rank.device)
+    source.view.copy_(data.view(shape))
+    if case.form == "inplace":
+        return source, source
+    output_memory = arenas.output if arenas and case.symmetric in ("output", "both") else None
+    out = Placed(case, case.output_layout, case.output_offset, shape, output_memory, rank.device)
+    return source, out
+
+
+def call(case: Case, communicator: Any, source: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Makes the call in the case's form and returns the tensor that holds the result."""
+    ops = torch.ops.collx
+    options = (case.reduce_op, communicator.name, case.algorithm, case.max_blocks)
+    if case.form == "functional":
+        result: torch.Tensor = ops.allreduce(source, *options)
+        return result
+    if case.form == "inplace":
+        ops.allreduce_(source, *options)
+        return source
+    ops.allreduce.out(source, *options, out=out)
+    return out
+
+
+def differences(result: torch.Tensor, expected: torch.Tensor) -> str:
+    """What is wrong with a result, by NaN mask and bits; empty when nothing is."""
+    from collx import reference
+
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return f"got {result.dtype}{list(result.shape)}, not {expected.dtype}{list(expected.shape)}"
+    if reference.same_bits(result, expected):
+        return ""
+    got, want = result.contiguous().flatten(), expected.contiguous().flatten()
+    wrong = as_bits(got) != as_bits(want)
+    if got.is_floating_point():
+        wrong &= ~(got.isnan() & want.isnan())
+    where = wrong.nonzero().flatten()
+    first = int(where[0]) if len(where) else -1
+    return (
+        f"{len(where)} of {got.numel()} elements differ, the first at {first}: "
+        f"{got[first].item()!r} instead of {want[first].item()!r}"
+    )
+
+
+def bytes_around(placed: Placed, before: torch.Tensor) -> str:
+    """Whether memory outside of the placed tensor changed since `before` was copied from it."""
+    after = placed.whole.cpu()
+    inside = torch.zeros(after.shape, dtype=torch.bool)
+    view = placed.view
+    offset = view.storage_offset() - placed.whole.storage_offset()
+    inside.as_strided(view.shape, view.stride(), offset).fill_(True)
+    changed = (as_bits(after) != as_bits(before)) & ~inside
+    where = changed.nonzero().flatten()
+    if len(where) == 0:
+        return ""
+    return f"{len(where)} elements outside of the tensor changed, the first at {int(where[0])}"
+
+
+def run_case(rank: Rank, communicator: Any, case: Case) -> str:
+    """Runs one case on this rank. Returns what is wrong, or an empty text."""
+    inputs, expected = inputs_and_reference(
+        communicator.world_size, case.style, case.dtype, case.reduce_op, case.numel, case.seed
+    )
+    source, out = place(case, rank, communicator, inputs[communicator.rank])
+    source_before, out_before = source.whole.cpu().clone(), out.whole.cpu().clone()
+    result = call(case, communicator, source.view, out.view)
+    wrong = differences(result.cpu(), expected.view(source.view.shape))
+    wrong = wrong or bytes_around(out, out_before)
+    if not wrong and case.form != "inplace":
+        if not torch.equal(as_bits(source.whole.cpu()), as_bits(source_before)):
+            wrong = "the input changed"
+        elif case.form == "functional" and _share_memory(result, source.view):
+            wrong = "the result shares memory with the input"
+    return wrong
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if math.prod(a.shape) == 0:
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def run_cases(rank: Rank, cases: Iterable[Case], key: str = "default") -> list[str]:
+    """A job: runs the cases one after the other; what went wrong, one line each."""
+    communicator = rank.small_communicator() if key == "small" else rank.communicator(key)
+    failures = []
+    for case in cases:
+        wrong = run_case(rank, communicator, case)
+        if wrong:
+            failures.append(f"{case}: {wrong}")
+    communicator.check()
+    return failures[:MOST_FAILURES] + ["..."] * (len(failures) > MOST_FAILURES)
+
+
+def assert_none(failures: list[list[str]]) -> None:
+    """Fails with what each rank found wrong."""
+    lines = [f"rank {rank}: {line}" for rank, found in enumerate(failures) for line in found]
+    assert not lines, "\n".join(lines)

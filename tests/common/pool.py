@@ -1,0 +1,210 @@
+"""A pool of rank processes, kept between tests.
+
+USAGE      pool.run(function, *arguments) calls function(rank, *arguments) on every rank, where
+           `rank` is a `Rank`, and returns the list of results by rank. `function` and arguments
+           travel by pickle, so the function stands at the top of a module.
+FAILURE    A rank that raises, dies or exceeds the deadline fails the call with PoolError, which
+           shows what every rank was doing. The processes are then killed and started anew for the
+           next call, since collectives of the ranks may be out of step.
+LIFETIME   Processes die with the pool's owner: their pipe closes, and they leave.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from .rank import serve
+from .worlds import World
+
+START_DEADLINE = 180.0  # seconds for all ranks to import, start and meet
+JOB_DEADLINE = 300.0  # seconds for a job, unless it says otherwise
+GRACE = 10.0  # seconds that the others get once one rank has failed
+PRELOADED = ["numpy", "torch", "torch.distributed._symmetric_memory", "pytest"]
+
+_generations = itertools.count()
+
+
+class PoolError(AssertionError):
+    """One or several ranks of a job failed. The message has what each of them said."""
+
+    def __init__(self, world: World, failures: dict[int, str]) -> None:
+        self.failures = failures
+        parts = [f"--- rank {rank} of {world}:\n{what}" for rank, what in sorted(failures.items())]
+        super().__init__("\n".join([f"{len(failures)} of {world.size} ranks failed", *parts]))
+
+
+def _context() -> Any:
+    # Ranks are forked from a server that has imported torch and nothing else of ours: a start
+    # takes milliseconds, and a rank still is a process without any state of the tests.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+class Pool:
+    """The rank processes of one `World`."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._folder: Path | None = None
+        self._store: dist.TCPStore | None = None
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    @property
+    def shared(self) -> bool:
+        """Whether ranks share a GPU; tests then take fewer cases."""
+        return self.world.shared
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, deadline: float = JOB_DEADLINE,
+        **options: Any,
+    ) -> list[Any]:
+        """Runs a job on all ranks; results by rank, or PoolError."""
+        self.submit(function, *arguments, **options)
+        return self.collect(deadline=deadline)
+
+    def submit(
+        self, function: Callable[..., Any], *arguments: Any, ranks: Iterable[int] | None = None,
+        **options: Any,
+    ) -> None:
+        """Starts a job on `ranks` (all) and returns; `collect` waits for it."""
+        self.start()
+        for rank in self._ranks(ranks):
+            self._connections[rank].send((function, arguments, options))
+
+    def collect(
+        self, ranks: Iterable[int] | None = None, deadline: float = JOB_DEADLINE
+    ) -> list[Any]:
+        """Results of the submitted job of `ranks` (all), in their order, or PoolError."""
+        wanted = self._ranks(ranks)
+        results, failures = self._answers(wanted, deadline)
+        if failures:
+            self._explain_missing(wanted, results, failures)
+            self.kill()
+            raise PoolError(self.world, failures)
+        return [results[rank] for rank in wanted]
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Sends a signal to one rank's process."""
+        pid = self._processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def start(self) -> None:
+        """Starts the processes if they do not run."""
+        if self._processes:
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix="collx-pool-"))
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = _context()
+        prefix = f"pool-{next(_generations)}"
+        for rank in range(self.size):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=serve,
+                args=(there, self.world, rank, self._store.port, prefix, str(self._log(rank))),
+                daemon=True,
+            )
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._connections.append(here)
+        self.collect(deadline=START_DEADLINE)
+
+    def kill(self) -> None:
+        """Ends all processes at once; the next job starts new ones."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections, self._store = [], [], None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _ranks(self, ranks: Iterable[int] | None) -> list[int]:
+        return list(range(self.size)) if ranks is None else list(ranks)
+
+    def _log(self, rank: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"rank{rank}.log"
+
+    def _answers(
+        self, wanted: list[int], deadline: float
+    ) -> tuple[dict[int, Any], dict[int, str]]:
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        pending = {self._connections[rank]: rank for rank in wanted}
+        end = time.monotonic() + deadline
+        while pending and (left := end - time.monotonic()) > 0:
+            for ready in wait(list(pending), timeout=left):
+                assert isinstance(ready, Connection)
+                rank = pending.pop(ready)
+                try:
+                    fine, value = ready.recv()
+                except (EOFError, ConnectionError):
+                    fine, value = False, self._obituary(rank)
+                if fine:
+                    results[rank] = value
+                else:
+                    failures[rank] = value
+                    end = min(end, time.monotonic() + GRACE)
+        return results, failures if not pending else {**failures, **self._hung(pending.values())}
+
+    def _obituary(self, rank: int) -> str:
+        self._processes[rank].join(5)
+        code = self._processes[rank].exitcode
+        return f"died with exit code {code}\n{self._tail(rank)}"
+
+    def _hung(self, ranks: Iterable[int]) -> dict[int, str]:
+        hung = list(ranks)
+        for rank in hung:
+            self.signal(rank, signal.SIGUSR1)
+        time.sleep(1.0)
+        return {rank: f"did not answer in time\n{self._tail(rank)}" for rank in hung}
+
+    def _tail(self, rank: int) -> str:
+        log = self._log(rank)
+        return log.read_text(errors="replace")[-4000:] if log.exists() else ""
+
+    def _explain_missing(
+        self, wanted: list[int], results: dict[int, Any], failures: dict[int, str]
+    ) -> None:
+        for rank in wanted:
+            if rank in results:
+                failures.setdefault(rank, "finished without an error")
+
+
+class Pools:
+    """All pools of a test run, by world, made when first asked for."""
+
+    def __init__(self) -> None:
+        self._pools: dict[World, Pool] = {}
+
+    def get(self, world: World) -> Pool:
+        return self._pools.setdefault(world, Pool(world))
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.kill()
+        self._pools.clear()

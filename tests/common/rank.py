@@ -1,0 +1,127 @@
+"""One rank of a pool: the process that runs the jobs, and what a job sees of it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .worlds import World, rank_environment
+
+SMALL_PAYLOAD = "small"  # key of the communicator whose payload makes nearly every call chunked
+PAYLOAD_BYTES = 8 << 20
+TIMEOUT = 60.0  # seconds: generous, since ranks outnumber cores
+
+
+class Rank:
+    """What a job gets as its first argument."""
+
+    def __init__(self, rank: int, world: World) -> None:
+        self.rank = rank
+        self.world = world
+        self.size = world.size
+        self.device = torch.device("cpu")
+        if world.device == "cuda":
+            self.device = torch.device("cuda", rank % world.gpus)
+            torch.cuda.set_device(self.device)
+        self._communicators: dict[str, Any] = {}
+
+    def communicator(self, key: str = "default", **options: Any) -> Any:
+        """The communicator of this name, made by the first job that asks. Collective."""
+        if key not in self._communicators:
+            self._communicators[key] = self.new_communicator(key, **options)
+        return self._communicators[key]
+
+    def small_communicator(self) -> Any:
+        """A communicator with the smallest payload, so that calls run in chunks. Collective."""
+        import collx
+
+        smallest = collx.smallest_payload_bytes(self.device.type, self.size)
+        return self.communicator(SMALL_PAYLOAD, payload_bytes=smallest)
+
+    def new_communicator(self, key: str, group: Any = None, **options: Any) -> Any:
+        """A new communicator over the whole pool (or `group`). Collective."""
+        import collx
+
+        settings: dict[str, Any] = {"payload_bytes": PAYLOAD_BYTES, "timeout": TIMEOUT}
+        settings.update(options)
+        return collx.init(group, name=f"test-{key}", device=self.device, **settings)
+
+    def drop(self, key: str) -> None:
+        """Destroys a communicator that `communicator` made. Collective."""
+        self._communicators.pop(key).destroy()
+
+    def barrier(self) -> None:
+        """Waits for all ranks, through gloo: nothing of the code under test takes part."""
+        dist.all_reduce(torch.zeros(1))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def synchronize(self) -> None:
+        """Waits for this rank's device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _redirect_output(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(sys.stderr)
+    # A rank that hangs is asked where it stands before it is killed.
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+
+
+def serve(
+    connection: Connection, world: World, rank: int, port: int, prefix: str, log: str
+) -> None:
+    """Joins the process group and runs jobs until the other end of `connection` closes."""
+    os.environ.update(rank_environment(world))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(rank))
+    _redirect_output(log)
+    torch.set_num_threads(1)
+    try:
+        context = Rank(rank, world)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        dist.init_process_group(
+            world.backend,
+            store=dist.PrefixStore(prefix, store),
+            rank=rank,
+            world_size=world.size,
+        )
+    except Exception:
+        connection.send((False, traceback.format_exc()))
+        return
+    connection.send((True, os.getpid()))
+    _run_jobs(connection, context)
+    # Peers may be gone or killed: nothing collective on the way out.
+    os._exit(0)
+
+
+def _run_jobs(connection: Connection, context: Rank) -> None:
+    while True:
+        try:
+            job: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] = connection.recv()
+        except EOFError:
+            return
+        function, arguments, options = job
+        torch.manual_seed(0)
+        try:
+            answer = (True, function(context, *arguments, **options))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        connection.send(answer)

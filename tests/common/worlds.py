@@ -1,0 +1,73 @@
+"""What a pool of ranks looks like: device, number of ranks, and whether they share a GPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+CPU_WORLDS = (1, 2, 3, 4, 8, 16)
+CUDA_WORLDS = (1, 2, 3, 4, 8)
+
+NEEDS_GPU = "needs a GPU"
+
+# Multicast is never used: machines that share a switch are not ours to configure.
+MULTICAST_OFF = {
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """One kind of pool. `gpus` is how many GPUs the ranks are spread over; 0 on CPU."""
+
+    device: str
+    size: int
+    gpus: int = 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether several ranks use one GPU: then a call takes tens of milliseconds."""
+        return self.device == "cuda" and self.size > self.gpus
+
+    @property
+    def backend(self) -> str:
+        """The process group's backend. NCCL refuses two ranks on one GPU."""
+        return "gloo" if self.device == "cpu" or self.shared else "cpu:gloo,cuda:nccl"
+
+    def __str__(self) -> str:
+        return f"{self.device}{self.size}" + ("shared" if self.shared else "")
+
+
+def gpu_count() -> int:
+    """GPUs of this machine, found without creating a CUDA context here."""
+    return torch.cuda.device_count()
+
+
+def cpu_worlds(sizes: tuple[int, ...] | None) -> list[World]:
+    """The pools of CPU ranks that a test wants; all of them when it does not say."""
+    return [World("cpu", size) for size in sizes or CPU_WORLDS]
+
+
+def cuda_worlds(sizes: tuple[int, ...] | None) -> list[World]:
+    """The pools of CUDA ranks that this machine can have, a GPU each where there are enough."""
+    gpus = gpu_count()
+    wanted = [size for size in sizes or CUDA_WORLDS if size <= max(CUDA_WORLDS)]
+    return [World("cuda", size, min(size, gpus)) for size in wanted] if gpus else []
+
+
+def rank_environment(world: World) -> dict[str, str]:
+    """Environment that a rank sets for itself before anything of CUDA or NCCL starts."""
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **MULTICAST_OFF}
+    if world.shared:
+        environment["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    return environment
+
+
+def seed_from_environment() -> int:
+    """The seed of the fuzz tests: COLLX_FUZZ_SEED, or always the same."""
+    given = os.environ.get("COLLX_FUZZ_SEED")
+    return int(given) if given else 20_240_607

@@ -1,0 +1,90 @@
+"""Fixtures of all tests: pools of ranks by device and world size, and what was skipped and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# Read once when the libraries are loaded, here and in the ranks: one thread a process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+pytest.register_assert_rewrite("tests.common")
+
+from tests.common.pool import Pool, Pools  # noqa: E402
+from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds  # noqa: E402
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: full cross-products; left out unless -m full")
+    config.addinivalue_line("markers", "worlds(*sizes): world sizes that a test wants")
+    config.addinivalue_line("markers", "own_gpu: every rank needs a GPU of its own")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the full cross-products, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.getoption("--full") or "full" in config.getoption("markexpr", "")
+    if asked:
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    items[:] = [item for item in items if item not in left_out]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _device_of(metafunc: pytest.Metafunc) -> str:
+    return "cuda" if "cuda" in metafunc.definition.path.parent.name else "cpu"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives `pool` one value for each world: by the test's folder (device) and `worlds` mark."""
+    if "pool" not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker("worlds")
+    sizes = tuple(mark.args) if mark else None
+    own = metafunc.definition.get_closest_marker("own_gpu") is not None
+    worlds = cpu_worlds(sizes) if _device_of(metafunc) == "cpu" else cuda_worlds(sizes)
+    values = []
+    for world in worlds:
+        lacking = own and world.shared
+        reason = f"{NEEDS_GPU} for each of {world.size} ranks"
+        marks = [pytest.mark.skip(reason=reason)] if lacking else []
+        values.append(pytest.param(world, id=str(world), marks=marks))
+    if not values:
+        values = [pytest.param(None, id="cuda", marks=pytest.mark.skip(reason=NEEDS_GPU))]
+    metafunc.parametrize("pool", values, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """Every pool of this run; they end with it."""
+    made = Pools()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def pool(pools: Pools, request: pytest.FixtureRequest) -> Pool:
+    """The pool of the world that the test is parametrised by."""
+    world: World = request.param
+    return pools.get(world)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what did not run for want of a GPU."""
+    reports = terminalreporter.stats.get("skipped", [])
+    lacking = [report for report in reports if NEEDS_GPU in str(report.longrepr)]
+    if not lacking:
+        return
+    by_file: dict[str, int] = {}
+    for report in lacking:
+        name = report.nodeid.split("::")[0]
+        by_file[name] = by_file.get(name, 0) + 1
+    terminalreporter.section(f"skipped for want of a GPU: {len(lacking)}")
+    for name, count in sorted(by_file.items()):
+        terminalreporter.line(f"{name}: {count}")

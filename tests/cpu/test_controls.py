@@ -1,0 +1,126 @@
+"""Negative controls: what the other tests rely on notices the mistakes that it is there for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.common.cases import Case
+from tests.common.check import bytes_around, differences, place
+from tests.common.emulation import Variant, survives
+from tests.common.rank import Rank
+from tests.common.values import as_bits, dtype_of, make_values, poison
+from tests.common.worlds import World
+
+SEEDS = range(60)
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+def test_the_protocol_in_miniature_is_right_in_every_interleaving(pull: bool) -> None:
+    """The control of the controls: nothing is taken out, nothing fails."""
+    assert all(survives(Variant(), seed, pull=pull) for seed in SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("variant", "pull"),
+    [
+        pytest.param(Variant(slots=1), False, id="hazard14-one-slot"),
+        pytest.param(Variant(rearm=False), False, id="hazard14-slot-not-rearmed"),
+        pytest.param(Variant(map_sentinel=False), False, id="hazard14-payload-is-the-sentinel"),
+        pytest.param(Variant(all_pairs=False), False, id="hazard14-a-pair-exchanges-nothing"),
+        pytest.param(Variant(epoch_in_host=True), False, id="hazard3-epoch-baked-into-a-graph"),
+        pytest.param(Variant(epoch_per_block=True), False, id="hazard4-epoch-of-a-block"),
+        pytest.param(Variant(closing_barrier=False), True, id="hazard11-no-closing-barrier"),
+        pytest.param(Variant(opening_barrier=False), True, id="hazard20-read-before-arrival"),
+    ],
+)
+def test_a_protocol_with_a_part_taken_out_is_caught(variant: Variant, pull: bool) -> None:
+    """Hazards 3, 4, 11, 14 and 20: wrong results or a hang in some interleaving."""
+    assert not all(survives(variant, seed, pull=pull) for seed in SEEDS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "uint8"])
+def test_one_flipped_bit_is_noticed(dtype: str) -> None:
+    """Numeric contract: the lowest bit of one element is enough."""
+    expected = make_values("random", dtype, 100, 1, 0)
+    result = expected.clone()
+    assert differences(result, expected) == ""
+    as_bits(result)[57] ^= 1
+    assert "1 of 100 elements differ, the first at 57" in differences(result, expected)
+
+
+def test_signed_zeros_differ_and_nan_payloads_do_not() -> None:
+    """Numeric contract: NaN mask, then bits."""
+    zeros = torch.zeros(3)
+    assert differences(-zeros, zeros) != ""
+    nans = torch.full((3,), float("nan"))
+    other = nans.clone()
+    as_bits(other)[1] ^= 0x1234
+    assert differences(other, nans) == ""
+    assert differences(torch.where(torch.arange(3) == 1, zeros, nans), nans) != ""
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "spread"])
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_a_write_outside_of_the_output_is_noticed(dtype: str, layout: str) -> None:
+    """Hazard 19: canaries before, behind and between the elements of a strided output."""
+    case = Case(dtype, numel=24, layout=layout, output_layout=layout, output_offset=1)
+    rank = Rank(0, World("cpu", 1))
+    _, out = place(case, rank, None, make_values("random", dtype, 24, 1, 0))
+    before = out.whole.clone()
+    out.view.fill_(3)
+    assert bytes_around(out, before) == ""
+    past_the_end = 64 + 1 + 24 * 2 + 8
+    for position in (64, past_the_end):
+        damaged = out.whole[position].clone()
+        out.whole[position] = 7
+        assert "1 elements outside of the tensor changed" in bytes_around(out, before)
+        out.whole[position] = damaged
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "int8"])
+def test_an_element_that_was_never_written_is_noticed(dtype: str) -> None:
+    """Hazard 20: outputs are poisoned before each call."""
+    expected = make_values("random", dtype, 50, 1, 0)
+    result = poison(50, dtype_of(dtype), torch.device("cpu"))
+    result[:49] = expected[:49]
+    assert "the first at 49" in differences(result, expected)
+
+
+def _reduced(inputs: list[torch.Tensor], twice_rounded: bool) -> torch.Tensor:
+    dtype = inputs[0].dtype
+    total = inputs[0].float()
+    for tensor in inputs[1:]:
+        total = total + tensor.float()
+        if twice_rounded:
+            total = total.to(dtype).float()
+    return total.to(dtype)
+
+
+def test_the_data_tells_one_order_of_the_ranks_from_another() -> None:
+    """Numeric contract: a sum in another order, or rounded at every step, has other bits."""
+    inputs = [make_values("random", "bfloat16", 1000, 1, rank) for rank in range(4)]
+    floats = [make_values("random", "float32", 1000, 1, rank) for rank in range(4)]
+    right = _reduced(inputs, twice_rounded=False)
+    assert differences(_reduced(inputs, twice_rounded=True), right) != ""
+    in_order, reversed_order = _reduced(floats, False), _reduced(floats[::-1], False)
+    assert differences(reversed_order, in_order) != ""
+
+
+def test_the_data_has_what_breaks_flushing_and_maxima() -> None:
+    """Numeric contract: subnormals, NaNs and zeros of both signs are among the special values."""
+    inputs = [make_values("special", "float32", 500, 1, rank) for rank in range(3)]
+    total = _reduced(inputs, False)
+    tiny = torch.finfo(torch.float32).tiny
+    flushed = torch.where((total.abs() < tiny) & (total != 0), torch.zeros(()), total)
+    assert differences(flushed, total) != ""
+    assert torch.stack(inputs).isnan().any(0).sum() > total.isnan().sum() * 0.5
+    zeros = [as_bits(tensor[tensor == 0]) for tensor in inputs]
+    assert all(len(bits.unique()) == 2 for bits in zeros)
+
+
+def test_every_sixteen_bit_pattern_is_sent() -> None:
+    """Hazard 14: "patterns" is a permutation of all of them on every rank."""
+    for rank in range(16):
+        patterns = as_bits(make_values("patterns", "bfloat16", 1 << 16, 1, rank))
+        assert len(patterns.unique()) == 1 << 16

@@ -1,0 +1,1 @@
+from tests.common.suites.numerics import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.pool import *  # noqa: F403
