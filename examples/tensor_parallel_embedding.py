@@ -1,0 +1,181 @@
+"""Sentence embeddings by a tensor-parallel transformer whose all-reduces are collx's.
+
+    torchrun --nproc-per-node 2 examples/tensor_parallel_embedding.py
+
+Attention heads and MLPs of all-MiniLM-L6-v2 are split over the ranks. The embeddings are compared
+with those of the unsplit model, searched for nearest neighbours, and timed beside the same split
+model over torch.distributed. Exits with 1 when an embedding differs by more than 1e-5.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from tqdm import tqdm
+from transformers import BertModel
+
+import collx
+from _shared import minilm
+from _shared.tensor_parallel import split_bert
+
+TOLERANCE = 1e-5
+SHOWN = 8
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--batch-size", type=int, default=16, help="sentences (default: 16)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed passes (default: 3)")
+    parser.add_argument(
+        "--sentences",
+        type=Path,
+        default=Path(__file__).with_name("sentences.txt"),
+        help="text file with one sentence a line",
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--weights", type=Path, help="another safetensors file of a BERT")
+    source.add_argument("--seeded", action="store_true", help="small model with random weights")
+    arguments = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start the ranks with torchrun: torchrun --nproc-per-node 2 " + sys.argv[0])
+    if arguments.batch_size < 1 or arguments.rounds < 1:
+        parser.error("--batch-size and --rounds are at least 1")
+    return arguments
+
+
+def choose_device(wanted: str) -> torch.device:
+    """One GPU a rank if there are enough of them, else the CPU with one thread a rank."""
+    ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and gpus < ranks_here):
+        torch.set_num_threads(1)  # the ranks are the parallelism
+        return torch.device("cpu")
+    if gpus < ranks_here:
+        raise SystemExit(f"--device cuda: {ranks_here} ranks need as many GPUs, {gpus} found")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    torch.backends.cuda.matmul.allow_tf32 = False  # float32 means float32 here
+    return device
+
+
+def read_sentences(file: Path) -> list[str]:
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    sentences = [line for line in lines if line and not line.startswith("#")]
+    if len(sentences) < 2:
+        raise SystemExit(f"{file} holds fewer than two sentences")
+    return sentences
+
+
+def run(
+    model: BertModel, batches: list[minilm.Batch], progress: "tqdm[NoReturn]"
+) -> tuple[Tensor, list[float]]:
+    """Embeddings of all batches and the seconds that each batch took."""
+    parts, seconds = [], []
+    synchronize = torch.cuda.synchronize if batches[0]["input_ids"].is_cuda else lambda: None
+    with torch.inference_mode():
+        for batch in batches:
+            synchronize()
+            start = time.perf_counter()
+            parts.append(minilm.embed(model, batch))
+            synchronize()
+            seconds.append(time.perf_counter() - start)
+            progress.update()
+    return torch.cat(parts), seconds
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference; infinite where either tensor is not finite."""
+    return (a - b).abs().nan_to_num(nan=float("inf")).max().item()
+
+
+def largest(value: float, device: torch.device) -> float:
+    """The largest of the ranks' values."""
+    result = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(result, dist.ReduceOp.MAX)
+    return result.item()
+
+
+def show_neighbours(sentences: list[str], embeddings: Tensor) -> None:
+    similarity = embeddings @ embeddings.T
+    similarity.fill_diagonal_(-1)
+    best, index = (column.tolist() for column in similarity.max(dim=1))
+    print(f"\n{'sentence':52}  {'nearest neighbour':52}  cosine")
+    for i in range(0, len(sentences), max(1, len(sentences) // SHOWN)):
+        pair = [
+            textwrap.shorten(s, 52, placeholder="…") for s in (sentences[i], sentences[index[i]])
+        ]
+        print(f"{pair[0]:52}  {pair[1]:52}  {best[i]:6.3f}")
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    device = choose_device(arguments.device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    encoder = minilm.seeded() if arguments.seeded else minilm.load(arguments.weights, rank == 0)
+    sentences = read_sentences(arguments.sentences)
+    batches = [
+        {name: tensor.to(device) for name, tensor in batch.items()}
+        for batch in minilm.batches(sentences, arguments.batch_size, encoder.tokenize)
+    ]
+    unsplit = encoder.model.to(device)
+
+    with collx.init(device=device) as comm:
+
+        def collx_sum(x: Tensor) -> Tensor:
+            return torch.ops.collx.allreduce(x, "sum", comm.name)
+
+        def torch_sum(x: Tensor) -> Tensor:
+            dist.all_reduce(x)
+            return x
+
+        models = {
+            "unsplit": unsplit,
+            "collx": split_bert(unsplit, world_size, rank, collx_sum),
+            backend: split_bert(unsplit, world_size, rank, torch_sum),
+        }
+        total = len(models) * len(batches) * (1 + arguments.rounds)
+        progress = tqdm(desc="embedding", total=total, unit="batch", disable=rank != 0)
+        warm = {name: run(model, batches, progress)[0] for name, model in models.items()}
+        embeddings, difference = warm["collx"], largest_difference(warm["collx"], warm["unsplit"])
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        for _ in range(arguments.rounds):
+            for name, model in models.items():
+                again, times = run(model, batches, progress)
+                seconds[name] += times
+                if name == "collx":
+                    difference = max(difference, largest_difference(again, warm["unsplit"]))
+        progress.close()
+
+    difference = largest(difference, device)
+    medians = {name: largest(statistics.median(s), device) for name, s in seconds.items()}
+    passed = difference <= TOLERANCE
+    if rank == 0:
+        show_neighbours(sentences, embeddings.cpu())
+        print(
+            f"\n{len(sentences)} sentences, batches of {arguments.batch_size}, {world_size} ranks"
+        )
+        print(f"time per batch, median, slowest rank, on {device.type}:")
+        for name, value in medians.items():
+            note = " (every rank on its own)" if name == "unsplit" else ""
+            print(f"  {name:8} {value * 1e3:8.2f} ms{note}")
+        verdict = "at most" if passed else "MORE THAN"
+        print(
+            f"largest difference from the unsplit model: {difference:.2e}, {verdict} {TOLERANCE:g}"
+        )
+    dist.destroy_process_group()
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
