@@ -1,0 +1,53 @@
+// Every rank stores each part of its data at the part's owner, which reduces it and stores the
+// result at every peer.
+// Traffic of a rank: 2·n·(W-1)/W written to peers, n read and reduced, n copied to the output; two
+// exchanges a chunk.
+#include "twoshot.h"
+
+namespace collx::cpu {
+namespace {
+
+struct PushSteps {
+  Session& session;
+  ReduceKernel reduce_kernel;
+
+  void scatter(Use use, Chunk chunk) const {
+    for_each_peer(session, [&](int peer) {
+      const Part part = chunk.part(session, peer);
+      copy(session.twoshot_slot(peer, use, 0, session.rank()),
+           session.input(chunk.start + part.start), part.count * session.element());
+    });
+  }
+
+  void reduce(Use use, Chunk chunk) const {
+    const Part own = chunk.part(session, session.rank());
+    const uint64_t at = chunk.start + own.start;
+    Sources sources;
+    Targets targets;
+    sources.of[session.rank()] = session.input(at);
+    for_each_peer(session, [&](int peer) {
+      sources.of[peer] = session.twoshot_slot(session.rank(), use, 0, peer);
+      targets.add(session.twoshot_slot(peer, use, 1, session.rank()));
+    });
+    reduce_to_all(reduce_kernel, session, sources, session.output(at), targets, own.count);
+  }
+
+  void gather(Use use, Chunk chunk) const {
+    for_each_peer(session, [&](int peer) {
+      const Part part = chunk.part(session, peer);
+      copy(session.output(chunk.start + part.start),
+           session.twoshot_slot(session.rank(), use, 1, peer), part.count * session.element());
+    });
+  }
+};
+
+}  // namespace
+
+bool allreduce_twoshot_push(Session& session, ReduceKernel reduce) {
+  const uint64_t part_elements = session.layout().twoshot.tile_bytes / session.element();
+  return run_twoshot(session, Channel::twoshot_push,
+                     part_elements * static_cast<uint64_t>(session.world()), Phase::arrival,
+                     PushSteps{session, reduce});
+}
+
+}  // namespace collx::cpu

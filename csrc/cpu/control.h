@@ -1,0 +1,63 @@
+// The words of a region by which CPU ranks follow each other.
+//
+// MEMORY LAYOUT. Every word here is written by the region's owner alone (Doorbell apart, on which
+// peers note that they sleep). Peers poll the published words, each channel's on its own line.
+//
+// MEMORY SEMANTICS. A word is published with release after what it speaks of and polled with
+// acquire. Epochs count the uses of a channel's memory, wrap around, and pick the slot: epoch & 1.
+// A use publishes every word of its channel, since a word that stood still for 2^31 uses would
+// look as if it lay ahead.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "../protocol/call.h"
+#include "../protocol/cpu_layout.h"
+#include "futex_wait.h"
+
+namespace collx::cpu {
+
+/// Each with memory and an epoch of its own.
+enum class Channel : uint8_t {
+  oneshot_push,  // oneshot slots
+  twoshot_push,  // twoshot slots
+  pull,          // staging and results
+  end_barrier,   // no memory: no peer uses this rank's tensors any more
+  count
+};
+inline constexpr size_t kChannels = static_cast<size_t>(Channel::count);
+
+/// How far the owner has come in the use that the word counts.
+enum class Word : uint8_t {
+  arrived,  // its data lies where peers read it
+  reduced,  // its part of the result lies where peers read it
+  count
+};
+
+struct alignas(64) Control {
+  std::atomic<uint32_t> busy;  // a call of the owner is under way
+  uint32_t epochs[kChannels];  // uses so far
+  Doorbell bell;               // whoever waits for this rank sleeps here
+};
+static_assert(sizeof(Control) <= kCpuControlBytes);
+
+struct alignas(64) Published {
+  std::atomic<uint32_t> words[static_cast<size_t>(Word::count)];
+};
+static_assert(kChannels * sizeof(Published) <= kCpuFlagBytes);
+
+inline Control& control_of(char* region, const RegionLayout& layout) {
+  return *reinterpret_cast<Control*>(region + layout.barrier_epochs);
+}
+
+inline std::atomic<uint32_t>& published(char* region, const RegionLayout& layout, Channel channel,
+                                        Word word) {
+  auto* lines = reinterpret_cast<Published*>(region + layout.barrier_flags);
+  return lines[static_cast<size_t>(channel)].words[static_cast<size_t>(word)];
+}
+
+/// Sets every counter of a region that no call uses. Equal on all ranks.
+void set_epochs(char* region, const RegionLayout& layout, uint32_t epoch);
+
+}  // namespace collx::cpu

@@ -1,0 +1,171 @@
+#include "session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "../protocol/epoch.h"
+#include "allreduce.h"
+#include "failure.h"
+
+namespace collx::cpu {
+namespace {
+
+/// Spinning pays only while every rank has a core: otherwise it keeps the core from the rank that
+/// is waited for (hazard 23).
+Patience patience(int world) {
+  static const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return {world <= cores ? 1000 : 10, 50};
+}
+
+std::chrono::steady_clock::time_point deadline_after(uint64_t timeout_ns) {
+  constexpr uint64_t kYear = 365ull * 24 * 3600 * 1'000'000'000;
+  return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kYear));
+}
+
+}  // namespace
+
+bool Session::enter() {
+  if (poisoned(view_)) {
+    adopt(view_);
+    return false;
+  }
+  if (control(rank()).busy.exchange(1, std::memory_order_acquire) != 0) {
+    report(view_, record(Failure::overlap, Phase::none, rank()));
+    return false;
+  }
+  entered_ = true;
+  return true;
+}
+
+Session::~Session() {
+  if (entered_) control(rank()).busy.store(0, std::memory_order_release);
+}
+
+void Session::complete() {
+  std::atomic_ref(view_.header(rank())->sequence).fetch_add(1, std::memory_order_relaxed);
+}
+
+Use Session::next_use(Channel channel) {
+  return {channel, ++control(rank()).epochs[static_cast<size_t>(channel)]};
+}
+
+void Session::publish(Use use, Word word) {
+  char* const own = view_.region[rank()];
+  published(own, layout(), use.channel, word).store(use.epoch, std::memory_order_release);
+  ring(control(rank()).bell);
+}
+
+void Session::publish_all(Use use) {
+  char* const own = view_.region[rank()];
+  published(own, layout(), use.channel, Word::reduced).store(use.epoch, std::memory_order_release);
+  publish(use, Word::arrived);
+}
+
+bool Session::await(Use use, Word word, Phase phase) {
+  for (int step = 1; step < world(); ++step) {
+    const int peer = (rank() + step) % world();
+    const auto& flag = published(view_.region[peer], layout(), use.channel, word);
+    if (!wait(
+            peer, [&] { return flag.load(std::memory_order_acquire); }, use.epoch, phase)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Session::end_barrier() {
+  const Use use = next_use(Channel::end_barrier);
+  publish(use, Word::arrived);
+  return await(use, Word::arrived, Phase::end_barrier);
+}
+
+bool Session::meet(Phase phase) {
+  const uint32_t epoch = ++view_.header(rank())->check_epoch;
+  const uint32_t own = fingerprint(call_.descriptor);
+  const uint64_t flag = static_cast<uint64_t>(epoch) << 32 | own;
+  for (int peer = 0; peer < world(); ++peer) {
+    if (peer != rank()) push_descriptor(peer, epoch, flag);
+  }
+  ring(control(rank()).bell);
+  for (int step = 1; step < world(); ++step) {
+    if (!compare_with((rank() + step) % world(), epoch, own, phase)) return false;
+  }
+  return true;
+}
+
+void Session::push_descriptor(int to, uint32_t epoch, uint64_t flag) const {
+  CheckSlot& slot = view_.header(to)->check[epoch & 1][rank()];
+  slot.descriptor = call_.descriptor;
+  std::atomic_ref(slot.flag).store(flag, std::memory_order_release);
+}
+
+bool Session::compare_with(int peer, uint32_t epoch, uint32_t own, Phase phase) {
+  CheckSlot& slot = view_.header(rank())->check[epoch & 1][peer];
+  const auto load = [&] { return std::atomic_ref(slot.flag).load(std::memory_order_acquire); };
+  if (!wait(
+          peer, [&] { return static_cast<uint32_t>(load() >> 32); }, epoch, phase))
+    return false;
+  const uint32_t other = static_cast<uint32_t>(load());
+  if (other == own) return true;
+  StatusRecord mismatch = record(Failure::mismatch, phase, peer);
+  mismatch.expected = own;
+  mismatch.seen = other;
+  mismatch.other = slot.descriptor;
+  report(view_, mismatch);
+  return false;
+}
+
+template <typename Read>
+bool Session::wait(int peer, Read read, uint32_t expected, Phase phase) {
+  const auto reached = [&] { return epoch_reached(read(), expected); };
+  const auto ready = [&] { return reached() || poisoned(view_); };
+  Patience left = patience(world());
+  // The clock is not asked before the spins are spent: most waits end within them.
+  while (left.spins > 0 && !ready()) {
+    detail::relax();
+    --left.spins;
+  }
+  if (reached()) return true;
+  left.spins = 0;
+  wait_until(control(peer).bell, ready, deadline_after(view_.timeout_ns), left);
+  if (reached()) return true;
+  if (poisoned(view_)) {
+    adopt(view_);
+    return false;
+  }
+  StatusRecord timeout = record(Failure::timeout, phase, peer);
+  timeout.expected = expected;
+  timeout.seen = read();
+  report(view_, timeout);
+  return false;
+}
+
+StatusRecord Session::record(Failure failure, Phase phase, int peer) const {
+  StatusRecord record;
+  record.failure = failure;
+  record.phase = phase;
+  record.rank = rank();
+  record.peer = peer;
+  record.sequence = std::atomic_ref(view_.header(rank())->sequence).load(std::memory_order_relaxed);
+  record.own = call_.descriptor;
+  return record;
+}
+
+char* Session::oneshot_slot(int of, Use use, int source) const {
+  return view_.region[of] + layout().oneshot.slot(world(), 0, use.parity(), source);
+}
+
+char* Session::twoshot_slot(int of, Use use, int stage, int source) const {
+  return view_.region[of] + layout().twoshot.slot(world(), stage, use.parity(), source);
+}
+
+char* Session::staging(int of, Use use) const {
+  return view_.region[of] + layout().staging + use.parity() * layout().staging_bytes;
+}
+
+char* Session::results(int of, Use use) const {
+  return view_.region[of] + layout().results + use.parity() * layout().result_bytes;
+}
+
+}  // namespace collx::cpu

@@ -1,0 +1,58 @@
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+#include "../../protocol/names.h"
+#include "reduce_kernels.h"
+
+namespace collx::cpu {
+namespace {
+
+bool supported(SimdLevel level) {
+  if (level == SimdLevel::portable) return true;
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  if (level == SimdLevel::avx2) return avx2;
+  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#else
+  return false;
+#endif
+}
+
+SimdLevel best() {
+  if (supported(SimdLevel::avx512)) return SimdLevel::avx512;
+  return supported(SimdLevel::avx2) ? SimdLevel::avx2 : SimdLevel::portable;
+}
+
+std::atomic<SimdLevel>& current() {
+  static std::atomic<SimdLevel> level{best()};
+  return level;
+}
+
+const ReduceKernelTable& table(SimdLevel level) {
+  if (level == SimdLevel::avx512) return avx512_kernels();
+  return level == SimdLevel::avx2 ? avx2_kernels() : portable_kernels();
+}
+
+}  // namespace
+
+SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
+
+bool set_simd_level(SimdLevel level) {
+  if (!supported(level)) return false;
+  current().store(level, std::memory_order_relaxed);
+  return true;
+}
+
+ReduceKernel reduce_kernel(DType dtype, ReduceOp op) {
+  const ReduceKernel kernel =
+      table(simd_level())[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+  if (kernel == nullptr) {
+    throw std::invalid_argument("reduce op " + std::string(name_of(op)) +
+                                " is not defined for dtype " + std::string(name_of(dtype)));
+  }
+  return kernel;
+}
+
+}  // namespace collx::cpu

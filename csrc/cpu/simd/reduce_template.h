@@ -1,0 +1,289 @@
+// The kernel template. Included once by each reduce_<level>.cpp, which has set the target of the
+// functions that follow and defined COLLX_SIMD_LEVEL, a namespace of its own: a function compiled
+// for one level must never stand in for another's.
+//
+// No include guard and no includes: everything that is included here would get the target too.
+
+namespace collx::cpu::COLLX_SIMD_LEVEL {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorSize = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorSize = 32;
+#else
+inline constexpr int kVectorSize = 16;
+#endif
+
+template <typename T>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(kVectorSize)));
+};
+template <typename T>
+using Vector = typename VectorOf<T>::Type;
+using Bits32 = Vector<uint32_t>;
+using Floats = Vector<float>;
+
+template <typename V>
+inline __attribute__((always_inline)) V load_vector(const void* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+template <typename V>
+inline __attribute__((always_inline)) void store_vector(void* to, const V& v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+template <typename To, typename From>
+inline __attribute__((always_inline)) To bits(const From& v) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &v, sizeof to);
+  return to;
+}
+
+// Formats: how a vector of stored elements becomes vectors to compute with, and back. `Bits` are
+// unsigned lanes as wide as the lanes of `Acc`.
+
+template <typename T, typename Unsigned>
+struct Plain {
+  using Stored = T;
+  using Acc = Vector<T>;
+  using Bits = Vector<Unsigned>;
+  static constexpr int kParts = 1;
+  static void load(const char* from, Acc* parts) { parts[0] = load_vector<Acc>(from); }
+  static void store(const Acc* parts, char* to) { store_vector(to, parts[0]); }
+};
+
+// Even and odd elements are the two parts: a 16-bit float is taken out of, and put into, its half
+// of a 32-bit lane without any shuffle.
+struct BFloat16 {
+  using Stored = uint16_t;
+  using Acc = Floats;
+  using Bits = Bits32;
+  static constexpr int kParts = 2;
+  static constexpr uint32_t kHigh = 0xffff0000u;
+
+  static void load(const char* from, Acc* parts) {
+    const Bits32 pairs = load_vector<Bits32>(from);
+    parts[0] = bits<Floats>(pairs << 16);
+    parts[1] = bits<Floats>(pairs & kHigh);
+  }
+  static Bits32 round(const Acc& x) {
+    const Bits32 u = bits<Bits32>(x);
+    return x != x ? u | 0x00400000u : u + 0x7fffu + ((u >> 16) & 1u);
+  }
+  static void store(const Acc* parts, char* to) {
+    store_vector(to, (round(parts[0]) >> 16) | (round(parts[1]) & kHigh));
+  }
+};
+
+#if defined(__AVX512F__)
+struct Float16 {
+  using Stored = uint16_t;
+  using Acc = Floats;
+  using Bits = Bits32;
+  static constexpr int kParts = 2;
+  static void load(const char* from, Acc* parts) {
+    const auto* halves = reinterpret_cast<const __m256i_u*>(from);
+    parts[0] = bits<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(halves)));
+    parts[1] = bits<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(halves + 1)));
+  }
+  static void store(const Acc* parts, char* to) {
+    auto* halves = reinterpret_cast<__m256i_u*>(to);
+    for (int p = 0; p < kParts; ++p) {
+      _mm256_storeu_si256(halves + p, _mm512_cvtps_ph(bits<__m512>(parts[p]), 0));
+    }
+  }
+};
+#elif defined(__F16C__)
+struct Float16 {
+  using Stored = uint16_t;
+  using Acc = Floats;
+  using Bits = Bits32;
+  static constexpr int kParts = 2;
+  static void load(const char* from, Acc* parts) {
+    const auto* halves = reinterpret_cast<const __m128i_u*>(from);
+    parts[0] = bits<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(halves)));
+    parts[1] = bits<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(halves + 1)));
+  }
+  static void store(const Acc* parts, char* to) {
+    auto* halves = reinterpret_cast<__m128i_u*>(to);
+    for (int p = 0; p < kParts; ++p) {
+      _mm_storeu_si128(halves + p, _mm256_cvtps_ph(bits<__m256>(parts[p]), 0));
+    }
+  }
+};
+#else
+struct Float16 {
+  using Stored = uint16_t;
+  using Acc = Floats;
+  using Bits = Bits32;
+  static constexpr int kParts = 2;
+
+  static Acc widen(const Bits32& half) {
+    const Bits32 magnitude = half & 0x7fffu;
+    const Bits32 shifted = magnitude << 13;
+    // A subnormal is its mantissa times 2^-24, exact in float32.
+    const Floats small =
+        __builtin_convertvector(bits<Vector<int32_t>>(magnitude), Floats) * 0x1p-24f;
+    const Bits32 special =
+        (shifted + (224u << 23)) | (magnitude > 0x7c00u ? Bits32{} + 0x00400000u : Bits32{});
+    const Bits32 finite = magnitude < 0x0400u ? bits<Bits32>(small) : shifted + (112u << 23);
+    return bits<Floats>((magnitude >= 0x7c00u ? special : finite) | ((half & 0x8000u) << 16));
+  }
+  static Bits32 narrow(const Acc& x) {
+    const Bits32 magnitude = bits<Bits32>(x) & 0x7fffffffu;
+    const Bits32 nan = ((magnitude >> 13) & 0x3ffu) | 0x7e00u;
+    // Above the largest half the carry of the rounding gives infinity up to 65536, the limit here.
+    const Bits32 normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+    // Adding 0.5, whose last bit is 2^-24, rounds to the grid of subnormal halves.
+    const Bits32 small = bits<Bits32>(bits<Floats>(magnitude) + 0.5f) - 0x3f000000u;
+    const Bits32 finite = magnitude < 0x38800000u ? small : normal;
+    const Bits32 bounded = magnitude >= 0x47800000u ? Bits32{} + 0x7c00u : finite;
+    return (magnitude > 0x7f800000u ? nan : bounded) | ((bits<Bits32>(x) >> 16) & 0x8000u);
+  }
+  static void load(const char* from, Acc* parts) {
+    const Bits32 pairs = load_vector<Bits32>(from);
+    parts[0] = widen(pairs & 0xffffu);
+    parts[1] = widen(pairs >> 16);
+  }
+  static void store(const Acc* parts, char* to) {
+    store_vector(to, narrow(parts[0]) | (narrow(parts[1]) << 16));
+  }
+};
+#endif
+
+// Operations. Integers wrap, so they are added and multiplied without a sign.
+
+template <typename F>
+inline constexpr bool kIsFloat = std::is_floating_point_v<
+    std::remove_reference_t<decltype(std::declval<typename F::Acc&>()[0])>>;
+
+template <typename F>
+struct Sum {
+  using Acc = typename F::Acc;
+  static Acc combine(const Acc& a, const Acc& b) {
+    if constexpr (kIsFloat<F>) return a + b;
+    using Bits = typename F::Bits;
+    return bits<Acc>(bits<Bits>(a) + bits<Bits>(b));
+  }
+  static Acc finish(const Acc& a, int) { return a; }
+};
+
+template <typename F>
+struct Avg : Sum<F> {
+  using Acc = typename F::Acc;
+  static Acc finish(const Acc& a, int world) {
+    return a / static_cast<std::remove_reference_t<decltype(std::declval<Acc&>()[0])>>(world);
+  }
+};
+
+template <typename F>
+struct Prod {
+  using Acc = typename F::Acc;
+  static Acc combine(const Acc& a, const Acc& b) {
+    if constexpr (kIsFloat<F>) return a * b;
+    using Bits = typename F::Bits;
+    return bits<Acc>(bits<Bits>(a) * bits<Bits>(b));
+  }
+  static Acc finish(const Acc& a, int) { return a; }
+};
+
+// Equal floats differ in bits only as zeros do, where AND gives +0 and OR gives -0. A NaN is
+// unequal to everything and wins on either side.
+template <typename F, bool kMax>
+struct Extremum {
+  using Acc = typename F::Acc;
+  static Acc combine(const Acc& a, const Acc& b) {
+    const auto a_wins = kMax ? a > b : a < b;
+    if constexpr (!kIsFloat<F>) return a_wins ? a : b;
+    using Bits = typename F::Bits;
+    const Bits x = bits<Bits>(a), y = bits<Bits>(b);
+    const Acc other = a == b ? bits<Acc>(kMax ? x & y : x | y) : b;
+    return a_wins || a != a ? a : other;
+  }
+  static Acc finish(const Acc& a, int) { return a; }
+};
+template <typename F>
+using Max = Extremum<F, true>;
+template <typename F>
+using Min = Extremum<F, false>;
+
+/// Vectors of stored elements at byte offset `at`, `kCount` of them.
+template <typename F, typename Op, int kCount>
+inline __attribute__((always_inline)) void reduce_vectors(const void* const* inputs, int world,
+                                                          char* output, uint64_t at) {
+  constexpr int kTotal = kCount * F::kParts;
+  typename F::Acc acc[kTotal], next[kTotal];
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v) {
+    F::load(static_cast<const char*>(inputs[0]) + at + v * kVectorSize, acc + v * F::kParts);
+  }
+  for (int r = 1; r < world; ++r) {
+    const char* const input = static_cast<const char*>(inputs[r]) + at;
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) F::load(input + v * kVectorSize, next + v * F::kParts);
+#pragma GCC unroll 8
+    for (int i = 0; i < kTotal; ++i) acc[i] = Op::combine(acc[i], next[i]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kTotal; ++i) acc[i] = Op::finish(acc[i], world);
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v) {
+    F::store(acc + v * F::kParts, output + at + v * kVectorSize);
+  }
+}
+
+/// The last bytes, fewer than a vector, through a vector that ends in zeros.
+template <typename F, typename Op>
+void reduce_tail(const void* const* inputs, int world, char* output, uint64_t at, uint64_t bytes) {
+  alignas(kVectorSize) char padded[kMaxRanks][kVectorSize];
+  const void* sources[kMaxRanks] = {};
+  for (int r = 0; r < world; ++r) {
+    __builtin_memset(padded[r], 0, kVectorSize);
+    __builtin_memcpy(padded[r], static_cast<const char*>(inputs[r]) + at, bytes);
+    sources[r] = padded[r];
+  }
+  alignas(kVectorSize) char result[kVectorSize];
+  reduce_vectors<F, Op, 1>(sources, world, result, 0);
+  __builtin_memcpy(output + at, result, bytes);
+}
+
+template <typename F, typename Op>
+void reduce_span(const void* const* inputs, int world, void* output, uint64_t numel) {
+  constexpr int kUnroll = 4 / F::kParts;
+  char* const to = static_cast<char*>(output);
+  const uint64_t bytes = numel * sizeof(typename F::Stored);
+  uint64_t at = 0;
+  for (; at + kUnroll * kVectorSize <= bytes; at += kUnroll * kVectorSize) {
+    reduce_vectors<F, Op, kUnroll>(inputs, world, to, at);
+  }
+  for (; at + kVectorSize <= bytes; at += kVectorSize) {
+    reduce_vectors<F, Op, 1>(inputs, world, to, at);
+  }
+  if (at < bytes) reduce_tail<F, Op>(inputs, world, to, at, bytes - at);
+}
+
+template <typename F>
+constexpr ReduceOpKernels float_kernels() {
+  return {reduce_span<F, Sum<F>>, reduce_span<F, Avg<F>>, reduce_span<F, Max<F>>,
+          reduce_span<F, Min<F>>, reduce_span<F, Prod<F>>};
+}
+template <typename T>
+constexpr ReduceOpKernels integer_kernels() {
+  using F = Plain<T, std::make_unsigned_t<T>>;
+  return {reduce_span<F, Sum<F>>, nullptr, reduce_span<F, Max<F>>, reduce_span<F, Min<F>>,
+          reduce_span<F, Prod<F>>};
+}
+
+// In the order of DType.
+inline constexpr ReduceKernelTable kTable = {float_kernels<Plain<float, uint32_t>>(),
+                                             float_kernels<Float16>(),
+                                             float_kernels<BFloat16>(),
+                                             float_kernels<Plain<double, uint64_t>>(),
+                                             integer_kernels<int32_t>(),
+                                             integer_kernels<int64_t>(),
+                                             integer_kernels<int8_t>(),
+                                             integer_kernels<uint8_t>()};
+
+}  // namespace collx::cpu::COLLX_SIMD_LEVEL
