@@ -1,0 +1,11 @@
+// PyTorch's symmetric memory on the CPU: torch.distributed._symmetric_memory.empty(device="cpu"),
+// rendezvous(), get_buffer(), get_signal_pad(), barrier(), put_signal() and wait_signal().
+#pragma once
+
+namespace collx::memory {
+
+/// Registers the allocator with PyTorch for c10::DeviceType::CPU; any number of times, from any
+/// thread. Throws c10::Error when another package's allocator is registered there already.
+void register_cpu_allocator();
+
+}  // namespace collx::memory

@@ -1,0 +1,234 @@
+#include "fd_exchange.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+
+namespace collx::memory {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// SEQPACKET: connections, which carry credentials, and messages, which arrive whole or not at all.
+constexpr int kSocketType = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
+
+struct Greeting {
+  int32_t rank;
+  Nonce sender;
+  Nonce receiver;
+};
+
+[[noreturn]] void throw_errno(const std::string& what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+int remaining_ms(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+}
+
+bool same_user(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         peer.uid == ::geteuid();
+}
+
+socklen_t to_sockaddr(const Endpoint& endpoint, sockaddr_un& address) {
+  address = {};
+  address.sun_family = AF_UNIX;
+  const size_t size = std::min<size_t>(endpoint.address_size, endpoint.address.size());
+  std::memcpy(address.sun_path + 1, endpoint.address.data(), size);
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
+}
+
+UniqueFd connect_to(const Endpoint& endpoint, int peer, Deadline deadline) {
+  sockaddr_un address{};
+  const socklen_t size = to_sockaddr(endpoint, address);
+  const std::string who = "rank " + std::to_string(peer);
+  for (;;) {
+    UniqueFd socket(::socket(AF_UNIX, kSocketType, 0));
+    if (!socket) throw_errno("socket to " + who);
+    if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0) {
+      if (same_user(socket.get())) return socket;
+      throw std::runtime_error("the process at the address of " + who + " is another user's");
+    }
+    if (errno == ECONNREFUSED || errno == ENOENT) {
+      throw std::runtime_error(who +
+                               " no longer listens: it has ended or given up, or lives in "
+                               "another network namespace");
+    }
+    if (errno != EAGAIN && errno != EINTR) throw_errno("connect to " + who);
+    // The backlog is full, which poll() cannot await.
+    if (Clock::now() >= deadline) throw std::runtime_error("timed out connecting to " + who);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+using ControlBuffer = std::array<char, CMSG_SPACE(kFdsPerRank * sizeof(int))>;
+
+void send_fds(int socket, Greeting greeting, const std::array<int, kFdsPerRank>& fds, int peer,
+              Deadline deadline) {
+  alignas(cmsghdr) ControlBuffer control{};
+  iovec data{&greeting, sizeof(greeting)};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(fds));
+  std::memcpy(CMSG_DATA(header), fds.data(), sizeof(fds));
+  const std::string who = "rank " + std::to_string(peer);
+  while (::sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {
+    if (errno != EAGAIN && errno != EINTR) throw_errno("sending descriptors to " + who);
+    pollfd writable{socket, POLLOUT, 0};
+    const int left = remaining_ms(deadline);
+    if (left == 0) throw std::runtime_error("timed out sending descriptors to " + who);
+    ::poll(&writable, 1, left);
+  }
+}
+
+enum class Receipt { pending, refused, accepted };
+
+struct Parcel {
+  Greeting greeting;
+  FdSet fds;
+  bool complete;  // false: this process had no room for the descriptors
+};
+
+Receipt receive_parcel(int socket, Parcel& parcel) {
+  alignas(cmsghdr) ControlBuffer control{};
+  iovec data{&parcel.greeting, sizeof(parcel.greeting)};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (got < 0) {
+    return errno == EAGAIN || errno == EINTR ? Receipt::pending : Receipt::refused;
+  }
+  // Whatever arrived has to be owned before anything else is looked at.
+  size_t count = 0;
+  for (cmsghdr* h = CMSG_FIRSTHDR(&message); h != nullptr; h = CMSG_NXTHDR(&message, h)) {
+    if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) continue;
+    count = std::min<size_t>((h->cmsg_len - CMSG_LEN(0)) / sizeof(int), kFdsPerRank);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(int));
+      parcel.fds[i] = UniqueFd(fd);
+    }
+  }
+  parcel.complete = count == kFdsPerRank && (message.msg_flags & MSG_CTRUNC) == 0;
+  const bool whole = got == sizeof(Greeting) && (message.msg_flags & MSG_TRUNC) == 0;
+  return whole ? Receipt::accepted : Receipt::refused;
+}
+
+bool authentic(const Greeting& greeting, int rank, std::span<const Endpoint> endpoints) {
+  const int32_t from = greeting.rank;
+  if (from < 0 || from == rank || static_cast<size_t>(from) >= endpoints.size()) return false;
+  return greeting.sender == endpoints[static_cast<size_t>(from)].nonce &&
+         greeting.receiver == endpoints[static_cast<size_t>(rank)].nonce;
+}
+
+std::string missing_ranks(int rank, const std::vector<FdSet>& received) {
+  std::string names;
+  for (size_t peer = 0; peer < received.size(); ++peer) {
+    if (static_cast<int>(peer) == rank || received[peer][0]) continue;
+    names += (names.empty() ? "rank " : ", rank ") + std::to_string(peer);
+  }
+  return names;
+}
+
+}  // namespace
+
+FdExchange::FdExchange() : listener_(::socket(AF_UNIX, kSocketType, 0)) {
+  if (!listener_) throw_errno("socket");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // A bare family asks the kernel for a free abstract address.
+  if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) != 0) {
+    throw_errno("bind");
+  }
+  if (::listen(listener_.get(), SOMAXCONN) != 0) throw_errno("listen");
+  socklen_t size = sizeof(address);
+  if (::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    throw_errno("getsockname");
+  }
+  const size_t length = size - offsetof(sockaddr_un, sun_path) - 1;
+  if (length > own_.address.size()) throw std::runtime_error("abstract socket address too long");
+  std::memcpy(own_.address.data(), address.sun_path + 1, length);
+  own_.address_size = static_cast<uint8_t>(length);
+  if (::getrandom(own_.nonce.data(), own_.nonce.size(), 0) !=
+      static_cast<ssize_t>(own_.nonce.size())) {
+    throw_errno("getrandom");
+  }
+}
+
+std::vector<FdSet> FdExchange::exchange(int rank, std::span<const Endpoint> endpoints,
+                                        const std::array<int, kFdsPerRank>& fds,
+                                        Deadline deadline) const {
+  std::vector<FdSet> received(endpoints.size());
+  std::vector<UniqueFd> outgoing;  // kept open until all is received
+  for (size_t peer = 0; peer < endpoints.size(); ++peer) {
+    const int to = static_cast<int>(peer);
+    if (to == rank) continue;
+    outgoing.push_back(connect_to(endpoints[peer], to, deadline));
+    send_fds(outgoing.back().get(), {rank, own_.nonce, endpoints[peer].nonce}, fds, to, deadline);
+  }
+  receive(rank, endpoints, received, deadline);
+  return received;
+}
+
+void FdExchange::receive(int rank, std::span<const Endpoint> endpoints,
+                         std::vector<FdSet>& received, Deadline deadline) const {
+  // Strangers that connect and stay silent take places; the oldest gives way.
+  const size_t most_pending = endpoints.size() + 64;
+  std::vector<UniqueFd> pending;
+  std::vector<pollfd> polled;
+  for (std::string missing; !(missing = missing_ranks(rank, received)).empty();) {
+    polled.assign(1, {listener_.get(), POLLIN, 0});
+    for (const UniqueFd& socket : pending) polled.push_back({socket.get(), POLLIN, 0});
+    const int left = remaining_ms(deadline);
+    if (left == 0) throw std::runtime_error("timed out waiting for descriptors from " + missing);
+    if (::poll(polled.data(), polled.size(), left) < 0 && errno != EINTR) throw_errno("poll");
+
+    std::erase_if(pending, [&](const UniqueFd& socket) {
+      Parcel parcel{};
+      const Receipt receipt = receive_parcel(socket.get(), parcel);
+      if (receipt == Receipt::accepted && authentic(parcel.greeting, rank, endpoints)) {
+        if (!parcel.complete) {
+          throw std::runtime_error("no room for the descriptors of rank " +
+                                   std::to_string(parcel.greeting.rank) + ": too many open files");
+        }
+        FdSet& place = received[static_cast<size_t>(parcel.greeting.rank)];
+        if (!place[0]) place = std::move(parcel.fds);
+      }
+      return receipt != Receipt::pending;
+    });
+    for (;;) {
+      UniqueFd accepted(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!accepted) {
+        if (errno == EMFILE || errno == ENFILE) throw_errno("accept");
+        break;
+      }
+      if (!same_user(accepted.get())) continue;
+      if (pending.size() == most_pending) pending.erase(pending.begin());
+      pending.push_back(std::move(accepted));
+    }
+  }
+}
+
+}  // namespace collx::memory
