@@ -1,0 +1,64 @@
+"""Collectives between the ranks of one machine, over symmetric memory, as PyTorch operators.
+
+    import torch, torch.distributed as dist, collx
+
+    dist.init_process_group()
+    comm = collx.init()                                  # collective
+    x = collx.empty(4, 8192, dtype=torch.bfloat16)       # collective: a symmetric tensor
+    y = torch.ops.collx.allreduce(x, "sum", comm.name)   # any tensor is accepted
+    collx.allreduce(x, out=y)                            # the same, with defaults filled in
+
+The operators are torch.ops.collx.*; `collx.reference` says in plain PyTorch what they compute.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from collx import reference
+from collx._explain import Explanation
+from collx._extension import extension
+from collx.communicator import Communicator
+from collx.errors import (
+    CollectiveMismatch,
+    CollectiveOverlap,
+    CollectiveTimeout,
+    CommunicatorPoisoned,
+    InitError,
+)
+from collx.functional import (
+    allreduce,
+    allreduce_,
+    empty,
+    get,
+    init,
+    is_initialized,
+    register,
+    workspace_bytes,
+)
+
+try:
+    __version__ = version("collx")
+except PackageNotFoundError:  # imported from a tree that was never installed
+    __version__ = "unknown"
+
+# So that torch.distributed._symmetric_memory serves the CPU as soon as collx is imported.
+extension.register_cpu_allocator()
+
+__all__ = [
+    "CollectiveMismatch",
+    "CollectiveOverlap",
+    "CollectiveTimeout",
+    "Communicator",
+    "CommunicatorPoisoned",
+    "Explanation",
+    "InitError",
+    "__version__",
+    "allreduce",
+    "allreduce_",
+    "empty",
+    "get",
+    "init",
+    "is_initialized",
+    "reference",
+    "register",
+    "workspace_bytes",
+]

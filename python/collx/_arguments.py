@@ -1,0 +1,136 @@
+"""The checks of what a caller of init gave, all local: a refusal reaches no peer."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from collx import _registry
+from collx._extension import extension
+from collx._init import DEFAULT_PAYLOAD_BYTES, Arguments
+from collx.communicator import PDL_LEVELS
+
+__all__ = ["check", "resolve_group"]
+
+MAX_RANKS = {"cuda": 8, "cpu": 16}
+
+
+def resolve_group(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, dist.Store]:
+    """The group, by default WORLD, and its store. ValueError when this process has no part in
+    it."""
+    if _registry.forked():  # not even the store may be asked: its connection is the parent's
+        raise ValueError(
+            "init: this process was forked from one that had initialised collx; "
+            "start it with the spawn method instead"
+        )
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError("init: torch.distributed.init_process_group has not been called")
+    if cast(object, group) is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("init: this process is not a member of group")
+    chosen = dist.group.WORLD if group is None else group
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise TypeError(f"init: group is a {type(group).__name__}, not a ProcessGroup")
+    if chosen not in distributed_c10d._world.pg_map:
+        raise ValueError("init: group was never initialised, or has been destroyed")
+    if dist.get_rank(chosen) < 0:
+        raise ValueError("init: this process is not a member of group")
+    return chosen, distributed_c10d._get_process_group_store(chosen)
+
+
+def check(
+    group: dist.ProcessGroup,
+    *,
+    name: str | None,
+    device: torch.device | str | int | None,
+    timeout: float,
+    payload_bytes: int | None,
+    check: bool | None,
+    pdl: str,
+    deterministic: bool,
+    blocks: int | None,
+) -> Arguments:
+    """Fills in the defaults. ValueError or TypeError names the argument that is refused."""
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
+        raise TypeError(f"init: timeout is a {type(timeout).__name__}, not a number of seconds")
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"init: timeout={timeout}; a finite number of seconds above 0 is needed")
+    if pdl not in PDL_LEVELS:
+        raise ValueError(f"init: pdl={pdl!r} is none of {', '.join(PDL_LEVELS)}")
+    chosen = _device(device, group)
+    world_size = dist.get_world_size(group)
+    if world_size > MAX_RANKS[chosen.type]:
+        raise ValueError(
+            f"init: world size {world_size}; on {chosen.type} a communicator has at most "
+            f"{MAX_RANKS[chosen.type]} ranks"
+        )
+    room = DEFAULT_PAYLOAD_BYTES if payload_bytes is None else payload_bytes
+    _integer("payload_bytes", room)
+    extension.region_layout(chosen.type, world_size, room)
+    if blocks is not None:
+        _integer("blocks", blocks)
+    group_name = str(group.group_name)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"init: name={name!r}; a string that is not empty is needed")
+    if _registry.find(name or group_name) is not None:
+        raise ValueError(
+            f"init: communicator {name or group_name!r} exists already; destroy it first, "
+            "or give another name"
+        )
+    return Arguments(
+        name=name or group_name,
+        group_name=group_name,
+        rank=dist.get_rank(group),
+        world_size=world_size,
+        device=chosen,
+        timeout=float(timeout),
+        payload_bytes=room,
+        check=_flag("COLLX_CHECK") if check is None else bool(check),
+        pdl=pdl,
+        deterministic=bool(deterministic),
+        blocks=blocks,
+    )
+
+
+def _integer(argument: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"init: {argument} is a {type(value).__name__}, not an int")
+    if value < 1:
+        raise ValueError(f"init: {argument}={value}; at least 1 is needed")
+
+
+def _flag(variable: str) -> bool:
+    return os.environ.get(variable, "0") == "1"
+
+
+def _device(device: torch.device | str | int | None, group: dist.ProcessGroup) -> torch.device:
+    usable = extension.cuda_built and torch.cuda.is_available()
+    if device is None:
+        chosen = torch.device("cuda" if usable and _works_on_gpus(group) else "cpu")
+    else:
+        chosen = torch.device(device)
+    if chosen.type not in MAX_RANKS:
+        raise ValueError(f"init: device {chosen}; collx works on cuda and cpu")
+    if chosen.type == "cpu":
+        return torch.device("cpu")
+    if not usable:
+        why = "there is no GPU" if extension.cuda_built else "collx was built without CUDA"
+        raise ValueError(f"init: device {chosen}, but {why}")
+    index = torch.cuda.current_device() if chosen.index is None else chosen.index
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"init: device {chosen}, but there are {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", index)
+
+
+def _works_on_gpus(group: dist.ProcessGroup) -> bool:
+    """Whether the group was made for GPU tensors. Gloo takes them too, but a group that has
+    nothing else was made for the CPU."""
+    config = dist.get_backend_config(group)
+    return any(
+        pair.startswith("cuda:") and not pair.endswith((":gloo", ":mpi"))
+        for pair in config.split(",")
+    )

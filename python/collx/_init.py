@@ -1,0 +1,350 @@
+"""The voted init: a list of named steps, each local, each ended by an agreement.
+
+A step runs on every rank by itself; then the ranks exchange what came of it, and all go on or all
+raise the same InitError (hazard 6). Whatever the ranks have to agree on follows from the values
+that they exchanged, never from what one of them knows alone (hazard 5).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from collx import _selftest, _symmetric
+from collx._extension import extension
+from collx._vote import Ballot, VoteError
+from collx.errors import InitError
+
+__all__ = ["STEPS", "Arguments", "Setup", "Step", "run"]
+
+DEFAULT_PAYLOAD_BYTES = 96 << 20  # the most that a rank's region takes
+_SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # PyTorch's own switch
+PUSH_AND_PULL = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "pull_push")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the caller of init asked for, checked and with the defaults filled in."""
+
+    name: str
+    group_name: str
+    rank: int
+    world_size: int
+    device: torch.device
+    timeout: float
+    payload_bytes: int
+    check: bool
+    pdl: str
+    deterministic: bool
+    blocks: int | None
+
+
+@dataclass
+class Setup:
+    """What the steps have built so far on this rank."""
+
+    arguments: Arguments
+    group: dist.ProcessGroup
+    store: dist.Store
+    ballot: Ballot
+    layout: dict[str, int] = field(default_factory=dict)
+    rendezvous: _symmetric.Rendezvous | None = None
+    fallback_reason: str | None = None
+    region: torch.Tensor | None = None
+    regions: list[int] = field(default_factory=list)
+    sample: torch.Tensor | None = None  # symmetric memory for the self-test, and no longer
+    samples: list[int] = field(default_factory=list)
+    blocks: int = 1
+    communicator: extension.Communicator | None = None
+
+    def leave(self) -> None:
+        """Removes this rank's keys from the store. After the last vote, whatever it said."""
+        if self.ballot.broken:
+            return
+        if self.rendezvous is not None:
+            self.rendezvous.forget()
+        self.ballot.leave()
+
+    def release(self) -> None:
+        """Frees everything. Local; peers keep what they have mapped."""
+        if self.communicator is not None:
+            self.communicator.destroy()
+        if self.rendezvous is not None:
+            self.rendezvous.close()
+        self.communicator = self.rendezvous = self.region = self.sample = None
+        self.regions = self.samples = []
+
+
+@dataclass(frozen=True)
+class Step:
+    """`run` is local and may fail or return a value that JSON holds; `conclude` gets the values
+    of all ranks in rank order, and does or raises the same on each of them."""
+
+    name: str
+    run: Callable[[Setup], Any]
+    conclude: Callable[[Setup, list[Any]], None] | None = None
+
+
+def run(setup: Setup) -> None:
+    """Takes all STEPS. InitError, the same on every rank, when one does not succeed."""
+    for step in tuple(STEPS):
+        value, error, started = None, None, time.monotonic()
+        try:
+            value = step.run(setup)
+        except Exception as reason:
+            error = f"{type(reason).__name__}: {reason}"
+        except BaseException as reason:
+            setup.ballot.cast(step.name, type(reason).__name__)
+            raise
+        try:
+            values = setup.ballot.vote(step.name, value, error, spent=time.monotonic() - started)
+            if step.conclude is not None:
+                step.conclude(setup, values)
+        except (VoteError, _DisagreementError) as reason:
+            message = f"collx.init({setup.arguments.name!r}): step {step.name!r} failed: {reason}"
+            raise InitError(message) from None
+
+
+class _DisagreementError(Exception):
+    """Values that had to be equal, or to fit together, and do not."""
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def _state_arguments(setup: Setup) -> dict[str, Any]:
+    given = setup.arguments
+    try:
+        package = version("collx")
+    except PackageNotFoundError:  # imported from a tree that was never installed
+        package = "unknown"
+    return {
+        "name": given.name,
+        "group": given.group_name,
+        "world size": given.world_size,
+        "device type": given.device.type,
+        "timeout": given.timeout,
+        "payload_bytes": given.payload_bytes,
+        "check": given.check,
+        "pdl": given.pdl,
+        "deterministic": given.deterministic,
+        "version": package,
+        "torch version": str(torch.__version__),
+        "token": os.urandom(8).hex(),
+    }
+
+
+def _agree_on_arguments(setup: Setup, values: list[Any]) -> None:
+    for key in values[0]:
+        if key != "token" and any(value[key] != values[0][key] for value in values):
+            each = ", ".join(f"rank {r}: {value[key]!r}" for r, value in enumerate(values))
+            raise _DisagreementError(f"{key} differs between the ranks ({each})")
+    given = setup.arguments
+    # PyTorch keeps what a rendezvous gave under a name for as long as the memory lives, so no
+    # name may come twice: rank 0's token makes it new on all ranks alike.
+    setup.rendezvous = _symmetric.Rendezvous(
+        f"collx/{given.name}/{values[0]['token']}",
+        setup.store,
+        given.rank,
+        given.world_size,
+        given.timeout,
+    )
+
+
+# --- machine, peers, backend ---------------------------------------------------------------------
+
+
+def _state_machine(setup: Setup) -> str:
+    return extension.boot_id()
+
+
+def _agree_on_machine(setup: Setup, values: list[Any]) -> None:
+    if len(set(values)) > 1:
+        setup.fallback_reason = "the ranks are on different machines"
+
+
+def _state_device(setup: Setup) -> dict[str, Any]:
+    """The unique id of this rank's device, and those of the devices out of its reach."""
+    device = setup.arguments.device
+    if device.type != "cuda":
+        return {}
+    return {
+        "device": _uuid(device.index),
+        "unreachable": [
+            _uuid(other)
+            for other in range(torch.cuda.device_count())
+            if other != device.index and not torch.cuda.can_device_access_peer(device.index, other)
+        ],
+        "sharing": os.environ.get(_SHARING) == "1",
+    }
+
+
+def _uuid(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def _agree_on_peer_access(setup: Setup, values: list[Any]) -> None:
+    """What a rank does not see, by CUDA_VISIBLE_DEVICES, counts as within reach: the rendezvous
+    and the self-test will tell."""
+    if setup.arguments.device.type != "cuda" or setup.fallback_reason is not None:
+        return
+    devices = [value["device"] for value in values]
+    for rank, value in enumerate(values):
+        for peer, device in enumerate(devices):
+            if device in value["unreachable"]:
+                setup.fallback_reason = f"rank {rank} has no peer access to rank {peer}'s GPU"
+                return
+    if len(set(devices)) < len(devices) and not all(value["sharing"] for value in values):
+        setup.fallback_reason = f"ranks share a GPU, and {_SHARING}=1 is not set on all of them"
+
+
+def _state_backend(setup: Setup) -> str | None:
+    if setup.fallback_reason is not None:
+        return None
+    device = setup.arguments.device
+    if device.type == "cpu":
+        extension.register_cpu_allocator()
+        return _symmetric.backend(device)
+    name = _symmetric.backend(device)
+    if name != "CUDA":
+        raise RuntimeError(
+            f"PyTorch's symmetric-memory backend for CUDA is {name!r}; collx needs 'CUDA' "
+            "(torch.distributed._symmetric_memory.set_backend, or TORCH_SYMMMEM)"
+        )
+    return name
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def _allocate(setup: Setup) -> int:
+    given = setup.arguments
+    if setup.fallback_reason is not None:
+        return 0
+    setup.layout = extension.region_layout(given.device.type, given.world_size, given.payload_bytes)
+    size = setup.layout["total"]
+    setup.region = _symmetric.allocate((size,), torch.uint8, given.device)
+    setup.sample = _symmetric.allocate((_selftest.SAMPLE_BYTES,), torch.uint8, given.device)
+    return size
+
+
+def _agree_on_size(setup: Setup, values: list[Any]) -> None:
+    if len(set(values)) > 1:
+        each = ", ".join(f"rank {r}: {size}" for r, size in enumerate(values))
+        raise _DisagreementError(f"the regions differ in size ({each} bytes)")
+
+
+def _initialise(setup: Setup) -> None:
+    # Before any peer can know the region: what came to be zeroed after the rendezvous could wipe
+    # out a peer's first flag (hazard 10). The vote is the barrier between the two.
+    given = setup.arguments
+    if setup.region is not None:
+        with _current(given.device):
+            extension.initialise_region(
+                setup.region.data_ptr(), given.device, given.world_size, given.payload_bytes
+            )
+
+
+def _meet(setup: Setup) -> None:
+    if setup.region is None or setup.sample is None:
+        return
+    assert setup.rendezvous is not None
+    setup.regions, _ = setup.rendezvous.exchange(setup.region)
+    setup.samples, _ = setup.rendezvous.exchange(setup.sample)
+
+
+# --- the communicator ----------------------------------------------------------------------------
+
+
+def _offer_blocks(setup: Setup) -> int:
+    given = setup.arguments
+    with _current(given.device):
+        resident = extension.load_kernels(given.device)
+    if given.blocks is not None:
+        if given.device.type == "cuda" and given.blocks > resident:
+            raise ValueError(f"blocks={given.blocks}, but the device holds {resident} at once")
+        return given.blocks
+    return max(1, resident // 2)
+
+
+def _take_smallest(setup: Setup, values: list[Any]) -> None:
+    setup.blocks = min(values)
+
+
+def _create(setup: Setup) -> None:
+    given = setup.arguments
+    setup.communicator = extension.Communicator(
+        name=given.name,
+        group_name=given.group_name,
+        device=given.device,
+        rank=given.rank,
+        world_size=given.world_size,
+        regions=setup.regions,
+        payload_bytes=given.payload_bytes,
+        timeout_ms=math.ceil(given.timeout * 1000),
+        pdl=given.pdl,
+        check=given.check,
+        deterministic=given.deterministic,
+        blocks=setup.blocks,
+    )
+
+
+def _test(setup: Setup) -> None:
+    given, communicator = setup.arguments, setup.communicator
+    assert communicator is not None
+    algorithms = ["fallback"] if setup.fallback_reason else list(PUSH_AND_PULL)
+    # On CUDA the fallback would start the group's own communicator, NCCL's say, for nothing.
+    if setup.fallback_reason is None and given.device.type == "cpu" and _has_cpu(setup.group):
+        algorithms.append("fallback")
+    with _current(given.device):
+        if setup.sample is not None:
+            nbytes = setup.sample.untyped_storage().nbytes()
+            communicator.register(setup.sample, setup.samples, nbytes, 0)
+        _selftest.run(communicator, given.device, algorithms, setup.sample)
+
+
+def _end_test(setup: Setup, values: list[Any]) -> None:
+    setup.sample, setup.samples = None, []  # all ranks have done with it
+
+
+def _has_cpu(group: dist.ProcessGroup) -> bool:
+    return torch.device("cpu") in group._device_types
+
+
+def _announce(setup: Setup) -> None:
+    if setup.fallback_reason is not None and setup.arguments.rank == 0:
+        warnings.warn(
+            f"collx communicator {setup.arguments.name!r} uses the process group instead of "
+            f"direct access: {setup.fallback_reason}",
+            stacklevel=2,
+        )
+
+
+def _current(device: torch.device) -> torch.cuda.device:
+    """Makes a CUDA device the current one; does nothing for the CPU."""
+    return torch.cuda.device(device if device.type == "cuda" else -1)
+
+
+STEPS: list[Step] = [
+    Step("arguments", _state_arguments, _agree_on_arguments),
+    Step("machine", _state_machine, _agree_on_machine),
+    Step("peer access", _state_device, _agree_on_peer_access),
+    Step("backend", _state_backend),
+    Step("allocate", _allocate, _agree_on_size),
+    Step("initialise", _initialise),
+    Step("rendezvous", _meet),
+    Step("blocks", _offer_blocks, _take_smallest),
+    Step("create", _create),
+    Step("self-test", _test, _end_test),
+    Step("ready", _announce),
+]
+"""The steps of init, in order. Tests put faults and delays in their place."""

@@ -1,0 +1,150 @@
+"""Symmetric memory through PyTorch's own interface, bounded and per communicator.
+
+PyTorch's rendezvous takes a group's name and exchanges through that group's store. Two properties
+of it need care. Its waits have no limit. And its CUDA backend numbers the exchanges of a process
+in one sequence for all groups, so ranks that took part in different groups before look for
+different keys and wait for ever (hazard 7). Hence each communicator lends the rendezvous a group
+of its own, which holds nothing but a store that bounds every wait and renumbers those keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed._symmetric_memory import _SymmetricMemory
+
+from collx._vote import bounded
+
+__all__ = ["Rendezvous", "allocate", "backend"]
+
+_PROCESS_WIDE_NUMBER = re.compile(r"^(.*CUDASymmetricMemory/)(\d+)(/\d+)$")
+
+# The rendezvous has this much more than its waits, so that it ends by itself if it can.
+_GRACE = 0.3
+
+
+class _BoundedStore(dist.Store):
+    """Forwards to `store`. Renumbers keys that count all rendezvous of the process, bounds every
+    wait, and remembers what this rank has written."""
+
+    def __init__(self, store: dist.Store, timeout: float) -> None:
+        super().__init__()
+        self._store = store
+        self._timeout = timedelta(seconds=timeout)
+        self._meeting = 0
+        self._first: int | None = None
+        self._written: set[str] = set()
+        self.set_timeout(self._timeout)
+
+    def begin(self) -> None:
+        """Starts the keys of the next rendezvous."""
+        self._meeting += 1
+        self._first = None
+
+    def forget(self) -> None:
+        """Removes what this rank has written."""
+        for key in self._written:
+            self._store.delete_key(key)
+        self._written.clear()
+
+    def _renumbered(self, key: str) -> str:
+        match = _PROCESS_WIDE_NUMBER.match(key)
+        if match is None:
+            return key
+        number = int(match[2])
+        if self._first is None:
+            self._first = number
+        return f"{match[1]}{self._meeting}.{number - self._first}{match[3]}"
+
+    # The names that PyTorch's C++ side looks for.
+
+    def set(self, key: str, value: str | bytes) -> None:
+        key = self._renumbered(key)
+        self._written.add(key)
+        self._store.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        key = self._renumbered(key)
+        self._store.wait([key], self._timeout)
+        return self._store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        self._written.add(key)
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check([self._renumbered(key) for key in keys])
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802
+        self._written.discard(key)
+        return self._store.delete_key(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit = self._timeout if timeout is None else min(timeout, self._timeout)
+        self._store.wait([self._renumbered(key) for key in keys], limit)
+
+
+class Rendezvous:
+    """The way of one communicator to its peers' memory.
+
+    `name` is unique to the communicator, also in the life of the process, and equal on its ranks:
+    PyTorch keeps under it what a tensor's rendezvous gave."""
+
+    def __init__(
+        self, name: str, store: dist.Store, rank: int, world_size: int, timeout: float
+    ) -> None:
+        self.name = name
+        self._timeout = timeout
+        self._world_size = world_size
+        self._store = _BoundedStore(dist.PrefixStore(name, store), timeout)
+        self._group: c10d.ProcessGroup | None = c10d.ProcessGroup(self._store, rank, world_size)
+        c10d._register_process_group(dist.distributed_c10d.GroupName(name), self._group)
+
+    def exchange(self, tensor: torch.Tensor) -> tuple[list[int], int]:
+        """Meets the peers over `tensor`'s storage. Returns where the storage's first byte of each
+        rank is mapped here, and that byte's offset in its allocation. TimeoutError when it does
+        not end. The mapping lasts as long as the storage."""
+        base = tensor.untyped_storage().data_ptr()
+        if self._world_size == 1:
+            return [base], 0
+
+        def meet() -> _SymmetricMemory:
+            if tensor.is_cuda:
+                torch.cuda.set_device(tensor.device)  # the thread is a new one
+            self._store.begin()
+            return _SymmetricMemory.rendezvous(tensor, self.name)
+
+        handle = bounded(meet, self._timeout + _GRACE, "rendezvous")
+        # From a pool, the storage starts inside of the block that was exchanged.
+        offset = base - handle.buffer_ptrs[handle.rank]
+        return [pointer + offset for pointer in handle.buffer_ptrs], offset
+
+    def forget(self) -> None:
+        """Removes this rank's keys from the store, when no rank needs them any more."""
+        with contextlib.suppress(Exception):  # Nothing is left behind in a store that has gone.
+            bounded(self._store.forget, self._timeout, "store")
+
+    def close(self) -> None:
+        """Takes the lent group back. Twice is harmless."""
+        if self._group is not None:
+            c10d._unregister_process_group(dist.distributed_c10d.GroupName(self.name))
+            self._group = None
+
+
+def allocate(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A contiguous tensor of its own allocation. Not PyTorch's symm_mem.empty, whose pool makes
+    offsets depend on what each rank freed before (hazard 16)."""
+    strides = [math.prod(size[i + 1 :]) for i in range(len(size))]
+    return _SymmetricMemory.empty_strided_p2p(tuple(size), tuple(strides), dtype, device)
+
+
+def backend(device: torch.device) -> str | None:
+    """The name of PyTorch's symmetric-memory backend for the device, if it has one."""
+    return _SymmetricMemory.get_backend(device)

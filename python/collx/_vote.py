@@ -1,0 +1,184 @@
+"""Agreement between the ranks of a communicator, through the process group's store.
+
+A ballot is a sequence of votes. In each vote every rank casts what came of a local step, success
+with a value or failure with a cause, and all ranks get one verdict: the first that any of them
+reaches is fixed by a compare-and-set in the store. So a rank that waited in vain and one whose
+peer came a moment later still do the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+__all__ = ["Ballot", "VoteError", "bounded", "next_prefix"]
+
+T = TypeVar("T")
+
+# A rank whose step has failed by a timeout grants its peers this much to notice the same.
+_LEAST_PATIENCE = 0.4
+
+# The store answers within milliseconds unless its host has died or been stopped; this much past
+# the ranks' own limit it is given up.
+_STORE_GRACE = 0.5
+
+
+class VoteError(Exception):
+    """A vote that did not pass: the same `failures` (rank to cause) on all ranks."""
+
+    def __init__(self, step: str, failures: dict[int, str]) -> None:
+        self.step = step
+        self.failures = failures
+        super().__init__("; ".join(f"rank {r}: {cause}" for r, cause in sorted(failures.items())))
+
+
+class Ballot:
+    """The votes of one communicator, from its init to its destruction.
+
+    `prefix` is unique to the communicator and equal on its ranks. Waits are bounded by `timeout`
+    seconds.
+    """
+
+    def __init__(
+        self, store: dist.Store, prefix: str, rank: int, world_size: int, timeout: float
+    ) -> None:
+        self._store = dist.PrefixStore(prefix, store)
+        self._rank = rank
+        self._world_size = world_size
+        self.timeout = timeout
+        self.broken = False
+        """Whether the store has failed, so that nothing more is to be expected of it."""
+        self._number = 0
+
+    def vote(
+        self, step: str, value: Any = None, error: str | None = None, spent: float = 0.0
+    ) -> list[Any]:
+        """Casts `value` (anything that JSON holds), or a failure, and returns the values of all
+        ranks. VoteError, the same on every rank, if one failed, did not come, or is at another
+        step. `spent` seconds of the timeout have gone to the step itself."""
+        patience = max(self.timeout - spent, _LEAST_PATIENCE)
+        number = self._number
+        self._number += 1
+        ballot = json.dumps({"step": step, "value": value, "error": error})
+        try:
+            ballots, failures = bounded(
+                lambda: self._decide(number, ballot, patience), patience + _STORE_GRACE, "vote"
+            )
+        except Exception as reason:
+            self.broken = True
+            # No agreement is possible without the store; every rank finds out by itself.
+            raise VoteError(step, {self._rank: f"the store failed: {reason}"}) from reason
+        if failures:
+            raise VoteError(step, failures)
+        return [json.loads(text)["value"] for text in ballots]
+
+    def cast(self, step: str, error: str) -> None:
+        """Casts a failure and waits for nobody: the peers learn of it, this rank leaves."""
+        ballot = json.dumps({"step": step, "value": None, "error": error})
+        with contextlib.suppress(Exception):  # The store may have gone, and the peers with it.
+            self._store.set(self._key(self._number, self._rank), ballot)
+
+    def leave(self) -> None:
+        """Ends this rank's part. The last rank to leave removes what the votes left behind."""
+        with contextlib.suppress(Exception):  # Nothing is left behind in a store that has gone.
+            bounded(self._leave, self.timeout, "store")
+
+    def _leave(self) -> None:
+        if self._store.add("left", 1) == self._world_size:
+            for number in range(max(0, self._number - 2), self._number + 1):
+                for rank in range(self._world_size):
+                    self._store.delete_key(self._key(number, rank))
+                self._store.delete_key(self._key(number, "verdict"))
+            self._store.delete_key("left")
+
+    def _key(self, number: int, owner: int | str) -> str:
+        return f"{number}/{owner}"
+
+    def _decide(
+        self, number: int, ballot: str, patience: float
+    ) -> tuple[list[str], dict[int, str]]:
+        store = self._store
+        store.set(self._key(number, self._rank), ballot)
+        ballots = self._collect(number, patience)
+        failures = self._judge(ballots)
+        verdict = store.compare_set(self._key(number, "verdict"), "", json.dumps(failures))
+        agreed = {int(rank): str(cause) for rank, cause in json.loads(verdict).items()}
+        if not agreed:
+            # A verdict without failures was reached on all ballots, so all of them are there,
+            # even if this rank's own patience ended a moment before.
+            ballots = [store.get(self._key(number, r)).decode() for r in range(self._world_size)]
+        self._forget(number - 1)
+        return [text or "" for text in ballots], agreed
+
+    def _collect(self, number: int, patience: float) -> list[str | None]:
+        keys = [self._key(number, rank) for rank in range(self._world_size)]
+        # Who is missing is found below; a store that has gone raises there again.
+        with contextlib.suppress(RuntimeError):
+            self._store.wait(keys, timedelta(seconds=patience))
+        return [self._store.get(key).decode() if self._store.check([key]) else None for key in keys]
+
+    def _judge(self, ballots: list[str | None]) -> dict[int, str]:
+        failures: dict[int, str] = {}
+        steps: dict[int, str] = {}
+        for rank, text in enumerate(ballots):
+            if text is None:
+                failures[rank] = f"no answer within {self.timeout:g} s"
+                continue
+            ballot = json.loads(text)
+            steps[rank] = ballot["step"]
+            if ballot["error"] is not None:
+                failures[rank] = ballot["error"]
+        if not failures and len(set(steps.values())) > 1:
+            failures = {rank: f"is at {step!r}" for rank, step in steps.items()}
+        return failures
+
+    def _forget(self, number: int) -> None:
+        # All ranks have taken part in the next vote, so none reads this one any more, unless the
+        # verdict was that some did not come: then the last rank to leave removes them.
+        if number >= 0:
+            self._store.delete_key(self._key(number, self._rank))
+            if self._rank == 0:
+                self._store.delete_key(self._key(number, "verdict"))
+
+
+def next_prefix(store: dist.Store, name: str, rank: int, timeout: float) -> str:
+    """A prefix for the next ballot under `name`, the same on all ranks that have asked equally
+    often. The store counts that: it lives as long as the group, which no counter of a process
+    does."""
+    number = bounded(
+        lambda: store.add(f"collx/{name}/opened/{rank}", 1), timeout + _STORE_GRACE, "store"
+    )
+    return f"collx/{name}/{number}"
+
+
+def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
+    """Runs `function` in a thread and returns its result, or raises TimeoutError in `seconds`.
+
+    Only then is the thread left behind: nothing else can be done about a call that does not
+    return. It is a daemon, so it does not keep the process."""
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            result.append(function())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=body, name=f"collx-{what}", daemon=True)
+    deadline = time.monotonic() + seconds
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if thread.is_alive():
+        raise TimeoutError(f"{what} did not return within {seconds:g} s")
+    if failure:
+        # Its traceback would keep the frames, and all memory that they hold, in a cycle.
+        raise failure.pop().with_traceback(None)
+    return result[0]

@@ -1,0 +1,252 @@
+"""Thin functions over torch.ops.collx, with defaults filled in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from collx import _arguments, _init, _registry
+from collx._extension import extension
+from collx._init import Setup
+from collx._vote import Ballot, next_prefix
+from collx.communicator import Communicator
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "empty",
+    "get",
+    "init",
+    "is_initialized",
+    "register",
+    "workspace_bytes",
+]
+
+Group: TypeAlias = "Communicator | dist.ProcessGroup | str | None"
+"""What stands for a communicator: itself, its name, or the group whose default it is; None for
+the default group's."""
+
+
+def init(
+    group: dist.ProcessGroup | None = None,
+    *,
+    name: str | None = None,
+    device: torch.device | str | int | None = None,
+    timeout: float = 30.0,
+    payload_bytes: int | None = None,
+    check: bool | None = None,
+    pdl: str = "early",
+    deterministic: bool = True,
+    blocks: int | None = None,
+) -> Communicator:
+    """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
+
+    Allocates this rank's region, maps the peers', and passes real data through every path that it
+    enables. Where the ranks cannot reach each other's memory, the communicator goes through the
+    process group instead, and a warning says why.
+
+    Args:
+        group: the ranks; the default group if None. At most 8 ranks on CUDA, 16 on CPU.
+        name: of the communicator; by default the group's own. One group may have several
+            communicators, each with a name, a region and thread blocks of its own.
+        device: by default the current CUDA device, or "cpu" without GPUs or for a group that was
+            made for the CPU.
+        timeout: seconds that any wait for a peer takes at most.
+        payload_bytes: bytes of the region; 96 MiB by default. A smaller one does more in chunks.
+        check: compare every call between the ranks before it starts; by default what
+            COLLX_CHECK=1 says.
+        pdl: level of dependent launch on CUDA: "off", "end" or "early".
+        deterministic: let "auto" take no algorithm whose result depends on more than the inputs.
+        blocks: thread blocks of 512 that a call may use on CUDA; the smallest offer of the ranks
+            counts. By default half of what the device holds.
+
+    Returns:
+        The communicator, ready for torch.ops.collx by its name.
+
+    Raises:
+        ValueError, TypeError: an argument that is refused, on this rank alone.
+        InitError: a step failed on some rank, named on all of them. What was allocated is freed
+            and the group works on. (After a rendezvous that did not end, its thread remains.)
+    """
+    chosen, store = _arguments.resolve_group(group)
+    # Counted before anything can be refused, so that ranks of which one was refused meet again.
+    prefix = next_prefix(store, name or str(chosen.group_name), dist.get_rank(chosen), 30.0)
+    arguments = _arguments.check(
+        chosen,
+        name=name,
+        device=device,
+        timeout=timeout,
+        payload_bytes=payload_bytes,
+        check=check,
+        pdl=pdl,
+        deterministic=deterministic,
+        blocks=blocks,
+    )
+    ballot = Ballot(store, prefix, arguments.rank, arguments.world_size, arguments.timeout)
+    setup = Setup(arguments=arguments, group=chosen, store=store, ballot=ballot)
+    try:
+        _init.run(setup)
+        return Communicator(setup)
+    except BaseException:
+        setup.leave()
+        setup.release()
+        raise
+
+
+def is_initialized(group: Group = None) -> bool:
+    """Whether the communicator exists."""
+    if group is None and not dist.is_initialized():
+        return False
+    return _registry.find(_name(group)) is not None
+
+
+def get(group: Group = None) -> Communicator:
+    """The communicator of a name or group. ValueError when there is none."""
+    name = _name(group)
+    communicator = _registry.find(name)
+    if communicator is None:
+        raise ValueError(f"there is no communicator {name!r}; call collx.init first")
+    return communicator
+
+
+def empty(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | int | None = None,
+    group: Group = None,
+) -> torch.Tensor:
+    """Allocates a symmetric tensor, registered with a communicator: peers read and write it in
+    place. Collective, with the same arguments on every rank.
+
+    Args:
+        size: the shape, as integers or one sequence. Without elements it is an ordinary tensor.
+        dtype: by default torch's default dtype.
+        device: the communicator's; another one is refused.
+        group: the communicator.
+
+    Returns:
+        A contiguous tensor, not initialised. Every rank must keep its own while any rank uses
+        them in a call.
+
+    Raises:
+        CollectiveMismatch: the ranks asked for different tensors, or do not all take part.
+        InitError: some rank could not allocate or map it.
+    """
+    communicator = get(group)
+    if device is not None:
+        asked = torch.device(device)
+        own = communicator.device
+        if asked.type != own.type or asked.index not in (None, own.index):
+            raise ValueError(f"empty: device {asked}, but the communicator is on {own}")
+    return communicator.empty(*size, dtype=dtype)
+
+
+def register(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """Registers a tensor that PyTorch's symmetric memory allocated. Collective, with tensors of
+    one size and dtype at one offset. All tensors that share its storage count as symmetric then.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ValueError, TypeError: no tensor of the communicator's device.
+        CollectiveMismatch: the ranks' tensors do not fit together.
+        InitError: some rank's tensor was not allocated as symmetric memory, or not mapped.
+    """
+    return get(group).register(tensor)
+
+
+def allreduce(
+    input: torch.Tensor,
+    reduce_op: str = "sum",
+    group: Group = None,
+    *,
+    out: torch.Tensor | None = None,
+    algorithm: str = "auto",
+    max_blocks: int = 0,
+) -> torch.Tensor:
+    """Reduces `input` over the ranks; every rank gets the result.
+
+    Args:
+        input: float32, float16, bfloat16, float64, int32, int64, int8 or uint8; one shape and
+            dtype on all ranks, of any length and strides.
+        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod".
+        group: the communicator.
+        out: takes the result: `input` itself, or a tensor of its shape, dtype and device that
+            does not overlap it.
+        algorithm: "auto", or a name that docs/performance.md lists.
+        max_blocks: CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
+
+    Returns:
+        `out`, or a new tensor of the shape and dtype of `input`.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: an argument is refused; nothing was launched.
+        CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned: this call on the CPU, or an
+            earlier one, failed.
+    """
+    name = _name(group)
+    if out is None:
+        result: torch.Tensor = torch.ops.collx.allreduce.default(
+            input, reduce_op, name, algorithm, max_blocks
+        )
+        return result
+    torch.ops.collx.allreduce.out(input, reduce_op, name, algorithm, max_blocks, out=out)
+    return out
+
+
+def allreduce_(
+    input: torch.Tensor,
+    reduce_op: str = "sum",
+    group: Group = None,
+    *,
+    algorithm: str = "auto",
+    max_blocks: int = 0,
+) -> torch.Tensor:
+    """`allreduce` in place: `input` takes the result, and is returned."""
+    torch.ops.collx.allreduce_.default(input, reduce_op, _name(group), algorithm, max_blocks)
+    return input
+
+
+def workspace_bytes(
+    op: str,
+    shape: int | Sequence[int],
+    dtype: torch.dtype,
+    world_size: int,
+    algorithm: str = "auto",
+    *,
+    symmetric: bool = False,
+) -> int:
+    """Bytes of a rank's region that a call keeps occupied if it is not to be done in chunks.
+
+    Args:
+        op: name of the operator.
+        shape: of the full tensor.
+        dtype: of the tensor.
+        world_size: number of ranks.
+        algorithm: as given to the operator.
+        symmetric: whether input and output are registered symmetric tensors.
+
+    Raises:
+        ValueError, TypeError: an op, algorithm or dtype that collx does not know.
+    """
+    numel = shape if isinstance(shape, int) else math.prod(shape)
+    if numel < 0 or (not isinstance(shape, int) and any(n < 0 for n in shape)):
+        raise ValueError(f"workspace_bytes: shape {shape} has a negative dimension")
+    return extension.workspace_bytes(op, numel, dtype, world_size, algorithm, symmetric)
+
+
+def _name(group: Group) -> str:
+    if isinstance(group, str):
+        return group
+    if group is None:
+        return _registry.default_name()
+    if isinstance(group, Communicator):
+        return group.name
+    if isinstance(group, dist.ProcessGroup):
+        return str(group.group_name)
+    raise TypeError(f"group is a {type(group).__name__}, not a Communicator, str or ProcessGroup")
