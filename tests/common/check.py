@@ -72,7 +72,12 @@ class Placed:
     """A tensor of a case inside memory that is larger: `whole` is the memory, `view` the tensor."""
 
     def __init__(
-        self, case: Case, layout: str, offset: int, shape: tuple[int, ...], memory: Any,
+        self,
+        case: Case,
+        layout: str,
+        offset: int,
+        shape: tuple[int, ...],
+        memory: Any,
         device: torch.device,
     ) -> None:
         dtype = dtype_of(case.dtype)
@@ -91,9 +96,7 @@ class Placed:
         )
 
 
-def place(
-    case: Case, rank: Rank, communicator: Any, data: torch.Tensor
-) -> tuple[Placed, Placed]:
+def place(case: Case, rank: Rank, communicator: Any, data: torch.Tensor) -> tuple[Placed, Placed]:
     """Input (filled) and output (poisoned) of a case; one and the same for in-place calls."""
     arenas = arenas_of(communicator) if case.symmetric != "none" else None
     shape, _ = shape_and_strides(case.layout, case.numel)

@@ -85,9 +85,9 @@ def push_call(machine: Machine, variant: Variant, rank: int, call: int, blocks: 
             machine.slots[rank][parity][sender] = ARMED
             yield
     machine.epochs[rank][key] = epoch + 1
-    machine.results[rank, call] = expected(machine.world, call) if (
-        one_way and total == value(0, call)
-    ) else total
+    machine.results[rank, call] = (
+        expected(machine.world, call) if (one_way and total == value(0, call)) else total
+    )
 
 
 def _barrier(machine: Machine, rank: int, count: int) -> Step:
@@ -121,7 +121,9 @@ def _calls(machine: Machine, variant: Variant, rank: int, calls: int, pull: bool
         yield from one_call(machine, variant, rank, call, 2 if call > 1 else 1)
 
 
-def survives(variant: Variant, seed: int, world: int = 3, calls: int = 6, pull: bool = False) -> bool:
+def survives(
+    variant: Variant, seed: int, world: int = 3, calls: int = 6, pull: bool = False
+) -> bool:
     """Whether all calls of all ranks end, with the right results, in this interleaving."""
     choose = random.Random(seed)
     machine = Machine(world)

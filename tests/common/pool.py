@@ -30,7 +30,7 @@ from .rank import serve
 from .worlds import World
 
 START_DEADLINE = 180.0  # seconds for all ranks to import, start and meet
-JOB_DEADLINE = 300.0  # seconds for a job, unless it says otherwise
+JOB_DEADLINE = 240.0  # seconds for a job, unless it says otherwise
 GRACE = 10.0  # seconds that the others get once one rank has failed
 PRELOADED = ["numpy", "torch", "torch.distributed._symmetric_memory", "pytest"]
 
@@ -74,7 +74,10 @@ class Pool:
         return self.world.shared
 
     def run(
-        self, function: Callable[..., Any], *arguments: Any, deadline: float = JOB_DEADLINE,
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        deadline: float = JOB_DEADLINE,
         **options: Any,
     ) -> list[Any]:
         """Runs a job on all ranks; results by rank, or PoolError."""
@@ -82,7 +85,10 @@ class Pool:
         return self.collect(deadline=deadline)
 
     def submit(
-        self, function: Callable[..., Any], *arguments: Any, ranks: Iterable[int] | None = None,
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: Iterable[int] | None = None,
         **options: Any,
     ) -> None:
         """Starts a job on `ranks` (all) and returns; `collect` waits for it."""
@@ -149,9 +155,7 @@ class Pool:
         assert self._folder is not None
         return self._folder / f"rank{rank}.log"
 
-    def _answers(
-        self, wanted: list[int], deadline: float
-    ) -> tuple[dict[int, Any], dict[int, str]]:
+    def _answers(self, wanted: list[int], deadline: float) -> tuple[dict[int, Any], dict[int, str]]:
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
         pending = {self._connections[rank]: rank for rank in wanted}

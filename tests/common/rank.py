@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from bisect import bisect_left
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -42,10 +43,20 @@ class Rank:
 
     def small_communicator(self) -> Any:
         """A communicator with the smallest payload, so that calls run in chunks. Collective."""
-        import collx
+        return self.communicator(SMALL_PAYLOAD, payload_bytes=self.smallest_payload())
 
-        smallest = collx.smallest_payload_bytes(self.device.type, self.size)
-        return self.communicator(SMALL_PAYLOAD, payload_bytes=smallest)
+    def smallest_payload(self) -> int:
+        """The smallest payload_bytes that a communicator of this world accepts."""
+        from collx._extension import extension
+
+        def accepted(payload: int) -> bool:
+            try:
+                extension.region_layout(self.device.type, self.size, payload)
+            except ValueError:
+                return False
+            return True
+
+        return bisect_left(range(PAYLOAD_BYTES), True, key=accepted)
 
     def new_communicator(self, key: str, group: Any = None, **options: Any) -> Any:
         """A new communicator over the whole pool (or `group`). Collective."""

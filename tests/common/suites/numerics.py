@@ -94,8 +94,16 @@ def test_any_alignment_of_input_and_output(pool: Pool, algorithm: str) -> None:
     """Hazard 19: views that start at any element, inputs and outputs differently."""
     cases = [
         legal(
-            Case(dtype, "sum", size, algorithm, input_offset=a, output_offset=b,
-                 symmetric=symmetric, seed=a + b)
+            Case(
+                dtype,
+                "sum",
+                size,
+                algorithm,
+                input_offset=a,
+                output_offset=b,
+                symmetric=symmetric,
+                seed=a + b,
+            )
         )
         for dtype in ("uint8", "bfloat16", "float32", "int64")
         for size in (5, 1030)
@@ -154,8 +162,18 @@ def test_full_cross_product(pool: Pool, algorithm: str, dtype: str) -> None:
     """Every op, size, style, offset and symmetry of a dtype and an algorithm."""
     cases = [
         legal(
-            Case(dtype, op, size, algorithm, form, style, input_offset=offset,
-                 output_offset=2 * offset, symmetric=symmetric, seed=size)
+            Case(
+                dtype,
+                op,
+                size,
+                algorithm,
+                form,
+                style,
+                input_offset=offset,
+                output_offset=2 * offset,
+                symmetric=symmetric,
+                seed=size,
+            )
         )
         for op in REDUCE_OPS
         if op in legal_ops(dtype)

@@ -1,0 +1,66 @@
+"""Calls that are expected to fail: what was raised, what it said, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .rank import Rank
+
+SLACK = 1.0  # seconds past the timeout within which every rank must know
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How a call went. `error` is the exception's class name, "" if there was none."""
+
+    error: str
+    message: str
+    seconds: float
+    bases: tuple[str, ...] = ()
+
+
+def attempt(function: Callable[[], Any]) -> Attempt:
+    """Runs `function` and tells how it went."""
+    started = time.monotonic()
+    try:
+        function()
+    except Exception as error:
+        bases = tuple(base.__name__ for base in type(error).__mro__)
+        return Attempt(type(error).__name__, str(error), time.monotonic() - started, bases)
+    return Attempt("", "", time.monotonic() - started)
+
+
+def finish(communicator: Any) -> None:
+    """Waits for the device, and raises what was recorded meanwhile."""
+    communicator.synchronize()
+
+
+def allreduce(
+    communicator: Any,
+    tensor: torch.Tensor,
+    algorithm: str = "auto",
+    reduce_op: str = "sum",
+    max_blocks: int = 0,
+) -> torch.Tensor:
+    """The functional op, with all arguments."""
+    result: torch.Tensor = torch.ops.collx.allreduce(
+        tensor, reduce_op, communicator.name, algorithm, max_blocks
+    )
+    return result
+
+
+def ones(rank: Rank, numel: int = 1000, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor of ones on the rank's device."""
+    return torch.ones(numel, dtype=dtype, device=rank.device)
+
+
+def works(rank: Rank, communicator: Any) -> bool:
+    """Whether an all-reduce gives what it should."""
+    result = allreduce(communicator, ones(rank))
+    finish(communicator)
+    return bool((result == communicator.world_size).all())

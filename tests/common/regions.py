@@ -1,0 +1,121 @@
+"""Access to the words of a communicator's own region, for tests that start from rare states.
+
+The offsets follow csrc/protocol/layout.h and csrc/cpu/control.h. That they are right is checked
+where they are used: the words there must hold what a communicator has after its self-test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .rank import Rank
+
+ALIGNMENT = 256  # of every part of a region
+LINE = 64
+CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 4480, 128, 112
+MAX_BLOCKS, MAX_RANKS = 1024, 16
+CPU_CONTROL_BYTES, CPU_CHANNELS = 256, 4
+CUDA_AREAS = {
+    "oneshot": (1, 1024),
+    "oneshot_pairs": (1, 2048),
+    "twoshot": (2, 1024),
+    "twoshot_pairs": (2, 2048),
+}  # stages and bytes of a tile on the wire
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Places:
+    """Offsets of the parts of a region."""
+
+    epochs: int
+    flags: int
+    entries: list[tuple[int, int]]  # offset and number of tiles of each area
+    staging: int
+    results: int
+
+
+def places(communicator: Any) -> Places:
+    """Where the parts of this communicator's region are."""
+    layout: dict[str, int] = communicator._setup.layout
+    on_cuda = communicator.device.type == "cuda"
+    at = _aligned(layout["header"])
+    epochs = at
+    flags = epochs + _aligned(4 * MAX_BLOCKS if on_cuda else CPU_CONTROL_BYTES)
+    at = flags + _aligned(8 * MAX_BLOCKS * MAX_RANKS if on_cuda else 2 * ALIGNMENT)
+    entries = []
+    for name, (stages, tile_bytes) in CUDA_AREAS.items():
+        if on_cuda:
+            tiles = layout[name] // (stages * 2 * communicator.world_size * tile_bytes)
+            entries.append((at, tiles))
+            at += _aligned(8 * tiles)
+        at += _aligned(layout[name])
+    staging = at
+    results = staging + _aligned(layout["staging"])
+    assert results + _aligned(layout["results"]) == layout["total"]
+    return Places(epochs, flags, entries, staging, results)
+
+
+def _words(communicator: Any, start: int, count: int) -> torch.Tensor:
+    region: torch.Tensor = communicator._setup.region
+    return region[start : start + 4 * count].view(torch.int32)
+
+
+def _as_int32(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
+    """Sets every counter of a communicator that has made no call of its own yet. Collective."""
+    from collx._extension import extension
+
+    rank.synchronize()
+    rank.barrier()
+    given = communicator._setup.arguments
+    where = places(communicator)
+    value = _as_int32(epoch)
+    if given.device.type == "cpu":
+        channels = _words(communicator, where.epochs + 4, CPU_CHANNELS)
+        assert bool((channels[:3] > 0).all()), "the self-test has counted elsewhere"
+        channels.fill_(value)
+        for channel in range(CPU_CHANNELS):
+            _words(communicator, where.flags + channel * LINE, 2).fill_(value)
+    else:
+        counted = [int(_words(communicator, at, 1)[0]) for at, _ in where.entries]
+        assert min(counted) > 0, "the self-test has counted elsewhere"
+        # Anew, so that no word of the self-test has an epoch that comes again after the wrap.
+        extension.initialise_region(
+            communicator._setup.region.data_ptr(),
+            given.device,
+            given.world_size,
+            given.payload_bytes,
+        )
+        _words(communicator, where.epochs, MAX_BLOCKS).fill_(value)
+        _words(communicator, where.flags, 2 * MAX_BLOCKS * MAX_RANKS)[1::2].fill_(value)
+        for start, tiles in where.entries:
+            _words(communicator, start, 2 * tiles)[::2].fill_(value)
+    _words(communicator, CHECK_EPOCH, 1).fill_(value)
+    for slot in range(2 * MAX_RANKS):
+        at = CHECK_SLOTS + slot * CHECK_SLOT_BYTES + CHECK_FLAG
+        _words(communicator, at + 4, 1).fill_(value)
+    rank.synchronize()
+    rank.barrier()
+
+
+def poison_payload(rank: Rank, communicator: Any) -> None:
+    """Fills the memory that pull forms stage data in with NaN: float32's ordinary one. Collective."""
+    rank.synchronize()
+    rank.barrier()
+    layout: dict[str, int] = communicator._setup.layout
+    where = places(communicator)
+    region: torch.Tensor = communicator._setup.region
+    for start, name in ((where.staging, "staging"), (where.results, "results")):
+        region[start : start + layout[name]].view(torch.float32).fill_(float("nan"))
+    rank.synchronize()
+    rank.barrier()

@@ -1,0 +1,241 @@
+"""Failure: a named error on every rank within timeout + 1 s, and no hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from ..attempt import SLACK, Attempt, allreduce, attempt, finish, ones, works
+from ..cases import ALGORITHMS
+from ..pool import Pool
+from ..rank import Rank
+
+TIMEOUT = 1.0
+PUSHES_AND_PULLS = tuple(name for name in ALGORITHMS if name != "fallback")
+SHM = "/dev/shm"
+
+
+def _tensors(rank: Rank, communicator: Any, algorithm: str) -> tuple[torch.Tensor, torch.Tensor]:
+    if algorithm == "pull_push":
+        shape = (1000,)
+        return communicator.empty(shape).fill_(1), communicator.empty(shape)
+    return ones(rank), torch.empty(1000, device=rank.device)
+
+
+def _call_and_finish(
+    communicator: Any, source: torch.Tensor, out: torch.Tensor, algorithm: str
+) -> None:
+    torch.ops.collx.allreduce.out(source, "sum", communicator.name, algorithm, 0, out=out)
+    finish(communicator)
+
+
+def _assert_named(result: Attempt, error: str, *words: str) -> None:
+    assert result.error == error, result
+    assert "RuntimeError" in result.bases
+    for word in words:
+        assert word in result.message, (word, result.message)
+
+
+def _one_never_comes(rank: Rank, algorithm: str, absent: int) -> dict[str, Attempt]:
+    communicator = rank.new_communicator("absent", timeout=TIMEOUT)
+    source, out = _tensors(rank, communicator, algorithm)
+    _call_and_finish(communicator, source, out, algorithm)
+    rank.barrier()
+    found = {}
+    if rank.rank != absent:
+        found["call"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
+    else:
+        time.sleep(TIMEOUT + SLACK)
+        found["call"] = attempt(communicator.check)
+    found["next"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
+    found["destroy"] = attempt(communicator.destroy)
+    rank.barrier()
+    with rank.new_communicator("absent") as fresh:
+        assert works(rank, fresh)
+    return found
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rank_that_never_comes_is_named_on_every_rank(pool: Pool, algorithm: str) -> None:
+    """Hazard 8: the error names op and missing rank, in time; the poisoned communicator refuses
+    further work and is destroyed locally; a new one on the same group works."""
+    absent = pool.size - 1
+    for rank, found in enumerate(pool.run(_one_never_comes, algorithm, absent)):
+        _assert_named(found["call"], "CollectiveTimeout", "allreduce", f"rank {absent}")
+        if rank != absent:
+            assert TIMEOUT * 0.9 <= found["call"].seconds < TIMEOUT + SLACK, found
+        assert found["next"].error in ("CommunicatorPoisoned", "CollectiveTimeout")
+        assert found["next"].seconds < 0.5, found
+        assert found["destroy"].error == ""
+        assert found["destroy"].seconds < 0.5, found
+
+
+def _call_until_failure(rank: Rank, algorithm: str) -> Attempt:
+    communicator = rank.communicator("killed", timeout=TIMEOUT)
+    source, out = _tensors(rank, communicator, algorithm)
+    _call_and_finish(communicator, source, out, algorithm)
+    rank.barrier()
+    last = Attempt("", "", 0.0)
+    while not last.error:
+        last = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
+    return last
+
+
+def _left_in_shm() -> set[str]:
+    return set(os.listdir(SHM)) if os.path.isdir(SHM) else set()
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("algorithm", PUSHES_AND_PULLS)
+def test_survivors_of_a_killed_rank_raise_and_nothing_stays_behind(
+    pool: Pool, algorithm: str
+) -> None:
+    """Hazard 22: SIGKILL at any moment; nothing is left in /dev/shm."""
+    if pool.shared and algorithm != "oneshot_push":
+        pytest.skip("ranks that share a GPU: one algorithm stands for all")
+    before = _left_in_shm()
+    victim = pool.size - 1
+    pool.submit(_call_until_failure, algorithm)
+    time.sleep(2.0)
+    pool.signal(victim, signal.SIGKILL)
+    survivors = [rank for rank in range(pool.size) if rank != victim]
+    for result in pool.collect(survivors, deadline=30.0):
+        _assert_named(result, "CollectiveTimeout", f"rank {victim}")
+        assert result.seconds < TIMEOUT + SLACK
+    pool.kill()
+    assert not [name for name in _left_in_shm() - before if "collx" in name or "symm" in name]
+
+
+@pytest.mark.worlds(2, 3)
+def test_a_stopped_rank_is_named_and_learns_of_it_when_it_goes_on(pool: Pool) -> None:
+    """SIGSTOP: the others raise in time; the stopped rank raises as soon as it runs again."""
+    victim = pool.size - 1
+    pool.submit(_call_until_failure, "auto")
+    time.sleep(2.0)
+    pool.signal(victim, signal.SIGSTOP)
+    others = [rank for rank in range(pool.size) if rank != victim]
+    try:
+        for result in pool.collect(others, deadline=30.0):
+            _assert_named(result, "CollectiveTimeout", f"rank {victim}")
+            assert result.seconds < TIMEOUT + SLACK
+    finally:
+        pool.signal(victim, signal.SIGCONT)
+    (stopped,) = pool.collect([victim], deadline=30.0)
+    assert stopped.error in ("CollectiveTimeout", "CommunicatorPoisoned")
+    pool.run(Rank.drop, "killed")
+
+
+def _other_call(rank: Rank, what: str, algorithm: str) -> Attempt:
+    communicator = rank.new_communicator("differs", timeout=TIMEOUT, check=True)
+    assert works(rank, communicator)
+    odd = rank.rank == rank.size - 1
+    numel = 500 if odd and what == "shape" else 600
+    dtype = torch.int32 if odd and what == "dtype" else torch.float32
+    reduce_op = "max" if odd and what == "reduce_op" else "sum"
+    chosen = "twoshot_pull" if odd and what == "algorithm" else algorithm
+    blocks = 1 if odd and what == "max_blocks" else 2
+    tensor = ones(rank, numel, dtype)
+
+    def call() -> None:
+        allreduce(communicator, tensor, chosen, reduce_op, blocks)
+        finish(communicator)
+
+    found = attempt(call)
+    if not found.error:  # a rank that left the call before the others noticed
+        rank.barrier()
+        found = attempt(communicator.check)
+    else:
+        rank.barrier()
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("what", ["shape", "dtype", "reduce_op", "algorithm", "max_blocks"])
+def test_checked_mode_names_both_sides_of_a_mismatch(pool: Pool, what: str) -> None:
+    """Checked mode: one rank makes another call; every rank raises and both calls are shown."""
+    for result in pool.run(_other_call, what, "oneshot_push"):
+        _assert_named(result, "CollectiveMismatch", "allreduce")
+        assert result.seconds < TIMEOUT + SLACK
+        shown = {
+            "shape": ("500", "600"),
+            "dtype": ("int32", "float32"),
+            "reduce_op": ("max", "sum"),
+            "algorithm": ("twoshot_pull", "oneshot_push"),
+            "max_blocks": ("1", "2"),
+        }[what]
+        assert all(word in result.message for word in shown), result.message
+
+
+@pytest.mark.worlds(2, 3)
+def test_checked_mode_covers_the_fallback(pool: Pool) -> None:
+    """Checked mode: the fingerprint stands at one place, the same for every algorithm."""
+    for result in pool.run(_other_call, "shape", "fallback"):
+        _assert_named(result, "CollectiveMismatch", "500", "600")
+
+
+def _symmetric_on_one_rank(rank: Rank) -> Attempt:
+    communicator = rank.new_communicator("one-sided", timeout=TIMEOUT, check=True)
+    symmetric = communicator.empty((1000,)).fill_(1)
+    out = communicator.empty((1000,))
+    source = symmetric if rank.rank == 0 else ones(rank)
+    found = attempt(lambda: _call_and_finish(communicator, source, out, "oneshot_pull"))
+    rank.barrier()
+    found = found if found.error else attempt(communicator.check)
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_tensor_symmetric_on_one_rank_only_is_a_mismatch(pool: Pool) -> None:
+    """Hazards 5 and 16: that an argument is symmetric must agree on all ranks."""
+    for result in pool.run(_symmetric_on_one_rank):
+        _assert_named(result, "CollectiveMismatch", "symmetric")
+
+
+def _late_but_in_time(rank: Rank, late: int) -> bool:
+    communicator = rank.new_communicator("late", timeout=TIMEOUT * 3)
+    for algorithm in ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull"):
+        if rank.rank == late:
+            time.sleep(TIMEOUT / 4)
+        allreduce(communicator, ones(rank), algorithm)
+        finish(communicator)
+    communicator.destroy()
+    return True
+
+
+@pytest.mark.worlds(2, 4)
+def test_a_slow_rank_is_no_failure(pool: Pool) -> None:
+    """The negative control of the timeouts: a rank that comes late, but in time, is waited for."""
+    assert all(pool.run(_late_but_in_time, 0))
+
+
+def _leave_poisoned(rank: Rank) -> tuple[Attempt, float]:
+    started = 0.0
+    found = Attempt("", "", 0.0)
+    try:
+        with rank.new_communicator("leave", timeout=0.3) as communicator:
+            rank.barrier()
+            if rank.rank != 0:
+                found = attempt(lambda: works(rank, communicator))
+            else:
+                time.sleep(0.3 + SLACK)
+            assert communicator.poisoned or rank.rank == 0
+            started = time.monotonic()
+    finally:
+        rank.barrier()
+    return found, time.monotonic() - started
+
+
+@pytest.mark.worlds(2, 3)
+def test_with_leaves_a_poisoned_communicator_at_once(pool: Pool) -> None:
+    """Destroying a poisoned communicator is local, also at the end of `with`."""
+    for rank, (found, seconds) in enumerate(pool.run(_leave_poisoned)):
+        assert found.error == ("CollectiveTimeout" if rank else "")
+        assert seconds < SLACK

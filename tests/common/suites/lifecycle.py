@@ -1,0 +1,386 @@
+"""Communicators over their life: names, groups, several at once, thousands, and how they end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ..attempt import Attempt, allreduce, attempt, finish, ones, works
+from ..check import differences
+from ..pool import Pool
+from ..rank import Rank
+from ..values import inputs_and_reference
+
+CYCLES = 1000
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def _default_name(rank: Rank) -> bool:
+    import collx
+
+    with collx.init(device=rank.device, payload_bytes=4 << 20) as communicator:
+        assert communicator.name == dist.group.WORLD.group_name
+        result = torch.ops.collx.allreduce(ones(rank), "sum", communicator.name)
+        again = collx.allreduce(ones(rank))
+        return bool((result == rank.size).all() and (again == rank.size).all())
+
+
+@pytest.mark.worlds(1, 2)
+def test_the_default_communicator_bears_the_name_of_its_group(pool: Pool) -> None:
+    """Lookup by group name: the operator needs nothing but the group's own name."""
+    assert all(pool.run(_default_name))
+
+
+def _destroy_twice(rank: Rank) -> list[Attempt]:
+    communicator = rank.new_communicator("twice")
+    assert works(rank, communicator)
+    name = communicator.name
+    found = [attempt(communicator.destroy), attempt(communicator.destroy)]
+    found.append(attempt(lambda: torch.ops.collx.allreduce(ones(rank), "sum", name)))
+    found.append(attempt(communicator.__enter__))
+    assert communicator.destroyed
+    with rank.new_communicator("twice") as fresh:
+        assert works(rank, fresh)
+    return found
+
+
+@pytest.mark.worlds(1, 2, 3)
+def test_destroy_twice_is_harmless_and_calls_afterwards_are_refused(pool: Pool) -> None:
+    """Hazard 24."""
+    for once, twice, call, enter in pool.run(_destroy_twice):
+        assert once.error == ""
+        assert twice.error == ""
+        assert call.error in ("ValueError", "CommunicatorPoisoned"), call
+        assert "test-twice" in call.message
+        assert enter.error == "CommunicatorPoisoned"
+
+
+def _held() -> dict[str, int]:
+    gc.collect()
+    status = Path("/proc/self/status").read_text().splitlines()
+    resident = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+    maps = len(Path("/proc/self/maps").read_text().splitlines())
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "maps": maps,
+        "KiB": resident,
+        "python threads": threading.active_count(),
+    }
+
+
+def _cycle(rank: Rank, count: int, payload: int) -> None:
+    for number in range(count):
+        with rank.new_communicator("cycle", payload_bytes=payload) as communicator:
+            if number % 50 == 0:
+                tensor = communicator.empty((100,)).fill_(1)
+                torch.ops.collx.allreduce_(tensor, "sum", communicator.name)
+                assert bool((tensor == rank.size).all())
+
+
+def _cycles(rank: Rank, count: int) -> tuple[dict[str, int], dict[str, int], int]:
+    payload = rank.smallest_payload()
+    # What is loaded or cached once does not count: the first cycles are not measured.
+    _cycle(rank, count // 10, payload)
+    before = _held()
+    free = torch.cuda.mem_get_info()[0] if rank.device.type == "cuda" else 0
+    _cycle(rank, count, payload)
+    lost = free - torch.cuda.mem_get_info()[0] if rank.device.type == "cuda" else 0
+    return before, _held(), lost
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.timeout(600)
+def test_a_thousand_init_and_destroy_leave_nothing_behind(pool: Pool) -> None:
+    """Hazard 24: memory, descriptors, threads and mappings after 1,000 communicators."""
+    count = 100 if pool.shared else CYCLES
+    for before, after, lost in pool.run(_cycles, count, deadline=550.0):
+        assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
+        assert after["threads"] <= before["threads"] + 1, (before, after)
+        assert after["maps"] <= before["maps"] + 40, (before, after)
+        # Each communicator's region is larger than what is allowed for all of them.
+        assert after["KiB"] <= before["KiB"] + 16 * 1024, (before, after)
+        assert lost < 64 << 20
+
+
+def _exchange(rank: Rank, communicator: Any, seed: int) -> str:
+    inputs, expected = inputs_and_reference(
+        communicator.world_size, "random", "float32", "sum", 777, seed
+    )
+    result = allreduce(communicator, inputs[communicator.rank].to(rank.device))
+    return differences(result.cpu(), expected)
+
+
+def _tensor_and_data_parallel(rank: Rank) -> list[str]:
+    rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    tensor_group, data_group = rows[rank.rank // 2], columns[rank.rank % 2]
+    world = rank.communicator()
+    row = rank.new_communicator(f"tp{rank.rank // 2}", tensor_group)
+    # Another order on purpose: the data-parallel groups come up while the first are in use.
+    found = [_exchange(rank, row, 1)]
+    column = rank.new_communicator(f"dp{rank.rank % 2}", data_group)
+    for number in range(20):
+        communicator = (row, column, world)[number % 3]
+        found.append(_exchange(rank, communicator, number))
+        marked = torch.full((5,), float(rank.rank), device=rank.device)
+        total = float(allreduce(communicator, marked)[0])
+        members = {
+            row: [rank.rank // 2 * 2, rank.rank // 2 * 2 + 1],
+            column: [rank.rank % 2, rank.rank % 2 + 2],
+            world: [0, 1, 2, 3],
+        }
+        assert total == sum(members[communicator]), (number, total)
+        symmetric = communicator.empty((33,)).fill_(1)
+        torch.ops.collx.allreduce_(symmetric, "sum", communicator.name)
+        assert bool((symmetric == communicator.world_size).all())
+    column.destroy()
+    row.destroy()
+    for group in (tensor_group, data_group):
+        dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(4)
+def test_tensor_parallel_and_data_parallel_groups_do_not_mix(pool: Pool) -> None:
+    """Hazard 7: TP 2 x DP 2 in one job, beside a communicator of all."""
+    for found in pool.run(_tensor_and_data_parallel):
+        assert found == [""] * len(found)
+
+
+def _uneven_groups(rank: Rank) -> str:
+    pair = dist.new_group([0, 2])
+    found = ""
+    if rank.rank in (0, 2):
+        with rank.new_communicator("pair", pair) as communicator:
+            found = _exchange(rank, communicator, 4)
+    with rank.new_communicator("all") as communicator:
+        return found or _exchange(rank, communicator, 5)
+
+
+@pytest.mark.worlds(3)
+def test_ranks_with_different_pasts_meet(pool: Pool) -> None:
+    """Hazard 7: some ranks were in a sub-group before; all of them find each other after it."""
+    assert pool.run(_uneven_groups) == [""] * 3
+
+
+def _several(rank: Rank) -> list[str]:
+    first, second = rank.new_communicator("first"), rank.new_communicator("second")
+    found = []
+    for number in range(30):
+        found.append(_exchange(rank, (first, second)[number % 2 if number % 5 else 0], number))
+    second.destroy()
+    found.append(_exchange(rank, first, 31))
+    first.destroy()
+    return found
+
+
+@pytest.mark.worlds(2, 4)
+def test_several_communicators_on_one_group(pool: Pool) -> None:
+    """Each has its own region; one may go while the other stays."""
+    for found in pool.run(_several):
+        assert found == [""] * 31
+
+
+def _different_order(rank: Rank) -> tuple[Attempt, bool]:
+    communicator = rank.new_communicator("order", timeout=3.0)
+    sizes = [(100,), (200,)] if rank.rank == 0 else [(200,), (100,)]
+    found = attempt(lambda: [communicator.empty(size) for size in sizes])
+    rank.barrier()
+    fine = works(rank, communicator)
+    communicator.destroy()
+    return found, fine
+
+
+@pytest.mark.worlds(2, 3)
+def test_allocations_in_another_order_are_refused(pool: Pool) -> None:
+    """Hazard 16: ranks that would meet the wrong buffers raise on all sides, and work on."""
+    for found, fine in pool.run(_different_order):
+        assert found.error == "CollectiveMismatch", found
+        assert "100" in found.message
+        assert "200" in found.message
+        assert fine
+
+
+def _register(rank: Rank) -> list[str]:
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    communicator = rank.communicator()
+    tensor = symmetric_memory.empty(1000, dtype=torch.float32, device=rank.device)
+    out = symmetric_memory.empty(1000, dtype=torch.float32, device=rank.device)
+    for each in (tensor, out):
+        assert communicator.register(each) is each
+    inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", 1000, 3)
+    found = []
+    for algorithm in ("pull_push", "oneshot_pull", "twoshot_pull"):
+        tensor.copy_(inputs[rank.rank])
+        out.fill_(float("nan"))
+        torch.ops.collx.allreduce.out(tensor, "sum", communicator.name, algorithm, 0, out=out)
+        found.append(differences(out.cpu(), expected))
+    return found
+
+
+@pytest.mark.worlds(2, 4)
+def test_tensors_of_pytorchs_symmetric_memory_can_be_registered(pool: Pool) -> None:
+    """collx.register: then they are read and written in place."""
+    for found in pool.run(_register):
+        assert found == ["", "", ""]
+
+
+def _recycled(rank: Rank) -> list[str]:
+    communicator = rank.communicator()
+    inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", 500, 3)
+    found = []
+    for _ in range(10):
+        # Memory of a dead symmetric tensor comes back, for another tensor that is not symmetric.
+        symmetric = communicator.empty((500,)).copy_(inputs[rank.rank])
+        found.append(differences(allreduce(communicator, symmetric).cpu(), expected))
+        finish(communicator)
+        del symmetric
+        ordinary = inputs[rank.rank].to(rank.device)
+        found.append(differences(allreduce(communicator, ordinary).cpu(), expected))
+        refused = attempt(lambda tensor=ordinary: allreduce(communicator, tensor, "pull_push"))
+        assert refused.error, "an ordinary tensor was taken for a symmetric one"
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_memory_of_a_dead_symmetric_tensor_is_not_taken_for_symmetric(pool: Pool) -> None:
+    """The registry holds storages weakly."""
+    for found in pool.run(_recycled):
+        assert found == [""] * 20
+
+
+def _facts_of_one_rank(rank: Rank) -> list[tuple[dict[str, Any], str]]:
+    # Other addresses, less free memory, another environment and another load on rank 0.
+    ballast = []
+    if rank.rank == 0:
+        ballast = [torch.empty(1 << 20, device=rank.device) for _ in range(37)]
+        os.environ["COLLX_UNRELATED"] = "1"
+        os.environ["OMP_NUM_THREADS"] = "3"
+    communicator = rank.new_communicator("facts")
+    found = []
+    for numel in (1, 1000, 100_000, 3_000_000):
+        for dtype in (torch.float32, torch.int32):
+            plan = dict(communicator.explain("allreduce", numel, dtype))
+            plan.pop("communicator")
+            found.append((plan, ""))
+    # An input whose address differs modulo the vector, contiguous or not as the rank likes.
+    base = torch.arange(4000, device=rank.device, dtype=torch.float32)
+    own = base[rank.rank : rank.rank + 1000] if rank.rank % 2 else base[:2000:2]
+    want = sum(base[r : r + 1000] if r % 2 else base[:2000:2] for r in range(rank.size))
+    found.append(({}, differences(allreduce(communicator, own).cpu(), want.cpu())))
+    communicator.destroy()
+    del ballast
+    os.environ.pop("COLLX_UNRELATED", None)
+    return found
+
+
+@pytest.mark.worlds(2, 4)
+def test_selection_does_not_depend_on_facts_of_one_rank(pool: Pool) -> None:
+    """Hazard 5: other free memory, addresses and environment, and the same plan on all ranks."""
+    results = pool.run(_facts_of_one_rank)
+    for found in results[1:]:
+        assert [plan for plan, _ in found] == [plan for plan, _ in results[0]]
+    assert all(wrong == "" for found in results for _, wrong in found)
+
+
+def _workspace(rank: Rank) -> list[int]:
+    import collx
+
+    sizes = [
+        collx.workspace_bytes("allreduce", (1000,), torch.float32, rank.size, algorithm)
+        for algorithm in ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
+    ]
+    plan = rank.communicator().explain("allreduce", (10, 100), torch.float32)
+    assert "oneshot" in str(plan) or "twoshot" in str(plan) or "fallback" in str(plan)
+    assert sum(plan["region"].values()) > 0
+    return sizes
+
+
+@pytest.mark.worlds(1, 2, 4)
+def test_workspace_and_explain_tell_where_bytes_go(pool: Pool) -> None:
+    """Hazard 17: one capacity, told by explain and workspace_bytes; within the stated bounds."""
+    for oneshot_push, twoshot_push, oneshot_pull, twoshot_pull in pool.run(_workspace):
+        tile = 1024
+        assert oneshot_push <= 2 * pool.size * (4000 + tile)
+        assert twoshot_push <= 4 * (4000 + pool.size * tile)
+        assert oneshot_pull <= 2 * (4000 + tile)
+        assert twoshot_pull <= 2 * (4000 + 4000 // pool.size + (pool.size + 1) * tile)
+
+
+EXITS = {
+    "without destroying anything": "",
+    "destroying the process group first": "dist.destroy_process_group(); comm.destroy()",
+    "destroying the communicator first": "comm.destroy(); dist.destroy_process_group()",
+    "destroying the process group alone": "dist.destroy_process_group()",
+    "with the communicator in a cycle": "loop = [comm, x]; loop.append(loop); del comm, x, loop",
+    "within a with block": "comm.__enter__(); sys.exit(0)",
+    "after dropping every name": "del comm, x, y; import gc; gc.collect()",
+    "with a finaliser that uses it": (
+        "import atexit; atexit.register(lambda: (comm.check, comm.destroyed, repr(comm)))"
+    ),
+}
+
+PROGRAM = """
+import os, sys
+import torch, torch.distributed as dist, collx
+torch.set_num_threads(1)
+rank, port, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+if device == "cuda":
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+comm = collx.init(device=torch.device(device), payload_bytes=4 << 20, timeout=30.0)
+x = comm.empty((100,)).fill_(1)
+y = torch.ops.collx.allreduce(x, "sum", comm.name)
+assert bool((y == 2).all())
+dist.barrier()
+{ending}
+print("the end", flush=True)
+"""
+
+
+def _exit_codes(device: str, ending: str) -> list[tuple[int, str]]:
+    from ..worlds import World, gpu_count, rank_environment
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world = World(device, 2, min(2, gpu_count()) if device == "cuda" else 0)
+    environment = {**os.environ, **rank_environment(world)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "python"), *sys.path])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(ending=ending), str(r), str(store.port), device],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for r in range(2)
+    ]  # fmt: skip
+    found = []
+    for process in processes:
+        try:
+            output, _ = process.communicate(timeout=90)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            output += "\ndid not end"
+        found.append((process.returncode, output))
+    return found
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("how", sorted(EXITS))
+def test_the_interpreter_exits_in_any_order(pool: Pool, how: str) -> None:
+    """Hazard 24: no crash, no hang, no message, whatever dies first."""
+    for code, output in _exit_codes(pool.world.device, EXITS[how]):
+        assert code == 0, output
+        for word in ("terminate called", "Segmentation", "Traceback", "Fatal", "did not end"):
+            assert word not in output, output

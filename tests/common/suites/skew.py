@@ -1,0 +1,136 @@
+"""Ranks out of step: inputs overwritten at once, counters that wrap, slow ranks, changing calls."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from ..attempt import finish
+from ..cases import ALGORITHMS, Case, legal
+from ..check import assert_none, differences, run_case, run_cases
+from ..pool import Pool
+from ..rank import Rank
+from ..regions import set_epochs
+from ..values import inputs_and_reference
+
+CYCLES_PER_MILLISECOND = 1_500_000
+
+
+def delay(rank: Rank, milliseconds: float) -> None:
+    """Holds this rank back: its stream on CUDA, the process itself on CPU."""
+    if rank.device.type == "cuda":
+        torch.cuda._sleep(int(milliseconds * CYCLES_PER_MILLISECOND))
+    else:
+        time.sleep(milliseconds / 1000)
+
+
+def _overwritten(rank: Rank, algorithm: str, numel: int, rounds: int, symmetric: bool) -> list[str]:
+    communicator = rank.communicator()
+    make = communicator.empty if symmetric else (lambda s: torch.empty(s, device=rank.device))
+    source, out = make((numel,)), make((numel,))
+    kept = []
+    for number in range(rounds):
+        inputs, expected = inputs_and_reference(
+            rank.size, "random", "float32", "sum", numel, number % 3
+        )
+        mine = inputs[rank.rank].to(rank.device)
+        source.copy_(mine)
+        out.fill_(float("nan"))
+        if rank.rank == number % rank.size:
+            delay(rank, 3.0)
+        torch.ops.collx.allreduce.out(source, "sum", communicator.name, algorithm, 0, out=out)
+        # At once, in stream order: a peer that still reads it would read this.
+        source.fill_(float("nan"))
+        kept.append((out.clone(), expected))
+        out.fill_(-7.0)
+    finish(communicator)
+    return [found for result, expected in kept if (found := differences(result.cpu(), expected))]
+
+
+@pytest.mark.worlds(2, 3, 4, 8)
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fallback"])
+@pytest.mark.parametrize("symmetric", [False, True], ids=["ordinary", "symmetric"])
+def test_input_may_be_overwritten_at_once(pool: Pool, algorithm: str, symmetric: bool) -> None:
+    """Hazard 11: each rank in turn is milliseconds late, inputs are overwritten and outputs
+    reused as soon as the call has completed in stream order."""
+    if algorithm == "pull_push" and not symmetric:
+        pytest.skip("pull_push takes symmetric tensors only")
+    rounds = 6 if pool.shared else 24
+    for numel in (1000,) if pool.shared else (7, 1000, 50_000):
+        assert_none(pool.run(_overwritten, algorithm, numel, rounds, symmetric))
+
+
+def _alternating(rank: Rank, rounds: int) -> list[str]:
+    communicator = rank.communicator()
+    sizes = (5, 4000, 1, 0, 60_000, 300, 257)
+    algorithms = ("oneshot_push", "twoshot_push", "oneshot_pull", "auto", "twoshot_pull")
+    found = []
+    for number in range(rounds):
+        case = Case(
+            dtype=("float32", "int8", "bfloat16", "float64")[number % 4],
+            numel=sizes[number % len(sizes)],
+            algorithm=algorithms[number % len(algorithms)],
+            style=("random", "ones", "bits")[number % 3],
+            max_blocks=(0, 1, 3)[number % 3],
+            seed=number % 4,
+        )
+        if number % 17 == rank.rank:
+            delay(rank, 1.0)
+        wrong = run_case(rank, communicator, legal(case))
+        if wrong:
+            found.append(f"call {number}: {case}: {wrong}")
+    return found
+
+
+def test_calls_of_changing_size_dtype_and_algorithm_follow_each_other(pool: Pool) -> None:
+    """Hazards 2, 4 and 14: tiles, slots and counters of consecutive calls do not meet."""
+    assert_none(pool.run(_alternating, 30 if pool.shared else 210))
+
+
+def _near_the_wrap(rank: Rank, start: int, calls: int) -> list[str]:
+    communicator = rank.new_communicator("wrap", payload_bytes=rank.smallest_payload())
+    set_epochs(rank, communicator, start)
+    found = []
+    for number in range(calls):
+        dtype = ("float32", "int32")[number // 4 % 2]
+        algorithm = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")[number % 4]
+        case = Case(dtype, "sum", 700, algorithm, seed=number % 5)
+        wrong = run_case(rank, communicator, case)
+        if wrong:
+            found.append(f"call {number}: {wrong}")
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("start", [0xFFFFFF00, 0x7FFFFFF0], ids=["unsigned", "signed"])
+def test_epochs_survive_the_wrap_around(pool: Pool, start: int) -> None:
+    """Hazards 3 and 4: counters that start just before 2^32 (and 2^31) go on past it."""
+    assert_none(pool.run(_near_the_wrap, start, 24 if pool.shared else 1200))
+
+
+def _poisoned_payload(rank: Rank, calls: int) -> list[str]:
+    communicator = rank.communicator("poisoned", payload_bytes=1 << 20)
+    from ..regions import poison_payload
+
+    found = []
+    for number in range(calls):
+        poison_payload(rank, communicator)
+        algorithm = ("oneshot_pull", "twoshot_pull", "oneshot_push", "twoshot_push")[number % 4]
+        found.append(run_case(rank, communicator, Case("float32", "sum", 3000, algorithm)))
+    return [wrong for wrong in found if wrong]
+
+
+@pytest.mark.worlds(2, 3, 4)
+def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
+    """Hazard 20: staging and results hold NaN before each call (slots are armed with it)."""
+    assert_none(pool.run(_poisoned_payload, 12 if pool.shared else 60))
+
+
+@pytest.mark.worlds(8, 16)
+def test_ranks_that_outnumber_the_cores_make_progress(pool: Pool) -> None:
+    """Hazard 23: many calls in a row without a pause."""
+    cases = [Case("float32", "sum", 64, "auto", seed=seed % 3) for seed in range(200)]
+    assert_none(pool.run(run_cases, cases[:20] if pool.shared else cases, deadline=200.0))

@@ -1,0 +1,227 @@
+"""Voted init: whatever step fails on whatever rank, all ranks raise the same error, in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ..attempt import SLACK, Attempt, attempt, works
+from ..pool import Pool
+from ..rank import Rank
+
+TIMEOUT = 1.0
+STEP_NAMES = (
+    "arguments",
+    "machine",
+    "peer access",
+    "backend",
+    "allocate",
+    "initialise",
+    "rendezvous",
+    "blocks",
+    "create",
+    "self-test",
+    "ready",
+)
+
+
+@contextmanager
+def _before_step(name: str, action: Callable[[], None]) -> Iterator[None]:
+    """Runs `action` before this rank takes the named step of init."""
+    from collx import _init
+
+    position = [step.name for step in _init.STEPS].index(name)
+    original = _init.STEPS[position]
+
+    def run(setup: Any) -> Any:
+        action()
+        return original.run(setup)
+
+    _init.STEPS[position] = replace(original, run=run)
+    try:
+        yield
+    finally:
+        _init.STEPS[position] = original
+
+
+def _step_names(rank: Rank) -> tuple[str, ...]:
+    from collx import _init
+
+    return tuple(step.name for step in _init.STEPS)
+
+
+@pytest.mark.worlds(1)
+def test_every_step_of_init_has_its_faults(pool: Pool) -> None:
+    """The control of this file: a step that is added to init is added to these tests."""
+    assert pool.run(_step_names) == [STEP_NAMES]
+
+
+def _raise() -> None:
+    raise OSError("the injected fault")
+
+
+def _init_with(rank: Rank, where: int, step: str, action: Callable[[], None]) -> Attempt:
+    def make() -> None:
+        with rank.new_communicator("voted", timeout=TIMEOUT):
+            pass
+
+    if rank.rank != where:
+        return attempt(make)
+    with _before_step(step, action):
+        return attempt(make)
+
+
+def _fault(rank: Rank, where: int, step: str) -> Attempt:
+    found = _init_with(rank, where, step, _raise)
+    rank.barrier()
+    with rank.new_communicator("voted") as communicator:
+        assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("step", STEP_NAMES)
+def test_a_fault_in_a_step_fails_init_alike_on_all_ranks(pool: Pool, step: str) -> None:
+    """Hazard 6: the same InitError everywhere, with rank, step and cause; then init works."""
+    if pool.shared and pool.size > 2:
+        pytest.skip("ranks that share a GPU: two ranks stand for all")
+    where = pool.size - 1
+    results = pool.run(_fault, where, step)
+    assert {result.message for result in results} == {results[0].message}
+    for result in results:
+        assert result.error == "InitError", result
+        assert f"rank {where}" in result.message
+        assert step in result.message
+        assert "the injected fault" in result.message
+
+
+def _sleep_long() -> None:
+    time.sleep(TIMEOUT + SLACK)
+
+
+def _sleep_short() -> None:
+    time.sleep(TIMEOUT / 4)
+
+
+def _absence(rank: Rank, where: int, step: str) -> Attempt:
+    found = _init_with(rank, where, step, _sleep_long)
+    rank.barrier()
+    return found
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("step", STEP_NAMES)
+def test_a_rank_that_never_reaches_a_step_fails_init_in_time(pool: Pool, step: str) -> None:
+    """Hazards 6 and 8: no step of init waits without limit."""
+    present, absent = pool.run(_absence, 1, step)
+    for result in (present, absent):
+        assert result.error == "InitError", result
+        assert step in result.message
+        assert "rank 1" in result.message
+    # PyTorch's own rendezvous is given its limit, and the vote after it another.
+    limits = 2 if step == "rendezvous" else 1
+    assert present.seconds < limits * TIMEOUT + SLACK, present
+    # A process whose rendezvous was given up need not be reusable.
+    pool.kill()
+
+
+def _delay(rank: Rank, step: str) -> Attempt:
+    found = _init_with(rank, 0, step, _sleep_short)
+    rank.barrier()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_slow_step_is_no_failure(pool: Pool) -> None:
+    """The negative control of the limits: each step in turn takes its time, and init succeeds."""
+    for step in STEP_NAMES:
+        assert [result.error for result in pool.run(_delay, step)] == ["", ""], step
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _death(rank: Rank, where: int, step: str) -> Attempt:
+    return _init_with(rank, where, step, _die)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("step", ["arguments", "allocate", "rendezvous", "self-test", "ready"])
+def test_a_rank_killed_within_init_fails_it_in_time(pool: Pool, step: str) -> None:
+    """Hazards 6 and 22: also before the rendezvous; nothing is left behind."""
+    pool.submit(_death, 1, step)
+    try:
+        (survivor,) = pool.collect([0], deadline=30.0)
+    finally:
+        pool.kill()
+    assert survivor.error == "InitError", survivor
+    assert "rank 1" in survivor.message
+    assert survivor.seconds < 2 * TIMEOUT + SLACK
+
+
+def _nobody_else(rank: Rank) -> Attempt:
+    found = Attempt("", "", 0.0)
+    if rank.rank == 0:
+        found = attempt(lambda: rank.new_communicator("alone", timeout=TIMEOUT))
+    rank.barrier()
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_init_on_one_rank_only_ends(pool: Pool) -> None:
+    """Hazard 6: the others never call init at all."""
+    found = pool.run(_nobody_else)[0]
+    assert found.error == "InitError"
+    assert "rank 1" in found.message
+    assert found.seconds < TIMEOUT + SLACK
+    pool.kill()
+
+
+_DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "payload_bytes": (8 << 20, 4 << 20),
+    "timeout": (1.0, 1.5),
+    "check": (True, False),
+    "pdl": ("off", "early"),
+    "deterministic": (True, False),
+}
+
+
+def _different(rank: Rank, option: str) -> Attempt:
+    value = _DIFFERENT[option][min(rank.rank, 1)]
+    found = attempt(lambda: rank.new_communicator("options", **{option: value}))
+    rank.barrier()
+    with rank.new_communicator("options") as communicator:
+        assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("option", sorted(_DIFFERENT))
+def test_options_that_differ_between_ranks_are_refused_by_name(pool: Pool, option: str) -> None:
+    """Hazard 5: what must agree is exchanged, not assumed."""
+    for result in pool.run(_different, option):
+        assert result.error == "InitError", result
+        assert option in result.message
+
+
+def _different_name(rank: Rank) -> Attempt:
+    found = attempt(lambda: rank.new_communicator(f"name{rank.rank}", timeout=TIMEOUT))
+    rank.barrier()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_names_that_differ_between_ranks_end_in_an_error(pool: Pool) -> None:
+    """Hazard 5: ranks that look for each other under different names do not wait for ever."""
+    for result in pool.run(_different_name):
+        assert result.error == "InitError", result
+        assert result.seconds < TIMEOUT + SLACK
+    pool.kill()

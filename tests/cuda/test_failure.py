@@ -1,0 +1,1 @@
+from tests.common.suites.failure import *  # noqa: F403

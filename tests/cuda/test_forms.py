@@ -1,0 +1,1 @@
+from tests.common.suites.forms import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.lifecycle import *  # noqa: F403

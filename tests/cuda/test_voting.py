@@ -1,0 +1,1 @@
+from tests.common.suites.voting import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.fuzz import *  # noqa: F403

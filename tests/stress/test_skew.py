@@ -1,0 +1,1 @@
+from tests.common.suites.skew import *  # noqa: F403
