@@ -79,7 +79,7 @@ def extension() -> Extension:
     )
 
 
-class BuildExtension(cpp_extension.BuildExtension):  # type: ignore[misc]
+class BuildExtension(cpp_extension.BuildExtension):
     def run(self) -> None:
         in_checkout = self.inplace or self.editable_mode
         if in_checkout:  # pip would take a fresh folder, and compile everything each time

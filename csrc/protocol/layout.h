@@ -118,12 +118,12 @@ constexpr RegionLayout cuda_layout(int world, uint64_t payload_bytes) {
   layout.twoshot = detail::take_slots(cursor, share(67, 64 << 20), kTileBytes, 2, world);
   layout.twoshot_pairs =
       detail::take_slots(cursor, share(9, 8 << 20), 2 * kTileBytes, 2, world);
-  const uint64_t staged = share(6, 6 << 20) / 2;
+  // Inputs take W/(W+1) of the share and results the rest.
+  const uint64_t staged = share(6, 6 << 20) / 2 * w / (w + 1);
   layout.staging_bytes = staged < w * kTileBytes
                              ? w * kTileBytes
                              : staged / (w * kTileBytes) * (w * kTileBytes);
   layout.result_bytes = layout.staging_bytes / w;
-  // Inputs take W/(W+1) of the share and results the rest, both within the rounding above.
   layout.staging = cursor.take(2 * layout.staging_bytes);
   layout.results = cursor.take(2 * layout.result_bytes);
   layout.total_bytes = cursor.at;

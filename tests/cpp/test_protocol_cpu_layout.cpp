@@ -1,0 +1,94 @@
+// The signal region of a CPU rank: no part of it overlaps another, at any world and payload size.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "protocol/cpu_layout.h"
+#include "ranges.h"
+
+namespace collx {
+namespace {
+
+void add_slots(std::vector<Range>& ranges, const std::string& name, const SlotArea& area,
+               int stages, int world) {
+  for (int stage = 0; stage < stages; ++stage) {
+    for (uint32_t parity = 0; parity < 2; ++parity) {
+      for (int source = 0; source < world; ++source) {
+        ranges.push_back({name, area.slot(world, stage, parity, source), area.tile_bytes});
+      }
+    }
+  }
+}
+
+std::vector<Range> ranges_of(const RegionLayout& layout, int world) {
+  std::vector<Range> ranges = {
+      {"header", 0, sizeof(RegionHeader)},
+      {"control block", layout.barrier_epochs, kCpuControlBytes},
+      {"published words", layout.barrier_flags, kCpuFlagBytes},
+      {"staging", layout.staging, 2 * layout.staging_bytes},
+      {"results", layout.results, 2 * layout.result_bytes},
+  };
+  add_slots(ranges, "oneshot", layout.oneshot, 1, world);
+  add_slots(ranges, "twoshot", layout.twoshot, 2, world);
+  return ranges;
+}
+
+class CpuLayout : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, CpuLayout, testing::Range(1, kMaxCpuRanks + 1));
+
+TEST_P(CpuLayout, no_two_parts_share_a_byte_and_all_lie_in_the_region) {
+  for (const uint64_t payload : kPayloads) {
+    const RegionLayout layout = cpu_layout(GetParam(), payload);
+    EXPECT_EQ(find_overlap(ranges_of(layout, GetParam()), layout.total_bytes), "") << payload;
+  }
+}
+
+// Negative control.
+TEST_P(CpuLayout, a_slot_that_grows_into_another_part_is_noticed) {
+  RegionLayout layout = cpu_layout(GetParam(), kDefaultPayloadBytes);
+  layout.twoshot.tile_bytes += 256;
+  EXPECT_NE(find_overlap(ranges_of(layout, GetParam()), layout.total_bytes), "");
+}
+
+TEST_P(CpuLayout, stays_within_the_payload_down_to_the_smallest_region) {
+  const uint64_t smallest = smallest_cpu_region(GetParam());
+  EXPECT_EQ(cpu_layout(GetParam(), 0).total_bytes, smallest);
+  EXPECT_EQ(cpu_layout(GetParam(), smallest).total_bytes, smallest);
+  for (uint64_t payload = smallest; payload < (4 << 20); payload += 4099) {
+    EXPECT_LE(cpu_layout(GetParam(), payload).total_bytes, payload);
+  }
+}
+
+TEST_P(CpuLayout, fits_the_default_payload_unshrunk) {
+  const RegionLayout layout = cpu_layout(GetParam(), kDefaultPayloadBytes);
+  EXPECT_EQ(layout.total_bytes, cpu_layout(GetParam(), 1ull << 40).total_bytes);
+  EXPECT_LE(layout.total_bytes, kDefaultPayloadBytes);
+}
+
+TEST_P(CpuLayout, slots_are_whole_lines_on_lines_of_their_own) {
+  for (const uint64_t payload : kPayloads) {
+    const RegionLayout layout = cpu_layout(GetParam(), payload);
+    for (const Range& range : ranges_of(layout, GetParam())) {
+      EXPECT_EQ(range.start % kCpuLineBytes, 0u) << range.name;
+      EXPECT_GT(range.bytes, 0u) << range.name;
+    }
+    EXPECT_EQ(layout.oneshot.tile_bytes % kCpuLineBytes, 0u);
+    EXPECT_EQ(layout.twoshot.tile_bytes % kCpuLineBytes, 0u);
+  }
+}
+
+TEST_P(CpuLayout, a_chunk_is_what_its_area_holds) {
+  for (const uint64_t payload : kPayloads) {
+    const RegionLayout layout = cpu_layout(GetParam(), payload);
+    const uint64_t world = static_cast<uint64_t>(GetParam());
+    const auto chunk = [&](Algorithm a) { return cpu_chunk_bytes(layout, a, GetParam()); };
+    EXPECT_EQ(chunk(Algorithm::oneshot_push), layout.oneshot.tile_bytes);
+    EXPECT_EQ(chunk(Algorithm::twoshot_push), layout.twoshot.tile_bytes * world);
+    EXPECT_EQ(chunk(Algorithm::twoshot_pull), layout.result_bytes * world);
+    EXPECT_EQ(chunk(Algorithm::fallback), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace collx

@@ -1,0 +1,138 @@
+// The signal region: no part of it overlaps another, at any world size and payload size.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "protocol/layout.h"
+#include "ranges.h"
+
+namespace collx {
+namespace {
+
+void add_slots(std::vector<Range>& ranges, const std::string& name, const SlotArea& area,
+               int stages, int world) {
+  ranges.push_back({name + " entries", area.entries, area.tiles * sizeof(TileEntry)});
+  for (int stage = 0; stage < stages; ++stage) {
+    for (uint32_t parity = 0; parity < 2; ++parity) {
+      for (int source = 0; source < world; ++source) {
+        ranges.push_back({name + " slot", area.slot(world, stage, parity, source),
+                          static_cast<uint64_t>(area.tiles) * area.tile_bytes});
+      }
+    }
+  }
+}
+
+/// Everything that a region holds, each slot on its own.
+std::vector<Range> ranges_of(const RegionLayout& layout, int world) {
+  std::vector<Range> ranges = {
+      {"header", 0, sizeof(RegionHeader)},
+      {"barrier epochs", layout.barrier_epochs, kMaxBlocks * sizeof(uint32_t)},
+      {"barrier flags", layout.barrier_flags, kMaxBlocks * kMaxRanks * sizeof(uint64_t)},
+      {"staging", layout.staging, 2 * layout.staging_bytes},
+      {"results", layout.results, 2 * layout.result_bytes},
+  };
+  add_slots(ranges, "oneshot", layout.oneshot, 1, world);
+  add_slots(ranges, "oneshot pairs", layout.oneshot_pairs, 1, world);
+  add_slots(ranges, "twoshot", layout.twoshot, 2, world);
+  add_slots(ranges, "twoshot pairs", layout.twoshot_pairs, 2, world);
+  return ranges;
+}
+
+class Layout : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, Layout, testing::Range(1, kMaxRanks + 1));
+
+TEST_P(Layout, no_two_parts_share_a_byte_and_all_lie_in_the_region) {
+  for (const uint64_t payload : kPayloads) {
+    const RegionLayout layout = cuda_layout(GetParam(), payload);
+    EXPECT_EQ(find_overlap(ranges_of(layout, GetParam()), layout.total_bytes), "") << payload;
+  }
+}
+
+// Negative control: the finder above does see overlaps.
+TEST_P(Layout, a_part_that_reaches_into_another_is_noticed) {
+  const RegionLayout good = cuda_layout(GetParam(), 1 << 20);
+  RegionLayout bad = good;
+  bad.oneshot.entries -= sizeof(TileEntry) * bad.oneshot.tiles + 256;
+  EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
+  bad = good;
+  bad.twoshot.tiles += 1;  // the slots grow, nothing else does
+  EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
+  EXPECT_NE(find_overlap(ranges_of(good, GetParam()), good.results), "");
+}
+
+TEST_P(Layout, stays_within_the_payload_wherever_one_tile_of_each_fits) {
+  const uint64_t smallest = cuda_layout(GetParam(), 0).total_bytes;
+  for (const uint64_t payload : kPayloads) {
+    EXPECT_LE(cuda_layout(GetParam(), payload).total_bytes, std::max(payload, smallest)) << payload;
+  }
+}
+
+TEST_P(Layout, never_shrinks_when_the_payload_grows) {
+  uint64_t before = 0;
+  for (uint64_t payload = 0; payload < (256ull << 20); payload += 777777) {
+    const RegionLayout layout = cuda_layout(GetParam(), payload);
+    EXPECT_GE(layout.total_bytes, before) << payload;
+    before = layout.total_bytes;
+  }
+}
+
+TEST_P(Layout, every_area_carries_at_least_one_tile) {
+  for (const uint64_t payload : kPayloads) {
+    const RegionLayout layout = cuda_layout(GetParam(), payload);
+    for (const SlotArea& area :
+         {layout.oneshot, layout.oneshot_pairs, layout.twoshot, layout.twoshot_pairs}) {
+      EXPECT_GE(area.tiles, 1u);
+      EXPECT_EQ(area.capacity(), static_cast<uint64_t>(area.tiles) * kTileBytes);
+    }
+    EXPECT_GE(layout.result_bytes, kTileBytes);
+    EXPECT_EQ(layout.result_bytes * static_cast<uint64_t>(GetParam()), layout.staging_bytes);
+  }
+}
+
+TEST_P(Layout, slots_and_staging_are_aligned_to_whole_lines) {
+  for (const uint64_t payload : kPayloads) {
+    const RegionLayout layout = cuda_layout(GetParam(), payload);
+    for (const Range& range : ranges_of(layout, GetParam())) {
+      EXPECT_EQ(range.start % 128, 0u) << range.name;
+    }
+    EXPECT_EQ(layout.staging_bytes % kVectorBytes, 0u);
+    EXPECT_EQ(layout.result_bytes % kVectorBytes, 0u);
+  }
+}
+
+TEST(Layout, a_pair_takes_twice_the_wire_of_its_data) {
+  const RegionLayout layout = cuda_layout(4, kDefaultPayloadBytes);
+  EXPECT_EQ(layout.oneshot.tile_bytes, kTileBytes);
+  EXPECT_EQ(layout.twoshot.tile_bytes, kTileBytes);
+  EXPECT_EQ(layout.oneshot_pairs.tile_bytes, 2 * kTileBytes);
+  EXPECT_EQ(layout.twoshot_pairs.tile_bytes, 2 * kTileBytes);
+}
+
+TEST(Layout, both_parities_of_a_slot_differ_and_alternate_across_the_wrap_around) {
+  const RegionLayout layout = cuda_layout(2, kDefaultPayloadBytes);
+  uint64_t before = 0;
+  for (uint32_t epoch = 0xFFFFFFF0u; epoch != 0x10u; ++epoch) {
+    const uint64_t slot = layout.oneshot.slot(2, 0, epoch & 1, 1);
+    EXPECT_NE(slot, before);
+    before = slot;
+  }
+}
+
+// Words that different ranks write while others poll them stand on lines of their own.
+TEST(Layout, header_words_of_different_writers_share_no_line) {
+  const size_t poison = offsetof(RegionHeader, poison) / 128;
+  const size_t own = offsetof(RegionHeader, claimed) / 128;
+  const size_t inbox = offsetof(RegionHeader, inbox) / 128;
+  const size_t check = offsetof(RegionHeader, check) / 128;
+  EXPECT_LT(poison, own);
+  EXPECT_LT(own, inbox);
+  EXPECT_LT(inbox, check);
+  EXPECT_EQ(sizeof(CheckSlot) % 128, 0u);
+  EXPECT_EQ(offsetof(RegionHeader, sequence) / 128, own);
+}
+
+}  // namespace
+}  // namespace collx

@@ -1,0 +1,212 @@
+// Selection: one pure function of agreed values, which gives every rank the same plan.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <tuple>
+#include <vector>
+
+#include "protocol/layout.h"
+#include "protocol/selection.h"
+
+namespace collx {
+namespace {
+
+constexpr uint64_t kSizes[] = {1,       16,      1000,    64 << 10, 128 << 10,  (128 << 10) + 1,
+                               1 << 20, 3333333, 8 << 20, 64 << 20, 256u << 20, 1ull << 33};
+
+bool equal(const Plan& a, const Plan& b) {
+  return std::tie(a.algorithm, a.blocks, a.threads) == std::tie(b.algorithm, b.blocks, b.threads);
+}
+
+/// Requests over all devices, dtypes, worlds, sizes and bounds.
+std::vector<Request> requests() {
+  std::vector<Request> all;
+  for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+    const int limit = device == DeviceKind::cpu ? kMaxCpuRanks : kMaxCudaRanks;
+    for (int dtype = 0; dtype < static_cast<int>(DType::count); ++dtype) {
+      for (int world = 1; world <= limit; ++world) {
+        for (const uint64_t bytes : kSizes) {
+          for (int symmetric = 0; symmetric < 4; ++symmetric) {
+            Request request;
+            request.device = device;
+            request.dtype = static_cast<DType>(dtype);
+            request.bytes = bytes;
+            request.world = world;
+            request.input_symmetric = symmetric & 1;
+            request.output_symmetric = symmetric & 2;
+            request.room = 66;
+            all.push_back(request);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+/// What differs between the ranks of one call, and must not matter.
+struct Local {
+  int rank;
+  const void* address;
+  uint64_t free_bytes;
+};
+
+using Selection = std::function<Plan(const Request&, const Local&)>;
+
+/// Whether all ranks of a call get one plan from `selection`, whatever is local to them.
+bool ranks_agree(const Selection& selection) {
+  for (const Request& request : requests()) {
+    const Plan first = selection(request, {0, nullptr, 0});
+    for (int rank = 1; rank < request.world; ++rank) {
+      const auto address = reinterpret_cast<const void*>(0x1001ull * static_cast<uint64_t>(rank));
+      if (!equal(selection(request, {rank, address, 1ull << (20 + rank)}), first)) return false;
+    }
+  }
+  return true;
+}
+
+TEST(Selection, gives_every_rank_the_same_plan) {
+  EXPECT_TRUE(ranks_agree([](const Request& request, const Local&) { return select(request); }));
+}
+
+// Negative controls: choices from rank-local facts (hazard 5) are seen by the check above.
+TEST(Selection, a_choice_from_rank_local_facts_is_noticed) {
+  EXPECT_FALSE(ranks_agree([](const Request& request, const Local& local) {
+    Plan plan = select(request);
+    if (reinterpret_cast<uintptr_t>(local.address) % kVectorBytes != 0) plan.threads = 32;
+    return plan;
+  }));
+  EXPECT_FALSE(ranks_agree([](const Request& request, const Local& local) {
+    Request smaller = request;
+    if (local.free_bytes < (2ull << 20)) smaller.max_blocks = 1;
+    return select(smaller);
+  }));
+  EXPECT_FALSE(ranks_agree([](const Request& request, const Local& local) {
+    Request other = request;
+    other.capabilities.peer_access = local.rank != 1;
+    return select(other);
+  }));
+}
+
+TEST(Selection, is_known_at_compile_time_and_so_reads_nothing_else) {
+  constexpr Plan plan = [] {
+    Request request;
+    request.device = DeviceKind::cuda;
+    request.bytes = 1 << 10;
+    request.world = 4;
+    return select(request);
+  }();
+  static_assert(plan.algorithm == Algorithm::oneshot_push);
+}
+
+TEST(Selection, always_decides) {
+  for (const Request& request : requests()) {
+    const Plan plan = select(request);
+    EXPECT_NE(plan.algorithm, Algorithm::automatic);
+    EXPECT_LT(plan.algorithm, Algorithm::count);
+    EXPECT_NE(plan.algorithm, Algorithm::fallback) << "peers can be reached";
+  }
+}
+
+TEST(Selection, takes_only_algorithms_whose_needs_are_met) {
+  for (const Request& request : requests()) {
+    if (request.input_symmetric && request.output_symmetric) continue;
+    EXPECT_FALSE(needs_symmetric(select(request).algorithm));
+  }
+}
+
+TEST(Selection, falls_back_where_peers_cannot_be_reached) {
+  for (Request request : requests()) {
+    request.capabilities.peer_access = false;
+    EXPECT_EQ(select(request).algorithm, Algorithm::fallback);
+  }
+}
+
+TEST(Selection, obeys_a_forced_algorithm) {
+  for (int i = 1; i < static_cast<int>(Algorithm::count); ++i) {
+    for (Request request : requests()) {
+      request.algorithm = static_cast<Algorithm>(i);
+      ASSERT_EQ(select(request).algorithm, request.algorithm);
+    }
+  }
+}
+
+TEST(Selection, keeps_grids_within_what_can_be_resident) {
+  for (Request request : requests()) {
+    if (request.device == DeviceKind::cpu) continue;
+    for (const int room : {1, 2, 66, 132, 4096}) {
+      request.room = room;
+      const Plan plan = select(request);
+      ASSERT_GE(plan.blocks, 1);
+      ASSERT_LE(plan.blocks, kMaxBlocks);
+      ASSERT_LE(static_cast<int64_t>(plan.blocks) * plan.threads,
+                static_cast<int64_t>(room) * kFullBlock);
+      ASSERT_TRUE(plan.threads == 64 || plan.threads == 128 || plan.threads == 256 ||
+                  plan.threads == kFullBlock);
+    }
+  }
+}
+
+TEST(Selection, honours_max_blocks_down_to_one_in_every_algorithm) {
+  for (int i = 0; i < static_cast<int>(Algorithm::count); ++i) {
+    for (Request request : requests()) {
+      request.algorithm = static_cast<Algorithm>(i);
+      for (const int bound : {1, 2, 7, 64, 5000}) {
+        request.max_blocks = bound;
+        ASSERT_LE(select(request).blocks, bound);
+      }
+    }
+  }
+}
+
+TEST(Selection, every_row_of_the_table_is_reached) {
+  for (const SelectionRow& row : kSelection) {
+    Request request;
+    request.device = row.device;
+    request.dtype = row.sentinel ? DType::float32 : DType::int32;
+    request.bytes = row.up_to;
+    request.world = row.max_world;
+    request.input_symmetric = request.output_symmetric = row.symmetric;
+    EXPECT_EQ(select_algorithm(request), row.algorithm)
+        << "row " << &row - kSelection << " of the table is hidden by one above it";
+  }
+}
+
+TEST(Selection, a_row_ends_after_its_last_byte) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.world = 4;
+  for (const SelectionRow& row : kSelection) {
+    if (row.device != request.device || !row.sentinel || row.up_to == kAnySize ||
+        row.max_world != request.world) {
+      continue;
+    }
+    request.bytes = row.up_to + 1;
+    EXPECT_NE(select_algorithm(request), row.algorithm);
+  }
+}
+
+TEST(Workspace, is_what_the_formulas_of_the_algorithms_say) {
+  const uint64_t bytes = 4 << 20;
+  const auto of = [&](Algorithm algorithm, DType dtype, bool symmetric) {
+    return workspace_bytes(algorithm, dtype, bytes, 4, symmetric);
+  };
+  EXPECT_EQ(of(Algorithm::oneshot_push, DType::float32, false), 2 * 4 * bytes);
+  EXPECT_EQ(of(Algorithm::oneshot_push, DType::int32, false), 4 * 4 * bytes);
+  EXPECT_EQ(of(Algorithm::twoshot_push, DType::float32, false), 4 * bytes);
+  EXPECT_EQ(of(Algorithm::twoshot_push, DType::int32, false), 8 * bytes);
+  EXPECT_EQ(of(Algorithm::oneshot_pull, DType::float32, true), 0u);
+  EXPECT_EQ(of(Algorithm::oneshot_pull, DType::float32, false), 2 * bytes);
+  EXPECT_LE(of(Algorithm::twoshot_pull, DType::float32, true), 2 * bytes);
+  EXPECT_EQ(of(Algorithm::pull_push, DType::float32, true), 0u);
+  EXPECT_EQ(of(Algorithm::fallback, DType::float32, false), 0u);
+}
+
+TEST(Workspace, of_nothing_is_nothing) {
+  for (int i = 1; i < static_cast<int>(Algorithm::count); ++i) {
+    EXPECT_EQ(workspace_bytes(static_cast<Algorithm>(i), DType::int32, 0, 4, false), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace collx
