@@ -109,7 +109,7 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
 
 
 def poison_payload(rank: Rank, communicator: Any) -> None:
-    """Fills the memory that pull forms stage data in with NaN: float32's ordinary one. Collective."""
+    """Fills the memory that pull forms stage data in with NaN (of float32). Collective."""
     rank.synchronize()
     rank.barrier()
     layout: dict[str, int] = communicator._setup.layout

@@ -33,9 +33,10 @@ def _partly_overlapping(rank: Rank, name: str) -> None:
     torch.ops.collx.allreduce.out(memory[:12], "sum", name, out=memory[4:16])
 
 
-def _interleaved(rank: Rank, name: str) -> None:
-    memory = ones(rank, 24)
-    torch.ops.collx.allreduce.out(memory[::2], "sum", name, out=memory[:12])
+def _partly_overlapping_transposed(rank: Rank, name: str) -> None:
+    memory = ones(rank, 20)
+    source, out = memory[:12].view(3, 4).t(), memory[4:16].view(4, 3)
+    torch.ops.collx.allreduce.out(source, "sum", name, out=out)
 
 
 def _out_on_itself(rank: Rank, name: str) -> None:
@@ -108,10 +109,22 @@ WRONG: dict[str, tuple[Call, tuple[str, ...], tuple[str, ...]]] = {
         ("ValueError", "NotImplementedError"),
         ("allreduce", "out|device"),
     ),
-    "out that overlaps the input partly": (_partly_overlapping, ("ValueError",), ("allreduce", "overlap")),
-    "out between the input's elements": (_interleaved, ("ValueError",), ("allreduce", "overlap")),
-    "out that overlaps itself": (_out_on_itself, ("ValueError", "RuntimeError"), ("allreduce|collx|out",)),
-}  # fmt: skip
+    "out that overlaps the input partly": (
+        _partly_overlapping,
+        ("ValueError",),
+        ("allreduce", "out", "overlap"),
+    ),
+    "out that overlaps the transposed input partly": (
+        _partly_overlapping_transposed,
+        ("ValueError",),
+        ("allreduce", "out", "overlap"),
+    ),
+    "out that overlaps itself": (
+        _out_on_itself,
+        ("ValueError",),
+        ("allreduce", "out", "location"),
+    ),
+}
 
 
 def _refused(rank: Rank, what: str) -> Attempt:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def _default_name(rank: Rank) -> bool:
     import collx
 
     with collx.init(device=rank.device, payload_bytes=4 << 20) as communicator:
-        assert communicator.name == dist.group.WORLD.group_name
+        assert communicator.name == dist.distributed_c10d._get_default_group().group_name
         result = torch.ops.collx.allreduce(ones(rank), "sum", communicator.name)
         again = collx.allreduce(ones(rank))
         return bool((result == rank.size).all() and (again == rank.size).all())
@@ -248,7 +249,7 @@ def _recycled(rank: Rank) -> list[str]:
         del symmetric
         ordinary = inputs[rank.rank].to(rank.device)
         found.append(differences(allreduce(communicator, ordinary).cpu(), expected))
-        refused = attempt(lambda tensor=ordinary: allreduce(communicator, tensor, "pull_push"))
+        refused = attempt(partial(allreduce, communicator, ordinary, "pull_push"))
         assert refused.error, "an ordinary tensor was taken for a symmetric one"
     return found
 
@@ -277,7 +278,8 @@ def _facts_of_one_rank(rank: Rank) -> list[tuple[dict[str, Any], str]]:
     # An input whose address differs modulo the vector, contiguous or not as the rank likes.
     base = torch.arange(4000, device=rank.device, dtype=torch.float32)
     own = base[rank.rank : rank.rank + 1000] if rank.rank % 2 else base[:2000:2]
-    want = sum(base[r : r + 1000] if r % 2 else base[:2000:2] for r in range(rank.size))
+    each = [base[r : r + 1000] if r % 2 else base[:2000:2] for r in range(rank.size)]
+    want = torch.stack(each).sum(0)  # small integers: exact in any order
     found.append(({}, differences(allreduce(communicator, own).cpu(), want.cpu())))
     communicator.destroy()
     del ballast
@@ -350,20 +352,30 @@ print("the end", flush=True)
 """
 
 
-def _exit_codes(device: str, ending: str) -> list[tuple[int, str]]:
+def exit_codes(
+    device: str,
+    ending: str,
+    settings: dict[str, str] | None = None,
+    by_rank: list[dict[str, str]] | None = None,
+) -> list[tuple[int, str]]:
+    """Exit code and output of two ranks, each an interpreter of its own that runs PROGRAM."""
     from ..worlds import World, gpu_count, rank_environment
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = World(device, 2, min(2, gpu_count()) if device == "cuda" else 0)
-    environment = {**os.environ, **rank_environment(world)}
+    environment = {**os.environ, **rank_environment(world), **(settings or {})}
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "python"), *sys.path])
+    program = PROGRAM.format(ending=ending)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(ending=ending), str(r), str(store.port), device],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, "-c", program, str(rank), str(store.port), device],
+            env={**environment, **(by_rank[rank] if by_rank else {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-        for r in range(2)
-    ]  # fmt: skip
+        for rank in range(2)
+    ]
     found = []
     for process in processes:
         try:
@@ -380,7 +392,7 @@ def _exit_codes(device: str, ending: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("how", sorted(EXITS))
 def test_the_interpreter_exits_in_any_order(pool: Pool, how: str) -> None:
     """Hazard 24: no crash, no hang, no message, whatever dies first."""
-    for code, output in _exit_codes(pool.world.device, EXITS[how]):
+    for code, output in exit_codes(pool.world.device, EXITS[how]):
         assert code == 0, output
         for word in ("terminate called", "Segmentation", "Traceback", "Fatal", "did not end"):
             assert word not in output, output

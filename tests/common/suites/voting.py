@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from ..attempt import SLACK, Attempt, attempt, works
+from ..attempt import SLACK, Attempt, allreduce, attempt, ones, works
 from ..pool import Pool
 from ..rank import Rank
 
@@ -33,22 +35,27 @@ STEP_NAMES = (
 
 
 @contextmanager
-def _before_step(name: str, action: Callable[[], None]) -> Iterator[None]:
-    """Runs `action` before this rank takes the named step of init."""
+def _instead_of_step(name: str, run: Callable[[Any, Callable[[Any], Any]], Any]) -> Iterator[None]:
+    """This rank takes `run(setup, original)` for the named step of init."""
     from collx import _init
 
     position = [step.name for step in _init.STEPS].index(name)
     original = _init.STEPS[position]
-
-    def run(setup: Any) -> Any:
-        action()
-        return original.run(setup)
-
-    _init.STEPS[position] = replace(original, run=run)
+    _init.STEPS[position] = replace(original, run=lambda setup: run(setup, original.run))
     try:
         yield
     finally:
         _init.STEPS[position] = original
+
+
+def _before_step(name: str, action: Callable[[], None]) -> AbstractContextManager[None]:
+    """Runs `action` before this rank takes the named step of init."""
+
+    def run(setup: Any, original: Callable[[Any], Any]) -> Any:
+        action()
+        return original(setup)
+
+    return _instead_of_step(name, run)
 
 
 def _step_names(rank: Rank) -> tuple[str, ...]:
@@ -225,3 +232,83 @@ def test_names_that_differ_between_ranks_end_in_an_error(pool: Pool) -> None:
         assert result.error == "InitError", result
         assert result.seconds < TIMEOUT + SLACK
     pool.kill()
+
+
+def test_a_region_is_ready_before_a_peer_can_know_it() -> None:
+    """Hazard 10: initialised, then exchanged, with a vote between the two as the barrier."""
+    assert STEP_NAMES.index("initialise") < STEP_NAMES.index("rendezvous")
+
+
+def _apart(rank: Rank, step: str) -> dict[str, Any]:
+    def elsewhere(setup: Any, original: Callable[[Any], Any]) -> Any:
+        value = original(setup)
+        if rank.rank != rank.size - 1:
+            return value
+        return "another machine" if step == "machine" else [value[0], "peer of rank 0"]
+
+    def unreachable(setup: Any, original: Callable[[Any], Any]) -> Any:
+        # Rank 0's GPU gets a name of its own, and the last rank does not reach it.
+        value = ["peer of rank 0"] if rank.rank == 0 else original(setup)
+        return [value[0], "peer of rank 0"] if rank.rank == rank.size - 1 else value
+
+    other = elsewhere if step == "machine" else unreachable
+    with _instead_of_step(step, other), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        communicator = rank.new_communicator("apart")
+    found = {
+        "reason": communicator.fallback_reason,
+        "warned": [str(warning.message) for warning in caught],
+        "works": works(rank, communicator),
+        "algorithm": communicator.explain("allreduce", 100)["algorithm"],
+        "forced": attempt(lambda: allreduce(communicator, ones(rank), "oneshot_push")),
+        "empty": bool((allreduce(communicator, communicator.empty((9,)).fill_(2)) > 2).all()),
+    }
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("step", ["machine", "peer access"])
+def test_without_direct_access_all_ranks_fall_back_and_say_why(pool: Pool, step: str) -> None:
+    """Hazards 5, 18 and 21: one rank's fact becomes everybody's decision; only rank 0 warns."""
+    if step == "peer access" and pool.world.device == "cpu":
+        pytest.skip("on CPU every rank of a machine reaches the others")
+    results = pool.run(_apart, step)
+    assert len({found["reason"] for found in results}) == 1
+    for rank, found in enumerate(results):
+        assert found["reason"]
+        assert found["works"]
+        assert found["empty"]
+        assert found["algorithm"] == "fallback"
+        assert found["forced"].error == "NotImplementedError", found
+        assert (rank == 0) == any(found["reason"] in text for text in found["warned"])
+
+
+def _wrong_data(rank: Rank) -> Attempt:
+    from collx import _selftest
+
+    original = _selftest._values
+
+    def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
+        made = original(rank, dtype)
+        if rank == 0:
+            made[4098] += 1
+        return made
+
+    if rank.rank == 0:
+        # Rank 0 sends, at one element, what no other rank expects of it.
+        _selftest._values = values
+    try:
+        return attempt(lambda: rank.new_communicator("wrong"))
+    finally:
+        _selftest._values = original
+        rank.barrier()
+
+
+@pytest.mark.worlds(2, 3)
+def test_wrong_data_in_the_self_test_fails_init(pool: Pool) -> None:
+    """Hazard 18: access that is advertised and delivers wrong data is found with real data."""
+    for found in pool.run(_wrong_data):
+        assert found.error == "InitError", found
+        assert "self-test" in found.message
+        assert "4098" in found.message

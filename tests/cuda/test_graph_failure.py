@@ -1,0 +1,125 @@
+"""Failure inside captured CUDA graphs: a named error on every rank in time, however many calls."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from tests.common.attempt import SLACK, Attempt, allreduce, attempt, finish, ones, works
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+
+TIMEOUT = 1.0
+CALLS = 50  # in a graph: a failure must not be waited for fifty times
+ALGORITHMS = ("oneshot_push", "twoshot_push", "pull_push", "oneshot_pull", "twoshot_pull")
+
+
+def _captured(rank: Rank, communicator: Any, algorithm: str, numel: int = 1000) -> Any:
+    source, out = communicator.empty((numel,)).fill_(1), communicator.empty((numel,))
+    if algorithm != "pull_push":
+        source, out = ones(rank, numel), torch.empty(numel, device=rank.device)
+    calls = 3 if rank.world.shared else CALLS
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            torch.ops.collx.allreduce.out(source, "sum", communicator.name, algorithm, 0, out=out)
+    return graph, (source, out)
+
+
+def _replay_and_finish(communicator: Any, graph: torch.cuda.CUDAGraph) -> None:
+    graph.replay()
+    finish(communicator)
+
+
+def _absent(rank: Rank, algorithm: str) -> dict[str, Attempt]:
+    communicator = rank.new_communicator("graph-absent", timeout=TIMEOUT)
+    graph, _tensors = _captured(rank, communicator, algorithm)
+    _replay_and_finish(communicator, graph)
+    rank.barrier()
+    if rank.rank == rank.size - 1:
+        time.sleep(TIMEOUT + SLACK)
+        found = {"replay": attempt(communicator.check)}
+    else:
+        found = {"replay": attempt(lambda: _replay_and_finish(communicator, graph))}
+    # What a poisoned communicator has in graphs ends at once, and says so again.
+    found["again"] = attempt(lambda: _replay_and_finish(communicator, graph))
+    found["eager"] = attempt(lambda: allreduce(communicator, ones(rank)))
+    found["destroy"] = attempt(communicator.destroy)
+    rank.barrier()
+    with rank.new_communicator("graph-absent") as fresh:
+        assert works(rank, fresh)
+    return found
+
+
+@pytest.mark.worlds(2, 4)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rank_that_never_replays_is_named_in_time(pool: Pool, algorithm: str) -> None:
+    """Hazard 8, captured: no crash of the context, and every later call refuses at once."""
+    if pool.shared and pool.size > 2 and algorithm != "oneshot_push":
+        pytest.skip("ranks that share a GPU: one algorithm stands for all")
+    absent = pool.size - 1
+    for rank, found in enumerate(pool.run(_absent, algorithm)):
+        assert found["replay"].error == "CollectiveTimeout", found
+        assert f"rank {absent}" in found["replay"].message
+        assert "allreduce" in found["replay"].message
+        if rank != absent:
+            assert found["replay"].seconds < TIMEOUT + SLACK, found
+        assert found["again"].error == "CollectiveTimeout", found
+        assert found["again"].seconds < SLACK, found
+        assert found["eager"].error in ("CommunicatorPoisoned", "CollectiveTimeout"), found
+        assert found["destroy"] == Attempt("", "", found["destroy"].seconds)
+        assert found["destroy"].seconds < SLACK
+
+
+def _replay_until_failure(rank: Rank) -> Attempt:
+    communicator = rank.communicator("graph-killed", timeout=TIMEOUT)
+    graph, _tensors = _captured(rank, communicator, "oneshot_push")
+    _replay_and_finish(communicator, graph)
+    rank.barrier()
+    last = Attempt("", "", 0.0)
+    while not last.error:
+        last = attempt(lambda: _replay_and_finish(communicator, graph))
+    return last
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_lost_between_replays_is_named_in_time(pool: Pool, number: signal.Signals) -> None:
+    """A rank that is killed or stopped while the others replay."""
+    pool.submit(_replay_until_failure)
+    time.sleep(4.0)
+    pool.signal(1, number)
+    try:
+        (survivor,) = pool.collect([0], deadline=30.0)
+        assert survivor.error == "CollectiveTimeout", survivor
+        assert "rank 1" in survivor.message
+        assert survivor.seconds < TIMEOUT + SLACK
+    finally:
+        pool.kill()
+
+
+def _mismatch(rank: Rank) -> Attempt:
+    communicator = rank.new_communicator("graph-differs", timeout=TIMEOUT, check=True)
+    numel = 500 if rank.rank == 0 else 600
+    graph, _tensors = _captured(rank, communicator, "oneshot_push", numel)
+    rank.synchronize()
+    rank.barrier()
+    found = attempt(lambda: _replay_and_finish(communicator, graph))
+    rank.barrier()
+    found = found if found.error else attempt(communicator.check)
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2, 4)
+def test_checked_mode_works_in_graphs(pool: Pool) -> None:
+    """Another shape on one rank: both sides are named, on every rank."""
+    for found in pool.run(_mismatch):
+        assert found.error == "CollectiveMismatch", found
+        assert "500" in found.message
+        assert "600" in found.message
+        assert found.seconds < TIMEOUT + SLACK

@@ -1,0 +1,147 @@
+"""Streams: one communicator on several, several communicators at once, and what nobody ordered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.common.attempt import SLACK, Attempt, allreduce, attempt, finish, ones
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+from tests.common.suites.skew import delay
+
+TIMEOUT = 5.0
+
+
+def _hopping(rank: Rank, rounds: int) -> list[int]:
+    communicator = rank.communicator()
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    kept = []
+    for number in range(rounds):
+        stream = streams[number % 3]
+        source = ones(rank, 1 + number * 977 % 9000).mul_(number + 1)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            if number % rank.size == rank.rank:
+                delay(rank, 1.0)
+            result = allreduce(communicator, source)
+            kept.append((result, source, (number + 1) * rank.size))
+    finish(communicator)
+    return [int((result != want).sum()) for result, _, want in kept if bool((result != want).any())]
+
+
+@pytest.mark.worlds(1, 2, 4)
+def test_one_communicator_follows_from_stream_to_stream(pool: Pool) -> None:
+    """Hazard 1: nobody orders the streams; the communicator does."""
+    assert pool.run(_hopping, 12 if pool.shared else 200) == [[]] * pool.size
+
+
+def _crossed(rank: Rank, rounds: int) -> int:
+    options = {"blocks": 16}
+    pair = [rank.new_communicator(name, **options) for name in ("left", "right")]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    source = ones(rank, 50_000)
+    torch.cuda.synchronize()
+    wrong = torch.zeros((), dtype=torch.int64, device=rank.device)
+    for number in range(rounds):
+        # Even ranks start with the one, odd ranks with the other.
+        results = {}
+        for which in (0, 1) if rank.rank % 2 == 0 else (1, 0):
+            with torch.cuda.stream(streams[which]):
+                if number % 5 == rank.rank:
+                    delay(rank, 0.5)
+                results[which] = allreduce(pair[which], source, ("auto", "twoshot_pull")[which])
+        for which, result in results.items():
+            torch.cuda.current_stream().wait_stream(streams[which])
+            result.record_stream(torch.cuda.current_stream())
+            wrong.add_((result != rank.size).sum())
+    for communicator in pair:
+        finish(communicator)
+    answer = int(wrong)
+    for communicator in pair:
+        communicator.destroy()
+    return answer
+
+
+@pytest.mark.worlds(2, 4)
+def test_two_communicators_on_two_streams_in_opposite_order(pool: Pool) -> None:
+    """Hazard 1: each has flags and blocks of its own, so ranks may start them in any order."""
+    assert pool.run(_crossed, 5 if pool.shared else 200) == [0] * pool.size
+
+
+def _captured(communicator: Any, source: torch.Tensor) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(4):
+            allreduce(communicator, source, "oneshot_push")
+    return graph
+
+
+def _unordered(rank: Rank) -> Attempt:
+    communicator = rank.new_communicator("unordered", timeout=TIMEOUT)
+    sources = [ones(rank, 500), ones(rank, 500)]
+    graphs = [_captured(communicator, source) for source in sources]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    rank.synchronize()
+    rank.barrier()
+    for graph, stream in zip(graphs, streams, strict=True):
+        with torch.cuda.stream(stream):
+            if rank.rank == 0:
+                delay(rank, 100.0)  # the other ranks' kernels wait, two of them at once
+            graph.replay()
+    found = attempt(lambda: finish(communicator))
+    rank.barrier()
+    found = found if found.error else attempt(communicator.check)
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_replays_that_nobody_ordered_are_named(pool: Pool) -> None:
+    """Hazard 1: two graphs on two streams use one tile at once. An error, and never a hang."""
+    for found in pool.run(_unordered):
+        assert found.error == "CollectiveOverlap", found
+        assert found.seconds < TIMEOUT + SLACK
+
+
+def _ordered(rank: Rank) -> bool:
+    communicator = rank.new_communicator("ordered", timeout=TIMEOUT)
+    sources = [ones(rank, 500), ones(rank, 500)]
+    graphs = [_captured(communicator, source) for source in sources]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    rank.synchronize()
+    for number in range(6):
+        streams[number % 2].wait_stream(streams[1 - number % 2])
+        with torch.cuda.stream(streams[number % 2]):
+            if rank.rank == 0:
+                delay(rank, 5.0)
+            graphs[number % 2].replay()
+    finish(communicator)
+    communicator.destroy()
+    return True
+
+
+@pytest.mark.worlds(2)
+def test_replays_that_are_ordered_are_no_overlap(pool: Pool) -> None:
+    """The control of the test above: the same graphs and streams, with an order."""
+    assert all(pool.run(_ordered))
+
+
+def _level_when_sharing(rank: Rank) -> tuple[str, str, str]:
+    first = rank.new_communicator("level-1", pdl="early")
+    alone = first.explain("allreduce", 10)["pdl"]
+    second = rank.new_communicator("level-2", pdl="early")
+    together = first.explain("allreduce", 10)["pdl"]
+    second.destroy()
+    again = first.explain("allreduce", 10)["pdl"]
+    first.destroy()
+    return alone, together, again
+
+
+@pytest.mark.worlds(1)
+def test_early_release_needs_a_communicator_that_is_alone(pool: Pool) -> None:
+    """Dependents of a spinning kernel could take the place of another communicator's blocks."""
+    pool.kill()  # a process in which no other test has left a communicator
+    assert pool.run(_level_when_sharing) == [("early", "end", "early")]
