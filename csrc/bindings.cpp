@@ -1,0 +1,181 @@
+// The extension module collx._C. python/collx/_C.pyi documents this surface.
+//
+// pybind11 is the copy in torch/include: it shares types and exceptions with PyTorch's own modules.
+#include <torch/csrc/utils/pybind.h>
+#include <torch/extension.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory/boot_id.h"
+#include "memory/cpu_allocator.h"
+#include "ops/communicator.h"
+#include "ops/errors.h"
+#include "ops/explain.h"
+#include "ops/python_errors.h"
+#include "ops/region.h"
+#include "ops/registry.h"
+#include "protocol/names.h"
+#include "protocol/partition.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using collx::Communicator;
+using collx::CommunicatorOptions;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+constexpr std::array<std::string_view, 3> kPdlNames = {"off", "end", "early"};
+
+collx::PdlLevel parse_pdl(std::string_view name) {
+  const auto level = collx::find_name<collx::PdlLevel>(kPdlNames, name);
+  TORCH_CHECK_VALUE(level.has_value(), "collx: pdl: got \"", name, "\"; accepted: off, end, early");
+  return *level;
+}
+
+std::string_view pdl_name(collx::PdlLevel level) { return kPdlNames[static_cast<size_t>(level)]; }
+
+py::dict call_dict(const collx::CallDescriptor& call) {
+  py::list sizes;
+  for (int i = 0; i < std::min(call.dims, 8); ++i) sizes.append(call.sizes[i]);
+  py::dict d;
+  d["op"] = collx::name_of(call.collective);
+  d["dtype"] = collx::name_of(call.dtype);
+  d["reduce_op"] = collx::name_of(call.reduce_op);
+  d["algorithm"] = collx::name_of(call.algorithm);
+  d["max_blocks"] = call.max_blocks;
+  d["shape"] = py::tuple(sizes);
+  d["numel"] = call.numel;
+  return d;
+}
+
+py::dict record_dict(const collx::StatusRecord& record) {
+  py::dict d;
+  d["failure"] = collx::name_of(record.failure);
+  d["phase"] = collx::name_of(record.phase);
+  d["rank"] = record.rank;
+  d["peer"] = record.peer;
+  d["sequence"] = record.sequence;
+  d["expected"] = record.expected;
+  d["seen"] = record.seen;
+  d["own"] = call_dict(record.own);
+  const bool two_sided = record.failure == collx::Failure::mismatch &&
+                         record.other.collective != collx::Collective::none;
+  d["other"] = two_sided ? py::object(call_dict(record.other)) : py::object(py::none());
+  return d;
+}
+
+std::shared_ptr<Communicator> make_communicator(std::string name, std::string group_name,
+                                                c10::Device device, int rank, int world_size,
+                                                std::vector<uint64_t> regions,
+                                                uint64_t payload_bytes, int64_t timeout_ms,
+                                                const std::string& pdl, bool check,
+                                                bool deterministic, int blocks) {
+  return Communicator::create(CommunicatorOptions{
+      std::move(name), std::move(group_name), device, rank, world_size, std::move(regions),
+      payload_bytes, timeout_ms, parse_pdl(pdl), check, deterministic, blocks});
+}
+
+void register_tensor(Communicator& self, const at::Tensor& tensor,
+                     const std::vector<uint64_t>& pointers, uint64_t nbytes, uint64_t key) {
+  TORCH_CHECK_VALUE(pointers.size() == static_cast<size_t>(self.options().world_size),
+                    "collx.register: pointers: got ", pointers.size(), " for ",
+                    self.options().world_size, " ranks");
+  const auto held = self.lock();
+  self.require_usable("register");
+  self.symmetric().add(tensor, pointers, nbytes, key, self.options().rank);
+}
+
+py::dict explain(const Communicator& self, std::string_view op, uint64_t numel,
+                 at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
+                 std::string_view algorithm, int64_t max_blocks) {
+  const collx::Explanation e = collx::explain(self, op, numel, dtype, input_symmetric,
+                                              output_symmetric, algorithm, max_blocks);
+  py::dict d;
+  d["algorithm"] = collx::name_of(e.plan.algorithm);
+  d["blocks"] = e.plan.blocks;
+  d["threads"] = e.plan.threads;
+  d["chunks"] = e.chunks;
+  d["bytes"] = e.bytes;
+  d["workspace_bytes"] = e.workspace_bytes;
+  return d;
+}
+
+py::tuple part_of(uint64_t numel, int world_size, int rank) {
+  TORCH_CHECK_VALUE(world_size >= 1 && rank >= 0 && rank < world_size,
+                    "collx.part_of: got world_size ", world_size, " and rank ", rank,
+                    "; accepted: 1 and more, and a rank below it");
+  const collx::Part part = collx::partition(numel, world_size, rank);
+  return py::make_tuple(part.start, part.count);
+}
+
+py::dict region_layout(const std::string& device_type, int world_size, uint64_t payload_bytes) {
+  py::dict d;
+  for (const auto& [name, bytes] : collx::region_parts(device_type, world_size, payload_bytes)) {
+    d[py::str(name)] = bytes;
+  }
+  return d;
+}
+
+void bind_communicator(py::module_& m) {
+  py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator")
+      .def(py::init(&make_communicator), py::kw_only(), py::arg("name"), py::arg("group_name"),
+           py::arg("device"), py::arg("rank"), py::arg("world_size"), py::arg("regions"),
+           py::arg("payload_bytes"), py::arg("timeout_ms"), py::arg("pdl"), py::arg("check"),
+           py::arg("deterministic"), py::arg("blocks"))
+      .def_property_readonly("name", [](const Communicator& c) { return c.options().name; })
+      .def_property_readonly("group_name",
+                             [](const Communicator& c) { return c.options().group_name; })
+      .def_property_readonly("rank", [](const Communicator& c) { return c.options().rank; })
+      .def_property_readonly("world_size",
+                             [](const Communicator& c) { return c.options().world_size; })
+      .def_property_readonly("blocks", [](const Communicator& c) { return c.options().blocks; })
+      .def_property(
+          "pdl", [](const Communicator& c) { return pdl_name(c.pdl()); },
+          [](Communicator& c, const std::string& level) { c.set_pdl(parse_pdl(level)); })
+      .def_property_readonly("poisoned",
+                             [](const Communicator& c) { return c.failure().has_value(); })
+      .def_property_readonly("destroyed", &Communicator::destroyed)
+      .def("check", [](Communicator& c) { c.check("check"); })
+      .def("status",
+           [](const Communicator& c) -> std::optional<py::dict> {
+             const auto record = c.failure();
+             return record ? std::optional(record_dict(*record)) : std::nullopt;
+           })
+      // A call of another thread may hold the lock until its wait is over: never with the GIL.
+      .def("register", &register_tensor, py::arg("tensor"), py::arg("pointers"), py::arg("nbytes"),
+           py::arg("key"), NoGil())
+      .def("explain", &explain, py::arg("op"), py::arg("numel"), py::arg("dtype"),
+           py::arg("input_symmetric"), py::arg("output_symmetric"), py::arg("algorithm"),
+           py::arg("max_blocks"))
+      .def("destroy", &Communicator::destroy, NoGil());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "collx: operators (torch.ops.collx) and communicators.";
+  m.attr("cuda_built") = py::bool_(COLLX_CUDA != 0);
+  collx::bind_errors(m.ptr());
+  bind_communicator(m);
+  m.def("register_cpu_allocator", &collx::memory::register_cpu_allocator);
+  m.def("boot_id", &collx::memory::boot_id);
+  m.def("region_layout", &region_layout, py::arg("device_type"), py::arg("world_size"),
+        py::arg("payload_bytes"));
+  m.def("initialise_region", &collx::initialise_region, py::arg("ptr"), py::arg("device"),
+        py::arg("world_size"), py::arg("payload_bytes"), NoGil());
+  m.def("load_kernels", &collx::load_kernels, py::arg("device"), NoGil());
+  m.def(
+      "workspace_bytes",
+      [](std::string_view op, uint64_t numel, at::ScalarType dtype, int world_size,
+         std::string_view algorithm, bool symmetric) {
+        return collx::workspace_bytes(op, numel, dtype, world_size, algorithm, symmetric);
+      },
+      py::arg("op"), py::arg("numel"), py::arg("dtype"), py::arg("world_size"),
+      py::arg("algorithm"), py::arg("symmetric"));
+  m.def(
+      "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
+  m.def("part_of", &part_of, py::arg("numel"), py::arg("world_size"), py::arg("rank"));
+}

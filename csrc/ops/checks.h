@@ -1,0 +1,54 @@
+// Argument checks: each refusal names the operator, the argument, what was given and what is
+// accepted, before anything is launched.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+#include "../protocol/types.h"
+
+namespace collx {
+
+class Communicator;
+
+/// What the strings and numbers of a call mean.
+struct ReductionOptions {
+  DType dtype;
+  ReduceOp reduce_op;
+  Algorithm algorithm;
+  int max_blocks;
+};
+
+/// TypeError unless the tensor is strided and of a dtype that can be reduced.
+DType check_dtype(const char* op, const char* argument, const at::Tensor& tensor);
+DType check_dtype(const char* op, at::ScalarType dtype);
+
+ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype);
+Algorithm check_algorithm(const char* op, std::string_view name);
+int check_max_blocks(const char* op, int64_t max_blocks);
+
+ReductionOptions check_reduction(const char* op, const at::Tensor& input,
+                                 std::string_view reduce_op, std::string_view algorithm,
+                                 int64_t max_blocks);
+
+void check_device(const char* op, const char* argument, const at::Tensor& tensor,
+                  const Communicator& communicator);
+
+/// dtype, device and shape of `out`: what Meta can check as well.
+void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& out);
+
+/// `out` has one element per memory location, and is the input or shares nothing with it.
+void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& out);
+
+/// Every element of a tensor that is written has a location of its own.
+void check_writable(const char* op, const char* argument, const at::Tensor& tensor);
+
+/// An algorithm that works on the ranks' own tensors needs them registered.
+void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,
+                     bool output_symmetric);
+
+/// Without access to each other's memory ranks have the fallback alone.
+void check_peer_access(const char* op, Algorithm algorithm, const Communicator& communicator);
+
+}  // namespace collx

@@ -1,0 +1,165 @@
+#include "communicator.h"
+
+#include <c10/util/Exception.h>
+
+#include "../cpu/allreduce.h"
+#include "../protocol/cpu_layout.h"
+#include "errors.h"
+#include "registry.h"
+#if COLLX_CUDA
+#include "../cuda/allreduce.h"
+#endif
+
+namespace collx {
+
+namespace {
+
+void check_options(const CommunicatorOptions& o) {
+  TORCH_CHECK_VALUE(!o.name.empty(), "collx: name: got \"\"; accepted: any other string");
+  TORCH_CHECK_VALUE(o.device.is_cpu() || o.device.is_cuda(), "collx: device: got ", o.device,
+                    "; accepted: cpu, cuda");
+#if !COLLX_CUDA
+  TORCH_CHECK_NOT_IMPLEMENTED(o.device.is_cpu(), "collx: device: got ", o.device,
+                              "; this build has no CUDA kernels");
+#endif
+  TORCH_CHECK_VALUE(o.device.is_cpu() || o.device.has_index(), "collx: device: got ", o.device,
+                    "; a CUDA device needs its index");
+  const int most = o.device.is_cpu() ? kMaxCpuRanks : kMaxCudaRanks;
+  TORCH_CHECK_VALUE(o.world_size >= 1 && o.world_size <= most, "collx: world_size: got ",
+                    o.world_size, "; accepted on ", o.device.type(), ": 1 to ", most);
+  TORCH_CHECK_VALUE(o.rank >= 0 && o.rank < o.world_size, "collx: rank: got ", o.rank,
+                    "; accepted: 0 to ", o.world_size - 1);
+  TORCH_CHECK_VALUE(o.regions.empty() || o.regions.size() == static_cast<size_t>(o.world_size),
+                    "collx: regions: got ", o.regions.size(), " for ", o.world_size, " ranks");
+  TORCH_CHECK_VALUE(o.timeout_ms > 0, "collx: timeout_ms: got ", o.timeout_ms,
+                    "; accepted: 1 and more");
+  TORCH_CHECK_VALUE(o.blocks >= 1, "collx: blocks: got ", o.blocks, "; accepted: 1 and more");
+}
+
+}  // namespace
+
+RegionLayout region_layout(c10::DeviceType device, int world_size, uint64_t payload_bytes) {
+  const bool on_cpu = device == c10::DeviceType::CPU;
+  const RegionLayout layout =
+      on_cpu ? cpu_layout(world_size, payload_bytes) : cuda_layout(world_size, payload_bytes);
+  TORCH_CHECK_VALUE(
+      layout.total_bytes <= payload_bytes, "collx: payload_bytes: got ", payload_bytes,
+      "; accepted for ", world_size, " ranks on ", device, ": ",
+      on_cpu ? smallest_cpu_region(world_size) : cuda_layout(world_size, 0).total_bytes,
+      " and more");
+  return layout;
+}
+
+std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options) {
+  check_options(options);
+  auto made = std::make_shared<Communicator>(std::move(options));
+  registry::enter(made);
+  return made;
+}
+
+Communicator::Communicator(CommunicatorOptions options)
+    : options_(std::move(options)),
+      status_(options_.device.is_cuda() && !options_.regions.empty()),
+      pdl_(options_.pdl),
+      fork_generation_(registry::fork_generation())
+#if COLLX_CUDA
+      ,
+      streams_(options_.device)
+#endif
+{
+  for (size_t i = 0; i < options_.regions.size(); ++i) {
+    view_.region[i] = reinterpret_cast<char*>(options_.regions[i]);
+  }
+  if (has_regions()) {
+    view_.layout =
+        region_layout(options_.device.type(), options_.world_size, options_.payload_bytes);
+  }
+  view_.status = status_.get();
+  view_.timeout_ns = static_cast<uint64_t>(options_.timeout_ms) * 1'000'000;
+  view_.rank = options_.rank;
+  view_.world = options_.world_size;
+  view_.check = options_.check;
+}
+
+// The status block is not given back here: nobody has said that no kernel is in flight.
+Communicator::~Communicator() { registry::leave(*this); }
+
+bool Communicator::forked() const { return fork_generation_ != registry::fork_generation(); }
+
+RankView Communicator::view() const {
+  RankView view = view_;
+  view.pdl = pdl();
+  // With "early", dependents take up the device while a grid still spins: two communicators on two
+  // streams could block each other across ranks.
+  if (view.pdl == PdlLevel::early && on_cuda() &&
+      registry::live_on_device(options_.device.index()) > 1) {
+    view.pdl = PdlLevel::end;
+  }
+  return view;
+}
+
+std::optional<StatusRecord> Communicator::failure() const {
+  if (status_given_back_.load(std::memory_order_acquire) || !status_.ready()) return std::nullopt;
+  return status_.get()->record;
+}
+
+std::string Communicator::describe_failure(const StatusRecord& record) const {
+  return describe(
+      record, {options_.name, options_.rank, static_cast<double>(options_.timeout_ms) / 1000.0});
+}
+
+void Communicator::check(const char* op, const std::string& detail) {
+  const std::optional<StatusRecord> record = failure();
+  if (!record) return refuse_if_destroyed(op);
+  failure_raised_.store(true, std::memory_order_relaxed);
+  raise_error(kind_of(record->failure),
+              "collx." + std::string(op) + ": " + describe_failure(*record) + detail);
+}
+
+void Communicator::refuse_if_destroyed(const char* op) const {
+  if (!destroyed()) return;
+  raise_error(ErrorKind::poisoned, "collx." + std::string(op) + ": communicator \"" +
+                                       options_.name + "\" has been destroyed");
+}
+
+void Communicator::require_usable(const char* op) {
+  TORCH_CHECK(!forked(), "collx.", op, ": communicator \"", options_.name,
+              "\" was made before this process was forked and belongs to the parent alone; start "
+              "processes by spawn, and call collx.init in each");
+  refuse_if_destroyed(op);
+  if (!status_.ready()) [[likely]]
+    return;
+  if (!failure_raised_.load(std::memory_order_relaxed)) check(op);
+  raise_error(ErrorKind::poisoned, "collx." + std::string(op) + ": communicator \"" +
+                                       options_.name +
+                                       "\" refuses work until destroyed; first failure: " +
+                                       describe_failure(status_.get()->record));
+}
+
+void Communicator::report(const StatusRecord& record) {
+  if (!has_regions()) {
+    record_locally(*status_.get(), record);
+  } else if (!on_cuda()) {
+    cpu::report(view_, record);
+  } else {
+#if COLLX_CUDA
+    cuda::report(view_, record);
+#endif
+  }
+}
+
+void Communicator::destroy() {
+  if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
+  registry::leave(*this);
+  if (forked()) return;  // the lock may have been held by a thread that this process does not have
+  const auto held = lock();
+  symmetric_.clear();
+  // A healthy communicator is destroyed collectively, with nothing in flight. After a failure a
+  // kernel may still be on its way to its record.
+  if (!status_.ready()) {
+    status_given_back_.store(true, std::memory_order_release);
+    status_.give_back();
+  }
+}
+
+}  // namespace collx

@@ -1,0 +1,112 @@
+// One rank's view of a communicator, as the operators use it.
+//
+// OWNERSHIP  The regions belong to the Python side, which keeps them mapped as long as this object
+// lives. Nothing in here waits for a peer: neither destroy() nor the destructor.
+// THREADS    lock() is held from the look-up of symmetric tensors to the launch (on CPU: to the
+// end of the call). Failure and state are atomics, readable without it.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../protocol/call.h"
+#include "host_status.h"
+#include "symmetric.h"
+#if COLLX_CUDA
+#include "streams.h"
+#endif
+
+namespace collx {
+
+struct CommunicatorOptions {
+  std::string name;
+  std::string group_name;
+  c10::Device device;
+  int rank;
+  int world_size;
+  std::vector<uint64_t> regions;  // every rank's, as mapped here; empty: fallback only
+  uint64_t payload_bytes;
+  int64_t timeout_ms;
+  PdlLevel pdl;
+  bool check;
+  bool deterministic;
+  int blocks;
+};
+
+/// The layout for the device, as every rank computes it.
+RegionLayout region_layout(c10::DeviceType device, int world_size, uint64_t payload_bytes);
+
+class Communicator {
+ public:
+  /// Checks the options (ValueError) and enters the communicator into the registry.
+  static std::shared_ptr<Communicator> create(CommunicatorOptions options);
+
+  explicit Communicator(CommunicatorOptions options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const CommunicatorOptions& options() const { return options_; }
+  bool has_regions() const { return !options_.regions.empty(); }
+  bool on_cuda() const { return options_.device.is_cuda(); }
+
+  /// Raises when calls are refused: in a forked child, after destroy(), after a failure. The first
+  /// refusal after a failure is the failure itself.
+  void require_usable(const char* op);
+  /// Raises the failure that was recorded, by its own class, each time; CommunicatorPoisoned after
+  /// destroy(). `detail` is added to the words.
+  void check(const char* op, const std::string& detail = {});
+  std::optional<StatusRecord> failure() const;
+  bool destroyed() const { return destroyed_.load(std::memory_order_acquire); }
+  bool forked() const;
+
+  /// What a call hands to the backend, with the level of dependent launch that applies now.
+  RankView view() const;
+  PdlLevel pdl() const { return pdl_.load(std::memory_order_relaxed); }
+  void set_pdl(PdlLevel level) { pdl_.store(level, std::memory_order_relaxed); }
+
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+  SymmetricMemory& symmetric() { return symmetric_; }
+#if COLLX_CUDA
+  StreamOrder& streams() { return streams_; }
+#endif
+
+  /// Calls that this process made through the communicator, replays of graphs not counted.
+  uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+  void count_call() { calls_.fetch_add(1, std::memory_order_relaxed); }
+
+  /// Records a failure that the host noticed, here and, where there are regions, at the peers.
+  void report(const StatusRecord& record);
+
+  /// Leaves the registry. Waits for nothing but calls of this process's other threads, whose
+  /// waits are bounded.
+  void destroy();
+
+ private:
+  void refuse_if_destroyed(const char* op) const;
+  std::string describe_failure(const StatusRecord& record) const;
+
+  CommunicatorOptions options_;
+  RankView view_{};
+  StatusBlock status_;
+  std::atomic<PdlLevel> pdl_;
+  std::atomic<bool> failure_raised_{false};
+  std::atomic<bool> destroyed_{false};
+  std::atomic<bool> status_given_back_{false};
+  std::atomic<uint64_t> calls_{0};
+  int fork_generation_;
+  std::mutex mutex_;
+  SymmetricMemory symmetric_;
+#if COLLX_CUDA
+  StreamOrder streams_;
+#endif
+};
+
+}  // namespace collx

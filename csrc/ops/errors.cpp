@@ -1,0 +1,165 @@
+#include "errors.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <sstream>
+
+#include "../protocol/names.h"
+#include "python_errors.h"
+#include "symmetric.h"
+
+namespace collx {
+
+namespace {
+
+struct PythonClass {
+  const char* name;
+  const char* doc;
+  PyObject* type;  // strong reference, never given back: exceptions outlive the interpreter's end
+};
+
+std::array<PythonClass, static_cast<size_t>(ErrorKind::count)> python_classes = {{
+    {"CollectiveTimeout", "A peer did not come in time; says which one, and in which phase.",
+     nullptr},
+    {"CollectiveMismatch", "Ranks made different calls; names both sides.", nullptr},
+    {"CollectiveOverlap", "Two calls used one communicator at once, in no order.", nullptr},
+    {"CommunicatorPoisoned", "The communicator failed before; it refuses work until destroyed.",
+     nullptr},
+    {"InitError", "collx.init failed; names the rank, the step and the cause.", nullptr},
+}};
+
+/// Derives from PyTorch's base, so that autograd's engine keeps the class as well.
+class CollxError final : public torch::PyTorchError {
+ public:
+  CollxError(ErrorKind kind, std::string message)
+      : torch::PyTorchError(std::move(message)), kind_(kind) {}
+  PyObject* python_type() override { return python_classes[static_cast<size_t>(kind_)].type; }
+
+ private:
+  ErrorKind kind_;
+};
+
+constexpr std::array<std::string_view, static_cast<size_t>(Failure::count)> kFailureNames = {
+    "none", "timeout", "mismatch", "overlap"};
+constexpr std::array<std::string_view, static_cast<size_t>(Phase::count)> kPhaseNames = {
+    "none",          "check",  "start_barrier", "arrival",
+    "stage_barrier", "gather", "end_barrier",   "fallback"};
+
+template <typename E, size_t N>
+std::string_view safe_name(const std::array<std::string_view, N>& names, E value) {
+  const auto index = static_cast<size_t>(value);  // may come from a damaged region
+  return index < N ? names[index] : std::string_view("unknown");
+}
+
+void write_sizes(std::ostream& out, const CallDescriptor& call) {
+  constexpr int kKept = sizeof(call.sizes) / sizeof(call.sizes[0]);
+  out << '[';
+  for (int i = 0; i < call.dims && i < kKept; ++i) out << (i > 0 ? ", " : "") << call.sizes[i];
+  out << (call.dims > kKept ? ", ...]" : "]");
+}
+
+void write_place(std::ostream& out, std::string_view what, uint64_t place) {
+  out << ", " << what << " in allocation " << (place >> kAllocationShift) << " at byte "
+      << (place & ((1ull << kAllocationShift) - 1));
+}
+
+void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContext& context) {
+  out << "rank " << r.rank << " waited " << context.timeout_seconds << " s for ";
+  if (r.peer >= 0) {
+    out << "rank " << r.peer;
+  } else {
+    out << "its peers";
+  }
+  out << " in phase " << name_of(r.phase) << " of " << describe(r.own);
+}
+
+void write_mismatch(std::ostream& out, const StatusRecord& r) {
+  out << "in phase " << name_of(r.phase) << ", rank " << r.rank << " called " << describe(r.own)
+      << ", but rank " << r.peer << " called ";
+  if (r.other.collective == Collective::none) {
+    out << "something else";
+  } else {
+    out << describe(r.other);
+  }
+}
+
+void write_overlap(std::ostream& out, const StatusRecord& r) {
+  out << "rank " << r.rank << " ran " << describe(r.own)
+      << " while another call of the same communicator was still using its slots (phase "
+      << name_of(r.phase) << "); calls on several streams need an order, or a communicator each";
+}
+
+}  // namespace
+
+std::string_view name_of(Failure failure) { return safe_name(kFailureNames, failure); }
+std::string_view name_of(Phase phase) { return safe_name(kPhaseNames, phase); }
+
+std::string describe(const CallDescriptor& call) {
+  std::ostringstream out;
+  out << safe_name(kCollectiveNames, call.collective) << '('
+      << safe_name(kReduceOpNames, call.reduce_op) << ") of " << safe_name(kDTypeNames, call.dtype)
+      << ' ';
+  write_sizes(out, call);
+  out << " by " << safe_name(kAlgorithmNames, call.algorithm);
+  if (call.max_blocks > 0) out << ", max_blocks=" << call.max_blocks;
+  if (call.symmetric & 1u) write_place(out, "input", call.input_offset);
+  if (call.symmetric & 2u) write_place(out, "output", call.output_offset);
+  return out.str();
+}
+
+std::string describe(const StatusRecord& record, const FailureContext& context) {
+  std::ostringstream out;
+  switch (record.failure) {
+    case Failure::mismatch:
+      write_mismatch(out, record);
+      break;
+    case Failure::overlap:
+      write_overlap(out, record);
+      break;
+    default:
+      write_timeout(out, record, context);
+  }
+  out << " (communicator \"" << context.communicator << "\", sequence number " << record.sequence
+      << ", expected " << record.expected << ", seen " << record.seen << ", this is rank "
+      << context.rank << ')';
+  return out.str();
+}
+
+ErrorKind kind_of(Failure failure) {
+  switch (failure) {
+    case Failure::mismatch:
+      return ErrorKind::mismatch;
+    case Failure::overlap:
+      return ErrorKind::overlap;
+    default:
+      return ErrorKind::timeout;
+  }
+}
+
+void raise_error(ErrorKind kind, std::string message) {
+  throw CollxError(kind, std::move(message));
+}
+
+void bind_errors(PyObject* module) {
+  namespace py = pybind11;
+  auto m = py::reinterpret_borrow<py::module_>(module);
+  for (PythonClass& entry : python_classes) {
+    const std::string qualified = std::string("collx.") + entry.name;
+    entry.type =
+        PyErr_NewExceptionWithDoc(qualified.c_str(), entry.doc, PyExc_RuntimeError, nullptr);
+    if (entry.type == nullptr) throw py::error_already_set();
+    m.attr(entry.name) = py::reinterpret_borrow<py::object>(entry.type);
+  }
+  // PyTorch's pybind11 is shared with this module, so calls through torch.ops pass here too.
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (CollxError& error) {
+      PyErr_SetString(error.python_type(), error.what());
+    }
+  });
+}
+
+}  // namespace collx

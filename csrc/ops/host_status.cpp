@@ -1,0 +1,70 @@
+#include "host_status.h"
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#if COLLX_CUDA
+#include "../cuda/allreduce.h"
+#endif
+
+namespace collx {
+
+namespace {
+
+struct Pool {
+  std::mutex mutex;
+  std::vector<HostStatus*> free;
+};
+
+Pool& pool() {
+  static Pool* const made = new Pool;  // never destroyed: used at any point of the exit
+  return *made;
+}
+
+HostStatus* take_pinned() {
+  {
+    std::lock_guard lock(pool().mutex);
+    if (!pool().free.empty()) {
+      HostStatus* status = pool().free.back();
+      pool().free.pop_back();
+      *status = HostStatus{};
+      return status;
+    }
+  }
+#if COLLX_CUDA
+  return cuda::allocate_status();
+#else
+  return nullptr;
+#endif
+}
+
+}  // namespace
+
+StatusBlock::StatusBlock(bool shared_with_kernels)
+    : pinned_(shared_with_kernels),
+      status_(shared_with_kernels ? take_pinned() : new HostStatus{}) {}
+
+StatusBlock::~StatusBlock() {
+  if (!pinned_) delete status_;
+}
+
+bool StatusBlock::ready() const {
+  return std::atomic_ref<uint32_t>(status_->ready).load(std::memory_order_acquire) != 0;
+}
+
+void StatusBlock::give_back() {
+  if (!pinned_ || given_back_) return;
+  given_back_ = true;
+  std::lock_guard lock(pool().mutex);
+  pool().free.push_back(status_);
+}
+
+void record_locally(HostStatus& status, const StatusRecord& record) {
+  std::atomic_ref<uint32_t> ready(status.ready);
+  if (ready.load(std::memory_order_acquire) != 0) return;
+  status.record = record;
+  ready.store(1, std::memory_order_release);
+}
+
+}  // namespace collx

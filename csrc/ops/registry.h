@@ -1,0 +1,34 @@
+// Communicators by name: how an operator, which gets nothing but tensors and strings, finds its
+// communicator.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace collx {
+
+class Communicator;
+
+namespace registry {
+
+/// ValueError when the name is taken.
+void enter(const std::shared_ptr<Communicator>& communicator);
+
+/// Takes the entry out, if it is still this communicator's. Never waits for a peer.
+void leave(const Communicator& communicator);
+
+/// Null when there is none.
+std::shared_ptr<Communicator> find(std::string_view name);
+
+/// ValueError that lists the known names when there is none.
+std::shared_ptr<Communicator> require(const char* op, std::string_view name);
+
+/// Communicators that live on a CUDA device.
+int live_on_device(int device_index);
+
+/// How many forks lie between this process and the one that loaded the library.
+int fork_generation();
+
+}  // namespace registry
+}  // namespace collx

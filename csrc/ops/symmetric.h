@@ -1,0 +1,54 @@
+// Registered symmetric allocations of one communicator: is a tensor symmetric, and where do the
+// peers' copies of it lie?
+//
+// OWNERSHIP  Storages are held weakly. An allocation whose storage has died is forgotten at the
+// next look-up, so that memory that another tensor got later is never taken for symmetric.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "../protocol/types.h"
+
+namespace collx {
+
+/// A place in symmetric memory as one word: {key : 20, offset : 44}.
+inline constexpr int kAllocationShift = 44;
+
+struct SymmetricAllocation {
+  uint64_t bytes;
+  uint64_t key;  // agreed by all ranks
+  std::array<char*, kMaxRanks> pointers;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+};
+
+/// A range inside of a live allocation. Valid until the map changes.
+struct SymmetricRange {
+  const SymmetricAllocation* allocation;
+  uint64_t offset;
+
+  /// Allocation and offset in one word that is equal on all ranks.
+  uint64_t place() const;
+};
+
+/// Not thread-safe: the communicator's lock guards it.
+class SymmetricMemory {
+ public:
+  void add(const at::Tensor& tensor, const std::vector<uint64_t>& pointers, uint64_t bytes,
+           uint64_t key, int rank);
+  std::optional<SymmetricRange> find(const void* data, uint64_t bytes);
+  void clear() { allocations_.clear(); }
+
+ private:
+  void purge();
+
+  std::map<uint64_t, SymmetricAllocation> allocations_;  // by the local address of the first byte
+};
+
+}  // namespace collx
