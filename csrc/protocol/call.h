@@ -11,12 +11,12 @@ namespace collx {
 struct RankView {
   char* region[kMaxRanks];  // every rank's region, as mapped here
   RegionLayout layout;
-  HostStatus* status;       // this rank's own, readable by host and device
-  uint64_t timeout_ns;      // of every single wait
+  HostStatus* status;   // this rank's own, readable by host and device
+  uint64_t timeout_ns;  // of every single wait
   int32_t rank;
   int32_t world;
   PdlLevel pdl;
-  bool check;               // exchange fingerprints before each call
+  bool check;  // exchange fingerprints before each call
 
   COLLX_HD RegionHeader* header(int of) const {
     return reinterpret_cast<RegionHeader*>(region[of]);

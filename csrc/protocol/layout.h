@@ -13,10 +13,10 @@
 
 namespace collx {
 
-inline constexpr uint32_t kTileBytes = 1024;           // of data: 64 vectors
-inline constexpr uint32_t kVectorBytes = 16;           // widest access of a thread
+inline constexpr uint32_t kTileBytes = 1024;  // of data: 64 vectors
+inline constexpr uint32_t kVectorBytes = 16;  // widest access of a thread
 inline constexpr uint32_t kTileVectors = kTileBytes / kVectorBytes;
-inline constexpr int kMaxBlocks = 1024;                // blocks of a call that uses barriers
+inline constexpr int kMaxBlocks = 1024;  // blocks of a call that uses barriers
 inline constexpr uint64_t kDefaultPayloadBytes = 96ull << 20;
 
 /// Mailbox of one rank for checked mode: written by that rank, read by the region's owner.
@@ -42,8 +42,8 @@ struct alignas(128) RegionHeader {
 /// Slots for pushed data: for each stage, parity and sending rank, `tiles` tiles of `tile_bytes`.
 /// A use of tile t at epoch e takes parity e & 1.
 struct SlotArea {
-  uint64_t entries;     // offset of TileEntry[tiles]
-  uint64_t slots;       // offset of byte[stages][2][world][tiles][tile_bytes]
+  uint64_t entries;  // offset of TileEntry[tiles]
+  uint64_t slots;    // offset of byte[stages][2][world][tiles][tile_bytes]
   uint32_t tiles;
   uint32_t tile_bytes;  // on the wire: kTileBytes by sentinel, twice that as {data, epoch} pairs
 
@@ -67,7 +67,7 @@ struct RegionLayout {
   SlotArea twoshot_pairs;   // two stages, {data, epoch}
   uint64_t staging;         // byte[2][staging_bytes]: inputs that peers pull
   uint64_t staging_bytes;
-  uint64_t results;         // byte[2][result_bytes]: reduced parts that peers pull
+  uint64_t results;  // byte[2][result_bytes]: reduced parts that peers pull
   uint64_t result_bytes;
 };
 
@@ -116,13 +116,11 @@ constexpr RegionLayout cuda_layout(int world, uint64_t payload_bytes) {
   layout.oneshot_pairs =
       detail::take_slots(cursor, share(9, 4 * w * (256 << 10)), 2 * kTileBytes, 1, world);
   layout.twoshot = detail::take_slots(cursor, share(67, 64 << 20), kTileBytes, 2, world);
-  layout.twoshot_pairs =
-      detail::take_slots(cursor, share(9, 8 << 20), 2 * kTileBytes, 2, world);
+  layout.twoshot_pairs = detail::take_slots(cursor, share(9, 8 << 20), 2 * kTileBytes, 2, world);
   // Inputs take W/(W+1) of the share and results the rest.
   const uint64_t staged = share(6, 6 << 20) / 2 * w / (w + 1);
-  layout.staging_bytes = staged < w * kTileBytes
-                             ? w * kTileBytes
-                             : staged / (w * kTileBytes) * (w * kTileBytes);
+  layout.staging_bytes =
+      staged < w * kTileBytes ? w * kTileBytes : staged / (w * kTileBytes) * (w * kTileBytes);
   layout.result_bytes = layout.staging_bytes / w;
   layout.staging = cursor.take(2 * layout.staging_bytes);
   layout.results = cursor.take(2 * layout.result_bytes);

@@ -11,8 +11,8 @@ namespace collx {
 
 inline constexpr std::array<std::string_view, static_cast<size_t>(DType::count)> kDTypeNames = {
     "float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8"};
-inline constexpr std::array<std::string_view, static_cast<size_t>(ReduceOp::count)> kReduceOpNames = {
-    "sum", "avg", "max", "min", "prod"};
+inline constexpr std::array<std::string_view, static_cast<size_t>(ReduceOp::count)> kReduceOpNames =
+    {"sum", "avg", "max", "min", "prod"};
 inline constexpr std::array<std::string_view, static_cast<size_t>(Collective::count)>
     kCollectiveNames = {"none", "allreduce"};
 inline constexpr std::array<std::string_view, static_cast<size_t>(Algorithm::count)>

@@ -31,10 +31,10 @@ inline constexpr int kFullBlock = 512;  // threads; smaller blocks use proportio
 
 struct SelectionRow {
   DeviceKind device;
-  bool sentinel;    // dtypes with a sentinel, or those without
-  bool symmetric;   // needs symmetric input and output
-  int max_world;    // for worlds up to this one
-  uint64_t up_to;   // bytes
+  bool sentinel;   // dtypes with a sentinel, or those without
+  bool symmetric;  // needs symmetric input and output
+  int max_world;   // for worlds up to this one
+  uint64_t up_to;  // bytes
   Algorithm algorithm;
 };
 
@@ -85,12 +85,13 @@ constexpr Plan select(const Request& r) {
 
   const uint64_t vectors = ceil_div<uint64_t>(r.bytes, kVectorBytes);
   // Vectors that the grid has to serve: whole tensor, or the part of one rank.
-  const bool whole = plan.algorithm == Algorithm::oneshot_push ||
-                     plan.algorithm == Algorithm::oneshot_pull;
-  const uint64_t work = whole ? vectors : ceil_div<uint64_t>(vectors, static_cast<uint64_t>(r.world));
+  const bool whole =
+      plan.algorithm == Algorithm::oneshot_push || plan.algorithm == Algorithm::oneshot_pull;
+  const uint64_t work =
+      whole ? vectors : ceil_div<uint64_t>(vectors, static_cast<uint64_t>(r.world));
   // Small blocks spread a small call over the device; large ones fill the links.
-  const bool push = plan.algorithm == Algorithm::oneshot_push ||
-                    plan.algorithm == Algorithm::twoshot_push;
+  const bool push =
+      plan.algorithm == Algorithm::oneshot_push || plan.algorithm == Algorithm::twoshot_push;
   plan.threads = kFullBlock;
   if (push) {
     plan.threads = work <= 16384 ? 64 : work <= 32768 ? 128 : work <= 65536 ? 256 : kFullBlock;
@@ -100,7 +101,8 @@ constexpr Plan select(const Request& r) {
     room = static_cast<uint64_t>(r.max_blocks);
   }
   if (room > static_cast<uint64_t>(kMaxBlocks)) room = kMaxBlocks;
-  plan.blocks = detail::clamp_blocks(ceil_div<uint64_t>(work, static_cast<uint64_t>(plan.threads)), room);
+  plan.blocks =
+      detail::clamp_blocks(ceil_div<uint64_t>(work, static_cast<uint64_t>(plan.threads)), room);
   return plan;
 }
 

@@ -37,8 +37,10 @@ COLLX_HD constexpr uint64_t mix(uint64_t hash, uint64_t value) {
 COLLX_HD constexpr uint32_t fingerprint(const CallDescriptor& d) {
   uint64_t h = 0xcbf29ce484222325ull;
   h = mix(h, static_cast<uint64_t>(d.collective) | static_cast<uint64_t>(d.dtype) << 8 |
-                 static_cast<uint64_t>(d.reduce_op) << 16 | static_cast<uint64_t>(d.algorithm) << 24);
-  h = mix(h, static_cast<uint16_t>(d.root) | static_cast<uint64_t>(static_cast<uint16_t>(d.axis)) << 16 |
+                 static_cast<uint64_t>(d.reduce_op) << 16 |
+                 static_cast<uint64_t>(d.algorithm) << 24);
+  h = mix(h, static_cast<uint16_t>(d.root) |
+                 static_cast<uint64_t>(static_cast<uint16_t>(d.axis)) << 16 |
                  static_cast<uint64_t>(static_cast<uint32_t>(d.max_blocks)) << 32);
   h = mix(h, static_cast<uint32_t>(d.dims) | static_cast<uint64_t>(d.symmetric) << 32);
   h = mix(h, d.numel);
@@ -59,13 +61,13 @@ enum class Failure : uint32_t {
 /// Where in a call a rank was when it gave up waiting.
 enum class Phase : uint32_t {
   none,
-  check,         // exchange of fingerprints (checked mode)
-  start_barrier, // all ranks have entered: symmetric inputs may be read
-  arrival,       // the peers' pushed data
-  stage_barrier, // data staged in the payload may be read
-  gather,        // the reduced parts from their owners
-  end_barrier,   // no peer uses this rank's tensors any more
-  fallback,      // the process group
+  check,          // exchange of fingerprints (checked mode)
+  start_barrier,  // all ranks have entered: symmetric inputs may be read
+  arrival,        // the peers' pushed data
+  stage_barrier,  // data staged in the payload may be read
+  gather,         // the reduced parts from their owners
+  end_barrier,    // no peer uses this rank's tensors any more
+  fallback,       // the process group
   count
 };
 
@@ -73,13 +75,13 @@ enum class Phase : uint32_t {
 struct StatusRecord {
   Failure failure = Failure::none;
   Phase phase = Phase::none;
-  int32_t rank = -1;       // who gave up
-  int32_t peer = -1;       // whom it waited for
-  uint64_t sequence = 0;   // calls completed by `rank` on this communicator before
-  uint64_t expected = 0;   // epoch or word awaited
-  uint64_t seen = 0;       // epoch or word found
-  CallDescriptor own;      // the call of `rank`
-  CallDescriptor other;    // the call of `peer` (mismatch only)
+  int32_t rank = -1;      // who gave up
+  int32_t peer = -1;      // whom it waited for
+  uint64_t sequence = 0;  // calls completed by `rank` on this communicator before
+  uint64_t expected = 0;  // epoch or word awaited
+  uint64_t seen = 0;      // epoch or word found
+  CallDescriptor own;     // the call of `rank`
+  CallDescriptor other;   // the call of `peer` (mismatch only)
 };
 
 /// Memory that the host can read while kernels run. `ready` is written last, with release order.

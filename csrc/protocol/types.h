@@ -1,6 +1,7 @@
 // The names that every layer shares: devices, dtypes, reduce ops, algorithms.
 //
-// Plain C++20 for host, device and run-time compiled device code, so no standard header is included under NVRTC.
+// Plain C++20 for host, device and run-time compiled device code, so no standard header is included
+// under NVRTC.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -30,7 +31,17 @@ inline constexpr int kMaxCudaRanks = 8;
 
 enum class DeviceKind : uint8_t { cpu, cuda };
 
-enum class DType : uint8_t { float32, float16, bfloat16, float64, int32, int64, int8, uint8, count };
+enum class DType : uint8_t {
+  float32,
+  float16,
+  bfloat16,
+  float64,
+  int32,
+  int64,
+  int8,
+  uint8,
+  count
+};
 
 enum class ReduceOp : uint8_t { sum, avg, max, min, prod, count };
 

@@ -1,0 +1,181 @@
+// Launchers: from a call to a kernel on a stream, and what a communicator needs of the device.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "../protocol/names.h"
+#include "../protocol/selection.h"
+#include "allreduce.h"
+#include "collectives/kernel_table.cuh"
+
+namespace collx::cuda {
+namespace {
+
+void require(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // not sticky unless the context is lost
+    throw std::runtime_error(std::string("collx: ") + what + ": " + cudaGetErrorString(error));
+  }
+}
+
+struct AlgorithmRow {
+  Algorithm algorithm;
+  Kernel (*kernel)(DType dtype, int world);
+  bool barriers;  // flags carry the call's fingerprint
+};
+
+constexpr AlgorithmRow kAlgorithms[] = {
+    {Algorithm::oneshot_push, allreduce_oneshot_push, false},
+    {Algorithm::twoshot_push, allreduce_twoshot_push, false},
+    {Algorithm::pull_push, allreduce_pull_push, true},
+    {Algorithm::oneshot_pull, allreduce_oneshot_pull, true},
+    {Algorithm::twoshot_pull, allreduce_twoshot_pull, true},
+};
+
+const AlgorithmRow& row_of(Algorithm algorithm) {
+  for (const AlgorithmRow& row : kAlgorithms) {
+    if (row.algorithm == algorithm) return row;
+  }
+  throw std::runtime_error("collx: no kernel for algorithm " + std::string(name_of(algorithm)));
+}
+
+template <DType D>
+__global__ void reduce_kernel(const __grid_constant__ KernelCall call, int world) {
+  const VectorTensor<dtype_size(D)> output(call.output, call.numel);
+  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < output.vectors();
+       i += stride) {
+    Vector v[kMaxRanks];
+#pragma unroll
+    for (int rank = 0; rank < kMaxRanks; ++rank) {
+      if (rank < world) {
+        v[rank] = VectorTensor<dtype_size(D)>(call.peer_input[rank], call.numel).load(i);
+      }
+    }
+    output.store(i, reduce_vectors<D>(v, world, call.reduce_op));
+  }
+}
+
+using ReduceKernel = void (*)(const KernelCall, int);
+constexpr ReduceKernel kReduceKernels[] = {
+    reduce_kernel<DType::float32>, reduce_kernel<DType::float16>, reduce_kernel<DType::bfloat16>,
+    reduce_kernel<DType::float64>, reduce_kernel<DType::int32>,   reduce_kernel<DType::int64>,
+    reduce_kernel<DType::int8>,    reduce_kernel<DType::uint8>};
+static_assert(std::size(kReduceKernels) == static_cast<size_t>(DType::count));
+
+/// Fills one parity of every stage of an area.
+void fill(char* region, const SlotArea& area, int world, int stages, int parity, int byte,
+          Stream stream) {
+  const uint64_t bytes = static_cast<uint64_t>(world) * area.tiles * area.tile_bytes;
+  for (int stage = 0; stage < stages; ++stage) {
+    require(cudaMemsetAsync(region + area.slot(world, stage, parity, 0), byte, bytes, stream),
+            "arming the slots");
+  }
+}
+
+}  // namespace
+
+void initialise(char* region, const RegionLayout& layout, int world, Stream stream) {
+  require(cudaMemsetAsync(region, 0, layout.total_bytes, stream), "clearing the region");
+  const auto arm = [&](const SlotArea& area, int stages, bool pairs) {
+    fill(region, area, world, stages, 0, 0xFF, stream);
+    // Pairs of odd epochs start from zero, an even one: see PairSlots.
+    if (!pairs) fill(region, area, world, stages, 1, 0xFF, stream);
+  };
+  arm(layout.oneshot, 1, false);
+  arm(layout.twoshot, 2, false);
+  arm(layout.oneshot_pairs, 1, true);
+  arm(layout.twoshot_pairs, 2, true);
+}
+
+int load_kernels() {
+  // Asking for a kernel's attributes loads it: later, loading could synchronise with the device
+  // while another kernel spins there.
+  int resident = kMaxBlocks;
+  for (const AlgorithmRow& row : kAlgorithms) {
+    for (int dtype = 0; dtype < static_cast<int>(DType::count); ++dtype) {
+      for (int world : {2, 3, 4, 8}) {
+        const Kernel kernel = row.kernel(static_cast<DType>(dtype), world);
+        int blocks = 0;
+        require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kFullBlock, 0),
+                "loading the kernels");
+        resident = std::min(resident, blocks);
+      }
+    }
+  }
+  for (const ReduceKernel kernel : kReduceKernels) {
+    cudaFuncAttributes attributes;
+    require(cudaFuncGetAttributes(&attributes, kernel), "loading the kernels");
+  }
+  int device = 0, multiprocessors = 0;
+  require(cudaGetDevice(&device), "asking for the device");
+  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+          "asking for the multiprocessors");
+  return resident * multiprocessors;
+}
+
+void allreduce(const RankView& view, const AllreduceCall& call, Stream stream) {
+  const AlgorithmRow& row = row_of(call.plan.algorithm);
+  KernelCall kernel_call{call, row.barriers || view.check ? fingerprint(call.descriptor) : 0};
+
+  cudaLaunchAttribute dependent;
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(call.plan.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(call.plan.threads));
+  config.stream = stream;
+  config.attrs = &dependent;
+  config.numAttrs = view.pdl == PdlLevel::off ? 0 : 1;
+  void* arguments[] = {const_cast<RankView*>(&view), &kernel_call};
+  require(
+      cudaLaunchKernelExC(
+          &config, reinterpret_cast<const void*>(row.kernel(call.dtype, view.world)), arguments),
+      "launching all-reduce");
+}
+
+void reduce(const void* const* inputs, int world, void* output, uint64_t numel, DType dtype,
+            ReduceOp op, Stream stream) {
+  KernelCall call{};
+  for (int rank = 0; rank < world; ++rank) call.peer_input[rank] = inputs[rank];
+  call.output = output;
+  call.numel = numel;
+  call.reduce_op = op;
+  const uint64_t vectors = ceil_div<uint64_t>(numel * dtype_size(dtype), kVectorBytes);
+  if (vectors == 0) return;
+  const auto blocks =
+      static_cast<unsigned>(std::min<uint64_t>(ceil_div<uint64_t>(vectors, 256), 1024));
+  void* arguments[] = {&call, &world};
+  require(
+      cudaLaunchKernel(reinterpret_cast<const void*>(kReduceKernels[static_cast<size_t>(dtype)]),
+                       dim3(blocks), dim3(256), arguments, 0, stream),
+      "launching the local reduction");
+}
+
+HostStatus* allocate_status() {
+  void* status = nullptr;
+  require(cudaHostAlloc(&status, sizeof(HostStatus), cudaHostAllocMapped | cudaHostAllocPortable),
+          "allocating the status record");
+  return new (status) HostStatus{};
+}
+
+void free_status(HostStatus* status) { cudaFreeHost(status); }
+
+void report(const RankView& view, const StatusRecord& record) {
+  if (__atomic_exchange_n(&view.status->ready, 1u, __ATOMIC_ACQ_REL) != 0) return;
+  view.status->record = record;
+  if (view.region[0] == nullptr) return;  // fallback only: nothing that peers could look at
+  cudaStream_t stream = nullptr;
+  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "telling the peers");
+  const uint32_t poison = static_cast<uint32_t>(view.rank) + 1;
+  for (int peer = 0; peer < view.world; ++peer) {
+    RegionHeader* header = view.header(peer);
+    cudaMemcpyAsync(&header->inbox[view.rank], &record, sizeof(record), cudaMemcpyHostToDevice,
+                    stream);
+    cudaMemcpyAsync(&header->poison, &poison, sizeof(poison), cudaMemcpyHostToDevice, stream);
+  }
+  cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace collx::cuda

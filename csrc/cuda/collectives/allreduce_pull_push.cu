@@ -1,0 +1,57 @@
+// All-reduce on symmetric tensors: the owner of a part pulls it from every peer's input, reduces,
+// and stores the result into every peer's output. One loop between two barriers, no copy.
+//
+// Costs 2 (W-1)/W of the tensor on each link. Input and output may be the same tensor: an element
+// is read and written by its owner alone.
+#include "../transports/barrier.cuh"
+#include "kernel_table.cuh"
+
+namespace collx::cuda {
+namespace {
+
+template <DType D, int W>
+__global__ void __launch_bounds__(512, 2)
+    pull_push(const __grid_constant__ RankView view, const __grid_constant__ KernelCall call) {
+  using Tensor = VectorTensor<dtype_size(D)>;
+  constexpr int kRanks = World<W>::kRanks;
+  Session session(view, call);
+  const int world = World<W>::size(view), rank = view.rank;
+  BlockBarrier barrier(view, call, session.patience);
+
+  if (barrier.sync(Phase::start_barrier)) {
+    const Part part = partition(Tensor(call.input, call.numel).vectors(), world, rank);
+    const uint32_t stride = gridDim.x * blockDim.x;
+    for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < part.count; i += stride) {
+      Vector v[kRanks];
+#pragma unroll
+      for (int peer = 0; peer < kRanks; ++peer) {
+        if (peer < world) {
+          v[peer] = Tensor(call.peer_input[peer], call.numel).load_peer(part.start + i);
+        }
+      }
+      const Vector sum = reduce_vectors<D>(v, world, call.reduce_op);
+#pragma unroll
+      for (int hop = 0; hop < kRanks; ++hop) {
+        if (hop < world) {
+          Tensor(call.peer_output[(rank + hop) % world], call.numel).store(part.start + i, sum);
+        }
+      }
+    }
+    barrier.sync(Phase::end_barrier);
+  }
+  barrier.finish();
+  session.finish();
+}
+
+struct Family {
+  template <DType D, int W>
+  static Kernel kernel() {
+    return pull_push<D, W>;
+  }
+};
+
+}  // namespace
+
+Kernel allreduce_pull_push(DType dtype, int world) { return find_kernel<Family>(dtype, world); }
+
+}  // namespace collx::cuda

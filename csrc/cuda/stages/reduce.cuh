@@ -1,0 +1,234 @@
+// The arithmetic of every reduction: rank 0's value, then ranks 1 to W-1 in that order, in a wider
+// type, rounded once to nearest even. The reduce op is uniform over the grid and chosen at run
+// time: the wire is the bottleneck, not the ALU.
+//
+// Built with --fmad=false, and never with fast-math: the order and the roundings written here are
+// the ones that happen (docs/numerics.md).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../ptx/memory.cuh"
+
+namespace collx::cuda {
+
+/// How the elements of a vector become accumulators and back.
+template <DType D>
+struct Elements;
+
+template <>
+struct Elements<DType::float32> {
+  using Acc = float;
+  static constexpr int kCount = 4;
+  static __device__ __forceinline__ Acc get(const Vector& v, int i) {
+    return __uint_as_float(v.word[i]);
+  }
+  static __device__ __forceinline__ Vector pack(const Acc* a) {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.word[i] = __float_as_uint(a[i]);
+    return v;
+  }
+};
+
+template <>
+struct Elements<DType::bfloat16> {
+  using Acc = float;
+  static constexpr int kCount = 8;
+  static __device__ __forceinline__ Acc get(const Vector& v, int i) {
+    const uint32_t word = v.word[i / 2];
+    return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+  }
+  static __device__ __forceinline__ Vector pack(const Acc* a) {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(a[2 * i], a[2 * i + 1]);
+      v.word[i] = reinterpret_cast<const uint32_t&>(pair);
+    }
+    return v;
+  }
+};
+
+template <>
+struct Elements<DType::float16> {
+  using Acc = float;
+  static constexpr int kCount = 8;
+  static __device__ __forceinline__ Acc get(const Vector& v, int i) {
+    const __half_raw half{static_cast<unsigned short>(v.word[i / 2] >> (i % 2 * 16))};
+    return __half2float(half);
+  }
+  static __device__ __forceinline__ Vector pack(const Acc* a) {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __half2 pair = __floats2half2_rn(a[2 * i], a[2 * i + 1]);
+      v.word[i] = reinterpret_cast<const uint32_t&>(pair);
+    }
+    return v;
+  }
+};
+
+template <>
+struct Elements<DType::float64> {
+  using Acc = double;
+  static constexpr int kCount = 2;
+  static __device__ __forceinline__ Acc get(const Vector& v, int i) {
+    return __hiloint2double(static_cast<int>(v.word[2 * i + 1]), static_cast<int>(v.word[2 * i]));
+  }
+  static __device__ __forceinline__ Vector pack(const Acc* a) {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      v.word[2 * i] = static_cast<uint32_t>(__double2loint(a[i]));
+      v.word[2 * i + 1] = static_cast<uint32_t>(__double2hiint(a[i]));
+    }
+    return v;
+  }
+};
+
+template <>
+struct Elements<DType::int64> {
+  using Acc = int64_t;
+  static constexpr int kCount = 2;
+  static __device__ __forceinline__ Acc get(const Vector& v, int i) {
+    return static_cast<int64_t>(v.word[2 * i] | static_cast<uint64_t>(v.word[2 * i + 1]) << 32);
+  }
+  static __device__ __forceinline__ Vector pack(const Acc* a) {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      v.word[2 * i] = static_cast<uint32_t>(a[i]);
+      v.word[2 * i + 1] = static_cast<uint32_t>(static_cast<uint64_t>(a[i]) >> 32);
+    }
+    return v;
+  }
+};
+
+/// int32, int8, uint8: computed in 32 bits and cut to their width, which is the same as wrapping.
+template <typename T>
+struct SmallIntegers {
+  using Acc = int32_t;
+  static constexpr int kCount = kVectorBytes / sizeof(T);
+  static constexpr int kPerWord = 4 / sizeof(T);
+  static constexpr int kBits = 8 * sizeof(T);
+  static __device__ __forceinline__ Acc get(const Vector& v, int i) {
+    return static_cast<T>(v.word[i / kPerWord] >> (i % kPerWord * kBits));
+  }
+  static __device__ __forceinline__ Vector pack(const Acc* a) {
+    constexpr uint32_t mask = kBits == 32 ? ~0u : (1u << (kBits % 32)) - 1;
+    Vector v{};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      v.word[i / kPerWord] |= (static_cast<uint32_t>(a[i]) & mask) << (i % kPerWord * kBits);
+    }
+    return v;
+  }
+};
+
+template <>
+struct Elements<DType::int32> : SmallIntegers<int32_t> {};
+template <>
+struct Elements<DType::int8> : SmallIntegers<int8_t> {};
+template <>
+struct Elements<DType::uint8> : SmallIntegers<uint8_t> {};
+
+namespace detail {
+
+// Signed overflow is undefined in C++ and wraps in the contract: through unsigned.
+template <typename A>
+__device__ __forceinline__ A add(A a, A b) {
+  return a + b;
+}
+template <>
+__device__ __forceinline__ int32_t add(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+template <>
+__device__ __forceinline__ int64_t add(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+template <typename A>
+__device__ __forceinline__ A multiply(A a, A b) {
+  return a * b;
+}
+template <>
+__device__ __forceinline__ int32_t multiply(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
+}
+template <>
+__device__ __forceinline__ int64_t multiply(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
+
+// fmaxf and fminf drop NaN and do not order zeros; these propagate NaN and put +0 above -0.
+template <typename A>
+__device__ __forceinline__ bool sign(A) {
+  return false;
+}
+template <>
+__device__ __forceinline__ bool sign(float a) {
+  return __float_as_int(a) < 0;
+}
+template <>
+__device__ __forceinline__ bool sign(double a) {
+  return __double_as_longlong(a) < 0;
+}
+template <typename A>
+__device__ __forceinline__ A larger(A a, A b) {
+  if (a != a) return a;
+  if (b != b) return b;
+  return a > b || (a == b && !sign(a)) ? a : b;
+}
+template <typename A>
+__device__ __forceinline__ A smaller(A a, A b) {
+  if (a != a) return a;
+  if (b != b) return b;
+  return a < b || (a == b && sign(a)) ? a : b;
+}
+
+}  // namespace detail
+
+/// Combines the ranks' vectors, given in rank order; `Ranks` of them, or the first `world`.
+template <DType D, int Ranks, typename Combine>
+__device__ __forceinline__ void fold(typename Elements<D>::Acc* acc, const Vector (&v)[Ranks],
+                                     int world, Combine combine) {
+  using E = Elements<D>;
+#pragma unroll
+  for (int i = 0; i < E::kCount; ++i) acc[i] = E::get(v[0], i);
+#pragma unroll
+  for (int rank = 1; rank < Ranks; ++rank) {
+    if (rank < world) {
+#pragma unroll
+      for (int i = 0; i < E::kCount; ++i) acc[i] = combine(acc[i], E::get(v[rank], i));
+    }
+  }
+}
+
+template <DType D, int Ranks>
+__device__ __forceinline__ Vector reduce_vectors(const Vector (&v)[Ranks], int world, ReduceOp op) {
+  using E = Elements<D>;
+  using A = typename E::Acc;
+  A acc[E::kCount];
+  switch (op) {
+    case ReduceOp::max:
+      fold<D>(acc, v, world, [](A a, A b) { return detail::larger(a, b); });
+      break;
+    case ReduceOp::min:
+      fold<D>(acc, v, world, [](A a, A b) { return detail::smaller(a, b); });
+      break;
+    case ReduceOp::prod:
+      fold<D>(acc, v, world, [](A a, A b) { return detail::multiply(a, b); });
+      break;
+    default:
+      fold<D>(acc, v, world, [](A a, A b) { return detail::add(a, b); });
+      if (op == ReduceOp::avg) {
+#pragma unroll
+        for (int i = 0; i < E::kCount; ++i) acc[i] = acc[i] / static_cast<A>(world);
+      }
+  }
+  return E::pack(acc);
+}
+
+}  // namespace collx::cuda

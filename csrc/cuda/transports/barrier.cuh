@@ -1,0 +1,68 @@
+// A barrier between block b of this rank and block b of every peer.
+//
+// MEMORY LAYOUT  flags[block][sender] in every rank's region: {epoch : high 32, fingerprint : low
+// 32}, counting up and never reset; the epoch reached is kept in the block's own counter.
+// MEMORY SEMANTICS  sync() is release and acquire at system scope for all threads of the block:
+// bar.sync makes the block's accesses visible to the thread that stores the flag, whose release is
+// cumulative; a flag read with acquire, then bar.sync, hands the peer's accesses to the block.
+// USAGE  All ranks launch equal grids. Every thread of the block calls sync().
+// OVERFLOW  Epochs compare by signed difference. A peer can be one barrier ahead, never two.
+#pragma once
+
+#include "failure.cuh"
+
+namespace collx::cuda {
+
+class BlockBarrier {
+ public:
+  __device__ BlockBarrier(const RankView& view, const KernelCall& call, Patience& patience)
+      : view_(view), call_(call), patience_(patience), epoch_(*counter()) {}
+
+  /// False, for the whole block, when a peer did not come.
+  __device__ bool sync(Phase phase) {
+    __syncthreads();
+    ++epoch_;
+    const int peer = static_cast<int>(threadIdx.x);
+    if (peer < view_.world && peer != view_.rank && patience_.alive()) {
+      const uint64_t value = static_cast<uint64_t>(epoch_) << 32 | call_.fingerprint;
+      ptx::st_release_sys(flag(peer, view_.rank), value);
+      uint64_t seen = 0;
+      const bool arrived = patience_.wait(
+          phase,
+          [&] {
+            seen = ptx::ld_acquire_sys(flag(view_.rank, peer));
+            return epoch_reached(static_cast<uint32_t>(seen >> 32), epoch_);
+          },
+          [&] {
+            return Blame{peer, epoch_, seen >> 32};
+          });
+      // One that is ahead has compared this barrier's fingerprints itself.
+      if (arrived && seen >> 32 == epoch_ && seen != value) {
+        patience_.fail(Failure::mismatch, phase, Blame{peer, value & ~0u, seen & ~0u});
+      }
+    }
+    return patience_.agree();
+  }
+
+  /// Keeps the epoch for the block's next call. After the last sync().
+  __device__ void finish() {
+    if (threadIdx.x == 0) *counter() = epoch_;
+  }
+
+ private:
+  __device__ uint32_t* counter() const {
+    return reinterpret_cast<uint32_t*>(view_.region[view_.rank] + view_.layout.barrier_epochs) +
+           blockIdx.x;
+  }
+  __device__ uint64_t* flag(int owner, int sender) const {
+    return reinterpret_cast<uint64_t*>(view_.region[owner] + view_.layout.barrier_flags) +
+           blockIdx.x * kMaxRanks + sender;
+  }
+
+  const RankView& view_;
+  const KernelCall& call_;
+  Patience& patience_;
+  uint32_t epoch_;
+};
+
+}  // namespace collx::cuda

@@ -1,0 +1,152 @@
+// Bounded waits, and how a failure becomes known: to the host, and to the peers.
+//
+// MEMORY SEMANTICS  A report is written to every peer's inbox before that peer's poison word is
+// set with release; whoever reads the word with acquire may read the record. The host's record is
+// written before `ready` likewise.
+// LIFETIME  A thread whose wait fails does not return: it skips all further waits and remote
+// stores, and passes the remaining barriers of its block. No trap, no exit (design: the context
+// must survive).
+#pragma once
+
+#include "../../protocol/call.h"
+#include "../ptx/launch.cuh"
+#include "../ptx/memory.cuh"
+
+namespace collx::cuda {
+
+/// The call as a kernel gets it.
+struct KernelCall : AllreduceCall {
+  uint32_t fingerprint;
+};
+
+/// What a failed wait waited for.
+struct Blame {
+  int peer;
+  uint64_t expected;
+  uint64_t seen;
+};
+
+__device__ inline void publish(const RankView& view, const StatusRecord& record) {
+  view.status->record = record;
+  __threadfence_system();
+  *reinterpret_cast<volatile uint32_t*>(&view.status->ready) = 1;
+}
+
+/// Records a failure here and at the peers. The first one on a rank is the one that counts.
+__device__ __noinline__ void report(const RankView& view, const CallDescriptor& own,
+                                    const CallDescriptor* other, Failure failure, Phase phase,
+                                    Blame blame) {
+  RegionHeader* header = view.header(view.rank);
+  if (atomicCAS(&header->claimed, 0u, 1u) != 0) return;
+  StatusRecord record;
+  record.failure = failure;
+  record.phase = phase;
+  record.rank = view.rank;
+  record.peer = blame.peer;
+  record.sequence = header->sequence;
+  record.expected = blame.expected;
+  record.seen = blame.seen;
+  record.own = own;
+  if (other != nullptr) record.other = *other;
+  publish(view, record);
+  for (int peer = 0; peer < view.world; ++peer) {
+    view.header(peer)->inbox[view.rank] = record;
+    ptx::st_release_sys(&view.header(peer)->poison, static_cast<uint32_t>(view.rank) + 1);
+  }
+}
+
+/// Takes over what a peer has reported, if this rank knows of no failure yet.
+__device__ __noinline__ void adopt(const RankView& view) {
+  RegionHeader* header = view.header(view.rank);
+  const uint32_t poison = ptx::ld_acquire_sys(&header->poison);
+  if (poison == 0 || atomicCAS(&header->claimed, 0u, 1u) != 0) return;
+  publish(view, header->inbox[poison - 1]);
+}
+
+/// What a block has to report when it ends. A call from within a polling loop would cost every
+/// register of that loop, so threads leave a note and the end of the kernel reports it.
+struct FailureNote {
+  uint32_t taken;
+  Failure failure;
+  Phase phase;
+  Blame blame;
+  const CallDescriptor* other;
+};
+
+__device__ __forceinline__ FailureNote& block_note() {
+  __shared__ FailureNote note;
+  return note;
+}
+
+/// A thread's patience: once a wait has failed, later ones return at once.
+class Patience {
+ public:
+  /// By all threads of the block. Asks for the poison word, but does not wait for the answer: see
+  /// alive().
+  __device__ explicit Patience(const RankView& view)
+      : view_(view), poison_(ptx::ld_relaxed_sys(&view.header(view.rank)->poison)) {
+    if (threadIdx.x == 0) block_note().taken = 0;
+    __syncthreads();
+  }
+
+  /// False when the communicator had failed before this call, or has since. To be asked before
+  /// the first remote store, after this thread's first loads, so that all of them are in flight
+  /// together.
+  __device__ __forceinline__ bool alive() const { return poison_ == 0; }
+
+  /// Gives up, for the reason noted. The first note of a block counts.
+  __device__ __forceinline__ void fail(Failure failure, Phase phase, Blame blame,
+                                       const CallDescriptor* other = nullptr) {
+    poison_ = 1;
+    FailureNote& note = block_note();
+    if (atomicExch(&note.taken, 1u) != 0) return;
+    note.failure = failure;
+    note.phase = phase;
+    note.blame = blame;
+    note.other = other;
+  }
+
+  /// Makes the block agree: false for all its threads when one of them has failed.
+  __device__ bool agree() {
+    poison_ |= __syncthreads_or(!alive());
+    return alive();
+  }
+
+  /// Polls `ready()` until it is true, the time is up or the communicator is poisoned. `blame()`
+  /// says what was missing. Lanes may leave at different times: no shuffle may follow without a
+  /// __syncwarp (hazard 2).
+  template <typename Ready, typename GetBlame>
+  __device__ __forceinline__ bool wait(Phase phase, Ready ready, GetBlame blame) {
+    if (!alive()) return false;
+    uint64_t began = 0;
+    for (uint32_t polls = 1; !ready(); ++polls) {
+      if (polls % kPollsPerLook != 0) continue;
+      poison_ = ptx::ld_relaxed_sys(&view_.header(view_.rank)->poison);
+      if (!alive()) return false;
+      const uint64_t now = ptx::globaltimer();
+      if (began == 0) began = now;
+      if (now - began < view_.timeout_ns) continue;
+      fail(Failure::timeout, phase, blame());
+      return false;
+    }
+    return true;
+  }
+
+  /// Last thing in a kernel, by all threads of the block: tells what has failed.
+  __device__ __forceinline__ void conclude(const KernelCall& call) {
+    if (__syncthreads_or(!alive()) == 0 || threadIdx.x != 0) return;
+    const FailureNote& note = block_note();
+    if (note.taken != 0) {
+      report(view_, call.descriptor, note.other, note.failure, note.phase, note.blame);
+    } else {
+      adopt(view_);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kPollsPerLook = 128;  // about 100 us of polling at the most
+  const RankView& view_;
+  uint32_t poison_;
+};
+
+}  // namespace collx::cuda

@@ -1,0 +1,113 @@
+// Slots: pushed data that carries its own arrival flag, so that no barrier is needed.
+//
+// MEMORY LAYOUT  protocol/layout.h: SlotArea. Vector i of a use stands at 16 i bytes (pairs: 32 i)
+// behind slot(stage, parity of the epoch, sender).
+// MEMORY SEMANTICS  Words are stored and polled relaxed: each is checked on its own, and nothing
+// else is inferred from it. The reader re-arms what it read. Between calls the kernel boundary
+// orders that before the rank's next pushes; inside a kernel a fence must (see docs/protocol.md).
+#pragma once
+
+#include "../../protocol/layout.h"
+#include "../ptx/memory.cuh"
+
+namespace collx::cuda {
+
+/// Floats: a slot is armed with words of all ones. Senders turn that word, a NaN, into another NaN.
+template <DType D>
+struct SentinelSlots {
+  static constexpr bool kWide = dtype_size(D) == 8;  // float64 is checked by whole words
+  static constexpr uint32_t kWireBytes = kVectorBytes;
+
+  static COLLX_HD constexpr const SlotArea& oneshot(const RegionLayout& layout) {
+    return layout.oneshot;
+  }
+  static COLLX_HD constexpr const SlotArea& twoshot(const RegionLayout& layout) {
+    return layout.twoshot;
+  }
+
+  /// Never a word of all ones; NaNs stay NaNs, in every float type.
+  static __device__ __forceinline__ Vector sendable(Vector v) {
+    if constexpr (kWide) {
+      if ((v.word[0] & v.word[1]) == ~0u) v.word[1] = 0x7FFFFFFFu;
+      if ((v.word[2] & v.word[3]) == ~0u) v.word[3] = 0x7FFFFFFFu;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (v.word[i] == ~0u) v.word[i] = 0x7FFF7FFFu;
+      }
+    }
+    return v;
+  }
+
+  static __device__ __forceinline__ void push(char* slot, Vector v, uint32_t) {
+    if constexpr (kWide) {
+      ptx::st_relaxed_sys_b64(reinterpret_cast<Vector*>(slot), v);
+    } else {
+      ptx::st_relaxed_sys(reinterpret_cast<Vector*>(slot), v);
+    }
+  }
+
+  /// True once every word of the vector has arrived.
+  static __device__ __forceinline__ bool poll(const char* slot, Vector& v, uint32_t) {
+    if constexpr (kWide) {
+      v = ptx::ld_relaxed_sys_b64(reinterpret_cast<const Vector*>(slot));
+      return (v.word[0] & v.word[1]) != ~0u && (v.word[2] & v.word[3]) != ~0u;
+    } else {
+      v = ptx::ld_relaxed_sys(reinterpret_cast<const Vector*>(slot));
+      return v.word[0] != ~0u && v.word[1] != ~0u && v.word[2] != ~0u && v.word[3] != ~0u;
+    }
+  }
+
+  static __device__ __forceinline__ void rearm(char* slot) {
+    push(slot, Vector{{~0u, ~0u, ~0u, ~0u}}, 0);
+  }
+};
+
+/// Integers, which can give up no pattern: 64-bit words {data, epoch}. Nothing to re-arm: the
+/// slot's next use has another epoch. Even epochs use one parity's slots and odd ones the other's,
+/// so fresh memory of even slots holds an odd number and the other way round (cuda::initialise):
+/// a word never written cannot be taken for one of any epoch, also across the wrap-around.
+struct PairSlots {
+  static constexpr uint32_t kWireBytes = 2 * kVectorBytes;
+
+  static COLLX_HD constexpr const SlotArea& oneshot(const RegionLayout& layout) {
+    return layout.oneshot_pairs;
+  }
+  static COLLX_HD constexpr const SlotArea& twoshot(const RegionLayout& layout) {
+    return layout.twoshot_pairs;
+  }
+
+  static __device__ __forceinline__ Vector sendable(Vector v) { return v; }
+
+  static __device__ __forceinline__ void push(char* slot, Vector v, uint32_t epoch) {
+    Vector* pairs = reinterpret_cast<Vector*>(slot);
+    ptx::st_relaxed_sys_b64(pairs, {{v.word[0], epoch, v.word[1], epoch}});
+    ptx::st_relaxed_sys_b64(pairs + 1, {{v.word[2], epoch, v.word[3], epoch}});
+  }
+
+  static __device__ __forceinline__ bool poll(const char* slot, Vector& v, uint32_t epoch) {
+    const Vector* pairs = reinterpret_cast<const Vector*>(slot);
+    const Vector low = ptx::ld_relaxed_sys_b64(pairs), high = ptx::ld_relaxed_sys_b64(pairs + 1);
+    v = {{low.word[0], low.word[2], high.word[0], high.word[2]}};
+    return low.word[1] == epoch && low.word[3] == epoch && high.word[1] == epoch &&
+           high.word[3] == epoch;
+  }
+
+  static __device__ __forceinline__ void rearm(char*) {}
+};
+
+namespace detail {
+template <DType D, bool sentinel>
+struct SlotsOf {
+  using type = SentinelSlots<D>;
+};
+template <DType D>
+struct SlotsOf<D, false> {
+  using type = PairSlots;
+};
+}  // namespace detail
+
+template <DType D>
+using Slots = typename detail::SlotsOf<D, has_sentinel(D)>::type;
+
+}  // namespace collx::cuda
