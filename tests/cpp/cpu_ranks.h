@@ -1,0 +1,96 @@
+// Ranks as threads of one process, each with a region, a status and buffers of its own.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "cpu/allreduce.h"
+#include "cpu/control.h"
+
+namespace collx::cpu {
+
+inline constexpr uint64_t kPatientNs = 60'000'000'000;
+
+class Ranks {
+ public:
+  explicit Ranks(int world, uint64_t payload_bytes = kDefaultPayloadBytes,
+                 uint64_t timeout_ns = kPatientNs, bool check = false)
+      : world_(world), layout_(cpu::layout(world, payload_bytes)), statuses_(size_t(world)) {
+    view_.layout = layout_;
+    view_.timeout_ns = timeout_ns;
+    view_.world = world;
+    view_.check = check;
+    for (int r = 0; r < world; ++r) {
+      regions_.emplace_back(allocate(layout_.total_bytes), std::free);
+      view_.region[r] = regions_.back().get();
+      initialise(view_.region[r], layout_);
+    }
+  }
+
+  int world() const { return world_; }
+  const RegionLayout& layout() const { return layout_; }
+  char* region(int r) const { return view_.region[r]; }
+  const HostStatus& status(int r) const { return statuses_[size_t(r)]; }
+
+  RankView view(int r) {
+    RankView view = view_;
+    view.rank = r;
+    view.status = &statuses_[size_t(r)];
+    return view;
+  }
+
+  void start_epochs_at(uint32_t epoch) {
+    for (int r = 0; r < world_; ++r) set_epochs(region(r), layout_, epoch);
+  }
+
+  /// Runs body(rank) on a thread for each rank and joins them.
+  template <typename Body>
+  void run(Body body) const {
+    std::vector<std::thread> threads;
+    for (int r = 0; r < world_; ++r) threads.emplace_back(body, r);
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  static char* allocate(uint64_t bytes) {
+    // Regions hold old bytes, as a mapping that is used again does: a test that relies on zeros
+    // beyond initialise() fails.
+    char* const region =
+        static_cast<char*>(std::aligned_alloc(4096, round_up<uint64_t>(bytes, 4096)));
+    std::memset(region, 0xa5, bytes);
+    return region;
+  }
+
+  int world_;
+  RegionLayout layout_;
+  RankView view_{};
+  std::vector<HostStatus> statuses_;
+  std::vector<std::unique_ptr<char, decltype(&std::free)>> regions_;
+};
+
+/// A call on ordinary tensors, described as the operator would.
+inline AllreduceCall make_call(const void* input, void* output, uint64_t numel, DType dtype,
+                               ReduceOp op, Algorithm algorithm) {
+  AllreduceCall call{};
+  call.input = input;
+  call.output = output;
+  call.numel = numel;
+  call.dtype = dtype;
+  call.reduce_op = op;
+  call.plan.algorithm = algorithm;
+  call.descriptor.collective = Collective::allreduce;
+  call.descriptor.dtype = dtype;
+  call.descriptor.reduce_op = op;
+  call.descriptor.algorithm = algorithm;
+  call.descriptor.dims = 1;
+  call.descriptor.numel = numel;
+  call.descriptor.sizes[0] = static_cast<int64_t>(numel);
+  return call;
+}
+
+}  // namespace collx::cpu

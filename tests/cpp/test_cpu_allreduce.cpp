@@ -1,0 +1,320 @@
+// Every algorithm gives the scalar reference's bits on every rank and writes its output alone.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+#include "cpu_ranks.h"
+#include "scalar_reference.h"
+
+namespace collx::cpu {
+namespace {
+
+using Bytes = std::vector<char>;
+
+constexpr DType kDTypes[] = {DType::float32, DType::float16, DType::bfloat16, DType::float64,
+                             DType::int32,   DType::int64,   DType::int8,     DType::uint8};
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min,
+                             ReduceOp::prod};
+constexpr char kCanary = 0x5a;
+constexpr uint64_t kGuardBytes = 128;  // before and behind every tensor
+constexpr uint64_t kMostShift = 8;     // elements by which tensors start later
+
+struct Case {
+  DType dtype;
+  ReduceOp op;
+  Algorithm algorithm;
+  bool symmetric;
+  bool in_place;
+  uint64_t numel;
+  uint64_t shift;  // of the input; the output's differs
+};
+
+std::string describe(const Case& c) {
+  return std::string(name_of(c.algorithm)) + ' ' + std::string(name_of(c.dtype)) + ' ' +
+         std::string(name_of(c.op)) + " of " + std::to_string(c.numel) + " shifted by " +
+         std::to_string(c.shift) + (c.symmetric ? ", symmetric" : "") +
+         (c.in_place ? ", in place" : "");
+}
+
+struct Form {
+  Algorithm algorithm;
+  bool symmetric;
+};
+constexpr Form kForms[] = {
+    {Algorithm::oneshot_push, false}, {Algorithm::twoshot_push, false},
+    {Algorithm::oneshot_pull, false}, {Algorithm::twoshot_pull, false},
+    {Algorithm::oneshot_pull, true},  {Algorithm::twoshot_pull, true},
+    {Algorithm::pull_push, true},
+};
+
+/// Inputs of all ranks and, by op, what has to come out, as far as the cases need it. The
+/// reduction is elementwise, so the answer to a shorter call is the start of that to a longer one.
+class Oracle {
+ public:
+  Oracle(int world, const std::vector<Case>& cases) {
+    std::mt19937_64 random(20240607u + unsigned(world));
+    uint64_t most[size_t(DType::count)] = {};
+    for (const Case& c : cases) most[size_t(c.dtype)] = std::max(most[size_t(c.dtype)], c.numel);
+    for (const DType dtype : kDTypes) {
+      const uint64_t bytes = most[size_t(dtype)] * uint64_t(dtype_size(dtype));
+      for (int r = 0; r < world; ++r) {
+        inputs_[size_t(dtype)].push_back(Bytes(bytes));
+        for (char& byte : inputs_[size_t(dtype)].back()) byte = char(random());
+      }
+    }
+    for (const Case& c : cases) expect(c.dtype, c.op, most[size_t(c.dtype)]);
+  }
+  const char* input(DType dtype, int rank) const {
+    return inputs_[size_t(dtype)][size_t(rank)].data();
+  }
+  const char* expected(DType dtype, ReduceOp op) const {
+    return expected_[size_t(dtype)][size_t(op)].data();
+  }
+
+ private:
+  void expect(DType dtype, ReduceOp op, uint64_t numel) {
+    Bytes& expected = expected_[size_t(dtype)][size_t(op)];
+    if (!expected.empty()) return;
+    std::vector<const void*> sources;
+    for (const Bytes& input : inputs_[size_t(dtype)]) sources.push_back(input.data());
+    expected.resize(numel * uint64_t(dtype_size(dtype)));
+    reference_reduce(sources, expected.data(), numel, dtype, op);
+  }
+
+  std::vector<Bytes> inputs_[size_t(DType::count)];
+  Bytes expected_[size_t(DType::count)][size_t(ReduceOp::count)];
+};
+
+uint64_t most_bytes(const std::vector<Case>& cases) {
+  uint64_t most = 0;
+  for (const Case& c : cases) most = std::max(most, c.numel * uint64_t(dtype_size(c.dtype)));
+  return most;
+}
+
+/// Runs cases one after the other on one communicator. Each rank refills its tensors as soon as
+/// its own call returns, so a peer that still read or wrote them would be seen.
+class CaseRunner {
+ public:
+  CaseRunner(Ranks& ranks, const std::vector<Case>& cases)
+      : ranks_(ranks), cases_(cases), oracle_(ranks.world(), cases) {
+    const uint64_t bytes = most_bytes(cases) + 2 * kGuardBytes + 8 * kMostShift;
+    inputs_.assign(size_t(ranks.world()), Bytes(bytes));
+    outputs_ = inputs_;
+  }
+
+  void run() {
+    ranks_.run([&](int rank) {
+      const RankView view = ranks_.view(rank);
+      for (const Case& c : cases_) {
+        if (!run_case(view, c)) return;
+      }
+    });
+  }
+
+ private:
+  static uint64_t offset(const Case& c, uint64_t shift) {
+    return kGuardBytes + shift * uint64_t(dtype_size(c.dtype));
+  }
+
+  bool run_case(const RankView& view, const Case& c) {
+    Bytes& in = inputs_[size_t(view.rank)];
+    Bytes& out = c.in_place ? in : outputs_[size_t(view.rank)];
+    const uint64_t in_offset = offset(c, c.shift);
+    const uint64_t out_offset = c.in_place ? in_offset : offset(c, (c.shift + 3) % kMostShift);
+    const uint64_t bytes = c.numel * uint64_t(dtype_size(c.dtype));
+    std::fill(in.begin(), in.end(), kCanary);
+    if (!c.in_place) std::fill(out.begin(), out.end(), kCanary);
+    if (bytes != 0) std::memcpy(in.data() + in_offset, oracle_.input(c.dtype, view.rank), bytes);
+
+    AllreduceCall call = make_call(in.data() + in_offset, out.data() + out_offset, c.numel, c.dtype,
+                                   c.op, c.algorithm);
+    for (int r = 0; c.symmetric && r < view.world; ++r) {
+      call.peer_input[r] = inputs_[size_t(r)].data() + in_offset;
+      call.peer_output[r] = (c.in_place ? inputs_ : outputs_)[size_t(r)].data() + out_offset;
+    }
+    if (!allreduce(view, call)) {
+      ADD_FAILURE() << describe(c) << " failed on rank " << view.rank << " in phase "
+                    << int(view.status->record.phase);
+      return false;
+    }
+    check(view, c, out, out_offset, bytes);
+    if (!c.in_place && bytes != 0) {
+      EXPECT_EQ(std::memcmp(in.data() + in_offset, oracle_.input(c.dtype, view.rank), bytes), 0)
+          << describe(c) << ": input changed on rank " << view.rank;
+    }
+    return true;
+  }
+
+  void check(const RankView& view, const Case& c, const Bytes& out, uint64_t offset,
+             uint64_t bytes) const {
+    EXPECT_EQ(
+        first_difference(out.data() + offset, oracle_.expected(c.dtype, c.op), c.numel, c.dtype),
+        "")
+        << describe(c) << " on rank " << view.rank;
+    const auto untouched = [&](uint64_t from, uint64_t to) {
+      return std::all_of(out.begin() + int64_t(from), out.begin() + int64_t(to),
+                         [](char byte) { return byte == kCanary; });
+    };
+    EXPECT_TRUE(untouched(0, offset)) << describe(c) << ": bytes before the output";
+    EXPECT_TRUE(untouched(offset + bytes, out.size())) << describe(c) << ": bytes behind it";
+  }
+
+  Ranks& ranks_;
+  const std::vector<Case>& cases_;
+  Oracle oracle_;
+  std::vector<Bytes> inputs_;
+  std::vector<Bytes> outputs_;
+};
+
+/// Around the borders of parts and chunks.
+std::set<uint64_t> telling_sizes(const RegionLayout& layout, const Form& form, DType dtype,
+                                 int world) {
+  const uint64_t w = uint64_t(world);
+  uint64_t bytes = cpu_chunk_bytes(layout, form.algorithm, world);
+  if (bytes == 0) bytes = layout.staging_bytes;
+  const uint64_t chunk = bytes / uint64_t(dtype_size(dtype));
+  return {0, 1, w - 1, w, w + 1, chunk - 1, chunk, chunk + 1, 2 * chunk + 1, 4 * chunk + w + 3};
+}
+
+ReduceOp op_of(DType dtype, uint64_t i) {
+  const ReduceOp op = kOps[i % std::size(kOps)];
+  return op == ReduceOp::avg && !has_sentinel(dtype) ? ReduceOp::sum : op;
+}
+
+Case random_case(std::mt19937_64& random, uint64_t most_bytes) {
+  const Form form = kForms[random() % std::size(kForms)];
+  const DType dtype = kDTypes[random() % std::size(kDTypes)];
+  const uint64_t most = most_bytes / uint64_t(dtype_size(dtype));
+  // Small sizes as often as large ones.
+  const uint64_t numel = random() % (random() % 2 != 0 ? most : 40);
+  return {dtype, op_of(dtype, random()), form.algorithm, form.symmetric, random() % 3 == 0,
+          numel, random() % kMostShift};
+}
+
+std::vector<Case> random_cases(uint64_t seed, int count, uint64_t most_bytes) {
+  std::mt19937_64 random(seed);
+  std::vector<Case> cases;
+  for (int i = 0; i < count; ++i) cases.push_back(random_case(random, most_bytes));
+  return cases;
+}
+
+class CpuAllreduce : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, CpuAllreduce, testing::Values(1, 2, 3, 4, 8, 16));
+
+TEST_P(CpuAllreduce, every_algorithm_dtype_and_op_gives_the_reference_bits_in_the_smallest_region) {
+  Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
+  std::vector<Case> cases;
+  uint64_t i = 0;
+  for (const Form& form : kForms) {
+    for (const DType dtype : kDTypes) {
+      for (const ReduceOp op : kOps) {
+        if (op != op_of(dtype, size_t(op))) continue;
+        cases.push_back(
+            {dtype, op, form.algorithm, form.symmetric, ++i % 2 == 0, 301, i % kMostShift});
+      }
+    }
+  }
+  CaseRunner(ranks, cases).run();
+}
+
+TEST_P(CpuAllreduce, sizes_around_the_borders_of_chunks_and_parts_lose_nothing) {
+  Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
+  std::vector<Case> cases;
+  uint64_t i = 0;
+  for (const Form& form : kForms) {
+    for (const DType dtype : kDTypes) {
+      for (const uint64_t numel : telling_sizes(ranks.layout(), form, dtype, GetParam())) {
+        for (const bool in_place : {false, true}) {
+          cases.push_back({dtype, op_of(dtype, i), form.algorithm, form.symmetric, in_place, numel,
+                           i % kMostShift});
+          ++i;
+        }
+      }
+    }
+  }
+  CaseRunner(ranks, cases).run();
+}
+
+TEST_P(CpuAllreduce, the_default_region_carries_several_chunks_too) {
+  Ranks ranks(GetParam());
+  std::vector<Case> cases;
+  for (const Form& form : kForms) {
+    const uint64_t chunk =
+        std::max<uint64_t>(cpu_chunk_bytes(ranks.layout(), form.algorithm, GetParam()),
+                           ranks.layout().oneshot.tile_bytes);
+    const uint64_t numel = chunk / uint64_t(dtype_size(DType::float32));
+    for (const uint64_t n : {numel + 1, 2 * numel + 5}) {
+      cases.push_back(
+          {DType::float32, ReduceOp::sum, form.algorithm, form.symmetric, false, n, n % 5});
+    }
+  }
+  CaseRunner(ranks, cases).run();
+}
+
+TEST_P(CpuAllreduce, random_calls_share_one_communicator) {
+  const uint64_t seed = 1000 + uint64_t(GetParam());
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Ranks ranks(GetParam(), smallest_cpu_region(GetParam()) + (16 << 10));
+  const std::vector<Case> cases = random_cases(seed, 600, 12 << 10);
+  CaseRunner(ranks, cases).run();
+}
+
+TEST_P(CpuAllreduce, random_calls_in_checked_mode) {
+  const uint64_t seed = 2000 + uint64_t(GetParam());
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Ranks ranks(GetParam(), smallest_cpu_region(GetParam()), kPatientNs, true);
+  const std::vector<Case> cases = random_cases(seed, 300, 4 << 10);
+  CaseRunner(ranks, cases).run();
+}
+
+TEST_P(CpuAllreduce, epochs_wrap_around_unnoticed) {
+  const uint64_t seed = 3000 + uint64_t(GetParam());
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
+  ranks.start_epochs_at(0xFFFFFF00);
+  std::vector<Case> cases;
+  // 300 calls of each form pass the wrap-around in every channel, that of the barriers too.
+  for (int i = 0; i < 300; ++i) {
+    for (const Form& form : kForms) {
+      const DType dtype = kDTypes[size_t(i) % std::size(kDTypes)];
+      cases.push_back({dtype, op_of(dtype, uint64_t(i)), form.algorithm, form.symmetric, i % 2 == 0,
+                       1 + uint64_t(i) % 40, uint64_t(i) % kMostShift});
+    }
+  }
+  CaseRunner(ranks, cases).run();
+  if (GetParam() == 1) return;  // no peers, no epochs
+  for (size_t c = 0; c < kChannels; ++c) {
+    EXPECT_LT(control_of(ranks.region(0), ranks.layout()).epochs[c], 0x80000000u) << c;
+  }
+  EXPECT_LT(ranks.view(0).header(0)->check_epoch, 0x80000000u);
+}
+
+TEST_P(CpuAllreduce, calls_are_counted_and_empty_ones_need_neither_peer_nor_address) {
+  Ranks ranks(GetParam());
+  const RankView view = ranks.view(0);
+  EXPECT_TRUE(allreduce(view, make_call(nullptr, nullptr, 0, DType::float32, ReduceOp::sum,
+                                        Algorithm::twoshot_push)));
+  EXPECT_EQ(view.header(0)->sequence, 1u);
+}
+
+// Negative control of the whole comparison: one wrong bit on one rank is noticed.
+TEST(CpuAllreduceOracle, sees_one_wrong_bit_and_tells_zeros_apart) {
+  const float a[2] = {1.0f, 0.0f};
+  float b[2] = {1.0f, -0.0f};
+  EXPECT_NE(first_difference(a, b, 2, DType::float32), "");
+  b[1] = 0.0f;
+  EXPECT_EQ(first_difference(a, b, 2, DType::float32), "");
+  b[0] = std::nextafter(1.0f, 2.0f);
+  EXPECT_NE(first_difference(a, b, 2, DType::float32), "");
+}
+
+TEST(CpuRegion, refuses_what_does_not_fit_with_the_numbers_in_words) {
+  EXPECT_THROW(layout(0, kDefaultPayloadBytes), std::invalid_argument);
+  EXPECT_THROW(layout(kMaxCpuRanks + 1, kDefaultPayloadBytes), std::invalid_argument);
+  EXPECT_THROW(layout(4, smallest_cpu_region(4) - 1), std::invalid_argument);
+  EXPECT_LE(layout(4, smallest_cpu_region(4)).total_bytes, smallest_cpu_region(4));
+}
+
+}  // namespace
+}  // namespace collx::cpu

@@ -1,0 +1,240 @@
+// A call that cannot succeed ends on every rank, in time, with a report that names the cause.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+
+#include "cpu_ranks.h"
+
+namespace collx::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr uint64_t kShortNs = 200'000'000;
+constexpr uint64_t kNumel = 1000;
+
+struct Tensors {
+  explicit Tensors(int world, uint64_t numel = kNumel)
+      : inputs(size_t(world), std::vector<float>(numel, 1.0f)),
+        outputs(size_t(world), std::vector<float>(numel, -1.0f)) {}
+
+  AllreduceCall call(int rank, Algorithm algorithm, bool symmetric = false) {
+    const size_t r = size_t(rank);
+    AllreduceCall call = make_call(inputs[r].data(), outputs[r].data(), inputs[r].size(),
+                                   DType::float32, ReduceOp::sum, algorithm);
+    for (size_t p = 0; symmetric && p < inputs.size(); ++p) {
+      call.peer_input[p] = inputs[p].data();
+      call.peer_output[p] = outputs[p].data();
+    }
+    return call;
+  }
+
+  std::vector<std::vector<float>> inputs;
+  std::vector<std::vector<float>> outputs;
+};
+
+struct Absence {
+  Algorithm algorithm;
+  bool symmetric;
+  bool check;
+  Phase phase;
+};
+
+class AbsentRank : public testing::TestWithParam<Absence> {};
+INSTANTIATE_TEST_SUITE_P(
+    Phases, AbsentRank,
+    testing::Values(Absence{Algorithm::oneshot_push, false, false, Phase::arrival},
+                    Absence{Algorithm::twoshot_push, false, false, Phase::arrival},
+                    Absence{Algorithm::oneshot_pull, false, false, Phase::stage_barrier},
+                    Absence{Algorithm::twoshot_pull, false, false, Phase::stage_barrier},
+                    Absence{Algorithm::pull_push, true, false, Phase::start_barrier},
+                    Absence{Algorithm::oneshot_pull, true, false, Phase::start_barrier},
+                    Absence{Algorithm::twoshot_pull, true, false, Phase::start_barrier},
+                    Absence{Algorithm::twoshot_pull, false, true, Phase::check}));
+
+TEST_P(AbsentRank, is_named_everywhere_within_the_timeout_and_a_second) {
+  const Absence& p = GetParam();
+  Ranks ranks(3, kDefaultPayloadBytes, kShortNs, p.check);
+  Tensors tensors(3);
+  const auto call = [&](int rank) {
+    return allreduce(ranks.view(rank), tensors.call(rank, p.algorithm, p.symmetric));
+  };
+  ranks.run([&](int rank) { EXPECT_TRUE(call(rank)); });
+  const auto start = Clock::now();
+  ranks.run([&](int rank) {
+    if (rank == 2) return;
+    EXPECT_FALSE(call(rank));
+  });
+  EXPECT_GE(Clock::now() - start, std::chrono::nanoseconds(kShortNs));
+  EXPECT_LT(Clock::now() - start, std::chrono::nanoseconds(kShortNs) + 1s);
+  EXPECT_FALSE(call(2)) << "a late rank is refused";
+
+  for (int rank = 0; rank < 3; ++rank) {
+    const HostStatus& status = ranks.status(rank);
+    ASSERT_EQ(status.ready, 1u) << rank;
+    EXPECT_EQ(status.record.failure, Failure::timeout);
+    EXPECT_EQ(status.record.phase, p.phase);
+    EXPECT_NE(status.record.rank, 2);
+    EXPECT_EQ(status.record.peer, 2);
+    EXPECT_EQ(status.record.sequence, 1u);
+    EXPECT_EQ(status.record.own.algorithm, p.algorithm);
+    EXPECT_EQ(status.record.own.numel, kNumel);
+    // Descriptors alternate between two mailboxes: the one awaited was written two calls ago.
+    const bool mailbox = p.phase == Phase::check || p.phase == Phase::start_barrier;
+    EXPECT_EQ(uint32_t(status.record.expected - status.record.seen), mailbox ? 2u : 1u);
+  }
+}
+
+TEST(CpuFailure, ranks_that_sleep_are_woken_by_the_first_that_gives_up) {
+  Ranks ranks(4);
+  Tensors tensors(4);
+  const auto start = Clock::now();
+  ranks.run([&](int rank) {
+    if (rank == 3) return;
+    RankView view = ranks.view(rank);
+    if (rank == 0) view.timeout_ns = kShortNs;
+    EXPECT_FALSE(allreduce(view, tensors.call(rank, Algorithm::twoshot_pull)));
+    EXPECT_EQ(view.status->record.rank, 0);
+    EXPECT_EQ(view.status->record.peer, 3);
+  });
+  EXPECT_LT(Clock::now() - start, std::chrono::nanoseconds(kShortNs) + 1s);
+}
+
+TEST(CpuFailure, a_poisoned_communicator_refuses_at_once_and_keeps_the_first_report) {
+  Ranks ranks(2, kDefaultPayloadBytes, kShortNs);
+  Tensors tensors(2);
+  EXPECT_FALSE(allreduce(ranks.view(0), tensors.call(0, Algorithm::oneshot_push)));
+  const auto start = Clock::now();
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_FALSE(allreduce(ranks.view(0), tensors.call(0, Algorithm::pull_push, true)));
+  }
+  EXPECT_LT(Clock::now() - start, std::chrono::nanoseconds(kShortNs));
+  EXPECT_EQ(ranks.status(0).record.own.algorithm, Algorithm::oneshot_push);
+}
+
+TEST(CpuFailure, checked_mode_names_both_sides_on_every_rank_and_touches_nothing) {
+  Ranks ranks(4, kDefaultPayloadBytes, kPatientNs, true);
+  Tensors tensors(4);
+  for (int i = 0; i < 3; ++i) {
+    ranks.run([&](int rank) {
+      EXPECT_TRUE(allreduce(ranks.view(rank), tensors.call(rank, Algorithm::oneshot_pull)));
+    });
+  }
+  for (auto& output : tensors.outputs) std::fill(output.begin(), output.end(), -1.0f);
+  ranks.run([&](int rank) {
+    AllreduceCall call = tensors.call(rank, Algorithm::oneshot_pull);
+    if (rank == 2) call.numel = call.descriptor.numel = 7;
+    EXPECT_FALSE(allreduce(ranks.view(rank), call));
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    const StatusRecord& record = ranks.status(rank).record;
+    EXPECT_EQ(record.failure, Failure::mismatch);
+    EXPECT_EQ(record.phase, Phase::check);
+    EXPECT_TRUE(record.rank == 2 || record.peer == 2);
+    EXPECT_EQ(record.own.numel, record.rank == 2 ? 7u : kNumel);
+    EXPECT_EQ(record.other.numel, record.peer == 2 ? 7u : kNumel);
+    EXPECT_EQ(record.sequence, 3u);
+    for (const float value : tensors.outputs[size_t(rank)]) ASSERT_EQ(value, -1.0f);
+  }
+}
+
+TEST(CpuFailure, checked_mode_looks_at_empty_calls_too) {
+  Ranks ranks(2, kDefaultPayloadBytes, kPatientNs, true);
+  Tensors tensors(2);
+  ranks.run([&](int rank) {
+    AllreduceCall call = tensors.call(rank, Algorithm::oneshot_pull);
+    if (rank == 0) call.numel = call.descriptor.numel = 0;
+    EXPECT_FALSE(allreduce(ranks.view(rank), call));
+    EXPECT_EQ(ranks.status(rank).record.failure, Failure::mismatch);
+  });
+}
+
+TEST(CpuFailure, symmetric_offsets_that_differ_are_named_without_checked_mode) {
+  Ranks ranks(2);
+  Tensors tensors(2);
+  ranks.run([&](int rank) {
+    AllreduceCall call = tensors.call(rank, Algorithm::pull_push, true);
+    call.descriptor.input_offset = rank == 0 ? 0 : 64;
+    EXPECT_FALSE(allreduce(ranks.view(rank), call));
+    EXPECT_EQ(ranks.status(rank).record.failure, Failure::mismatch);
+    EXPECT_EQ(ranks.status(rank).record.phase, Phase::start_barrier);
+  });
+}
+
+// Hazard 1: two threads in one communicator at once.
+TEST(CpuFailure, overlapping_calls_of_one_rank_are_refused_by_name) {
+  Ranks ranks(2);
+  Tensors tensors(2);
+  std::thread first(
+      [&] { EXPECT_FALSE(allreduce(ranks.view(0), tensors.call(0, Algorithm::twoshot_push))); });
+  while (control_of(ranks.region(0), ranks.layout()).busy.load() == 0) std::this_thread::yield();
+  EXPECT_FALSE(allreduce(ranks.view(0), tensors.call(0, Algorithm::oneshot_push)));
+  first.join();
+  EXPECT_FALSE(allreduce(ranks.view(1), tensors.call(1, Algorithm::oneshot_push)));
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(ranks.status(rank).record.failure, Failure::overlap);
+    EXPECT_EQ(ranks.status(rank).record.rank, 0);
+  }
+}
+
+TEST(CpuFailure, a_thread_may_follow_another_on_one_communicator) {
+  Ranks ranks(2);
+  Tensors tensors(2);
+  for (int i = 0; i < 20; ++i) {
+    ranks.run([&](int rank) {  // new threads each time
+      EXPECT_TRUE(allreduce(ranks.view(rank), tensors.call(rank, Algorithm::twoshot_push)));
+    });
+  }
+}
+
+TEST(CpuFailure, a_refused_argument_leaves_the_communicator_usable) {
+  Ranks ranks(2);
+  Tensors tensors(2);
+  ranks.run([&](int rank) {
+    AllreduceCall call = tensors.call(rank, Algorithm::oneshot_push);
+    call.dtype = DType::int32;
+    call.reduce_op = ReduceOp::avg;
+    EXPECT_THROW(allreduce(ranks.view(rank), call), std::invalid_argument);
+    call = tensors.call(rank, Algorithm::fallback);
+    EXPECT_THROW(allreduce(ranks.view(rank), call), std::invalid_argument);
+    EXPECT_TRUE(allreduce(ranks.view(rank), tensors.call(rank, Algorithm::oneshot_push)));
+  });
+  EXPECT_EQ(tensors.outputs[1][0], 2.0f);
+}
+
+StatusRecord fallback_record(int rank, int peer) {
+  StatusRecord record;
+  record.failure = Failure::timeout;
+  record.phase = Phase::fallback;
+  record.rank = rank;
+  record.peer = peer;
+  return record;
+}
+
+TEST(CpuFailure, a_failure_noticed_outside_reaches_the_peers_and_the_first_stays) {
+  Ranks ranks(3);
+  Tensors tensors(3);
+  report(ranks.view(1), fallback_record(1, 2));
+  report(ranks.view(1), fallback_record(1, 0));
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_FALSE(allreduce(ranks.view(rank), tensors.call(rank, Algorithm::oneshot_push)));
+    EXPECT_EQ(ranks.status(rank).record.phase, Phase::fallback);
+    EXPECT_EQ(ranks.status(rank).record.peer, 2);
+  }
+}
+
+TEST(CpuFailure, a_communicator_without_regions_keeps_its_own_report) {
+  HostStatus status{};
+  RankView view{};
+  view.world = 2;
+  view.status = &status;
+  report(view, fallback_record(0, 1));
+  report(view, fallback_record(0, 2));
+  EXPECT_EQ(status.ready, 1u);
+  EXPECT_EQ(status.record.peer, 1);
+}
+
+}  // namespace
+}  // namespace collx::cpu
