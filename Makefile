@@ -53,10 +53,10 @@ demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of thi
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_embedding.py $(ARGS)
 
 test: $(BUILT) $(DEV) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
-	python -m pytest -m 'not full' $(ARGS)
+	python -m pytest $(ARGS)
 
 test-all: $(BUILT) $(DEV) ## the full cross-products too
-	python -m pytest $(ARGS)
+	python -m pytest --full $(ARGS)
 
 test-cpp: $(BUILT) $(DEV) ## the C++ tests alone
 	python -m pytest tests/cpp $(ARGS)
