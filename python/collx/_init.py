@@ -68,9 +68,7 @@ class Setup:
 
     def leave(self) -> None:
         """Removes this rank's keys from the store. After the last vote, whatever it said."""
-        if self.ballot.broken:
-            return
-        if self.rendezvous is not None:
+        if self.rendezvous is not None and not self.ballot.broken:
             self.rendezvous.forget()
         self.ballot.leave()
 

@@ -87,6 +87,8 @@ class Ballot:
 
     def leave(self) -> None:
         """Ends this rank's part. The last rank to leave removes what the votes left behind."""
+        if self.broken:
+            return
         with contextlib.suppress(Exception):  # Nothing is left behind in a store that has gone.
             bounded(self._leave, self.timeout, "store")
 

@@ -92,7 +92,8 @@ def init(
         _init.run(setup)
         return Communicator(setup)
     except BaseException:
-        setup.leave()
+        # What the rendezvous wrote stays in the store: a late rank may yet have to read it.
+        setup.ballot.leave()
         setup.release()
         raise
 
