@@ -12,6 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -101,7 +102,7 @@ def run(setup: Setup) -> None:
         except Exception as reason:
             error = f"{type(reason).__name__}: {reason}"
         except BaseException as reason:
-            setup.ballot.cast(step.name, type(reason).__name__)
+            setup.ballot.cast(type(reason).__name__)
             raise
         try:
             values = setup.ballot.vote(step.name, value, error, spent=time.monotonic() - started)
@@ -323,13 +324,13 @@ def _announce(setup: Setup) -> None:
         warnings.warn(
             f"collx communicator {setup.arguments.name!r} uses the process group instead of "
             f"direct access: {setup.fallback_reason}",
-            stacklevel=2,
+            stacklevel=4,
         )
 
 
-def _current(device: torch.device) -> torch.cuda.device:
-    """Makes a CUDA device the current one; does nothing for the CPU."""
-    return torch.cuda.device(device if device.type == "cuda" else -1)
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a CUDA device the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 STEPS: list[Step] = [

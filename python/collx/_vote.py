@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["Ballot", "VoteError", "bounded", "next_prefix"]
+__all__ = ["ABSENT", "Ballot", "VoteError", "bounded", "next_prefix"]
 
 T = TypeVar("T")
+
+ABSENT = "no answer"  # how the cause of a rank that did not vote begins
 
 # A rank whose step has failed by a timeout grants its peers this much to notice the same.
 _LEAST_PATIENCE = 0.4
@@ -79,9 +81,9 @@ class Ballot:
             raise VoteError(step, failures)
         return [json.loads(text)["value"] for text in ballots]
 
-    def cast(self, step: str, error: str) -> None:
-        """Casts a failure and waits for nobody: the peers learn of it, this rank leaves."""
-        ballot = json.dumps({"step": step, "value": None, "error": error})
+    def cast(self, error: str) -> None:
+        """Casts a failure in the next vote, whichever it is, and waits for nobody."""
+        ballot = json.dumps({"step": None, "value": None, "error": error})
         with contextlib.suppress(Exception):  # The store may have gone, and the peers with it.
             self._store.set(self._key(self._number, self._rank), ballot)
 
@@ -131,7 +133,7 @@ class Ballot:
         steps: dict[int, str] = {}
         for rank, text in enumerate(ballots):
             if text is None:
-                failures[rank] = f"no answer within {self.timeout:g} s"
+                failures[rank] = f"{ABSENT} within {self.timeout:g} s"
                 continue
             ballot = json.loads(text)
             steps[rank] = ballot["step"]

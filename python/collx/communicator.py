@@ -15,12 +15,14 @@ import torch.distributed as dist
 from collx import _registry, _tensors
 from collx._explain import Explanation, describe
 from collx._init import Setup
-from collx._vote import VoteError
-from collx.errors import CollectiveTimeout, CommunicatorPoisoned
+from collx._vote import ABSENT, VoteError
+from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
 __all__ = ["PDL_LEVELS", "Communicator"]
 
 PDL_LEVELS = ("off", "end", "early")
+
+_LEFT = "left the communicator"  # how the cause of a rank that does not wait begins
 
 
 class Communicator:
@@ -140,8 +142,9 @@ class Communicator:
         once.
 
         Raises:
-            CollectiveTimeout: some rank did not destroy it within the timeout. Memory and name
-                are free all the same.
+            CollectiveTimeout: some rank did not come within the timeout.
+            CollectiveMismatch: some rank was at another collective call.
+                Memory and name are free in both cases.
         """
         if self.destroyed:
             return
@@ -151,21 +154,25 @@ class Communicator:
         if self.device.type == "cuda" and not self.poisoned:
             torch.cuda.synchronize(self.device)
         if self.poisoned:
-            self._setup.ballot.cast("destroy", "the communicator is poisoned")
-            self._release()
+            self._leave_alone("it is poisoned")
             return
         try:
             self._setup.ballot.vote("destroy")
         except VoteError as reason:
-            if not self._peers_failed(reason):
-                raise CollectiveTimeout(f"destroy of {self.name!r}: {reason}") from None
+            message = f"destroy of {self.name!r}: {reason}"
+            if any(cause.startswith(ABSENT) for cause in reason.failures.values()):
+                raise CollectiveTimeout(message) from None
+            if not all(cause.startswith(_LEFT) for cause in reason.failures.values()):
+                raise CollectiveMismatch(message) from None
         finally:
             self._setup.leave()
             self._release()
 
-    def _peers_failed(self, reason: VoteError) -> bool:
-        """Whether the only hindrance was that a peer knew of a failure before this rank."""
-        return all("poisoned" in cause for cause in reason.failures.values())
+    def _leave_alone(self, why: str) -> None:
+        """Frees this rank's memory without waiting for the peers, who may never come. What they
+        have mapped stays valid."""
+        self._setup.ballot.cast(f"{_LEFT}: {why}")
+        self._release()
 
     def _release(self) -> None:
         _registry.remove(self)
@@ -191,10 +198,8 @@ class Communicator:
         if kind is None or self.destroyed or os.getpid() != self._process:
             self.destroy()
             return
-        # The peers may not come here at all; waiting for them would hide the error from the user
-        # for the length of the timeout. What they have mapped stays valid without this rank.
-        self._setup.ballot.cast("destroy", f"left by {kind.__name__}")
-        self._release()
+        # Waiting would hide the error from the user for the length of the timeout.
+        self._leave_alone(kind.__name__)
 
     def __repr__(self) -> str:
         state = "destroyed" if self.destroyed else "poisoned" if self.poisoned else "ready"
