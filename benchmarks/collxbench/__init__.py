@@ -1,0 +1,1 @@
+"""Parts of bench.py: cases, implementations, timing and reports."""

@@ -1,0 +1,53 @@
+"""Times on a GPU: calls replayed from a CUDA graph, and the host's part of eager calls."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from collxbench.timing import REPLAYS, Ranks, Timing, summary
+
+HOST_CALLS = 100  # far fewer than fill the launch queue
+
+
+def capture(run: Callable[[], object], calls: int, warmup: int) -> torch.cuda.CUDAGraph:
+    """A graph of `calls` calls, on the current stream, which is not the default one."""
+    for _ in range(max(1, warmup)):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(calls):
+            run()
+    return graph
+
+
+def time_replays(graph: torch.cuda.CUDAGraph, calls: int, ranks: Ranks) -> Timing:
+    us = []
+    for _ in range(REPLAYS):
+        torch.cuda.synchronize()
+        ranks.barrier()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        us.append(start.elapsed_time(end) / calls * 1e3)
+    return summary(us, ranks)
+
+
+def time_host(run: Callable[[], object], warmup: int, ranks: Ranks) -> Timing:
+    """Time until eager calls return, while the device works behind."""
+    us = []
+    for _ in range(REPLAYS):
+        torch.cuda.synchronize()
+        ranks.barrier()
+        for _ in range(max(1, warmup)):
+            run()
+        start = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            run()
+        us.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
+    torch.cuda.synchronize()
+    return summary(us, ranks)

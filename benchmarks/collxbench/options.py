@@ -1,0 +1,141 @@
+"""Command line of bench.py. Names of flags follow nccl-tests."""
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from collxbench.records import OPS
+
+ALGORITHMS = (
+    "oneshot_push",
+    "twoshot_push",
+    "pull_push",
+    "oneshot_pull",
+    "twoshot_pull",
+    "fallback",
+)
+DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
+REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
+CPU_PEERS = ("gloo", "mpi", "memcpy")
+CUDA_PEERS = ("nccl", "nccl-symmetric", "torch-oneshot", "torch-twoshot", "flashinfer")
+ORDINARY_UP_TO = 8 << 20  # bytes; above, symmetric tensors are measured too
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text: str) -> int:
+    """Bytes of "1K", "256M", "1G" or a plain number; units are powers of 1024."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 1K, 256M or 4096")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def factor(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 1):
+        raise argparse.ArgumentTypeError(f"{value} is not above 1")
+    return value
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+class RankParser(argparse.ArgumentParser):
+    """Says what is wrong once, not on every rank."""
+
+    def error(self, message: str) -> NoReturn:
+        if os.environ.get("RANK", "0") != "0":
+            raise SystemExit(2)
+        super().error(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = RankParser(prog="bench.py", description="collx beside its peers.")
+    p.add_argument("op", choices=OPS, help="operator to measure")
+    p.add_argument("-b", "--begin", type=size, default=1 << 10, help="smallest size (1K)")
+    p.add_argument("-e", "--end", type=size, help="largest size (256M on CUDA, 64M on CPU)")
+    p.add_argument("-f", "--factor", type=factor, default=4.0, help="from size to size (4)")
+    p.add_argument("-n", "--iterations", type=count, default=0, help="calls a graph or batch")
+    p.add_argument("-w", "--warmup", type=count, default=5, help="untimed calls (5)")
+    p.add_argument("--dtype", choices=DTYPES, help="bfloat16 on CUDA, float32 on CPU")
+    p.add_argument("--reduce-op", choices=REDUCE_OPS, default="sum")
+    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    p.add_argument("--peers", type=names, default=["all"], help="all, none, or names with commas")
+    p.add_argument("--algorithms", type=names, default=["auto"], help="auto, all, or names")
+    p.add_argument("--symmetric", action="store_true", help="collx on symmetric tensors only")
+    p.add_argument("--max-blocks", type=count, default=0, help="bound on collx's CUDA grid")
+    p.add_argument("--json", type=Path, help="file for the records")
+    p.add_argument("--plot", type=Path, help="picture of time over size (.png, .svg, .pdf)")
+    p.add_argument("--wire-gbs", type=float, help="link's GB/s, for the limit (360 on CUDA)")
+    p.add_argument("--host-time", action="store_true", help="host time of eager CUDA calls too")
+    p.add_argument(
+        "--no-multicast", action="store_true", help="keeps every library off NVLink multicast"
+    )
+    return p
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, complete and consistent; leaves with a usage message otherwise."""
+    p = parser()
+    options = p.parse_args(arguments)
+    if options.device == "auto":
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_cuda = options.device == "cuda"
+    if on_cuda and not torch.cuda.is_available():
+        p.error("--device cuda: there is no GPU here")
+    if options.host_time and not on_cuda:
+        p.error("--host-time: the host time of a launch needs --device cuda")
+    if options.end is None:
+        options.end = max(options.begin, (256 << 20) if on_cuda else (64 << 20))
+    if options.end < options.begin:
+        p.error("-e is smaller than -b")
+    options.dtype = options.dtype or ("bfloat16" if on_cuda else "float32")
+    if options.reduce_op == "avg" and "int" in options.dtype:
+        p.error(f"avg of {options.dtype}: averages need a floating-point dtype")
+    if options.wire_gbs is None and on_cuda:
+        options.wire_gbs = 360.0
+    if options.plot is not None and find_spec("matplotlib") is None:
+        p.error("--plot needs matplotlib")
+    options.peers = _choice(p, "--peers", options.peers, CUDA_PEERS if on_cuda else CPU_PEERS)
+    if options.algorithms != ["auto"]:
+        options.algorithms = _choice(p, "--algorithms", options.algorithms, ("auto", *ALGORITHMS))
+    return options
+
+
+def _choice(
+    p: argparse.ArgumentParser, flag: str, given: list[str], known: Sequence[str]
+) -> list[str]:
+    if given == ["all"]:
+        return list(known)
+    if given == ["none"] and flag == "--peers":
+        return []
+    for name in given:
+        if name not in known:
+            p.error(f"{flag}: {name!r} is none of all, {', '.join(known)}")
+    return given
+
+
+def sizes(options: argparse.Namespace) -> list[int]:
+    """Bytes of each case, rounded down to whole elements, ascending and without repetitions."""
+    item = getattr(torch, options.dtype).itemsize
+    found: set[int] = set()
+    at = float(options.begin)
+    while at <= options.end:
+        found.add(max(item, int(at) // item * item))
+        at *= options.factor
+    return sorted(found)

@@ -1,0 +1,92 @@
+"""The table that people read."""
+
+from collxbench.implementation import Kind
+from collxbench.runner import Results, Row
+
+FULL_COLUMNS = 2  # for this many of ours; with more, only the fastest one's busbw and ratio
+
+
+def table(results: Results) -> str:
+    """Time, busbw and ratio to the best peer, one line a size."""
+    rows = [row for row in results.rows if not row.record.op.endswith("_host_time")]
+    labels: dict[str, Kind] = {row.label: row.kind for row in rows}
+    ours = [label for label, kind in labels.items() if kind is Kind.OURS]
+    others = [label for label, kind in labels.items() if kind is not Kind.OURS]
+    full = len(ours) <= FULL_COLUMNS
+    head = ["bytes"]
+    for label in ours:
+        head += [label, "GB/s", "x peer"] if full else [label]
+    head += ["algorithm"] if full else ["fastest", "GB/s", "x peer"]
+    lines = [[*head, *others, "best peer"]]
+    for nbytes in sorted({row.record.bytes for row in rows}):
+        at = {row.label: row for row in rows if row.record.bytes == nbytes}
+        peer = fastest([row for row in at.values() if row.kind is Kind.PEER])
+        cells = [size_name(nbytes)]
+        for label in ours:
+            cells += [_time(at.get(label)), *(_merits(at.get(label), peer) if full else [])]
+        mine = fastest([row for row in at.values() if row.kind is Kind.OURS])
+        if full:
+            cells.append(mine.record.algorithm if mine else "")
+        else:
+            cells += [mine.label if mine else "", *_merits(mine, peer)]
+        cells += [*(_time(at.get(label)) for label in others), peer.label if peer else ""]
+        lines.append(cells)
+    return _aligned(lines)
+
+
+def fastest(rows: list[Row]) -> Row | None:
+    timed = [row for row in rows if row.record.us is not None]
+    return min(timed, key=lambda row: row.record.us or 0.0, default=None)
+
+
+def _merits(row: Row | None, peer: Row | None) -> list[str]:
+    """busbw, and how many times faster than the peer."""
+    if row is None or row.record.us is None or row.record.busbw_gbs is None:
+        return ["", ""]
+    ratio = "" if peer is None or not peer.record.us else f"{peer.record.us / row.record.us:.2f}"
+    return [f"{row.record.busbw_gbs:.2f}", ratio]
+
+
+def _time(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    if row.record.us is None:
+        return "WRONG"
+    return f"{row.record.us:.2f}" if row.record.us < 1000 else f"{row.record.us:.0f}"
+
+
+def _aligned(lines: list[list[str]]) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def host_times(results: Results) -> str:
+    rows = [row for row in results.rows if row.record.op.endswith("_host_time")]
+    lines = [["implementation", "us", "min", "max"]]
+    for row in rows:
+        r = row.record
+        lines.append([row.label, *(f"{value or 0:.2f}" for value in (r.us, r.us_min, r.us_max))])
+    return _aligned(lines) if rows else ""
+
+
+def notes(results: Results) -> list[str]:
+    """What the reader of the table has to know."""
+    found = [f"{label} left out: {reason}" for label, reason in results.notes.items()]
+    labels = {row.label for row in results.rows}
+    if "mpi" in labels:
+        found.append("mpi: measured in the same run, in processes that mpiexec started")
+    if "memcpy" in labels:
+        found.append("memcpy: a plain copy of the bytes that must cross, no peer")
+    if any(row.label.startswith("collx(sym)") for row in results.rows):
+        found.append("collx(sym): input and output are symmetric tensors, else ordinary ones")
+    return found
+
+
+def size_name(nbytes: int) -> str:
+    for unit, name in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return str(nbytes)

@@ -1,0 +1,64 @@
+"""How time is taken.
+
+CUDA: a graph of many calls; one replay before the start event absorbs the skew between the ranks
+on the device; median of the replays. CPU: batches of calls after a barrier and a few untimed calls,
+which absorb the skew with which ranks leave it; median of the batches. The slowest rank counts.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+REPLAYS = 9
+BATCH_SECONDS = 0.3  # a CPU batch has fewer calls where they would take longer
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds per call: median, least and most of the repetitions, each of the rank for which
+    it is largest."""
+
+    us: float
+    us_min: float
+    us_max: float
+
+
+class Ranks(Protocol):
+    def barrier(self) -> None: ...
+
+    def maximum(self, values: Sequence[float]) -> list[float]: ...
+
+
+def calls_of(nbytes: int, asked: int) -> int:
+    """Calls of one graph or batch."""
+    if asked > 0:
+        return asked
+    return 100 if nbytes <= 1 << 20 else 20 if nbytes <= 16 << 20 else 8
+
+
+def summary(us: Sequence[float], ranks: Ranks) -> Timing:
+    """Of this rank's repetitions, and the slowest rank's."""
+    return Timing(*ranks.maximum([statistics.median(us), min(us), max(us)]))
+
+
+def time_batches(run: Callable[[], object], calls: int, warmup: int, ranks: Ranks) -> Timing:
+    """CPU time of `run`. Every rank makes the same number of calls."""
+    ranks.barrier()
+    run()
+    start = time.perf_counter()
+    run()
+    [estimate] = ranks.maximum([time.perf_counter() - start])
+    calls = max(1, min(calls, int(BATCH_SECONDS / max(estimate, 1e-9))))
+    untimed = max(1, min(warmup, calls))
+    us = []
+    for _ in range(REPLAYS):
+        ranks.barrier()
+        for _ in range(untimed):
+            run()
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        us.append((time.perf_counter() - start) / calls * 1e6)
+    return summary(us, ranks)
