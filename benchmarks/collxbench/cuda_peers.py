@@ -101,11 +101,6 @@ class TorchOneshot(TorchSymmMem):
 class TorchTwoshot(TorchSymmMem):
     name = "torch-twoshot"
 
-    def unfit(self, case: Case) -> str | None:
-        parts = 16 * case.job.ranks.world
-        ragged = f"multiples of {parts} bytes only" if case.nbytes % parts else None
-        return super().unfit(case) or ragged
-
     def prepare(self, case: Case) -> Call:
         x = self.symmetric(case)
         group = case.job.group.group_name
