@@ -1,3 +1,4 @@
+# ruff: noqa: N999  (the name that PyTorch gives to extension modules)
 """The compiled extension: operators (torch.ops.collx.*), and what the Python side needs of it."""
 
 from typing import Any
@@ -21,9 +22,7 @@ def region_layout(device_type: str, world_size: int, payload_bytes: int) -> dict
 
     ValueError when payload_bytes is less than the smallest region."""
 
-def initialise_region(
-    ptr: int, device: torch.device, world_size: int, payload_bytes: int
-) -> None:
+def initialise_region(ptr: int, device: torch.device, world_size: int, payload_bytes: int) -> None:
     """Makes this rank's region ready for use (on CUDA: on the current stream, synchronised)."""
 
 def load_kernels(device: torch.device) -> int:
@@ -89,6 +88,10 @@ class Communicator:
         max_blocks: int,
     ) -> dict[str, Any]:
         """{"algorithm", "blocks", "threads", "chunks", "bytes", "workspace_bytes"} of a call."""
+
+    def tune(self, blocks: int, threads: int) -> None:
+        """For tuners: the grid of every later call on CUDA, in place of the selected one; zeros
+        give the choice back. The same on every rank, between calls."""
 
     def destroy(self) -> None:
         """Leaves the registry; later calls by name raise. Local, never waits for a peer."""
