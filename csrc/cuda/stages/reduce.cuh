@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "../../protocol/layout.h"
 #include "../ptx/memory.cuh"
 
 namespace collx::cuda {
