@@ -143,14 +143,104 @@ bool authentic(const Greeting& greeting, int rank, std::span<const Endpoint> end
          greeting.receiver == endpoints[static_cast<size_t>(rank)].nonce;
 }
 
-std::string missing_ranks(int rank, const std::vector<FdSet>& received) {
-  std::string names;
-  for (size_t peer = 0; peer < received.size(); ++peer) {
-    if (static_cast<int>(peer) == rank || received[peer][0]) continue;
-    names += (names.empty() ? "rank " : ", rank ") + std::to_string(peer);
+/// The receiving half of one exchange.
+class Receiver {
+ public:
+  Receiver(int listener, int rank, std::span<const Endpoint> endpoints,
+           std::vector<UniqueFd> outgoing)
+      : listener_(listener),
+        rank_(rank),
+        endpoints_(endpoints),
+        outgoing_(std::move(outgoing)),
+        received_(endpoints.size()) {}
+
+  std::vector<FdSet> run(Deadline deadline) {
+    for (std::string missing; !(missing = missing_ranks()).empty();) {
+      const int left = remaining_ms(deadline);
+      if (left == 0) throw std::runtime_error("timed out waiting for descriptors from " + missing);
+      const std::vector<size_t> hung_up = await_events(left);
+      accept_all();
+      read_all();
+      for (const size_t peer : hung_up) {
+        outgoing_[peer] = UniqueFd();
+        if (received_[peer][0]) continue;
+        throw std::runtime_error("rank " + std::to_string(peer) + " has ended or given up");
+      }
+    }
+    return std::move(received_);
   }
-  return names;
-}
+
+ private:
+  std::string missing_ranks() const {
+    std::string names;
+    for (size_t peer = 0; peer < received_.size(); ++peer) {
+      if (static_cast<int>(peer) == rank_ || received_[peer][0]) continue;
+      names += (names.empty() ? "rank " : ", rank ") + std::to_string(peer);
+    }
+    return names;
+  }
+
+  /// Returns the peers that have closed what this rank sent on.
+  std::vector<size_t> await_events(int timeout_ms) {
+    // poll() passes over negative descriptors, and reports a hang-up unasked.
+    polled_.clear();
+    for (const UniqueFd& socket : outgoing_) polled_.push_back({socket.get(), 0, 0});
+    polled_.push_back({listener_, POLLIN, 0});
+    for (const UniqueFd& socket : pending_) polled_.push_back({socket.get(), POLLIN, 0});
+    if (::poll(polled_.data(), polled_.size(), timeout_ms) < 0) {
+      if (errno != EINTR) throw_errno("poll");
+      return {};
+    }
+    std::vector<size_t> hung_up;
+    for (size_t peer = 0; peer < outgoing_.size(); ++peer) {
+      if (outgoing_[peer] && polled_[peer].revents != 0) hung_up.push_back(peer);
+    }
+    return hung_up;
+  }
+
+  void accept_all() {
+    // Strangers that connect and stay silent take places; the oldest gives way.
+    const size_t most_pending = endpoints_.size() + 64;
+    for (;;) {
+      UniqueFd socket(::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!socket) {
+        if (errno == EMFILE || errno == ENFILE) throw_errno("accept");
+        return;
+      }
+      if (!same_user(socket.get())) continue;
+      if (pending_.size() == most_pending) pending_.erase(pending_.begin());
+      pending_.push_back(std::move(socket));
+    }
+  }
+
+  void read_all() {
+    std::erase_if(pending_, [this](const UniqueFd& socket) {
+      Parcel parcel{};
+      const Receipt receipt = receive_parcel(socket.get(), parcel);
+      if (receipt == Receipt::accepted && authentic(parcel.greeting, rank_, endpoints_)) {
+        keep(std::move(parcel));
+      }
+      return receipt != Receipt::pending;
+    });
+  }
+
+  void keep(Parcel parcel) {
+    const auto from = static_cast<size_t>(parcel.greeting.rank);
+    if (!parcel.complete) {
+      throw std::runtime_error("no room for the descriptors of rank " + std::to_string(from) +
+                               ": too many open files");
+    }
+    if (!received_[from][0]) received_[from] = std::move(parcel.fds);
+  }
+
+  int listener_;
+  int rank_;
+  std::span<const Endpoint> endpoints_;
+  std::vector<UniqueFd> outgoing_;  // by rank; the own stays empty
+  std::vector<UniqueFd> pending_;   // accepted, and silent so far
+  std::vector<FdSet> received_;
+  std::vector<pollfd> polled_;
+};
 
 }  // namespace
 
@@ -180,55 +270,14 @@ FdExchange::FdExchange() : listener_(::socket(AF_UNIX, kSocketType, 0)) {
 std::vector<FdSet> FdExchange::exchange(int rank, std::span<const Endpoint> endpoints,
                                         const std::array<int, kFdsPerRank>& fds,
                                         Deadline deadline) const {
-  std::vector<FdSet> received(endpoints.size());
-  std::vector<UniqueFd> outgoing;  // kept open until all is received
+  std::vector<UniqueFd> outgoing(endpoints.size());
   for (size_t peer = 0; peer < endpoints.size(); ++peer) {
     const int to = static_cast<int>(peer);
     if (to == rank) continue;
-    outgoing.push_back(connect_to(endpoints[peer], to, deadline));
-    send_fds(outgoing.back().get(), {rank, own_.nonce, endpoints[peer].nonce}, fds, to, deadline);
+    outgoing[peer] = connect_to(endpoints[peer], to, deadline);
+    send_fds(outgoing[peer].get(), {rank, own_.nonce, endpoints[peer].nonce}, fds, to, deadline);
   }
-  receive(rank, endpoints, received, deadline);
-  return received;
-}
-
-void FdExchange::receive(int rank, std::span<const Endpoint> endpoints,
-                         std::vector<FdSet>& received, Deadline deadline) const {
-  // Strangers that connect and stay silent take places; the oldest gives way.
-  const size_t most_pending = endpoints.size() + 64;
-  std::vector<UniqueFd> pending;
-  std::vector<pollfd> polled;
-  for (std::string missing; !(missing = missing_ranks(rank, received)).empty();) {
-    polled.assign(1, {listener_.get(), POLLIN, 0});
-    for (const UniqueFd& socket : pending) polled.push_back({socket.get(), POLLIN, 0});
-    const int left = remaining_ms(deadline);
-    if (left == 0) throw std::runtime_error("timed out waiting for descriptors from " + missing);
-    if (::poll(polled.data(), polled.size(), left) < 0 && errno != EINTR) throw_errno("poll");
-
-    std::erase_if(pending, [&](const UniqueFd& socket) {
-      Parcel parcel{};
-      const Receipt receipt = receive_parcel(socket.get(), parcel);
-      if (receipt == Receipt::accepted && authentic(parcel.greeting, rank, endpoints)) {
-        if (!parcel.complete) {
-          throw std::runtime_error("no room for the descriptors of rank " +
-                                   std::to_string(parcel.greeting.rank) + ": too many open files");
-        }
-        FdSet& place = received[static_cast<size_t>(parcel.greeting.rank)];
-        if (!place[0]) place = std::move(parcel.fds);
-      }
-      return receipt != Receipt::pending;
-    });
-    for (;;) {
-      UniqueFd accepted(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!accepted) {
-        if (errno == EMFILE || errno == ENFILE) throw_errno("accept");
-        break;
-      }
-      if (!same_user(accepted.get())) continue;
-      if (pending.size() == most_pending) pending.erase(pending.begin());
-      pending.push_back(std::move(accepted));
-    }
-  }
+  return Receiver(listener_.get(), rank, endpoints, std::move(outgoing)).run(deadline);
 }
 
 }  // namespace collx::memory

@@ -11,7 +11,9 @@
 //
 // BOUNDS. No socket ever blocks; every wait is a poll() that ends at the deadline. Sending waits
 // for nobody: the message lies in the peer's backlog until it is accepted, so there is no order of
-// calls in which ranks wait for each other.
+// calls in which ranks wait for each other. A rank sends all its messages before it reads or closes
+// anything, so one that hangs up without its message having arrived has failed or been killed, and
+// its peers need not wait for the deadline.
 #pragma once
 
 #include <array>
@@ -47,14 +49,11 @@ class FdExchange {
   const Endpoint& endpoint() const { return own_; }
 
   /// Returns the peers' descriptors by rank; the own entry stays empty. Throws std::runtime_error
-  /// that names the ranks that did not come.
+  /// that names the ranks that did not come or have left.
   std::vector<FdSet> exchange(int rank, std::span<const Endpoint> endpoints,
                               const std::array<int, kFdsPerRank>& fds, Deadline deadline) const;
 
  private:
-  void receive(int rank, std::span<const Endpoint> endpoints, std::vector<FdSet>& received,
-               Deadline deadline) const;
-
   UniqueFd listener_;
   Endpoint own_{};
 };

@@ -12,8 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A process group's store waits for half an hour unless told otherwise: too long for one machine.
-constexpr milliseconds kLongestMeeting{30'000};
+// A process group's store waits for half an hour unless told otherwise, which is too long for one
+// machine; this is what PyTorch's rendezvous on CUDA is given.
+constexpr milliseconds kLongestMeeting = c10d::Store::kDefaultTimeout;
 
 // First byte of every message.
 constexpr char kPresent = '+';
@@ -90,6 +91,22 @@ std::vector<std::string> Meeting::all_gather(Step step, const std::string& messa
     messages.push_back(rank == group_.rank ? message : collect(step, rank));
   }
   return messages;
+}
+
+std::string Meeting::reported() noexcept {
+  // A store that fails has nothing to say; the caller's own reason stands.
+  try {
+    for (int rank = 0; rank < group_.world; ++rank) {
+      const std::string from = key(number_, Step::verdict, rank);
+      if (rank == group_.rank || !group_.store->check({from})) continue;
+      const std::vector<uint8_t> bytes = group_.store->get(from);
+      if (bytes.empty() || bytes[0] != static_cast<uint8_t>(kGaveUp)) continue;
+      return "rank " + std::to_string(rank) +
+             " gave up: " + std::string(bytes.begin() + 1, bytes.end());
+    }
+  } catch (...) {
+  }
+  return "";
 }
 
 void Meeting::give_up(const std::string& reason) noexcept {

@@ -40,6 +40,10 @@ class Meeting {
   /// did not come before the deadline, or that gave up and why.
   std::vector<std::string> all_gather(Step step, const std::string& message);
 
+  /// The reason of a rank that has already given up in this meeting, "" if there is none. A failure
+  /// that this rank sees elsewhere is often but the consequence. Never throws, hardly waits.
+  std::string reported() noexcept;
+
   /// Tells peers that wait, now or later, why this rank left. Never throws.
   void give_up(const std::string& reason) noexcept;
 

@@ -72,6 +72,7 @@ void check_not_forked(const Group& group) {
   static std::mutex mutex;
   static std::map<std::string, Use> uses;
   const std::lock_guard lock(mutex);
+  std::erase_if(uses, [](const auto& use) { return use.second.store.expired(); });
   const auto found = uses.find(group.name);
   if (found == uses.end() || found->second.store.lock() != group.store) {
     uses.insert_or_assign(group.name,
@@ -111,8 +112,8 @@ void map_segments(RankMappings& mappings, Segment own_pad, std::vector<FdSet> fd
   }
 }
 
-void meet(Meeting& meeting, const Group& group, RankMappings& mappings, size_t offset) {
-  FdExchange exchange;
+void meet(Meeting& meeting, const FdExchange& exchange, const Group& group, RankMappings& mappings,
+          size_t offset) {
   Segment pad = Segment::create(pad_segment_bytes(mappings.pad_bytes), "collx signal pad");
   const std::vector<Offer> offers =
       exchange_offers(meeting, group, exchange.endpoint(), mappings, offset);
@@ -121,6 +122,7 @@ void meet(Meeting& meeting, const Group& group, RankMappings& mappings, size_t o
   for (const Offer& offer : offers) endpoints.push_back(offer.endpoint);
   std::vector<FdSet> fds = exchange.exchange(
       group.rank, endpoints, {mappings.own_buffer->fd(), pad.fd()}, meeting.deadline());
+  pad.close_fd();
   map_segments(mappings, std::move(pad), std::move(fds));
   // A rank that could not map a peer takes all others with it.
   meeting.all_gather(Step::verdict, "");
@@ -144,17 +146,26 @@ std::shared_ptr<RankMappings> rendezvous(const std::string& group_name,
   mappings->buffer_bytes = bytes;
   mappings->pad_bytes = symm_mem::get_signal_pad_size();
   mappings->own_buffer = std::move(segment);
+  // Both outlive the attempt: a peer that loses this rank's socket then finds the reason told.
   std::optional<Meeting> meeting;
+  std::optional<FdExchange> exchange;
+  const auto fail = [&](std::string reason) {
+    if (meeting) {
+      const std::string cause = meeting->reported();
+      if (!cause.empty() && reason.find(cause) == std::string::npos) reason = cause;
+      meeting->give_up(reason);
+    }
+    TORCH_CHECK(false, where(), reason);
+  };
   try {
     check_not_forked(group);
     meeting.emplace(group);
-    meet(*meeting, group, *mappings, offset);
+    exchange.emplace();
+    meet(*meeting, *exchange, group, *mappings, offset);
   } catch (const c10::Error& error) {
-    if (meeting) meeting->give_up(error.what_without_backtrace());
-    TORCH_CHECK(false, where(), error.what_without_backtrace());
+    fail(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    if (meeting) meeting->give_up(error.what());
-    TORCH_CHECK(false, where(), error.what());
+    fail(error.what());
   }
   meeting->clean_up();
   return mappings;

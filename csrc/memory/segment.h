@@ -30,8 +30,10 @@ class Segment {
   ~Segment();
 
   std::byte* data() const { return data_; }
-  /// Of a segment made here; -1 of a peer's.
+  /// Of a segment made here; -1 of a peer's, or after close_fd().
   int fd() const { return fd_.get(); }
+  /// When nobody is to be given the segment any more. The memory stays.
+  void close_fd() { fd_ = UniqueFd(); }
 
  private:
   Segment(UniqueFd fd, std::byte* data, size_t mapped_bytes)

@@ -1,0 +1,124 @@
+"""What the tests of CPU symmetric memory share: tensors, groups with a store of their own, and
+what a process holds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C import _distributed_c10d as c10d
+
+from tests.common.rank import Rank
+
+
+def allocate(numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A symmetric tensor on the CPU, from PyTorch's own function."""
+    from collx import _C
+
+    _C.register_cpu_allocator()
+    return symm_mem.empty(numel, dtype=dtype, device=torch.device("cpu"))
+
+
+def rendezvous(tensor: torch.Tensor, group: Any) -> Any:
+    """PyTorch's own, whose handles have more than its stubs know."""
+    return symm_mem.rendezvous(tensor, group)
+
+
+def world_group() -> Any:
+    """The process group of all ranks of the pool."""
+    return dist.group.WORLD
+
+
+def world_store() -> dist.Store:
+    """The store of all ranks of the pool."""
+    return dist.distributed_c10d._get_process_group_store(world_group())
+
+
+class HookedStore(dist.Store):
+    """Forwards to `store` and calls `before` and `after` around everything that a rank does."""
+
+    def __init__(self, store: dist.Store, seconds: float) -> None:
+        super().__init__()
+        self._store = store
+        self.set_timeout(timedelta(seconds=seconds))
+
+    def before(self, action: str, key: str) -> None:
+        """Called with "set", "get" or "add" and the key."""
+
+    def after(self, action: str, key: str, value: bytes) -> None:
+        """The same, with what was written or read."""
+
+    # The names that PyTorch's C++ side looks for.
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.before("set", key)
+        self._store.set(key, value)  # type: ignore[arg-type]
+        self.after("set", key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        self.before("get", key)
+        value = self._store.get(key)
+        self.after("get", key, value)
+        return value
+
+    def add(self, key: str, value: int) -> int:
+        self.before("add", key)
+        return self._store.add(key, value)
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802
+        return self._store.delete_key(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        assert timeout is not None, "a wait without a limit"
+        self._store.wait(keys, timeout)
+
+
+def lend_group(rank: Rank, name: str, store: dist.Store) -> str:
+    """A group of all ranks that has this store and nothing else. Local; returns its name."""
+    group = c10d.ProcessGroup(store, rank.rank, rank.size)
+    c10d._register_process_group(dist.distributed_c10d.GroupName(name), group)
+    _lent.append((group, store))
+    return name
+
+
+_lent: list[Any] = []  # kept: C++ holds neither the group nor a store's Python half
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a leak would add to."""
+
+    descriptors: tuple[str, ...]
+    segments: int
+    threads: int
+    shm: tuple[str, ...]
+
+    def beyond(self, before: Holdings) -> list[str]:
+        """What has been added since `before`. Peers that died may have taken sockets away."""
+        more = [*(Counter(self.descriptors) - Counter(before.descriptors)).elements()]
+        more += [f"/dev/shm/{name}" for name in self.shm if name not in before.shm]
+        more += [f"{self.segments - before.segments} segments"] * (self.segments > before.segments)
+        more += [f"{self.threads - before.threads} threads"] * (self.threads > before.threads)
+        return more
+
+
+def holdings() -> Holdings:
+    """What this process holds: open files, mapped segments, threads; and what /dev/shm has."""
+    files = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            files.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:  # the listing's own
+            continue
+    with open("/proc/self/maps") as maps:
+        segments = sum("memfd:collx" in line for line in maps)
+    return Holdings(
+        tuple(sorted(files)), segments, threading.active_count(), tuple(os.listdir("/dev/shm"))
+    )

@@ -1,0 +1,286 @@
+"""How CPU symmetric memory fails: bounded in time, by name, on every rank, leaving nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from tests.common.attempt import SLACK, Attempt, attempt
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+from tests.common.worlds import World
+
+from .symmetric_memory import (
+    Holdings,
+    HookedStore,
+    allocate,
+    holdings,
+    lend_group,
+    rendezvous,
+    world_group,
+    world_store,
+)
+
+TIMEOUT = 2.0
+VICTIM = 1
+
+
+@pytest.fixture
+def mortal() -> Iterator[Pool]:
+    """Three ranks that a test may kill."""
+    pool = Pool(World("cpu", 3))
+    yield pool
+    pool.kill()
+
+
+def _await_signals(rank: Rank) -> list[Attempt]:
+    handle = rendezvous(allocate(1), world_group())
+    rank.barrier()
+    results = [attempt(lambda: handle.wait_signal(1 - rank.rank, channel=5, timeout_ms=200))]
+    rank.barrier()
+    if rank.rank == 0:
+        results.append(attempt(lambda: handle.barrier(channel=6, timeout_ms=200)))
+    rank.barrier()
+    return results
+
+
+@pytest.mark.worlds(2)
+def test_waits_end_in_time_and_name_rank_channel_and_peer(pool: Pool) -> None:
+    results = pool.run(_await_signals)
+    for rank, (wait, *_) in enumerate(results):
+        assert wait.error == "RuntimeError"
+        for part in (f"rank {rank} ", "200 ms", "channel 5", f"rank {1 - rank} to signal"):
+            assert part in wait.message
+        assert 0.2 <= wait.seconds < 0.2 + SLACK
+    barrier = results[0][1]
+    assert "channel 6 waiting for rank 1 to arrive" in barrier.message
+    assert 0.2 <= barrier.seconds < 0.2 + SLACK
+
+
+def _give_wrong_arguments(rank: Rank) -> None:
+    handle = rendezvous(allocate(1), world_group())
+    channels = handle.signal_pad_size // 4 // rank.size
+    calls: list[Callable[[], None]] = [
+        lambda: handle.barrier(channel=channels),
+        lambda: handle.barrier(channel=-1),
+        lambda: handle.put_signal(rank.size, channel=0),
+        lambda: handle.wait_signal(-1, channel=0),
+    ]
+    assert [attempt(call).error for call in calls] == ["ValueError"] * len(calls)
+    handle.barrier(channel=channels - 1)
+
+
+@pytest.mark.worlds(2)
+def test_wrong_arguments_are_refused_and_the_handle_works_on(pool: Pool) -> None:
+    pool.run(_give_wrong_arguments)
+
+
+def _differ(rank: Rank) -> tuple[Attempt, Attempt]:
+    tensor = allocate(100 + 28 * (rank.rank == VICTIM))
+    size = attempt(lambda: rendezvous(tensor, world_group()))
+    equal = allocate(100)
+    part = equal[8 * (rank.rank == VICTIM) :]
+    inside = torch.from_numpy(part.numpy())
+    offset = attempt(lambda: rendezvous(inside, world_group()))
+    rendezvous(equal, world_group()).barrier(channel=0)
+    return size, offset
+
+
+@pytest.mark.worlds(2, 4)
+def test_other_sizes_or_offsets_raise_on_every_rank_and_the_group_works_on(pool: Pool) -> None:
+    for size, offset in pool.run(_differ):
+        assert "sizes in bytes differ" in size.message
+        assert "rank 0: 400" in size.message
+        assert "rank 1: 512" in size.message
+        assert "offsets in bytes differ" in offset.message
+        assert "rank 1: 32" in offset.message
+        assert max(size.seconds, offset.seconds) < TIMEOUT
+
+
+class _FatalStore(HookedStore):
+    """Stops or kills this process before or after it does `action` with a key of `step`."""
+
+    def __init__(self, store: Any, moment: str, number: signal.Signals) -> None:
+        super().__init__(store, TIMEOUT)
+        self._moment = moment
+        self._number = number
+
+    def _fall(self, moment: str, key: str) -> None:
+        when, action, step = self._moment.split()
+        if moment == f"{when} {action}" and f"/{step}" in key:
+            os.kill(os.getpid(), self._number)
+
+    def before(self, action: str, key: str) -> None:
+        self._fall(f"before {action}", key)
+
+    def after(self, action: str, key: str, value: bytes) -> None:
+        self._fall(f"after {action}", key)
+
+
+def _meet_a_victim(
+    rank: Rank, moment: str, number: signal.Signals
+) -> tuple[Attempt, Holdings, Holdings]:
+    store: HookedStore = HookedStore(world_store(), TIMEOUT)
+    if rank.rank == VICTIM:
+        store = _FatalStore(world_store(), moment, number)
+    group = lend_group(rank, "victims", store)
+    allocate(1)
+    before = holdings()
+    result = attempt(lambda: rendezvous(allocate(1 << 20), group))
+    return result, before, holdings()
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("before add meetings", signal.SIGKILL),
+        ("before set offer", signal.SIGKILL),
+        ("after set offer", signal.SIGKILL),
+        ("after set offer", signal.SIGSTOP),
+        ("after get offer/2", signal.SIGKILL),  # just before it sends its descriptors
+        ("before set verdict", signal.SIGKILL),  # mapped everywhere
+        ("before set verdict", signal.SIGSTOP),
+    ],
+)
+def test_a_rank_lost_in_a_rendezvous_is_named_in_time_and_leaves_nothing(
+    mortal: Pool, moment: str, number: signal.Signals
+) -> None:
+    mortal.start()
+    shm = os.listdir("/dev/shm")
+    mortal.submit(_meet_a_victim, moment, number)
+    for result, before, after in mortal.collect(ranks=[0, 2], deadline=60):
+        assert result.error == "RuntimeError"
+        assert f"rank {VICTIM}" in result.message
+        assert result.seconds < TIMEOUT + SLACK, result.message
+        assert after.beyond(before) == []
+    assert os.listdir("/dev/shm") == shm
+
+
+def _lose_a_peer_later(rank: Rank) -> Attempt:
+    handle = rendezvous(allocate(4), world_group())
+    handle.barrier(channel=0)
+    if rank.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return attempt(lambda: handle.barrier(channel=0, timeout_ms=500))
+
+
+def test_a_rank_killed_after_the_rendezvous_is_named_by_the_next_barrier(mortal: Pool) -> None:
+    mortal.submit(_lose_a_peer_later)
+    for result in mortal.collect(ranks=[0, 2], deadline=60):
+        assert "500 ms on channel 0 waiting for rank 1" in result.message
+        assert result.seconds < 0.5 + SLACK
+
+
+def _miss_one_meeting(rank: Rank) -> tuple[Attempt, Attempt]:
+    world_store().set_timeout(timedelta(seconds=1))
+    tensor = allocate(16)
+    if rank.rank == VICTIM:
+        time.sleep(1.5)
+    missed = attempt(lambda: rendezvous(tensor, world_group()))
+    rank.barrier()
+    world_store().set_timeout(timedelta(seconds=60))
+    met = attempt(lambda: rendezvous(tensor, world_group()).barrier(channel=0))
+    return missed, met
+
+
+def test_a_late_rank_learns_at_once_that_the_others_gave_up(mortal: Pool) -> None:
+    results = mortal.run(_miss_one_meeting)
+    for rank, (missed, met) in enumerate(results):
+        assert "waiting for rank 1" in missed.message
+        assert missed.seconds < 1 + SLACK
+        assert met.error == "", f"rank {rank}: {met.message}"
+    assert "gave up" in results[VICTIM][0].message
+    assert results[VICTIM][0].seconds < SLACK
+
+
+class _IntrudedStore(HookedStore):
+    """Lets strangers connect to rank 0 before this rank does."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store, 30.0)
+        self.strangers: list[socket.socket] = []
+
+    def after(self, action: str, key: str, value: bytes) -> None:
+        if action != "get" or "offer/0" not in key:
+            return
+        # The offer opens with the address: sixteen characters and how many of them count.
+        address = b"\0" + value[1 : 1 + value[17]]
+        read, write = os.pipe()
+        impostor = (1).to_bytes(4, "little") + bytes(32)  # says that it is rank 1
+        for message in (b"", b"x", impostor, impostor + b"x"):
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stranger.connect(address)
+            if message:
+                socket.send_fds(stranger, [message], [read, write])
+            self.strangers.append(stranger)
+        os.close(read)
+        os.close(write)
+        time.sleep(0.2)
+
+
+def _be_intruded(rank: Rank) -> tuple[float, Holdings, Holdings]:
+    store: HookedStore = HookedStore(world_store(), 30.0)
+    if rank.rank == 1:
+        store = _IntrudedStore(world_store())
+    group = lend_group(rank, "intruded", store)
+    tensor = allocate(4)
+    tensor.fill_(rank.rank)
+    before = holdings()
+    handle = rendezvous(tensor, group)
+    handle.barrier(channel=0)
+    seen = float(handle.get_buffer(1 - rank.rank, (4,), torch.float32)[0])
+    rank.barrier()
+    return seen, before, holdings()
+
+
+@pytest.mark.worlds(2)
+def test_strangers_at_the_socket_are_ignored(pool: Pool) -> None:
+    results = pool.run(_be_intruded)
+    assert [seen for seen, *_ in results] == [1.0, 0.0]
+    _, before, after = results[0]
+    assert after.descriptors == before.descriptors
+
+
+def _fork_and_try(rank: Rank) -> list[str]:
+    tensor, other = allocate(4), allocate(4)
+    handle = rendezvous(tensor, world_group())
+    handle.barrier(channel=0)
+    if rank.rank != 0:
+        handle.barrier(channel=0)
+        return []
+    calls: list[Callable[[], Any]] = [
+        lambda: handle.barrier(channel=0),
+        lambda: handle.put_signal(1, channel=0),
+        lambda: handle.wait_signal(1, channel=0),
+        lambda: handle.buffer_ptrs,
+        lambda: rendezvous(tensor, world_group()),
+        lambda: rendezvous(other, world_group()),
+        lambda: rendezvous(allocate(4), world_group()),
+    ]
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = [attempt(call).message.splitlines()[0] for call in calls]
+        os.write(write, "\n".join(said).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read().splitlines()
+    os.waitpid(child, 0)
+    handle.barrier(channel=0)  # nothing that the child tried has reached the peer
+    assert len(said) == len(calls)
+    return said
+
+
+@pytest.mark.worlds(2)
+def test_a_forked_child_is_refused_and_its_parent_works_on(pool: Pool) -> None:
+    for message in pool.run(_fork_and_try)[0]:
+        assert "forked child" in message
