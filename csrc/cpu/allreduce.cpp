@@ -1,6 +1,5 @@
 #include "allreduce.h"
 
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -11,7 +10,7 @@
 namespace collx::cpu {
 namespace {
 
-using Collective = bool (*)(Session&, ReduceKernel);
+using Collective = bool (*)(Session&, const CallKernels&);
 
 Collective algorithm_of(const AllreduceCall& call) {
   switch (call.plan.algorithm) {
@@ -31,24 +30,24 @@ Collective algorithm_of(const AllreduceCall& call) {
   }
 }
 
-bool keep(Session& session, ReduceKernel) {
+bool keep(Session& session, const CallKernels& kernels) {
   const AllreduceCall& call = session.call();
   const uint64_t bytes = call.numel * session.element();
-  if (call.output != call.input && bytes != 0) std::memcpy(call.output, call.input, bytes);
+  if (call.output != call.input) kernels.copy(call.output, call.input, bytes);
   return true;
 }
 
 }  // namespace
 
 bool allreduce(const RankView& view, const AllreduceCall& call) {
-  const ReduceKernel reduce = reduce_kernel(call.dtype, call.reduce_op);
+  const CallKernels kernels{reduce_kernel(call.dtype, call.reduce_op), copy_kernel()};
   const Collective algorithm = view.world == 1 ? keep : algorithm_of(call);
   Session session(view, call);
   if (!session.enter()) return false;
   if (view.check && !session.meet(Phase::check)) return false;
   const FloatEnvironment environment;
   // Equal shapes: empty on one rank is empty on all, and nothing is exchanged.
-  if (call.numel != 0 && !algorithm(session, reduce)) return false;
+  if (call.numel != 0 && !algorithm(session, kernels)) return false;
   session.complete();
   return true;
 }
@@ -57,7 +56,7 @@ void reduce(const void* const* inputs, int world, void* output, uint64_t numel, 
             ReduceOp op) {
   const ReduceKernel kernel = reduce_kernel(dtype, op);
   const FloatEnvironment environment;
-  if (numel != 0) kernel(inputs, world, output, numel);
+  if (numel != 0) kernel({inputs, world, &output, 1, numel});
 }
 
 }  // namespace collx::cpu

@@ -7,42 +7,44 @@
 namespace collx::cpu {
 namespace {
 
-bool pull_staged(Session& session, ReduceKernel reduce) {
+bool pull_staged(Session& session, const CallKernels& kernels) {
   const int rank = session.rank();
   const uint64_t numel = session.call().numel;
   const uint64_t chunk = session.layout().staging_bytes / session.element();
   for (uint64_t at = 0; at < numel; at += chunk) {
     const uint64_t count = std::min(chunk, numel - at);
     const Use use = session.next_use(Channel::pull);
-    copy(session.staging(rank, use), session.input(at), count * session.element());
+    kernels.copy(session.staging(rank, use), session.input(at), count * session.element());
     session.publish_all(use);
     // Overwritten two uses later, when every peer's word of the use between has been seen: it
     // follows that peer's reading below.
     if (!session.await(use, Word::arrived, Phase::stage_barrier)) return false;
-    Sources sources;
-    sources.of[rank] = session.input(at);
-    for_each_peer(session, [&](int peer) { sources.of[peer] = session.staging(peer, use); });
-    reduce(sources.of, session.world(), session.output(at), count);
+    Operands operands;
+    operands.sources[rank] = session.input(at);
+    for_each_peer(session, [&](int peer) { operands.sources[peer] = session.staging(peer, use); });
+    operands.add_target(session.output(at));
+    reduce(kernels, session, operands, count);
   }
   return true;
 }
 
-bool pull_symmetric(Session& session, ReduceKernel reduce) {
+bool pull_symmetric(Session& session, const CallKernels& kernels) {
   if (!session.start_barrier()) return false;
-  Sources sources;
-  for (int r = 0; r < session.world(); ++r) sources.of[r] = session.peer_input(r, 0);
-  reduce(sources.of, session.world(), session.output(0), session.call().numel);
+  Operands operands;
+  for (int r = 0; r < session.world(); ++r) operands.sources[r] = session.peer_input(r, 0);
+  operands.add_target(session.output(0));
+  reduce(kernels, session, operands, session.call().numel);
   return session.end_barrier();
 }
 
 }  // namespace
 
-bool allreduce_oneshot_pull(Session& session, ReduceKernel reduce) {
+bool allreduce_oneshot_pull(Session& session, const CallKernels& kernels) {
   // An input that is the output too may not change while peers read it. That it is, is the same on
   // all ranks: offsets of symmetric tensors agree.
   const bool overwritten = session.call().input == session.call().output;
-  return session.inputs_symmetric() && !overwritten ? pull_symmetric(session, reduce)
-                                                    : pull_staged(session, reduce);
+  return session.inputs_symmetric() && !overwritten ? pull_symmetric(session, kernels)
+                                                    : pull_staged(session, kernels);
 }
 
 }  // namespace collx::cpu

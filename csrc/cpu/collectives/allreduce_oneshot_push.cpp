@@ -4,24 +4,26 @@
 
 namespace collx::cpu {
 
-bool allreduce_oneshot_push(Session& session, ReduceKernel reduce) {
+bool allreduce_oneshot_push(Session& session, const CallKernels& kernels) {
   const int rank = session.rank();
   const uint64_t numel = session.call().numel;
   const uint64_t chunk = session.layout().oneshot.tile_bytes / session.element();
   for (uint64_t at = 0; at < numel; at += chunk) {
     const uint64_t count = std::min(chunk, numel - at);
     const Use use = session.next_use(Channel::oneshot_push);
-    Sources sources;
-    sources.of[rank] = session.input(at);
+    Operands operands;
+    operands.sources[rank] = session.input(at);
     for_each_peer(session, [&](int peer) {
-      copy(session.oneshot_slot(peer, use, rank), session.input(at), count * session.element());
-      sources.of[peer] = session.oneshot_slot(rank, use, peer);
+      kernels.copy(session.oneshot_slot(peer, use, rank), session.input(at),
+                   count * session.element());
+      operands.sources[peer] = session.oneshot_slot(rank, use, peer);
     });
     session.publish(use, Word::arrived);
     // The next use but one overwrites these slots: by then each peer has seen this rank's word of
     // the use between, which follows the reading below.
     if (!session.await(use, Word::arrived, Phase::arrival)) return false;
-    reduce(sources.of, session.world(), session.output(at), count);
+    operands.add_target(session.output(at));
+    reduce(kernels, session, operands, count);
   }
   return true;
 }

@@ -6,24 +6,23 @@
 
 namespace collx::cpu {
 
-bool allreduce_pull_push(Session& session, ReduceKernel reduce) {
+bool allreduce_pull_push(Session& session, const CallKernels& kernels) {
   if (!session.start_barrier()) return false;
   constexpr uint64_t kStrideBytes = 256 << 10;
   const uint64_t stride = kStrideBytes / session.element();
   const Part part = partition(session.call().numel, session.world(), session.rank());
   for (uint64_t done = 0; done < part.count; done += stride) {
     const uint64_t at = part.start + done;
-    Sources sources;
-    Targets targets;
-    sources.of[session.rank()] = session.input(at);
+    Operands operands;
+    operands.sources[session.rank()] = session.input(at);
     for_each_peer(session, [&](int peer) {
-      sources.of[peer] = session.peer_input(peer, at);
-      targets.add(session.peer_output(peer, at));
+      operands.sources[peer] = session.peer_input(peer, at);
+      operands.add_target(session.peer_output(peer, at));
     });
     // A rank that was stopped here must not go on to write tensors that its peers have given up.
     if (poisoned(session.view())) break;
-    reduce_to_all(reduce, session, sources, session.output(at), targets,
-                  std::min(stride, part.count - done));
+    operands.add_target(session.output(at));
+    reduce(kernels, session, operands, std::min(stride, part.count - done));
   }
   return session.end_barrier();
 }

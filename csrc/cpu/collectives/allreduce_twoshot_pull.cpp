@@ -9,14 +9,14 @@ namespace {
 
 struct PullSteps {
   Session& session;
-  ReduceKernel reduce_kernel;
+  const CallKernels& kernels;
 
   void scatter(Use use, Chunk chunk) const {
     if (session.inputs_symmetric()) return;
     for_each_peer(session, [&](int peer) {
       const Part part = chunk.part(session, peer);
-      copy(session.staging(session.rank(), use) + part.start * session.element(),
-           session.input(chunk.start + part.start), part.count * session.element());
+      kernels.copy(session.staging(session.rank(), use) + part.start * session.element(),
+                   session.input(chunk.start + part.start), part.count * session.element());
     });
   }
 
@@ -28,33 +28,34 @@ struct PullSteps {
   void reduce(Use use, Chunk chunk) const {
     const Part own = chunk.part(session, session.rank());
     const uint64_t at = chunk.start + own.start;
-    Sources sources;
-    sources.of[session.rank()] = session.input(at);
-    for_each_peer(session, [&](int peer) { sources.of[peer] = source(use, chunk, own, peer); });
-    Targets targets;
-    targets.add(session.results(session.rank(), use));
-    reduce_to_all(reduce_kernel, session, sources, session.output(at), targets, own.count);
+    Operands operands;
+    operands.sources[session.rank()] = session.input(at);
+    for_each_peer(session,
+                  [&](int peer) { operands.sources[peer] = source(use, chunk, own, peer); });
+    operands.add_target(session.results(session.rank(), use));
+    operands.add_target(session.output(at));
+    collx::cpu::reduce(kernels, session, operands, own.count);
   }
 
   // In place, this overwrites what a peer has read: its result is here.
   void gather(Use use, Chunk chunk) const {
     for_each_peer(session, [&](int peer) {
       const Part part = chunk.part(session, peer);
-      copy(session.output(chunk.start + part.start), session.results(peer, use),
-           part.count * session.element());
+      kernels.copy(session.output(chunk.start + part.start), session.results(peer, use),
+                   part.count * session.element());
     });
   }
 };
 
 }  // namespace
 
-bool allreduce_twoshot_pull(Session& session, ReduceKernel reduce) {
+bool allreduce_twoshot_pull(Session& session, const CallKernels& kernels) {
   // The barrier names ranks whose offsets differ; the order itself needs none. Nor is one needed at
   // the end: a peer's last `reduced` says that it has read this rank's input to the end.
   if (session.inputs_symmetric() && !session.start_barrier()) return false;
   const uint64_t part_elements = session.layout().result_bytes / session.element();
   return run_twoshot(session, Channel::pull, part_elements * static_cast<uint64_t>(session.world()),
-                     Phase::stage_barrier, PullSteps{session, reduce});
+                     Phase::stage_barrier, PullSteps{session, kernels});
 }
 
 }  // namespace collx::cpu

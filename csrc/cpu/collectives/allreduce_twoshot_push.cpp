@@ -9,45 +9,46 @@ namespace {
 
 struct PushSteps {
   Session& session;
-  ReduceKernel reduce_kernel;
+  const CallKernels& kernels;
 
   void scatter(Use use, Chunk chunk) const {
     for_each_peer(session, [&](int peer) {
       const Part part = chunk.part(session, peer);
-      copy(session.twoshot_slot(peer, use, 0, session.rank()),
-           session.input(chunk.start + part.start), part.count * session.element());
+      kernels.copy(session.twoshot_slot(peer, use, 0, session.rank()),
+                   session.input(chunk.start + part.start), part.count * session.element());
     });
   }
 
   void reduce(Use use, Chunk chunk) const {
     const Part own = chunk.part(session, session.rank());
     const uint64_t at = chunk.start + own.start;
-    Sources sources;
-    Targets targets;
-    sources.of[session.rank()] = session.input(at);
+    Operands operands;
+    operands.sources[session.rank()] = session.input(at);
     for_each_peer(session, [&](int peer) {
-      sources.of[peer] = session.twoshot_slot(session.rank(), use, 0, peer);
-      targets.add(session.twoshot_slot(peer, use, 1, session.rank()));
+      operands.sources[peer] = session.twoshot_slot(session.rank(), use, 0, peer);
+      operands.add_target(session.twoshot_slot(peer, use, 1, session.rank()));
     });
-    reduce_to_all(reduce_kernel, session, sources, session.output(at), targets, own.count);
+    operands.add_target(session.output(at));
+    collx::cpu::reduce(kernels, session, operands, own.count);
   }
 
   void gather(Use use, Chunk chunk) const {
     for_each_peer(session, [&](int peer) {
       const Part part = chunk.part(session, peer);
-      copy(session.output(chunk.start + part.start),
-           session.twoshot_slot(session.rank(), use, 1, peer), part.count * session.element());
+      kernels.copy(session.output(chunk.start + part.start),
+                   session.twoshot_slot(session.rank(), use, 1, peer),
+                   part.count * session.element());
     });
   }
 };
 
 }  // namespace
 
-bool allreduce_twoshot_push(Session& session, ReduceKernel reduce) {
+bool allreduce_twoshot_push(Session& session, const CallKernels& kernels) {
   const uint64_t part_elements = session.layout().twoshot.tile_bytes / session.element();
   return run_twoshot(session, Channel::twoshot_push,
                      part_elements * static_cast<uint64_t>(session.world()), Phase::arrival,
-                     PushSteps{session, reduce});
+                     PushSteps{session, kernels});
 }
 
 }  // namespace collx::cpu

@@ -6,10 +6,16 @@
 
 namespace collx::cpu {
 
-bool allreduce_oneshot_push(Session& session, ReduceKernel reduce);
-bool allreduce_twoshot_push(Session& session, ReduceKernel reduce);
-bool allreduce_pull_push(Session& session, ReduceKernel reduce);
-bool allreduce_oneshot_pull(Session& session, ReduceKernel reduce);
-bool allreduce_twoshot_pull(Session& session, ReduceKernel reduce);
+/// What a call computes and copies with.
+struct CallKernels {
+  ReduceKernel reduce;
+  CopyKernel copy;
+};
+
+bool allreduce_oneshot_push(Session& session, const CallKernels& kernels);
+bool allreduce_twoshot_push(Session& session, const CallKernels& kernels);
+bool allreduce_pull_push(Session& session, const CallKernels& kernels);
+bool allreduce_oneshot_pull(Session& session, const CallKernels& kernels);
+bool allreduce_twoshot_pull(Session& session, const CallKernels& kernels);
 
 }  // namespace collx::cpu

@@ -30,7 +30,7 @@ std::atomic<SimdLevel>& current() {
   return level;
 }
 
-const ReduceKernelTable& table(SimdLevel level) {
+const Kernels& kernels(SimdLevel level) {
   if (level == SimdLevel::avx512) return avx512_kernels();
   return level == SimdLevel::avx2 ? avx2_kernels() : portable_kernels();
 }
@@ -47,12 +47,14 @@ bool set_simd_level(SimdLevel level) {
 
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op) {
   const ReduceKernel kernel =
-      table(simd_level())[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+      kernels(simd_level()).reduce[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
   if (kernel == nullptr) {
     throw std::invalid_argument("reduce op " + std::string(name_of(op)) +
                                 " is not defined for dtype " + std::string(name_of(dtype)));
   }
   return kernel;
 }
+
+CopyKernel copy_kernel() { return kernels(simd_level()).copy; }
 
 }  // namespace collx::cpu

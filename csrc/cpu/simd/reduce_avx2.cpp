@@ -7,16 +7,19 @@
 
 #include "reduce_kernels.h"
 
-// Below the includes: what they define is compiled for any machine.
-#if defined(__x86_64__)
-#pragma GCC target("avx2,f16c")
-#endif
-
 #define COLLX_SIMD_LEVEL avx2
+// Below the includes: what they define is compiled for any machine. The compiler's own macros do
+// not follow the pragma, hence the vector size in one of ours.
+#if defined(__x86_64__)
+#pragma GCC target("avx2,f16c,prfchw")
+#define COLLX_VECTOR_BYTES 32
+#else
+#define COLLX_VECTOR_BYTES 16
+#endif
 #include "reduce_template.h"
 
 namespace collx::cpu {
 
-const ReduceKernelTable& avx2_kernels() { return avx2::kTable; }
+const Kernels& avx2_kernels() { return avx2::kKernels; }
 
 }  // namespace collx::cpu

@@ -13,12 +13,28 @@
 
 namespace collx::cpu {
 
-/// output[i] = inputs[0][i] op ... op inputs[world-1][i], for i < numel. Any alignment; `output`
-/// may be one of the inputs. Expects a FloatEnvironment.
-using ReduceKernel = void (*)(const void* const* inputs, int world, void* output, uint64_t numel);
+/// output[i] = inputs[0][i] op ... op inputs[world-1][i] for i < numel, written to each of the
+/// outputs, `copies` of them. Any alignment; an output may be one of the inputs.
+struct Reduction {
+  const void* const* inputs;
+  int world;
+  void* const* outputs;
+  int copies;
+  uint64_t numel;
+};
+
+/// Expects a FloatEnvironment.
+using ReduceKernel = void (*)(const Reduction& reduction);
+/// memcpy for lines that peers hold in their caches. Null addresses only without bytes.
+using CopyKernel = void (*)(void* to, const void* from, uint64_t bytes);
 
 using ReduceOpKernels = std::array<ReduceKernel, static_cast<size_t>(ReduceOp::count)>;
 using ReduceKernelTable = std::array<ReduceOpKernels, static_cast<size_t>(DType::count)>;
+
+struct Kernels {
+  ReduceKernelTable reduce;
+  CopyKernel copy;
+};
 
 enum class SimdLevel : uint8_t { portable, avx2, avx512 };
 
@@ -29,9 +45,10 @@ bool set_simd_level(SimdLevel level);
 
 /// std::invalid_argument for avg of integers.
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op);
+CopyKernel copy_kernel();
 
-const ReduceKernelTable& portable_kernels();
-const ReduceKernelTable& avx2_kernels();
-const ReduceKernelTable& avx512_kernels();
+const Kernels& portable_kernels();
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
 
 }  // namespace collx::cpu

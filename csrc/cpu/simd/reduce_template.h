@@ -1,18 +1,12 @@
 // The kernel template. Included once by each reduce_<level>.cpp, which has set the target of the
-// functions that follow and defined COLLX_SIMD_LEVEL, a namespace of its own: a function compiled
-// for one level must never stand in for another's.
+// functions that follow and defined COLLX_VECTOR_BYTES, and COLLX_SIMD_LEVEL, a namespace of its
+// own: a function compiled for one level must never stand in for another's.
 //
 // No include guard and no includes: everything that is included here would get the target too.
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
-#if defined(__AVX512F__)
-inline constexpr int kVectorSize = 64;
-#elif defined(__AVX2__)
-inline constexpr int kVectorSize = 32;
-#else
-inline constexpr int kVectorSize = 16;
-#endif
+inline constexpr int kVectorSize = COLLX_VECTOR_BYTES;
 
 template <typename T>
 struct VectorOf {
@@ -77,7 +71,9 @@ struct BFloat16 {
   }
 };
 
-#if defined(__AVX512F__)
+#if COLLX_VECTOR_BYTES == 64
+// The masked forms, with full masks: the plain ones start from an undefined register, of which
+// compilers warn.
 struct Float16 {
   using Stored = uint16_t;
   using Acc = Floats;
@@ -85,17 +81,17 @@ struct Float16 {
   static constexpr int kParts = 2;
   static void load(const char* from, Acc* parts) {
     const auto* halves = reinterpret_cast<const __m256i_u*>(from);
-    parts[0] = bits<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(halves)));
-    parts[1] = bits<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(halves + 1)));
+    parts[0] = bits<Floats>(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(halves)));
+    parts[1] = bits<Floats>(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(halves + 1)));
   }
   static void store(const Acc* parts, char* to) {
     auto* halves = reinterpret_cast<__m256i_u*>(to);
     for (int p = 0; p < kParts; ++p) {
-      _mm256_storeu_si256(halves + p, _mm512_cvtps_ph(bits<__m512>(parts[p]), 0));
+      _mm256_storeu_si256(halves + p, _mm512_maskz_cvtps_ph(0xffff, bits<__m512>(parts[p]), 0));
     }
   }
 };
-#elif defined(__F16C__)
+#elif COLLX_VECTOR_BYTES == 32
 struct Float16 {
   using Stored = uint16_t;
   using Acc = Floats;
@@ -209,59 +205,114 @@ using Max = Extremum<F, true>;
 template <typename F>
 using Min = Extremum<F, false>;
 
-/// Vectors of stored elements at byte offset `at`, `kCount` of them.
+// Memory. Lines that a peer has in its cache come slowly, one by one; many have to be on their way
+// at once. So long arrays are walked in several places in turn, each of which a hardware
+// prefetcher follows, and lines are asked for ahead, the written ones for writing.
+
+inline constexpr int kStreams = 4;
+inline constexpr uint64_t kStreamedBytes = 16 << 10;
+inline constexpr int kStreamedWorld =
+    4;  // more arrays than that fill the prefetchers by themselves
+inline constexpr uint64_t kAhead = 512;
+
+inline uint64_t stream_bytes(uint64_t bytes) { return bytes / kStreams / 64 * 64; }
+
+/// Vector v of `kCount` lies at byte offset at + v * stride.
 template <typename F, typename Op, int kCount>
-inline __attribute__((always_inline)) void reduce_vectors(const void* const* inputs, int world,
-                                                          char* output, uint64_t at) {
+inline __attribute__((always_inline)) void reduce_vectors(const Reduction& r, uint64_t at,
+                                                          uint64_t stride) {
   constexpr int kTotal = kCount * F::kParts;
   typename F::Acc acc[kTotal], next[kTotal];
 #pragma GCC unroll 8
   for (int v = 0; v < kCount; ++v) {
-    F::load(static_cast<const char*>(inputs[0]) + at + v * kVectorSize, acc + v * F::kParts);
+    F::load(static_cast<const char*>(r.inputs[0]) + at + v * stride, acc + v * F::kParts);
   }
-  for (int r = 1; r < world; ++r) {
-    const char* const input = static_cast<const char*>(inputs[r]) + at;
+  for (int rank = 1; rank < r.world; ++rank) {
+    const char* const input = static_cast<const char*>(r.inputs[rank]) + at;
 #pragma GCC unroll 8
-    for (int v = 0; v < kCount; ++v) F::load(input + v * kVectorSize, next + v * F::kParts);
+    for (int v = 0; v < kCount; ++v) F::load(input + v * stride, next + v * F::kParts);
 #pragma GCC unroll 8
     for (int i = 0; i < kTotal; ++i) acc[i] = Op::combine(acc[i], next[i]);
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < kTotal; ++i) acc[i] = Op::finish(acc[i], world);
+  for (int i = 0; i < kTotal; ++i) acc[i] = Op::finish(acc[i], r.world);
+  for (int o = 0; o < r.copies; ++o) {
+    char* const output = static_cast<char*>(r.outputs[o]) + at;
 #pragma GCC unroll 8
-  for (int v = 0; v < kCount; ++v) {
-    F::store(acc + v * F::kParts, output + at + v * kVectorSize);
+    for (int v = 0; v < kCount; ++v) F::store(acc + v * F::kParts, output + v * stride);
   }
 }
 
 /// The last bytes, fewer than a vector, through a vector that ends in zeros.
 template <typename F, typename Op>
-void reduce_tail(const void* const* inputs, int world, char* output, uint64_t at, uint64_t bytes) {
+void reduce_tail(const Reduction& r, uint64_t at, uint64_t bytes) {
   alignas(kVectorSize) char padded[kMaxRanks][kVectorSize];
-  const void* sources[kMaxRanks] = {};
-  for (int r = 0; r < world; ++r) {
-    __builtin_memset(padded[r], 0, kVectorSize);
-    __builtin_memcpy(padded[r], static_cast<const char*>(inputs[r]) + at, bytes);
-    sources[r] = padded[r];
-  }
   alignas(kVectorSize) char result[kVectorSize];
-  reduce_vectors<F, Op, 1>(sources, world, result, 0);
-  __builtin_memcpy(output + at, result, bytes);
+  const void* inputs[kMaxRanks] = {};
+  void* const output = result;
+  for (int rank = 0; rank < r.world; ++rank) {
+    __builtin_memset(padded[rank], 0, kVectorSize);
+    __builtin_memcpy(padded[rank], static_cast<const char*>(r.inputs[rank]) + at, bytes);
+    inputs[rank] = padded[rank];
+  }
+  reduce_vectors<F, Op, 1>({inputs, r.world, &output, 1, 0}, 0, 0);
+  for (int o = 0; o < r.copies; ++o) {
+    __builtin_memcpy(static_cast<char*>(r.outputs[o]) + at, result, bytes);
+  }
 }
 
 template <typename F, typename Op>
-void reduce_span(const void* const* inputs, int world, void* output, uint64_t numel) {
+void reduce_streams(const Reduction& r, uint64_t stream) {
+  for (uint64_t at = 0; at < stream; at += kVectorSize) {
+    for (int s = 0; s < kStreams; ++s) {
+      const uint64_t ahead = at + static_cast<uint64_t>(s) * stream + kAhead;
+      for (int rank = 0; rank < r.world; ++rank) {
+        __builtin_prefetch(static_cast<const char*>(r.inputs[rank]) + ahead, 0);
+      }
+      for (int o = 0; o < r.copies; ++o) {
+        __builtin_prefetch(static_cast<char*>(r.outputs[o]) + ahead, 1);
+      }
+    }
+    reduce_vectors<F, Op, kStreams>(r, at, stream);
+  }
+}
+
+template <typename F, typename Op>
+void reduce_span(const Reduction& r) {
   constexpr int kUnroll = 4 / F::kParts;
-  char* const to = static_cast<char*>(output);
-  const uint64_t bytes = numel * sizeof(typename F::Stored);
+  const uint64_t bytes = r.numel * sizeof(typename F::Stored);
   uint64_t at = 0;
+  if (bytes >= kStreamedBytes && r.world <= kStreamedWorld) {
+    reduce_streams<F, Op>(r, stream_bytes(bytes));
+    at = kStreams * stream_bytes(bytes);
+  }
   for (; at + kUnroll * kVectorSize <= bytes; at += kUnroll * kVectorSize) {
-    reduce_vectors<F, Op, kUnroll>(inputs, world, to, at);
+    reduce_vectors<F, Op, kUnroll>(r, at, kVectorSize);
   }
   for (; at + kVectorSize <= bytes; at += kVectorSize) {
-    reduce_vectors<F, Op, 1>(inputs, world, to, at);
+    reduce_vectors<F, Op, 1>(r, at, kVectorSize);
   }
-  if (at < bytes) reduce_tail<F, Op>(inputs, world, to, at, bytes - at);
+  if (at < bytes) reduce_tail<F, Op>(r, at, bytes - at);
+}
+
+inline void copy_span(void* to, const void* from, uint64_t bytes) {
+  char* const target = static_cast<char*>(to);
+  const char* const source = static_cast<const char*>(from);
+  uint64_t done = 0;
+  if (bytes >= kStreamedBytes) {
+    const uint64_t stream = stream_bytes(bytes);
+    for (uint64_t at = 0; at < stream; at += kVectorSize) {
+#pragma GCC unroll 8
+      for (uint64_t s = 0; s < kStreams; ++s) {
+        const uint64_t place = at + s * stream;
+        __builtin_prefetch(source + place + kAhead, 0);
+        __builtin_prefetch(target + place + kAhead, 1);
+        store_vector(target + place, load_vector<Bits32>(source + place));
+      }
+    }
+    done = kStreams * stream;
+  }
+  if (done < bytes) __builtin_memcpy(target + done, source + done, bytes - done);
 }
 
 template <typename F>
@@ -277,13 +328,10 @@ constexpr ReduceOpKernels integer_kernels() {
 }
 
 // In the order of DType.
-inline constexpr ReduceKernelTable kTable = {float_kernels<Plain<float, uint32_t>>(),
-                                             float_kernels<Float16>(),
-                                             float_kernels<BFloat16>(),
-                                             float_kernels<Plain<double, uint64_t>>(),
-                                             integer_kernels<int32_t>(),
-                                             integer_kernels<int64_t>(),
-                                             integer_kernels<int8_t>(),
-                                             integer_kernels<uint8_t>()};
+inline constexpr Kernels kKernels = {
+    {float_kernels<Plain<float, uint32_t>>(), float_kernels<Float16>(), float_kernels<BFloat16>(),
+     float_kernels<Plain<double, uint64_t>>(), integer_kernels<int32_t>(),
+     integer_kernels<int64_t>(), integer_kernels<int8_t>(), integer_kernels<uint8_t>()},
+    copy_span};
 
 }  // namespace collx::cpu::COLLX_SIMD_LEVEL
