@@ -30,8 +30,9 @@ class Explanation(dict[str, Any]):
             lines.append(f"  fallback   {self['fallback_reason']}")
         if self["region"]:
             lines.append("  region")
-            width = max(map(len, self["region"]))
-            lines += [f"    {part:<{width}}  {_size(n):>10}" for part, n in self["region"].items()]
+            parts = {part: n for part, n in self["region"].items() if n > 0}
+            width = max(map(len, parts))
+            lines += [f"    {part:<{width}}  {_size(n):>10}" for part, n in parts.items()]
         return "\n".join(lines)
 
 

@@ -27,9 +27,9 @@ ABSENT = "no answer"  # how the cause of a rank that did not vote begins
 # A rank whose step has failed by a timeout grants its peers this much to notice the same.
 _LEAST_PATIENCE = 0.4
 
-# The store answers within milliseconds unless its host has died or been stopped; this much past
-# the ranks' own limit it is given up.
-_STORE_GRACE = 0.5
+# The store answers within milliseconds unless its host has died or been stopped, or the machine is
+# overloaded; this much past the ranks' own limit it is given up.
+_STORE_GRACE = 0.9
 
 
 class VoteError(Exception):
@@ -105,6 +105,9 @@ class Ballot:
     def _key(self, number: int, owner: int | str) -> str:
         return f"{number}/{owner}"
 
+    def _keys(self, number: int) -> list[str]:
+        return [self._key(number, rank) for rank in range(self._world_size)]
+
     def _decide(
         self, number: int, ballot: str, patience: float
     ) -> tuple[list[str], dict[int, str]]:
@@ -114,19 +117,20 @@ class Ballot:
         failures = self._judge(ballots)
         verdict = store.compare_set(self._key(number, "verdict"), "", json.dumps(failures))
         agreed = {int(rank): str(cause) for rank, cause in json.loads(verdict).items()}
-        if not agreed:
-            # A verdict without failures was reached on all ballots, so all of them are there,
-            # even if this rank's own patience ended a moment before.
-            ballots = [store.get(self._key(number, r)).decode() for r in range(self._world_size)]
+        if not agreed and None in ballots:
+            # A verdict without failures was reached on all ballots, so all of them are there by
+            # now, even if this rank's own patience ended a moment before.
+            ballots = [store.get(key).decode() for key in self._keys(number)]
         self._forget(number - 1)
         return [text or "" for text in ballots], agreed
 
     def _collect(self, number: int, patience: float) -> list[str | None]:
-        keys = [self._key(number, rank) for rank in range(self._world_size)]
+        store, keys = self._store, self._keys(number)
         # Who is missing is found below; a store that has gone raises there again.
         with contextlib.suppress(RuntimeError):
-            self._store.wait(keys, timedelta(seconds=patience))
-        return [self._store.get(key).decode() if self._store.check([key]) else None for key in keys]
+            store.wait(keys, timedelta(seconds=patience))
+            return [text.decode() for text in store.multi_get(keys)]
+        return [store.get(key).decode() if store.check([key]) else None for key in keys]
 
     def _judge(self, ballots: list[str | None]) -> dict[int, str]:
         failures: dict[int, str] = {}
