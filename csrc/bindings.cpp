@@ -150,6 +150,7 @@ void bind_communicator(py::module_& m) {
       .def("explain", &explain, py::arg("op"), py::arg("numel"), py::arg("dtype"),
            py::arg("input_symmetric"), py::arg("output_symmetric"), py::arg("algorithm"),
            py::arg("max_blocks"))
+      .def("tune", &Communicator::tune, py::arg("blocks"), py::arg("threads"), NoGil())
       .def("destroy", &Communicator::destroy, NoGil());
 }
 

@@ -162,8 +162,10 @@ HostStatus* allocate_status() {
 void free_status(HostStatus* status) { cudaFreeHost(status); }
 
 void report(const RankView& view, const StatusRecord& record) {
-  if (__atomic_exchange_n(&view.status->ready, 1u, __ATOMIC_ACQ_REL) != 0) return;
+  // No kernel of this communicator is running: the fallback has none that waits.
+  if (__atomic_load_n(&view.status->ready, __ATOMIC_ACQUIRE) != 0) return;
   view.status->record = record;
+  __atomic_store_n(&view.status->ready, 1u, __ATOMIC_RELEASE);
   if (view.region[0] == nullptr) return;  // fallback only: nothing that peers could look at
   cudaStream_t stream = nullptr;
   require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "telling the peers");

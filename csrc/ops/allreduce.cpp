@@ -75,26 +75,30 @@ Plan make_plan(const Communicator& communicator, const ReductionOptions& options
   request.max_blocks = options.max_blocks;
   request.room = communicator.options().blocks;
   request.capabilities.peer_access = communicator.has_regions();
-  return select(request);
+  return communicator.tuned(select(request));
 }
 
-void run_on_cpu(Communicator& communicator, const AllreduceCall& call) {
-  if (!cpu::allreduce(communicator.view(), call)) communicator.require_usable(kOp);
+void run_on_cpu(Communicator& communicator, const RankView& view, const AllreduceCall& call) {
+  if (!cpu::allreduce(view, call)) communicator.require_usable(kOp);
 }
 
 #if COLLX_CUDA
-void run_on_cuda(Communicator& communicator, const AllreduceCall& call) {
-  cuda::allreduce(communicator.view(), call, communicator.streams().enter());
+void run_on_cuda(Communicator& communicator, const RankView& view, const AllreduceCall& call) {
+  cuda::allreduce(view, call, communicator.streams().enter());
 }
 #endif
 
-/// Checked mode before a fallback: the regions' exchange of fingerprints, in a call without data.
-void exchange_fingerprints(Communicator& communicator, AllreduceCall call) {
+/// Before a fallback the ranks meet in their regions, if they have any, in a checked call without
+/// data: there a missing rank has a name, and the process group, which a collective that never
+/// ends would spoil for everybody, is not touched before all have come.
+void meet(Communicator& communicator, AllreduceCall call) {
   call.numel = 0;
   call.plan = Plan{Algorithm::oneshot_push, 1, communicator.on_cuda() ? 64 : 1};
-  if (!communicator.on_cuda()) return run_on_cpu(communicator, call);
+  RankView view = communicator.view();
+  view.check = true;
+  if (!communicator.on_cuda()) return run_on_cpu(communicator, view, call);
 #if COLLX_CUDA
-  run_on_cuda(communicator, call);
+  run_on_cuda(communicator, view, call);
   c10::cuda::getCurrentCUDAStream(communicator.options().device.index()).synchronize();
   communicator.require_usable(kOp);
 #endif
@@ -111,9 +115,7 @@ void run_fallback(Communicator& communicator, const AllreduceCall& call, const a
     communicator.streams().enter();
   }
 #endif
-  if (communicator.options().check && communicator.has_regions()) {
-    exchange_fingerprints(communicator, call);
-  }
+  if (communicator.has_regions()) meet(communicator, call);
   fallback_allreduce(communicator, kOp, call, input, output);
 }
 
@@ -149,10 +151,10 @@ void run(Communicator& communicator, const ReductionOptions& options, const at::
   if (call.plan.algorithm == Algorithm::fallback) {
     run_fallback(communicator, call, input, output);
   } else if (!communicator.on_cuda()) {
-    run_on_cpu(communicator, call);
+    run_on_cpu(communicator, communicator.view(), call);
   } else {
 #if COLLX_CUDA
-    run_on_cuda(communicator, call);
+    run_on_cuda(communicator, communicator.view(), call);
 #endif
   }
   communicator.count_call();

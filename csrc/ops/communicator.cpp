@@ -4,6 +4,7 @@
 
 #include "../cpu/allreduce.h"
 #include "../protocol/cpu_layout.h"
+#include "../protocol/selection.h"
 #include "errors.h"
 #include "registry.h"
 #if COLLX_CUDA
@@ -96,6 +97,22 @@ RankView Communicator::view() const {
     view.pdl = PdlLevel::end;
   }
   return view;
+}
+
+void Communicator::tune(int blocks, int threads) {
+  const bool none = blocks == 0 && threads == 0;
+  const bool whole_tiles = threads >= 64 && threads <= kFullBlock && threads % 64 == 0;
+  TORCH_CHECK_VALUE(none || (blocks >= 1 && blocks <= kMaxBlocks && whole_tiles),
+                    "collx.tune: got ", blocks, " blocks of ", threads, " threads; accepted: 1 to ",
+                    kMaxBlocks, " of a multiple of 64 up to ", kFullBlock, ", or zeros");
+  const auto held = lock();
+  tuned_blocks_ = blocks;
+  tuned_threads_ = threads;
+}
+
+Plan Communicator::tuned(Plan plan) const {
+  if (tuned_blocks_ == 0 || plan.algorithm == Algorithm::fallback || !on_cuda()) return plan;
+  return {plan.algorithm, tuned_blocks_, tuned_threads_};
 }
 
 std::optional<StatusRecord> Communicator::failure() const {

@@ -72,6 +72,12 @@ class Communicator {
   PdlLevel pdl() const { return pdl_.load(std::memory_order_relaxed); }
   void set_pdl(PdlLevel level) { pdl_.store(level, std::memory_order_relaxed); }
 
+  /// For tuners: the grid that every later call on CUDA takes in place of the selected one; zeros
+  /// give the choice back. An agreed value: the same on every rank.
+  void tune(int blocks, int threads);
+  /// The selected plan, or the tuner's.
+  Plan tuned(Plan plan) const;
+
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
   SymmetricMemory& symmetric() { return symmetric_; }
 #if COLLX_CUDA
@@ -97,6 +103,8 @@ class Communicator {
   RankView view_{};
   StatusBlock status_;
   std::atomic<PdlLevel> pdl_;
+  int tuned_blocks_ = 0;
+  int tuned_threads_ = 0;
   std::atomic<bool> failure_raised_{false};
   std::atomic<bool> destroyed_{false};
   std::atomic<bool> status_given_back_{false};

@@ -33,7 +33,7 @@ __device__ inline void publish(const RankView& view, const StatusRecord& record)
 }
 
 /// Records a failure here and at the peers. The first one on a rank is the one that counts.
-__device__ __noinline__ void report(const RankView& view, const CallDescriptor& own,
+__device__ __noinline__ inline void report(const RankView& view, const CallDescriptor& own,
                                     const CallDescriptor* other, Failure failure, Phase phase,
                                     Blame blame) {
   RegionHeader* header = view.header(view.rank);
@@ -56,7 +56,7 @@ __device__ __noinline__ void report(const RankView& view, const CallDescriptor& 
 }
 
 /// Takes over what a peer has reported, if this rank knows of no failure yet.
-__device__ __noinline__ void adopt(const RankView& view) {
+__device__ __noinline__ inline void adopt(const RankView& view) {
   RegionHeader* header = view.header(view.rank);
   const uint32_t poison = ptx::ld_acquire_sys(&header->poison);
   if (poison == 0 || atomicCAS(&header->claimed, 0u, 1u) != 0) return;
