@@ -171,20 +171,19 @@ def _agree_on_machine(setup: Setup, values: list[Any]) -> None:
         setup.fallback_reason = "the ranks are on different machines"
 
 
-def _state_device(setup: Setup) -> dict[str, Any]:
-    """The unique id of this rank's device, and those of the devices out of its reach."""
+def _state_device(setup: Setup) -> list[str]:
+    """The unique id of this rank's device, then those of the devices that it cannot reach. Its own
+    is among them unless ranks may share it."""
     device = setup.arguments.device
     if device.type != "cuda":
-        return {}
-    return {
-        "device": _uuid(device.index),
-        "unreachable": [
-            _uuid(other)
-            for other in range(torch.cuda.device_count())
-            if other != device.index and not torch.cuda.can_device_access_peer(device.index, other)
-        ],
-        "sharing": os.environ.get(_SHARING) == "1",
-    }
+        return []
+    own = _uuid(device.index)
+    unreachable = [
+        _uuid(other)
+        for other in range(torch.cuda.device_count())
+        if other != device.index and not torch.cuda.can_device_access_peer(device.index, other)
+    ]
+    return [own, *unreachable, *([] if os.environ.get(_SHARING) == "1" else [own])]
 
 
 def _uuid(index: int) -> str:
@@ -196,14 +195,15 @@ def _agree_on_peer_access(setup: Setup, values: list[Any]) -> None:
     and the self-test will tell."""
     if setup.arguments.device.type != "cuda" or setup.fallback_reason is not None:
         return
-    devices = [value["device"] for value in values]
-    for rank, value in enumerate(values):
-        for peer, device in enumerate(devices):
-            if device in value["unreachable"]:
-                setup.fallback_reason = f"rank {rank} has no peer access to rank {peer}'s GPU"
+    for rank, (own, *unreachable) in enumerate(values):
+        for peer, (device, *_) in enumerate(values):
+            if peer != rank and device in unreachable:
+                setup.fallback_reason = (
+                    f"ranks {rank} and {peer} share a GPU, and {_SHARING}=1 is not set"
+                    if device == own
+                    else f"rank {rank} has no peer access to rank {peer}'s GPU"
+                )
                 return
-    if len(set(devices)) < len(devices) and not all(value["sharing"] for value in values):
-        setup.fallback_reason = f"ranks share a GPU, and {_SHARING}=1 is not set on all of them"
 
 
 def _state_backend(setup: Setup) -> str | None:
