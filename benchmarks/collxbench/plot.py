@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from collxbench.implementation import Kind
-from collxbench.records import wire_bytes
-from collxbench.report import size_name
+from collxbench.records import size_name, wire_bytes
 from collxbench.runner import Results
 
 

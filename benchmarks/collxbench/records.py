@@ -47,3 +47,10 @@ def wire_bytes(nbytes: int, world: int) -> float:
 
 def write(file: Path, records: list[Record]) -> None:
     file.write_text(json.dumps([asdict(record) for record in records], indent=1) + "\n")
+
+
+def size_name(nbytes: int) -> str:
+    for unit, name in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return str(nbytes)

@@ -1,6 +1,7 @@
 """The table that people read."""
 
 from collxbench.implementation import Kind
+from collxbench.records import size_name
 from collxbench.runner import Results, Row
 
 FULL_COLUMNS = 2  # for this many of ours; with more, only the fastest one's busbw and ratio
@@ -83,10 +84,3 @@ def notes(results: Results) -> list[str]:
     if any(row.label.startswith("collx(sym)") for row in results.rows):
         found.append("collx(sym): input and output are symmetric tensors, else ordinary ones")
     return found
-
-
-def size_name(nbytes: int) -> str:
-    for unit, name in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return str(nbytes)
