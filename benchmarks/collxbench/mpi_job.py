@@ -19,7 +19,7 @@ import collx.reference
 from collxbench import data, timing
 
 OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
-# By size, not by name: which handles exist depends on the MPI library.
+# Which of the handles exist depends on the MPI library.
 TYPES = {
     "float32": MPI.FLOAT,
     "float64": MPI.DOUBLE,
