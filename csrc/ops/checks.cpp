@@ -45,6 +45,8 @@ constexpr std::optional<DType> dtype_of(at::ScalarType type) {
   }
 }
 
+std::string dtype_name(at::ScalarType type) { return c10::getDtypeNames(type).first; }
+
 constexpr bool is_integer(DType dtype) { return !has_sentinel(dtype); }
 
 uint64_t address(const at::Tensor& tensor) {
@@ -55,7 +57,7 @@ uint64_t address(const at::Tensor& tensor) {
 
 DType check_dtype(const char* op, at::ScalarType type) {
   const std::optional<DType> dtype = dtype_of(type);
-  TORCH_CHECK_TYPE(dtype.has_value(), "collx.", op, ": dtype: got ", type,
+  TORCH_CHECK_TYPE(dtype.has_value(), "collx.", op, ": dtype: got ", dtype_name(type),
                    "; accepted: ", joined(kDTypeNames));
   return *dtype;
 }
@@ -65,7 +67,7 @@ DType check_dtype(const char* op, const char* argument, const at::Tensor& tensor
                    ": got a tensor of layout ", tensor.layout(), "; accepted: strided (dense)");
   const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
   TORCH_CHECK_TYPE(dtype.has_value(), "collx.", op, ": ", argument, ": got dtype ",
-                   tensor.scalar_type(), "; accepted: ", joined(kDTypeNames));
+                   dtype_name(tensor.scalar_type()), "; accepted: ", joined(kDTypeNames));
   return *dtype;
 }
 
@@ -112,7 +114,8 @@ void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& o
   TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": out: got a tensor of layout ",
                    out.layout(), "; accepted: strided (dense)");
   TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "collx.", op, ": out: got dtype ",
-                   out.scalar_type(), "; accepted: the input's, ", input.scalar_type());
+                   dtype_name(out.scalar_type()), "; accepted: the input's, ",
+                   dtype_name(input.scalar_type()));
   TORCH_CHECK_VALUE(out.device() == input.device(), "collx.", op, ": out: got a tensor on ",
                     out.device(), "; accepted: the input's device, ", input.device());
   TORCH_CHECK_VALUE(out.sym_sizes().equals(input.sym_sizes()), "collx.", op, ": out: got shape ",
@@ -128,14 +131,17 @@ void check_writable(const char* op, const char* argument, const at::Tensor& tens
 
 void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& out) {
   check_writable(op, "out", out);
-  // A strided side goes through a temporary, which is right however they interleave.
-  if (!input.is_contiguous() || !out.is_contiguous()) return;
+  // Tensors with holes go through a temporary, which is right however they interleave.
+  if (!input.is_non_overlapping_and_dense() || !out.is_non_overlapping_and_dense()) return;
   const uint64_t from = address(input), to = address(out), bytes = input.nbytes();
   const uint64_t distance = from < to ? to - from : from - to;
-  TORCH_CHECK_VALUE(distance == 0 || distance >= bytes, "collx.", op,
-                    ": out: overlaps the input partly (", distance, " of ", bytes,
-                    " bytes apart); accepted: the input itself, or a tensor that shares nothing "
-                    "with it");
+  const bool same = distance == 0 && ((input.is_contiguous() && out.is_contiguous()) ||
+                                      input.strides() == out.strides());
+  TORCH_CHECK_VALUE(same || distance >= bytes, "collx.", op,
+                    ": out: overlaps the input partly, or in another order (", distance, " of ",
+                    bytes,
+                    " bytes apart); accepted: the input itself, or a tensor that shares "
+                    "nothing with it");
 }
 
 void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,

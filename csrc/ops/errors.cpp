@@ -61,8 +61,8 @@ void write_sizes(std::ostream& out, const CallDescriptor& call) {
 }
 
 void write_place(std::ostream& out, std::string_view what, uint64_t place) {
-  out << ", " << what << " in allocation " << (place >> kAllocationShift) << " at byte "
-      << (place & ((1ull << kAllocationShift) - 1));
+  out << ", symmetric " << what << " (allocation " << (place >> kAllocationShift) << ", byte "
+      << (place & ((1ull << kAllocationShift) - 1)) << ')';
 }
 
 void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContext& context) {
