@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -93,24 +94,23 @@ _lent: list[Any] = []  # kept: C++ holds neither the group nor a store's Python 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a leak would add to."""
+    """What a leak would add to. `named` is what this process has open or mapped in /dev/shm."""
 
     descriptors: tuple[str, ...]
     segments: int
     threads: int
-    shm: tuple[str, ...]
+    named: tuple[str, ...]
 
     def beyond(self, before: Holdings) -> list[str]:
         """What has been added since `before`. Peers that died may have taken sockets away."""
         more = [*(Counter(self.descriptors) - Counter(before.descriptors)).elements()]
-        more += [f"/dev/shm/{name}" for name in self.shm if name not in before.shm]
         more += [f"{self.segments - before.segments} segments"] * (self.segments > before.segments)
         more += [f"{self.threads - before.threads} threads"] * (self.threads > before.threads)
-        return more
+        return more + [name for name in self.named if name not in before.named]
 
 
 def holdings() -> Holdings:
-    """What this process holds: open files, mapped segments, threads; and what /dev/shm has."""
+    """What this process holds: open files, mapped segments and threads."""
     files = []
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -118,7 +118,17 @@ def holdings() -> Holdings:
         except FileNotFoundError:  # the listing's own
             continue
     with open("/proc/self/maps") as maps:
-        segments = sum("memfd:collx" in line for line in maps)
-    return Holdings(
-        tuple(sorted(files)), segments, threading.active_count(), tuple(os.listdir("/dev/shm"))
-    )
+        mapped = maps.read().splitlines()
+    segments = sum("memfd:collx" in line for line in mapped)
+    named = tuple(sorted(name for name in [*files, *mapped] if "/dev/shm/" in name))
+    return Holdings(tuple(sorted(files)), segments, threading.active_count(), named)
+
+
+def new_in_shm(before: list[str], patience: float = 10.0) -> set[str]:
+    """Names in /dev/shm that were not there before and stay; other programs' come and go."""
+    end = time.monotonic() + patience
+    new = set(os.listdir("/dev/shm")) - set(before)
+    while new and time.monotonic() < end:
+        time.sleep(0.1)
+        new &= set(os.listdir("/dev/shm"))
+    return new

@@ -24,6 +24,7 @@ from .symmetric_memory import (
     allocate,
     holdings,
     lend_group,
+    new_in_shm,
     rendezvous,
     world_group,
     world_store,
@@ -102,7 +103,6 @@ def test_other_sizes_or_offsets_raise_on_every_rank_and_the_group_works_on(pool:
         assert "rank 1: 512" in size.message
         assert "offsets in bytes differ" in offset.message
         assert "rank 1: 32" in offset.message
-        assert max(size.seconds, offset.seconds) < TIMEOUT
 
 
 class _FatalStore(HookedStore):
@@ -133,6 +133,7 @@ def _meet_a_victim(
         store = _FatalStore(world_store(), moment, number)
     group = lend_group(rank, "victims", store)
     allocate(1)
+    rank.barrier()  # only the victim is to miss the deadline
     before = holdings()
     result = attempt(lambda: rendezvous(allocate(1 << 20), group))
     return result, before, holdings()
@@ -161,7 +162,7 @@ def test_a_rank_lost_in_a_rendezvous_is_named_in_time_and_leaves_nothing(
         assert f"rank {VICTIM}" in result.message
         assert result.seconds < TIMEOUT + SLACK, result.message
         assert after.beyond(before) == []
-    assert os.listdir("/dev/shm") == shm
+    assert new_in_shm(shm) == set()
 
 
 def _lose_a_peer_later(rank: Rank) -> Attempt:
@@ -182,6 +183,7 @@ def test_a_rank_killed_after_the_rendezvous_is_named_by_the_next_barrier(mortal:
 def _miss_one_meeting(rank: Rank) -> tuple[Attempt, Attempt]:
     world_store().set_timeout(timedelta(seconds=1))
     tensor = allocate(16)
+    rank.barrier()
     if rank.rank == VICTIM:
         time.sleep(1.5)
     missed = attempt(lambda: rendezvous(tensor, world_group()))
