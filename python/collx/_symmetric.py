@@ -5,6 +5,8 @@ of it need care. Its waits have no limit. And its CUDA backend numbers the excha
 in one sequence for all groups, so ranks that took part in different groups before look for
 different keys and wait for ever (hazard 7). Hence each communicator lends the rendezvous a group
 of its own, which holds nothing but a store that bounds every wait and renumbers those keys.
+What no store can bound is the hand-over of descriptors on CUDA, right after all ranks have met in
+the store: a rank that dies in between may leave its peers waiting there.
 """
 
 from __future__ import annotations
