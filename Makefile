@@ -81,6 +81,7 @@ format: $(DEV) ## rewrites our files in their format
 	python tools/check_cpp.py --fix
 
 wheel: $(BASE) ## dist/*.whl, for the GPUs of three generations
+	rm -rf build/lib.*
 	python -m pip wheel --no-build-isolation --no-deps -w dist .
 
 clean: ## removes what was built, and keeps .venv
