@@ -37,6 +37,8 @@ constexpr SlotArea take_cpu_slots(Cursor& cursor, uint64_t tile_bytes, uint64_t 
   SlotArea area{};
   area.tiles = 1;
   area.tile_bytes = static_cast<uint32_t>(tile_bytes);
+  area.source_bytes = area.tile_bytes;
+  area.source_bytes = area.tile_bytes;
   area.slots = cursor.take(slots * tile_bytes);
   return area;
 }

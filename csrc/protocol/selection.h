@@ -52,6 +52,20 @@ inline constexpr SelectionRow kSelection[] = {
     {DeviceKind::cuda, false, true, 8, kAnySize, Algorithm::pull_push},
     {DeviceKind::cuda, false, false, 8, 2 << 20, Algorithm::twoshot_push},
     {DeviceKind::cuda, false, false, 8, kAnySize, Algorithm::twoshot_pull},
+    {DeviceKind::cpu, true, true, 2, 2 << 10, Algorithm::oneshot_pull},
+    {DeviceKind::cpu, true, true, 2, kAnySize, Algorithm::pull_push},
+    {DeviceKind::cpu, true, true, 16, 8 << 10, Algorithm::oneshot_pull},
+    {DeviceKind::cpu, true, true, 16, kAnySize, Algorithm::pull_push},
+    {DeviceKind::cpu, true, false, 2, 32 << 10, Algorithm::oneshot_pull},
+    {DeviceKind::cpu, true, false, 16, 16 << 10, Algorithm::oneshot_pull},
+    {DeviceKind::cpu, true, false, 16, kAnySize, Algorithm::twoshot_pull},
+    {DeviceKind::cpu, false, true, 2, 2 << 10, Algorithm::oneshot_pull},
+    {DeviceKind::cpu, false, true, 2, kAnySize, Algorithm::pull_push},
+    {DeviceKind::cpu, false, true, 16, 8 << 10, Algorithm::oneshot_pull},
+    {DeviceKind::cpu, false, true, 16, kAnySize, Algorithm::pull_push},
+    {DeviceKind::cpu, false, false, 2, 32 << 10, Algorithm::oneshot_pull},
+    {DeviceKind::cpu, false, false, 16, 16 << 10, Algorithm::oneshot_pull},
+    {DeviceKind::cpu, false, false, 16, kAnySize, Algorithm::twoshot_pull},
 };
 
 constexpr bool needs_symmetric(Algorithm algorithm) { return algorithm == Algorithm::pull_push; }

@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr uint64_t kShortNs = 200'000'000;
-constexpr uint64_t kNumel = 1000;
+constexpr uint64_t kNumel = 5000;  // large enough to be read in place when symmetric
 
 struct Tensors {
   explicit Tensors(int world, uint64_t numel = kNumel)

@@ -1,7 +1,6 @@
-// Every rank reads all inputs: where they lie when they are symmetric, otherwise chunk by chunk
-// from where their owners staged them.
-// Traffic of a rank: n written to the staging, W·n read; one exchange a chunk (symmetric: two a
-// call and no staging).
+// Every rank reads all inputs: where they lie when they are symmetric and not small, otherwise
+// chunk by chunk from where their owners staged them. Traffic of a rank: n written to the staging,
+// W·n read; one exchange a chunk (symmetric: two a call and no staging).
 #include "steps.h"
 
 namespace collx::cpu {
@@ -37,14 +36,21 @@ bool pull_symmetric(Session& session, const CallKernels& kernels) {
   return session.end_barrier();
 }
 
+/// Below this, staging with its single exchange is faster than two barriers.
+constexpr uint64_t kSmallBytes = 8 << 10;
+
+/// Whether peers read the inputs where they lie. The same on all ranks, since sizes and the offsets
+/// of symmetric tensors agree.
+bool reads_in_place(const Session& session) {
+  // An input that is the output too may not change while peers read it.
+  return session.inputs_symmetric() && session.call().input != session.call().output &&
+         session.call().numel * session.element() > kSmallBytes;
+}
+
 }  // namespace
 
 bool allreduce_oneshot_pull(Session& session, const CallKernels& kernels) {
-  // An input that is the output too may not change while peers read it. That it is, is the same on
-  // all ranks: offsets of symmetric tensors agree.
-  const bool overwritten = session.call().input == session.call().output;
-  return session.inputs_symmetric() && !overwritten ? pull_symmetric(session, kernels)
-                                                    : pull_staged(session, kernels);
+  return reads_in_place(session) ? pull_symmetric(session, kernels) : pull_staged(session, kernels);
 }
 
 }  // namespace collx::cpu

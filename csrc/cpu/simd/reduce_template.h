@@ -213,7 +213,7 @@ inline constexpr int kStreams = 4;
 inline constexpr uint64_t kStreamedBytes = 16 << 10;
 inline constexpr int kStreamedWorld =
     4;  // more arrays than that fill the prefetchers by themselves
-inline constexpr uint64_t kAhead = 512;
+inline constexpr uint64_t kAhead = 256;
 
 inline uint64_t stream_bytes(uint64_t bytes) { return bytes / kStreams / 64 * 64; }
 
