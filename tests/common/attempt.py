@@ -59,8 +59,8 @@ def ones(rank: Rank, numel: int = 1000, dtype: torch.dtype = torch.float32) -> t
     return torch.ones(numel, dtype=dtype, device=rank.device)
 
 
-def works(rank: Rank, communicator: Any) -> bool:
+def works(rank: Rank, communicator: Any, algorithm: str = "auto") -> bool:
     """Whether an all-reduce gives what it should."""
-    result = allreduce(communicator, ones(rank))
+    result = allreduce(communicator, ones(rank), algorithm)
     finish(communicator)
     return bool((result == communicator.world_size).all())

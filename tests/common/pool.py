@@ -63,6 +63,7 @@ class Pool:
         self._connections: list[Connection] = []
         self._folder: Path | None = None
         self._store: dist.TCPStore | None = None
+        self._busy: set[int] = set()  # ranks whose answer has not been read
 
     @property
     def size(self) -> int:
@@ -92,9 +93,13 @@ class Pool:
         **options: Any,
     ) -> None:
         """Starts a job on `ranks` (all) and returns; `collect` waits for it."""
+        if self._busy:
+            # A test failed before it collected everything. Its ranks may be anywhere.
+            self.kill()
         self.start()
         for rank in self._ranks(ranks):
             self._connections[rank].send((function, arguments, options))
+            self._busy.add(rank)
 
     def collect(
         self, ranks: Iterable[int] | None = None, deadline: float = JOB_DEADLINE
@@ -144,6 +149,7 @@ class Pool:
         for connection in self._connections:
             connection.close()
         self._processes, self._connections, self._store = [], [], None
+        self._busy.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -164,6 +170,7 @@ class Pool:
             for ready in wait(list(pending), timeout=left):
                 assert isinstance(ready, Connection)
                 rank = pending.pop(ready)
+                self._busy.discard(rank)
                 try:
                     fine, value = ready.recv()
                 except (EOFError, ConnectionError):

@@ -34,6 +34,8 @@ class Rank:
             self.device = torch.device("cuda", rank % world.gpus)
             torch.cuda.set_device(self.device)
         self._communicators: dict[str, Any] = {}
+        # The tests' own: a timeout in gloo closes the connections of its group for good.
+        self._harness: Any = None
 
     def communicator(self, key: str = "default", **options: Any) -> Any:
         """The communicator of this name, made by the first job that asks. Collective."""
@@ -64,20 +66,29 @@ class Rank:
 
         settings: dict[str, Any] = {"payload_bytes": PAYLOAD_BYTES, "timeout": TIMEOUT}
         settings.update(options)
-        return collx.init(group, name=f"test-{key}", device=self.device, **settings)
+        settings.setdefault("device", self.device)
+        return collx.init(group, name=f"test-{key}", **settings)
+
+    def fresh_group(self) -> Any:
+        """A process group of all ranks that nothing has used: what fails in it ends with it."""
+        return dist.new_group(backend=self.world.backend)
 
     def drop(self, key: str) -> None:
         """Destroys a communicator that `communicator` made. Collective."""
         self._communicators.pop(key).destroy()
 
+    def meet(self) -> None:
+        """Makes the group that `barrier` and `gather` use. Once, after the process group."""
+        self._harness = dist.new_group(backend="gloo")
+
     def barrier(self) -> None:
         """Waits for all ranks, through gloo: nothing of the code under test takes part."""
-        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(1), group=self._harness)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self._harness)
         return values
 
     def synchronize(self) -> None:
@@ -114,6 +125,7 @@ def serve(
             rank=rank,
             world_size=world.size,
         )
+        context.meet()
     except Exception:
         connection.send((False, traceback.format_exc()))
         return

@@ -62,6 +62,7 @@ def cuda_worlds(sizes: tuple[int, ...] | None) -> list[World]:
 def rank_environment(world: World) -> dict[str, str]:
     """Environment that a rank sets for itself before anything of CUDA or NCCL starts."""
     environment = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **MULTICAST_OFF}
+    environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if world.shared:
         environment["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     return environment

@@ -24,7 +24,8 @@ OPCHECKS = (
 def _forms_agree(rank: Rank) -> list[str]:
     import collx
 
-    name = rank.communicator().name
+    communicator = rank.communicator()
+    name = communicator.name
     inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", 999, 5)
     source = inputs[rank.rank].to(rank.device)
     ops = torch.ops.collx
@@ -36,11 +37,11 @@ def _forms_agree(rank: Rank) -> list[str]:
     assert nothing is None
     assert nothing_either is None
     assert functional.data_ptr() != source.data_ptr()
-    thin = collx.allreduce(source)
+    thin = collx.allreduce(source, group=communicator)
     given = torch.empty_like(source)
-    assert collx.allreduce(source, out=given) is given
+    assert collx.allreduce(source, "sum", name, out=given) is given
     same = source.clone()
-    assert collx.allreduce_(same) is same
+    assert collx.allreduce_(same, "sum", name) is same
     results = [functional, out, inplace, thin, given, same]
     return [differences(result.cpu(), expected) for result in results]
 
@@ -125,9 +126,10 @@ def _meta(rank: Rank) -> bool:
     layouts += [torch.empty(0, 3), torch.empty(2, 3, 4).permute(2, 0, 1)]
     for dtype in (torch.float32, torch.int64, torch.bfloat16):
         for layout in layouts:
-            real = torch.ops.collx.allreduce(layout.to(rank.device, dtype).zero_(), "max", name)
+            source = layout.to(rank.device, dtype).zero_()
+            real = torch.ops.collx.allreduce(source, "max", name)
             with FakeTensorMode() as mode:
-                fake_input = mode.from_tensor(layout.to(rank.device, dtype))
+                fake_input = mode.from_tensor(source)
                 fake = torch.ops.collx.allreduce(fake_input, "max", name)
             kinds = [(t.shape, t.stride(), t.dtype, t.device) for t in (real, fake)]
             if kinds[0] != kinds[1]:

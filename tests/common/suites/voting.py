@@ -299,7 +299,7 @@ def _wrong_data(rank: Rank) -> Attempt:
         # Rank 0 sends, at one element, what no other rank expects of it.
         _selftest._values = values
     try:
-        return attempt(lambda: rank.new_communicator("wrong"))
+        return attempt(lambda: rank.new_communicator("wrong", timeout=3.0))
     finally:
         _selftest._values = original
         rank.barrier()
