@@ -3,12 +3,13 @@ what a process holds."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,11 +125,16 @@ def holdings() -> Holdings:
     return Holdings(tuple(sorted(files)), segments, threading.active_count(), named)
 
 
-def new_in_shm(before: list[str], patience: float = 10.0) -> set[str]:
-    """Names in /dev/shm that were not there before and stay; other programs' come and go."""
-    end = time.monotonic() + patience
-    new = set(os.listdir("/dev/shm")) - set(before)
-    while new and time.monotonic() < end:
-        time.sleep(0.1)
-        new &= set(os.listdir("/dev/shm"))
-    return new
+def orphans_in_shm() -> set[str]:
+    """Files of this user in /dev/shm that no living process has mapped: what a kill leaves."""
+    files = list(Path("/dev/shm").iterdir())  # first, so that what is new meanwhile is left out
+    held = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            held += "".join(line for line in maps.open() if "/dev/shm/" in line)
+    orphans = set()
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            if file.stat().st_uid == os.getuid() and str(file) not in held:
+                orphans.add(file.name)
+    return orphans
