@@ -62,9 +62,11 @@ struct BFloat16 {
     parts[0] = bits<Floats>(pairs << 16);
     parts[1] = bits<Floats>(pairs & kHigh);
   }
+  /// No NaN needs care: it comes from an input or is the processor's own, so its low half is zero,
+  /// and rounding cannot carry out of it.
   static Bits32 round(const Acc& x) {
     const Bits32 u = bits<Bits32>(x);
-    return x != x ? u | 0x00400000u : u + 0x7fffu + ((u >> 16) & 1u);
+    return u + 0x7fffu + ((u >> 16) & 1u);
   }
   static void store(const Acc* parts, char* to) {
     store_vector(to, (round(parts[0]) >> 16) | (round(parts[1]) & kHigh));
@@ -261,18 +263,19 @@ void reduce_tail(const Reduction& r, uint64_t at, uint64_t bytes) {
   }
 }
 
+template <bool kWrite>
+inline __attribute__((always_inline)) void fetch_streams(const void* array, uint64_t at,
+                                                         uint64_t stream) {
+  const char* const ahead = static_cast<const char*>(array) + at + kAhead;
+#pragma GCC unroll 8
+  for (uint64_t s = 0; s < kStreams; ++s) __builtin_prefetch(ahead + s * stream, kWrite);
+}
+
 template <typename F, typename Op>
 void reduce_streams(const Reduction& r, uint64_t stream) {
   for (uint64_t at = 0; at < stream; at += kVectorSize) {
-    for (int s = 0; s < kStreams; ++s) {
-      const uint64_t ahead = at + static_cast<uint64_t>(s) * stream + kAhead;
-      for (int rank = 0; rank < r.world; ++rank) {
-        __builtin_prefetch(static_cast<const char*>(r.inputs[rank]) + ahead, 0);
-      }
-      for (int o = 0; o < r.copies; ++o) {
-        __builtin_prefetch(static_cast<char*>(r.outputs[o]) + ahead, 1);
-      }
-    }
+    for (int rank = 0; rank < r.world; ++rank) fetch_streams<false>(r.inputs[rank], at, stream);
+    for (int o = 0; o < r.copies; ++o) fetch_streams<true>(r.outputs[o], at, stream);
     reduce_vectors<F, Op, kStreams>(r, at, stream);
   }
 }
