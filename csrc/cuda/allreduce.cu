@@ -18,18 +18,29 @@ void require(cudaError_t error, const char* what) {
   }
 }
 
+using Area = SlotArea RegionLayout::*;
+
 struct AlgorithmRow {
   Algorithm algorithm;
-  Kernel (*kernel)(DType dtype, int world);
-  bool barriers;  // flags carry the call's fingerprint
+  Kernel (*kernel)(DType dtype, int world, bool simple);
+  // Slots of the algorithms that push; the others use barriers, whose flags carry fingerprints.
+  Area slots = nullptr;
+  Area pairs = nullptr;
+
+  const SlotArea* area(const RegionLayout& layout, DType dtype) const {
+    if (slots == nullptr) return nullptr;
+    return &(layout.*(has_sentinel(dtype) ? slots : pairs));
+  }
 };
 
 constexpr AlgorithmRow kAlgorithms[] = {
-    {Algorithm::oneshot_push, allreduce_oneshot_push, false},
-    {Algorithm::twoshot_push, allreduce_twoshot_push, false},
-    {Algorithm::pull_push, allreduce_pull_push, true},
-    {Algorithm::oneshot_pull, allreduce_oneshot_pull, true},
-    {Algorithm::twoshot_pull, allreduce_twoshot_pull, true},
+    {Algorithm::oneshot_push, allreduce_oneshot_push, &RegionLayout::oneshot,
+     &RegionLayout::oneshot_pairs},
+    {Algorithm::twoshot_push, allreduce_twoshot_push, &RegionLayout::twoshot,
+     &RegionLayout::twoshot_pairs},
+    {Algorithm::pull_push, allreduce_pull_push},
+    {Algorithm::oneshot_pull, allreduce_oneshot_pull},
+    {Algorithm::twoshot_pull, allreduce_twoshot_pull},
 };
 
 const AlgorithmRow& row_of(Algorithm algorithm) {
@@ -39,8 +50,16 @@ const AlgorithmRow& row_of(Algorithm algorithm) {
   throw std::runtime_error("collx: no kernel for algorithm " + std::string(name_of(algorithm)));
 }
 
+struct GatheredCall {
+  const void* input[kMaxRanks];
+  void* output;
+  uint64_t numel;
+  ReduceOp reduce_op;
+  int32_t world;
+};
+
 template <DType D>
-__global__ void reduce_kernel(const __grid_constant__ KernelCall call, int world) {
+__global__ void reduce_kernel(const __grid_constant__ GatheredCall call) {
   const VectorTensor<dtype_size(D)> output(call.output, call.numel);
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < output.vectors();
@@ -48,20 +67,71 @@ __global__ void reduce_kernel(const __grid_constant__ KernelCall call, int world
     Vector v[kMaxRanks];
 #pragma unroll
     for (int rank = 0; rank < kMaxRanks; ++rank) {
-      if (rank < world) {
-        v[rank] = VectorTensor<dtype_size(D)>(call.peer_input[rank], call.numel).load(i);
+      if (rank < call.world) {
+        v[rank] = VectorTensor<dtype_size(D)>(call.input[rank], call.numel).load(i);
       }
     }
-    output.store(i, reduce_vectors<D>(v, world, call.reduce_op));
+    output.store(i, reduce_vectors<D>(v, call.world, call.reduce_op));
   }
 }
 
-using ReduceKernel = void (*)(const KernelCall, int);
+using ReduceKernel = void (*)(const GatheredCall);
 constexpr ReduceKernel kReduceKernels[] = {
     reduce_kernel<DType::float32>, reduce_kernel<DType::float16>, reduce_kernel<DType::bfloat16>,
     reduce_kernel<DType::float64>, reduce_kernel<DType::int32>,   reduce_kernel<DType::int64>,
     reduce_kernel<DType::int8>,    reduce_kernel<DType::uint8>};
 static_assert(std::size(kReduceKernels) == static_cast<size_t>(DType::count));
+
+KernelCall arguments_of(const RankView& view, const AllreduceCall& call) {
+  KernelCall k;
+  k.input = call.input;
+  k.output = call.output;
+  k.numel = call.numel;
+  k.rank = view.rank;
+  k.world = view.world;
+  k.reduce_op = call.reduce_op;
+  k.pdl = view.pdl;
+  k.check = view.check;
+  k.fingerprint = 0;
+  for (int distance = 0; distance < view.world; ++distance) {
+    k.peer[distance] = view.region[(view.rank + distance) % view.world];
+  }
+  k.timeout_ns = view.timeout_ns;
+  k.status = view.status;
+  k.descriptor = call.descriptor;
+  return k;
+}
+
+PullArguments pull_arguments_of(const RankView& view, const AllreduceCall& call) {
+  PullArguments p;
+  std::copy_n(view.region, kMaxCudaRanks, p.region);
+  std::copy_n(call.peer_input, kMaxCudaRanks, p.input);
+  std::copy_n(call.peer_output, kMaxCudaRanks, p.output);
+  p.staging = view.layout.staging;
+  p.staging_bytes = view.layout.staging_bytes;
+  p.results = view.layout.results;
+  p.result_bytes = view.layout.result_bytes;
+  return p;
+}
+
+bool whole_vectors(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
+}
+
+/// Whether the call is one of those that session.cuh calls simple. Ranks may differ in it: it
+/// changes the code that runs, not what is exchanged.
+bool is_simple(const RankView& view, const AllreduceCall& call, uint32_t capacity) {
+  const uint64_t bytes = call.numel * static_cast<uint64_t>(dtype_size(call.dtype));
+  if (call.reduce_op != ReduceOp::sum || view.check || bytes % kVectorBytes != 0 ||
+      !whole_vectors(call.input) || !whole_vectors(call.output)) {
+    return false;
+  }
+  const uint64_t vectors = bytes / kVectorBytes;
+  const uint64_t sent =
+      call.plan.algorithm == Algorithm::oneshot_push ? vectors : largest_part(vectors, view.world);
+  const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
+  return sent > 0 && sent <= threads && sent <= uint64_t{capacity} * kTileVectors;
+}
 
 /// Fills one parity of every stage of an area.
 void fill(char* region, const SlotArea& area, int world, int stages, int parity, int byte,
@@ -95,11 +165,13 @@ int load_kernels() {
   for (const AlgorithmRow& row : kAlgorithms) {
     for (int dtype = 0; dtype < static_cast<int>(DType::count); ++dtype) {
       for (int world : {2, 3, 4, 8}) {
-        const Kernel kernel = row.kernel(static_cast<DType>(dtype), world);
-        int blocks = 0;
-        require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kFullBlock, 0),
-                "loading the kernels");
-        resident = std::min(resident, blocks);
+        for (bool simple : {false, true}) {
+          const Kernel kernel = row.kernel(static_cast<DType>(dtype), world, simple);
+          int blocks = 0;
+          require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kFullBlock, 0),
+                  "loading the kernels");
+          resident = std::min(resident, blocks);
+        }
       }
     }
   }
@@ -116,7 +188,17 @@ int load_kernels() {
 
 void allreduce(const RankView& view, const AllreduceCall& call, Stream stream) {
   const AlgorithmRow& row = row_of(call.plan.algorithm);
-  KernelCall kernel_call{call, row.barriers || view.check ? fingerprint(call.descriptor) : 0};
+  KernelCall kernel_call = arguments_of(view, call);
+  PullArguments pull;
+  bool simple = false;
+  if (const SlotArea* area = row.area(view.layout, call.dtype)) {
+    kernel_call.area = *area;
+    simple = is_simple(view, call, area->tiles);
+  } else {
+    pull = pull_arguments_of(view, call);
+    kernel_call.fingerprint = fingerprint(call.descriptor);
+  }
+  if (view.check) kernel_call.fingerprint = fingerprint(call.descriptor);
 
   cudaLaunchAttribute dependent;
   dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -127,17 +209,16 @@ void allreduce(const RankView& view, const AllreduceCall& call, Stream stream) {
   config.stream = stream;
   config.attrs = &dependent;
   config.numAttrs = view.pdl == PdlLevel::off ? 0 : 1;
-  void* arguments[] = {const_cast<RankView*>(&view), &kernel_call};
-  require(
-      cudaLaunchKernelExC(
-          &config, reinterpret_cast<const void*>(row.kernel(call.dtype, view.world)), arguments),
-      "launching all-reduce");
+  void* arguments[] = {&kernel_call, &pull};  // a kernel takes as many as it has
+  require(cudaLaunchKernelExC(&config, row.kernel(call.dtype, view.world, simple), arguments),
+          "launching all-reduce");
 }
 
 void reduce(const void* const* inputs, int world, void* output, uint64_t numel, DType dtype,
             ReduceOp op, Stream stream) {
-  KernelCall call{};
-  for (int rank = 0; rank < world; ++rank) call.peer_input[rank] = inputs[rank];
+  GatheredCall call;
+  std::copy_n(inputs, world, call.input);
+  call.world = world;
   call.output = output;
   call.numel = numel;
   call.reduce_op = op;
@@ -145,7 +226,7 @@ void reduce(const void* const* inputs, int world, void* output, uint64_t numel, 
   if (vectors == 0) return;
   const auto blocks =
       static_cast<unsigned>(std::min<uint64_t>(ceil_div<uint64_t>(vectors, 256), 1024));
-  void* arguments[] = {&call, &world};
+  void* arguments[] = {&call};
   require(
       cudaLaunchKernel(reinterpret_cast<const void*>(kReduceKernels[static_cast<size_t>(dtype)]),
                        dim3(blocks), dim3(256), arguments, 0, stream),

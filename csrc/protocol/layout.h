@@ -45,17 +45,23 @@ struct SlotArea {
   uint64_t entries;  // offset of TileEntry[tiles]
   uint64_t slots;    // offset of byte[stages][2][world][tiles][tile_bytes]
   uint32_t tiles;
-  uint32_t tile_bytes;  // on the wire: kTileBytes by sentinel, twice that as {data, epoch} pairs
+  uint32_t tile_bytes;    // on the wire: kTileBytes by sentinel, twice that as {data, epoch} pairs
+  uint32_t source_bytes;  // tiles * tile_bytes: from one rank, in one use of all tiles
 
   COLLX_HD constexpr uint64_t slot(int world, int stage, uint32_t parity, int source) const {
     const uint64_t index =
         (static_cast<uint64_t>(stage) * 2 + parity) * static_cast<uint64_t>(world) +
         static_cast<uint64_t>(source);
-    return slots + index * tiles * tile_bytes;
+    return slots + index * source_bytes;
   }
   /// Bytes of data that one use of all tiles carries from one rank to another.
   COLLX_HD constexpr uint64_t capacity() const { return static_cast<uint64_t>(tiles) * kTileBytes; }
 };
+
+// On GPUs the barriers stand at fixed places behind the header, which kernels know.
+inline constexpr uint64_t kBarrierEpochs = round_up<uint64_t>(sizeof(RegionHeader), 256);
+inline constexpr uint64_t kBarrierFlags = kBarrierEpochs + kMaxBlocks * sizeof(uint32_t);
+inline constexpr uint64_t kBarrierEnd = kBarrierFlags + kMaxBlocks * kMaxRanks * sizeof(uint64_t);
 
 struct RegionLayout {
   uint64_t total_bytes;
@@ -90,6 +96,7 @@ constexpr SlotArea take_slots(Cursor& cursor, uint64_t budget, uint32_t tile_byt
   SlotArea area{};
   area.tiles = static_cast<uint32_t>(fitting < 1 ? 1 : fitting);
   area.tile_bytes = tile_bytes;
+  area.source_bytes = area.tiles * tile_bytes;
   area.entries = cursor.take(area.tiles * sizeof(TileEntry));
   area.slots = cursor.take(per_tile * area.tiles);
   return area;
@@ -104,9 +111,9 @@ constexpr uint64_t at_most(uint64_t a, uint64_t b) { return a < b ? a : b; }
 constexpr RegionLayout cuda_layout(int world, uint64_t payload_bytes) {
   const uint64_t w = static_cast<uint64_t>(world);
   RegionLayout layout{};
-  detail::Cursor cursor{round_up<uint64_t>(sizeof(RegionHeader), 256)};
-  layout.barrier_epochs = cursor.take(kMaxBlocks * sizeof(uint32_t));
-  layout.barrier_flags = cursor.take(kMaxBlocks * kMaxRanks * sizeof(uint64_t));
+  detail::Cursor cursor{kBarrierEnd};
+  layout.barrier_epochs = kBarrierEpochs;
+  layout.barrier_flags = kBarrierFlags;
   const uint64_t fixed = cursor.at + (128 << 10);  // tile entries and rounding
   const uint64_t budget = payload_bytes > fixed ? payload_bytes - fixed : 0;
   const auto share = [&](uint64_t percent, uint64_t cap) {

@@ -10,10 +10,23 @@ struct Part {
   uint64_t count;
 };
 
+/// The division, done once for the parts of all ranks.
+struct Partition {
+  uint64_t quotient;
+  uint64_t remainder;
+
+  COLLX_HD constexpr Partition(uint64_t n, int world)
+      : quotient(n / static_cast<uint64_t>(world)), remainder(n % static_cast<uint64_t>(world)) {}
+
+  COLLX_HD constexpr Part part(int rank) const {
+    const uint64_t r = static_cast<uint64_t>(rank);
+    return {r * quotient + (r < remainder ? r : remainder), quotient + (r < remainder ? 1 : 0)};
+  }
+  COLLX_HD constexpr uint64_t largest() const { return quotient + (remainder > 0 ? 1 : 0); }
+};
+
 COLLX_HD constexpr Part partition(uint64_t n, int world, int rank) {
-  const uint64_t w = static_cast<uint64_t>(world), r = static_cast<uint64_t>(rank);
-  const uint64_t quotient = n / w, remainder = n % w;
-  return {r * quotient + (r < remainder ? r : remainder), quotient + (r < remainder ? 1 : 0)};
+  return Partition(n, world).part(rank);
 }
 
 /// The largest part: every pair of ranks exchanges this many units, fillers where its part is

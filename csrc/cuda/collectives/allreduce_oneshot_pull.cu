@@ -9,28 +9,28 @@ namespace collx::cuda {
 namespace {
 
 template <DType D, int W>
-__global__ void __launch_bounds__(512, 2)
-    oneshot_pull(const __grid_constant__ RankView view, const __grid_constant__ KernelCall call) {
+__global__ void __launch_bounds__(512, 2) oneshot_pull(const __grid_constant__ KernelCall call,
+                                                       const __grid_constant__ PullArguments pull) {
   using Tensor = VectorTensor<dtype_size(D)>;
   constexpr int kRanks = World<W>::kRanks;
-  Session session(view, call);
-  const int world = World<W>::size(view);
-  BlockBarrier barrier(view, call, session.patience);
+  Session<false> session(call);
+  const int world = World<W>::size(call);
+  BlockBarrier barrier(call, session.patience);
   const Tensor input(call.input, call.numel), output(call.output, call.numel);
 
   // In place, a peer could read what this rank has already overwritten: such inputs are staged.
-  const bool staged = call.peer_input[0] == nullptr || call.input == call.output;
+  const bool staged = pull.input[0] == nullptr || call.input == call.output;
   const uint64_t chunk =
-      staged ? view.layout.staging_bytes / kVectorBytes : (input.vectors() ? input.vectors() : 1);
+      staged ? pull.staging_bytes / kVectorBytes : (input.vectors() ? input.vectors() : 1);
   const uint64_t stride = gridDim.x * blockDim.x;
   bool going = true;
   uint32_t half = 0;
   for (uint64_t done = 0; done < input.vectors() && going; done += chunk, half ^= 1) {
     const uint64_t left = input.vectors() - done, n = left < chunk ? left : chunk;
     const uint64_t mine = blockIdx.x * blockDim.x + threadIdx.x;
-    const uint64_t staging = view.layout.staging + half * view.layout.staging_bytes;
+    const uint64_t staging = pull.staging + half * pull.staging_bytes;
     if (staged) {
-      Vector* to = reinterpret_cast<Vector*>(view.region[view.rank] + staging);
+      Vector* to = reinterpret_cast<Vector*>(call.own() + staging);
       for (uint64_t i = mine; i < n; i += stride) to[i] = input.load(done + i);
     }
     // A half is written again only two barriers later, when all peers have read it.
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(512, 2)
       for (int peer = 0; peer < kRanks; ++peer) {
         if (peer >= world) continue;
         v[peer] = staged ? ptx::ld_relaxed_sys(
-                               reinterpret_cast<const Vector*>(view.region[peer] + staging) + i)
-                         : Tensor(call.peer_input[peer], call.numel).load_peer(done + i);
+                               reinterpret_cast<const Vector*>(pull.region[peer] + staging) + i)
+                         : Tensor(pull.input[peer], call.numel).load_peer(done + i);
       }
       output.store(done + i, reduce_vectors<D>(v, world, call.reduce_op));
     }
@@ -55,12 +55,15 @@ __global__ void __launch_bounds__(512, 2)
 struct Family {
   template <DType D, int W>
   static Kernel kernel() {
-    return oneshot_pull<D, W>;
+    return reinterpret_cast<Kernel>(oneshot_pull<D, W>);
   }
 };
 
 }  // namespace
 
-Kernel allreduce_oneshot_pull(DType dtype, int world) { return find_kernel<Family>(dtype, world); }
+// The barriers take far longer than the code around them: one kernel for all calls.
+Kernel allreduce_oneshot_pull(DType dtype, int world, bool) {
+  return find_kernel<Family>(dtype, world);
+}
 
 }  // namespace collx::cuda

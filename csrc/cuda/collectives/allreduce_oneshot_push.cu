@@ -7,64 +7,93 @@
 namespace collx::cuda {
 namespace {
 
-template <DType D, int W>
-__global__ void __launch_bounds__(512, 2)
-    oneshot_push(const __grid_constant__ RankView view, const __grid_constant__ KernelCall call) {
+struct Sent {
+  uint32_t epoch;
+  Vector vector;
+};
+
+template <DType D, int W, bool Simple>
+__global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ KernelCall call) {
   using S = Slots<D>;
   constexpr int kRanks = World<W>::kRanks;
-  Session session(view, call);
-  const int world = World<W>::size(view), rank = view.rank;
-  const VectorTensor<dtype_size(D)> input(call.input, call.numel), output(call.output, call.numel);
-  const SlotArea& area = S::oneshot(view.layout);
-  Tiles tiles(session, area, input.vectors());
+  Session<Simple> session(call);
+  const int world = World<W>::size(call), rank = call.rank;
+  const ReduceOp op = Simple ? ReduceOp::sum : call.reduce_op;
+  using Tensor = VectorTensor<dtype_size(D), Simple>;
+  const Tensor input(call.input, call.numel), output(call.output, call.numel);
+  const uint64_t vectors = input.vectors();
+  Tiles<Simple> tiles(call, vectors);
 
-  uint32_t use = 0;
-  for (uint64_t done = 0; done < input.vectors(); done += tiles.capacity(), ++use) {
-    const uint64_t left = input.vectors() - done;
-    const uint32_t n = left < tiles.capacity() ? static_cast<uint32_t>(left) : tiles.capacity();
-    // In a later use of the same tiles: re-arming comes before the words that let peers go on.
-    if (use > 0) next_use();
+  uint32_t use = 0, n = 0;
+  for (uint64_t done = 0; done < vectors; done += n) {
+    const uint64_t left = vectors - done;
+    n = left < tiles.capacity() ? static_cast<uint32_t>(left) : tiles.capacity();
+    if (!Simple && use > 0) next_use();
 
-    for (uint32_t i = tiles.first(); i < n; i += tiles.stride()) {
-      const uint32_t epoch = tiles.epoch(i) + use;
-      const uint64_t at = area.slot(world, 0, epoch & 1, rank) + uint64_t{i} * S::kWireBytes;
-      const Vector own = S::sendable(input.load(done + i));
-      if (!session.alive()) break;
+    // Epoch, data and the poison word are in flight together: none is looked at before push().
+    const auto read = [&](uint32_t i) { return Sent{tiles.epoch(i), input.load(done + i)}; };
+
+    const auto push = [&](uint32_t i, Sent& sent) {
+      if (!session.alive()) return;
+      if (!Simple) sent.epoch += use;
+      sent.vector = S::sendable(sent.vector);
+      const uint64_t at =
+          call.area.slot(world, 0, sent.epoch & 1, rank) + uint64_t{i} * S::kWireBytes;
 #pragma unroll
-      for (int hop = 1; hop < kRanks; ++hop) {
-        if (hop < world) S::push(view.region[(rank + hop) % world] + at, own, epoch);
+      for (int distance = 1; distance < kRanks; ++distance) {
+        if (distance < world) S::push(call.peer[distance] + at, sent.vector, sent.epoch);
       }
-    }
+    };
 
-    for (uint32_t i = tiles.first(); i < n; i += tiles.stride()) {
-      const uint32_t epoch = tiles.epoch(i) + use;
-      const auto slot = [&](int source) {
-        return view.region[rank] + area.slot(world, 0, epoch & 1, source) +
-               uint64_t{i} * S::kWireBytes;
-      };
-      const Vector own = S::sendable(input.load(done + i));
+    const auto reduce = [&](uint32_t i, const Sent& sent) {
+      char* const slots =
+          call.own() + call.area.slot(world, 0, sent.epoch & 1, 0) + uint64_t{i} * S::kWireBytes;
       Vector v[kRanks];
-      if (!await_vectors<S>(session, Phase::arrival, world, epoch, own, slot, v)) break;
-      output.store(done + i, reduce_vectors<D>(v, world, call.reduce_op));
-#pragma unroll
-      for (int source = 0; source < kRanks; ++source) {
-        if (source < world && source != rank) S::rearm(slot(source));
+      if (!await_vectors<S>(session, Phase::arrival, world, sent.epoch, sent.vector, slots, v)) {
+        return;
       }
+      output.store(done + i, reduce_vectors<D>(v, world, op));
+      rearm<S, kRanks>(call, world, slots);
+    };
+
+    if constexpr (Simple) {
+      tiles.for_own(n, [&](uint32_t i) {
+        Sent sent = read(i);
+        push(i, sent);
+        reduce(i, sent);
+      });
+      use = 1;
+      break;
+    } else {
+      tiles.for_own(n, [&](uint32_t i) {
+        Sent sent = read(i);
+        push(i, sent);
+      });
+      tiles.for_own(n, [&](uint32_t i) {
+        Sent sent = read(i);
+        sent.epoch += use;
+        sent.vector = S::sendable(sent.vector);
+        reduce(i, sent);
+      });
+      ++use;
     }
   }
-  tiles.finish(session);
-  session.finish();
+  tiles.finish(session, use, n);
 }
 
+template <bool Simple>
 struct Family {
   template <DType D, int W>
   static Kernel kernel() {
-    return oneshot_push<D, W>;
+    return reinterpret_cast<Kernel>(oneshot_push<D, W, Simple>);
   }
 };
 
 }  // namespace
 
-Kernel allreduce_oneshot_push(DType dtype, int world) { return find_kernel<Family>(dtype, world); }
+Kernel allreduce_oneshot_push(DType dtype, int world, bool simple) {
+  return simple ? find_kernel<Family<true>>(dtype, world)
+                : find_kernel<Family<false>>(dtype, world);
+}
 
 }  // namespace collx::cuda

@@ -11,12 +11,12 @@ namespace {
 
 template <DType D, int W>
 __global__ void __launch_bounds__(512, 2)
-    pull_push(const __grid_constant__ RankView view, const __grid_constant__ KernelCall call) {
+    pull_push(const __grid_constant__ KernelCall call, const __grid_constant__ PullArguments pull) {
   using Tensor = VectorTensor<dtype_size(D)>;
   constexpr int kRanks = World<W>::kRanks;
-  Session session(view, call);
-  const int world = World<W>::size(view), rank = view.rank;
-  BlockBarrier barrier(view, call, session.patience);
+  Session<false> session(call);
+  const int world = World<W>::size(call), rank = call.rank;
+  BlockBarrier barrier(call, session.patience);
 
   if (barrier.sync(Phase::start_barrier)) {
     const Part part = partition(Tensor(call.input, call.numel).vectors(), world, rank);
@@ -26,14 +26,14 @@ __global__ void __launch_bounds__(512, 2)
 #pragma unroll
       for (int peer = 0; peer < kRanks; ++peer) {
         if (peer < world) {
-          v[peer] = Tensor(call.peer_input[peer], call.numel).load_peer(part.start + i);
+          v[peer] = Tensor(pull.input[peer], call.numel).load_peer(part.start + i);
         }
       }
       const Vector sum = reduce_vectors<D>(v, world, call.reduce_op);
 #pragma unroll
       for (int hop = 0; hop < kRanks; ++hop) {
         if (hop < world) {
-          Tensor(call.peer_output[(rank + hop) % world], call.numel).store(part.start + i, sum);
+          Tensor(pull.output[(rank + hop) % world], call.numel).store(part.start + i, sum);
         }
       }
     }
@@ -46,12 +46,15 @@ __global__ void __launch_bounds__(512, 2)
 struct Family {
   template <DType D, int W>
   static Kernel kernel() {
-    return pull_push<D, W>;
+    return reinterpret_cast<Kernel>(pull_push<D, W>);
   }
 };
 
 }  // namespace
 
-Kernel allreduce_pull_push(DType dtype, int world) { return find_kernel<Family>(dtype, world); }
+// The barriers take far longer than the code around them: one kernel for all calls.
+Kernel allreduce_pull_push(DType dtype, int world, bool) {
+  return find_kernel<Family>(dtype, world);
+}
 
 }  // namespace collx::cuda

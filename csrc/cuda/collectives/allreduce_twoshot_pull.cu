@@ -15,18 +15,19 @@ class TwoshotPull {
   static constexpr int kRanks = World<W>::kRanks;
 
  public:
-  __device__ explicit TwoshotPull(Session& session)
-      : view_(session.view),
-        call_(session.call),
-        barrier_(session.view, session.call, session.patience),
-        world_(World<W>::size(view_)),
+  __device__ TwoshotPull(Session<false>& session, const PullArguments& pull)
+      : call_(session.call),
+        pull_(pull),
+        barrier_(call_, session.patience),
+        world_(World<W>::size(call_)),
         input_(call_.input, call_.numel),
-        output_(call_.output, call_.numel) {}
+        output_(call_.output, call_.numel),
+        parts_(input_.vectors(), world_) {}
 
   __device__ void run() {
-    const bool staged = call_.peer_input[0] == nullptr;
-    const uint64_t largest = largest_part(input_.vectors(), world_);
-    const uint64_t chunk = view_.layout.result_bytes / kVectorBytes;
+    const bool staged = pull_.input[0] == nullptr;
+    const uint64_t largest = parts_.largest();
+    const uint64_t chunk = pull_.result_bytes / kVectorBytes;
     bool going = staged || barrier_.sync(Phase::start_barrier);
     // The halves take turns: one is written again only after two more barriers, when all peers
     // have read it.
@@ -52,48 +53,46 @@ class TwoshotPull {
     }
   }
 
-  __device__ __forceinline__ Part part_of(int rank) const {
-    return partition(input_.vectors(), world_, rank);
-  }
+  __device__ __forceinline__ Part part_of(int rank) const { return parts_.part(rank); }
   /// Vector i of the part of `owner` among the inputs that `rank` has staged.
   __device__ __forceinline__ Vector* staging(int rank, int owner, uint64_t chunk,
                                              uint64_t i) const {
-    return reinterpret_cast<Vector*>(view_.region[rank] + view_.layout.staging +
-                                     half_ * view_.layout.staging_bytes) +
+    return reinterpret_cast<Vector*>(pull_.region[rank] + pull_.staging +
+                                     half_ * pull_.staging_bytes) +
            static_cast<uint64_t>(owner) * chunk + i;
   }
   __device__ __forceinline__ Vector* result(int rank, uint64_t i) const {
-    return reinterpret_cast<Vector*>(view_.region[rank] + view_.layout.results +
-                                     half_ * view_.layout.result_bytes) +
+    return reinterpret_cast<Vector*>(pull_.region[rank] + pull_.results +
+                                     half_ * pull_.result_bytes) +
            i;
   }
 
   __device__ __forceinline__ void stage(uint64_t i, uint64_t j, uint64_t chunk) {
 #pragma unroll
     for (int owner = 0; owner < kRanks; ++owner) {
-      if (owner >= world_ || owner == view_.rank) continue;
+      if (owner >= world_ || owner == call_.rank) continue;
       const Part part = part_of(owner);
-      if (j < part.count) *staging(view_.rank, owner, chunk, i) = input_.load(part.start + j);
+      if (j < part.count) *staging(call_.rank, owner, chunk, i) = input_.load(part.start + j);
     }
   }
 
   __device__ __forceinline__ void reduce(uint64_t i, uint64_t j, uint64_t chunk, bool staged) {
-    const Part part = part_of(view_.rank);
+    const Part part = part_of(call_.rank);
     if (j >= part.count) return;
     Vector v[kRanks];
 #pragma unroll
     for (int peer = 0; peer < kRanks; ++peer) {
       if (peer >= world_) continue;
-      if (peer == view_.rank) {
+      if (peer == call_.rank) {
         v[peer] = input_.load(part.start + j);
       } else if (staged) {
-        v[peer] = ptx::ld_relaxed_sys(staging(peer, view_.rank, chunk, i));
+        v[peer] = ptx::ld_relaxed_sys(staging(peer, call_.rank, chunk, i));
       } else {
-        v[peer] = Tensor(call_.peer_input[peer], call_.numel).load_peer(part.start + j);
+        v[peer] = Tensor(pull_.input[peer], call_.numel).load_peer(part.start + j);
       }
     }
     const Vector sum = reduce_vectors<D>(v, world_, call_.reduce_op);
-    *result(view_.rank, i) = sum;
+    *result(call_.rank, i) = sum;
     output_.store(part.start + j, sum);
   }
 
@@ -101,37 +100,41 @@ class TwoshotPull {
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
       if (d >= world_) continue;
-      const int owner = (view_.rank + d) % world_;
+      const int owner = (call_.rank + d) % world_;
       const Part part = part_of(owner);
       if (j < part.count) output_.store(part.start + j, ptx::ld_relaxed_sys(result(owner, i)));
     }
   }
 
-  const RankView& view_;
   const KernelCall& call_;
+  const PullArguments& pull_;
   BlockBarrier barrier_;
   const int world_;
   const Tensor input_, output_;
+  const Partition parts_;
   uint32_t half_ = 0;
 };
 
 template <DType D, int W>
-__global__ void __launch_bounds__(512, 2)
-    twoshot_pull(const __grid_constant__ RankView view, const __grid_constant__ KernelCall call) {
-  Session session(view, call);
-  TwoshotPull<D, W>(session).run();
+__global__ void __launch_bounds__(512, 2) twoshot_pull(const __grid_constant__ KernelCall call,
+                                                       const __grid_constant__ PullArguments pull) {
+  Session<false> session(call);
+  TwoshotPull<D, W>(session, pull).run();
   session.finish();
 }
 
 struct Family {
   template <DType D, int W>
   static Kernel kernel() {
-    return twoshot_pull<D, W>;
+    return reinterpret_cast<Kernel>(twoshot_pull<D, W>);
   }
 };
 
 }  // namespace
 
-Kernel allreduce_twoshot_pull(DType dtype, int world) { return find_kernel<Family>(dtype, world); }
+// The barriers take far longer than the code around them: one kernel for all calls.
+Kernel allreduce_twoshot_pull(DType dtype, int world, bool) {
+  return find_kernel<Family>(dtype, world);
+}
 
 }  // namespace collx::cuda

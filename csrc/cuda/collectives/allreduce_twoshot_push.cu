@@ -9,62 +9,71 @@ namespace {
 
 enum Stage { kScatter, kGather };
 
-template <DType D, int W>
+template <DType D, int W, bool Simple>
 class Twoshot {
   using S = Slots<D>;
-  using Tensor = VectorTensor<dtype_size(D)>;
+  using Tensor = VectorTensor<dtype_size(D), Simple>;
   static constexpr int kRanks = World<W>::kRanks;
 
  public:
-  __device__ Twoshot(Session& session, const SlotArea& area)
+  __device__ explicit Twoshot(Session<Simple>& session)
       : session_(session),
-        view_(session.view),
-        area_(area),
-        world_(World<W>::size(view_)),
-        rank_(view_.rank),
-        input_(session.call.input, session.call.numel),
-        output_(session.call.output, session.call.numel),
-        tiles_(session, area, largest_part(input_.vectors(), world_)) {}
+        call_(session.call),
+        world_(World<W>::size(call_)),
+        rank_(call_.rank),
+        input_(call_.input, call_.numel),
+        output_(call_.output, call_.numel),
+        parts_(input_.vectors(), world_),
+        tiles_(call_, parts_.largest()) {}
 
   __device__ void run() {
-    const uint64_t part = largest_part(input_.vectors(), world_);
-    uint32_t use = 0;
-    for (uint64_t done = 0; done < part; done += tiles_.capacity(), ++use) {
+    const uint64_t part = parts_.largest();
+    uint32_t use = 0, n = 0;
+    for (uint64_t done = 0; done < part; done += n) {
       const uint64_t left = part - done;
-      const uint32_t n = left < tiles_.capacity() ? static_cast<uint32_t>(left) : tiles_.capacity();
-      // In a later use of the same tiles: re-arming comes before the words that let peers go on.
-      if (use > 0) next_use();
-      for_own(n, use, [&](uint32_t i, uint32_t epoch) { scatter(done + i, i, epoch); });
-      for_own(n, use, [&](uint32_t i, uint32_t epoch) { reduce(done + i, i, epoch); });
-      for_own(n, use, [&](uint32_t i, uint32_t epoch) { gather(done + i, i, epoch); });
+      n = left < tiles_.capacity() ? static_cast<uint32_t>(left) : tiles_.capacity();
+      if (!Simple && use > 0) next_use();
+      if constexpr (Simple) {
+        tiles_.for_own(n, [&](uint32_t i) {
+          const uint32_t epoch = tiles_.epoch(i);
+          scatter(i, i, epoch);
+          reduce(i, i, epoch);
+          gather(i, i, epoch);
+        });
+        use = 1;
+        break;
+      } else {
+        for_own(n, use, [&](uint32_t i, uint32_t epoch) { scatter(done + i, i, epoch); });
+        for_own(n, use, [&](uint32_t i, uint32_t epoch) { reduce(done + i, i, epoch); });
+        for_own(n, use, [&](uint32_t i, uint32_t epoch) { gather(done + i, i, epoch); });
+        ++use;
+      }
     }
-    tiles_.finish(session_);
+    tiles_.finish(session_, use, n);
   }
 
  private:
   template <typename F>
   __device__ __forceinline__ void for_own(uint32_t n, uint32_t use, F f) {
-    for (uint32_t i = tiles_.first(); i < n; i += tiles_.stride()) {
-      f(i, tiles_.epoch(i) + use);
-    }
+    tiles_.for_own(n, [&](uint32_t i) { f(i, tiles_.epoch(i) + use); });
   }
 
-  __device__ __forceinline__ int hop(int distance) const { return (rank_ + distance) % world_; }
+  __device__ __forceinline__ int peer(int distance) const { return (rank_ + distance) % world_; }
 
-  __device__ __forceinline__ char* slot(int at, Stage stage, uint32_t epoch, int source,
+  /// Where the vector i of `source` arrives in the region that starts at `region`.
+  __device__ __forceinline__ char* slot(char* region, Stage stage, uint32_t epoch, int source,
                                         uint32_t i) const {
-    return view_.region[at] + area_.slot(world_, stage, epoch & 1, source) +
-           uint64_t{i} * S::kWireBytes;
+    return region + call_.area.slot(world_, stage, epoch & 1, source) + uint64_t{i} * S::kWireBytes;
   }
 
   /// Vector j of the part of `owner`; a filler where that part is shorter than the largest one,
   /// since every use of a tile must carry a word between every two ranks.
   __device__ __forceinline__ Vector load(int owner, uint64_t j) const {
-    const Part part = partition(input_.vectors(), world_, owner);
-    return j < part.count ? S::sendable(input_.load(part.start + j)) : Vector{};
+    const Part part = parts_.part(owner);
+    return j < part.count ? input_.load(part.start + j) : Vector{};
   }
   __device__ __forceinline__ void store(int owner, uint64_t j, Vector v) const {
-    const Part part = partition(input_.vectors(), world_, owner);
+    const Part part = parts_.part(owner);
     if (j < part.count) output_.store(part.start + j, v);
   }
 
@@ -72,24 +81,25 @@ class Twoshot {
     Vector v[kRanks];
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) v[d] = load(hop(d), j);
+      if (d < world_) v[d] = load(peer(d), j);
     }
     if (!session_.alive()) return;
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) S::push(slot(hop(d), kScatter, epoch, rank_, i), v[d], epoch);
+      if (d < world_)
+        S::push(slot(call_.peer[d], kScatter, epoch, rank_, i), S::sendable(v[d]), epoch);
     }
   }
 
   __device__ __forceinline__ void reduce(uint64_t j, uint32_t i, uint32_t epoch) {
     Vector v[kRanks];
-    const Vector own = load(rank_, j);
+    const Vector own = S::sendable(load(rank_, j));
     if (!arrived(v, own, kScatter, Phase::arrival, i, epoch)) return;
-    const Vector sum = reduce_vectors<D>(v, world_, session_.call.reduce_op);
+    const Vector sum = reduce_vectors<D>(v, world_, Simple ? ReduceOp::sum : call_.reduce_op);
     const Vector sent = S::sendable(sum);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) S::push(slot(hop(d), kGather, epoch, rank_, i), sent, epoch);
+      if (d < world_) S::push(slot(call_.peer[d], kGather, epoch, rank_, i), sent, epoch);
     }
     store(rank_, j, sum);
     rearm(kScatter, i, epoch);
@@ -107,43 +117,41 @@ class Twoshot {
 
   __device__ __forceinline__ bool arrived(Vector (&v)[kRanks], const Vector& own, Stage stage,
                                           Phase phase, uint32_t i, uint32_t epoch) {
-    return await_vectors<S>(
-        session_, phase, world_, epoch, own,
-        [&](int source) { return slot(rank_, stage, epoch, source, i); }, v);
+    char* const slots = slot(call_.own(), stage, epoch, 0, i);
+    return await_vectors<S>(session_, phase, world_, epoch, own, slots, v);
   }
 
   __device__ __forceinline__ void rearm(Stage stage, uint32_t i, uint32_t epoch) {
-#pragma unroll
-    for (int source = 0; source < kRanks; ++source) {
-      if (source < world_ && source != rank_) S::rearm(slot(rank_, stage, epoch, source, i));
-    }
+    cuda::rearm<S, kRanks>(call_, world_, slot(call_.own(), stage, epoch, 0, i));
   }
 
-  Session& session_;
-  const RankView& view_;
-  const SlotArea& area_;
+  Session<Simple>& session_;
+  const KernelCall& call_;
   const int world_, rank_;
   const Tensor input_, output_;
-  Tiles tiles_;
+  const Partition parts_;
+  Tiles<Simple> tiles_;
 };
 
-template <DType D, int W>
-__global__ void __launch_bounds__(512, 2)
-    twoshot_push(const __grid_constant__ RankView view, const __grid_constant__ KernelCall call) {
-  Session session(view, call);
-  Twoshot<D, W>(session, Slots<D>::twoshot(view.layout)).run();
-  session.finish();
+template <DType D, int W, bool Simple>
+__global__ void __launch_bounds__(512, 2) twoshot_push(const __grid_constant__ KernelCall call) {
+  Session<Simple> session(call);
+  Twoshot<D, W, Simple>(session).run();
 }
 
+template <bool Simple>
 struct Family {
   template <DType D, int W>
   static Kernel kernel() {
-    return twoshot_push<D, W>;
+    return reinterpret_cast<Kernel>(twoshot_push<D, W, Simple>);
   }
 };
 
 }  // namespace
 
-Kernel allreduce_twoshot_push(DType dtype, int world) { return find_kernel<Family>(dtype, world); }
+Kernel allreduce_twoshot_push(DType dtype, int world, bool simple) {
+  return simple ? find_kernel<Family<true>>(dtype, world)
+                : find_kernel<Family<false>>(dtype, world);
+}
 
 }  // namespace collx::cuda

@@ -10,16 +10,17 @@
 
 namespace collx::cuda {
 
-/// Every algorithm's kernel. Blocks of at most kFullBlock threads, two of them on a multiprocessor.
-using Kernel = void (*)(const RankView, const KernelCall);
+/// A kernel of an algorithm, for the launch: its arguments are a KernelCall and, where it pulls,
+/// PullArguments. Blocks of at most kFullBlock threads, two of them on a multiprocessor.
+using Kernel = const void*;
 
 /// The ranks that a kernel instance is compiled for: `Ranks` registers' worth, `world` of them
 /// used.
 template <int W>
 struct World {
   static constexpr int kRanks = W == 0 ? kMaxCudaRanks : W;
-  static __device__ __forceinline__ int size(const RankView& view) {
-    return W == 0 ? view.world : W;
+  static __device__ __forceinline__ int size(const KernelCall& call) {
+    return W == 0 ? call.world : W;
   }
 };
 
@@ -58,11 +59,11 @@ Kernel find_kernel(DType dtype, int world) {
   }
 }
 
-// The algorithms, one file each.
-Kernel allreduce_oneshot_push(DType dtype, int world);
-Kernel allreduce_twoshot_push(DType dtype, int world);
-Kernel allreduce_pull_push(DType dtype, int world);
-Kernel allreduce_oneshot_pull(DType dtype, int world);
-Kernel allreduce_twoshot_pull(DType dtype, int world);
+// The algorithms, one file each. `simple`: for the calls that session.cuh calls so.
+Kernel allreduce_oneshot_push(DType dtype, int world, bool simple);
+Kernel allreduce_twoshot_push(DType dtype, int world, bool simple);
+Kernel allreduce_pull_push(DType dtype, int world, bool simple);
+Kernel allreduce_oneshot_pull(DType dtype, int world, bool simple);
+Kernel allreduce_twoshot_pull(DType dtype, int world, bool simple);
 
 }  // namespace collx::cuda

@@ -17,6 +17,30 @@ struct alignas(16) Vector {
 
 namespace ptx {
 
+// Weak loads, as the compiler would make them, but where they are written: it would otherwise put
+// them behind a branch that waits for another load, one flight to memory after the other.
+__device__ __forceinline__ Vector ld_here(const Vector* p) {
+  Vector v;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint32_t ld_here(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+/// Keeps an address in registers, so that a polling loop does not compute it anew in every turn.
+template <typename T>
+__device__ __forceinline__ T* keep(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
 __device__ __forceinline__ Vector ld_relaxed_sys(const Vector* p) {
   Vector v;
   asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -212,22 +212,19 @@ __device__ __forceinline__ Vector reduce_vectors(const Vector (&v)[Ranks], int w
   using E = Elements<D>;
   using A = typename E::Acc;
   A acc[E::kCount];
-  switch (op) {
-    case ReduceOp::max:
-      fold<D>(acc, v, world, [](A a, A b) { return detail::larger(a, b); });
-      break;
-    case ReduceOp::min:
-      fold<D>(acc, v, world, [](A a, A b) { return detail::smaller(a, b); });
-      break;
-    case ReduceOp::prod:
-      fold<D>(acc, v, world, [](A a, A b) { return detail::multiply(a, b); });
-      break;
-    default:
-      fold<D>(acc, v, world, [](A a, A b) { return detail::add(a, b); });
-      if (op == ReduceOp::avg) {
+  // The common one falls through: a small call pays for each line of code that it has to fetch.
+  if (__builtin_expect(op == ReduceOp::sum, 1)) {
+    fold<D>(acc, v, world, [](A a, A b) { return detail::add(a, b); });
+  } else if (op == ReduceOp::avg) {
+    fold<D>(acc, v, world, [](A a, A b) { return detail::add(a, b); });
 #pragma unroll
-        for (int i = 0; i < E::kCount; ++i) acc[i] = acc[i] / static_cast<A>(world);
-      }
+    for (int i = 0; i < E::kCount; ++i) acc[i] = acc[i] / static_cast<A>(world);
+  } else if (op == ReduceOp::max) {
+    fold<D>(acc, v, world, [](A a, A b) { return detail::larger(a, b); });
+  } else if (op == ReduceOp::min) {
+    fold<D>(acc, v, world, [](A a, A b) { return detail::smaller(a, b); });
+  } else {
+    fold<D>(acc, v, world, [](A a, A b) { return detail::multiply(a, b); });
   }
   return E::pack(acc);
 }

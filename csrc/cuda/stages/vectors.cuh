@@ -75,9 +75,10 @@ __device__ __forceinline__ void store_elements(char* data, int present, Vector v
 
 }  // namespace detail
 
-/// `Size`: bytes of an element. Works on this rank's tensors and on those of peers, whose bytes
-/// are loaded past the first-level cache (relaxed, system scope).
-template <int Size>
+/// `Size`: bytes of an element. `Whole`: known to be aligned and of whole vectors. Works on this
+/// rank's tensors and on those of peers, whose bytes are loaded past the first-level cache
+/// (relaxed, system scope).
+template <int Size, bool Whole = false>
 class VectorTensor {
  public:
   __device__ VectorTensor(const void* data, uint64_t numel)
@@ -88,15 +89,15 @@ class VectorTensor {
   __device__ uint64_t vectors() const { return ceil_div<uint64_t>(bytes_, kVectorBytes); }
 
   __device__ __forceinline__ Vector load(uint64_t i) const {
-    if (whole(i)) return *vector(i);
+    if (__builtin_expect(whole(i), 1)) return ptx::ld_here(vector(i));
     return detail::load_elements<Size>(data_ + i * kVectorBytes, present(i));
   }
   __device__ __forceinline__ Vector load_peer(uint64_t i) const {
-    if (whole(i)) return ptx::ld_relaxed_sys(vector(i));
+    if (__builtin_expect(whole(i), 1)) return ptx::ld_relaxed_sys(vector(i));
     return detail::load_elements<Size>(data_ + i * kVectorBytes, present(i));
   }
   __device__ __forceinline__ void store(uint64_t i, Vector v) const {
-    if (whole(i)) {
+    if (__builtin_expect(whole(i), 1)) {
       *vector(i) = v;
     } else {
       detail::store_elements<Size>(data_ + i * kVectorBytes, present(i), v);
@@ -105,7 +106,7 @@ class VectorTensor {
 
  private:
   __device__ __forceinline__ bool whole(uint64_t i) const {
-    return aligned_ && (i + 1) * kVectorBytes <= bytes_;
+    return Whole || (aligned_ && (i + 1) * kVectorBytes <= bytes_);
   }
   __device__ __forceinline__ Vector* vector(uint64_t i) const {
     return reinterpret_cast<Vector*>(data_) + i;

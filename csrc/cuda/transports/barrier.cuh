@@ -15,22 +15,22 @@ namespace collx::cuda {
 
 class BlockBarrier {
  public:
-  __device__ BlockBarrier(const RankView& view, const KernelCall& call, Patience& patience)
-      : view_(view), call_(call), patience_(patience), epoch_(*counter()) {}
+  __device__ BlockBarrier(const KernelCall& call, Patience& patience)
+      : call_(call), patience_(patience), epoch_(*counter()) {}
 
   /// False, for the whole block, when a peer did not come.
   __device__ bool sync(Phase phase) {
     __syncthreads();
     ++epoch_;
     const int peer = static_cast<int>(threadIdx.x);
-    if (peer < view_.world && peer != view_.rank && patience_.alive()) {
+    if (peer < call_.world && peer != call_.rank && patience_.alive()) {
       const uint64_t value = static_cast<uint64_t>(epoch_) << 32 | call_.fingerprint;
-      ptx::st_release_sys(flag(peer, view_.rank), value);
+      ptx::st_release_sys(flag(peer, call_.rank), value);
       uint64_t seen = 0;
       const bool arrived = patience_.wait(
           phase,
           [&] {
-            seen = ptx::ld_acquire_sys(flag(view_.rank, peer));
+            seen = ptx::ld_acquire_sys(flag(call_.rank, peer));
             return epoch_reached(static_cast<uint32_t>(seen >> 32), epoch_);
           },
           [&] {
@@ -51,15 +51,13 @@ class BlockBarrier {
 
  private:
   __device__ uint32_t* counter() const {
-    return reinterpret_cast<uint32_t*>(view_.region[view_.rank] + view_.layout.barrier_epochs) +
-           blockIdx.x;
+    return reinterpret_cast<uint32_t*>(call_.own() + kBarrierEpochs) + blockIdx.x;
   }
   __device__ uint64_t* flag(int owner, int sender) const {
-    return reinterpret_cast<uint64_t*>(view_.region[owner] + view_.layout.barrier_flags) +
+    return reinterpret_cast<uint64_t*>(call_.region(owner) + kBarrierFlags) +
            blockIdx.x * kMaxRanks + sender;
   }
 
-  const RankView& view_;
   const KernelCall& call_;
   Patience& patience_;
   uint32_t epoch_;

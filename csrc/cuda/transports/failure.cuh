@@ -8,16 +8,11 @@
 // must survive).
 #pragma once
 
-#include "../../protocol/call.h"
 #include "../ptx/launch.cuh"
 #include "../ptx/memory.cuh"
+#include "kernel_call.cuh"
 
 namespace collx::cuda {
-
-/// The call as a kernel gets it.
-struct KernelCall : AllreduceCall {
-  uint32_t fingerprint;
-};
 
 /// What a failed wait waited for.
 struct Blame {
@@ -26,41 +21,39 @@ struct Blame {
   uint64_t seen;
 };
 
-__device__ inline void publish(const RankView& view, const StatusRecord& record) {
-  view.status->record = record;
+__device__ inline void publish(HostStatus* status, const StatusRecord& record) {
+  status->record = record;
   __threadfence_system();
-  *reinterpret_cast<volatile uint32_t*>(&view.status->ready) = 1;
+  *reinterpret_cast<volatile uint32_t*>(&status->ready) = 1;
 }
 
 /// Records a failure here and at the peers. The first one on a rank is the one that counts.
-__device__ __noinline__ inline void report(const RankView& view, const CallDescriptor& own,
-                                    const CallDescriptor* other, Failure failure, Phase phase,
-                                    Blame blame) {
-  RegionHeader* header = view.header(view.rank);
-  if (atomicCAS(&header->claimed, 0u, 1u) != 0) return;
+__device__ __noinline__ inline void report(const KernelCall& call, const CallDescriptor* other,
+                                           Failure failure, Phase phase, Blame blame) {
+  if (atomicCAS(&call.header()->claimed, 0u, 1u) != 0) return;
   StatusRecord record;
   record.failure = failure;
   record.phase = phase;
-  record.rank = view.rank;
+  record.rank = call.rank;
   record.peer = blame.peer;
-  record.sequence = header->sequence;
+  record.sequence = call.header()->sequence;
   record.expected = blame.expected;
   record.seen = blame.seen;
-  record.own = own;
+  record.own = call.descriptor;
   if (other != nullptr) record.other = *other;
-  publish(view, record);
-  for (int peer = 0; peer < view.world; ++peer) {
-    view.header(peer)->inbox[view.rank] = record;
-    ptx::st_release_sys(&view.header(peer)->poison, static_cast<uint32_t>(view.rank) + 1);
+  publish(call.status, record);
+  for (int distance = 0; distance < call.world; ++distance) {
+    RegionHeader* header = reinterpret_cast<RegionHeader*>(call.peer[distance]);
+    header->inbox[call.rank] = record;
+    ptx::st_release_sys(&header->poison, static_cast<uint32_t>(call.rank) + 1);
   }
 }
 
 /// Takes over what a peer has reported, if this rank knows of no failure yet.
-__device__ __noinline__ inline void adopt(const RankView& view) {
-  RegionHeader* header = view.header(view.rank);
-  const uint32_t poison = ptx::ld_acquire_sys(&header->poison);
-  if (poison == 0 || atomicCAS(&header->claimed, 0u, 1u) != 0) return;
-  publish(view, header->inbox[poison - 1]);
+__device__ __noinline__ inline void adopt(const KernelCall& call) {
+  const uint32_t poison = ptx::ld_acquire_sys(&call.header()->poison);
+  if (poison == 0 || atomicCAS(&call.header()->claimed, 0u, 1u) != 0) return;
+  publish(call.status, call.header()->inbox[poison - 1]);
 }
 
 /// What a block has to report when it ends. A call from within a polling loop would cost every
@@ -83,8 +76,8 @@ class Patience {
  public:
   /// By all threads of the block. Asks for the poison word, but does not wait for the answer: see
   /// alive().
-  __device__ explicit Patience(const RankView& view)
-      : view_(view), poison_(ptx::ld_relaxed_sys(&view.header(view.rank)->poison)) {
+  __device__ explicit Patience(const KernelCall& call)
+      : call_(call), poison_(ptx::ld_relaxed_sys(&call.header()->poison)) {
     if (threadIdx.x == 0) block_note().taken = 0;
     __syncthreads();
   }
@@ -121,11 +114,11 @@ class Patience {
     uint64_t began = 0;
     for (uint32_t polls = 1; !ready(); ++polls) {
       if (polls % kPollsPerLook != 0) continue;
-      poison_ = ptx::ld_relaxed_sys(&view_.header(view_.rank)->poison);
+      poison_ = ptx::ld_relaxed_sys(&call_.header()->poison);
       if (!alive()) return false;
       const uint64_t now = ptx::globaltimer();
       if (began == 0) began = now;
-      if (now - began < view_.timeout_ns) continue;
+      if (now - began < call_.timeout_ns) continue;
       fail(Failure::timeout, phase, blame());
       return false;
     }
@@ -133,19 +126,19 @@ class Patience {
   }
 
   /// Last thing in a kernel, by all threads of the block: tells what has failed.
-  __device__ __forceinline__ void conclude(const KernelCall& call) {
-    if (__syncthreads_or(!alive()) == 0 || threadIdx.x != 0) return;
+  __device__ __forceinline__ void conclude() {
+    if (__builtin_expect(__syncthreads_or(!alive()) == 0, 1) || threadIdx.x != 0) return;
     const FailureNote& note = block_note();
     if (note.taken != 0) {
-      report(view_, call.descriptor, note.other, note.failure, note.phase, note.blame);
+      report(call_, note.other, note.failure, note.phase, note.blame);
     } else {
-      adopt(view_);
+      adopt(call_);
     }
   }
 
  private:
   static constexpr uint32_t kPollsPerLook = 128;  // about 100 us of polling at the most
-  const RankView& view_;
+  const KernelCall& call_;
   uint32_t poison_;
 };
 

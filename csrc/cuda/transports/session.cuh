@@ -13,15 +13,14 @@ namespace collx::cuda {
 /// Exchanges the calls' descriptors. Block 0 sends; every block waits before it touches a slot or
 /// a tensor. The epoch is the header's own, the same for every op and algorithm; the last block to
 /// have read it advances it.
-__device__ __forceinline__ void same_call(const RankView& view, const KernelCall& call,
-                                          Patience& patience) {
-  RegionHeader* own = view.header(view.rank);
+__device__ __forceinline__ void same_call(const KernelCall& call, Patience& patience) {
+  RegionHeader* own = call.header();
   const uint32_t epoch = *reinterpret_cast<volatile uint32_t*>(&own->check_epoch) + 1;
   const uint64_t value = static_cast<uint64_t>(epoch) << 32 | call.fingerprint;
   const int peer = static_cast<int>(threadIdx.x);
-  if (peer < view.world && peer != view.rank && patience.alive()) {
+  if (peer < call.world && peer != call.rank && patience.alive()) {
     if (blockIdx.x == 0) {
-      CheckSlot& slot = view.header(peer)->check[epoch & 1][view.rank];
+      CheckSlot& slot = call.header(peer)->check[epoch & 1][call.rank];
       slot.descriptor = call.descriptor;
       ptx::st_release_sys(&slot.flag, value);
     }
@@ -48,29 +47,32 @@ __device__ __forceinline__ void same_call(const RankView& view, const KernelCall
   }
 }
 
+///
+/// `Simple`, here and below: the call that is worth straight code of its own. A sum of whole
+/// vectors, unchecked, in one use of the tiles, of at most one vector a thread.
+template <bool Simple>
 class Session {
  public:
   /// Waits for upstream work, then looks whether the communicator still works, and in checked
   /// mode whether all ranks make the same call.
-  __device__ Session(const RankView& view, const KernelCall& call)
-      : view(view), call(call), patience((ptx::griddepcontrol_wait(), view)) {
-    if (view.pdl == PdlLevel::early) ptx::griddepcontrol_launch_dependents();
-    if (view.check) same_call(view, call, patience);
+  __device__ explicit Session(const KernelCall& call)
+      : call(call), patience((ptx::griddepcontrol_wait(), call)) {
+    if (call.pdl == PdlLevel::early) ptx::griddepcontrol_launch_dependents();
+    if (!Simple && call.check) same_call(call, patience);
   }
 
   /// Whether this thread may still wait and store to peers: see Patience::alive.
   __device__ __forceinline__ bool alive() const { return patience.alive(); }
 
   __device__ void finish() {
-    patience.conclude(call);
+    patience.conclude();
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       // As an atomic without a result, which nothing waits for.
-      atomicAdd(reinterpret_cast<unsigned long long*>(&view.header(view.rank)->sequence), 1ull);
+      atomicAdd(reinterpret_cast<unsigned long long*>(&call.header()->sequence), 1ull);
     }
-    if (view.pdl == PdlLevel::end) ptx::griddepcontrol_launch_dependents();
+    if (call.pdl == PdlLevel::end) ptx::griddepcontrol_launch_dependents();
   }
 
-  const RankView& view;
   const KernelCall& call;
   Patience patience;
 };
@@ -85,11 +87,17 @@ __device__ __forceinline__ void next_use() {
 }
 
 /// Waits for one vector from every peer and takes `own` for this rank's: v in rank order.
-/// `slot(source)` is where the vector of `source` arrives.
-template <typename S, int Ranks, typename Slot>
-__device__ __forceinline__ bool await_vectors(Session& session, Phase phase, int world,
-                                              uint32_t epoch, const Vector& own, Slot slot,
+/// The vector of `source` arrives at slots + source * source_bytes.
+template <typename S, int Ranks, bool Simple>
+__device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase phase, int world,
+                                              uint32_t epoch, const Vector& own, char* slots,
                                               Vector (&v)[Ranks]) {
+  char* slot[Ranks];
+#pragma unroll
+  for (int source = 0; source < Ranks; ++source) {
+    slot[source] = ptx::keep(slots + uint64_t{session.call.area.source_bytes} * source);
+  }
+  const int rank = session.call.rank;
   int missing = 0;
   return session.patience.wait(
       phase,
@@ -98,8 +106,7 @@ __device__ __forceinline__ bool await_vectors(Session& session, Phase phase, int
 #pragma unroll
         for (int source = 0; source < Ranks; ++source) {
           Vector seen = own;
-          if (source < world && source != session.view.rank &&
-              !S::poll(slot(source), seen, epoch)) {
+          if (source < world && source != rank && !S::poll(slot[source], seen, epoch)) {
             all = false;
             missing = source;
           }
@@ -112,62 +119,78 @@ __device__ __forceinline__ bool await_vectors(Session& session, Phase phase, int
       });
 }
 
-/// The tiles of an area that this block serves in this call: vector i of a use belongs to tile
+/// Arms the slots that were read for their next use.
+template <typename S, int Ranks>
+__device__ __forceinline__ void rearm(const KernelCall& call, int world, char* slots) {
+#pragma unroll
+  for (int source = 0; source < Ranks; ++source) {
+    if (source < world && source != call.rank) {
+      S::rearm(slots + uint64_t{call.area.source_bytes} * source);
+    }
+  }
+}
+
+/// The tiles of the call's area that this block serves: vector i of a use belongs to tile
 /// i / kTileVectors. Blocks take runs of blockDim.x vectors in turn, a whole number of tiles.
+template <bool Simple>
 class Tiles {
  public:
-  __device__ Tiles(const Session& session, const SlotArea& area, uint64_t vectors)
-      : entries_(
-            reinterpret_cast<TileEntry*>(session.view.region[session.view.rank] + area.entries)),
-        vectors_(vectors),
-        capacity_(area.tiles * kTileVectors) {
+  /// `vectors`: what the call sends from each rank to each.
+  __device__ Tiles(const KernelCall& call, uint64_t vectors)
+      : entries_(reinterpret_cast<TileEntry*>(call.own() + call.area.entries)),
+        capacity_(call.area.tiles * kTileVectors),
+        used_(vectors < capacity_ ? static_cast<uint32_t>(vectors) : capacity_) {
     // The first tile's answer is looked at when the call ends, so that nothing waits for it.
-    if (leads() && first() < used()) first_mark_ = atomicExch(&entry_of(first())->busy, 1u);
-    for_own_tiles(first() + stride(),
-                  [&](uint32_t i) { other_marks_ |= atomicExch(&entry_of(i)->busy, 1u); });
+    if (leads() && first() < used_) first_mark_ = atomicExch(&entry_of(first())->busy, 1u);
+    if constexpr (!Simple) {
+      for (uint32_t i = first() + stride(); leads() && i < used_; i += stride()) {
+        other_marks_ |= atomicExch(&entry_of(i)->busy, 1u);
+      }
+    }
   }
 
   /// Vectors that one use of all tiles carries; a longer call uses them several times.
   __device__ uint32_t capacity() const { return capacity_; }
 
-  __device__ uint32_t first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
-  __device__ uint32_t stride() const { return gridDim.x * blockDim.x; }
+  /// Calls f with each of the first n vectors that are this thread's, n at most the capacity.
+  template <typename F>
+  __device__ __forceinline__ void for_own(uint32_t n, F f) const {
+    if constexpr (Simple) {
+      if (first() < n) f(first());
+    } else {
+      for (uint32_t i = first(); i < n; i += stride()) f(i);
+    }
+  }
 
   /// Epoch of the tile of vector i, before this call.
-  __device__ uint32_t epoch(uint32_t i) const { return entry_of(i)->epoch; }
+  __device__ uint32_t epoch(uint32_t i) const { return ptx::ld_here(&entry_of(i)->epoch); }
 
-  /// Advances the epochs by the uses that this call made of each tile. All the block's threads.
-  __device__ void finish(Session& session) {
-    __syncthreads();  // every thread has read its epochs
-    for_own_tiles(first(), [&](uint32_t i) {
-      // One 8-byte store: the epoch never shows without the mark cleared.
-      *reinterpret_cast<uint2*>(entry_of(i)) = make_uint2(epoch(i) + uses_of(i), 0u);
-    });
+  /// Last thing in a kernel, by all the block's threads: ends the session and advances the epochs
+  /// by the uses that this call made of each tile, the last of them of `last` vectors.
+  __device__ __forceinline__ void finish(Session<Simple>& session, uint32_t uses, uint32_t last) {
     if ((first_mark_ | other_marks_) != 0 && session.alive()) {
-      session.patience.fail(Failure::overlap, Phase::none, Blame{session.view.rank, 0, 1});
+      session.patience.fail(Failure::overlap, Phase::none, Blame{session.call.rank, 0, 1});
     }
+    session.finish();  // behind its barrier every thread of the block has read its epochs
+    if (!leads()) return;
+    for_own(used_, [&](uint32_t i) {
+      // One 8-byte store: the epoch never shows without the mark cleared.
+      *reinterpret_cast<uint2*>(entry_of(i)) =
+          make_uint2(epoch(i) + uses - (i < last ? 0u : 1u), 0u);
+    });
   }
 
  private:
   /// One thread of each tile does its bookkeeping.
   __device__ bool leads() const { return threadIdx.x % kTileVectors == 0; }
-  __device__ uint64_t used() const { return vectors_ < capacity_ ? vectors_ : capacity_; }
   __device__ TileEntry* entry_of(uint32_t i) const { return entries_ + i / kTileVectors; }
 
-  /// How often this call uses the tile that starts at vector i.
-  __device__ uint32_t uses_of(uint32_t i) const {
-    return static_cast<uint32_t>(vectors_ / capacity_ + (vectors_ % capacity_ > i ? 1 : 0));
-  }
-
-  template <typename F>
-  __device__ void for_own_tiles(uint32_t from, F f) {
-    if (!leads()) return;
-    for (uint32_t i = from; i < used(); i += stride()) f(i);
-  }
+  __device__ uint32_t first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
+  __device__ uint32_t stride() const { return gridDim.x * blockDim.x; }
 
   TileEntry* entries_;
-  uint64_t vectors_;
   uint32_t capacity_;
+  uint32_t used_;
   uint32_t first_mark_ = 0;
   uint32_t other_marks_ = 0;
 };

@@ -18,13 +18,6 @@ struct SentinelSlots {
   static constexpr bool kWide = dtype_size(D) == 8;  // float64 is checked by whole words
   static constexpr uint32_t kWireBytes = kVectorBytes;
 
-  static COLLX_HD constexpr const SlotArea& oneshot(const RegionLayout& layout) {
-    return layout.oneshot;
-  }
-  static COLLX_HD constexpr const SlotArea& twoshot(const RegionLayout& layout) {
-    return layout.twoshot;
-  }
-
   /// Never a word of all ones; NaNs stay NaNs, in every float type.
   static __device__ __forceinline__ Vector sendable(Vector v) {
     if constexpr (kWide) {
@@ -69,13 +62,6 @@ struct SentinelSlots {
 /// a word never written cannot be taken for one of any epoch, also across the wrap-around.
 struct PairSlots {
   static constexpr uint32_t kWireBytes = 2 * kVectorBytes;
-
-  static COLLX_HD constexpr const SlotArea& oneshot(const RegionLayout& layout) {
-    return layout.oneshot_pairs;
-  }
-  static COLLX_HD constexpr const SlotArea& twoshot(const RegionLayout& layout) {
-    return layout.twoshot_pairs;
-  }
 
   static __device__ __forceinline__ Vector sendable(Vector v) { return v; }
 
