@@ -6,7 +6,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
-SOURCES := $(shell find csrc -type f 2>/dev/null)
+# Folders too: one that lost a file is newer.
+SOURCES := $(shell find csrc 2>/dev/null)
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 # A power of two: attention heads are split over the ranks.
 RANKS ?= $(shell [ $(GPUS) -ge 4 ] && echo 4 || echo 2)
