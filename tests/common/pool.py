@@ -42,7 +42,13 @@ class PoolError(AssertionError):
 
     def __init__(self, world: World, failures: dict[int, str]) -> None:
         self.failures = failures
-        parts = [f"--- rank {rank} of {world}:\n{what}" for rank, what in sorted(failures.items())]
+        ranks_by_text: dict[str, list[int]] = {}
+        for rank, what in sorted(failures.items()):
+            ranks_by_text.setdefault(what, []).append(rank)
+        parts = [
+            f"--- rank {', '.join(map(str, ranks))} of {world}:\n{what}"
+            for what, ranks in ranks_by_text.items()
+        ]
         super().__init__("\n".join([f"{len(failures)} of {world.size} ranks failed", *parts]))
 
 
