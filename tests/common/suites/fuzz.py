@@ -18,7 +18,7 @@ from ..rank import Rank
 from ..worlds import seed_from_environment
 
 LARGEST = 60_000  # elements
-CALLS = {1: 300, 2: 700, 3: 400, 4: 400, 8: 150, 16: 60}
+CALLS = {1: 500, 2: 1500, 3: 800, 4: 800, 8: 250, 16: 80}
 CALLS_SHARED = {1: 60, 2: 40, 3: 30, 4: 24, 8: 12}
 
 
