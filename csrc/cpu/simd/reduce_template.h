@@ -217,7 +217,12 @@ inline constexpr int kStreamedWorld =
     4;  // more arrays than that fill the prefetchers by themselves
 inline constexpr uint64_t kAhead = 256;
 
-inline uint64_t stream_bytes(uint64_t bytes) { return bytes / kStreams / 64 * 64; }
+/// Lines apart by a power of two share a cache set, and tensors often have such sizes: places are
+/// an odd number of lines apart, and kAhead lies within that.
+inline uint64_t stream_bytes(uint64_t bytes) {
+  const uint64_t lines = bytes / kStreams / 64;
+  return (lines - (lines - 5) % 16) * 64;
+}
 
 /// Vector v of `kCount` lies at byte offset at + v * stride.
 template <typename F, typename Op, int kCount>
@@ -305,12 +310,16 @@ inline void copy_span(void* to, const void* from, uint64_t bytes) {
   if (bytes >= kStreamedBytes) {
     const uint64_t stream = stream_bytes(bytes);
     for (uint64_t at = 0; at < stream; at += kVectorSize) {
+      fetch_streams<false>(source, at, stream);
+      fetch_streams<true>(target, at, stream);
+      Bits32 vectors[kStreams];
 #pragma GCC unroll 8
       for (uint64_t s = 0; s < kStreams; ++s) {
-        const uint64_t place = at + s * stream;
-        __builtin_prefetch(source + place + kAhead, 0);
-        __builtin_prefetch(target + place + kAhead, 1);
-        store_vector(target + place, load_vector<Bits32>(source + place));
+        vectors[s] = load_vector<Bits32>(source + at + s * stream);
+      }
+#pragma GCC unroll 8
+      for (uint64_t s = 0; s < kStreams; ++s) {
+        store_vector(target + at + s * stream, vectors[s]);
       }
     }
     done = kStreams * stream;
