@@ -118,19 +118,35 @@ bool whole_vectors(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
 }
 
+/// Where the call's words go, for the algorithms that push.
+void use_slots(KernelCall& k, const SlotArea& area, const RankView& view,
+               const AllreduceCall& call) {
+  const uint64_t bytes = call.numel * static_cast<uint64_t>(dtype_size(call.dtype));
+  const uint64_t vectors = ceil_div<uint64_t>(bytes, kVectorBytes);
+  const bool parts = call.plan.algorithm == Algorithm::twoshot_push;
+  k.entries = reinterpret_cast<TileEntry*>(view.region[view.rank] + area.entries);
+  k.arriving = view.region[view.rank] + area.slots;
+  k.vectors = parts ? largest_part(vectors, view.world) : vectors;
+  k.capacity = area.tiles * kTileVectors;
+  k.source_bytes = area.source_bytes;
+  k.parity_bytes = area.source_bytes * static_cast<uint32_t>(view.world);
+  for (int distance = 0; distance < view.world; ++distance) {
+    k.outgoing[distance] = k.peer[distance] + area.slots +
+                           uint64_t{area.source_bytes} * static_cast<uint32_t>(view.rank);
+  }
+}
+
 /// Whether the call is one of those that session.cuh calls simple. Ranks may differ in it: it
 /// changes the code that runs, not what is exchanged.
-bool is_simple(const RankView& view, const AllreduceCall& call, uint32_t capacity) {
+bool is_simple(const KernelCall& k, const RankView& view, const AllreduceCall& call) {
   const uint64_t bytes = call.numel * static_cast<uint64_t>(dtype_size(call.dtype));
-  if (call.reduce_op != ReduceOp::sum || view.check || bytes % kVectorBytes != 0 ||
-      !whole_vectors(call.input) || !whole_vectors(call.output)) {
-    return false;
-  }
-  const uint64_t vectors = bytes / kVectorBytes;
-  const uint64_t sent =
-      call.plan.algorithm == Algorithm::oneshot_push ? vectors : largest_part(vectors, view.world);
+  const uint64_t unit = call.plan.algorithm == Algorithm::twoshot_push
+                            ? uint64_t{kVectorBytes} * static_cast<uint32_t>(view.world)
+                            : uint64_t{kVectorBytes};
   const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
-  return sent > 0 && sent <= threads && sent <= uint64_t{capacity} * kTileVectors;
+  return call.reduce_op == ReduceOp::sum && !view.check && bytes > 0 && bytes % unit == 0 &&
+         whole_vectors(call.input) && whole_vectors(call.output) && k.vectors <= threads &&
+         k.vectors <= k.capacity;
 }
 
 /// Fills one parity of every stage of an area.
@@ -192,8 +208,8 @@ void allreduce(const RankView& view, const AllreduceCall& call, Stream stream) {
   PullArguments pull;
   bool simple = false;
   if (const SlotArea* area = row.area(view.layout, call.dtype)) {
-    kernel_call.area = *area;
-    simple = is_simple(view, call, area->tiles);
+    use_slots(kernel_call, *area, view, call);
+    simple = is_simple(kernel_call, view, call);
   } else {
     pull = pull_arguments_of(view, call);
     kernel_call.fingerprint = fingerprint(call.descriptor);

@@ -119,7 +119,7 @@ constexpr RegionLayout cuda_layout(int world, uint64_t payload_bytes) {
   const auto share = [&](uint64_t percent, uint64_t cap) {
     return detail::at_most(budget / 100 * percent, cap);
   };
-  layout.oneshot = detail::take_slots(cursor, share(9, 2 * w * (512 << 10)), kTileBytes, 1, world);
+  layout.oneshot = detail::take_slots(cursor, share(9, 2 * w * (1024 << 10)), kTileBytes, 1, world);
   layout.oneshot_pairs =
       detail::take_slots(cursor, share(9, 4 * w * (256 << 10)), 2 * kTileBytes, 1, world);
   layout.twoshot = detail::take_slots(cursor, share(67, 64 << 20), kTileBytes, 2, world);

@@ -17,17 +17,16 @@ __global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ K
   using S = Slots<D>;
   constexpr int kRanks = World<W>::kRanks;
   Session<Simple> session(call);
-  const int world = World<W>::size(call), rank = call.rank;
+  const int world = World<W>::size(call);
   const ReduceOp op = Simple ? ReduceOp::sum : call.reduce_op;
   using Tensor = VectorTensor<dtype_size(D), Simple>;
   const Tensor input(call.input, call.numel), output(call.output, call.numel);
-  const uint64_t vectors = input.vectors();
-  Tiles<Simple> tiles(call, vectors);
+  Tiles<Simple> tiles(call);
 
   uint32_t use = 0, n = 0;
-  for (uint64_t done = 0; done < vectors; done += n) {
-    const uint64_t left = vectors - done;
-    n = left < tiles.capacity() ? static_cast<uint32_t>(left) : tiles.capacity();
+  for (uint64_t done = 0; Simple || done < call.vectors; done += n) {
+    const uint64_t left = call.vectors - done;
+    n = Simple || left < call.capacity ? static_cast<uint32_t>(left) : call.capacity;
     if (!Simple && use > 0) next_use();
 
     // Epoch, data and the poison word are in flight together: none is looked at before push().
@@ -37,23 +36,22 @@ __global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ K
       if (!session.alive()) return;
       if (!Simple) sent.epoch += use;
       sent.vector = S::sendable(sent.vector);
-      const uint64_t at =
-          call.area.slot(world, 0, sent.epoch & 1, rank) + uint64_t{i} * S::kWireBytes;
+      const uint32_t at = slot_offset<S>(call, 0, sent.epoch, i);
 #pragma unroll
       for (int distance = 1; distance < kRanks; ++distance) {
-        if (distance < world) S::push(call.peer[distance] + at, sent.vector, sent.epoch);
+        if (distance < world) S::push(call.outgoing[distance] + at, sent.vector, sent.epoch);
       }
     };
 
     const auto reduce = [&](uint32_t i, const Sent& sent) {
-      char* const slots =
-          call.own() + call.area.slot(world, 0, sent.epoch & 1, 0) + uint64_t{i} * S::kWireBytes;
+      const uint32_t at = slot_offset<S>(call, 0, sent.epoch, i);
+      const Arrivals<kRanks> arrivals(call, at);
       Vector v[kRanks];
-      if (!await_vectors<S>(session, Phase::arrival, world, sent.epoch, sent.vector, slots, v)) {
+      if (!await_vectors<S>(session, Phase::arrival, world, sent.epoch, sent.vector, arrivals, v)) {
         return;
       }
       output.store(done + i, reduce_vectors<D>(v, world, op));
-      rearm<S, kRanks>(call, world, slots);
+      arrivals.template rearm<S>(world);
     };
 
     if constexpr (Simple) {

@@ -24,14 +24,13 @@ class Twoshot {
         input_(call_.input, call_.numel),
         output_(call_.output, call_.numel),
         parts_(input_.vectors(), world_),
-        tiles_(call_, parts_.largest()) {}
+        tiles_(call_) {}
 
   __device__ void run() {
-    const uint64_t part = parts_.largest();
     uint32_t use = 0, n = 0;
-    for (uint64_t done = 0; done < part; done += n) {
-      const uint64_t left = part - done;
-      n = left < tiles_.capacity() ? static_cast<uint32_t>(left) : tiles_.capacity();
+    for (uint64_t done = 0; Simple || done < call_.vectors; done += n) {
+      const uint64_t left = call_.vectors - done;
+      n = Simple || left < call_.capacity ? static_cast<uint32_t>(left) : call_.capacity;
       if (!Simple && use > 0) next_use();
       if constexpr (Simple) {
         tiles_.for_own(n, [&](uint32_t i) {
@@ -60,19 +59,15 @@ class Twoshot {
 
   __device__ __forceinline__ int peer(int distance) const { return (rank_ + distance) % world_; }
 
-  /// Where the vector i of `source` arrives in the region that starts at `region`.
-  __device__ __forceinline__ char* slot(char* region, Stage stage, uint32_t epoch, int source,
-                                        uint32_t i) const {
-    return region + call_.area.slot(world_, stage, epoch & 1, source) + uint64_t{i} * S::kWireBytes;
-  }
-
   /// Vector j of the part of `owner`; a filler where that part is shorter than the largest one,
   /// since every use of a tile must carry a word between every two ranks.
   __device__ __forceinline__ Vector load(int owner, uint64_t j) const {
+    if constexpr (Simple) return input_.load(owner * call_.vectors + j);
     const Part part = parts_.part(owner);
     return j < part.count ? input_.load(part.start + j) : Vector{};
   }
   __device__ __forceinline__ void store(int owner, uint64_t j, Vector v) const {
+    if constexpr (Simple) return output_.store(owner * call_.vectors + j, v);
     const Part part = parts_.part(owner);
     if (j < part.count) output_.store(part.start + j, v);
   }
@@ -84,45 +79,38 @@ class Twoshot {
       if (d < world_) v[d] = load(peer(d), j);
     }
     if (!session_.alive()) return;
+    const uint32_t at = slot_offset<S>(call_, kScatter, epoch, i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_)
-        S::push(slot(call_.peer[d], kScatter, epoch, rank_, i), S::sendable(v[d]), epoch);
+      if (d < world_) S::push(call_.outgoing[d] + at, S::sendable(v[d]), epoch);
     }
   }
 
   __device__ __forceinline__ void reduce(uint64_t j, uint32_t i, uint32_t epoch) {
+    const Arrivals<kRanks> arrivals(call_, slot_offset<S>(call_, kScatter, epoch, i));
     Vector v[kRanks];
     const Vector own = S::sendable(load(rank_, j));
-    if (!arrived(v, own, kScatter, Phase::arrival, i, epoch)) return;
+    if (!await_vectors<S>(session_, Phase::arrival, world_, epoch, own, arrivals, v)) return;
     const Vector sum = reduce_vectors<D>(v, world_, Simple ? ReduceOp::sum : call_.reduce_op);
     const Vector sent = S::sendable(sum);
+    const uint32_t at = slot_offset<S>(call_, kGather, epoch, i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) S::push(slot(call_.peer[d], kGather, epoch, rank_, i), sent, epoch);
+      if (d < world_) S::push(call_.outgoing[d] + at, sent, epoch);
     }
     store(rank_, j, sum);
-    rearm(kScatter, i, epoch);
+    arrivals.template rearm<S>(world_);
   }
 
   __device__ __forceinline__ void gather(uint64_t j, uint32_t i, uint32_t epoch) {
+    const Arrivals<kRanks> arrivals(call_, slot_offset<S>(call_, kGather, epoch, i));
     Vector v[kRanks];
-    if (!arrived(v, Vector{}, kGather, Phase::gather, i, epoch)) return;
+    if (!await_vectors<S>(session_, Phase::gather, world_, epoch, Vector{}, arrivals, v)) return;
 #pragma unroll
     for (int owner = 0; owner < kRanks; ++owner) {
       if (owner < world_ && owner != rank_) store(owner, j, v[owner]);
     }
-    rearm(kGather, i, epoch);
-  }
-
-  __device__ __forceinline__ bool arrived(Vector (&v)[kRanks], const Vector& own, Stage stage,
-                                          Phase phase, uint32_t i, uint32_t epoch) {
-    char* const slots = slot(call_.own(), stage, epoch, 0, i);
-    return await_vectors<S>(session_, phase, world_, epoch, own, slots, v);
-  }
-
-  __device__ __forceinline__ void rearm(Stage stage, uint32_t i, uint32_t epoch) {
-    cuda::rearm<S, kRanks>(call_, world_, slot(call_.own(), stage, epoch, 0, i));
+    arrivals.template rearm<S>(world_);
   }
 
   Session<Simple>& session_;

@@ -27,10 +27,9 @@ __device__ inline void publish(HostStatus* status, const StatusRecord& record) {
   *reinterpret_cast<volatile uint32_t*>(&status->ready) = 1;
 }
 
-/// Records a failure here and at the peers. The first one on a rank is the one that counts.
+/// Tells a failure here and to the peers. By the one thread of this rank that has claimed it.
 __device__ __noinline__ inline void report(const KernelCall& call, const CallDescriptor* other,
                                            Failure failure, Phase phase, Blame blame) {
-  if (atomicCAS(&call.header()->claimed, 0u, 1u) != 0) return;
   StatusRecord record;
   record.failure = failure;
   record.phase = phase;
@@ -59,7 +58,6 @@ __device__ __noinline__ inline void adopt(const KernelCall& call) {
 /// What a block has to report when it ends. A call from within a polling loop would cost every
 /// register of that loop, so threads leave a note and the end of the kernel reports it.
 struct FailureNote {
-  uint32_t taken;
   Failure failure;
   Phase phase;
   Blame blame;
@@ -74,34 +72,27 @@ __device__ __forceinline__ FailureNote& block_note() {
 /// A thread's patience: once a wait has failed, later ones return at once.
 class Patience {
  public:
-  /// By all threads of the block. Asks for the poison word, but does not wait for the answer: see
-  /// alive().
+  /// Asks for the poison word, but does not wait for the answer: see alive().
   __device__ explicit Patience(const KernelCall& call)
-      : call_(call), poison_(ptx::ld_relaxed_sys(&call.header()->poison)) {
-    if (threadIdx.x == 0) block_note().taken = 0;
-    __syncthreads();
-  }
+      : call_(call), poison_(ptx::ld_relaxed_sys(&call.header()->poison)) {}
 
   /// False when the communicator had failed before this call, or has since. To be asked before
   /// the first remote store, after this thread's first loads, so that all of them are in flight
   /// together.
   __device__ __forceinline__ bool alive() const { return poison_ == 0; }
 
-  /// Gives up, for the reason noted. The first note of a block counts.
+  /// Gives up. The first thread of this rank to do so notes why, and is the one that reports it.
   __device__ __forceinline__ void fail(Failure failure, Phase phase, Blame blame,
                                        const CallDescriptor* other = nullptr) {
-    poison_ = 1;
-    FailureNote& note = block_note();
-    if (atomicExch(&note.taken, 1u) != 0) return;
-    note.failure = failure;
-    note.phase = phase;
-    note.blame = blame;
-    note.other = other;
+    poison_ = kFailed;
+    if (atomicCAS(&call_.header()->claimed, 0u, 1u) != 0) return;
+    poison_ = kReporter;
+    block_note() = {failure, phase, blame, other};
   }
 
   /// Makes the block agree: false for all its threads when one of them has failed.
   __device__ bool agree() {
-    poison_ |= __syncthreads_or(!alive());
+    if (__syncthreads_or(!alive()) != 0 && alive()) poison_ = kFailed;
     return alive();
   }
 
@@ -125,19 +116,22 @@ class Patience {
     return true;
   }
 
-  /// Last thing in a kernel, by all threads of the block: tells what has failed.
-  __device__ __forceinline__ void conclude() {
-    if (__builtin_expect(__syncthreads_or(!alive()) == 0, 1) || threadIdx.x != 0) return;
-    const FailureNote& note = block_note();
-    if (note.taken != 0) {
+  /// Last thing in a kernel, by all threads of a block of which one has failed.
+  __device__ __forceinline__ void tell() const {
+    if (poison_ == kReporter) {
+      const FailureNote& note = block_note();
       report(call_, note.other, note.failure, note.phase, note.blame);
-    } else {
+    } else if (threadIdx.x == 0) {
       adopt(call_);
     }
   }
 
  private:
   static constexpr uint32_t kPollsPerLook = 128;  // about 100 us of polling at the most
+  // Values of poison_ that are no peer's: this thread has failed; it reports it, too.
+  static constexpr uint32_t kFailed = ~0u;
+  static constexpr uint32_t kReporter = ~1u;
+
   const KernelCall& call_;
   uint32_t poison_;
 };

@@ -13,15 +13,23 @@ struct KernelCall {
   const void* input;
   void* output;
   uint64_t numel;
-  SlotArea area;  // of the algorithm and dtype, where it pushes
+  // Of the slot area for algorithm and dtype, where it pushes.
+  TileEntry* entries;
+  char* arriving;         // this rank's slots: stage 0, parity 0, sent by rank 0
+  uint64_t vectors;       // that each rank sends to each, per stage
+  uint32_t capacity;      // of them in one use of all tiles
+  uint32_t source_bytes;  // from the slots of one sender to those of the next
+  uint32_t parity_bytes;  // from one parity to the other; twice that from stage to stage
   int32_t rank;
   int32_t world;
   ReduceOp reduce_op;
   PdlLevel pdl;
   bool check;
   uint32_t fingerprint;
-  char* peer[kMaxCudaRanks];  // regions by distance: peer[d] is that of rank (rank + d) % world
+  // By distance: d stands for rank (rank + d) % world.
+  char* outgoing[kMaxCudaRanks];  // this rank's slots at each peer: stage 0, parity 0
 
+  char* peer[kMaxCudaRanks];  // regions, likewise
   uint64_t timeout_ns;
   HostStatus* status;
   CallDescriptor descriptor;

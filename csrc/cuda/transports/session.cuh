@@ -47,9 +47,9 @@ __device__ __forceinline__ void same_call(const KernelCall& call, Patience& pati
   }
 }
 
-///
 /// `Simple`, here and below: the call that is worth straight code of its own. A sum of whole
-/// vectors, unchecked, in one use of the tiles, of at most one vector a thread.
+/// vectors, of equal parts where there are parts, unchecked, in one use of the tiles, of at most
+/// one vector a thread.
 template <bool Simple>
 class Session {
  public:
@@ -64,13 +64,18 @@ class Session {
   /// Whether this thread may still wait and store to peers: see Patience::alive.
   __device__ __forceinline__ bool alive() const { return patience.alive(); }
 
-  __device__ void finish() {
-    patience.conclude();
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-      // As an atomic without a result, which nothing waits for.
-      atomicAdd(reinterpret_cast<unsigned long long*>(&call.header()->sequence), 1ull);
-    }
+  /// `last` is what is left to do when every thread of the block has come so far.
+  template <typename F>
+  __device__ __forceinline__ void finish(F last) {
+    const bool failed = __syncthreads_or(!alive());
+    last();
+    if (blockIdx.x == 0 && threadIdx.x == 0 && !failed) ptx::red_add(&call.header()->sequence, 1);
     if (call.pdl == PdlLevel::end) ptx::griddepcontrol_launch_dependents();
+    // At the very end, where a call costs no registers.
+    if (__builtin_expect(failed, 0)) patience.tell();
+  }
+  __device__ __forceinline__ void finish() {
+    finish([] {});
   }
 
   const KernelCall& call;
@@ -86,48 +91,68 @@ __device__ __forceinline__ void next_use() {
   ptx::fence_acq_rel_sys();
 }
 
+/// Offset of vector i of a use from the slots of stage 0 and parity 0 of the same sender.
+template <typename S>
+__device__ __forceinline__ uint32_t slot_offset(const KernelCall& call, int stage, uint32_t epoch,
+                                                uint32_t i) {
+  return (2 * stage + (epoch & 1)) * call.parity_bytes + i * S::kWireBytes;
+}
+
+/// Where one vector arrives from each rank; this rank's own place is never written by anyone else.
+template <int Ranks>
+struct Arrivals {
+  char* slot[Ranks];
+  char* first;
+
+  /// `offset`: the vector's slot_offset.
+  __device__ __forceinline__ Arrivals(const KernelCall& call, uint32_t offset)
+      : first(call.arriving + offset) {
+#pragma unroll
+    for (int source = 0; source < Ranks; ++source) {
+      slot[source] = ptx::keep(call.arriving + (offset + source * call.source_bytes));
+    }
+  }
+
+  /// Arms what was read for its next use; with the own slot, which costs less than leaving it out.
+  template <typename S>
+  __device__ __forceinline__ void rearm(int world) const {
+#pragma unroll
+    for (int source = 0; source < Ranks; ++source) {
+      if (source < world) S::rearm(slot[source]);
+    }
+  }
+};
+
 /// Waits for one vector from every peer and takes `own` for this rank's: v in rank order.
-/// The vector of `source` arrives at slots + source * source_bytes.
 template <typename S, int Ranks, bool Simple>
 __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase phase, int world,
-                                              uint32_t epoch, const Vector& own, char* slots,
-                                              Vector (&v)[Ranks]) {
-  char* slot[Ranks];
-#pragma unroll
-  for (int source = 0; source < Ranks; ++source) {
-    slot[source] = ptx::keep(slots + uint64_t{session.call.area.source_bytes} * source);
-  }
+                                              uint32_t epoch, const Vector& own,
+                                              const Arrivals<Ranks>& arrivals, Vector (&v)[Ranks]) {
   const int rank = session.call.rank;
-  int missing = 0;
   return session.patience.wait(
       phase,
       [&] {
-        bool all = true;
+        uint32_t worst = 0;
 #pragma unroll
         for (int source = 0; source < Ranks; ++source) {
           Vector seen = own;
-          if (source < world && source != rank && !S::poll(slot[source], seen, epoch)) {
-            all = false;
-            missing = source;
+          if (source < world && source != rank) {
+            worst = max(worst, S::poll(arrivals.slot[source], seen, epoch));
           }
           v[source] = seen;
         }
-        return all;
+        return worst != ~0u;
       },
       [&] {
+        int missing = 0;
+        Vector seen;
+        while (missing < world - 1 &&
+               (missing == rank || S::poll(arrivals.first + missing * session.call.source_bytes,
+                                           seen, epoch) != ~0u)) {
+          ++missing;
+        }
         return Blame{missing, epoch, 0};
       });
-}
-
-/// Arms the slots that were read for their next use.
-template <typename S, int Ranks>
-__device__ __forceinline__ void rearm(const KernelCall& call, int world, char* slots) {
-#pragma unroll
-  for (int source = 0; source < Ranks; ++source) {
-    if (source < world && source != call.rank) {
-      S::rearm(slots + uint64_t{call.area.source_bytes} * source);
-    }
-  }
 }
 
 /// The tiles of the call's area that this block serves: vector i of a use belongs to tile
@@ -135,11 +160,10 @@ __device__ __forceinline__ void rearm(const KernelCall& call, int world, char* s
 template <bool Simple>
 class Tiles {
  public:
-  /// `vectors`: what the call sends from each rank to each.
-  __device__ Tiles(const KernelCall& call, uint64_t vectors)
-      : entries_(reinterpret_cast<TileEntry*>(call.own() + call.area.entries)),
-        capacity_(call.area.tiles * kTileVectors),
-        used_(vectors < capacity_ ? static_cast<uint32_t>(vectors) : capacity_) {
+  __device__ explicit Tiles(const KernelCall& call)
+      : entries_(call.entries),
+        used_(Simple || call.vectors < call.capacity ? static_cast<uint32_t>(call.vectors)
+                                                     : call.capacity) {
     // The first tile's answer is looked at when the call ends, so that nothing waits for it.
     if (leads() && first() < used_) first_mark_ = atomicExch(&entry_of(first())->busy, 1u);
     if constexpr (!Simple) {
@@ -148,9 +172,6 @@ class Tiles {
       }
     }
   }
-
-  /// Vectors that one use of all tiles carries; a longer call uses them several times.
-  __device__ uint32_t capacity() const { return capacity_; }
 
   /// Calls f with each of the first n vectors that are this thread's, n at most the capacity.
   template <typename F>
@@ -163,7 +184,7 @@ class Tiles {
   }
 
   /// Epoch of the tile of vector i, before this call.
-  __device__ uint32_t epoch(uint32_t i) const { return ptx::ld_here(&entry_of(i)->epoch); }
+  __device__ uint32_t epoch(uint32_t i) { return epoch_ = ptx::ld_here(&entry_of(i)->epoch); }
 
   /// Last thing in a kernel, by all the block's threads: ends the session and advances the epochs
   /// by the uses that this call made of each tile, the last of them of `last` vectors.
@@ -171,12 +192,17 @@ class Tiles {
     if ((first_mark_ | other_marks_) != 0 && session.alive()) {
       session.patience.fail(Failure::overlap, Phase::none, Blame{session.call.rank, 0, 1});
     }
-    session.finish();  // behind its barrier every thread of the block has read its epochs
-    if (!leads()) return;
-    for_own(used_, [&](uint32_t i) {
+    session.finish([&] {  // every thread of the block has read its epochs
+      if (!leads()) return;
       // One 8-byte store: the epoch never shows without the mark cleared.
-      *reinterpret_cast<uint2*>(entry_of(i)) =
-          make_uint2(epoch(i) + uses - (i < last ? 0u : 1u), 0u);
+      const auto advance = [&](uint32_t i, uint32_t to) {
+        *reinterpret_cast<uint2*>(entry_of(i)) = make_uint2(to, 0u);
+      };
+      if constexpr (Simple) {
+        if (first() < used_) advance(first(), epoch_ + 1);
+      } else {
+        for_own(used_, [&](uint32_t i) { advance(i, epoch(i) + uses - (i < last ? 0u : 1u)); });
+      }
     });
   }
 
@@ -189,8 +215,8 @@ class Tiles {
   __device__ uint32_t stride() const { return gridDim.x * blockDim.x; }
 
   TileEntry* entries_;
-  uint32_t capacity_;
   uint32_t used_;
+  uint32_t epoch_ = 0;  // as read last
   uint32_t first_mark_ = 0;
   uint32_t other_marks_ = 0;
 };

@@ -40,14 +40,15 @@ struct SentinelSlots {
     }
   }
 
-  /// True once every word of the vector has arrived.
-  static __device__ __forceinline__ bool poll(const char* slot, Vector& v, uint32_t) {
+  /// All ones while a word of the vector is still to come, something less once all are there:
+  /// the largest of several answers says whether all of them have arrived.
+  static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v, uint32_t) {
     if constexpr (kWide) {
       v = ptx::ld_relaxed_sys_b64(reinterpret_cast<const Vector*>(slot));
-      return (v.word[0] & v.word[1]) != ~0u && (v.word[2] & v.word[3]) != ~0u;
+      return max(v.word[0] & v.word[1], v.word[2] & v.word[3]);
     } else {
       v = ptx::ld_relaxed_sys(reinterpret_cast<const Vector*>(slot));
-      return v.word[0] != ~0u && v.word[1] != ~0u && v.word[2] != ~0u && v.word[3] != ~0u;
+      return max(max(v.word[0], v.word[1]), max(v.word[2], v.word[3]));
     }
   }
 
@@ -71,12 +72,13 @@ struct PairSlots {
     ptx::st_relaxed_sys_b64(pairs + 1, {{v.word[2], epoch, v.word[3], epoch}});
   }
 
-  static __device__ __forceinline__ bool poll(const char* slot, Vector& v, uint32_t epoch) {
+  static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v, uint32_t epoch) {
     const Vector* pairs = reinterpret_cast<const Vector*>(slot);
     const Vector low = ptx::ld_relaxed_sys_b64(pairs), high = ptx::ld_relaxed_sys_b64(pairs + 1);
     v = {{low.word[0], low.word[2], high.word[0], high.word[2]}};
-    return low.word[1] == epoch && low.word[3] == epoch && high.word[1] == epoch &&
-           high.word[3] == epoch;
+    const bool arrived = low.word[1] == epoch && low.word[3] == epoch && high.word[1] == epoch &&
+                         high.word[3] == epoch;
+    return arrived ? 0 : ~0u;
   }
 
   static __device__ __forceinline__ void rearm(char*) {}
