@@ -258,23 +258,63 @@ HostStatus* allocate_status() {
 
 void free_status(HostStatus* status) { cudaFreeHost(status); }
 
+namespace {
+
+/// A stream of its own for copies between host and region, which so wait for no kernel.
+class CopyStream {
+ public:
+  CopyStream() {
+    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  }
+  ~CopyStream() { cudaStreamDestroy(stream_); }
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+
+  template <typename T>
+  void read(T& to, const T& from) {
+    require(cudaMemcpyAsync(&to, &from, sizeof(T), cudaMemcpyDeviceToHost, stream_),
+            "reading the region");
+    require(cudaStreamSynchronize(stream_), "reading the region");
+  }
+  template <typename T>
+  void write(T& to, const T& from) {
+    require(cudaMemcpyAsync(&to, &from, sizeof(T), cudaMemcpyHostToDevice, stream_),
+            "telling the peers");
+    require(cudaStreamSynchronize(stream_), "telling the peers");
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+void record_here(HostStatus& status, const StatusRecord& record) {
+  // A kernel that has found the same failure meanwhile keeps the word.
+  if (__atomic_load_n(&status.ready, __ATOMIC_ACQUIRE) != 0) return;
+  status.record = record;
+  __atomic_store_n(&status.ready, 1u, __ATOMIC_RELEASE);
+}
+
+}  // namespace
+
 void report(const RankView& view, const StatusRecord& record) {
-  // No kernel of this communicator is running: the fallback has none that waits.
-  if (__atomic_load_n(&view.status->ready, __ATOMIC_ACQUIRE) != 0) return;
-  view.status->record = record;
-  __atomic_store_n(&view.status->ready, 1u, __ATOMIC_RELEASE);
+  record_here(*view.status, record);
   if (view.region[0] == nullptr) return;  // fallback only: nothing that peers could look at
-  cudaStream_t stream = nullptr;
-  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "telling the peers");
-  const uint32_t poison = static_cast<uint32_t>(view.rank) + 1;
+  CopyStream stream;
   for (int peer = 0; peer < view.world; ++peer) {
     RegionHeader* header = view.header(peer);
-    cudaMemcpyAsync(&header->inbox[view.rank], &record, sizeof(record), cudaMemcpyHostToDevice,
-                    stream);
-    cudaMemcpyAsync(&header->poison, &poison, sizeof(poison), cudaMemcpyHostToDevice, stream);
+    stream.write(header->inbox[view.rank], record);
+    stream.write(header->poison, static_cast<uint32_t>(view.rank) + 1);
   }
-  cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
+}
+
+void adopt_reported(const RankView& view) {
+  CopyStream stream;
+  uint32_t poison = 0;
+  stream.read(poison, view.header(view.rank)->poison);
+  if (poison == 0) return;
+  StatusRecord record;
+  stream.read(record, view.header(view.rank)->inbox[poison - 1]);
+  record_here(*view.status, record);
 }
 
 }  // namespace collx::cuda

@@ -33,4 +33,8 @@ void free_status(HostStatus* status);
 /// waiting for this device's streams.
 void report(const RankView& view, const StatusRecord& record);
 
+/// Takes over into view.status what a peer has reported while no kernel of this rank was there to
+/// see it. Reads the region by the copy engine: waits for no kernel.
+void adopt_reported(const RankView& view);
+
 }  // namespace collx::cuda

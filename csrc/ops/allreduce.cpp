@@ -74,6 +74,7 @@ Plan make_plan(const Communicator& communicator, const ReductionOptions& options
   request.algorithm = options.algorithm;
   request.max_blocks = options.max_blocks;
   request.room = communicator.options().blocks;
+  request.spare_room = communicator.spare_blocks();
   request.capabilities.peer_access = communicator.has_regions();
   return communicator.tuned(select(request));
 }

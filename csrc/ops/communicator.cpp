@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "../cpu/allreduce.h"
+#include "../cpu/failure.h"
 #include "../protocol/cpu_layout.h"
 #include "../protocol/selection.h"
 #include "errors.h"
@@ -34,6 +35,8 @@ void check_options(const CommunicatorOptions& o) {
                     "collx: regions: got ", o.regions.size(), " for ", o.world_size, " ranks");
   TORCH_CHECK_VALUE(o.timeout_ms > 0, "collx: timeout_ms: got ", o.timeout_ms,
                     "; accepted: 1 and more");
+  TORCH_CHECK_VALUE(o.spare_blocks >= 0, "collx: spare_blocks: got ", o.spare_blocks,
+                    "; accepted: 0 and more");
   TORCH_CHECK_VALUE(o.blocks >= 1, "collx: blocks: got ", o.blocks, "; accepted: 1 and more");
 }
 
@@ -110,6 +113,10 @@ void Communicator::tune(int blocks, int threads) {
   tuned_threads_ = threads;
 }
 
+int Communicator::spare_blocks() const {
+  return registry::live_on_device(options_.device.index()) == 1 ? options_.spare_blocks : 0;
+}
+
 Plan Communicator::tuned(Plan plan) const {
   if (tuned_blocks_ == 0 || plan.algorithm == Algorithm::fallback || !on_cuda()) return plan;
   return {plan.algorithm, tuned_blocks_, tuned_threads_};
@@ -125,7 +132,19 @@ std::string Communicator::describe_failure(const StatusRecord& record) const {
       record, {options_.name, options_.rank, static_cast<double>(options_.timeout_ms) / 1000.0});
 }
 
+void Communicator::adopt_reported() {
+  if (!has_regions() || status_.ready() || destroyed() || forked()) return;
+  if (!on_cuda()) {
+    if (cpu::poisoned(view_)) cpu::adopt(view_);
+    return;
+  }
+#if COLLX_CUDA
+  if (!capturing(options_.device)) cuda::adopt_reported(view_);
+#endif
+}
+
 void Communicator::check(const char* op, const std::string& detail) {
+  adopt_reported();
   const std::optional<StatusRecord> record = failure();
   if (!record) return refuse_if_destroyed(op);
   failure_raised_.store(true, std::memory_order_relaxed);

@@ -38,6 +38,7 @@ struct CommunicatorOptions {
   bool check;
   bool deterministic;
   int blocks;
+  int spare_blocks;  // usable besides while no other communicator is on the device
 };
 
 /// The layout for the device, as every rank computes it.
@@ -77,6 +78,8 @@ class Communicator {
   void tune(int blocks, int threads);
   /// The selected plan, or the tuner's.
   Plan tuned(Plan plan) const;
+  /// Blocks that nobody else on the device counts on at present.
+  int spare_blocks() const;
 
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
   SymmetricMemory& symmetric() { return symmetric_; }
@@ -96,6 +99,8 @@ class Communicator {
   void destroy();
 
  private:
+  /// Takes over what a peer has reported while no call of this rank was there to see it.
+  void adopt_reported();
   void refuse_if_destroyed(const char* op) const;
   std::string describe_failure(const StatusRecord& record) const;
 

@@ -24,6 +24,9 @@ struct Request {
   Algorithm algorithm = Algorithm::automatic;  // as asked for
   int max_blocks = 0;                          // as asked for; 0: no bound
   int room = 1;  // blocks of kFullBlock threads that the communicator may use at once
+  // More of them, for algorithms that push: their grids need not be equal, since epochs belong to
+  // tiles, so this one value may differ from rank to rank.
+  int spare_room = 0;
   Capabilities capabilities;
 };
 
@@ -42,9 +45,9 @@ inline constexpr uint64_t kAnySize = ~0ull;
 
 // The first row that fits is taken.
 inline constexpr SelectionRow kSelection[] = {
-    {DeviceKind::cuda, true, false, 2, 384 << 10, Algorithm::oneshot_push},
-    {DeviceKind::cuda, true, false, 4, 256 << 10, Algorithm::oneshot_push},
-    {DeviceKind::cuda, true, false, 8, 128 << 10, Algorithm::oneshot_push},
+    {DeviceKind::cuda, true, false, 2, 1 << 20, Algorithm::oneshot_push},
+    {DeviceKind::cuda, true, false, 4, 192 << 10, Algorithm::oneshot_push},
+    {DeviceKind::cuda, true, false, 8, 96 << 10, Algorithm::oneshot_push},
     {DeviceKind::cuda, true, true, 8, 12 << 20, Algorithm::twoshot_push},
     {DeviceKind::cuda, true, true, 8, kAnySize, Algorithm::pull_push},
     {DeviceKind::cuda, true, false, 8, kAnySize, Algorithm::twoshot_push},
@@ -110,7 +113,8 @@ constexpr Plan select(const Request& r) {
   if (push) {
     plan.threads = work <= 16384 ? 64 : work <= 32768 ? 128 : work <= 65536 ? 256 : kFullBlock;
   }
-  uint64_t room = static_cast<uint64_t>(r.room) * static_cast<uint64_t>(kFullBlock / plan.threads);
+  uint64_t room = static_cast<uint64_t>(r.room + (push ? r.spare_room : 0)) *
+                  static_cast<uint64_t>(kFullBlock / plan.threads);
   if (r.max_blocks > 0 && static_cast<uint64_t>(r.max_blocks) < room) {
     room = static_cast<uint64_t>(r.max_blocks);
   }

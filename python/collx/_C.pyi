@@ -53,9 +53,11 @@ class Communicator:
         check: bool,
         deterministic: bool,
         blocks: int,
+        spare_blocks: int = 0,
     ) -> None:
         """`regions`: address of every rank's region as mapped here; empty: fallback only.
-        `blocks`: blocks of 512 threads that this communicator may use at once."""
+        `blocks`: blocks of 512 threads that this communicator may use at once; `spare_blocks`:
+        more of them, for algorithms that push, while it is alone on the device."""
 
     name: str
     group_name: str

@@ -28,7 +28,6 @@ from collx.errors import InitError
 __all__ = ["STEPS", "Arguments", "Setup", "Step", "run"]
 
 DEFAULT_PAYLOAD_BYTES = 96 << 20  # the most that a rank's region takes
-_SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # PyTorch's own switch
 PUSH_AND_PULL = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "pull_push")
 
 
@@ -65,6 +64,8 @@ class Setup:
     sample: torch.Tensor | None = None  # symmetric memory for the self-test, and no longer
     samples: list[int] = field(default_factory=list)
     blocks: int = 1
+    spare_blocks: int = 0
+    same_index: bool = False  # two ranks give different GPUs one index
     communicator: extension.Communicator | None = None
 
     def leave(self) -> None:
@@ -172,18 +173,19 @@ def _agree_on_machine(setup: Setup, values: list[Any]) -> None:
 
 
 def _state_device(setup: Setup) -> list[str]:
-    """The unique id of this rank's device, then those of the devices that it cannot reach. Its own
-    is among them unless ranks may share it."""
+    """The unique id of this rank's device and its index, then the ids of the devices that it cannot
+    reach. Its own is among them unless ranks may share it."""
     device = setup.arguments.device
     if device.type != "cuda":
         return []
     own = _uuid(device.index)
+    index = str(device.index)
     unreachable = [
         _uuid(other)
         for other in range(torch.cuda.device_count())
         if other != device.index and not torch.cuda.can_device_access_peer(device.index, other)
     ]
-    return [own, *unreachable, *([] if os.environ.get(_SHARING) == "1" else [own])]
+    return [own, index, *unreachable, *([] if os.environ.get(_symmetric.SHARING) == "1" else [own])]
 
 
 def _uuid(index: int) -> str:
@@ -195,11 +197,13 @@ def _agree_on_peer_access(setup: Setup, values: list[Any]) -> None:
     and the self-test will tell."""
     if setup.arguments.device.type != "cuda" or setup.fallback_reason is not None:
         return
-    for rank, (own, *unreachable) in enumerate(values):
+    places = {(own, index) for own, index, *_ in values}
+    setup.same_index = len({index for _, index in places}) < len(places)
+    for rank, (own, _index, *unreachable) in enumerate(values):
         for peer, (device, *_) in enumerate(values):
             if peer != rank and device in unreachable:
                 setup.fallback_reason = (
-                    f"ranks {rank} and {peer} share a GPU, and {_SHARING}=1 is not set"
+                    f"ranks {rank} and {peer} share a GPU, and {_symmetric.SHARING}=1 is not set"
                     if device == own
                     else f"rank {rank} has no peer access to rank {peer}'s GPU"
                 )
@@ -257,6 +261,7 @@ def _meet(setup: Setup) -> None:
     if setup.region is None or setup.sample is None:
         return
     assert setup.rendezvous is not None
+    setup.rendezvous.same_index = setup.same_index
     setup.regions, _ = setup.rendezvous.exchange(setup.region)
     setup.samples, _ = setup.rendezvous.exchange(setup.sample)
 
@@ -272,7 +277,11 @@ def _offer_blocks(setup: Setup) -> int:
         if given.device.type == "cuda" and given.blocks > resident:
             raise ValueError(f"blocks={given.blocks}, but the device holds {resident} at once")
         return given.blocks
-    return max(1, resident // 2)
+    # Half, so that another communicator may be used at once. What is left over is used for now by
+    # the algorithms that push: it is worth a tenth of their time from 8 MiB on.
+    offer = max(1, resident // 2)
+    setup.spare_blocks = resident - offer
+    return offer
 
 
 def _take_smallest(setup: Setup, values: list[Any]) -> None:
@@ -294,6 +303,7 @@ def _create(setup: Setup) -> None:
         check=given.check,
         deterministic=given.deterministic,
         blocks=setup.blocks,
+        spare_blocks=setup.spare_blocks,
     )
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import torch
@@ -24,7 +25,9 @@ from torch.distributed._symmetric_memory import _SymmetricMemory
 
 from collx._vote import bounded
 
-__all__ = ["Rendezvous", "allocate", "backend"]
+__all__ = ["SHARING", "Rendezvous", "allocate", "backend"]
+
+SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # PyTorch's own switch
 
 _PROCESS_WIDE_NUMBER = re.compile(r"^(.*CUDASymmetricMemory/)(\d+)(/\d+)$")
 
@@ -49,6 +52,21 @@ class _BoundedStore(dist.Store):
         """Starts the keys of the next rendezvous."""
         self._meeting += 1
         self._first = None
+
+    @contextlib.contextmanager
+    def _devices_told_apart(self) -> Iterator[None]:
+        """PyTorch's rendezvous takes equal indices for one device, which they are not where each
+        rank sees a GPU of its own by CUDA_VISIBLE_DEVICES (hazard 21). Init has compared ids."""
+        before = os.environ.get(SHARING)
+        if self.same_index:
+            os.environ[SHARING] = "1"
+        try:
+            yield
+        finally:
+            if self.same_index and before is None:
+                os.environ.pop(SHARING, None)
+            elif self.same_index and before is not None:
+                os.environ[SHARING] = before
 
     def forget(self) -> None:
         """Removes what this rank has written."""
@@ -105,6 +123,7 @@ class Rendezvous:
         self.name = name
         self._timeout = timeout
         self._world_size = world_size
+        self.same_index = False  # two ranks give different GPUs one index
         self._store = _BoundedStore(dist.PrefixStore(name, store), timeout)
         self._group: c10d.ProcessGroup | None = c10d.ProcessGroup(self._store, rank, world_size)
         c10d._register_process_group(dist.distributed_c10d.GroupName(name), self._group)
@@ -121,12 +140,28 @@ class Rendezvous:
             if tensor.is_cuda:
                 torch.cuda.set_device(tensor.device)  # the thread is a new one
             self._store.begin()
-            return _SymmetricMemory.rendezvous(tensor, self.name)
+            with self._devices_told_apart():
+                return _SymmetricMemory.rendezvous(tensor, self.name)
 
         handle = bounded(meet, self._timeout + _GRACE, "rendezvous")
         # From a pool, the storage starts inside of the block that was exchanged.
         offset = base - handle.buffer_ptrs[handle.rank]
         return [pointer + offset for pointer in handle.buffer_ptrs], offset
+
+    @contextlib.contextmanager
+    def _devices_told_apart(self) -> Iterator[None]:
+        """PyTorch's rendezvous takes equal indices for one device, which they are not where each
+        rank sees a GPU of its own by CUDA_VISIBLE_DEVICES (hazard 21). Init has compared ids."""
+        before = os.environ.get(SHARING)
+        if self.same_index:
+            os.environ[SHARING] = "1"
+        try:
+            yield
+        finally:
+            if self.same_index and before is None:
+                os.environ.pop(SHARING, None)
+            elif self.same_index and before is not None:
+                os.environ[SHARING] = before
 
     def forget(self) -> None:
         """Removes this rank's keys from the store, when no rank needs them any more."""

@@ -19,8 +19,9 @@ ALGORITHMS = ("oneshot_push", "twoshot_push", "pull_push", "oneshot_pull", "twos
 
 
 def _captured(rank: Rank, communicator: Any, algorithm: str, numel: int = 1000) -> Any:
-    source, out = communicator.empty((numel,)).fill_(1), communicator.empty((numel,))
-    if algorithm != "pull_push":
+    if algorithm == "pull_push":
+        source, out = communicator.empty((numel,)).fill_(1), communicator.empty((numel,))
+    else:
         source, out = ones(rank, numel), torch.empty(numel, device=rank.device)
     calls = 3 if rank.world.shared else CALLS
     graph = torch.cuda.CUDAGraph()
