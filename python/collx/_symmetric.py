@@ -53,21 +53,6 @@ class _BoundedStore(dist.Store):
         self._meeting += 1
         self._first = None
 
-    @contextlib.contextmanager
-    def _devices_told_apart(self) -> Iterator[None]:
-        """PyTorch's rendezvous takes equal indices for one device, which they are not where each
-        rank sees a GPU of its own by CUDA_VISIBLE_DEVICES (hazard 21). Init has compared ids."""
-        before = os.environ.get(SHARING)
-        if self.same_index:
-            os.environ[SHARING] = "1"
-        try:
-            yield
-        finally:
-            if self.same_index and before is None:
-                os.environ.pop(SHARING, None)
-            elif self.same_index and before is not None:
-                os.environ[SHARING] = before
-
     def forget(self) -> None:
         """Removes what this rank has written."""
         for key in self._written:
