@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from .rank import serve
@@ -210,6 +211,13 @@ class Pool:
         for rank in wanted:
             if rank in results:
                 failures.setdefault(rank, "finished without an error")
+
+
+def some_stand_for_all(pool: Pool, run_where_shared: bool) -> None:
+    """Skips a case where ranks share a GPU, unless it is one of those that stand for the rest:
+    there a call, and above all an init, takes a hundred times as long."""
+    if pool.shared and not run_where_shared:
+        pytest.skip("ranks share a GPU: other cases of this test stand for this one")
 
 
 class Pools:

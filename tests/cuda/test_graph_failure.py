@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.common.attempt import SLACK, Attempt, allreduce, attempt, finish, ones, works
-from tests.common.pool import Pool
+from tests.common.pool import Pool, some_stand_for_all
 from tests.common.rank import Rank
 
 TIMEOUT = 1.0
@@ -60,8 +60,7 @@ def _absent(rank: Rank, algorithm: str) -> dict[str, Attempt]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_rank_that_never_replays_is_named_in_time(pool: Pool, algorithm: str) -> None:
     """Hazard 8, captured: no crash of the context, and every later call refuses at once."""
-    if pool.shared and pool.size > 2 and algorithm != "oneshot_push":
-        pytest.skip("ranks that share a GPU: one algorithm stands for all")
+    some_stand_for_all(pool, pool.size == 2 or algorithm == "oneshot_push")
     absent = pool.size - 1
     for rank, found in enumerate(pool.run(_absent, algorithm)):
         assert found["replay"].error == "CollectiveTimeout", found

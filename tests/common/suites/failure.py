@@ -12,7 +12,7 @@ import torch
 
 from ..attempt import SLACK, Attempt, allreduce, attempt, finish, ones, works
 from ..cases import ALGORITHMS
-from ..pool import Pool
+from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
 TIMEOUT = 1.0
@@ -67,6 +67,7 @@ def _one_never_comes(rank: Rank, algorithm: str, absent: int) -> dict[str, Attem
 def test_a_rank_that_never_comes_is_named_on_every_rank(pool: Pool, algorithm: str) -> None:
     """Hazard 8: the error names op and missing rank, in time; the poisoned communicator refuses
     further work and is destroyed locally; a new one on the same group works."""
+    some_stand_for_all(pool, pool.size == 2 or algorithm in ("oneshot_push", "twoshot_pull"))
     absent = pool.size - 1
     for rank, found in enumerate(pool.run(_one_never_comes, algorithm, absent)):
         _assert_named(found["call"], "CollectiveTimeout", "allreduce", f"rank {absent}")
@@ -100,8 +101,7 @@ def test_survivors_of_a_killed_rank_raise_and_nothing_stays_behind(
     pool: Pool, algorithm: str
 ) -> None:
     """Hazard 22: SIGKILL at any moment; nothing is left in /dev/shm."""
-    if pool.shared and algorithm != "oneshot_push":
-        pytest.skip("ranks that share a GPU: one algorithm stands for all")
+    some_stand_for_all(pool, algorithm == "oneshot_push" and pool.size == 2)
     before = _left_in_shm()
     victim = pool.size - 1
     pool.submit(_call_until_failure, algorithm)

@@ -26,12 +26,15 @@ from ..values import DTYPES, REDUCE_OPS, legal_ops
 EVERY = ("auto", *ALGORITHMS)
 
 
-def check(pool: Pool, cases: Iterable[Case], key: str = "default", budget: int = 1000) -> None:
+SHARED_BUDGET = {1: 100, 2: 24, 3: 12, 4: 12, 8: 8}
+
+
+def check(pool: Pool, cases: Iterable[Case], key: str = "default", budget: int = 600) -> None:
     """Checks the cases on all ranks; fewer of them where each takes long."""
     if pool.shared:
-        budget = max(12, min(budget // 10, 160 // pool.size))
+        budget = min(budget, SHARED_BUDGET[pool.size])
     elif pool.world.device == "cpu":
-        budget = max(40, budget // max(1, pool.size - 1))
+        budget = max(30, budget // max(1, pool.size - 1))
     assert_none(pool.run(run_cases, sampled(cases, budget), key))
 
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from ..attempt import SLACK, Attempt, allreduce, attempt, ones, works
-from ..pool import Pool
+from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
 TIMEOUT = 1.0
+STEPS_WHERE_SHARED = ("arguments", "allocate", "rendezvous", "self-test")
 STEP_NAMES = (
     "arguments",
     "machine",
@@ -97,8 +98,7 @@ def _fault(rank: Rank, where: int, step: str) -> Attempt:
 @pytest.mark.parametrize("step", STEP_NAMES)
 def test_a_fault_in_a_step_fails_init_alike_on_all_ranks(pool: Pool, step: str) -> None:
     """Hazard 6: the same InitError everywhere, with rank, step and cause; then init works."""
-    if pool.shared and pool.size > 2:
-        pytest.skip("ranks that share a GPU: two ranks stand for all")
+    some_stand_for_all(pool, pool.size == 2)
     where = pool.size - 1
     results = pool.run(_fault, where, step)
     assert {result.message for result in results} == {results[0].message}
@@ -127,6 +127,7 @@ def _absence(rank: Rank, where: int, step: str) -> Attempt:
 @pytest.mark.parametrize("step", STEP_NAMES)
 def test_a_rank_that_never_reaches_a_step_fails_init_in_time(pool: Pool, step: str) -> None:
     """Hazards 6 and 8: no step of init waits without limit."""
+    some_stand_for_all(pool, step in STEPS_WHERE_SHARED)
     present, absent = pool.run(_absence, 1, step)
     for result in (present, absent):
         assert result.error == "InitError", result
@@ -135,8 +136,8 @@ def test_a_rank_that_never_reaches_a_step_fails_init_in_time(pool: Pool, step: s
     # PyTorch's own rendezvous is given its limit, and the vote after it another.
     limits = 2 if step == "rendezvous" else 1
     assert present.seconds < limits * TIMEOUT + SLACK, present
-    # A process whose rendezvous was given up need not be reusable.
-    pool.kill()
+    if step == "rendezvous":
+        pool.kill()  # a process whose rendezvous was given up need not be reusable
 
 
 def _delay(rank: Rank, step: str) -> Attempt:
@@ -164,6 +165,7 @@ def _death(rank: Rank, where: int, step: str) -> Attempt:
 @pytest.mark.parametrize("step", ["arguments", "allocate", "rendezvous", "self-test", "ready"])
 def test_a_rank_killed_within_init_fails_it_in_time(pool: Pool, step: str) -> None:
     """Hazards 6 and 22: also before the rendezvous; nothing is left behind."""
+    some_stand_for_all(pool, step in STEPS_WHERE_SHARED[1:])
     pool.submit(_death, 1, step)
     try:
         (survivor,) = pool.collect([0], deadline=30.0)
