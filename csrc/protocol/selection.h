@@ -48,8 +48,6 @@ inline constexpr SelectionRow kSelection[] = {
     {DeviceKind::cuda, true, false, 2, 1 << 20, Algorithm::oneshot_push},
     {DeviceKind::cuda, true, false, 4, 192 << 10, Algorithm::oneshot_push},
     {DeviceKind::cuda, true, false, 8, 96 << 10, Algorithm::oneshot_push},
-    {DeviceKind::cuda, true, true, 8, 12 << 20, Algorithm::twoshot_push},
-    {DeviceKind::cuda, true, true, 8, kAnySize, Algorithm::pull_push},
     {DeviceKind::cuda, true, false, 8, kAnySize, Algorithm::twoshot_push},
     {DeviceKind::cuda, false, false, 8, 128 << 10, Algorithm::oneshot_push},
     {DeviceKind::cuda, false, true, 8, kAnySize, Algorithm::pull_push},
