@@ -1,0 +1,226 @@
+/* The pull forms: blocks of equal number on every rank, block b of one rank meeting block b of the
+ * others at flags that count up. How many blocks a call has is chosen freely, call by call, and
+ * counts start so that they wrap around (here they have three bits).
+ *
+ * Default: symmetric tensors. Between a start and a closing barrier every block reads the inputs of
+ * all peers and stores into the outputs of all peers; the user overwrites the input as soon as the
+ * call has ended, and looks at the output.
+ * STAGED: each block copies its share into one of two halves of the region, in turn, CHUNKS times a
+ * call, and reads the peers' shares after a barrier; one closing barrier ends the call.
+ *
+ *   W, BLOCKS, CALLS, CHUNKS
+ * Mutants: NO_CLOSING (no closing barrier), RELAXED (flags not held behind earlier stores), EQUAL
+ * (a peer that is ahead is not let pass), UNSIGNED (no signed difference), ONE_HALF (staging in one
+ * buffer), OTHER_BLOCK (a block reads what another block has staged).
+ *
+ * Checked: what is read is what its owner wrote for this very call and chunk; outputs are final
+ * when the call has ended; every call ends.
+ */
+#ifndef CHUNKS
+#define CHUNKS 1
+#endif
+#define FIRST_EPOCH 6
+#define EPOCHS 8
+
+#ifdef EQUAL
+#define REACHED(seen, expected) ((seen) == (expected))
+#else
+#ifdef UNSIGNED
+#define REACHED(seen, expected) ((seen) >= (expected))
+#else
+#define REACHED(seen, expected) (((seen) + EPOCHS - (expected)) % EPOCHS < EPOCHS / 2)
+#endif
+#endif
+
+#ifdef RELAXED
+#define RELEASE true
+#else
+#define RELEASE (flying[me * BLOCKS + block] == 0)
+#endif
+
+#ifdef ONE_HALF
+#define HALVES 1
+#else
+#define HALVES 2
+#endif
+
+/* Data cells: outputs [owner][writer][block], or staged shares [owner][half][block]. */
+#ifdef STAGED
+#define CELLS (W * HALVES * BLOCKS)
+#define CELL(rank, half, block) (((rank) * HALVES + (half) % HALVES) * BLOCKS + (block))
+#define WRITER(c) ((c) / BLOCKS / HALVES * BLOCKS + (c) % BLOCKS)
+#else
+#define CELLS (W * W * BLOCKS)
+#define CELL(rank, writer, block) (((rank) * W + (writer)) * BLOCKS + (block))
+#define WRITER(c) ((c) / BLOCKS % W * BLOCKS + (c) % BLOCKS)
+#endif
+byte cell[CELLS];
+byte cell_flying[CELLS];
+
+#define FLAG(owner, block, sender) (((owner) * BLOCKS + (block)) * W + (sender))
+byte flag[W * BLOCKS * W]; /* lands at once: taking its time is the same as its reader looking later */
+
+byte flying[W * BLOCKS]; /* stores of each block that have not landed */
+byte input[W];           /* number of the call that the user has written it for */
+byte blocks[CALLS + 1];  /* of call 1, 2, ... */
+byte launched[W];
+byte ended[W]; /* blocks that have ended, over all calls */
+byte finished;
+
+/* Calls and chunks are counted from 1 over the whole run. */
+#define CHUNK(call, chunk) (((call) - 1) * CHUNKS + (chunk) + 1)
+
+inline store(c, value) {
+  atomic {
+    cell_flying[c] == 0 -> cell_flying[c] = value; flying[me * BLOCKS + block]++
+  }
+}
+
+inline barrier() {
+  RELEASE;
+  d_step {
+    epoch = (epoch + 1) % EPOCHS;
+    p = 0;
+    do
+    :: p < W -> flag[FLAG(p, block, me)] = epoch; p++
+    :: else -> break
+    od;
+    p = 0
+  };
+  do
+  :: p < W && p != me -> REACHED(flag[FLAG(me, block, p)], epoch) -> p++
+  :: p == me -> p++
+  :: p == W -> break
+  od;
+  p = 0
+}
+
+#ifdef OTHER_BLOCK
+#define FOREIGN(block, call) (blocks[call] - 1 - (block))
+#else
+#define FOREIGN(block, call) (block)
+#endif
+
+proctype thread_block(byte me; byte block) {
+  byte epoch, call, p, chunk;
+  epoch = FIRST_EPOCH;
+  call = 1;
+end:
+  do
+  :: call <= CALLS && launched[me] >= call && block >= blocks[call] -> call++
+  :: call <= CALLS && launched[me] == call && block < blocks[call] ->
+#ifdef STAGED
+     chunk = 0;
+     do
+     :: chunk < CHUNKS ->
+        store(CELL(me, chunk, block), CHUNK(call, chunk));
+        barrier();
+        do
+        :: p < W ->
+           assert(p == me ||
+                  cell[CELL(p, chunk, FOREIGN(block, call))] == CHUNK(call, chunk));
+           p++
+        :: else -> break
+        od;
+        p = 0;
+        chunk++
+     :: else -> break
+     od;
+     chunk = 0;
+#else
+     barrier();
+     do
+     :: p < W ->
+        assert(input[p] == call);
+        if
+        :: p != me -> store(CELL(p, me, block), call)
+        :: else
+        fi;
+        p++
+     :: else -> break
+     od;
+     p = 0;
+#endif
+#ifndef NO_CLOSING
+     barrier();
+#endif
+     /* The kernel's end. */
+     flying[me * BLOCKS + block] == 0;
+     atomic { ended[me]++; call++ }
+  od
+}
+
+/* The stream: what stands before, between and behind the calls. */
+proctype stream(byte me) {
+  byte call, p, b, expected;
+  call = 1;
+  do
+  :: call <= CALLS ->
+     atomic { input[me] = call; launched[me] = call; expected = expected + blocks[call] };
+     ended[me] == expected;
+#ifndef STAGED
+     d_step {
+       p = 0;
+       do
+       :: p < W ->
+          b = 0;
+          do
+          :: b < blocks[call] -> assert(p == me || cell[CELL(me, p, b)] == call); b++
+          :: else -> break
+          od;
+          p++
+       :: else -> break
+       od;
+       p = 0; b = 0
+     };
+#endif
+     call++
+  :: else -> break
+  od;
+  finished++
+}
+
+proctype cell_wire(byte c) {
+end:
+  do
+  :: atomic {
+       cell_flying[c] != 0 ->
+       cell[c] = cell_flying[c];
+       cell_flying[c] = 0;
+       flying[WRITER(c)]--
+     }
+  od
+}
+
+init {
+  byte i;
+  atomic {
+    i = 1;
+    do
+    :: i <= CALLS -> if :: blocks[i] = 1 :: BLOCKS > 1 -> blocks[i] = BLOCKS fi; i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < W * BLOCKS * W -> flag[i] = FIRST_EPOCH; i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < CELLS -> run cell_wire(i); i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < W * BLOCKS -> run thread_block(i / BLOCKS, i % BLOCKS); i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < W -> run stream(i); i++
+    :: else -> break
+    od;
+    i = 0
+  }
+  finished == W
+}

@@ -1,0 +1,65 @@
+// The barrier between blocks, in C++'s memory model: two ranks of one block with two threads each.
+// Thread 0 of a block exchanges flags that count up (store with release, load with acquire); both
+// threads write and read plain data, handed over by the block barrier and the flags. Between two
+// barriers a block reads what the peer wrote before the first one, with its threads crossed over;
+// then the data is overwritten for the next call. A data race on it is an error.
+//
+// Mutants: RELAXED_STORE, RELAXED_LOAD, NO_BLOCK_BARRIER (threads do not meet before the flag),
+// NO_CLOSING (hazard 11).
+#include "relacy_run.h"
+
+#ifdef RELAXED_STORE
+#define RELEASE rl::mo_relaxed
+#else
+#define RELEASE rl::mo_release
+#endif
+#ifdef RELAXED_LOAD
+#define ACQUIRE rl::mo_relaxed
+#else
+#define ACQUIRE rl::mo_acquire
+#endif
+
+namespace {
+
+constexpr unsigned kCalls = 2;
+
+struct Barrier : rl::test_suite<Barrier, 4> {
+  rl::var<unsigned> input[2][2];  // of each rank, by thread
+  rl::atomic<unsigned> flag[2];   // of each rank, set by the other
+  model::BlockBarrier<2> block[2];
+
+  void before() {
+    for (auto& f : flag) f($) = 0xFFFFFFFEu;  // counts wrap around
+  }
+
+  void sync(unsigned me, unsigned thread, unsigned& epoch) {
+#ifndef NO_BLOCK_BARRIER
+    block[me].sync();
+#endif
+    ++epoch;
+    if (thread == 0) {
+      flag[1 - me]($).store(epoch, RELEASE);
+      while (static_cast<int>(flag[me]($).load(ACQUIRE) - epoch) < 0) rl::yield(1, $);
+    }
+    block[me].sync();
+  }
+
+  void thread(unsigned index) {
+    const unsigned me = index / 2, thread = index % 2;
+    unsigned epoch = 0xFFFFFFFEu;
+    for (unsigned call = 1; call <= kCalls; ++call) {
+      input[me][thread]($) = call;
+      sync(me, thread, epoch);
+      RL_ASSERT(input[1 - me][1 - thread]($) == call);
+#ifdef NO_CLOSING
+      block[me].sync();
+#else
+      sync(me, thread, epoch);
+#endif
+    }
+  }
+};
+
+}  // namespace
+
+int main() { return model::run<Barrier>(SCHEDULES); }

@@ -1,0 +1,104 @@
+// The exchange through sentinel slots, in C++'s memory model: words are relaxed atomics that carry
+// their own arrival, re-arms are relaxed too, and a fence stands between a re-arm and the next word
+// that lets a peer go on. Two ranks; WORDS threads each, one word of the tile a thread; USES uses
+// in one kernel, of which the last covers the first word alone when PARTIAL is set; then a kernel
+// boundary and one more use.
+//
+// What must hold in the memory model itself: a re-arm happens before the peer's next store to the
+// word. `rearmed` makes that visible: the reader writes a plain variable before it re-arms, the
+// sender reads it before it stores. Without an order between the two, that is a data race.
+//
+// Mutants: NO_FENCE, NO_BLOCK_BARRIER, NO_REARM, SLOTS=1.
+#include "relacy_run.h"
+
+#ifndef SLOTS
+#define SLOTS 2
+#endif
+#ifndef WORDS
+#define WORDS 1
+#endif
+#ifndef USES
+#define USES 3
+#endif
+
+namespace {
+
+constexpr unsigned kArmed = ~0u;
+
+struct Sentinel : rl::test_suite<Sentinel, 2 * WORDS> {
+  rl::atomic<unsigned> slot[2][SLOTS][WORDS];  // of each rank, filled by the other
+  rl::var<int> rearmed[2][WORDS][USES + 2];
+  model::BlockBarrier<WORDS> block[2];
+
+  void before() {
+    for (auto& rank : slot) {
+      for (auto& parity : rank) {
+        for (auto& word : parity) word($) = kArmed;
+      }
+    }
+    for (auto& rank : rearmed) {
+      for (auto& word : rank) {
+        for (auto& use : word) use($) = 0;
+      }
+    }
+  }
+
+  static unsigned value(unsigned rank, unsigned word, unsigned use) {
+    return 100 * rank + 10 * word + use;
+  }
+
+  void push(unsigned me, unsigned word, unsigned use) {
+    const unsigned peer = 1 - me;
+    // The peer's re-arm of the use that had this slot before.
+    if (use >= SLOTS && covers(word, use - SLOTS)) {
+      RL_ASSERT(rearmed[peer][word][use - SLOTS]($) == 1);
+    }
+    slot[peer][use % SLOTS][word]($).store(value(me, word, use), rl::mo_relaxed);
+  }
+
+  void take(unsigned me, unsigned word, unsigned use) {
+    auto& mine = slot[me][use % SLOTS][word];
+    unsigned seen;
+    while ((seen = mine($).load(rl::mo_relaxed)) == kArmed) rl::yield(1, $);
+    RL_ASSERT(seen == value(1 - me, word, use));
+    rearmed[me][word][use]($) = 1;
+#ifndef NO_REARM
+    mine($).store(kArmed, rl::mo_relaxed);
+#endif
+  }
+
+  static bool covers([[maybe_unused]] unsigned word, [[maybe_unused]] unsigned use) {
+#ifdef PARTIAL
+    return word == 0 || use != USES - 1;
+#else
+    return true;
+#endif
+  }
+
+  void thread(unsigned index) {
+    const unsigned me = index / WORDS, word = index % WORDS;
+    for (unsigned use = 0; use < USES; ++use) {
+      if (use > 0) {
+#ifndef NO_BLOCK_BARRIER
+        if (WORDS > 1) block[me].sync();
+#endif
+#ifndef NO_FENCE
+        rl::atomic_thread_fence(rl::mo_acq_rel, $);
+#endif
+      }
+      if (!covers(word, use)) continue;
+      push(me, word, use);
+      take(me, word, use);
+    }
+    // The kernel's end, and the start of the next one, which uses the whole tile.
+    rl::atomic_thread_fence(rl::mo_acq_rel, $);
+    if (WORDS > 1) block[me].sync();
+    rl::atomic_thread_fence(rl::mo_acq_rel, $);
+    push(me, word, USES);
+    take(me, word, USES);
+  }
+};
+
+}  // namespace
+
+int main() { return model::run<Sentinel>(SCHEDULES); }

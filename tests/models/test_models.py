@@ -1,0 +1,234 @@
+"""The protocols under model checkers: Spin explores every interleaving of a small instance, Relacy
+runs C++ code on random schedules of a weak memory model.
+
+Every promise stands here twice: as a model that holds, with a lower bound on what was explored, and
+as mutants, each with one rule of the protocol taken out, that must be caught.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+RELACY = Path("/usr/include/relacy/relacy.hpp")
+LIMIT_S = 300
+MEMORY_MIB = 1500
+
+
+@dataclass(frozen=True)
+class Case:
+    """`explored`: the fewest states (Spin) or schedules (Relacy); 0: a mutant, to be caught."""
+
+    name: str
+    source: str
+    defines: str
+    explored: int = 0
+
+
+# Where a kernel ends behind every use, where it goes on, and with a last use that leaves words out.
+SPIN = [
+    Case("oneshot", "sentinel.pml", "W=2 WORDS=2 USES=5", 20_000),
+    Case("oneshot-3-ranks", "sentinel.pml", "W=3 USES=5", 50_000),
+    Case("oneshot-in-chunks", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=5", 20_000),
+    Case("oneshot-partial-chunk", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL", 20_000),
+    Case("oneshot-partial-calls", "sentinel.pml", "W=2 WORDS=2 USES=5 PARTIAL", 20_000),
+    Case("twoshot", "sentinel.pml", "W=2 WORDS=2 USES=4 STAGES=2", 100_000),
+    Case("twoshot-3-ranks", "sentinel.pml", "W=3 USES=3 STAGES=2 KERNEL=3", 200_000),
+    Case(
+        "twoshot-partial-chunk",
+        "sentinel.pml",
+        "W=2 WORDS=2 USES=5 STAGES=2 KERNEL=2 PARTIAL",
+        100_000,
+    ),
+    Case("pairs", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL PAIRS", 20_000),
+    Case("pairs-3-ranks", "sentinel.pml", "W=3 USES=4 PAIRS", 20_000),
+    Case("no-rearm", "sentinel.pml", "W=2 USES=4 NO_REARM"),
+    Case("one-slot", "sentinel.pml", "W=2 USES=4 SLOTS=1"),
+    Case("pairs-one-slot", "sentinel.pml", "W=2 USES=4 SLOTS=1 PAIRS"),
+    Case("pair-exchanges-nothing", "sentinel.pml", "W=3 USES=4 NO_FILLER"),
+    Case("pairs-pair-exchanges-nothing", "sentinel.pml", "W=3 USES=4 NO_FILLER PAIRS"),
+    Case("no-fence", "sentinel.pml", "W=2 USES=4 KERNEL=4 NO_FENCE"),
+    Case(
+        "no-block-barrier", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL NO_BLOCK_BARRIER"
+    ),
+    Case(
+        "pairs-no-block-barrier",
+        "sentinel.pml",
+        "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL PAIRS NO_BLOCK_BARRIER",
+    ),
+    # Rings for kernels that push ahead: the depth that suffices, and one less.
+    Case("ring-1-ahead", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=4", 4_000),
+    Case("ring-1-ahead-shallow", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=3"),
+    Case("ring-2-ahead", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=2 SLOTS=6", 5_000),
+    Case("ring-2-ahead-shallow", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=2 SLOTS=5"),
+    Case(
+        "ring-drain",
+        "sentinel.pml",
+        "W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 STAGE_FENCE SLOTS=3",
+        8_000,
+    ),
+    Case(
+        "ring-drain-shallow",
+        "sentinel.pml",
+        "W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 STAGE_FENCE SLOTS=2",
+    ),
+    Case(
+        "ring-drain-no-stage-fence",
+        "sentinel.pml",
+        "W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 SLOTS=3",
+    ),
+    # All sequences of two-way and one-way collectives.
+    Case("mixed", "mixed.pml", "W=2 CALLS=5 OPS=3", 200_000),
+    Case("mixed-3-ranks", "mixed.pml", "W=3 CALLS=2", 200_000),
+    Case(
+        "mixed-broadcast-x3-shared",
+        "mixed.pml",
+        "W=2 CALLS=3 SHARED FIRST=1 SECOND=1 THIRD=1 APART",
+    ),
+    Case(
+        "mixed-allreduce-broadcast-allreduce-shared",
+        "mixed.pml",
+        "W=2 CALLS=3 SHARED FIRST=0 SECOND=1 THIRD=0 APART",
+    ),
+    Case("mixed-no-done-word", "mixed.pml", "W=2 CALLS=4 OPS=3 NO_DONE APART"),
+    Case("mixed-done-before-rearm", "mixed.pml", "W=2 CALLS=4 OPS=3 DONE_EARLY"),
+    Case("mixed-done-relaxed", "mixed.pml", "W=2 CALLS=4 OPS=3 DONE_RELAXED"),
+    Case("mixed-epoch-skipped", "mixed.pml", "W=3 CALLS=3 OPS=4 SKIP_EPOCH"),
+    # Epochs of tiles.
+    Case("tiles", "tiles.pml", "W=2 CALLS=3 CHUNKS=1", 50_000),
+    Case("tiles-in-chunks", "tiles.pml", "W=2 CALLS=2 CHUNKS=2", 200_000),
+    Case("tiles-epoch-per-block", "tiles.pml", "W=2 CALLS=3 CHUNKS=1 EPOCH_PER_BLOCK"),
+    Case("tiles-epoch-per-call", "tiles.pml", "W=2 CALLS=2 CHUNKS=2 EPOCH_PER_CALL"),
+    Case(
+        "tiles-epoch-per-communicator", "tiles.pml", "W=2 CALLS=2 CHUNKS=2 EPOCH_PER_COMMUNICATOR"
+    ),
+    # Barriers: symmetric tensors, then staged ones.
+    Case("barrier", "barrier.pml", "W=2 BLOCKS=2 CALLS=3", 500_000),
+    Case("barrier-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=3", 50_000),
+    Case("barrier-staged", "barrier.pml", "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED", 500_000),
+    Case("barrier-no-closing", "barrier.pml", "W=2 BLOCKS=2 CALLS=3 NO_CLOSING"),
+    Case("barrier-relaxed", "barrier.pml", "W=2 BLOCKS=2 CALLS=3 RELAXED"),
+    Case("barrier-equal", "barrier.pml", "W=2 BLOCKS=2 CALLS=3 EQUAL"),
+    Case("barrier-unsigned", "barrier.pml", "W=2 BLOCKS=2 CALLS=3 UNSIGNED"),
+    Case(
+        "barrier-staged-no-closing",
+        "barrier.pml",
+        "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED NO_CLOSING",
+    ),
+    Case("barrier-staged-relaxed", "barrier.pml", "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED RELAXED"),
+    Case("barrier-staged-one-half", "barrier.pml", "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED ONE_HALF"),
+    Case(
+        "barrier-staged-other-block",
+        "barrier.pml",
+        "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED OTHER_BLOCK",
+    ),
+]
+
+SCHEDULES = 30_000
+RELACY_CASES = [
+    Case("sentinel", "sentinel_relacy.cpp", "USES=4", SCHEDULES),
+    Case("sentinel-threads", "sentinel_relacy.cpp", "WORDS=2 PARTIAL", SCHEDULES),
+    Case("sentinel-no-fence", "sentinel_relacy.cpp", "NO_FENCE"),
+    Case("sentinel-threads-no-fence", "sentinel_relacy.cpp", "WORDS=2 PARTIAL NO_FENCE"),
+    Case("sentinel-no-block-barrier", "sentinel_relacy.cpp", "WORDS=2 PARTIAL NO_BLOCK_BARRIER"),
+    Case("sentinel-no-rearm", "sentinel_relacy.cpp", "NO_REARM"),
+    Case("sentinel-one-slot", "sentinel_relacy.cpp", "SLOTS=1"),
+    Case("barrier", "barrier_relacy.cpp", "", SCHEDULES),
+    Case("barrier-relaxed-store", "barrier_relacy.cpp", "RELAXED_STORE"),
+    Case("barrier-relaxed-load", "barrier_relacy.cpp", "RELAXED_LOAD"),
+    Case("barrier-no-block-barrier", "barrier_relacy.cpp", "NO_BLOCK_BARRIER"),
+    Case("barrier-no-closing", "barrier_relacy.cpp", "NO_CLOSING"),
+    Case("cpu-oneshot", "channel_relacy.cpp", "ONESHOT", SCHEDULES),
+    Case("cpu-twoshot", "channel_relacy.cpp", "W=3", SCHEDULES),
+    Case("cpu-oneshot-one-slot", "channel_relacy.cpp", "ONESHOT SLOTS=1"),
+    Case("cpu-one-slot", "channel_relacy.cpp", "SLOTS=1"),
+    Case("cpu-relaxed-store", "channel_relacy.cpp", "RELAXED_STORE"),
+    Case("cpu-relaxed-load", "channel_relacy.cpp", "RELAXED_LOAD"),
+    Case("cpu-two-ahead", "channel_relacy.cpp", "SCATTER_EARLY"),
+]
+
+
+def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=where,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def build(command: list[str], where: Path) -> None:
+    done = run(command, where)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
+
+
+def switches(case: Case) -> list[str]:
+    return [f"-D{define}" for define in case.defines.split()]
+
+
+def effort(case: Case) -> str:
+    """A mutant is caught early: compiling it is what takes the time."""
+    return "-O1" if case.explored else "-O0"
+
+
+def verify(case: Case, where: Path) -> str:
+    """Builds the verifier of a Spin model and returns what it prints."""
+    for source in HERE.glob("*.pml"):
+        shutil.copy(source, where)
+    shutil.copy(HERE / "memory.inc", where)
+    build(["spin", "-a", *switches(case), case.source], where)
+    checker = ["-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MIB}", "-DVECTORSZ=2048"]
+    build(["gcc", effort(case), "-w", *checker, "-o", "pan", "pan.c"], where)
+    return run(["./pan", "-m50000", "-w20"], where).stdout
+
+
+def number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return int(found[1])
+
+
+@pytest.mark.parametrize("case", SPIN, ids=lambda case: case.name)
+def test_spin(case: Case, tmp_path: Path) -> None:
+    for tool in ("spin", "gcc"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    report = verify(case, tmp_path)
+    errors = number(r"errors: (\d+)", report)
+    if case.explored:
+        assert errors == 0, report
+        # Nothing was cut off: neither by depth nor by memory.
+        assert "error: max search depth too small" not in report, report
+        assert "reached -DMEMLIM bound" not in report, report
+        assert number(r"(\d+) states, stored", report) >= case.explored, report
+    else:
+        assert errors > 0, f"the mutant was not caught\n{report}"
+        assert re.search(r"pan:1: (assertion violated|invalid end state)", report), report
+
+
+@pytest.mark.parametrize("case", RELACY_CASES, ids=lambda case: case.name)
+def test_relacy(case: Case, tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    if not RELACY.exists():
+        pytest.skip("Relacy is not installed (Debian: relacy-dev)")
+    # Relacy itself is not clean under warnings.
+    command = ["g++", "-std=c++17", effort(case), "-w", f"-DSCHEDULES={SCHEDULES}", *switches(case)]
+    build([*command, "-o", "test", str(HERE / case.source)], tmp_path)
+    done = run([os.path.join(tmp_path, "test")], tmp_path)
+    if case.explored:
+        assert done.returncode == 0, done.stdout
+        assert number(r"schedules (\d+)", done.stdout) >= case.explored, done.stdout
+    else:
+        assert done.returncode == 1, f"the mutant was not caught\n{done.stdout}"
+        assert re.search(r"DATA RACE|USER ASSERT FAILED|DEADLOCK", done.stdout), done.stdout
