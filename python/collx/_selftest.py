@@ -30,6 +30,8 @@ def run(
 ) -> None:
     """Runs each of `algorithms`. Collective; RuntimeError on wrong data. `sample` is registered
     symmetric memory, without which algorithms that need it must not be asked for."""
+    # A rank that stopped at its first wrong result would let the others wait in the next call.
+    wrong: list[str] = []
     for dtype in _DTYPES:
         inputs = [_values(r, dtype) for r in range(communicator.world_size)]
         expected = reference.allreduce(inputs, "sum")
@@ -45,20 +47,24 @@ def run(
             )
             got = result.cpu()
             communicator.check()  # on CUDA a call that fails leaves a record and returns
-            _compare(got, expected, algorithm)
+            wrong += _difference(got, expected, algorithm)
+    if wrong:
+        raise RuntimeError(wrong[0])
 
 
 def _part(sample: torch.Tensor, half: int, dtype: torch.dtype) -> torch.Tensor:
     return sample[half * _HALF : (half + 1) * _HALF].view(dtype)[:_NUMEL]
 
 
-def _compare(result: torch.Tensor, expected: torch.Tensor, algorithm: str) -> None:
-    if not reference.same_bits(result, expected):
-        wrong = int((result != expected).nonzero()[0])
-        raise RuntimeError(
-            f"{algorithm} of {expected.dtype} gave {result[wrong].item()} at element {wrong}, "
-            f"where {expected[wrong].item()} is right"
-        )
+def _difference(result: torch.Tensor, expected: torch.Tensor, algorithm: str) -> list[str]:
+    """What is wrong with the result, in words; nothing when its bits are right."""
+    if reference.same_bits(result, expected):
+        return []
+    wrong = int((result != expected).nonzero()[0])
+    return [
+        f"{algorithm} of {expected.dtype} gave {result[wrong].item()} at element {wrong}, "
+        f"where {expected[wrong].item()} is right"
+    ]
 
 
 def _values(rank: int, dtype: torch.dtype) -> torch.Tensor:
