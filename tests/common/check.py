@@ -53,19 +53,12 @@ class Arenas:
         self.output = communicator.empty(ARENA_BYTES, dtype=torch.uint8)
 
 
-_arenas: dict[str, Arenas] = {}
-
-
-def arenas_of(communicator: Any) -> Arenas:
-    """The arenas of a communicator, made by its first call. Collective."""
-    if communicator.name not in _arenas:
-        _arenas[communicator.name] = Arenas(communicator)
-    return _arenas[communicator.name]
-
-
-def forget_arenas(communicator: Any) -> None:
-    """For a communicator that is about to be destroyed."""
-    _arenas.pop(communicator.name, None)
+def arenas_of(rank: Rank, communicator: Any) -> Arenas:
+    """The arenas of a communicator, made when first asked for. Collective."""
+    if communicator.name not in rank.arenas:
+        rank.arenas[communicator.name] = Arenas(communicator)
+    arenas: Arenas = rank.arenas[communicator.name]
+    return arenas
 
 
 class Placed:
@@ -98,7 +91,7 @@ class Placed:
 
 def place(case: Case, rank: Rank, communicator: Any, data: torch.Tensor) -> tuple[Placed, Placed]:
     """Input (filled) and output (poisoned) of a case; one and the same for in-place calls."""
-    arenas = arenas_of(communicator) if case.symmetric != "none" else None
+    arenas = arenas_of(rank, communicator) if case.symmetric != "none" else None
     shape, _ = shape_and_strides(case.layout, case.numel)
     input_memory = arenas.input if arenas and case.symmetric in ("input", "both") else None
     source = Placed(case, case.layout, case.input_offset, shape, input_memory, rank.device)

@@ -19,6 +19,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -69,7 +70,8 @@ class Pool:
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
         self._folder: Path | None = None
-        self._store: dist.TCPStore | None = None
+        self._server: dist.TCPStore | None = None
+        self._store: dist.Store | None = None
         self._busy: set[int] = set()  # ranks whose answer has not been read
 
     @property
@@ -120,6 +122,12 @@ class Pool:
             raise PoolError(self.world, failures)
         return [results[rank] for rank in wanted]
 
+    def wait_for(self, word: str, seconds: float = 60.0) -> None:
+        """Waits until every rank has said `word` within its job."""
+        assert self._store is not None
+        keys = [f"{word}/{rank}" for rank in range(self.size)]
+        self._store.wait(keys, timedelta(seconds=seconds))
+
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Sends a signal to one rank's process."""
         pid = self._processes[rank].pid
@@ -131,14 +139,15 @@ class Pool:
         if self._processes:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="collx-pool-"))
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = _context()
         prefix = f"pool-{next(_generations)}"
+        self._store = dist.PrefixStore(prefix, self._server)
         for rank in range(self.size):
             here, there = context.Pipe()
             process = context.Process(
                 target=serve,
-                args=(there, self.world, rank, self._store.port, prefix, str(self._log(rank))),
+                args=(there, self.world, rank, self._server.port, prefix, str(self._log(rank))),
                 daemon=True,
             )
             process.start()
@@ -155,7 +164,8 @@ class Pool:
             process.join()
         for connection in self._connections:
             connection.close()
-        self._processes, self._connections, self._store = [], [], None
+        self._processes, self._connections = [], []
+        self._store = self._server = None
         self._busy.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -25,7 +25,7 @@ TIMEOUT = 60.0  # seconds: generous, since ranks outnumber cores
 class Rank:
     """What a job gets as its first argument."""
 
-    def __init__(self, rank: int, world: World) -> None:
+    def __init__(self, rank: int, world: World, store: dist.Store | None = None) -> None:
         self.rank = rank
         self.world = world
         self.size = world.size
@@ -33,6 +33,8 @@ class Rank:
         if world.device == "cuda":
             self.device = torch.device("cuda", rank % world.gpus)
             torch.cuda.set_device(self.device)
+        self.store = store
+        self.arenas: dict[str, Any] = {}  # by communicator, for the checks of cases
         self._communicators: dict[str, Any] = {}
         # The tests' own: a timeout in gloo closes the connections of its group for good.
         self._harness: Any = None
@@ -75,7 +77,20 @@ class Rank:
 
     def drop(self, key: str) -> None:
         """Destroys a communicator that `communicator` made. Collective."""
-        self._communicators.pop(key).destroy()
+        communicator = self._communicators.pop(key)
+        self.arenas.pop(communicator.name, None)
+        communicator.destroy()
+
+    def only_communicator(self, key: str, **options: Any) -> Any:
+        """A communicator that is the device's only one: then nothing holds it back. Collective."""
+        for other in list(self._communicators):
+            self.drop(other)
+        return self.communicator(key, **options)
+
+    def tell(self, word: str) -> None:
+        """Lets `Pool.wait_for(word)` return once every rank has said it."""
+        assert self.store is not None
+        self.store.set(f"{word}/{self.rank}", "")
 
     def meet(self) -> None:
         """Makes the group that `barrier` and `gather` use. Once, after the process group."""
@@ -117,11 +132,12 @@ def serve(
     _redirect_output(log)
     torch.set_num_threads(1)
     try:
-        context = Rank(rank, world)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        store = dist.PrefixStore(prefix, server)
+        context = Rank(rank, world, store)
         dist.init_process_group(
             world.backend,
-            store=dist.PrefixStore(prefix, store),
+            store=store,
             rank=rank,
             world_size=world.size,
         )

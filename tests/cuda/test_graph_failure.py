@@ -80,6 +80,7 @@ def _replay_until_failure(rank: Rank) -> Attempt:
     graph, _tensors = _captured(rank, communicator, "oneshot_push")
     _replay_and_finish(communicator, graph)
     rank.barrier()
+    rank.tell("replaying")
     last = Attempt("", "", 0.0)
     while not last.error:
         last = attempt(lambda: _replay_and_finish(communicator, graph))
@@ -90,8 +91,10 @@ def _replay_until_failure(rank: Rank) -> Attempt:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_lost_between_replays_is_named_in_time(pool: Pool, number: signal.Signals) -> None:
     """A rank that is killed or stopped while the others replay."""
+    pool.kill()  # no word of another test is left in the store
     pool.submit(_replay_until_failure)
-    time.sleep(4.0)
+    pool.wait_for("replaying")
+    time.sleep(0.2)
     pool.signal(1, number)
     try:
         (survivor,) = pool.collect([0], deadline=30.0)

@@ -47,10 +47,12 @@ class Counting:
 
 
 def _replays(rank: Rank, replays: int, between: int, level: str, calls: int) -> int:
-    communicator = rank.communicator()
+    communicator = rank.only_communicator("graphs")
     counting = Counting(rank, communicator)
     with communicator.pdl(level):
+        assert communicator.explain("allreduce", 300)["pdl"] == level
         other = torch.cuda.Stream()
+        other.wait_stream(torch.cuda.current_stream())  # the counters are zeroed there
         with torch.cuda.stream(other):
             counting.step(CALLS[:calls])
         torch.cuda.current_stream().wait_stream(other)
@@ -122,9 +124,10 @@ def test_graphs_of_different_shapes_alternate(pool: Pool) -> None:
 
 
 def _chain(rank: Rank, level: str, rounds: int) -> list[int]:
-    communicator = rank.communicator()
+    communicator = rank.only_communicator("graphs")
     wrong = []
     with communicator.pdl(level):
+        assert communicator.explain("allreduce", 300)["pdl"] == level
         source = torch.zeros(70_000, device=rank.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

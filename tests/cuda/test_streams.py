@@ -130,18 +130,17 @@ def test_replays_that_are_ordered_are_no_overlap(pool: Pool) -> None:
 
 
 def _level_when_sharing(rank: Rank) -> tuple[str, str, str]:
-    first = rank.new_communicator("level-1", pdl="early")
+    first = rank.only_communicator("level-1", pdl="early")
     alone = first.explain("allreduce", 10)["pdl"]
     second = rank.new_communicator("level-2", pdl="early")
     together = first.explain("allreduce", 10)["pdl"]
     second.destroy()
     again = first.explain("allreduce", 10)["pdl"]
-    first.destroy()
+    rank.drop("level-1")
     return alone, together, again
 
 
 @pytest.mark.worlds(1)
 def test_early_release_needs_a_communicator_that_is_alone(pool: Pool) -> None:
     """Dependents of a spinning kernel could take the place of another communicator's blocks."""
-    pool.kill()  # a process in which no other test has left a communicator
     assert pool.run(_level_when_sharing) == [("early", "end", "early")]

@@ -51,7 +51,7 @@ def _one_never_comes(rank: Rank, algorithm: str, absent: int) -> dict[str, Attem
         found["call"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
     else:
         time.sleep(TIMEOUT + SLACK)
-        found["call"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
+        found["call"] = attempt(communicator.check)
     found["next"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
     found["destroy"] = attempt(communicator.destroy)
     rank.barrier()
@@ -80,11 +80,12 @@ def test_a_rank_that_never_comes_is_named_on_every_rank(pool: Pool, algorithm: s
         assert found["destroy"].seconds < 0.5, found
 
 
-def _call_until_failure(rank: Rank, algorithm: str) -> Attempt:
+def _call_until_failure(rank: Rank, algorithm: str, word: str) -> Attempt:
     communicator = rank.communicator("killed", group=rank.fresh_group(), timeout=TIMEOUT)
     source, out = _tensors(rank, communicator, algorithm)
     _call_and_finish(communicator, source, out, algorithm)
     rank.barrier()
+    rank.tell(word)
     last = Attempt("", "", 0.0)
     while not last.error:
         last = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
@@ -102,10 +103,12 @@ def test_survivors_of_a_killed_rank_raise_and_nothing_stays_behind(
 ) -> None:
     """Hazard 22: SIGKILL at any moment; nothing is left in /dev/shm."""
     some_stand_for_all(pool, algorithm == "oneshot_push" and pool.size == 2)
+    pool.kill()  # no word of another test is left in the store
     before = _left_in_shm()
     victim = pool.size - 1
-    pool.submit(_call_until_failure, algorithm)
-    time.sleep(2.0)
+    pool.submit(_call_until_failure, algorithm, "calling")
+    pool.wait_for("calling")
+    time.sleep(0.2)
     pool.signal(victim, signal.SIGKILL)
     survivors = [rank for rank in range(pool.size) if rank != victim]
     for result in pool.collect(survivors, deadline=30.0):
@@ -119,8 +122,10 @@ def test_survivors_of_a_killed_rank_raise_and_nothing_stays_behind(
 def test_a_stopped_rank_is_named_and_learns_of_it_when_it_goes_on(pool: Pool) -> None:
     """SIGSTOP: the others raise in time; the stopped rank raises as soon as it runs again."""
     victim = pool.size - 1
-    pool.submit(_call_until_failure, "twoshot_push")
-    time.sleep(2.0)
+    pool.kill()  # no word of another test is left in the store
+    pool.submit(_call_until_failure, "twoshot_push", "calling")
+    pool.wait_for("calling")
+    time.sleep(0.2)
     pool.signal(victim, signal.SIGSTOP)
     others = [rank for rank in range(pool.size) if rank != victim]
     try:
@@ -137,6 +142,7 @@ def test_a_stopped_rank_is_named_and_learns_of_it_when_it_goes_on(pool: Pool) ->
 def _other_call(rank: Rank, what: str, algorithm: str) -> Attempt:
     communicator = rank.new_communicator("differs", rank.fresh_group(), timeout=TIMEOUT, check=True)
     assert works(rank, communicator, algorithm)
+    rank.barrier()  # from here on a rank may hear of a peer's failure at any time
     odd = rank.rank == rank.size - 1
     numel = 500 if odd and what == "shape" else 600
     dtype = torch.int32 if odd and what == "dtype" else torch.float32
