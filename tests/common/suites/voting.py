@@ -250,8 +250,10 @@ def _apart(rank: Rank, step: str) -> dict[str, Any]:
 
     def unreachable(setup: Any, original: Callable[[Any], Any]) -> Any:
         # Rank 0's GPU gets a name of its own, and the last rank does not reach it.
-        value = ["peer of rank 0"] if rank.rank == 0 else original(setup)
-        return [value[0], "peer of rank 0"] if rank.rank == rank.size - 1 else value
+        device, index, *rest = original(setup)
+        if rank.rank == 0:
+            return ["peer of rank 0", index, *rest]
+        return [device, index, "peer of rank 0"] if rank.rank == rank.size - 1 else [device, index]
 
     other = elsewhere if step == "machine" else unreachable
     with _instead_of_step(step, other), warnings.catch_warnings(record=True) as caught:
