@@ -71,11 +71,11 @@ std::shared_ptr<Communicator> make_communicator(std::string name, std::string gr
                                                 c10::Device device, int rank, int world_size,
                                                 std::vector<uint64_t> regions,
                                                 uint64_t payload_bytes, int64_t timeout_ms,
-                                                const std::string& pdl, bool check,
-                                                bool deterministic, int blocks, int spare_blocks) {
+                                                const std::string& pdl, bool check, int blocks,
+                                                int spare_blocks) {
   return Communicator::create(CommunicatorOptions{
       std::move(name), std::move(group_name), device, rank, world_size, std::move(regions),
-      payload_bytes, timeout_ms, parse_pdl(pdl), check, deterministic, blocks, spare_blocks});
+      payload_bytes, timeout_ms, parse_pdl(pdl), check, blocks, spare_blocks});
 }
 
 void register_tensor(Communicator& self, const at::Tensor& tensor,
@@ -124,7 +124,7 @@ void bind_communicator(py::module_& m) {
       .def(py::init(&make_communicator), py::kw_only(), py::arg("name"), py::arg("group_name"),
            py::arg("device"), py::arg("rank"), py::arg("world_size"), py::arg("regions"),
            py::arg("payload_bytes"), py::arg("timeout_ms"), py::arg("pdl"), py::arg("check"),
-           py::arg("deterministic"), py::arg("blocks"), py::arg("spare_blocks") = 0)
+           py::arg("blocks"), py::arg("spare_blocks") = 0)
       .def_property_readonly("name", [](const Communicator& c) { return c.options().name; })
       .def_property_readonly("group_name",
                              [](const Communicator& c) { return c.options().group_name; })

@@ -36,7 +36,6 @@ struct CommunicatorOptions {
   int64_t timeout_ms;
   PdlLevel pdl;
   bool check;
-  bool deterministic;
   int blocks;
   int spare_blocks;  // usable besides while no other communicator is on the device
 };

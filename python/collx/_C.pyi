@@ -51,7 +51,6 @@ class Communicator:
         timeout_ms: int,
         pdl: str,
         check: bool,
-        deterministic: bool,
         blocks: int,
         spare_blocks: int = 0,
     ) -> None:

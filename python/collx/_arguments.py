@@ -51,7 +51,6 @@ def check(
     payload_bytes: int | None,
     check: bool | None,
     pdl: str,
-    deterministic: bool,
     blocks: int | None,
 ) -> Arguments:
     """Fills in the defaults. ValueError or TypeError names the argument that is refused."""
@@ -91,7 +90,6 @@ def check(
         payload_bytes=room,
         check=_flag("COLLX_CHECK") if check is None else bool(check),
         pdl=pdl,
-        deterministic=bool(deterministic),
         blocks=blocks,
     )
 

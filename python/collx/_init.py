@@ -44,7 +44,6 @@ class Arguments:
     payload_bytes: int
     check: bool
     pdl: str
-    deterministic: bool
     blocks: int | None
 
 
@@ -136,7 +135,6 @@ def _state_arguments(setup: Setup) -> dict[str, Any]:
         "payload_bytes": given.payload_bytes,
         "check": given.check,
         "pdl": given.pdl,
-        "deterministic": given.deterministic,
         "version": package,
         "torch version": str(torch.__version__),
         "token": os.urandom(8).hex(),
@@ -301,7 +299,6 @@ def _create(setup: Setup) -> None:
         timeout_ms=math.ceil(given.timeout * 1000),
         pdl=given.pdl,
         check=given.check,
-        deterministic=given.deterministic,
         blocks=setup.blocks,
         spare_blocks=setup.spare_blocks,
     )

@@ -40,7 +40,6 @@ def init(
     payload_bytes: int | None = None,
     check: bool | None = None,
     pdl: str = "early",
-    deterministic: bool = True,
     blocks: int | None = None,
 ) -> Communicator:
     """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
@@ -60,7 +59,6 @@ def init(
         check: compare every call between the ranks before it starts; by default what
             COLLX_CHECK=1 says.
         pdl: level of dependent launch on CUDA: "off", "end" or "early".
-        deterministic: let "auto" take no algorithm whose result depends on more than the inputs.
         blocks: thread blocks of 512 that a call may use on CUDA; the smallest offer of the ranks
             counts. By default half of what the device holds.
 
@@ -83,7 +81,6 @@ def init(
         payload_bytes=payload_bytes,
         check=check,
         pdl=pdl,
-        deterministic=deterministic,
         blocks=blocks,
     )
     ballot = Ballot(store, prefix, arguments.rank, arguments.world_size, arguments.timeout)

@@ -199,7 +199,6 @@ _DIFFERENT: dict[str, tuple[Any, Any]] = {
     "timeout": (1.0, 1.5),
     "check": (True, False),
     "pdl": ("off", "early"),
-    "deterministic": (True, False),
 }
 
 
