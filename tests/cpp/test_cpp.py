@@ -19,7 +19,8 @@ def run(*command: str | Path) -> str:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode:
-        pytest.fail(f"{' '.join(map(str, command))}\n{done.stdout}", pytrace=False)
+        ended = f"ended with {done.returncode}"  # negative: the signal that killed it
+        pytest.fail(f"{' '.join(map(str, command))} {ended}\n{done.stdout}", pytrace=False)
     return done.stdout
 
 
