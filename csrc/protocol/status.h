@@ -24,7 +24,8 @@ struct CallDescriptor {
 };
 static_assert(sizeof(CallDescriptor) == 112);
 
-/// FNV-1a over the descriptor's bytes and the call's sequence number, folded to 32 bits.
+/// FNV-1a over the descriptor, folded to 32 bits. Which call it was stands beside it, in the epoch
+/// of the flag that carries it.
 COLLX_HD constexpr uint32_t fold(uint64_t hash) {
   return static_cast<uint32_t>(hash ^ (hash >> 32));
 }
