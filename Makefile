@@ -65,8 +65,8 @@ test-cpp: $(BUILT) $(DEV) ## the C++ tests alone
 test-models: $(BUILT) $(DEV) ## the models of the protocol alone
 	python -m pytest tests/models $(ARGS)
 
-bench: $(BUILT) $(DEV) ## allreduce beside its peers
-	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py allreduce \
+bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." picks some
+	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py $(or $(OPS),all) \
 	  --device $(DEVICE) --peers all $(ARGS)
 
 lint: $(BUILT) $(DEV) ## formatting, types, static analysis, direction of includes

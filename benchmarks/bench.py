@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 4 benchmarks/bench.py allreduce -b 1K -e 256M -f 4 \\
         --dtype bfloat16 --device cuda --peers all --json out.json
+    torchrun --nproc-per-node 4 benchmarks/bench.py all
 
 README.md in this folder says what the flags do and how time is taken.
 """
@@ -18,7 +19,8 @@ import collx
 from collxbench import cpu_peers, cuda_peers, ours, plot, records, report
 from collxbench.implementation import Implementation
 from collxbench.job import GlooRanks, Job
-from collxbench.options import parse, sizes
+from collxbench.ops import OPS, Op
+from collxbench.options import HOST_BYTES, parse, sizes, whole_parts
 from collxbench.runner import Results, Runner
 
 # Read by PyTorch, NCCL and NVSHMEM when they first set up memory.
@@ -40,12 +42,13 @@ def choose_device(kind: str) -> tuple[torch.device, bool]:
     return device, int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus
 
 
-def chosen_peers(options: argparse.Namespace) -> list[Implementation]:
+def chosen_peers(options: argparse.Namespace, op: Op) -> list[Implementation]:
     known = cuda_peers.PEERS if options.device == "cuda" else cpu_peers.PEERS
-    return [known[name]() for name in options.peers if name in known]
+    peers = [known[name] for name in options.peers if name in known]
+    return [peer() for peer in peers if peer.ops is None or op.name in peer.ops]
 
 
-def measure(options: argparse.Namespace) -> Results:
+def make_job(options: argparse.Namespace) -> Job:
     device, has_nccl = choose_device(options.device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
@@ -53,26 +56,43 @@ def measure(options: argparse.Namespace) -> Results:
         timeout=timedelta(minutes=5 if options.device == "cuda" else 60),
     )
     ranks = GlooRanks()
-    comm = collx.init(device=device)
-    job = Job(
-        op=options.op,
+    largest = [max(sizes(options, OPS[name], ranks.world)) for name in options.ops]
+    return Job(
         reduce_op=options.reduce_op,
         dtype=getattr(torch, options.dtype),
         device=device,
         group=dist.distributed_c10d._get_default_group(),
         ranks=ranks,
-        comm=comm,
+        comm=collx.init(device=device),
         has_nccl=has_nccl,
-        max_bytes=max(sizes(options)),
+        max_bytes=max(HOST_BYTES, *largest),
     )
-    results = Runner(job, options).run(sizes(options), ours.chosen(options) + chosen_peers(options))
-    comm.destroy()
-    return results
 
 
-def show(options: argparse.Namespace, results: Results) -> None:
-    world = dist.get_world_size()
-    print(f"\n{options.op} {options.reduce_op}, {options.dtype}, {world} ranks, {options.device}")
+def measure(options: argparse.Namespace) -> bool:
+    """Whether every result of collx was right. What is finished is shown and written at once."""
+    job = make_job(options)
+    written: list[records.Record] = []
+    good = True
+    for op in (OPS[name] for name in options.ops):
+        results = Runner(job, op, options).run(
+            sizes(options, op, job.ranks.world),
+            whole_parts(options, op, job.ranks.world, HOST_BYTES),
+            ours.chosen(options, op) + chosen_peers(options, op),
+        )
+        written += [row.record for row in results.rows]
+        good = good and not results.ours_failed
+        if job.ranks.rank == 0:
+            show(options, op, results)
+            if options.json is not None:
+                records.write(options.json, written)
+    job.comm.destroy()
+    return good
+
+
+def show(options: argparse.Namespace, op: Op, results: Results) -> None:
+    name = f"{op.name} {options.reduce_op}" if op.reduces else op.name
+    print(f"\n{name}, {options.dtype}, {dist.get_world_size()} ranks, {options.device}")
     print("us per call: median, slowest rank; x peer: best peer's time / collx's\n")
     print(report.table(results))
     host = report.host_times(results)
@@ -80,11 +100,10 @@ def show(options: argparse.Namespace, results: Results) -> None:
         print(f"\nhost time of an eager call\n{host}")
     for note in report.notes(results):
         print(f"\n{note}", end="")
-    print()
-    if options.json is not None:
-        records.write(options.json, [row.record for row in results.rows])
-    if options.plot is not None:
-        plot.draw(options.plot, results, options.wire_gbs)
+    print(flush=True)
+    if options.plot is not None and op.has_tensor:
+        one = options.plot.with_stem(f"{options.plot.stem}-{op.name}")
+        plot.draw(options.plot if len(options.ops) == 1 else one, op, results, options.wire_gbs)
 
 
 def main() -> int:
@@ -94,11 +113,9 @@ def main() -> int:
         return 2
     if options.no_multicast:
         os.environ.update(WITHOUT_MULTICAST)
-    results = measure(options)
-    if dist.get_rank() == 0:
-        show(options, results)
+    good = measure(options)
     dist.destroy_process_group()
-    return 1 if results.ours_failed else 0
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from collxbench.records import size_name
+from collxbench.units import size_name
 
 NO_PEERS = ("memcpy",)
 
@@ -17,7 +17,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="JSON of bench.py to Markdown.")
     parser.add_argument("file", type=Path)
     records = json.loads(parser.parse_args().file.read_text())
-    for op in dict.fromkeys(record["op"] for record in records):
+    ops = list(dict.fromkeys(record["op"] for record in records))
+    for op in ops:
+        if len(ops) > 1:
+            print(f"### {op}")
         print(table([record for record in records if record["op"] == op]))
 
 
@@ -28,6 +31,7 @@ def table(records: list[dict[str, Any]]) -> str:
     for record in records:
         forced = record in ours and not auto
         record["column"] = record["impl"] + (f" {record['algorithm']}" if forced else "")
+        record["column"] += " (eager)" if record.get("eager") else ""
     columns = list(dict.fromkeys(record["column"] for record in records))
     lines = [["bytes", *columns, "algorithm", "x best peer"], ["--:"] * (len(columns) + 3)]
     for nbytes in sorted({record["bytes"] for record in records}):

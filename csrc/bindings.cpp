@@ -42,8 +42,10 @@ py::dict call_dict(const collx::CallDescriptor& call) {
   for (int i = 0; i < std::min(call.dims, 8); ++i) sizes.append(call.sizes[i]);
   py::dict d;
   d["op"] = collx::name_of(call.collective);
-  d["dtype"] = collx::name_of(call.dtype);
+  d["dtype"] = collx::dtype_of(call);
   d["reduce_op"] = collx::name_of(call.reduce_op);
+  d["root"] = call.root;
+  d["axis"] = call.axis;
   d["algorithm"] = collx::name_of(call.algorithm);
   d["max_blocks"] = call.max_blocks;
   d["shape"] = py::tuple(sizes);

@@ -1,39 +1,27 @@
 """Peers on the CPU that run in this process, and the time of a plain copy. MPI: mpi_run.py."""
 
 import torch
-import torch.distributed as dist
 
 from collxbench.implementation import Call, Implementation, Kind
 from collxbench.job import Case
-from collxbench.records import wire_bytes
-
-TORCH_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.AVG,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "prod": dist.ReduceOp.PRODUCT,
-}
+from collxbench.ops import OPS
+from collxbench.torch_dist import TorchDist
 
 
-class Gloo(Implementation):
+class Gloo(TorchDist):
     name = "gloo"
-
-    def prepare(self, case: Case) -> Call:
-        x = case.empty()
-        op = TORCH_OPS[case.job.reduce_op]
-        return Call(lambda: dist.all_reduce(x, op), lambda: case.load(x), lambda: x, in_place=True)
 
 
 class Memcpy(Implementation):
-    """Copies the bytes that an all-reduce must move between the ranks, on every rank at once."""
+    """Copies as many bytes as must cross the link of each rank, on all ranks at once."""
 
     name = "memcpy"
     kind = Kind.FLOOR
+    ops = tuple(op.name for op in OPS.values() if op.has_tensor)
 
     def prepare(self, case: Case) -> Call:
-        nbytes = max(1, int(wire_bytes(case.nbytes, case.job.ranks.world)))
-        source = torch.zeros(nbytes, dtype=torch.uint8)
+        nbytes = int(case.op.bytes_on_link(case.nbytes, case.world, case.at_root))
+        source = torch.zeros(max(1, nbytes), dtype=torch.uint8)
         target = torch.ones_like(source)
         return Call(lambda: target.copy_(source), lambda: None, lambda: target)
 

@@ -1,6 +1,8 @@
 """Peers on GPUs: NCCL, NCCL on symmetric memory, PyTorch's symm_mem ops, FlashInfer.
 
 None of PyTorch's multimem ops is here: they need NVLink multicast, which collx is compared without.
+Nor are those over NVSHMEM (all_to_all_vdev, nvshmem_broadcast, tile_reduce, ...): a process has one
+symmetric allocator, and collx's region comes from the CUDA one.
 """
 
 from typing import Any
@@ -9,47 +11,50 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collxbench.cpu_peers import TORCH_OPS
 from collxbench.implementation import Call, Implementation
 from collxbench.job import Case, Job
+from collxbench.torch_dist import TorchDist
 
 SYMM_MEM_DTYPES = (torch.bfloat16, torch.float32)
 FLASHINFER_UP_TO = 2 << 20  # bytes; its one-shot form is meant for less
 FLASHINFER_DIMS = 4096
+VECTOR = 16  # bytes
+LEAST = 4096  # bytes of a buffer
 
 
-class Nccl(Implementation):
+class Nccl(TorchDist):
     name = "nccl"
 
     def unfit(self, case: Case) -> str | None:
         return None if case.job.has_nccl else "more ranks than GPUs"
 
-    def prepare(self, case: Case) -> Call:
-        return in_place(case, case.empty())
-
 
 class NcclSymmetric(Nccl):
-    """The same call on a tensor in a window that is registered with NCCL on all ranks."""
+    """The same call on tensors in a window that is registered with NCCL on all ranks."""
 
     name = "nccl-symmetric"
+    ops = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 
     def __init__(self) -> None:
         self._pool: torch.cuda.MemPool | None = None
         self._buffer: Tensor | None = None
 
-    def prepare(self, case: Case) -> Call:
+    def tensors(self, case: Case) -> tuple[Tensor, Tensor]:
         if self._buffer is None:
             self._buffer = self._registered(case.job)
-        return in_place(case, self._buffer[: case.nbytes].view(case.job.dtype))
+        x, y = (half.view(case.job.dtype) for half in self._buffer.chunk(2))
+        return x[: case.input_numel], y[: case.output_numel]
 
     def _registered(self, job: Job) -> Tensor:
+        """Room for an input and an output."""
         warm = torch.zeros(1, device=job.device)  # the communicator must exist
         dist.all_reduce(warm)
         torch.cuda.synchronize()
         backend: Any = nccl_backend(job)
         self._pool = torch.cuda.MemPool(backend.mem_allocator)
         with torch.cuda.use_mem_pool(self._pool):
-            buffer = torch.empty(job.max_bytes, dtype=torch.uint8, device=job.device)
+            half = -(-job.max_bytes // LEAST) * LEAST
+            buffer = torch.empty(2 * half, dtype=torch.uint8, device=job.device)
         backend.register_mem_pool(self._pool, symm=True)
         return buffer
 
@@ -61,67 +66,135 @@ class NcclSymmetric(Nccl):
         self._buffer = self._pool = None
 
 
+class NcclAllreduce(Nccl):
+    """An all-reduce of one element: what dist.barrier does on the device."""
+
+    name = "nccl-allreduce"
+    ops = ("barrier",)
+
+    def prepare(self, case: Case) -> Call:
+        x = torch.zeros(1, device=case.job.device)
+        return Call.of(case, lambda: dist.all_reduce(x), x, x)
+
+
 class TorchSymmMem(Implementation):
     """An op of torch.ops.symm_mem on a symmetric tensor of PyTorch's own."""
 
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
 
-    def unfit(self, case: Case) -> str | None:
-        if case.job.reduce_op != "sum":
-            return "sum only"
-        if case.job.dtype not in SYMM_MEM_DTYPES:
-            return "bfloat16 and float32 only"
-        return "whole 16-byte vectors only" if case.nbytes % 16 else None
-
-    def symmetric(self, case: Case) -> Tensor:
+    def symmetric(self, case: Case, numel: int) -> Tensor:
         if self._buffer is None:
             import torch.distributed._symmetric_memory as symm_mem
 
-            numel = case.job.max_bytes // case.job.dtype.itemsize
-            buffer = symm_mem.empty(numel, dtype=case.job.dtype, device=case.job.device)
+            room = max(LEAST, case.job.max_bytes) // case.job.dtype.itemsize
+            buffer = symm_mem.empty(room, dtype=case.job.dtype, device=case.job.device)
             symm_mem.rendezvous(buffer, case.job.group)
             self._buffer = buffer
-        return self._buffer[: case.numel]
+        return self._buffer[:numel]
 
     def close(self, job: Job) -> None:
         self._buffer = None
 
 
-class TorchOneshot(TorchSymmMem):
+class TorchReduction(TorchSymmMem):
+    def unfit(self, case: Case) -> str | None:
+        if case.reduce_op != "sum":
+            return "sum only"
+        if case.job.dtype not in SYMM_MEM_DTYPES:
+            return "bfloat16 and float32 only"
+        parts = case.world if case.op.divided else 1
+        return "whole 16-byte vectors only" if case.nbytes % (parts * VECTOR) else None
+
+
+class TorchOneshot(TorchReduction):
     name = "torch-oneshot"
+    ops = ("allreduce",)
 
     def prepare(self, case: Case) -> Call:
-        x, y = self.symmetric(case), case.empty()
+        x, y = self.symmetric(case, case.numel), case.empty(case.numel)
         group = case.job.group.group_name
         op = torch.ops.symm_mem.one_shot_all_reduce_out
-        return Call(lambda: op(x, "sum", group, y), lambda: case.load(x), lambda: y)
+        return Call.of(case, lambda: op(x, "sum", group, y), x, y)
 
 
-class TorchTwoshot(TorchSymmMem):
+class TorchTwoshot(TorchReduction):
     name = "torch-twoshot"
+    ops = ("allreduce",)
 
     def prepare(self, case: Case) -> Call:
-        x = self.symmetric(case)
+        x = self.symmetric(case, case.numel)
         group = case.job.group.group_name
         op = torch.ops.symm_mem.two_shot_all_reduce_
-        return Call(lambda: op(x, "sum", group), lambda: case.load(x), lambda: x, in_place=True)
+        return Call.of(case, lambda: op(x, "sum", group), x, x)
+
+
+class TorchReduceScatter(TorchReduction):
+    name = "torch-reduce-scatter"
+    ops = ("reducescatter",)
+
+    def prepare(self, case: Case) -> Call:
+        x, y = self.symmetric(case, case.input_numel), case.empty(case.output_numel)
+        group = case.job.group.group_name
+        op = torch.ops.symm_mem.reduce_scatter_out
+        return Call.of(case, lambda: op(x, group, False, y), x, y)
+
+
+class TorchCopyEngine(TorchSymmMem):
+    """PyTorch's "low contention" forms: peer copies on a stream of their own."""
+
+    name = "torch-low-contention"
+    ops = ("allgather", "reducescatter")
+
+    def unfit(self, case: Case) -> str | None:
+        others = case.op.reduces and case.reduce_op not in ("sum", "avg")
+        return "sum and avg only" if others else None
+
+    def prepare(self, case: Case) -> Call:
+        x = self.symmetric(case, case.input_numel)
+        made = [case.empty(case.output_numel)]  # each call makes its output
+        group = case.job.group.group_name
+        gather = torch.ops.symm_mem._low_contention_all_gather
+        scatter = torch.ops.symm_mem._low_contention_reduce_scatter
+        wait = torch.ops._c10d_functional.wait_tensor
+
+        def run() -> None:
+            y = scatter(x, case.reduce_op, group) if case.op.reduces else gather(x, group)
+            made[0] = wait(y)
+
+        return Call(run, lambda: case.load(x), lambda: made[0])
+
+
+class TorchBarrier(TorchSymmMem):
+    """The barrier of a symmetric tensor's signal pads."""
+
+    name = "torch-barrier"
+    ops = ("barrier",)
+
+    def prepare(self, case: Case) -> Call:
+        import torch.distributed._symmetric_memory as symm_mem
+
+        x = self.symmetric(case, 0)
+        assert self._buffer is not None
+        handle = symm_mem.rendezvous(self._buffer, case.job.group)
+        return Call.of(case, handle.barrier, x, x)
 
 
 class FlashInfer(Implementation):
     """TensorRT-LLM's one-shot kernel with dependent launch, as FlashInfer offers it."""
 
     name = "flashinfer"
+    ops = ("allreduce",)
 
     def __init__(self) -> None:
         self._workspace: Any = None
 
     def unfit(self, case: Case) -> str | None:
-        if case.job.reduce_op != "sum":
+        if case.reduce_op != "sum":
             return "sum only"
         if case.job.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             return "bfloat16, float16 and float32 only"
-        if case.nbytes % 16:
+        if case.nbytes % VECTOR:
             return "whole 16-byte vectors only"
         return f"one-shot up to {FLASHINFER_UP_TO >> 20} MiB" if too_large(case) else None
 
@@ -134,7 +207,7 @@ class FlashInfer(Implementation):
         rows = case.numel // dims
         workspace = fi.create_allreduce_fusion_workspace(
             backend="trtllm",
-            world_size=case.job.ranks.world,
+            world_size=case.world,
             rank=case.job.ranks.rank,
             max_token_num=rows,
             hidden_dim=dims,
@@ -142,32 +215,28 @@ class FlashInfer(Implementation):
             comm_backend=TorchDistBackend(group=case.job.group),
         )
         self._workspace = workspace
-        x, y = case.empty().view(rows, dims), case.empty().view(rows, dims)
+        x, y = case.empty(case.numel), case.empty(case.numel)
+        of_rows = [t.view(rows, dims) for t in (x, y)]
         pattern = fi.AllReduceFusionPattern.kAllReduce
 
         def run() -> None:
             fi.allreduce_fusion(
-                input=x,
+                input=of_rows[0],
                 workspace=workspace,
                 pattern=pattern,
                 launch_with_pdl=True,
-                output=y,
+                output=of_rows[1],
                 use_oneshot=True,
                 fp32_acc=True,
             )
 
-        return Call(run, lambda: case.load(x.view(-1)), lambda: y.view(-1))
+        return Call.of(case, run, x, y)
 
     def close(self, job: Job) -> None:
         if self._workspace is not None:
             torch.cuda.synchronize()
             self._workspace.destroy()
             self._workspace = None
-
-
-def in_place(case: Case, x: Tensor) -> Call:
-    op = TORCH_OPS[case.job.reduce_op]
-    return Call(lambda: dist.all_reduce(x, op), lambda: case.load(x), lambda: x, in_place=True)
 
 
 def nccl_backend(job: Job) -> Any:
@@ -179,9 +248,16 @@ def too_large(case: Case) -> bool:
 
 
 PEERS: dict[str, type[Implementation]] = {
-    "nccl": Nccl,
-    "nccl-symmetric": NcclSymmetric,
-    "torch-oneshot": TorchOneshot,
-    "torch-twoshot": TorchTwoshot,
-    "flashinfer": FlashInfer,
+    peer.name: peer
+    for peer in (
+        Nccl,
+        NcclSymmetric,
+        NcclAllreduce,
+        TorchOneshot,
+        TorchTwoshot,
+        TorchReduceScatter,
+        TorchCopyEngine,
+        TorchBarrier,
+        FlashInfer,
+    )
 }

@@ -1,7 +1,8 @@
-"""Times on a GPU: calls replayed from a CUDA graph, and the host's part of eager calls."""
+"""Times on a GPU: calls replayed from a CUDA graph, eager ones, and the host's part of these."""
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -23,14 +24,31 @@ def capture(run: Callable[[], object], calls: int, warmup: int) -> torch.cuda.CU
 
 
 def time_replays(graph: torch.cuda.CUDAGraph, calls: int, ranks: Ranks) -> Timing:
+    return _time_on_device(graph.replay, graph.replay, calls, ranks)
+
+
+def time_eager(run: Callable[[], object], calls: int, warmup: int, ranks: Ranks) -> Timing:
+    """Of calls that no graph can hold: a few untimed ones absorb the skew between the ranks."""
+
+    def repeat(times: int) -> None:
+        for _ in range(times):
+            run()
+
+    return _time_on_device(partial(repeat, max(1, warmup)), partial(repeat, calls), calls, ranks)
+
+
+def _time_on_device(
+    absorb: Callable[[], object], run: Callable[[], object], calls: int, ranks: Ranks
+) -> Timing:
+    """Of `run`, which makes `calls` calls, behind `absorb`."""
     us = []
     for _ in range(REPLAYS):
         torch.cuda.synchronize()
         ranks.barrier()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
+        absorb()
         start.record()
-        graph.replay()
+        run()
         end.record()
         torch.cuda.synchronize()
         us.append(start.elapsed_time(end) / calls * 1e3)

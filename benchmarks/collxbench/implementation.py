@@ -1,39 +1,65 @@
 """What is measured: an implementation prepares a call for a case."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from collxbench.job import Case, Job
+if TYPE_CHECKING:
+    from collxbench.job import Case, Job
 
 
 class Kind(Enum):
     OURS = "ours"
     PEER = "peer"
-    FLOOR = "floor"  # a bound to look at; no all-reduce, so no peer
+    FLOOR = "floor"  # a bound to look at; no collective, so no peer
+
+
+def _nothing_else() -> bool:
+    return True
 
 
 @dataclass(frozen=True)
 class Call:
     """One call, ready to be made over and over.
 
-    `run` on an in-place implementation reduces its own last result again, so results are checked
-    right after `load`."""
+    `run` on an in-place implementation takes its own last result, so results are checked right
+    after `load`."""
 
     run: Callable[[], object]
     load: Callable[[], None]  # writes the input
     result: Callable[[], Tensor]
     algorithm: str = ""
     in_place: bool = False
+    eager: str = ""  # why no CUDA graph can hold it, if none can
+    besides: Callable[[], bool] = _nothing_else  # whether its other outputs are right
+
+    @classmethod
+    def of(
+        cls,
+        case: Case,
+        run: Callable[[], object],
+        x: Tensor,
+        y: Tensor,
+        *,
+        algorithm: str = "",
+        eager: str = "",
+        besides: Callable[[], bool] = _nothing_else,
+    ) -> Call:
+        """`run` reads `x` and writes `y`, which are one tensor where it works in place."""
+        in_place = y is x
+        return cls(run, lambda: case.load(x), lambda: y, algorithm, in_place, eager, besides)
 
 
 class Implementation(ABC):
     name: str  # in the JSON file
     kind = Kind.PEER
-    exact = False  # whether its bits must be the reference's
+    ops: Collection[str] | None = None  # the operators that it has; None: all
 
     @property
     def label(self) -> str:

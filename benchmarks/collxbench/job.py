@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -9,7 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import collx
-from collxbench import data
+from collxbench import checks, data
+from collxbench.implementation import Call, Kind
+from collxbench.ops import ROOT, Op, Share
 
 T = TypeVar("T")
 
@@ -66,7 +69,6 @@ class Outcome(Generic[T]):
 
 @dataclass(frozen=True)
 class Job:
-    op: str
     reduce_op: str
     dtype: torch.dtype
     device: torch.device
@@ -76,32 +78,69 @@ class Job:
     has_nccl: bool
     max_bytes: int  # of the largest case
 
+    def synchronize(self) -> None:
+        """Waits for what the current stream has been given."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
 
 class Case:
-    """One size."""
+    """One operator at one size of the full tensor."""
 
-    def __init__(self, job: Job, nbytes: int) -> None:
+    def __init__(self, job: Job, op: Op, nbytes: int) -> None:
         self.job = job
+        self.op = op
         self.nbytes = nbytes
-        self.numel = nbytes // job.dtype.itemsize
-        self._input = data.block(job.ranks.rank, self.numel, job.dtype).to(job.device)
-        self._expected = data.expected_block(
-            job.ranks.world, self.numel, job.dtype, job.reduce_op, collx.reference.allreduce
-        ).to(job.device)
+        self.numel: int = nbytes // job.dtype.itemsize
+        self.world: int = job.ranks.world
+        self.at_root = job.ranks.rank == ROOT
+        self.reduce_op: str = job.reduce_op
+        self.comm: collx.Communicator = job.comm
+        inputs = [
+            data.input_of(rank, self.input_numel, job.dtype, job.device)
+            for rank in range(self.world)
+        ]
+        self._input = inputs[job.ranks.rank]
+        self._expected = op.expect(inputs, job.reduce_op)[job.ranks.rank]
 
-    def empty(self) -> Tensor:
-        return torch.empty(self.numel, dtype=self.job.dtype, device=self.job.device)
+    @property
+    def input_numel(self) -> int:
+        return self._elements(self.op.takes)
+
+    @property
+    def output_numel(self) -> int:
+        return self._elements(self.op.gives)
+
+    def empty(self, numel: int) -> Tensor:
+        return torch.empty(numel, dtype=self.job.dtype, device=self.job.device)
 
     def load(self, into: Tensor) -> None:
         """Writes this rank's input."""
-        into.copy_(data.tiled(self._input, self.numel))
+        into.copy_(self._input)
 
-    def input(self) -> Tensor:
-        return data.tiled(self._input, self.numel)
+    def check(self, call: Call, kind: Kind) -> bool:
+        """Makes one call. Whether it did on this rank what it should."""
+        if not self.op.has_tensor:
+            return checks.waits(partial(self._run_through, call), self.job.ranks)
+        call.load()
+        if not call.in_place:
+            call.result().fill_(1)  # what no rank's output is made of
+        call.run()
+        return self.right(call, kind)
 
-    def correct(self, result: Tensor, exact: bool) -> bool:
-        """Whether `result` is right: by every bit, or as close as another order of adding is."""
-        expected = data.tiled(self._expected, self.numel)
-        if exact:
-            return collx.reference.same_bits(result, expected)
-        return data.close(result, expected, self.job.ranks.world)
+    def right(self, call: Call, kind: Kind) -> bool:
+        """Whether the results of the last call are right."""
+        if not self.op.has_tensor:
+            return True  # it left nothing to look at
+        if kind is Kind.OURS:
+            return call.besides() and checks.exact(self.op, call.result(), self._expected)
+        if self.op.result_at_root and not self.at_root:
+            return True
+        return checks.right(self.op, call.result(), self._expected, self.world)
+
+    def _run_through(self, call: Call) -> None:
+        call.run()
+        self.job.synchronize()
+
+    def _elements(self, share: Share) -> int:
+        return {Share.WHOLE: self.numel, Share.PART: self.numel // self.world, Share.NONE: 0}[share]

@@ -6,7 +6,8 @@ it names: {"bytes", "us", "us_min", "us_max", "correct"}, or {"error"} and no mo
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from mpi4py import MPI
+from torch import Tensor
 
-import collx.reference
-from collxbench import data, timing
+from collxbench import checks, data, timing
+from collxbench.ops import OPS, ROOT, Op, Share
 
-OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
+REDUCE_OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 # Which of the handles exist depends on the MPI library.
 TYPES = {
     "float32": MPI.FLOAT,
@@ -32,9 +34,42 @@ TYPES = {
 }
 
 
+@dataclass(frozen=True)
+class Arguments:
+    comm: Any
+    x: list[Any]
+    y: list[Any]
+    op: Any
+    splits: list[int]  # what each rank sends to each, in elements of the datatype
+
+    @property
+    def at_root(self) -> bool:
+        return bool(self.comm.rank == ROOT)
+
+    def split(self, buffer: list[Any]) -> list[Any]:
+        return [buffer[0], self.splits, buffer[1]]
+
+
+CALLS: dict[str, Callable[[Arguments], object]] = {
+    "allreduce": lambda a: a.comm.Allreduce(a.x, a.y, a.op),
+    "reducescatter": lambda a: a.comm.Reduce_scatter_block(a.x, a.y, a.op),
+    "allgather": lambda a: a.comm.Allgather(a.x, a.y),
+    "broadcast": lambda a: a.comm.Bcast(a.x, ROOT),
+    "reduce": lambda a: a.comm.Reduce(a.x, a.y if a.at_root else None, a.op, ROOT),
+    "gather": lambda a: a.comm.Gather(a.x, a.y if a.at_root else None, ROOT),
+    "scatter": lambda a: a.comm.Scatter(a.x if a.at_root else None, a.y, ROOT),
+    "alltoall": lambda a: a.comm.Alltoall(a.x, a.y),
+    "alltoallv": lambda a: a.comm.Alltoallv(a.split(a.x), a.split(a.y)),
+    "barrier": lambda a: a.comm.Barrier(),
+}
+IN_PLACE = ("broadcast",)
+
+
 class MpiRanks:
     def __init__(self, comm: Any) -> None:
         self._comm = comm
+        self.rank: int = comm.rank
+        self.world: int = comm.size
 
     def barrier(self) -> None:
         self._comm.Barrier()
@@ -44,25 +79,51 @@ class MpiRanks:
 
 
 def measure(job: dict[str, Any], comm: Any, nbytes: int) -> dict[str, Any]:
-    dtype, reduce_op = getattr(torch, job["dtype"]), job["reduce_op"]
+    op, dtype, ranks = OPS[job["op"]], getattr(torch, job["dtype"]), MpiRanks(comm)
     numel = nbytes // dtype.itemsize
-    datatype, op = TYPES[job["dtype"]], OPS[reduce_op]
-    x = data.tiled(data.block(comm.rank, numel, dtype), numel)
-    y = torch.zeros_like(x)
-    send, receive = ([t.view(torch.uint8).numpy(), numel, datatype] for t in (x, y))
+    of_share = {Share.WHOLE: numel, Share.PART: numel // comm.size, Share.NONE: 0}
+    inputs = [
+        data.input_of(rank, of_share[op.takes], dtype, torch.device("cpu"))
+        for rank in range(comm.size)
+    ]
+    expected = op.expect(inputs, job["reduce_op"])[comm.rank]
+    x = inputs[comm.rank].clone()
+    y = x if op.name in IN_PLACE else torch.ones(of_share[op.gives], dtype=dtype)
+    arguments = prepared(op, comm, x, y, job)
+    call = CALLS[op.name]
 
     def run() -> None:
-        comm.Allreduce(send, receive, op=op)
+        call(arguments)
 
-    run()
-    expected = data.expected_block(comm.size, numel, dtype, reduce_op, collx.reference.allreduce)
-    right = data.close(y, data.tiled(expected, numel), comm.size)
-    correct = comm.allreduce(int(right), op=MPI.MIN) == 1
-    if not correct:
+    if op.has_tensor:
+        run()
+        seen = comm.rank == ROOT or not op.result_at_root
+        right = not seen or checks.right(op, y, expected, comm.size)
+    else:
+        right = checks.waits(run, ranks)
+    if comm.allreduce(int(right), op=MPI.MIN) != 1:
         return {"bytes": nbytes, "correct": False}
     calls = timing.calls_of(nbytes, job["iterations"])
-    result = timing.time_batches(run, calls, job["warmup"], MpiRanks(comm))
+    result = timing.time_batches(run, calls, job["warmup"], ranks)
     return {"bytes": nbytes, "correct": True, **vars(result)}
+
+
+def prepared(op: Op, comm: Any, x: Tensor, y: Tensor, job: dict[str, Any]) -> Arguments:
+    """What is copied is bytes to MPI."""
+    datatype = TYPES[job["dtype"]] if op.reduces else MPI.BYTE
+    send, receive = ([t.view(torch.uint8).numpy(), datatype] for t in (x, y))
+    splits = [x.numel() * x.itemsize // comm.size] * comm.size
+    return Arguments(comm, send, receive, REDUCE_OPS.get(job["reduce_op"]), splits)
+
+
+def refusal(job: dict[str, Any]) -> str | None:
+    if not OPS[job["op"]].reduces:
+        return None
+    if job["reduce_op"] not in REDUCE_OPS:
+        return f"MPI has no {job['reduce_op']}"
+    if TYPES[job["dtype"]] == MPI.DATATYPE_NULL:
+        return f"this MPI has no {job['dtype']}"
+    return None
 
 
 def main() -> None:
@@ -71,17 +132,12 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     with open(job["output"], "a") as output:
         for nbytes in job["sizes"]:
-            line: dict[str, Any]
-            if job["reduce_op"] not in OPS:
-                line = {"error": f"MPI has no {job['reduce_op']}"}
-            elif TYPES[job["dtype"]] == MPI.DATATYPE_NULL:
-                line = {"error": f"this MPI has no {job['dtype']}"}
-            else:
-                line = measure(job, comm, nbytes)
+            error = refusal(job)
+            line = measure(job, comm, nbytes) if error is None else {"error": error}
             if comm.rank == 0:
                 output.write(json.dumps(line) + "\n")
                 output.flush()
-            if "error" in line:
+            if error is not None:
                 return
 
 

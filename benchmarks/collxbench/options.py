@@ -11,21 +11,14 @@ from typing import NoReturn
 
 import torch
 
-from collxbench.records import OPS
+from collxbench import cpu_peers, cuda_peers
+from collxbench.ops import OPS, Op
 
-ALGORITHMS = (
-    "oneshot_push",
-    "twoshot_push",
-    "pull_push",
-    "oneshot_pull",
-    "twoshot_pull",
-    "fallback",
-)
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
-CPU_PEERS = ("gloo", "mpi", "memcpy")
-CUDA_PEERS = ("nccl", "nccl-symmetric", "torch-oneshot", "torch-twoshot", "flashinfer")
-ORDINARY_UP_TO = 8 << 20  # bytes; above, symmetric tensors are measured too
+CPU_PEERS = (*cpu_peers.PEERS, "mpi")
+CUDA_PEERS = tuple(cuda_peers.PEERS)
+HOST_BYTES = 1 << 12
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -66,7 +59,13 @@ class RankParser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     p = RankParser(prog="bench.py", description="collx beside its peers.")
-    p.add_argument("op", choices=OPS, help="operator to measure")
+    p.add_argument(
+        "ops",
+        nargs="+",
+        choices=(*OPS, "all"),
+        metavar="OP",
+        help=f"operators to measure, one after the other: {', '.join(OPS)}, or all",
+    )
     p.add_argument("-b", "--begin", type=size, default=1 << 10, help="smallest size (1K)")
     p.add_argument("-e", "--end", type=size, help="largest size (256M on CUDA, 64M on CPU)")
     p.add_argument("-f", "--factor", type=factor, default=4.0, help="from size to size (4)")
@@ -111,9 +110,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         options.wire_gbs = 360.0
     if options.plot is not None and find_spec("matplotlib") is None:
         p.error("--plot needs matplotlib")
+    options.ops = list(OPS) if "all" in options.ops else list(dict.fromkeys(options.ops))
     options.peers = _choice(p, "--peers", options.peers, CUDA_PEERS if on_cuda else CPU_PEERS)
-    if options.algorithms != ["auto"]:
-        options.algorithms = _choice(p, "--algorithms", options.algorithms, ("auto", *ALGORITHMS))
+    for op in (OPS[name] for name in options.ops):
+        if op.has_tensor:
+            known = ("auto", *op.algorithms)
+            _choice(p, f"--algorithms of {op.name}", options.algorithms, known)
     return options
 
 
@@ -130,12 +132,22 @@ def _choice(
     return given
 
 
-def sizes(options: argparse.Namespace) -> list[int]:
-    """Bytes of each case, rounded down to whole elements, ascending and without repetitions."""
-    item = getattr(torch, options.dtype).itemsize
+def sizes(options: argparse.Namespace, op: Op, world: int) -> list[int]:
+    """Bytes of each case, ascending and without repetitions."""
+    if not op.has_tensor:
+        return [0]
     found: set[int] = set()
     at = float(options.begin)
     while at <= options.end:
-        found.add(max(item, int(at) // item * item))
+        found.add(whole_parts(options, op, world, int(at)))
         at *= options.factor
     return sorted(found)
+
+
+def whole_parts(options: argparse.Namespace, op: Op, world: int, nbytes: int) -> int:
+    """`nbytes`, rounded down to whole elements, of which each rank gets as many where the tensor is
+    divided."""
+    if not op.has_tensor:
+        return 0
+    unit: int = getattr(torch, options.dtype).itemsize * (world if op.divided else 1)
+    return max(unit, nbytes // unit * unit)

@@ -1,17 +1,21 @@
 """collx, with an algorithm, on ordinary or symmetric tensors."""
 
 import argparse
+from collections.abc import Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from collxbench.implementation import Call, Implementation, Kind
 from collxbench.job import Case
-from collxbench.options import ORDINARY_UP_TO
+from collxbench.ops import Op, even_splits
+
+EITHER_WAY = ("staged", "fallback")  # as fast on ordinary tensors as on symmetric ones
 
 
 class Collx(Implementation):
     kind = Kind.OURS
-    exact = True
 
     def __init__(self, algorithm: str, symmetric: bool, above: int, max_blocks: int) -> None:
         """`above`: bytes up to which it is left out."""
@@ -35,37 +39,102 @@ class Collx(Implementation):
         return None
 
     def prepare(self, case: Case) -> Call:
-        comm, reduce_op = case.job.comm, case.job.reduce_op
-        if self._symmetric:
-            x = comm.empty(case.numel, dtype=case.job.dtype)
-            y = comm.empty(case.numel, dtype=case.job.dtype)
-        else:
-            x, y = case.empty(), case.empty()
-        allreduce = torch.ops.collx.allreduce.out
-        name, algorithm, max_blocks = comm.name, self._algorithm, self._max_blocks
+        x, y = self._empty(case, case.input_numel), self._empty(case, case.output_numel)
+        operator = getattr(torch.ops.collx, case.op.name)
+        run = partial(operator.out, x, *case.op.arguments(case), *self._options, out=y)
+        return Call.of(case, run, x, y, algorithm=self._explained(case))
 
-        def run() -> None:
-            allreduce(x, reduce_op, name, algorithm, max_blocks, out=y)
+    @property
+    def _options(self) -> tuple[str, int]:
+        return self._algorithm, self._max_blocks
 
-        explained = comm.explain(
-            case.job.op,
+    def _empty(self, case: Case, numel: int) -> Tensor:
+        if not self._symmetric:
+            return case.empty(numel)
+        return case.comm.empty(numel, dtype=case.job.dtype)
+
+    def _explained(self, case: Case) -> str:
+        """The algorithm that runs."""
+        explanation = case.comm.explain(
+            case.op.name,
             case.numel,
             case.job.dtype,
             input_symmetric=self._symmetric,
             output_symmetric=self._symmetric,
-            algorithm=algorithm,
-            max_blocks=max_blocks,
+            algorithm=self._algorithm,
+            max_blocks=self._max_blocks,
         )
-        return Call(run, lambda: case.load(x), lambda: y, str(explained["algorithm"]))
+        return str(explanation["algorithm"])
 
 
-def chosen(options: argparse.Namespace) -> list[Implementation]:
-    """Ordinary tensors everywhere and symmetric ones above ORDINARY_UP_TO, or symmetric alone.
-    pull_push works on symmetric tensors only."""
+class CollxDeviceSplits(Collx):
+    """alltoallv whose splits lie on the device: as many rows may arrive as do."""
+
+    def __init__(self, algorithm: str, symmetric: bool, max_blocks: int) -> None:
+        super().__init__(algorithm, symmetric, 0, max_blocks)
+        self.name = self.name.replace("collx", "collx-device-splits", 1)
+
+    @property
+    def label(self) -> str:
+        return super().label.replace("collx", "collx(device splits)", 1)
+
+    def prepare(self, case: Case) -> Call:
+        x, y = self._empty(case, case.input_numel), self._empty(case, case.output_numel)
+        splits = torch.tensor(even_splits(case), device=case.job.device)
+        arrived = torch.zeros_like(splits)
+        run = partial(
+            torch.ops.collx.alltoallv.device_splits_out,
+            x,
+            splits,
+            case.output_numel,
+            case.comm.name,
+            *self._options,
+            out=y,
+            output_splits=arrived,
+        )
+        return Call.of(
+            case,
+            run,
+            x,
+            y,
+            algorithm=self._explained(case),
+            besides=lambda: torch.equal(arrived, splits),
+        )
+
+
+class CollxBarrier(Implementation):
+    name = "collx"
+    kind = Kind.OURS
+
+    def prepare(self, case: Case) -> Call:
+        nothing = case.empty(0)
+        run = partial(torch.ops.collx.barrier.default, *case.op.arguments(case))
+        return Call.of(case, run, nothing, nothing)
+
+
+def chosen(options: argparse.Namespace, op: Op) -> list[Implementation]:
+    """Ordinary tensors everywhere, and symmetric ones where they matter, or symmetric alone."""
+    if not op.has_tensor:
+        return [CollxBarrier()]
+    symmetric, max_blocks = options.symmetric, options.max_blocks
     found: list[Implementation] = []
-    for algorithm in options.algorithms:
-        if not options.symmetric and algorithm != "pull_push":
-            found.append(Collx(algorithm, False, 0, options.max_blocks))
-        both = options.symmetric or algorithm == "pull_push"
-        found.append(Collx(algorithm, True, 0 if both else ORDINARY_UP_TO, options.max_blocks))
+    for algorithm in _algorithms(options.algorithms, op):
+        only = symmetric or algorithm == op.symmetric_only
+        if not only:
+            found.append(Collx(algorithm, False, 0, max_blocks))
+        if only or _gains(op, algorithm):
+            above = 0 if only else op.symmetric_above
+            found.append(Collx(algorithm, True, above, max_blocks))
+        if op.name == "alltoallv":
+            found.append(CollxDeviceSplits(algorithm, symmetric, max_blocks))
     return found
+
+
+def _algorithms(asked: list[str], op: Op) -> Sequence[str]:
+    return ("auto", *op.algorithms) if asked == ["all"] else asked
+
+
+def _gains(op: Op, algorithm: str) -> bool:
+    """Whether symmetric tensors can be read or written in place by the peers."""
+    tried = op.algorithms if algorithm == "auto" else (algorithm,)
+    return any(name not in EITHER_WAY for name in tried)

@@ -3,18 +3,19 @@
 from pathlib import Path
 
 from collxbench.implementation import Kind
-from collxbench.records import size_name, wire_bytes
+from collxbench.ops import Op
 from collxbench.runner import Results
+from collxbench.units import size_name
 
 
-def draw(file: Path, results: Results, wire_gbs: float | None) -> None:
+def draw(file: Path, op: Op, results: Results, wire_gbs: float | None) -> None:
     """All lines on logarithmic axes; dashed: the wire limit at `wire_gbs` (10^9 bytes/s)."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [r for r in results.rows if r.record.us is not None and "host" not in r.record.op]
+    rows = [r for r in results.rows if r.record.us is not None and not r.record.is_host_time]
     figure, axes = pyplot.subplots(figsize=(9, 6))
     for label in dict.fromkeys(row.label for row in rows):
         points = sorted((r.record.bytes, r.record.us) for r in rows if r.label == label)
@@ -25,7 +26,7 @@ def draw(file: Path, results: Results, wire_gbs: float | None) -> None:
     sizes = sorted({row.record.bytes for row in rows})
     if wire_gbs and rows:
         world = rows[0].record.world
-        limit = [wire_bytes(nbytes, world) / (wire_gbs * 1e3) for nbytes in sizes]
+        limit = [op.bytes_on_link(nbytes, world) / (wire_gbs * 1e3) for nbytes in sizes]
         axes.plot(sizes, limit, "k--", label=f"wire limit, {wire_gbs:g} GB/s")
         axes.set_ylim(bottom=min(r.record.us for r in rows if r.record.us) / 2)
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds per call")

@@ -4,9 +4,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from collxbench.ops import OPS
 from collxbench.timing import Timing
-
-OPS = ("allreduce",)
 
 
 @dataclass(frozen=True)
@@ -16,41 +15,40 @@ class Record:
     op: str
     impl: str
     algorithm: str  # the one that ran; empty where the implementation does not say
-    bytes: int  # of the full tensor on each rank
+    bytes: int  # of the full tensor; 0 for a barrier
     dtype: str
     world: int
     device: str
     us: float | None = None  # median, slowest rank
     us_min: float | None = None
     us_max: float | None = None
-    busbw_gbs: float | None = None  # 10^9 bytes/s that cross each rank's link
+    busbw_gbs: float | None = None  # 10^9 bytes/s that cross the busiest rank's link
     correct: bool = False
+    eager: bool = False  # called one by one on CUDA, where no graph could hold it
 
     def timed(self, timing: Timing, correct: bool) -> "Record":
         if not correct:
             return self
-        busbw = wire_bytes(self.bytes, self.world) / (timing.us * 1e3)
+        crossing = OPS[self.op].bytes_on_link(self.bytes, self.world)
         return replace(
             self,
             us=timing.us,
             us_min=timing.us_min,
             us_max=timing.us_max,
-            busbw_gbs=busbw,
+            busbw_gbs=crossing / (timing.us * 1e3) if crossing else None,
             correct=True,
         )
 
+    def as_host_time(self) -> "Record":
+        return replace(self, op=f"{self.op}{HOST_TIME}", busbw_gbs=None, eager=False)
 
-def wire_bytes(nbytes: int, world: int) -> float:
-    """Bytes that an all-reduce must send over each rank's link."""
-    return 2 * (world - 1) / world * nbytes
+    @property
+    def is_host_time(self) -> bool:
+        return self.op.endswith(HOST_TIME)
+
+
+HOST_TIME = "_host_time"  # ends the op of records of the host's time
 
 
 def write(file: Path, records: list[Record]) -> None:
     file.write_text(json.dumps([asdict(record) for record in records], indent=1) + "\n")
-
-
-def size_name(nbytes: int) -> str:
-    for unit, name in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return str(nbytes)

@@ -1,15 +1,15 @@
 """The table that people read."""
 
 from collxbench.implementation import Kind
-from collxbench.records import size_name
 from collxbench.runner import Results, Row
+from collxbench.units import size_name
 
-FULL_COLUMNS = 2  # for this many of ours; with more, only the fastest one's busbw and ratio
+FULL_COLUMNS = 3  # for this many of ours; with more, only the fastest one's busbw and ratio
 
 
 def table(results: Results) -> str:
     """Time, busbw and ratio to the best peer, one line a size."""
-    rows = [row for row in results.rows if not row.record.op.endswith("_host_time")]
+    rows = [row for row in results.rows if not row.record.is_host_time]
     labels: dict[str, Kind] = {row.label: row.kind for row in rows}
     ours = [label for label, kind in labels.items() if kind is Kind.OURS]
     others = [label for label, kind in labels.items() if kind is not Kind.OURS]
@@ -42,10 +42,11 @@ def fastest(rows: list[Row]) -> Row | None:
 
 def _merits(row: Row | None, peer: Row | None) -> list[str]:
     """busbw, and how many times faster than the peer."""
-    if row is None or row.record.us is None or row.record.busbw_gbs is None:
+    if row is None or row.record.us is None:
         return ["", ""]
+    busbw = "" if row.record.busbw_gbs is None else f"{row.record.busbw_gbs:.2f}"
     ratio = "" if peer is None or not peer.record.us else f"{peer.record.us / row.record.us:.2f}"
-    return [f"{row.record.busbw_gbs:.2f}", ratio]
+    return [busbw, ratio]
 
 
 def _time(row: Row | None) -> str:
@@ -65,7 +66,7 @@ def _aligned(lines: list[list[str]]) -> str:
 
 
 def host_times(results: Results) -> str:
-    rows = [row for row in results.rows if row.record.op.endswith("_host_time")]
+    rows = [row for row in results.rows if row.record.is_host_time]
     lines = [["implementation", "us", "min", "max"]]
     for row in rows:
         r = row.record
@@ -76,6 +77,8 @@ def host_times(results: Results) -> str:
 def notes(results: Results) -> list[str]:
     """What the reader of the table has to know."""
     found = [f"{label} left out: {reason}" for label, reason in results.notes.items()]
+    for label, reason in results.eager.items():
+        found.append(f"{label}: called one by one, not from a graph, since {reason}")
     labels = {row.label for row in results.rows}
     if "mpi" in labels:
         found.append("mpi: measured in the same run, in processes that mpiexec started")

@@ -1,8 +1,8 @@
-"""Checks and times every implementation in every case."""
+"""Checks and times every implementation of an operator in every case."""
 
 import argparse
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,8 @@ from tqdm import tqdm
 from collxbench import cuda_timing, mpi_run, timing
 from collxbench.implementation import Call, Implementation, Kind
 from collxbench.job import Case, Job, Outcome
+from collxbench.ops import Op
 from collxbench.records import Record
-
-HOST_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -30,29 +29,35 @@ class Row:
 class Results:
     rows: list[Row] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)  # by label: why it is left out, and where
+    eager: dict[str, str] = field(default_factory=dict)  # by label: why no graph can hold its calls
     ours_failed: bool = False
 
 
 class Runner:
-    def __init__(self, job: Job, options: argparse.Namespace) -> None:
+    def __init__(self, job: Job, op: Op, options: argparse.Namespace) -> None:
         self._job = job
+        self._op = op
         self._options = options
         self._results = Results()
         self._ranks = job.ranks
 
-    def run(self, sizes: list[int], implementations: list[Implementation]) -> Results:
+    def run(
+        self, sizes: list[int], host_bytes: int, implementations: list[Implementation]
+    ) -> Results:
+        """`host_bytes`: size of the calls whose host time is taken, if it is."""
         mpi = "mpi" in self._options.peers and self._job.device.type == "cpu"
         total = len(sizes) * len(implementations)
-        bar = tqdm(total=total, unit="case", disable=self._ranks.rank != 0)
+        hidden = self._ranks.rank != 0
+        bar = tqdm(total=total, unit="case", desc=self._op.name, disable=hidden)
         with self._stream(), bar:
             for nbytes in sizes:
-                case = Case(self._job, nbytes)
+                case = Case(self._job, self._op, nbytes)
                 for implementation in implementations:
                     bar.set_postfix_str(f"{implementation.label}, {nbytes} bytes", refresh=False)
                     self._one(case, implementation)
                     bar.update()
             if self._options.host_time:
-                self._host_times(implementations)
+                self._host_times(implementations, host_bytes)
             for implementation in implementations:
                 self._ranks.attempt(partial(implementation.close, self._job))
         if mpi:
@@ -77,16 +82,18 @@ class Runner:
             self._fail(implementation, case, ready.error)
             return
         call, correct = ready.unwrap()
-        record = self._record(implementation.name, case.nbytes, call.algorithm)
+        record = self._record(implementation.name, case.nbytes, call)
         if not correct:
             self._add(implementation, record)
             return
+        if record.eager:
+            self._results.eager[implementation.label] = call.eager
         timed = self._timed(case, call)
         if timed.error is not None:
             self._fail(implementation, case, timed.error)
             return
         # What went through the graph or the batches has to be right too, where it can be seen.
-        right = not implementation.exact or case.correct(call.result(), exact=True)
+        right = implementation.kind is not Kind.OURS or case.right(call, implementation.kind)
         self._add(implementation, record.timed(timed.unwrap(), self._ranks.all(right)))
 
     def _ready(self, case: Case, implementation: Implementation) -> Outcome[tuple[Call, bool]]:
@@ -101,13 +108,7 @@ class Runner:
         return Outcome((call, self._ranks.all(checked.unwrap())), None)
 
     def _check(self, case: Case, implementation: Implementation, call: Call) -> bool:
-        if implementation.kind is Kind.FLOOR:
-            return True
-        call.load()
-        if not call.in_place:
-            call.result().zero_()
-        call.run()
-        return case.correct(call.result(), implementation.exact)
+        return implementation.kind is Kind.FLOOR or case.check(call, implementation.kind)
 
     def _timed(self, case: Case, call: Call) -> Outcome[timing.Timing]:
         calls = timing.calls_of(case.nbytes, self._options.iterations)
@@ -115,14 +116,17 @@ class Runner:
         if self._job.device.type == "cpu":
             batches = partial(timing.time_batches, call.run, calls, warmup, self._ranks)
             return self._ranks.attempt(batches)
+        if call.eager:
+            eager = partial(cuda_timing.time_eager, call.run, calls, warmup, self._ranks)
+            return self._ranks.attempt(eager)
         captured = self._ranks.attempt(partial(cuda_timing.capture, call.run, calls, warmup))
         if captured.error is not None:
             return Outcome(None, captured.error)
         graph = captured.unwrap()
         return self._ranks.attempt(partial(cuda_timing.time_replays, graph, calls, self._ranks))
 
-    def _host_times(self, implementations: list[Implementation]) -> None:
-        case = Case(self._job, HOST_BYTES)
+    def _host_times(self, implementations: list[Implementation], nbytes: int) -> None:
+        case = Case(self._job, self._op, nbytes)
         for implementation in implementations:
             if not implementation.wanted(case) or implementation.unfit(case) is not None:
                 continue
@@ -133,10 +137,8 @@ class Runner:
             host = partial(cuda_timing.time_host, call.run, self._options.warmup, self._ranks)
             timed = self._ranks.attempt(host)
             if timed.error is None:
-                record = self._record(implementation.name, case.nbytes, call.algorithm)
-                record = replace(record, op=f"{record.op}_host_time")
-                record = record.timed(timed.unwrap(), True)
-                self._add(implementation, replace(record, busbw_gbs=None))
+                record = self._record(implementation.name, case.nbytes, call)
+                self._add(implementation, record.timed(timed.unwrap(), True).as_host_time())
 
     def _mpi(self, sizes: list[int]) -> None:
         """In the same run, but in processes of its own, while these wait without spinning."""
@@ -144,6 +146,7 @@ class Runner:
         reason = None
         if self._ranks.rank == 0:
             work = {
+                "op": self._op.name,
                 "sizes": sizes,
                 "dtype": self._options.dtype,
                 "reduce_op": self._job.reduce_op,
@@ -153,7 +156,7 @@ class Runner:
             found, reason = mpi_run.run(self._ranks.world, work)
         found, reason = self._ranks.from_first((found, reason))
         for line in found:
-            record = self._record("mpi", line["bytes"], "")
+            record = self._record("mpi", line["bytes"])
             if line["correct"]:
                 times = timing.Timing(line["us"], line["us_min"], line["us_max"])
                 record = record.timed(times, True)
@@ -161,15 +164,16 @@ class Runner:
         if reason is not None:
             self._results.notes.setdefault("mpi", reason)
 
-    def _record(self, name: str, nbytes: int, algorithm: str) -> Record:
+    def _record(self, name: str, nbytes: int, call: Call | None = None) -> Record:
         return Record(
-            op=self._job.op,
+            op=self._op.name,
             impl=name,
-            algorithm=algorithm,
+            algorithm=call.algorithm if call else "",
             bytes=nbytes,
             dtype=self._options.dtype,
             world=self._ranks.world,
             device=self._job.device.type,
+            eager=bool(call and call.eager),
         )
 
     def _add(self, implementation: Implementation, record: Record) -> None:
@@ -178,7 +182,7 @@ class Runner:
             self._results.ours_failed = True
 
     def _note(self, implementation: Implementation, case: Case, reason: str) -> None:
-        note = f"{reason} (first at {case.nbytes} bytes)"
+        note = f"{reason} (first at {case.nbytes} bytes)" if self._op.has_tensor else reason
         self._results.notes.setdefault(implementation.label, note)
 
     def _fail(self, implementation: Implementation, case: Case, reason: str) -> None:

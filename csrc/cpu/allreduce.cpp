@@ -10,9 +10,9 @@
 namespace collx::cpu {
 namespace {
 
-using Collective = bool (*)(Session&, const CallKernels&);
+using Steps = bool (*)(AllreduceSession&, const CallKernels&);
 
-Collective algorithm_of(const AllreduceCall& call) {
+Steps algorithm_of(const AllreduceCall& call) {
   switch (call.plan.algorithm) {
     case Algorithm::oneshot_push:
       return allreduce_oneshot_push;
@@ -30,7 +30,7 @@ Collective algorithm_of(const AllreduceCall& call) {
   }
 }
 
-bool keep(Session& session, const CallKernels& kernels) {
+bool keep(AllreduceSession& session, const CallKernels& kernels) {
   const AllreduceCall& call = session.call();
   const uint64_t bytes = call.numel * session.element();
   if (call.output != call.input) kernels.copy(call.output, call.input, bytes);
@@ -41,8 +41,8 @@ bool keep(Session& session, const CallKernels& kernels) {
 
 bool allreduce(const RankView& view, const AllreduceCall& call) {
   const CallKernels kernels{reduce_kernel(call.dtype, call.reduce_op), copy_kernel()};
-  const Collective algorithm = view.world == 1 ? keep : algorithm_of(call);
-  Session session(view, call);
+  const Steps algorithm = view.world == 1 ? keep : algorithm_of(call);
+  AllreduceSession session(view, call);
   if (!session.enter()) return false;
   if (view.check && !session.meet(Phase::check)) return false;
   const FloatEnvironment environment;

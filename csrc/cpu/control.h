@@ -22,7 +22,7 @@ namespace collx::cpu {
 enum class Channel : uint8_t {
   oneshot_push,  // oneshot slots
   twoshot_push,  // twoshot slots
-  pull,          // staging and results
+  pull,          // staging, results and counts
   end_barrier,   // no memory: no peer uses this rank's tensors any more
   count
 };
@@ -38,7 +38,9 @@ enum class Word : uint8_t {
 struct alignas(64) Control {
   std::atomic<uint32_t> busy;  // a call of the owner is under way
   uint32_t epochs[kChannels];  // uses so far
-  Doorbell bell;               // whoever waits for this rank sleeps here
+  // The last use of which every peer's last word has been seen: mostly the last one.
+  uint32_t settled[kChannels];
+  Doorbell bell;  // whoever waits for this rank sleeps here
 };
 static_assert(sizeof(Control) <= kCpuControlBytes);
 
@@ -55,6 +57,19 @@ inline std::atomic<uint32_t>& published(char* region, const RegionLayout& layout
                                         Word word) {
   auto* lines = reinterpret_cast<Published*>(region + layout.barrier_flags);
   return lines[static_cast<size_t>(channel)].words[static_cast<size_t>(word)];
+}
+
+/// What the owner of a region sends to and expects from each rank, by parity of the use.
+struct Counts {
+  uint64_t* sends;  // [kMaxRanks]
+  uint64_t* expects;
+};
+
+inline Counts counts_of(char* region, const RegionLayout& layout, uint32_t parity) {
+  const auto row = [&](uint64_t offset) {
+    return reinterpret_cast<uint64_t*>(region + offset) + parity * kMaxRanks;
+  };
+  return {row(layout.channels.sent), row(layout.channels.received)};
 }
 
 /// Sets every counter of a region that no call uses. Equal on all ranks.

@@ -24,6 +24,7 @@ RegionLayout layout(int world, uint64_t payload_bytes) {
 void set_epochs(char* region, const RegionLayout& layout, uint32_t epoch) {
   for (size_t c = 0; c < kChannels; ++c) {
     control_of(region, layout).epochs[c] = epoch;
+    control_of(region, layout).settled[c] = epoch;
     for (size_t w = 0; w < static_cast<size_t>(Word::count); ++w) {
       published(region, layout, static_cast<Channel>(c), static_cast<Word>(w)).store(epoch);
     }

@@ -26,10 +26,7 @@ std::chrono::steady_clock::time_point deadline_after(uint64_t timeout_ns) {
 }  // namespace
 
 bool Session::enter() {
-  if (poisoned(view_)) {
-    adopt(view_);
-    return false;
-  }
+  if (!alive()) return false;
   if (control(rank()).busy.exchange(1, std::memory_order_acquire) != 0) {
     report(view_, record(Failure::overlap, Phase::none, rank()));
     return false;
@@ -42,12 +39,30 @@ Session::~Session() {
   if (entered_) control(rank()).busy.store(0, std::memory_order_release);
 }
 
+bool Session::alive() const {
+  if (!poisoned(view_)) return true;
+  adopt(view_);
+  return false;
+}
+
 void Session::complete() {
   std::atomic_ref(view_.header(rank())->sequence).fetch_add(1, std::memory_order_relaxed);
 }
 
 Use Session::next_use(Channel channel) {
   return {channel, ++control(rank()).epochs[static_cast<size_t>(channel)]};
+}
+
+bool Session::claim(Use use) {
+  const Use before{use.channel, use.epoch - 1};
+  if (control(rank()).settled[static_cast<size_t>(use.channel)] == before.epoch) return true;
+  if (!await(before, Word::reduced, Phase::release)) return false;
+  settle(before);
+  return true;
+}
+
+void Session::settle(Use use) {
+  control(rank()).settled[static_cast<size_t>(use.channel)] = use.epoch;
 }
 
 void Session::publish(Use use, Word word) {
@@ -62,45 +77,63 @@ void Session::publish_all(Use use) {
   publish(use, Word::arrived);
 }
 
+bool Session::await_from(int peer, Use use, Word word, Phase phase) {
+  const auto& flag = published(view_.region[peer], layout(), use.channel, word);
+  return wait(
+      peer, [&] { return flag.load(std::memory_order_acquire); }, use.epoch, phase);
+}
+
 bool Session::await(Use use, Word word, Phase phase) {
   for (int step = 1; step < world(); ++step) {
-    const int peer = (rank() + step) % world();
-    const auto& flag = published(view_.region[peer], layout(), use.channel, word);
-    if (!wait(
-            peer, [&] { return flag.load(std::memory_order_acquire); }, use.epoch, phase)) {
-      return false;
-    }
+    if (!await_from(neighbour(step), use, word, phase)) return false;
   }
   return true;
 }
 
-bool Session::end_barrier() {
+bool Session::barrier(Phase phase) {
   const Use use = next_use(Channel::end_barrier);
   publish(use, Word::arrived);
-  return await(use, Word::arrived, Phase::end_barrier);
+  return await(use, Word::arrived, phase);
+}
+
+CallDescriptor Session::descriptor(int peer) const {
+  CallDescriptor descriptor = call_.descriptor;
+  if (sends_ == nullptr) return descriptor;
+  descriptor.sends = sends_[peer];
+  descriptor.expects = expects_[peer];
+  return descriptor;
+}
+
+uint32_t Session::fingerprint_for(int peer, uint32_t call) const {
+  if (sends_ == nullptr) return call;
+  return pair_fingerprint(call, rank(), peer, sends_[peer], expects_[peer]);
 }
 
 bool Session::meet(Phase phase) {
   const uint32_t epoch = ++view_.header(rank())->check_epoch;
-  const uint32_t own = fingerprint(call_.descriptor);
-  const uint64_t flag = static_cast<uint64_t>(epoch) << 32 | own;
+  const uint32_t call = fingerprint(call_.descriptor);
   for (int peer = 0; peer < world(); ++peer) {
-    if (peer != rank()) push_descriptor(peer, epoch, flag);
+    if (peer != rank()) push_descriptor(peer, epoch, call);
   }
   ring(control(rank()).bell);
   for (int step = 1; step < world(); ++step) {
-    if (!compare_with((rank() + step) % world(), epoch, own, phase)) return false;
+    if (!compare_with(neighbour(step), epoch, call, phase)) return false;
   }
+  // Who has entered this call has completed the one before.
+  Control& own = control(rank());
+  std::copy(std::begin(own.epochs), std::end(own.epochs), std::begin(own.settled));
   return true;
 }
 
-void Session::push_descriptor(int to, uint32_t epoch, uint64_t flag) const {
+void Session::push_descriptor(int to, uint32_t epoch, uint32_t call) const {
   CheckSlot& slot = view_.header(to)->check[epoch & 1][rank()];
-  slot.descriptor = call_.descriptor;
+  slot.descriptor = descriptor(to);
+  const uint64_t flag = static_cast<uint64_t>(epoch) << 32 | fingerprint_for(to, call);
   std::atomic_ref(slot.flag).store(flag, std::memory_order_release);
 }
 
-bool Session::compare_with(int peer, uint32_t epoch, uint32_t own, Phase phase) {
+bool Session::compare_with(int peer, uint32_t epoch, uint32_t call, Phase phase) {
+  const uint32_t own = fingerprint_for(peer, call);
   CheckSlot& slot = view_.header(rank())->check[epoch & 1][peer];
   const auto load = [&] { return std::atomic_ref(slot.flag).load(std::memory_order_acquire); };
   if (!wait(
@@ -130,10 +163,7 @@ bool Session::wait(int peer, Read read, uint32_t expected, Phase phase) {
   left.spins = 0;
   wait_until(control(peer).bell, ready, deadline_after(view_.timeout_ns), left);
   if (reached()) return true;
-  if (poisoned(view_)) {
-    adopt(view_);
-    return false;
-  }
+  if (!alive()) return false;
   StatusRecord timeout = record(Failure::timeout, phase, peer);
   timeout.expected = expected;
   timeout.seen = read();
@@ -148,7 +178,7 @@ StatusRecord Session::record(Failure failure, Phase phase, int peer) const {
   record.rank = rank();
   record.peer = peer;
   record.sequence = std::atomic_ref(view_.header(rank())->sequence).load(std::memory_order_relaxed);
-  record.own = call_.descriptor;
+  record.own = descriptor(peer);
   return record;
 }
 
@@ -166,6 +196,10 @@ char* Session::staging(int of, Use use) const {
 
 char* Session::results(int of, Use use) const {
   return view_.region[of] + layout().results + use.parity() * layout().result_bytes;
+}
+
+Counts Session::counts(int of, Use use) const {
+  return counts_of(view_.region[of], layout(), use.parity());
 }
 
 }  // namespace collx::cpu

@@ -4,12 +4,20 @@
 //     Session session(view, call);
 //     if (!session.enter()) return false;
 //     const Use use = session.next_use(Channel::pull);
+//     if (!session.claim(use)) return false;
 //     ... write what peers read ...
-//     session.publish(use, Word::arrived);
+//     session.publish_all(use);
 //     if (!session.await(use, Word::arrived, Phase::stage_barrier)) return false;
+//     session.settle(use);
 //     session.complete();
 //
 // A wait that fails has left its report with every rank, and the caller touches no peer any more.
+//
+// TWO SLOTS SUFFICE in any sequence of uses, whichever ranks wait for which: a use overwrites what
+// peers read in the use two before. Each of them publishes its last word of the use between after
+// that reading, in every use, whether or not it has data; and claim() sees all of these words
+// first. Whoever writes nothing claims nothing. Where all ranks wait for all, the words have been
+// seen already, and claim() costs nothing: settle() has noted it.
 #pragma once
 
 #include "../protocol/partition.h"
@@ -26,70 +34,81 @@ struct Use {
 
 class Session {
  public:
-  Session(const RankView& view, const AllreduceCall& call) : view_(view), call_(call) {}
+  Session(const RankView& view, const Call& call) : view_(view), call_(call) {}
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   const RankView& view() const { return view_; }
-  const AllreduceCall& call() const { return call_; }
   const RegionLayout& layout() const { return view_.layout; }
   int rank() const { return view_.rank; }
   int world() const { return view_.world; }
-  uint64_t element() const { return static_cast<uint64_t>(dtype_size(call_.dtype)); }
+  /// The rank that many places behind this one. Ranks that follow the ring do not all load the same
+  /// peer at once.
+  int neighbour(int step) const { return (rank() + step) % world(); }
 
   /// False on a poisoned communicator, or when a second thread is inside one (hazard 1).
   bool enter();
   /// Counts the call as completed.
   void complete();
+  /// False, with the peer's report, once a rank has failed: before stores to peers' tensors that no
+  /// wait precedes.
+  bool alive() const;
+
+  /// In a call whose ranks do not know of each other how many bytes they send and expect: by rank,
+  /// and to be kept. Fingerprints and reports then speak of the pair.
+  void set_counts(const uint64_t* sends, const uint64_t* expects) {
+    sends_ = sends;
+    expects_ = expects;
+  }
+  CallDescriptor descriptor(int peer) const;
 
   /// Exchanges what the ranks are about to do; any difference fails on all of them. Afterwards all
   /// ranks have entered this call.
   bool meet(Phase phase);
 
   Use next_use(Channel channel);
+  /// Waits until no peer reads any more what this rank wrote two uses before.
+  bool claim(Use use);
+  /// Every peer's last word of this use has been seen.
+  void settle(Use use);
   void publish(Use use, Word word);
-  /// In a use whose channel has words that nobody awaits this time.
+  /// In a use whose words all say the same.
   void publish_all(Use use);
-  /// Waits until every peer has published the word for this use.
+  /// Waits until the peer has published the word for this use.
+  bool await_from(int peer, Use use, Word word, Phase phase);
+  /// The same for every peer.
   bool await(Use use, Word word, Phase phase);
   /// Returns when all ranks have entered the call, with equal descriptors.
   bool start_barrier() { return view_.check || meet(Phase::start_barrier); }
+  /// Returns when all ranks have come here.
+  bool barrier(Phase phase);
   /// Returns when no peer uses this rank's tensors any more (hazard 11).
-  bool end_barrier();
+  bool end_barrier() { return barrier(Phase::end_barrier); }
+
+  /// What `phase` failed of, to be given to report().
+  StatusRecord record(Failure failure, Phase phase, int peer) const;
 
   /// Addresses in the region of rank `of`, as mapped here.
   char* oneshot_slot(int of, Use use, int source) const;
   char* twoshot_slot(int of, Use use, int stage, int source) const;
   char* staging(int of, Use use) const;
   char* results(int of, Use use) const;
-
-  const char* input(uint64_t index) const {
-    return static_cast<const char*>(call_.input) + index * element();
-  }
-  char* output(uint64_t index) const {
-    return static_cast<char*>(call_.output) + index * element();
-  }
-  const char* peer_input(int of, uint64_t index) const {
-    return static_cast<const char*>(call_.peer_input[of]) + index * element();
-  }
-  char* peer_output(int of, uint64_t index) const {
-    return static_cast<char*>(call_.peer_output[of]) + index * element();
-  }
-  /// Whether peers read this call's inputs where they lie.
-  bool inputs_symmetric() const { return call_.peer_input[view_.rank] != nullptr; }
+  Counts counts(int of, Use use) const;
 
  private:
   Control& control(int of) const { return control_of(view_.region[of], view_.layout); }
-  void push_descriptor(int to, uint32_t epoch, uint64_t flag) const;
-  bool compare_with(int peer, uint32_t epoch, uint32_t own, Phase phase);
+  uint32_t fingerprint_for(int peer, uint32_t call) const;
+  void push_descriptor(int to, uint32_t epoch, uint32_t call) const;
+  bool compare_with(int peer, uint32_t epoch, uint32_t call, Phase phase);
   /// Waits for `read()`, a 64-bit word of `peer`, to show `expected`.
   template <typename Read>
   bool wait(int peer, Read read, uint32_t expected, Phase phase);
-  StatusRecord record(Failure failure, Phase phase, int peer) const;
 
   const RankView& view_;
-  const AllreduceCall& call_;
+  const Call& call_;
+  const uint64_t* sends_ = nullptr;
+  const uint64_t* expects_ = nullptr;
   bool entered_ = false;
 };
 

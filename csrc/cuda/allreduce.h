@@ -1,22 +1,9 @@
-// All-reduce between GPUs of one machine, and what a communicator needs of the device. Launchers
-// only: no Torch here, and no CUDA header either, so that ops/ can be built without nvcc.
+// All-reduce between GPUs of one machine. Launchers only, as in device.h.
 #pragma once
 
-#include "../protocol/call.h"
-
-struct CUstream_st;
+#include "device.h"
 
 namespace collx::cuda {
-
-using Stream = CUstream_st*;
-
-/// Zeroes header, tables and pairs and arms the sentinel slots, in stream order. Peers may use the
-/// region after the stream has been synchronised and a barrier passed.
-void initialise(char* region, const RegionLayout& layout, int world, Stream stream);
-
-/// Loads every kernel and returns how many blocks of kFullBlock threads the current device holds
-/// resident at once.
-int load_kernels();
 
 /// Launches the call. Errors of the launch itself throw std::runtime_error.
 void allreduce(const RankView& view, const AllreduceCall& call, Stream stream);
@@ -24,17 +11,5 @@ void allreduce(const RankView& view, const AllreduceCall& call, Stream stream);
 /// Reduces `inputs[0..world)` in rank order into `output`: all that the fallback needs.
 void reduce(const void* const* inputs, int world, void* output, uint64_t numel, DType dtype,
             ReduceOp op, Stream stream);
-
-/// Host memory that kernels can write and the host can read while they run.
-HostStatus* allocate_status();
-void free_status(HostStatus* status);
-
-/// Records a failure that the host noticed (the fallback's waits) here and at the peers, without
-/// waiting for this device's streams.
-void report(const RankView& view, const StatusRecord& record);
-
-/// Takes over into view.status what a peer has reported while no kernel of this rank was there to
-/// see it. Reads the region by the copy engine: waits for no kernel.
-void adopt_reported(const RankView& view);
 
 }  // namespace collx::cuda

@@ -22,6 +22,15 @@ std::string joined(const std::array<std::string_view, N>& names) {
   return text;
 }
 
+std::string algorithms_of(Collective collective) {
+  std::string text;
+  for (size_t i = 0; i < kAlgorithmNames.size(); ++i) {
+    if (!has_algorithm(collective, static_cast<Algorithm>(i))) continue;
+    text.append(text.empty() ? "" : ", ").append(kAlgorithmNames[i]);
+  }
+  return text;
+}
+
 constexpr std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
     case at::ScalarType::Float:
@@ -81,10 +90,10 @@ ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype) {
   return *reduce_op;
 }
 
-Algorithm check_algorithm(const char* op, std::string_view name) {
+Algorithm check_algorithm(const char* op, Collective collective, std::string_view name) {
   const std::optional<Algorithm> algorithm = parse_algorithm(name);
-  TORCH_CHECK_VALUE(algorithm.has_value(), "collx.", op, ": algorithm: got \"", name,
-                    "\"; accepted: ", joined(kAlgorithmNames));
+  TORCH_CHECK_VALUE(algorithm && has_algorithm(collective, *algorithm), "collx.", op,
+                    ": algorithm: got \"", name, "\"; accepted: ", algorithms_of(collective));
   return *algorithm;
 }
 
@@ -98,8 +107,26 @@ ReductionOptions check_reduction(const char* op, const at::Tensor& input,
                                  std::string_view reduce_op, std::string_view algorithm,
                                  int64_t max_blocks) {
   const DType dtype = check_dtype(op, "input", input);
-  return {dtype, check_reduce_op(op, reduce_op, dtype), check_algorithm(op, algorithm),
+  const Collective collective = *find_name<Collective>(kCollectiveNames, op);
+  return {dtype, check_reduce_op(op, reduce_op, dtype), check_algorithm(op, collective, algorithm),
           check_max_blocks(op, max_blocks)};
+}
+
+void check_copyable(const char* op, const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided && !tensor.is_quantized(), "collx.", op, ": ",
+                   argument, ": got a tensor of layout ", tensor.layout(), " and dtype ",
+                   dtype_name(tensor.scalar_type()), "; accepted: strided (dense) of any dtype");
+}
+
+void check_root(const char* op, int64_t root, int world_size) {
+  TORCH_CHECK_VALUE(root >= 0 && root < world_size, "collx.", op, ": root: got ", root,
+                    "; accepted: a rank of the communicator, 0 to ", world_size - 1);
+}
+
+void check_group(const char* op, int64_t group_size, const Communicator& communicator) {
+  TORCH_CHECK_VALUE(group_size == communicator.options().world_size, "collx.", op,
+                    ": group_size: got ", group_size, "; accepted: the world size of \"",
+                    communicator.options().name, "\", ", communicator.options().world_size);
 }
 
 void check_device(const char* op, const char* argument, const at::Tensor& tensor,
@@ -111,6 +138,11 @@ void check_device(const char* op, const char* argument, const at::Tensor& tensor
 }
 
 void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& out) {
+  check_out(op, input, input.sym_sizes(), out);
+}
+
+void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef sizes,
+               const at::Tensor& out) {
   TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": out: got a tensor of layout ",
                    out.layout(), "; accepted: strided (dense)");
   TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "collx.", op, ": out: got dtype ",
@@ -118,8 +150,8 @@ void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& o
                    dtype_name(input.scalar_type()));
   TORCH_CHECK_VALUE(out.device() == input.device(), "collx.", op, ": out: got a tensor on ",
                     out.device(), "; accepted: the input's device, ", input.device());
-  TORCH_CHECK_VALUE(out.sym_sizes().equals(input.sym_sizes()), "collx.", op, ": out: got shape ",
-                    out.sym_sizes(), "; accepted: the input's, ", input.sym_sizes());
+  TORCH_CHECK_VALUE(out.sym_sizes().equals(sizes), "collx.", op, ": out: got shape ",
+                    out.sym_sizes(), "; accepted: ", sizes);
 }
 
 void check_writable(const char* op, const char* argument, const at::Tensor& tensor) {
@@ -144,6 +176,21 @@ void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& ou
                     "nothing with it");
 }
 
+void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
+                    std::optional<int64_t> offset) {
+  check_writable(op, "out", out);
+  // Tensors with holes go through a temporary, which is right however they interleave.
+  if (!input.is_non_overlapping_and_dense() || !out.is_non_overlapping_and_dense()) return;
+  const auto from = static_cast<int64_t>(address(input)), to = static_cast<int64_t>(address(out));
+  const bool apart = from + static_cast<int64_t>(input.nbytes()) <= to ||
+                     to + static_cast<int64_t>(out.nbytes()) <= from;
+  const bool own_part = offset && input.is_contiguous() && out.is_contiguous() &&
+                        (input.nbytes() < out.nbytes() ? from - to : to - from) == *offset;
+  TORCH_CHECK_VALUE(apart || own_part, "collx.", op, ": out: overlaps the input (", to - from,
+                    " bytes apart); accepted: a tensor that shares nothing with it",
+                    offset ? ", or where the one is this rank's part of the other" : "");
+}
+
 void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,
                      bool output_symmetric) {
   TORCH_CHECK_VALUE(!needs_symmetric(algorithm) || (input_symmetric && output_symmetric), "collx.",
@@ -152,6 +199,19 @@ void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,
                     input_symmetric || output_symmetric ? "" : " and ",
                     output_symmetric ? "" : "output (give it as out=, or work in place)",
                     "; accepted: contiguous tensors from collx.empty or known by collx.register");
+}
+
+void check_direct(const char* op, Collective collective, Algorithm algorithm, bool input_symmetric,
+                  bool output_symmetric, bool in_place) {
+  if (algorithm != Algorithm::direct) return;
+  const bool reads = is_reduction(collective);
+  TORCH_CHECK_VALUE(reads ? input_symmetric : output_symmetric, "collx.", op,
+                    ": algorithm: got \"direct\", which needs a symmetric ",
+                    reads ? "input" : "output (give it as out=)",
+                    "; accepted: contiguous tensors from collx.empty or known by collx.register");
+  TORCH_CHECK_VALUE(!in_place || collective != Collective::alltoall, "collx.", op,
+                    ": algorithm: got \"direct\" in place, where peers would overwrite what is "
+                    "still to be sent; accepted: auto, staged, fallback");
 }
 
 void check_peer_access(const char* op, Algorithm algorithm, const Communicator& communicator) {

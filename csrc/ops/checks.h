@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string_view>
 
 #include "../protocol/types.h"
@@ -25,21 +26,38 @@ DType check_dtype(const char* op, const char* argument, const at::Tensor& tensor
 DType check_dtype(const char* op, at::ScalarType dtype);
 
 ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype);
-Algorithm check_algorithm(const char* op, std::string_view name);
+/// ValueError unless the collective has an algorithm of that name.
+Algorithm check_algorithm(const char* op, Collective collective, std::string_view name);
 int check_max_blocks(const char* op, int64_t max_blocks);
 
 ReductionOptions check_reduction(const char* op, const at::Tensor& input,
                                  std::string_view reduce_op, std::string_view algorithm,
                                  int64_t max_blocks);
 
+/// TypeError unless the tensor is strided, with elements of whole bytes: what can be copied.
+void check_copyable(const char* op, const char* argument, const at::Tensor& tensor);
+
+/// A rank of the communicator.
+void check_root(const char* op, int64_t root, int world_size);
+
+/// What the schema says of the group must be so.
+void check_group(const char* op, int64_t group_size, const Communicator& communicator);
+
 void check_device(const char* op, const char* argument, const at::Tensor& tensor,
                   const Communicator& communicator);
 
 /// dtype, device and shape of `out`: what Meta can check as well.
 void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& out);
+void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef sizes,
+               const at::Tensor& out);
 
 /// `out` has one element per memory location, and is the input or shares nothing with it.
 void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& out);
+
+/// `out` shares nothing with the input, unless the one begins `offset` bytes behind the other and is
+/// contiguous: its own part of it.
+void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
+                    std::optional<int64_t> offset);
 
 /// Every element of a tensor that is written has a location of its own.
 void check_writable(const char* op, const char* argument, const at::Tensor& tensor);
@@ -47,6 +65,10 @@ void check_writable(const char* op, const char* argument, const at::Tensor& tens
 /// An algorithm that works on the ranks' own tensors needs them registered.
 void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,
                      bool output_symmetric);
+
+/// "direct": between the tensors themselves, so those that peers touch have to be registered.
+void check_direct(const char* op, Collective collective, Algorithm algorithm, bool input_symmetric,
+                  bool output_symmetric, bool in_place);
 
 /// Without access to each other's memory ranks have the fallback alone.
 void check_peer_access(const char* op, Algorithm algorithm, const Communicator& communicator);

@@ -9,7 +9,7 @@
 #include "errors.h"
 #include "registry.h"
 #if COLLX_CUDA
-#include "../cuda/allreduce.h"
+#include "../cuda/device.h"
 #endif
 
 namespace collx {

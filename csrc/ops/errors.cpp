@@ -1,11 +1,13 @@
 #include "errors.h"
 
+#include <c10/core/ScalarType.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <sstream>
 
+#include "../protocol/exchange.h"
 #include "../protocol/names.h"
 #include "python_errors.h"
 #include "symmetric.h"
@@ -42,10 +44,10 @@ class CollxError final : public torch::PyTorchError {
 };
 
 constexpr std::array<std::string_view, static_cast<size_t>(Failure::count)> kFailureNames = {
-    "none", "timeout", "mismatch", "overlap"};
+    "none", "timeout", "mismatch", "overlap", "splits"};
 constexpr std::array<std::string_view, static_cast<size_t>(Phase::count)> kPhaseNames = {
-    "none",          "check",  "start_barrier", "arrival",
-    "stage_barrier", "gather", "end_barrier",   "fallback"};
+    "none",   "check",       "start_barrier", "arrival", "stage_barrier",
+    "gather", "end_barrier", "release",       "counts",  "fallback"};
 
 template <typename E, size_t N>
 std::string_view safe_name(const std::array<std::string_view, N>& names, E value) {
@@ -58,6 +60,24 @@ void write_sizes(std::ostream& out, const CallDescriptor& call) {
   out << '[';
   for (int i = 0; i < call.dims && i < kKept; ++i) out << (i > 0 ? ", " : "") << call.sizes[i];
   out << (call.dims > kKept ? ", ...]" : "]");
+}
+
+/// What belongs to the collective besides its tensors, in parentheses.
+void write_options(std::ostream& out, const CallDescriptor& call) {
+  const char* separator = "(";
+  if (is_reduction(call.collective)) {
+    out << separator << safe_name(kReduceOpNames, call.reduce_op);
+    separator = ", ";
+  }
+  if (call.root >= 0) {
+    out << separator << "root " << call.root;
+    separator = ", ";
+  }
+  if (call.axis >= 0) {
+    out << separator << "axis " << call.axis;
+    separator = ", ";
+  }
+  if (separator[0] != '(') out << ')';
 }
 
 void write_place(std::ostream& out, std::string_view what, uint64_t place) {
@@ -85,6 +105,16 @@ void write_mismatch(std::ostream& out, const StatusRecord& r) {
   }
 }
 
+void write_splits(std::ostream& out, const StatusRecord& r) {
+  if (r.phase == Phase::arrival) {
+    out << "rank " << r.rank << " was sent " << r.seen << " rows, but its capacity is "
+        << r.expected << ", in " << describe(r.own);
+  } else {
+    out << "input_splits of rank " << r.rank << " are negative or go beyond its input of "
+        << r.expected << " rows, in " << describe(r.own);
+  }
+}
+
 void write_overlap(std::ostream& out, const StatusRecord& r) {
   out << "rank " << r.rank << " ran " << describe(r.own)
       << " while another call of the same communicator was still using its slots (phase "
@@ -96,12 +126,25 @@ void write_overlap(std::ostream& out, const StatusRecord& r) {
 std::string_view name_of(Failure failure) { return safe_name(kFailureNames, failure); }
 std::string_view name_of(Phase phase) { return safe_name(kPhaseNames, phase); }
 
+std::string dtype_of(const CallDescriptor& call) {
+  const uint32_t code = call.scalar_type - 1;
+  if (call.scalar_type == 0 || code >= static_cast<uint32_t>(at::ScalarType::NumOptions)) {
+    return std::string(safe_name(kDTypeNames, call.dtype));
+  }
+  return c10::getDtypeNames(static_cast<at::ScalarType>(code)).first;
+}
+
 std::string describe(const CallDescriptor& call) {
   std::ostringstream out;
-  out << safe_name(kCollectiveNames, call.collective) << '('
-      << safe_name(kReduceOpNames, call.reduce_op) << ") of " << safe_name(kDTypeNames, call.dtype)
-      << ' ';
+  out << safe_name(kCollectiveNames, call.collective);
+  if (call.collective == Collective::barrier) return out.str();
+  write_options(out, call);
+  out << " of " << dtype_of(call) << ' ';
   write_sizes(out, call);
+  if (call.sends > 0 || call.expects > 0) {
+    out << ", " << call.sends << " bytes for the other and " << call.expects
+        << " expected from it,";
+  }
   out << " by " << safe_name(kAlgorithmNames, call.algorithm);
   if (call.max_blocks > 0) out << ", max_blocks=" << call.max_blocks;
   if (call.symmetric & 1u) write_place(out, "input", call.input_offset);
@@ -118,6 +161,9 @@ std::string describe(const StatusRecord& record, const FailureContext& context) 
     case Failure::overlap:
       write_overlap(out, record);
       break;
+    case Failure::splits:
+      write_splits(out, record);
+      break;
     default:
       write_timeout(out, record, context);
   }
@@ -130,6 +176,7 @@ std::string describe(const StatusRecord& record, const FailureContext& context) 
 ErrorKind kind_of(Failure failure) {
   switch (failure) {
     case Failure::mismatch:
+    case Failure::splits:
       return ErrorKind::mismatch;
     case Failure::overlap:
       return ErrorKind::overlap;

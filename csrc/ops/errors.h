@@ -24,6 +24,9 @@ std::string describe(const StatusRecord& record, const FailureContext& context);
 /// One call in words: what it was, on which tensors, by which algorithm.
 std::string describe(const CallDescriptor& call);
 
+/// Name of the tensors' dtype.
+std::string dtype_of(const CallDescriptor& call);
+
 std::string_view name_of(Failure failure);
 std::string_view name_of(Phase phase);
 

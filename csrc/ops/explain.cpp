@@ -7,6 +7,7 @@
 #include "../protocol/cpu_layout.h"
 #include "../protocol/names.h"
 #include "../protocol/selection.h"
+#include "call.h"
 #include "checks.h"
 #include "communicator.h"
 #include "fallback.h"
@@ -15,10 +16,27 @@ namespace collx {
 
 namespace {
 
-void check_op(std::string_view op) {
-  const auto found = find_name<Collective>(kCollectiveNames, op);
-  TORCH_CHECK_VALUE(found.value_or(Collective::none) != Collective::none, "collx: op: got \"", op,
-                    "\"; accepted: allreduce");
+Collective check_op(std::string_view op) {
+  const Collective found = find_name<Collective>(kCollectiveNames, op).value_or(Collective::none);
+  std::string known;
+  for (size_t i = 1; i + 1 < kCollectiveNames.size(); ++i) {
+    known.append(known.empty() ? "" : ", ").append(kCollectiveNames[i]);
+  }
+  TORCH_CHECK_VALUE(found != Collective::none && found != Collective::barrier,
+                    "collx: op: got \"", op, "\"; accepted: ", known);
+  return found;
+}
+
+/// Bytes of the longest message between two ranks, for tensors that are divided evenly.
+uint64_t message_of(Collective op, uint64_t bytes, int world) {
+  const bool whole = op == Collective::broadcast || op == Collective::reduce;
+  return whole ? bytes : ceil_div(bytes, static_cast<uint64_t>(world));
+}
+
+/// Copies take any dtype, of which only the size matters.
+uint64_t itemsize_of(Collective op, at::ScalarType dtype, const char* what) {
+  if (is_reduction(op)) return static_cast<uint64_t>(dtype_size(check_dtype(what, dtype)));
+  return c10::elementSize(dtype);
 }
 
 uint64_t uses(uint64_t bytes, uint64_t capacity) {
@@ -33,11 +51,25 @@ uint64_t cpu_chunks(const RegionLayout& layout, Algorithm algorithm, DType dtype
   return chunk == 0 ? 1 : uses(bytes, chunk);
 }
 
-uint64_t cuda_chunks(const RegionLayout& layout, Algorithm algorithm, DType dtype, uint64_t bytes,
-                     int world, bool input_symmetric) {
+uint64_t cuda_chunks(const RegionLayout& layout, Algorithm algorithm, const Request& request) {
+  const uint64_t bytes = request.bytes;
+  const int world = request.world;
+  const bool input_symmetric = request.input_symmetric;
+  const DType dtype = request.dtype;
   const uint64_t part = ceil_div(bytes, static_cast<uint64_t>(world));
   const bool sentinel = has_sentinel(dtype);
+  const bool masked = !is_reduction(request.collective) || !sentinel;
+  const uint64_t wire = request.message + (masked ? request.message / 31 : 0);
   switch (algorithm) {
+    case Algorithm::staged:
+    case Algorithm::onestage:
+      return uses(wire, is_one_way(request.collective) ? layout.channels.slots.capacity()
+                                                       : layout.twoshot.capacity());
+    case Algorithm::pipelined:
+      return uses(ceil_div<uint64_t>(wire, world > 1 ? static_cast<uint64_t>(world) - 1 : 1),
+                  layout.channels.slots.capacity());
+    case Algorithm::twostage:
+      return request.output_symmetric ? 1 : uses(part, layout.result_bytes);
     case Algorithm::oneshot_push:
       return uses(bytes, (sentinel ? layout.oneshot : layout.oneshot_pairs).capacity());
     case Algorithm::twoshot_push:
@@ -54,55 +86,64 @@ uint64_t cuda_chunks(const RegionLayout& layout, Algorithm algorithm, DType dtyp
   }
 }
 
+uint64_t workspace_of(const Request& request, Algorithm algorithm) {
+  const bool messages = algorithm == Algorithm::staged || algorithm == Algorithm::onestage;
+  return workspace_bytes(algorithm, request.dtype, messages ? request.message : request.bytes,
+                         request.world,
+                         algorithm == Algorithm::twostage ? request.output_symmetric
+                                                          : request.input_symmetric);
+}
+
 }  // namespace
 
 Explanation explain(const Communicator& communicator, std::string_view op, uint64_t numel,
                     at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
                     std::string_view algorithm, int64_t max_blocks) {
-  check_op(op);
-  Request request;
-  request.device = communicator.on_cuda() ? DeviceKind::cuda : DeviceKind::cpu;
-  request.dtype = check_dtype("explain", dtype);
-  request.bytes = numel * static_cast<uint64_t>(dtype_size(request.dtype));
-  request.world = communicator.options().world_size;
+  const Collective collective = check_op(op);
+  Request request =
+      request_of(communicator, collective, check_max_blocks("explain", max_blocks));
+  const uint64_t itemsize = itemsize_of(collective, dtype, "explain");
+  if (is_reduction(collective)) request.dtype = check_dtype("explain", dtype);
+  request.bytes = numel * itemsize;
+  request.message = message_of(collective, request.bytes, request.world);
   request.input_symmetric = input_symmetric;
   request.output_symmetric = output_symmetric;
-  request.algorithm = check_algorithm("explain", algorithm);
-  request.max_blocks = check_max_blocks("explain", max_blocks);
-  request.room = communicator.options().blocks;
-  request.capabilities.peer_access = communicator.has_regions();
-  check_symmetric("explain", request.algorithm, input_symmetric, output_symmetric);
+  request.algorithm = check_algorithm("explain", collective, algorithm);
+  if (collective == Collective::allreduce) {
+    check_symmetric("explain", request.algorithm, input_symmetric, output_symmetric);
+  } else {
+    check_direct("explain", collective, request.algorithm, input_symmetric, output_symmetric,
+                 false);
+  }
   if (request.world > 1) check_peer_access("explain", request.algorithm, communicator);
 
   const Plan plan = select(request);
   const RegionLayout layout = communicator.view().layout;
   return {plan,
           communicator.on_cuda()
-              ? cuda_chunks(layout, plan.algorithm, request.dtype, request.bytes, request.world,
-                            input_symmetric)
+              ? cuda_chunks(layout, plan.algorithm, request)
               : cpu_chunks(layout, plan.algorithm, request.dtype, request.bytes, request.world),
-          request.bytes,
-          workspace_bytes(plan.algorithm, request.dtype, request.bytes, request.world,
-                          input_symmetric)};
+          request.bytes, workspace_of(request, plan.algorithm)};
 }
 
 uint64_t workspace_bytes(std::string_view op, uint64_t numel, at::ScalarType dtype, int world_size,
                          std::string_view algorithm, bool symmetric) {
-  check_op(op);
+  const Collective collective = check_op(op);
   TORCH_CHECK_VALUE(world_size >= 1 && world_size <= kMaxRanks,
                     "collx.workspace_bytes: ", "world_size: got ", world_size, "; accepted: 1 to ",
                     kMaxRanks);
   Request request;
-  request.dtype = check_dtype("workspace_bytes", dtype);
-  request.bytes = numel * static_cast<uint64_t>(dtype_size(request.dtype));
+  request.collective = collective;
+  if (is_reduction(collective)) request.dtype = check_dtype("workspace_bytes", dtype);
+  request.bytes = numel * itemsize_of(collective, dtype, "workspace_bytes");
+  request.message = message_of(collective, request.bytes, world_size);
   request.world = world_size;
   request.input_symmetric = request.output_symmetric = symmetric;
-  request.algorithm = check_algorithm("workspace_bytes", algorithm);
+  request.algorithm = check_algorithm("workspace_bytes", collective, algorithm);
   uint64_t most = 0;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
     request.device = device;
-    most = std::max(most, workspace_bytes(select_algorithm(request), request.dtype, request.bytes,
-                                          world_size, symmetric));
+    most = std::max(most, workspace_of(request, select_algorithm(request)));
   }
   return most;
 }

@@ -1,12 +1,15 @@
 #include "fallback.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <thread>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <vector>
 
 #include "../cpu/allreduce.h"
 #include "communicator.h"
@@ -135,21 +138,20 @@ void compare_descriptors(Communicator& communicator, const char* op, const CallD
   }
 }
 
-void reduce_rows(const Communicator& communicator, const AllreduceCall& call,
-                 const at::Tensor& gathered, at::Tensor& output, uint64_t numel) {
-  const int world = communicator.options().world_size;
-  const uint64_t bytes = numel * static_cast<uint64_t>(dtype_size(call.dtype));
+/// `gathered` holds a row of each rank, `pitch` bytes apart, the first at byte `start`.
+void reduce_rows(int world, const at::Tensor& gathered, uint64_t start, uint64_t pitch,
+                 at::Tensor& output, uint64_t numel, DType dtype, ReduceOp op) {
   std::array<const void*, kMaxRanks> rows{};
   for (int rank = 0; rank < world; ++rank) {
-    rows[static_cast<size_t>(rank)] =
-        static_cast<const char*>(gathered.const_data_ptr()) + static_cast<uint64_t>(rank) * bytes;
+    rows[static_cast<size_t>(rank)] = static_cast<const char*>(gathered.const_data_ptr()) + start +
+                                      static_cast<uint64_t>(rank) * pitch;
   }
   void* to = output.mutable_data_ptr();
   if (gathered.is_cpu()) {
-    cpu::reduce(rows.data(), world, to, numel, call.dtype, call.reduce_op);
+    cpu::reduce(rows.data(), world, to, numel, dtype, op);
   } else {
 #if COLLX_CUDA
-    cuda::reduce(rows.data(), world, to, numel, call.dtype, call.reduce_op,
+    cuda::reduce(rows.data(), world, to, numel, dtype, op,
                  c10::cuda::getCurrentCUDAStream(gathered.device().index()).stream());
 #endif
   }
@@ -177,9 +179,252 @@ void fallback_allreduce(Communicator& communicator, const char* op, const Allred
     at::Tensor reduced = gathered.device() == part.device()
                              ? part
                              : at::empty({count}, part.options().device(gathered.device()));
-    reduce_rows(communicator, call, gathered, reduced, static_cast<uint64_t>(count));
+    const uint64_t row = static_cast<uint64_t>(count) * element;
+    reduce_rows(communicator.options().world_size, gathered, 0, row, reduced,
+                static_cast<uint64_t>(count), call.dtype, call.reduce_op);
     if (!reduced.is_same(part)) part.copy_(reduced);
   }
+}
+
+namespace {
+
+/// A call in which every rank sends each a flat tensor of bytes, where gathered bytes arrive.
+class Messages {
+ public:
+  Messages(Communicator& communicator, const char* op, const ExchangeCall& call,
+           const at::Tensor& input, const at::Tensor& output)
+      : communicator_(communicator),
+        op_(op),
+        call_(call),
+        gather_(communicator, op, call.descriptor),
+        world_(communicator.options().world_size),
+        rank_(communicator.options().rank),
+        input_(input),
+        output_(output),
+        longest_(call.longest) {
+    std::copy_n(call.sent, world_, sent_.begin());
+    std::copy_n(call.received, world_, received_.begin());
+  }
+
+  void run() {
+    if (communicator_.options().check && !communicator_.has_regions()) {
+      compare_descriptors(communicator_, op_, call_.descriptor, gather_);
+    }
+    if (call_.collective == Collective::alltoallv) agree_on_splits();
+    if (call_.cleared > 0) output_.zero_();
+    const bool same = sends_the_same(call_.collective);
+    const int sends = same ? 1 : world_;
+    const uint64_t step = fallback_chunk_bytes(world_ * sends, DType::float64);
+    std::vector<at::Tensor> to = received_messages();
+    for (uint64_t start = 0; start < longest_; start += step) {
+      const uint64_t count = std::min(step, longest_ - start);
+      const at::Tensor gathered = gather_(packed(sends, start, count));
+      take(gathered, static_cast<uint64_t>(sends), start, count, to);
+    }
+    place(to);
+  }
+
+ private:
+  static at::Tensor flat(const at::Tensor& tensor) { return tensor.view(-1).view(at::kByte); }
+
+  /// The bytes of a span, one row a run; a view.
+  static at::Tensor runs(const at::Tensor& bytes, const Span& span) {
+    const auto rows = static_cast<int64_t>(span.rows), width = static_cast<int64_t>(span.width);
+    return bytes.as_strided({rows, width}, {static_cast<int64_t>(span.pitch), 1},
+                            bytes.storage_offset() + static_cast<int64_t>(span.offset));
+  }
+
+  at::TensorOptions where_gathered() const {
+    const auto options = at::TensorOptions(at::kByte);
+    return gather_.through_cpu() ? options : options.device(communicator_.options().device);
+  }
+
+  /// What goes to each rank, from byte `start` on; shorter messages are padded.
+  at::Tensor packed(int sends, uint64_t start, uint64_t count) {
+    const at::Tensor bytes = flat(input_);
+    at::Tensor pack = at::empty({sends, static_cast<int64_t>(count)}, where_gathered());
+    pack.zero_();
+    for (int i = 0; i < sends; ++i) {
+      // The one message for all is that for any rank that gets it.
+      const Span& span = sent_[static_cast<size_t>(sends == 1 ? any_receiver() : i)];
+      if (span.bytes() <= start) continue;
+      const auto n = static_cast<int64_t>(std::min(count, span.bytes() - start));
+      const at::Tensor message = runs(bytes, span).reshape({-1});
+      pack.select(0, i).narrow(0, 0, n).copy_(message.narrow(0, static_cast<int64_t>(start), n));
+    }
+    return pack.view(-1);
+  }
+
+  int any_receiver() const {
+    for (int r = 0; r < world_; ++r) {
+      if (sent_[static_cast<size_t>(r)].rows > 0) return r;
+    }
+    return rank_;
+  }
+
+  bool reduces_here() const {
+    return is_reduction(call_.collective) && (call_.root < 0 || call_.root == rank_);
+  }
+
+  std::vector<at::Tensor> received_messages() const {
+    std::vector<at::Tensor> messages;
+    for (int r = 0; r < world_; ++r) {
+      const auto bytes = static_cast<int64_t>(received_[static_cast<size_t>(r)].bytes());
+      const bool none = reduces_here() && r != rank_;  // all go into one
+      messages.push_back(at::empty({none ? 0 : bytes}, where_gathered()));
+    }
+    return messages;
+  }
+
+  void take(const at::Tensor& gathered, uint64_t sends, uint64_t start, uint64_t count,
+            std::vector<at::Tensor>& to) const {
+    const uint64_t mine = sends == 1 ? 0 : static_cast<uint64_t>(rank_) * count;
+    const uint64_t pitch = sends * count;
+    if (reduces_here()) {
+      at::Tensor& result = to[static_cast<size_t>(rank_)];
+      const uint64_t bytes = static_cast<uint64_t>(result.numel());
+      if (bytes <= start) return;
+      const uint64_t n = std::min(count, bytes - start);
+      at::Tensor part = result.narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(n));
+      reduce_rows(world_, gathered, mine, pitch, part, n / call_.element_bytes, call_.dtype,
+                  call_.reduce_op);
+      return;
+    }
+    for (int r = 0; r < world_; ++r) {
+      const at::Tensor& message = to[static_cast<size_t>(r)];
+      if (static_cast<uint64_t>(message.numel()) <= start) continue;
+      const auto n =
+          std::min(static_cast<int64_t>(count), message.numel() - static_cast<int64_t>(start));
+      const auto from = static_cast<int64_t>(static_cast<uint64_t>(r) * pitch + mine);
+      message.narrow(0, static_cast<int64_t>(start), n).copy_(gathered.narrow(0, from, n));
+    }
+  }
+
+  void place(const std::vector<at::Tensor>& messages) {
+    const at::Tensor bytes = flat(output_);
+    for (int r = 0; r < world_; ++r) {
+      const Span& span = received_[static_cast<size_t>(r)];
+      if (span.bytes() == 0 || (reduces_here() && r != rank_)) continue;
+      const at::Tensor to = runs(bytes, span);
+      to.copy_(messages[static_cast<size_t>(r)].view(to.sizes()));
+    }
+  }
+
+  /// Every rank tells all how many bytes it sends to each: what no rank can know by itself.
+  void agree_on_splits() {
+    const bool on_device = call_.splits.sent != nullptr;
+    at::Tensor rows = at::empty({world_}, at::kLong);
+    auto* own = static_cast<int64_t*>(rows.mutable_data_ptr());
+    if (on_device) {
+      rows.copy_(at::from_blob(const_cast<int64_t*>(call_.splits.sent), {world_},
+                               at::TensorOptions(at::kLong).device(communicator_.options().device)));
+    } else {
+      for (int r = 0; r < world_; ++r) {
+        own[r] = static_cast<int64_t>(sent_[static_cast<size_t>(r)].bytes());
+      }
+    }
+    at::Tensor bytes = rows.view(at::kByte);
+    if (!gather_.through_cpu()) bytes = bytes.to(communicator_.options().device);
+    const at::Tensor all = gather_(bytes).cpu();
+    const auto* counts = static_cast<const int64_t*>(all.const_data_ptr());
+    if (on_device) return lay_out(own, counts);
+    longest_ = static_cast<uint64_t>(*std::max_element(counts, counts + world_ * world_));
+    for (int r = 0; r < world_; ++r) {
+      const auto sends = static_cast<uint64_t>(counts[r * world_ + rank_]);
+      const uint64_t expects = received_[static_cast<size_t>(r)].bytes();
+      if (sends == expects) continue;
+      StatusRecord record = blank(Failure::mismatch, Phase::counts);
+      record.peer = r;
+      record.expected = expects;
+      record.seen = sends;
+      record.own.sends = sent_[static_cast<size_t>(r)].bytes();
+      record.own.expects = expects;
+      record.other = call_.descriptor;
+      record.other.sends = sends;
+      report(record);
+    }
+  }
+
+  /// Splits that the device had: rows for each rank, and those of all ranks.
+  void lay_out(const int64_t* own, const int64_t* counts) {
+    const DeviceSplits& splits = call_.splits;
+    uint64_t sent = 0, received = 0;
+    bool valid = true;
+    for (int r = 0; r < world_; ++r) {
+      valid = valid && own[r] >= 0 && static_cast<uint64_t>(own[r]) <= splits.rows;
+      sent += static_cast<uint64_t>(own[r]);
+      received += static_cast<uint64_t>(counts[r * world_ + rank_]);
+    }
+    valid = valid && sent <= splits.rows;
+    if (!valid || received > splits.capacity) {
+      StatusRecord record = blank(Failure::splits, valid ? Phase::arrival : Phase::counts);
+      record.peer = rank_;
+      record.expected = valid ? splits.capacity : splits.rows;
+      record.seen = valid ? received : sent;
+      report(record);
+    }
+    uint64_t from = 0, to = 0;
+    at::Tensor rows = at::empty({world_}, at::kLong);
+    auto* arrived = static_cast<int64_t*>(rows.mutable_data_ptr());
+    for (int r = 0; r < world_; ++r) {
+      const auto out = static_cast<uint64_t>(own[r]) * splits.row_bytes;
+      arrived[r] = counts[r * world_ + rank_];
+      const auto in = static_cast<uint64_t>(arrived[r]) * splits.row_bytes;
+      sent_[static_cast<size_t>(r)] = {from, out > 0 ? 1u : 0u, out, out};
+      received_[static_cast<size_t>(r)] = {to, in > 0 ? 1u : 0u, in, in};
+      from += out;
+      to += in;
+    }
+    longest_ = 0;
+    for (int i = 0; i < world_ * world_; ++i) {
+      longest_ = std::max(longest_, static_cast<uint64_t>(counts[i]) * splits.row_bytes);
+    }
+    at::from_blob(splits.received, {world_},
+                  at::TensorOptions(at::kLong).device(communicator_.options().device))
+        .copy_(rows);
+    const at::Tensor bytes = flat(output_);
+    bytes.narrow(0, static_cast<int64_t>(to), bytes.numel() - static_cast<int64_t>(to)).zero_();
+  }
+
+  StatusRecord blank(Failure failure, Phase phase) const {
+    StatusRecord record;
+    record.failure = failure;
+    record.phase = phase;
+    record.rank = rank_;
+    record.sequence = communicator_.calls();
+    record.own = call_.descriptor;
+    return record;
+  }
+
+  void report(const StatusRecord& record) {
+    communicator_.report(record);
+    communicator_.check(op_);
+  }
+
+  Communicator& communicator_;
+  const char* op_;
+  const ExchangeCall& call_;
+  BoundedGather gather_;
+  const int world_, rank_;
+  const at::Tensor input_, output_;
+  uint64_t longest_;
+  std::array<Span, kMaxRanks> sent_{}, received_{};
+};
+
+}  // namespace
+
+void fallback_exchange(Communicator& communicator, const char* op, const ExchangeCall& call,
+                       const at::Tensor& input, const at::Tensor& output) {
+  Messages(communicator, op, call, input, output).run();
+}
+
+void fallback_barrier(Communicator& communicator, const char* op,
+                      const CallDescriptor& descriptor) {
+  BoundedGather gather(communicator, op, descriptor);
+  if (communicator.options().check) compare_descriptors(communicator, op, descriptor, gather);
+  at::Tensor byte = at::empty({1}, at::kByte).zero_();
+  if (!gather.through_cpu()) byte = byte.to(communicator.options().device);
+  gather(byte);
 }
 
 }  // namespace collx

@@ -1,4 +1,4 @@
-// All-reduce through the process group, for ranks that cannot reach each other's memory.
+// The collectives through the process group, for ranks that cannot reach each other's memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,5 +23,12 @@ constexpr uint64_t fallback_chunk_bytes(int world, DType dtype) {
 /// communicator's lock, and has the device current.
 void fallback_allreduce(Communicator& communicator, const char* op, const AllreduceCall& call,
                         const at::Tensor& input, const at::Tensor& output);
+
+/// Gathers what every rank sends to anybody, and takes this rank's messages out of it.
+void fallback_exchange(Communicator& communicator, const char* op, const ExchangeCall& call,
+                       const at::Tensor& input, const at::Tensor& output);
+
+/// Returns when all ranks have come.
+void fallback_barrier(Communicator& communicator, const char* op, const CallDescriptor& descriptor);
 
 }  // namespace collx

@@ -5,7 +5,7 @@
 #include <vector>
 
 #if COLLX_CUDA
-#include "../cuda/allreduce.h"
+#include "../cuda/device.h"
 #endif
 
 namespace collx {

@@ -8,7 +8,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "../cuda/allreduce.h"
+#include "../cuda/device.h"
 #endif
 
 namespace collx {

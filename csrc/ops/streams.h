@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../cuda/allreduce.h"
+#include "../cuda/device.h"
 
 struct CUevent_st;
 

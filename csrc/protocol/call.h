@@ -1,6 +1,7 @@
 // What the ops layer hands to a backend: the communicator as one rank sees it, and one call.
 #pragma once
 
+#include "exchange.h"
 #include "layout.h"
 #include "status.h"
 #include "types.h"
@@ -30,19 +31,44 @@ struct Plan {
   int32_t threads = 1;  // per block; 1 on CPU
 };
 
-/// One all-reduce. `input` and `output` are dense and may be equal, but overlap in no other way.
-struct AllreduceCall {
+/// What all calls have in common. `input` and `output` are dense.
+struct Call {
   const void* input;
   void* output;
-  uint64_t numel;
-  DType dtype;
-  ReduceOp reduce_op;
   Plan plan;
   /// Where every rank's input (output) is mapped here, own included; null unless all of them are
-  /// registered symmetric tensors, which pull_push needs of both and the pull forms use of inputs.
+  /// registered symmetric tensors.
   const void* peer_input[kMaxRanks];
   void* peer_output[kMaxRanks];
   CallDescriptor descriptor;
+};
+
+/// One all-reduce. `input` and `output` may be equal, but overlap in no other way.
+struct AllreduceCall : Call {
+  uint64_t numel;
+  DType dtype;
+  ReduceOp reduce_op;
+};
+
+/// Any other collective: a message from each rank to each, some of them empty.
+struct ExchangeCall : Call {
+  Collective collective;
+  int32_t root;            // -1 where there is none
+  uint32_t element_bytes;  // an address and a length are multiples of it
+  // Reductions: what came from all ranks is reduced into the output.
+  DType dtype;
+  ReduceOp reduce_op;
+  // By rank; the own entry is what stays here.
+  Span sent[kMaxRanks];      // in `input`: what goes to that rank
+  Span received[kMaxRanks];  // in `output`: what comes from that rank
+  Span landing[kMaxRanks];   // in that rank's output: what goes there (alltoallv: unknown)
+  Span taken[kMaxRanks];     // in that rank's input: what comes from there (alltoallv: unknown)
+  /// The longest message between any two ranks. An agreed value, but in alltoallv, where it is the
+  /// longest that this rank knows of.
+  uint64_t longest;
+  uint64_t cleared;  // bytes of `output`, from its first, that are set to zero instead
+  /// alltoallv whose splits the device alone knows, in memory of the device; otherwise null.
+  DeviceSplits splits;
 };
 
 }  // namespace collx

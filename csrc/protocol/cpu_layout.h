@@ -7,18 +7,25 @@
 //     barrier_flags   the published words: where a rank says how far it has come
 //     oneshot         slots byte[2][world][tile_bytes]: a peer's chunk
 //     twoshot         slots byte[2 stages][2][world][tile_bytes]: its part of a chunk, the result
-//     staging         byte[2][staging_bytes]: a chunk of the owner's input, for peers to pull
-//     results         byte[2][result_bytes]: the owner's reduced part of that chunk
+//     staging         byte[2][staging_bytes]: a chunk of the owner's input, for peers to pull;
+//     either
+//                     one message for all of them, or slots by receiver
+//     results         byte[2][result_bytes]: the owner's part of that chunk, reduced or passed on
+//     channels        sent, received: uint64_t[2][kMaxRanks], what the owner sends to and expects
+//                     from each rank, in a call whose ranks do not know it of each other
 //
-// `entries` and the areas of pairs are unused: epochs stand in the control block.
+// `entries`, the areas of pairs and the slots of channels are unused: epochs stand in the control
+// block.
 #pragma once
 
+#include "exchange.h"
 #include "layout.h"
 
 namespace collx {
 
 inline constexpr uint32_t kCpuControlBytes = 256;
 inline constexpr uint32_t kCpuFlagBytes = 512;
+inline constexpr uint32_t kCpuCountBytes = 2 * kMaxRanks * sizeof(uint64_t);
 inline constexpr uint64_t kCpuLineBytes = 64;
 
 /// Chunks stay in a core's second-level cache, where a peer finds them. Ranks that outnumber the
@@ -38,7 +45,6 @@ constexpr SlotArea take_cpu_slots(Cursor& cursor, uint64_t tile_bytes, uint64_t 
   area.tiles = 1;
   area.tile_bytes = static_cast<uint32_t>(tile_bytes);
   area.source_bytes = area.tile_bytes;
-  area.source_bytes = area.tile_bytes;
   area.slots = cursor.take(slots * tile_bytes);
   return area;
 }
@@ -55,6 +61,8 @@ constexpr RegionLayout place_cpu(int world, const CpuSizes& sizes) {
   layout.result_bytes = sizes.part;
   layout.staging = cursor.take(2 * layout.staging_bytes);
   layout.results = cursor.take(2 * layout.result_bytes);
+  layout.channels.sent = cursor.take(kCpuCountBytes);
+  layout.channels.received = cursor.take(kCpuCountBytes);
   layout.total_bytes = cursor.at;
   return layout;
 }
@@ -85,6 +93,32 @@ constexpr RegionLayout cpu_layout(int world, uint64_t payload_bytes) {
     layout = detail::place_cpu(world, detail::shrink_cpu(full, halvings));
   }
   return layout;
+}
+
+/// How a use divides a rank's staging among the messages that it carries.
+struct CpuSlots {
+  uint64_t chunk;   // bytes of a message in one use
+  uint64_t stride;  // from slot to slot; 0 where all receivers read the same one
+  bool own;         // the sender has a slot as well
+
+  constexpr uint64_t offset(int sender, int receiver) const {
+    const int slot = !own && receiver > sender ? receiver - 1 : receiver;
+    return static_cast<uint64_t>(slot) * stride;
+  }
+};
+
+/// `longest` message between two ranks, or kAnyMessage where ranks do not agree on one.
+inline constexpr uint64_t kAnyMessage = ~0ull;
+constexpr CpuSlots cpu_slots(const RegionLayout& layout, Collective collective, uint64_t longest,
+                             int world) {
+  if (sends_the_same(collective)) return {layout.staging_bytes, 0, false};
+  // A reduction may need room for what the rank itself adds.
+  const bool own = is_reduction(collective) || world == 1;
+  const uint64_t slots = static_cast<uint64_t>(own ? world : world - 1);
+  const uint64_t room = layout.staging_bytes / slots / kCpuLineBytes * kCpuLineBytes;
+  // Slots of short messages stand close together.
+  if (longest > room) return {room, room, own};
+  return {room, round_up<uint64_t>(longest, kCpuLineBytes), own};
 }
 
 /// Bytes of the full tensor that one use of the region carries, or 0 where nothing is staged: the

@@ -32,12 +32,18 @@ struct alignas(128) RegionHeader {
   alignas(128) uint32_t claimed;  // set by the first thread that reports a failure
   uint32_t check_epoch;           // advanced by the last block of a checked call
   uint32_t check_blocks;          // blocks of this call that have passed the check
+  uint32_t counts_epoch;          // the same two for the exchange of counts
+  uint32_t counts_blocks;
   uint64_t sequence;              // calls completed
   /// Reports of the ranks that failed: inbox[r] is written by rank r before it sets `poison`.
   alignas(128) StatusRecord inbox[kMaxRanks];
   /// Two of each, so that a fast rank's next call does not overwrite what is still read.
   CheckSlot check[2][kMaxRanks];
+  /// Rows that each rank is about to send, where ranks do not know it: {rows : 40, epoch : 24}.
+  alignas(128) uint64_t counts[2][kMaxRanks];
 };
+
+inline constexpr int kCountEpochBits = 24;
 
 /// Slots for pushed data: for each stage, parity and sending rank, `tiles` tiles of `tile_bytes`.
 /// A use of tile t at epoch e takes parity e & 1.
@@ -58,6 +64,16 @@ struct SlotArea {
   COLLX_HD constexpr uint64_t capacity() const { return static_cast<uint64_t>(tiles) * kTileBytes; }
 };
 
+/// Slots for messages between pairs of which some exchange nothing. Every ordered pair of ranks
+/// has a channel in each tile: its slots, and the uses that it has seen, counted by both ends. The
+/// sender writes a slot again when the receiver is done with the use two before.
+struct ChannelArea {
+  SlotArea slots;     // one stage, sentinel; entries hold busy marks alone
+  uint64_t sent;      // uint32_t[tiles][kMaxCudaRanks]: uses, by receiver; the sender's own
+  uint64_t received;  // likewise: uses, by sender; the receiver's own
+  uint64_t done;      // likewise: the last use that is over, by receiver, who writes it
+};
+
 // On GPUs the barriers stand at fixed places behind the header, which kernels know.
 inline constexpr uint64_t kBarrierEpochs = round_up<uint64_t>(sizeof(RegionHeader), 256);
 inline constexpr uint64_t kBarrierFlags = kBarrierEpochs + kMaxBlocks * sizeof(uint32_t);
@@ -71,6 +87,7 @@ struct RegionLayout {
   SlotArea oneshot_pairs;   // one stage, {data, epoch}
   SlotArea twoshot;         // two stages, sentinel
   SlotArea twoshot_pairs;   // two stages, {data, epoch}
+  ChannelArea channels;
   uint64_t staging;         // byte[2][staging_bytes]: inputs that peers pull
   uint64_t staging_bytes;
   uint64_t results;  // byte[2][result_bytes]: reduced parts that peers pull
@@ -102,6 +119,18 @@ constexpr SlotArea take_slots(Cursor& cursor, uint64_t budget, uint32_t tile_byt
   return area;
 }
 
+constexpr ChannelArea take_channels(Cursor& cursor, uint64_t budget, int world) {
+  constexpr uint64_t kRow = kMaxCudaRanks * sizeof(uint32_t);
+  const uint64_t slots = 2 * static_cast<uint64_t>(world) * kTileBytes;
+  const uint64_t tiles = budget / (slots + sizeof(TileEntry) + 3 * kRow);
+  ChannelArea area{};
+  area.slots = take_slots(cursor, tiles * slots, kTileBytes, 1, world);
+  area.sent = cursor.take(area.slots.tiles * kRow);
+  area.received = cursor.take(area.slots.tiles * kRow);
+  area.done = cursor.take(area.slots.tiles * kRow);
+  return area;
+}
+
 constexpr uint64_t at_most(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 }  // namespace detail
@@ -119,11 +148,12 @@ constexpr RegionLayout cuda_layout(int world, uint64_t payload_bytes) {
   const auto share = [&](uint64_t percent, uint64_t cap) {
     return detail::at_most(budget / 100 * percent, cap);
   };
-  layout.oneshot = detail::take_slots(cursor, share(9, 2 * w * (1024 << 10)), kTileBytes, 1, world);
+  layout.oneshot = detail::take_slots(cursor, share(8, 2 * w * (1024 << 10)), kTileBytes, 1, world);
   layout.oneshot_pairs =
-      detail::take_slots(cursor, share(9, 4 * w * (256 << 10)), 2 * kTileBytes, 1, world);
+      detail::take_slots(cursor, share(4, 4 * w * (256 << 10)), 2 * kTileBytes, 1, world);
   layout.twoshot = detail::take_slots(cursor, share(67, 64 << 20), kTileBytes, 2, world);
-  layout.twoshot_pairs = detail::take_slots(cursor, share(9, 8 << 20), 2 * kTileBytes, 2, world);
+  layout.twoshot_pairs = detail::take_slots(cursor, share(4, 8 << 20), 2 * kTileBytes, 2, world);
+  layout.channels = detail::take_channels(cursor, share(11, 16 << 20), world);
   // Inputs take W/(W+1) of the share and results the rest.
   const uint64_t staged = share(6, 6 << 20) / 2 * w / (w + 1);
   layout.staging_bytes =

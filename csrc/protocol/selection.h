@@ -17,7 +17,8 @@ struct Request {
   Collective collective = Collective::allreduce;
   DeviceKind device = DeviceKind::cpu;
   DType dtype = DType::float32;
-  uint64_t bytes = 0;  // of the full tensor
+  uint64_t bytes = 0;    // of the full tensor
+  uint64_t message = 0;  // bytes of the longest message between two ranks; not of all-reduce
   int world = 1;
   bool input_symmetric = false;
   bool output_symmetric = false;
@@ -69,11 +70,77 @@ inline constexpr SelectionRow kSelection[] = {
     {DeviceKind::cpu, false, false, 16, kAnySize, Algorithm::twoshot_pull},
 };
 
-constexpr bool needs_symmetric(Algorithm algorithm) { return algorithm == Algorithm::pull_push; }
+/// All other collectives.
+struct ExchangeRow {
+  Collective collective;
+  DeviceKind device;
+  bool symmetric;  // needs what `direct` needs to be symmetric
+  int max_world;
+  uint64_t up_to;  // bytes
+  Algorithm algorithm;
+};
+
+inline constexpr ExchangeRow kExchangeSelection[] = {
+    {Collective::broadcast, DeviceKind::cuda, false, 2, kAnySize, Algorithm::onestage},
+    {Collective::broadcast, DeviceKind::cuda, false, 8, 512 << 10, Algorithm::onestage},
+    {Collective::broadcast, DeviceKind::cuda, false, 8, kAnySize, Algorithm::pipelined},
+    {Collective::broadcast, DeviceKind::cpu, false, 16, kAnySize, Algorithm::onestage},
+    {Collective::alltoallv, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
+    {Collective::alltoallv, DeviceKind::cpu, false, 16, kAnySize, Algorithm::staged},
+    {Collective::none, DeviceKind::cuda, false, 8, 4 << 20, Algorithm::staged},
+    {Collective::none, DeviceKind::cuda, true, 8, kAnySize, Algorithm::direct},
+    {Collective::none, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
+    {Collective::none, DeviceKind::cpu, true, 16, kAnySize, Algorithm::direct},
+    {Collective::none, DeviceKind::cpu, false, 16, kAnySize, Algorithm::staged},
+};
+
+/// Up to this, slots are faster than the two barriers of a broadcast into symmetric outputs.
+inline constexpr uint64_t kStagedBroadcastUpTo = 4 << 20;
+
+constexpr bool needs_symmetric(Algorithm algorithm) {
+  return algorithm == Algorithm::pull_push || algorithm == Algorithm::direct;
+}
+
+/// Whether the tensors that `direct` needs are symmetric: those that peers touch.
+constexpr bool can_be_direct(const Request& r) {
+  return is_reduction(r.collective) ? r.input_symmetric : r.output_symmetric;
+}
+
+constexpr Algorithm select_exchange(const Request& r) {
+  for (const ExchangeRow& row : kExchangeSelection) {
+    const bool fits = row.collective == r.collective || row.collective == Collective::none;
+    if (fits && row.device == r.device && (!row.symmetric || can_be_direct(r)) &&
+        r.world <= row.max_world && r.bytes <= row.up_to) {
+      return row.algorithm;
+    }
+  }
+  return Algorithm::fallback;
+}
+
+/// The algorithms of a collective, without "auto".
+constexpr bool has_algorithm(Collective c, Algorithm a) {
+  switch (a) {
+    case Algorithm::automatic:
+    case Algorithm::fallback:
+      return true;
+    case Algorithm::staged:
+      return c != Collective::allreduce && c != Collective::broadcast;
+    case Algorithm::direct:
+      return c != Collective::allreduce && c != Collective::broadcast &&
+             c != Collective::alltoallv;
+    case Algorithm::onestage:
+    case Algorithm::twostage:
+    case Algorithm::pipelined:
+      return c == Collective::broadcast;
+    default:
+      return c == Collective::allreduce;
+  }
+}
 
 constexpr Algorithm select_algorithm(const Request& r) {
   if (r.algorithm != Algorithm::automatic) return r.algorithm;
   if (!r.capabilities.peer_access) return Algorithm::fallback;
+  if (r.collective != Collective::allreduce) return select_exchange(r);
   const bool symmetric = r.input_symmetric && r.output_symmetric;
   for (const SelectionRow& row : kSelection) {
     if (row.device == r.device && row.sentinel == has_sentinel(r.dtype) &&
@@ -91,22 +158,48 @@ constexpr int clamp_blocks(uint64_t wanted, uint64_t limit) {
   return blocks < 1 ? 1 : static_cast<int>(blocks);
 }
 
+/// Vectors that the grid has to serve: a tensor, a part or a message.
+constexpr uint64_t work_of(const Request& r, Algorithm algorithm) {
+  const uint64_t world = static_cast<uint64_t>(r.world);
+  const uint64_t vectors = ceil_div<uint64_t>(r.bytes, kVectorBytes);
+  const uint64_t message = ceil_div<uint64_t>(r.message, kVectorBytes);
+  switch (algorithm) {
+    case Algorithm::oneshot_push:
+    case Algorithm::oneshot_pull:
+      return vectors;
+    case Algorithm::staged:
+    case Algorithm::onestage:
+      return message + message / 31 + 1;  // with the masks
+    case Algorithm::direct:
+      return message;
+    case Algorithm::pipelined:
+      return ceil_div<uint64_t>(message + message / 31 + 1, world > 1 ? world - 1 : 1);
+    default:
+      return ceil_div<uint64_t>(vectors, world);
+  }
+}
+
+constexpr bool pushes_into_slots(Algorithm algorithm) {
+  return algorithm == Algorithm::oneshot_push || algorithm == Algorithm::twoshot_push ||
+         algorithm == Algorithm::staged || algorithm == Algorithm::pipelined;
+}
+
 }  // namespace detail
+
+/// Whether a broadcast of one stage between GPUs goes straight into the outputs.
+constexpr bool onestage_is_direct(const Request& r) {
+  return r.output_symmetric && r.bytes > kStagedBroadcastUpTo;
+}
 
 /// Algorithm, grid and block size of a call.
 constexpr Plan select(const Request& r) {
   Plan plan{select_algorithm(r), 1, 1};
   if (r.device == DeviceKind::cpu || plan.algorithm == Algorithm::fallback) return plan;
 
-  const uint64_t vectors = ceil_div<uint64_t>(r.bytes, kVectorBytes);
-  // Vectors that the grid has to serve: whole tensor, or the part of one rank.
-  const bool whole =
-      plan.algorithm == Algorithm::oneshot_push || plan.algorithm == Algorithm::oneshot_pull;
-  const uint64_t work =
-      whole ? vectors : ceil_div<uint64_t>(vectors, static_cast<uint64_t>(r.world));
+  const uint64_t work = detail::work_of(r, plan.algorithm);
   // Small blocks spread a small call over the device; large ones fill the links.
-  const bool push =
-      plan.algorithm == Algorithm::oneshot_push || plan.algorithm == Algorithm::twoshot_push;
+  const bool push = detail::pushes_into_slots(plan.algorithm) ||
+                    (plan.algorithm == Algorithm::onestage && !onestage_is_direct(r));
   plan.threads = kFullBlock;
   if (push) {
     plan.threads = work <= 16384 ? 64 : work <= 32768 ? 128 : work <= 65536 ? 256 : kFullBlock;
@@ -122,7 +215,8 @@ constexpr Plan select(const Request& r) {
   return plan;
 }
 
-/// Bytes of the region that a call keeps occupied, if it is not to be done in chunks.
+/// Bytes of the region that a call keeps occupied, if it is not to be done in chunks. `bytes`: of the
+/// full tensor, in an exchange through slots those of the longest message.
 constexpr uint64_t workspace_bytes(Algorithm algorithm, DType dtype, uint64_t bytes, int world,
                                    bool symmetric) {
   const uint64_t w = static_cast<uint64_t>(world);
@@ -136,6 +230,15 @@ constexpr uint64_t workspace_bytes(Algorithm algorithm, DType dtype, uint64_t by
       return 4 * w * part * wire;
     case Algorithm::oneshot_pull:
       return symmetric ? 0 : 2 * tiled;
+    case Algorithm::staged:
+    case Algorithm::onestage:
+      return 2 * w * round_up<uint64_t>(bytes + bytes / 31, kTileBytes);
+    case Algorithm::pipelined:
+      return 2 * w *
+             round_up<uint64_t>(ceil_div<uint64_t>(bytes + bytes / 31, w > 1 ? w - 1 : 1),
+                                kTileBytes);
+    case Algorithm::twostage:
+      return symmetric ? 0 : 2 * part;
     case Algorithm::twoshot_pull:
       return (symmetric ? 0 : 2 * w * part) + 2 * part;
     default:

@@ -17,12 +17,16 @@ struct CallDescriptor {
   int32_t dims = 0;  // number of dimensions; the first eight sizes follow
   uint64_t numel = 0;
   uint32_t symmetric = 0;  // bit 0: input, bit 1: output
-  uint32_t padding = 0;
+  uint32_t scalar_type = 0;  // 1 + PyTorch's code, since copies know more dtypes than reductions
   uint64_t input_offset = 0;  // offsets in the symmetric allocations
   uint64_t output_offset = 0;
   int64_t sizes[8] = {};
+  // alltoallv: bytes for the rank that reads this, and bytes expected from it. Not part of the
+  // fingerprint, see pair_fingerprint.
+  uint64_t sends = 0;
+  uint64_t expects = 0;
 };
-static_assert(sizeof(CallDescriptor) == 112);
+static_assert(sizeof(CallDescriptor) == 128);
 
 /// FNV-1a over the descriptor, folded to 32 bits. Which call it was stands beside it, in the epoch
 /// of the flag that carries it.
@@ -43,7 +47,8 @@ COLLX_HD constexpr uint32_t fingerprint(const CallDescriptor& d) {
   h = mix(h, static_cast<uint16_t>(d.root) |
                  static_cast<uint64_t>(static_cast<uint16_t>(d.axis)) << 16 |
                  static_cast<uint64_t>(static_cast<uint32_t>(d.max_blocks)) << 32);
-  h = mix(h, static_cast<uint32_t>(d.dims) | static_cast<uint64_t>(d.symmetric) << 32);
+  h = mix(h, static_cast<uint32_t>(d.dims) ^ static_cast<uint64_t>(d.scalar_type) << 16 ^
+                 static_cast<uint64_t>(d.symmetric) << 32);
   h = mix(h, d.numel);
   h = mix(h, d.input_offset);
   h = mix(h, d.output_offset);
@@ -51,11 +56,19 @@ COLLX_HD constexpr uint32_t fingerprint(const CallDescriptor& d) {
   return fold(h);
 }
 
+/// The same for a call in which two ranks exchange what only they know: both come to one value.
+COLLX_HD constexpr uint32_t pair_fingerprint(uint32_t call, int rank, int peer, uint64_t sends,
+                                             uint64_t expects) {
+  const bool first = rank < peer;
+  return fold(mix(mix(call, first ? sends : expects), first ? expects : sends));
+}
+
 enum class Failure : uint32_t {
   none,
   timeout,   // a peer did not come in time
   mismatch,  // a peer made another call
   overlap,   // two kernels used the communicator at once, in no order
+  splits,    // splits that do not fit the tensors, known to the device alone
   count
 };
 
@@ -68,6 +81,8 @@ enum class Phase : uint32_t {
   stage_barrier,  // data staged in the payload may be read
   gather,         // the reduced parts from their owners
   end_barrier,    // no peer uses this rank's tensors any more
+  release,        // a slot that a peer has still to read may be written again
+  counts,         // how much each rank is about to send
   fallback,       // the process group
   count
 };

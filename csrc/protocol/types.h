@@ -47,7 +47,20 @@ enum class DType : uint8_t {
 
 enum class ReduceOp : uint8_t { sum, avg, max, min, prod, count };
 
-enum class Collective : uint8_t { none, allreduce, count };
+enum class Collective : uint8_t {
+  none,
+  allreduce,
+  reducescatter,
+  allgather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  alltoall,
+  alltoallv,
+  barrier,
+  count
+};
 
 /// `automatic` stands for "the selection decides" and is never executed.
 enum class Algorithm : uint8_t {
@@ -58,6 +71,13 @@ enum class Algorithm : uint8_t {
   oneshot_pull,
   twoshot_pull,
   fallback,
+  // All collectives but all-reduce: through the payload buffer, or between the tensors themselves.
+  staged,
+  direct,
+  // Broadcast.
+  onestage,
+  twostage,
+  pipelined,
   count
 };
 

@@ -9,13 +9,31 @@
     collx.allreduce(x, out=y)                            # the same, with defaults filled in
 
 The operators are torch.ops.collx.*; `collx.reference` says in plain PyTorch what they compute.
+`collx.nn` has the pairs of collectives that tensor-parallel layers are built of.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
-from collx import reference
+from collx import _effects, nn, reference
 from collx._explain import Explanation
 from collx._extension import extension
+from collx.collectives import (
+    allgather,
+    allreduce,
+    allreduce_,
+    alltoall,
+    alltoall_,
+    alltoallv,
+    alltoallv_device,
+    barrier,
+    broadcast,
+    broadcast_,
+    gather,
+    reduce,
+    reduce_,
+    reducescatter,
+    scatter,
+)
 from collx.communicator import Communicator
 from collx.errors import (
     CollectiveMismatch,
@@ -25,8 +43,6 @@ from collx.errors import (
     InitError,
 )
 from collx.functional import (
-    allreduce,
-    allreduce_,
     empty,
     get,
     init,
@@ -42,6 +58,7 @@ except PackageNotFoundError:  # imported from a tree that was never installed
 
 # So that torch.distributed._symmetric_memory serves the CPU as soon as collx is imported.
 extension.register_cpu_allocator()
+_effects.register()
 
 __all__ = [
     "CollectiveMismatch",
@@ -52,13 +69,27 @@ __all__ = [
     "Explanation",
     "InitError",
     "__version__",
+    "allgather",
     "allreduce",
     "allreduce_",
+    "alltoall",
+    "alltoall_",
+    "alltoallv",
+    "alltoallv_device",
+    "barrier",
+    "broadcast",
+    "broadcast_",
     "empty",
+    "gather",
     "get",
     "init",
     "is_initialized",
+    "nn",
+    "reduce",
+    "reduce_",
+    "reducescatter",
     "reference",
     "register",
+    "scatter",
     "workspace_bytes",
 ]

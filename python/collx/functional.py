@@ -1,4 +1,4 @@
-"""Thin functions over torch.ops.collx, with defaults filled in."""
+"""What a program calls around the operators: communicators, symmetric tensors, sizes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from collx._vote import Ballot, next_prefix
 from collx.communicator import Communicator
 
 __all__ = [
-    "allreduce",
-    "allreduce_",
+    "Group",
     "empty",
     "get",
     "init",
     "is_initialized",
+    "name_of",
     "register",
     "workspace_bytes",
 ]
@@ -99,12 +99,12 @@ def is_initialized(group: Group = None) -> bool:
     """Whether the communicator exists."""
     if group is None and not dist.is_initialized():
         return False
-    return _registry.find(_name(group)) is not None
+    return _registry.find(name_of(group)) is not None
 
 
 def get(group: Group = None) -> Communicator:
     """The communicator of a name or group. ValueError when there is none."""
-    name = _name(group)
+    name = name_of(group)
     communicator = _registry.find(name)
     if communicator is None:
         raise ValueError(f"there is no communicator {name!r}; call collx.init first")
@@ -158,58 +158,6 @@ def register(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
     return get(group).register(tensor)
 
 
-def allreduce(
-    input: torch.Tensor,
-    reduce_op: str = "sum",
-    group: Group = None,
-    *,
-    out: torch.Tensor | None = None,
-    algorithm: str = "auto",
-    max_blocks: int = 0,
-) -> torch.Tensor:
-    """Reduces `input` over the ranks; every rank gets the result.
-
-    Args:
-        input: float32, float16, bfloat16, float64, int32, int64, int8 or uint8; one shape and
-            dtype on all ranks, of any length and strides.
-        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod".
-        group: the communicator.
-        out: takes the result: `input` itself, or a tensor of its shape, dtype and device that
-            does not overlap it.
-        algorithm: "auto", or a name that docs/performance.md lists.
-        max_blocks: CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
-
-    Returns:
-        `out`, or a new tensor of the shape and dtype of `input`.
-
-    Raises:
-        ValueError, TypeError, NotImplementedError: an argument is refused; nothing was launched.
-        CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned: this call on the CPU, or an
-            earlier one, failed.
-    """
-    name = _name(group)
-    if out is None:
-        result: torch.Tensor = torch.ops.collx.allreduce.default(
-            input, reduce_op, name, algorithm, max_blocks
-        )
-        return result
-    torch.ops.collx.allreduce.out(input, reduce_op, name, algorithm, max_blocks, out=out)
-    return out
-
-
-def allreduce_(
-    input: torch.Tensor,
-    reduce_op: str = "sum",
-    group: Group = None,
-    *,
-    algorithm: str = "auto",
-    max_blocks: int = 0,
-) -> torch.Tensor:
-    """`allreduce` in place: `input` takes the result, and is returned."""
-    torch.ops.collx.allreduce_.default(input, reduce_op, _name(group), algorithm, max_blocks)
-    return input
-
-
 def workspace_bytes(
     op: str,
     shape: int | Sequence[int],
@@ -238,7 +186,8 @@ def workspace_bytes(
     return extension.workspace_bytes(op, numel, dtype, world_size, algorithm, symmetric)
 
 
-def _name(group: Group) -> str:
+def name_of(group: Group) -> str:
+    """The name under which operators find a communicator. TypeError for what stands for none."""
     if isinstance(group, str):
         return group
     if group is None:

@@ -1,6 +1,11 @@
-"""The numeric contract in plain PyTorch: the oracle that every kernel is compared with.
+"""What every operator computes, in plain PyTorch: the oracle that every kernel is compared with.
 
-Sum, avg and prod start as rank 0's value and accumulate the other ranks in order, in float32
+`inputs` always holds one tensor a rank, all of one dtype and device. `allreduce` returns the one
+result that every rank gets; the others return a list with every rank's own output, contiguous and
+sharing memory with nothing. ValueError and TypeError say what does not fit together.
+
+Operators that copy move bits unchanged, NaN payloads too. The others keep the numeric contract:
+sum, avg and prod start as rank 0's value and accumulate the other ranks in order, in float32
 (float64 for float64; integers wrap in their own width), and round once to the dtype, to nearest
 even. avg divides the float32 sum by the number of ranks before that rounding. max and min
 propagate NaN, order +0 above -0, and are exact. Only the payload of a NaN is left open.
@@ -17,7 +22,21 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["REDUCE_OPS", "allreduce", "same_bits"]
+__all__ = [
+    "REDUCE_OPS",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "alltoallv",
+    "broadcast",
+    "equal_bytes",
+    "gather",
+    "parts",
+    "reduce",
+    "reducescatter",
+    "same_bits",
+    "scatter",
+]
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
 
@@ -42,30 +61,103 @@ def allreduce(inputs: Sequence[torch.Tensor], reduce_op: str = "sum") -> torch.T
         ValueError: no inputs, unequal shapes or devices, an unknown reduce op.
         TypeError: unequal dtypes, or avg of integers.
     """
-    op = "prod" if reduce_op == "product" else reduce_op
-    if op not in REDUCE_OPS:
-        raise ValueError(f"allreduce: reduce_op {reduce_op!r} is none of {', '.join(REDUCE_OPS)}")
-    if not inputs:
-        raise ValueError("allreduce: inputs is empty; one tensor a rank is needed")
-    first = inputs[0]
-    for rank, tensor in enumerate(inputs):
-        if tensor.dtype != first.dtype:
-            raise TypeError(f"allreduce: rank {rank} has {tensor.dtype}, rank 0 {first.dtype}")
-        if tensor.shape != first.shape or tensor.device != first.device:
-            raise ValueError(
-                f"allreduce: rank {rank} has {tuple(tensor.shape)} on {tensor.device}, "
-                f"rank 0 {tuple(first.shape)} on {first.device}"
-            )
-    if op == "avg" and not first.is_floating_point():
-        raise TypeError(f"allreduce: avg of {first.dtype}; avg takes floating-point tensors")
+    return _allreduce("allreduce", inputs, reduce_op)
 
-    flat = [tensor.detach().reshape(-1) for tensor in inputs]
-    output = torch.empty(first.numel(), dtype=first.dtype, device=first.device)
-    with _subnormals_kept():
-        for start in range(0, first.numel(), _CHUNK):
-            piece = slice(start, start + _CHUNK)
-            output[piece] = _reduce([tensor[piece] for tensor in flat], op)
-    return output.reshape(first.shape)
+
+def parts(n: int, world: int) -> list[int]:
+    """How many of `n` units each rank gets: n // world, the first n % world ranks one more."""
+    if n < 0 or world < 1:
+        raise ValueError(f"parts: {n} units cannot be divided among {world} ranks")
+    return [n // world + (rank < n % world) for rank in range(world)]
+
+
+def reducescatter(
+    inputs: Sequence[torch.Tensor], reduce_op: str = "sum", axis: int = 0
+) -> list[torch.Tensor]:
+    """Rank r gets its part of the reduction: `axis` divided as `parts` says."""
+    whole = _allreduce("reducescatter", inputs, reduce_op)
+    axis = _axis("reducescatter", whole, axis)
+    return _split(whole, parts(whole.shape[axis], len(inputs)), axis)
+
+
+def allgather(inputs: Sequence[torch.Tensor], axis: int = 0) -> list[torch.Tensor]:
+    """Every rank gets all inputs, one behind the other along `axis`, where their sizes may
+    differ."""
+    first = _alike("allgather", inputs, shapes=False)
+    axis = _axis("allgather", first, axis)
+    _alike_but_for("allgather", inputs, axis)
+    return [_joined(inputs, axis) for _ in inputs]
+
+
+def broadcast(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
+    """Every rank gets root's input."""
+    _alike("broadcast", inputs)
+    _root("broadcast", inputs, root)
+    return [_copy(inputs[root]) for _ in inputs]
+
+
+def reduce(
+    inputs: Sequence[torch.Tensor], reduce_op: str = "sum", root: int = 0
+) -> list[torch.Tensor]:
+    """Root gets the reduction; the others get what they gave."""
+    whole = _allreduce("reduce", inputs, reduce_op)
+    _root("reduce", inputs, root)
+    return [whole if rank == root else _copy(own) for rank, own in enumerate(inputs)]
+
+
+def gather(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
+    """Root gets all inputs, one behind the other along dimension 0; the others get zeros of that
+    shape."""
+    first = _alike("gather", inputs)
+    _axis("gather", first, 0)
+    _root("gather", inputs, root)
+    whole = _joined(inputs, 0)
+    return [whole if rank == root else torch.zeros_like(whole) for rank in range(len(inputs))]
+
+
+def scatter(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
+    """Rank r gets the r-th of the equal chunks of root's input along dimension 0."""
+    _alike("scatter", inputs)
+    _root("scatter", inputs, root)
+    rows = _chunk_rows("scatter", inputs)
+    return _split(inputs[root], [rows] * len(inputs), 0)
+
+
+def alltoall(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Chunk s of rank r's output is chunk r of rank s's input: equal chunks along dimension 0."""
+    _alike("alltoall", inputs)
+    rows = _chunk_rows("alltoall", inputs)
+    return _exchanged(inputs, [[rows] * len(inputs)] * len(inputs))
+
+
+def alltoallv(
+    inputs: Sequence[torch.Tensor], input_splits: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    """`alltoall` with chunks of any sizes: rank r sends `input_splits[r][s]` rows to rank s. The
+    output splits follow: rank r gets `input_splits[s][r]` rows from rank s."""
+    world = len(inputs)
+    first = _alike("alltoallv", inputs, shapes=False)
+    _axis("alltoallv", first, 0)
+    _alike_but_for("alltoallv", inputs, 0)
+    if len(input_splits) != world:
+        raise ValueError(f"alltoallv: {world} ranks, but {len(input_splits)} lists of splits")
+    for rank, (tensor, splits) in enumerate(zip(inputs, input_splits, strict=True)):
+        if len(splits) != world or min(splits) < 0 or sum(splits) != tensor.shape[0]:
+            raise ValueError(
+                f"alltoallv: rank {rank} divides {tensor.shape[0]} rows into {list(splits)}; "
+                f"accepted: {world} splits, none negative, that sum up to the rows"
+            )
+    return _exchanged(inputs, input_splits)
+
+
+def equal_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether `a` and `b` have one shape and dtype, and every byte equal: what tells copies from
+    what is only the same number, in any dtype."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    bytes_a = _copy(a).reshape(-1).view(torch.uint8)
+    bytes_b = _copy(b).reshape(-1).view(torch.uint8)
+    return torch.equal(bytes_a, bytes_b.to(bytes_a.device))
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -75,6 +167,94 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     bits_a, bits_b = _without_nan(a), _without_nan(b)
     return torch.equal(bits_a, bits_b.to(bits_a.device))
+
+
+def _alike(op: str, inputs: Sequence[torch.Tensor], shapes: bool = True) -> torch.Tensor:
+    """The first of the inputs, which have one dtype, device and (if `shapes`) shape."""
+    if not inputs:
+        raise ValueError(f"{op}: inputs is empty; one tensor a rank is needed")
+    first = inputs[0]
+    for rank, tensor in enumerate(inputs):
+        if tensor.dtype != first.dtype:
+            raise TypeError(f"{op}: rank {rank} has {tensor.dtype}, rank 0 {first.dtype}")
+        if (shapes and tensor.shape != first.shape) or tensor.device != first.device:
+            raise ValueError(
+                f"{op}: rank {rank} has {tuple(tensor.shape)} on {tensor.device}, "
+                f"rank 0 {tuple(first.shape)} on {first.device}"
+            )
+    return first
+
+
+def _alike_but_for(op: str, inputs: Sequence[torch.Tensor], axis: int) -> None:
+    first = inputs[0].shape
+    for rank, tensor in enumerate(inputs):
+        shape = tensor.shape
+        if shape[:axis] != first[:axis] or shape[axis + 1 :] != first[axis + 1 :]:
+            raise ValueError(
+                f"{op}: rank {rank} has {tuple(shape)}, rank 0 {tuple(first)}; accepted: shapes "
+                f"that differ in dimension {axis} alone"
+            )
+
+
+def _axis(op: str, tensor: torch.Tensor, axis: int) -> int:
+    """The axis, counted from the front."""
+    if not -tensor.dim() <= axis < tensor.dim():
+        raise ValueError(f"{op}: there is no axis {axis} in the shape {tuple(tensor.shape)}")
+    return axis % tensor.dim()
+
+
+def _root(op: str, inputs: Sequence[torch.Tensor], root: int) -> None:
+    if not 0 <= root < len(inputs):
+        raise ValueError(f"{op}: root {root} is no rank of 0 to {len(inputs) - 1}")
+
+
+def _chunk_rows(op: str, inputs: Sequence[torch.Tensor]) -> int:
+    """Rows of each of the equal chunks, one a rank."""
+    _axis(op, inputs[0], 0)
+    rows = inputs[0].shape[0]
+    if rows % len(inputs) != 0:
+        raise ValueError(f"{op}: {rows} rows are not divisible by {len(inputs)} ranks")
+    return rows // len(inputs)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _split(tensor: torch.Tensor, sizes: Sequence[int], axis: int) -> list[torch.Tensor]:
+    """Copies of the consecutive pieces of those sizes."""
+    starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+    return [
+        _copy(tensor.narrow(axis, start, size)) for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def _joined(tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    return torch.cat([tensor.detach() for tensor in tensors], axis).contiguous()
+
+
+def _exchanged(
+    inputs: Sequence[torch.Tensor], splits: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    sent = [_split(tensor, sizes, 0) for tensor, sizes in zip(inputs, splits, strict=True)]
+    return [_joined([chunks[rank] for chunks in sent], 0) for rank in range(len(inputs))]
+
+
+def _allreduce(name: str, inputs: Sequence[torch.Tensor], reduce_op: str) -> torch.Tensor:
+    op = "prod" if reduce_op == "product" else reduce_op
+    if op not in REDUCE_OPS:
+        raise ValueError(f"{name}: reduce_op {reduce_op!r} is none of {', '.join(REDUCE_OPS)}")
+    first = _alike(name, inputs)
+    if op == "avg" and not first.is_floating_point():
+        raise TypeError(f"{name}: avg of {first.dtype}; avg takes floating-point tensors")
+
+    flat = [tensor.detach().reshape(-1) for tensor in inputs]
+    output = torch.empty(first.numel(), dtype=first.dtype, device=first.device)
+    with _subnormals_kept():
+        for start in range(0, first.numel(), _CHUNK):
+            piece = slice(start, start + _CHUNK)
+            output[piece] = _fold([tensor[piece] for tensor in flat], op)
+    return output.reshape(first.shape)
 
 
 def _without_nan(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,7 +267,7 @@ def _without_nan(tensor: torch.Tensor) -> torch.Tensor:
     return torch.where(dense != dense, torch.full_like(bits, -1), bits)
 
 
-def _reduce(values: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+def _fold(values: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     dtype = values[0].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     step = _STEPS[op]

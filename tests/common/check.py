@@ -7,14 +7,14 @@ must be as it was, but for the output itself (hazards 19 and 20).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from .cases import Case
 from .rank import Rank
-from .values import as_bits, dtype_of, inputs_and_reference, poison
+from .values import as_bits, dtype_of, inputs_and_reference, poison, unequal
 
 MARGIN = 64  # elements of poison before and after a tensor
 ARENA_BYTES = 2 << 20
@@ -62,44 +62,50 @@ def arenas_of(rank: Rank, communicator: Any) -> Arenas:
 
 
 class Placed:
-    """A tensor of a case inside memory that is larger: `whole` is the memory, `view` the tensor."""
+    """A tensor inside memory that is larger: `whole` is the memory, `view` the tensor."""
 
-    def __init__(
-        self,
-        case: Case,
-        layout: str,
-        offset: int,
+    def __init__(self, whole: torch.Tensor, view: torch.Tensor) -> None:
+        self.whole = whole
+        self.view = view
+
+    @staticmethod
+    def poisoned(
+        dtype: torch.dtype,
         shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
         memory: Any,
         device: torch.device,
-    ) -> None:
-        dtype = dtype_of(case.dtype)
-        _, strides = shape_and_strides(layout, case.numel)
-        if len(strides) != len(shape):
-            strides = torch.empty(shape, device="meta").stride()
+    ) -> Placed:
+        """A tensor full of poison, `offset` elements behind the margin of `memory` (None: new)."""
         needed = extent(shape, strides) + offset + 2 * MARGIN
-        pattern = poison(needed, dtype, device)
-        if memory is None:
-            self.whole = pattern
-        else:
-            self.whole = memory[: needed * dtype.itemsize].view(dtype)
-            self.whole.copy_(pattern)
-        self.view = self.whole.as_strided(
-            shape, strides, self.whole.storage_offset() + MARGIN + offset
-        )
+        whole = poison(needed, dtype, device)
+        if memory is not None:
+            assert needed * dtype.itemsize <= memory.numel(), "the arena is too small"
+            whole = memory[: needed * dtype.itemsize].view(dtype).copy_(whole)
+        start = whole.storage_offset() + MARGIN + offset
+        return Placed(whole, whole.as_strided(shape, strides, start))
+
+    def part(self, axis: int, start: int, count: int) -> Placed:
+        """A part of the tensor, in the same memory."""
+        return Placed(self.whole, self.view.narrow(axis, start, count))
 
 
 def place(case: Case, rank: Rank, communicator: Any, data: torch.Tensor) -> tuple[Placed, Placed]:
     """Input (filled) and output (poisoned) of a case; one and the same for in-place calls."""
     arenas = arenas_of(rank, communicator) if case.symmetric != "none" else None
-    shape, _ = shape_and_strides(case.layout, case.numel)
+    shape, strides = shape_and_strides(case.layout, case.numel)
+    dtype, device = dtype_of(case.dtype), rank.device
     input_memory = arenas.input if arenas and case.symmetric in ("input", "both") else None
-    source = Placed(case, case.layout, case.input_offset, shape, input_memory, rank.device)
+    source = Placed.poisoned(dtype, shape, strides, case.input_offset, input_memory, device)
     source.view.copy_(data.view(shape))
     if case.form == "inplace":
         return source, source
     output_memory = arenas.output if arenas and case.symmetric in ("output", "both") else None
-    out = Placed(case, case.output_layout, case.output_offset, shape, output_memory, rank.device)
+    _, strides = shape_and_strides(case.output_layout, case.numel)
+    if len(strides) != len(shape):
+        strides = torch.empty(shape, device="meta").stride()
+    out = Placed.poisoned(dtype, shape, strides, case.output_offset, output_memory, device)
     return source, out
 
 
@@ -144,7 +150,7 @@ def bytes_around(placed: Placed, before: torch.Tensor) -> str:
     view = placed.view
     offset = view.storage_offset() - placed.whole.storage_offset()
     inside.as_strided(view.shape, view.stride(), offset).fill_(True)
-    changed = (as_bits(after) != as_bits(before)) & ~inside
+    changed = unequal(after, before) & ~inside
     where = changed.nonzero().flatten()
     if len(where) == 0:
         return ""
@@ -164,27 +170,34 @@ def run_case(rank: Rank, communicator: Any, case: Case) -> str:
     if not wrong and case.form != "inplace":
         if not torch.equal(as_bits(source.whole.cpu()), as_bits(source_before)):
             wrong = "the input changed"
-        elif case.form == "functional" and _share_memory(result, source.view):
+        elif case.form == "functional" and share_memory(result, source.view):
             wrong = "the result shares memory with the input"
     return wrong
 
 
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     if math.prod(a.shape) == 0:
         return False
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def run_cases(rank: Rank, cases: Iterable[Case], key: str = "default") -> list[str]:
-    """A job: runs the cases one after the other; what went wrong, one line each."""
+def run_each(
+    rank: Rank, cases: Iterable[Any], run: Callable[[Rank, Any, Any], str], key: str
+) -> list[str]:
+    """Runs the cases one after the other by `run`; what went wrong, one line each."""
     communicator = rank.small_communicator() if key == "small" else rank.communicator(key)
     failures = []
     for case in cases:
-        wrong = run_case(rank, communicator, case)
+        wrong = run(rank, communicator, case)
         if wrong:
             failures.append(f"{case}: {wrong}")
     communicator.check()
     return failures[:MOST_FAILURES] + ["..."] * (len(failures) > MOST_FAILURES)
+
+
+def run_cases(rank: Rank, cases: Iterable[Case], key: str = "default") -> list[str]:
+    """A job: runs the cases one after the other; what went wrong, one line each."""
+    return run_each(rank, cases, run_case, key)
 
 
 def assert_none(failures: list[list[str]]) -> None:

@@ -6,18 +6,18 @@
 namespace collx::cpu {
 namespace {
 
-bool pull_staged(Session& session, const CallKernels& kernels) {
+bool pull_staged(AllreduceSession& session, const CallKernels& kernels) {
   const int rank = session.rank();
   const uint64_t numel = session.call().numel;
   const uint64_t chunk = session.layout().staging_bytes / session.element();
   for (uint64_t at = 0; at < numel; at += chunk) {
     const uint64_t count = std::min(chunk, numel - at);
     const Use use = session.next_use(Channel::pull);
+    if (!session.claim(use)) return false;
     kernels.copy(session.staging(rank, use), session.input(at), count * session.element());
     session.publish_all(use);
-    // Overwritten two uses later, when every peer's word of the use between has been seen: it
-    // follows that peer's reading below.
     if (!session.await(use, Word::arrived, Phase::stage_barrier)) return false;
+    session.settle(use);
     Operands operands;
     operands.sources[rank] = session.input(at);
     for_each_peer(session, [&](int peer) { operands.sources[peer] = session.staging(peer, use); });
@@ -27,7 +27,7 @@ bool pull_staged(Session& session, const CallKernels& kernels) {
   return true;
 }
 
-bool pull_symmetric(Session& session, const CallKernels& kernels) {
+bool pull_symmetric(AllreduceSession& session, const CallKernels& kernels) {
   if (!session.start_barrier()) return false;
   Operands operands;
   for (int r = 0; r < session.world(); ++r) operands.sources[r] = session.peer_input(r, 0);
@@ -41,7 +41,7 @@ constexpr uint64_t kSmallBytes = 8 << 10;
 
 /// Whether peers read the inputs where they lie. The same on all ranks, since sizes and the offsets
 /// of symmetric tensors agree.
-bool reads_in_place(const Session& session) {
+bool reads_in_place(const AllreduceSession& session) {
   // An input that is the output too may not change while peers read it.
   return session.inputs_symmetric() && session.call().input != session.call().output &&
          session.call().numel * session.element() > kSmallBytes;
@@ -49,7 +49,7 @@ bool reads_in_place(const Session& session) {
 
 }  // namespace
 
-bool allreduce_oneshot_pull(Session& session, const CallKernels& kernels) {
+bool allreduce_oneshot_pull(AllreduceSession& session, const CallKernels& kernels) {
   return reads_in_place(session) ? pull_symmetric(session, kernels) : pull_staged(session, kernels);
 }
 

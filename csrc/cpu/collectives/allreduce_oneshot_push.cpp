@@ -4,7 +4,7 @@
 
 namespace collx::cpu {
 
-bool allreduce_oneshot_push(Session& session, const CallKernels& kernels) {
+bool allreduce_oneshot_push(AllreduceSession& session, const CallKernels& kernels) {
   const int rank = session.rank();
   const uint64_t numel = session.call().numel;
   const uint64_t chunk = session.layout().oneshot.tile_bytes / session.element();

@@ -6,7 +6,7 @@
 
 namespace collx::cpu {
 
-bool allreduce_pull_push(Session& session, const CallKernels& kernels) {
+bool allreduce_pull_push(AllreduceSession& session, const CallKernels& kernels) {
   if (!session.start_barrier()) return false;
   constexpr uint64_t kStrideBytes = 256 << 10;
   const uint64_t stride = kStrideBytes / session.element();

@@ -8,13 +8,13 @@ namespace collx::cpu {
 namespace {
 
 struct PullSteps {
-  Session& session;
+  AllreduceSession& session;
   const CallKernels& kernels;
 
   void scatter(Use use, Chunk chunk) const {
     if (session.inputs_symmetric()) return;
     for_each_peer(session, [&](int peer) {
-      const Part part = chunk.part(session, peer);
+      const Part part = part_of(chunk, session, peer);
       kernels.copy(session.staging(session.rank(), use) + part.start * session.element(),
                    session.input(chunk.start + part.start), part.count * session.element());
     });
@@ -26,7 +26,7 @@ struct PullSteps {
   }
 
   void reduce(Use use, Chunk chunk) const {
-    const Part own = chunk.part(session, session.rank());
+    const Part own = part_of(chunk, session, session.rank());
     const uint64_t at = chunk.start + own.start;
     Operands operands;
     operands.sources[session.rank()] = session.input(at);
@@ -40,7 +40,7 @@ struct PullSteps {
   // In place, this overwrites what a peer has read: its result is here.
   void gather(Use use, Chunk chunk) const {
     for_each_peer(session, [&](int peer) {
-      const Part part = chunk.part(session, peer);
+      const Part part = part_of(chunk, session, peer);
       kernels.copy(session.output(chunk.start + part.start), session.results(peer, use),
                    part.count * session.element());
     });
@@ -49,13 +49,14 @@ struct PullSteps {
 
 }  // namespace
 
-bool allreduce_twoshot_pull(Session& session, const CallKernels& kernels) {
+bool allreduce_twoshot_pull(AllreduceSession& session, const CallKernels& kernels) {
   // The barrier names ranks whose offsets differ; the order itself needs none. Nor is one needed at
   // the end: a peer's last `reduced` says that it has read this rank's input to the end.
   if (session.inputs_symmetric() && !session.start_barrier()) return false;
   const uint64_t part_elements = session.layout().result_bytes / session.element();
-  return run_twoshot(session, Channel::pull, part_elements * static_cast<uint64_t>(session.world()),
-                     Phase::stage_barrier, PullSteps{session, kernels});
+  return run_twoshot(session, Channel::pull, session.call().numel,
+                     part_elements * static_cast<uint64_t>(session.world()), Phase::stage_barrier,
+                     PullSteps{session, kernels});
 }
 
 }  // namespace collx::cpu

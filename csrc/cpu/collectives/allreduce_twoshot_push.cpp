@@ -8,19 +8,19 @@ namespace collx::cpu {
 namespace {
 
 struct PushSteps {
-  Session& session;
+  AllreduceSession& session;
   const CallKernels& kernels;
 
   void scatter(Use use, Chunk chunk) const {
     for_each_peer(session, [&](int peer) {
-      const Part part = chunk.part(session, peer);
+      const Part part = part_of(chunk, session, peer);
       kernels.copy(session.twoshot_slot(peer, use, 0, session.rank()),
                    session.input(chunk.start + part.start), part.count * session.element());
     });
   }
 
   void reduce(Use use, Chunk chunk) const {
-    const Part own = chunk.part(session, session.rank());
+    const Part own = part_of(chunk, session, session.rank());
     const uint64_t at = chunk.start + own.start;
     Operands operands;
     operands.sources[session.rank()] = session.input(at);
@@ -34,7 +34,7 @@ struct PushSteps {
 
   void gather(Use use, Chunk chunk) const {
     for_each_peer(session, [&](int peer) {
-      const Part part = chunk.part(session, peer);
+      const Part part = part_of(chunk, session, peer);
       kernels.copy(session.output(chunk.start + part.start),
                    session.twoshot_slot(session.rank(), use, 1, peer),
                    part.count * session.element());
@@ -44,9 +44,9 @@ struct PushSteps {
 
 }  // namespace
 
-bool allreduce_twoshot_push(Session& session, const CallKernels& kernels) {
+bool allreduce_twoshot_push(AllreduceSession& session, const CallKernels& kernels) {
   const uint64_t part_elements = session.layout().twoshot.tile_bytes / session.element();
-  return run_twoshot(session, Channel::twoshot_push,
+  return run_twoshot(session, Channel::twoshot_push, session.call().numel,
                      part_elements * static_cast<uint64_t>(session.world()), Phase::arrival,
                      PushSteps{session, kernels});
 }

@@ -22,12 +22,10 @@ inline void reduce(const CallKernels& kernels, const Session& session, const Ope
       {operands.sources, session.world(), operands.targets, operands.target_count, count});
 }
 
-/// In the order of the ring after this rank, so that not all ranks load the same peer at once.
+/// In the order of the ring after this rank.
 template <typename Visit>
 void for_each_peer(const Session& session, Visit visit) {
-  for (int step = 1; step < session.world(); ++step) {
-    visit((session.rank() + step) % session.world());
-  }
+  for (int step = 1; step < session.world(); ++step) visit(session.neighbour(step));
 }
 
 }  // namespace collx::cpu

@@ -10,9 +10,8 @@
 
 namespace collx::cuda {
 
-/// A kernel of an algorithm, for the launch: its arguments are a KernelCall and, where it pulls,
-/// PullArguments. Blocks of at most kFullBlock threads, two of them on a multiprocessor.
-using Kernel = const void*;
+/// One for each instance of World below.
+inline constexpr int kCompiledWorlds[] = {2, 3, 4, 8};
 
 /// The ranks that a kernel instance is compiled for: `Ranks` registers' worth, `world` of them
 /// used.
@@ -24,20 +23,36 @@ struct World {
   }
 };
 
+/// `Family::kernel<W>` for the world of a call.
+template <typename Family>
+Kernel find_world(int world) {
+  switch (world) {
+    case 2:
+      return Family::template kernel<2>();
+    case 4:
+      return Family::template kernel<4>();
+    case 8:
+      return Family::template kernel<8>();
+    default:
+      return Family::template kernel<0>();
+  }
+}
+
+namespace detail {
+template <typename Family, DType D>
+struct OfDType {
+  template <int W>
+  static Kernel kernel() {
+    return Family::template kernel<D, W>();
+  }
+};
+}  // namespace detail
+
 /// `Family::kernel<D, W>` for the dtype and world of a call.
 template <typename Family>
 Kernel find_kernel(DType dtype, int world) {
   const auto of_world = [world]<DType D>() -> Kernel {
-    switch (world) {
-      case 2:
-        return Family::template kernel<D, 2>();
-      case 4:
-        return Family::template kernel<D, 4>();
-      case 8:
-        return Family::template kernel<D, 8>();
-      default:
-        return Family::template kernel<D, 0>();
-    }
+    return find_world<detail::OfDType<Family, D>>(world);
   };
   switch (dtype) {
     case DType::float32:
@@ -65,5 +80,15 @@ Kernel allreduce_twoshot_push(DType dtype, int world, bool simple);
 Kernel allreduce_pull_push(DType dtype, int world, bool simple);
 Kernel allreduce_oneshot_pull(DType dtype, int world, bool simple);
 Kernel allreduce_twoshot_pull(DType dtype, int world, bool simple);
+
+// `dtype`: of a reduction; copies know none.
+Kernel exchange_staged(bool reduces, DType dtype, int world, bool simple);
+Kernel channels_staged(bool reduces, DType dtype, int world, bool simple);
+Kernel exchange_direct(int world);
+Kernel reduce_direct(DType dtype, int world);
+Kernel broadcast_pipelined(int world);
+Kernel broadcast_twostage(int world);
+Kernel alltoallv_device_splits(int world);
+Kernel rank_barrier();
 
 }  // namespace collx::cuda

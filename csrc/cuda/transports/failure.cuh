@@ -21,6 +21,16 @@ struct Blame {
   uint64_t seen;
 };
 
+/// What a block has to report when it ends. A call from within a polling loop would cost every
+/// register of that loop, so threads leave a note and the end of the kernel reports it.
+struct FailureNote {
+  Failure failure;
+  Phase phase;
+  Blame blame;
+  const CallDescriptor* other;
+  uint64_t sends, expects;  // of `own` with that peer, where only the two of them know it
+};
+
 __device__ inline void publish(HostStatus* status, const StatusRecord& record) {
   status->record = record;
   __threadfence_system();
@@ -28,18 +38,19 @@ __device__ inline void publish(HostStatus* status, const StatusRecord& record) {
 }
 
 /// Tells a failure here and to the peers. By the one thread of this rank that has claimed it.
-__device__ __noinline__ inline void report(const KernelCall& call, const CallDescriptor* other,
-                                           Failure failure, Phase phase, Blame blame) {
+__device__ __noinline__ inline void report(const KernelCall& call, const FailureNote& note) {
   StatusRecord record;
-  record.failure = failure;
-  record.phase = phase;
+  record.failure = note.failure;
+  record.phase = note.phase;
   record.rank = call.rank;
-  record.peer = blame.peer;
+  record.peer = note.blame.peer;
   record.sequence = call.header()->sequence;
-  record.expected = blame.expected;
-  record.seen = blame.seen;
+  record.expected = note.blame.expected;
+  record.seen = note.blame.seen;
   record.own = call.descriptor;
-  if (other != nullptr) record.other = *other;
+  record.own.sends = note.sends;
+  record.own.expects = note.expects;
+  if (note.other != nullptr) record.other = *note.other;
   publish(call.status, record);
   for (int distance = 0; distance < call.world; ++distance) {
     RegionHeader* header = reinterpret_cast<RegionHeader*>(call.peer[distance]);
@@ -54,15 +65,6 @@ __device__ __noinline__ inline void adopt(const KernelCall& call) {
   if (poison == 0 || atomicCAS(&call.header()->claimed, 0u, 1u) != 0) return;
   publish(call.status, call.header()->inbox[poison - 1]);
 }
-
-/// What a block has to report when it ends. A call from within a polling loop would cost every
-/// register of that loop, so threads leave a note and the end of the kernel reports it.
-struct FailureNote {
-  Failure failure;
-  Phase phase;
-  Blame blame;
-  const CallDescriptor* other;
-};
 
 __device__ __forceinline__ FailureNote& block_note() {
   __shared__ FailureNote note;
@@ -83,11 +85,12 @@ class Patience {
 
   /// Gives up. The first thread of this rank to do so notes why, and is the one that reports it.
   __device__ __forceinline__ void fail(Failure failure, Phase phase, Blame blame,
-                                       const CallDescriptor* other = nullptr) {
+                                       const CallDescriptor* other = nullptr, uint64_t sends = 0,
+                                       uint64_t expects = 0) {
     poison_ = kFailed;
     if (atomicCAS(&call_.header()->claimed, 0u, 1u) != 0) return;
     poison_ = kReporter;
-    block_note() = {failure, phase, blame, other};
+    block_note() = {failure, phase, blame, other, sends, expects};
   }
 
   /// Makes the block agree: false for all its threads when one of them has failed.
@@ -119,8 +122,7 @@ class Patience {
   /// Last thing in a kernel, by all threads of a block of which one has failed.
   __device__ __forceinline__ void tell() const {
     if (poison_ == kReporter) {
-      const FailureNote& note = block_note();
-      report(call_, note.other, note.failure, note.phase, note.blame);
+      report(call_, block_note());
     } else if (threadIdx.x == 0) {
       adopt(call_);
     }

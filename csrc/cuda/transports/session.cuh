@@ -13,15 +13,27 @@ namespace collx::cuda {
 /// Exchanges the calls' descriptors. Block 0 sends; every block waits before it touches a slot or
 /// a tensor. The epoch is the header's own, the same for every op and algorithm; the last block to
 /// have read it advances it.
-__device__ __forceinline__ void same_call(const KernelCall& call, Patience& patience) {
+/// `pairs`: what the call exchanges with each rank, where the two of them alone know it.
+__device__ __forceinline__ void same_call(const KernelCall& call, Patience& patience,
+                                          const Routes* pairs) {
   RegionHeader* own = call.header();
   const uint32_t epoch = *reinterpret_cast<volatile uint32_t*>(&own->check_epoch) + 1;
-  const uint64_t value = static_cast<uint64_t>(epoch) << 32 | call.fingerprint;
   const int peer = static_cast<int>(threadIdx.x);
   if (peer < call.world && peer != call.rank && patience.alive()) {
+    uint64_t sends = 0, expects = 0;
+    uint32_t mark = call.fingerprint;
+    if (pairs != nullptr && call.descriptor.collective == Collective::alltoallv) {
+      const int distance = peer >= call.rank ? peer - call.rank : peer - call.rank + call.world;
+      sends = pairs->sent[distance].bytes;
+      expects = pairs->received[distance].bytes;
+      mark = pair_fingerprint(mark, call.rank, peer, sends, expects);
+    }
+    const uint64_t value = static_cast<uint64_t>(epoch) << 32 | mark;
     if (blockIdx.x == 0) {
       CheckSlot& slot = call.header(peer)->check[epoch & 1][call.rank];
       slot.descriptor = call.descriptor;
+      slot.descriptor.sends = sends;
+      slot.descriptor.expects = expects;
       ptx::st_release_sys(&slot.flag, value);
     }
     CheckSlot& mail = own->check[epoch & 1][peer];
@@ -37,7 +49,7 @@ __device__ __forceinline__ void same_call(const KernelCall& call, Patience& pati
         });
     if (arrived && seen != value) {
       patience.fail(Failure::mismatch, Phase::check, Blame{peer, value & ~0u, seen & ~0u},
-                    &mail.descriptor);
+                    &mail.descriptor, sends, expects);
     }
   }
   patience.agree();
@@ -55,10 +67,10 @@ class Session {
  public:
   /// Waits for upstream work, then looks whether the communicator still works, and in checked
   /// mode whether all ranks make the same call.
-  __device__ explicit Session(const KernelCall& call)
+  __device__ explicit Session(const KernelCall& call, const Routes* pairs = nullptr)
       : call(call), patience((ptx::griddepcontrol_wait(), call)) {
     if (call.pdl == PdlLevel::early) ptx::griddepcontrol_launch_dependents();
-    if (!Simple && call.check) same_call(call, patience);
+    if (!Simple && call.check) same_call(call, patience, pairs);
   }
 
   /// Whether this thread may still wait and store to peers: see Patience::alive.
@@ -102,14 +114,17 @@ __device__ __forceinline__ uint32_t slot_offset(const KernelCall& call, int stag
 template <int Ranks>
 struct Arrivals {
   char* slot[Ranks];
-  char* first;
 
   /// `offset`: the vector's slot_offset.
   __device__ __forceinline__ Arrivals(const KernelCall& call, uint32_t offset)
-      : first(call.arriving + offset) {
+      : Arrivals(call, [=](int) { return offset; }) {}
+
+  /// `offset_of(source)`: likewise, where sources differ in it.
+  template <typename OffsetOf>
+  __device__ __forceinline__ Arrivals(const KernelCall& call, OffsetOf offset_of) {
 #pragma unroll
     for (int source = 0; source < Ranks; ++source) {
-      slot[source] = ptx::keep(call.arriving + (offset + source * call.source_bytes));
+      slot[source] = ptx::keep(call.arriving + (offset_of(source) + source * call.source_bytes));
     }
   }
 
@@ -123,12 +138,12 @@ struct Arrivals {
   }
 };
 
-/// Waits for one vector from every peer and takes `own` for this rank's: v in rank order.
-template <typename S, int Ranks, bool Simple>
-__device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase phase, int world,
-                                              uint32_t epoch, const Vector& own,
-                                              const Arrivals<Ranks>& arrivals, Vector (&v)[Ranks]) {
-  const int rank = session.call.rank;
+/// Waits for one vector from every rank that `expects(source)`, and takes `own` for the others': v
+/// in rank order.
+template <typename S, int Ranks, bool Simple, typename Expects>
+__device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase phase, uint32_t epoch,
+                                              const Vector& own, const Arrivals<Ranks>& arrivals,
+                                              Vector (&v)[Ranks], Expects expects) {
   return session.patience.wait(
       phase,
       [&] {
@@ -136,7 +151,7 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
 #pragma unroll
         for (int source = 0; source < Ranks; ++source) {
           Vector seen = own;
-          if (source < world && source != rank) {
+          if (expects(source)) {
             worst = max(worst, S::poll(arrivals.slot[source], seen, epoch));
           }
           v[source] = seen;
@@ -146,13 +161,24 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
       [&] {
         int missing = 0;
         Vector seen;
-        while (missing < world - 1 &&
-               (missing == rank || S::poll(arrivals.first + missing * session.call.source_bytes,
-                                           seen, epoch) != ~0u)) {
-          ++missing;
+#pragma unroll
+        for (int source = Ranks - 1; source >= 0; --source) {
+          if (expects(source) && S::poll(arrivals.slot[source], seen, epoch) == ~0u) {
+            missing = source;
+          }
         }
         return Blame{missing, epoch, 0};
       });
+}
+
+/// The same from every peer.
+template <typename S, int Ranks, bool Simple>
+__device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase phase, int world,
+                                              uint32_t epoch, const Vector& own,
+                                              const Arrivals<Ranks>& arrivals, Vector (&v)[Ranks]) {
+  const int rank = session.call.rank;
+  return await_vectors<S>(session, phase, epoch, own, arrivals, v,
+                          [=](int source) { return source < world && source != rank; });
 }
 
 /// The tiles of the call's area that this block serves: vector i of a use belongs to tile

@@ -15,6 +15,7 @@ namespace collx::cuda {
 /// Floats: a slot is armed with words of all ones. Senders turn that word, a NaN, into another NaN.
 template <DType D>
 struct SentinelSlots {
+  static constexpr bool kMasked = false;
   static constexpr bool kWide = dtype_size(D) == 8;  // float64 is checked by whole words
   static constexpr uint32_t kWireBytes = kVectorBytes;
 
@@ -52,10 +53,59 @@ struct SentinelSlots {
     }
   }
 
+  static __device__ __forceinline__ Vector received(Vector v) { return v; }
+
   static __device__ __forceinline__ void rearm(char* slot) {
     push(slot, Vector{{~0u, ~0u, ~0u, ~0u}}, 0);
   }
 };
+
+/// Bits of any kind. Of a warp's 32 vectors 31 carry data; words of all ones are sent as zeros, and
+/// the last lane's vector says which they were: bit l of its word w stands for word w of lane l. No
+/// word of it can be all ones, since it has no bit for itself.
+///
+/// Every lane of a warp calls sendable() and received() together.
+struct MaskedSlots : SentinelSlots<DType::int32> {
+  static constexpr bool kMasked = true;
+  static constexpr uint32_t kWarp = 32;
+  static constexpr uint32_t kMaskLane = kWarp - 1;
+
+  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % kWarp; }
+
+  static __device__ __forceinline__ Vector sendable(Vector v) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const bool ones = v.word[w] == ~0u && lane() != kMaskLane;
+      const uint32_t mask = __ballot_sync(~0u, ones);
+      v.word[w] = lane() == kMaskLane ? mask : ones ? 0 : v.word[w];
+    }
+    return v;
+  }
+
+  static __device__ __forceinline__ Vector received(Vector v) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const uint32_t mask = __shfl_sync(~0u, v.word[w], kMaskLane);
+      if (mask >> lane() & 1) v.word[w] = ~0u;
+    }
+    return v;
+  }
+};
+
+/// The data vector that wire vector i of a message carries; none for a mask.
+inline constexpr uint64_t kNoVector = ~0ull >> 8;
+template <typename S>
+__device__ __forceinline__ uint64_t data_index(uint64_t wire) {
+  if constexpr (!S::kMasked) return wire;
+  const uint64_t lane = wire % MaskedSlots::kWarp;
+  return lane == MaskedSlots::kMaskLane ? kNoVector
+                                        : wire / MaskedSlots::kWarp * MaskedSlots::kMaskLane + lane;
+}
+
+/// Vectors that data of `vectors` takes on the wire.
+COLLX_HD constexpr uint64_t wire_vectors(bool masked, uint64_t vectors) {
+  return masked ? ceil_div<uint64_t>(vectors, 31) * 32 : vectors;
+}
 
 /// Integers, which can give up no pattern: 64-bit words {data, epoch}. Nothing to re-arm: the
 /// slot's next use has another epoch. Even epochs use one parity's slots and odd ones the other's,
@@ -93,8 +143,21 @@ template <DType D>
 struct SlotsOf<D, false> {
   using type = PairSlots;
 };
+template <DType D, bool sentinel>
+struct ExchangeSlotsOf {
+  using type = SentinelSlots<D>;
+};
+template <DType D>
+struct ExchangeSlotsOf<D, false> {
+  using type = MaskedSlots;
+};
 }  // namespace detail
 
+/// Of one-stage exchanges: floats give up a pattern, everything else is masked.
+template <DType D>
+using ExchangeSlots = typename detail::ExchangeSlotsOf<D, has_sentinel(D)>::type;
+
+/// Of all-reduce.
 template <DType D>
 using Slots = typename detail::SlotsOf<D, has_sentinel(D)>::type;
 

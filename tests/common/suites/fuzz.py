@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -28,29 +30,41 @@ def fuzz_cases(seed: int, count: int, largest: int = LARGEST) -> list[Case]:
     return [random_case(choose, largest, ("auto", *ALGORITHMS)) for _ in range(count)]
 
 
-def _fuzz(rank: Rank, seed: int, count: int, largest: int, check: bool) -> list[str]:
-    communicator = rank.communicator(
-        "fuzz-check" if check else "fuzz", check=check, payload_bytes=1 << 20
-    )
+def run_seed(
+    rank: Rank, communicator: Any, seed: int, cases: Iterable[Any], run: Callable[..., str]
+) -> list[str]:
+    """Runs the cases of a seed, with pauses that differ from rank to rank."""
     pauses = random.Random(seed * 31 + rank.rank)
     found = []
-    for number, case in enumerate(fuzz_cases(seed, count, largest)):
+    for number, case in enumerate(cases):
         if pauses.random() < 0.05:
             time.sleep(pauses.random() * 0.003)
-        wrong = run_case(rank, communicator, case)
+        wrong = run(rank, communicator, case)
         if wrong:
             found.append(f"COLLX_FUZZ_SEED={seed}, call {number}: {case}: {wrong}")
     communicator.check()
     return found[:5]
 
 
+def seed_and_count(count: int) -> tuple[int, int]:
+    """What the environment asks for, or `count` calls of the usual seed; printed."""
+    seed = seed_from_environment()
+    count = int(os.environ.get("COLLX_FUZZ_CALLS", count))
+    print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
+    return seed, count
+
+
+def _fuzz(rank: Rank, seed: int, count: int, largest: int, check: bool) -> list[str]:
+    communicator = rank.communicator(
+        "fuzz-check" if check else "fuzz", check=check, payload_bytes=1 << 20
+    )
+    return run_seed(rank, communicator, seed, fuzz_cases(seed, count, largest), run_case)
+
+
 @pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
 def test_random_calls_on_one_communicator(pool: Pool, check: bool) -> None:
     """Hazards 4 and 14: any sequence of sizes, dtypes, ops, algorithms, layouts and forms."""
-    seed = seed_from_environment()
-    counts = CALLS_SHARED if pool.shared else CALLS
-    count = int(os.environ.get("COLLX_FUZZ_CALLS", counts[pool.size]))
-    print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
+    seed, count = seed_and_count((CALLS_SHARED if pool.shared else CALLS)[pool.size])
     assert_none(pool.run(_fuzz, seed, count, LARGEST, check))
 
 

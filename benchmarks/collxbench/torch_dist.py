@@ -1,0 +1,70 @@
+"""Calls of torch.distributed, which gloo and NCCL carry out."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.distributed as dist
+from torch import Tensor
+
+from collxbench.implementation import Call, Implementation
+from collxbench.job import Case
+from collxbench.ops import ROOT, even_splits
+
+REDUCE_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
+}
+
+IN_PLACE = ("allreduce", "broadcast", "reduce")  # on their first tensor
+
+
+def _parts(case: Case, whole: Tensor) -> list[Tensor] | None:
+    return list(whole.chunk(case.world)) if case.at_root else None
+
+
+def _reduce_op(case: Case) -> dist.ReduceOp.RedOpType:
+    return REDUCE_OPS[case.reduce_op]
+
+
+def _barrier(case: Case) -> Callable[[], object]:
+    if case.job.device.type == "cpu":
+        return dist.barrier
+    return partial(dist.barrier, device_ids=[case.job.device.index])
+
+
+CALLS: dict[str, Callable[[Case, Tensor, Tensor], Callable[[], object]]] = {
+    "allreduce": lambda c, x, y: partial(dist.all_reduce, x, _reduce_op(c)),
+    "reducescatter": lambda c, x, y: partial(dist.reduce_scatter_tensor, y, x, _reduce_op(c)),
+    "allgather": lambda c, x, y: partial(dist.all_gather_into_tensor, y, x),
+    "broadcast": lambda c, x, y: partial(dist.broadcast, x, ROOT),
+    "reduce": lambda c, x, y: partial(dist.reduce, x, ROOT, _reduce_op(c)),
+    "gather": lambda c, x, y: partial(dist.gather, x, _parts(c, y), ROOT),
+    "scatter": lambda c, x, y: partial(dist.scatter, y, _parts(c, x), ROOT),
+    "alltoall": lambda c, x, y: partial(dist.all_to_all_single, y, x),
+    "alltoallv": lambda c, x, y: partial(
+        dist.all_to_all_single, y, x, even_splits(c), even_splits(c)
+    ),
+    "barrier": lambda c, x, y: _barrier(c),
+}
+
+
+class TorchDist(Implementation):
+    """The operator's call on the default group."""
+
+    def prepare(self, case: Case) -> Call:
+        x, y = self.tensors(case)
+        on_gpu = case.job.device.type == "cuda"
+        return Call.of(
+            case,
+            CALLS[case.op.name](case, x, y),
+            x,
+            x if case.op.name in IN_PLACE else y,
+            eager="it waits on the host" if on_gpu and not case.op.has_tensor else "",
+        )
+
+    def tensors(self, case: Case) -> tuple[Tensor, Tensor]:
+        """For input and output; the second is not used where the call works in place."""
+        return case.empty(case.input_numel), case.empty(case.output_numel)

@@ -1,0 +1,11 @@
+"""Sizes in words."""
+
+
+def size_name(nbytes: int) -> str:
+    """Of a full tensor; "-" where there is none."""
+    if nbytes == 0:
+        return "-"
+    for unit, name in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return str(nbytes)

@@ -1,0 +1,150 @@
+// Alltoallv through the payload. A rank knows its own splits alone, but uses are counted by all: in
+// the first use each rank says how much it is about to send to whom, beside the first chunk of it.
+// So what fits one chunk is over after one exchange.
+// Traffic of a rank: as in exchange_staged, and a row of counts from each peer.
+#include "../allreduce.h"
+#include "staging.h"
+
+namespace collx::cpu {
+namespace {
+
+/// By rank, in bytes; in rows where the splits lie in memory.
+struct Splits {
+  uint64_t unit;  // bytes of what is counted
+  uint64_t sent[kMaxRanks];
+  uint64_t received[kMaxRanks];
+  uint64_t longest;  // between any two ranks
+};
+
+bool in_memory(const ExchangeCall& call) { return call.splits.sent != nullptr; }
+
+bool refuse(const Session& session, Phase phase, uint64_t most, uint64_t seen) {
+  StatusRecord record = session.record(Failure::splits, phase, session.rank());
+  record.expected = most;
+  record.seen = seen;
+  report(session.view(), record);
+  return false;
+}
+
+/// Whether all counts together stay within `most`. Their sum may wrap around.
+bool fit(const uint64_t* counts, int world, uint64_t most) {
+  for (int r = 0; r < world; ++r) {
+    if (counts[r] > most) return false;
+    most -= counts[r];
+  }
+  return true;
+}
+
+uint64_t sum(const uint64_t* counts, int world) {
+  uint64_t total = 0;
+  for (int r = 0; r < world; ++r) total += counts[r];
+  return total;
+}
+
+/// False when the rank's own splits do not fit its input. A negative one is a huge count.
+bool read_own(const ExchangeSession& session, Splits& splits) {
+  const ExchangeCall& call = session.call();
+  const int world = session.world();
+  splits.unit = in_memory(call) ? call.splits.row_bytes : 1;
+  for (int r = 0; r < world; ++r) {
+    splits.sent[r] =
+        in_memory(call) ? static_cast<uint64_t>(call.splits.sent[r]) : call.sent[r].bytes();
+  }
+  if (!in_memory(call) || fit(splits.sent, world, call.splits.rows)) return true;
+  return refuse(session, Phase::counts, call.splits.rows, sum(splits.sent, world));
+}
+
+void tell(const ExchangeSession& session, Use use, const Splits& splits) {
+  const Counts counts = session.counts(session.rank(), use);
+  for (int r = 0; r < session.world(); ++r) {
+    counts.sends[r] = splits.sent[r];
+    if (!in_memory(session.call())) counts.expects[r] = session.call().received[r].bytes();
+  }
+}
+
+/// Two ranks whose splits differ, as the receiver sees it.
+bool refuse_pair(const Session& session, Use use, int peer, uint64_t expected) {
+  const Counts counts = session.counts(peer, use);
+  StatusRecord record = session.record(Failure::mismatch, Phase::counts, peer);
+  record.expected = expected;
+  record.seen = counts.sends[session.rank()];
+  record.other = session.descriptor(peer);
+  record.other.sends = counts.sends[session.rank()];
+  record.other.expects = counts.expects[session.rank()];
+  report(session.view(), record);
+  return false;
+}
+
+/// What the others are about to send, to this rank and at most. False when it does not fit.
+bool read_others(const ExchangeSession& session, Use use, Splits& splits) {
+  const ExchangeCall& call = session.call();
+  const int rank = session.rank(), world = session.world();
+  splits.longest = 0;
+  for (int from = 0; from < world; ++from) {
+    const Counts counts = session.counts(from, use);
+    for (int to = 0; to < world; ++to) {
+      if (to != from) splits.longest = std::max(splits.longest, counts.sends[to]);
+    }
+    splits.received[from] = counts.sends[rank];
+    if (in_memory(call)) continue;
+    const uint64_t expected = call.received[from].bytes();
+    if (splits.received[from] != expected) return refuse_pair(session, use, from, expected);
+  }
+  if (!in_memory(call)) return true;
+  if (!fit(splits.received, world, call.splits.capacity)) {
+    return refuse(session, Phase::arrival, call.splits.capacity, sum(splits.received, world));
+  }
+  for (int r = 0; r < world; ++r)
+    call.splits.received[r] = static_cast<int64_t>(splits.received[r]);
+  return true;
+}
+
+/// Messages in rank order. Returns the bytes of all.
+uint64_t lay_out(const uint64_t* counts, int world, uint64_t unit, Span* messages) {
+  uint64_t start = 0;
+  for (int r = 0; r < world; ++r) {
+    messages[r] = dense_span(counts[r] * unit);
+    messages[r].offset = start;
+    start += counts[r] * unit;
+  }
+  return start;
+}
+
+}  // namespace
+
+bool alltoallv_staged(ExchangeSession& session, const CallKernels& kernels) {
+  const ExchangeCall& call = session.call();
+  Splits splits{};
+  if (!read_own(session, splits)) return false;
+  Span sent[kMaxRanks], received[kMaxRanks];
+  lay_out(splits.sent, session.world(), splits.unit, sent);
+  const CpuSlots slots =
+      cpu_slots(session.layout(), Collective::alltoallv, kAnyMessage, session.world());
+  const Staging staging(session, kernels, {sent, received}, slots);
+
+  const Use first = session.next_use(Channel::pull);
+  if (!session.claim(first)) return false;
+  tell(session, first, splits);
+  if (!staging.send(first, 0)) return false;
+  session.publish_all(first);
+  if (!session.await(first, Word::arrived, Phase::counts)) return false;
+  session.settle(first);
+  if (!read_others(session, first, splits)) return false;
+  const uint64_t total = lay_out(splits.received, session.world(), splits.unit, received);
+  if (!staging.receive(first, 0)) return false;
+
+  uint64_t at = slots.chunk;
+  for (; at < splits.longest * splits.unit; at += slots.chunk) {
+    const Use use = session.next_use(Channel::pull);
+    if (!staging.send(use, at)) return false;
+    session.publish_all(use);
+    if (!staging.receive(use, at)) return false;
+  }
+  staging.keep(0, kAnyMessage);
+  if (in_memory(call)) {
+    std::memset(session.output() + total, 0, call.splits.capacity * splits.unit - total);
+  }
+  return true;
+}
+
+}  // namespace collx::cpu

@@ -1,0 +1,85 @@
+// Between the tensors themselves: messages are copied straight into the peers' symmetric outputs,
+// or reduced straight from their symmetric inputs. No copy in between; two barriers a call.
+#include "messages.h"
+#include "steps.h"
+
+namespace collx::cpu {
+namespace {
+
+/// A rank that was stopped must not go on to write tensors that its peers have given up: it looks
+/// up this often.
+constexpr uint64_t kStrideBytes = 256 << 10;
+
+bool push(const ExchangeSession& session, const CallKernels& kernels) {
+  const ExchangeCall& call = session.call();
+  for (uint64_t at = 0; at < call.longest; at += kStrideBytes) {
+    if (!session.alive()) return false;
+    for_each_peer(session, [&](int peer) {
+      const uint64_t bytes = call.sent[peer].bytes();
+      if (at >= bytes) return;
+      copy(kernels.copy, rows_of(session.peer_output(peer), call.landing[peer]), at,
+           rows_of(session.input(), call.sent[peer]), at, std::min(kStrideBytes, bytes - at));
+    });
+  }
+  return true;
+}
+
+/// Messages in rows are brought together first, in this rank's staging: no peer reads that any
+/// more, since all have entered this call.
+void pull_and_reduce(const ExchangeSession& session, const CallKernels& kernels) {
+  const ExchangeCall& call = session.call();
+  const int world = session.world();
+  const uint64_t total = call.received[session.rank()].bytes();
+  const uint64_t room = session.layout().result_bytes;
+  char* const together = session.view().region[session.rank()] + session.layout().staging;
+  Source sources[kMaxRanks];
+  for (int r = 0; r < world; ++r) {
+    const bool own = r == session.rank();
+    sources[r] =
+        rows_of(own ? session.input() : session.peer_input(r), own ? call.sent[r] : call.taken[r]);
+  }
+  const Target target = rows_of(session.output(), call.received[session.rank()]);
+  const uint64_t stride = sources[0].dense() ? total : std::min<uint64_t>(room, 16 << 10);
+  for (uint64_t at = 0; at < total; at += stride) {
+    const uint64_t bytes = std::min(stride, total - at);
+    Operands operands;
+    for (int r = 0; r < world; ++r) {
+      operands.sources[r] = sources[r].at(at);
+      if (sources[r].dense()) continue;
+      char* const slot = together + static_cast<uint64_t>(r) * room;
+      copy(kernels.copy, {slot}, 0, sources[r], at, bytes);
+      operands.sources[r] = slot;
+    }
+    operands.add_target(target.at(at));
+    reduce(kernels, session, operands, bytes / call.element_bytes);
+  }
+}
+
+/// Whether a peer uses this rank's tensors: reads its input, or writes its output.
+bool uses_tensors_of(const ExchangeSession& session, int peer) {
+  const ExchangeCall& call = session.call();
+  return (is_reduction(call.collective) ? call.sent[peer] : call.received[peer]).bytes() > 0;
+}
+
+}  // namespace
+
+bool exchange_direct(ExchangeSession& session, const CallKernels& kernels) {
+  const ExchangeCall& call = session.call();
+  if (!session.start_barrier()) return false;
+  if (session.reduces()) {
+    pull_and_reduce(session, kernels);
+  } else if (!is_reduction(call.collective) && !push(session, kernels)) {
+    return false;
+  }
+  const Use end = session.next_use(Channel::end_barrier);
+  session.publish(end, Word::arrived);
+  if (!session.reduces()) keep_own(session, kernels.copy);
+  for (int step = 1; step < session.world(); ++step) {
+    const int peer = session.neighbour(step);
+    if (!uses_tensors_of(session, peer)) continue;
+    if (!session.await_from(peer, end, Word::arrived, Phase::end_barrier)) return false;
+  }
+  return true;
+}
+
+}  // namespace collx::cpu

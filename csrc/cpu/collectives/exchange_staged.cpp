@@ -1,0 +1,27 @@
+// Messages through the payload, chunk by chunk: every collective whose ranks agree on the longest
+// message, and with it on the number of uses.
+// Traffic of a rank: what it sends written to its staging (once where all receive the same), what
+// it receives read from there; one exchange a chunk.
+#include "staging.h"
+
+namespace collx::cpu {
+
+bool exchange_staged(ExchangeSession& session, const CallKernels& kernels) {
+  const ExchangeCall& call = session.call();
+  const CpuSlots slots =
+      cpu_slots(session.layout(), call.collective, call.longest, session.world());
+  const Staging staging(session, kernels, {call.sent, call.received}, slots);
+  // In place, a chunk is sent before the same bytes are overwritten by what is received.
+  uint64_t at = 0;
+  for (; at < call.longest; at += slots.chunk) {
+    const Use use = session.next_use(Channel::pull);
+    if (!staging.send(use, at)) return false;
+    session.publish_all(use);
+    staging.keep(at, slots.chunk);
+    if (!staging.receive(use, at)) return false;
+  }
+  staging.keep(at, kAnyMessage);
+  return true;
+}
+
+}  // namespace collx::cpu

@@ -1,0 +1,47 @@
+// An exchange through the payload: each rank stages its messages chunk by chunk, and the receivers
+// copy or reduce from there. A rank waits only for those from whom it gets something; why two
+// slots suffice all the same stands in session.h.
+#pragma once
+
+#include "messages.h"
+#include "steps.h"
+
+namespace collx::cpu {
+
+/// This rank's messages, by rank.
+struct Messages {
+  const Span* sent;      // in the input
+  const Span* received;  // in the output
+};
+
+class Staging {
+ public:
+  Staging(ExchangeSession& session, const CallKernels& kernels, Messages messages,
+          const CpuSlots& slots)
+      : session_(session), kernels_(kernels), messages_(messages), slots_(slots) {}
+
+  /// Stages the chunk of each message that starts at byte `at`.
+  bool send(Use use, uint64_t at) const;
+  /// Copies the same chunk of this rank's message to itself, unless it goes into a reduction.
+  void keep(uint64_t at, uint64_t bytes) const;
+  /// Waits for the chunks of the others, and copies or reduces them.
+  bool receive(Use use, uint64_t at) const;
+
+ private:
+  uint64_t chunk_of(const Span& message, uint64_t at) const {
+    const uint64_t bytes = message.bytes();
+    return at < bytes ? std::min(slots_.chunk, bytes - at) : 0;
+  }
+  char* slot(Use use, int sender, int receiver) const {
+    return session_.staging(sender, use) + slots_.offset(sender, receiver);
+  }
+  void fill(Use use, int receiver, uint64_t at) const;
+  void reduce(Use use, uint64_t at) const;
+
+  ExchangeSession& session_;
+  const CallKernels& kernels_;
+  Messages messages_;
+  CpuSlots slots_;
+};
+
+}  // namespace collx::cpu

@@ -1,0 +1,139 @@
+// Alltoallv whose splits lie in device memory: the ranks tell each other how many rows they are
+// about to send, then go on as any collective over channels.
+//
+// The counts travel as words {rows, epoch} in a mailbox that every call uses in both directions
+// between all ranks, so two of them suffice. Every block reads all counts for itself.
+#include "channels.cuh"
+
+namespace collx::cuda {
+namespace {
+
+constexpr uint64_t kEpochMask = (1ull << kCountEpochBits) - 1;
+
+struct Splits {
+  int64_t sent[kMaxCudaRanks];      // by rank
+  int64_t received[kMaxCudaRanks];  // likewise
+  bool fit;
+};
+
+/// By thread r < world of each block: rows for and from rank r.
+__device__ __forceinline__ void exchange_counts(const KernelCall& call, Patience& patience,
+                                                const DeviceSplits& given, Splits& splits) {
+  RegionHeader* own = call.header();
+  const uint32_t epoch = *reinterpret_cast<volatile uint32_t*>(&own->counts_epoch) + 1;
+  const uint64_t mark = epoch & kEpochMask;
+  const int peer = static_cast<int>(threadIdx.x);
+  if (peer < call.world) {
+    const int64_t rows = given.sent[peer];
+    splits.sent[peer] = rows;
+    splits.received[peer] = rows;
+    if (peer != call.rank && patience.alive()) {
+      if (blockIdx.x == 0) {
+        // Splits out of range arrive as such, and are refused there too.
+        const uint64_t sent = rows < 0 ? ~0ull >> kCountEpochBits : static_cast<uint64_t>(rows);
+        ptx::st_release_sys(&call.header(peer)->counts[epoch & 1][call.rank],
+                            sent << kCountEpochBits | mark);
+      }
+      uint64_t seen = 0;
+      patience.wait(
+          Phase::counts,
+          [&] {
+            seen = ptx::ld_acquire_sys(&own->counts[epoch & 1][peer]);
+            return (seen & kEpochMask) == mark;
+          },
+          [&] {
+            return Blame{peer, mark, seen & kEpochMask};
+          });
+      splits.received[peer] = static_cast<int64_t>(seen >> kCountEpochBits);
+    }
+  }
+  patience.agree();
+  if (threadIdx.x == 0 && atomicAdd(&own->counts_blocks, 1u) + 1 == gridDim.x) {
+    own->counts_blocks = 0;
+    own->counts_epoch = epoch;
+  }
+}
+
+/// By one thread: whether the splits fit the tensors.
+__device__ bool check(const KernelCall& call, Patience& patience, const DeviceSplits& given,
+                      const Splits& splits) {
+  uint64_t sent = 0, received = 0;
+  bool valid = true;
+  for (int r = 0; r < call.world; ++r) {
+    // Each by itself, since a sum may wrap around.
+    valid = valid && splits.sent[r] >= 0 && static_cast<uint64_t>(splits.sent[r]) <= given.rows;
+    sent += static_cast<uint64_t>(splits.sent[r]);
+    received += static_cast<uint64_t>(splits.received[r]);
+  }
+  valid = valid && sent <= given.rows;
+  const bool fit = valid && received <= given.capacity;
+  if (!fit && patience.alive()) {
+    patience.fail(Failure::splits, valid ? Phase::arrival : Phase::counts,
+                  Blame{call.rank, valid ? given.capacity : given.rows, valid ? received : sent});
+  }
+  return fit;
+}
+
+__device__ __forceinline__ Message rows_of(const Message& tensor, uint64_t row_bytes,
+                                           uint64_t start, uint64_t rows) {
+  Message m = tensor;
+  m.data += start * row_bytes;
+  m.bytes = m.width = m.pitch = rows * row_bytes;
+  m.whole = tensor.whole && start * row_bytes % kVectorBytes == 0;
+  m.wire = wire_vectors(true, vectors_of(m));
+  return m;
+}
+
+/// By one thread: the messages. Returns the vectors of the longest.
+__device__ uint64_t lay_out(const KernelCall& call, const DeviceSplits& given, const Splits& splits,
+                            const Routes& tensors, Routes& routes) {
+  uint64_t from = 0, to = 0, vectors = 0;
+  for (int rank = 0; rank < call.world; ++rank) {
+    const int d = distance_to(call, call.world, rank);
+    const auto sent = static_cast<uint64_t>(splits.sent[rank]);
+    const auto received = static_cast<uint64_t>(splits.received[rank]);
+    routes.sent[d] = rows_of(tensors.sent[0], given.row_bytes, from, sent);
+    routes.received[d] = rows_of(tensors.received[0], given.row_bytes, to, received);
+    from += sent;
+    to += received;
+    if (blockIdx.x == 0) given.received[rank] = splits.received[rank];
+    if (d > 0) vectors = max(vectors, max(routes.sent[d].wire, routes.received[d].wire));
+  }
+  routes.cleared = rows_of(tensors.received[0], given.row_bytes, to, given.capacity - to);
+  return vectors;
+}
+
+template <int W>
+__global__ void __launch_bounds__(512, 2)
+    device_splits(const __grid_constant__ KernelCall call, const __grid_constant__ Routes tensors,
+                  const __grid_constant__ DeviceSplits given) {
+  __shared__ Splits splits;
+  __shared__ Routes routes;
+  __shared__ uint64_t vectors;
+  Session<false> session(call);
+  exchange_counts(call, session.patience, given, splits);
+  if (threadIdx.x == 0) {
+    routes = tensors;
+    splits.fit = check(call, session.patience, given, splits);
+    if (splits.fit) vectors = lay_out(call, given, splits, tensors, routes);
+  }
+  __syncthreads();
+  if (splits.fit && session.patience.agree()) {
+    OneWay<Copy, W, false>(session, routes, vectors).run();
+  } else {
+    session.finish();
+  }
+}
+
+struct Family {
+  template <int W>
+  static Kernel kernel() {
+    return reinterpret_cast<Kernel>(device_splits<W>);
+  }
+};
+
+}  // namespace
+
+Kernel alltoallv_device_splits(int world) { return find_world<Family>(world); }
+
+}  // namespace collx::cuda

@@ -1,0 +1,128 @@
+// A one-way collective over channels: every rank sends messages to some ranks, and takes messages
+// from some. For the kernels that differ in how the routes become known.
+#pragma once
+
+#include "../stages/combine.cuh"
+#include "../transports/channels.cuh"
+#include "kernel_table.cuh"
+
+namespace collx::cuda {
+
+template <typename Combine, int W, bool Simple>
+class OneWay {
+  using S = typename Combine::Slots;
+  static constexpr int kRanks = World<W>::kRanks;
+  static constexpr bool kReduces = !Combine::kCopies;
+
+ public:
+  /// `vectors`: on the wire, of the longest message.
+  __device__ OneWay(Session<Simple>& session, const Routes& routes, uint64_t vectors)
+      : session_(session),
+        call_(session.call),
+        routes_(routes),
+        vectors_(vectors),
+        world_(World<W>::size(call_)),
+        channels_(call_, routes, vectors) {}
+
+  __device__ void run() {
+    // In a reduction the root's own values go through the stage; everything else stays here.
+    const bool keeps = !kReduces || routes_.root != 0;
+    uint32_t use = 0;
+    do {
+      channels_.for_own([&](uint32_t i) { send(use, i); });
+      if (use == 0) {
+        if (keeps) copy_own<Simple>(routes_.sent[0], routes_.received[0]);
+        clear<Simple>(routes_.cleared);
+      }
+      channels_.for_own([&](uint32_t i) { take(use, i); });
+      channels_.finish_use(session_, use);
+      ++use;
+    } while (!Simple && uint64_t{use} * call_.capacity < vectors_);
+    channels_.finish(session_);
+  }
+
+ private:
+  __device__ __forceinline__ uint64_t index(uint32_t use, uint32_t i) const {
+    return data_index<S>(Simple ? i : uint64_t{use} * call_.capacity + i);
+  }
+  __device__ __forceinline__ int rank_at(int distance) const {
+    const int rank = call_.rank + distance;
+    return rank < world_ ? rank : rank - world_;
+  }
+
+  __device__ __forceinline__ void send(uint32_t use, uint32_t i) {
+    bool sends[kRanks] = {}, any = false;
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      any |= sends[d] = d < world_ && channels_.reaches(routes_.sent[d], use, i);
+    }
+    if (!any) return;
+    const uint64_t j = index(use, i);
+    const auto counts = Counts<kRanks>::load(channels_.sent(i));
+    Vector v[kRanks];
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (sends[d]) v[d] = load<Simple>(routes_.sent[d], j);
+    }
+    const auto done = Counts<kRanks>::load_acquire(channels_.done(i));
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (!sends[d]) continue;
+      const int peer = rank_at(d);
+      const Vector sent = S::sendable(v[d]);
+      const uint32_t epoch = pick(counts, peer) + use + 1;
+      if (!channels_.writable(session_, peer, i, epoch, pick(done, peer))) continue;
+      S::push(call_.outgoing[d] + slot_offset<S>(call_, 0, epoch, i), sent, epoch);
+    }
+  }
+
+  __device__ __forceinline__ void take(uint32_t use, uint32_t i) {
+    uint32_t from = 0;  // ranks
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (d < world_ && channels_.reaches(routes_.received[d], use, i)) from |= 1u << rank_at(d);
+    }
+    if (from == 0) return;
+    const uint64_t j = index(use, i);
+    const auto counts = Counts<kRanks>::load(channels_.received(i));
+    const Vector own = kReduces ? load<Simple>(routes_.sent[0], j) : Vector{};
+    const Arrivals<kRanks> arrivals(call_, [&](int source) {
+      return slot_offset<S>(call_, 0, counts.of[source] + use + 1, i);
+    });
+    Vector v[kRanks];
+    const bool arrived =
+        await_vectors<S>(session_, Phase::arrival, use, own, arrivals, v,
+                         [=](int source) { return (from >> source & 1) != 0; });
+#pragma unroll
+    for (int source = 0; source < kRanks; ++source) {
+      if (from >> source & 1) v[source] = S::received(v[source]);
+    }
+    if (!arrived) return;
+    if constexpr (kReduces) {
+      Combine::template store<Simple>(call_, routes_, world_, j, v);
+    } else {
+      Combine::template store<Simple>(call_, routes_, world_, j, v, from);
+    }
+#pragma unroll
+    for (int source = 0; source < kRanks; ++source) {
+      if (from >> source & 1) S::rearm(arrivals.slot[source]);
+    }
+  }
+
+  /// counts.of[rank], without an address: registers have none.
+  static __device__ __forceinline__ uint32_t pick(const Counts<kRanks>& counts, int rank) {
+    uint32_t count = counts.of[0];
+#pragma unroll
+    for (int r = 1; r < kRanks; ++r) count = r == rank ? counts.of[r] : count;
+    return count;
+  }
+
+  Session<Simple>& session_;
+  const KernelCall& call_;
+  const Routes& routes_;
+  const uint64_t vectors_;
+  const int world_;
+  Channels<Simple> channels_;
+};
+
+}  // namespace collx::cuda

@@ -1,0 +1,33 @@
+// What a communicator needs of its device besides the collectives. No Torch here, and no CUDA header
+// either, so that ops/ can be built without nvcc.
+#pragma once
+
+#include "../protocol/call.h"
+
+struct CUstream_st;
+
+namespace collx::cuda {
+
+using Stream = CUstream_st*;
+
+/// Zeroes header, tables and pairs and arms the sentinel slots, in stream order. Peers may use the
+/// region after the stream has been synchronised and a barrier passed.
+void initialise(char* region, const RegionLayout& layout, int world, Stream stream);
+
+/// Loads every kernel and returns how many blocks of kFullBlock threads the current device holds
+/// resident at once.
+int load_kernels();
+
+/// Host memory that kernels can write and the host can read while they run.
+HostStatus* allocate_status();
+void free_status(HostStatus* status);
+
+/// Records a failure that the host noticed (the fallback's waits) here and at the peers, without
+/// waiting for this device's streams.
+void report(const RankView& view, const StatusRecord& record);
+
+/// Takes over into view.status what a peer has reported while no kernel of this rank was there to
+/// see it. Reads the region by the copy engine: waits for no kernel.
+void adopt_reported(const RankView& view);
+
+}  // namespace collx::cuda

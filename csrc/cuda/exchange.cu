@@ -1,0 +1,238 @@
+// Launchers of every collective but all-reduce: messages become routes, a call becomes a kernel.
+#include "exchange.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "../protocol/names.h"
+#include "../protocol/selection.h"
+#include "collectives/kernel_table.cuh"
+#include "launch.h"
+
+namespace collx::cuda {
+namespace {
+
+bool is_direct(const ExchangeCall& call) { return call.plan.algorithm == Algorithm::direct; }
+
+/// Masked words, or floats that give up a pattern.
+bool is_masked(const ExchangeCall& call) {
+  return !is_reduction(call.collective) || !has_sentinel(call.dtype);
+}
+
+Message message_of(const ExchangeCall& call, const void* tensor, const Span& span) {
+  Message m{};
+  m.data = static_cast<char*>(const_cast<void*>(tensor)) + span.offset;
+  m.bytes = span.bytes();
+  m.width = span.rows == 1 ? m.bytes : span.width;
+  m.pitch = span.pitch;
+  m.wire = wire_vectors(is_masked(call), ceil_div<uint64_t>(m.bytes, kVectorBytes));
+  m.unit = std::min<uint32_t>(call.element_bytes, 8);
+  const bool aligned_runs = span.width % kVectorBytes == 0 && span.pitch % kVectorBytes == 0;
+  m.whole = whole_vectors(m.data) && (span.rows <= 1 || aligned_runs);
+  return m;
+}
+
+/// This rank's messages between its own tensors and slots or peers' tensors.
+Routes routes_of(const RankView& view, const ExchangeCall& call) {
+  Routes routes{};
+  const bool copies_direct = is_direct(call) && !is_reduction(call.collective);
+  const bool reduces_direct = is_direct(call) && is_reduction(call.collective);
+  for (int d = 0; d < view.world; ++d) {
+    const int rank = (view.rank + d) % view.world;
+    if (reduces_direct) {
+      routes.received[rank] = message_of(call, call.peer_input[rank], call.taken[rank]);
+      continue;
+    }
+    routes.sent[d] = message_of(call, call.input, call.sent[rank]);
+    routes.received[d] = copies_direct
+                             ? message_of(call, call.peer_output[rank], call.landing[rank])
+                             : message_of(call, call.output, call.received[rank]);
+  }
+  if (reduces_direct) {
+    routes.sent[0] = message_of(call, call.output, call.received[view.rank]);
+  }
+  routes.cleared = message_of(call, call.output, dense_span(call.cleared));
+  // A gather has one message, or none.
+  routes.same = sends_the_same(call.collective) && call.collective != Collective::gather;
+  routes.has_root = call.root >= 0;
+  routes.root = (call.root - view.rank + view.world) % view.world;
+  // In place, what stays here is where it belongs.
+  if (call.input == call.output && !is_reduction(call.collective)) routes.received[0].bytes = 0;
+  return routes;
+}
+
+void use_channels(KernelCall& k, Routes& routes, const RankView& view) {
+  const ChannelArea& area = view.layout.channels;
+  use_slots(k, area.slots, view, 0);
+  for (int d = 1; d < view.world; ++d) {
+    k.vectors = std::max({k.vectors, routes.sent[d].wire, routes.received[d].wire});
+  }
+  char* own = view.region[view.rank];
+  routes.uses_sent = reinterpret_cast<uint32_t*>(own + area.sent);
+  routes.uses_received = reinterpret_cast<uint32_t*>(own + area.received);
+  routes.uses_done = reinterpret_cast<uint32_t*>(own + area.done);
+  routes.done_offset = area.done;
+}
+
+/// Vectors of the longest message, which all ranks agree on.
+uint64_t longest(const ExchangeCall& call) {
+  return ceil_div<uint64_t>(call.longest, kVectorBytes);
+}
+
+bool whole(const Message& m) {
+  return m.bytes == 0 || (m.whole && m.width == m.bytes && m.bytes % kVectorBytes == 0);
+}
+
+/// Whether the call is one of those that session.cuh calls simple: here, of messages that are one
+/// run each, and equally long unless they are empty.
+bool is_simple(const KernelCall& k, const Routes& routes, const RankView& view,
+               const ExchangeCall& call) {
+  const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
+  if (view.check || k.vectors == 0 || k.vectors > threads || k.vectors > k.capacity) return false;
+  if (is_reduction(call.collective) && call.reduce_op != ReduceOp::sum) return false;
+  if (!whole(routes.cleared)) return false;
+  for (int d = 0; d < view.world; ++d) {
+    if (!whole(routes.sent[d]) || !whole(routes.received[d])) return false;
+  }
+  return true;
+}
+
+struct Launch {
+  const RankView& view;
+  const ExchangeCall& call;
+  KernelCall kernel_call;
+  Routes routes;
+  PullArguments pull;
+  Stream stream;
+
+  void run(Kernel kernel, void* third = nullptr) {
+    void* arguments[] = {&kernel_call, &routes, third};  // a kernel takes as many as it has
+    launch(kernel, call.plan, view, arguments, stream, "launching a collective");
+  }
+};
+
+void staged(Launch& l) {
+  const bool reduces = is_reduction(l.call.collective);
+  const int world = l.view.world;
+  if (is_one_way(l.call.collective)) {
+    use_channels(l.kernel_call, l.routes, l.view);
+    const bool simple = is_simple(l.kernel_call, l.routes, l.view, l.call);
+    return l.run(channels_staged(reduces, l.call.dtype, world, simple));
+  }
+  // One stage of all-reduce's two-shot slots: a use carries a word between all pairs, too.
+  use_slots(l.kernel_call, l.view.layout.twoshot, l.view,
+            wire_vectors(is_masked(l.call), longest(l.call)));
+  const bool simple = is_simple(l.kernel_call, l.routes, l.view, l.call);
+  l.run(exchange_staged(reduces, l.call.dtype, world, simple));
+}
+
+void with_device_splits(Launch& l) {
+  const ExchangeCall& call = l.call;
+  const DeviceSplits& splits = call.splits;
+  l.routes.sent[0] = message_of(call, call.input, dense_span(splits.rows * splits.row_bytes));
+  l.routes.received[0] =
+      message_of(call, call.output, dense_span(splits.capacity * splits.row_bytes));
+  use_channels(l.kernel_call, l.routes, l.view);
+  DeviceSplits given = splits;
+  l.run(alltoallv_device_splits(l.view.world), &given);
+}
+
+void direct(Launch& l) {
+  l.kernel_call.vectors = longest(l.call);
+  l.kernel_call.fingerprint = fingerprint(l.call.descriptor);
+  l.run(is_reduction(l.call.collective) ? reduce_direct(l.call.dtype, l.view.world)
+                                        : exchange_direct(l.view.world));
+}
+
+void twostage(Launch& l) {
+  l.kernel_call.vectors = longest(l.call);
+  l.kernel_call.fingerprint = fingerprint(l.call.descriptor);
+  // Every rank passes on a part of the whole tensor, whether or not it is the root.
+  l.routes.sent[0] = message_of(l.call, l.call.input, dense_span(l.call.longest));
+  l.routes.received[0] = message_of(l.call, l.call.output, dense_span(l.call.longest));
+  l.run(broadcast_twostage(l.view.world), &l.pull);
+}
+
+/// Slices of 1/(W-1): the d-th rank behind the root passes on slice d - 1.
+void pipelined(Launch& l) {
+  const int slices = l.view.world - 1, root = l.call.root;
+  const uint64_t vectors = longest(l.call);
+  const auto slice_of = [&](int rank) {
+    const Part part =
+        partition(vectors, slices, (rank - root - 1 + l.view.world) % l.view.world);
+    const uint64_t from = std::min(part.start * kVectorBytes, l.call.longest);
+    const uint64_t to = std::min((part.start + part.count) * kVectorBytes, l.call.longest);
+    return Span{from, 1, to - from, to - from};
+  };
+  for (int d = 1; d < l.view.world; ++d) {
+    const int rank = (l.view.rank + d) % l.view.world;
+    // To whom: from the root his slice, from another rank the own one. From whom, likewise.
+    l.routes.sent[d] = rank == root
+                           ? Message{}
+                           : message_of(l.call, l.call.input,
+                                        slice_of(l.view.rank == root ? rank : l.view.rank));
+    l.routes.received[d] =
+        l.view.rank == root
+            ? Message{}
+            : message_of(l.call, l.call.output, slice_of(rank == root ? l.view.rank : rank));
+  }
+  use_channels(l.kernel_call, l.routes, l.view);
+  l.run(broadcast_pipelined(l.view.world));
+}
+
+}  // namespace
+
+void for_each_exchange_kernel(const std::function<void(Kernel)>& visit) {
+  for (int world : kCompiledWorlds) {
+    for (int dtype = 0; dtype < static_cast<int>(DType::count); ++dtype) {
+      for (bool simple : {false, true}) {
+        visit(exchange_staged(true, static_cast<DType>(dtype), world, simple));
+        visit(channels_staged(true, static_cast<DType>(dtype), world, simple));
+      }
+      visit(reduce_direct(static_cast<DType>(dtype), world));
+    }
+    for (bool simple : {false, true}) {
+      visit(exchange_staged(false, DType::uint8, world, simple));
+      visit(channels_staged(false, DType::uint8, world, simple));
+    }
+    visit(exchange_direct(world));
+    visit(broadcast_pipelined(world));
+    visit(broadcast_twostage(world));
+    visit(alltoallv_device_splits(world));
+  }
+  visit(rank_barrier());
+}
+
+void exchange(const RankView& view, const ExchangeCall& call, Stream stream) {
+  Launch l{view, call, arguments_of(view, call), routes_of(view, call),
+           pull_arguments_of(view, call), stream};
+  l.kernel_call.reduce_op = call.reduce_op;
+  if (view.check) l.kernel_call.fingerprint = fingerprint(call.descriptor);
+  switch (call.plan.algorithm) {
+    case Algorithm::staged:
+    case Algorithm::onestage:
+      return call.splits.sent != nullptr ? with_device_splits(l) : staged(l);
+    case Algorithm::direct:
+      return direct(l);
+    case Algorithm::twostage:
+      return twostage(l);
+    case Algorithm::pipelined:
+      return pipelined(l);
+    default:
+      throw std::runtime_error("collx: no kernel for algorithm " +
+                               std::string(name_of(call.plan.algorithm)));
+  }
+}
+
+void barrier(const RankView& view, const CallDescriptor& descriptor, Stream stream) {
+  Call call{};
+  call.descriptor = descriptor;
+  KernelCall kernel_call = arguments_of(view, call);
+  kernel_call.fingerprint = fingerprint(descriptor);
+  void* arguments[] = {&kernel_call};
+  launch(rank_barrier(), Plan{Algorithm::direct, 1, 64}, view, arguments, stream,
+         "launching a barrier");
+}
+
+}  // namespace collx::cuda

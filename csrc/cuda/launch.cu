@@ -1,0 +1,80 @@
+#include "launch.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace collx::cuda {
+
+void require(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // not sticky unless the context is lost
+    throw std::runtime_error(std::string("collx: ") + what + ": " + cudaGetErrorString(error));
+  }
+}
+
+KernelCall arguments_of(const RankView& view, const Call& call) {
+  KernelCall k;
+  k.input = call.input;
+  k.output = call.output;
+  k.numel = 0;
+  k.rank = view.rank;
+  k.world = view.world;
+  k.reduce_op = ReduceOp::sum;
+  k.pdl = view.pdl;
+  k.check = view.check;
+  k.fingerprint = 0;
+  for (int distance = 0; distance < view.world; ++distance) {
+    k.peer[distance] = view.region[(view.rank + distance) % view.world];
+  }
+  k.timeout_ns = view.timeout_ns;
+  k.status = view.status;
+  k.descriptor = call.descriptor;
+  return k;
+}
+
+PullArguments pull_arguments_of(const RankView& view, const Call& call) {
+  PullArguments p;
+  std::copy_n(view.region, kMaxCudaRanks, p.region);
+  std::copy_n(call.peer_input, kMaxCudaRanks, p.input);
+  std::copy_n(call.peer_output, kMaxCudaRanks, p.output);
+  p.staging = view.layout.staging;
+  p.staging_bytes = view.layout.staging_bytes;
+  p.results = view.layout.results;
+  p.result_bytes = view.layout.result_bytes;
+  return p;
+}
+
+void use_slots(KernelCall& k, const SlotArea& area, const RankView& view, uint64_t vectors) {
+  k.entries = reinterpret_cast<TileEntry*>(view.region[view.rank] + area.entries);
+  k.arriving = view.region[view.rank] + area.slots;
+  k.vectors = vectors;
+  k.capacity = area.tiles * kTileVectors;
+  k.source_bytes = area.source_bytes;
+  k.parity_bytes = area.source_bytes * static_cast<uint32_t>(view.world);
+  for (int distance = 0; distance < view.world; ++distance) {
+    k.outgoing[distance] = k.peer[distance] + area.slots +
+                           uint64_t{area.source_bytes} * static_cast<uint32_t>(view.rank);
+  }
+}
+
+void launch(Kernel kernel, const Plan& plan, const RankView& view, void** arguments, Stream stream,
+            const char* what) {
+  cudaLaunchAttribute dependent;
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(plan.threads));
+  config.stream = stream;
+  config.attrs = &dependent;
+  config.numAttrs = view.pdl == PdlLevel::off ? 0 : 1;
+  require(cudaLaunchKernelExC(&config, kernel, arguments), what);
+}
+
+void for_each_kernel(const std::function<void(Kernel)>& visit) {
+  for_each_allreduce_kernel(visit);
+  for_each_exchange_kernel(visit);
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,36 @@
+// From a call to a kernel on a stream: what all launchers share.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+
+#include "device.h"
+#include "transports/kernel_call.cuh"
+
+namespace collx::cuda {
+
+/// std::runtime_error that says what failed.
+void require(cudaError_t error, const char* what);
+
+KernelCall arguments_of(const RankView& view, const Call& call);
+PullArguments pull_arguments_of(const RankView& view, const Call& call);
+
+/// Where the call's words go: `vectors` to each rank in each stage.
+void use_slots(KernelCall& k, const SlotArea& area, const RankView& view, uint64_t vectors);
+
+inline bool whole_vectors(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
+}
+
+void launch(Kernel kernel, const Plan& plan, const RankView& view, void** arguments, Stream stream,
+            const char* what);
+
+/// Every kernel that may spin; each launcher adds its own.
+void for_each_kernel(const std::function<void(Kernel)>& visit);
+void for_each_allreduce_kernel(const std::function<void(Kernel)>& visit);
+void for_each_exchange_kernel(const std::function<void(Kernel)>& visit);
+/// Those of the fallback, which wait for nobody.
+void load_local_kernels();
+
+}  // namespace collx::cuda

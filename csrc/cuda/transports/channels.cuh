@@ -1,0 +1,166 @@
+// Channels: messages between pairs of which some exchange nothing.
+//
+// MEMORY LAYOUT  protocol/layout.h: ChannelArea. Each ordered pair of ranks has, for each tile, two
+// slots at the receiver, and a count of uses at both ends.
+// MEMORY SEMANTICS  Words carry their own arrival, as in slots.cuh. The receiver ends a use with
+// bar.sync, then st.release.sys of its epoch to the sender's done word: everything that the block
+// read and re-armed comes before. The sender looks at that word with ld.acquire.sys before it
+// writes the same slot again, two uses later. So neither a kernel boundary nor a word in the other
+// direction is needed, and a pair that exchanges nothing stays untouched.
+// USAGE  A use: send to all, take from all, done(); both ends know the message's length.
+#pragma once
+
+#include "session.cuh"
+
+namespace collx::cuda {
+
+/// A tile's counts for each rank, which stand side by side: one load for four of them.
+template <int Ranks>
+struct Counts {
+  uint32_t of[(Ranks + 3) / 4 * 4];
+
+  static __device__ __forceinline__ Counts load(const uint32_t* row) {
+    Counts counts;
+#pragma unroll
+    for (int q = 0; q < (Ranks + 3) / 4; ++q) {
+      const Vector v = ptx::ld_here(reinterpret_cast<const Vector*>(row) + q);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) counts.of[4 * q + i] = v.word[i];
+    }
+    return counts;
+  }
+
+  static __device__ __forceinline__ Counts load_acquire(const uint32_t* row) {
+    Counts counts;
+#pragma unroll
+    for (int q = 0; q < (Ranks + 3) / 4; ++q) {
+      const Vector v = ptx::ld_acquire_sys(reinterpret_cast<const Vector*>(row) + q);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) counts.of[4 * q + i] = v.word[i];
+    }
+    return counts;
+  }
+};
+
+/// The channels of the tiles that this block serves. Vector i of a use belongs to tile
+/// i / kTileVectors; every message is a whole number of warps' vectors.
+template <bool Simple>
+class Channels {
+ public:
+  /// `vectors`: on the wire, of the longest message.
+  __device__ Channels(const KernelCall& call, const Routes& routes, uint64_t vectors)
+      : call_(call),
+        routes_(routes),
+        used_(Simple || vectors < call.capacity ? static_cast<uint32_t>(vectors) : call.capacity) {
+    for_own_tiles([&](uint32_t i) {
+      if (leads()) mark_ |= atomicExch(&call_.entries[i / kTileVectors].busy, 1u);
+    });
+  }
+
+  /// Calls f with each vector of a use that is this thread's.
+  template <typename F>
+  __device__ __forceinline__ void for_own(F f) const {
+    if constexpr (Simple) {
+      if (first() < used_) f(first());
+    } else {
+      for (uint32_t i = first(); i < used_; i += stride()) f(i);
+    }
+  }
+
+  /// Whether a message reaches vector i of the use. The same for all lanes of a warp.
+  __device__ __forceinline__ bool reaches(const Message& m, uint32_t use, uint32_t i) const {
+    return (Simple ? i : uint64_t{use} * call_.capacity + i) < m.wire;
+  }
+
+  __device__ __forceinline__ uint32_t* sent(uint32_t i) const { return row(routes_.uses_sent, i); }
+  __device__ __forceinline__ uint32_t* received(uint32_t i) const {
+    return row(routes_.uses_received, i);
+  }
+  __device__ __forceinline__ uint32_t* done(uint32_t i) const { return row(routes_.uses_done, i); }
+
+  /// Waits until `peer` is done with the use two before `epoch`, of which `seen` may tell already.
+  __device__ __forceinline__ bool writable(Session<Simple>& session, int peer, uint32_t i,
+                                           uint32_t epoch, uint32_t seen) const {
+    const uint32_t* word = done(i) + peer;
+    return session.patience.wait(
+        Phase::release,
+        [&] {
+          const bool reached = epoch_reached(seen, epoch - 2);
+          if (!reached) seen = ptx::ld_acquire_sys(word);
+          return reached;
+        },
+        [&] {
+          return Blame{peer, epoch - 2, seen};
+        });
+  }
+
+  /// Ends a use, by all threads of the block: tells the senders.
+  __device__ __forceinline__ void finish_use(Session<Simple>& session, uint32_t use) const {
+    __syncthreads();
+    const int source = static_cast<int>(threadIdx.x % kTileVectors);
+    if (source >= call_.world || source == call_.rank || !session.alive()) return;
+    const int d = distance_from(source);
+    for_own_tiles([&](uint32_t i) {
+      const uint32_t tile = i - i % kTileVectors;
+      if (!reaches(routes_.received[d], use, tile)) return;
+      uint32_t* word = reinterpret_cast<uint32_t*>(call_.peer[d] + routes_.done_offset) +
+                       tile / kTileVectors * kMaxCudaRanks + call_.rank;
+      ptx::st_release_sys(word, received(i)[source] + use + 1);
+    });
+  }
+
+  /// Last thing in a kernel, by all the block's threads: ends the session and counts the uses.
+  __device__ __forceinline__ void finish(Session<Simple>& session) const {
+    if (mark_ != 0 && session.alive()) {
+      session.patience.fail(Failure::overlap, Phase::none, Blame{call_.rank, 0, 1});
+    }
+    session.finish([&] {  // every thread of the block has read its counts
+      const int peer = static_cast<int>(threadIdx.x % kTileVectors);
+      if (peer >= call_.world) return;
+      const int d = distance_from(peer);
+      for_own_tiles([&](uint32_t i) {
+        const uint32_t tile = i - i % kTileVectors;
+        if (peer != call_.rank) {
+          sent(i)[peer] += uses(routes_.sent[d], tile);
+          received(i)[peer] += uses(routes_.received[d], tile);
+        }
+        if (leads()) call_.entries[i / kTileVectors].busy = 0;
+      });
+    });
+  }
+
+ private:
+  template <typename F>
+  __device__ __forceinline__ void for_own_tiles(F f) const {
+    // A tile of which a message takes less than a warp's run still belongs to the block.
+    if constexpr (Simple) {
+      if (first() / kTileVectors * kTileVectors < used_) f(first());
+    } else {
+      for (uint32_t i = first(); i / kTileVectors * kTileVectors < used_; i += stride()) f(i);
+    }
+  }
+
+  /// Uses that a message makes of the tile that begins at vector `tile` of a use.
+  __device__ __forceinline__ uint32_t uses(const Message& m, uint32_t tile) const {
+    if (m.wire <= tile) return 0;
+    if (Simple) return 1;
+    return static_cast<uint32_t>(ceil_div<uint64_t>(m.wire - tile, call_.capacity));
+  }
+
+  __device__ __forceinline__ uint32_t* row(uint32_t* table, uint32_t i) const {
+    return table + i / kTileVectors * kMaxCudaRanks;
+  }
+  __device__ __forceinline__ int distance_from(int rank) const {
+    return rank >= call_.rank ? rank - call_.rank : rank - call_.rank + call_.world;
+  }
+  __device__ bool leads() const { return threadIdx.x % kTileVectors == 0; }
+  __device__ uint32_t first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
+  __device__ uint32_t stride() const { return gridDim.x * blockDim.x; }
+
+  const KernelCall& call_;
+  const Routes& routes_;
+  uint32_t used_;
+  uint32_t mark_ = 0;
+};
+
+}  // namespace collx::cuda

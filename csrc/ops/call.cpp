@@ -1,0 +1,81 @@
+#include "call.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/util/Exception.h>
+
+#include "../cpu/exchange.h"
+#if COLLX_CUDA
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "../cuda/exchange.h"
+#endif
+
+namespace collx {
+
+at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like) {
+#if COLLX_CUDA
+  if (like.is_cuda()) {
+    return at::Tensor(at::detail::empty_cuda(sizes, like.scalar_type(), like.device(),
+                                             c10::MemoryFormat::Contiguous));
+  }
+#endif
+  return at::Tensor(at::detail::empty_cpu(sizes, like.scalar_type(), /*pin_memory=*/false,
+                                          c10::MemoryFormat::Contiguous));
+}
+
+void describe_tensor(const at::Tensor& tensor, CallDescriptor& d) {
+  d.scalar_type = 1 + static_cast<uint32_t>(tensor.scalar_type());
+  d.numel = static_cast<uint64_t>(tensor.numel());
+  const at::IntArrayRef sizes = tensor.sizes();
+  d.dims = static_cast<int32_t>(sizes.size());
+  constexpr size_t kKept = sizeof(d.sizes) / sizeof(d.sizes[0]);
+  for (size_t i = 0; i < sizes.size() && i < kKept; ++i) d.sizes[i] = sizes[i];
+}
+
+void map_peers(const Communicator& communicator, const std::optional<SymmetricRange>& input,
+               const std::optional<SymmetricRange>& output, Call& call) {
+  for (size_t rank = 0; rank < static_cast<size_t>(communicator.options().world_size); ++rank) {
+    if (input) call.peer_input[rank] = input->allocation->pointers[rank] + input->offset;
+    if (output) call.peer_output[rank] = output->allocation->pointers[rank] + output->offset;
+  }
+  if (input) call.descriptor.input_offset = input->place();
+  if (output) call.descriptor.output_offset = output->place();
+  call.descriptor.symmetric = (input ? 1u : 0u) | (output ? 2u : 0u);
+}
+
+Request request_of(const Communicator& communicator, Collective collective, int max_blocks) {
+  Request request;
+  request.collective = collective;
+  request.device = communicator.on_cuda() ? DeviceKind::cuda : DeviceKind::cpu;
+  request.world = communicator.options().world_size;
+  request.max_blocks = max_blocks;
+  request.room = communicator.options().blocks;
+  request.spare_room = communicator.spare_blocks();
+  request.capabilities.peer_access = communicator.has_regions();
+  return request;
+}
+
+void enter_fallback(Communicator& communicator, const char* op, const CallDescriptor& descriptor) {
+  RankView view = communicator.view();
+  view.check = true;
+#if COLLX_CUDA
+  if (communicator.on_cuda()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !capturing(communicator.options().device), "collx.", op,
+        ": algorithm: \"fallback\" waits on the host and cannot be captured into a CUDA graph; "
+        "accepted during a capture: the algorithms on peer memory");
+    const cuda::Stream stream = communicator.streams().enter();
+    if (!communicator.has_regions()) return;
+    cuda::barrier(view, descriptor, stream);
+    c10::cuda::getCurrentCUDAStream(communicator.options().device.index()).synchronize();
+    communicator.require_usable(op);
+    return;
+  }
+#endif
+  if (communicator.has_regions() && !cpu::barrier(view, descriptor)) {
+    communicator.require_usable(op);
+  }
+}
+
+}  // namespace collx

@@ -1,0 +1,50 @@
+// What the operators share on their way from tensors to a backend's call.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "../protocol/call.h"
+#include "../protocol/selection.h"
+#include "communicator.h"
+#if COLLX_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#endif
+
+namespace collx {
+
+/// A contiguous tensor of that dtype and device, straight from the allocator: the dispatcher's way
+/// to it costs a good part of a small call.
+at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like);
+
+/// Sizes and dtype of `tensor` for the descriptor.
+void describe_tensor(const at::Tensor& tensor, CallDescriptor& descriptor);
+
+/// Where the peers' copies of the tensors are mapped, for those that are symmetric.
+void map_peers(const Communicator& communicator, const std::optional<SymmetricRange>& input,
+               const std::optional<SymmetricRange>& output, Call& call);
+
+/// The communicator's part of a request to the selection.
+Request request_of(const Communicator& communicator, Collective collective, int max_blocks);
+
+/// Before a fallback the ranks meet in their regions, if they have any, in a checked barrier: there
+/// a missing rank has a name, and the process group, which a collective that never ends would spoil
+/// for everybody, is not touched before all have come. NotImplementedError during a capture.
+void enter_fallback(Communicator& communicator, const char* op, const CallDescriptor& descriptor);
+
+/// Makes the tensor's device the current one for as long as it lives.
+class OnDevice {
+ public:
+#if COLLX_CUDA
+  explicit OnDevice(const c10::Device& device)
+      : guard_(device.is_cuda() ? std::optional(device) : std::nullopt) {}
+
+ private:
+  c10::cuda::OptionalCUDAGuard guard_;
+#else
+  explicit OnDevice(const c10::Device&) {}
+#endif
+};
+
+}  // namespace collx

@@ -1,0 +1,473 @@
+"""Calls of the whole family as plain values that travel to the ranks, and one description per op:
+how inputs, arguments and right results follow from a call. The tests loop over `OPS`.
+
+    shape      allreduce, reducescatter, broadcast, reduce, gather, allgather: of every rank's input
+               (allgather with `uneven`: of the result); scatter: of every rank's output; alltoall:
+               of a chunk; alltoallv: of a chunk of ordinary size, see `splits_of`
+    splits     alltoallv: the pattern of the chunks' sizes
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .cases import ALGORITHMS, SYMMETRIC, TILE_BYTES, VECTOR_BYTES
+from .values import COPIED, DTYPES, dtype_of, legal_ops, make_values
+
+Shape = tuple[int, ...]
+Fields = dict[str, Any]
+
+GROUP_BYTES = 31 * VECTOR_BYTES  # vectors that share one vector of flags
+STYLES = ("bits", "special", "ones", "armed")
+SPLITS = ("even", "uneven", "zeros", "wild", "one_sends", "one_receives", "self", "nobody")
+
+ANYWHERE = ("functional", "out", "python", "python_out")
+IN_PLACE = ("inplace", "python_inplace", "alias")  # alias: out= is the input
+ONE_TENSOR = (*IN_PLACE, "part")  # part: of the larger tensor, the smaller one is this rank's part
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: its arguments, where its tensors lie, and what they hold."""
+
+    op: str
+    dtype: str = "float32"
+    shape: Shape = (1000,)
+    algorithm: str = "auto"
+    form: str = "out"
+    style: str = "bits"
+    reduce_op: str = "sum"
+    root: int = 0  # modulo the number of ranks
+    axis: int = 0
+    uneven: bool = False
+    splits: str = "even"
+    spare: int = 0  # device splits: rows of the result behind those that come
+    unused: int = 0  # device splits: rows of the input behind those that go
+    max_blocks: int = 0
+    input_offset: int = 0  # elements before the view
+    output_offset: int = 0
+    layout: str = "contiguous"
+    output_layout: str = "contiguous"
+    symmetric: str = "none"
+    seed: int = 1
+
+
+# What does not change the values: calls that differ in it alone share their data.
+_PLACEMENT: Fields = {
+    "algorithm": "auto",
+    "form": "out",
+    "max_blocks": 0,
+    "input_offset": 0,
+    "output_offset": 0,
+    "layout": "contiguous",
+    "output_layout": "contiguous",
+    "symmetric": "none",
+}
+
+
+def parts(n: int, world: int) -> list[int]:
+    """Sizes of the parts of n units: the low ranks get one more."""
+    return [n // world + (rank < n % world) for rank in range(world)]
+
+
+@lru_cache(maxsize=64)
+def _splits(pattern: str, rows: int, which: int, world: int) -> list[list[int]]:
+    choose = random.Random(f"{pattern} {rows} {which} {world}")
+
+    def chunk(sender: int, receiver: int) -> int:
+        return {
+            "even": rows,
+            "uneven": choose.randrange(2 * rows + 1),
+            "zeros": rows * (choose.random() < 0.4),
+            "wild": rows * world if (sender, receiver) == (which, (which + 1) % world) else 2,
+            "one_sends": rows * (sender == which),
+            "one_receives": rows * (receiver == which),
+            "self": rows * (sender == receiver),
+            "nobody": 0,
+        }[pattern]
+
+    return [[chunk(sender, receiver) for receiver in range(world)] for sender in range(world)]
+
+
+def splits_of(call: Call, world: int) -> list[list[int]]:
+    """Rows that each rank sends to each."""
+    return _splits(call.splits, call.shape[0], call.root % world, world)
+
+
+def received_by(call: Call, world: int, rank: int) -> list[int]:
+    """Rows that a rank gets from each."""
+    return [sent[rank] for sent in splits_of(call, world)]
+
+
+def _whole(call: Call, world: int, rank: int) -> Shape:
+    return call.shape
+
+
+def _chunks(call: Call, world: int, rank: int) -> Shape:
+    return (world * call.shape[0], *call.shape[1:])
+
+
+def _even_or_part(call: Call, world: int, rank: int) -> Shape:
+    if not call.uneven:
+        return call.shape
+    sizes = list(call.shape)
+    sizes[call.axis] = parts(sizes[call.axis], world)[rank]
+    return tuple(sizes)
+
+
+def _rows_sent(call: Call, world: int, rank: int) -> Shape:
+    return (sum(splits_of(call, world)[rank]) + call.unused, *call.shape[1:])
+
+
+def _nothing_more(call: Call, world: int, rank: int) -> Fields:
+    return {}
+
+
+def _total(call: Call, world: int, rank: int) -> Fields:
+    return {"total": call.shape[call.axis] if call.uneven else None}
+
+
+def _both_splits(call: Call, world: int, rank: int) -> Fields:
+    sent = splits_of(call, world)[rank]
+    return {"output_splits": received_by(call, world, rank), "input_splits": list(sent)}
+
+
+def _capacity(call: Call, world: int, rank: int) -> Fields:
+    # The tensor input_splits is made where the other tensors are.
+    return {"capacity": sum(received_by(call, world, rank)) + call.spare}
+
+
+def _by_reference(call: Call, inputs: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    from collx import reference
+
+    taken = OPS[call.op].taken(call, len(inputs))
+    return [(result,) for result in getattr(reference, call.op)(inputs, **taken)]
+
+
+def _allreduced(call: Call, inputs: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    from collx import reference
+
+    return [(reference.allreduce(inputs, call.reduce_op),)] * len(inputs)
+
+
+def _exchanged(call: Call, inputs: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    from collx import reference
+
+    splits = splits_of(call, len(inputs))
+    used = [tensor.narrow(0, 0, sum(sent)) for tensor, sent in zip(inputs, splits, strict=True)]
+    results = reference.alltoallv(used, splits)
+    if call.op == "alltoallv":
+        return [(result,) for result in results]
+    answers: list[tuple[torch.Tensor, ...]] = []
+    for rank, result in enumerate(results):
+        shape = (result.shape[0] + call.spare, *result.shape[1:])
+        whole = torch.zeros(math.prod(shape) * result.element_size(), dtype=torch.uint8)
+        whole = whole.view(result.dtype).view(shape)
+        whole[: result.shape[0]] = result
+        counts = torch.tensor(received_by(call, len(inputs), rank), dtype=torch.int64)
+        answers.append((whole, counts))
+    return answers
+
+
+@dataclass(frozen=True)
+class Op:
+    """What a collective has of its own."""
+
+    name: str  # in collx
+    algorithms: tuple[str, ...]  # besides "auto"
+    takes: tuple[str, ...] = ()  # fields of a call that are arguments of the op and its reference
+    forms: tuple[str, ...] = ANYWHERE
+    reduces: bool = False
+    sized: bool = False  # the schema has group_size
+    direct: str = "none"  # which tensors have to be symmetric for "direct"
+    least_dims: int = 0
+    widens: bool = False  # the larger of its tensors has `shape` once for each rank
+    input_shape: Callable[[Call, int, int], Shape] = _whole
+    more: Callable[[Call, int, int], Fields] = _nothing_more
+    expected: Callable[[Call, list[torch.Tensor]], list[tuple[torch.Tensor, ...]]] = _by_reference
+    packet: str = ""  # in torch.ops.collx, if not `name`
+    overloads: tuple[str, str] = ("default", "out")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return DTYPES if self.reduces else COPIED
+
+    def taken(self, call: Call, world: int) -> Fields:
+        """The arguments that the reference has, too."""
+        values = {name: getattr(call, name) for name in self.takes}
+        if "root" in values:
+            values["root"] %= world
+        return values
+
+    def arguments(self, call: Call, world: int, rank: int) -> Fields:
+        """The arguments of one rank, but for tensors and what every op has."""
+        return {**self.taken(call, world), **self.more(call, world, rank)}
+
+
+_MOST = ("staged", "direct", "fallback")
+_SOME = ("staged", "fallback")
+
+OPS = {
+    op.name: op
+    for op in (
+        Op(
+            "allreduce",
+            ALGORITHMS,
+            ("reduce_op",),
+            (*ANYWHERE, *IN_PLACE),
+            reduces=True,
+            expected=_allreduced,
+        ),
+        Op(
+            "reducescatter",
+            _MOST,
+            ("reduce_op", "axis"),
+            (*ANYWHERE, "part"),
+            reduces=True,
+            sized=True,
+            direct="input",
+            least_dims=1,
+        ),
+        Op(
+            "allgather",
+            _MOST,
+            ("axis",),
+            (*ANYWHERE, "part"),
+            sized=True,
+            direct="output",
+            least_dims=1,
+            widens=True,
+            input_shape=_even_or_part,
+            more=_total,
+        ),
+        Op(
+            "broadcast",
+            ("onestage", "twostage", "pipelined", "fallback"),
+            ("root",),
+            (*ANYWHERE, *IN_PLACE),
+        ),
+        Op(
+            "reduce",
+            _MOST,
+            ("reduce_op", "root"),
+            (*ANYWHERE, *IN_PLACE),
+            reduces=True,
+            direct="input",
+        ),
+        Op("gather", _MOST, ("root",), sized=True, direct="output", least_dims=1, widens=True),
+        Op(
+            "scatter",
+            _MOST,
+            ("root",),
+            sized=True,
+            direct="output",
+            least_dims=1,
+            widens=True,
+            input_shape=_chunks,
+        ),
+        Op(
+            "alltoall",
+            _MOST,
+            (),
+            (*ANYWHERE, *IN_PLACE),
+            sized=True,
+            direct="output",
+            least_dims=1,
+            widens=True,
+            input_shape=_chunks,
+        ),
+        Op(
+            "alltoallv",
+            _SOME,
+            least_dims=1,
+            widens=True,
+            input_shape=_rows_sent,
+            more=_both_splits,
+            expected=_exchanged,
+        ),
+        Op(
+            "alltoallv_device",
+            _SOME,
+            least_dims=1,
+            widens=True,
+            input_shape=_rows_sent,
+            more=_capacity,
+            expected=_exchanged,
+            packet="alltoallv",
+            overloads=("device_splits", "device_splits_out"),
+        ),
+        # Without tensors: whatever has a call of it makes an exception.
+        Op("barrier", (), (), ("functional",)),
+    )
+}
+NEW = tuple(name for name in OPS if name not in ("allreduce", "barrier"))
+ROOTED = tuple(name for name in NEW if "root" in OPS[name].takes)
+WITH_AXIS = tuple(name for name in NEW if "axis" in OPS[name].takes)
+WITH_SPLITS = ("alltoallv", "alltoallv_device")
+
+
+def ways(*names: str) -> list[tuple[str, str]]:
+    """Every (op, algorithm) of the ops, "auto" first; of all new ones without names."""
+    return [(op, way) for op in names or NEW for way in ("auto", *OPS[op].algorithms)]
+
+
+def legal(call: Call) -> Call:
+    """The call, made one that exists: what "direct" and tensors that are one ask for."""
+    op = OPS[call.op]
+    if op.reduces and call.reduce_op not in legal_ops(call.dtype):
+        call = replace(call, reduce_op="sum")
+    if call.form not in op.forms or (call.op == "alltoall" and call.algorithm == "direct"):
+        call = replace(call, form=call.form if call.form in ANYWHERE else "out")
+    if call.form == "part":
+        before = call.shape[: call.axis % len(call.shape)]
+        axis = call.axis if set(before) <= {1} else 0  # else the part is not contiguous
+        call = replace(call, axis=axis, layout="contiguous", output_layout="contiguous")
+    needed = {"direct": op.direct, "pull_push": "both"}.get(call.algorithm, "none")
+    if needed in ("input", "both"):
+        call = replace(call, layout="contiguous")
+    if needed in ("output", "both"):
+        call = replace(call, output_layout="contiguous")
+        # A new tensor is never symmetric.
+        given = {"functional": "out", "python": "python_out"}
+        call = replace(call, form=given.get(call.form, call.form))
+    if needed not in ("none", call.symmetric):
+        call = replace(call, symmetric=needed if call.symmetric == "none" else "both")
+    if call.form in ONE_TENSOR:
+        dense = "contiguous" if needed != "none" else call.layout
+        call = replace(call, output_offset=call.input_offset, layout=dense, output_layout=dense)
+        if call.symmetric != "none":
+            call = replace(call, symmetric="both")
+    return call
+
+
+@lru_cache(maxsize=8)
+def _data(call: Call, world: int) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, ...]]]:
+    op = OPS[call.op]
+    inputs = []
+    for rank in range(world):
+        shape = op.input_shape(call, world, rank)
+        values = make_values(call.style, call.dtype, math.prod(shape), call.seed, rank)
+        inputs.append(values.view(shape))
+    return inputs, op.expected(call, inputs)
+
+
+def data_of(call: Call, world: int) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, ...]]]:
+    """Every rank's input and results, on the CPU. Not to be written to."""
+    return _data(replace(call, **_PLACEMENT), world)
+
+
+def strides_of(layout: str, shape: Shape) -> Shape:
+    """Strides of a tensor in a layout; where its shape does not have that layout, contiguous."""
+    if layout == "transposed":
+        return tuple(torch.empty(shape[::-1], device="meta").stride()[::-1])
+    if layout == "sliced" and len(shape) > 1:
+        return torch.empty((*shape[:-1], shape[-1] + 3), device="meta").stride()
+    dense = torch.empty(shape, device="meta").stride()
+    return tuple(2 * stride for stride in dense) if layout == "spread" else dense
+
+
+def each(name: str, values: Sequence[Any]) -> list[Fields]:
+    """A dimension for `spread`: one field and its values."""
+    return [{name: value} for value in values]
+
+
+def spread(count: int, seed: int, *dimensions: Sequence[Fields]) -> list[Fields]:
+    """At most `count` combinations of the dimensions: all of them, or such that every value of
+    each dimension occurs equally often."""
+    if math.prod(map(len, dimensions)) <= count:
+        columns = list(zip(*itertools.product(*dimensions), strict=True))
+    else:
+        choose = random.Random(seed)
+        columns = []
+        for values in dimensions:
+            column = list(values) * (count // len(values))
+            column += choose.sample(list(values), count % len(values))
+            choose.shuffle(column)
+            columns.append(tuple(column))
+    return [
+        {name: value for fields in combination for name, value in fields.items()}
+        for combination in zip(*columns, strict=True)
+    ]
+
+
+def dtypes_and_ops(op: str) -> list[Fields]:
+    """A dimension: every dtype of an op, with every reduce op that it has."""
+    if not OPS[op].reduces:
+        return each("dtype", COPIED)
+    return [{"dtype": dtype, "reduce_op": other} for dtype in DTYPES for other in legal_ops(dtype)]
+
+
+def border_shapes(dtypes: Sequence[str], world: int) -> list[Fields]:
+    """A dimension: sizes at and around the borders of vectors, groups, tiles and parts."""
+    borders = [VECTOR_BYTES, GROUP_BYTES, GROUP_BYTES + VECTOR_BYTES, 2 * GROUP_BYTES, TILE_BYTES]
+    borders += [2 * TILE_BYTES, 3 * TILE_BYTES + VECTOR_BYTES]
+    borders += [world * border for border in borders[:5]]
+    found = []
+    for dtype in dtypes:
+        itemsize = dtype_of(dtype).itemsize
+        sizes = {border // itemsize + step for border in borders for step in (-1, 0, 1)}
+        sizes |= {0, 1, 2, 3, 5, 7, 13, world - 1, world, world + 1}
+        found += [{"dtype": dtype, "shape": (size,)} for size in sorted(sizes) if size >= 0]
+    return found
+
+
+def _random_shape(choose: random.Random, numel: int, least_dims: int) -> Shape:
+    if numel == 1 and least_dims == 0 and choose.random() < 0.5:
+        return ()
+    dims = choose.choice((1, 1, 2, 3))
+    sizes = []
+    for _ in range(dims - 1):
+        sizes.append(choose.choice([d for d in (1, 2, 3, 5, 8) if d <= max(1, numel)]))
+        numel //= sizes[-1]
+    choose.shuffle(sizes)
+    sizes.insert(choose.randrange(dims), numel)
+    return tuple(sizes)
+
+
+def random_call(choose: random.Random, largest: int, world: int) -> Call:
+    """A call drawn from all that exist. The same on every rank that has the same `choose`;
+    `largest` bounds the elements of the larger tensors."""
+    op = OPS[choose.choice(tuple(OPS))]
+    if op.name == "barrier":
+        return Call("barrier", form="functional")
+    dtype = choose.choice(op.dtypes)
+    # Small sizes as often as large ones.
+    numel = min(int(2 ** choose.uniform(0, largest.bit_length())) - choose.randrange(2), largest)
+    uneven = op.name == "allgather" and choose.random() < 0.5
+    splits = choose.choice(SPLITS)
+    # "uneven" may send twice the rows to all.
+    share = {"uneven": 2 * world, "wild": 2 * world}.get(splits, world)
+    numel //= share if op.name in WITH_SPLITS else world if op.widens and not uneven else 1
+    shape = _random_shape(choose, numel, op.least_dims)
+    return legal(
+        Call(
+            op=op.name,
+            dtype=dtype,
+            shape=shape,
+            algorithm=choose.choice(("auto", *op.algorithms)),
+            form=choose.choice(op.forms),
+            style=choose.choice(("random", *STYLES)),
+            reduce_op=choose.choice(legal_ops(dtype)) if op.reduces else "sum",
+            root=choose.randrange(world),
+            axis=choose.randrange(-len(shape), len(shape)) if shape else 0,
+            uneven=uneven,
+            splits=splits,
+            spare=choose.choice((0, 0, 1, 3, 40)) if op.name == "alltoallv_device" else 0,
+            unused=choose.choice((0, 0, 2)) if op.name == "alltoallv_device" else 0,
+            max_blocks=choose.choice((0, 0, 1, 2, 3, 8, 64)),
+            input_offset=choose.choice((0, 0, 1, 3, 8)),
+            output_offset=choose.choice((0, 0, 1, 5, 16)),
+            layout=choose.choice(("contiguous", "contiguous", "transposed", "sliced")),
+            output_layout=choose.choice(("contiguous", "contiguous", "transposed", "spread")),
+            symmetric=choose.choice(SYMMETRIC),
+            seed=choose.randrange(1, 1000),
+        )
+    )

@@ -1,0 +1,219 @@
+"""Every op, algorithm and dtype gives what the reference gives: copies by all their bytes, and
+reductions by the bits of the numeric contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import pytest
+
+from ..cases import SYMMETRIC
+from ..check import assert_none
+from ..family_cases import (
+    NEW,
+    OPS,
+    ROOTED,
+    SPLITS,
+    STYLES,
+    WITH_AXIS,
+    WITH_SPLITS,
+    Call,
+    Fields,
+    border_shapes,
+    dtypes_and_ops,
+    each,
+    legal,
+    spread,
+    ways,
+)
+from ..family_check import run_calls
+from ..pool import Pool
+from ..values import PACKED
+
+# Calls of a test of one op and algorithm: where ranks outnumber cores, or share a GPU, each takes
+# long. Over the worlds and algorithms the samples differ, so that together they reach everything.
+BUDGET = {1: 24, 2: 30, 3: 16, 4: 12, 8: 6, 16: 3}
+BUDGET_OF_GPUS = {1: 24, 2: 24, 3: 16, 4: 16, 8: 12}
+BUDGET_SHARED = {1: 24, 2: 4, 3: 2, 4: 2, 8: 1}
+
+EVEN_AND_NOT = each("uneven", (False, True))
+
+every_way = pytest.mark.parametrize(("op", "algorithm"), ways())
+
+
+def check(
+    pool: Pool,
+    op: str,
+    algorithm: str,
+    *dimensions: Sequence[Fields],
+    key: str = "default",
+    count: int = 0,
+) -> None:
+    """Checks a sample of the combinations, `count` of them if given, on all ranks."""
+    own = BUDGET_OF_GPUS if pool.world.device == "cuda" else BUDGET
+    budget = (BUDGET_SHARED if pool.shared else own)[pool.size]
+    seed = crc32(f"{pool.world} {op} {algorithm} {[len(values) for values in dimensions]}".encode())
+    calls = [
+        legal(Call(op, **{"algorithm": algorithm, "seed": number + 1, **fields}))
+        for number, fields in enumerate(spread(count or budget, seed, *dimensions))
+    ]
+    assert_none(pool.run(run_calls, calls, key))
+
+
+def sizes(*numels: int) -> list[Fields]:
+    return each("shape", [(numel,) for numel in numels])
+
+
+def forms(op: str) -> list[Fields]:
+    return each("form", OPS[op].forms)
+
+
+@every_way
+def test_every_dtype_and_op_gives_what_the_reference_gives(
+    pool: Pool, op: str, algorithm: str
+) -> None:
+    """Copying ops with every dtype that PyTorch has, reductions with every dtype and reduce op."""
+    check(pool, op, algorithm, dtypes_and_ops(op), sizes(1, 7, 1000, 2051), each("style", STYLES))
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("op", [name for name in NEW if not OPS[name].reduces])
+def test_a_dtype_that_pytorch_can_only_copy_is_moved(pool: Pool, op: str) -> None:
+    """Two elements a byte: no kernel of PyTorch knows it."""
+    check(pool, op, "auto", each("dtype", (PACKED,)), sizes(1, 4001), count=2)
+
+
+@every_way
+def test_sizes_around_every_border_arrive(pool: Pool, op: str, algorithm: str) -> None:
+    """Hazard 19: 0, 1, odd sizes, and around the borders of vectors, groups, tiles and parts."""
+    borders = border_shapes(OPS[op].dtypes, pool.size)
+    check(pool, op, algorithm, borders, each("style", ("bits", "armed")), EVEN_AND_NOT)
+
+
+@every_way
+def test_calls_larger_than_the_payload_run_in_chunks_of_it(
+    pool: Pool, op: str, algorithm: str
+) -> None:
+    """Hazard 17: a communicator with the smallest payload carries any size."""
+    # On CPU the smallest slot is one line, so these are hundreds of chunks: a change of process
+    # for each of them where ranks outnumber the cores.
+    largest = 30_001 if pool.size <= 2 and not pool.shared else 4001
+    share = pool.size if OPS[op].widens else 1
+    numels = sizes(*(-(-numel // share) for numel in (1, 600, largest // 3, largest)))
+    styles, splits = each("style", ("bits", "armed")), each("splits", SPLITS)
+    check(pool, op, algorithm, dtypes_and_ops(op), numels, styles, splits, key="small")
+
+
+@every_way
+def test_no_payload_is_taken_for_an_armed_word(pool: Pool, op: str, algorithm: str) -> None:
+    """Hazard 14: tensors of -1 and of bytes 255, every 16-bit pattern, words that slots or flags
+    could take for their own, alone and in stretches longer than a group."""
+    # Where ranks are many, those of all ranks are all patterns.
+    each_sends = (1 << 16) // (pool.size if OPS[op].widens and pool.size > 4 else 1)
+    patterns = [
+        {"dtype": dtype, "shape": (each_sends,), "style": "patterns"}
+        for dtype in OPS[op].dtypes
+        if dtype in ("float16", "bfloat16", "int16")
+    ]
+    words = [
+        {"dtype": dtype, "shape": (size,), "style": style}
+        for dtype in ("float32", "int32", "float64", "int64", "bfloat16", "int8", "uint8")
+        for size in (1, 31 * 4, 1025, 4096 + 3)
+        for style in ("ones", "armed")
+    ]
+    check(pool, op, algorithm, words)
+    check(pool, op, algorithm, patterns, count=len(patterns) if pool.size <= 2 else 1)
+
+
+@every_way
+def test_any_alignment_of_input_and_output_will_do(pool: Pool, op: str, algorithm: str) -> None:
+    """Hazard 19: views that start at any element, inputs and outputs differently."""
+    offsets = [
+        {"input_offset": a, "output_offset": b}
+        for a, b in ((0, 1), (1, 0), (1, 1), (3, 7), (15, 2), (8, 4))
+    ]
+    dtypes = each("dtype", ("uint8", "bfloat16", "float32", "int64"))
+    symmetric = each("symmetric", ("none", "both"))
+    check(pool, op, algorithm, offsets, dtypes, sizes(5, 126, 1030), symmetric, forms(op))
+
+
+@every_way
+def test_symmetric_tensors_mix_with_ordinary_ones(pool: Pool, op: str, algorithm: str) -> None:
+    """Symmetric input, output, both or none: the same result in every form."""
+    dtypes = each("dtype", ("float32", "bfloat16", "uint8"))
+    symmetric = each("symmetric", SYMMETRIC)
+    check(pool, op, algorithm, symmetric, forms(op), dtypes, sizes(1, 1000, 9001))
+
+
+@every_way
+def test_another_number_of_blocks_serves_the_same_tiles(
+    pool: Pool, op: str, algorithm: str
+) -> None:
+    """Hazard 4: tiles keep their epochs although other blocks serve them."""
+    blocks = each("max_blocks", (1, 2, 0, 3, 7, 64))
+    check(pool, op, algorithm, blocks, sizes(20_000 // pool.size, 5, 1500), EVEN_AND_NOT)
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ways(*WITH_AXIS))
+def test_any_axis_may_be_divided(pool: Pool, op: str, algorithm: str) -> None:
+    """Even and uneven parts, fewer elements than ranks, of any axis counted from either end."""
+    axes = [
+        {"shape": shape, "axis": axis}
+        for shape in ((5, 7, 3), (48, 33), (1, 130, 4), (3, 2, 16, 5), (2, 0, 3), (1, 1000))
+        for axis in range(-len(shape), len(shape))
+    ]
+    dtypes = each("dtype", ("float32", "int8", "bfloat16", "int64"))
+    check(pool, op, algorithm, axes, dtypes, EVEN_AND_NOT, forms(op))
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ways(*ROOTED))
+def test_any_rank_may_be_the_root(pool: Pool, op: str, algorithm: str) -> None:
+    """Each root in turn, with sizes that its algorithms cut differently."""
+    roots = each("root", range(pool.size))
+    shapes = each("shape", ((1,), (7, 3), (1030,), (96, 50)))
+    check(pool, op, algorithm, roots, shapes, each("dtype", ("float32", "uint8")), forms(op))
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ways(*WITH_SPLITS))
+def test_any_splits_are_followed(pool: Pool, op: str, algorithm: str) -> None:
+    """Zeros, very unequal ones, one rank that sends or gets everything, nobody at all; with device
+    splits also rows to spare on both sides."""
+    shapes = each("shape", ((1,), (3, 5), (40, 31), (700,)))
+    room = [{"spare": spare, "unused": unused} for spare in (0, 1, 100) for unused in (0, 3)]
+    room = room if op == "alltoallv_device" else room[:1]
+    patterns = each("splits", SPLITS)
+    styles = each("style", ("bits", "ones"))
+    roots = each("root", range(min(3, pool.size)))
+    check(pool, op, algorithm, patterns, shapes, room, styles, roots, forms(op))
+
+
+@pytest.mark.full
+@every_way
+def test_full_cross_product_of_the_family(pool: Pool, op: str, algorithm: str) -> None:
+    """Everything that the tests above vary, at once."""
+    axes = [
+        {"shape": shape, "axis": axis} for shape in ((13, 5, 17), (64, 9)) for axis in (0, 1, -1)
+    ]
+    room = [{"spare": 0, "unused": 0}, {"spare": 7, "unused": 2}]
+    both = (
+        each("style", STYLES),
+        EVEN_AND_NOT,
+        each("root", range(pool.size)),
+        each("splits", SPLITS),
+        room if op == "alltoallv_device" else room[:1],
+        each("max_blocks", (0, 1, 3)),
+        [{"input_offset": a, "output_offset": 2 * a} for a in (0, 1, 5)],
+        each("layout", ("contiguous", "transposed", "spread")),
+        each("output_layout", ("contiguous", "transposed", "spread")),
+        each("symmetric", SYMMETRIC),
+        forms(op),
+    )
+    count = (100 if pool.shared else 2000) // pool.size
+    # Where there are reduce ops, those of the shape's dtype that do not exist become sums.
+    shapes = border_shapes(OPS[op].dtypes, pool.size)
+    reduce_ops = [{"reduce_op": fields["reduce_op"]} for fields in dtypes_and_ops(op)[:5]]
+    kinds = reduce_ops if OPS[op].reduces else [{}]
+    check(pool, op, algorithm, shapes, kinds, *both, count=count)
+    check(pool, op, algorithm, dtypes_and_ops(op), axes, *both, count=count // 4)
+    check(pool, op, algorithm, shapes, kinds, *both, count=count // 8, key="small")

@@ -1,0 +1,354 @@
+"""Gradients through the family of operators: each backward is the adjoint, or is refused by name.
+
+Values are small integers in float64 (multiples of the number of ranks, for the sake of avg), so
+every sum below is exact and nothing needs a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from ..attempt import Attempt, attempt, ones, works
+from ..check import differences
+from ..pool import Pool, some_stand_for_all
+from ..rank import Rank
+from ..shares import CAPACITY, UNSENT, integers, parts, received, splits
+
+Shape = tuple[int, ...]
+Tensors = list[torch.Tensor]
+
+
+class Call(NamedTuple):
+    """What an operator is told beside its tensor."""
+
+    world: int
+    rank: int
+    name: str
+    algorithm: str
+
+    @property
+    def options(self) -> tuple[str, int]:
+        """The last arguments of every operator."""
+        return self.algorithm, 0
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An operator that is linear in the inputs of all ranks together."""
+
+    shapes: Callable[[int], list[Shape]]  # of every rank's input, by the number of ranks
+    apply: Callable[[Call, torch.Tensor], torch.Tensor]
+    expected: Callable[[Tensors], Tensors]  # the reference
+
+
+def _allreduce(reduce_op: str) -> Linear:
+    def expected(inputs: Tensors) -> Tensors:
+        from collx import reference
+
+        return [reference.allreduce(inputs, reduce_op)] * len(inputs)
+
+    return Linear(
+        lambda world: [(5, 3)] * world,
+        lambda call, x: torch.ops.collx.allreduce(x, reduce_op, call.name, *call.options),
+        expected,
+    )
+
+
+def _reducescatter(reduce_op: str, shape: Callable[[int], Shape], axis: int) -> Linear:
+    def expected(inputs: Tensors) -> Tensors:
+        from collx import reference
+
+        return reference.reducescatter(inputs, reduce_op, axis)
+
+    return Linear(
+        lambda world: [shape(world)] * world,
+        lambda call, x: torch.ops.collx.reducescatter(
+            x, reduce_op, call.world, call.name, axis, *call.options
+        ),
+        expected,
+    )
+
+
+def _allgather(shape: Callable[[int], Shape], axis: int, with_total: bool) -> Linear:
+    """`shape` is that of the result."""
+
+    def shapes(world: int) -> list[Shape]:
+        whole = list(shape(world))
+        sizes = parts(whole[axis], world)
+        assert with_total or len(set(sizes)) == 1
+        return [tuple({axis % len(whole): n}.get(d, m) for d, m in enumerate(whole)) for n in sizes]
+
+    def apply(call: Call, x: torch.Tensor) -> torch.Tensor:
+        total = shape(call.world)[axis] if with_total else None
+        result: torch.Tensor = torch.ops.collx.allgather(
+            x, call.world, call.name, axis, total, *call.options
+        )
+        return result
+
+    def expected(inputs: Tensors) -> Tensors:
+        from collx import reference
+
+        return reference.allgather(inputs, axis)
+
+    return Linear(shapes, apply, expected)
+
+
+def _alltoall() -> Linear:
+    def expected(inputs: Tensors) -> Tensors:
+        from collx import reference
+
+        return reference.alltoall(inputs)
+
+    return Linear(
+        lambda world: [(2 * world, 3)] * world,
+        lambda call, x: torch.ops.collx.alltoall(x, call.world, call.name, *call.options),
+        expected,
+    )
+
+
+def _alltoallv() -> Linear:
+    def expected(inputs: Tensors) -> Tensors:
+        from collx import reference
+
+        return reference.alltoallv(inputs, [splits(len(inputs), r) for r in range(len(inputs))])
+
+    return Linear(
+        lambda world: [(sum(splits(world, rank)), 3) for rank in range(world)],
+        lambda call, x: torch.ops.collx.alltoallv(
+            x,
+            received(call.world, call.rank),
+            splits(call.world, call.rank),
+            call.name,
+            *call.options,
+        ),
+        expected,
+    )
+
+
+def _device_splits() -> Linear:
+    def apply(call: Call, x: torch.Tensor) -> torch.Tensor:
+        sent = torch.tensor(splits(call.world, call.rank), device=x.device)
+        result, got = torch.ops.collx.alltoallv.device_splits(
+            x, sent, CAPACITY * call.world, call.name, *call.options
+        )
+        assert not got.requires_grad
+        assert got.tolist() == received(call.world, call.rank)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def expected(inputs: Tensors) -> Tensors:
+        from collx import reference
+
+        world = len(inputs)
+        sent = [splits(world, rank) for rank in range(world)]
+        rows = [tensor[: sum(s)] for tensor, s in zip(inputs, sent, strict=True)]
+        results = []
+        for result in reference.alltoallv(rows, sent):
+            padded = result.new_zeros(CAPACITY * world, *result.shape[1:])
+            padded[: len(result)] = result
+            results.append(padded)
+        return results
+
+    return Linear(
+        lambda world: [(sum(splits(world, rank)) + UNSENT, 3) for rank in range(world)],
+        apply,
+        expected,
+    )
+
+
+LINEAR: dict[str, Linear] = {
+    "allreduce sum": _allreduce("sum"),
+    "allreduce avg": _allreduce("avg"),
+    "reducescatter sum": _reducescatter("sum", lambda w: (2 * w, 3), 0),
+    "reducescatter sum uneven": _reducescatter("sum", lambda w: (2 * w + 1, 3), 0),
+    "reducescatter sum of one row": _reducescatter("sum", lambda w: (1, 3), 0),
+    "reducescatter sum of columns": _reducescatter("sum", lambda w: (3, 2 * w), 1),
+    "reducescatter sum of columns uneven": _reducescatter("sum", lambda w: (3, 3 * w - 1), -1),
+    "reducescatter sum in the middle uneven": _reducescatter("sum", lambda w: (2, w + 1, 3), 1),
+    "reducescatter avg": _reducescatter("avg", lambda w: (2 * w,), 0),
+    "reducescatter avg uneven": _reducescatter("avg", lambda w: (2 * w + 1,), -1),
+    "reducescatter avg of columns uneven": _reducescatter("avg", lambda w: (2, 2 * w + 1), 1),
+    "allgather": _allgather(lambda w: (2 * w, 3), 0, False),
+    "allgather with an even total": _allgather(lambda w: (2 * w, 3), 0, True),
+    "allgather uneven": _allgather(lambda w: (2 * w + 1, 3), 0, True),
+    "allgather of one row": _allgather(lambda w: (1, 3), 0, True),
+    "allgather of columns": _allgather(lambda w: (3, 2 * w), 1, False),
+    "allgather of columns uneven": _allgather(lambda w: (3, 3 * w - 1), -1, True),
+    "allgather in the middle uneven": _allgather(lambda w: (2, w + 1, 3), -2, True),
+    "alltoall": _alltoall(),
+    "alltoallv": _alltoallv(),
+    "alltoallv.device_splits": _device_splits(),
+}
+
+
+def _adjoint(rank: Rank, what: str, algorithm: str, symmetric: bool = False) -> str:
+    """Compares the result with the reference, then the products that make the gradient's map the
+    adjoint of the result's. What is wrong, if anything is."""
+    communicator = rank.communicator()
+    operator = LINEAR[what]
+    call = Call(rank.size, rank.rank, communicator.name, algorithm)
+    shapes = operator.shapes(rank.size)
+    inputs = [integers(shape, 3 + r, rank.size) for r, shape in enumerate(shapes)]
+    source = inputs[rank.rank].to(rank.device)
+    if symmetric:
+        source = communicator.empty(source.shape, dtype=source.dtype).copy_(source)
+    source.requires_grad_()
+    result = operator.apply(call, source)
+    wrong = differences(result.detach().cpu(), operator.expected(inputs)[rank.rank])
+
+    # With more than one dimension this gradient is not contiguous.
+    weights = integers(tuple(reversed(result.shape)), 100 + rank.rank, rank.size)
+    weights = weights.permute(*reversed(range(weights.dim()))).to(rank.device)
+    result.backward(weights)
+    assert source.grad is not None
+    own = float((weights * result).sum()), float((source.grad * source).sum())
+    forward, backward = (sum(products) for products in zip(*rank.gather(own), strict=True))
+    if forward != backward or forward == 0:
+        wrong = wrong or f"<v, F(u)> is {forward}, <F*(v), u> is {backward}"
+    return wrong
+
+
+def _algorithms(what: str) -> tuple[str, ...]:
+    return ("auto", "twoshot_push" if "allreduce" in what else "staged", "fallback")
+
+
+@pytest.mark.worlds(1, 2, 3, 4)
+@pytest.mark.parametrize(
+    ("what", "algorithm"), [(what, name) for what in LINEAR for name in _algorithms(what)]
+)
+def test_backward_is_the_adjoint(pool: Pool, what: str, algorithm: str) -> None:
+    """Hazard 29: <v, F(u)> = <F*(v), u>, summed over the ranks, where F is the reference."""
+    some_stand_for_all(pool, algorithm == "auto" and pool.size <= 3)
+    assert pool.run(_adjoint, what, algorithm) == [""] * pool.size
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("what", ["reducescatter sum", "reducescatter avg of columns uneven"])
+def test_backward_of_a_direct_call_needs_no_symmetric_gradient(pool: Pool, what: str) -> None:
+    """Gradients are ordinary tensors, so what works on symmetric ones alone is not used there."""
+    assert pool.run(_adjoint, what, "direct", symmetric=True) == [""] * pool.size
+
+
+# Refusals
+
+ROWS = 2  # times the number of ranks
+
+
+def _in_place(op: Any, tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    target = tensor * 1  # autograd refuses to write to a leaf, whoever asks
+    op(target, *arguments)
+    return target
+
+
+Made = Callable[[torch.Tensor, int, str], torch.Tensor]
+
+# What has no backward: the call, words that the refusal has.
+NO_BACKWARD: dict[str, tuple[Made, tuple[str, ...]]] = {
+    "broadcast": (lambda x, world, name: torch.ops.collx.broadcast(x, 0, name), ()),
+    "broadcast_": (lambda x, world, name: _in_place(torch.ops.collx.broadcast_, x, 0, name), ()),
+    "reduce": (lambda x, world, name: torch.ops.collx.reduce(x, "sum", 0, name), ()),
+    "reduce_": (lambda x, world, name: _in_place(torch.ops.collx.reduce_, x, "sum", 0, name), ()),
+    "gather": (lambda x, world, name: torch.ops.collx.gather(x, 0, world, name), ()),
+    "scatter": (lambda x, world, name: torch.ops.collx.scatter(x, 0, world, name), ()),
+    "reducescatter max": (
+        lambda x, world, name: torch.ops.collx.reducescatter(x, "max", world, name),
+        ("max", "sum", "avg"),
+    ),
+    "reducescatter min": (
+        lambda x, world, name: torch.ops.collx.reducescatter(x, "min", world, name),
+        ("min", "sum", "avg"),
+    ),
+    "reducescatter prod": (
+        lambda x, world, name: torch.ops.collx.reducescatter(x, "prod", world, name),
+        ("prod", "sum", "avg"),
+    ),
+}
+
+WITH_BACKWARD: dict[str, Made] = {
+    "reducescatter": lambda x, world, name: torch.ops.collx.reducescatter(x, "sum", world, name),
+    "allgather": lambda x, world, name: torch.ops.collx.allgather(x, world, name),
+    "alltoall": lambda x, world, name: torch.ops.collx.alltoall(x, world, name),
+    "alltoall_": lambda x, world, name: _in_place(torch.ops.collx.alltoall_, x, world, name),
+    "alltoallv": lambda x, world, name: torch.ops.collx.alltoallv(
+        x, [ROWS] * world, [ROWS] * world, name
+    ),
+    "alltoallv.device_splits": lambda x, world, name: torch.ops.collx.alltoallv.device_splits(
+        x, torch.full((world,), ROWS, device=x.device), ROWS * world, name
+    )[0],
+}
+
+
+def _rows(rank: Rank) -> torch.Tensor:
+    return ones(rank, ROWS * rank.size * 3).view(ROWS * rank.size, 3)
+
+
+def _refused_backward(rank: Rank, what: str) -> Attempt:
+    communicator = rank.communicator()
+    made = NO_BACKWARD[what][0]
+
+    def forward_and_backward() -> None:
+        made(_rows(rank).requires_grad_(), rank.size, communicator.name).sum().backward()
+
+    found = attempt(forward_and_backward)
+    assert not made(_rows(rank), rank.size, communicator.name).requires_grad
+    with torch.no_grad():
+        assert not made(_rows(rank).requires_grad_(), rank.size, communicator.name).requires_grad
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("what", sorted(NO_BACKWARD))
+def test_gradients_that_do_not_exist_are_refused_by_name(pool: Pool, what: str) -> None:
+    """Hazard 29: no silent absence of autograd, on root or elsewhere, in place or not."""
+    op = what.split()[0].removesuffix("_")
+    for found in pool.run(_refused_backward, what):
+        assert found.error == "NotImplementedError", found
+        for word in (f"collx.{op}", "backward", "accepted", *NO_BACKWARD[what][1]):
+            assert word in found.message, found
+
+
+def _tangent(rank: Rank, what: str) -> Attempt:
+    import torch.autograd.forward_ad as forward_ad
+
+    communicator = rank.communicator()
+    made = WITH_BACKWARD[what] if what in WITH_BACKWARD else NO_BACKWARD[what][0]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(_rows(rank), _rows(rank))
+        found = attempt(lambda: made(dual, rank.size, communicator.name))
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("what", sorted({*WITH_BACKWARD, *NO_BACKWARD}))
+def test_forward_mode_is_refused_by_name(pool: Pool, what: str) -> None:
+    """Hazard 29: a tangent is not dropped in silence."""
+    op = what.split()[0].split(".")[0].removesuffix("_")
+    for found in pool.run(_tangent, what):
+        assert found.error == "NotImplementedError", found
+        assert f"collx.{op}" in found.message, found
+        assert "tangent" in found.message, found
+
+
+def _in_place_alltoall(rank: Rank) -> str:
+    name = rank.communicator().name
+    weights = integers((ROWS * rank.size, 3), rank.rank).to(rank.device)
+    gradients = []
+    for what in ("alltoall", "alltoall_"):
+        source = _rows(rank).double().requires_grad_()
+        WITH_BACKWARD[what](source, rank.size, name).backward(weights)
+        assert source.grad is not None
+        gradients.append(source.grad.cpu())
+    return differences(gradients[1], gradients[0])
+
+
+@pytest.mark.worlds(1, 2, 3)
+def test_gradient_of_alltoall_in_place(pool: Pool) -> None:
+    """The form in place has the gradient of the form that is not."""
+    assert pool.run(_in_place_alltoall) == [""] * pool.size

@@ -1,0 +1,215 @@
+"""collx.nn, the pairs of Megatron-LM, against layers that are not split.
+
+Values are small integers in float64, so every sum below is exact and nothing needs a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from ..check import differences
+from ..pool import Pool, some_stand_for_all
+from ..rank import Rank
+from ..shares import integers, own_part
+
+
+class Layer(NamedTuple):
+    """A two-layer perceptron of sizes that no number of ranks but one divides, and its input."""
+
+    x: torch.Tensor  # [tokens, width]
+    up: torch.Tensor  # [hidden, width]: split into rows, the column-parallel layer
+    down: torch.Tensor  # [width, hidden]: split into columns, the row-parallel layer
+    weights: torch.Tensor  # the gradient of the output
+
+
+def whole_layer(rank: Rank) -> Layer:
+    tokens, width, hidden = 13, 5, 17
+    shapes = ((tokens, width), (hidden, width), (width, hidden), (tokens, width))
+    return Layer(*(integers(shape, 20 + n).to(rank.device) for n, shape in enumerate(shapes)))
+
+
+def unsplit(layer: Layer) -> tuple[torch.Tensor, Layer]:
+    """Output of the layer that is not split, and the gradients of its tensors."""
+    x, up, down = (tensor.clone().requires_grad_() for tensor in layer[:3])
+    y = torch.relu((x * x) @ up.t()) @ down.t()
+    y.backward(layer.weights)
+    assert x.grad is not None
+    assert up.grad is not None
+    assert down.grad is not None
+    return y.detach(), Layer(x.grad, up.grad, down.grad, layer.weights)
+
+
+def _perceptron(rank: Rank, way: str) -> list[str]:
+    from collx import nn
+
+    name = rank.communicator().name
+    layer = whole_layer(rank)
+    output, gradients = unsplit(layer)
+    by_sequence = way == "sequence"
+    x = own_part(layer.x, rank) if by_sequence else layer.x
+    x, up, down = (
+        tensor.clone().requires_grad_()
+        for tensor in (x, own_part(layer.up, rank), own_part(layer.down, rank, 1))
+    )
+    if by_sequence:
+        inner = nn.gather_from_sequence(x * x, name, total=len(layer.x))
+        y = nn.scatter_to_sequence(torch.relu(inner @ up.t()) @ down.t(), name)
+    else:
+        inner = torch.relu(nn.copy_to_ranks(x * x, name) @ up.t())
+        if way == "gathered between":
+            # What a layer that is not parallel would see there, split again for the next.
+            whole = nn.gather_from_ranks(inner, name, total=layer.up.shape[0])
+            inner = nn.split_to_ranks(whole * 1, name)
+        y = nn.reduce_from_ranks(inner @ down.t(), name)
+    weights = own_part(layer.weights, rank) if by_sequence else layer.weights
+    y.backward(weights)
+    pairs = [
+        (y.detach(), own_part(output, rank) if by_sequence else output),
+        (x.grad, own_part(gradients.x, rank) if by_sequence else gradients.x),
+        (up.grad, own_part(gradients.up, rank)),
+        (down.grad, own_part(gradients.down, rank, 1)),
+    ]
+    # Not by bits: a sum of products that cancel may be -0 in one order and +0 in another.
+    return [
+        f"{what} differs"
+        for what, (got, want) in zip(("y", "x.grad", "up.grad", "down.grad"), pairs, strict=True)
+        if got is None or not torch.equal(got, want)
+    ]
+
+
+@pytest.mark.worlds(1, 2, 3, 4)
+@pytest.mark.parametrize("way", ["tensor", "gathered between", "sequence"])
+def test_parallel_layers_have_the_gradients_of_the_unsplit_ones(pool: Pool, way: str) -> None:
+    """Hazard 29: Megatron-LM's pairs around a column-parallel and a row-parallel layer, uneven."""
+    assert pool.run(_perceptron, way) == [[]] * pool.size
+
+
+def _joined_and_divided(rank: Rank, axis: int, shape: tuple[int, ...]) -> bool:
+    """Whether dividing and joining is the identity, with the gradients of one."""
+    from collx import nn
+
+    communicator = rank.communicator()
+    values, weights = (integers(shape, seed).to(rank.device) for seed in (1, 2))
+    x = values.clone().requires_grad_()
+    part = nn.split_to_ranks(x, communicator, axis)
+    assert part.is_contiguous()
+    assert torch.equal(part, own_part(values, rank, axis))
+    y = nn.gather_from_ranks(part, communicator, axis, shape[axis])
+    y.backward(weights)
+    assert x.grad is not None
+    fine = torch.equal(y, values) and torch.equal(x.grad, weights)
+
+    # Where every rank adds its own gradient, the sum arrives.
+    mine = own_part(values, rank, axis).clone().requires_grad_()
+    joined = nn.gather_from_sequence(mine, communicator, axis, shape[axis])
+    divided = nn.scatter_to_sequence(joined * (rank.rank + 1), communicator, axis)
+    divided.backward(own_part(weights, rank, axis))
+    factor = sum(range(1, rank.size + 1))
+    assert mine.grad is not None
+    fine &= torch.equal(divided, own_part(values, rank, axis) * factor)
+    return fine and torch.equal(mine.grad, own_part(weights, rank, axis) * factor)
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+def test_any_axis_of_even_and_uneven_sizes(pool: Pool, axis: int) -> None:
+    """Also axes that are shorter than the number of ranks."""
+    for size in (1, 2 * pool.size, 2 * pool.size + 1):
+        shape = tuple(size if d == axis % 3 else 2 + d for d in range(3))
+        assert pool.run(_joined_and_divided, axis, shape) == [True] * pool.size
+
+
+def _without_gradients(rank: Rank) -> list[bool]:
+    from collx import nn
+
+    name = rank.communicator().name
+    size = rank.size
+    x = integers((2 * size, 3), 1).to(rank.device).requires_grad_()
+    found = []
+    with torch.no_grad():
+        results = {
+            nn.copy_to_ranks(x, name): x,
+            nn.reduce_from_ranks(x, name): x * size,
+            nn.gather_from_ranks(x, name): torch.cat([x] * size, 1),
+            nn.split_to_ranks(x, name, 0): own_part(x, rank),
+            nn.gather_from_sequence(x, name): torch.cat([x] * size),
+            nn.scatter_to_sequence(x, name): own_part(x * size, rank),
+        }
+    for result, expected in results.items():
+        found.append(torch.equal(result, expected) and not result.requires_grad)
+    return found
+
+
+@pytest.mark.worlds(1, 2, 3)
+def test_pairs_work_without_gradients(pool: Pool) -> None:
+    """Under torch.no_grad: the values alone."""
+    assert pool.run(_without_gradients) == [[True] * 6] * pool.size
+
+
+def _second_derivative(rank: Rank) -> bool:
+    from collx import nn
+
+    name = rank.communicator().name
+    weights = integers((rank.size, 4), 1).to(rank.device)
+    values = integers((4,), 2).to(rank.device)
+
+    def of(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = values.clone().requires_grad_()
+        (first,) = torch.autograd.grad((function(x) ** 2).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * values).sum(), x)
+        return second
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        shared = nn.copy_to_ranks(x, name)
+        return nn.reduce_from_ranks(shared * shared * weights[rank.rank], name)
+
+    return torch.equal(of(split), of(lambda x: x * x * weights.sum(0)))
+
+
+@pytest.mark.worlds(1, 2, 3)
+def test_gradients_of_gradients_are_right(pool: Pool) -> None:
+    """The backward of each function is the other of its pair, so it has a backward in turn."""
+    assert pool.run(_second_derivative) == [True] * pool.size
+
+
+def _compiled_pairs(rank: Rank, dynamic: bool) -> list[str]:
+    from collx import nn
+
+    name = rank.communicator().name
+    layer = whole_layer(rank)
+    up, down = own_part(layer.up, rank), own_part(layer.down, rank, 1)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(nn.copy_to_ranks(x, name) @ up.t())
+        whole = nn.gather_from_ranks(inner, name, total=layer.up.shape[0])
+        y = nn.reduce_from_ranks(nn.split_to_ranks(whole, name) @ down.t(), name)
+        part = nn.split_to_ranks(y, name, 0)
+        again = nn.gather_from_sequence(part * 2, name, total=y.shape[0])
+        return nn.scatter_to_sequence(again @ layer.down[:, :5], name)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    found = []
+    for tokens in (13, 11):
+        results = []
+        for made in (function, compiled):
+            x = layer.x[:tokens].clone().requires_grad_()
+            y = made(x)
+            y.backward(own_part(layer.weights[:tokens], rank))
+            assert x.grad is not None
+            results.append((y.detach().cpu(), x.grad.cpu()))
+        for got, want in zip(results[1], results[0], strict=True):
+            found.append(differences(got, want))
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_pairs_compile_into_one_graph(pool: Pool, dynamic: bool) -> None:
+    """Forward and backward give the same bits compiled, without a graph break."""
+    some_stand_for_all(pool, pool.size == 2)
+    assert pool.run(_compiled_pairs, dynamic) == [[""] * 4] * pool.size

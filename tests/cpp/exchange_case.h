@@ -1,0 +1,241 @@
+// One collective call of any kind as a test sees it: its arguments, and what has to come out,
+// worked out from the meaning of the collective and not from the spans that backends use.
+#pragma once
+
+#include <numeric>
+#include <string>
+
+#include "cpu/exchange.h"
+#include "cpu_ranks.h"
+#include "protocol/names.h"
+#include "scalar_reference.h"
+
+namespace collx::cpu {
+
+using Bytes = std::vector<char>;
+
+struct Case {
+  Collective collective = Collective::allgather;
+  Algorithm algorithm = Algorithm::staged;
+  Geometry shape;  // of the unsplit tensor; `inner` in bytes
+  DType dtype = DType::uint8;
+  ReduceOp op = ReduceOp::sum;
+  int root = -1;
+  bool symmetric = false;
+  bool in_place = false;
+  uint64_t shift = 0;  // elements by which tensors start later
+
+  // Alltoallv: rows from each rank to each, and their bytes; shape is unused.
+  std::vector<uint64_t> rows;
+  uint64_t row_bytes = 1;
+  bool device_splits = false;
+  uint64_t spare_rows = 0;  // of a capacity above what comes
+
+  uint64_t element() const { return static_cast<uint64_t>(dtype_size(dtype)); }
+  uint64_t rows_between(int world, int from, int to) const {
+    return rows[size_t(from * world + to)];
+  }
+};
+
+inline std::string describe(const Case& c) {
+  std::string text = std::string(name_of(c.collective)) + ' ' + std::string(name_of(c.algorithm)) +
+                     " of " + std::string(name_of(c.dtype)) + " [" + std::to_string(c.shape.outer) +
+                     ", " + std::to_string(c.shape.units) + ", " + std::to_string(c.shape.inner) +
+                     " bytes] " + std::string(name_of(c.op)) + " shifted by " +
+                     std::to_string(c.shift);
+  if (c.root >= 0) text += ", root " + std::to_string(c.root);
+  for (const uint64_t n : c.rows) text += ' ' + std::to_string(n);
+  if (c.device_splits) text += ", device splits";
+  if (c.symmetric) text += ", symmetric";
+  return c.in_place ? text + ", in place" : text;
+}
+
+inline uint64_t rows_sent(const Case& c, int world, int rank) {
+  uint64_t total = 0;
+  for (int to = 0; to < world; ++to) total += c.rows_between(world, rank, to);
+  return total;
+}
+inline uint64_t rows_received(const Case& c, int world, int rank) {
+  uint64_t total = 0;
+  for (int from = 0; from < world; ++from) total += c.rows_between(world, from, rank);
+  return total;
+}
+
+inline uint64_t input_bytes(const Case& c, int world, int rank) {
+  switch (c.collective) {
+    case Collective::allgather:
+    case Collective::gather:
+      return c.shape.part_bytes(world, rank);
+    case Collective::alltoallv:
+      return rows_sent(c, world, rank) * c.row_bytes;
+    case Collective::barrier:
+      return 0;
+    default:
+      return c.shape.bytes();
+  }
+}
+inline uint64_t output_bytes(const Case& c, int world, int rank) {
+  switch (c.collective) {
+    case Collective::reducescatter:
+    case Collective::scatter:
+      return c.shape.part_bytes(world, rank);
+    case Collective::alltoallv:
+      return (rows_received(c, world, rank) + c.spare_rows) * c.row_bytes;
+    case Collective::barrier:
+      return 0;
+    default:
+      return c.shape.bytes();
+  }
+}
+
+/// Where, in place, the smaller of a rank's two tensors starts within the larger one.
+inline uint64_t own_offset(const Case& c, int world, int rank) {
+  const bool part =
+      c.collective == Collective::allgather || c.collective == Collective::reducescatter;
+  return part ? partition(c.shape.units, world, rank).start * c.shape.inner : 0;
+}
+
+inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void* input,
+                                  void* output) {
+  ExchangeCall call{};
+  call.input = input;
+  call.output = output;
+  call.plan.algorithm = c.algorithm;
+  call.collective = c.collective;
+  call.root = c.root;
+  call.element_bytes = static_cast<uint32_t>(c.element());
+  call.dtype = c.dtype;
+  call.reduce_op = c.op;
+  CallDescriptor& d = call.descriptor;
+  d.collective = c.collective;
+  d.algorithm = c.algorithm;
+  d.dtype = c.dtype;
+  d.reduce_op = c.op;
+  d.root = static_cast<int16_t>(c.root);
+  if (c.collective == Collective::alltoallv) {
+    uint64_t from = 0, to = 0;
+    for (int r = 0; r < world; ++r) {
+      call.sent[r] = dense_span(c.rows_between(world, rank, r) * c.row_bytes);
+      call.received[r] = dense_span(c.rows_between(world, r, rank) * c.row_bytes);
+      call.sent[r].offset = from;
+      call.received[r].offset = to;
+      from += call.sent[r].bytes();
+      to += call.received[r].bytes();
+      call.longest = std::max({call.longest, call.sent[r].bytes(), call.received[r].bytes()});
+    }
+    return call;
+  }
+  d.numel = c.shape.bytes() / c.element();
+  const Geometry& g = c.shape;
+  for (int r = 0; r < world; ++r) {
+    call.sent[r] = sent_span(c.collective, g, world, c.root, rank, r);
+    call.received[r] = received_span(c.collective, g, world, c.root, r, rank);
+    call.landing[r] = received_span(c.collective, g, world, c.root, rank, r);
+    call.taken[r] = sent_span(c.collective, g, world, c.root, r, rank);
+    for (int to = 0; to < world; ++to) {
+      if (to == r) continue;
+      call.longest =
+          std::max(call.longest, sent_span(c.collective, g, world, c.root, r, to).bytes());
+    }
+  }
+  if (c.collective == Collective::gather && rank != c.root) call.cleared = g.bytes();
+  return call;
+}
+
+namespace detail {
+
+inline void append(Bytes& to, const char* from, uint64_t bytes) {
+  to.insert(to.end(), from, from + bytes);
+}
+
+inline Bytes reduced_part(const Case& c, int world, int rank, const std::vector<const char*>& in) {
+  const Part part = partition(c.shape.units, world, rank);
+  std::vector<Bytes> parts(static_cast<size_t>(world));
+  std::vector<const void*> sources;
+  for (size_t r = 0; r < parts.size(); ++r) {
+    for (uint64_t o = 0; o < c.shape.outer; ++o) {
+      append(parts[r], in[r] + (o * c.shape.units + part.start) * c.shape.inner,
+             part.count * c.shape.inner);
+    }
+    sources.push_back(parts[r].data());
+  }
+  Bytes result(parts[0].size());
+  reference_reduce(sources, result.data(), result.size() / c.element(), c.dtype, c.op);
+  return result;
+}
+
+inline Bytes concatenated(const Case& c, int world, const std::vector<const char*>& in) {
+  Bytes result;
+  for (uint64_t o = 0; o < c.shape.outer; ++o) {
+    for (int s = 0; s < world; ++s) {
+      const uint64_t run = partition(c.shape.units, world, s).count * c.shape.inner;
+      append(result, in[size_t(s)] + o * run, run);
+    }
+  }
+  return result;
+}
+
+inline Bytes transposed(const Case& c, int world, int rank, const std::vector<const char*>& in) {
+  Bytes result;
+  const uint64_t chunk = c.shape.bytes() / static_cast<uint64_t>(world);
+  for (int s = 0; s < world; ++s) append(result, in[size_t(s)] + uint64_t(rank) * chunk, chunk);
+  return result;
+}
+
+inline Bytes sorted_by_sender(const Case& c, int world, int rank,
+                              const std::vector<const char*>& in) {
+  Bytes result;
+  for (int s = 0; s < world; ++s) {
+    uint64_t start = 0;
+    for (int to = 0; to < rank; ++to) start += c.rows_between(world, s, to);
+    append(result, in[size_t(s)] + start * c.row_bytes,
+           c.rows_between(world, s, rank) * c.row_bytes);
+  }
+  result.resize(output_bytes(c, world, rank), 0);
+  return result;
+}
+
+}  // namespace detail
+
+/// What rank `rank` gets from the inputs of all.
+inline Bytes expected_output(const Case& c, int world, int rank,
+                             const std::vector<const char*>& in) {
+  const auto all_of = [&](const char* input) { return Bytes(input, input + c.shape.bytes()); };
+  switch (c.collective) {
+    case Collective::allgather:
+      return detail::concatenated(c, world, in);
+    case Collective::gather:
+      return rank == c.root ? detail::concatenated(c, world, in) : Bytes(c.shape.bytes(), 0);
+    case Collective::broadcast:
+      return all_of(in[size_t(c.root)]);
+    case Collective::scatter: {
+      const Part part = partition(c.shape.units, world, rank);
+      const char* const start = in[size_t(c.root)] + part.start * c.shape.inner;
+      return Bytes(start, start + part.count * c.shape.inner);
+    }
+    case Collective::alltoall:
+      return detail::transposed(c, world, rank, in);
+    case Collective::alltoallv:
+      return detail::sorted_by_sender(c, world, rank, in);
+    case Collective::reducescatter:
+      return detail::reduced_part(c, world, rank, in);
+    case Collective::reduce:
+      if (rank != c.root) return all_of(in[size_t(rank)]);
+      [[fallthrough]];
+    case Collective::allreduce: {
+      Bytes result(c.shape.bytes());
+      reference_reduce({in.begin(), in.end()}, result.data(), result.size() / c.element(), c.dtype,
+                       c.op);
+      return result;
+    }
+    default:
+      return {};
+  }
+}
+
+/// Whether the output holds reduced values, in which all NaN are alike.
+inline bool is_reduced(const Case& c, int rank) {
+  return is_reduction(c.collective) && (c.root < 0 || c.root == rank);
+}
+
+}  // namespace collx::cpu

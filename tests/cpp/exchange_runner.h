@@ -1,0 +1,175 @@
+// Runs cases one after the other on one communicator and looks at every byte afterwards: outputs,
+// inputs, and what lies around them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "exchange_case.h"
+
+namespace collx::cpu {
+
+/// Each rank refills its tensors as soon as its own call returns, so a peer that still read or
+/// wrote them would be seen.
+class CaseRunner {
+ public:
+  using Delay = std::function<void(int rank, size_t index)>;
+
+  CaseRunner(Ranks& ranks, const std::vector<Case>& cases) : ranks_(ranks), cases_(cases) {
+    uint64_t most = 0;
+    for (const Case& c : cases) most = std::max(most, used_bytes(c));
+    std::mt19937_64 random(20240607u + unsigned(world()));
+    // A case reads its inputs from a place of its own.
+    values_.assign(size_t(world()), Bytes(most + 8 * kPlaces));
+    for (Bytes& values : values_) {
+      for (char& byte : values) byte = char(random());
+    }
+    inputs_.assign(size_t(world()), Bytes(most));
+    outputs_ = inputs_;
+  }
+
+  void run(const Delay& delay = {}) {
+    ranks_.run([&](int rank) {
+      for (size_t i = 0; i < cases_.size(); ++i) {
+        if (delay) delay(rank, i);
+        if (!run_case(ranks_.view(rank), cases_[i], i)) return;
+      }
+    });
+  }
+
+ private:
+  static constexpr char kCanary = 0x5a;
+  static constexpr uint64_t kGuardBytes = 128;  // before and behind every tensor
+  static constexpr uint64_t kMostShift = 8;
+  static constexpr uint64_t kPlaces = 61;
+
+  struct Place {
+    std::vector<Bytes>* tensors;
+    uint64_t offset;
+    char* of(int rank) const { return (*tensors)[size_t(rank)].data() + offset; }
+  };
+
+  int world() const { return ranks_.world(); }
+
+  /// The first bytes of a buffer, with the largest tensor of any rank and the guards in it.
+  uint64_t used_bytes(const Case& c) const {
+    uint64_t most = 0;
+    for (int r = 0; r < world(); ++r) {
+      most = std::max({most, input_bytes(c, world(), r), output_bytes(c, world(), r)});
+    }
+    return most + 2 * kGuardBytes + 8 * kMostShift;
+  }
+  const char* value(int rank, size_t index) const {
+    return values_[size_t(rank)].data() + 8 * (index % kPlaces);
+  }
+  Place input_place(const Case& c) {
+    return {&inputs_, kGuardBytes + c.shift % kMostShift * c.element()};
+  }
+  Place output_place(const Case& c) {
+    if (c.in_place) return input_place(c);
+    return {&outputs_, kGuardBytes + (c.shift + 3) % kMostShift * c.element()};
+  }
+
+  /// In place, the smaller tensor lies within the larger one.
+  char* input_of(const Case& c, int rank) {
+    const bool inside = c.in_place && c.collective == Collective::allgather;
+    return input_place(c).of(rank) + (inside ? own_offset(c, world(), rank) : 0);
+  }
+  char* output_of(const Case& c, int rank) {
+    const bool inside = c.in_place && c.collective == Collective::reducescatter;
+    return output_place(c).of(rank) + (inside ? own_offset(c, world(), rank) : 0);
+  }
+
+  bool run_case(const RankView& view, const Case& c, size_t index) {
+    const size_t me = size_t(view.rank);
+    char* const input = input_of(c, view.rank);
+    const uint64_t used = used_bytes(c);
+    std::fill_n(inputs_[me].begin(), used, kCanary);
+    std::fill_n(outputs_[me].begin(), used, kCanary);
+    std::memcpy(input, value(view.rank, index), input_bytes(c, world(), view.rank));
+    Bytes wanted_inputs(inputs_[me].begin(), inputs_[me].begin() + int64_t(used));
+    Bytes wanted_outputs(used, kCanary);
+    if (!carry_out(view, c)) {
+      ADD_FAILURE() << describe(c) << " failed on rank " << view.rank << " in phase "
+                    << int(view.status->record.phase) << " of failure "
+                    << int(view.status->record.failure);
+      return false;
+    }
+    Bytes& wanted = c.in_place ? wanted_inputs : wanted_outputs;
+    const Bytes& got = c.in_place ? inputs_[me] : outputs_[me];
+    expect(view, c, index, uint64_t(output_of(c, view.rank) - got.data()), got, wanted);
+    EXPECT_TRUE(std::equal(wanted_inputs.begin(), wanted_inputs.end(), inputs_[me].begin()))
+        << describe(c) << ": bytes of or around the input on rank " << view.rank << ", case "
+        << index;
+    EXPECT_TRUE(std::equal(wanted_outputs.begin(), wanted_outputs.end(), outputs_[me].begin()))
+        << describe(c) << ": bytes of or around the output on rank " << view.rank << ", case "
+        << index;
+    return !testing::Test::HasFailure();
+  }
+
+  /// Puts what has to be there into `wanted`.
+  void expect(const RankView& view, const Case& c, size_t index, uint64_t offset, const Bytes& got,
+              Bytes& wanted) const {
+    std::vector<const char*> values;
+    for (int r = 0; r < world(); ++r) values.push_back(value(r, index));
+    Bytes output = expected_output(c, world(), view.rank, values);
+    if (is_reduced(c, view.rank)) {
+      const uint64_t numel = output.size() / c.element();
+      EXPECT_EQ(first_difference(got.data() + offset, output.data(), numel, c.dtype), "")
+          << describe(c) << " on rank " << view.rank << ", case " << index;
+      output.assign(got.begin() + int64_t(offset), got.begin() + int64_t(offset + output.size()));
+    }
+    std::copy(output.begin(), output.end(), wanted.begin() + int64_t(offset));
+  }
+
+  void map_peers(const Case& c, Call& call) {
+    for (int r = 0; c.symmetric && r < world(); ++r) {
+      call.peer_input[r] = input_of(c, r);
+      call.peer_output[r] = output_of(c, r);
+    }
+  }
+
+  bool carry_out(const RankView& view, const Case& c) {
+    char* const input = input_of(c, view.rank);
+    char* const output = output_of(c, view.rank);
+    if (c.collective == Collective::barrier) {
+      CallDescriptor descriptor;
+      descriptor.collective = Collective::barrier;
+      return barrier(view, descriptor);
+    }
+    if (c.collective == Collective::allreduce) {
+      AllreduceCall call =
+          make_call(input, output, c.shape.bytes() / c.element(), c.dtype, c.op, c.algorithm);
+      map_peers(c, call);
+      return allreduce(view, call);
+    }
+    ExchangeCall call = make_exchange(c, world(), view.rank, input, output);
+    map_peers(c, call);
+    if (c.device_splits) return with_device_splits(view, c, call);
+    return exchange(view, call);
+  }
+
+  bool with_device_splits(const RankView& view, const Case& c, ExchangeCall call) {
+    std::vector<int64_t> sent, expected, received(size_t(world()), -7);
+    for (int r = 0; r < world(); ++r) {
+      sent.push_back(int64_t(c.rows_between(world(), view.rank, r)));
+      expected.push_back(int64_t(c.rows_between(world(), r, view.rank)));
+      call.sent[r] = call.received[r] = Span{};  // not known to the caller
+    }
+    call.longest = 0;
+    call.splits = {sent.data(), received.data(), c.row_bytes, rows_sent(c, world(), view.rank),
+                   rows_received(c, world(), view.rank) + c.spare_rows};
+    const bool done = exchange(view, call);
+    EXPECT_TRUE(!done || received == expected) << describe(c) << " on rank " << view.rank;
+    return done;
+  }
+
+  Ranks& ranks_;
+  const std::vector<Case>& cases_;
+  std::vector<Bytes> values_;
+  std::vector<Bytes> inputs_;
+  std::vector<Bytes> outputs_;
+};
+
+}  // namespace collx::cpu

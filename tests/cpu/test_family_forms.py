@@ -1,0 +1,1 @@
+from tests.common.suites.family_forms import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.family_numerics import *  # noqa: F403

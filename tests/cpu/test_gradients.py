@@ -1,0 +1,1 @@
+from tests.common.suites.gradients import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.family_failure import *  # noqa: F403

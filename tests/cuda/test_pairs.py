@@ -1,0 +1,1 @@
+from tests.common.suites.pairs import *  # noqa: F403

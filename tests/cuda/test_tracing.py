@@ -1,0 +1,1 @@
+from tests.common.suites.tracing import *  # noqa: F403

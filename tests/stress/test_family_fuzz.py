@@ -1,0 +1,1 @@
+from tests.common.suites.family_fuzz import *  # noqa: F403

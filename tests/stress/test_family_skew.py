@@ -1,0 +1,1 @@
+from tests.common.suites.family_skew import *  # noqa: F403
