@@ -1,12 +1,11 @@
 // Launchers of all-reduce, and the local reduction of the fallback.
-#include "allreduce.h"
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
 
 #include "../protocol/names.h"
 #include "../protocol/selection.h"
+#include "allreduce.h"
 #include "collectives/kernel_table.cuh"
 #include "launch.h"
 

@@ -1,9 +1,8 @@
 // What a communicator needs of its device besides the collectives.
-#include "device.h"
-
 #include <algorithm>
 
 #include "../protocol/selection.h"
+#include "device.h"
 #include "launch.h"
 
 namespace collx::cuda {

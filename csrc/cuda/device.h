@@ -1,5 +1,5 @@
-// What a communicator needs of its device besides the collectives. No Torch here, and no CUDA header
-// either, so that ops/ can be built without nvcc.
+// What a communicator needs of its device besides the collectives. No Torch here, and no CUDA
+// header either, so that ops/ can be built without nvcc.
 #pragma once
 
 #include "../protocol/call.h"

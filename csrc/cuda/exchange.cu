@@ -1,6 +1,4 @@
 // Launchers of every collective but all-reduce: messages become routes, a call becomes a kernel.
-#include "exchange.h"
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -8,6 +6,7 @@
 #include "../protocol/names.h"
 #include "../protocol/selection.h"
 #include "collectives/kernel_table.cuh"
+#include "exchange.h"
 #include "launch.h"
 
 namespace collx::cuda {
@@ -53,8 +52,9 @@ Routes routes_of(const RankView& view, const ExchangeCall& call) {
     routes.sent[0] = message_of(call, call.output, call.received[view.rank]);
   }
   routes.cleared = message_of(call, call.output, dense_span(call.cleared));
-  // A gather has one message, or none.
-  routes.same = sends_the_same(call.collective) && call.collective != Collective::gather;
+  // Gather and reduce have one message, or none.
+  routes.same =
+      call.collective == Collective::allgather || call.collective == Collective::broadcast;
   routes.has_root = call.root >= 0;
   routes.root = (call.root - view.rank + view.world) % view.world;
   // In place, what stays here is where it belongs.
@@ -84,6 +84,13 @@ bool whole(const Message& m) {
   return m.bytes == 0 || (m.whole && m.width == m.bytes && m.bytes % kVectorBytes == 0);
 }
 
+bool all_whole(const Routes& routes, const RankView& view) {
+  for (int d = 0; d < view.world; ++d) {
+    if (!whole(routes.sent[d]) || !whole(routes.received[d])) return false;
+  }
+  return whole(routes.cleared);
+}
+
 /// Whether the call is one of those that session.cuh calls simple: here, of messages that are one
 /// run each, and equally long unless they are empty.
 bool is_simple(const KernelCall& k, const Routes& routes, const RankView& view,
@@ -91,11 +98,7 @@ bool is_simple(const KernelCall& k, const Routes& routes, const RankView& view,
   const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
   if (view.check || k.vectors == 0 || k.vectors > threads || k.vectors > k.capacity) return false;
   if (is_reduction(call.collective) && call.reduce_op != ReduceOp::sum) return false;
-  if (!whole(routes.cleared)) return false;
-  for (int d = 0; d < view.world; ++d) {
-    if (!whole(routes.sent[d]) || !whole(routes.received[d])) return false;
-  }
-  return true;
+  return all_whole(routes, view);
 }
 
 struct Launch {
@@ -112,6 +115,10 @@ struct Launch {
   }
 };
 
+void use_twoshot_slots(Launch& l, uint64_t vectors) {
+  use_slots(l.kernel_call, l.view.layout.twoshot, l.view, wire_vectors(is_masked(l.call), vectors));
+}
+
 void staged(Launch& l) {
   const bool reduces = is_reduction(l.call.collective);
   const int world = l.view.world;
@@ -121,8 +128,7 @@ void staged(Launch& l) {
     return l.run(channels_staged(reduces, l.call.dtype, world, simple));
   }
   // One stage of all-reduce's two-shot slots: a use carries a word between all pairs, too.
-  use_slots(l.kernel_call, l.view.layout.twoshot, l.view,
-            wire_vectors(is_masked(l.call), longest(l.call)));
+  use_twoshot_slots(l, longest(l.call));
   const bool simple = is_simple(l.kernel_call, l.routes, l.view, l.call);
   l.run(exchange_staged(reduces, l.call.dtype, world, simple));
 }
@@ -141,8 +147,9 @@ void with_device_splits(Launch& l) {
 void direct(Launch& l) {
   l.kernel_call.vectors = longest(l.call);
   l.kernel_call.fingerprint = fingerprint(l.call.descriptor);
-  l.run(is_reduction(l.call.collective) ? reduce_direct(l.call.dtype, l.view.world)
-                                        : exchange_direct(l.view.world));
+  l.run(is_reduction(l.call.collective)
+            ? reduce_direct(l.call.dtype, l.view.world)
+            : exchange_direct(l.view.world, all_whole(l.routes, l.view)));
 }
 
 void twostage(Launch& l) {
@@ -154,31 +161,56 @@ void twostage(Launch& l) {
   l.run(broadcast_twostage(l.view.world), &l.pull);
 }
 
-/// Slices of 1/(W-1): the d-th rank behind the root passes on slice d - 1.
-void pipelined(Launch& l) {
-  const int slices = l.view.world - 1, root = l.call.root;
-  const uint64_t vectors = longest(l.call);
-  const auto slice_of = [&](int rank) {
+/// Slices of 1/(W-1), one for each rank that is not the root: those behind it in turn.
+struct Slices {
+  const Launch& l;
+  uint64_t vectors() const {
+    return ceil_div<uint64_t>(longest(l.call), static_cast<uint64_t>(l.view.world) - 1);
+  }
+  Span of(int rank) const {
+    const int world = l.view.world;
     const Part part =
-        partition(vectors, slices, (rank - root - 1 + l.view.world) % l.view.world);
+        partition(longest(l.call), world - 1, (rank - l.call.root - 1 + world) % world);
     const uint64_t from = std::min(part.start * kVectorBytes, l.call.longest);
     const uint64_t to = std::min((part.start + part.count) * kVectorBytes, l.call.longest);
-    return Span{from, 1, to - from, to - from};
-  };
+    return {from, 1, to - from, to - from};
+  }
+};
+
+void pipelined(Launch& l) {
+  const Slices slices{l};
+  const int root = l.call.root;
   for (int d = 1; d < l.view.world; ++d) {
     const int rank = (l.view.rank + d) % l.view.world;
-    // To whom: from the root his slice, from another rank the own one. From whom, likewise.
-    l.routes.sent[d] = rank == root
-                           ? Message{}
-                           : message_of(l.call, l.call.input,
-                                        slice_of(l.view.rank == root ? rank : l.view.rank));
+    const bool is_root = l.view.rank == root;
+    // From the root its slice, from another rank that rank's own. Nothing comes back to the root.
+    l.routes.sent[d] = is_root ? message_of(l.call, l.call.input, slices.of(rank)) : Message{};
     l.routes.received[d] =
-        l.view.rank == root
-            ? Message{}
-            : message_of(l.call, l.call.output, slice_of(rank == root ? l.view.rank : rank));
+        is_root ? Message{}
+                : message_of(l.call, l.call.output, slices.of(rank == root ? l.view.rank : rank));
   }
-  use_channels(l.kernel_call, l.routes, l.view);
-  l.run(broadcast_pipelined(l.view.world));
+  use_twoshot_slots(l, slices.vectors());
+  l.run(broadcast_pipelined(l.view.world, is_simple(l.kernel_call, l.routes, l.view, l.call)));
+}
+
+void reduce_in_two_stages(Launch& l) {
+  const Slices slices{l};
+  const int root = l.call.root;
+  for (int d = 0; d < l.view.world; ++d) {
+    const int rank = (l.view.rank + d) % l.view.world;
+    if (rank == root) continue;
+    l.routes.sent[d] = message_of(l.call, l.call.input, slices.of(rank));
+    if (l.view.rank == root) {
+      l.routes.received[d] = message_of(l.call, l.call.output, slices.of(rank));
+    }
+  }
+  if (l.view.rank != root) {  // what stays here, unless it is where it belongs
+    const uint64_t bytes = l.call.input == l.call.output ? 0 : l.call.longest;
+    l.routes.kept = message_of(l.call, l.call.input, dense_span(bytes));
+    l.routes.received[0] = message_of(l.call, l.call.output, dense_span(bytes));
+  }
+  use_twoshot_slots(l, slices.vectors());
+  l.run(reduce_twostage(l.call.dtype, l.view.world));
 }
 
 }  // namespace
@@ -191,13 +223,16 @@ void for_each_exchange_kernel(const std::function<void(Kernel)>& visit) {
         visit(channels_staged(true, static_cast<DType>(dtype), world, simple));
       }
       visit(reduce_direct(static_cast<DType>(dtype), world));
+      visit(reduce_twostage(static_cast<DType>(dtype), world));
     }
     for (bool simple : {false, true}) {
       visit(exchange_staged(false, DType::uint8, world, simple));
       visit(channels_staged(false, DType::uint8, world, simple));
     }
-    visit(exchange_direct(world));
-    visit(broadcast_pipelined(world));
+    for (bool simple : {false, true}) {
+      visit(exchange_direct(world, simple));
+      visit(broadcast_pipelined(world, simple));
+    }
     visit(broadcast_twostage(world));
     visit(alltoallv_device_splits(world));
   }
@@ -205,14 +240,18 @@ void for_each_exchange_kernel(const std::function<void(Kernel)>& visit) {
 }
 
 void exchange(const RankView& view, const ExchangeCall& call, Stream stream) {
-  Launch l{view, call, arguments_of(view, call), routes_of(view, call),
-           pull_arguments_of(view, call), stream};
+  Launch l{
+      view,  call, arguments_of(view, call), routes_of(view, call), pull_arguments_of(view, call),
+      stream};
   l.kernel_call.reduce_op = call.reduce_op;
   if (view.check) l.kernel_call.fingerprint = fingerprint(call.descriptor);
   switch (call.plan.algorithm) {
     case Algorithm::staged:
     case Algorithm::onestage:
-      return call.splits.sent != nullptr ? with_device_splits(l) : staged(l);
+      if (call.splits.sent != nullptr) return with_device_splits(l);
+      return reduces_in_two_stages(call.collective, view.world, call.longest)
+                 ? reduce_in_two_stages(l)
+                 : staged(l);
     case Algorithm::direct:
       return direct(l);
     case Algorithm::twostage:

@@ -1,8 +1,8 @@
-#include "launch.h"
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+
+#include "launch.h"
 
 namespace collx::cuda {
 

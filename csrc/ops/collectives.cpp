@@ -27,7 +27,9 @@ struct Prepared {
   // Where the one tensor may be a part of the other: bytes between their beginnings.
   std::optional<int64_t> own_part;
 
-  at::IntArrayRef output_sizes() const { return C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(sizes)); }
+  at::IntArrayRef output_sizes() const {
+    return C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(sizes));
+  }
 };
 
 Prepared prepare(Collective collective, const at::Tensor& input, std::string_view group_name,
@@ -249,16 +251,16 @@ void run_device_splits(Prepared& p, const at::Tensor& input_splits, const at::Te
 at::Tensor reducescatter(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
                          std::string_view group_name, int64_t axis, std::string_view algorithm,
                          int64_t max_blocks) {
-  return into_new(prepare_reducescatter(input, reduce_op, group_size, group_name, axis, algorithm,
-                                        max_blocks));
+  return into_new(
+      prepare_reducescatter(input, reduce_op, group_size, group_name, axis, algorithm, max_blocks));
 }
 
 void reducescatter_out(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
                        std::string_view group_name, int64_t axis, std::string_view algorithm,
                        int64_t max_blocks, at::Tensor& out) {
-  into_apart(prepare_reducescatter(input, reduce_op, group_size, group_name, axis, algorithm,
-                                   max_blocks),
-             out);
+  into_apart(
+      prepare_reducescatter(input, reduce_op, group_size, group_name, axis, algorithm, max_blocks),
+      out);
 }
 
 at::Tensor allgather(const at::Tensor& input, int64_t group_size, std::string_view group_name,

@@ -154,15 +154,15 @@ void run(const Exchange& e, Communicator& communicator, const at::Tensor& input,
   call.plan = make_plan(e, communicator, call, bytes, from.has_value(), to.has_value());
   describe(e, input, call.descriptor);
   call.descriptor.algorithm = call.plan.algorithm;
-  // Only of what peers touch need the places agree: an allgather's input may be a part of its output.
+  // Only of what peers touch need the places agree: an allgather's input may be a part of its
+  // output.
   const bool reads = is_reduction(e.collective);
   map_peers(communicator, reads ? from : std::nullopt, reads ? std::nullopt : to, call);
   if (call.plan.algorithm == Algorithm::fallback) {
     enter_fallback(communicator, e.op(), call.descriptor);
     fallback_exchange(communicator, e.op(), call, input, output);
   } else {
-    call.plan.algorithm =
-        carried_out(e, communicator, call.plan.algorithm, bytes, to.has_value());
+    call.plan.algorithm = carried_out(e, communicator, call.plan.algorithm, bytes, to.has_value());
     carry_out(communicator, e, call);
   }
   communicator.count_call();

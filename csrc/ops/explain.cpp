@@ -22,8 +22,8 @@ Collective check_op(std::string_view op) {
   for (size_t i = 1; i + 1 < kCollectiveNames.size(); ++i) {
     known.append(known.empty() ? "" : ", ").append(kCollectiveNames[i]);
   }
-  TORCH_CHECK_VALUE(found != Collective::none && found != Collective::barrier,
-                    "collx: op: got \"", op, "\"; accepted: ", known);
+  TORCH_CHECK_VALUE(found != Collective::none && found != Collective::barrier, "collx: op: got \"",
+                    op, "\"; accepted: ", known);
   return found;
 }
 
@@ -63,11 +63,14 @@ uint64_t cuda_chunks(const RegionLayout& layout, Algorithm algorithm, const Requ
   switch (algorithm) {
     case Algorithm::staged:
     case Algorithm::onestage:
+      if (reduces_in_two_stages(request.collective, world, request.message)) {
+        return uses(wire / (static_cast<uint64_t>(world) - 1), layout.twoshot.capacity());
+      }
       return uses(wire, is_one_way(request.collective) ? layout.channels.slots.capacity()
                                                        : layout.twoshot.capacity());
     case Algorithm::pipelined:
       return uses(ceil_div<uint64_t>(wire, world > 1 ? static_cast<uint64_t>(world) - 1 : 1),
-                  layout.channels.slots.capacity());
+                  layout.twoshot.capacity());
     case Algorithm::twostage:
       return request.output_symmetric ? 1 : uses(part, layout.result_bytes);
     case Algorithm::oneshot_push:
@@ -88,10 +91,9 @@ uint64_t cuda_chunks(const RegionLayout& layout, Algorithm algorithm, const Requ
 
 uint64_t workspace_of(const Request& request, Algorithm algorithm) {
   const bool messages = algorithm == Algorithm::staged || algorithm == Algorithm::onestage;
-  return workspace_bytes(algorithm, request.dtype, messages ? request.message : request.bytes,
-                         request.world,
-                         algorithm == Algorithm::twostage ? request.output_symmetric
-                                                          : request.input_symmetric);
+  return workspace_bytes(
+      algorithm, request.dtype, messages ? request.message : request.bytes, request.world,
+      algorithm == Algorithm::twostage ? request.output_symmetric : request.input_symmetric);
 }
 
 }  // namespace
@@ -100,8 +102,7 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
                     at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
                     std::string_view algorithm, int64_t max_blocks) {
   const Collective collective = check_op(op);
-  Request request =
-      request_of(communicator, collective, check_max_blocks("explain", max_blocks));
+  Request request = request_of(communicator, collective, check_max_blocks("explain", max_blocks));
   const uint64_t itemsize = itemsize_of(collective, dtype, "explain");
   if (is_reduction(collective)) request.dtype = check_dtype("explain", dtype);
   request.bytes = numel * itemsize;

@@ -316,8 +316,9 @@ class Messages {
     at::Tensor rows = at::empty({world_}, at::kLong);
     auto* own = static_cast<int64_t*>(rows.mutable_data_ptr());
     if (on_device) {
-      rows.copy_(at::from_blob(const_cast<int64_t*>(call_.splits.sent), {world_},
-                               at::TensorOptions(at::kLong).device(communicator_.options().device)));
+      rows.copy_(
+          at::from_blob(const_cast<int64_t*>(call_.splits.sent), {world_},
+                        at::TensorOptions(at::kLong).device(communicator_.options().device)));
     } else {
       for (int r = 0; r < world_; ++r) {
         own[r] = static_cast<int64_t>(sent_[static_cast<size_t>(r)].bytes());

@@ -1,5 +1,5 @@
-// Meta kernels: shapes, dtypes and strides without data. Exact on any rank; only uneven parts ask the
-// registry which rank this is.
+// Meta kernels: shapes, dtypes and strides without data. Exact on any rank; only uneven parts ask
+// the registry which rank this is.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -66,10 +66,10 @@ at::Tensor reducescatter_meta(const at::Tensor& input, string_view reduce_op, in
 void reducescatter_out_meta(const at::Tensor& input, string_view reduce_op, int64_t group_size,
                             string_view group_name, int64_t axis, string_view algorithm,
                             int64_t max_blocks, at::Tensor& out) {
-  check_out("reducescatter", input,
-            sizes_of_reducescatter(input, reduce_op, group_size, group_name, axis, algorithm,
-                                   max_blocks),
-            out);
+  check_out(
+      "reducescatter", input,
+      sizes_of_reducescatter(input, reduce_op, group_size, group_name, axis, algorithm, max_blocks),
+      out);
 }
 
 // allgather

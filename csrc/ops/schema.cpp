@@ -71,8 +71,7 @@ TORCH_LIBRARY(collx, library) {
                     options = "str algorithm=\"auto\", int max_blocks=0";
   define(library, "allreduce", "", input + reduce_op + kOptions);
   define_inplace(library, "allreduce", reduce_op + kOptions);
-  define(library, "reducescatter", "",
-         input + reduce_op + size + group + "int axis=0, " + options);
+  define(library, "reducescatter", "", input + reduce_op + size + group + "int axis=0, " + options);
   define(library, "allgather", "",
          input + size + group + "int axis=0, SymInt? total=None, " + options);
   define(library, "broadcast", "", input + root + kOptions);

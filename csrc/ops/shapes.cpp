@@ -3,8 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include "../protocol/partition.h"
-#include "registry.h"
 #include "communicator.h"
+#include "registry.h"
 
 namespace collx {
 
@@ -15,15 +15,15 @@ Sizes sizes_of(const at::Tensor& tensor) {
   return Sizes(sizes.begin(), sizes.end());
 }
 
-/// Exact on any rank where the parts are equal. Uneven ones are this rank's alone, and need numbers.
+/// Exact on any rank where the parts are equal. Uneven ones are this rank's alone, and need
+/// numbers.
 c10::SymInt part_of(const char* op, const c10::SymInt& units, int64_t group_size,
                     std::string_view group_name) {
   if (TORCH_GUARD_OR_FALSE((units % group_size).sym_eq(0))) return units / group_size;
   const auto communicator = registry::require(op, group_name);
-  return static_cast<int64_t>(
-      partition(static_cast<uint64_t>(units.guard_int(__FILE__, __LINE__)),
-                static_cast<int>(group_size), communicator->options().rank)
-          .count);
+  return static_cast<int64_t>(partition(static_cast<uint64_t>(units.guard_int(__FILE__, __LINE__)),
+                                        static_cast<int>(group_size), communicator->options().rank)
+                                  .count);
 }
 
 c10::SymInt sum_of(const char* op, const char* argument, c10::SymIntArrayRef splits) {
@@ -53,8 +53,8 @@ void check_has_rows(const char* op, const at::Tensor& input) {
 }
 
 void check_group_size(const char* op, int64_t group_size) {
-  TORCH_CHECK_VALUE(group_size >= 1 && group_size <= kMaxRanks, "collx.", op,
-                    ": group_size: got ", group_size, "; accepted: the communicator's world size");
+  TORCH_CHECK_VALUE(group_size >= 1 && group_size <= kMaxRanks, "collx.", op, ": group_size: got ",
+                    group_size, "; accepted: the communicator's world size");
 }
 
 Sizes reducescatter_sizes(const char* op, const at::Tensor& input, int64_t group_size, int64_t axis,

@@ -111,14 +111,19 @@ struct CpuSlots {
 inline constexpr uint64_t kAnyMessage = ~0ull;
 constexpr CpuSlots cpu_slots(const RegionLayout& layout, Collective collective, uint64_t longest,
                              int world) {
-  if (sends_the_same(collective)) return {layout.staging_bytes, 0, false};
+  const auto whole_lines = [](uint64_t bytes) { return bytes / kCpuLineBytes * kCpuLineBytes; };
+  const bool same = sends_the_same(collective);
   // A reduction may need room for what the rank itself adds.
-  const bool own = is_reduction(collective) || world == 1;
-  const uint64_t slots = static_cast<uint64_t>(own ? world : world - 1);
-  const uint64_t room = layout.staging_bytes / slots / kCpuLineBytes * kCpuLineBytes;
+  const bool own = !same && (is_reduction(collective) || world == 1);
+  const uint64_t slots = same ? 1 : static_cast<uint64_t>(own ? world : world - 1);
+  uint64_t chunk = whole_lines(layout.staging_bytes / slots);
+  // Some ranks fill the next chunk while others read this one: the more chunks, the less of the
+  // work follows one after the other.
+  const uint64_t half = whole_lines(layout.staging_bytes / 2);
+  if (is_one_way(collective) && chunk > half && half > 0) chunk = half;
+  if (same) return {chunk, 0, false};
   // Slots of short messages stand close together.
-  if (longest > room) return {room, room, own};
-  return {room, round_up<uint64_t>(longest, kCpuLineBytes), own};
+  return {chunk, longest < chunk ? round_up<uint64_t>(longest, kCpuLineBytes) : chunk, own};
 }
 
 /// Bytes of the full tensor that one use of the region carries, or 0 where nothing is staged: the

@@ -34,7 +34,7 @@ struct alignas(128) RegionHeader {
   uint32_t check_blocks;          // blocks of this call that have passed the check
   uint32_t counts_epoch;          // the same two for the exchange of counts
   uint32_t counts_blocks;
-  uint64_t sequence;              // calls completed
+  uint64_t sequence;  // calls completed
   /// Reports of the ranks that failed: inbox[r] is written by rank r before it sets `poison`.
   alignas(128) StatusRecord inbox[kMaxRanks];
   /// Two of each, so that a fast rank's next call does not overwrite what is still read.
@@ -88,7 +88,7 @@ struct RegionLayout {
   SlotArea twoshot;         // two stages, sentinel
   SlotArea twoshot_pairs;   // two stages, {data, epoch}
   ChannelArea channels;
-  uint64_t staging;         // byte[2][staging_bytes]: inputs that peers pull
+  uint64_t staging;  // byte[2][staging_bytes]: inputs that peers pull
   uint64_t staging_bytes;
   uint64_t results;  // byte[2][result_bytes]: reduced parts that peers pull
   uint64_t result_bytes;

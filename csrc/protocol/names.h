@@ -14,12 +14,12 @@ inline constexpr std::array<std::string_view, static_cast<size_t>(DType::count)>
 inline constexpr std::array<std::string_view, static_cast<size_t>(ReduceOp::count)> kReduceOpNames =
     {"sum", "avg", "max", "min", "prod"};
 inline constexpr std::array<std::string_view, static_cast<size_t>(Collective::count)>
-    kCollectiveNames = {"none",    "allreduce", "reducescatter", "allgather", "broadcast", "reduce",
-                        "gather",  "scatter",   "alltoall",      "alltoallv", "barrier"};
+    kCollectiveNames = {"none",   "allreduce", "reducescatter", "allgather", "broadcast", "reduce",
+                        "gather", "scatter",   "alltoall",      "alltoallv", "barrier"};
 inline constexpr std::array<std::string_view, static_cast<size_t>(Algorithm::count)>
-    kAlgorithmNames = {"auto",     "oneshot_push", "twoshot_push", "pull_push",
-                       "oneshot_pull", "twoshot_pull", "fallback", "staged",
-                       "direct",   "onestage",     "twostage",     "pipelined"};
+    kAlgorithmNames = {"auto",         "oneshot_push", "twoshot_push", "pull_push",
+                       "oneshot_pull", "twoshot_pull", "fallback",     "staged",
+                       "direct",       "onestage",     "twostage",     "pipelined"};
 
 template <typename E, size_t N>
 constexpr std::optional<E> find_name(const std::array<std::string_view, N>& names,

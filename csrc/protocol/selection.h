@@ -81,18 +81,27 @@ struct ExchangeRow {
 };
 
 inline constexpr ExchangeRow kExchangeSelection[] = {
-    {Collective::broadcast, DeviceKind::cuda, false, 2, kAnySize, Algorithm::onestage},
-    {Collective::broadcast, DeviceKind::cuda, false, 8, 512 << 10, Algorithm::onestage},
+    {Collective::broadcast, DeviceKind::cuda, true, 2, kAnySize, Algorithm::onestage},
+    {Collective::broadcast, DeviceKind::cuda, false, 2, 8 << 20, Algorithm::onestage},
+    {Collective::broadcast, DeviceKind::cuda, false, 8, 256 << 10, Algorithm::onestage},
     {Collective::broadcast, DeviceKind::cuda, false, 8, kAnySize, Algorithm::pipelined},
     {Collective::broadcast, DeviceKind::cpu, false, 16, kAnySize, Algorithm::onestage},
     {Collective::alltoallv, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
     {Collective::alltoallv, DeviceKind::cpu, false, 16, kAnySize, Algorithm::staged},
+    // Pulling is slower than pushing: a reduction takes slots at any size.
+    {Collective::reducescatter, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
+    {Collective::reduce, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
     {Collective::none, DeviceKind::cuda, false, 8, 4 << 20, Algorithm::staged},
     {Collective::none, DeviceKind::cuda, true, 8, kAnySize, Algorithm::direct},
     {Collective::none, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
     {Collective::none, DeviceKind::cpu, true, 16, kAnySize, Algorithm::direct},
     {Collective::none, DeviceKind::cpu, false, 16, kAnySize, Algorithm::staged},
 };
+
+/// Whether a staged reduce between GPUs shares the work among the ranks that are not the root.
+constexpr bool reduces_in_two_stages(Collective c, int world, uint64_t bytes) {
+  return c == Collective::reduce && bytes > (world > 2 ? 512 << 10 : 8 << 20);
+}
 
 /// Up to this, slots are faster than the two barriers of a broadcast into symmetric outputs.
 inline constexpr uint64_t kStagedBroadcastUpTo = 4 << 20;
@@ -126,8 +135,7 @@ constexpr bool has_algorithm(Collective c, Algorithm a) {
     case Algorithm::staged:
       return c != Collective::allreduce && c != Collective::broadcast;
     case Algorithm::direct:
-      return c != Collective::allreduce && c != Collective::broadcast &&
-             c != Collective::alltoallv;
+      return c != Collective::allreduce && c != Collective::broadcast && c != Collective::alltoallv;
     case Algorithm::onestage:
     case Algorithm::twostage:
     case Algorithm::pipelined:
@@ -169,7 +177,10 @@ constexpr uint64_t work_of(const Request& r, Algorithm algorithm) {
       return vectors;
     case Algorithm::staged:
     case Algorithm::onestage:
-      return message + message / 31 + 1;  // with the masks
+      // With the masks.
+      return (message + message / 31) /
+                 (reduces_in_two_stages(r.collective, r.world, r.message) ? world - 1 : 1) +
+             1;
     case Algorithm::direct:
       return message;
     case Algorithm::pipelined:
@@ -215,8 +226,8 @@ constexpr Plan select(const Request& r) {
   return plan;
 }
 
-/// Bytes of the region that a call keeps occupied, if it is not to be done in chunks. `bytes`: of the
-/// full tensor, in an exchange through slots those of the longest message.
+/// Bytes of the region that a call keeps occupied, if it is not to be done in chunks. `bytes`: of
+/// the full tensor, in an exchange through slots those of the longest message.
 constexpr uint64_t workspace_bytes(Algorithm algorithm, DType dtype, uint64_t bytes, int world,
                                    bool symmetric) {
   const uint64_t w = static_cast<uint64_t>(world);

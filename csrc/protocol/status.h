@@ -16,8 +16,8 @@ struct CallDescriptor {
   int32_t max_blocks = 0;
   int32_t dims = 0;  // number of dimensions; the first eight sizes follow
   uint64_t numel = 0;
-  uint32_t symmetric = 0;  // bit 0: input, bit 1: output
-  uint32_t scalar_type = 0;  // 1 + PyTorch's code, since copies know more dtypes than reductions
+  uint32_t symmetric = 0;     // bit 0: input, bit 1: output
+  uint32_t scalar_type = 0;   // 1 + PyTorch's code, since copies know more dtypes than reductions
   uint64_t input_offset = 0;  // offsets in the symmetric allocations
   uint64_t output_offset = 0;
   int64_t sizes[8] = {};

@@ -120,8 +120,8 @@ char first_of_three(Ranks& ranks, const std::function<void()>& between) {
   char first = 0;
   ranks.run([&](int rank) {
     if (rank == 1) {
-      while (made < 2) std::this_thread::yield();
-      std::this_thread::sleep_for(100ms);  // for the third
+      while (made < 1) std::this_thread::yield();
+      std::this_thread::sleep_for(100ms);  // for the others
     }
     for (int i = 0; i < 3; ++i) {
       Case c = bytes_of({Collective::broadcast, Algorithm::onestage, false}, 2, 64, 0);

@@ -1,161 +1,148 @@
-// Broadcast in a pipeline: the root sends each other rank a slice of its own, 1/(W-1) of the tensor;
-// that rank forwards every word, as it arrives, to the ranks that are not the root.
+// Broadcast in a pipeline: the root sends each other rank a slice of its own, 1/(W-1) of the
+// tensor; that rank forwards every word, as it arrives, to the ranks that are not the root.
 //
-// Costs the tensor once on the root's link, and two flights. Through channels: a forwarder waits for
-// the done words of those to whom it forwards, as any sender does.
+// Costs the tensor once on the root's link, and two flights. In all-reduce's two-shot slots: the
+// second stage carries fillers to the root, so that every two ranks exchange words in both
+// directions in every use. The fillers use a direction of the links that is idle.
 #include "../stages/messages.cuh"
-#include "../transports/channels.cuh"
+#include "../transports/session.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
 namespace {
 
-using S = MaskedSlots;
+enum Stage { kScatter, kForward };
 
-template <int W>
+template <int W, bool Simple>
 class Pipeline {
+  using S = MaskedSlots;
   static constexpr int kRanks = World<W>::kRanks;
 
  public:
-  __device__ Pipeline(Session<false>& session, const Routes& routes)
+  __device__ Pipeline(Session<Simple>& session, const Routes& routes)
       : session_(session),
         call_(session.call),
         routes_(routes),
         world_(World<W>::size(call_)),
         root_((call_.rank + routes.root) % world_),
-        channels_(call_, routes, call_.vectors) {}
+        tiles_(call_) {}
 
   __device__ void run() {
-    for (uint32_t use = 0; uint64_t{use} * call_.capacity < call_.vectors; ++use) {
-      if (routes_.root == 0) {
-        channels_.for_own([&](uint32_t i) { send(use, i); });
+    uint32_t use = 0, n = 0;
+    for (uint64_t done = 0; done < call_.vectors; done += n) {
+      const uint64_t left = call_.vectors - done;
+      n = Simple || left < call_.capacity ? static_cast<uint32_t>(left) : call_.capacity;
+      if (!Simple && use > 0) next_use();
+      const auto send = [&](uint32_t i) {
+        const uint64_t j = data_index<S>(done + i);
+        const uint32_t epoch = tiles_.epoch(i) + use;
+        root_ == call_.rank ? scatter(j, i, epoch) : forward(j, i, epoch);
+      };
+      const auto take = [&](uint32_t i) {
+        gather(data_index<S>(done + i), i, tiles_.epoch(i) + use);
+      };
+      if constexpr (Simple) {
+        tiles_.for_own(n, send);
+        tiles_.for_own(n, take);
       } else {
-        channels_.for_own([&](uint32_t i) { forward(use, i); });
-        channels_.for_own([&](uint32_t i) { take_forwarded(use, i); });
+        tiles_.for_own_behind(n, send, take);
       }
-      channels_.finish_use(session_, use);
+      ++use;
+      if (Simple) break;
     }
-    copy_own(routes_.sent[0], routes_.received[0]);
-    channels_.finish(session_);
+    copy_own<Simple>(routes_.sent[0], routes_.received[0]);
+    tiles_.finish(session_, use, n);
   }
 
  private:
-  __device__ __forceinline__ uint64_t index(uint32_t use, uint32_t i) const {
-    return data_index<S>(uint64_t{use} * call_.capacity + i);
-  }
-  __device__ __forceinline__ int rank_at(int distance) const {
-    return (call_.rank + distance) % world_;
-  }
+  // j: which vector of a slice, if the lane carries one; i: of the use, on the wire.
 
-  /// To a rank, over its channel, when that is free.
-  __device__ __forceinline__ void push(int d, uint32_t use, uint32_t i, Vector wire) {
-    const int peer = rank_at(d);
-    const uint32_t epoch = channels_.sent(i)[peer] + use + 1;
-    const uint32_t done = ptx::ld_acquire_sys(channels_.done(i) + peer);
-    if (!channels_.writable(session_, peer, i, epoch, done)) return;
-    S::push(call_.outgoing[d] + slot_offset<S>(call_, 0, epoch, i), wire, epoch);
-  }
-
-  /// The root: a vector of each slice.
-  __device__ __forceinline__ void send(uint32_t use, uint32_t i) {
-    const uint64_t j = index(use, i);
+  /// The root: a vector of each slice to the rank that forwards it.
+  __device__ __forceinline__ void scatter(uint64_t j, uint32_t i, uint32_t epoch) {
     Vector v[kRanks];
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) v[d] = load(routes_.sent[d], j);
+      if (d < world_) v[d] = load<Simple>(routes_.sent[d], j);
     }
+    const uint32_t at = slot_offset<S>(call_, kScatter, epoch, i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_ && channels_.reaches(routes_.sent[d], use, i)) {
-        push(d, use, i, S::sendable(v[d]));
-      }
+      if (d >= world_) continue;
+      v[d] = S::sendable(v[d]);
+      if (session_.alive()) S::push(call_.outgoing[d] + at, v[d], epoch);
     }
   }
 
-  __device__ __forceinline__ Arrivals<kRanks> arrivals(uint32_t use, uint32_t i) const {
-    const auto counts = Counts<kRanks>::load(channels_.received(i));
-    return Arrivals<kRanks>(call_, [&](int source) {
-      return slot_offset<S>(call_, 0, counts.of[source] + use + 1, i);
-    });
-  }
-
-  /// Another rank: a vector of its slice, to itself and on to the others. The masks travel with it.
-  __device__ __forceinline__ void forward(uint32_t use, uint32_t i) {
-    if (!channels_.reaches(routes_.received[routes_.root], use, i)) return;
-    const auto slots = arrivals(use, i);
-    Vector v[kRanks];
-    const bool arrived = await_vectors<S>(session_, Phase::arrival, use, Vector{}, slots, v,
-                                          [this](int source) { return source == root_; });
+  /// Another rank: a vector of its slice, on to the others and to its output. The masks travel
+  /// along.
+  __device__ __forceinline__ void forward(uint64_t j, uint32_t i, uint32_t epoch) {
+    char* slot = call_.arriving + slot_offset<S>(call_, kScatter, epoch, i) +
+                 static_cast<uint32_t>(root_) * call_.source_bytes;
     Vector wire{};
-#pragma unroll
-    for (int source = 0; source < kRanks; ++source) {
-      if (source == root_) wire = v[source];
-    }
+    const bool arrived = session_.patience.wait(
+        Phase::arrival, [&] { return S::poll(slot, wire, epoch) != ~0u; },
+        [&] {
+          return Blame{root_, epoch, 0};
+        });
+    const uint32_t at = slot_offset<S>(call_, kForward, epoch, i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (arrived && d < world_ && d != routes_.root) push(d, use, i, wire);
+      if (d >= world_ || !arrived) continue;
+      S::push(call_.outgoing[d] + at, d == routes_.root ? Vector{} : wire, epoch);
     }
     const Vector data = S::received(wire);
     if (!arrived) return;
-    store(routes_.received[routes_.root], index(use, i), data);
-    rearm(slots, root_);
+    store<Simple>(routes_.received[routes_.root], j, data);
+    S::rearm(slot);
   }
 
-  /// A vector of every slice that others forward.
-  __device__ __forceinline__ void take_forwarded(uint32_t use, uint32_t i) {
-    uint32_t from = 0;
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world_ && d != routes_.root && channels_.reaches(routes_.received[d], use, i)) {
-        from |= 1u << rank_at(d);
-      }
-    }
-    if (from == 0) return;
-    const auto slots = arrivals(use, i);
+  /// A vector of every slice that others forward; to the root, fillers.
+  __device__ __forceinline__ void gather(uint64_t j, uint32_t i, uint32_t epoch) {
+    const Arrivals<kRanks> arrivals(call_, slot_offset<S>(call_, kForward, epoch, i));
+    const auto forwards = [this](int source) {
+      return source < world_ && source != call_.rank && source != root_;
+    };
     Vector v[kRanks];
-    const bool arrived = await_vectors<S>(session_, Phase::gather, use, Vector{}, slots, v,
-                                          [=](int source) { return (from >> source & 1) != 0; });
+    const bool arrived =
+        await_vectors<S>(session_, Phase::gather, epoch, Vector{}, arrivals, v, forwards);
 #pragma unroll
     for (int source = 0; source < kRanks; ++source) {
-      if ((from >> source & 1) == 0) continue;
+      if (!forwards(source)) continue;
       v[source] = S::received(v[source]);
       if (!arrived) continue;
-      const int d = source >= call_.rank ? source - call_.rank : source - call_.rank + world_;
-      store(routes_.received[d], index(use, i), v[source]);
-      S::rearm(slots.slot[source]);
+      // Nothing is kept of the fillers: the root expects no message.
+      const int d = source > call_.rank ? source - call_.rank : source - call_.rank + world_;
+      store<Simple>(routes_.received[d], j, v[source]);
+      S::rearm(arrivals.slot[source]);
     }
   }
 
-  static __device__ __forceinline__ void rearm(const Arrivals<kRanks>& slots, int rank) {
-#pragma unroll
-    for (int source = 0; source < kRanks; ++source) {
-      if (source == rank) S::rearm(slots.slot[source]);
-    }
-  }
-
-  Session<false>& session_;
+  Session<Simple>& session_;
   const KernelCall& call_;
   const Routes& routes_;
   const int world_, root_;
-  Channels<false> channels_;
+  Tiles<Simple> tiles_;
 };
 
-template <int W>
+template <int W, bool Simple>
 __global__ void __launch_bounds__(512, 2)
     pipelined(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes) {
-  Session<false> session(call);
-  Pipeline<W>(session, routes).run();
+  Session<Simple> session(call);
+  Pipeline<W, Simple>(session, routes).run();
 }
 
+template <bool Simple>
 struct Family {
   template <int W>
   static Kernel kernel() {
-    return reinterpret_cast<Kernel>(pipelined<W>);
+    return reinterpret_cast<Kernel>(pipelined<W, Simple>);
   }
 };
 
 }  // namespace
 
-Kernel broadcast_pipelined(int world) { return find_world<Family>(world); }
+Kernel broadcast_pipelined(int world, bool simple) {
+  return simple ? find_world<Family<true>>(world) : find_world<Family<false>>(world);
+}
 
 }  // namespace collx::cuda

@@ -27,17 +27,28 @@ class OneWay {
   __device__ void run() {
     // In a reduction the root's own values go through the stage; everything else stays here.
     const bool keeps = !kReduces || routes_.root != 0;
-    uint32_t use = 0;
-    do {
-      channels_.for_own([&](uint32_t i) { send(use, i); });
-      if (use == 0) {
-        if (keeps) copy_own<Simple>(routes_.sent[0], routes_.received[0]);
-        clear<Simple>(routes_.cleared);
-      }
-      channels_.for_own([&](uint32_t i) { take(use, i); });
-      channels_.finish_use(session_, use);
-      ++use;
-    } while (!Simple && uint64_t{use} * call_.capacity < vectors_);
+    const auto keep_own = [&] {
+      if (keeps) copy_own<Simple>(routes_.sent[0], routes_.received[0]);
+      clear<Simple>(routes_.cleared);
+    };
+    if constexpr (Simple) {
+      // The senders are told before the output is written: they wait for the slots alone.
+      Taken taken{};
+      channels_.for_own([&](uint32_t i) { send(0, i); });
+      keep_own();
+      channels_.for_own([&](uint32_t i) { taken = take(0, i); });
+      channels_.finish_use(session_, 0);
+      channels_.for_own([&](uint32_t i) { put(0, i, taken); });
+    } else {
+      uint32_t use = 0;
+      do {
+        channels_.for_own([&](uint32_t i) { send(use, i); });
+        if (use == 0) keep_own();
+        channels_.for_own([&](uint32_t i) { put(use, i, take(use, i)); });
+        channels_.finish_use(session_, use);
+        ++use;
+      } while (uint64_t{use} * call_.capacity < vectors_);
+    }
     channels_.finish(session_);
   }
 
@@ -58,63 +69,66 @@ class OneWay {
     }
     if (!any) return;
     const uint64_t j = index(use, i);
-    const auto counts = Counts<kRanks>::load(channels_.sent(i));
+    const Counts<kRanks> counts = channels_.sent(i);
     Vector v[kRanks];
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (sends[d]) v[d] = load<Simple>(routes_.sent[d], j);
+      if (sends[d]) v[d] = d > 1 && routes_.same ? v[1] : load<Simple>(routes_.sent[d], j);
     }
-    const auto done = Counts<kRanks>::load_acquire(channels_.done(i));
+    const Counts<kRanks> done = channels_.done(i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
       if (!sends[d]) continue;
       const int peer = rank_at(d);
       const Vector sent = S::sendable(v[d]);
-      const uint32_t epoch = pick(counts, peer) + use + 1;
-      if (!channels_.writable(session_, peer, i, epoch, pick(done, peer))) continue;
+      const uint32_t epoch = counts[peer] + use + 1;
+      if (!channels_.writable(session_, peer, i, epoch, done[peer])) continue;
       S::push(call_.outgoing[d] + slot_offset<S>(call_, 0, epoch, i), sent, epoch);
     }
   }
 
-  __device__ __forceinline__ void take(uint32_t use, uint32_t i) {
-    uint32_t from = 0;  // ranks
+  struct Taken {
+    Vector v[kRanks];
+    uint32_t from;  // ranks, one bit each
+  };
+
+  /// A vector from every rank of which a message reaches so far; the slots are armed again.
+  __device__ __forceinline__ Taken take(uint32_t use, uint32_t i) {
+    Taken taken{};
+    uint32_t from = 0;
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
       if (d < world_ && channels_.reaches(routes_.received[d], use, i)) from |= 1u << rank_at(d);
     }
-    if (from == 0) return;
-    const uint64_t j = index(use, i);
-    const auto counts = Counts<kRanks>::load(channels_.received(i));
-    const Vector own = kReduces ? load<Simple>(routes_.sent[0], j) : Vector{};
+    if (from == 0) return taken;
+    const Counts<kRanks> counts = channels_.received(i);
+    const Vector own = kReduces ? load<Simple>(routes_.sent[0], index(use, i)) : Vector{};
     const Arrivals<kRanks> arrivals(call_, [&](int source) {
       return slot_offset<S>(call_, 0, counts.of[source] + use + 1, i);
     });
-    Vector v[kRanks];
-    const bool arrived =
-        await_vectors<S>(session_, Phase::arrival, use, own, arrivals, v,
-                         [=](int source) { return (from >> source & 1) != 0; });
+    const bool arrived = await_vectors<S>(session_, Phase::arrival, use, own, arrivals, taken.v,
+                                          [=](int source) { return (from >> source & 1) != 0; });
 #pragma unroll
     for (int source = 0; source < kRanks; ++source) {
-      if (from >> source & 1) v[source] = S::received(v[source]);
+      if (from >> source & 1) taken.v[source] = S::received(taken.v[source]);
     }
-    if (!arrived) return;
-    if constexpr (kReduces) {
-      Combine::template store<Simple>(call_, routes_, world_, j, v);
-    } else {
-      Combine::template store<Simple>(call_, routes_, world_, j, v, from);
-    }
+    if (!arrived) return taken;
+    taken.from = from;
 #pragma unroll
     for (int source = 0; source < kRanks; ++source) {
       if (from >> source & 1) S::rearm(arrivals.slot[source]);
     }
+    return taken;
   }
 
-  /// counts.of[rank], without an address: registers have none.
-  static __device__ __forceinline__ uint32_t pick(const Counts<kRanks>& counts, int rank) {
-    uint32_t count = counts.of[0];
-#pragma unroll
-    for (int r = 1; r < kRanks; ++r) count = r == rank ? counts.of[r] : count;
-    return count;
+  __device__ __forceinline__ void put(uint32_t use, uint32_t i, const Taken& taken) {
+    if (taken.from == 0) return;
+    const uint64_t j = index(use, i);
+    if constexpr (kReduces) {
+      Combine::template store<Simple>(call_, routes_, world_, j, taken.v);
+    } else {
+      Combine::template store<Simple>(call_, routes_, world_, j, taken.v, taken.from);
+    }
   }
 
   Session<Simple>& session_;
@@ -122,7 +136,7 @@ class OneWay {
   const Routes& routes_;
   const uint64_t vectors_;
   const int world_;
-  Channels<Simple> channels_;
+  Channels<kRanks, Simple> channels_;
 };
 
 }  // namespace collx::cuda

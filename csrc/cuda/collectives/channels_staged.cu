@@ -1,5 +1,5 @@
-// Broadcast (one stage), gather, scatter, alltoallv and reduce through channels: senders store their
-// messages into slots at the receivers, who poll them, and copy or reduce.
+// Broadcast (one stage), gather, scatter, alltoallv and reduce through channels: senders store
+// their messages into slots at the receivers, who poll them, and copy or reduce.
 //
 // Costs the messages on each link, and one flight over it.
 #include "channels.cuh"

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kInFlight = 4;  // vectors of a thread
 
-template <int W>
+/// `Plain`: every message is one run of whole aligned vectors.
+template <int W, bool Plain>
 __global__ void __launch_bounds__(512, 2)
     direct(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes) {
   constexpr int kRanks = World<W>::kRanks;
@@ -33,10 +34,12 @@ __global__ void __launch_bounds__(512, 2)
         if (hop >= world) continue;
         if (hop == 0 || d == 0 || !routes.same) {
 #pragma unroll
-          for (int k = 0; k < kInFlight; ++k) v[k] = load(routes.sent[d], i + k * stride);
+          for (int k = 0; k < kInFlight; ++k) v[k] = load<Plain>(routes.sent[d], i + k * stride);
         }
 #pragma unroll
-        for (int k = 0; k < kInFlight; ++k) store(routes.received[d], i + k * stride, v[k]);
+        for (int k = 0; k < kInFlight; ++k) {
+          store<Plain>(routes.received[d], i + k * stride, v[k]);
+        }
       }
     }
     clear(routes.cleared);
@@ -46,15 +49,18 @@ __global__ void __launch_bounds__(512, 2)
   session.finish();
 }
 
+template <bool Plain>
 struct Family {
   template <int W>
   static Kernel kernel() {
-    return reinterpret_cast<Kernel>(direct<W>);
+    return reinterpret_cast<Kernel>(direct<W, Plain>);
   }
 };
 
 }  // namespace
 
-Kernel exchange_direct(int world) { return find_world<Family>(world); }
+Kernel exchange_direct(int world, bool plain) {
+  return plain ? find_world<Family<true>>(world) : find_world<Family<false>>(world);
+}
 
 }  // namespace collx::cuda

@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(512, 2)
       use = 1;
       break;
     } else {
-      tiles.for_own(n, push);
-      tiles.for_own(n, take);
+      tiles.for_own_behind(n, push, take);
       ++use;
     }
   }

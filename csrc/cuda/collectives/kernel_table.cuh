@@ -84,9 +84,10 @@ Kernel allreduce_twoshot_pull(DType dtype, int world, bool simple);
 // `dtype`: of a reduction; copies know none.
 Kernel exchange_staged(bool reduces, DType dtype, int world, bool simple);
 Kernel channels_staged(bool reduces, DType dtype, int world, bool simple);
-Kernel exchange_direct(int world);
+Kernel exchange_direct(int world, bool plain);
 Kernel reduce_direct(DType dtype, int world);
-Kernel broadcast_pipelined(int world);
+Kernel broadcast_pipelined(int world, bool simple);
+Kernel reduce_twostage(DType dtype, int world);
 Kernel broadcast_twostage(int world);
 Kernel alltoallv_device_splits(int world);
 Kernel rank_barrier();

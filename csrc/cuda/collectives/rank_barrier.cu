@@ -6,7 +6,7 @@
 namespace collx::cuda {
 namespace {
 
-__global__ void meet(const __grid_constant__ KernelCall call) {
+__global__ void __launch_bounds__(512, 2) meet(const __grid_constant__ KernelCall call) {
   Session<false> session(call);
   BlockBarrier barrier(call, session.patience);
   barrier.sync(Phase::end_barrier);

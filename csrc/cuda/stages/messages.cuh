@@ -2,8 +2,8 @@
 // What lies behind its end reads as zero and is never written (hazard 19).
 #pragma once
 
-#include "../transports/kernel_call.cuh"
 #include "../ptx/memory.cuh"
+#include "../transports/kernel_call.cuh"
 
 namespace collx::cuda {
 

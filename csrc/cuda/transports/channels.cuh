@@ -30,6 +30,14 @@ struct Counts {
     return counts;
   }
 
+  /// Without an address: registers have none.
+  __device__ __forceinline__ uint32_t operator[](int rank) const {
+    uint32_t count = of[0];
+#pragma unroll
+    for (int r = 1; r < Ranks; ++r) count = r == rank ? of[r] : count;
+    return count;
+  }
+
   static __device__ __forceinline__ Counts load_acquire(const uint32_t* row) {
     Counts counts;
 #pragma unroll
@@ -44,7 +52,9 @@ struct Counts {
 
 /// The channels of the tiles that this block serves. Vector i of a use belongs to tile
 /// i / kTileVectors; every message is a whole number of warps' vectors.
-template <bool Simple>
+///
+/// In a simple call a thread has one tile, whose counts it asks for at once.
+template <int Ranks, bool Simple>
 class Channels {
  public:
   /// `vectors`: on the wire, of the longest message.
@@ -52,6 +62,12 @@ class Channels {
       : call_(call),
         routes_(routes),
         used_(Simple || vectors < call.capacity ? static_cast<uint32_t>(vectors) : call.capacity) {
+    if constexpr (Simple) {
+      if (serves(first())) {
+        sent_ = Counts<Ranks>::load(row(routes_.uses_sent, first()));
+        received_ = Counts<Ranks>::load(row(routes_.uses_received, first()));
+      }
+    }
     for_own_tiles([&](uint32_t i) {
       if (leads()) mark_ |= atomicExch(&call_.entries[i / kTileVectors].busy, 1u);
     });
@@ -72,16 +88,22 @@ class Channels {
     return (Simple ? i : uint64_t{use} * call_.capacity + i) < m.wire;
   }
 
-  __device__ __forceinline__ uint32_t* sent(uint32_t i) const { return row(routes_.uses_sent, i); }
-  __device__ __forceinline__ uint32_t* received(uint32_t i) const {
-    return row(routes_.uses_received, i);
+  /// Uses before this call, of the channels to and from each rank.
+  __device__ __forceinline__ Counts<Ranks> sent(uint32_t i) const {
+    return Simple ? sent_ : Counts<Ranks>::load(row(routes_.uses_sent, i));
   }
-  __device__ __forceinline__ uint32_t* done(uint32_t i) const { return row(routes_.uses_done, i); }
+  __device__ __forceinline__ Counts<Ranks> received(uint32_t i) const {
+    return Simple ? received_ : Counts<Ranks>::load(row(routes_.uses_received, i));
+  }
+  /// Uses that the receivers have finished.
+  __device__ __forceinline__ Counts<Ranks> done(uint32_t i) const {
+    return Counts<Ranks>::load_acquire(row(routes_.uses_done, i));
+  }
 
   /// Waits until `peer` is done with the use two before `epoch`, of which `seen` may tell already.
   __device__ __forceinline__ bool writable(Session<Simple>& session, int peer, uint32_t i,
                                            uint32_t epoch, uint32_t seen) const {
-    const uint32_t* word = done(i) + peer;
+    const uint32_t* word = row(routes_.uses_done, i) + peer;
     return session.patience.wait(
         Phase::release,
         [&] {
@@ -105,7 +127,8 @@ class Channels {
       if (!reaches(routes_.received[d], use, tile)) return;
       uint32_t* word = reinterpret_cast<uint32_t*>(call_.peer[d] + routes_.done_offset) +
                        tile / kTileVectors * kMaxCudaRanks + call_.rank;
-      ptx::st_release_sys(word, received(i)[source] + use + 1);
+      const uint32_t before = Simple ? received_[source] : row(routes_.uses_received, i)[source];
+      ptx::st_release_sys(word, before + use + 1);
     });
   }
 
@@ -121,8 +144,10 @@ class Channels {
       for_own_tiles([&](uint32_t i) {
         const uint32_t tile = i - i % kTileVectors;
         if (peer != call_.rank) {
-          sent(i)[peer] += uses(routes_.sent[d], tile);
-          received(i)[peer] += uses(routes_.received[d], tile);
+          uint32_t *sent = row(routes_.uses_sent, i), *received = row(routes_.uses_received, i);
+          sent[peer] = (Simple ? sent_[peer] : sent[peer]) + uses(routes_.sent[d], tile);
+          received[peer] =
+              (Simple ? received_[peer] : received[peer]) + uses(routes_.received[d], tile);
         }
         if (leads()) call_.entries[i / kTileVectors].busy = 0;
       });
@@ -134,10 +159,13 @@ class Channels {
   __device__ __forceinline__ void for_own_tiles(F f) const {
     // A tile of which a message takes less than a warp's run still belongs to the block.
     if constexpr (Simple) {
-      if (first() / kTileVectors * kTileVectors < used_) f(first());
+      if (serves(first())) f(first());
     } else {
-      for (uint32_t i = first(); i / kTileVectors * kTileVectors < used_; i += stride()) f(i);
+      for (uint32_t i = first(); serves(i); i += stride()) f(i);
     }
+  }
+  __device__ __forceinline__ bool serves(uint32_t i) const {
+    return i / kTileVectors * kTileVectors < used_;
   }
 
   /// Uses that a message makes of the tile that begins at vector `tile` of a use.
@@ -160,6 +188,7 @@ class Channels {
   const KernelCall& call_;
   const Routes& routes_;
   uint32_t used_;
+  Counts<Ranks> sent_, received_;
   uint32_t mark_ = 0;
 };
 

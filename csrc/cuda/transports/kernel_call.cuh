@@ -9,8 +9,8 @@
 
 namespace collx::cuda {
 
-/// A kernel, for the launch: its arguments are a KernelCall and at most one struct more. Blocks of at
-/// most kFullBlock threads, two of them on a multiprocessor.
+/// A kernel, for the launch: its arguments are a KernelCall and at most one struct more. Blocks of
+/// at most kFullBlock threads, two of them on a multiprocessor.
 using Kernel = const void*;
 
 struct KernelCall {
@@ -61,15 +61,16 @@ struct PullArguments {
   uint64_t result_bytes;
 };
 
-/// Bytes inside of a tensor that go to a rank or come from it: runs of `width` bytes, `pitch` apart.
+/// Bytes inside of a tensor that go to a rank or come from it: runs of `width` bytes, `pitch`
+/// apart.
 struct Message {
   char* data;
   uint64_t bytes;
   uint64_t width;
   uint64_t pitch;
-  uint64_t wire;   // vectors that it takes in slots, a whole number of warps' worth where masked
-  uint32_t unit;   // bytes of an element, of which address, width and pitch are multiples; up to 8
-  bool whole;      // vectors of 16 bytes are aligned, and none reaches over the end of a run
+  uint64_t wire;  // vectors that it takes in slots, a whole number of warps' worth where masked
+  uint32_t unit;  // bytes of an element, of which address, width and pitch are multiples; up to 8
+  bool whole;     // vectors of 16 bytes are aligned, and none reaches over the end of a run
 };
 
 /// A second argument, for the kernels that exchange messages. By distance, 0 for what stays here;
@@ -78,9 +79,10 @@ struct Routes {
   Message sent[kMaxCudaRanks];
   Message received[kMaxCudaRanks];
   Message cleared;  // set to zero
+  Message kept;     // the input of which all stays here, where sent[0] is a part of it
   bool same;        // all of `sent`, but the own one, are the same bytes
   bool has_root;
-  int32_t root;     // distance of the root from this rank
+  int32_t root;  // distance of the root from this rank
   // Channels.
   uint32_t* uses_sent;      // by rank, kMaxCudaRanks a tile
   uint32_t* uses_received;  // likewise

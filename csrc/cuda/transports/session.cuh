@@ -209,6 +209,18 @@ class Tiles {
     }
   }
 
+  /// Calls a with each of them, and b with each, one vector behind: what b waits for travels while
+  /// a sends. Slots of one use do not depend on each other.
+  template <typename A, typename B>
+  __device__ __forceinline__ void for_own_behind(uint32_t n, A a, B b) const {
+    uint32_t i = first();
+    if (i < n) a(i);
+    for (; i < n; i += stride()) {
+      if (i + stride() < n) a(i + stride());
+      b(i);
+    }
+  }
+
   /// Epoch of the tile of vector i, before this call.
   __device__ uint32_t epoch(uint32_t i) { return epoch_ = ptx::ld_here(&entry_of(i)->epoch); }
 

@@ -122,9 +122,11 @@ def test_python_functions_have_the_defaults_that_were_agreed() -> None:
 @pytest.mark.parametrize("op", NEW)
 def test_every_form_and_layout_gives_what_the_reference_gives(pool: Pool, op: str) -> None:
     """Functional, out=, in place, out= that is the input or has it as its part, and the thin
-    functions; strides of all kinds on both sides; no element, one, and 0-dimensional tensors."""
+    functions; strides of all kinds on both sides, also of tensors of one element; no element, and
+    0-dimensional tensors."""
     shapes = (*SHAPES, ()) if OPS[op].least_dims == 0 else SHAPES
     dimensions = (
+        each("algorithm", ("auto", *OPS[op].algorithms)),
         forms(op),
         each("layout", LAYOUTS),
         each("output_layout", LAYOUTS),

@@ -33,7 +33,7 @@ from ..values import PACKED
 
 # Calls of a test of one op and algorithm: where ranks outnumber cores, or share a GPU, each takes
 # long. Over the worlds and algorithms the samples differ, so that together they reach everything.
-BUDGET = {1: 24, 2: 30, 3: 16, 4: 12, 8: 6, 16: 3}
+BUDGET = {1: 16, 2: 20, 3: 12, 4: 10, 8: 6, 16: 4}
 BUDGET_OF_GPUS = {1: 24, 2: 24, 3: 16, 4: 16, 8: 12}
 BUDGET_SHARED = {1: 24, 2: 4, 3: 2, 4: 2, 8: 1}
 
@@ -84,6 +84,7 @@ def test_a_dtype_that_pytorch_can_only_copy_is_moved(pool: Pool, op: str) -> Non
     check(pool, op, "auto", each("dtype", (PACKED,)), sizes(1, 4001), count=2)
 
 
+@pytest.mark.worlds(2, 3, 4, 8)
 @every_way
 def test_sizes_around_every_border_arrive(pool: Pool, op: str, algorithm: str) -> None:
     """Hazard 19: 0, 1, odd sizes, and around the borders of vectors, groups, tiles and parts."""
@@ -91,6 +92,7 @@ def test_sizes_around_every_border_arrive(pool: Pool, op: str, algorithm: str) -
     check(pool, op, algorithm, borders, each("style", ("bits", "armed")), EVEN_AND_NOT)
 
 
+@pytest.mark.worlds(2, 3, 8)
 @every_way
 def test_calls_larger_than_the_payload_run_in_chunks_of_it(
     pool: Pool, op: str, algorithm: str
@@ -105,6 +107,7 @@ def test_calls_larger_than_the_payload_run_in_chunks_of_it(
     check(pool, op, algorithm, dtypes_and_ops(op), numels, styles, splits, key="small")
 
 
+@pytest.mark.worlds(2, 3, 4)
 @every_way
 def test_no_payload_is_taken_for_an_armed_word(pool: Pool, op: str, algorithm: str) -> None:
     """Hazard 14: tensors of -1 and of bytes 255, every 16-bit pattern, words that slots or flags
@@ -126,6 +129,7 @@ def test_no_payload_is_taken_for_an_armed_word(pool: Pool, op: str, algorithm: s
     check(pool, op, algorithm, patterns, count=len(patterns) if pool.size <= 2 else 1)
 
 
+@pytest.mark.worlds(1, 2, 3, 4)
 @every_way
 def test_any_alignment_of_input_and_output_will_do(pool: Pool, op: str, algorithm: str) -> None:
     """Hazard 19: views that start at any element, inputs and outputs differently."""
@@ -138,6 +142,7 @@ def test_any_alignment_of_input_and_output_will_do(pool: Pool, op: str, algorith
     check(pool, op, algorithm, offsets, dtypes, sizes(5, 126, 1030), symmetric, forms(op))
 
 
+@pytest.mark.worlds(1, 2, 4, 8)
 @every_way
 def test_symmetric_tensors_mix_with_ordinary_ones(pool: Pool, op: str, algorithm: str) -> None:
     """Symmetric input, output, both or none: the same result in every form."""
@@ -146,6 +151,7 @@ def test_symmetric_tensors_mix_with_ordinary_ones(pool: Pool, op: str, algorithm
     check(pool, op, algorithm, symmetric, forms(op), dtypes, sizes(1, 1000, 9001))
 
 
+@pytest.mark.worlds(2, 3, 4)
 @every_way
 def test_another_number_of_blocks_serves_the_same_tiles(
     pool: Pool, op: str, algorithm: str

@@ -116,10 +116,10 @@ def test_a_tensor_changed_in_place_is_final(pool: Pool, op: str) -> None:
 
 
 def _in_a_row(rank: Rank, calls: list[Call], key: str) -> list[str]:
-    """Makes all calls in a row, each rank in turn being late; nobody waits in between."""
+    """Makes all calls in a row, some rank being late; nobody waits in between."""
     communicator = rank.small_communicator() if key == "small" else rank.communicator()
     found = []
-    for late in range(rank.size):
+    for late in sorted({0, 1, rank.size - 1}):
         prepared = [
             Prepared(rank, communicator, replace(call, seed=late + 1), SLICE * at)
             for at, call in enumerate(calls)
