@@ -1,10 +1,13 @@
-"""Sentence embeddings by a tensor-parallel transformer whose all-reduces are collx's.
+"""Sentence embeddings by a tensor-parallel transformer whose collectives are collx's.
 
     torchrun --nproc-per-node 2 examples/tensor_parallel_embedding.py
 
 Attention heads and MLPs of all-MiniLM-L6-v2 are split over the ranks. The embeddings are compared
 with those of the unsplit model, searched for nearest neighbours, and timed beside the same split
 model over torch.distributed. Exits with 1 when an embedding differs by more than 1e-5.
+
+With --sequence-parallel the ranks divide the tokens, too, where the layers are not split: for
+residuals and normalization. Each all-reduce becomes a reduce-scatter and an all-gather.
 """
 
 import argparse
@@ -25,7 +28,8 @@ from transformers import BertModel
 
 import collx
 from _shared import minilm
-from _shared.tensor_parallel import split_bert
+from _shared.sequence_parallel import CollxSequence, TorchSequence
+from _shared.tensor_parallel import Exchange, Replicated, split_bert
 
 TOLERANCE = 1e-5
 SHOWN = 8
@@ -41,6 +45,12 @@ def parse_arguments() -> argparse.Namespace:
         type=Path,
         default=Path(__file__).with_name("sentences.txt"),
         help="text file with one sentence a line",
+    )
+    parser.add_argument(
+        "--sequence-parallel",
+        action="store_true",
+        help="divide the tokens between the split layers: reduce-scatter and all-gather in place"
+        " of each all-reduce",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--weights", type=Path, help="another safetensors file of a BERT")
@@ -73,6 +83,23 @@ def read_sentences(file: Path) -> list[str]:
     if len(sentences) < 2:
         raise SystemExit(f"{file} holds fewer than two sentences")
     return sentences
+
+
+def exchanges(
+    comm: collx.Communicator, backend: str, sequence_parallel: bool
+) -> dict[str, Exchange]:
+    """What the ranks exchange, over collx and over torch.distributed."""
+    if sequence_parallel:
+        return {"collx": CollxSequence(comm), backend: TorchSequence()}
+
+    def torch_sum(x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    return {
+        "collx": Replicated(lambda x: collx.allreduce(x, "sum", comm)),
+        backend: Replicated(torch_sum),
+    }
 
 
 def run(
@@ -156,20 +183,9 @@ def main() -> int:
     unsplit.to(device)
 
     with collx.init(device=device) as comm:
-
-        def collx_sum(x: Tensor) -> Tensor:
-            total: Tensor = torch.ops.collx.allreduce(x, "sum", comm.name)
-            return total
-
-        def torch_sum(x: Tensor) -> Tensor:
-            dist.all_reduce(x)
-            return x
-
-        models = {
-            "unsplit": unsplit,
-            "collx": split_bert(unsplit, world_size, rank, collx_sum),
-            backend: split_bert(unsplit, world_size, rank, torch_sum),
-        }
+        models = {"unsplit": unsplit}
+        for name, exchange in exchanges(comm, backend, arguments.sequence_parallel).items():
+            models[name] = split_bert(unsplit, world_size, rank, exchange)
         measured = measure(models, batches, arguments.rounds)
 
     difference = largest(measured.difference, device)
@@ -177,7 +193,8 @@ def main() -> int:
     passed = difference <= TOLERANCE
     if rank == 0:
         show_neighbours(sentences, measured.embeddings.cpu())
-        print(f"\n{len(sentences)} sentences, {world_size} ranks on {device.type}")
+        form = ", tokens divided" if arguments.sequence_parallel else ""
+        print(f"\n{len(sentences)} sentences, {world_size} ranks on {device.type}{form}")
         print(f"time per batch of {arguments.batch_size}, median, slowest rank:")
         for name, value in seconds.items():
             note = " (every rank on its own)" if name == "unsplit" else ""

@@ -142,15 +142,16 @@ void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& o
 }
 
 void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef sizes,
-               const at::Tensor& out) {
-  TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": out: got a tensor of layout ",
-                   out.layout(), "; accepted: strided (dense)");
-  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "collx.", op, ": out: got dtype ",
-                   dtype_name(out.scalar_type()), "; accepted: the input's, ",
+               const at::Tensor& out, const char* argument) {
+  TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": ", argument,
+                   ": got a tensor of layout ", out.layout(), "; accepted: strided (dense)");
+  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "collx.", op, ": ", argument,
+                   ": got dtype ", dtype_name(out.scalar_type()), "; accepted: the input's, ",
                    dtype_name(input.scalar_type()));
-  TORCH_CHECK_VALUE(out.device() == input.device(), "collx.", op, ": out: got a tensor on ",
-                    out.device(), "; accepted: the input's device, ", input.device());
-  TORCH_CHECK_VALUE(out.sym_sizes().equals(sizes), "collx.", op, ": out: got shape ",
+  TORCH_CHECK_VALUE(out.device() == input.device(), "collx.", op, ": ", argument,
+                    ": got a tensor on ", out.device(), "; accepted: the input's device, ",
+                    input.device());
+  TORCH_CHECK_VALUE(out.sym_sizes().equals(sizes), "collx.", op, ": ", argument, ": got shape ",
                     out.sym_sizes(), "; accepted: ", sizes);
 }
 
@@ -177,8 +178,8 @@ void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& ou
 }
 
 void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
-                    std::optional<int64_t> offset) {
-  check_writable(op, "out", out);
+                    std::optional<int64_t> offset, const char* argument) {
+  check_writable(op, argument, out);
   // Tensors with holes go through a temporary, which is right however they interleave.
   if (!input.is_non_overlapping_and_dense() || !out.is_non_overlapping_and_dense()) return;
   const auto from = static_cast<int64_t>(address(input)), to = static_cast<int64_t>(address(out));
@@ -186,8 +187,8 @@ void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& o
                      to + static_cast<int64_t>(out.nbytes()) <= from;
   const bool own_part = offset && input.is_contiguous() && out.is_contiguous() &&
                         (input.nbytes() < out.nbytes() ? from - to : to - from) == *offset;
-  TORCH_CHECK_VALUE(apart || own_part, "collx.", op, ": out: overlaps the input (", to - from,
-                    " bytes apart); accepted: a tensor that shares nothing with it",
+  TORCH_CHECK_VALUE(apart || own_part, "collx.", op, ": ", argument, ": overlaps the input (",
+                    to - from, " bytes apart); accepted: a tensor that shares nothing with it",
                     offset ? ", or where the one is this rank's part of the other" : "");
 }
 

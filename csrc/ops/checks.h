@@ -49,7 +49,7 @@ void check_device(const char* op, const char* argument, const at::Tensor& tensor
 /// dtype, device and shape of `out`: what Meta can check as well.
 void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& out);
 void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef sizes,
-               const at::Tensor& out);
+               const at::Tensor& out, const char* argument = "out");
 
 /// `out` has one element per memory location, and is the input or shares nothing with it.
 void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& out);
@@ -57,7 +57,7 @@ void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& ou
 /// `out` shares nothing with the input, unless the one begins `offset` bytes behind the other and
 /// is contiguous: its own part of it.
 void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
-                    std::optional<int64_t> offset);
+                    std::optional<int64_t> offset, const char* argument = "out");
 
 /// Every element of a tensor that is written has a location of its own.
 void check_writable(const char* op, const char* argument, const at::Tensor& tensor);

@@ -380,8 +380,9 @@ void alltoallv_device_splits_out(const at::Tensor& input, const at::Tensor& inpu
       prepare_device_splits(input, input_splits, capacity, group_name, algorithm, max_blocks);
   check_out(p.exchange.op(), input, p.sizes, out);
   check_disjoint(p.exchange.op(), input, out, std::nullopt);
-  check_out_like(p.exchange.op(), input_splits, output_splits);
-  check_disjoint(p.exchange.op(), input_splits, output_splits, std::nullopt);
+  check_out(p.exchange.op(), input_splits, input_splits.sym_sizes(), output_splits,
+            "output_splits");
+  check_disjoint(p.exchange.op(), input_splits, output_splits, std::nullopt, "output_splits");
   const OnDevice guard(input.device());
   const at::Tensor dense = out.is_contiguous() ? out : make_output(p.output_sizes(), input);
   const at::Tensor received = output_splits.is_contiguous()

@@ -156,8 +156,9 @@ void run(const Exchange& e, Communicator& communicator, const at::Tensor& input,
   call.descriptor.algorithm = call.plan.algorithm;
   // Only of what peers touch need the places agree: an allgather's input may be a part of its
   // output.
-  const bool reads = is_reduction(e.collective);
-  map_peers(communicator, reads ? from : std::nullopt, reads ? std::nullopt : to, call);
+  const bool reads = is_reduction(e.collective), touched = e.collective != Collective::alltoallv;
+  map_peers(communicator, reads && touched ? from : std::nullopt,
+            !reads && touched ? to : std::nullopt, call);
   if (call.plan.algorithm == Algorithm::fallback) {
     enter_fallback(communicator, e.op(), call.descriptor);
     fallback_exchange(communicator, e.op(), call, input, output);

@@ -138,6 +138,11 @@ void compare_descriptors(Communicator& communicator, const char* op, const CallD
   }
 }
 
+/// A contiguous tensor as one axis. Not view(-1): an axis of one element may have any stride.
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
 /// `gathered` holds a row of each rank, `pitch` bytes apart, the first at byte `start`.
 void reduce_rows(int world, const at::Tensor& gathered, uint64_t start, uint64_t pitch,
                  at::Tensor& output, uint64_t numel, DType dtype, ReduceOp op) {
@@ -165,8 +170,8 @@ void fallback_allreduce(Communicator& communicator, const char* op, const Allred
   if (communicator.options().check && !communicator.has_regions()) {
     compare_descriptors(communicator, op, call.descriptor, gather);
   }
-  const at::Tensor from = input.view(-1);
-  const at::Tensor to = output.view(-1);
+  const at::Tensor from = flat(input);
+  const at::Tensor to = flat(output);
   const auto element = static_cast<uint64_t>(dtype_size(call.dtype));
   const auto step = static_cast<int64_t>(
       fallback_chunk_bytes(communicator.options().world_size, call.dtype) / element);
@@ -225,7 +230,6 @@ class Messages {
   }
 
  private:
-  static at::Tensor flat(const at::Tensor& tensor) { return tensor.view(-1).view(at::kByte); }
 
   /// The bytes of a span, one row a run; a view.
   static at::Tensor runs(const at::Tensor& bytes, const Span& span) {
@@ -241,7 +245,7 @@ class Messages {
 
   /// What goes to each rank, from byte `start` on; shorter messages are padded.
   at::Tensor packed(int sends, uint64_t start, uint64_t count) {
-    const at::Tensor bytes = flat(input_);
+    const at::Tensor bytes = flat(input_).view(at::kByte);
     at::Tensor pack = at::empty({sends, static_cast<int64_t>(count)}, where_gathered());
     pack.zero_();
     for (int i = 0; i < sends; ++i) {
@@ -301,7 +305,7 @@ class Messages {
   }
 
   void place(const std::vector<at::Tensor>& messages) {
-    const at::Tensor bytes = flat(output_);
+    const at::Tensor bytes = flat(output_).view(at::kByte);
     for (int r = 0; r < world_; ++r) {
       const Span& span = received_[static_cast<size_t>(r)];
       if (span.bytes() == 0 || (reduces_here() && r != rank_)) continue;
@@ -383,7 +387,7 @@ class Messages {
     at::from_blob(splits.received, {world_},
                   at::TensorOptions(at::kLong).device(communicator_.options().device))
         .copy_(rows);
-    const at::Tensor bytes = flat(output_);
+    const at::Tensor bytes = flat(output_).view(at::kByte);
     bytes.narrow(0, static_cast<int64_t>(to), bytes.numel() - static_cast<int64_t>(to)).zero_();
   }
 

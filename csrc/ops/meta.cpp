@@ -248,7 +248,7 @@ void device_splits_out_meta(const at::Tensor& input, const at::Tensor& input_spl
                             at::Tensor& out, at::Tensor& output_splits) {
   check_out("alltoallv", input,
             sizes_of_device_splits(input, input_splits, capacity, algorithm, max_blocks), out);
-  check_out_like("alltoallv", input_splits, output_splits);
+  check_out("alltoallv", input_splits, input_splits.sym_sizes(), output_splits, "output_splits");
 }
 
 // While tracing no rank waits.

@@ -45,6 +45,7 @@ std::vector<std::pair<std::string, uint64_t>> region_parts(const std::string& de
       {"oneshot_pairs", slot_bytes(layout.oneshot_pairs, 1, world_size)},
       {"twoshot", slot_bytes(layout.twoshot, 2, world_size)},
       {"twoshot_pairs", slot_bytes(layout.twoshot_pairs, 2, world_size)},
+      {"channels", slot_bytes(layout.channels.slots, 1, world_size)},
       {"staging", 2 * layout.staging_bytes},
       {"results", 2 * layout.result_bytes},
   };

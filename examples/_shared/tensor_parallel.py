@@ -2,19 +2,48 @@
 
 A column-parallel layer keeps some of the outputs: each rank computes its own attention heads, or
 its own part of an MLP's hidden units, from the whole input. The row-parallel layer behind it keeps
-the weights of the matching inputs. Its products are partial sums of the whole output, which one
-all-reduce adds up. So a transformer layer needs two all-reduces: after attention, after the MLP.
+the weights of the matching inputs. Its products are partial sums of the whole output, which the
+ranks add up: twice in a transformer layer, after attention and after the MLP.
+
+What a rank has between a row-parallel layer and the next column-parallel one, where residuals are
+added and normalized, is up to an `Exchange`. `Replicated` is the plain one.
 """
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertModel
 
-AllReduce = Callable[[Tensor], Tensor]
+Change = Callable[[Tensor], Tensor]
+
+
+class Exchange(Protocol):
+    """What the ranks exchange around the split layers. Tensors are [sentences, tokens, units]."""
+
+    def split(self, x: Tensor) -> Tensor:
+        """What this rank keeps of the first layer's input, which all ranks have."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """All tokens, from what the ranks keep: input of a column-parallel layer."""
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """What this rank keeps of the sum of the ranks' `x`: output of a row-parallel layer."""
+
+
+class Replicated:
+    """Every rank keeps all tokens. `all_reduce` sums a tensor over the ranks."""
+
+    def __init__(self, all_reduce: Change) -> None:
+        self.reduce = all_reduce
+
+    def split(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
 
 
 def part(count: int, world_size: int, rank: int) -> slice:
@@ -39,22 +68,28 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """Takes `units` of a linear layer's inputs: [..., len(units)] -> [..., out].
 
-    `all_reduce` sums a tensor over the ranks. The bias is added once, after the sum, and every rank
-    gets the whole output.
+    `reduce` is an exchange's. The bias is added once, after the sum.
     """
 
-    def __init__(self, full: nn.Linear, units: slice, all_reduce: AllReduce) -> None:
+    def __init__(self, full: nn.Linear, units: slice, reduce: Change) -> None:
         super().__init__()
         self.weight = nn.Parameter(full.weight.detach()[:, units].clone())
         self.bias = nn.Parameter(full.bias.detach().clone())
-        self.all_reduce = all_reduce
+        self.reduce = reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.all_reduce(functional.linear(x, self.weight)) + self.bias
+        return self.reduce(functional.linear(x, self.weight)) + self.bias
 
 
-def split_bert(full: BertModel, world_size: int, rank: int, all_reduce: AllReduce) -> BertModel:
+def change_input(module: nn.Module, change: Change) -> None:
+    """Lets `change` make the module's first argument."""
+    module.register_forward_pre_hook(lambda _, inputs: (change(inputs[0]), *inputs[1:]))
+
+
+def split_bert(full: BertModel, world_size: int, rank: int, exchange: Exchange) -> BertModel:
     """A copy of `full` that holds this rank's heads and MLP units; `full` stays as it is.
+
+    All ranks have the whole input and output.
 
     Raises ValueError when there are more ranks than attention heads.
     """
@@ -73,7 +108,15 @@ def split_bert(full: BertModel, world_size: int, rank: int, all_reduce: AllReduc
         for name in ("query", "key", "value"):
             projection = getattr(attention.self, name)
             setattr(attention.self, name, ColumnParallelLinear(projection, head_units))
-        attention.output.dense = RowParallelLinear(attention.output.dense, head_units, all_reduce)
+        attention.output.dense = RowParallelLinear(
+            attention.output.dense, head_units, exchange.reduce
+        )
         layer.intermediate.dense = ColumnParallelLinear(layer.intermediate.dense, mlp_units)
-        layer.output.dense = RowParallelLinear(layer.output.dense, mlp_units, all_reduce)
+        layer.output.dense = RowParallelLinear(layer.output.dense, mlp_units, exchange.reduce)
+        # In front of the three projections, which share their input, not of each.
+        change_input(attention.self, exchange.gather)
+        change_input(layer.intermediate, exchange.gather)
+    # Not right behind the embeddings: the attention mask is made from their shape.
+    change_input(model.encoder.layer[0], exchange.split)
+    model.encoder.layer[-1].register_forward_hook(lambda _, inputs, output: exchange.gather(output))
     return model

@@ -48,8 +48,27 @@ def run(
             got = result.cpu()
             communicator.check()  # on CUDA a call that fails leaves a record and returns
             wrong += _difference(got, expected, algorithm)
+        wrong += _one_way(communicator, device, inputs, algorithms)
     if wrong:
         raise RuntimeError(wrong[0])
+
+
+def _one_way(
+    communicator: extension.Communicator,
+    device: torch.device,
+    inputs: Sequence[torch.Tensor],
+    algorithms: Sequence[str],
+) -> list[str]:
+    """Every rank sends to each over channels, whose memory no all-reduce uses."""
+    algorithm = "fallback" if algorithms == ("fallback",) else "onestage"
+    wrong: list[str] = []
+    for root, expected in enumerate(inputs):
+        result = inputs[communicator.rank].to(device)
+        torch.ops.collx.broadcast_(result, root, communicator.name, algorithm, 0)
+        got = result.cpu()
+        communicator.check()
+        wrong += _difference(got, expected, f"broadcast from rank {root} by {algorithm}")
+    return wrong
 
 
 def _part(sample: torch.Tensor, half: int, dtype: torch.dtype) -> torch.Tensor:

@@ -15,14 +15,16 @@ from .rank import Rank
 
 ALIGNMENT = 256  # of every part of a region
 LINE = 64
-CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 4480, 128, 112
+CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 4992, 256, 128
 MAX_BLOCKS, MAX_RANKS = 1024, 16
+CHANNEL_TABLES, CUDA_RANKS = 3, 8  # uses sent, received and done, by rank
 CPU_CONTROL_BYTES, CPU_CHANNELS = 256, 4
 CUDA_AREAS = {
     "oneshot": (1, 1024),
     "oneshot_pairs": (1, 2048),
     "twoshot": (2, 1024),
     "twoshot_pairs": (2, 2048),
+    "channels": (1, 1024),
 }  # stages and bytes of a tile on the wire
 
 
@@ -36,7 +38,8 @@ class Places:
 
     epochs: int
     flags: int
-    entries: list[tuple[int, int]]  # offset and number of tiles of each area
+    entries: list[tuple[int, int]]  # offset and number of tiles of each area with epochs
+    counts: list[tuple[int, int]]  # offset and number of the words that count uses of channels
     staging: int
     results: int
 
@@ -56,10 +59,16 @@ def places(communicator: Any) -> Places:
             entries.append((at, tiles))
             at += _aligned(8 * tiles)
         at += _aligned(layout[name])
+    counts = []
+    if on_cuda:
+        _, tiles = entries.pop()
+        for _ in range(CHANNEL_TABLES):
+            counts.append((at, CUDA_RANKS * tiles))
+            at += _aligned(4 * CUDA_RANKS * tiles)
     staging = at
     results = staging + _aligned(layout["staging"])
     assert results + _aligned(layout["results"]) == layout["total"]
-    return Places(epochs, flags, entries, staging, results)
+    return Places(epochs, flags, entries, counts, staging, results)
 
 
 def _words(communicator: Any, start: int, count: int) -> torch.Tensor:
@@ -100,6 +109,8 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
         _words(communicator, where.flags, 2 * MAX_BLOCKS * MAX_RANKS)[1::2].fill_(value)
         for start, tiles in where.entries:
             _words(communicator, start, 2 * tiles)[::2].fill_(value)
+        for start, words in where.counts:
+            _words(communicator, start, words).fill_(value)
     _words(communicator, CHECK_EPOCH, 1).fill_(value)
     for slot in range(2 * MAX_RANKS):
         at = CHECK_SLOTS + slot * CHECK_SLOT_BYTES + CHECK_FLAG

@@ -28,6 +28,8 @@ std::vector<Range> ranges_of(const RegionLayout& layout, int world) {
       {"published words", layout.barrier_flags, kCpuFlagBytes},
       {"staging", layout.staging, 2 * layout.staging_bytes},
       {"results", layout.results, 2 * layout.result_bytes},
+      {"counts sent", layout.channels.sent, kCpuCountBytes},
+      {"counts expected", layout.channels.received, kCpuCountBytes},
   };
   add_slots(ranges, "oneshot", layout.oneshot, 1, world);
   add_slots(ranges, "twoshot", layout.twoshot, 2, world);
@@ -87,6 +89,40 @@ TEST_P(CpuLayout, a_chunk_is_what_its_area_holds) {
     EXPECT_EQ(chunk(Algorithm::twoshot_push), layout.twoshot.tile_bytes * world);
     EXPECT_EQ(chunk(Algorithm::twoshot_pull), layout.result_bytes * world);
     EXPECT_EQ(chunk(Algorithm::fallback), 0u);
+  }
+}
+
+constexpr Collective kExchanges[] = {
+    Collective::reducescatter, Collective::allgather, Collective::broadcast, Collective::reduce,
+    Collective::gather,        Collective::scatter,   Collective::alltoall,  Collective::alltoallv};
+
+/// The parts of rank `sender`'s staging that one use of an exchange touches.
+std::vector<Range> slots_of(const CpuSlots& slots, Collective collective, int world, int sender) {
+  std::vector<Range> ranges;
+  for (int receiver = 0; receiver < world; ++receiver) {
+    if (receiver == sender && !slots.own) continue;
+    const uint64_t bytes = std::min(slots.chunk, slots.stride);
+    ranges.push_back({"for " + std::to_string(receiver), slots.offset(sender, receiver), bytes});
+  }
+  if (sends_the_same(collective)) ranges = {{"for all", 0, slots.chunk}};
+  return ranges;
+}
+
+TEST_P(CpuLayout, slots_of_an_exchange_share_no_byte_and_lie_in_the_staging) {
+  for (const uint64_t payload : kPayloads) {
+    const RegionLayout layout = cpu_layout(GetParam(), payload);
+    for (const Collective collective : kExchanges) {
+      for (const uint64_t longest : {uint64_t{1}, uint64_t{65}, uint64_t{100000}, kAnyMessage}) {
+        const CpuSlots slots = cpu_slots(layout, collective, longest, GetParam());
+        EXPECT_GT(slots.chunk, 0u);
+        EXPECT_EQ(slots.chunk % kCpuLineBytes, 0u);
+        EXPECT_TRUE(sends_the_same(collective) || slots.stride >= std::min(slots.chunk, longest));
+        for (int sender = 0; sender < GetParam(); ++sender) {
+          const std::vector<Range> ranges = slots_of(slots, collective, GetParam(), sender);
+          EXPECT_EQ(find_overlap(ranges, layout.staging_bytes), "") << longest;
+        }
+      }
+    }
   }
 }
 

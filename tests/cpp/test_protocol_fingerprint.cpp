@@ -54,6 +54,8 @@ std::vector<Change> changes() {
       {"symmetric output", [](CallDescriptor& c) { c.symmetric = 3; }},
       {"input offset", [](CallDescriptor& c) { c.input_offset += 16; }},
       {"output offset", [](CallDescriptor& c) { c.output_offset += 16; }},
+      {"scalar type", [](CallDescriptor& c) { c.scalar_type = 24; }},
+      {"another scalar type", [](CallDescriptor& c) { c.scalar_type = 25; }},
       {"sizes in another order", [](CallDescriptor& c) { std::swap(c.sizes[0], c.sizes[1]); }},
   };
   for (int i = 0; i < 8; ++i) {
@@ -75,8 +77,18 @@ TEST(Fingerprint, any_change_of_a_field_changes_it) {
 TEST(Fingerprint, equal_calls_agree) {
   EXPECT_EQ(fingerprint(example()), fingerprint(example()));
   CallDescriptor call = example();
-  call.padding = 7;  // means nothing, and must not tell ranks apart
+  call.sends = 7;  // these differ from rank to rank
+  call.expects = 8;
   EXPECT_EQ(fingerprint(call), fingerprint(example()));
+}
+
+TEST(Fingerprint, of_a_pair_is_the_same_at_both_ends_when_what_one_sends_the_other_expects) {
+  const uint32_t call = fingerprint(example());
+  EXPECT_EQ(pair_fingerprint(call, 0, 3, 100, 200), pair_fingerprint(call, 3, 0, 200, 100));
+  EXPECT_NE(pair_fingerprint(call, 0, 3, 100, 200), pair_fingerprint(call, 3, 0, 200, 101));
+  EXPECT_NE(pair_fingerprint(call, 0, 3, 100, 200), pair_fingerprint(call, 3, 0, 201, 100));
+  EXPECT_NE(pair_fingerprint(call, 0, 3, 100, 200), pair_fingerprint(call, 3, 0, 100, 200));
+  EXPECT_NE(pair_fingerprint(call, 0, 3, 1, 2), pair_fingerprint(call + 1, 0, 3, 1, 2));
 }
 
 TEST(Fingerprint, single_bits_of_sizes_do_not_collide) {

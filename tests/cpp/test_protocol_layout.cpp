@@ -38,6 +38,12 @@ std::vector<Range> ranges_of(const RegionLayout& layout, int world) {
   add_slots(ranges, "oneshot pairs", layout.oneshot_pairs, 1, world);
   add_slots(ranges, "twoshot", layout.twoshot, 2, world);
   add_slots(ranges, "twoshot pairs", layout.twoshot_pairs, 2, world);
+  const ChannelArea& channels = layout.channels;
+  const uint64_t counters = channels.slots.tiles * kMaxCudaRanks * sizeof(uint32_t);
+  add_slots(ranges, "channels", channels.slots, 1, world);
+  ranges.push_back({"channel uses, sent", channels.sent, counters});
+  ranges.push_back({"channel uses, received", channels.received, counters});
+  ranges.push_back({"channel uses, done", channels.done, counters});
   return ranges;
 }
 

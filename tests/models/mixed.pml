@@ -1,223 +1,498 @@
-/* Sequences of two-way and one-way collectives on one communicator, one use of one tile each.
+/* Sequences of two-way and one-way collectives on one communicator, over one tile.
  *
- * Two-way (all-reduce): as in sentinel.pml; slots of their own, two parities, nothing else checked.
- * One-way (broadcast, reduce, scatter): other slots, and a done word of each rank at each peer. At
- * the end of every use each rank sends its done word, after what it read is re-armed; a sender waits
- * until the peer is done with the use two before. All ranks count all uses, also those in which
- * they neither send nor receive.
+ * Two-way: as in sentinel.pml. An area of two stages; in each, a pair of ranks has two slots that
+ * take turns by the epoch of the tile. Every pair exchanges a word in each direction in every use,
+ * in one stage or the other; nothing else is checked. What a rank pushes in stage 1 needs all that
+ * it takes in stage 0.
+ *   ALLREDUCE   both stages between all
+ *   ALLGATHER   stage 0 between all
+ *   PIPELINED   a broadcast: stage 0 from the root; stage 1 from the others to all, a filler to the
+ *               root
+ *   REDUCE      stage 0 to all but the root; stage 1 to the root
+ * One-way: every ordered pair of ranks has a channel: two slots at the receiver that take turns by
+ * the pair's epoch, which each end counts for itself, and a done word at the sender. Iteration u of
+ * a call makes the use u of every message that is so long: send, receive, done words.
+ *   COPY        a message from every rank to every other, each of its own length, or of none:
+ *               all-to-all-v, and by its lengths broadcast, reduce, gather and scatter
  *
- * The sequence is chosen freely before the ranks start (or given as FIRST, SECOND,
- * THIRD), so a run covers all
- * mixed sequences of CALLS calls of the first OPS kinds. All calls run in one kernel: a fence stands
- * behind a two-way use, nothing behind a one-way use. Kernel boundaries only take behaviour away;
- * APART puts one behind every call, for mutants that fail even so.
+ *   W, WORDS    ranks; words of the tile, and so threads of a rank
+ *   CALLS       calls; kind, root and lengths of each are chosen freely
+ *   KINDS       which kinds: the sum of 1, 2, 4, 8, 16 for those above. SECOND: of the second call
+ *   LENGTH      words of the longest message. More than WORDS: several uses in a call
+ *   GIVEN       so many calls at the start are not chosen but COPY, all messages of LENGTH words
+ *   BROADCAST   COPY goes from rank 0 alone
+ * All calls run in one kernel: a fence stands behind a two-way use, nothing behind a one-way call.
+ * Kernel boundaries only take behaviour away; APART puts one behind every call, for mutants that
+ * fail even so.
  *
- * Mutants: SHARED (one slot area and epoch for all, no done words), NO_DONE (own slots, nothing
- * waits), DONE_EARLY (sent before the re-arm), DONE_RELAXED (not held behind the re-arm),
- * SKIP_EPOCH (ranks without a part in a one-way call do not count it).
+ * Memory. A fill lands at once: that it takes its time is the same as its one reader looking later.
+ * A re-arm is seen at once by its owner and lands as late as it may, at a fence or at the release
+ * that covers it: earlier would only hide errors, since it matters to nobody but to the next fill,
+ * which must find it landed. A release is taken to cover no more than the slots that it hands back.
+ * A done word lands at once, as a fill does. What a thread sends or receives in an iteration is one
+ * step as far as it need not wait: it shows to a rank that looks for it, and there only by being
+ * late.
+ *
+ * Mutants: SHARED (one slot area and epoch for all, no done words), NO_FILLER (in PIPELINED),
+ * NO_DONE (nothing waits), SLOTS=1, DONE_EARLY (sent before the re-arm), DONE_RELAXED (not held
+ * behind the re-arm), NO_BLOCK_BARRIER (before the done word), ONE_END (the receiver counts calls,
+ * the sender uses), EPOCH_PER_TILE (a rank counts its uses for all its channels alike),
+ * RECEIVE_FIRST (before sending), SEND_ALL_FIRST (a message whole, before anything is received).
+ *
+ * Checked: no word lands on one that was not read and re-armed; a reader gets the words of its own
+ * call, use and sender, and no others; every thread completes every call.
  */
-#define ALLREDUCE 0  /* all to all */
-#define BROADCAST 1  /* rank 0 to all */
-#define REDUCE 2     /* all to rank 0 */
-#define SCATTER 3    /* rank W-1 to all but rank 0, whose part is empty */
-#define BROADCAST1 4 /* rank 1 to all */
-#ifndef OPS
-#define OPS 5
+#define ALLREDUCE 0
+#define ALLGATHER 1
+#define PIPELINED 2
+#define REDUCE 3
+#define COPY 4
+#define NONE 5
+
+#ifndef WORDS
+#define WORDS 1
+#endif
+#ifndef KINDS
+#define KINDS 31
+#endif
+#ifndef SECOND
+#define SECOND KINDS
+#endif
+#ifndef LENGTH
+#define LENGTH 2
+#endif
+#ifndef GIVEN
+#define GIVEN 0
+#endif
+#ifndef SLOTS
+#define SLOTS 2
 #endif
 
-#define SENDS(op, from, to)                          \
-  ((from) != (to) &&                                 \
-   (((op) == ALLREDUCE) ||                           \
-    ((op) == BROADCAST && (from) == 0) ||            \
-    ((op) == REDUCE && (to) == 0) ||                 \
-    ((op) == SCATTER && (from) == W - 1 && (to) != 0) || \
-    ((op) == BROADCAST1 && (from) == 1)))
+#define ALLOWED(k) (((call == 1 -> SECOND : KINDS) >> (k)) % 2 == 1)
+#define USES(length) (((length) + WORDS - 1) / WORDS)
+/* Whether iteration u of a call has a word of the message for this thread; for anyone. */
+#define COVERS(length) ((length) > u * WORDS + word)
+#define REACHES(length) ((length) > u * WORDS)
 
+/* Epochs of channels wrap around: here they have four bits. */
+#define EPOCHS 16
+#define FIRST_EPOCH 14
+#define REACHED(seen, expected) (((seen) + 2 * EPOCHS - (expected)) % EPOCHS < EPOCHS / 2)
+
+/* A cell holds ARMED or what filled it; RE_ARMED is added while a re-arm is on its way. */
+#define ARMED 0
+#define RE_ARMED 128
+#define SEEN(c) (cell[c] < RE_ARMED -> cell[c] : ARMED)
+
+#define AREA(stage, owner, source, epoch, place) \
+  (((((stage) * 2 + (epoch) % 2) * W + (owner)) * W + (source)) * WORDS + (place))
+#define AREA_CELLS (2 * 2 * W * W * WORDS)
 #ifdef SHARED
-#define AREAS 1
-#define AREA(op) 0
+#define CHANNEL(owner, source, epoch, place) AREA(0, owner, source, turn + u, place)
+#define CELLS AREA_CELLS
 #else
-#define AREAS 2
-#define AREA(op) ((op) == ALLREDUCE -> 0 : 1)
+#define CHANNEL(owner, source, epoch, place) \
+  (AREA_CELLS + (((epoch) % SLOTS * W + (owner)) * W + (source)) * WORDS + (place))
+#define CELLS (AREA_CELLS + SLOTS * W * W * WORDS)
 #endif
+byte cell[CELLS];
 
-#define THREADS W
-#define CELLS (AREAS * W * W * 2)
-#include "memory.inc"
+#define DONE(sender, receiver) done_word[(sender) * W + (receiver)]
+byte done_word[W * W]; /* at the sender, written by the receiver */
 
-#define CELL(area, owner, source, use) \
-  ((((area) * W + (owner)) * W + (source)) * 2 + (use) % 2)
+/* The calls: known to a rank as far as it takes part; forgotten when all threads have left. */
+byte kind[CALLS];
+byte root[CALLS];
+byte lengths[CALLS * W * W]; /* [call][from][to]; two-way: the first one is for all */
+byte left[CALLS];
+#define LEN(from, to) lengths[(call * W + (from)) * W + (to)]
+#define ROOT root[call]
 
-byte sequence[CALLS];
+/* Words are told apart by call, use and sender. */
+#define DATUM(from) ((call * USES(LENGTH) + u) * W + (from) + 1)
 
-/* finished_use[to * W + from]: the use that `from` has finished, as `to` sees it. A done word lands
- * at once: that it takes its time is the same as its reader looking later. */
-byte finished_use[W * W];
+byte joined[W]; /* threads that have come to the barrier of their block */
+bit opened[W];  /* flips when all have come */
 byte finished;
 
-inline push() {
-  p = 0;
+inline choose_length(length, least) {
+  if
+  :: least == 0 -> length = 0
+  :: length = 1
+  :: LENGTH > 1 -> length = 2
+  :: LENGTH > 2 -> length = 3
+  :: LENGTH > 3 -> length = 4
+  :: LENGTH > 4 -> length = 5
+  :: LENGTH > 5 -> length = 6
+  fi
+}
+
+inline choose_messages() {
   do
-  :: p < W && SENDS(op, me, p) ->
-#if !defined(SHARED) && !defined(NO_DONE)
-     (op == ALLREDUCE || finished_use[me * W + p] + 2 >= use);
+  :: p < W * W ->
+     if
+     :: p % (W + 1) == 0 /* none to itself */
+     :: p % (W + 1) != 0 && call < GIVEN -> lengths[call * W * W + p] = LENGTH
+     :: p % (W + 1) != 0 && call >= GIVEN ->
+#ifdef BROADCAST
+        if
+        :: p < W -> choose_length(lengths[call * W * W + p], 0)
+        :: else
+        fi
+#else
+        choose_length(lengths[call * W * W + p], 0)
 #endif
-     d_step { STORE(me, CELL(AREA(op), p, me, use), use); p++ }
-  :: p < W && !SENDS(op, me, p) -> p++
-  :: p == W -> break
+     fi;
+     p++
+  :: p == W * W -> break
   od;
   p = 0
 }
 
-inline take() {
-  p = 0;
-  do
-  :: p < W && SENDS(op, p, me) ->
-     atomic {
-       LOAD(CELL(AREA(op), me, p, use)) != ARMED ->
-       assert(LOAD(CELL(AREA(op), me, p, use)) == use);
-#ifndef DONE_EARLY
-       REARM(me, CELL(AREA(op), me, p, use));
-#endif
-       p++
-     }
-  :: p < W && !SENDS(op, p, me) -> p++
-  :: p == W -> break
-  od;
-  p = 0
+inline choose_root() {
+  if
+  :: ROOT = 0
+  :: ROOT = 1
+  :: W > 2 -> ROOT = 2
+  :: W > 3 -> ROOT = 3
+  fi
 }
 
-/* The mutant's re-arm, after the done word. */
-inline rearm_late() {
-#ifdef DONE_EARLY
+/* The first thread that comes to a call chooses it. */
+inline enter() {
+  if
+  :: kind[call] == NONE && call < GIVEN -> kind[call] = COPY; choose_messages()
+  :: kind[call] == NONE && call >= GIVEN ->
+     if
+     :: ALLOWED(ALLREDUCE) -> kind[call] = ALLREDUCE; choose_length(LEN(0, 0), 1)
+     :: ALLOWED(ALLGATHER) -> kind[call] = ALLGATHER; choose_length(LEN(0, 0), 1)
+     :: ALLOWED(PIPELINED) -> kind[call] = PIPELINED; choose_length(LEN(0, 0), 1); choose_root()
+     :: ALLOWED(REDUCE) -> kind[call] = REDUCE; choose_length(LEN(0, 0), 1); choose_root()
+     :: ALLOWED(COPY) -> kind[call] = COPY; choose_messages()
+     fi
+  :: else
+  fi;
+  /* The iterations that this rank takes part in. */
   d_step {
-    p = 0;
+    if
+    :: kind[call] != COPY -> uses = USES(LEN(0, 0))
+    :: else ->
+       do
+       :: p < W ->
+          uses = (USES(LEN(me, p)) > uses -> USES(LEN(me, p)) : uses);
+          uses = (USES(LEN(p, me)) > uses -> USES(LEN(p, me)) : uses);
+          p++
+       :: else -> break
+       od;
+       p = 0
+    fi
+  }
+}
+
+inline leave() {
+  d_step {
+    if
+    :: kind[call] != COPY -> turn = (turn + uses) % 2
+    :: else ->
+       do
+       :: p < W ->
+#ifdef EPOCH_PER_TILE
+          sent[p] = (sent[p] + uses) % EPOCHS;
+          received[p] = (received[p] + uses) % EPOCHS;
+#else
+          sent[p] = (sent[p] + USES(LEN(me, p))) % EPOCHS;
+#ifdef ONE_END
+          received[p] = (received[p] + (LEN(p, me) > 0 -> 1 : 0)) % EPOCHS;
+#else
+          received[p] = (received[p] + USES(LEN(p, me))) % EPOCHS;
+#endif
+#endif
+          p++
+       :: else -> break
+       od;
+       p = 0;
+#ifdef SHARED
+       turn = (turn + uses) % 2
+#endif
+    fi;
+    left[call]++;
+    if
+    :: left[call] == W * WORDS ->
+       kind[call] = NONE;
+       ROOT = 0;
+       left[call] = 0;
+       do
+       :: p < W * W -> lengths[call * W * W + p] = 0; p++
+       :: else -> break
+       od;
+       p = 0
+    :: else
+    fi;
+    u = 0;
+    uses = 0;
+    mutual = 0;
+    call++
+  }
+}
+
+#define FILL(c, value)                                           \
+  assert(cell[c] == ARMED); /* else not read, or not re-armed */ \
+  cell[c] = value
+#define REARM(c) cell[c] = cell[c] + RE_ARMED
+#define LAND(c)                             \
+  if                                        \
+  :: cell[c] >= RE_ARMED -> cell[c] = ARMED \
+  :: else                                   \
+  fi
+
+inline join() {
+  met = 1 - met;
+  joined[me]++;
+  if
+  :: joined[me] == WORDS -> joined[me] = 0; opened[me] = met
+  :: else
+  fi
+}
+
+#if WORDS > 1
+#define BLOCK_BARRIER d_step { join() }; opened[me] == met;
+#else
+#define BLOCK_BARRIER
+#endif
+
+/* What the thread has armed has landed. */
+inline fence() {
+  d_step {
     do
-    :: p < W && SENDS(op, p, me) -> REARM(me, CELL(AREA(op), me, p, use)); p++
-    :: p < W && !SENDS(op, p, me) -> p++
+    :: p < CELLS ->
+       if
+       :: p / (W * WORDS) % W == me && p % WORDS == word -> LAND(p)
+       :: else
+       fi;
+       p++
+    :: else -> break
+    od;
+    p = 0
+  }
+}
+
+/* Two-way. */
+
+#ifdef NO_FILLER
+#define FILLER 0
+#else
+#define FILLER 1
+#endif
+#define FORWARDS(stage, from, to) \
+  ((stage == 0) == (from == ROOT) && (stage == 0 || FILLER || to != ROOT))
+#define PUSHES(stage, from, to)                         \
+  (from != to && COVERS(LEN(0, 0)) &&                   \
+   ((kind[call] == ALLREDUCE) ||                        \
+    (kind[call] == ALLGATHER && stage == 0) ||          \
+    (kind[call] == PIPELINED && FORWARDS(stage, from, to)) || \
+    (kind[call] == REDUCE && (stage == 1) == (to == ROOT))))
+
+inline push(stage) {
+  d_step {
+    do
+    :: p < W && PUSHES(stage, me, p) -> FILL(AREA(stage, p, me, turn + u, word), DATUM(me)); p++
+    :: p < W && !PUSHES(stage, me, p) -> p++
     :: p == W -> break
     od;
     p = 0
   }
-#else
-  skip
-#endif
 }
 
-/* A release: it lands after all that the block has stored. */
-inline send_done() {
-#if !defined(SHARED)
-  if
-  :: op != ALLREDUCE ->
-#ifndef DONE_RELAXED
-     DRAINED(me);
+inline poll(stage) {
+  atomic {
+    do
+    :: p < W && PUSHES(stage, p, me) ->
+       SEEN(AREA(stage, me, p, turn + u, word)) != ARMED;
+       assert(cell[AREA(stage, me, p, turn + u, word)] == DATUM(p));
+       REARM(AREA(stage, me, p, turn + u, word));
+       p++
+    :: p < W && !PUSHES(stage, p, me) -> p++
+    :: p == W -> break
+    od;
+    p = 0
+  }
+}
+
+inline two_way() {
+  do
+  :: u < uses ->
+     push(0);
+     poll(0);
+     push(1);
+     poll(1);
+     fence();
+     BLOCK_BARRIER
+     u++
+  :: else -> break
+  od
+}
+
+/* One-way. */
+
+#if defined(NO_DONE) || defined(SHARED)
+#define MAY_FILL(p) true
+#else
+#define MAY_FILL(p) REACHED(DONE(me, p), sent[p] + u + 1 - 2)
 #endif
-     d_step {
-       p = 0;
+
+#define SENDS_TO(p) (p != me && COVERS(LEN(me, p)))
+#define TAKES_FROM(p) (p != me && COVERS(LEN(p, me)))
+#define OUT(p, place) CHANNEL(p, me, sent[p] + u + 1, place)
+#define IN(p, place) CHANNEL(me, p, received[p] + u + 1, place)
+
+inline send() {
+  do
+  :: p < W && SENDS_TO(p) -> MAY_FILL(p); FILL(OUT(p, word), DATUM(me)); p++
+  :: p < W && !SENDS_TO(p) -> p++
+  :: p == W -> break
+  od;
+  p = 0
+}
+
+#ifdef DONE_EARLY
+#define REARM_TAKEN(c) skip
+#else
+#define REARM_TAKEN(c) REARM(c)
+#endif
+
+inline receive() {
+  do
+  :: p < W && TAKES_FROM(p) ->
+     SEEN(IN(p, word)) != ARMED;
+     assert(cell[IN(p, word)] == DATUM(p));
+     REARM_TAKEN(IN(p, word));
+     p++
+  :: p < W && !TAKES_FROM(p) -> p++
+  :: p == W -> break
+  od;
+  p = 0
+}
+
+/* The done words of this use, by one thread. They cover the re-arms of the whole block. */
+inline release() {
+  d_step {
+    do
+    :: p < W && p != me && REACHES(LEN(p, me)) ->
        do
-       :: p < W -> finished_use[p * W + me] = use; p++
+       :: q < WORDS ->
+#ifndef DONE_RELAXED
+          LAND(IN(p, q));
+#endif
+          q++
        :: else -> break
        od;
-       p = 0
-     }
-  :: else
-  fi
-#else
-  skip
-#endif
+       q = 0;
+       DONE(p, me) = (received[p] + u + 1) % EPOCHS;
+       p++
+    :: p < W && !(p != me && REACHES(LEN(p, me))) -> p++
+    :: p == W -> break
+    od;
+    p = 0
+  }
 }
 
-#ifdef SKIP_EPOCH
-#define COUNTS(op) takes_part
-#else
-#define COUNTS(op) true
-#endif
+/* The mutant's re-arms, after the done words. */
+inline rearm_late() {
+  do
+  :: p < W && TAKES_FROM(p) -> cell[IN(p, word)] = ARMED; p++
+  :: p < W && !TAKES_FROM(p) -> p++
+  :: p == W -> break
+  od;
+  p = 0
+}
 
-proctype rank(byte me) {
-  byte call, op, use, p;
-  byte uses[AREAS];
-#ifdef SKIP_EPOCH
-  bit takes_part;
+inline one_way() {
+#ifdef SEND_ALL_FIRST
+  do
+  :: u < uses -> atomic { send() }; u++
+  :: else -> break
+  od;
+  u = 0;
 #endif
   do
-  :: call < CALLS ->
-     op = sequence[call];
-#ifdef SKIP_EPOCH
-     d_step {
-       p = 0; takes_part = 0;
-       do
-       :: p < W -> takes_part = takes_part || SENDS(op, me, p) || SENDS(op, p, me); p++
-       :: else -> break
-       od;
-       p = 0
-     };
+  :: u < uses ->
+#ifdef RECEIVE_FIRST
+     atomic { receive() };
+     atomic { send() };
+#else
+#ifndef SEND_ALL_FIRST
+     atomic { send() };
 #endif
+     atomic { receive() };
+#endif
+#ifndef NO_BLOCK_BARRIER
+     BLOCK_BARRIER
+#endif
+     atomic {
+       if
+       :: word == 0 -> release()
+       :: else
+       fi;
+#ifdef DONE_EARLY
+     };
+     atomic {
+       rearm_late();
+#endif
+       u++
+     }
+  :: else -> break
+  od
+}
+
+proctype thread(byte me; byte word) {
+  byte call, uses, u, p, q;
+  bit turn, met, mutual;
+  byte sent[W], received[W];
+  d_step {
+    do
+    :: p < W -> sent[p] = FIRST_EPOCH; received[p] = FIRST_EPOCH; p++
+    :: else -> break
+    od;
+    p = 0
+  };
+  do
+  :: call < CALLS ->
+     atomic {
+       enter();
+       mutual = kind[call] != COPY
+     };
      if
-     :: COUNTS(op) ->
-        d_step { uses[AREA(op)]++; use = uses[AREA(op)] };
-        push();
-        take();
-        send_done();
-        rearm_late()
-     :: else
+     :: mutual -> two_way()
+     :: else -> one_way()
      fi;
 #ifdef APART
-     DRAINED(me);
-#else
-     if
-     :: op == ALLREDUCE -> DRAINED(me)
-     :: else
-     fi;
+     fence();
+     BLOCK_BARRIER
 #endif
-     call++
+     leave()
   :: else -> break
   od;
   finished++
 }
 
-proctype wire(byte owner; byte source; byte c) {
-end:
-  do
-  :: FILL_LANDS(c, source)
-  :: REARM_LANDS(c, owner)
-  od
-}
-
-#define OWNER(c) ((c) / (2 * W) % W)
-#define SOURCE(c) ((c) / 2 % W)
-
 init {
   byte i;
   atomic {
-#ifdef FIRST
-    sequence[0] = FIRST;
-    sequence[1] = SECOND;
-    sequence[2] = THIRD;
-#else
     do
-    :: i < CALLS ->
-       if
-       :: sequence[i] = ALLREDUCE
-       :: sequence[i] = BROADCAST
-       :: OPS > 2 -> sequence[i] = REDUCE
-       :: OPS > 3 -> sequence[i] = SCATTER
-       :: OPS > 4 -> sequence[i] = BROADCAST1
-       fi;
-       i++
-    :: else -> break
-    od;
-#endif
-    i = 0;
-    do
-    :: i < CELLS -> if :: OWNER(i) != SOURCE(i) -> run wire(OWNER(i), SOURCE(i), i) :: else fi; i++
+    :: i < CALLS -> kind[i] = NONE; i++
     :: else -> break
     od;
     i = 0;
     do
-    :: i < W -> run rank(i); i++
+    :: i < W * W -> done_word[i] = FIRST_EPOCH; i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < W * WORDS -> run thread(i / WORDS, i % WORDS); i++
     :: else -> break
     od;
     i = 0
   }
-  finished == W
+  finished == W * WORDS
 }

@@ -1,14 +1,15 @@
 // Broadcast in one stage: every rank copies all of it from the root, out of the root's staging or,
 // when outputs are symmetric, out of the root's output, chunk by chunk while it is filled.
 // Traffic of the root: n copied once; of the others: n read. One word of the root a chunk.
-#include "../../protocol/selection.h"
 #include "messages.h"
 #include "steps.h"
 
 namespace collx::cpu {
 namespace {
 
-constexpr uint64_t kStrideBytes = 128 << 10;
+constexpr uint64_t kStrideBytes = 32 << 10;
+/// Up to this, staging with its single word is faster than two barriers.
+constexpr uint64_t kSmallBytes = 16 << 10;
 
 bool pull_from_output(ExchangeSession& session, const CallKernels& kernels) {
   const ExchangeCall& call = session.call();

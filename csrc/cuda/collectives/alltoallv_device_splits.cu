@@ -9,12 +9,25 @@ namespace collx::cuda {
 namespace {
 
 constexpr uint64_t kEpochMask = (1ull << kCountEpochBits) - 1;
+constexpr uint64_t kRefused = ~0ull >> kCountEpochBits;  // sent instead of rows
 
 struct Splits {
   int64_t sent[kMaxCudaRanks];      // by rank
   int64_t received[kMaxCudaRanks];  // likewise
   bool fit;
 };
+
+/// The rows that the splits send, or kRefused when they do not fit the input.
+__device__ __forceinline__ uint64_t sum_of(const DeviceSplits& given, int world) {
+  uint64_t sum = 0;
+  for (int r = 0; r < world; ++r) {
+    // Each by itself, since a sum may wrap around.
+    const auto rows = static_cast<uint64_t>(given.sent[r]);
+    if (rows > given.rows) return kRefused;
+    sum += rows;
+  }
+  return sum <= given.rows ? sum : kRefused;
+}
 
 /// By thread r < world of each block: rows for and from rank r.
 __device__ __forceinline__ void exchange_counts(const KernelCall& call, Patience& patience,
@@ -29,8 +42,8 @@ __device__ __forceinline__ void exchange_counts(const KernelCall& call, Patience
     splits.received[peer] = rows;
     if (peer != call.rank && patience.alive()) {
       if (blockIdx.x == 0) {
-        // Splits out of range arrive as such, and are refused there too.
-        const uint64_t sent = rows < 0 ? ~0ull >> kCountEpochBits : static_cast<uint64_t>(rows);
+        const bool refused = sum_of(given, call.world) == kRefused;
+        const uint64_t sent = refused ? kRefused : static_cast<uint64_t>(rows);
         ptx::st_release_sys(&call.header(peer)->counts[epoch & 1][call.rank],
                             sent << kCountEpochBits | mark);
       }
@@ -45,6 +58,14 @@ __device__ __forceinline__ void exchange_counts(const KernelCall& call, Patience
             return Blame{peer, mark, seen & kEpochMask};
           });
       splits.received[peer] = static_cast<int64_t>(seen >> kCountEpochBits);
+      // Who refuses its splits reports it: wait for that, instead of failing by what follows.
+      if (seen >> kCountEpochBits == kRefused) {
+        patience.wait(
+            Phase::counts, [] { return false; },
+            [&] {
+              return Blame{peer, mark, seen & kEpochMask};
+            });
+      }
     }
   }
   patience.agree();
@@ -57,15 +78,10 @@ __device__ __forceinline__ void exchange_counts(const KernelCall& call, Patience
 /// By one thread: whether the splits fit the tensors.
 __device__ bool check(const KernelCall& call, Patience& patience, const DeviceSplits& given,
                       const Splits& splits) {
-  uint64_t sent = 0, received = 0;
-  bool valid = true;
-  for (int r = 0; r < call.world; ++r) {
-    // Each by itself, since a sum may wrap around.
-    valid = valid && splits.sent[r] >= 0 && static_cast<uint64_t>(splits.sent[r]) <= given.rows;
-    sent += static_cast<uint64_t>(splits.sent[r]);
-    received += static_cast<uint64_t>(splits.received[r]);
-  }
-  valid = valid && sent <= given.rows;
+  uint64_t received = 0;
+  for (int r = 0; r < call.world; ++r) received += static_cast<uint64_t>(splits.received[r]);
+  const uint64_t sent = sum_of(given, call.world);
+  const bool valid = sent != kRefused;
   const bool fit = valid && received <= given.capacity;
   if (!fit && patience.alive()) {
     patience.fail(Failure::splits, valid ? Phase::arrival : Phase::counts,
