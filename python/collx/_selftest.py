@@ -63,7 +63,7 @@ def _one_way(
     algorithm = "fallback" if algorithms == ("fallback",) else "onestage"
     wrong: list[str] = []
     for root, expected in enumerate(inputs):
-        result = inputs[communicator.rank].to(device)
+        result = inputs[communicator.rank].clone().to(device)
         torch.ops.collx.broadcast_(result, root, communicator.name, algorithm, 0)
         got = result.cpu()
         communicator.check()

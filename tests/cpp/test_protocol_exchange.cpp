@@ -69,8 +69,9 @@ TEST(Exchange, both_ends_agree_on_the_length_of_a_message) {
 
 TEST(Exchange, a_message_exists_where_the_collective_has_one) {
   for_each_pair([](Collective c, const Shape& s, int root, int from, int to) {
-    const Span sent = sent_span(c, s.geometry, s.world, root, from, to);
-    if (!has_message(c, root, from, to)) EXPECT_EQ(sent.bytes(), 0u) << name_of(c);
+    if (has_message(c, root, from, to)) return;
+    EXPECT_EQ(sent_span(c, s.geometry, s.world, root, from, to).bytes(), 0u) << name_of(c);
+    EXPECT_EQ(received_span(c, s.geometry, s.world, root, from, to).bytes(), 0u) << name_of(c);
   });
 }
 
@@ -79,26 +80,24 @@ uint64_t label(int rank, uint64_t o, uint64_t u, uint64_t b) {
   return ((uint64_t(rank) * 100 + o) * 100 + u) * 100 + b;
 }
 
-struct Bytes {
-  std::vector<uint64_t> labels;
-};
+using Labels = std::vector<uint64_t>;
 
 /// A tensor with the units [part] of each row, in row-major order.
-Bytes tensor(const Geometry& g, Part part, int rank) {
-  Bytes bytes;
+Labels tensor(const Geometry& g, Part part, int rank) {
+  Labels labels;
   for (uint64_t o = 0; o < g.outer; ++o) {
     for (uint64_t u = part.start; u < part.start + part.count; ++u) {
-      for (uint64_t b = 0; b < g.inner; ++b) bytes.labels.push_back(label(rank, o, u, b));
+      for (uint64_t b = 0; b < g.inner; ++b) labels.push_back(label(rank, o, u, b));
     }
   }
-  return bytes;
+  return labels;
 }
 
 constexpr bool splits_output(Collective c) {
   return c == Collective::allgather || c == Collective::gather;
 }
 
-Bytes input_of(Collective c, const Shape& s, int rank) {
+Labels input_of(Collective c, const Shape& s, int rank) {
   const Part own = partition(s.geometry.units, s.world, rank);
   const Part all{0, s.geometry.units};
   return tensor(s.geometry, splits_output(c) ? own : all, rank);
@@ -111,11 +110,11 @@ Placed carried(Collective c, const Shape& s, int root, int from, int to) {
   const std::vector<uint64_t> source = bytes_of(sent_span(c, s.geometry, s.world, root, from, to));
   const std::vector<uint64_t> target =
       bytes_of(received_span(c, s.geometry, s.world, root, from, to));
-  const Bytes input = input_of(c, s, from);
+  const Labels input = input_of(c, s, from);
   Placed placed;
   for (size_t i = 0; i < source.size(); ++i) {
-    EXPECT_LT(source[i], input.labels.size()) << name_of(c) << ": reads beyond its input";
-    placed.emplace_back(target[i], input.labels.at(source[i]));
+    EXPECT_LT(source[i], input.size()) << name_of(c) << ": reads beyond its input";
+    placed.emplace_back(target[i], input.at(source[i]));
   }
   return placed;
 }

@@ -136,6 +136,7 @@ TEST(Layout, header_words_of_different_writers_share_no_line) {
   EXPECT_LT(poison, own);
   EXPECT_LT(own, inbox);
   EXPECT_LT(inbox, check);
+  EXPECT_LT(check, offsetof(RegionHeader, counts) / 128);
   EXPECT_EQ(sizeof(CheckSlot) % 128, 0u);
   EXPECT_EQ(offsetof(RegionHeader, sequence) / 128, own);
 }
