@@ -7,9 +7,8 @@
 //     barrier_flags   the published words: where a rank says how far it has come
 //     oneshot         slots byte[2][world][tile_bytes]: a peer's chunk
 //     twoshot         slots byte[2 stages][2][world][tile_bytes]: its part of a chunk, the result
-//     staging         byte[2][staging_bytes]: a chunk of the owner's input, for peers to pull;
-//     either
-//                     one message for all of them, or slots by receiver
+//     staging         byte[2][staging_bytes]: a chunk of the owner's input, for peers to pull: one
+//                     for all of them, or slots by receiver
 //     results         byte[2][result_bytes]: the owner's part of that chunk, reduced or passed on
 //     channels        sent, received: uint64_t[2][kMaxRanks], what the owner sends to and expects
 //                     from each rank, in a call whose ranks do not know it of each other

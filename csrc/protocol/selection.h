@@ -82,7 +82,7 @@ struct ExchangeRow {
 
 inline constexpr ExchangeRow kExchangeSelection[] = {
     {Collective::broadcast, DeviceKind::cuda, true, 2, kAnySize, Algorithm::onestage},
-    {Collective::broadcast, DeviceKind::cuda, false, 2, 8 << 20, Algorithm::onestage},
+    {Collective::broadcast, DeviceKind::cuda, false, 2, 32 << 20, Algorithm::onestage},
     {Collective::broadcast, DeviceKind::cuda, false, 8, 256 << 10, Algorithm::onestage},
     {Collective::broadcast, DeviceKind::cuda, false, 8, kAnySize, Algorithm::pipelined},
     {Collective::broadcast, DeviceKind::cpu, false, 16, kAnySize, Algorithm::onestage},
@@ -100,7 +100,7 @@ inline constexpr ExchangeRow kExchangeSelection[] = {
 
 /// Whether a staged reduce between GPUs shares the work among the ranks that are not the root.
 constexpr bool reduces_in_two_stages(Collective c, int world, uint64_t bytes) {
-  return c == Collective::reduce && bytes > (world > 2 ? 512 << 10 : 8 << 20);
+  return c == Collective::reduce && bytes > (world > 2 ? 512 << 10 : 32 << 20);
 }
 
 /// Up to this, slots are faster than the two barriers of a broadcast into symmetric outputs.

@@ -88,8 +88,8 @@ TEST_P(Layout, never_shrinks_when_the_payload_grows) {
 TEST_P(Layout, every_area_carries_at_least_one_tile) {
   for (const uint64_t payload : kPayloads) {
     const RegionLayout layout = cuda_layout(GetParam(), payload);
-    for (const SlotArea& area :
-         {layout.oneshot, layout.oneshot_pairs, layout.twoshot, layout.twoshot_pairs}) {
+    for (const SlotArea& area : {layout.oneshot, layout.oneshot_pairs, layout.twoshot,
+                                 layout.twoshot_pairs, layout.channels.slots}) {
       EXPECT_GE(area.tiles, 1u);
       EXPECT_EQ(area.capacity(), static_cast<uint64_t>(area.tiles) * kTileBytes);
     }

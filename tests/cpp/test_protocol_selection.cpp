@@ -186,6 +186,51 @@ TEST(Selection, a_row_ends_after_its_last_byte) {
   }
 }
 
+TEST(Selection, every_row_of_the_other_collectives_is_reached) {
+  for (const ExchangeRow& row : kExchangeSelection) {
+    Request request;
+    request.collective = row.collective == Collective::none ? Collective::alltoall : row.collective;
+    request.device = row.device;
+    request.bytes = row.up_to;
+    request.world = row.max_world;
+    request.input_symmetric = request.output_symmetric = row.symmetric;
+    EXPECT_EQ(select_algorithm(request), row.algorithm)
+        << "row " << &row - kExchangeSelection << " of the table is hidden by one above it";
+  }
+}
+
+TEST(Selection, takes_only_what_a_collective_has) {
+  for (int c = 1; c < static_cast<int>(Collective::barrier); ++c) {
+    for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+      for (const bool symmetric : {false, true}) {
+        for (uint64_t bytes = 1; bytes < (1ull << 33); bytes *= 7) {
+          Request request;
+          request.collective = static_cast<Collective>(c);
+          request.device = device;
+          request.bytes = request.message = bytes;
+          request.world = 4;
+          request.input_symmetric = request.output_symmetric = symmetric;
+          const Plan plan = select(request);
+          EXPECT_TRUE(has_algorithm(request.collective, plan.algorithm));
+          EXPECT_NE(plan.algorithm, Algorithm::fallback);
+          EXPECT_GE(plan.blocks, 1);
+          EXPECT_TRUE(symmetric || plan.algorithm != Algorithm::direct);
+        }
+      }
+    }
+  }
+}
+
+TEST(Selection, every_collective_has_its_own_algorithms) {
+  EXPECT_FALSE(has_algorithm(Collective::allreduce, Algorithm::staged));
+  EXPECT_FALSE(has_algorithm(Collective::allgather, Algorithm::oneshot_push));
+  EXPECT_FALSE(has_algorithm(Collective::allgather, Algorithm::pipelined));
+  EXPECT_FALSE(has_algorithm(Collective::broadcast, Algorithm::staged));
+  EXPECT_FALSE(has_algorithm(Collective::alltoallv, Algorithm::direct));
+  EXPECT_TRUE(has_algorithm(Collective::reduce, Algorithm::direct));
+  EXPECT_TRUE(has_algorithm(Collective::broadcast, Algorithm::twostage));
+}
+
 TEST(Workspace, is_what_the_formulas_of_the_algorithms_say) {
   const uint64_t bytes = 4 << 20;
   const auto of = [&](Algorithm algorithm, DType dtype, bool symmetric) {
