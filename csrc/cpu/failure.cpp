@@ -1,6 +1,8 @@
 #include "failure.h"
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "allreduce.h"
 #include "control.h"
@@ -32,7 +34,39 @@ void tell(const RankView& view, int rank, const StatusRecord& record) {
                                std::memory_order_acq_rel);
 }
 
+/// Several times as long as any sleep, after which a living sleeper looks around.
+constexpr std::chrono::milliseconds kSignOfLife = 12 * kLongestSleep;
+
+/// Whether that rank goes on waiting for another one. By then it may also have reported.
+bool lives(const RankView& view, const Control& control) {
+  Control& own = control_of(view.region[view.rank], view.layout);
+  const uint32_t before = control.beats.load(std::memory_order_relaxed);
+  const auto end = std::chrono::steady_clock::now() + kSignOfLife;
+  while (!poisoned(view) && std::chrono::steady_clock::now() < end) {
+    beat(own);  // others may be asking the same of this rank
+    std::this_thread::sleep_for(kLongestSleep);
+  }
+  return control.beats.load(std::memory_order_relaxed) != before;
+}
+
 }  // namespace
+
+int missing_rank(const RankView& view, int peer) {
+  constexpr int kMostHops = 4;  // the report may not be late by a second
+  uint32_t seen = 1u << view.rank;
+  int missing = peer;
+  for (int hop = 0; hop < kMostHops; ++hop) {
+    seen |= 1u << missing;
+    const Control& control = control_of(view.region[missing], view.layout);
+    if (control.waits_for.load(std::memory_order_relaxed) == 0) return missing;
+    if (!lives(view, control) || poisoned(view)) return missing;
+    const uint32_t next = control.waits_for.load(std::memory_order_relaxed);
+    if (next == 0) return missing;
+    if ((seen >> (next - 1) & 1u) != 0) return peer;  // they wait for each other
+    missing = static_cast<int>(next) - 1;
+  }
+  return missing;
+}
 
 bool poisoned(const RankView& view) {
   return Word32(view.header(view.rank)->poison).load(std::memory_order_acquire) != 0;

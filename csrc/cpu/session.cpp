@@ -161,10 +161,19 @@ bool Session::wait(int peer, Read read, uint32_t expected, Phase phase) {
   }
   if (reached()) return true;
   left.spins = 0;
-  wait_until(control(peer).bell, ready, deadline_after(view_.timeout_ns), left);
+  Control& own = control(rank());
+  own.waits_for.store(1 + static_cast<uint32_t>(peer), std::memory_order_relaxed);
+  const auto ready_and_alive = [&] {
+    beat(own);
+    return ready();
+  };
+  const bool done =
+      wait_until(control(peer).bell, ready_and_alive, deadline_after(view_.timeout_ns), left);
+  const int missing = done ? peer : missing_rank(view_, peer);
+  own.waits_for.store(0, std::memory_order_relaxed);
   if (reached()) return true;
   if (!alive()) return false;
-  StatusRecord timeout = record(Failure::timeout, phase, peer);
+  StatusRecord timeout = record(Failure::timeout, phase, missing);
   timeout.expected = expected;
   timeout.seen = read();
   report(view_, timeout);

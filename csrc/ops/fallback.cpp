@@ -230,7 +230,6 @@ class Messages {
   }
 
  private:
-
   /// The bytes of a span, one row a run; a view.
   static at::Tensor runs(const at::Tensor& bytes, const Span& span) {
     const auto rows = static_cast<int64_t>(span.rows), width = static_cast<int64_t>(span.width);

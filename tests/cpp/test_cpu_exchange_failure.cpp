@@ -96,6 +96,36 @@ TEST_P(AbsentFrom, a_rank_that_never_comes_is_named_within_the_timeout_and_a_sec
   }
 }
 
+/// Rank 0 broadcasts, rank 2 never comes, and rank 1 is the first to lose patience.
+StatusRecord impatient_receiver(Ranks& ranks) {
+  Tensors tensors;
+  const Case c = case_with({Collective::broadcast, Algorithm::onestage, false}, 0);
+  ranks.run([&](int rank) {
+    if (rank == 2) return;
+    RankView view = ranks.view(rank);
+    if (rank == 1) view.timeout_ns = kShortNs;
+    while (exchange(view, tensors.call(c, rank))) {
+    }
+  });
+  return ranks.status(0).record;
+}
+
+TEST(CpuExchangeFailure, who_waits_for_a_waiting_rank_names_the_one_that_is_missing) {
+  Ranks ranks(kWorld);
+  const StatusRecord record = impatient_receiver(ranks);
+  EXPECT_EQ(record.rank, 1);
+  EXPECT_EQ(record.peer, 2);
+}
+
+TEST(CpuExchangeFailure, a_rank_that_died_while_it_waited_is_named_itself) {
+  Ranks ranks(kWorld, kDefaultPayloadBytes, kShortNs);
+  control_of(ranks.region(1), ranks.layout()).waits_for = 1 + 2;
+  Tensors tensors;
+  const Case c = case_with({Collective::broadcast, Algorithm::onestage, false}, 1);
+  EXPECT_FALSE(exchange(ranks.view(0), tensors.call(c, 0)));
+  EXPECT_EQ(ranks.status(0).record.peer, 1);
+}
+
 TEST(CpuExchangeFailure, a_rank_that_misses_a_barrier_is_named) {
   for (const bool check : {false, true}) {
     Ranks ranks(kWorld, kDefaultPayloadBytes, kShortNs, check);

@@ -57,6 +57,7 @@ class Relay {
     copy(kernels_.copy, {session_.output()}, bytes.at, {session_.input()}, bytes.at, bytes.count);
   }
   void hand_out(Chunk chunk) const;
+  void keep_the_others(Chunk chunk) const;
   void gather_from_outputs(Chunk chunk) const;
 
   ExchangeSession& session_;
@@ -100,6 +101,13 @@ void Relay::hand_out(Chunk chunk) const {
   if (is_relay(root())) keep(part_of(chunk, root()));
 }
 
+/// All but the root's own part, which peers are reading by now.
+void Relay::keep_the_others(Chunk chunk) const {
+  for_each_peer(session_, [&](int peer) {
+    if (is_relay(peer)) keep(part_of(chunk, peer));
+  });
+}
+
 void Relay::gather_from_outputs(Chunk chunk) const {
   for_each_peer(session_, [&](int peer) {
     if (!is_relay(peer)) return;
@@ -117,7 +125,7 @@ bool Relay::run_symmetric(uint64_t chunk_lines) {
       if (!session_.alive()) return false;
       hand_out(chunk);
       session_.publish_all(use);
-      keep(bytes_of(chunk, {0, chunk.count}));
+      keep_the_others(chunk);
       continue;
     }
     session_.publish_all(use);

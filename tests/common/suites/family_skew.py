@@ -15,7 +15,7 @@ from ..family_cases import IN_PLACE, NEW, OPS, ROOTED, WITH_SPLITS, Call, data_o
 from ..family_check import Prepared, Tensors, all_differences, arguments_of, make, run_call
 from ..pool import Pool
 from ..rank import Rank
-from ..regions import poison_payload
+from ..regions import poison_payload, set_epochs
 from .skew import delay
 
 SLICE = 1 << 16  # of an arena, for each call of a sequence
@@ -185,6 +185,28 @@ def test_all_ops_follow_each_other(pool: Pool, backwards: bool) -> None:
     ]
     calls = calls[::3] if pool.shared else calls
     assert_none(pool.run(_in_a_row, calls[::-1] if backwards else calls, "default"))
+
+
+def _near_the_wrap(rank: Rank, start: int, calls: list[Call], rounds: int) -> list[str]:
+    communicator = rank.new_communicator("family-wrap", payload_bytes=rank.smallest_payload())
+    set_epochs(rank, communicator, start)
+    found = []
+    for number in range(rounds):
+        for call in calls:
+            wrong = run_call(rank, communicator, replace(call, seed=number % 3 + 1, root=number))
+            found += [f"round {number}: {call}: {wrong}"] if wrong else []
+    communicator.destroy()
+    rank.arenas.pop(communicator.name, None)
+    return found[:5]
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("start", [0xFFFFFFE0, 0x7FFFFFE0], ids=["unsigned", "signed"])
+def test_counters_of_the_family_survive_the_wrap_around(pool: Pool, start: int) -> None:
+    """Hazards 3 and 4: epochs, and uses of channels, that start just before 2^32 (and 2^31)."""
+    calls = [_call(op, algorithm, 300, pool.size) for op, algorithm in DIRECTLY]
+    rounds = 3 if pool.shared else 12
+    assert_none(pool.run(_near_the_wrap, start, calls[::3] if pool.shared else calls, rounds))
 
 
 def _poisoned_payload(rank: Rank, calls: list[Call]) -> list[str]:
