@@ -87,7 +87,7 @@ SPIN = [
     # Sequences of two-way and one-way collectives. KINDS: see mixed.pml; 16 is the one-way kind.
     Case("mixed", "mixed.pml", "W=2 CALLS=3", 500_000),
     Case("mixed-3-ranks", "mixed.pml", "W=3 CALLS=2 GIVEN=1", 2_000_000),
-    Case("mixed-stages", "mixed.pml", "W=3 CALLS=3 KINDS=15", 1_000_000),
+    Case("mixed-stages", "mixed.pml", "W=3 CALLS=4 LENGTH=1 KINDS=15", 300_000),
     Case("mixed-threads", "mixed.pml", "W=2 WORDS=2 CALLS=1 LENGTH=6 KINDS=16", 500_000),
     Case(
         "mixed-threads-calls",
