@@ -188,6 +188,8 @@ def test_checked_mode_names_what_differs_in_calls_of_the_family(pool: Pool, what
     ops, _, _, words = DIFFERENT[what]
     if pool.shared or pool.size > 2:
         ops = ops[:2]
+    elif pool.world.device == "cuda":  # an init a call
+        ops = ops[::3]
     for answers in pool.run(_other_call, what, ops):
         for op, found in answers.items():
             assert found.error == "CollectiveMismatch", (op, found)

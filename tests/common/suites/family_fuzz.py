@@ -16,7 +16,7 @@ from .fuzz import run_seed, seed_and_count
 
 LARGEST = 30_000  # elements of the larger tensors
 LARGEST_SMALL = 2000  # where the payload is the smallest
-CALLS = {1: 300, 2: 1200, 3: 600, 4: 500, 8: 150, 16: 50}
+CALLS = {1: 200, 2: 900, 3: 400, 4: 300, 8: 100, 16: 30}
 CALLS_SHARED = {1: 60, 2: 30, 3: 24, 4: 20, 8: 10}
 
 KINDS = ("plain", "checked", "small")

@@ -33,9 +33,9 @@ from ..values import PACKED
 
 # Calls of a test of one op and algorithm: where ranks outnumber cores, or share a GPU, each takes
 # long. Over the worlds and algorithms the samples differ, so that together they reach everything.
-BUDGET = {1: 16, 2: 20, 3: 12, 4: 10, 8: 6, 16: 4}
+BUDGET = {1: 16, 2: 20, 3: 12, 4: 9, 8: 4, 16: 2}
 BUDGET_OF_GPUS = {1: 24, 2: 24, 3: 16, 4: 16, 8: 12}
-BUDGET_SHARED = {1: 24, 2: 4, 3: 2, 4: 2, 8: 1}
+BUDGET_SHARED = {1: 24, 2: 2, 3: 1, 4: 1, 8: 1}
 
 EVEN_AND_NOT = each("uneven", (False, True))
 
