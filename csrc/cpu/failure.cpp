@@ -35,7 +35,7 @@ void tell(const RankView& view, int rank, const StatusRecord& record) {
 }
 
 /// Several times as long as any sleep, after which a living sleeper looks around.
-constexpr std::chrono::milliseconds kSignOfLife = 12 * kLongestSleep;
+constexpr std::chrono::milliseconds kSignOfLife = 6 * kLongestSleep;
 
 /// Whether that rank goes on waiting for another one. By then it may also have reported.
 bool lives(const RankView& view, const Control& control) {

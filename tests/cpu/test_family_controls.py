@@ -124,6 +124,7 @@ def test_data_of_another_call_rank_or_place_is_noticed(op: str) -> None:
         assert byte_differences(results[0], results[2])
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", COPIED)
 def test_one_flipped_bit_of_any_dtype_is_noticed(dtype: str) -> None:
     """Copies: NaN payloads, too, and both halves of what has sixteen bytes."""

@@ -84,5 +84,5 @@ def test_many_more_random_calls_of_all_ops(pool: Pool, kind: str) -> None:
     """Ten seeds and larger tensors."""
     for seed in range(10):
         count = 60 if pool.shared else 1200 // pool.size
-        largest = 3 * (LARGEST_SMALL if kind == "small" else LARGEST)
+        largest = 2 * (LARGEST_SMALL if kind == "small" else LARGEST)
         assert_none(pool.run(_fuzz, seed, count, kind, largest))

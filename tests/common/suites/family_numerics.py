@@ -29,7 +29,7 @@ from ..family_cases import (
 )
 from ..family_check import run_calls
 from ..pool import Pool
-from ..values import PACKED
+from ..values import PACKED, REDUCE_OPS
 
 # Calls of a test of one op and algorithm: where ranks outnumber cores, or share a GPU, each takes
 # long. Over the worlds and algorithms the samples differ, so that together they reach everything.
@@ -218,8 +218,7 @@ def test_full_cross_product_of_the_family(pool: Pool, op: str, algorithm: str) -
     count = (100 if pool.shared else 2000) // pool.size
     # Where there are reduce ops, those of the shape's dtype that do not exist become sums.
     shapes = border_shapes(OPS[op].dtypes, pool.size)
-    reduce_ops = [{"reduce_op": fields["reduce_op"]} for fields in dtypes_and_ops(op)[:5]]
-    kinds = reduce_ops if OPS[op].reduces else [{}]
+    kinds = each("reduce_op", REDUCE_OPS if OPS[op].reduces else ("sum",))
     check(pool, op, algorithm, shapes, kinds, *both, count=count)
     check(pool, op, algorithm, dtypes_and_ops(op), axes, *both, count=count // 4)
     check(pool, op, algorithm, shapes, kinds, *both, count=count // 8, key="small")
