@@ -3,6 +3,7 @@
 
 #include "exchange.h"
 #include "layout.h"
+#include "norm.h"
 #include "status.h"
 #include "types.h"
 
@@ -69,6 +70,31 @@ struct ExchangeCall : Call {
   uint64_t cleared;  // bytes of `output`, from its first, that are set to zero instead
   /// alltoallv whose splits the device alone knows, in memory of the device; otherwise null.
   DeviceSplits splits;
+};
+
+/// A sum over the ranks of a matrix [rows, cols], row-major, of which each row is normalised. The
+/// results are those below that are not null; `output` is not used. Ranks differ in no value but
+/// the addresses.
+struct NormCall : Call {
+  Collective collective;
+  DType dtype;  // float32, float16 or bfloat16
+  uint64_t rows;  // of the input
+  uint64_t cols;
+  NormOptions options;
+  // Residual and results are [rows, cols], or this rank's part of the rows by partition.h where the
+  // collective scatters them. Weight and bias are [cols].
+  const void* residual;  // null: none; equal on all ranks but where rows are scattered
+  const void* weight;
+  const void* bias;       // layer norm alone
+  const float* given_scale;  // ScaleMode::tensor alone
+  void* residual_out;     // the dtype: what was normalised
+  void* normalised;       // the dtype
+  void* quantised;        // one byte an element
+  void* scale;            // as stored: [rows], [1], or by group as the options say
+  /// float32, for rows that kernels cannot hold (norm_plan.h says how many bytes); otherwise null.
+  float* spill;
+
+  bool scatters() const { return scatters_rows(collective); }
 };
 
 }  // namespace collx

@@ -49,6 +49,17 @@ COLLX_HD constexpr bool is_reduction(Collective c) {
   return c == Collective::allreduce || c == Collective::reducescatter || c == Collective::reduce;
 }
 
+/// A reduction fused with a normalisation of its rows.
+COLLX_HD constexpr bool is_norm(Collective c) {
+  return c >= Collective::allreduce_rmsnorm && c < Collective::count;
+}
+
+/// One of those in which each rank gets its part of the rows alone.
+COLLX_HD constexpr bool scatters_rows(Collective c) {
+  return c == Collective::reducescatter_residual_rmsnorm ||
+         c == Collective::reducescatter_residual_rmsnorm_fp8;
+}
+
 COLLX_HD constexpr bool has_root(Collective c) {
   return c == Collective::broadcast || c == Collective::reduce || c == Collective::gather ||
          c == Collective::scatter;

@@ -14,8 +14,27 @@ inline constexpr std::array<std::string_view, static_cast<size_t>(DType::count)>
 inline constexpr std::array<std::string_view, static_cast<size_t>(ReduceOp::count)> kReduceOpNames =
     {"sum", "avg", "max", "min", "prod"};
 inline constexpr std::array<std::string_view, static_cast<size_t>(Collective::count)>
-    kCollectiveNames = {"none",   "allreduce", "reducescatter", "allgather", "broadcast", "reduce",
-                        "gather", "scatter",   "alltoall",      "alltoallv", "barrier"};
+    kCollectiveNames = {"none",
+                        "allreduce",
+                        "reducescatter",
+                        "allgather",
+                        "broadcast",
+                        "reduce",
+                        "gather",
+                        "scatter",
+                        "alltoall",
+                        "alltoallv",
+                        "barrier",
+                        "allreduce_rmsnorm",
+                        "allreduce_residual_rmsnorm",
+                        "allreduce_rmsnorm_fp8",
+                        "allreduce_residual_rmsnorm_fp8",
+                        "allreduce_rmsnorm_int8",
+                        "allreduce_residual_rmsnorm_int8",
+                        "allreduce_layernorm",
+                        "allreduce_residual_layernorm",
+                        "reducescatter_residual_rmsnorm",
+                        "reducescatter_residual_rmsnorm_fp8"};
 inline constexpr std::array<std::string_view, static_cast<size_t>(Algorithm::count)>
     kAlgorithmNames = {"auto",         "oneshot_push", "twoshot_push", "pull_push",
                        "oneshot_pull", "twoshot_pull", "fallback",     "staged",

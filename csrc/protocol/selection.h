@@ -128,6 +128,12 @@ constexpr Algorithm select_exchange(const Request& r) {
 
 /// The algorithms of a collective, without "auto".
 constexpr bool has_algorithm(Collective c, Algorithm a) {
+  if (is_norm(c)) {
+    if (a == Algorithm::automatic || a == Algorithm::fallback) return true;
+    if (scatters_rows(c)) return a == Algorithm::staged;
+    return a == Algorithm::oneshot_push || a == Algorithm::twoshot_push ||
+           a == Algorithm::oneshot_pull || a == Algorithm::twoshot_pull;
+  }
   switch (a) {
     case Algorithm::automatic:
     case Algorithm::fallback:

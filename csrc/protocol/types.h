@@ -59,6 +59,17 @@ enum class Collective : uint8_t {
   alltoall,
   alltoallv,
   barrier,
+  // Reductions fused with a normalisation of their rows: see norm.h.
+  allreduce_rmsnorm,
+  allreduce_residual_rmsnorm,
+  allreduce_rmsnorm_fp8,
+  allreduce_residual_rmsnorm_fp8,
+  allreduce_rmsnorm_int8,
+  allreduce_residual_rmsnorm_int8,
+  allreduce_layernorm,
+  allreduce_residual_layernorm,
+  reducescatter_residual_rmsnorm,
+  reducescatter_residual_rmsnorm_fp8,
   count
 };
 

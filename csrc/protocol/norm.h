@@ -1,0 +1,160 @@
+// What a fused normalisation computes behind its reduction: its options, and the arithmetic of one
+// row's scale, the same lines on both devices. docs/numerics.md has the whole contract.
+#pragma once
+
+#include "types.h"
+
+namespace collx {
+
+enum class Norm : uint8_t { rms, layer };
+
+/// Where values are rounded to the dtype: once, at the end; or where the unfused model does it,
+/// there with the weight multiplied in float32 (torch.nn.RMSNorm) or in the dtype (LlamaRMSNorm).
+enum class Rounding : uint8_t { fp32, parity, parity_weight, count };
+
+enum class Quantisation : uint8_t { none, e4m3fn, e5m2, int8 };
+
+/// One scale for a row, one given for the whole tensor, one for a group of columns.
+enum class ScaleMode : uint8_t { row, tensor, group, count };
+
+/// How scales are stored.
+enum class ScaleType : uint8_t { float32, float16, bfloat16, float8_e8m0fnu };
+
+inline constexpr int kSmallestGroup = 16;
+inline constexpr int kLargestGroup = 4096;
+
+struct NormOptions {
+  Norm norm = Norm::rms;
+  Rounding rounding = Rounding::fp32;
+  Quantisation quantisation = Quantisation::none;
+  ScaleMode scale_mode = ScaleMode::row;
+  ScaleType scale_type = ScaleType::float32;
+  bool ue8m0 = false;           // scales are rounded up to powers of two
+  bool column_major = false;    // scales of groups: one column of rows after the other
+  bool weight_float32 = false;  // weight and bias are float32, not of the input's dtype
+  int32_t group_size = 0;       // columns that share a scale, with ScaleMode::group
+  float eps = 0;                // as added: with Rounding::fp32 rounded to the dtype beforehand
+  float weight_offset = 0;      // likewise rounded to the dtype
+  float scale_ub = 0;           // infinity: none
+};
+
+COLLX_HD constexpr uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
+COLLX_HD constexpr float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+inline constexpr uint32_t kNaNBits = 0x7FC00000u;  // the one NaN that a scale can be
+inline constexpr uint32_t kInfinityBits = 0x7F800000u;
+
+COLLX_HD constexpr bool is_nan(float value) {
+  return (bits_of(value) & 0x7FFFFFFFu) > kInfinityBits;
+}
+
+/// Magnitudes are compared by their bits, as unsigned integers: the order of the floats, with NaN
+/// above infinity, so that a maximum propagates it.
+COLLX_HD constexpr uint32_t magnitude(float value) { return bits_of(value) & 0x7FFFFFFFu; }
+
+COLLX_HD constexpr float largest_value(Quantisation q) {
+  return q == Quantisation::e4m3fn ? 448.0f : q == Quantisation::e5m2 ? 57344.0f : 127.0f;
+}
+
+/// -limit .. limit; NaN stays NaN, which fminf and fmaxf would drop.
+COLLX_HD constexpr float clamp(float value, float limit) {
+  return value > limit ? limit : value < -limit ? -limit : value;
+}
+
+/// The smallest power of two that is not below a positive float. 0, infinity and NaN stay.
+COLLX_HD constexpr float power_of_two_above(float value) {
+  const uint32_t bits = bits_of(value);
+  if (bits == 0 || bits >= kInfinityBits) return value;
+  if (bits >= 0x00800000u) return float_of((bits + 0x007FFFFFu) & 0xFF800000u);
+  uint32_t power = 1;  // subnormals: the bits are the value in units of the smallest one
+  while (power < bits) power <<= 1;
+  return float_of(power);
+}
+
+/// Bits of a float rounded to nearest even to the upper 16 (bfloat16). Not for NaN.
+COLLX_HD constexpr uint32_t round_to_bfloat16(uint32_t bits) {
+  return (bits + 0x7FFFu + (bits >> 16 & 1u)) & 0xFFFF0000u;
+}
+
+/// A non-negative float, not NaN, as the bits of the nearest float16, ties to even.
+COLLX_HD constexpr uint32_t to_float16_bits(float value) {
+  const uint32_t bits = bits_of(value);
+  if (bits >= 0x47800000u) return 0x7C00u;                     // 65536 and above
+  if (bits < 0x38800000u) {                                    // below 2^-14: subnormal or zero
+    // Adding 0.5 leaves the value in units of 2^-24 in the low bits, rounded by the addition.
+    return bits_of(value + 0.5f) - bits_of(0.5f);
+  }
+  const uint32_t rounded = bits + 0xFFFu + (bits >> 13 & 1u);
+  return (rounded - 0x38000000u) >> 13;
+}
+
+COLLX_HD constexpr float from_float16_bits(uint32_t half) {
+  const uint32_t exponent = half >> 10 & 31u, mantissa = half & 1023u;
+  if (exponent == 31) return float_of(kInfinityBits | mantissa << 13);
+  if (exponent == 0) return static_cast<float>(mantissa) * 0x1p-24f;
+  return float_of((exponent + 112) << 23 | mantissa << 13);
+}
+
+/// The exponent that a power of two is stored as; what is smaller than 2^-127 becomes that,
+/// infinity and NaN the one NaN of the format.
+COLLX_HD constexpr uint8_t to_e8m0(float power) {
+  return static_cast<uint8_t>((bits_of(power) & 0x7FFFFFFFu) >> 23);
+}
+COLLX_HD constexpr float from_e8m0(uint8_t code) {
+  if (code == 255) return float_of(kNaNBits);
+  return code == 0 ? 0x1p-127f : float_of(static_cast<uint32_t>(code) << 23);
+}
+
+/// The value that a reader of a stored scale gets.
+COLLX_HD constexpr float round_scale(float scale, ScaleType type) {
+  if (is_nan(scale)) return float_of(kNaNBits);
+  switch (type) {
+    case ScaleType::float16:
+      return from_float16_bits(to_float16_bits(scale));
+    case ScaleType::bfloat16:
+      return float_of(round_to_bfloat16(bits_of(scale)));
+    case ScaleType::float8_e8m0fnu:
+      return from_e8m0(to_e8m0(scale));
+    default:
+      return scale;
+  }
+}
+
+/// A scale that round_scale() has returned, in its stored form.
+COLLX_HD constexpr uint32_t stored_scale(float scale, ScaleType type) {
+  switch (type) {
+    case ScaleType::float16:
+      return is_nan(scale) ? 0x7E00u : to_float16_bits(scale);
+    case ScaleType::bfloat16:
+      return bits_of(scale) >> 16;
+    case ScaleType::float8_e8m0fnu:
+      return is_nan(scale) ? 255u : to_e8m0(scale);
+    default:
+      return bits_of(scale);
+  }
+}
+
+COLLX_HD constexpr uint32_t scale_bytes(ScaleType type) {
+  return type == ScaleType::float32 ? 4 : type == ScaleType::float8_e8m0fnu ? 1 : 2;
+}
+
+/// What values are stored with. They are multiplied by `inverse`, or divided by `scale` where it is
+/// given for the whole tensor.
+struct Scale {
+  float scale;
+  float inverse;
+};
+
+/// The scale of a row or group whose largest magnitude is `largest`, as magnitude() gives it.
+COLLX_HD constexpr Scale scale_of(uint32_t largest, const NormOptions& o) {
+  if (o.scale_mode == ScaleMode::group && largest < bits_of(1e-10f)) largest = bits_of(1e-10f);
+  float bound = float_of(largest);
+  if (bound > o.scale_ub) bound = o.scale_ub;
+  float scale = bound / largest_value(o.quantisation);
+  if (o.ue8m0) scale = power_of_two_above(scale);
+  scale = round_scale(scale, o.scale_type);
+  const float inverse = scale == 0 ? 0 : 1.0f / scale;
+  return {scale, magnitude(inverse) >= kInfinityBits ? 0 : inverse};
+}
+
+}  // namespace collx
