@@ -5,10 +5,12 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
+#include <cstring>
 #include <sstream>
 
 #include "../protocol/exchange.h"
 #include "../protocol/names.h"
+#include "../protocol/norm.h"
 #include "python_errors.h"
 #include "symmetric.h"
 
@@ -80,6 +82,26 @@ void write_options(std::ostream& out, const CallDescriptor& call) {
   if (separator[0] != '(') out << ')';
 }
 
+constexpr std::array<std::string_view, static_cast<size_t>(Rounding::count)> kRoundingNames = {
+    "fp32", "parity", "parity_weight"};
+constexpr std::array<std::string_view, 4> kQuantisationNames = {"none", "e4m3fn", "e5m2", "int8"};
+constexpr std::array<std::string_view, static_cast<size_t>(ScaleMode::count)> kScaleModeNames = {
+    "row", "tensor", "group"};
+
+/// Those of a fused normalisation, which stand behind its sizes.
+void write_norm_options(std::ostream& out, const CallDescriptor& call) {
+  NormOptions o;
+  std::memcpy(static_cast<void*>(&o), &call.sizes[kNormOptionsAt], sizeof(o));
+  out << "(rounding " << safe_name(kRoundingNames, o.rounding) << ", eps " << o.eps
+      << ", weight_offset " << o.weight_offset;
+  if (o.quantisation != Quantisation::none) {
+    out << ", " << safe_name(kQuantisationNames, o.quantisation) << ", scale_mode "
+        << safe_name(kScaleModeNames, o.scale_mode) << ", scale_ub " << o.scale_ub
+        << ", group_size " << o.group_size << ", ue8m0 " << o.ue8m0;
+  }
+  out << ')';
+}
+
 void write_place(std::ostream& out, std::string_view what, uint64_t place) {
   out << ", symmetric " << what << " (allocation " << (place >> kAllocationShift) << ", byte "
       << (place & ((1ull << kAllocationShift) - 1)) << ')';
@@ -138,7 +160,11 @@ std::string describe(const CallDescriptor& call) {
   std::ostringstream out;
   out << safe_name(kCollectiveNames, call.collective);
   if (call.collective == Collective::barrier) return out.str();
-  write_options(out, call);
+  if (is_norm(call.collective)) {
+    write_norm_options(out, call);
+  } else {
+    write_options(out, call);
+  }
   out << " of " << dtype_of(call) << ' ';
   write_sizes(out, call);
   if (call.sends > 0 || call.expects > 0) {

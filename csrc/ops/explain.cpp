@@ -18,11 +18,15 @@ namespace {
 
 Collective check_op(std::string_view op) {
   const Collective found = find_name<Collective>(kCollectiveNames, op).value_or(Collective::none);
+  const auto moves_data = [](Collective c) {
+    return c != Collective::none && c != Collective::barrier && !is_norm(c);
+  };
   std::string known;
-  for (size_t i = 1; i + 1 < kCollectiveNames.size(); ++i) {
+  for (size_t i = 0; i < kCollectiveNames.size(); ++i) {
+    if (!moves_data(static_cast<Collective>(i))) continue;
     known.append(known.empty() ? "" : ", ").append(kCollectiveNames[i]);
   }
-  TORCH_CHECK_VALUE(found != Collective::none && found != Collective::barrier, "collx: op: got \"",
+  TORCH_CHECK_VALUE(moves_data(found), "collx: op: got \"",
                     op, "\"; accepted: ", known);
   return found;
 }

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../protocol/call.h"
+#include "../protocol/norm_plan.h"
 
 namespace collx {
 
@@ -27,6 +27,15 @@ void fallback_allreduce(Communicator& communicator, const char* op, const Allred
 /// Gathers what every rank sends to anybody, and takes this rank's messages out of it.
 void fallback_exchange(Communicator& communicator, const char* op, const ExchangeCall& call,
                        const at::Tensor& input, const at::Tensor& output);
+
+/// Gathers the rows, chunk after chunk, and reduces and normalises them: fallback_norm.cpp.
+void fallback_norm(Communicator& communicator, const char* op, const NormPlan& plan,
+                   const NormCall& call, const at::Tensor& input);
+
+/// Reduces `inputs` of `world` ranks in rank order, each [call.rows, call.cols] on the device of
+/// `like`, and normalises the rows: without peers.
+void normalise_locally(const void* const* inputs, int world, const NormPlan& plan, NormCall call,
+                       const at::Tensor& like);
 
 /// Returns when all ranks have come.
 void fallback_barrier(Communicator& communicator, const char* op, const CallDescriptor& descriptor);

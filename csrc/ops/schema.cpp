@@ -8,6 +8,7 @@
 
 #include "allreduce.h"
 #include "collectives.h"
+#include "norm.h"
 
 namespace collx {
 
@@ -87,6 +88,7 @@ TORCH_LIBRARY(collx, library) {
   define(library, "alltoallv", "device_splits",
          input + "Tensor input_splits, SymInt capacity, " + kOptions, "(Tensor, Tensor)",
          "Tensor(a!) out, Tensor(b!) output_splits");
+  define_norms(library);
   library.def("barrier(str group_name) -> ()", {at::Tag::pt2_compliant_tag});
   // The layouts that are refused get the same kernels, whose checks say what is accepted; without
   // one, the dispatcher's own message would name neither argument nor cure.
@@ -96,6 +98,7 @@ TORCH_LIBRARY(collx, library) {
         c10::DispatchKey::SparseCsrCUDA, c10::DispatchKey::QuantizedCPU,
         c10::DispatchKey::QuantizedCUDA, c10::DispatchKey::MkldnnCPU}) {
     add_kernels(library, key);
+    add_norm_kernels(library, key);
   }
   // No tensor says on which device: the communicator does.
   library.impl("barrier",

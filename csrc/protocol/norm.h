@@ -38,6 +38,10 @@ struct NormOptions {
   float scale_ub = 0;           // infinity: none
 };
 
+// A call's descriptor holds them behind its two sizes: no byte of them is padding.
+static_assert(sizeof(NormOptions) == 24);
+inline constexpr int kNormOptionsAt = 2;
+
 COLLX_HD constexpr uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 COLLX_HD constexpr float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 

@@ -50,6 +50,18 @@ from collx.functional import (
     register,
     workspace_bytes,
 )
+from collx.norms import (
+    allreduce_layernorm,
+    allreduce_residual_layernorm,
+    allreduce_residual_rmsnorm,
+    allreduce_residual_rmsnorm_fp8,
+    allreduce_residual_rmsnorm_int8,
+    allreduce_rmsnorm,
+    allreduce_rmsnorm_fp8,
+    allreduce_rmsnorm_int8,
+    reducescatter_residual_rmsnorm,
+    reducescatter_residual_rmsnorm_fp8,
+)
 
 try:
     __version__ = version("collx")
@@ -72,6 +84,14 @@ __all__ = [
     "allgather",
     "allreduce",
     "allreduce_",
+    "allreduce_layernorm",
+    "allreduce_residual_layernorm",
+    "allreduce_residual_rmsnorm",
+    "allreduce_residual_rmsnorm_fp8",
+    "allreduce_residual_rmsnorm_int8",
+    "allreduce_rmsnorm",
+    "allreduce_rmsnorm_fp8",
+    "allreduce_rmsnorm_int8",
     "alltoall",
     "alltoall_",
     "alltoallv",
@@ -88,6 +108,8 @@ __all__ = [
     "reduce",
     "reduce_",
     "reducescatter",
+    "reducescatter_residual_rmsnorm",
+    "reducescatter_residual_rmsnorm_fp8",
     "reference",
     "register",
     "scatter",

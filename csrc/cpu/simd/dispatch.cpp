@@ -3,6 +3,7 @@
 #include <string>
 
 #include "../../protocol/names.h"
+#include "norm_kernels.h"
 #include "reduce_kernels.h"
 
 #if defined(__x86_64__)
@@ -47,6 +48,11 @@ const Kernels& kernels(SimdLevel level) {
   return level == SimdLevel::avx2 ? avx2_kernels() : portable_kernels();
 }
 
+const NormKernelTable& norm_kernels(SimdLevel level) {
+  if (level == SimdLevel::avx512) return avx512_norm_kernels();
+  return level == SimdLevel::avx2 ? avx2_norm_kernels() : portable_norm_kernels();
+}
+
 }  // namespace
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
@@ -68,5 +74,14 @@ ReduceKernel reduce_kernel(DType dtype, ReduceOp op) {
 }
 
 CopyKernel copy_kernel() { return kernels(simd_level()).copy; }
+
+const NormKernels& norm_kernels(DType dtype) {
+  const NormKernelTable& table = norm_kernels(simd_level());
+  if (static_cast<size_t>(dtype) >= table.size()) {
+    throw std::invalid_argument("normalisations are not defined for dtype " +
+                                std::string(name_of(dtype)));
+  }
+  return table[static_cast<size_t>(dtype)];
+}
 
 }  // namespace collx::cpu

@@ -1,26 +1,12 @@
-"""What every operator computes, in plain PyTorch: the oracle that every kernel is compared with.
-
-`inputs` always holds one tensor a rank, all of one dtype and device. `allreduce` returns the one
-result that every rank gets; the others return a list with every rank's own output, contiguous and
-sharing memory with nothing. ValueError and TypeError say what does not fit together.
-
-Operators that copy move bits unchanged, NaN payloads too. The others keep the numeric contract:
-sum, avg and prod start as rank 0's value and accumulate the other ranks in order, in float32
-(float64 for float64; integers wrap in their own width), and round once to the dtype, to nearest
-even. avg divides the float32 sum by the number of ranks before that rounding. max and min
-propagate NaN, order +0 above -0, and are exact. Only the payload of a NaN is left open.
-
-Every step is one correctly rounded IEEE operation, so the same bits come out on CPU and CUDA
-tensors, and with `torch.set_flush_denormal(True)` too: that switch is off while these functions
-compute.
-"""
+"""The collectives that copy, and those that reduce."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
+
+from collx.reference._common import alike, subnormals_kept
 
 __all__ = [
     "REDUCE_OPS",
@@ -83,7 +69,7 @@ def reducescatter(
 def allgather(inputs: Sequence[torch.Tensor], axis: int = 0) -> list[torch.Tensor]:
     """Every rank gets all inputs, one behind the other along `axis`, where their sizes may
     differ."""
-    first = _alike("allgather", inputs, shapes=False)
+    first = alike("allgather", inputs, shapes=False)
     axis = _axis("allgather", first, axis)
     _alike_but_for("allgather", inputs, axis)
     return [_joined(inputs, axis) for _ in inputs]
@@ -91,7 +77,7 @@ def allgather(inputs: Sequence[torch.Tensor], axis: int = 0) -> list[torch.Tenso
 
 def broadcast(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
     """Every rank gets root's input."""
-    _alike("broadcast", inputs)
+    alike("broadcast", inputs)
     _root("broadcast", inputs, root)
     return [_copy(inputs[root]) for _ in inputs]
 
@@ -108,7 +94,7 @@ def reduce(
 def gather(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
     """Root gets all inputs, one behind the other along dimension 0; the others get zeros of that
     shape."""
-    first = _alike("gather", inputs)
+    first = alike("gather", inputs)
     _axis("gather", first, 0)
     _root("gather", inputs, root)
     whole = _joined(inputs, 0)
@@ -117,7 +103,7 @@ def gather(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
 
 def scatter(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
     """Rank r gets the r-th of the equal chunks of root's input along dimension 0."""
-    _alike("scatter", inputs)
+    alike("scatter", inputs)
     _root("scatter", inputs, root)
     rows = _chunk_rows("scatter", inputs)
     return _split(inputs[root], [rows] * len(inputs), 0)
@@ -125,7 +111,7 @@ def scatter(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]
 
 def alltoall(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Chunk s of rank r's output is chunk r of rank s's input: equal chunks along dimension 0."""
-    _alike("alltoall", inputs)
+    alike("alltoall", inputs)
     rows = _chunk_rows("alltoall", inputs)
     return _exchanged(inputs, [[rows] * len(inputs)] * len(inputs))
 
@@ -136,7 +122,7 @@ def alltoallv(
     """`alltoall` with chunks of any sizes: rank r sends `input_splits[r][s]` rows to rank s. The
     output splits follow: rank r gets `input_splits[s][r]` rows from rank s."""
     world = len(inputs)
-    first = _alike("alltoallv", inputs, shapes=False)
+    first = alike("alltoallv", inputs, shapes=False)
     _axis("alltoallv", first, 0)
     _alike_but_for("alltoallv", inputs, 0)
     if len(input_splits) != world:
@@ -167,22 +153,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     bits_a, bits_b = _without_nan(a), _without_nan(b)
     return torch.equal(bits_a, bits_b.to(bits_a.device))
-
-
-def _alike(op: str, inputs: Sequence[torch.Tensor], shapes: bool = True) -> torch.Tensor:
-    """The first of the inputs, which have one dtype, device and (if `shapes`) shape."""
-    if not inputs:
-        raise ValueError(f"{op}: inputs is empty; one tensor a rank is needed")
-    first = inputs[0]
-    for rank, tensor in enumerate(inputs):
-        if tensor.dtype != first.dtype:
-            raise TypeError(f"{op}: rank {rank} has {tensor.dtype}, rank 0 {first.dtype}")
-        if (shapes and tensor.shape != first.shape) or tensor.device != first.device:
-            raise ValueError(
-                f"{op}: rank {rank} has {tuple(tensor.shape)} on {tensor.device}, "
-                f"rank 0 {tuple(first.shape)} on {first.device}"
-            )
-    return first
 
 
 def _alike_but_for(op: str, inputs: Sequence[torch.Tensor], axis: int) -> None:
@@ -244,13 +214,13 @@ def _allreduce(name: str, inputs: Sequence[torch.Tensor], reduce_op: str) -> tor
     op = "prod" if reduce_op == "product" else reduce_op
     if op not in REDUCE_OPS:
         raise ValueError(f"{name}: reduce_op {reduce_op!r} is none of {', '.join(REDUCE_OPS)}")
-    first = _alike(name, inputs)
+    first = alike(name, inputs)
     if op == "avg" and not first.is_floating_point():
         raise TypeError(f"{name}: avg of {first.dtype}; avg takes floating-point tensors")
 
     flat = [tensor.detach().reshape(-1) for tensor in inputs]
     output = torch.empty(first.numel(), dtype=first.dtype, device=first.device)
-    with _subnormals_kept():
+    with subnormals_kept():
         for start in range(0, first.numel(), _CHUNK):
             piece = slice(start, start + _CHUNK)
             output[piece] = _fold([tensor[piece] for tensor in flat], op)
@@ -301,17 +271,3 @@ _STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "min": _min,
     "prod": torch.mul,
 }
-
-
-@contextmanager
-def _subnormals_kept() -> Iterator[None]:
-    """Switches flushing of denormals off for the calling thread, and back on if it was on."""
-    smallest = torch.ones(1, dtype=torch.int32).view(torch.float32)
-    flushing = int((smallest * 1.0).view(torch.int32)) == 0
-    if flushing:
-        torch.set_flush_denormal(False)
-    try:
-        yield
-    finally:
-        if flushing:
-            torch.set_flush_denormal(True)

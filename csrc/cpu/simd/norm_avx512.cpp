@@ -1,0 +1,25 @@
+#include <type_traits>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "norm_kernels.h"
+
+#define COLLX_SIMD_LEVEL avx512
+// Below the includes: what they define is compiled for any machine. The compiler's own macros do
+// not follow the pragma, hence the vector size in one of ours.
+#if defined(__x86_64__)
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c,prfchw")
+#define COLLX_VECTOR_BYTES 64
+#else
+#define COLLX_VECTOR_BYTES 16
+#endif
+#include "norm_template.h"
+
+namespace collx::cpu {
+
+const NormKernelTable& avx512_norm_kernels() { return avx512::kNormKernels; }
+
+}  // namespace collx::cpu

@@ -1,0 +1,63 @@
+// The arithmetic of a reduction fused with a normalisation, row by row: docs/numerics.md has the
+// contract. As in reduce_kernels.h one template (norm_template.h) is compiled for each level of
+// vector instructions, and all levels give the same bits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "../../protocol/norm.h"
+#include "../../protocol/types.h"
+
+namespace collx::cpu {
+
+/// Rows are computed with in float32 arrays of `norm_room(cols)` elements.
+constexpr uint64_t norm_room(uint64_t cols) { return round_up<uint64_t>(cols, 128); }
+/// Room for the sums of a row's tree.
+constexpr uint64_t norm_tree_room(uint64_t cols) { return norm_room(cols) / 8 + 32; }
+
+/// Neighbouring elements of one row: sums[i] = inputs[0][i] + ... + inputs[world-1][i] (+
+/// residual[i]) for i < count.
+struct NormPiece {
+  const void* const* inputs;
+  int world;
+  const void* residual;  // null: none
+  float* sums;
+  void* residual_out;  // the sums as the dtype; null: not wanted
+  uint64_t count;
+};
+
+/// A row whose sums are complete.
+struct NormRow {
+  float* values;  // the sums; overwritten
+  float* tree;
+  const float* gain;
+  const float* bias;  // null: none
+  uint64_t cols;
+  const NormOptions* options;
+  float given_scale;  // ScaleMode::tensor alone
+  // The row's results; null: not wanted.
+  void* normalised;
+  char* quantised;
+  char* scales;
+  uint64_t scale_stride;  // bytes from one group's scale to the next
+};
+
+struct NormKernels {
+  /// By whether sums are rounded to the dtype, and again with the residual.
+  void (*sum)(const NormPiece& piece);
+  void (*sum_rounded)(const NormPiece& piece);
+  /// Turns widened weights into what rows are multiplied by; biases likewise.
+  void (*prepare)(float* values, uint64_t count, float offset, bool rounded);
+  void (*finish)(const NormRow& row);
+};
+
+/// Expects float32, float16 or bfloat16; the kernels expect a FloatEnvironment.
+const NormKernels& norm_kernels(DType dtype);
+
+using NormKernelTable = std::array<NormKernels, 3>;  // in the order of DType
+const NormKernelTable& portable_norm_kernels();
+const NormKernelTable& avx2_norm_kernels();
+const NormKernelTable& avx512_norm_kernels();
+
+}  // namespace collx::cpu

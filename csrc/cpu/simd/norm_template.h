@@ -1,0 +1,427 @@
+// The kernels of fused normalisations. Part of the templates that are compiled once for each level
+// of vector instructions: see reduce_template.h.
+
+#include "formats_template.h"
+
+namespace collx::cpu::COLLX_SIMD_LEVEL {
+
+#define COLLX_INLINE inline __attribute__((always_inline))
+#define COLLX_INLINE_LAMBDA __attribute__((always_inline))
+
+inline constexpr int kLanes = kVectorSize / 4;
+inline constexpr uint64_t kPair = 2 * kLanes;   // elements of two vectors: what is stored at once
+inline constexpr uint64_t kBlock = 8 * kLanes;  // elements whose subtree is summed at once
+
+using Ints = Vector<int32_t>;
+typedef uint8_t Codes __attribute__((vector_size(kLanes)));
+
+// Shuffles of two vectors, whose lanes are counted through.
+
+template <int... kFrom>
+COLLX_INLINE Floats pick(const Floats& a, const Floats& b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, kFrom...);
+#else
+  return __builtin_shuffle(a, b, Ints{kFrom...});
+#endif
+}
+template <int... kLane>
+struct Shuffles {
+  static constexpr int kHalf = kLanes / 2;
+  static COLLX_INLINE Floats evens(const Floats& a, const Floats& b) {
+    return pick<2 * kLane...>(a, b);
+  }
+  static COLLX_INLINE Floats odds(const Floats& a, const Floats& b) {
+    return pick<2 * kLane + 1 ...>(a, b);
+  }
+  /// a0 b0 a1 b1 ..., its first and second vector.
+  static COLLX_INLINE Floats zip_low(const Floats& a, const Floats& b) {
+    return pick<kLane / 2 + kLane % 2 * kLanes...>(a, b);
+  }
+  static COLLX_INLINE Floats zip_high(const Floats& a, const Floats& b) {
+    return pick<kHalf + kLane / 2 + kLane % 2 * kLanes...>(a, b);
+  }
+};
+template <int... kLane>
+Shuffles<kLane...> shuffles_of(std::integer_sequence<int, kLane...>);
+using Shuffle = decltype(shuffles_of(std::make_integer_sequence<int, kLanes>()));
+
+// Stored elements in their order.
+
+template <typename F>
+inline constexpr uint64_t kPairBytes = kPair * sizeof(typename F::Stored);
+
+template <typename F>
+COLLX_INLINE void load_pair(const char* from, Floats* two) {
+  if constexpr (F::kParts == 1) {
+    F::load(from, two);
+    F::load(from + kVectorSize, two + 1);
+  } else if constexpr (!F::kEvenOdd) {
+    F::load(from, two);
+  } else {
+    Floats parts[2];
+    F::load(from, parts);
+    two[0] = Shuffle::zip_low(parts[0], parts[1]);
+    two[1] = Shuffle::zip_high(parts[0], parts[1]);
+  }
+}
+template <typename F>
+COLLX_INLINE void store_pair(const Floats* two, char* to) {
+  if constexpr (F::kParts == 1) {
+    F::store(two, to);
+    F::store(two + 1, to + kVectorSize);
+  } else if constexpr (!F::kEvenOdd) {
+    F::store(two, to);
+  } else {
+    const Floats parts[2] = {Shuffle::evens(two[0], two[1]), Shuffle::odds(two[0], two[1])};
+    F::store(parts, to);
+  }
+}
+
+// Sums over the ranks.
+
+inline constexpr uint64_t kNormAhead = 512;  // bytes; lines of peers come slowly
+
+template <typename F, bool kRounded>
+COLLX_INLINE void sum_pair(const NormPiece& p, uint64_t at) {
+  const uint64_t byte = at * sizeof(typename F::Stored);
+  Floats acc[2], next[2];
+  load_pair<F>(static_cast<const char*>(p.inputs[0]) + byte, acc);
+  for (int rank = 1; rank < p.world; ++rank) {
+    const char* const input = static_cast<const char*>(p.inputs[rank]) + byte;
+    __builtin_prefetch(input + kNormAhead);
+    load_pair<F>(input, next);
+    for (int v = 0; v < 2; ++v) acc[v] = acc[v] + next[v];
+  }
+  if constexpr (kRounded) {
+    for (int v = 0; v < 2; ++v) acc[v] = F::rounded(acc[v]);
+  }
+  if (p.residual != nullptr) {
+    load_pair<F>(static_cast<const char*>(p.residual) + byte, next);
+    for (int v = 0; v < 2; ++v) acc[v] = acc[v] + next[v];
+    if constexpr (kRounded) {
+      for (int v = 0; v < 2; ++v) acc[v] = F::rounded(acc[v]);
+    }
+  }
+  for (int v = 0; v < 2; ++v) store_vector(p.sums + at + v * kLanes, acc[v]);
+  if (p.residual_out != nullptr) store_pair<F>(acc, static_cast<char*>(p.residual_out) + byte);
+}
+
+/// The last elements, fewer than a pair of vectors, through arrays that end in zeros.
+template <typename F, bool kRounded>
+void sum_tail(const NormPiece& p, uint64_t at) {
+  const uint64_t byte = at * sizeof(typename F::Stored);
+  const uint64_t bytes = (p.count - at) * sizeof(typename F::Stored);
+  char inputs[kMaxRanks][kPairBytes<F>], residual[kPairBytes<F>] = {}, out[kPairBytes<F>];
+  float sums[kPair];
+  const void* sources[kMaxRanks] = {};
+  for (int rank = 0; rank < p.world; ++rank) {
+    __builtin_memset(inputs[rank], 0, kPairBytes<F>);
+    __builtin_memcpy(inputs[rank], static_cast<const char*>(p.inputs[rank]) + byte, bytes);
+    sources[rank] = inputs[rank];
+  }
+  if (p.residual != nullptr) {
+    __builtin_memcpy(residual, static_cast<const char*>(p.residual) + byte, bytes);
+  }
+  sum_pair<F, kRounded>({sources, p.world, p.residual == nullptr ? nullptr : residual, sums,
+                         p.residual_out == nullptr ? nullptr : out, kPair},
+                        0);
+  __builtin_memcpy(p.sums + at, sums, (p.count - at) * sizeof(float));
+  if (p.residual_out != nullptr) {
+    __builtin_memcpy(static_cast<char*>(p.residual_out) + byte, out, bytes);
+  }
+}
+
+template <typename F, bool kRounded>
+void sum_piece(const NormPiece& p) {
+  uint64_t at = 0;
+  for (; at + kPair <= p.count; at += kPair) sum_pair<F, kRounded>(p, at);
+  if (at < p.count) sum_tail<F, kRounded>(p, at);
+}
+
+/// NaN becomes one without low bits, as all those are that come from 16-bit floats: rounding to
+/// bfloat16 would carry out of a NaN of all ones. Every later NaN descends from such a one.
+template <typename F>
+void prepare(float* values, uint64_t count, float offset, bool rounded) {
+  for (uint64_t at = 0; at < count; at += kLanes) {
+    Floats v = load_vector<Floats>(values + at) + offset;
+    v = v == v ? v : bits<Floats>(Bits32{} + kNaNBits);
+    store_vector(values + at, rounded ? F::rounded(v) : v);
+  }
+}
+
+// The row's tree: neighbours are added until one sum is left.
+
+/// The sums of neighbours, in order.
+COLLX_INLINE Floats add_neighbours(const Floats& a, const Floats& b) {
+  return Shuffle::evens(a, b) + Shuffle::odds(a, b);
+}
+
+/// Up to a multiple of `unit`, which is returned.
+inline uint64_t put_zeros_behind(float* values, uint64_t count, uint64_t unit) {
+  const uint64_t end = (count + unit - 1) / unit * unit;
+  __builtin_memset(values + count, 0, (end - count) * sizeof(float));
+  return end;
+}
+
+/// The tree over `count` elements; the zeros behind them are written. No element is -0.
+inline float sum_of_neighbours(float* values, uint64_t count) {
+  while (count > kPair) {
+    const uint64_t end = put_zeros_behind(values, count, kPair);
+    for (uint64_t at = 0; at < end / 2; at += kLanes) {
+      const float* const from = values + 2 * at;
+      const Floats sums =
+          add_neighbours(load_vector<Floats>(from), load_vector<Floats>(from + kLanes));
+      store_vector(values + at, sums);
+    }
+    count = (count + 1) / 2;
+  }
+  put_zeros_behind(values, count, kPair);
+  Floats sums = add_neighbours(load_vector<Floats>(values), load_vector<Floats>(values + kLanes));
+  for (int left = kLanes; left > 1; left /= 2) sums = add_neighbours(sums, Floats{});
+  return sums[0];
+}
+
+/// The tree over map(value) of a row that ends in zeros, which map to zeros.
+template <typename Map>
+COLLX_INLINE float tree(const NormRow& row, Map map) {
+  const uint64_t blocks = (row.cols + kBlock - 1) / kBlock;
+  for (uint64_t b = 0; b < blocks; ++b) {
+    Floats v[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      v[i] = map(load_vector<Floats>(row.values + b * kBlock + i * kLanes));
+    }
+#pragma GCC unroll 3
+    for (int left = 4; left > 0; left /= 2) {
+#pragma GCC unroll 4
+      for (int i = 0; i < left; ++i) v[i] = add_neighbours(v[2 * i], v[2 * i + 1]);
+    }
+    store_vector(row.tree + b * kLanes, v[0]);
+  }
+  return sum_of_neighbours(row.tree, blocks * kLanes);
+}
+
+// The steps of a row. Each goes over whole vectors, in place; zeros behind the row are kept where
+// the next step needs them.
+
+template <typename Map>
+COLLX_INLINE void map_values(const NormRow& row, Map map) {
+  for (uint64_t at = 0; at < row.cols; at += kLanes) {
+    store_vector(row.values + at, map(load_vector<Floats>(row.values + at), at));
+  }
+  put_zeros_behind(row.values, row.cols, kBlock);
+}
+
+inline float inverse_root(float squares, const NormRow& row) {
+  const float mean = squares / static_cast<float>(row.cols);
+  const float norm = 1.0f / __builtin_sqrtf(mean + row.options->eps);
+  return is_nan(norm) ? float_of(kNaNBits) : norm;
+}
+
+/// What a value becomes at last: a product that waits for its norm, or itself times 1. Rounding
+/// what is rounded already changes nothing.
+template <typename F, bool kRounded>
+struct Last {
+  float factor;
+  COLLX_INLINE Floats operator()(const Floats& v) const {
+    const Floats y = v * factor;
+    if constexpr (kRounded) return F::rounded(y);
+    return y;
+  }
+};
+
+/// RMS norm. Returns the factor that is left for Last.
+template <typename F, Rounding kRounding>
+float weigh_rms(const NormRow& row) {
+  const float squares = tree(row, [](const Floats& v) COLLX_INLINE_LAMBDA { return v * v; });
+  const float norm = inverse_root(squares, row);
+  if constexpr (kRounding != Rounding::parity_weight) {
+    map_values(row, [&](const Floats& v, uint64_t at) COLLX_INLINE_LAMBDA {
+      return v * load_vector<Floats>(row.gain + at);
+    });
+    return norm;
+  }
+  map_values(row, [&](const Floats& v, uint64_t at) COLLX_INLINE_LAMBDA {
+    return F::rounded(F::rounded(v * norm) * load_vector<Floats>(row.gain + at));
+  });
+  return 1;
+}
+
+template <typename F, Rounding kRounding>
+float weigh_layer(const NormRow& row) {
+  const float sum = tree(row, [](const Floats& v) COLLX_INLINE_LAMBDA { return v + 0.0f; });
+  const float mean = sum / static_cast<float>(row.cols);
+  map_values(row, [&](const Floats& v, uint64_t) COLLX_INLINE_LAMBDA { return v - mean; });
+  const float squares = tree(row, [](const Floats& v) COLLX_INLINE_LAMBDA { return v * v; });
+  const float norm = inverse_root(squares, row);
+  map_values(row, [&](const Floats& v, uint64_t at) COLLX_INLINE_LAMBDA {
+    constexpr bool kTwice = kRounding == Rounding::parity_weight;
+    Floats y = v * norm;
+    if constexpr (kTwice) y = F::rounded(y);
+    y = y * load_vector<Floats>(row.gain + at);
+    if constexpr (kTwice) y = F::rounded(y);
+    return row.bias == nullptr ? y : y + load_vector<Floats>(row.bias + at);
+  });
+  return 1;
+}
+
+// Results.
+
+template <typename F, typename LastOf>
+void store_normalised(const NormRow& row, const LastOf& last) {
+  char* const out = static_cast<char*>(row.normalised);
+  for (uint64_t at = 0; at < row.cols; at += kPair) {
+    Floats two[2];
+    for (int v = 0; v < 2; ++v) two[v] = last(load_vector<Floats>(row.values + at + v * kLanes));
+    char* const to = out + at * sizeof(typename F::Stored);
+    if (at + kPair <= row.cols) {
+      store_pair<F>(two, to);
+    } else {
+      char tail[kPairBytes<F>];
+      store_pair<F>(two, tail);
+      __builtin_memcpy(to, tail, (row.cols - at) * sizeof(typename F::Stored));
+    }
+  }
+}
+
+/// The largest magnitude, as magnitude() gives it. Reads whole vectors.
+inline uint32_t largest_of(const float* values, uint64_t count) {
+  Ints largest{};
+  for (uint64_t at = 0; at < count; at += kLanes) {
+    const Ints next = bits<Ints>(load_vector<Floats>(values + at)) & 0x7fffffff;
+    largest = next > largest ? next : largest;
+  }
+  int32_t result = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (largest[lane] > result) result = largest[lane];
+  }
+  return static_cast<uint32_t>(result);
+}
+
+/// -limit .. limit, where NaN stays: clamp() of norm.h.
+COLLX_INLINE Floats clamped(const Floats& v, float limit) {
+  const Floats high = Floats{} + limit, low = -high;
+  return v > high ? high : v < low ? low : v;
+}
+
+/// The codes of clamped values, each in its lane. Rounded to nearest even.
+template <Quantisation kTo>
+COLLX_INLINE Bits32 encoded(const Floats& v) {
+  if constexpr (kTo == Quantisation::int8) {
+    // The addition leaves the integer in the low bits.
+    const Bits32 code = bits<Bits32>(v + 0x1.8p23f) & 0xffu;
+    return v == v ? code : Bits32{};
+  }
+  constexpr bool kE4m3 = kTo == Quantisation::e4m3fn;
+  constexpr int kDropped = kE4m3 ? 20 : 21;  // bits of the mantissa
+  constexpr uint32_t kRebias = (kE4m3 ? 127 - 7 : 127 - 15) << 23;
+  constexpr float kLeastNormal = kE4m3 ? 0x1p-6f : 0x1p-14f;
+  // Its last bit is the unit of subnormal codes.
+  constexpr float kGrid = kE4m3 ? 0x1p14f : 0x1p7f;
+  const Bits32 magnitude = bits<Bits32>(v) & 0x7fffffffu;
+  const Bits32 odd = (magnitude >> kDropped) & 1u;
+  const Bits32 normal = (magnitude + ((1u << (kDropped - 1)) - 1u) + odd - kRebias) >> kDropped;
+  const Bits32 small = bits<Bits32>(bits<Floats>(magnitude) + kGrid) - bits_of(kGrid);
+  const Bits32 finite = bits<Floats>(magnitude) < kLeastNormal ? small : normal;
+  const Bits32 sign = (bits<Bits32>(v) >> 24) & 0x80u;
+  return v == v ? finite | sign : Bits32{} + 0x7fu;
+}
+
+template <Quantisation kTo, typename ValueOf>
+COLLX_INLINE void store_codes(char* to, uint64_t from, uint64_t end, const ValueOf& value) {
+  for (uint64_t at = from; at < end; at += kLanes) {
+    const Floats v = clamped(value(at), largest_value(kTo));
+    const Codes codes = __builtin_convertvector(encoded<kTo>(v), Codes);
+    const uint64_t count = end - at < kLanes ? end - at : kLanes;
+    if (count == kLanes) {
+      __builtin_memcpy(to + at, &codes, kLanes);
+    } else {
+      __builtin_memcpy(to + at, &codes, count);
+    }
+  }
+}
+
+template <Quantisation kTo, typename LastOf>
+void quantise_by_given(const NormRow& row, const LastOf& last) {
+  if (row.quantised == nullptr) return;
+  store_codes<kTo>(row.quantised, 0, row.cols, [&](uint64_t at) COLLX_INLINE_LAMBDA {
+    return last(load_vector<Floats>(row.values + at)) / row.given_scale;
+  });
+}
+
+/// One scale for each group of columns, all of the row at most.
+template <Quantisation kTo, typename LastOf>
+void quantise_groups(const NormRow& row, uint64_t group, const LastOf& last) {
+  const NormOptions& o = *row.options;
+  char* scales = row.scales;
+  for (uint64_t from = 0; from < row.cols; from += group) {
+    const uint64_t end = from + group < row.cols ? from + group : row.cols;
+    const uint32_t largest = largest_of(row.values + from, end - from);
+    const Floats bound = last(Floats{} + float_of(largest));
+    const Scale scale = scale_of(magnitude(bound[0]), o);
+    if (scales != nullptr) {
+      const uint32_t stored = stored_scale(scale.scale, o.scale_type);
+      __builtin_memcpy(scales, &stored, scale_bytes(o.scale_type));
+      scales += row.scale_stride;
+    }
+    if (row.quantised == nullptr) continue;
+    store_codes<kTo>(row.quantised, from, end, [&](uint64_t at) COLLX_INLINE_LAMBDA {
+      return last(load_vector<Floats>(row.values + at)) * scale.inverse;
+    });
+  }
+}
+
+template <Quantisation kTo, typename LastOf>
+void quantise(const NormRow& row, const LastOf& last) {
+  const NormOptions& o = *row.options;
+  if (o.scale_mode == ScaleMode::tensor) return quantise_by_given<kTo>(row, last);
+  const bool grouped = o.scale_mode == ScaleMode::group;
+  quantise_groups<kTo>(row, grouped ? static_cast<uint64_t>(o.group_size) : row.cols, last);
+}
+
+template <typename F, Rounding kRounding>
+void finish_as(const NormRow& row) {
+  put_zeros_behind(row.values, row.cols, kBlock);
+  const Last<F, kRounding != Rounding::fp32> last{row.options->norm == Norm::rms
+                                                      ? weigh_rms<F, kRounding>(row)
+                                                      : weigh_layer<F, kRounding>(row)};
+  if (row.normalised != nullptr) store_normalised<F>(row, last);
+  switch (row.options->quantisation) {
+    case Quantisation::e4m3fn:
+      return quantise<Quantisation::e4m3fn>(row, last);
+    case Quantisation::e5m2:
+      return quantise<Quantisation::e5m2>(row, last);
+    case Quantisation::int8:
+      return quantise<Quantisation::int8>(row, last);
+    default:
+      return;
+  }
+}
+
+template <typename F>
+void finish(const NormRow& row) {
+  switch (row.options->rounding) {
+    case Rounding::parity:
+      return finish_as<F, Rounding::parity>(row);
+    case Rounding::parity_weight:
+      return finish_as<F, Rounding::parity_weight>(row);
+    default:
+      return finish_as<F, Rounding::fp32>(row);
+  }
+}
+
+template <typename F>
+constexpr NormKernels norm_kernels_of() {
+  return {sum_piece<F, false>, sum_piece<F, true>, prepare<F>, finish<F>};
+}
+
+// In the order of DType.
+inline constexpr NormKernelTable kNormKernels = {
+    norm_kernels_of<Plain<float, uint32_t>>(), norm_kernels_of<Float16>(),
+    norm_kernels_of<BFloat16>()};
+
+#undef COLLX_INLINE_LAMBDA
+#undef COLLX_INLINE
+
+}  // namespace collx::cpu::COLLX_SIMD_LEVEL

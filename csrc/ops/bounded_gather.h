@@ -1,0 +1,42 @@
+// The process group as the fallback uses it: with waits that are bounded here.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "communicator.h"
+
+namespace collx {
+
+/// Gathers with a time limit of our own: what a backend does on its own time-out differs (NCCL's
+/// wait does not even block the host).
+class BoundedGather {
+ public:
+  BoundedGather(Communicator& communicator, const char* op, const CallDescriptor& descriptor);
+
+  /// Whether gathered bytes arrive in CPU memory.
+  bool through_cpu() const { return through_cpu_; }
+
+  /// uint8 [n], on the device or in CPU memory as through_cpu() says -> uint8 [world * n].
+  at::Tensor operator()(at::Tensor bytes);
+
+  /// In checked mode without regions, where kernels cannot do it: compares the ranks' descriptors.
+  void compare_descriptors();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool serves(c10::DeviceType device) const;
+  static bool completes(c10d::Work& work, Clock::time_point deadline);
+  [[noreturn]] void fail(const std::string& reason);
+
+  Communicator& communicator_;
+  const char* op_;
+  const CallDescriptor& descriptor_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::chrono::milliseconds timeout_;
+  bool through_cpu_;
+};
+
+}  // namespace collx

@@ -1,0 +1,97 @@
+// Fused normalisations through the process group.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+
+#include "../cpu/norm.h"
+#include "../protocol/partition.h"
+#include "bounded_gather.h"
+#include "fallback.h"
+#if COLLX_CUDA
+#include <c10/cuda/CUDAStream.h>
+
+#include "../cuda/norm.h"
+#endif
+
+namespace collx {
+
+namespace {
+
+template <typename T>
+T* behind(T* address, uint64_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return address == nullptr ? nullptr : reinterpret_cast<Byte*>(address) + bytes;
+}
+
+/// The call for some of its rows, counted within the results.
+NormCall rows_of(NormCall call, uint64_t start, uint64_t count) {
+  const NormOptions& o = call.options;
+  const uint64_t elements = start * call.cols;
+  const uint64_t bytes = elements * static_cast<uint64_t>(dtype_size(call.dtype));
+  const uint64_t scales =
+      o.scale_mode == ScaleMode::group ? elements / static_cast<uint64_t>(o.group_size) : start;
+  call.rows = count;
+  call.residual = behind(static_cast<const char*>(call.residual), bytes);
+  call.residual_out = behind(static_cast<char*>(call.residual_out), bytes);
+  call.normalised = behind(static_cast<char*>(call.normalised), bytes);
+  call.quantised = behind(static_cast<char*>(call.quantised), elements);
+  call.scale = behind(static_cast<char*>(call.scale), scales * scale_bytes(o.scale_type));
+  return call;
+}
+
+}  // namespace
+
+void normalise_locally(const void* const* inputs, int world, const NormPlan& plan, NormCall call,
+                       const at::Tensor& like) {
+  if (call.rows == 0) return;
+  call.shape = plan.shape;
+  if (like.is_cpu()) return cpu::normalise(inputs, world, call);
+#if COLLX_CUDA
+  at::Tensor spill;
+  if (plan.spilled > 0) {
+    spill = at::empty({static_cast<int64_t>(plan.spilled)}, like.options().dtype(at::kFloat));
+    call.spill = static_cast<float*>(spill.mutable_data_ptr());
+  }
+  call.plan = plan.plan;
+  cuda::normalise(inputs, world, call,
+                  c10::cuda::getCurrentCUDAStream(like.device().index()).stream());
+#endif
+}
+
+void fallback_norm(Communicator& communicator, const char* op, const NormPlan& plan,
+                   const NormCall& call, const at::Tensor& input) {
+  BoundedGather gather(communicator, op, call.descriptor);
+  if (communicator.options().check && !communicator.has_regions()) gather.compare_descriptors();
+  const int world = communicator.options().world_size;
+  const Part own = call.scatters() ? partition(call.rows, world, communicator.options().rank)
+                                   : Part{0, call.rows};
+  const uint64_t row_bytes = call.cols * static_cast<uint64_t>(dtype_size(call.dtype));
+  // Scales that lie column by column cannot be written for some of the rows.
+  const uint64_t step =
+      call.options.column_major
+          ? std::max<uint64_t>(call.rows, 1)
+          : std::max<uint64_t>(fallback_chunk_bytes(world, call.dtype) / row_bytes, 1);
+  const at::Tensor rows = input.view({static_cast<int64_t>(call.rows), input.size(-1)});
+  for (uint64_t start = 0; start < call.rows; start += step) {
+    const uint64_t count = std::min(step, call.rows - start);
+    at::Tensor bytes =
+        rows.narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(count)).view(at::kByte);
+    bytes = bytes.view({-1});
+    if (gather.through_cpu()) bytes = bytes.cpu();
+    const at::Tensor gathered = gather(bytes).to(input.device());
+    const uint64_t first = std::max(start, own.start);
+    const uint64_t last = std::min(start + count, own.start + own.count);
+    if (first >= last) continue;
+    std::array<const void*, kMaxRanks> inputs{};
+    for (int rank = 0; rank < world; ++rank) {
+      inputs[static_cast<size_t>(rank)] =
+          static_cast<const char*>(gathered.const_data_ptr()) +
+          (static_cast<uint64_t>(rank) * count + first - start) * row_bytes;
+    }
+    normalise_locally(inputs.data(), world, plan,
+                      rows_of(call, first - own.start, last - first), input);
+  }
+}
+
+}  // namespace collx

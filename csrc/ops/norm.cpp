@@ -1,0 +1,287 @@
+#include "norm.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+
+#include <cstring>
+
+#include "../cpu/norm.h"
+#include "../protocol/names.h"
+#include "../protocol/norm_plan.h"
+#include "call.h"
+#include "checks.h"
+#include "fallback.h"
+#include "norm_checks.h"
+#include "registry.h"
+#if COLLX_CUDA
+#include "../cuda/norm.h"
+#endif
+
+namespace collx {
+
+namespace {
+
+using Results = c10::SmallVector<at::Tensor, 4>;
+
+/// Tensors that the backends can work on: dense, of the layout that the call describes.
+struct Operands {
+  c10::MaybeOwned<at::Tensor> input;
+  at::Tensor residual, weight, bias, scale;
+  Results results;
+};
+
+at::Tensor dense(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.contiguous() : tensor;
+}
+
+at::Tensor new_result(const NormResultShape& shape, const at::Tensor& like) {
+  const at::TensorOptions options = like.options().dtype(shape.dtype);
+  if (shape.column_major) {
+    return at::empty_strided_symint(shape.sizes, shape.strides(), options);
+  }
+  return at::empty_symint(shape.sizes, options);
+}
+
+/// Addresses, and what the results have to do with each other.
+NormCall describe(const NormOperator& op, const NormCheck& check, const Operands& t) {
+  NormCall call{};
+  call.input = t.input->const_data_ptr();
+  call.collective = op.collective;
+  call.dtype = check.dtype;
+  call.cols = static_cast<uint64_t>(t.input->size(-1));
+  call.rows = static_cast<uint64_t>(t.input->numel()) / call.cols;
+  call.options = check.options;
+  const auto address = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+  };
+  call.residual = address(t.residual);
+  call.weight = address(t.weight);
+  call.bias = address(t.bias);
+  call.given_scale = static_cast<const float*>(address(t.scale));
+  for (size_t i = 0; i < op.results.size(); ++i) {
+    void* to = t.results[i].mutable_data_ptr();
+    switch (op.results[i]) {
+      case NormResult::quantised:
+        call.quantised = to;
+        break;
+      case NormResult::scale:
+        call.scale = to;
+        break;
+      case NormResult::residual:
+        call.residual_out = to;
+        break;
+      default:
+        call.normalised = to;
+    }
+  }
+  CallDescriptor& d = call.descriptor;
+  d.collective = op.collective;
+  d.dtype = check.dtype;
+  d.max_blocks = check.max_blocks;
+  describe_tensor(*t.input, d);
+  // Ranks may see the same rows in other leading dimensions. Behind the sizes stand the options.
+  d.dims = 2;
+  std::fill(std::begin(d.sizes), std::end(d.sizes), 0);
+  d.sizes[0] = static_cast<int64_t>(call.rows);
+  d.sizes[1] = static_cast<int64_t>(call.cols);
+  std::memcpy(&d.sizes[kNormOptionsAt], &call.options, sizeof(NormOptions));
+  d.sizes[7] = call.normalised != nullptr;
+  return call;
+}
+
+NormRequest request_for(const Communicator& communicator, const NormCheck& check,
+                        const NormCall& call, bool input_symmetric) {
+  NormRequest request;
+  static_cast<Request&>(request) = request_of(communicator, call.collective, check.max_blocks);
+  request.dtype = call.dtype;
+  request.rows = call.rows;
+  request.cols = call.cols;
+  request.bytes = call.rows * call.cols * static_cast<uint64_t>(dtype_size(call.dtype));
+  request.input_symmetric = input_symmetric;
+  request.algorithm = check.algorithm;
+  request.options = call.options;
+  request.results = {call.residual_out != nullptr, call.normalised != nullptr,
+                     call.quantised != nullptr};
+  return request;
+}
+
+void carry_out(Communicator& communicator, const NormPlan& plan, NormCall& call,
+               const at::Tensor& input) {
+  at::Tensor spill;
+  if (plan.spilled > 0) {
+    spill = at::empty({static_cast<int64_t>(plan.spilled)}, input.options().dtype(at::kFloat));
+    call.spill = static_cast<float*>(spill.mutable_data_ptr());
+  }
+#if COLLX_CUDA
+  if (communicator.on_cuda()) {
+    cuda::norm(communicator.view(), call, communicator.streams().enter());
+    return;
+  }
+#endif
+  if (!cpu::norm(communicator.view(), call)) {
+    communicator.require_usable(name_of(call.collective).data());
+  }
+}
+
+void run(const NormOperator& op, Communicator& communicator, const NormCheck& check,
+         const Operands& operands) {
+  NormCall call = describe(op, check, operands);
+  const at::Tensor& input = *operands.input;
+  if (op.is_fp8() || op.is_int8()) {
+    // Not the kernels' work: one number, that no rank needs from another.
+    if (check.options.scale_mode == ScaleMode::tensor) {
+      operands.results[1].copy_(operands.scale.view({1}));
+      call.scale = nullptr;
+    }
+  }
+  const auto held = communicator.lock();
+  communicator.require_usable(op.name());
+  const auto from = communicator.symmetric().find(call.input, input.nbytes());
+  const bool alone = communicator.options().world_size == 1;
+  if (!alone) check_peer_access(op.name(), check.algorithm, communicator);
+  if (call.rows == 0 && (alone || !communicator.options().check)) return;
+
+  NormRequest request = request_for(communicator, check, call, from.has_value());
+  if (alone) request.algorithm = Algorithm::fallback;
+  const NormPlan plan = plan_norm(request, communicator.view().layout);
+  call.plan = plan.plan;
+  call.shape = plan.shape;
+  call.descriptor.algorithm = plan.plan.algorithm;
+  const bool pulls = plan.carried_out == Algorithm::oneshot_pull ||
+                     plan.carried_out == Algorithm::twoshot_pull;
+  map_peers(communicator, pulls || !communicator.on_cuda() ? from : std::nullopt, std::nullopt,
+            call);
+  if (alone) {
+    const void* inputs[] = {call.input};
+    normalise_locally(inputs, 1, plan, call, input);
+  } else if (plan.plan.algorithm == Algorithm::fallback) {
+    enter_fallback(communicator, op.name(), call.descriptor);
+    fallback_norm(communicator, op.name(), plan, call, input);
+  } else {
+    call.plan.algorithm = plan.carried_out;
+    carry_out(communicator, plan, call, input);
+  }
+  communicator.count_call();
+}
+
+/// Results share no memory with what is read, but for a residual that is updated in place, and none
+/// with each other.
+void check_apart(const NormOperator& op, const NormArguments& a) {
+  for (size_t i = 0; i < a.results.size(); ++i) {
+    const at::Tensor& result = a.results[i];
+    const char* argument = name_of(op.results[i]);
+    const bool updated = op.results[i] == NormResult::residual && a.residual.is_alias_of(result) &&
+                         a.residual.const_data_ptr() == result.const_data_ptr() &&
+                         a.residual.strides() == result.strides();
+    check_disjoint(op.name(), a.input, result, std::nullopt, argument);
+    if (a.residual.defined() && !updated) {
+      check_disjoint(op.name(), a.residual, result, std::nullopt, argument);
+    }
+    check_disjoint(op.name(), a.weight, result, std::nullopt, argument);
+    if (a.bias.defined()) check_disjoint(op.name(), a.bias, result, std::nullopt, argument);
+    if (a.scale) check_disjoint(op.name(), *a.scale, result, std::nullopt, argument);
+    for (size_t j = 0; j < i; ++j) {
+      check_disjoint(op.name(), a.results[j], result, std::nullopt, argument);
+    }
+  }
+}
+
+bool lies_as(const at::Tensor& tensor, const NormResultShape& shape) {
+  return shape.column_major ? tensor.sym_strides().equals(shape.strides()) : tensor.is_contiguous();
+}
+
+Results call(const NormOperator& op, const NormArguments& a) {
+  const NormCheck check = check_norm(op, a);
+  const auto communicator = registry::require(op.name(), a.group_name);
+  check_device(op.name(), "input", a.input, *communicator);
+  communicator->require_usable(op.name());
+  for (size_t i = 0; i < a.results.size(); ++i) {
+    check_norm_out(op, a, check.results[i], a.results[i]);
+  }
+  check_apart(op, a);
+  const OnDevice guard(a.input.device());
+  Operands operands{a.input.expect_contiguous(), dense(a.residual), dense(a.weight), dense(a.bias),
+                    a.scale ? dense(*a.scale) : at::Tensor(), {}};
+  for (size_t i = 0; i < check.results.size(); ++i) {
+    const bool given = op.out && lies_as(a.results[i], check.results[i]);
+    operands.results.push_back(given ? a.results[i] : new_result(check.results[i], a.input));
+  }
+  run(op, *communicator, check, operands);
+  for (size_t i = 0; i < a.results.size(); ++i) {
+    if (!operands.results[i].is_same(a.results[i])) a.results[i].copy_(operands.results[i]);
+  }
+  return operands.results;
+}
+
+Results call_meta(const NormOperator& op, const NormArguments& a) {
+  const NormCheck check = check_norm(op, a);
+  Results results;
+  for (size_t i = 0; i < check.results.size(); ++i) {
+    if (op.out) {
+      check_norm_out(op, a, check.results[i], a.results[i]);
+    } else {
+      results.push_back(new_result(check.results[i], a.input));
+    }
+  }
+  return results;
+}
+
+class Kernel final : public c10::OperatorKernel {
+ public:
+  using Function = Results (*)(const NormOperator&, const NormArguments&);
+  Kernel(NormOperator op, Function function) : op_(std::move(op)), function_(function) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    Results results = function_(op_, NormArguments(op_, *stack));
+    torch::jit::drop(*stack, op_.arguments.size() + (op_.out ? op_.results.size() : 0));
+    if (op_.out) return;
+    for (at::Tensor& result : results) stack->emplace_back(std::move(result));
+  }
+
+ private:
+  NormOperator op_;
+  Function function_;
+};
+
+std::string full_name(const NormOperator& op) {
+  return op.overload.empty() ? op.name() : std::string(op.name()) + "." + op.overload;
+}
+
+void add_kernels(torch::Library& library, Kernel::Function function) {
+  for (const NormOperator& op : norm_operators()) {
+    library.impl(full_name(op).c_str(), torch::CppFunction::makeFromBoxedFunctor(
+                                            std::make_unique<Kernel>(op, function)));
+  }
+}
+
+}  // namespace
+
+void define_norms(torch::Library& library) {
+  for (const NormOperator& op : norm_operators()) {
+    const at::Tag pt2 = at::Tag::pt2_compliant_tag, strides = at::Tag::needs_contiguous_strides;
+    const std::vector<at::Tag> tags =
+        op.out ? std::vector{pt2, strides, at::Tag::out_variant} : std::vector{pt2, strides};
+    library.def(op.schema().c_str(), tags);
+  }
+}
+
+void add_norm_kernels(torch::Library& library, c10::DispatchKey key) {
+  for (const NormOperator& op : norm_operators()) {
+    library.impl(full_name(op).c_str(),
+                 torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(
+                                          std::make_unique<Kernel>(op, call))));
+  }
+}
+
+TORCH_LIBRARY_IMPL(collx, Meta, library) { add_kernels(library, call_meta); }
+
+// They have no backward: PyTorch's own kernel raises when a gradient comes to one.
+TORCH_LIBRARY_IMPL(collx, Autograd, library) {
+  for (const NormOperator& op : norm_operators()) {
+    library.impl(full_name(op).c_str(), torch::autograd::autogradNotImplementedFallback());
+  }
+}
+
+}  // namespace collx

@@ -1,0 +1,272 @@
+#include "norm_checks.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "../protocol/exchange.h"
+#include "../protocol/names.h"
+#include "checks.h"
+#include "communicator.h"
+#include "registry.h"
+
+namespace collx {
+
+namespace {
+
+std::string dtype_name(at::ScalarType type) { return c10::getDtypeNames(type).first; }
+
+/// The value of an option that names one of a few things.
+template <typename E, size_t N>
+E choose(const char* op, const char* argument, std::string_view given,
+         const std::pair<std::string_view, E> (&choices)[N]) {
+  std::string accepted;
+  for (const auto& [name, value] : choices) {
+    if (name == given) return value;
+    accepted.append(accepted.empty() ? "" : ", ").append(name);
+  }
+  TORCH_CHECK_VALUE(false, "collx.", op, ": ", argument, ": got \"", given,
+                    "\"; accepted: ", accepted);
+}
+
+/// The nearest value of a dtype.
+float rounded(double value, at::ScalarType dtype) {
+  const auto nearest = static_cast<float>(value);
+  if (dtype == at::kHalf) return static_cast<float>(c10::Half(nearest));
+  if (dtype == at::kBFloat16) return static_cast<float>(c10::BFloat16(nearest));
+  return nearest;
+}
+
+DType check_input(const char* op, const at::Tensor& input, bool scatters) {
+  const DType dtype = check_dtype(op, "input", input);
+  TORCH_CHECK_TYPE(
+      dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16, "collx.", op,
+      ": input: got dtype ", name_of(dtype), "; accepted: float32, float16, bfloat16");
+  TORCH_CHECK_VALUE(scatters ? input.dim() == 2 : input.dim() >= 2, "collx.", op,
+                    ": input: got shape ", input.sym_sizes(), "; accepted: [rows, cols]",
+                    scatters ? "" : ", or more leading dimensions in place of rows");
+  TORCH_CHECK_VALUE(input.sym_size(-1) > 0, "collx.", op, ": input: got shape ", input.sym_sizes(),
+                    "; accepted: rows of at least one element");
+  return dtype;
+}
+
+/// Weight or bias.
+void check_vector(const char* op, const char* argument, const at::Tensor& vector,
+                  const at::Tensor& input) {
+  TORCH_CHECK_TYPE(vector.layout() == at::kStrided, "collx.", op, ": ", argument,
+                   ": got a tensor of layout ", vector.layout(), "; accepted: strided (dense)");
+  TORCH_CHECK_TYPE(
+      vector.scalar_type() == input.scalar_type() || vector.scalar_type() == at::kFloat, "collx.",
+      op, ": ", argument, ": got dtype ", dtype_name(vector.scalar_type()),
+      "; accepted: the input's, ", dtype_name(input.scalar_type()), ", or float32");
+  TORCH_CHECK_VALUE(vector.dim() == 1 && vector.sym_size(0) == input.sym_size(-1), "collx.", op,
+                    ": ", argument, ": got shape ", vector.sym_sizes(), "; accepted: [",
+                    input.sym_size(-1), "], one element for each column of input");
+  TORCH_CHECK_VALUE(vector.device() == input.device(), "collx.", op, ": ", argument,
+                    ": got a tensor on ", vector.device(), "; accepted: the input's device, ",
+                    input.device());
+}
+
+void check_residual(const char* op, const NormArguments& a, bool scatters) {
+  c10::SymDimVector sizes(a.input.sym_sizes().begin(), a.input.sym_sizes().end());
+  if (scatters) {
+    TORCH_CHECK_VALUE(a.residual.dim() == 2, "collx.", op, ": residual: got shape ",
+                      a.residual.sym_sizes(), "; accepted: [this rank's rows, cols]");
+    // Which rows are whose is known to those alone who know the communicator.
+    const auto communicator = registry::find(a.group_name);
+    if (communicator == nullptr) {
+      sizes[0] = a.residual.sym_size(0);
+    } else {
+      const int world = communicator->options().world_size;
+      const int rank = communicator->options().rank;
+      const c10::SymInt rows = sizes[0], quotient = rows / world;
+      sizes[0] = rows % world > rank ? quotient + 1 : quotient;
+    }
+  }
+  check_out(op, a.input, sizes, a.residual, "residual");
+}
+
+void check_number(const char* op, const char* argument, double value, bool good,
+                  const char* accepted) {
+  TORCH_CHECK_VALUE(good, "collx.", op, ": ", argument, ": got ", value, "; accepted: ", accepted);
+}
+
+void check_groups(const char* op, const NormArguments& a, NormOptions& o) {
+  TORCH_CHECK_VALUE(a.group_size >= kSmallestGroup && a.group_size <= kLargestGroup &&
+                        std::has_single_bit(static_cast<uint64_t>(a.group_size)),
+                    "collx.", op, ": group_size: got ", a.group_size,
+                    "; accepted: a power of two from ", kSmallestGroup, " to ", kLargestGroup);
+  TORCH_CHECK_VALUE(a.input.sym_size(-1) % a.group_size == 0, "collx.", op, ": group_size: got ",
+                    a.group_size, " with rows of ", a.input.sym_size(-1),
+                    "; accepted: what divides the columns");
+  o.group_size = static_cast<int32_t>(a.group_size);
+}
+
+void check_given_scale(const char* op, const NormArguments& a, ScaleMode mode) {
+  if (mode != ScaleMode::tensor) {
+    TORCH_CHECK_VALUE(!a.scale, "collx.", op, ": scale: got a tensor with scale_mode \"",
+                      a.scale_mode, "\"; accepted: None, but with scale_mode \"tensor\"");
+    return;
+  }
+  TORCH_CHECK_VALUE(a.scale.has_value(), "collx.", op,
+                    ": scale: got None with scale_mode \"tensor\"; accepted: a float32 tensor of "
+                    "one element");
+  TORCH_CHECK_TYPE(a.scale->layout() == at::kStrided && a.scale->scalar_type() == at::kFloat,
+                   "collx.", op, ": scale: got dtype ", dtype_name(a.scale->scalar_type()),
+                   "; accepted: float32");
+  TORCH_CHECK_VALUE(a.scale->sym_numel() == 1, "collx.", op, ": scale: got shape ",
+                    a.scale->sym_sizes(), "; accepted: one element");
+  TORCH_CHECK_VALUE(a.scale->device() == a.input.device(), "collx.", op,
+                    ": scale: got a tensor on ", a.scale->device(),
+                    "; accepted: the input's device, ", a.input.device());
+  const auto refuse = [&](const char* argument, bool given) {
+    TORCH_CHECK_VALUE(!given, "collx.", op, ": ", argument,
+                      ": given with scale_mode \"tensor\", where the scale is an argument; "
+                      "accepted: with scale_mode \"row\" or \"group\"");
+  };
+  refuse("scale_ub", a.scale_ub.has_value());
+  refuse("ue8m0", a.ue8m0);
+  refuse("scale_dtype", a.scale_dtype != "float32");
+}
+
+void check_quantisation(const NormOperator& operation, const NormArguments& a, NormOptions& o) {
+  const char* op = operation.name();
+  o.quantisation = Quantisation::int8;
+  if (operation.is_fp8()) {
+    o.quantisation =
+        choose<Quantisation>(op, "fp8_dtype", a.fp8_dtype,
+                             {{"e4m3fn", Quantisation::e4m3fn}, {"e5m2", Quantisation::e5m2}});
+  }
+  o.scale_mode = choose<ScaleMode>(
+      op, "scale_mode", a.scale_mode,
+      {{"row", ScaleMode::row}, {"tensor", ScaleMode::tensor}, {"group", ScaleMode::group}});
+  check_given_scale(op, a, o.scale_mode);
+  if (a.scale_ub) {
+    check_number(op, "scale_ub", *a.scale_ub, *a.scale_ub >= 0, "None, 0 and more");
+  }
+  o.scale_ub = static_cast<float>(a.scale_ub.value_or(std::numeric_limits<double>::infinity()));
+  if (o.scale_mode == ScaleMode::group) check_groups(op, a, o);
+  o.ue8m0 = a.ue8m0;
+  const at::ScalarType input = a.input.scalar_type();
+  const ScaleType like_input = input == at::kHalf       ? ScaleType::float16
+                               : input == at::kBFloat16 ? ScaleType::bfloat16
+                                                        : ScaleType::float32;
+  o.scale_type = choose<ScaleType>(op, "scale_dtype", a.scale_dtype,
+                                   {{"float32", ScaleType::float32},
+                                    {"input", like_input},
+                                    {"float8_e8m0fnu", ScaleType::float8_e8m0fnu}});
+  TORCH_CHECK_VALUE(o.scale_type != ScaleType::float8_e8m0fnu || o.ue8m0, "collx.", op,
+                    ": scale_dtype: got \"float8_e8m0fnu\", which holds powers of two; accepted: "
+                    "with ue8m0=True");
+  o.column_major = choose<bool>(op, "scale_layout", a.scale_layout,
+                                {{"row", false}, {"column", true}});
+  TORCH_CHECK_VALUE(!o.column_major || o.scale_mode == ScaleMode::group, "collx.", op,
+                    ": scale_layout: got \"column\" with scale_mode \"", a.scale_mode,
+                    "\"; accepted: with scale_mode \"group\"");
+}
+
+at::ScalarType dtype_of_scales(const NormOptions& o) {
+  switch (o.scale_type) {
+    case ScaleType::float16:
+      return at::kHalf;
+    case ScaleType::bfloat16:
+      return at::kBFloat16;
+    case ScaleType::float8_e8m0fnu:
+      return at::kFloat8_e8m0fnu;
+    default:
+      return at::kFloat;
+  }
+}
+
+NormResultShape shape_of(NormResult result, const NormArguments& a, const NormOptions& o) {
+  // In a scattering operator the residual says how many rows are this rank's.
+  const at::Tensor& like = a.residual.defined() ? a.residual : a.input;
+  const c10::SymIntArrayRef sizes = like.sym_sizes();
+  NormResultShape shape{result, a.input.scalar_type(), {sizes.begin(), sizes.end()}};
+  if (result == NormResult::quantised) {
+    shape.dtype = o.quantisation == Quantisation::int8   ? at::kChar
+                  : o.quantisation == Quantisation::e5m2 ? at::kFloat8_e5m2
+                                                         : at::kFloat8_e4m3fn;
+  } else if (result == NormResult::scale) {
+    shape.dtype = dtype_of_scales(o);
+    const c10::SymInt cols = shape.sizes.back();
+    shape.sizes.pop_back();
+    if (o.scale_mode == ScaleMode::tensor) shape.sizes = {c10::SymInt(1)};
+    if (o.scale_mode == ScaleMode::group) shape.sizes.push_back(cols / o.group_size);
+    shape.column_major = o.column_major;
+  }
+  return shape;
+}
+
+}  // namespace
+
+c10::SymDimVector NormResultShape::strides() const {
+  c10::SymDimVector result(sizes.size(), c10::SymInt(1));
+  c10::SymInt stride = 1;
+  const size_t axes = column_major ? sizes.size() - 1 : sizes.size();
+  for (size_t i = axes; i-- > 0;) {
+    result[i] = stride;
+    stride = stride * sizes[i].max(1);
+  }
+  if (column_major) result.back() = stride;
+  return result;
+}
+
+NormCheck check_norm(const NormOperator& operation, const NormArguments& a) {
+  const char* op = operation.name();
+  const bool scatters = scatters_rows(operation.collective);
+  NormCheck check{};
+  NormOptions& o = check.options;
+  check.dtype = check_input(op, a.input, scatters);
+  check_vector(op, "weight", a.weight, a.input);
+  if (a.bias.defined()) {
+    o.norm = Norm::layer;
+    check_vector(op, "bias", a.bias, a.input);
+    TORCH_CHECK_TYPE(a.bias.scalar_type() == a.weight.scalar_type(), "collx.", op,
+                     ": bias: got dtype ", dtype_name(a.bias.scalar_type()),
+                     "; accepted: the weight's, ", dtype_name(a.weight.scalar_type()));
+  }
+  if (a.residual.defined()) check_residual(op, a, scatters);
+  o.weight_float32 = a.weight.scalar_type() == at::kFloat;
+  o.rounding = choose<Rounding>(op, "rounding", a.rounding,
+                                {{"fp32", Rounding::fp32},
+                                 {"parity", Rounding::parity},
+                                 {"parity_weight", Rounding::parity_weight}});
+  check_number(op, "eps", a.eps, a.eps >= 0 && std::isfinite(a.eps), "a finite number from 0");
+  check_number(op, "weight_offset", a.weight_offset, std::isfinite(a.weight_offset),
+               "a finite number");
+  const at::ScalarType dtype = a.input.scalar_type();
+  o.eps = o.rounding == Rounding::fp32 ? rounded(a.eps, dtype) : static_cast<float>(a.eps);
+  o.weight_offset = rounded(a.weight_offset, dtype);
+  if (operation.is_fp8() || operation.is_int8()) check_quantisation(operation, a, o);
+  check.algorithm = check_algorithm(op, operation.collective, a.algorithm);
+  check.max_blocks = check_max_blocks(op, a.max_blocks);
+  for (const NormResult result : operation.results) {
+    check.results.push_back(shape_of(result, a, o));
+  }
+  return check;
+}
+
+void check_norm_out(const NormOperator& operation, const NormArguments& a,
+                    const NormResultShape& shape, const at::Tensor& out) {
+  const char* op = operation.name();
+  const char* argument = name_of(shape.result);
+  TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": ", argument,
+                   ": got a tensor of layout ", out.layout(), "; accepted: strided (dense)");
+  TORCH_CHECK_TYPE(out.scalar_type() == shape.dtype, "collx.", op, ": ", argument,
+                   ": got dtype ", dtype_name(out.scalar_type()), "; accepted: ",
+                   dtype_name(shape.dtype));
+  TORCH_CHECK_VALUE(out.device() == a.input.device(), "collx.", op, ": ", argument,
+                    ": got a tensor on ", out.device(), "; accepted: the input's device, ",
+                    a.input.device());
+  TORCH_CHECK_VALUE(out.sym_sizes().equals(shape.sizes), "collx.", op, ": ", argument,
+                    ": got shape ", out.sym_sizes(), "; accepted: ",
+                    c10::SymIntArrayRef(shape.sizes));
+}
+
+}  // namespace collx

@@ -1,0 +1,35 @@
+// The arguments of a fused normalisation, checked, and the results that they ask for: what the
+// operators and their Meta kernels have in common.
+#pragma once
+
+#include <c10/core/SymIntArrayRef.h>
+
+#include "norm_operators.h"
+
+namespace collx {
+
+struct NormResultShape {
+  NormResult result;
+  at::ScalarType dtype;
+  c10::SymDimVector sizes;
+  bool column_major = false;  // the last axis is the slowest
+
+  c10::SymDimVector strides() const;
+};
+
+struct NormCheck {
+  DType dtype;
+  NormOptions options;
+  Algorithm algorithm;
+  int max_blocks;
+  c10::SmallVector<NormResultShape, 4> results;
+};
+
+/// Everything that shapes, dtypes and options say. ValueError or TypeError names the argument.
+NormCheck check_norm(const NormOperator& op, const NormArguments& arguments);
+
+/// A tensor given for a result.
+void check_norm_out(const NormOperator& op, const NormArguments& arguments,
+                    const NormResultShape& shape, const at::Tensor& out);
+
+}  // namespace collx

@@ -1,0 +1,209 @@
+// How a fused normalisation is carried out: which algorithm, and how rows lie on blocks and slots.
+// Pure functions of values that all ranks agree on.
+//
+// A row is shared by the blocks of a cluster. Each block takes a piece of it, `held` vectors a
+// thread, and keeps it in registers from the reduction to the last store. A row that is longer
+// takes several steps, between which its sums wait in memory of their own (spilled).
+#pragma once
+
+#include "call.h"
+#include "selection.h"
+
+namespace collx {
+
+inline constexpr uint32_t kMostHeld = 2;     // vectors of a row that a thread keeps in registers
+inline constexpr uint32_t kMostCluster = 8;  // blocks of a portable cluster
+inline constexpr uint32_t kWarpLanes = 32;
+
+/// Results of a call, as planned for and as passed on between ranks.
+struct NormResults {
+  bool residual = false;
+  bool normalised = false;
+  bool quantised = false;
+};
+
+/// What an owner of rows passes on: the results; or, where that is less and every rank can go on
+/// from there, the sums, which the parity modes round.
+constexpr bool passes_sums(const NormOptions& o, const NormResults& r, int element) {
+  const int results = (r.residual ? element : 0) + (r.normalised ? element : 0) + r.quantised;
+  return o.rounding != Rounding::fp32 && results > element;
+}
+
+/// On CPU, the largest input that every rank normalises by itself.
+inline constexpr uint64_t kNormOnEveryRank = 32 << 10;
+
+struct NormRequest : Request {
+  uint64_t rows = 0;
+  uint64_t cols = 0;
+  NormOptions options;
+  NormResults results;
+};
+
+namespace detail {
+
+constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
+  uint32_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+/// Bytes of slots that a piece takes when its owner passes it on: see NormPlanes.
+constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r) {
+  const uint32_t vectors = s.piece_vectors();
+  const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
+  if (s.passes_sums) return vectors * kVectorBytes;
+  uint32_t bytes = (r.results.residual + r.results.normalised) * vectors * kVectorBytes;
+  if (r.results.quantised) bytes += vectors * (kVectorBytes / element);
+  if (r.results.quantised && r.options.scale_mode != ScaleMode::tensor) {
+    // A word for each smallest group is more than any call needs.
+    bytes += r.options.scale_mode == ScaleMode::row
+                 ? kVectorBytes
+                 : vectors * (kVectorBytes / element) / kSmallestGroup * 4;
+  }
+  return bytes;
+}
+
+}  // namespace detail
+
+/// Where a piece's results lie in its tiles, in bytes from the first.
+struct NormPlanes {
+  uint32_t residual = 0;
+  uint32_t normalised = 0;
+  uint32_t quantised = 0;
+  uint32_t scales = 0;  // words, float32
+
+  COLLX_HD constexpr NormPlanes() = default;
+  COLLX_HD constexpr NormPlanes(const NormShape& s, bool has_residual, bool has_normalised,
+                                uint32_t element) {
+    const uint32_t plane = s.piece_vectors() * kVectorBytes;
+    normalised = has_residual ? plane : 0;
+    quantised = normalised + (has_normalised ? plane : 0);
+    scales = quantised + plane / element;
+  }
+};
+
+/// Sums over a group of columns that is wider than a warp stay within a block.
+constexpr bool has_wide_groups(const NormOptions& o, uint32_t elements) {
+  return o.quantisation != Quantisation::none && o.scale_mode == ScaleMode::group &&
+         static_cast<uint32_t>(o.group_size) > kWarpLanes * elements;
+}
+
+/// `tiles`: of the slots, or of the memory that results are passed through; 0 where there is none.
+constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32_t tiles) {
+  const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
+  const uint32_t elements = kVectorBytes / element;
+  const uint64_t vectors = ceil_div<uint64_t>(r.cols, elements);
+  const bool owned = algorithm == Algorithm::twoshot_push || algorithm == Algorithm::twoshot_pull;
+  const uint64_t rows =
+      owned || scatters_rows(r.collective) ? largest_part(r.rows, r.world) : r.rows;
+
+  NormShape s;
+  s.passes_sums = owned && passes_sums(r.options, r.results, static_cast<int>(element));
+  const bool together = has_wide_groups(r.options, elements);
+  uint32_t most_cluster = together ? 1 : kMostCluster;
+  while (r.max_blocks > 0 && most_cluster > static_cast<uint32_t>(r.max_blocks)) most_cluster /= 2;
+  // Few rows are spread over clusters; many fill the device by themselves.
+  const uint32_t wished = rows <= 8 ? kMostCluster : rows <= 32 ? 2 : 1;
+  s.cluster = detail::power_of_two(ceil_div<uint64_t>(vectors, kTileVectors), 1,
+                                   wished < most_cluster ? wished : most_cluster);
+  s.threads =
+      detail::power_of_two(ceil_div<uint64_t>(vectors, s.cluster), kTileVectors, kFullBlock);
+  if (s.cluster == 1 && s.threads > 128 && rows > 32) s.threads /= 2;
+  while (vectors > s.step_vectors() && s.held < kMostHeld) s.held *= 2;
+  while (vectors > s.step_vectors() && s.threads < kFullBlock) s.threads *= 2;
+  while (vectors > s.step_vectors() && s.cluster < most_cluster) s.cluster *= 2;
+  if (vectors > s.step_vectors()) s.cluster = 1;  // several steps: by one block
+
+  const auto tiles_of_row = [&] {
+    const uint32_t own = s.piece_vectors() / kTileVectors;
+    const uint32_t passed = owned ? ceil_div(detail::passed_bytes(s, r), kTileBytes) : 0;
+    s.piece_tiles = own > passed ? own : passed;
+    return s.piece_tiles * s.cluster;
+  };
+  while (tiles_of_row() > tiles && tiles > 0 && !owned) {  // smaller steps, where slots are few
+    if (s.cluster > 1) {
+      s.cluster = 1;
+    } else if (s.held > 1) {
+      s.held = 1;
+    } else {
+      s.threads /= 2;
+    }
+  }
+  s.steps = static_cast<uint32_t>(ceil_div<uint64_t>(vectors, s.step_vectors()));
+  s.rows_per_use = tiles / (s.piece_tiles * s.cluster);
+  return s;
+}
+
+constexpr Algorithm select_norm(const NormRequest& r) {
+  if (r.algorithm != Algorithm::automatic) return r.algorithm;
+  if (!r.capabilities.peer_access) return Algorithm::fallback;
+  if (scatters_rows(r.collective)) return Algorithm::staged;
+  if (r.device == DeviceKind::cpu) {
+    return r.bytes <= kNormOnEveryRank ? Algorithm::oneshot_pull : Algorithm::twoshot_pull;
+  }
+  const uint64_t most = r.world == 2 ? 4 << 20 : r.world <= 4 ? 1 << 20 : 512 << 10;
+  return r.bytes <= most ? Algorithm::oneshot_push : Algorithm::twoshot_push;
+}
+
+struct NormPlan {
+  Plan plan;  // as named
+  /// How it is carried out: rows that do not fit into what an algorithm passes them through, or
+  /// into registers, are pushed to every rank.
+  Algorithm carried_out = Algorithm::automatic;
+  NormShape shape;
+  uint64_t spilled = 0;  // elements of NormCall::spill
+};
+
+constexpr NormPlan plan_norm(const NormRequest& r, const RegionLayout& layout) {
+  NormPlan p;
+  p.plan.algorithm = p.carried_out = select_norm(r);
+  if (r.device == DeviceKind::cpu) return p;
+  const auto element = static_cast<uint64_t>(dtype_size(r.dtype));
+  const uint64_t row_bytes = round_up<uint64_t>(r.cols * element, kVectorBytes);
+  if (p.carried_out == Algorithm::twoshot_push) {
+    p.shape = norm_shape(r, p.carried_out, layout.twoshot.tiles);
+  } else if (p.carried_out == Algorithm::twoshot_pull) {
+    const uint64_t tiles = layout.result_bytes / kTileBytes;
+    p.shape = norm_shape(r, p.carried_out, static_cast<uint32_t>(tiles));
+    const uint64_t staged = layout.staging_bytes / (row_bytes * static_cast<uint64_t>(r.world));
+    if (!r.input_symmetric && p.shape.rows_per_use > staged) {
+      p.shape.rows_per_use = static_cast<uint32_t>(staged);
+    }
+  } else if (p.carried_out == Algorithm::oneshot_pull) {
+    p.shape = norm_shape(r, p.carried_out, 0);
+    p.shape.rows_per_use = static_cast<uint32_t>(
+        r.input_symmetric ? detail::at_most(r.rows, 1u << 30) : layout.staging_bytes / row_bytes);
+  }
+  if (p.carried_out == Algorithm::fallback) {
+    p.shape = norm_shape(r, p.carried_out, 0);
+  } else if (p.shape.rows_per_use == 0 || p.shape.steps > 1 ||
+             p.carried_out == Algorithm::oneshot_push || p.carried_out == Algorithm::staged) {
+    p.carried_out = Algorithm::oneshot_push;
+    const SlotArea& area = scatters_rows(r.collective) ? layout.twoshot : layout.oneshot;
+    p.shape = norm_shape(r, p.carried_out, area.tiles);
+  }
+
+  const NormShape& s = p.shape;
+  const bool owned =
+      p.carried_out == Algorithm::twoshot_push || p.carried_out == Algorithm::twoshot_pull;
+  uint64_t rows = owned || scatters_rows(r.collective) ? largest_part(r.rows, r.world) : r.rows;
+  if (p.carried_out != Algorithm::fallback) rows = detail::at_most(rows, s.rows_per_use);
+  // Clusters need multiprocessors side by side, of which the last may not be left: see launch.
+  const bool push = detail::pushes_into_slots(p.carried_out);
+  uint64_t room = static_cast<uint64_t>(r.room + (push && s.cluster == 1 ? r.spare_room : 0)) *
+                  (kFullBlock / s.threads);
+  if (s.cluster > 2) room /= 2;
+  if (r.max_blocks > 0) room = detail::at_most(room, static_cast<uint64_t>(r.max_blocks));
+  room = detail::at_most(room, kMaxBlocks);
+  const uint64_t clusters = room / s.cluster > 0 ? room / s.cluster : 1;
+  p.plan.threads = static_cast<int32_t>(s.threads);
+  p.plan.blocks = static_cast<int32_t>(s.cluster) *
+                  detail::clamp_blocks(detail::at_most(rows, clusters), clusters);
+  if (s.steps > 1) {
+    p.spilled = static_cast<uint64_t>(p.plan.blocks) * s.steps * s.step_vectors() *
+                (kVectorBytes / element);
+  }
+  return p;
+}
+
+}  // namespace collx

@@ -1,0 +1,293 @@
+"""RMSNorm behind a row-parallel layer: the sum over the ranks, the residual and the norm as one
+operator, and in the operations of a plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from collx.functional import Group, name_of
+from collx.nn.pairs import reduce_from_ranks
+from collx.nn.quantisation import Quantisation, quantised
+
+__all__ = ["TensorParallelRMSNorm", "unfused_rmsnorm"]
+
+Results = torch.Tensor | tuple[torch.Tensor, ...]
+
+ROUNDINGS = ("fp32", "parity", "parity_weight")
+
+
+def unfused_rmsnorm(
+    partial: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    group: Group = None,
+    *,
+    weight_offset: float = 0.0,
+    rounding: str = "fp32",
+    quantise: Quantisation | None = None,
+    scale: torch.Tensor | None = None,
+    keep_norm: bool = False,
+    reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Results:
+    """What the fused operators compute, as a model writes it: all-reduce, add, norm, quantise.
+
+    It differs from them by the order in which a row is summed, hence by one rounding of the norm at
+    most. All but the quantised values and their scale has gradients.
+
+    Args:
+        partial: [..., cols], floating point: this rank's summand.
+        residual: of that shape and dtype, the same on all ranks; or None.
+        weight: [cols], of that dtype or float32.
+        eps: is added to the mean of the squares.
+        group: the communicator, as in `collx.allreduce`.
+        weight_offset: is added to the weight; 1 for Gemma's.
+        rounding: "fp32", one rounding at the end, for which the sum over the ranks is done in
+            float32; "parity", as torch.nn.RMSNorm behind an all-reduce rounds; or
+            "parity_weight", as LlamaRMSNorm does.
+        quantise: how the result is quantised; None: not at all.
+        scale: float32, one element: the scale of scale_mode "tensor".
+        keep_norm: the normalised tensor, too, where the result is quantised.
+        reduce: sums a tensor over the ranks; by default `reduce_from_ranks`.
+
+    Returns:
+        The normalised tensor, or the quantised one and its scale; then, with a residual, the sum
+        with the residual added; then the normalised tensor if `keep_norm`. A tensor if it is one.
+
+    Raises:
+        ValueError: an unknown rounding, `keep_norm` without `quantise`, or a scale that does not
+            fit `quantise`.
+    """
+    _check_options("unfused_rmsnorm", rounding, quantise, keep_norm)
+    dtype = partial.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    once = rounding == "fp32"
+    if reduce is None:
+        total = reduce_from_ranks(partial.to(wide) if once else partial, group)
+    else:
+        total = reduce(partial.to(wide) if once else partial)
+    if residual is not None:
+        total = total + residual
+    kept = total.to(dtype)
+    values = total.to(wide)
+    mean = values.pow(2).mean(-1, keepdim=True)
+    norm = torch.rsqrt(mean + (_rounded(eps, dtype, mean) if once else eps))
+    gain = weight.to(wide)
+    if weight_offset != 0:
+        gain = gain + _rounded(weight_offset, dtype, gain)
+    if rounding == "parity_weight":
+        y = (values * norm).to(dtype) * gain.to(dtype)
+    else:
+        y = values * norm * gain
+    normalised = y.to(dtype)
+    results = [normalised]
+    if quantise is not None:
+        results = list(quantised(y if once else normalised, quantise, scale, dtype))
+    if residual is not None:
+        results.append(kept)
+    if keep_norm:
+        results.append(normalised)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+class TensorParallelRMSNorm(nn.Module):
+    """Stands in for all-reduce, residual and RMSNorm (and quantisation) behind a row-parallel layer.
+
+        y = norm(residual + all_reduce(partial))      # before
+        y, residual = norm(partial, residual)         # with it
+
+    Where no gradients are asked for (under torch.no_grad or torch.inference_mode, or if no tensor
+    of the call requires any), a call is one fused operator, torch.ops.collx.allreduce_*rmsnorm*.
+    Otherwise it is `unfused_rmsnorm` over `reduce_from_ranks`, so that it trains: the gradient of
+    `partial` is that of the sum, and every rank has the whole gradient of the weight. All ranks
+    must agree on that.
+
+    The state is `weight`, as in torch.nn.RMSNorm. A given scale is no part of it, moves with the
+    module and stays float32.
+    """
+
+    weight: nn.Parameter
+    scale: torch.Tensor | None
+
+    def __init__(
+        self,
+        size: int,
+        eps: float | None = 1e-6,
+        *,
+        group: Group = None,
+        weight_offset: float = 0.0,
+        rounding: str = "fp32",
+        quantise: Quantisation | str | None = None,
+        scale: torch.Tensor | None = None,
+        keep_norm: bool = False,
+        algorithm: str = "auto",
+        max_blocks: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """
+        Args:
+            size: columns.
+            eps: is added to the mean of the squares; None: float32's epsilon, torch.nn.RMSNorm's
+                default.
+            group: the communicator, as in `collx.allreduce`; looked up in each call.
+            weight_offset: is added to the weight; 1 for Gemma's.
+            rounding: "fp32", "parity" or "parity_weight" (docs/numerics.md).
+            quantise: how the result is quantised: a `Quantisation`, or "fp8" or "int8" for its
+                defaults; None: not at all.
+            scale: float32, one element: the scale of scale_mode "tensor".
+            keep_norm: the normalised tensor, too, where the result is quantised.
+            algorithm, max_blocks: of the fused operator.
+            device, dtype: of the weight.
+
+        Raises:
+            ValueError: an unknown option, or options that do not fit together.
+        """
+        super().__init__()
+        if isinstance(quantise, str):
+            quantise = Quantisation(quantise)
+        _check_options("TensorParallelRMSNorm", rounding, quantise, keep_norm)
+        given = quantise is not None and quantise.scale_mode == "tensor"
+        if given != (scale is not None):
+            raise ValueError(
+                f"TensorParallelRMSNorm: scale: {'' if scale is not None else 'not '}given; "
+                'accepted: with quantise of scale_mode "tensor", and only there'
+            )
+        self.eps = eps
+        self.group = None if group is None else name_of(group)
+        self.weight_offset = weight_offset
+        self.rounding = rounding
+        self.quantise = quantise
+        self.keep_norm = keep_norm
+        self.algorithm = algorithm
+        self.max_blocks = max_blocks
+        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.register_buffer("scale", scale, persistent=False)
+        self.reset_parameters()
+
+    @classmethod
+    def from_module(
+        cls, norm: nn.Module, *, rounding: str | None = None, **options: Any
+    ) -> TensorParallelRMSNorm:
+        """Takes the place of a norm, and shares its weight.
+
+        Args:
+            norm: has `weight` and `eps`, as torch.nn.RMSNorm, or `variance_epsilon`, as
+                LlamaRMSNorm.
+            rounding: by default that of the norm: "parity" for one with `eps`, "parity_weight" for
+                one with `variance_epsilon`.
+            options: as of the constructor; Gemma's norms need weight_offset=1.
+
+        Raises:
+            TypeError: a module without weight or eps.
+        """
+        weight = getattr(norm, "weight", None)
+        like_llama = hasattr(norm, "variance_epsilon")
+        if not isinstance(weight, nn.Parameter) or not (like_llama or hasattr(norm, "eps")):
+            raise TypeError(
+                f"TensorParallelRMSNorm: norm: got a {type(norm).__name__}; accepted: a module "
+                "with a parameter weight, and eps or variance_epsilon"
+            )
+        eps: Any = norm.variance_epsilon if like_llama else norm.eps
+        rounding = rounding or ("parity_weight" if like_llama else "parity")
+        made = cls(weight.numel(), eps, rounding=rounding, device="meta", **options)
+        made.weight = weight
+        return made.train(norm.training)
+
+    def reset_parameters(self) -> None:
+        """Sets the weight to 1, or to what the offset makes 1."""
+        nn.init.constant_(self.weight, 1 - self.weight_offset)
+
+    def forward(self, partial: torch.Tensor, residual: torch.Tensor | None = None) -> Results:
+        """
+        Args:
+            partial: [..., cols] of at least two dimensions, float32, float16 or bfloat16: this
+                rank's summand.
+            residual: of its shape and dtype, the same on all ranks; or None.
+
+        Returns:
+            What the fused operator does: the normalised tensor, or the quantised one and its scale;
+            with a residual, then the sum with it added; then the normalised tensor if `keep_norm`.
+
+        Raises:
+            As `collx.allreduce`.
+        """
+        eps = self.eps
+        if eps is None:
+            eps = torch.finfo(torch.promote_types(partial.dtype, torch.float32)).eps
+        if torch.is_grad_enabled() and (
+            partial.requires_grad
+            or self.weight.requires_grad
+            or (residual is not None and residual.requires_grad)
+        ):
+            return unfused_rmsnorm(
+                partial,
+                residual,
+                self.weight,
+                eps,
+                self.group,
+                weight_offset=self.weight_offset,
+                rounding=self.rounding,
+                quantise=self.quantise,
+                scale=self.scale,
+                keep_norm=self.keep_norm,
+            )
+        name = "allreduce_rmsnorm" if residual is None else "allreduce_residual_rmsnorm"
+        options: dict[str, Any] = {}
+        if self.quantise is not None:
+            name = f"{name}_{self.quantise.kind}"
+            options = {**self.quantise.arguments(), "scale": self.scale}
+        operator = getattr(torch.ops.collx, name)
+        form = operator.norm if self.keep_norm else operator.default
+        tensors = (partial, self.weight) if residual is None else (partial, residual, self.weight)
+        results: Results = form(
+            *tensors,
+            eps,
+            name_of(self.group),
+            weight_offset=self.weight_offset,
+            rounding=self.rounding,
+            algorithm=self.algorithm,
+            max_blocks=self.max_blocks,
+            **options,
+        )
+        return results
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.weight.numel()}, eps={self.eps}, rounding={self.rounding!r}"]
+        if self.weight_offset != 0:
+            parts.append(f"weight_offset={self.weight_offset}")
+        if self.quantise is not None:
+            parts.append(f"quantise={self.quantise.kind!r} by {self.quantise.scale_mode}")
+        return ", ".join(parts)
+
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> TensorParallelRMSNorm:
+        scale = self.scale
+        super()._apply(fn, recurse)
+        if scale is not None and self.scale is not None:
+            self.scale = scale.to(self.scale.device)  # a change of dtype is for the weight alone
+        return self
+
+
+def _check_options(
+    where: str, rounding: str, quantise: Quantisation | None, keep_norm: bool
+) -> None:
+    if rounding not in ROUNDINGS:
+        raise ValueError(
+            f"{where}: rounding: got {rounding!r}; accepted: {', '.join(ROUNDINGS)}"
+        )
+    if keep_norm and quantise is None:
+        raise ValueError(
+            f"{where}: keep_norm: got True without quantise; accepted: with it, since the result "
+            "is the normalised tensor otherwise"
+        )
+
+
+def _rounded(value: float, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """The nearest value of `dtype`, as a scalar tensor of the dtype and device of `like`."""
+    return like.new_full((), value, dtype=dtype).to(like.dtype)

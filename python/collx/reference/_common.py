@@ -1,0 +1,55 @@
+"""What all of the reference rests on: inputs that fit together, arithmetic that flushes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["alike", "exactly", "subnormals_kept"]
+
+
+def alike(op: str, inputs: Sequence[torch.Tensor], shapes: bool = True) -> torch.Tensor:
+    """The first of the inputs, which have one dtype, device and (if `shapes`) shape."""
+    if not inputs:
+        raise ValueError(f"{op}: inputs is empty; one tensor a rank is needed")
+    first = inputs[0]
+    for rank, tensor in enumerate(inputs):
+        if tensor.dtype != first.dtype:
+            raise TypeError(f"{op}: rank {rank} has {tensor.dtype}, rank 0 {first.dtype}")
+        if (shapes and tensor.shape != first.shape) or tensor.device != first.device:
+            raise ValueError(
+                f"{op}: rank {rank} has {tuple(tensor.shape)} on {tensor.device}, "
+                f"rank 0 {tuple(first.shape)} on {first.device}"
+            )
+    return first
+
+
+@contextmanager
+def subnormals_kept() -> Iterator[None]:
+    """Switches flushing of denormals off for the calling thread, and back on if it was on."""
+    smallest = torch.ones(1, dtype=torch.int32).view(torch.float32)
+    flushing = int((smallest * 1.0).view(torch.int32)) == 0
+    if flushing:
+        torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        if flushing:
+            torch.set_flush_denormal(True)
+
+
+@contextmanager
+def exactly() -> Iterator[None]:
+    """Every operation rounds once and flushes nothing. In one thread: those of PyTorch's pool keep
+    the denormal mode that they were created with."""
+    threads = torch.get_num_threads()
+    with subnormals_kept():
+        try:
+            if threads > 1:
+                torch.set_num_threads(1)
+            yield
+        finally:
+            if threads > 1:
+                torch.set_num_threads(threads)

@@ -1,0 +1,249 @@
+"""Rows of a reduction, normalised and quantised: docs/numerics.md, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from collx.reference._common import alike, exactly
+from collx.reference._scales import Quantiser
+from collx.reference.collectives import parts
+
+if TYPE_CHECKING:
+    from collx.reference._scales import ScaleOptions
+
+__all__ = [
+    "ROUNDINGS",
+    "Layer",
+    "Tensors",
+    "float32",
+    "normalised",
+    "own_rows",
+    "quantised",
+    "rounded",
+    "row_sum",
+]
+
+ROUNDINGS = ("fp32", "parity", "parity_weight")
+
+Tensors = tuple[torch.Tensor, ...]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_PIECE = 1 << 16  # elements of the rows that are worked on at once
+
+
+def row_sum(values: torch.Tensor) -> torch.Tensor:
+    """The sums over the last dimension, [..., 1]: the complete binary tree over the elements in
+    order, padded with zeros to a power of two."""
+    cols = values.shape[-1]
+    sums = torch.nn.functional.pad(values, (0, (1 << (cols - 1).bit_length()) - cols))
+    while sums.shape[-1] > 1:
+        sums = sums[..., 0::2] + sums[..., 1::2]
+    return sums
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A normalisation: with a bias it is a layer norm."""
+
+    op: str
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
+    weight_offset: float
+    rounding: str
+
+    def check(self, first: torch.Tensor) -> None:
+        """Whether inputs like `first` can be normalised by it."""
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(
+                f"{self.op}: rounding {self.rounding!r} is none of {', '.join(ROUNDINGS)}"
+            )
+        if not self.eps >= 0:
+            raise ValueError(f"{self.op}: eps {self.eps} is negative or NaN")
+        if not math.isfinite(self.weight_offset):
+            raise ValueError(f"{self.op}: weight_offset {self.weight_offset} is not finite")
+        if first.dtype not in _DTYPES:
+            raise TypeError(f"{self.op}: inputs are {first.dtype}; accepted: {_DTYPES}")
+        if first.dim() < 2 or first.shape[-1] == 0:
+            raise ValueError(f"{self.op}: inputs are {tuple(first.shape)}; accepted: [..., cols]")
+        for name, tensor in (("weight", self.weight), ("bias", self.bias)):
+            if tensor is None:
+                continue
+            if tensor.dtype not in (first.dtype, torch.float32) or (
+                tensor.dtype != self.weight.dtype
+            ):
+                raise TypeError(f"{self.op}: {name} is {tensor.dtype}, inputs {first.dtype}")
+            if tuple(tensor.shape) != (first.shape[-1],):
+                raise ValueError(f"{self.op}: {name} is {tuple(tensor.shape)}, not [cols]")
+
+    def applied(self, acc: torch.Tensor, dtype: torch.dtype, groups: int) -> Tensors:
+        """y of rows of sums [rows, cols], and the largest magnitudes [rows, groups]."""
+        if self.bias is not None:
+            return self._centred(acc, dtype), torch.empty(0)
+        gain = self.weight.detach().to(torch.float32) + rounded(
+            float32(self.weight_offset, acc), dtype
+        )
+        norm = self._norm(row_sum(acc * acc), acc.shape[-1], dtype)
+        if self.rounding == "parity_weight":
+            y = rounded(rounded(acc * norm, dtype) * rounded(gain, dtype), dtype)
+            return y, _largest(y, groups)
+        scaled = acc * gain
+        y, largest = scaled * norm, _largest(scaled, groups) * norm
+        if self.rounding == "parity":
+            y, largest = rounded(y, dtype), rounded(largest, dtype)
+        return y, largest
+
+    def _centred(self, acc: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        assert self.bias is not None
+        cols = acc.shape[-1]
+        weight, bias = (t.detach().to(torch.float32) for t in (self.weight, self.bias))
+        mean = row_sum(acc + torch.zeros_like(acc)) / float32(cols, acc)
+        centred = acc - mean
+        norm = self._norm(row_sum(centred * centred), cols, dtype)
+        if self.rounding == "parity_weight":
+            weight, bias = rounded(weight, dtype), rounded(bias, dtype)
+            weighted = rounded(rounded(centred * norm, dtype) * weight, dtype)
+            return rounded(weighted + bias, dtype)
+        y = centred * norm * weight + bias
+        return rounded(y, dtype) if self.rounding == "parity" else y
+
+    def _norm(self, squares: torch.Tensor, cols: int, dtype: torch.dtype) -> torch.Tensor:
+        eps = float32(self.eps, squares)
+        if self.rounding == "fp32":
+            eps = rounded(eps, dtype)
+        root = (squares / float32(cols, squares) + eps).sqrt()
+        return torch.ones_like(root) / root
+
+
+def float32(value: float, like: torch.Tensor) -> torch.Tensor:
+    # A tensor: a scalar divisor may be carried out as a multiplication by its reciprocal.
+    return torch.full((1,), value, dtype=torch.float32, device=like.device)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return values.to(dtype).to(torch.float32)
+
+
+def _largest(values: torch.Tensor, groups: int) -> torch.Tensor:
+    rows, cols = values.shape
+    return values.abs().view(rows, groups, cols // groups).amax(-1)  # NaN goes through
+
+
+def accumulated(
+    values: Sequence[torch.Tensor], residual: torch.Tensor | None, rounding: str
+) -> torch.Tensor:
+    total = values[0].to(torch.float32)
+    for value in values[1:]:
+        total = total + value.to(torch.float32)
+    dtype = values[0].dtype
+    if rounding != "fp32":
+        total = rounded(total, dtype)
+    if residual is not None:
+        total = total + residual.to(torch.float32)
+        if rounding != "fp32":
+            total = rounded(total, dtype)
+    return total
+
+
+def _checked(
+    layer: Layer, inputs: Sequence[torch.Tensor], residual: torch.Tensor | None
+) -> torch.Tensor:
+    first = alike(layer.op, inputs)
+    layer.check(first)
+    if residual is not None:
+        if residual.dtype != first.dtype:
+            raise TypeError(f"{layer.op}: residual is {residual.dtype}, inputs {first.dtype}")
+        if residual.shape != first.shape:
+            raise ValueError(
+                f"{layer.op}: residual is {tuple(residual.shape)}, not {tuple(first.shape)}"
+            )
+    return first
+
+
+def _computed(
+    layer: Layer,
+    inputs: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
+    quantiser: Quantiser | None,
+) -> list[Tensors]:
+    """Of one piece of rows after the other: out, residual_out, and if quantised q and scale."""
+    dtype, cols = inputs[0].dtype, inputs[0].shape[-1]
+    flat = [tensor.detach().reshape(-1, cols) for tensor in inputs]
+    added = None if residual is None else residual.detach().reshape(-1, cols)
+    pieces = []
+    step = max(1, _PIECE // cols)
+    with exactly():
+        for start in range(0, max(1, flat[0].shape[0]), step):
+            rows = slice(start, start + step)
+            acc = accumulated(
+                [tensor[rows] for tensor in flat],
+                None if added is None else added[rows],
+                layer.rounding,
+            )
+            y, largest = layer.applied(acc, dtype, quantiser.groups if quantiser else 1)
+            results: Tensors = (y.to(dtype), acc.to(dtype))
+            if quantiser is not None and quantiser.given is not None:
+                given = quantiser.given.detach().reshape(1)
+                results += (quantiser.quantised(y / given), given)
+            elif quantiser is not None:
+                stored, inverse = quantiser.scales(largest)
+                each = inverse.repeat_interleave(cols // quantiser.groups, dim=1)
+                results += (quantiser.quantised(y * each), stored)
+            pieces.append(results)
+    return pieces
+
+
+def _joined(pieces: list[Tensors], which: int, shape: Sequence[int]) -> torch.Tensor:
+    return torch.cat([piece[which] for piece in pieces]).reshape(shape)
+
+
+def normalised(
+    layer: Layer, inputs: Sequence[torch.Tensor], residual: torch.Tensor | None
+) -> Tensors:
+    shape = _checked(layer, inputs, residual).shape
+    pieces = _computed(layer, inputs, residual, None)
+    out = _joined(pieces, 0, shape)
+    return (out,) if residual is None else (out, _joined(pieces, 1, shape))
+
+
+def quantised(
+    layer: Layer,
+    inputs: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
+    target: str,
+    keep_norm: bool,
+    options: ScaleOptions,
+) -> Tensors:
+    first = _checked(layer, inputs, residual)
+    quantiser = Quantiser.checked(layer.op, first, target, **options)
+    pieces = _computed(layer, inputs, residual, quantiser)
+    q = _joined(pieces, 2, first.shape).view(quantiser.dtype)
+    if quantiser.given is not None:
+        scale = pieces[0][3].clone()
+    else:
+        stored = torch.cat([piece[3] for piece in pieces])
+        scale = quantiser.arranged(stored, tuple(first.shape[:-1]))
+    results: Tensors = (q, scale)
+    if residual is not None:
+        results += (_joined(pieces, 1, first.shape),)
+    return (*results, _joined(pieces, 0, first.shape)) if keep_norm else results
+
+
+def own_rows(
+    op: str, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]
+) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+    """Of each rank: its rows of all inputs, and its residual."""
+    first = alike(op, inputs)
+    if first.dim() != 2:
+        raise ValueError(f"{op}: inputs are {tuple(first.shape)}; accepted: [rows, cols]")
+    if len(residuals) != len(inputs):
+        raise ValueError(f"{op}: {len(inputs)} ranks, but {len(residuals)} residuals")
+    start = 0
+    for count, residual in zip(parts(first.shape[0], len(inputs)), residuals, strict=True):
+        yield [tensor[start : start + count] for tensor in inputs], residual
+        start += count

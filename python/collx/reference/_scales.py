@@ -1,0 +1,193 @@
+"""Scales of rows and groups, and what values become under them: csrc/protocol/norm.h in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict
+
+    class ScaleOptions(TypedDict, total=False):
+        """What a quantising operator takes beside its tensors, with the same defaults."""
+
+        scale_ub: float | None
+        scale_mode: str
+        scale: torch.Tensor | None
+        group_size: int
+        ue8m0: bool
+        scale_dtype: str
+        scale_layout: str
+
+
+__all__ = ["FORMATS", "Quantiser", "power_of_two_above"]
+
+# The largest value of each format, and its dtype.
+FORMATS = {
+    "e4m3fn": (448.0, torch.float8_e4m3fn),
+    "e5m2": (57344.0, torch.float8_e5m2),
+    "int8": (127.0, torch.int8),
+}
+_MODES, _LAYOUTS = ("row", "tensor", "group"), ("row", "column")
+_SCALE_DTYPES = ("float32", "input", "float8_e8m0fnu")
+_SMALLEST_GROUP, _LARGEST_GROUP = 16, 4096
+_LEAST_OF_GROUP = 1e-10  # stands for the largest magnitude of a group that has only smaller ones
+_FP8_NAN, _E8M0_NAN = 0x7F, 0xFF
+_INFINITY_BITS, _SMALLEST_NORMAL_BITS = 0x7F800000, 0x00800000
+
+
+def power_of_two_above(values: torch.Tensor) -> torch.Tensor:
+    """The smallest powers of two that are not below float32 values >= 0. 0, infinity, NaN stay."""
+    bits = values.contiguous().view(torch.int32)
+    above = _up(bits).view(torch.float32)
+    # A subnormal is its bits in units of the smallest one: an integer that float32 holds exactly.
+    units = _up(bits.to(torch.float32).view(torch.int32)).view(torch.float32)
+    subnormal = torch.where(bits < _SMALLEST_NORMAL_BITS, units, torch.zeros_like(units)).to(
+        torch.int32
+    )
+    above = torch.where(bits < _SMALLEST_NORMAL_BITS, subnormal.view(torch.float32), above)
+    return torch.where((bits == 0) | (bits >= _INFINITY_BITS), values, above)
+
+
+def _up(bits: torch.Tensor) -> torch.Tensor:
+    """Bits of a normal float, made those of the power of two that is not below it."""
+    return (bits + 0x007FFFFF) & 0x7F800000
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """How an operator quantises. Made by `checked`."""
+
+    limit: float
+    dtype: torch.dtype
+    mode: str
+    given: torch.Tensor | None
+    groups: int  # of a row
+    scale_ub: float
+    ue8m0: bool
+    scale_dtype: torch.dtype
+    column_major: bool
+
+    @staticmethod
+    def checked(
+        op: str,
+        first: torch.Tensor,
+        target: str,
+        scale_ub: float | None = None,
+        scale_mode: str = "row",
+        scale: torch.Tensor | None = None,
+        group_size: int = 128,
+        ue8m0: bool = False,
+        scale_dtype: str = "float32",
+        scale_layout: str = "row",
+    ) -> Quantiser:
+        """What an operator is asked for, whose inputs are like `first`."""
+        _one_of(op, "fp8_dtype", target, ("e4m3fn", "e5m2") if target != "int8" else ("int8",))
+        _one_of(op, "scale_mode", scale_mode, _MODES)
+        _one_of(op, "scale_dtype", scale_dtype, _SCALE_DTYPES)
+        _one_of(op, "scale_layout", scale_layout, _LAYOUTS)
+        cols = first.shape[-1]
+        if scale_ub is not None and not scale_ub >= 0:
+            raise ValueError(f"{op}: scale_ub {scale_ub} is negative or NaN")
+        if scale_dtype == "float8_e8m0fnu" and not ue8m0:
+            raise ValueError(f"{op}: scale_dtype float8_e8m0fnu holds powers of two: ue8m0=True")
+        if scale_layout == "column" and scale_mode != "group":
+            raise ValueError(f"{op}: scale_layout column without groups of columns")
+        if (scale is None) == (scale_mode == "tensor"):
+            raise ValueError(f"{op}: scale is given with scale_mode 'tensor', and with no other")
+        if scale is not None:
+            if scale.dtype != torch.float32:
+                raise TypeError(f"{op}: scale is {scale.dtype}; accepted: float32")
+            if scale.numel() != 1:
+                raise ValueError(f"{op}: scale has {scale.numel()} elements; accepted: one")
+            if scale_ub is not None or ue8m0 or scale_dtype != "float32":
+                raise ValueError(f"{op}: scale_ub, ue8m0 and scale_dtype do not apply to a scale")
+        if scale_mode == "group":
+            power = group_size > 0 and group_size & (group_size - 1) == 0
+            if not (power and _SMALLEST_GROUP <= group_size <= _LARGEST_GROUP):
+                raise ValueError(f"{op}: group_size {group_size} is no power of two in 16 to 4096")
+            if cols % group_size != 0:
+                raise ValueError(f"{op}: {cols} columns are no multiple of group_size {group_size}")
+        limit, dtype = FORMATS[target]
+        stored = {"float32": torch.float32, "input": first.dtype}
+        return Quantiser(
+            limit,
+            dtype,
+            scale_mode,
+            scale,
+            cols // group_size if scale_mode == "group" else 1,
+            math.inf if scale_ub is None else scale_ub,
+            ue8m0,
+            stored.get(scale_dtype, torch.float8_e8m0fnu),
+            scale_layout == "column",
+        )
+
+    def scales(self, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scales of rows or groups with these largest magnitudes, as they are stored (float8
+        as its bytes), and what values are multiplied by."""
+        if self.mode == "group":
+            least = torch.full_like(largest, _LEAST_OF_GROUP)
+            largest = torch.where(largest < least, least, largest)
+        bound = torch.full_like(largest, self.scale_ub)
+        bound = torch.where(largest > bound, bound, largest)
+        scale = bound / torch.full_like(bound, self.limit)
+        if self.ue8m0:
+            scale = power_of_two_above(scale)
+        scale = _nan_for(scale.isnan(), scale)
+        stored = scale
+        if self.scale_dtype == torch.float8_e8m0fnu:
+            stored = _to_e8m0(scale)
+            scale = _from_e8m0(stored)
+        elif self.scale_dtype != torch.float32:
+            stored = _nan_for(scale.isnan(), scale.to(self.scale_dtype))
+            scale = stored.to(torch.float32)
+        inverse = torch.ones_like(scale) / scale
+        usable = (scale != 0) & inverse.isfinite()
+        return stored, torch.where(usable, inverse, torch.zeros_like(inverse))
+
+    def quantised(self, values: torch.Tensor) -> torch.Tensor:
+        """Values that have been scaled, in the format (float8 as its bytes)."""
+        clamped = values.clamp(-self.limit, self.limit)
+        if self.dtype == torch.int8:
+            whole = clamped.round()  # to nearest even
+            return torch.where(whole.isnan(), torch.zeros_like(whole), whole).to(torch.int8)
+        codes = clamped.to(self.dtype).view(torch.uint8)
+        return torch.where(clamped.isnan(), torch.full_like(codes, _FP8_NAN), codes)
+
+    def arranged(self, stored: torch.Tensor, leading: tuple[int, ...]) -> torch.Tensor:
+        """Scales [rows, groups] as the operator returns them."""
+        if self.mode == "row":
+            stored = stored.reshape(leading)
+        elif self.column_major:
+            # Made so, not by contiguous(), which leaves the strides of a size of 1 as they are.
+            columns = torch.empty((stored.shape[1], *leading), dtype=stored.dtype)
+            columns = columns.to(stored.device).copy_(stored.t().reshape(columns.shape))
+            stored = columns.movedim(0, -1)
+        else:
+            stored = stored.reshape(*leading, self.groups)
+        return stored.view(self.scale_dtype)
+
+
+def _one_of(op: str, what: str, given: str, accepted: tuple[str, ...]) -> None:
+    if given not in accepted:
+        raise ValueError(f"{op}: {what} {given!r} is none of {', '.join(accepted)}")
+
+
+def _nan_for(where: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The one NaN that a scale can be, in these places."""
+    return values.masked_fill(where, math.nan)
+
+
+def _to_e8m0(powers: torch.Tensor) -> torch.Tensor:
+    """The exponents that powers of two, 0, infinity and NaN are stored as."""
+    bits = powers.contiguous().view(torch.int32) & 0x7FFFFFFF
+    return (bits >> 23).to(torch.uint8)
+
+
+def _from_e8m0(codes: torch.Tensor) -> torch.Tensor:
+    bits = codes.to(torch.int32) << 23
+    bits = torch.where(codes == 0, torch.full_like(bits, 0x00400000), bits)  # 2^-127
+    return _nan_for(codes == _E8M0_NAN, bits.view(torch.float32))

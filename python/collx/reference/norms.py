@@ -1,0 +1,179 @@
+"""Reductions fused with a normalisation, and with a quantisation behind it: docs/numerics.md,
+"Reductions fused with a normalisation", step by step.
+
+`inputs` holds one tensor [..., cols] a rank, of float32, float16 or bfloat16; `weight` and `bias`
+are [cols], of that dtype or float32, and `residual` is what all ranks have. Options are those of
+the operators. `eps` and `weight_offset` become float32 before anything else is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from collx.reference._rows import Layer, Tensors, normalised, own_rows, quantised
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from collx.reference._scales import ScaleOptions
+
+__all__ = [
+    "allreduce_layernorm",
+    "allreduce_residual_layernorm",
+    "allreduce_residual_rmsnorm",
+    "allreduce_residual_rmsnorm_fp8",
+    "allreduce_residual_rmsnorm_int8",
+    "allreduce_rmsnorm",
+    "allreduce_rmsnorm_fp8",
+    "allreduce_rmsnorm_int8",
+    "reducescatter_residual_rmsnorm",
+    "reducescatter_residual_rmsnorm_fp8",
+]
+
+
+def allreduce_rmsnorm(
+    inputs: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounding: str = "fp32",
+) -> torch.Tensor:
+    """What every rank gets: the sum's rows, normalised."""
+    layer = Layer("allreduce_rmsnorm", weight, None, eps, weight_offset, rounding)
+    return normalised(layer, inputs, None)[0]
+
+
+def allreduce_residual_rmsnorm(
+    inputs: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounding: str = "fp32",
+) -> Tensors:
+    """What every rank gets: (out, residual_out)."""
+    layer = Layer("allreduce_residual_rmsnorm", weight, None, eps, weight_offset, rounding)
+    return normalised(layer, inputs, residual)
+
+
+def allreduce_layernorm(
+    inputs: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    rounding: str = "fp32",
+) -> torch.Tensor:
+    """What every rank gets: the sum's rows, normalised."""
+    return normalised(Layer("allreduce_layernorm", weight, bias, eps, 0.0, rounding), inputs, None)[
+        0
+    ]
+
+
+def allreduce_residual_layernorm(
+    inputs: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    rounding: str = "fp32",
+) -> Tensors:
+    """What every rank gets: (out, residual_out)."""
+    layer = Layer("allreduce_residual_layernorm", weight, bias, eps, 0.0, rounding)
+    return normalised(layer, inputs, residual)
+
+
+def allreduce_rmsnorm_fp8(
+    inputs: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    fp8_dtype: str = "e4m3fn",
+    rounding: str = "fp32",
+    keep_norm: bool = False,
+    **options: Unpack[ScaleOptions],
+) -> Tensors:
+    """What every rank gets: (q, scale), with `keep_norm` (q, scale, norm)."""
+    layer = Layer("allreduce_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
+    return quantised(layer, inputs, None, fp8_dtype, keep_norm, options)
+
+
+def allreduce_residual_rmsnorm_fp8(
+    inputs: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    fp8_dtype: str = "e4m3fn",
+    rounding: str = "fp32",
+    keep_norm: bool = False,
+    **options: Unpack[ScaleOptions],
+) -> Tensors:
+    """What every rank gets: (q, scale, residual_out), with `keep_norm` the norm behind."""
+    layer = Layer("allreduce_residual_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
+    return quantised(layer, inputs, residual, fp8_dtype, keep_norm, options)
+
+
+def allreduce_rmsnorm_int8(
+    inputs: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounding: str = "fp32",
+    keep_norm: bool = False,
+    **options: Unpack[ScaleOptions],
+) -> Tensors:
+    """What every rank gets: (q, scale), with `keep_norm` (q, scale, norm)."""
+    layer = Layer("allreduce_rmsnorm_int8", weight, None, eps, weight_offset, rounding)
+    return quantised(layer, inputs, None, "int8", keep_norm, options)
+
+
+def allreduce_residual_rmsnorm_int8(
+    inputs: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounding: str = "fp32",
+    keep_norm: bool = False,
+    **options: Unpack[ScaleOptions],
+) -> Tensors:
+    """What every rank gets: (q, scale, residual_out), with `keep_norm` the norm behind."""
+    layer = Layer("allreduce_residual_rmsnorm_int8", weight, None, eps, weight_offset, rounding)
+    return quantised(layer, inputs, residual, "int8", keep_norm, options)
+
+
+def reducescatter_residual_rmsnorm(
+    inputs: Sequence[torch.Tensor],
+    residuals: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounding: str = "fp32",
+) -> list[Tensors]:
+    """Rank r gets (out, residual_out) of its rows of the sum, to which it adds `residuals[r]`."""
+    layer = Layer("reducescatter_residual_rmsnorm", weight, None, eps, weight_offset, rounding)
+    return [
+        normalised(layer, own, residual) for own, residual in own_rows(layer.op, inputs, residuals)
+    ]
+
+
+def reducescatter_residual_rmsnorm_fp8(
+    inputs: Sequence[torch.Tensor],
+    residuals: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    fp8_dtype: str = "e4m3fn",
+    rounding: str = "fp32",
+    keep_norm: bool = False,
+    **options: Unpack[ScaleOptions],
+) -> list[Tensors]:
+    """Rank r gets (q, scale, residual_out), with `keep_norm` the norm behind, of its rows."""
+    layer = Layer("reducescatter_residual_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
+    return [
+        quantised(layer, own, residual, fp8_dtype, keep_norm, options)
+        for own, residual in own_rows(layer.op, inputs, residuals)
+    ]

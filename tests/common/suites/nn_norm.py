@@ -1,0 +1,367 @@
+"""collx.nn.TensorParallelRMSNorm against the modules that it takes the place of.
+
+Sums with the residual are compared by their bits. A norm sums its row in another order than a model
+does, so it may differ by one rounding, and what is made of it by one step.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..check import differences
+from ..pool import Pool, some_stand_for_all
+from ..rank import Rank
+
+COLS, ROWS = 96, 5
+EPS = 1e-5
+
+QUANTISED: dict[str, dict[str, Any]] = {
+    "fp8 row": {"kind": "fp8"},
+    "e5m2 group": {"fp8_dtype": "e5m2", "scale_mode": "group", "group_size": 32},
+    "column ue8m0": {
+        "scale_mode": "group",
+        "group_size": 16,
+        "ue8m0": True,
+        "scale_dtype": "float8_e8m0fnu",
+        "scale_layout": "column",
+    },
+    "bounded": {"scale_ub": 0.5, "scale_dtype": "input"},
+    "fp8 tensor": {"scale_mode": "tensor"},
+    "int8 row": {"kind": "int8"},
+    "int8 tensor": {"kind": "int8", "scale_mode": "tensor"},
+}
+
+
+class LlamaLikeNorm(torch.nn.Module):
+    """The norm of a Llama as transformers writes it."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.variance_epsilon = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float32)
+        mean = wide.pow(2).mean(-1, keepdim=True)
+        return self.weight * (wide * torch.rsqrt(mean + self.variance_epsilon)).to(x.dtype)
+
+
+class Seen(TorchDispatchMode):
+    """Names of collx's operators that were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "collx":
+            self.names.append(func._schema.name.removeprefix("collx::"))
+        return func(*args, **(kwargs or {}))
+
+
+def random(shape: tuple[int, ...], seed: int, rank: Rank, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(rank.device, dtype)
+
+
+def tensors(rank: Rank, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's summand, and the residual that all have."""
+    shape = (2, ROWS, COLS)
+    return random(shape, 10 + rank.rank, rank, dtype), random(shape, 1, rank, dtype)
+
+
+def norm_like(kind: str, rank: Rank, dtype: torch.dtype) -> torch.nn.Module:
+    make: Any = LlamaLikeNorm if kind == "llama" else torch.nn.RMSNorm
+    norm: torch.nn.Module = make(COLS, eps=EPS if kind != "default eps" else None)
+    with torch.no_grad():
+        norm.get_parameter("weight").copy_(1 + random((COLS,), 2, rank, dtype) / 4)
+    return norm.to(rank.device, dtype)
+
+
+def near(got: torch.Tensor, want: torch.Tensor, roundings: int) -> bool:
+    """Whether values are equal but for so many roundings in the last place."""
+    step = roundings * max(torch.finfo(want.dtype).eps, 2.0**-20)
+    return bool(torch.allclose(got.double(), want.double(), rtol=step, atol=1e-30))
+
+
+def _in_place_of_a_norm(rank: Rank, kind: str, dtype_name: str) -> list[str]:
+    import collx
+    from collx import nn
+
+    dtype = getattr(torch, dtype_name)
+    norm, communicator = norm_like(kind, rank, dtype), rank.communicator()
+    fused = nn.TensorParallelRMSNorm.from_module(norm, group=communicator)
+    partial, residual = tensors(rank, dtype)
+    found = []
+    with torch.no_grad():
+        total = collx.allreduce(partial, "sum", communicator)
+        if not near(fused(partial), norm(total), 2):
+            found.append("without a residual")
+        y, kept = fused(partial, residual)
+        found += [text for text in [differences(kept, total + residual)] if text]
+        if not near(y, norm(total + residual), 2):
+            found.append("with a residual")
+    return found
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["torch", "default eps", "llama"])
+def test_it_stands_in_for_allreduce_residual_and_norm(pool: Pool, kind: str, dtype: str) -> None:
+    """The residual's bits, and each norm's own places of rounding."""
+    some_stand_for_all(pool, dtype == "bfloat16")
+    assert pool.run(_in_place_of_a_norm, kind, dtype) == [[]] * pool.size
+
+
+def _fused_and_unfused(rank: Rank, rounding: str, offset: float) -> list[str]:
+    from collx import nn
+
+    communicator = rank.communicator()
+    partial, residual = tensors(rank, torch.bfloat16)
+    weight = random((COLS,), 2, rank, torch.bfloat16)
+    module = nn.TensorParallelRMSNorm(
+        COLS, EPS, group=communicator, rounding=rounding, weight_offset=offset
+    )
+    module.weight = torch.nn.Parameter(weight)
+    found = []
+    with torch.no_grad():
+        for added in (None, residual):
+            want: Any = nn.unfused_rmsnorm(
+                partial,
+                added,
+                weight,
+                EPS,
+                communicator,
+                rounding=rounding,
+                weight_offset=offset,
+            )
+            got: Any = module(partial, added)
+            if added is not None:
+                found += [text for text in [differences(got[1], want[1])] if text]
+                got, want = got[0], want[0]
+            if not near(got, want, 2):
+                found.append(f"differs with residual {added is not None}")
+    return found
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("rounding", ["fp32", "parity", "parity_weight"])
+def test_fused_and_unfused_agree(pool: Pool, rounding: str, offset: float) -> None:
+    """Every rounding, with the weight's offset, too."""
+    some_stand_for_all(pool, pool.size == 2)
+    assert pool.run(_fused_and_unfused, rounding, offset) == [[]] * pool.size
+
+
+def _quantised(rank: Rank, form: str) -> list[str]:
+    from collx import nn
+
+    communicator = rank.communicator()
+    partial, residual = tensors(rank, torch.bfloat16)
+    how = nn.Quantisation(**QUANTISED[form])
+    scale = torch.tensor([0.03], device=rank.device) if how.scale_mode == "tensor" else None
+    options: dict[str, Any] = {"quantise": how, "scale": scale, "keep_norm": True}
+    module = nn.TensorParallelRMSNorm(COLS, EPS, group=communicator, **options)
+    module.to(rank.device, torch.bfloat16)  # the given scale stays float32
+    with torch.no_grad():
+        got: Any = module(partial, residual)
+        want: Any = nn.unfused_rmsnorm(
+            partial, residual, module.weight, EPS, communicator, **options
+        )
+        without: Any = nn.TensorParallelRMSNorm.from_module(
+            module, group=communicator, rounding="fp32", quantise=how, scale=scale
+        )(partial)
+    found = []
+    for name, one, other in zip(("q", "scale", "residual", "norm"), got, want, strict=True):
+        alike = (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+        found += [] if alike else [f"{name}: another shape, dtype or layout"]
+    widths = how.group_size if how.scale_mode == "group" else COLS
+    read, expected = (
+        q.float() * scales.float().expand(*q.shape[:-1], -1).repeat_interleave(widths, -1)
+        if how.scale_mode == "group"
+        else q.float() * (scales.float() if scale is not None else scales.float().unsqueeze(-1))
+        for q, scales in ((got[0], got[1]), (want[0], want[1]))
+    )
+    step = 0.26 if how.fp8_dtype == "e5m2" else 0.13
+    smallest = 1.01 * want[1].float().max().item() if how.kind == "int8" else 1e-3
+    if not torch.allclose(read, expected, rtol=step, atol=smallest):
+        found.append("quantised values differ")
+    if differences(got[2], want[2]):
+        found.append("residual differs")
+    if not near(got[3], want[3], 2):
+        found.append("norm differs")
+    return found if len(without) == 2 else [*found, "results without a residual"]
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("form", list(QUANTISED))
+def test_quantised_results_agree(pool: Pool, form: str) -> None:
+    """Shapes, dtypes and layouts; values within a step of their format."""
+    some_stand_for_all(pool, pool.size == 2)
+    assert pool.run(_quantised, form) == [[]] * pool.size
+
+
+def _gradients(rank: Rank) -> list[str]:
+    from collx import nn
+
+    shape = (ROWS, COLS)
+    seeds = range(10, 10 + rank.size)
+    parts = [random(shape, seed, rank, torch.float64) for seed in seeds]
+    residual, downstream = (random(shape, seed, rank, torch.float64) for seed in (1, 3))
+
+    module = nn.TensorParallelRMSNorm(COLS, EPS, group=rank.communicator(), dtype=torch.float64)
+    module.to(rank.device)
+    mine = parts[rank.rank].clone().requires_grad_()
+    added = residual.clone().requires_grad_()
+    y, kept = module(mine, added)
+    ((y + kept) * downstream).sum().backward()
+
+    norm = torch.nn.RMSNorm(COLS, EPS, device=rank.device, dtype=torch.float64)
+    whole = torch.stack(parts).requires_grad_()
+    other = residual.clone().requires_grad_()
+    total = whole.sum(0) + other
+    ((norm(total) + total) * downstream).sum().backward()
+    assert whole.grad is not None
+    pairs = {
+        "y": (y, norm(total)),
+        "partial": (mine.grad, whole.grad[rank.rank]),
+        "residual": (added.grad, other.grad),
+        "weight": (module.weight.grad, norm.weight.grad),
+    }
+    return [
+        name
+        for name, (got, want) in pairs.items()
+        if got is None or want is None or not torch.allclose(got, want, rtol=1e-6, atol=1e-9)
+    ]
+
+
+@pytest.mark.worlds(1, 2, 3)
+def test_it_trains_as_the_unsplit_norm(pool: Pool) -> None:
+    """Gradients of the summand, the residual and the weight."""
+    assert pool.run(_gradients) == [[]] * pool.size
+
+
+def _operators_called(rank: Rank) -> dict[str, list[str]]:
+    from collx import nn
+
+    module = nn.TensorParallelRMSNorm(COLS, group=rank.communicator(), dtype=torch.bfloat16)
+    module.to(rank.device)
+    partial, residual = tensors(rank, torch.bfloat16)
+    found = {}
+
+    def call(what: str, *arguments: torch.Tensor) -> None:
+        with Seen() as seen:
+            module(*arguments)
+        found[what] = seen.names
+
+    call("training", partial, residual)
+    with torch.no_grad():
+        call("no_grad", partial, residual)
+    with torch.inference_mode():
+        call("inference_mode", partial)
+    module.requires_grad_(False)
+    call("frozen", partial, residual)
+    call("frozen, gradients of the input", partial.requires_grad_(), residual)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_it_is_one_operator_where_no_gradients_are_asked_for(pool: Pool) -> None:
+    """And the differentiable all-reduce where they are."""
+    fused = ["allreduce_residual_rmsnorm"]
+    expected = {
+        "training": ["allreduce"],
+        "no_grad": fused,
+        "inference_mode": ["allreduce_rmsnorm"],
+        "frozen": fused,
+        "frozen, gradients of the input": ["allreduce"],
+    }
+    assert pool.run(_operators_called) == [expected] * pool.size
+
+
+def _compiled(rank: Rank) -> list[str]:
+    from collx import nn
+
+    module = nn.TensorParallelRMSNorm(
+        COLS, EPS, group=rank.communicator(), quantise="fp8", dtype=torch.bfloat16
+    ).to(rank.device)
+    partial, residual = tensors(rank, torch.bfloat16)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        pairs = list(zip(compiled(partial, residual), module(partial, residual), strict=True))
+    return [text for text in (differences(*_bits(pair)) for pair in pairs) if text]
+
+
+def _bits(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    one, other = (t.view(torch.uint8) if t.element_size() == 1 else t for t in pair)
+    return one, other
+
+
+@pytest.mark.worlds(2)
+def test_it_compiles_into_one_graph(pool: Pool) -> None:
+    """The same bits, without a graph break."""
+    assert pool.run(_compiled) == [[]] * pool.size
+
+
+def _shares_and_describes(rank: Rank) -> list[str]:
+    from collx import nn
+
+    norm = torch.nn.RMSNorm(COLS, EPS)
+    made = nn.TensorParallelRMSNorm.from_module(norm.eval(), quantise="int8")
+    state = copy.deepcopy(made).state_dict()
+    norm.load_state_dict(state)
+    made.load_state_dict(norm.state_dict())
+    gemma = nn.TensorParallelRMSNorm(COLS, weight_offset=1.0)
+    good = {
+        "parameter": made.weight is norm.weight,
+        "eps": made.eps == EPS,
+        "rounding": made.rounding == "parity",
+        "mode": not made.training,
+        "llama": nn.TensorParallelRMSNorm.from_module(LlamaLikeNorm(4, EPS)).rounding
+        == "parity_weight",
+        "state": list(state) == ["weight"],
+        "offset": bool((gemma.weight == 0).all()),
+        "text": "eps=1e-05, rounding='parity', quantise='int8' by row" in repr(made),
+    }
+    return [what for what, fine in good.items() if not fine]
+
+
+@pytest.mark.worlds(1)
+def test_it_shares_the_weight_and_has_the_state_of_a_norm(pool: Pool) -> None:
+    """from_module, state_dict, reset_parameters, extra_repr."""
+    assert pool.run(_shares_and_describes) == [[]]
+
+
+def _refusals(rank: Rank) -> list[str]:
+    from collx import nn
+
+    scale = torch.ones(1)
+    attempts: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "rounding", lambda: nn.TensorParallelRMSNorm(4, rounding="half")),
+        (ValueError, "keep_norm", lambda: nn.TensorParallelRMSNorm(4, keep_norm=True)),
+        (ValueError, "kind", lambda: nn.TensorParallelRMSNorm(4, quantise="fp4")),
+        (ValueError, "scale_mode", lambda: nn.Quantisation(scale_mode="column")),
+        (ValueError, "scale", lambda: nn.TensorParallelRMSNorm(4, scale=scale)),
+        (TypeError, "eps", lambda: nn.TensorParallelRMSNorm.from_module(torch.nn.Linear(2, 2))),
+        (TypeError, "weight", lambda: nn.TensorParallelRMSNorm.from_module(torch.nn.ReLU())),
+    ]
+    found = []
+    for error, word, action in attempts:
+        try:
+            action()
+            found.append(f"{word}: accepted")
+        except error as reason:
+            if word not in str(reason):
+                found.append(f"{word}: {reason}")
+    return found
+
+
+@pytest.mark.worlds(1)
+def test_options_that_do_not_fit_are_refused_by_name(pool: Pool) -> None:
+    assert pool.run(_refusals) == [[]]

@@ -1,0 +1,1 @@
+from tests.common.suites.nn_norm import *  # noqa: F403
