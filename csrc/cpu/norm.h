@@ -1,4 +1,5 @@
-// Reductions fused with normalisations between processes (or threads) of one machine. No Torch here.
+// Reductions fused with a normalisation of their rows, between processes (or threads) of one
+// machine over shared memory. No Torch here.
 #pragma once
 
 #include "../protocol/call.h"
@@ -8,8 +9,8 @@ namespace collx::cpu {
 /// Carries the call out. Returns false when the communicator failed; view.status then holds why.
 bool norm(const RankView& view, const NormCall& call);
 
-/// Reduces `inputs[0..world)` in rank order, each [call.rows, call.cols], and normalises the rows:
-/// all that the fallback and a single rank need.
+/// Sums `inputs[0..world)`, each [call.rows, call.cols], in rank order and writes the results of
+/// all call.rows rows: the arithmetic of every algorithm, and all that the fallback needs.
 void normalise(const void* const* inputs, int world, const NormCall& call);
 
 }  // namespace collx::cpu

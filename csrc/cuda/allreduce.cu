@@ -133,7 +133,7 @@ void allreduce(const RankView& view, const AllreduceCall& call, Stream stream) {
   }
   if (view.check) kernel_call.fingerprint = fingerprint(call.descriptor);
   void* arguments[] = {&kernel_call, &pull};  // a kernel takes as many as it has
-  launch(row.kernel(call.dtype, view.world, simple), call.plan, view, arguments, stream,
+  launch(row.kernel(call.dtype, view.world, simple), call.plan, view.pdl, arguments, stream,
          "launching all-reduce");
 }
 

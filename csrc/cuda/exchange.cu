@@ -111,7 +111,7 @@ struct Launch {
 
   void run(Kernel kernel, void* third = nullptr) {
     void* arguments[] = {&kernel_call, &routes, third};  // a kernel takes as many as it has
-    launch(kernel, call.plan, view, arguments, stream, "launching a collective");
+    launch(kernel, call.plan, view.pdl, arguments, stream, "launching a collective");
   }
 };
 
@@ -270,7 +270,7 @@ void barrier(const RankView& view, const CallDescriptor& descriptor, Stream stre
   KernelCall kernel_call = arguments_of(view, call);
   kernel_call.fingerprint = fingerprint(descriptor);
   void* arguments[] = {&kernel_call};
-  launch(rank_barrier(), Plan{Algorithm::direct, 1, 64}, view, arguments, stream,
+  launch(rank_barrier(), Plan{Algorithm::direct, 1, 64}, view.pdl, arguments, stream,
          "launching a barrier");
 }
 

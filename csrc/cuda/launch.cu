@@ -58,23 +58,31 @@ void use_slots(KernelCall& k, const SlotArea& area, const RankView& view, uint64
   }
 }
 
-void launch(Kernel kernel, const Plan& plan, const RankView& view, void** arguments, Stream stream,
-            const char* what) {
-  cudaLaunchAttribute dependent;
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
+void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
+            const char* what, uint32_t cluster) {
+  cudaLaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (pdl != PdlLevel::off) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
   config.blockDim = dim3(static_cast<unsigned>(plan.threads));
   config.stream = stream;
-  config.attrs = &dependent;
-  config.numAttrs = view.pdl == PdlLevel::off ? 0 : 1;
+  config.attrs = attributes;
+  config.numAttrs = count;
   require(cudaLaunchKernelExC(&config, kernel, arguments), what);
 }
 
 void for_each_kernel(const std::function<void(Kernel)>& visit) {
   for_each_allreduce_kernel(visit);
   for_each_exchange_kernel(visit);
+  for_each_norm_kernel(visit);
 }
 
 }  // namespace collx::cuda

@@ -23,13 +23,15 @@ inline bool whole_vectors(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
 }
 
-void launch(Kernel kernel, const Plan& plan, const RankView& view, void** arguments, Stream stream,
-            const char* what);
+/// `cluster`: blocks of the grid that make a cluster, one after the other.
+void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
+            const char* what, uint32_t cluster = 1);
 
 /// Every kernel that may spin; each launcher adds its own.
 void for_each_kernel(const std::function<void(Kernel)>& visit);
 void for_each_allreduce_kernel(const std::function<void(Kernel)>& visit);
 void for_each_exchange_kernel(const std::function<void(Kernel)>& visit);
+void for_each_norm_kernel(const std::function<void(Kernel)>& visit);
 /// Those of the fallback, which wait for nobody.
 void load_local_kernels();
 

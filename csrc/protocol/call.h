@@ -74,16 +74,14 @@ struct ExchangeCall : Call {
 
 /// How the rows of a normalisation lie on blocks and slots: norm_plan.h.
 struct NormShape {
-  uint32_t threads = 64;      // of a block
-  uint32_t cluster = 1;       // blocks that share a row, each of which takes a piece of it
-  uint32_t held = 1;          // vectors of a piece for each thread
+  uint32_t threads = 64;      // of a block: the vectors of a row that it takes, its piece
+  uint32_t cluster = 1;       // blocks that share a row
   uint32_t steps = 1;         // until a row is complete
   uint32_t piece_tiles = 1;   // tiles of slots that a piece takes
   uint32_t rows_per_use = 1;  // of the slots, or of the staging memory
   bool passes_sums = false;   // two-shot: sums go to all ranks, each of which finishes them
 
-  COLLX_HD constexpr uint32_t piece_vectors() const { return threads * held; }
-  COLLX_HD constexpr uint32_t step_vectors() const { return piece_vectors() * cluster; }
+  COLLX_HD constexpr uint32_t step_vectors() const { return threads * cluster; }
 };
 
 /// A sum over the ranks of a matrix [rows, cols], row-major, of which each row is normalised. The

@@ -1,9 +1,9 @@
 // How a fused normalisation is carried out: which algorithm, and how rows lie on blocks and slots.
 // Pure functions of values that all ranks agree on.
 //
-// A row is shared by the blocks of a cluster. Each block takes a piece of it, `held` vectors a
-// thread, and keeps it in registers from the reduction to the last store. A row that is longer
-// takes several steps, between which its sums wait in memory of their own (spilled).
+// A row is shared by the blocks of a cluster. Each block takes a piece of it, a vector for each
+// thread, which stays in registers from the reduction to the last store. A row that is longer takes
+// several steps, between which its sums wait in memory of their own (spilled).
 #pragma once
 
 #include "call.h"
@@ -11,7 +11,6 @@
 
 namespace collx {
 
-inline constexpr uint32_t kMostHeld = 2;     // vectors of a row that a thread keeps in registers
 inline constexpr uint32_t kMostCluster = 8;  // blocks of a portable cluster
 inline constexpr uint32_t kWarpLanes = 32;
 
@@ -49,7 +48,7 @@ constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
 
 /// Bytes of slots that a piece takes when its owner passes it on: see NormPlanes.
 constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r) {
-  const uint32_t vectors = s.piece_vectors();
+  const uint32_t vectors = s.threads;
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
   if (s.passes_sums) return vectors * kVectorBytes;
   uint32_t bytes = (r.results.residual + r.results.normalised) * vectors * kVectorBytes;
@@ -67,15 +66,15 @@ constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r) {
 
 /// Where a piece's results lie in its tiles, in bytes from the first.
 struct NormPlanes {
-  uint32_t residual = 0;
-  uint32_t normalised = 0;
-  uint32_t quantised = 0;
-  uint32_t scales = 0;  // words, float32
+  uint32_t residual;
+  uint32_t normalised;
+  uint32_t quantised;
+  uint32_t scales;  // words, float32
 
-  COLLX_HD constexpr NormPlanes() = default;
   COLLX_HD constexpr NormPlanes(const NormShape& s, bool has_residual, bool has_normalised,
                                 uint32_t element) {
-    const uint32_t plane = s.piece_vectors() * kVectorBytes;
+    const uint32_t plane = s.threads * kVectorBytes;
+    residual = 0;
     normalised = has_residual ? plane : 0;
     quantised = normalised + (has_normalised ? plane : 0);
     scales = quantised + plane / element;
@@ -108,14 +107,11 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
                                    wished < most_cluster ? wished : most_cluster);
   s.threads =
       detail::power_of_two(ceil_div<uint64_t>(vectors, s.cluster), kTileVectors, kFullBlock);
-  if (s.cluster == 1 && s.threads > 128 && rows > 32) s.threads /= 2;
-  while (vectors > s.step_vectors() && s.held < kMostHeld) s.held *= 2;
-  while (vectors > s.step_vectors() && s.threads < kFullBlock) s.threads *= 2;
   while (vectors > s.step_vectors() && s.cluster < most_cluster) s.cluster *= 2;
   if (vectors > s.step_vectors()) s.cluster = 1;  // several steps: by one block
 
   const auto tiles_of_row = [&] {
-    const uint32_t own = s.piece_vectors() / kTileVectors;
+    const uint32_t own = s.threads / kTileVectors;
     const uint32_t passed = owned ? ceil_div(detail::passed_bytes(s, r), kTileBytes) : 0;
     s.piece_tiles = own > passed ? own : passed;
     return s.piece_tiles * s.cluster;
@@ -123,8 +119,6 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
   while (tiles_of_row() > tiles && tiles > 0 && !owned) {  // smaller steps, where slots are few
     if (s.cluster > 1) {
       s.cluster = 1;
-    } else if (s.held > 1) {
-      s.held = 1;
     } else {
       s.threads /= 2;
     }
@@ -190,12 +184,17 @@ constexpr NormPlan plan_norm(const NormRequest& r, const RegionLayout& layout) {
   if (p.carried_out != Algorithm::fallback) rows = detail::at_most(rows, s.rows_per_use);
   // Clusters need multiprocessors side by side, of which the last may not be left: see launch.
   const bool push = detail::pushes_into_slots(p.carried_out);
-  uint64_t room = static_cast<uint64_t>(r.room + (push && s.cluster == 1 ? r.spare_room : 0)) *
+  uint64_t room = static_cast<uint64_t>(r.room + (push && s.cluster <= 2 ? r.spare_room : 0)) *
                   (kFullBlock / s.threads);
   if (s.cluster > 2) room /= 2;
   if (r.max_blocks > 0) room = detail::at_most(room, static_cast<uint64_t>(r.max_blocks));
   room = detail::at_most(room, kMaxBlocks);
   const uint64_t clusters = room / s.cluster > 0 ? room / s.cluster : 1;
+  if (s.steps > 1) {  // of long rows a block has one at a time, on every rank the same
+    const uint64_t agreed = static_cast<uint64_t>(r.room) * (kFullBlock / s.threads);
+    rows = detail::at_most(rows, detail::at_most(agreed, clusters));
+    p.shape.rows_per_use = static_cast<uint32_t>(rows > 0 ? rows : 1);
+  }
   p.plan.threads = static_cast<int32_t>(s.threads);
   p.plan.blocks = static_cast<int32_t>(s.cluster) *
                   detail::clamp_blocks(detail::at_most(rows, clusters), clusters);

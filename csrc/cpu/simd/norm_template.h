@@ -6,13 +6,13 @@
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
 #define COLLX_INLINE inline __attribute__((always_inline))
-#define COLLX_INLINE_LAMBDA __attribute__((always_inline))
 
 inline constexpr int kLanes = kVectorSize / 4;
 inline constexpr uint64_t kPair = 2 * kLanes;   // elements of two vectors: what is stored at once
 inline constexpr uint64_t kBlock = 8 * kLanes;  // elements whose subtree is summed at once
 
 using Ints = Vector<int32_t>;
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 typedef uint8_t Codes __attribute__((vector_size(kLanes)));
 
 // Shuffles of two vectors, whose lanes are counted through.
@@ -231,38 +231,58 @@ struct Last {
   }
 };
 
+// What is done to each value. Not lambdas, which would not get the target of their functions.
+
+struct Square {
+  COLLX_INLINE Floats operator()(const Floats& v) const { return v * v; }
+};
+struct WithoutNegativeZero {
+  COLLX_INLINE Floats operator()(const Floats& v) const { return v + 0.0f; }
+};
+struct Centre {
+  float mean;
+  COLLX_INLINE Floats operator()(const Floats& v, uint64_t) const { return v - mean; }
+};
+struct Gain {
+  const float* gain;
+  COLLX_INLINE Floats operator()(const Floats& v, uint64_t at) const {
+    return v * load_vector<Floats>(gain + at);
+  }
+};
+/// As the unfused model does it: the weight multiplies rounded values.
+template <typename F, bool kRounded>
+struct NormAndGain {
+  float norm;
+  const float* gain;
+  const float* bias;
+  COLLX_INLINE Floats operator()(const Floats& v, uint64_t at) const {
+    Floats y = v * norm;
+    if constexpr (kRounded) y = F::rounded(y);
+    y = y * load_vector<Floats>(gain + at);
+    if constexpr (kRounded) y = F::rounded(y);
+    return bias == nullptr ? y : y + load_vector<Floats>(bias + at);
+  }
+};
+
 /// RMS norm. Returns the factor that is left for Last.
 template <typename F, Rounding kRounding>
 float weigh_rms(const NormRow& row) {
-  const float squares = tree(row, [](const Floats& v) COLLX_INLINE_LAMBDA { return v * v; });
-  const float norm = inverse_root(squares, row);
+  const float norm = inverse_root(tree(row, Square{}), row);
   if constexpr (kRounding != Rounding::parity_weight) {
-    map_values(row, [&](const Floats& v, uint64_t at) COLLX_INLINE_LAMBDA {
-      return v * load_vector<Floats>(row.gain + at);
-    });
+    map_values(row, Gain{row.gain});
     return norm;
   }
-  map_values(row, [&](const Floats& v, uint64_t at) COLLX_INLINE_LAMBDA {
-    return F::rounded(F::rounded(v * norm) * load_vector<Floats>(row.gain + at));
-  });
+  map_values(row, NormAndGain<F, true>{norm, row.gain, nullptr});
   return 1;
 }
 
+/// The same for layer norm.
 template <typename F, Rounding kRounding>
 float weigh_layer(const NormRow& row) {
-  const float sum = tree(row, [](const Floats& v) COLLX_INLINE_LAMBDA { return v + 0.0f; });
-  const float mean = sum / static_cast<float>(row.cols);
-  map_values(row, [&](const Floats& v, uint64_t) COLLX_INLINE_LAMBDA { return v - mean; });
-  const float squares = tree(row, [](const Floats& v) COLLX_INLINE_LAMBDA { return v * v; });
-  const float norm = inverse_root(squares, row);
-  map_values(row, [&](const Floats& v, uint64_t at) COLLX_INLINE_LAMBDA {
-    constexpr bool kTwice = kRounding == Rounding::parity_weight;
-    Floats y = v * norm;
-    if constexpr (kTwice) y = F::rounded(y);
-    y = y * load_vector<Floats>(row.gain + at);
-    if constexpr (kTwice) y = F::rounded(y);
-    return row.bias == nullptr ? y : y + load_vector<Floats>(row.bias + at);
-  });
+  map_values(row, Centre{tree(row, WithoutNegativeZero{}) / static_cast<float>(row.cols)});
+  const float norm = inverse_root(tree(row, Square{}), row);
+  constexpr bool kRounded = kRounding == Rounding::parity_weight;
+  map_values(row, NormAndGain<F, kRounded>{norm, row.gain, row.bias});
   return 1;
 }
 
@@ -328,11 +348,33 @@ COLLX_INLINE Bits32 encoded(const Floats& v) {
   return v == v ? finite | sign : Bits32{} + 0x7fu;
 }
 
+/// How values are scaled before they are converted.
+template <typename LastOf>
+struct Divided {
+  const float* values;
+  LastOf last;
+  float scale;
+  COLLX_INLINE Floats operator()(uint64_t at) const {
+    return last(load_vector<Floats>(values + at)) / scale;
+  }
+};
+template <typename LastOf>
+struct Multiplied {
+  const float* values;
+  LastOf last;
+  float inverse;
+  COLLX_INLINE Floats operator()(uint64_t at) const {
+    return last(load_vector<Floats>(values + at)) * inverse;
+  }
+};
+
 template <Quantisation kTo, typename ValueOf>
 COLLX_INLINE void store_codes(char* to, uint64_t from, uint64_t end, const ValueOf& value) {
   for (uint64_t at = from; at < end; at += kLanes) {
     const Floats v = clamped(value(at), largest_value(kTo));
-    const Codes codes = __builtin_convertvector(encoded<kTo>(v), Codes);
+    // In two steps: compilers take the lanes one by one where a single one has no instruction.
+    const Halves halves = __builtin_convertvector(encoded<kTo>(v), Halves);
+    const Codes codes = __builtin_convertvector(halves, Codes);
     const uint64_t count = end - at < kLanes ? end - at : kLanes;
     if (count == kLanes) {
       __builtin_memcpy(to + at, &codes, kLanes);
@@ -345,9 +387,8 @@ COLLX_INLINE void store_codes(char* to, uint64_t from, uint64_t end, const Value
 template <Quantisation kTo, typename LastOf>
 void quantise_by_given(const NormRow& row, const LastOf& last) {
   if (row.quantised == nullptr) return;
-  store_codes<kTo>(row.quantised, 0, row.cols, [&](uint64_t at) COLLX_INLINE_LAMBDA {
-    return last(load_vector<Floats>(row.values + at)) / row.given_scale;
-  });
+  const Divided<LastOf> value{row.values, last, row.given_scale};
+  store_codes<kTo>(row.quantised, 0, row.cols, value);
 }
 
 /// One scale for each group of columns, all of the row at most.
@@ -366,9 +407,8 @@ void quantise_groups(const NormRow& row, uint64_t group, const LastOf& last) {
       scales += row.scale_stride;
     }
     if (row.quantised == nullptr) continue;
-    store_codes<kTo>(row.quantised, from, end, [&](uint64_t at) COLLX_INLINE_LAMBDA {
-      return last(load_vector<Floats>(row.values + at)) * scale.inverse;
-    });
+    const Multiplied<LastOf> value{row.values, last, scale.inverse};
+    store_codes<kTo>(row.quantised, from, end, value);
   }
 }
 
@@ -417,11 +457,10 @@ constexpr NormKernels norm_kernels_of() {
 }
 
 // In the order of DType.
-inline constexpr NormKernelTable kNormKernels = {
-    norm_kernels_of<Plain<float, uint32_t>>(), norm_kernels_of<Float16>(),
-    norm_kernels_of<BFloat16>()};
+inline constexpr NormKernelTable kNormKernels = {norm_kernels_of<Plain<float, uint32_t>>(),
+                                                 norm_kernels_of<Float16>(),
+                                                 norm_kernels_of<BFloat16>()};
 
-#undef COLLX_INLINE_LAMBDA
 #undef COLLX_INLINE
 
 }  // namespace collx::cpu::COLLX_SIMD_LEVEL

@@ -74,6 +74,38 @@ Kernel find_kernel(DType dtype, int world) {
   }
 }
 
+/// `f<D>()` for the dtypes that are normalised.
+template <typename F>
+Kernel find_norm_dtype(DType dtype, F f) {
+  switch (dtype) {
+    case DType::float32:
+      return f.template operator()<DType::float32>();
+    case DType::float16:
+      return f.template operator()<DType::float16>();
+    default:
+      return f.template operator()<DType::bfloat16>();
+  }
+}
+
+/// `Family::kernel<D, W, Simple>` for a normalisation. What is not simple is served for all worlds by
+/// one kernel of a dtype, since its options make it large.
+template <typename Family>
+Kernel find_norm_kernel(DType dtype, int world, bool simple) {
+  return find_norm_dtype(dtype, [=]<DType D>() -> Kernel {
+    if (!simple) return Family::template kernel<D, 0, false>();
+    switch (world) {
+      case 2:
+        return Family::template kernel<D, 2, true>();
+      case 4:
+        return Family::template kernel<D, 4, true>();
+      case 8:
+        return Family::template kernel<D, 8, true>();
+      default:
+        return Family::template kernel<D, 0, true>();
+    }
+  });
+}
+
 // The algorithms, one file each. `simple`: for the calls that session.cuh calls so.
 Kernel allreduce_oneshot_push(DType dtype, int world, bool simple);
 Kernel allreduce_twoshot_push(DType dtype, int world, bool simple);
@@ -91,5 +123,12 @@ Kernel reduce_twostage(DType dtype, int world);
 Kernel broadcast_twostage(int world);
 Kernel alltoallv_device_splits(int world);
 Kernel rank_barrier();
+
+// Fused normalisations.
+Kernel norm_oneshot_push(DType dtype, int world, bool simple);
+Kernel norm_twoshot_push(DType dtype, int world, bool simple);
+Kernel norm_oneshot_pull(DType dtype);
+Kernel norm_twoshot_pull(DType dtype);
+Kernel norm_local(DType dtype);
 
 }  // namespace collx::cuda

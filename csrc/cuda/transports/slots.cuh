@@ -60,6 +60,31 @@ struct SentinelSlots {
   }
 };
 
+/// Fewer words of the same kind, for results of a byte an element and for single ones: the first
+/// `Words` of a vector. Never all ones: see the quantisation of stages/norm.cuh.
+template <int Words>
+struct NarrowSlots {
+  static_assert(Words == 1 || Words == 2);
+  static __device__ __forceinline__ void push(char* slot, Vector v, uint32_t) {
+    if constexpr (Words == 2) {
+      ptx::st_relaxed_sys(reinterpret_cast<uint2*>(slot), make_uint2(v.word[0], v.word[1]));
+    } else {
+      ptx::st_relaxed_sys(reinterpret_cast<uint32_t*>(slot), v.word[0]);
+    }
+  }
+  static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v, uint32_t) {
+    if constexpr (Words == 2) {
+      const uint2 seen = ptx::ld_relaxed_sys(reinterpret_cast<const uint2*>(slot));
+      v.word[0] = seen.x;
+      v.word[1] = seen.y;
+      return max(seen.x, seen.y);
+    } else {
+      return v.word[0] = ptx::ld_relaxed_sys(reinterpret_cast<const uint32_t*>(slot));
+    }
+  }
+  static __device__ __forceinline__ void rearm(char* slot) { push(slot, Vector{{~0u, ~0u}}, 0); }
+};
+
 /// Bits of any kind. Of a warp's 32 vectors 31 carry data; words of all ones are sent as zeros, and
 /// the last lane's vector says which they were: bit l of its word w stands for word w of lane l. No
 /// word of it can be all ones, since it has no bit for itself.

@@ -1,0 +1,245 @@
+// All-reduce and norm, two-shot, by pulling: every rank reduces, normalises and quantises its part
+// of the rows into its region, and after a barrier everyone gathers from there; sums, where they are
+// fewer bytes than the results. Symmetric inputs are read where they are; others are staged first.
+//
+// Costs (W-1)/W of the tensor on each link, then (W-1)/W of what is passed on, and a barrier for
+// each step of each chunk.
+#include "../stages/norm.cuh"
+#include "../transports/barrier.cuh"
+#include "../transports/session.cuh"
+#include "kernel_table.cuh"
+
+namespace collx::cuda {
+namespace {
+
+template <DType D>
+class NormTwoshotPull {
+  using E = Elements<D>;
+  using Row = VectorTensor<dtype_size(D)>;
+  using OwnRow = ResultRow<D, false>;
+  using Bytes = NarrowSlots<E::kCount / 4>;  // a byte for each element of a vector
+  using Word = NarrowSlots<1>;
+
+ public:
+  __device__ NormTwoshotPull(Session<false>& session, const NormArguments& norm,
+                             const PullArguments& pull)
+      : call_(session.call),
+        norm_(norm),
+        pull_(pull),
+        session_(session),
+        barrier_(call_, session.patience),
+        planes_(norm.shape, norm.residual_out != nullptr, norm.normalised != nullptr,
+                dtype_size(D)),
+        parts_(norm.rows, call_.world),
+        stage_(norm) {}
+
+  // A block that has given up goes on through all its rows, without waiting: its neighbours in the
+  // cluster still count on it.
+  __device__ void run() {
+    const bool staged = pull_.input[0] == nullptr;
+    const uint64_t rows = parts_.largest(), most = norm_.shape.rows_per_use;
+    stage_.prefetch();
+    if (!staged) barrier_.sync(Phase::start_barrier);
+    // The halves take turns: one is written again only after two more barriers, when all peers
+    // have read it.
+    for (uint64_t done = 0; done < rows; done += most, half_ ^= 1) {
+      const uint64_t n = rows - done < most ? rows - done : most;
+      if (staged) {
+        for_own(n, [&](uint64_t p) { stage(p, done + p); });
+        barrier_.sync(Phase::stage_barrier);
+      }
+      for_own(n, [&](uint64_t p) {
+        if (exists(call_.rank, done + p)) finish_own(p, done + p, staged);
+      });
+      barrier_.sync(Phase::gather);
+      for_own(n, [&](uint64_t p) { gather(p, done + p); });
+    }
+    barrier_.sync(Phase::end_barrier);
+    barrier_.finish();
+  }
+
+ private:
+  template <typename F>
+  __device__ __forceinline__ void for_own(uint64_t n, F f) {
+    const uint32_t clusters = gridDim.x / norm_.shape.cluster;
+    for (uint64_t p = blockIdx.x / norm_.shape.cluster; p < n; p += clusters) f(p);
+  }
+  __device__ __forceinline__ bool exists(int owner, uint64_t j) const {
+    return j < parts_.part(owner).count;
+  }
+  __device__ __forceinline__ uint64_t row(int owner, uint64_t j) const {
+    return parts_.part(owner).start + j;
+  }
+  __device__ __forceinline__ Row input_of(const void* input, uint64_t row) const {
+    return {static_cast<const char*>(input) + row * norm_.cols * dtype_size(D), norm_.cols};
+  }
+
+  /// Vector i of the row at position p for `owner`, among the inputs that `rank` has staged.
+  __device__ __forceinline__ Vector* staging(int rank, int owner, uint64_t p, uint32_t i) const {
+    return reinterpret_cast<Vector*>(pull_.region[rank] + pull_.staging +
+                                     half_ * pull_.staging_bytes) +
+           (static_cast<uint64_t>(owner) * norm_.shape.rows_per_use + p) * norm_.vectors + i;
+  }
+  /// Of what `rank` passes on at position p, that byte of this block's piece.
+  __device__ __forceinline__ char* result(int rank, uint64_t p, uint32_t byte) const {
+    const uint64_t piece = p * norm_.shape.cluster + blockIdx.x % norm_.shape.cluster;
+    return pull_.region[rank] + pull_.results + half_ * pull_.result_bytes +
+           piece * norm_.shape.piece_tiles * kTileBytes + byte;
+  }
+  __device__ __forceinline__ uint32_t scale_byte() const {
+    const bool groups = norm_.options.scale_mode == ScaleMode::group;
+    return planes_.scales +
+           (groups ? threadIdx.x * E::kCount / static_cast<uint32_t>(norm_.options.group_size) * 4
+                   : 0);
+  }
+
+  __device__ __forceinline__ void stage(uint64_t p, uint64_t j) const {
+    const uint32_t i = stage_.index();
+    if (!stage_.has(i)) return;
+    for (int owner = 0; owner < call_.world; ++owner) {
+      if (owner == call_.rank || !exists(owner, j)) continue;
+      *staging(call_.rank, owner, p, i) = input_of(call_.input, row(owner, j)).load(i);
+    }
+  }
+
+  __device__ __forceinline__ void reduce(uint64_t p, uint64_t r, bool staged, Share<D>& x) const {
+    const uint32_t i = stage_.index();
+    Vector v[kMaxCudaRanks];
+#pragma unroll
+    for (int rank = 0; rank < kMaxCudaRanks; ++rank) {
+      if (rank >= call_.world) continue;
+      if (rank == call_.rank) {
+        v[rank] = input_of(call_.input, r).load(i);
+      } else {
+        v[rank] = staged ? ptx::ld_relaxed_sys(staging(rank, call_.rank, p, i))
+                         : input_of(pull_.input[rank], r).load_peer(i);
+      }
+    }
+    fold<D>(x, v, call_.world, [](float a, float b) { return a + b; });
+  }
+
+  /// A sink for what the peers gather, and for this rank's tensors.
+  struct Kept {
+    const NormTwoshotPull& op;
+    const uint64_t p;
+    const OwnRow row;
+
+    __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
+      *reinterpret_cast<Vector*>(
+          op.result(op.call_.rank, p, op.planes_.residual + threadIdx.x * kVectorBytes)) = v;
+      row.residual(i, v);
+    }
+    __device__ __forceinline__ void normalised(uint32_t i, Vector v) const {
+      *reinterpret_cast<Vector*>(
+          op.result(op.call_.rank, p, op.planes_.normalised + threadIdx.x * kVectorBytes)) = v;
+      row.normalised(i, v);
+    }
+    __device__ __forceinline__ void quantised(uint32_t i, Vector v) const {
+      Bytes::push(op.result(op.call_.rank, p, op.planes_.quantised + threadIdx.x * E::kCount), v, 0);
+      row.quantised(i, v);
+    }
+    __device__ __forceinline__ void scale(uint32_t i, uint32_t group, float value) const {
+      Word::push(op.result(op.call_.rank, p, op.scale_byte()), Vector{{bits_of(value)}}, 0);
+      row.scale(i, group, value);
+    }
+  };
+
+  __device__ __forceinline__ void finish_own(uint64_t p, uint64_t j, bool staged) {
+    const uint64_t r = row(call_.rank, j);
+    const auto fetch = [&](uint32_t, Share<D>& x) {
+      const uint32_t i = stage_.index();
+      if (!stage_.has(i) || !session_.alive()) return;
+      reduce(p, r, staged, x);
+      stage_.accumulate(x, stage_.residual(r, i));
+    };
+    if (!norm_.shape.passes_sums) return stage_.row(fetch, Kept{*this, p, OwnRow(norm_, r)});
+    if (!stage_.has(stage_.index()) || !session_.alive()) return;
+    Share<D> x;
+    reduce(p, r, staged, x);
+    *reinterpret_cast<Vector*>(result(call_.rank, p, threadIdx.x * kVectorBytes)) = E::pack(x);
+  }
+
+  __device__ __forceinline__ void gather(uint64_t p, uint64_t j) {
+#pragma unroll 1
+    for (int d = 0; d < call_.world; ++d) {
+      const int owner = (call_.rank + d) % call_.world;
+      if (!exists(owner, j)) continue;
+      const uint64_t r = row(owner, j);
+      if (norm_.shape.passes_sums) {
+        finish_sum(owner, p, r);
+      } else if (d > 0) {
+        copy_results(owner, p, r);
+      }
+    }
+  }
+
+  __device__ __forceinline__ Vector passed(int owner, uint64_t p, uint32_t byte) const {
+    return ptx::ld_relaxed_sys(reinterpret_cast<const Vector*>(result(owner, p, byte)));
+  }
+
+  __device__ __forceinline__ void finish_sum(int owner, uint64_t p, uint64_t r) {
+    const auto fetch = [&](uint32_t, Share<D>& x) {
+      const uint32_t i = stage_.index();
+      if (!stage_.has(i) || !session_.alive()) return;
+      const Vector v = passed(owner, p, threadIdx.x * kVectorBytes);
+#pragma unroll
+      for (int e = 0; e < E::kCount; ++e) x[e] = E::get(v, e);
+      stage_.accumulate(x, stage_.residual(r, i));
+    };
+    stage_.row(fetch, OwnRow(norm_, r));
+  }
+
+  __device__ __forceinline__ void copy_results(int owner, uint64_t p, uint64_t r) const {
+    const uint32_t i = stage_.index(), vector = threadIdx.x * kVectorBytes;
+    if (!stage_.has(i) || !session_.alive()) return;
+    const OwnRow to(norm_, r);
+    if (norm_.residual_out != nullptr) to.residual(i, passed(owner, p, planes_.residual + vector));
+    if (norm_.normalised != nullptr) {
+      to.normalised(i, passed(owner, p, planes_.normalised + vector));
+    }
+    if (norm_.quantised == nullptr) return;
+    Vector v{};
+    Bytes::poll(result(owner, p, planes_.quantised + threadIdx.x * E::kCount), v, 0);
+    to.quantised(i, v);
+    const NormOptions& o = norm_.options;
+    if (o.scale_mode == ScaleMode::tensor) return;
+    const bool groups = o.scale_mode == ScaleMode::group;
+    const auto width = static_cast<uint32_t>(o.group_size);
+    if (groups ? i * E::kCount % width != 0 : i != 0) return;
+    Word::poll(result(owner, p, scale_byte()), v, 0);
+    to.scale(i, groups ? i * E::kCount / width : 0, float_of(v.word[0]));
+  }
+
+  const KernelCall& call_;
+  const NormArguments& norm_;
+  const PullArguments& pull_;
+  Session<false>& session_;
+  BlockBarrier barrier_;
+  const NormPlanes planes_;
+  const Partition parts_;
+  NormStage<D, false> stage_;
+  uint32_t half_ = 0;
+};
+
+template <DType D>
+__global__ void __launch_bounds__(512, 2)
+    twoshot_pull(const __grid_constant__ KernelCall call, const __grid_constant__ NormArguments norm,
+                 const __grid_constant__ PullArguments pull) {
+  Session<false> session(call);
+  NormTwoshotPull<D>(session, norm, pull).run();
+  session.finish();
+}
+
+struct Family {
+  template <DType D>
+  Kernel operator()() const {
+    return reinterpret_cast<Kernel>(twoshot_pull<D>);
+  }
+};
+
+}  // namespace
+
+// The barriers take far longer than the code around them: one kernel for all worlds.
+Kernel norm_twoshot_pull(DType dtype) { return find_norm_dtype(dtype, Family{}); }
+
+}  // namespace collx::cuda

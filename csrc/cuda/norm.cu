@@ -1,0 +1,111 @@
+// Launchers of the fused normalisations.
+#include "norm.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "../protocol/names.h"
+#include "collectives/kernel_table.cuh"
+#include "launch.h"
+#include "stages/norm_arguments.cuh"
+
+namespace collx::cuda {
+namespace {
+
+NormArguments norm_arguments_of(const NormCall& call) {
+  NormArguments a{};
+  a.residual = call.residual;
+  a.weight = call.weight;
+  a.bias = call.bias;
+  a.residual_out = call.residual_out;
+  a.normalised = call.normalised;
+  a.quantised = call.quantised;
+  a.scale = call.scale;
+  a.cols = call.cols;
+  a.rows = a.result_rows = call.rows;
+  a.vectors = static_cast<uint32_t>(ceil_div<uint64_t>(
+      call.cols * static_cast<uint64_t>(dtype_size(call.dtype)), kVectorBytes));
+  a.shape = call.shape;
+  a.options = call.options;
+  a.given_scale = call.given_scale;
+  a.spill = call.spill;
+  return a;
+}
+
+/// Whether the call is one of those that NormStage calls simple. Ranks may differ in it: it changes
+/// the code that runs, not what is exchanged.
+bool is_simple(const RankView& view, const NormCall& call) {
+  const auto whole = [](const void* tensor) { return tensor == nullptr || whole_vectors(tensor); };
+  const NormOptions& o = call.options;
+  const bool aligned = whole(call.input) && whole(call.residual) && whole(call.weight) &&
+                       whole(call.residual_out) && whole(call.normalised) && whole(call.quantised);
+  return !view.check && aligned && call.shape.steps == 1 && !call.scatters() &&
+         call.cols * static_cast<uint64_t>(dtype_size(call.dtype)) % kVectorBytes == 0 &&
+         o.norm == Norm::rms && o.weight_float32 == (call.dtype == DType::float32) &&
+         (call.quantised == nullptr || o.scale_mode != ScaleMode::group);
+}
+
+Kernel kernel_of(const NormCall& call, int world, bool simple) {
+  switch (call.plan.algorithm) {
+    case Algorithm::oneshot_push:
+      return norm_oneshot_push(call.dtype, world, simple);
+    case Algorithm::twoshot_push:
+      return norm_twoshot_push(call.dtype, world, simple);
+    case Algorithm::oneshot_pull:
+      return norm_oneshot_pull(call.dtype);
+    case Algorithm::twoshot_pull:
+      return norm_twoshot_pull(call.dtype);
+    default:
+      throw std::runtime_error("collx: no kernel for algorithm " +
+                               std::string(name_of(call.plan.algorithm)));
+  }
+}
+
+}  // namespace
+
+void for_each_norm_kernel(const std::function<void(Kernel)>& visit) {
+  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+    for (const bool simple : {false, true}) {
+      for (int world : kCompiledWorlds) {
+        visit(norm_oneshot_push(dtype, world, simple));
+        visit(norm_twoshot_push(dtype, world, simple));
+      }
+    }
+    visit(norm_oneshot_pull(dtype));
+    visit(norm_twoshot_pull(dtype));
+    visit(norm_local(dtype));
+  }
+}
+
+void norm(const RankView& view, const NormCall& call, Stream stream) {
+  KernelCall kernel_call = arguments_of(view, call);
+  NormArguments norm = norm_arguments_of(call);
+  norm.scatters = call.scatters();
+  if (norm.scatters) norm.result_rows = partition(call.rows, view.world, view.rank).count;
+  PullArguments pull;
+  const bool push = call.plan.algorithm == Algorithm::oneshot_push ||
+                    call.plan.algorithm == Algorithm::twoshot_push;
+  if (push) {
+    const bool twoshot = call.plan.algorithm == Algorithm::twoshot_push || norm.scatters;
+    use_slots(kernel_call, twoshot ? view.layout.twoshot : view.layout.oneshot, view, 0);
+  } else {
+    pull = pull_arguments_of(view, call);
+  }
+  if (view.check || !push) kernel_call.fingerprint = fingerprint(call.descriptor);
+  void* arguments[] = {&kernel_call, &norm, &pull};  // a kernel takes as many as it has
+  launch(kernel_of(call, view.world, is_simple(view, call)), call.plan, view.pdl, arguments, stream,
+         "launching a fused normalisation", call.shape.cluster);
+}
+
+void normalise(const void* const* inputs, int world, const NormCall& call, Stream stream) {
+  GatheredRows gathered{};
+  std::copy_n(inputs, world, gathered.input);
+  gathered.world = world;
+  NormArguments norm = norm_arguments_of(call);
+  void* arguments[] = {&gathered, &norm};
+  launch(norm_local(call.dtype), call.plan, PdlLevel::off, arguments, stream,
+         "launching a local normalisation", call.shape.cluster);
+}
+
+}  // namespace collx::cuda

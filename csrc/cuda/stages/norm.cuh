@@ -1,0 +1,345 @@
+// The stages behind a reduction: add the residual, normalise the row, quantise. docs/numerics.md has
+// the formulas; the order of the operations here is theirs. Which of them a call has is uniform over
+// the grid and known at run time.
+#pragma once
+
+#include "norm_arguments.cuh"
+#include "quantise.cuh"
+#include "reduce.cuh"
+#include "row_reduction.cuh"
+#include "vectors.cuh"
+
+namespace collx::cuda {
+
+/// A thread's vector of a row.
+template <DType D>
+using Share = float[Elements<D>::kCount];
+
+/// A row from the sum over the ranks to its results, by all threads of a cluster together.
+///
+/// `Simple`: an RMS norm of rows of whole aligned vectors with a weight of their dtype, in one step
+/// and without scales of groups.
+template <DType D, bool Simple>
+class NormStage {
+  using E = Elements<D>;
+  static constexpr int kCount = E::kCount;
+  static constexpr bool kOneWeight = Simple || D == DType::float32;  // vector, of the dtype
+  struct Weights {
+    Vector v[kOneWeight ? 1 : 2];
+  };
+
+ public:
+  __device__ explicit NormStage(const NormArguments& norm)
+      : norm_(norm),
+        reduction_(norm.shape),
+        place_(blockIdx.x % norm.shape.cluster * blockDim.x + threadIdx.x) {}
+
+  /// Which vector of its row is this thread's in a step.
+  __device__ __forceinline__ uint32_t index(uint32_t step = 0) const {
+    return Simple ? place_ : step * norm_.shape.step_vectors() + place_;
+  }
+  __device__ __forceinline__ bool has(uint32_t i) const { return i < norm_.vectors; }
+
+  /// Asks for the weights of this thread's columns, which do not change from row to row.
+  __device__ __forceinline__ void prefetch(uint32_t step = 0) {
+    const uint32_t i = index(step);
+    if (!has(i)) return;
+    weight_ = load(norm_.weight, i);
+    if (!Simple && norm_.bias != nullptr) bias_ = load(norm_.bias, i);
+  }
+
+  /// Of the residual, row `row` of the results.
+  __device__ __forceinline__ Vector residual(uint64_t row, uint32_t i) const {
+    if (norm_.residual == nullptr) return {};
+    const char* rows = static_cast<const char*>(norm_.residual);
+    return VectorTensor<dtype_size(D), Simple>(rows + row * norm_.cols * dtype_size(D), norm_.cols)
+        .load(i);
+  }
+
+  /// From the sum over the ranks to what is normalised.
+  __device__ __forceinline__ void accumulate(Share<D>& x, const Vector& residual) const {
+    const bool parity = norm_.options.rounding != Rounding::fp32;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      if (parity) x[e] = rounded<D>(x[e]);
+    }
+    if (norm_.residual == nullptr) return;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      x[e] = x[e] + E::get(residual, e);
+      if (parity) x[e] = rounded<D>(x[e]);
+    }
+  }
+
+  /// `fetch(step, x)` brings this thread's vector of each step, and takes part where there is none.
+  /// A row of several steps waits in memory until all of it has come.
+  template <typename Fetch, typename Sink>
+  __device__ __forceinline__ void row(Fetch fetch, const Sink& sink) {
+    Share<D> x;
+    if constexpr (Simple) {
+      fetch(0, x);
+      float leaf = 0;
+      uint32_t largest = 0;
+      if (has(index())) measure_squares(x, leaf, largest);
+      complete(reduction_(leaf, largest));
+      if (needs_second_look()) {
+        largest_ = reduction_(0, has(index()) ? largest_of(x, index()) : 0).largest;
+      }
+      if (has(index())) emit(x, index(), sink);
+    } else {
+      run_passes(x, fetch, sink);
+    }
+  }
+
+ private:
+  enum Pass { kFetch, kSquares, kLook, kEmit, kDone };
+
+  template <typename Fetch, typename Sink>
+  __device__ __forceinline__ void run_passes(Share<D>& x, Fetch fetch, const Sink& sink) {
+    const bool layer = norm_.options.norm == Norm::layer;
+    const uint32_t steps = norm_.shape.steps;
+#pragma unroll 1
+    for (int pass = kFetch; pass < kDone; ++pass) {
+      if ((pass == kSquares && !layer) || (pass == kLook && !needs_second_look())) continue;
+      StepSums sums;
+      uint32_t largest = 0;
+#pragma unroll 1
+      for (uint32_t step = 0; step < steps; ++step) {
+        const uint32_t i = index(step);
+        if (steps > 1) prefetch(step);
+        if (pass == kFetch) {
+          fetch(step, x);
+          if (steps > 1 && has(i)) spill(i, x);
+        } else if (steps > 1 && has(i)) {
+          unspill(i, x);
+        }
+        if (pass == kEmit) {
+          if (groups()) measure_group(step, x);
+          if (has(i)) emit(x, i, sink);
+          continue;
+        }
+        float leaf = 0;
+        if (has(i)) {
+          if (pass == kLook) {
+            largest = max(largest, largest_of(x, i));
+          } else if (pass == kSquares) {
+            leaf = centred_squares(x, i);
+          } else if (layer) {
+            leaf = tree(x);
+          } else {
+            measure_squares(x, leaf, largest);
+          }
+        }
+        const RowTotal t = reduction_(leaf, largest);
+        sums.add(t.sum);
+        largest = t.largest;
+      }
+      if (pass == kFetch && layer) {
+        mean_ = (sums.total() + 0.0f) / static_cast<float>(norm_.cols);
+      } else if (pass == kLook) {
+        largest_ = largest;
+      } else if (pass != kEmit) {
+        complete({sums.total(), largest});
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool parity_weight() const {
+    return norm_.options.rounding == Rounding::parity_weight;
+  }
+  __device__ __forceinline__ bool groups() const {
+    return !Simple && norm_.quantised != nullptr && norm_.options.scale_mode == ScaleMode::group;
+  }
+  /// A scale for each row.
+  __device__ __forceinline__ bool needs_scale() const {
+    return norm_.quantised != nullptr && norm_.options.scale_mode == ScaleMode::row;
+  }
+  /// Here the largest result is not known from the products.
+  __device__ __forceinline__ bool needs_second_look() const {
+    return parity_weight() && needs_scale();
+  }
+
+  __device__ __forceinline__ Weights load(const void* data, uint32_t i) const {
+    Weights w{};
+    if (kOneWeight || !norm_.options.weight_float32) {
+      w.v[0] = VectorTensor<dtype_size(D), Simple>(data, norm_.cols).load(i);
+    } else if constexpr (!kOneWeight) {
+      const VectorTensor<4> tensor(data, norm_.cols);
+      w.v[0] = tensor.load(2 * i);
+      if (2 * i + 1 < tensor.vectors()) w.v[1] = tensor.load(2 * i + 1);
+    }
+    return w;
+  }
+  __device__ __forceinline__ void unpack(const Weights& w, Share<D>& to) const {
+    if (kOneWeight || !norm_.options.weight_float32) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) to[e] = E::get(w.v[0], e);
+    } else if constexpr (!kOneWeight) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) to[e] = __uint_as_float(w.v[e / 4].word[e % 4]);
+    }
+  }
+  __device__ __forceinline__ void gains(Share<D>& to) const {
+    unpack(weight_, to);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      to[e] = to[e] + norm_.options.weight_offset;
+      if (parity_weight()) to[e] = rounded<D>(to[e]);
+    }
+  }
+
+  /// The subtree of squares, and the largest product with the weight.
+  __device__ __forceinline__ void measure_squares(const Share<D>& x, float& leaf,
+                                                  uint32_t& largest) const {
+    Share<D> t;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) t[e] = x[e] * x[e];
+    leaf = tree(t);
+    if (!needs_scale() || parity_weight()) return;
+    gains(t);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) largest = max(largest, magnitude(x[e] * t[e]));
+  }
+  __device__ __forceinline__ float centred_squares(const Share<D>& x, uint32_t i) const {
+    Share<D> t;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      const float d = uint64_t{i} * kCount + e < norm_.cols ? x[e] - mean_ : 0;
+      t[e] = d * d;
+    }
+    return tree(t);
+  }
+
+  /// With the sum of squares, and the largest product with the weight.
+  __device__ __forceinline__ void complete(const RowTotal& t) {
+    inverse_ = 1.0f / sqrtf(t.sum / static_cast<float>(norm_.cols) + norm_.options.eps);
+    const float largest = float_of(t.largest) * inverse_;
+    const bool parity = norm_.options.rounding != Rounding::fp32;
+    largest_ = magnitude(parity ? rounded<D>(largest) : largest);
+  }
+
+  /// The normalised values.
+  __device__ __forceinline__ void results(const Share<D>& x, Share<D>& y) const {
+    if (!Simple && norm_.options.norm == Norm::layer) return layer_results(x, y);
+    gains(y);
+    if (parity_weight()) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) y[e] = rounded<D>(rounded<D>(x[e] * inverse_) * y[e]);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) y[e] = x[e] * y[e] * inverse_;
+    if (norm_.options.rounding == Rounding::fp32) return;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) y[e] = rounded<D>(y[e]);
+  }
+  __device__ __forceinline__ void layer_results(const Share<D>& x, Share<D>& y) const {
+    Share<D> bias;
+    unpack(weight_, y);
+    unpack(bias_, bias);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      const float d = (x[e] - mean_) * inverse_;
+      y[e] = parity_weight()
+                 ? rounded<D>(rounded<D>(d) * rounded<D>(y[e])) + rounded<D>(bias[e])
+                 : d * y[e] + bias[e];
+    }
+  }
+  __device__ __forceinline__ uint32_t largest_of(const Share<D>& x, uint32_t i) const {
+    Share<D> y;
+    results(x, y);
+    uint32_t largest = 0;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      if (Simple || uint64_t{i} * kCount + e < norm_.cols) largest = max(largest, magnitude(y[e]));
+    }
+    return largest;
+  }
+
+  template <typename Sink>
+  __device__ __forceinline__ void emit(const Share<D>& x, uint32_t i, const Sink& sink) const {
+    if (norm_.residual_out != nullptr) sink.residual(i, E::pack(x));
+    Share<D> y;
+    results(x, y);
+    if (norm_.normalised != nullptr) sink.normalised(i, E::pack(y));
+    if (norm_.quantised == nullptr) return;
+    const NormOptions& o = norm_.options;
+    if (o.scale_mode == ScaleMode::tensor) {
+      const float scale = *norm_.given_scale;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) y[e] = y[e] / scale;
+    } else {
+      const Scale scale = scale_of(largest_, o);
+      const uint32_t group = groups() ? i * kCount / static_cast<uint32_t>(o.group_size) : 0;
+      const bool first = groups() ? i * kCount % static_cast<uint32_t>(o.group_size) == 0 : i == 0;
+      if (first) sink.scale(i, group, scale.scale);
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) y[e] = y[e] * scale.inverse;
+    }
+    sink.quantised(i, quantised_bytes(y, o.quantisation));
+  }
+
+  /// The largest result of the group that this thread's vector belongs to.
+  __device__ __forceinline__ void measure_group(uint32_t step, Share<D>& x) {
+    const uint32_t lanes = static_cast<uint32_t>(norm_.options.group_size) / kCount;
+    if (lanes > kWarpLanes) return measure_wide_group(step, lanes, x);
+    largest_ = has(index(step)) ? largest_of(x, index(step)) : 0;
+    for (uint32_t distance = 1; distance < lanes; distance *= 2) {
+      largest_ = max(largest_, __shfl_xor_sync(~0u, largest_, distance));
+    }
+  }
+  /// Of several warps, or even of several steps, which the first of them looks at.
+  __device__ __forceinline__ void measure_wide_group(uint32_t step, uint32_t lanes, Share<D>& x) {
+    const uint32_t width = norm_.shape.step_vectors();
+    const uint32_t count = lanes > width ? lanes / width : 1;
+    if (step % count != 0) return;
+    __shared__ uint32_t largest[kFullBlock / kWarpLanes];
+    __syncthreads();  // the step before has been read
+    if (threadIdx.x < kFullBlock / kWarpLanes) largest[threadIdx.x] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t s = step + count; s-- > step;) {
+      if (norm_.shape.steps > 1) {
+        prefetch(s);
+        if (has(index(s))) unspill(index(s), x);
+      }
+      const uint32_t own = has(index(s)) ? largest_of(x, index(s)) : 0;
+      atomicMax(&largest[threadIdx.x / lanes], own);
+    }
+    __syncthreads();
+    largest_ = largest[threadIdx.x / lanes];
+  }
+
+  // A long row, by its own block: every thread reads what it has written.
+  __device__ __forceinline__ float4* spilled(uint32_t i) const {
+    const uint64_t row = uint64_t{norm_.shape.steps} * norm_.shape.step_vectors();
+    return reinterpret_cast<float4*>(norm_.spill) + (blockIdx.x * row + i) * (kCount / 4);
+  }
+  __device__ __forceinline__ void spill(uint32_t i, const Share<D>& x) const {
+#pragma unroll
+    for (int e = 0; e < kCount; e += 4) {
+      spilled(i)[e / 4] = make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
+    }
+  }
+  __device__ __forceinline__ void unspill(uint32_t i, Share<D>& x) const {
+#pragma unroll
+    for (int e = 0; e < kCount; e += 4) {
+      const float4 v = spilled(i)[e / 4];
+      x[e] = v.x;
+      x[e + 1] = v.y;
+      x[e + 2] = v.z;
+      x[e + 3] = v.w;
+    }
+  }
+
+  const NormArguments& norm_;
+  RowReduction reduction_;
+  const uint32_t place_;  // of this thread's vector in a step
+  Weights weight_;
+  Weights bias_;
+  float mean_ = 0;
+  float inverse_ = 0;      // 1 / root of the mean square
+  uint32_t largest_ = 0;   // magnitude, of the results of a row or of a group
+};
+
+}  // namespace collx::cuda

@@ -1,0 +1,98 @@
+// What the kernels of fused normalisations get besides a KernelCall, and where their results go.
+#pragma once
+
+#include "../../protocol/norm_plan.h"
+#include "reduce.cuh"
+#include "vectors.cuh"
+
+namespace collx::cuda {
+
+/// A NormCall, by value.
+struct NormArguments {
+  const void* residual;
+  const void* weight;
+  const void* bias;
+  void* residual_out;
+  void* normalised;
+  void* quantised;
+  void* scale;
+  uint64_t cols;
+  uint64_t rows;         // of the input
+  uint64_t result_rows;  // of the residual and the results
+  uint32_t vectors;      // of a row
+  NormShape shape;
+  NormOptions options;
+  bool scatters;
+  const float* given_scale;
+  float* spill;
+};
+
+/// Matrices of all ranks that lie here, by rank.
+struct GatheredRows {
+  const void* input[kMaxCudaRanks];
+  int32_t world;
+};
+
+/// Row `row` of the results in this rank's tensors: a sink, to which NormStage hands a row's values.
+/// `i`: which vector of the row.
+template <DType D, bool Simple>
+class ResultRow {
+  static constexpr int kCount = Elements<D>::kCount;
+
+ public:
+  __device__ ResultRow(const NormArguments& norm, uint64_t row) : norm_(norm), row_(row) {}
+
+  __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
+    dense(norm_.residual_out).store(i, v);
+  }
+  __device__ __forceinline__ void normalised(uint32_t i, Vector v) const {
+    dense(norm_.normalised).store(i, v);
+  }
+  /// A byte for each element of the vector, in the first words of v.
+  __device__ __forceinline__ void quantised(uint32_t i, Vector v) const {
+    const uint64_t column = uint64_t{i} * kCount;
+    char* to = static_cast<char*>(norm_.quantised) + row_ * norm_.cols + column;
+    const bool aligned = reinterpret_cast<uint64_t>(to) % kCount == 0;
+    if (Simple || __builtin_expect(aligned && column + kCount <= norm_.cols, 1)) {
+      if constexpr (kCount == 8) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(v.word[0], v.word[1]);
+      } else {
+        *reinterpret_cast<uint32_t*>(to) = v.word[0];
+      }
+    } else if constexpr (!Simple) {
+      const uint64_t bytes = v.word[0] | static_cast<uint64_t>(v.word[1]) << 32;
+#pragma unroll 1
+      for (uint32_t e = 0; e < kCount && column + e < norm_.cols; ++e) {
+        to[e] = static_cast<char>(bytes >> 8 * e);
+      }
+    }
+  }
+  /// `group`: 0 where a row has one scale.
+  __device__ __forceinline__ void scale(uint32_t /*i*/, uint32_t group, float value) const {
+    const NormOptions& o = norm_.options;
+    uint64_t at = row_;
+    if (!Simple && o.scale_mode == ScaleMode::group) {
+      const uint64_t groups = norm_.cols / static_cast<uint32_t>(o.group_size);
+      at = o.column_major ? group * norm_.result_rows + row_ : row_ * groups + group;
+    }
+    const uint32_t stored = stored_scale(value, o.scale_type);
+    if (scale_bytes(o.scale_type) == 4) {
+      static_cast<uint32_t*>(norm_.scale)[at] = stored;
+    } else if (scale_bytes(o.scale_type) == 2) {
+      static_cast<uint16_t*>(norm_.scale)[at] = static_cast<uint16_t>(stored);
+    } else {
+      static_cast<uint8_t*>(norm_.scale)[at] = static_cast<uint8_t>(stored);
+    }
+  }
+
+ private:
+  using Tensor = VectorTensor<dtype_size(D), Simple>;
+  __device__ __forceinline__ Tensor dense(void* data) const {
+    return {static_cast<char*>(data) + row_ * norm_.cols * dtype_size(D), norm_.cols};
+  }
+
+  const NormArguments& norm_;
+  const uint64_t row_;
+};
+
+}  // namespace collx::cuda
