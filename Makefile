@@ -20,7 +20,7 @@ DEV := $(VENV)/.installed-dev
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))
 
-.PHONY: help build demo test test-all test-cpp test-models bench lint format wheel clean
+.PHONY: help build demo demo-llama test test-all test-cpp test-models bench lint format wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -52,6 +52,9 @@ build: $(BUILT) ## the extension, in place
 
 demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of this machine
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_embedding.py $(ARGS)
+
+demo-llama: $(BUILT) $(DEMO) ## a Llama split over them, all-reduce, residual and norm fused
+	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_llama.py $(ARGS)
 
 test: $(BUILT) $(DEV) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
 	python -m pytest $(ARGS)

@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 
 import collx
-from collxbench import cpu_peers, cuda_peers, ours, plot, records, report
+from collxbench import cpu_peers, cuda_peers, norm_peers, ours, plot, records, report
 from collxbench.implementation import Implementation
 from collxbench.job import GlooRanks, Job
-from collxbench.ops import OPS, Op
+from collxbench.op import Op
+from collxbench.ops import OPS
+from collxbench.ops_norm import NormOp
 from collxbench.options import HOST_BYTES, parse, sizes, whole_parts
 from collxbench.runner import Results, Runner
 
@@ -43,7 +45,11 @@ def choose_device(kind: str) -> tuple[torch.device, bool]:
 
 
 def chosen_peers(options: argparse.Namespace, op: Op) -> list[Implementation]:
-    known = cuda_peers.PEERS if options.device == "cuda" else cpu_peers.PEERS
+    on_cuda = options.device == "cuda"
+    if isinstance(op, NormOp):
+        made = norm_peers.CUDA_PEERS if on_cuda else norm_peers.CPU_PEERS
+        return [made[name]() for name in options.peers if name in made]
+    known = cuda_peers.PEERS if on_cuda else cpu_peers.PEERS
     peers = [known[name] for name in options.peers if name in known]
     return [peer() for peer in peers if peer.ops is None or op.name in peer.ops]
 
@@ -65,6 +71,8 @@ def make_job(options: argparse.Namespace) -> Job:
         ranks=ranks,
         comm=collx.init(device=device),
         has_nccl=has_nccl,
+        cols=options.cols,
+        rounding=options.rounding,
         max_bytes=max(HOST_BYTES, *largest),
     )
 
@@ -91,7 +99,8 @@ def measure(options: argparse.Namespace) -> bool:
 
 
 def show(options: argparse.Namespace, op: Op, results: Results) -> None:
-    name = f"{op.name} {options.reduce_op}" if op.reduces else op.name
+    how = options.rounding if isinstance(op, NormOp) else options.reduce_op
+    name = f"{op.name} {how}" if op.reduces else op.name
     print(f"\n{name}, {options.dtype}, {dist.get_world_size()} ranks, {options.device}")
     print("us per call: median, slowest rank; x peer: best peer's time / collx's\n")
     print(report.table(results))

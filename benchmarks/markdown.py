@@ -32,8 +32,10 @@ def table(records: list[dict[str, Any]]) -> str:
         forced = record in ours and not auto
         record["column"] = record["impl"] + (f" {record['algorithm']}" if forced else "")
         record["column"] += " (eager)" if record.get("eager") else ""
+    by_rows = any(record.get("rows") for record in records)
     columns = list(dict.fromkeys(record["column"] for record in records))
-    lines = [["bytes", *columns, "algorithm", "x best peer"], ["--:"] * (len(columns) + 3)]
+    head = ["rows" if by_rows else "bytes", *columns, "algorithm", "x best peer"]
+    lines = [head, ["--:"] * len(head)]
     for nbytes in sorted({record["bytes"] for record in records}):
         at = {record["column"]: record for record in records if record["bytes"] == nbytes}
         timed = [record for record in at.values() if record["us"] is not None]
@@ -43,7 +45,9 @@ def table(records: list[dict[str, Any]]) -> str:
         )
         ratio = f"{peer['us'] / mine['us']:.2f}" if mine and peer else ""
         cells = [_time(at.get(column)) for column in columns]
-        lines.append([size_name(nbytes), *cells, mine["algorithm"] if mine else "", ratio])
+        first = next(iter(at.values()))
+        place = f"{first['rows']} x {first['cols']}" if by_rows else size_name(nbytes)
+        lines.append([place, *cells, mine["algorithm"] if mine else "", ratio])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from collx import reference
-from collxbench.ops import Op
+from collxbench.op import Op
 from collxbench.timing import Ranks
 
 LATE = 0.02  # seconds

@@ -59,6 +59,7 @@ class Call:
 class Implementation(ABC):
     name: str  # in the JSON file
     kind = Kind.PEER
+    remark = ""  # what the reader of its times has to know, once it was prepared
     ops: Collection[str] | None = None  # the operators that it has; None: all
 
     @property

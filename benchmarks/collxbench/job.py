@@ -12,7 +12,7 @@ from torch import Tensor
 import collx
 from collxbench import checks, data
 from collxbench.implementation import Call, Kind
-from collxbench.ops import ROOT, Op, Share
+from collxbench.op import ROOT, Op, Share
 
 T = TypeVar("T")
 
@@ -76,6 +76,8 @@ class Job:
     ranks: GlooRanks
     comm: collx.Communicator
     has_nccl: bool
+    cols: int  # of the matrices whose rows are normalised
+    rounding: str  # of these
     max_bytes: int  # of the largest case
 
     def synchronize(self) -> None:
@@ -87,21 +89,28 @@ class Job:
 class Case:
     """One operator at one size of the full tensor."""
 
-    def __init__(self, job: Job, op: Op, nbytes: int) -> None:
+    _expected: Tensor
+
+    def __init__(self, job: Job, op: Op, nbytes: int, reduce_op: str | None = None) -> None:
+        """`reduce_op`: in place of the job's."""
         self.job = job
         self.op = op
         self.nbytes = nbytes
         self.numel: int = nbytes // job.dtype.itemsize
         self.world: int = job.ranks.world
         self.at_root = job.ranks.rank == ROOT
-        self.reduce_op: str = job.reduce_op
+        self.reduce_op: str = reduce_op or job.reduce_op
         self.comm: collx.Communicator = job.comm
         inputs = [
             data.input_of(rank, self.input_numel, job.dtype, job.device)
             for rank in range(self.world)
         ]
         self._input = inputs[job.ranks.rank]
-        self._expected = op.expect(inputs, job.reduce_op)[job.ranks.rank]
+        self._expect(inputs)
+
+    def _expect(self, inputs: list[Tensor]) -> None:
+        """Works out what the results have to be, from every rank's input."""
+        self._expected = self.op.expect(inputs, self.reduce_op)[self.job.ranks.rank]
 
     @property
     def input_numel(self) -> int:
@@ -111,12 +120,22 @@ class Case:
     def output_numel(self) -> int:
         return self._elements(self.op.gives)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the full tensor."""
+        return (self.numel,)
+
+    @property
+    def where(self) -> str:
+        """Its size in words."""
+        return f"{self.nbytes} bytes"
+
     def empty(self, numel: int) -> Tensor:
         return torch.empty(numel, dtype=self.job.dtype, device=self.job.device)
 
     def load(self, into: Tensor) -> None:
         """Writes this rank's input."""
-        into.copy_(self._input)
+        into.view(-1).copy_(self._input)
 
     def check(self, call: Call, kind: Kind) -> bool:
         """Makes one call. Whether it did on this rank what it should."""

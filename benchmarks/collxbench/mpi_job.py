@@ -18,7 +18,10 @@ from mpi4py import MPI
 from torch import Tensor
 
 from collxbench import checks, data, timing
-from collxbench.ops import OPS, ROOT, Op, Share
+from collxbench.norm_problem import Problem, Results
+from collxbench.op import ROOT, Op, Share
+from collxbench.ops import OPS
+from collxbench.ops_norm import NormOp
 
 REDUCE_OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 # Which of the handles exist depends on the MPI library.
@@ -80,6 +83,8 @@ class MpiRanks:
 
 def measure(job: dict[str, Any], comm: Any, nbytes: int) -> dict[str, Any]:
     op, dtype, ranks = OPS[job["op"]], getattr(torch, job["dtype"]), MpiRanks(comm)
+    if isinstance(op, NormOp):
+        return measure_norm(op, {**job, "reduce_op": "sum"}, comm, nbytes)
     numel = nbytes // dtype.itemsize
     of_share = {Share.WHOLE: numel, Share.PART: numel // comm.size, Share.NONE: 0}
     inputs = [
@@ -108,6 +113,32 @@ def measure(job: dict[str, Any], comm: Any, nbytes: int) -> dict[str, Any]:
     return {"bytes": nbytes, "correct": True, **vars(result)}
 
 
+def measure_norm(op: NormOp, job: dict[str, Any], comm: Any, nbytes: int) -> dict[str, Any]:
+    """An all-reduce, then the rest as one compiled function, where there is a compiler."""
+    dtype, cpu = getattr(torch, job["dtype"]), torch.device("cpu")
+    problem = Problem.of_bytes(op, nbytes, job["cols"], dtype, cpu, job["rounding"], comm.size)
+    residual, weight = problem.residual, problem.weight
+    x, y = problem.input_of(comm.rank), torch.empty(problem.rows, problem.cols, dtype=dtype)
+    arguments = prepared(OPS["allreduce"], comm, x.view(-1), y.view(-1), job)
+    rest = problem.compiled()
+    try:
+        rest(y.zero_(), residual, weight)
+    except Exception:
+        rest = problem.steps()
+    made: list[Results] = [()]
+
+    def run() -> None:
+        CALLS["allreduce"](arguments)
+        made[0] = rest(y, residual, weight)
+
+    run()
+    if comm.allreduce(int(problem.near(made[0], problem.expected())), op=MPI.MIN) != 1:
+        return {"bytes": nbytes, "correct": False}
+    calls = timing.calls_of(nbytes, job["iterations"])
+    result = timing.time_batches(run, calls, job["warmup"], MpiRanks(comm))
+    return {"bytes": nbytes, "correct": True, **vars(result)}
+
+
 def prepared(op: Op, comm: Any, x: Tensor, y: Tensor, job: dict[str, Any]) -> Arguments:
     """What is copied is bytes to MPI."""
     datatype = TYPES[job["dtype"]] if op.reduces else MPI.BYTE
@@ -119,7 +150,7 @@ def prepared(op: Op, comm: Any, x: Tensor, y: Tensor, job: dict[str, Any]) -> Ar
 def refusal(job: dict[str, Any]) -> str | None:
     if not OPS[job["op"]].reduces:
         return None
-    if job["reduce_op"] not in REDUCE_OPS:
+    if job["reduce_op"] not in REDUCE_OPS and not isinstance(OPS[job["op"]], NormOp):
         return f"MPI has no {job['reduce_op']}"
     if TYPES[job["dtype"]] == MPI.DATATYPE_NULL:
         return f"this MPI has no {job['dtype']}"

@@ -11,13 +11,19 @@ from typing import NoReturn
 
 import torch
 
-from collxbench import cpu_peers, cuda_peers
-from collxbench.ops import OPS, Op
+from collxbench import cpu_peers, cuda_peers, norm_peers
+from collxbench.norm_problem import DTYPES as NORM_DTYPES
+from collxbench.norm_problem import ROUNDINGS
+from collxbench.op import Op
+from collxbench.ops import OPS
+from collxbench.ops_norm import NormOp
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
-CPU_PEERS = (*cpu_peers.PEERS, "mpi")
-CUDA_PEERS = tuple(cuda_peers.PEERS)
+CPU_PEERS = (*cpu_peers.PEERS, norm_peers.UNFUSED, "mpi")
+CUDA_PEERS = (*cuda_peers.PEERS, norm_peers.UNFUSED)
+ROWS = {"cpu": [1, 16, 64, 128], "cuda": [1, 16, 64, 128, 512, 2048]}
+FEW_ROWS = {"cpu": [1, 16], "cuda": [1, 64, 512]}  # with "all"
 HOST_BYTES = 1 << 12
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -44,6 +50,20 @@ def factor(text: str) -> float:
     return value
 
 
+def row_counts(text: str) -> list[int]:
+    found = sorted({count(part) for part in names(text)})
+    if not found or found[0] == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} are no numbers of rows, such as 1,16,64")
+    return found
+
+
+def columns(text: str) -> int:
+    value = count(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("rows of no columns")
+    return value
+
+
 def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -65,6 +85,11 @@ def parser() -> argparse.ArgumentParser:
         choices=(*OPS, "all"),
         metavar="OP",
         help=f"operators to measure, one after the other: {', '.join(OPS)}, or all",
+    )
+    p.add_argument("--rows", type=row_counts, help="of the fused norms, with commas")
+    p.add_argument("--cols", type=columns, default=8192, help="of the fused norms (8192)")
+    p.add_argument(
+        "--rounding", choices=ROUNDINGS, default="fp32", help="of the fused norms (fp32)"
     )
     p.add_argument("-b", "--begin", type=size, default=1 << 10, help="smallest size (1K)")
     p.add_argument("-e", "--end", type=size, help="largest size (256M on CUDA, 64M on CPU)")
@@ -110,13 +135,30 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         options.wire_gbs = 360.0
     if options.plot is not None and find_spec("matplotlib") is None:
         p.error("--plot needs matplotlib")
-    options.ops = list(OPS) if "all" in options.ops else list(dict.fromkeys(options.ops))
+    _choose_ops(p, options)
     options.peers = _choice(p, "--peers", options.peers, CUDA_PEERS if on_cuda else CPU_PEERS)
     for op in (OPS[name] for name in options.ops):
         if op.has_tensor:
             known = ("auto", *op.algorithms)
             _choice(p, f"--algorithms of {op.name}", options.algorithms, known)
     return options
+
+
+def _choose_ops(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """The operators that are meant, and the rows of those that have some."""
+    everything = "all" in options.ops
+    if everything:
+        options.ops = [name for name, op in OPS.items() if _in_all(op, options)]
+    options.ops = list(dict.fromkeys(options.ops))
+    if options.rows is None:
+        options.rows = (FEW_ROWS if everything else ROWS)[options.device]
+    for name in options.ops:
+        if isinstance(OPS[name], NormOp) and options.dtype not in NORM_DTYPES:
+            p.error(f"{name} of {options.dtype}: it takes {', '.join(NORM_DTYPES)}")
+
+
+def _in_all(op: Op, options: argparse.Namespace) -> bool:
+    return not isinstance(op, NormOp) or (op.in_all and options.dtype in NORM_DTYPES)
 
 
 def _choice(
@@ -136,6 +178,8 @@ def sizes(options: argparse.Namespace, op: Op, world: int) -> list[int]:
     """Bytes of each case, ascending and without repetitions."""
     if not op.has_tensor:
         return [0]
+    if isinstance(op, NormOp):
+        return [rows * _row_bytes(options) for rows in options.rows]
     found: set[int] = set()
     at = float(options.begin)
     while at <= options.end:
@@ -146,8 +190,14 @@ def sizes(options: argparse.Namespace, op: Op, world: int) -> list[int]:
 
 def whole_parts(options: argparse.Namespace, op: Op, world: int, nbytes: int) -> int:
     """`nbytes`, rounded down to whole elements, of which each rank gets as many where the tensor is
-    divided."""
+    divided, or to whole rows."""
     if not op.has_tensor:
         return 0
     unit: int = getattr(torch, options.dtype).itemsize * (world if op.divided else 1)
+    if isinstance(op, NormOp):
+        unit = _row_bytes(options)
     return max(unit, nbytes // unit * unit)
+
+
+def _row_bytes(options: argparse.Namespace) -> int:
+    return int(options.cols * getattr(torch, options.dtype).itemsize)

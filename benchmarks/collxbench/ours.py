@@ -9,7 +9,11 @@ from torch import Tensor
 
 from collxbench.implementation import Call, Implementation, Kind
 from collxbench.job import Case
-from collxbench.ops import Op, even_splits
+from collxbench.norm_case import NormCall, NormCase
+from collxbench.norm_problem import EPS
+from collxbench.op import Op
+from collxbench.ops import even_splits
+from collxbench.ops_norm import NormOp
 
 EITHER_WAY = ("staged", "fallback")  # as fast on ordinary tensors as on symmetric ones
 
@@ -57,7 +61,7 @@ class Collx(Implementation):
         """The algorithm that runs."""
         explanation = case.comm.explain(
             case.op.name,
-            case.numel,
+            case.shape,
             case.job.dtype,
             input_symmetric=self._symmetric,
             output_symmetric=self._symmetric,
@@ -102,6 +106,45 @@ class CollxDeviceSplits(Collx):
         )
 
 
+class CollxNorm(Collx):
+    """A fused normalisation."""
+
+    def prepare(self, case: Case) -> NormCall:
+        assert isinstance(case, NormCase)
+        problem, op = case.problem, case.problem.op
+        x = case.as_rows(self._empty(case, case.numel))
+        outputs = {
+            name: torch.empty_like(result)
+            for name, result in zip(op.results, case.wanted_results, strict=True)
+        }
+        tensors = (x, case.weight) if case.residual is None else (x, case.residual, case.weight)
+        run = partial(
+            getattr(torch.ops.collx, op.name).out,
+            *tensors,
+            EPS,
+            case.comm.name,
+            rounding=problem.rounding,
+            algorithm=self._algorithm,
+            max_blocks=self._max_blocks,
+            **outputs,
+        )
+        results = tuple(outputs.values())
+        return NormCall(
+            run,
+            lambda: case.load(x),
+            lambda: results[0],
+            self._explained(case),
+            results=lambda: results,
+        )
+
+    def _explained(self, case: Case) -> str:
+        """As asked for, where the communicator does not explain the operator."""
+        try:
+            return super()._explained(case)
+        except ValueError:
+            return self._algorithm
+
+
 class CollxBarrier(Implementation):
     name = "collx"
     kind = Kind.OURS
@@ -117,14 +160,15 @@ def chosen(options: argparse.Namespace, op: Op) -> list[Implementation]:
     if not op.has_tensor:
         return [CollxBarrier()]
     symmetric, max_blocks = options.symmetric, options.max_blocks
+    made = CollxNorm if isinstance(op, NormOp) else Collx
     found: list[Implementation] = []
     for algorithm in _algorithms(options.algorithms, op):
         only = symmetric or algorithm == op.symmetric_only
         if not only:
-            found.append(Collx(algorithm, False, 0, max_blocks))
+            found.append(made(algorithm, False, 0, max_blocks))
         if only or _gains(op, algorithm):
             above = 0 if only else op.symmetric_above
-            found.append(Collx(algorithm, True, above, max_blocks))
+            found.append(made(algorithm, True, above, max_blocks))
         if op.name == "alltoallv":
             found.append(CollxDeviceSplits(algorithm, symmetric, max_blocks))
     return found

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from collxbench.implementation import Kind
-from collxbench.ops import Op
+from collxbench.op import Op
 from collxbench.runner import Results
 from collxbench.units import size_name
 

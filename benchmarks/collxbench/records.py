@@ -19,6 +19,9 @@ class Record:
     dtype: str
     world: int
     device: str
+    rows: int | None = None  # of a fused norm
+    cols: int | None = None
+    rounding: str | None = None
     us: float | None = None  # median, slowest rank
     us_min: float | None = None
     us_max: float | None = None

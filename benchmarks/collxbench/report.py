@@ -1,6 +1,7 @@
 """The table that people read."""
 
 from collxbench.implementation import Kind
+from collxbench.records import Record
 from collxbench.runner import Results, Row
 from collxbench.units import size_name
 
@@ -14,7 +15,8 @@ def table(results: Results) -> str:
     ours = [label for label, kind in labels.items() if kind is Kind.OURS]
     others = [label for label, kind in labels.items() if kind is not Kind.OURS]
     full = len(ours) <= FULL_COLUMNS
-    head = ["bytes"]
+    by_rows = any(row.record.rows is not None for row in rows)
+    head = ["rows" if by_rows else "bytes"]
     for label in ours:
         head += [label, "GB/s", "x peer"] if full else [label]
     head += ["algorithm"] if full else ["fastest", "GB/s", "x peer"]
@@ -22,7 +24,7 @@ def table(results: Results) -> str:
     for nbytes in sorted({row.record.bytes for row in rows}):
         at = {row.label: row for row in rows if row.record.bytes == nbytes}
         peer = fastest([row for row in at.values() if row.kind is Kind.PEER])
-        cells = [size_name(nbytes)]
+        cells = [place_name(next(iter(at.values())).record)]
         for label in ours:
             cells += [_time(at.get(label)), *(_merits(at.get(label), peer) if full else [])]
         mine = fastest([row for row in at.values() if row.kind is Kind.OURS])
@@ -33,6 +35,13 @@ def table(results: Results) -> str:
         cells += [*(_time(at.get(label)) for label in others), peer.label if peer else ""]
         lines.append(cells)
     return _aligned(lines)
+
+
+def place_name(record: Record) -> str:
+    """What a line of the table is about: rows x columns, or bytes."""
+    if record.rows is not None:
+        return f"{record.rows} x {record.cols}"
+    return size_name(record.bytes)
 
 
 def fastest(rows: list[Row]) -> Row | None:
@@ -79,11 +88,15 @@ def notes(results: Results) -> list[str]:
     found = [f"{label} left out: {reason}" for label, reason in results.notes.items()]
     for label, reason in results.eager.items():
         found.append(f"{label}: called one by one, not from a graph, since {reason}")
+    found += [f"{label}: {remark}" for label, remark in results.remarks.items()]
     labels = {row.label for row in results.rows}
     if "mpi" in labels:
         found.append("mpi: measured in the same run, in processes that mpiexec started")
     if "memcpy" in labels:
         found.append("memcpy: a plain copy of the bytes that must cross, no peer")
     if any(row.label.startswith("collx(sym)") for row in results.rows):
-        found.append("collx(sym): input and output are symmetric tensors, else ordinary ones")
+        whole = "the input is a symmetric tensor, else an ordinary one"
+        if all(row.record.rows is None for row in results.rows):
+            whole = "input and output are symmetric tensors, else ordinary ones"
+        found.append(f"collx(sym): {whole}")
     return found

@@ -12,7 +12,9 @@ from tqdm import tqdm
 from collxbench import cuda_timing, mpi_run, timing
 from collxbench.implementation import Call, Implementation, Kind
 from collxbench.job import Case, Job, Outcome
-from collxbench.ops import Op
+from collxbench.norm_case import case_of
+from collxbench.op import Op
+from collxbench.ops_norm import NormOp
 from collxbench.records import Record
 
 
@@ -30,6 +32,7 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)  # by label: why it is left out, and where
     eager: dict[str, str] = field(default_factory=dict)  # by label: why no graph can hold its calls
+    remarks: dict[str, str] = field(default_factory=dict)  # by label
     ours_failed: bool = False
 
 
@@ -51,9 +54,9 @@ class Runner:
         bar = tqdm(total=total, unit="case", desc=self._op.name, disable=hidden)
         with self._stream(), bar:
             for nbytes in sizes:
-                case = Case(self._job, self._op, nbytes)
+                case = case_of(self._job, self._op, nbytes)
                 for implementation in implementations:
-                    bar.set_postfix_str(f"{implementation.label}, {nbytes} bytes", refresh=False)
+                    bar.set_postfix_str(f"{implementation.label}, {case.where}", refresh=False)
                     self._one(case, implementation)
                     bar.update()
             if self._options.host_time:
@@ -81,6 +84,8 @@ class Runner:
         if ready.error is not None:
             self._fail(implementation, case, ready.error)
             return
+        if implementation.remark:
+            self._results.remarks[implementation.label] = implementation.remark
         call, correct = ready.unwrap()
         record = self._record(implementation.name, case.nbytes, call)
         if not correct:
@@ -126,7 +131,7 @@ class Runner:
         return self._ranks.attempt(partial(cuda_timing.time_replays, graph, calls, self._ranks))
 
     def _host_times(self, implementations: list[Implementation], nbytes: int) -> None:
-        case = Case(self._job, self._op, nbytes)
+        case = case_of(self._job, self._op, nbytes)
         for implementation in implementations:
             if not implementation.wanted(case) or implementation.unfit(case) is not None:
                 continue
@@ -150,6 +155,8 @@ class Runner:
                 "sizes": sizes,
                 "dtype": self._options.dtype,
                 "reduce_op": self._job.reduce_op,
+                "cols": self._job.cols,
+                "rounding": self._job.rounding,
                 "iterations": self._options.iterations,
                 "warmup": self._options.warmup,
             }
@@ -174,7 +181,15 @@ class Runner:
             world=self._ranks.world,
             device=self._job.device.type,
             eager=bool(call and call.eager),
+            **self._shape(nbytes),
         )
+
+    def _shape(self, nbytes: int) -> dict[str, Any]:
+        """What a record of a fused norm has besides."""
+        if not isinstance(self._op, NormOp):
+            return {}
+        rows = nbytes // (self._job.cols * self._job.dtype.itemsize)
+        return {"rows": rows, "cols": self._job.cols, "rounding": self._job.rounding}
 
     def _add(self, implementation: Implementation, record: Record) -> None:
         self._results.rows.append(Row(record, implementation.label, implementation.kind))
@@ -182,7 +197,7 @@ class Runner:
             self._results.ours_failed = True
 
     def _note(self, implementation: Implementation, case: Case, reason: str) -> None:
-        note = f"{reason} (first at {case.nbytes} bytes)" if self._op.has_tensor else reason
+        note = f"{reason} (first at {case.where})" if self._op.has_tensor else reason
         self._results.notes.setdefault(implementation.label, note)
 
     def _fail(self, implementation: Implementation, case: Case, reason: str) -> None:

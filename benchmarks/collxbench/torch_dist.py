@@ -8,7 +8,8 @@ from torch import Tensor
 
 from collxbench.implementation import Call, Implementation
 from collxbench.job import Case
-from collxbench.ops import ROOT, even_splits
+from collxbench.op import ROOT
+from collxbench.ops import even_splits
 
 REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,

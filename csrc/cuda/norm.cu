@@ -2,10 +2,12 @@
 #include "norm.h"
 
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 #include <string>
 
 #include "../protocol/names.h"
+#include "../protocol/partition.h"
 #include "collectives/kernel_table.cuh"
 #include "launch.h"
 #include "stages/norm_arguments.cuh"
@@ -13,8 +15,14 @@
 namespace collx::cuda {
 namespace {
 
-NormArguments norm_arguments_of(const NormCall& call) {
+/// `rows`: that the grid goes through.
+NormArguments norm_arguments_of(const NormCall& call, int world, uint64_t rows) {
   NormArguments a{};
+  a.parts = Partition(call.rows, world);
+  a.rows = rows;
+  a.full_uses = static_cast<uint32_t>(rows / std::max(call.shape.rows_per_use, 1u));
+  a.last_use = static_cast<uint32_t>(rows % std::max(call.shape.rows_per_use, 1u));
+  a.result_rows = call.rows;
   a.residual = call.residual;
   a.weight = call.weight;
   a.bias = call.bias;
@@ -23,10 +31,10 @@ NormArguments norm_arguments_of(const NormCall& call) {
   a.quantised = call.quantised;
   a.scale = call.scale;
   a.cols = call.cols;
-  a.rows = a.result_rows = call.rows;
   a.vectors = static_cast<uint32_t>(ceil_div<uint64_t>(
       call.cols * static_cast<uint64_t>(dtype_size(call.dtype)), kVectorBytes));
   a.shape = call.shape;
+  a.cluster_bits = static_cast<uint32_t>(std::countr_zero(call.shape.cluster));
   a.options = call.options;
   a.given_scale = call.given_scale;
   a.spill = call.spill;
@@ -80,15 +88,19 @@ void for_each_norm_kernel(const std::function<void(Kernel)>& visit) {
 
 void norm(const RankView& view, const NormCall& call, Stream stream) {
   KernelCall kernel_call = arguments_of(view, call);
-  NormArguments norm = norm_arguments_of(call);
+  const bool owned = call.plan.algorithm == Algorithm::twoshot_push ||
+                     call.plan.algorithm == Algorithm::twoshot_pull;
+  NormArguments norm = norm_arguments_of(
+      call, view.world,
+      owned || call.scatters() ? largest_part(call.rows, view.world) : call.rows);
   norm.scatters = call.scatters();
-  if (norm.scatters) norm.result_rows = partition(call.rows, view.world, view.rank).count;
+  if (norm.scatters) norm.result_rows = norm.parts.part(view.rank).count;
   PullArguments pull;
   const bool push = call.plan.algorithm == Algorithm::oneshot_push ||
                     call.plan.algorithm == Algorithm::twoshot_push;
   if (push) {
-    const bool twoshot = call.plan.algorithm == Algorithm::twoshot_push || norm.scatters;
-    use_slots(kernel_call, twoshot ? view.layout.twoshot : view.layout.oneshot, view, 0);
+    const bool large = owned || call.shape.large_slots;
+    use_slots(kernel_call, large ? view.layout.twoshot : view.layout.oneshot, view, 0);
   } else {
     pull = pull_arguments_of(view, call);
   }
@@ -102,7 +114,7 @@ void normalise(const void* const* inputs, int world, const NormCall& call, Strea
   GatheredRows gathered{};
   std::copy_n(inputs, world, gathered.input);
   gathered.world = world;
-  NormArguments norm = norm_arguments_of(call);
+  NormArguments norm = norm_arguments_of(call, 1, call.rows);
   void* arguments[] = {&gathered, &norm};
   launch(norm_local(call.dtype), call.plan, PdlLevel::off, arguments, stream,
          "launching a local normalisation", call.shape.cluster);

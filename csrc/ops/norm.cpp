@@ -87,12 +87,23 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   d.sizes[0] = static_cast<int64_t>(call.rows);
   d.sizes[1] = static_cast<int64_t>(call.cols);
   std::memcpy(&d.sizes[kNormOptionsAt], &call.options, sizeof(NormOptions));
-  d.sizes[7] = call.normalised != nullptr;
+  d.sizes[7] = op.results.back() == NormResult::normalised;
   return call;
 }
 
-NormRequest request_for(const Communicator& communicator, const NormCheck& check,
-                        const NormCall& call, bool input_symmetric) {
+/// Not by their addresses: a rank that gets no rows has none.
+NormResults results_of(const NormOperator& op) {
+  NormResults results;
+  for (const NormResult result : op.results) {
+    results.residual |= result == NormResult::residual;
+    results.quantised |= result == NormResult::quantised;
+    results.normalised |= result == NormResult::normalised || result == NormResult::out;
+  }
+  return results;
+}
+
+NormRequest request_for(const Communicator& communicator, const NormOperator& op,
+                        const NormCheck& check, const NormCall& call, bool input_symmetric) {
   NormRequest request;
   static_cast<Request&>(request) = request_of(communicator, call.collective, check.max_blocks);
   request.dtype = call.dtype;
@@ -102,8 +113,7 @@ NormRequest request_for(const Communicator& communicator, const NormCheck& check
   request.input_symmetric = input_symmetric;
   request.algorithm = check.algorithm;
   request.options = call.options;
-  request.results = {call.residual_out != nullptr, call.normalised != nullptr,
-                     call.quantised != nullptr};
+  request.results = results_of(op);
   return request;
 }
 
@@ -143,7 +153,7 @@ void run(const NormOperator& op, Communicator& communicator, const NormCheck& ch
   if (!alone) check_peer_access(op.name(), check.algorithm, communicator);
   if (call.rows == 0 && (alone || !communicator.options().check)) return;
 
-  NormRequest request = request_for(communicator, check, call, from.has_value());
+  NormRequest request = request_for(communicator, op, check, call, from.has_value());
   if (alone) request.algorithm = Algorithm::fallback;
   const NormPlan plan = plan_norm(request, communicator.view().layout);
   call.plan = plan.plan;

@@ -35,8 +35,11 @@ bool has_word(Collective collective, std::string_view word) {
 std::vector<NormArgument> arguments_of(Collective c) {
   using A = NormArgument;
   const bool layer = has_word(c, "layernorm"), fp8 = has_word(c, "fp8");
-  std::vector<A> list = {A::input};
-  const auto add = [&](std::initializer_list<A> more) { list.insert(list.end(), more); };
+  std::vector<A> list;
+  const auto add = [&](std::initializer_list<A> more) {
+    for (const A argument : more) list.push_back(argument);
+  };
+  add({A::input});
   if (has_word(c, "residual")) add({A::residual});
   add({A::weight});
   if (layer) add({A::bias});
@@ -55,9 +58,10 @@ std::vector<NormResult> results_of(Collective c, bool keeps_norm) {
   using R = NormResult;
   std::vector<R> list;
   if (has_word(c, "fp8") || has_word(c, "int8")) {
-    list = {R::quantised, R::scale};
+    list.push_back(R::quantised);
+    list.push_back(R::scale);
   } else {
-    list = {R::out};
+    list.push_back(R::out);
   }
   if (has_word(c, "residual")) list.push_back(R::residual);
   if (keeps_norm) list.push_back(R::normalised);

@@ -80,6 +80,7 @@ struct NormShape {
   uint32_t piece_tiles = 1;   // tiles of slots that a piece takes
   uint32_t rows_per_use = 1;  // of the slots, or of the staging memory
   bool passes_sums = false;   // two-shot: sums go to all ranks, each of which finishes them
+  bool large_slots = false;   // one-shot: those of two-shot
 
   COLLX_HD constexpr uint32_t step_vectors() const { return threads * cluster; }
 };

@@ -173,8 +173,11 @@ constexpr NormPlan plan_norm(const NormRequest& r, const RegionLayout& layout) {
   } else if (p.shape.rows_per_use == 0 || p.shape.steps > 1 ||
              p.carried_out == Algorithm::oneshot_push || p.carried_out == Algorithm::staged) {
     p.carried_out = Algorithm::oneshot_push;
-    const SlotArea& area = scatters_rows(r.collective) ? layout.twoshot : layout.oneshot;
-    p.shape = norm_shape(r, p.carried_out, area.tiles);
+    p.shape = norm_shape(r, p.carried_out, layout.oneshot.tiles);
+    if (p.shape.rows_per_use < r.rows) {
+      p.shape = norm_shape(r, p.carried_out, layout.twoshot.tiles);
+      p.shape.large_slots = true;
+    }
   }
 
   const NormShape& s = p.shape;

@@ -12,9 +12,10 @@ struct Part {
 
 /// The division, done once for the parts of all ranks.
 struct Partition {
-  uint64_t quotient;
-  uint64_t remainder;
+  uint64_t quotient = 0;
+  uint64_t remainder = 0;
 
+  Partition() = default;
   COLLX_HD constexpr Partition(uint64_t n, int world)
       : quotient(n / static_cast<uint64_t>(world)), remainder(n % static_cast<uint64_t>(world)) {}
 

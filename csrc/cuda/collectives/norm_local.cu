@@ -10,8 +10,7 @@ __global__ void __launch_bounds__(512, 2)
     local(const __grid_constant__ GatheredRows gathered, const __grid_constant__ NormArguments norm) {
   NormStage<D, false> stage(norm);
   if (norm.shape.steps == 1) stage.prefetch();
-  const uint64_t clusters = gridDim.x / norm.shape.cluster;
-  for (uint64_t row = blockIdx.x / norm.shape.cluster; row < norm.rows; row += clusters) {
+  for (uint64_t row = norm.cluster(); row < norm.rows; row += norm.clusters()) {
     const auto fetch = [&](uint32_t step, Share<D>& x) {
       const uint32_t i = stage.index(step);
       if (!stage.has(i)) return;

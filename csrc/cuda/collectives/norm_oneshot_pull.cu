@@ -51,8 +51,7 @@ class NormOneshotPull {
  private:
   template <typename F>
   __device__ __forceinline__ void for_own(uint64_t n, F f) {
-    const uint32_t clusters = gridDim.x / norm_.shape.cluster;
-    for (uint64_t p = blockIdx.x / norm_.shape.cluster; p < n; p += clusters) f(p);
+    for (uint64_t p = norm_.cluster(); p < n; p += norm_.clusters()) f(p);
   }
 
   __device__ __forceinline__ Row input_of(const void* input, uint64_t row) const {

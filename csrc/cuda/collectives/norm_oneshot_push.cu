@@ -21,19 +21,21 @@ class NormOneshot {
         call_(session.call),
         norm_(norm),
         world_(World<W>::size(call_)),
-        parts_(norm.rows, world_),
-        rows_(scatters() ? parts_.largest() : norm.rows),
         stage_(norm),
-        pieces_(call_, norm.shape, rows_) {}
+        pieces_(call_, norm) {}
 
   __device__ void run() {
     const uint32_t most = norm_.shape.rows_per_use;
-    if (norm_.shape.steps == 1) stage_.prefetch();
-    for (uint64_t done = 0; done < rows_; done += most) {
-      const uint64_t n = rows_ - done < most ? rows_ - done : most;
+    for (uint64_t done = 0; done < norm_.rows; done += most) {
+      const uint64_t left = norm_.rows - done;
+      const uint32_t n = left < most ? static_cast<uint32_t>(left) : most;
       if (done > 0) pieces_.next();
       if (Simple || norm_.shape.steps == 1) {
         pieces_.for_own(n, [&](uint32_t p) { push(0, p, done + p); });
+      }
+      if (done == 0) {
+        pieces_.look();
+        if (Simple || norm_.shape.steps == 1) stage_.prefetch();
       }
       pieces_.for_own(n, [&](uint32_t p) { finish(p, done + p); });
     }
@@ -43,7 +45,7 @@ class NormOneshot {
  private:
   __device__ __forceinline__ bool scatters() const { return !Simple && norm_.scatters; }
   __device__ __forceinline__ bool exists(uint64_t j) const {
-    return !scatters() || j < parts_.part(call_.rank).count;
+    return !scatters() || j < norm_.parts.part(call_.rank).count;
   }
 
   /// Row j of the results. Rows of several steps come one at a time, each step in a use of its own.
@@ -67,7 +69,7 @@ class NormOneshot {
   /// the largest, since every use of a tile carries a word between every two ranks.
   __device__ __forceinline__ Vector load(int rank, uint64_t j, uint32_t i) const {
     if (scatters()) {
-      const Part part = parts_.part(rank);
+      const Part part = norm_.parts.part(rank);
       if (j >= part.count) return {};
       j += part.start;
     }
@@ -113,8 +115,6 @@ class NormOneshot {
   const KernelCall& call_;
   const NormArguments& norm_;
   const int world_;
-  const Partition parts_;
-  const uint64_t rows_;
   NormStage<D, Simple> stage_;
   Pieces pieces_;
 };

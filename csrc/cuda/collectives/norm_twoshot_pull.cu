@@ -30,14 +30,13 @@ class NormTwoshotPull {
         barrier_(call_, session.patience),
         planes_(norm.shape, norm.residual_out != nullptr, norm.normalised != nullptr,
                 dtype_size(D)),
-        parts_(norm.rows, call_.world),
         stage_(norm) {}
 
   // A block that has given up goes on through all its rows, without waiting: its neighbours in the
   // cluster still count on it.
   __device__ void run() {
     const bool staged = pull_.input[0] == nullptr;
-    const uint64_t rows = parts_.largest(), most = norm_.shape.rows_per_use;
+    const uint64_t rows = norm_.rows, most = norm_.shape.rows_per_use;
     stage_.prefetch();
     if (!staged) barrier_.sync(Phase::start_barrier);
     // The halves take turns: one is written again only after two more barriers, when all peers
@@ -61,14 +60,13 @@ class NormTwoshotPull {
  private:
   template <typename F>
   __device__ __forceinline__ void for_own(uint64_t n, F f) {
-    const uint32_t clusters = gridDim.x / norm_.shape.cluster;
-    for (uint64_t p = blockIdx.x / norm_.shape.cluster; p < n; p += clusters) f(p);
+    for (uint64_t p = norm_.cluster(); p < n; p += norm_.clusters()) f(p);
   }
   __device__ __forceinline__ bool exists(int owner, uint64_t j) const {
-    return j < parts_.part(owner).count;
+    return j < norm_.parts.part(owner).count;
   }
   __device__ __forceinline__ uint64_t row(int owner, uint64_t j) const {
-    return parts_.part(owner).start + j;
+    return norm_.parts.part(owner).start + j;
   }
   __device__ __forceinline__ Row input_of(const void* input, uint64_t row) const {
     return {static_cast<const char*>(input) + row * norm_.cols * dtype_size(D), norm_.cols};
@@ -82,7 +80,7 @@ class NormTwoshotPull {
   }
   /// Of what `rank` passes on at position p, that byte of this block's piece.
   __device__ __forceinline__ char* result(int rank, uint64_t p, uint32_t byte) const {
-    const uint64_t piece = p * norm_.shape.cluster + blockIdx.x % norm_.shape.cluster;
+    const uint64_t piece = (p << norm_.cluster_bits) + norm_.cluster_rank();
     return pull_.region[rank] + pull_.results + half_ * pull_.result_bytes +
            piece * norm_.shape.piece_tiles * kTileBytes + byte;
   }
@@ -216,7 +214,6 @@ class NormTwoshotPull {
   Session<false>& session_;
   BlockBarrier barrier_;
   const NormPlanes planes_;
-  const Partition parts_;
   NormStage<D, false> stage_;
   uint32_t half_ = 0;
 };

@@ -30,18 +30,20 @@ class NormTwoshot {
         planes_(norm.shape, norm.residual_out != nullptr, norm.normalised != nullptr,
                 dtype_size(D)),
         world_(World<W>::size(call_)),
-        parts_(norm.rows, world_),
         stage_(norm),
-        pieces_(call_, norm.shape, parts_.largest()) {}
+        pieces_(call_, norm) {}
 
   __device__ void run() {
-    const uint64_t rows = parts_.largest();
     const uint32_t most = norm_.shape.rows_per_use;
-    stage_.prefetch();
-    for (uint64_t done = 0; done < rows; done += most) {
-      const uint64_t n = rows - done < most ? rows - done : most;
+    for (uint64_t done = 0; done < norm_.rows; done += most) {
+      const uint64_t left = norm_.rows - done;
+      const uint32_t n = left < most ? static_cast<uint32_t>(left) : most;
       if (done > 0) pieces_.next();
       pieces_.for_own(n, [&](uint32_t p) { scatter(p, done + p); });
+      if (done == 0) {
+        pieces_.look();
+        stage_.prefetch();
+      }
       if (norm_.shape.passes_sums) {
         pieces_.for_own(n, [&](uint32_t p) { reduce(p, done + p); });
         pieces_.for_own(n, [&](uint32_t p) { finish_all(p, done + p); });
@@ -56,11 +58,11 @@ class NormTwoshot {
  private:
   __device__ __forceinline__ int peer(int distance) const { return (call_.rank + distance) % world_; }
   __device__ __forceinline__ bool exists(int owner, uint64_t j) const {
-    return j < parts_.part(owner).count;
+    return j < norm_.parts.part(owner).count;
   }
   /// Of the whole tensor, row j of a rank's part.
   __device__ __forceinline__ uint64_t row(int owner, uint64_t j) const {
-    return parts_.part(owner).start + j;
+    return norm_.parts.part(owner).start + j;
   }
 
   /// A filler where a part is shorter than the largest, since every use of a tile carries a word
@@ -160,45 +162,94 @@ class NormTwoshot {
     stage_.row(fetch, Everywhere{*this, p, here, OwnRow(norm_, r)});
   }
 
-  /// `store(row, v)` with what every owner has passed on at that byte of the piece.
-  template <typename T, typename Store>
-  __device__ __forceinline__ void drain(uint32_t p, uint64_t j, uint32_t byte, Store store) {
-    const PieceSlot from = pieces_.slot(kGather, p, byte);
-    const Arrivals<kRanks> arrivals(call_, from.offset);
-    Vector v[kRanks];
-    if (!await_vectors<T>(session_, Phase::gather, world_, from.epoch, Vector{}, arrivals, v)) {
-      return;
-    }
-#pragma unroll
-    for (int owner = 0; owner < kRanks; ++owner) {
-      if (owner >= world_ || owner == call_.rank) continue;
-      T::rearm(arrivals.slot[owner]);
-      if (exists(owner, j)) store(OwnRow(norm_, row(owner, j)), v[owner]);
-    }
-  }
-
+  /// Waits for what every owner has passed on, all planes but one at once.
   __device__ __forceinline__ void drain(uint32_t p, uint64_t j) {
     const uint32_t i = stage_.index(), vector = threadIdx.x * kVectorBytes;
     if (!stage_.has(i)) return;
-    if (norm_.residual_out != nullptr) {
-      drain<S>(p, j, planes_.residual + vector,
-               [&](const OwnRow& to, Vector v) { to.residual(i, v); });
-    }
-    if (norm_.normalised != nullptr) {
-      drain<S>(p, j, planes_.normalised + vector,
-               [&](const OwnRow& to, Vector v) { to.normalised(i, v); });
-    }
-    if (norm_.quantised == nullptr) return;
     const NormOptions& o = norm_.options;
-    drain<Bytes>(p, j, planes_.quantised + threadIdx.x * E::kCount,
-                 [&](const OwnRow& to, Vector v) { to.quantised(i, disguised(v, o.quantisation)); });
-    if (o.scale_mode == ScaleMode::tensor) return;
     const bool groups = !Simple && o.scale_mode == ScaleMode::group;
     const auto width = static_cast<uint32_t>(groups ? o.group_size : 0);
-    if (groups ? i * E::kCount % width != 0 : i != 0) return;
-    drain<Word>(p, j, scale_byte(), [&](const OwnRow& to, Vector v) {
-      to.scale(i, groups ? i * E::kCount / width : 0, float_of(v.word[0]));
-    });
+    const bool first = groups ? i * E::kCount % width == 0 : i == 0;
+    const Plane<S> residual(*this, norm_.residual_out != nullptr, p, planes_.residual + vector);
+    const Plane<Bytes> bytes(*this, norm_.quantised != nullptr, p,
+                             planes_.quantised + threadIdx.x * E::kCount);
+    const Plane<Word> scale(
+        *this, norm_.quantised != nullptr && o.scale_mode != ScaleMode::tensor && first, p,
+        scale_byte());
+    Vector r[kRanks], q[kRanks], s[kRanks];
+    const auto arrived = [&](int owner) {
+      return max(max(residual.poll(owner, r), bytes.poll(owner, q)), scale.poll(owner, s)) != ~0u;
+    };
+    if (await_all(arrived)) {
+#pragma unroll
+      for (int owner = 0; owner < kRanks; ++owner) {
+        if (owner >= world_ || owner == call_.rank) continue;
+        residual.rearm(owner);
+        bytes.rearm(owner);
+        scale.rearm(owner);
+        if (!exists(owner, j)) continue;
+        const OwnRow to(norm_, row(owner, j));
+        if (residual.is()) to.residual(i, r[owner]);
+        if (bytes.is()) to.quantised(i, disguised(q[owner], o.quantisation));
+        if (scale.is()) to.scale(i, groups ? i * E::kCount / width : 0, float_of(s[owner].word[0]));
+      }
+    }
+    if (norm_.normalised == nullptr) return;
+    const Plane<S> normalised(*this, true, p, planes_.normalised + vector);
+    if (!await_all([&](int owner) { return normalised.poll(owner, r) != ~0u; })) return;
+#pragma unroll
+    for (int owner = 0; owner < kRanks; ++owner) {
+      if (owner >= world_ || owner == call_.rank) continue;
+      normalised.rearm(owner);
+      if (exists(owner, j)) OwnRow(norm_, row(owner, j)).normalised(i, r[owner]);
+    }
+  }
+
+  /// What this thread drains of one kind of result, if the call has it.
+  template <typename T>
+  class Plane {
+   public:
+    __device__ __forceinline__ Plane(const NormTwoshot& op, bool is, uint32_t p, uint32_t byte)
+        : call_(op.call_), is_(is), slot_(is ? op.pieces_.slot(kGather, p, byte) : PieceSlot{}) {}
+
+    __device__ __forceinline__ bool is() const { return is_; }
+    __device__ __forceinline__ uint32_t poll(int owner, Vector (&v)[kRanks]) const {
+      return is_ ? T::poll(at(owner), v[owner], slot_.epoch) : 0;
+    }
+    __device__ __forceinline__ void rearm(int owner) const {
+      if (is_) T::rearm(at(owner));
+    }
+
+   private:
+    __device__ __forceinline__ char* at(int owner) const {
+      return call_.arriving + slot_.offset + owner * call_.source_bytes;
+    }
+    const KernelCall& call_;
+    const bool is_;
+    const PieceSlot slot_;
+  };
+
+  /// Until `arrived(owner)` of every owner.
+  template <typename Arrived>
+  __device__ __forceinline__ bool await_all(Arrived arrived) {
+    return session_.patience.wait(
+        Phase::gather,
+        [&] {
+          bool all = true;
+#pragma unroll
+          for (int owner = 0; owner < kRanks; ++owner) {
+            if (owner < world_ && owner != call_.rank) all &= arrived(owner);
+          }
+          return all;
+        },
+        [&] {
+          int missing = 0;
+#pragma unroll
+          for (int owner = kRanks - 1; owner >= 0; --owner) {
+            if (owner < world_ && owner != call_.rank && !arrived(owner)) missing = owner;
+          }
+          return Blame{missing, 0, 0};
+        });
   }
 
   // Sums pass.
@@ -253,7 +304,6 @@ class NormTwoshot {
   const NormArguments& norm_;
   const NormPlanes planes_;
   const int world_;
-  const Partition parts_;
   NormStage<D, Simple> stage_;
   Pieces pieces_;
 };

@@ -1,5 +1,8 @@
-// Thread-block clusters: their barrier, and stores into the shared memory of a neighbour. Without
-// hardware for them a cluster is one block, and nothing here is reached.
+// Thread-block clusters: stores into the shared memory of a neighbour, which announce themselves at
+// a barrier there. Without hardware for them a cluster is one block, and nothing here is reached.
+//
+// The cluster's own barrier is used once, at the start. A release on it would wait for everything
+// that a thread has under way, stores to other GPUs among it.
 #pragma once
 
 #include "../../protocol/types.h"
@@ -12,29 +15,74 @@ namespace collx::cuda::ptx {
 #define COLLX_CLUSTERS 0
 #endif
 
-/// By every thread of the cluster, in turn with the wait. Releases what the thread has written.
-__device__ __forceinline__ void cluster_arrive() {
+/// A barrier in shared memory, of one arrival and a number of bytes a phase.
+using TransactionBarrier = unsigned long long;
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// By one thread, before cluster_arrive().
+__device__ __forceinline__ void init(TransactionBarrier* barrier) {
 #if COLLX_CLUSTERS
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-/// Acquires what all threads of the cluster had written when they arrived.
+/// By every thread of the cluster, in turn with the wait, behind which all blocks of the cluster run
+/// and their barriers can be used.
+__device__ __forceinline__ void cluster_arrive() {
+#if COLLX_CLUSTERS
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_wait() {
 #if COLLX_CLUSTERS
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
-/// Two words into the shared memory of block `rank` of the cluster, where `here` points in this one.
-__device__ __forceinline__ void st_cluster(const void* here, uint32_t rank, uint32_t low,
-                                           uint32_t high) {
+/// The one arrival of a phase, which ends when that many bytes have come.
+__device__ __forceinline__ void expect(TransactionBarrier* barrier, uint32_t bytes) {
 #if COLLX_CLUSTERS
-  const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(here));
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(rank));
-  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(there), "r"(low), "r"(high)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   shared_address(barrier)),
+               "r"(bytes)
                : "memory");
+#endif
+}
+
+/// Until the phase of that parity has ended: then its bytes are there.
+__device__ __forceinline__ void wait(TransactionBarrier* barrier, uint32_t parity) {
+#if COLLX_CLUSTERS
+  uint32_t ended = 0;
+  while (ended == 0) {
+    asm volatile(
+        "{\n .reg .pred p;\n"
+        " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ended)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+#endif
+}
+
+/// Eight bytes to where `here` points in block `rank` of the cluster, and to its barrier.
+__device__ __forceinline__ void st_cluster(const void* here, TransactionBarrier* barrier,
+                                           uint32_t rank, uint32_t low, uint32_t high) {
+#if COLLX_CLUSTERS
+  uint32_t there, announced;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(announced)
+      : "r"(shared_address(barrier)), "r"(rank));
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+          there),
+      "r"(low), "r"(high), "r"(announced)
+      : "memory");
 #endif
 }
 

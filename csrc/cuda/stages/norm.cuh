@@ -31,8 +31,8 @@ class NormStage {
  public:
   __device__ explicit NormStage(const NormArguments& norm)
       : norm_(norm),
-        reduction_(norm.shape),
-        place_(blockIdx.x % norm.shape.cluster * blockDim.x + threadIdx.x) {}
+        reduction_(norm),
+        place_(norm.cluster_rank() * blockDim.x + threadIdx.x) {}
 
   /// Which vector of its row is this thread's in a step.
   __device__ __forceinline__ uint32_t index(uint32_t step = 0) const {
@@ -40,12 +40,13 @@ class NormStage {
   }
   __device__ __forceinline__ bool has(uint32_t i) const { return i < norm_.vectors; }
 
-  /// Asks for the weights of this thread's columns, which do not change from row to row.
+  /// Asks for the weights of this thread's columns, which do not change from row to row. Nothing
+  /// waits for the answer yet.
   __device__ __forceinline__ void prefetch(uint32_t step = 0) {
     const uint32_t i = index(step);
     if (!has(i)) return;
     weight_ = load(norm_.weight, i);
-    if (!Simple && norm_.bias != nullptr) bias_ = load(norm_.bias, i);
+    if (layer()) bias_ = load(norm_.bias, i);
   }
 
   /// Of the residual, row `row` of the results.
@@ -59,16 +60,11 @@ class NormStage {
   /// From the sum over the ranks to what is normalised.
   __device__ __forceinline__ void accumulate(Share<D>& x, const Vector& residual) const {
     const bool parity = norm_.options.rounding != Rounding::fp32;
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      if (parity) x[e] = rounded<D>(x[e]);
-    }
+    if (parity) round(x);
     if (norm_.residual == nullptr) return;
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      x[e] = x[e] + E::get(residual, e);
-      if (parity) x[e] = rounded<D>(x[e]);
-    }
+    for (int e = 0; e < kCount; ++e) x[e] = x[e] + E::get(residual, e);
+    if (parity) round(x);
   }
 
   /// `fetch(step, x)` brings this thread's vector of each step, and takes part where there is none.
@@ -76,16 +72,21 @@ class NormStage {
   template <typename Fetch, typename Sink>
   __device__ __forceinline__ void row(Fetch fetch, const Sink& sink) {
     Share<D> x;
+    reduction_.start();
     if constexpr (Simple) {
+      const bool mine = has(index());
       fetch(0, x);
-      float leaf = 0;
-      uint32_t largest = 0;
-      if (has(index())) measure_squares(x, leaf, largest);
-      complete(reduction_(leaf, largest));
-      if (needs_second_look()) {
-        largest_ = reduction_(0, has(index()) ? largest_of(x, index()) : 0).largest;
+      float leaf = 0, largest = 0;
+      if (mine) {
+        leaf = squares(x);
+        if (norm_.residual_out != nullptr) sink.residual(index(), E::pack(x));
+        if (!parity_weight()) multiply(x, largest);
       }
-      if (has(index())) emit(x, index(), sink);
+      complete(reduction_(leaf, magnitude(largest)));
+      if (needs_second_look()) {
+        largest_ = reduction_(0, mine ? largest_of(x, index()) : 0).largest;
+      }
+      if (mine) emit(x, index(), sink);
     } else {
       run_passes(x, fetch, sink);
     }
@@ -96,20 +97,18 @@ class NormStage {
 
   template <typename Fetch, typename Sink>
   __device__ __forceinline__ void run_passes(Share<D>& x, Fetch fetch, const Sink& sink) {
-    const bool layer = norm_.options.norm == Norm::layer;
     const uint32_t steps = norm_.shape.steps;
 #pragma unroll 1
     for (int pass = kFetch; pass < kDone; ++pass) {
-      if ((pass == kSquares && !layer) || (pass == kLook && !needs_second_look())) continue;
+      if ((pass == kSquares && !layer()) || (pass == kLook && !needs_second_look())) continue;
       StepSums sums;
-      uint32_t largest = 0;
+      uint32_t most = 0;
 #pragma unroll 1
       for (uint32_t step = 0; step < steps; ++step) {
         const uint32_t i = index(step);
         if (steps > 1) prefetch(step);
         if (pass == kFetch) {
           fetch(step, x);
-          if (steps > 1 && has(i)) spill(i, x);
         } else if (steps > 1 && has(i)) {
           unspill(i, x);
         }
@@ -118,32 +117,38 @@ class NormStage {
           if (has(i)) emit(x, i, sink);
           continue;
         }
-        float leaf = 0;
-        if (has(i)) {
-          if (pass == kLook) {
-            largest = max(largest, largest_of(x, i));
-          } else if (pass == kSquares) {
-            leaf = centred_squares(x, i);
-          } else if (layer) {
+        float leaf = 0, largest = 0;
+        if (has(i) && pass == kFetch) {
+          if (norm_.residual_out != nullptr) sink.residual(i, E::pack(x));
+          if (layer()) {
             leaf = tree(x);
           } else {
-            measure_squares(x, leaf, largest);
+            leaf = squares(x);
+            if (!parity_weight()) multiply(x, largest);
           }
+          if (steps > 1) spill(i, x);
+        } else if (has(i) && pass == kSquares) {
+          leaf = centred_squares(x, i);
+        } else if (has(i)) {
+          largest = float_of(largest_of(x, i));
         }
-        const RowTotal t = reduction_(leaf, largest);
+        const RowTotal t = reduction_(leaf, max(most, magnitude(largest)));
         sums.add(t.sum);
-        largest = t.largest;
+        most = t.largest;
       }
-      if (pass == kFetch && layer) {
+      if (pass == kFetch && layer()) {
         mean_ = (sums.total() + 0.0f) / static_cast<float>(norm_.cols);
       } else if (pass == kLook) {
-        largest_ = largest;
+        largest_ = most;
       } else if (pass != kEmit) {
-        complete({sums.total(), largest});
+        complete({sums.total(), most});
       }
     }
   }
 
+  __device__ __forceinline__ bool layer() const {
+    return !Simple && norm_.options.norm == Norm::layer;
+  }
   __device__ __forceinline__ bool parity_weight() const {
     return norm_.options.rounding == Rounding::parity_weight;
   }
@@ -157,6 +162,13 @@ class NormStage {
   /// Here the largest result is not known from the products.
   __device__ __forceinline__ bool needs_second_look() const {
     return parity_weight() && needs_scale();
+  }
+
+  /// To the dtype and back: a conversion takes two at once.
+  static __device__ __forceinline__ void round(Share<D>& x) {
+    const Vector v = E::pack(x);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) x[e] = E::get(v, e);
   }
 
   __device__ __forceinline__ Weights load(const void* data, uint32_t i) const {
@@ -182,23 +194,26 @@ class NormStage {
   __device__ __forceinline__ void gains(Share<D>& to) const {
     unpack(weight_, to);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      to[e] = to[e] + norm_.options.weight_offset;
-      if (parity_weight()) to[e] = rounded<D>(to[e]);
-    }
+    for (int e = 0; e < kCount; ++e) to[e] = to[e] + norm_.options.weight_offset;
+    if (parity_weight()) round(to);
   }
 
-  /// The subtree of squares, and the largest product with the weight.
-  __device__ __forceinline__ void measure_squares(const Share<D>& x, float& leaf,
-                                                  uint32_t& largest) const {
+  /// The subtree of squares.
+  static __device__ __forceinline__ float squares(const Share<D>& x) {
     Share<D> t;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) t[e] = x[e] * x[e];
-    leaf = tree(t);
-    if (!needs_scale() || parity_weight()) return;
-    gains(t);
+    return tree(t);
+  }
+  /// With the weight, which in most modes comes before everything else. Notes the largest product.
+  __device__ __forceinline__ void multiply(Share<D>& x, float& largest) const {
+    Share<D> gain;
+    gains(gain);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) largest = max(largest, magnitude(x[e] * t[e]));
+    for (int e = 0; e < kCount; ++e) x[e] = x[e] * gain[e];
+    if (!needs_scale()) return;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) largest = larger_magnitude(largest, x[e]);
   }
   __device__ __forceinline__ float centred_squares(const Share<D>& x, uint32_t i) const {
     Share<D> t;
@@ -218,32 +233,37 @@ class NormStage {
     largest_ = magnitude(parity ? rounded<D>(largest) : largest);
   }
 
-  /// The normalised values.
+  /// The normalised values, of what is already multiplied by the weight but in the modes where
+  /// that comes last.
   __device__ __forceinline__ void results(const Share<D>& x, Share<D>& y) const {
-    if (!Simple && norm_.options.norm == Norm::layer) return layer_results(x, y);
-    gains(y);
-    if (parity_weight()) {
+    if (layer()) return layer_results(x, y);
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) y[e] = rounded<D>(rounded<D>(x[e] * inverse_) * y[e]);
-      return;
-    }
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) y[e] = x[e] * y[e] * inverse_;
+    for (int e = 0; e < kCount; ++e) y[e] = x[e] * inverse_;
     if (norm_.options.rounding == Rounding::fp32) return;
+    round(y);
+    if (!parity_weight()) return;
+    Share<D> gain;
+    gains(gain);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) y[e] = rounded<D>(y[e]);
+    for (int e = 0; e < kCount; ++e) y[e] = y[e] * gain[e];
+    round(y);
   }
   __device__ __forceinline__ void layer_results(const Share<D>& x, Share<D>& y) const {
-    Share<D> bias;
-    unpack(weight_, y);
+    Share<D> gain, bias;
+    unpack(weight_, gain);
     unpack(bias_, bias);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      const float d = (x[e] - mean_) * inverse_;
-      y[e] = parity_weight()
-                 ? rounded<D>(rounded<D>(d) * rounded<D>(y[e])) + rounded<D>(bias[e])
-                 : d * y[e] + bias[e];
+    for (int e = 0; e < kCount; ++e) y[e] = (x[e] - mean_) * inverse_;
+    if (parity_weight()) {
+      round(y);
+      round(gain);
+      round(bias);
     }
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) y[e] = y[e] * gain[e];
+    if (parity_weight()) round(y);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) y[e] = y[e] + bias[e];
   }
   __device__ __forceinline__ uint32_t largest_of(const Share<D>& x, uint32_t i) const {
     Share<D> y;
@@ -258,7 +278,6 @@ class NormStage {
 
   template <typename Sink>
   __device__ __forceinline__ void emit(const Share<D>& x, uint32_t i, const Sink& sink) const {
-    if (norm_.residual_out != nullptr) sink.residual(i, E::pack(x));
     Share<D> y;
     results(x, y);
     if (norm_.normalised != nullptr) sink.normalised(i, E::pack(y));

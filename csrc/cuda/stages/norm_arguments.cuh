@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../protocol/norm_plan.h"
+#include "../../protocol/partition.h"
 #include "reduce.cuh"
 #include "vectors.cuh"
 
@@ -17,14 +18,26 @@ struct NormArguments {
   void* quantised;
   void* scale;
   uint64_t cols;
-  uint64_t rows;         // of the input
-  uint64_t result_rows;  // of the residual and the results
-  uint32_t vectors;      // of a row
+  uint32_t vectors;  // of a row
+  uint32_t cluster_bits;
   NormShape shape;
   NormOptions options;
   bool scatters;
+  // Divisions are left to the host: they take longer than a row's arithmetic.
+  uint64_t rows;       // that the grid goes through: all, or as many as the largest part has
+  uint32_t full_uses;  // of the slots, each of rows_per_use rows
+  uint32_t last_use;   // rows of the one behind them
+  Partition parts;     // of all rows, among the ranks
+  uint64_t result_rows;  // of the residual and the results
   const float* given_scale;
   float* spill;
+
+  /// Blocks of a cluster stand side by side in the grid.
+  __device__ __forceinline__ uint32_t cluster() const { return blockIdx.x >> cluster_bits; }
+  __device__ __forceinline__ uint32_t clusters() const { return gridDim.x >> cluster_bits; }
+  __device__ __forceinline__ uint32_t cluster_rank() const {
+    return blockIdx.x & ((1u << cluster_bits) - 1);
+  }
 };
 
 /// Matrices of all ranks that lie here, by rank.

@@ -8,6 +8,17 @@
 
 namespace collx::cuda {
 
+/// The larger of two magnitudes, NaN when one is NaN.
+__device__ __forceinline__ float larger_magnitude(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return larger;
+#else
+  return float_of(max(magnitude(a), magnitude(b)));
+#endif
+}
+
 /// To the dtype, to nearest even, and back.
 template <DType D>
 __device__ __forceinline__ float rounded(float value) {
@@ -19,11 +30,28 @@ __device__ __forceinline__ float rounded(float value) {
 namespace detail {
 
 /// Two bytes of fp8, whose NaN is 0x7F here, whatever its sign.
-__device__ __forceinline__ uint32_t fp8_pair(float low, float high, __nv_fp8_interpretation_t to) {
-  uint32_t pair = __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, to);
+__device__ __forceinline__ uint32_t fp8_pair(float low, float high, __nv_fp8_interpretation_t to,
+                                             float limit) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, to);  // and no more
+#else
+  uint32_t pair = __nv_cvt_float2_to_fp8x2(make_float2(clamp(low, limit), clamp(high, limit)),
+                                           __NV_SATFINITE, to);
   if (is_nan(low)) pair = (pair & 0xFF00u) | 0x7Fu;
   if (is_nan(high)) pair = (pair & 0x00FFu) | 0x7F00u;
   return pair;
+#endif
+}
+
+template <int N>
+__device__ __forceinline__ Vector fp8_bytes(const float (&value)[N], __nv_fp8_interpretation_t to,
+                                            float limit) {
+  Vector bytes{};
+#pragma unroll
+  for (int e = 0; e < N; e += 2) {
+    bytes.word[e / 4] |= fp8_pair(value[e], value[e + 1], to, limit) << e % 4 * 8;
+  }
+  return bytes;
 }
 
 }  // namespace detail
@@ -32,22 +60,16 @@ __device__ __forceinline__ uint32_t fp8_pair(float low, float high, __nv_fp8_int
 /// 0 in int8.
 template <int N>
 __device__ __forceinline__ Vector quantised_bytes(const float (&value)[N], Quantisation q) {
-  Vector bytes{};
-  float v[N];
   const float limit = largest_value(q);
-#pragma unroll
-  for (int e = 0; e < N; ++e) v[e] = clamp(value[e], limit);
-  if (q == Quantisation::int8) {
-#pragma unroll
-    for (int e = 0; e < N; ++e) {
-      bytes.word[e / 4] |= (static_cast<uint32_t>(__float2int_rn(v[e])) & 0xFFu) << e % 4 * 8;
-    }
-    return bytes;
+  if (__builtin_expect(q == Quantisation::e4m3fn, 1)) {
+    return detail::fp8_bytes(value, __NV_E4M3, limit);
   }
-  const auto fp8 = q == Quantisation::e4m3fn ? __NV_E4M3 : __NV_E5M2;
+  if (q == Quantisation::e5m2) return detail::fp8_bytes(value, __NV_E5M2, limit);
+  Vector bytes{};
 #pragma unroll
-  for (int e = 0; e < N; e += 2) {
-    bytes.word[e / 4] |= detail::fp8_pair(v[e], v[e + 1], fp8) << e % 4 * 8;
+  for (int e = 0; e < N; ++e) {
+    const int rounded = __float2int_rn(clamp(value[e], limit));  // 0 of NaN
+    bytes.word[e / 4] |= (static_cast<uint32_t>(rounded) & 0xFFu) << e % 4 * 8;
   }
   return bytes;
 }

@@ -5,8 +5,8 @@
 // subtree; x + y = y + x makes every lane of a butterfly compute the same bits.
 #pragma once
 
-#include "../../protocol/norm_plan.h"
 #include "../ptx/cluster.cuh"
+#include "norm_arguments.cuh"
 
 namespace collx::cuda {
 
@@ -32,10 +32,20 @@ __device__ __forceinline__ float tree(const float (&values)[N]) {
 /// Every thread of the cluster makes one, first thing, and calls it equally often.
 class RowReduction {
  public:
-  __device__ explicit RowReduction(const NormShape& shape)
-      : cluster_(shape.cluster), rank_(blockIdx.x % shape.cluster) {
-    // Nobody stores into a neighbour that has not started.
-    if (cluster_ > 1) ptx::cluster_arrive();
+  __device__ explicit RowReduction(const NormArguments& norm)
+      : cluster_(norm.shape.cluster), rank_(norm.cluster_rank()) {
+    if (cluster_ == 1) return;
+    if (threadIdx.x == 0) {
+      ptx::init(&memory().arrived[0]);
+      ptx::init(&memory().arrived[1]);
+    }
+    ptx::cluster_arrive();
+  }
+
+  /// Before the first call: nobody stores into a neighbour that has not started.
+  __device__ __forceinline__ void start() {
+    if (cluster_ > 1 && !started_) ptx::cluster_wait();
+    started_ = true;
   }
 
   /// `leaf`: the subtree of this thread's vector.
@@ -44,35 +54,40 @@ class RowReduction {
     const float sum = butterfly(leaf);
     const uint32_t warps = blockDim.x / kWarpLanes, warp = threadIdx.x / kWarpLanes;
     const uint32_t lane = threadIdx.x % kWarpLanes;
-    Entry* entries = memory()[turn_];
+    // The next row uses the other entries: who writes those has heard of all that they have read
+    // the ones before.
+    Memory& m = memory();
+    const uint32_t turn = calls_ % 2;
+    Entry* entries = m.entries[turn];
     if (cluster_ == 1) {
       if (lane == 0) entries[warp] = {sum, largest};
       __syncthreads();
     } else {
-      if (!started_) ptx::cluster_wait();
-      started_ = true;
+      ptx::TransactionBarrier* arrived = &m.arrived[turn];
+      if (threadIdx.x == 0) ptx::expect(arrived, cluster_ * warps * sizeof(Entry));
       if (lane < cluster_) {
-        ptx::st_cluster(&entries[rank_ * warps + warp], lane, bits_of(sum), largest);
+        ptx::st_cluster(&entries[rank_ * warps + warp], arrived, lane, bits_of(sum), largest);
       }
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
+      ptx::wait(arrived, calls_ / 2 % 2);
     }
-    // The next row uses the other entries: who writes those has seen all read the ones before.
-    turn_ ^= 1;
+    ++calls_;
     return combine(entries, cluster_ * warps, lane);
   }
 
  private:
-  struct Entry {
+  struct alignas(8) Entry {
     float sum;
     uint32_t largest;
   };
   static constexpr uint32_t kEntries = kMostCluster * kFullBlock / kWarpLanes;
-  using Memory = Entry[2][kEntries];
+  struct Memory {
+    Entry entries[2][kEntries];
+    ptx::TransactionBarrier arrived[2];
+  };
 
   static __device__ __forceinline__ Memory& memory() {
-    __shared__ __align__(16) Memory entries;
-    return entries;
+    __shared__ Memory memory;
+    return memory;
   }
 
   static __device__ __forceinline__ float butterfly(float sum) {
@@ -102,7 +117,7 @@ class RowReduction {
   }
 
   const uint32_t cluster_, rank_;
-  uint32_t turn_ = 0;
+  uint32_t calls_ = 0;
   bool started_ = false;
 };
 

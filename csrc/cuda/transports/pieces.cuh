@@ -5,6 +5,7 @@
 // of the row, at the same place on every rank however large the grids are.
 #pragma once
 
+#include "../stages/norm_arguments.cuh"
 #include "session.cuh"
 
 namespace collx::cuda {
@@ -16,18 +17,23 @@ struct PieceSlot {
 
 class Pieces {
  public:
-  /// `rows`: in all uses together.
-  __device__ Pieces(const KernelCall& call, const NormShape& shape, uint64_t rows)
-      : call_(call), shape_(shape), rows_(rows) {
-    // Looked at when the call ends: see Tiles.
-    for_tiles([&](uint32_t, TileEntry* entry) { marks_ |= atomicExch(&entry->busy, 1u); });
+  __device__ Pieces(const KernelCall& call, const NormArguments& norm) : call_(call), norm_(norm) {
+    // Marks the tiles as busy, beside anybody else's mark.
+    for_tiles([&](uint32_t, TileEntry* entry) { ptx::red_add(&entry->busy, 1u); });
+  }
+
+  /// Looks for others' marks. After the first stores to peers, so that nothing waits for the answer:
+  /// of two calls that overlap, the one that looks later sees both marks.
+  __device__ __forceinline__ void look() {
+    for_tiles([&](uint32_t, TileEntry* entry) {
+      overlaps_ |= ptx::ld_relaxed_gpu(&entry->busy) != 1;
+    });
   }
 
   /// f(p) for each position of this cluster among the first n.
   template <typename F>
-  __device__ __forceinline__ void for_own(uint64_t n, F f) const {
-    const uint32_t clusters = gridDim.x / shape_.cluster;
-    for (uint32_t p = blockIdx.x / shape_.cluster; p < n; p += clusters) f(p);
+  __device__ __forceinline__ void for_own(uint32_t n, F f) const {
+    for (uint32_t p = norm_.cluster(); p < n; p += norm_.clusters()) f(p);
   }
 
   /// The slot at that byte of the piece at position p.
@@ -47,14 +53,13 @@ class Pieces {
   /// Last thing in a kernel, by all threads of the block.
   template <bool Simple>
   __device__ __forceinline__ void finish(Session<Simple>& session) {
-    if (marks_ != 0 && session.alive()) {
+    if (overlaps_ && session.alive()) {
       session.patience.fail(Failure::overlap, Phase::none, Blame{call_.rank, 0, 1});
     }
     session.finish([&] {  // every thread of the block has read its epochs
       for_tiles([&](uint32_t p, TileEntry* entry) {
-        const auto uses =
-            static_cast<uint32_t>(ceil_div<uint64_t>(rows_ - p, shape_.rows_per_use)) *
-            shape_.steps;
+        const uint32_t uses =
+            (norm_.full_uses + (p < norm_.last_use ? 1 : 0)) * norm_.shape.steps;
         // One 8-byte store: the epoch never shows without the mark cleared.
         *reinterpret_cast<uint2*>(entry) = make_uint2(ptx::ld_here(&entry->epoch) + uses, 0u);
       });
@@ -63,22 +68,21 @@ class Pieces {
 
  private:
   __device__ __forceinline__ uint32_t first_tile(uint32_t p) const {
-    return (p * shape_.cluster + blockIdx.x % shape_.cluster) * shape_.piece_tiles;
+    return ((p << norm_.cluster_bits) + norm_.cluster_rank()) * norm_.shape.piece_tiles;
   }
 
   /// One thread for each tile. A piece never has more tiles than a block has threads.
   template <typename F>
   __device__ __forceinline__ void for_tiles(F f) const {
-    if (threadIdx.x >= shape_.piece_tiles) return;
-    for_own(rows_ < shape_.rows_per_use ? rows_ : shape_.rows_per_use,
+    if (threadIdx.x >= norm_.shape.piece_tiles) return;
+    for_own(norm_.full_uses > 0 ? norm_.shape.rows_per_use : norm_.last_use,
             [&](uint32_t p) { f(p, &call_.entries[first_tile(p) + threadIdx.x]); });
   }
 
   const KernelCall& call_;
-  const NormShape& shape_;
-  const uint64_t rows_;
+  const NormArguments& norm_;
   uint32_t use_ = 0;
-  uint32_t marks_ = 0;
+  bool overlaps_ = false;
 };
 
 }  // namespace collx::cuda

@@ -1,10 +1,8 @@
 """What tensor-parallel layers are made of, over collx's operators.
 
-    pairs           collectives with the backward that their place in a layer needs: those of
-                    Megatron-LM
-    norm            TensorParallelRMSNorm, which stands in for all-reduce, residual and RMSNorm, and
-                    the same in the operations of a plain model
-    quantisation    Quantisation: how the result of a norm is quantised
+`pairs` has collectives with the backward that their place in a layer needs, those of Megatron-LM.
+`TensorParallelRMSNorm` stands in for all-reduce, residual and RMSNorm behind a layer, quantised as
+a `Quantisation` says; `unfused_rmsnorm` is the same in the operations of a plain model.
 """
 
 from collx.nn.norm import TensorParallelRMSNorm, unfused_rmsnorm

@@ -95,7 +95,7 @@ def unfused_rmsnorm(
 
 
 class TensorParallelRMSNorm(nn.Module):
-    """Stands in for all-reduce, residual and RMSNorm (and quantisation) behind a row-parallel layer.
+    """Stands in for all-reduce, residual, RMSNorm and quantisation behind a row-parallel layer.
 
         y = norm(residual + all_reduce(partial))      # before
         y, residual = norm(partial, residual)         # with it
@@ -278,9 +278,7 @@ def _check_options(
     where: str, rounding: str, quantise: Quantisation | None, keep_norm: bool
 ) -> None:
     if rounding not in ROUNDINGS:
-        raise ValueError(
-            f"{where}: rounding: got {rounding!r}; accepted: {', '.join(ROUNDINGS)}"
-        )
+        raise ValueError(f"{where}: rounding: got {rounding!r}; accepted: {', '.join(ROUNDINGS)}")
     if keep_norm and quantise is None:
         raise ValueError(
             f"{where}: keep_norm: got True without quantise; accepted: with it, since the result "

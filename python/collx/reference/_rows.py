@@ -24,6 +24,7 @@ __all__ = [
     "normalised",
     "own_rows",
     "quantised",
+    "reciprocal_root",
     "rounded",
     "row_sum",
 ]
@@ -63,8 +64,8 @@ class Layer:
             raise ValueError(
                 f"{self.op}: rounding {self.rounding!r} is none of {', '.join(ROUNDINGS)}"
             )
-        if not self.eps >= 0:
-            raise ValueError(f"{self.op}: eps {self.eps} is negative or NaN")
+        if not (self.eps >= 0 and math.isfinite(self.eps)):
+            raise ValueError(f"{self.op}: eps {self.eps} is negative or not finite")
         if not math.isfinite(self.weight_offset):
             raise ValueError(f"{self.op}: weight_offset {self.weight_offset} is not finite")
         if first.dtype not in _DTYPES:
@@ -116,8 +117,15 @@ class Layer:
         eps = float32(self.eps, squares)
         if self.rounding == "fp32":
             eps = rounded(eps, dtype)
-        root = (squares / float32(cols, squares) + eps).sqrt()
-        return torch.ones_like(root) / root
+        return reciprocal_root(squares / float32(cols, squares) + eps)
+
+
+def reciprocal_root(values: torch.Tensor) -> torch.Tensor:
+    """1 / sqrt(values), both rounded."""
+    # PyTorch's float32 root may be one ulp off. No root of a float32 is as near to the middle
+    # between two as one ulp of float64, so rounding that of float64 is right.
+    root = values.to(torch.float64).sqrt().to(torch.float32)
+    return torch.ones_like(root) / root
 
 
 def float32(value: float, like: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ _SCALE_DTYPES = ("float32", "input", "float8_e8m0fnu")
 _SMALLEST_GROUP, _LARGEST_GROUP = 16, 4096
 _LEAST_OF_GROUP = 1e-10  # stands for the largest magnitude of a group that has only smaller ones
 _FP8_NAN, _E8M0_NAN = 0x7F, 0xFF
-_INFINITY_BITS, _SMALLEST_NORMAL_BITS = 0x7F800000, 0x00800000
+_SMALLEST_NORMAL_BITS = 0x00800000
 
 
 def power_of_two_above(values: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def power_of_two_above(values: torch.Tensor) -> torch.Tensor:
         torch.int32
     )
     above = torch.where(bits < _SMALLEST_NORMAL_BITS, subnormal.view(torch.float32), above)
-    return torch.where((bits == 0) | (bits >= _INFINITY_BITS), values, above)
+    return torch.where((bits == 0) | ~values.isfinite(), values, above)  # a NaN may have a sign
 
 
 def _up(bits: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Quantiser:
         scale_layout: str = "row",
     ) -> Quantiser:
         """What an operator is asked for, whose inputs are like `first`."""
-        _one_of(op, "fp8_dtype", target, ("e4m3fn", "e5m2") if target != "int8" else ("int8",))
+        _one_of(op, "fp8_dtype", target, ("int8",) if op.endswith("int8") else ("e4m3fn", "e5m2"))
         _one_of(op, "scale_mode", scale_mode, _MODES)
         _one_of(op, "scale_dtype", scale_dtype, _SCALE_DTYPES)
         _one_of(op, "scale_layout", scale_layout, _LAYOUTS)

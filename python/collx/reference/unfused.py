@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from collx.reference._common import exactly
-from collx.reference._rows import Tensors, float32, row_sum
+from collx.reference._rows import Tensors, float32, reciprocal_root, row_sum
 from collx.reference.collectives import allreduce
 
 __all__ = ["unfused_layernorm", "unfused_rmsnorm"]
@@ -70,5 +70,4 @@ def _hidden(inputs: Sequence[torch.Tensor], residual: torch.Tensor | None) -> to
 
 def _norm(wide: torch.Tensor, eps: float) -> torch.Tensor:
     variance = row_sum(wide * wide) / float32(wide.shape[-1], wide)
-    root = (variance + float32(eps, wide)).sqrt()
-    return torch.ones_like(root) / root
+    return reciprocal_root(variance + float32(eps, wide))

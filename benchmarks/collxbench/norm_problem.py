@@ -1,0 +1,149 @@
+"""A sum of rows, normalised: its tensors, what it gives, and the same in steps after an all-reduce.
+
+Peers reduce in the input's dtype and round where the unfused model does, so theirs is the "parity"
+of the same norm where collx is asked for "fp32".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import collx
+from collx import reference
+from collxbench import data
+from collxbench.ops_norm import NormOp
+
+EPS = 1e-5
+DTYPES = ("float32", "float16", "bfloat16")
+ROUNDINGS = ("fp32", "parity", "parity_weight")
+STEPS = {"": 0.0, "fp8": 0.13, "int8": 0.0}  # of a quantised value, as a share of it
+COMPILATIONS = 64  # one a shape
+_RESIDUAL, _WEIGHT = -1, -2  # which random block: no rank's
+
+Results = tuple[Tensor, ...]
+Sequence = Callable[[Tensor, Tensor | None, Tensor], Results]
+
+
+@dataclass(frozen=True)
+class Problem:
+    op: NormOp
+    rows: int
+    cols: int
+    dtype: torch.dtype
+    device: torch.device
+    rounding: str
+    world: int
+
+    @classmethod
+    def of_bytes(
+        cls,
+        op: NormOp,
+        nbytes: int,
+        cols: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        rounding: str,
+        world: int,
+    ) -> Problem:
+        rows = nbytes // (cols * dtype.itemsize)
+        return cls(op, rows, cols, dtype, device, rounding, world)
+
+    def input_of(self, rank: int) -> Tensor:
+        """[rows, cols]"""
+        return self._values(rank, self.rows * self.cols).view(self.rows, self.cols)
+
+    @property
+    def residual(self) -> Tensor | None:
+        return self.input_of(_RESIDUAL) if self.op.residual else None
+
+    @property
+    def weight(self) -> Tensor:
+        return self._values(_WEIGHT, self.cols)
+
+    def expected(self) -> Results:
+        """The reference's results, in the order of `op.results`."""
+        inputs = [self.input_of(rank) for rank in range(self.world)]
+        residual = self.residual
+        tensors = (self.weight,) if residual is None else (residual, self.weight)
+        function = getattr(reference, self.op.name)
+        found: Any = function(inputs, *tensors, EPS, rounding=self.rounding)
+        return found if isinstance(found, tuple) else (found,)
+
+    def exact(self, results: Results, expected: Results) -> bool:
+        """Whether all results are the reference's, by their bits."""
+        return all(
+            reference.same_bits(a, b) if a.itemsize > 1 else reference.equal_bytes(a, b)
+            for a, b in zip(results, expected, strict=True)
+        )
+
+    def near(self, results: Results, expected: Results) -> bool:
+        """Whether a peer's results are right: for some order and precision of the sum, within a
+        step of their format where they are quantised."""
+        got, want = self._readable(results), self._readable(expected)
+        bound = 4 * self.world * torch.finfo(self.dtype).eps
+        for i, (a, b) in enumerate(zip(got, want, strict=True)):
+            step = STEPS[self.op.kind] if i == 0 else 0.0
+            scale = max(1.0, b.abs().max().item())
+            smallest = bound * scale
+            if i == 0 and self.op.kind == "int8":
+                smallest += want[1].max().item()  # a step is the row's scale
+            if not torch.allclose(a, b, rtol=bound + step, atol=smallest):
+                return False
+        return True
+
+    def _readable(self, results: Results) -> list[Tensor]:
+        """In float32, quantised values as a reader gets them."""
+        wide = [result.float() for result in results]
+        if self.op.kind:
+            wide[1] = wide[1].reshape(self.rows)
+            wide[0] = wide[0] * wide[1].unsqueeze(-1)
+        return wide
+
+    def steps(self) -> Sequence:
+        """Add, norm and quantise, behind an all-reduce, operation by operation."""
+        return _steps(self.op, self.rounding)
+
+    def compiled(self) -> Sequence:
+        """The same, compiled into one function when it is first called with a shape."""
+        return _compiled(self.op, self.rounding)
+
+    def _values(self, rank: int, numel: int) -> Tensor:
+        return data.input_of(rank, numel, self.dtype, self.device)
+
+
+@functools.cache
+def _steps(op: NormOp, rounding: str) -> Sequence:
+    quantise = collx.nn.Quantisation(op.kind) if op.kind else None
+
+    def steps(total: Tensor, residual: Tensor | None, weight: Tensor) -> Results:
+        results = collx.nn.unfused_rmsnorm(
+            total,
+            residual,
+            weight,
+            EPS,
+            rounding="parity" if rounding == "fp32" else rounding,
+            quantise=quantise,
+            reduce=_already_summed,
+        )
+        return results if isinstance(results, tuple) else (results,)
+
+    return steps
+
+
+@functools.cache
+def _compiled(op: NormOp, rounding: str) -> Sequence:
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, COMPILATIONS)
+    config.fail_on_recompile_limit_hit = True  # else it would go on uncompiled
+    function: Sequence = torch.compile(_steps(op, rounding), fullgraph=True, dynamic=False)
+    return function
+
+
+def _already_summed(total: Tensor) -> Tensor:
+    return total

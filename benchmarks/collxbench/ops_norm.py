@@ -1,0 +1,50 @@
+"""The reductions that are fused with an RMSNorm: one description each, of a matrix of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collxbench.op import Op, Share
+
+ALGORITHMS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "fallback")
+
+
+@dataclass(frozen=True)
+class NormOp(Op):
+    """`expect` and `arguments` are norm_problem.py's and ours.py's: there is more than an input."""
+
+    residual: bool = False
+    kind: str = ""
+    """"fp8" or "int8", with a scale for each row; empty: not quantised."""
+    in_all: bool = False
+    """Whether `bench.py all` measures it."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of its results, as arguments of the form with out=."""
+        first = ("q_out", "scale_out") if self.kind else ("out",)
+        return (*first, "residual_out") if self.residual else first
+
+
+def _described(residual: bool, kind: str) -> NormOp:
+    # The sum is scattered and what all ranks need is gathered: 16-bit values, or bytes.
+    crossing = 1.5 if kind and not residual else 2.0
+    return NormOp(
+        f"allreduce{'_residual' if residual else ''}_rmsnorm{'_' + kind if kind else ''}",
+        Share.WHOLE,
+        Share.WHOLE,
+        lambda inputs, _: inputs,
+        lambda case: (),
+        lambda world, at_root: crossing * (world - 1) / world,
+        algorithms=ALGORITHMS,
+        reduces=True,
+        symmetric_above=8 << 20,
+        residual=residual,
+        kind=kind,
+        in_all=residual and kind != "int8",
+    )
+
+
+NORM_OPS = tuple(
+    _described(residual, kind) for residual in (False, True) for kind in ("", "fp8", "int8")
+)

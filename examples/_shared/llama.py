@@ -1,0 +1,252 @@
+"""A Llama for greedy decoding, split over ranks: transformers' weights and formulas, in modules of
+its own with a key-value cache of fixed size, so that every decoding step has the same shapes.
+
+Each rank keeps its attention heads and its units of the MLPs; the vocabulary is on all of them.
+What adds up the ranks' products, adds the residual and normalises is given: `Decoder` asks a norm
+module for (normalised, sum) from (product, residual), twice a layer. The norm behind an MLP is the
+next layer's first one, or the model's last.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from _shared.tensor_parallel import part
+
+MakeNorm = Callable[[nn.Module], nn.Module]  # from a LlamaRMSNorm
+
+
+@dataclass(frozen=True)
+class Size:
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    length: int  # of prompt and answer
+
+
+def seeded(size: Size, seed: int) -> LlamaForCausalLM:
+    """A model with random weights, the same on every rank, in float32.
+
+    Its output layer makes one successor of each token stand out, as training does. So its choices
+    are no near-ties, which the roundings of bfloat16 would decide.
+    """
+    torch.manual_seed(seed)
+    options: dict[str, Any] = {"attn_implementation": "eager", "bos_token_id": None}
+    config = LlamaConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        max_position_embeddings=size.length,
+        eos_token_id=None,
+        **options,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for norm in norms_of(model):
+            norm.get_parameter("weight").normal_(1.0, 0.1)
+        embedding = model.model.embed_tokens.weight.normal_(0.0, 0.2)
+        model.lm_head.weight[torch.randperm(size.vocabulary)] = embedding.clone()
+    model.eval()
+    return model
+
+
+def norms_of(model: LlamaForCausalLM) -> list[nn.Module]:
+    """In the order in which they are used, which begins with the one of the embeddings."""
+    found: list[nn.Module] = []
+    layer: Any
+    for layer in model.model.layers:
+        found += [layer.input_layernorm, layer.post_attention_layernorm]
+    return [*found, model.model.norm]
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Each pair of elements, which lie half a head apart, turned by a right angle."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+class Attention(nn.Module):
+    """This rank's heads: [batch, tokens, hidden] -> its summand of the same shape."""
+
+    keys: Tensor  # [batch, heads, length, head size]
+    values: Tensor
+
+    def __init__(self, full: Any, mine: slice, batch: int, size: Size) -> None:
+        """`mine`: key-value heads of this rank, each with the query heads that share it."""
+        super().__init__()
+        self.head = full.head_dim
+        self.kv_heads = mine.stop - mine.start
+        kv = slice(mine.start * self.head, mine.stop * self.head)
+        shared = size.heads // size.kv_heads
+        query = slice(kv.start * shared, kv.stop * shared)
+        self.query_units = query.stop - query.start
+        projections = [full.q_proj.weight[query], full.k_proj.weight[kv], full.v_proj.weight[kv]]
+        self.inner = nn.Parameter(torch.cat(projections))
+        self.outer = nn.Parameter(full.o_proj.weight[:, query].clone())
+        room = (batch, self.kv_heads, size.length, self.head)
+        self.register_buffer("keys", torch.zeros(room), persistent=False)
+        self.register_buffer("values", torch.zeros(room), persistent=False)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor
+    ) -> Tensor:
+        """`turn`: cosines and sines [tokens, head size]; `mask`: bool [tokens, length]."""
+        heads = functional.linear(x, self.inner).unflatten(-1, (-1, self.head)).transpose(1, 2)
+        query, key, value = heads.split(
+            [self.query_units // self.head, self.kv_heads, self.kv_heads], 1
+        )
+        cosine, sine = turn
+        query, key = (h * cosine + rotated(h) * sine for h in (query, key))
+        self.keys.index_copy_(2, positions, key)
+        self.values.index_copy_(2, positions, value)
+        seen = functional.scaled_dot_product_attention(
+            query, self.keys, self.values, attn_mask=mask, enable_gqa=True
+        )
+        return functional.linear(seen.transpose(1, 2).flatten(2), self.outer)
+
+
+class Mlp(nn.Module):
+    """This rank's units: [batch, tokens, hidden] -> its summand of the same shape."""
+
+    def __init__(self, full: Any, mine: slice) -> None:
+        super().__init__()
+        self.inner = nn.Parameter(
+            torch.cat([full.gate_proj.weight[mine], full.up_proj.weight[mine]])
+        )
+        self.outer = nn.Parameter(full.down_proj.weight[:, mine].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = functional.linear(x, self.inner).chunk(2, -1)
+        return functional.linear(functional.silu(gate) * up, self.outer)
+
+
+class Shard(nn.Module):
+    """What a rank keeps of a model, and its caches. Any number of decoders may use it in turn.
+
+    Raises ValueError where there are more ranks than key-value heads.
+    """
+
+    cosines: Tensor  # [length, head size]
+    sines: Tensor
+
+    @torch.no_grad()
+    def __init__(
+        self, full: LlamaForCausalLM, size: Size, batch: int, world_size: int, rank: int
+    ) -> None:
+        super().__init__()
+        if world_size > size.kv_heads:
+            raise ValueError(
+                f"{size.kv_heads} key-value heads cannot be split over {world_size} ranks"
+            )
+        heads = part(size.kv_heads, world_size, rank)
+        units = part(size.intermediate, world_size, rank)
+        layers: Any = full.model.layers
+        self.attention = nn.ModuleList(
+            Attention(layer.self_attn, heads, batch, size) for layer in layers
+        )
+        self.mlp = nn.ModuleList(Mlp(layer.mlp, units) for layer in layers)
+        self.embedding = nn.Parameter(full.model.embed_tokens.weight.clone())
+        self.output = nn.Parameter(full.lm_head.weight.clone())
+        self.first_norm, *self.norms = norms_of(full)
+        every = torch.arange(size.length, device=self.embedding.device)[None]
+        cosines, sines = full.model.rotary_emb(self.embedding, every)
+        self.register_buffer("cosines", cosines[0], persistent=False)
+        self.register_buffer("sines", sines[0], persistent=False)
+
+
+class Decoder(nn.Module):
+    """A shard with the norms that `make_norm` makes of the model's own."""
+
+    def __init__(self, shard: Shard, make_norm: MakeNorm) -> None:
+        super().__init__()
+        self.shard = shard
+        self.norms = nn.ModuleList(make_norm(norm) for norm in shard.norms)
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Logits behind the last token, [batch, vocabulary].
+
+        ids: int64 [batch, tokens]; positions: int64 [tokens], where they stand. What stands before
+        them has been through the decoder.
+        """
+        shard = self.shard
+        turn = (shard.cosines[positions], shard.sines[positions])
+        everywhere = torch.arange(len(shard.cosines), device=positions.device)
+        mask = everywhere <= positions[:, None]
+        residual = functional.embedding(ids, shard.embedding)
+        x = shard.first_norm(residual)
+        norms: Iterator[nn.Module] = iter(self.norms)
+        for attention, mlp in zip(shard.attention, shard.mlp, strict=True):
+            x, residual = next(norms)(attention(x, positions, turn, mask), residual)
+            x, residual = next(norms)(mlp(x), residual)
+        return functional.linear(x[:, -1], shard.output)
+
+
+class UnfusedNorm(nn.Module):
+    """All-reduce, add and norm one after the other, as a split model does without fusion."""
+
+    def __init__(self, norm: nn.Module, all_reduce: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm = norm
+        self.all_reduce = all_reduce
+
+    def forward(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        total = residual + self.all_reduce(partial)
+        return self.norm(total), total
+
+
+class Greedy:
+    """Greedy decoding. Its state is on the device, so a step can be replayed from a CUDA graph."""
+
+    def __init__(self, model: Decoder, prompts: Tensor, count: int) -> None:
+        """prompts: int64 [batch, tokens]; `count`: of tokens to add."""
+        self.model = model
+        self.prompts = prompts
+        batch, self.start_at = prompts.shape
+        self.tokens = prompts.new_zeros(batch, self.start_at + count)
+        self.position = prompts.new_zeros(1)  # of the last token that is known
+        output = model.shard.output
+        self.logits = output.new_empty(batch, len(output))  # behind the last step
+
+    def begin(self) -> None:
+        """Reads the prompts and chooses the first token."""
+        self.tokens[:, : self.start_at] = self.prompts
+        self.position.fill_(self.start_at - 1)
+        every = torch.arange(self.start_at, device=self.prompts.device)
+        self._append(self.model(self.prompts, every))
+
+    def step(self) -> None:
+        """Chooses the next token."""
+        self._append(self.model(self.tokens.index_select(1, self.position), self.position))
+
+    def _append(self, logits: Tensor) -> None:
+        self.logits.copy_(logits)
+        self.position += 1
+        self.tokens.index_copy_(1, self.position, logits.argmax(-1, keepdim=True))
+
+    @property
+    def answer(self) -> Tensor:
+        return self.tokens[:, self.start_at :].clone()
+
+
+def greedy_of_transformers(
+    model: LlamaForCausalLM, prompts: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """The tokens that the unsplit model chooses itself, and its last logits."""
+    ids, chosen, cache = prompts, [], None
+    for _ in range(count):
+        output: Any = model(ids, past_key_values=cache, use_cache=True)
+        cache, logits = output.past_key_values, output.logits[:, -1]
+        ids = logits.argmax(-1, keepdim=True)
+        chosen.append(ids)
+    return torch.cat(chosen, 1), logits

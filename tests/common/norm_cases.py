@@ -1,0 +1,303 @@
+"""Calls of the fused normalisations as plain values that travel to the ranks, their data and right
+results.
+
+    weights    "same": weight and bias in the input's dtype; "float32"
+    style      "random" (of many magnitudes, so that the order of sums shows); "bits" (any pattern);
+               "rows" (of every kind that a norm or a scale could go wrong on); "ones" (all bits
+               set: NaN throughout); "constant" (the sum is +-1, so that y is the gain, the largest
+               of which is LARGEST); "minus" (the sum and y are -1 throughout); "tiny" (scales have
+               no reciprocal)
+    folded     input has three dimensions
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .values import dtype_of, make_values
+
+Fields = dict[str, Any]
+Tensors = tuple[torch.Tensor, ...]
+
+OPS = (
+    "allreduce_rmsnorm",
+    "allreduce_residual_rmsnorm",
+    "allreduce_layernorm",
+    "allreduce_residual_layernorm",
+    "allreduce_rmsnorm_fp8",
+    "allreduce_residual_rmsnorm_fp8",
+    "allreduce_rmsnorm_int8",
+    "allreduce_residual_rmsnorm_int8",
+    "reducescatter_residual_rmsnorm",
+    "reducescatter_residual_rmsnorm_fp8",
+)
+DTYPES = ("float32", "float16", "bfloat16")
+ROUNDINGS = ("fp32", "parity", "parity_weight")
+ALGORITHMS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "fallback")
+SCATTERING = ("staged", "fallback")
+STYLES = ("random", "rows", "bits", "ones")
+FORMS = ("functional", "out", "python", "python_out")
+ROWS = (0, 1, 2, 7, 64, 513)
+COLS = (1, 8, 100, 384, 4096, 8192, 16384, 20000)
+LARGEST = 2.5  # magnitude of a gain with style "constant"
+TINY = 1e-38
+
+
+def quantises(op: str) -> bool:
+    return op.endswith(("fp8", "int8"))
+
+
+def scatters(op: str) -> bool:
+    return op.startswith("reducescatter")
+
+
+def algorithms_of(op: str) -> tuple[str, ...]:
+    return ("auto", *(SCATTERING if scatters(op) else ALGORITHMS))
+
+
+def ways(*names: str) -> list[tuple[str, str]]:
+    """Every (op, algorithm) of the ops; of all of them without names."""
+    return [(op, way) for op in names or OPS for way in algorithms_of(op)]
+
+
+def outputs_of(op: str, keep_norm: bool = False) -> tuple[str, ...]:
+    """Names of the outputs, in the order of the results."""
+    names: tuple[str, ...] = ("q_out", "scale_out") if quantises(op) else ("out",)
+    names += ("residual_out",) if "residual" in op else ()
+    return (*names, "norm_out") if keep_norm else names
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: its arguments, where its tensors lie, and what they hold."""
+
+    op: str
+    dtype: str = "bfloat16"
+    rows: int = 7
+    cols: int = 384
+    folded: bool = False
+    weights: str = "same"
+    eps: float = 1e-6
+    weight_offset: float = 0.0
+    rounding: str = "fp32"
+    scale_ub: float | None = None
+    fp8_dtype: str = "e4m3fn"
+    scale_mode: str = "row"
+    given: float = 0.03125  # the scale with scale_mode "tensor"
+    group_size: int = 128
+    ue8m0: bool = False
+    scale_dtype: str = "float32"
+    scale_layout: str = "row"
+    keep_norm: bool = False
+    style: str = "random"
+    seed: int = 1
+    algorithm: str = "auto"
+    max_blocks: int = 0
+    form: str = "out"
+    input_offset: int = 0  # elements before the view
+    output_offset: int = 0
+    layout: str = "contiguous"
+    output_layout: str = "natural"
+    symmetric: bool = False  # the input
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if not self.folded:
+            return self.rows, self.cols
+        first = next((d for d in (5, 3, 2, 7, 19) if self.rows % d == 0), 1)
+        return first, self.rows // first, self.cols
+
+
+# What does not change the values: calls that differ in it alone share their data.
+_PLACEMENT: Fields = {
+    "algorithm": "auto",
+    "max_blocks": 0,
+    "form": "out",
+    "input_offset": 0,
+    "output_offset": 0,
+    "layout": "contiguous",
+    "output_layout": "natural",
+    "symmetric": False,
+}
+
+_UNSCALED: Fields = {
+    "scale_ub": None,
+    "fp8_dtype": "e4m3fn",
+    "scale_mode": "row",
+    "ue8m0": False,
+    "scale_dtype": "float32",
+    "scale_layout": "row",
+    "keep_norm": False,
+}
+
+
+def legal(call: Call) -> Call:
+    """The call, made one that exists."""
+    if not quantises(call.op):
+        call = replace(call, **_UNSCALED)
+    if call.op.endswith("int8"):
+        call = replace(call, fp8_dtype="e4m3fn")
+    if "layernorm" in call.op:
+        call = replace(call, weight_offset=0.0)
+    if call.scale_mode == "group" and call.cols % call.group_size != 0:
+        call = replace(call, scale_mode="row")
+    if call.scale_mode == "tensor":
+        call = replace(call, scale_ub=None, ue8m0=False, scale_dtype="float32")
+    if call.scale_mode != "group":
+        call = replace(call, scale_layout="row")
+    if call.scale_dtype == "float8_e8m0fnu":
+        call = replace(call, ue8m0=True)
+    if scatters(call.op):
+        call = replace(call, folded=False)
+    if call.algorithm not in algorithms_of(call.op):
+        call = replace(call, algorithm="auto")
+    if call.form == "updated" and "residual" not in call.op:
+        call = replace(call, form="out")
+    return call
+
+
+def scale_options(call: Call) -> Fields:
+    """The options of an op that quantises, but for the scale itself."""
+    names = ["scale_ub", "scale_mode", "group_size", "ue8m0", "scale_dtype", "scale_layout"]
+    names += ["fp8_dtype"] if call.op.endswith("fp8") else []
+    return {name: getattr(call, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Every rank's tensors on the CPU, and its right results. Not to be written to."""
+
+    inputs: list[torch.Tensor]
+    residuals: list[torch.Tensor] | None
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    scale: torch.Tensor | None
+    expected: list[Tensors]
+
+
+def _of_many_magnitudes(dtype: str, numel: int, seed: int, rank: int) -> torch.Tensor:
+    powers = make_values("bits", "uint8", numel, seed, rank) % 14
+    values = make_values("random", dtype, numel, seed, rank)
+    return (values.double() * 2.0 ** (powers.double() - 7)).to(values.dtype)
+
+
+def _rows_of_all_kinds(call: Call, rank: int, world: int) -> torch.Tensor:
+    """Rows of ordinary values, zeros, infinity or NaN in one place of one rank, subnormals, values
+    whose squares or sums overflow, special values throughout, one value among zeros."""
+    dtype = dtype_of(call.dtype)
+    info, cols = torch.finfo(dtype), call.cols
+    numel = call.rows * cols
+    values = _of_many_magnitudes(call.dtype, numel, call.seed, rank).view(call.rows, cols)
+    special = make_values("special", call.dtype, numel, call.seed, rank).view(call.rows, cols)
+    mine = rank == call.seed % world
+    place = call.seed * 31 % cols
+    for row in range(call.rows):
+        kind = (row + call.seed) % 9
+        if kind == 1:
+            values[row] *= 0  # zeros of both signs
+        elif kind in (2, 3) and mine:
+            values[row, place] = math.inf if kind == 2 else math.nan
+        elif kind == 4:
+            values[row] = (values[row].sign().double() * info.tiny * (1 + row % 3) / 5).to(dtype)
+        elif kind == 5:
+            values[row] = values[row].sign() * (info.max / 2)
+        elif kind == 6:
+            values[row] = special[row]
+        elif kind == 7:
+            values[row] *= 0
+            values[row, place] = 1.5
+    return values.view(-1)
+
+
+def _input(call: Call, rank: int, world: int) -> torch.Tensor:
+    numel = call.rows * call.cols
+    if call.style == "rows":
+        return _rows_of_all_kinds(call, rank, world)
+    if call.style in ("constant", "minus"):
+        mine = rank == call.seed % world
+        ones = torch.full((numel,), -1.0 if mine else 0.0, dtype=dtype_of(call.dtype))
+        if call.style == "minus":
+            return ones
+        return ones * make_values("random", call.dtype, numel, call.seed, 0).sign()
+    if call.style in ("random", "tiny"):
+        return _of_many_magnitudes(call.dtype, numel, call.seed, rank)
+    return make_values(call.style, call.dtype, numel, call.seed, rank)
+
+
+def _vector(call: Call, which: int) -> torch.Tensor:
+    dtype = call.dtype if call.weights == "same" else "float32"
+    if call.style == "minus":
+        return torch.ones(call.cols, dtype=dtype_of(dtype))
+    style = "bits" if call.style == "bits" else "random"
+    vector = make_values(style, dtype, call.cols, call.seed + 100 * which, 0)
+    if call.style == "constant":
+        vector = vector.clamp(-2.0, 2.0)
+        vector[call.seed % call.cols] = -LARGEST
+    if call.style == "tiny":
+        vector = (vector.double() * TINY).to(vector.dtype)
+    return vector
+
+
+def _data(call: Call, world: int) -> Data:
+    inputs = [_input(call, rank, world).view(call.shape) for rank in range(world)]
+    residuals = None
+    if "residual" in call.op:
+        style = {"rows": "special", "constant": "zeros", "minus": "zeros"}
+        style_here = style.get(call.style, "random" if call.style == "tiny" else call.style)
+        numel = call.rows * call.cols
+        if style_here == "zeros":
+            residual = torch.zeros(numel, dtype=dtype_of(call.dtype))
+        else:
+            residual = make_values(style_here, call.dtype, numel, call.seed + 500, 0)
+            if call.style == "rows":  # so that most rows remain what they are
+                kept = torch.arange(call.rows).repeat_interleave(call.cols) % 4 != 3
+                residual = residual.masked_fill(kept, 0.25)
+        residuals = [residual.view(call.shape)] * world
+        if scatters(call.op):
+            from collx import reference
+
+            residuals = list(residuals[0].split(reference.parts(call.rows, world)))
+    weight = _vector(call, 1)
+    bias = _vector(call, 2) if "layernorm" in call.op else None
+    scale = torch.tensor([call.given]) if call.scale_mode == "tensor" else None
+    expected = _expected(call, inputs, residuals, weight, bias, scale)
+    return Data(inputs, residuals, weight, bias, scale, expected)
+
+
+def _expected(
+    call: Call,
+    inputs: list[torch.Tensor],
+    residuals: list[torch.Tensor] | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+) -> list[Tensors]:
+    from collx import reference
+
+    given: Fields = {"weight": weight, "eps": call.eps, "rounding": call.rounding}
+    if bias is not None:
+        given["bias"] = bias
+    else:
+        given["weight_offset"] = call.weight_offset
+    if quantises(call.op):
+        given.update(scale_options(call), scale=scale, keep_norm=call.keep_norm)
+    function = getattr(reference, call.op)
+    if scatters(call.op):
+        results: list[Tensors] = function(inputs, residuals, **given)
+        return results
+    result = function(inputs, *(residuals[:1] if residuals else ()), **given)
+    return [result if isinstance(result, tuple) else (result,)] * len(inputs)
+
+
+_kept = lru_cache(maxsize=8)(_data)
+
+
+def data_of(call: Call, world: int) -> Data:
+    """What the ranks give, and what they should get."""
+    large = call.rows * call.cols * world > 1 << 20  # elements: not kept for other calls
+    return (_data if large else _kept)(replace(call, **_PLACEMENT), world)

@@ -1,0 +1,255 @@
+"""Every fused normalisation gives the bits of the reference in every mode, size and algorithm."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from ..check import assert_none
+from ..norm_cases import (
+    COLS,
+    DTYPES,
+    LARGEST,
+    OPS,
+    ROUNDINGS,
+    ROWS,
+    STYLES,
+    Call,
+    algorithms_of,
+    legal,
+    outputs_of,
+    quantises,
+    scatters,
+)
+from ..norm_check import run_norms
+from ..norm_samples import SCALES, Factors, calls_of, forms_of, modes_of, pairwise, sizes
+from ..pool import Pool
+
+QUANTISING = tuple(op for op in OPS if quantises(op))
+SMALL_ROWS = (0, 1, 2, 7)
+LARGEST_INPUT = 1 << 15  # elements, but for the full cross-products
+# One of so many calls is made where ranks outnumber cores or share a GPU. Over the worlds the
+# shares differ.
+SHARE = {2: 1, 3: 3, 4: 4, 8: 10}
+SHARE_OF_GPUS = {2: 1, 3: 1, 4: 1, 8: 2}
+SHARE_SHARED = {2: 30, 3: 40, 4: 40, 8: 60}
+
+
+def share_of(pool: Pool, calls: Sequence[Call]) -> list[Call]:
+    """The calls that this world makes: where there are few, at least one."""
+    own = SHARE_OF_GPUS if pool.world.device == "cuda" else SHARE
+    step = (SHARE_SHARED if pool.shared else own)[pool.size]
+    return list(calls[pool.size % min(step, len(calls)) :: step])
+
+
+def check(pool: Pool, calls: Sequence[Call], key: str = "default") -> None:
+    """Checks this world's share of the calls on all ranks."""
+    assert_none(pool.run(run_norms, share_of(pool, calls), key))
+
+
+def placements(op: str) -> Factors:
+    """Where tensors lie, and how the call is made."""
+    return {
+        "algorithm": algorithms_of(op),
+        "form": forms_of(op),
+        "layout": ("contiguous", "sliced", "transposed", "spread"),
+        "output_layout": ("natural", "transposed", "spread"),
+        "input_offset": (0, 1, 5),
+        "output_offset": (0, 3, 8),
+        "folded": (False,) if scatters(op) else (False, True),
+        "symmetric": (False, True),
+        "max_blocks": (0, 1, 3),
+    }
+
+
+@pytest.mark.worlds(2, 3, 4, 8)
+@pytest.mark.parametrize("op", OPS)
+def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: str) -> None:
+    """dtypes, roundings, scales and all other options, rows of every kind, every algorithm, sizes
+    up to the widest rows; to the bit, on every rank."""
+    factors: Factors = {
+        "rows": SMALL_ROWS,
+        "cols": COLS,
+        **modes_of(op),
+        "style": STYLES,
+        "algorithm": algorithms_of(op),
+    }
+    check(pool, calls_of(op, pairwise(factors, sizes(LARGEST_INPUT)), pool.size))
+
+
+@pytest.mark.worlds(2, 3, 4, 8)
+@pytest.mark.parametrize("op", OPS)
+def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
+    """Hazards 15, 19 and 20: misaligned and strided tensors, poisoned outputs between canaries,
+    memory around that is full of NaN, symmetric inputs, any number of blocks."""
+    factors: Factors = {
+        "rows": (1, 5, 9),
+        "cols": (1, 8, 37, 384, 2080),
+        **placements(op),
+        "dtype": DTYPES,
+        "style": ("random", "rows"),
+    }
+    if quantises(op):
+        factors["scale"] = SCALES[::2]
+        factors["keep_norm"] = (False, True)
+    check(pool, calls_of(op, pairwise(factors, sizes(LARGEST_INPUT)), pool.size))
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("op", OPS)
+def test_all_algorithms_give_the_same_bits(pool: Pool, op: str) -> None:
+    """Each of them on the same rows, more of them than ranks and fewer."""
+    calls = [
+        legal(Call(op, dtype, rows, 384, style="rows", algorithm=algorithm, keep_norm=True, seed=3))
+        for dtype, rows in itertools.product(DTYPES, (1, 18))
+        for algorithm in algorithms_of(op)
+    ]
+    if pool.shared:
+        calls = calls[pool.size :: 8]
+    assert_none(pool.run(run_norms, calls))
+
+
+@pytest.mark.worlds(2, 3, 8)
+@pytest.mark.parametrize("op", OPS)
+def test_calls_larger_than_the_payload_run_in_chunks_of_it(pool: Pool, op: str) -> None:
+    """Hazard 17: a communicator with the smallest payload carries any number of rows, and rows that
+    it does not hold."""
+    factors: Factors = {
+        "rows": (1, 3, 19),
+        "cols": (8, 384, 2048, 9000),
+        "algorithm": algorithms_of(op),
+        "dtype": DTYPES,
+        "style": ("random", "rows", "ones"),
+    }
+    if quantises(op):
+        factors["scale"] = SCALES[::2]
+        factors["keep_norm"] = (False, True)
+    check(pool, calls_of(op, pairwise(factors, sizes(20_000)), pool.size), "small")
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("op", OPS)
+def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
+    """Hazard 14: rows that quantise to -1 throughout (all bits set, in int8), and rows, scales and
+    residuals of NaN throughout."""
+    base = {"rows": 9, "cols": 384, "keep_norm": True}
+    minus = {**base, "dtype": "float32", "style": "minus", "eps": 0.0, "given": 1.0}
+    nan = {**base, "dtype": "bfloat16", "style": "ones"}
+    combinations = [
+        {**one, "scale": scale, "algorithm": algorithm}
+        for algorithm in algorithms_of(op)
+        for scale in (SCALES if quantises(op) else SCALES[:1])
+        for one in (minus, nan)
+    ]
+    calls = calls_of(op, combinations)
+    # 7 divides neither 2 nor the number of scales: all of them occur.
+    assert_none(pool.run(run_norms, calls[:: 43 if pool.shared else (1, 1, 1, 3, 7)[pool.size]]))
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("op", QUANTISING)
+def test_bounds_of_scales_are_exact(pool: Pool, op: str) -> None:
+    """The largest magnitude below, at and above scale_ub, and scales without a reciprocal."""
+    # The gain is y: its largest magnitude is known.
+    exact = {"style": "constant", "eps": 0.0, "dtype": "float32", "rows": 3, "cols": 256}
+    tiny = {"style": "tiny", "weights": "float32", "dtype": "float32", "rows": 3, "cols": 256}
+    combinations = [
+        {**exact, "scale_ub": bound, **scale, **mode}
+        for bound in (LARGEST, 2.4999998, 2.5000002, 0.0, 1e-37)
+        for scale in ({}, {"ue8m0": True})
+        for mode in ({}, {"scale_mode": "group", "group_size": 64})
+    ]
+    combinations += [{**tiny, "scale": scale} for scale in SCALES]
+    combinations += [{**tiny, "scale": scale, "dtype": "float16"} for scale in SCALES]
+    calls = calls_of(op, combinations)
+    assert_none(pool.run(run_norms, calls[:: 12 if pool.shared else 1]))
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("op", OPS)
+def test_every_kind_of_row_in_every_rounding(pool: Pool, op: str) -> None:
+    """Zeros, infinity, NaN, subnormals, overflow and one value alone, with and without eps: as many
+    rows as there are kinds."""
+    combinations = [
+        {"dtype": dtype, "rounding": rounding, "eps": eps, "algorithm": algorithm}
+        for (dtype, rounding), algorithm in zip(
+            itertools.product(DTYPES, ROUNDINGS), itertools.cycle(algorithms_of(op)), strict=False
+        )
+        for eps in (0.0, 1e-6)
+    ]
+    base = {"style": "rows", "rows": 18, "cols": 96, "keep_norm": True}
+    calls = calls_of(op, [{**base, **combination} for combination in combinations])
+    assert_none(pool.run(run_norms, calls[pool.size :: 9 if pool.shared else 1]))
+
+
+# --- everything -----------------------------------------------------------------------------------
+
+FULL_ELEMENTS = 4096  # up to here all combinations
+JOB = 400  # calls of a job
+SHAPES = tuple(itertools.product(ROWS, COLS))
+
+
+@pytest.mark.full
+@pytest.mark.worlds(2, 3, 4, 8)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_full_cross_product_of_small_sizes(pool: Pool, op: str, dtype: str, rounding: str) -> None:
+    """Every mode with every size up to 4,096 elements; styles and placements in turn."""
+    factors: Factors = {**modes_of(op), "dtype": (dtype,), "rounding": (rounding,), "eps": (1e-6,)}
+    if "weight_offset" in factors:
+        factors["weight_offset"] = (0.0, 1.0)
+    modes = [
+        dict(zip(factors, values, strict=True)) for values in itertools.product(*factors.values())
+    ]
+    fitting = [(rows, cols) for rows, cols in SHAPES if rows * cols <= FULL_ELEMENTS]
+    combinations = [
+        {**mode, "rows": rows, "cols": cols} for mode in modes for rows, cols in fitting
+    ]
+    turns = pairwise({"style": STYLES, **placements(op)})
+    calls = [
+        legal(replace(call, seed=number % 7 + 1, **turns[number % len(turns)]))
+        for number, call in enumerate(calls_of(op, combinations))
+    ]
+    calls = calls[:: 200 if pool.shared else 1]
+    for start in range(0, len(calls), JOB):
+        assert_none(pool.run(run_norms, calls[start : start + JOB]))
+
+
+@pytest.mark.full
+@pytest.mark.worlds(2, 3, 4, 8)
+@pytest.mark.parametrize("op", OPS)
+def test_full_sizes_above_are_covered_in_pairs(pool: Pool, op: str) -> None:
+    """Every size above 4,096 elements with every value of every option; of worlds of many ranks,
+    their share."""
+    shapes = [{"rows": rows, "cols": cols} for rows, cols in SHAPES if rows * cols > FULL_ELEMENTS]
+    factors: Factors = {"shape": shapes, **modes_of(op), "style": STYLES, **placements(op)}
+
+    def allowed(fields: dict[str, object]) -> bool:
+        shape, scale = fields.get("shape"), fields.get("scale")
+        if not isinstance(shape, dict) or not isinstance(scale, dict):
+            return True
+        return scale.get("scale_mode") != "group" or shape["cols"] % scale["group_size"] == 0
+
+    calls = [
+        # An arena holds so many elements, spread over twice the memory.
+        replace(call, symmetric=call.symmetric and call.rows * call.cols <= 1 << 17)
+        for call in calls_of(op, pairwise(factors, allowed), pool.size)
+    ]
+    calls = share_of(pool, calls)
+    for start in range(0, len(calls), 20):
+        assert_none(pool.run(run_norms, calls[start : start + 20]))
+
+
+def test_every_output_has_a_name() -> None:
+    """In the order of the results."""
+    assert outputs_of("allreduce_residual_rmsnorm_fp8", True) == (
+        "q_out",
+        "scale_out",
+        "residual_out",
+        "norm_out",
+    )
+    assert outputs_of("allreduce_layernorm") == ("out",)

@@ -1,0 +1,196 @@
+// How rows of fused normalisations lie on blocks and slots, and the arithmetic of their scales.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "protocol/norm_plan.h"
+
+namespace collx {
+namespace {
+
+NormRequest request(uint64_t rows, uint64_t cols, int world = 4, DType dtype = DType::bfloat16) {
+  NormRequest r;
+  r.collective = Collective::allreduce_residual_rmsnorm_fp8;
+  r.device = DeviceKind::cuda;
+  r.dtype = dtype;
+  r.world = world;
+  r.rows = rows;
+  r.cols = cols;
+  r.bytes = rows * cols * static_cast<uint64_t>(dtype_size(dtype));
+  r.room = 132;
+  r.spare_room = 132;
+  r.options.quantisation = Quantisation::e4m3fn;
+  r.results = {true, false, true};
+  return r;
+}
+
+/// Every combination that the tests below look at.
+template <typename F>
+void for_each_request(F f) {
+  for (const uint64_t rows : {1, 2, 8, 16, 33, 64, 513, 2048}) {
+    for (const uint64_t cols : {1, 8, 100, 384, 4096, 5000, 8192, 16384, 20000, 70000, 300000}) {
+      for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+        for (const int world : {2, 3, 4, 8}) {
+          for (const Algorithm algorithm :
+               {Algorithm::automatic, Algorithm::oneshot_push, Algorithm::twoshot_push,
+                Algorithm::oneshot_pull, Algorithm::twoshot_pull, Algorithm::fallback}) {
+            NormRequest r = request(rows, cols, world, dtype);
+            r.algorithm = algorithm;
+            f(r);
+            r.options.rounding = Rounding::parity;
+            r.options.scale_mode = ScaleMode::group;
+            r.options.group_size = 16;
+            r.results.normalised = true;
+            f(r);
+            r.options.group_size = 4096;
+            r.max_blocks = 3;
+            f(r);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Payloads from the smallest region to the default.
+const std::vector<uint64_t> kPayloads = {1 << 20, 8 << 20, kDefaultPayloadBytes};
+
+TEST(NormPlan, RowsFitTheirSlotsAndBlocks) {
+  for (const uint64_t payload : kPayloads) {
+    for_each_request([&](const NormRequest& r) {
+      const RegionLayout layout = cuda_layout(r.world, payload);
+      const NormPlan p = plan_norm(r, layout);
+      const NormShape& s = p.shape;
+      const uint64_t vectors = ceil_div<uint64_t>(
+          r.cols * static_cast<uint64_t>(dtype_size(r.dtype)), kVectorBytes);
+      ASSERT_GE(uint64_t{s.steps} * s.step_vectors(), vectors);
+      ASSERT_LE(s.threads, static_cast<uint32_t>(kFullBlock));
+      ASSERT_EQ(s.threads % kTileVectors, 0u);
+      ASSERT_TRUE(std::has_single_bit(s.threads));
+      ASSERT_TRUE(std::has_single_bit(s.cluster));
+      ASSERT_LE(s.cluster, kMostCluster);
+      ASSERT_EQ(p.plan.blocks % static_cast<int>(s.cluster), 0);
+      if (r.max_blocks > 0) {
+        ASSERT_LE(p.plan.blocks, r.max_blocks);
+      }
+      if (s.steps > 1) {
+        ASSERT_EQ(s.cluster, 1u) << "a long row is one block's";
+        ASSERT_GT(p.spilled, 0u);
+      }
+      if (p.carried_out == Algorithm::fallback) return;
+      ASSERT_GE(s.rows_per_use, 1u);
+      const bool owned = p.carried_out == Algorithm::twoshot_push;
+      if (!owned && p.carried_out != Algorithm::oneshot_push) return;
+      const SlotArea& area = owned ? layout.twoshot : layout.oneshot;
+      ASSERT_LE(uint64_t{s.rows_per_use} * s.cluster * s.piece_tiles, area.tiles);
+      ASSERT_LE(s.piece_tiles, s.threads) << "a thread for each tile";
+      ASSERT_GE(s.piece_tiles * kTileVectors, s.threads);
+      if (owned) {
+        ASSERT_EQ(s.steps, 1u);
+        ASSERT_GE(s.piece_tiles * kTileBytes, detail::passed_bytes(s, r));
+      }
+    });
+  }
+}
+
+TEST(NormPlan, WhatRanksExchangeDoesNotDependOnSpareBlocks) {
+  for_each_request([&](const NormRequest& r) {
+    NormRequest other = r;
+    other.spare_room = 0;
+    const RegionLayout layout = cuda_layout(r.world, kDefaultPayloadBytes);
+    const NormPlan a = plan_norm(r, layout), b = plan_norm(other, layout);
+    ASSERT_EQ(a.carried_out, b.carried_out);
+    ASSERT_EQ(a.shape.threads, b.shape.threads);
+    ASSERT_EQ(a.shape.cluster, b.shape.cluster);
+    ASSERT_EQ(a.shape.steps, b.shape.steps);
+    ASSERT_EQ(a.shape.piece_tiles, b.shape.piece_tiles);
+    ASSERT_EQ(a.shape.rows_per_use, b.shape.rows_per_use);
+  });
+}
+
+TEST(NormPlan, SumsPassWhereTheyAreFewerBytes) {
+  NormOptions o;
+  EXPECT_FALSE(passes_sums(o, {true, false, true}, 2)) << "not rounded: they would lose bits";
+  o.rounding = Rounding::parity;
+  EXPECT_TRUE(passes_sums(o, {true, false, true}, 2));
+  EXPECT_TRUE(passes_sums(o, {true, true, false}, 2));
+  EXPECT_FALSE(passes_sums(o, {false, false, true}, 2)) << "a byte is less";
+  EXPECT_FALSE(passes_sums(o, {false, true, false}, 2)) << "no less";
+}
+
+TEST(NormPlan, PlanesDoNotOverlap) {
+  NormShape s;
+  s.threads = 128;
+  const NormPlanes all(s, true, true, 2);
+  EXPECT_EQ(all.residual, 0u);
+  EXPECT_EQ(all.normalised, 128u * 16);
+  EXPECT_EQ(all.quantised, 2 * 128u * 16);
+  EXPECT_EQ(all.scales, 2 * 128u * 16 + 128u * 8);
+  const NormPlanes bytes(s, false, false, 4);
+  EXPECT_EQ(bytes.quantised, 0u);
+  EXPECT_EQ(bytes.scales, 128u * 4);
+}
+
+TEST(NormScale, Float16RoundTrips) {
+  for (uint32_t half = 0; half <= 0x7C00; ++half) {
+    const float value = from_float16_bits(half);
+    ASSERT_EQ(to_float16_bits(value), half) << value;
+    if (half >= 0x7BFF) continue;
+    // Ties go to the even one, everything else to the nearer.
+    const double next = from_float16_bits(half + 1), middle = (value + next) / 2;
+    ASSERT_EQ(to_float16_bits(static_cast<float>(middle)), half + (half & 1));
+    ASSERT_EQ(to_float16_bits(std::nextafter(static_cast<float>(middle), 0.0f)), half);
+    ASSERT_EQ(to_float16_bits(std::nextafter(static_cast<float>(middle), 1e9f)), half + 1);
+  }
+  EXPECT_EQ(to_float16_bits(65519.0f), 0x7BFFu);
+  EXPECT_EQ(to_float16_bits(65520.0f), 0x7C00u);
+  EXPECT_EQ(to_float16_bits(1e30f), 0x7C00u);
+}
+
+TEST(NormScale, PowersOfTwoAreNotBelow) {
+  for (const float value : {1.0f, 1.5f, 2.0f, 3e-39f, 1e-45f, 0x1p-126f, 0x1.8p-127f, 3e38f}) {
+    const float power = power_of_two_above(value);
+    EXPECT_GE(power, value);
+    if (std::isfinite(power)) {
+      EXPECT_EQ(std::exp2(std::round(std::log2(static_cast<double>(power)))), power);
+      EXPECT_LT(power / 2, value);
+    }
+  }
+  EXPECT_EQ(power_of_two_above(0.0f), 0.0f);
+  EXPECT_TRUE(std::isinf(power_of_two_above(std::numeric_limits<float>::infinity())));
+}
+
+TEST(NormScale, ExponentsHoldWhatTheyCan) {
+  EXPECT_EQ(to_e8m0(1.0f), 127);
+  EXPECT_EQ(from_e8m0(127), 1.0f);
+  EXPECT_EQ(from_e8m0(0), 0x1p-127f);
+  EXPECT_EQ(round_scale(0.0f, ScaleType::float8_e8m0fnu), 0x1p-127f);
+  EXPECT_EQ(round_scale(0x1p-140f, ScaleType::float8_e8m0fnu), 0x1p-127f);
+  EXPECT_TRUE(std::isnan(
+      round_scale(std::numeric_limits<float>::infinity(), ScaleType::float8_e8m0fnu)));
+  EXPECT_EQ(stored_scale(float_of(kNaNBits), ScaleType::float8_e8m0fnu), 255u);
+}
+
+TEST(NormScale, FollowsTheLargestResult) {
+  NormOptions o;
+  o.quantisation = Quantisation::e4m3fn;
+  o.scale_ub = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(scale_of(bits_of(448.0f), o).scale, 1.0f);
+  EXPECT_EQ(scale_of(bits_of(896.0f), o).inverse, 0.5f);
+  EXPECT_EQ(scale_of(0, o).inverse, 0.0f);
+  EXPECT_EQ(scale_of(1, o).inverse, 0.0f) << "its reciprocal is not finite";
+  EXPECT_TRUE(std::isnan(scale_of(kNaNBits, o).scale));
+  EXPECT_EQ(scale_of(kNaNBits, o).inverse, 0.0f);
+  EXPECT_EQ(scale_of(kInfinityBits, o).inverse, 0.0f);
+  o.scale_ub = 44.8f;
+  EXPECT_EQ(scale_of(bits_of(448.0f), o).scale, 44.8f / 448.0f);
+  EXPECT_TRUE(std::isnan(scale_of(kNaNBits, o).scale)) << "a bound does not hide NaN";
+  o.scale_mode = ScaleMode::group;
+  EXPECT_EQ(scale_of(0, o).scale, 1e-10f / 448.0f);
+}
+
+}  // namespace
+}  // namespace collx

@@ -1,0 +1,1 @@
+from tests.common.suites.norm_bad_input import *  # noqa: F403

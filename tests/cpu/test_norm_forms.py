@@ -1,0 +1,1 @@
+from tests.common.suites.norm_forms import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.norm_failure import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.norm_numerics import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.norm_skew import *  # noqa: F403
