@@ -90,10 +90,10 @@ void register_tensor(Communicator& self, const at::Tensor& tensor,
   self.symmetric().add(tensor, pointers, nbytes, key, self.options().rank);
 }
 
-py::dict explain(const Communicator& self, std::string_view op, uint64_t numel,
+py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, uint64_t cols,
                  at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
                  std::string_view algorithm, int64_t max_blocks) {
-  const collx::Explanation e = collx::explain(self, op, numel, dtype, input_symmetric,
+  const collx::Explanation e = collx::explain(self, op, numel, cols, dtype, input_symmetric,
                                               output_symmetric, algorithm, max_blocks);
   py::dict d;
   d["algorithm"] = collx::name_of(e.plan.algorithm);
@@ -149,7 +149,7 @@ void bind_communicator(py::module_& m) {
       // A call of another thread may hold the lock until its wait is over: never with the GIL.
       .def("register", &register_tensor, py::arg("tensor"), py::arg("pointers"), py::arg("nbytes"),
            py::arg("key"), NoGil())
-      .def("explain", &explain, py::arg("op"), py::arg("numel"), py::arg("dtype"),
+      .def("explain", &explain, py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"),
            py::arg("input_symmetric"), py::arg("output_symmetric"), py::arg("algorithm"),
            py::arg("max_blocks"))
       .def("tune", &Communicator::tune, py::arg("blocks"), py::arg("threads"), NoGil())
@@ -172,11 +172,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("load_kernels", &collx::load_kernels, py::arg("device"), NoGil());
   m.def(
       "workspace_bytes",
-      [](std::string_view op, uint64_t numel, at::ScalarType dtype, int world_size,
+      [](std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype, int world_size,
          std::string_view algorithm, bool symmetric) {
-        return collx::workspace_bytes(op, numel, dtype, world_size, algorithm, symmetric);
+        return collx::workspace_bytes(op, numel, cols, dtype, world_size, algorithm, symmetric);
       },
-      py::arg("op"), py::arg("numel"), py::arg("dtype"), py::arg("world_size"),
+      py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"), py::arg("world_size"),
       py::arg("algorithm"), py::arg("symmetric"));
   m.def(
       "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));

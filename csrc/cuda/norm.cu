@@ -59,7 +59,8 @@ Kernel kernel_of(const NormCall& call, int world, bool simple) {
     case Algorithm::oneshot_push:
       return norm_oneshot_push(call.dtype, world, simple);
     case Algorithm::twoshot_push:
-      return norm_twoshot_push(call.dtype, world, simple);
+      return call.shape.passes_sums ? norm_twoshot_push_sums(call.dtype, world, simple)
+                                    : norm_twoshot_push(call.dtype, world, simple);
     case Algorithm::oneshot_pull:
       return norm_oneshot_pull(call.dtype);
     case Algorithm::twoshot_pull:
@@ -78,6 +79,7 @@ void for_each_norm_kernel(const std::function<void(Kernel)>& visit) {
       for (int world : kCompiledWorlds) {
         visit(norm_oneshot_push(dtype, world, simple));
         visit(norm_twoshot_push(dtype, world, simple));
+        visit(norm_twoshot_push_sums(dtype, world, simple));
       }
     }
     visit(norm_oneshot_pull(dtype));

@@ -77,6 +77,7 @@ class Communicator {
   void tune(int blocks, int threads);
   /// The selected plan, or the tuner's.
   Plan tuned(Plan plan) const;
+  int tuned_threads() const { return tuned_threads_; }
   /// Blocks that nobody else on the device counts on at present.
   int spare_blocks() const;
 

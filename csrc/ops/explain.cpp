@@ -6,7 +6,7 @@
 
 #include "../protocol/cpu_layout.h"
 #include "../protocol/names.h"
-#include "../protocol/selection.h"
+#include "../protocol/norm_plan.h"
 #include "call.h"
 #include "checks.h"
 #include "communicator.h"
@@ -19,7 +19,7 @@ namespace {
 Collective check_op(std::string_view op) {
   const Collective found = find_name<Collective>(kCollectiveNames, op).value_or(Collective::none);
   const auto moves_data = [](Collective c) {
-    return c != Collective::none && c != Collective::barrier && !is_norm(c);
+    return c != Collective::none && c != Collective::barrier;
   };
   std::string known;
   for (size_t i = 0; i < kCollectiveNames.size(); ++i) {
@@ -41,6 +41,49 @@ uint64_t message_of(Collective op, uint64_t bytes, int world) {
 uint64_t itemsize_of(Collective op, at::ScalarType dtype, const char* what) {
   if (is_reduction(op)) return static_cast<uint64_t>(dtype_size(check_dtype(what, dtype)));
   return c10::elementSize(dtype);
+}
+
+/// A fused normalisation with the options that it has by default.
+NormRequest norm_request(const char* what, Collective op, const Request& request, uint64_t numel,
+                         uint64_t cols, at::ScalarType dtype) {
+  NormRequest r;
+  static_cast<Request&>(r) = request;
+  r.dtype = check_dtype(what, dtype);
+  TORCH_CHECK_TYPE(has_sentinel(r.dtype) && r.dtype != DType::float64, "collx.", what,
+                   ": dtype: got ", name_of(r.dtype), "; accepted: float32, float16, bfloat16");
+  TORCH_CHECK_VALUE(cols > 0, "collx.", what, ": shape: got rows of no element; accepted: [..., "
+                    "cols], from 1 column");
+  r.cols = cols;
+  r.rows = numel / cols;
+  const std::string_view name = name_of(op);
+  const bool fp8 = name.find("fp8") != name.npos, int8 = name.find("int8") != name.npos;
+  r.options.quantisation = fp8    ? Quantisation::e4m3fn
+                           : int8 ? Quantisation::int8
+                                  : Quantisation::none;
+  r.results = {name.find("residual") != name.npos, !fp8 && !int8, fp8 || int8};
+  return r;
+}
+
+/// Of the slots or the staging memory, for all rows at once.
+uint64_t norm_workspace(const NormRequest& r, Algorithm algorithm) {
+  const auto world = static_cast<uint64_t>(r.world);
+  const NormShape s = norm_shape(r, algorithm, 0);
+  const uint64_t row = uint64_t{s.steps} * s.cluster * s.piece_tiles * kTileBytes;
+  const uint64_t part = largest_part(r.rows, r.world);
+  switch (algorithm) {
+    case Algorithm::oneshot_push:
+      return 2 * world * r.rows * row;
+    case Algorithm::staged:
+      return 2 * world * part * row;
+    case Algorithm::twoshot_push:
+      return 4 * world * part * row;
+    case Algorithm::oneshot_pull:
+      return r.input_symmetric ? 0 : 2 * r.bytes;
+    case Algorithm::twoshot_pull:
+      return (r.input_symmetric ? 0 : 2 * r.bytes) + 2 * part * row;
+    default:
+      return 0;
+  }
 }
 
 uint64_t uses(uint64_t bytes, uint64_t capacity) {
@@ -103,7 +146,7 @@ uint64_t workspace_of(const Request& request, Algorithm algorithm) {
 }  // namespace
 
 Explanation explain(const Communicator& communicator, std::string_view op, uint64_t numel,
-                    at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
+                    uint64_t cols, at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
                     std::string_view algorithm, int64_t max_blocks) {
   const Collective collective = check_op(op);
   Request request = request_of(communicator, collective, check_max_blocks("explain", max_blocks));
@@ -122,8 +165,23 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   }
   if (request.world > 1) check_peer_access("explain", request.algorithm, communicator);
 
-  const Plan plan = select(request);
   const RegionLayout layout = communicator.view().layout;
+  if (is_norm(collective)) {
+    const NormRequest r = norm_request("explain", collective, request, numel, cols, dtype);
+    const NormPlan p = plan_norm(r, layout);
+    const uint64_t rows =
+        p.carried_out == Algorithm::oneshot_push && !scatters_rows(collective)
+            ? r.rows
+            : largest_part(r.rows, r.world);
+    const uint64_t chunks =
+        communicator.on_cuda()
+            ? ceil_div<uint64_t>(rows, std::max(p.shape.rows_per_use, 1u)) * p.shape.steps
+            : cpu_chunks(layout, p.plan.algorithm, r.dtype, r.bytes, r.world);
+    return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes,
+            norm_workspace(r, p.plan.algorithm)};
+  }
+
+  const Plan plan = select(request);
   return {plan,
           communicator.on_cuda()
               ? cuda_chunks(layout, plan.algorithm, request)
@@ -131,7 +189,7 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
           request.bytes, workspace_of(request, plan.algorithm)};
 }
 
-uint64_t workspace_bytes(std::string_view op, uint64_t numel, at::ScalarType dtype, int world_size,
+uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype, int world_size,
                          std::string_view algorithm, bool symmetric) {
   const Collective collective = check_op(op);
   TORCH_CHECK_VALUE(world_size >= 1 && world_size <= kMaxRanks,
@@ -145,6 +203,15 @@ uint64_t workspace_bytes(std::string_view op, uint64_t numel, at::ScalarType dty
   request.world = world_size;
   request.input_symmetric = request.output_symmetric = symmetric;
   request.algorithm = check_algorithm("workspace_bytes", collective, algorithm);
+  if (is_norm(collective)) {
+    NormRequest r = norm_request("workspace_bytes", collective, request, numel, cols, dtype);
+    uint64_t most = 0;
+    for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+      r.device = device;
+      most = std::max(most, norm_workspace(r, select_norm(r)));
+    }
+    return most;
+  }
   uint64_t most = 0;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
     request.device = device;

@@ -72,12 +72,15 @@ void fallback_norm(Communicator& communicator, const char* op, const NormPlan& p
       call.options.column_major
           ? std::max<uint64_t>(call.rows, 1)
           : std::max<uint64_t>(fallback_chunk_bytes(world, call.dtype) / row_bytes, 1);
-  const at::Tensor rows = input.view({static_cast<int64_t>(call.rows), input.size(-1)});
+  // Not a view of rows: an axis of one element may have any stride.
+  const at::Tensor elements = input.as_strided({input.numel()}, {1}, input.storage_offset());
+  const auto cols = static_cast<int64_t>(call.cols);
   for (uint64_t start = 0; start < call.rows; start += step) {
     const uint64_t count = std::min(step, call.rows - start);
-    at::Tensor bytes =
-        rows.narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(count)).view(at::kByte);
-    bytes = bytes.view({-1});
+    at::Tensor bytes = elements
+                           .narrow(0, static_cast<int64_t>(start) * cols,
+                                   static_cast<int64_t>(count) * cols)
+                           .view(at::kByte);
     if (gather.through_cpu()) bytes = bytes.cpu();
     const at::Tensor gathered = gather(bytes).to(input.device());
     const uint64_t first = std::max(start, own.start);

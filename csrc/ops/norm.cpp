@@ -3,13 +3,13 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include <cstring>
 
 #include "../cpu/norm.h"
 #include "../protocol/names.h"
 #include "../protocol/norm_plan.h"
+#include "autograd_kernels.h"
 #include "call.h"
 #include "checks.h"
 #include "fallback.h"
@@ -114,6 +114,7 @@ NormRequest request_for(const Communicator& communicator, const NormOperator& op
   request.algorithm = check.algorithm;
   request.options = call.options;
   request.results = results_of(op);
+  request.tuned_threads = communicator.tuned_threads();
   return request;
 }
 
@@ -255,6 +256,32 @@ class Kernel final : public c10::OperatorKernel {
   Function function_;
 };
 
+/// They have no backward: whoever asks for a gradient hears of it at once.
+class AutogradKernel final : public c10::OperatorKernel {
+ public:
+  explicit AutogradKernel(NormOperator op) : op_(std::move(op)) {}
+
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    const size_t count = op_.arguments.size() + (op_.out ? op_.results.size() : 0);
+    for (const c10::IValue& value : torch::jit::last(*stack, count)) {
+      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      const at::Tensor& tensor = value.toTensor();
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !autograd::wants_gradient(tensor) && !torch::autograd::isFwGradDefined(tensor), "collx.",
+          op_.name(),
+          ": has no automatic differentiation: got an argument that requires grad or has a "
+          "tangent; accepted: detached arguments, torch.no_grad(), or the unfused sequence "
+          "(collx.nn.unfused_rmsnorm)");
+    }
+    const at::AutoDispatchBelowADInplaceOrView below;
+    handle.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
+
+ private:
+  NormOperator op_;
+};
+
 std::string full_name(const NormOperator& op) {
   return op.overload.empty() ? op.name() : std::string(op.name()) + "." + op.overload;
 }
@@ -287,10 +314,10 @@ void add_norm_kernels(torch::Library& library, c10::DispatchKey key) {
 
 TORCH_LIBRARY_IMPL(collx, Meta, library) { add_kernels(library, call_meta); }
 
-// They have no backward: PyTorch's own kernel raises when a gradient comes to one.
 TORCH_LIBRARY_IMPL(collx, Autograd, library) {
   for (const NormOperator& op : norm_operators()) {
-    library.impl(full_name(op).c_str(), torch::autograd::autogradNotImplementedFallback());
+    library.impl(full_name(op).c_str(),
+                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AutogradKernel>(op)));
   }
 }
 

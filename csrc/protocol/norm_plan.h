@@ -28,14 +28,12 @@ constexpr bool passes_sums(const NormOptions& o, const NormResults& r, int eleme
   return o.rounding != Rounding::fp32 && results > element;
 }
 
-/// On CPU, the largest input that every rank normalises by itself.
-inline constexpr uint64_t kNormOnEveryRank = 32 << 10;
-
 struct NormRequest : Request {
   uint64_t rows = 0;
   uint64_t cols = 0;
   NormOptions options;
   NormResults results;
+  int tuned_threads = 0;  // a tuner's wish for those of a block, a power of two; 0: none
 };
 
 namespace detail {
@@ -105,6 +103,9 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
   const uint32_t wished = rows <= 8 ? kMostCluster : rows <= 32 ? 2 : 1;
   s.cluster = detail::power_of_two(ceil_div<uint64_t>(vectors, kTileVectors), 1,
                                    wished < most_cluster ? wished : most_cluster);
+  if (r.tuned_threads > 0) {
+    s.cluster = detail::power_of_two(ceil_div<uint64_t>(vectors, r.tuned_threads), 1, most_cluster);
+  }
   s.threads =
       detail::power_of_two(ceil_div<uint64_t>(vectors, s.cluster), kTileVectors, kFullBlock);
   while (vectors > s.step_vectors() && s.cluster < most_cluster) s.cluster *= 2;
@@ -133,7 +134,8 @@ constexpr Algorithm select_norm(const NormRequest& r) {
   if (!r.capabilities.peer_access) return Algorithm::fallback;
   if (scatters_rows(r.collective)) return Algorithm::staged;
   if (r.device == DeviceKind::cpu) {
-    return r.bytes <= kNormOnEveryRank ? Algorithm::oneshot_pull : Algorithm::twoshot_pull;
+    const uint64_t most = r.world == 2 ? 16 << 10 : 8 << 10;
+    return r.bytes <= most ? Algorithm::oneshot_pull : Algorithm::twoshot_pull;
   }
   const uint64_t most = r.world == 2 ? 4 << 20 : r.world <= 4 ? 1 << 20 : 512 << 10;
   return r.bytes <= most ? Algorithm::oneshot_push : Algorithm::twoshot_push;
@@ -192,6 +194,11 @@ constexpr NormPlan plan_norm(const NormRequest& r, const RegionLayout& layout) {
   if (s.cluster > 2) room /= 2;
   if (r.max_blocks > 0) room = detail::at_most(room, static_cast<uint64_t>(r.max_blocks));
   room = detail::at_most(room, kMaxBlocks);
+  // Whole rounds of an agreed number of clusters, so that none has a row more than the others.
+  const uint64_t round = static_cast<uint64_t>(2 * r.room) * (kFullBlock / s.threads) / s.cluster;
+  if (push && round > 0 && s.rows_per_use > round) {
+    p.shape.rows_per_use -= static_cast<uint32_t>(s.rows_per_use % round);
+  }
   const uint64_t clusters = room / s.cluster > 0 ? room / s.cluster : 1;
   if (s.steps > 1) {  // of long rows a block has one at a time, on every rank the same
     const uint64_t agreed = static_cast<uint64_t>(r.room) * (kFullBlock / s.threads);

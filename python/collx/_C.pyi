@@ -32,7 +32,13 @@ def boot_id() -> str:
     """What tells this machine from others, containers of one machine being one."""
 
 def workspace_bytes(
-    op: str, numel: int, dtype: torch.dtype, world_size: int, algorithm: str, symmetric: bool
+    op: str,
+    numel: int,
+    cols: int,
+    dtype: torch.dtype,
+    world_size: int,
+    algorithm: str,
+    symmetric: bool,
 ) -> int: ...
 
 class Communicator:
@@ -82,6 +88,7 @@ class Communicator:
         self,
         op: str,
         numel: int,
+        cols: int,
         dtype: torch.dtype,
         input_symmetric: bool,
         output_symmetric: bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collx.communicator import Communicator
 
-__all__ = ["Explanation", "describe"]
+__all__ = ["Explanation", "describe", "last_axis"]
 
 
 class Explanation(dict[str, Any]):
@@ -55,6 +56,13 @@ def describe(
         fallback_reason=communicator.fallback_reason,
         **call,
     )
+
+
+def last_axis(shape: int | Sequence[int]) -> int:
+    """How many elements a row of such a tensor has."""
+    if isinstance(shape, int):
+        return shape
+    return shape[-1] if len(shape) > 0 else 1
 
 
 def _size(nbytes: int) -> str:

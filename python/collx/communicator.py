@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from collx import _registry, _tensors
-from collx._explain import Explanation, describe
+from collx._explain import Explanation, describe, last_axis
 from collx._init import Setup
 from collx._vote import ABSENT, VoteError
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
@@ -105,7 +105,7 @@ class Communicator:
 
         Args:
             op: name of the operator.
-            shape: of the full tensor.
+            shape: of the full tensor; its last axis makes the rows of what is normalised.
             dtype: of the tensor.
             input_symmetric, output_symmetric: whether they are registered symmetric tensors.
             algorithm, max_blocks: as given to the operator.
@@ -115,7 +115,14 @@ class Communicator:
         """
         numel = shape if isinstance(shape, int) else math.prod(shape)
         call = self._native.explain(
-            op, numel, dtype, input_symmetric, output_symmetric, algorithm, max_blocks
+            op,
+            numel,
+            last_axis(shape),
+            dtype,
+            input_symmetric,
+            output_symmetric,
+            algorithm,
+            max_blocks,
         )
         return describe(self, op, numel, dtype, call, self._setup.layout)
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from collx import _arguments, _init, _registry
+from collx._explain import last_axis
 from collx._extension import extension
 from collx._init import Setup
 from collx._vote import Ballot, next_prefix
@@ -183,7 +184,9 @@ def workspace_bytes(
     numel = shape if isinstance(shape, int) else math.prod(shape)
     if numel < 0 or (not isinstance(shape, int) and any(n < 0 for n in shape)):
         raise ValueError(f"workspace_bytes: shape {shape} has a negative dimension")
-    return extension.workspace_bytes(op, numel, dtype, world_size, algorithm, symmetric)
+    return extension.workspace_bytes(
+        op, numel, last_axis(shape), dtype, world_size, algorithm, symmetric
+    )
 
 
 def name_of(group: Group) -> str:

@@ -16,12 +16,13 @@ class NormOneshot {
   static constexpr int kRanks = World<W>::kRanks;
 
  public:
-  __device__ NormOneshot(Session<Simple>& session, const NormArguments& norm)
+  __device__ NormOneshot(Session<Simple>& session, const NormArguments& norm,
+                         NormStage<D, Simple>& stage)
       : session_(session),
         call_(session.call),
         norm_(norm),
         world_(World<W>::size(call_)),
-        stage_(norm),
+        stage_(stage),
         pieces_(call_, norm) {}
 
   __device__ void run() {
@@ -115,15 +116,17 @@ class NormOneshot {
   const KernelCall& call_;
   const NormArguments& norm_;
   const int world_;
-  NormStage<D, Simple> stage_;
+  NormStage<D, Simple>& stage_;
   Pieces pieces_;
 };
 
 template <DType D, int W, bool Simple>
 __global__ void __launch_bounds__(512, 2)
     oneshot_push(const __grid_constant__ KernelCall call, const __grid_constant__ NormArguments norm) {
+  call.touch();
+  NormStage<D, Simple> stage(norm);
   Session<Simple> session(call);
-  NormOneshot<D, W, Simple>(session, norm).run();
+  NormOneshot<D, W, Simple>(session, norm, stage).run();
 }
 
 struct Family {

@@ -41,6 +41,12 @@ __device__ __forceinline__ T* keep(T* p) {
   return p;
 }
 
+/// Reads a value here, for nothing but its line of a cache.
+__device__ __forceinline__ void touch(uint32_t v) { asm volatile("" ::"r"(v)); }
+__device__ __forceinline__ void touch(float v) { asm volatile("" ::"f"(v)); }
+__device__ __forceinline__ void touch(uint64_t v) { asm volatile("" ::"l"(v)); }
+__device__ __forceinline__ void touch(const void* v) { asm volatile("" ::"l"(v)); }
+
 __device__ __forceinline__ Vector ld_relaxed_sys(const Vector* p) {
   Vector v;
   asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -32,7 +32,9 @@ class NormStage {
   __device__ explicit NormStage(const NormArguments& norm)
       : norm_(norm),
         reduction_(norm),
-        place_(norm.cluster_rank() * blockDim.x + threadIdx.x) {}
+        place_(norm.cluster_rank() * blockDim.x + threadIdx.x) {
+    norm.touch();
+  }
 
   /// Which vector of its row is this thread's in a step.
   __device__ __forceinline__ uint32_t index(uint32_t step = 0) const {
@@ -72,7 +74,6 @@ class NormStage {
   template <typename Fetch, typename Sink>
   __device__ __forceinline__ void row(Fetch fetch, const Sink& sink) {
     Share<D> x;
-    reduction_.start();
     if constexpr (Simple) {
       const bool mine = has(index());
       fetch(0, x);
@@ -89,6 +90,54 @@ class NormStage {
       if (mine) emit(x, index(), sink);
     } else {
       run_passes(x, fetch, sink);
+    }
+  }
+
+  /// The first n of N rows at once, whose values fit the dtype: `sink(k)` takes those of row k.
+  template <int N, typename SinkOf>
+  __device__ __forceinline__ void rows(const Vector (&values)[N], int n, SinkOf sink_of) {
+    static_assert(Simple);
+    float leaf[N] = {};
+    uint32_t largest[N] = {};
+    const uint32_t i = index();
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (k >= n || !has(i)) continue;
+      Share<D> x;
+      unpack(values[k], x);
+      leaf[k] = squares(x);
+      if (norm_.residual_out != nullptr) sink_of(k).residual(i, values[k]);
+      float most = 0;
+      if (!parity_weight()) multiply(x, most);
+      largest[k] = magnitude(most);
+    }
+    RowTotal total[N];
+    reduction_.reduce(leaf, largest, total);
+    if (needs_second_look()) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        if (k >= n || !has(i)) continue;
+        Share<D> x;
+        unpack(values[k], x);
+        complete(total[k]);
+        largest[k] = largest_of(x, i);
+      }
+      RowTotal looked[N];
+      reduction_.reduce(leaf, largest, looked);
+#pragma unroll
+      for (int k = 0; k < N; ++k) total[k].largest = looked[k].largest;
+    }
+    if (!has(i)) return;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (k >= n) continue;
+      Share<D> x;
+      unpack(values[k], x);
+      complete(total[k]);
+      if (parity_weight()) largest_ = total[k].largest;
+      float none = 0;
+      if (!parity_weight()) multiply(x, none);
+      emit(x, i, sink_of(k));
     }
   }
 
@@ -182,10 +231,13 @@ class NormStage {
     }
     return w;
   }
+  static __device__ __forceinline__ void unpack(const Vector& v, Share<D>& to) {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) to[e] = E::get(v, e);
+  }
   __device__ __forceinline__ void unpack(const Weights& w, Share<D>& to) const {
     if (kOneWeight || !norm_.options.weight_float32) {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) to[e] = E::get(w.v[0], e);
+      unpack(w.v[0], to);
     } else if constexpr (!kOneWeight) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) to[e] = __uint_as_float(w.v[e / 4].word[e % 4]);

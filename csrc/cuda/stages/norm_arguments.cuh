@@ -32,6 +32,15 @@ struct NormArguments {
   const float* given_scale;
   float* spill;
 
+  /// Brings the lines of the arguments near, all at once; otherwise a call would wait for each when it
+  /// comes to it.
+  __device__ __forceinline__ void touch() const {
+    ptx::touch(residual);
+    ptx::touch(cols);
+    ptx::touch(options.eps);
+    ptx::touch(parts.quotient);
+  }
+
   /// Blocks of a cluster stand side by side in the grid.
   __device__ __forceinline__ uint32_t cluster() const { return blockIdx.x >> cluster_bits; }
   __device__ __forceinline__ uint32_t clusters() const { return gridDim.x >> cluster_bits; }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../../protocol/call.h"
+#include "../ptx/memory.cuh"
 
 namespace collx::cuda {
 
@@ -37,6 +38,14 @@ struct KernelCall {
   uint64_t timeout_ns;
   HostStatus* status;
   CallDescriptor descriptor;
+
+  /// See NormArguments.
+  __device__ __forceinline__ void touch() const {
+    ptx::touch(input);
+    ptx::touch(parity_bytes);
+    ptx::touch(outgoing[3]);
+    ptx::touch(peer[0]);
+  }
 
   __device__ __forceinline__ char* own() const { return peer[0]; }
   __device__ __forceinline__ RegionHeader* header() const {
