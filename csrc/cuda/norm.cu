@@ -1,6 +1,4 @@
 // Launchers of the fused normalisations.
-#include "norm.h"
-
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
@@ -10,6 +8,7 @@
 #include "../protocol/partition.h"
 #include "collectives/kernel_table.cuh"
 #include "launch.h"
+#include "norm.h"
 #include "stages/norm_arguments.cuh"
 
 namespace collx::cuda {
@@ -31,8 +30,8 @@ NormArguments norm_arguments_of(const NormCall& call, int world, uint64_t rows) 
   a.quantised = call.quantised;
   a.scale = call.scale;
   a.cols = call.cols;
-  a.vectors = static_cast<uint32_t>(ceil_div<uint64_t>(
-      call.cols * static_cast<uint64_t>(dtype_size(call.dtype)), kVectorBytes));
+  a.vectors = static_cast<uint32_t>(
+      ceil_div<uint64_t>(call.cols * static_cast<uint64_t>(dtype_size(call.dtype)), kVectorBytes));
   a.shape = call.shape;
   a.cluster_bits = static_cast<uint32_t>(std::countr_zero(call.shape.cluster));
   a.options = call.options;
@@ -59,8 +58,7 @@ Kernel kernel_of(const NormCall& call, int world, bool simple) {
     case Algorithm::oneshot_push:
       return norm_oneshot_push(call.dtype, world, simple);
     case Algorithm::twoshot_push:
-      return call.shape.passes_sums ? norm_twoshot_push_sums(call.dtype, world, simple)
-                                    : norm_twoshot_push(call.dtype, world, simple);
+      return norm_twoshot_push(call.dtype, world, simple);
     case Algorithm::oneshot_pull:
       return norm_oneshot_pull(call.dtype);
     case Algorithm::twoshot_pull:
@@ -79,7 +77,6 @@ void for_each_norm_kernel(const std::function<void(Kernel)>& visit) {
       for (int world : kCompiledWorlds) {
         visit(norm_oneshot_push(dtype, world, simple));
         visit(norm_twoshot_push(dtype, world, simple));
-        visit(norm_twoshot_push_sums(dtype, world, simple));
       }
     }
     visit(norm_oneshot_pull(dtype));
@@ -93,8 +90,7 @@ void norm(const RankView& view, const NormCall& call, Stream stream) {
   const bool owned = call.plan.algorithm == Algorithm::twoshot_push ||
                      call.plan.algorithm == Algorithm::twoshot_pull;
   NormArguments norm = norm_arguments_of(
-      call, view.world,
-      owned || call.scatters() ? largest_part(call.rows, view.world) : call.rows);
+      call, view.world, owned || call.scatters() ? largest_part(call.rows, view.world) : call.rows);
   norm.scatters = call.scatters();
   if (norm.scatters) norm.result_rows = norm.parts.part(view.rank).count;
   PullArguments pull;

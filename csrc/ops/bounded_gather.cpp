@@ -10,7 +10,8 @@
 
 namespace collx {
 
-BoundedGather::BoundedGather(Communicator& communicator, const char* op, const CallDescriptor& descriptor)
+BoundedGather::BoundedGather(Communicator& communicator, const char* op,
+                             const CallDescriptor& descriptor)
     : communicator_(communicator),
       op_(op),
       descriptor_(descriptor),

@@ -26,8 +26,7 @@ Collective check_op(std::string_view op) {
     if (!moves_data(static_cast<Collective>(i))) continue;
     known.append(known.empty() ? "" : ", ").append(kCollectiveNames[i]);
   }
-  TORCH_CHECK_VALUE(moves_data(found), "collx: op: got \"",
-                    op, "\"; accepted: ", known);
+  TORCH_CHECK_VALUE(moves_data(found), "collx: op: got \"", op, "\"; accepted: ", known);
   return found;
 }
 
@@ -51,7 +50,8 @@ NormRequest norm_request(const char* what, Collective op, const Request& request
   r.dtype = check_dtype(what, dtype);
   TORCH_CHECK_TYPE(has_sentinel(r.dtype) && r.dtype != DType::float64, "collx.", what,
                    ": dtype: got ", name_of(r.dtype), "; accepted: float32, float16, bfloat16");
-  TORCH_CHECK_VALUE(cols > 0, "collx.", what, ": shape: got rows of no element; accepted: [..., "
+  TORCH_CHECK_VALUE(cols > 0, "collx.", what,
+                    ": shape: got rows of no element; accepted: [..., "
                     "cols], from 1 column");
   r.cols = cols;
   r.rows = numel / cols;
@@ -146,8 +146,8 @@ uint64_t workspace_of(const Request& request, Algorithm algorithm) {
 }  // namespace
 
 Explanation explain(const Communicator& communicator, std::string_view op, uint64_t numel,
-                    uint64_t cols, at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
-                    std::string_view algorithm, int64_t max_blocks) {
+                    uint64_t cols, at::ScalarType dtype, bool input_symmetric,
+                    bool output_symmetric, std::string_view algorithm, int64_t max_blocks) {
   const Collective collective = check_op(op);
   Request request = request_of(communicator, collective, check_max_blocks("explain", max_blocks));
   const uint64_t itemsize = itemsize_of(collective, dtype, "explain");
@@ -169,16 +169,14 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   if (is_norm(collective)) {
     const NormRequest r = norm_request("explain", collective, request, numel, cols, dtype);
     const NormPlan p = plan_norm(r, layout);
-    const uint64_t rows =
-        p.carried_out == Algorithm::oneshot_push && !scatters_rows(collective)
-            ? r.rows
-            : largest_part(r.rows, r.world);
+    const uint64_t rows = p.carried_out == Algorithm::oneshot_push && !scatters_rows(collective)
+                              ? r.rows
+                              : largest_part(r.rows, r.world);
     const uint64_t chunks =
         communicator.on_cuda()
             ? ceil_div<uint64_t>(rows, std::max(p.shape.rows_per_use, 1u)) * p.shape.steps
             : cpu_chunks(layout, p.plan.algorithm, r.dtype, r.bytes, r.world);
-    return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes,
-            norm_workspace(r, p.plan.algorithm)};
+    return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes, norm_workspace(r, p.plan.algorithm)};
   }
 
   const Plan plan = select(request);
@@ -189,8 +187,8 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
           request.bytes, workspace_of(request, plan.algorithm)};
 }
 
-uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype, int world_size,
-                         std::string_view algorithm, bool symmetric) {
+uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype,
+                         int world_size, std::string_view algorithm, bool symmetric) {
   const Collective collective = check_op(op);
   TORCH_CHECK_VALUE(world_size >= 1 && world_size <= kMaxRanks,
                     "collx.workspace_bytes: ", "world_size: got ", world_size, "; accepted: 1 to ",

@@ -19,15 +19,15 @@ struct Explanation {
   uint64_t workspace_bytes;  // of the payload buffer, if the call is not done in chunks
 };
 
-/// A call of `op` on `numel` elements, the last axis of `cols`. ValueError and TypeError as the call
-/// itself raises them.
+/// A call of `op` on `numel` elements, the last axis of `cols`. ValueError and TypeError as the
+/// call itself raises them.
 Explanation explain(const Communicator& communicator, std::string_view op, uint64_t numel,
-                    uint64_t cols, at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
-                    std::string_view algorithm, int64_t max_blocks);
+                    uint64_t cols, at::ScalarType dtype, bool input_symmetric,
+                    bool output_symmetric, std::string_view algorithm, int64_t max_blocks);
 
 /// Bytes of the payload buffer that a call occupies at a time. "auto": the most that a device's
 /// selection may come to.
-uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype, int world_size,
-                         std::string_view algorithm, bool symmetric);
+uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype,
+                         int world_size, std::string_view algorithm, bool symmetric);
 
 }  // namespace collx

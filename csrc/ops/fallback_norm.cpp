@@ -77,10 +77,9 @@ void fallback_norm(Communicator& communicator, const char* op, const NormPlan& p
   const auto cols = static_cast<int64_t>(call.cols);
   for (uint64_t start = 0; start < call.rows; start += step) {
     const uint64_t count = std::min(step, call.rows - start);
-    at::Tensor bytes = elements
-                           .narrow(0, static_cast<int64_t>(start) * cols,
-                                   static_cast<int64_t>(count) * cols)
-                           .view(at::kByte);
+    at::Tensor bytes =
+        elements.narrow(0, static_cast<int64_t>(start) * cols, static_cast<int64_t>(count) * cols)
+            .view(at::kByte);
     if (gather.through_cpu()) bytes = bytes.cpu();
     const at::Tensor gathered = gather(bytes).to(input.device());
     const uint64_t first = std::max(start, own.start);
@@ -92,8 +91,8 @@ void fallback_norm(Communicator& communicator, const char* op, const NormPlan& p
           static_cast<const char*>(gathered.const_data_ptr()) +
           (static_cast<uint64_t>(rank) * count + first - start) * row_bytes;
     }
-    normalise_locally(inputs.data(), world, plan,
-                      rows_of(call, first - own.start, last - first), input);
+    normalise_locally(inputs.data(), world, plan, rows_of(call, first - own.start, last - first),
+                      input);
   }
 }
 

@@ -160,8 +160,8 @@ void run(const NormOperator& op, Communicator& communicator, const NormCheck& ch
   call.plan = plan.plan;
   call.shape = plan.shape;
   call.descriptor.algorithm = plan.plan.algorithm;
-  const bool pulls = plan.carried_out == Algorithm::oneshot_pull ||
-                     plan.carried_out == Algorithm::twoshot_pull;
+  const bool pulls =
+      plan.carried_out == Algorithm::oneshot_pull || plan.carried_out == Algorithm::twoshot_pull;
   map_peers(communicator, pulls || !communicator.on_cuda() ? from : std::nullopt, std::nullopt,
             call);
   if (alone) {
@@ -213,8 +213,12 @@ Results call(const NormOperator& op, const NormArguments& a) {
   }
   check_apart(op, a);
   const OnDevice guard(a.input.device());
-  Operands operands{a.input.expect_contiguous(), dense(a.residual), dense(a.weight), dense(a.bias),
-                    a.scale ? dense(*a.scale) : at::Tensor(), {}};
+  Operands operands{a.input.expect_contiguous(),
+                    dense(a.residual),
+                    dense(a.weight),
+                    dense(a.bias),
+                    a.scale ? dense(*a.scale) : at::Tensor(),
+                    {}};
   for (size_t i = 0; i < check.results.size(); ++i) {
     const bool given = op.out && lies_as(a.results[i], check.results[i]);
     operands.results.push_back(given ? a.results[i] : new_result(check.results[i], a.input));
@@ -288,8 +292,8 @@ std::string full_name(const NormOperator& op) {
 
 void add_kernels(torch::Library& library, Kernel::Function function) {
   for (const NormOperator& op : norm_operators()) {
-    library.impl(full_name(op).c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                            std::make_unique<Kernel>(op, function)));
+    library.impl(full_name(op).c_str(),
+                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(op, function)));
   }
 }
 

@@ -44,9 +44,9 @@ float rounded(double value, at::ScalarType dtype) {
 
 DType check_input(const char* op, const at::Tensor& input, bool scatters) {
   const DType dtype = check_dtype(op, "input", input);
-  TORCH_CHECK_TYPE(
-      dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16, "collx.", op,
-      ": input: got dtype ", name_of(dtype), "; accepted: float32, float16, bfloat16");
+  TORCH_CHECK_TYPE(dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16,
+                   "collx.", op, ": input: got dtype ", name_of(dtype),
+                   "; accepted: float32, float16, bfloat16");
   TORCH_CHECK_VALUE(scatters ? input.dim() == 2 : input.dim() >= 2, "collx.", op,
                     ": input: got shape ", input.sym_sizes(), "; accepted: [rows, cols]",
                     scatters ? "" : ", or more leading dimensions in place of rows");
@@ -163,8 +163,8 @@ void check_quantisation(const NormOperator& operation, const NormArguments& a, N
   TORCH_CHECK_VALUE(o.scale_type != ScaleType::float8_e8m0fnu || o.ue8m0, "collx.", op,
                     ": scale_dtype: got \"float8_e8m0fnu\", which holds powers of two; accepted: "
                     "with ue8m0=True");
-  o.column_major = choose<bool>(op, "scale_layout", a.scale_layout,
-                                {{"row", false}, {"column", true}});
+  o.column_major =
+      choose<bool>(op, "scale_layout", a.scale_layout, {{"row", false}, {"column", true}});
   TORCH_CHECK_VALUE(!o.column_major || o.scale_mode == ScaleMode::group, "collx.", op,
                     ": scale_layout: got \"column\" with scale_mode \"", a.scale_mode,
                     "\"; accepted: with scale_mode \"group\"");
@@ -258,15 +258,14 @@ void check_norm_out(const NormOperator& operation, const NormArguments& a,
   const char* argument = name_of(shape.result);
   TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": ", argument,
                    ": got a tensor of layout ", out.layout(), "; accepted: strided (dense)");
-  TORCH_CHECK_TYPE(out.scalar_type() == shape.dtype, "collx.", op, ": ", argument,
-                   ": got dtype ", dtype_name(out.scalar_type()), "; accepted: ",
-                   dtype_name(shape.dtype));
+  TORCH_CHECK_TYPE(out.scalar_type() == shape.dtype, "collx.", op, ": ", argument, ": got dtype ",
+                   dtype_name(out.scalar_type()), "; accepted: ", dtype_name(shape.dtype));
   TORCH_CHECK_VALUE(out.device() == a.input.device(), "collx.", op, ": ", argument,
                     ": got a tensor on ", out.device(), "; accepted: the input's device, ",
                     a.input.device());
   TORCH_CHECK_VALUE(out.sym_sizes().equals(shape.sizes), "collx.", op, ": ", argument,
-                    ": got shape ", out.sym_sizes(), "; accepted: ",
-                    c10::SymIntArrayRef(shape.sizes));
+                    ": got shape ", out.sym_sizes(),
+                    "; accepted: ", c10::SymIntArrayRef(shape.sizes));
 }
 
 }  // namespace collx

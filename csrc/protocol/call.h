@@ -79,7 +79,6 @@ struct NormShape {
   uint32_t steps = 1;         // until a row is complete
   uint32_t piece_tiles = 1;   // tiles of slots that a piece takes
   uint32_t rows_per_use = 1;  // of the slots, or of the staging memory
-  bool passes_sums = false;   // two-shot: sums go to all ranks, each of which finishes them
   bool large_slots = false;   // one-shot: those of two-shot
 
   COLLX_HD constexpr uint32_t step_vectors() const { return threads * cluster; }
@@ -90,7 +89,7 @@ struct NormShape {
 /// the addresses.
 struct NormCall : Call {
   Collective collective;
-  DType dtype;  // float32, float16 or bfloat16
+  DType dtype;    // float32, float16 or bfloat16
   uint64_t rows;  // of the input
   uint64_t cols;
   NormOptions options;
@@ -98,13 +97,13 @@ struct NormCall : Call {
   // collective scatters them. Weight and bias are [cols].
   const void* residual;  // null: none; equal on all ranks but where rows are scattered
   const void* weight;
-  const void* bias;       // layer norm alone
+  const void* bias;          // layer norm alone
   const float* given_scale;  // ScaleMode::tensor alone
-  void* residual_out;     // the dtype: what was normalised
-  void* normalised;       // the dtype
-  void* quantised;        // one byte an element
-  void* scale;            // as stored: [rows], [1], or by group as the options say
-  NormShape shape;  // on CUDA
+  void* residual_out;        // the dtype: what was normalised
+  void* normalised;          // the dtype
+  void* quantised;           // one byte an element
+  void* scale;               // as stored: [rows], [1], or by group as the options say
+  NormShape shape;           // on CUDA
   /// On CUDA, where shape.steps > 1: a row of float32 for each block; otherwise null.
   float* spill;
 

@@ -83,8 +83,8 @@ COLLX_HD constexpr uint32_t round_to_bfloat16(uint32_t bits) {
 /// A non-negative float, not NaN, as the bits of the nearest float16, ties to even.
 COLLX_HD constexpr uint32_t to_float16_bits(float value) {
   const uint32_t bits = bits_of(value);
-  if (bits >= 0x47800000u) return 0x7C00u;                     // 65536 and above
-  if (bits < 0x38800000u) {                                    // below 2^-14: subnormal or zero
+  if (bits >= 0x47800000u) return 0x7C00u;  // 65536 and above
+  if (bits < 0x38800000u) {                 // below 2^-14: subnormal or zero
     // Adding 0.5 leaves the value in units of 2^-24 in the low bits, rounded by the addition.
     return bits_of(value + 0.5f) - bits_of(0.5f);
   }

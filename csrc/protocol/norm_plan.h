@@ -21,13 +21,6 @@ struct NormResults {
   bool quantised = false;
 };
 
-/// What an owner of rows passes on: the results; or, where that is less and every rank can go on
-/// from there, the sums, which the parity modes round.
-constexpr bool passes_sums(const NormOptions& o, const NormResults& r, int element) {
-  const int results = (r.residual ? element : 0) + (r.normalised ? element : 0) + r.quantised;
-  return o.rounding != Rounding::fp32 && results > element;
-}
-
 struct NormRequest : Request {
   uint64_t rows = 0;
   uint64_t cols = 0;
@@ -48,7 +41,6 @@ constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
 constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r) {
   const uint32_t vectors = s.threads;
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
-  if (s.passes_sums) return vectors * kVectorBytes;
   uint32_t bytes = (r.results.residual + r.results.normalised) * vectors * kVectorBytes;
   if (r.results.quantised) bytes += vectors * (kVectorBytes / element);
   if (r.results.quantised && r.options.scale_mode != ScaleMode::tensor) {
@@ -95,12 +87,11 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
       owned || scatters_rows(r.collective) ? largest_part(r.rows, r.world) : r.rows;
 
   NormShape s;
-  s.passes_sums = owned && passes_sums(r.options, r.results, static_cast<int>(element));
   const bool together = has_wide_groups(r.options, elements);
   uint32_t most_cluster = together ? 1 : kMostCluster;
   while (r.max_blocks > 0 && most_cluster > static_cast<uint32_t>(r.max_blocks)) most_cluster /= 2;
   // Few rows are spread over clusters; many fill the device by themselves.
-  const uint32_t wished = rows <= 8 ? kMostCluster : rows <= 32 ? 2 : 1;
+  const uint32_t wished = rows <= 8 ? kMostCluster : rows <= 32 ? 4 : 1;
   s.cluster = detail::power_of_two(ceil_div<uint64_t>(vectors, kTileVectors), 1,
                                    wished < most_cluster ? wished : most_cluster);
   if (r.tuned_threads > 0) {
@@ -137,7 +128,7 @@ constexpr Algorithm select_norm(const NormRequest& r) {
     const uint64_t most = r.world == 2 ? 16 << 10 : 8 << 10;
     return r.bytes <= most ? Algorithm::oneshot_pull : Algorithm::twoshot_pull;
   }
-  const uint64_t most = r.world == 2 ? 4 << 20 : r.world <= 4 ? 1 << 20 : 512 << 10;
+  const uint64_t most = r.world == 2 ? 2 << 20 : r.world <= 4 ? 512 << 10 : 256 << 10;
   return r.bytes <= most ? Algorithm::oneshot_push : Algorithm::twoshot_push;
 }
 

@@ -87,8 +87,8 @@ Kernel find_norm_dtype(DType dtype, F f) {
   }
 }
 
-/// `Family::kernel<D, W, Simple>` for a normalisation. What is not simple is served for all worlds by
-/// one kernel of a dtype, since its options make it large.
+/// `Family::kernel<D, W, Simple>` for a normalisation. What is not simple is served for all worlds
+/// by one kernel of a dtype, since its options make it large.
 template <typename Family>
 Kernel find_norm_kernel(DType dtype, int world, bool simple) {
   return find_norm_dtype(dtype, [=]<DType D>() -> Kernel {
@@ -127,7 +127,6 @@ Kernel rank_barrier();
 // Fused normalisations.
 Kernel norm_oneshot_push(DType dtype, int world, bool simple);
 Kernel norm_twoshot_push(DType dtype, int world, bool simple);
-Kernel norm_twoshot_push_sums(DType dtype, int world, bool simple);
 Kernel norm_oneshot_pull(DType dtype);
 Kernel norm_twoshot_pull(DType dtype);
 Kernel norm_local(DType dtype);

@@ -6,8 +6,8 @@ namespace collx::cuda {
 namespace {
 
 template <DType D>
-__global__ void __launch_bounds__(512, 2)
-    local(const __grid_constant__ GatheredRows gathered, const __grid_constant__ NormArguments norm) {
+__global__ void __launch_bounds__(512, 2) local(const __grid_constant__ GatheredRows gathered,
+                                                const __grid_constant__ NormArguments norm) {
   NormStage<D, false> stage(norm);
   if (norm.shape.steps == 1) stage.prefetch();
   for (uint64_t row = norm.cluster(); row < norm.rows; row += norm.clusters()) {

@@ -96,9 +96,9 @@ class NormOneshotPull {
 };
 
 template <DType D>
-__global__ void __launch_bounds__(512, 2)
-    oneshot_pull(const __grid_constant__ KernelCall call, const __grid_constant__ NormArguments norm,
-                 const __grid_constant__ PullArguments pull) {
+__global__ void __launch_bounds__(512, 2) oneshot_pull(const __grid_constant__ KernelCall call,
+                                                       const __grid_constant__ NormArguments norm,
+                                                       const __grid_constant__ PullArguments pull) {
   Session<false> session(call);
   NormOneshotPull<D>(session, norm, pull).run();
   session.finish();

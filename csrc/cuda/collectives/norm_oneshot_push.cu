@@ -121,8 +121,8 @@ class NormOneshot {
 };
 
 template <DType D, int W, bool Simple>
-__global__ void __launch_bounds__(512, 2)
-    oneshot_push(const __grid_constant__ KernelCall call, const __grid_constant__ NormArguments norm) {
+__global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ KernelCall call,
+                                                       const __grid_constant__ NormArguments norm) {
   call.touch();
   NormStage<D, Simple> stage(norm);
   Session<Simple> session(call);

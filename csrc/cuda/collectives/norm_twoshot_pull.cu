@@ -1,9 +1,9 @@
 // All-reduce and norm, two-shot, by pulling: every rank reduces, normalises and quantises its part
-// of the rows into its region, and after a barrier everyone gathers from there; sums, where they are
-// fewer bytes than the results. Symmetric inputs are read where they are; others are staged first.
+// of the rows into its region, and after a barrier everyone gathers from there. Symmetric inputs
+// are read where they are; others are staged first.
 //
-// Costs (W-1)/W of the tensor on each link, then (W-1)/W of what is passed on, and a barrier for
-// each step of each chunk.
+// Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and a barrier for each
+// step of each chunk.
 #include "../stages/norm.cuh"
 #include "../transports/barrier.cuh"
 #include "../transports/session.cuh"
@@ -133,7 +133,8 @@ class NormTwoshotPull {
       row.normalised(i, v);
     }
     __device__ __forceinline__ void quantised(uint32_t i, Vector v) const {
-      Bytes::push(op.result(op.call_.rank, p, op.planes_.quantised + threadIdx.x * E::kCount), v, 0);
+      Bytes::push(op.result(op.call_.rank, p, op.planes_.quantised + threadIdx.x * E::kCount), v,
+                  0);
       row.quantised(i, v);
     }
     __device__ __forceinline__ void scale(uint32_t i, uint32_t group, float value) const {
@@ -150,41 +151,19 @@ class NormTwoshotPull {
       reduce(p, r, staged, x);
       stage_.accumulate(x, stage_.residual(r, i));
     };
-    if (!norm_.shape.passes_sums) return stage_.row(fetch, Kept{*this, p, OwnRow(norm_, r)});
-    if (!stage_.has(stage_.index()) || !session_.alive()) return;
-    Share<D> x;
-    reduce(p, r, staged, x);
-    *reinterpret_cast<Vector*>(result(call_.rank, p, threadIdx.x * kVectorBytes)) = E::pack(x);
+    stage_.row(fetch, Kept{*this, p, OwnRow(norm_, r)});
   }
 
   __device__ __forceinline__ void gather(uint64_t p, uint64_t j) {
 #pragma unroll 1
-    for (int d = 0; d < call_.world; ++d) {
+    for (int d = 1; d < call_.world; ++d) {
       const int owner = (call_.rank + d) % call_.world;
-      if (!exists(owner, j)) continue;
-      const uint64_t r = row(owner, j);
-      if (norm_.shape.passes_sums) {
-        finish_sum(owner, p, r);
-      } else if (d > 0) {
-        copy_results(owner, p, r);
-      }
+      if (exists(owner, j)) copy_results(owner, p, row(owner, j));
     }
   }
 
   __device__ __forceinline__ Vector passed(int owner, uint64_t p, uint32_t byte) const {
     return ptx::ld_relaxed_sys(reinterpret_cast<const Vector*>(result(owner, p, byte)));
-  }
-
-  __device__ __forceinline__ void finish_sum(int owner, uint64_t p, uint64_t r) {
-    const auto fetch = [&](uint32_t, Share<D>& x) {
-      const uint32_t i = stage_.index();
-      if (!stage_.has(i) || !session_.alive()) return;
-      const Vector v = passed(owner, p, threadIdx.x * kVectorBytes);
-#pragma unroll
-      for (int e = 0; e < E::kCount; ++e) x[e] = E::get(v, e);
-      stage_.accumulate(x, stage_.residual(r, i));
-    };
-    stage_.row(fetch, OwnRow(norm_, r));
   }
 
   __device__ __forceinline__ void copy_results(int owner, uint64_t p, uint64_t r) const {
@@ -219,9 +198,9 @@ class NormTwoshotPull {
 };
 
 template <DType D>
-__global__ void __launch_bounds__(512, 2)
-    twoshot_pull(const __grid_constant__ KernelCall call, const __grid_constant__ NormArguments norm,
-                 const __grid_constant__ PullArguments pull) {
+__global__ void __launch_bounds__(512, 2) twoshot_pull(const __grid_constant__ KernelCall call,
+                                                       const __grid_constant__ NormArguments norm,
+                                                       const __grid_constant__ PullArguments pull) {
   Session<false> session(call);
   NormTwoshotPull<D>(session, norm, pull).run();
   session.finish();

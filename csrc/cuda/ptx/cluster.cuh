@@ -30,8 +30,8 @@ __device__ __forceinline__ void init(TransactionBarrier* barrier) {
 #endif
 }
 
-/// By every thread of the cluster, in turn with the wait, behind which all blocks of the cluster run
-/// and their barriers can be used.
+/// By every thread of the cluster, in turn with the wait, behind which all blocks of the cluster
+/// run and their barriers can be used.
 __device__ __forceinline__ void cluster_arrive() {
 #if COLLX_CLUSTERS
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -46,10 +46,10 @@ __device__ __forceinline__ void cluster_wait() {
 /// The one arrival of a phase, which ends when that many bytes have come.
 __device__ __forceinline__ void expect(TransactionBarrier* barrier, uint32_t bytes) {
 #if COLLX_CLUSTERS
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 #endif
 }
 
@@ -79,8 +79,8 @@ __device__ __forceinline__ void st_cluster(const void* here, TransactionBarrier*
       : "=r"(announced)
       : "r"(shared_address(barrier)), "r"(rank));
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-          there),
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
+          "r"(there),
       "r"(low), "r"(high), "r"(announced)
       : "memory");
 #endif

@@ -1,6 +1,6 @@
-// The stages behind a reduction: add the residual, normalise the row, quantise. docs/numerics.md has
-// the formulas; the order of the operations here is theirs. Which of them a call has is uniform over
-// the grid and known at run time.
+// The stages behind a reduction: add the residual, normalise the row, quantise. docs/numerics.md
+// has the formulas; the order of the operations here is theirs. Which of them a call has is uniform
+// over the grid and known at run time.
 #pragma once
 
 #include "norm_arguments.cuh"
@@ -30,9 +30,7 @@ class NormStage {
 
  public:
   __device__ explicit NormStage(const NormArguments& norm)
-      : norm_(norm),
-        reduction_(norm),
-        place_(norm.cluster_rank() * blockDim.x + threadIdx.x) {
+      : norm_(norm), reduction_(norm), place_(norm.cluster_rank() * blockDim.x + threadIdx.x) {
     norm.touch();
   }
 
@@ -90,54 +88,6 @@ class NormStage {
       if (mine) emit(x, index(), sink);
     } else {
       run_passes(x, fetch, sink);
-    }
-  }
-
-  /// The first n of N rows at once, whose values fit the dtype: `sink(k)` takes those of row k.
-  template <int N, typename SinkOf>
-  __device__ __forceinline__ void rows(const Vector (&values)[N], int n, SinkOf sink_of) {
-    static_assert(Simple);
-    float leaf[N] = {};
-    uint32_t largest[N] = {};
-    const uint32_t i = index();
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (k >= n || !has(i)) continue;
-      Share<D> x;
-      unpack(values[k], x);
-      leaf[k] = squares(x);
-      if (norm_.residual_out != nullptr) sink_of(k).residual(i, values[k]);
-      float most = 0;
-      if (!parity_weight()) multiply(x, most);
-      largest[k] = magnitude(most);
-    }
-    RowTotal total[N];
-    reduction_.reduce(leaf, largest, total);
-    if (needs_second_look()) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        if (k >= n || !has(i)) continue;
-        Share<D> x;
-        unpack(values[k], x);
-        complete(total[k]);
-        largest[k] = largest_of(x, i);
-      }
-      RowTotal looked[N];
-      reduction_.reduce(leaf, largest, looked);
-#pragma unroll
-      for (int k = 0; k < N; ++k) total[k].largest = looked[k].largest;
-    }
-    if (!has(i)) return;
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (k >= n) continue;
-      Share<D> x;
-      unpack(values[k], x);
-      complete(total[k]);
-      if (parity_weight()) largest_ = total[k].largest;
-      float none = 0;
-      if (!parity_weight()) multiply(x, none);
-      emit(x, i, sink_of(k));
     }
   }
 
@@ -231,13 +181,10 @@ class NormStage {
     }
     return w;
   }
-  static __device__ __forceinline__ void unpack(const Vector& v, Share<D>& to) {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) to[e] = E::get(v, e);
-  }
   __device__ __forceinline__ void unpack(const Weights& w, Share<D>& to) const {
     if (kOneWeight || !norm_.options.weight_float32) {
-      unpack(w.v[0], to);
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) to[e] = E::get(w.v[0], e);
     } else if constexpr (!kOneWeight) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) to[e] = __uint_as_float(w.v[e / 4].word[e % 4]);
@@ -409,8 +356,8 @@ class NormStage {
   Weights weight_;
   Weights bias_;
   float mean_ = 0;
-  float inverse_ = 0;      // 1 / root of the mean square
-  uint32_t largest_ = 0;   // magnitude, of the results of a row or of a group
+  float inverse_ = 0;     // 1 / root of the mean square
+  uint32_t largest_ = 0;  // magnitude, of the results of a row or of a group
 };
 
 }  // namespace collx::cuda

@@ -24,16 +24,16 @@ struct NormArguments {
   NormOptions options;
   bool scatters;
   // Divisions are left to the host: they take longer than a row's arithmetic.
-  uint64_t rows;       // that the grid goes through: all, or as many as the largest part has
-  uint32_t full_uses;  // of the slots, each of rows_per_use rows
-  uint32_t last_use;   // rows of the one behind them
-  Partition parts;     // of all rows, among the ranks
+  uint64_t rows;         // that the grid goes through: all, or as many as the largest part has
+  uint32_t full_uses;    // of the slots, each of rows_per_use rows
+  uint32_t last_use;     // rows of the one behind them
+  Partition parts;       // of all rows, among the ranks
   uint64_t result_rows;  // of the residual and the results
   const float* given_scale;
   float* spill;
 
-  /// Brings the lines of the arguments near, all at once; otherwise a call would wait for each when it
-  /// comes to it.
+  /// Brings the lines of the arguments near, all at once; otherwise a call would wait for each when
+  /// it comes to it.
   __device__ __forceinline__ void touch() const {
     ptx::touch(residual);
     ptx::touch(cols);
@@ -55,8 +55,8 @@ struct GatheredRows {
   int32_t world;
 };
 
-/// Row `row` of the results in this rank's tensors: a sink, to which NormStage hands a row's values.
-/// `i`: which vector of the row.
+/// Row `row` of the results in this rank's tensors: a sink, to which NormStage hands a row's
+/// values. `i`: which vector of the row.
 template <DType D, bool Simple>
 class ResultRow {
   static constexpr int kCount = Elements<D>::kCount;

@@ -1,8 +1,8 @@
 // The tiles of slots in which rows of a normalisation travel, as one block sees them.
 //
 // A use of the slots takes some rows at once, each at a position of its own. Position p belongs to
-// cluster p % clusters of the grid, and each block of that cluster serves the tiles of its own piece
-// of the row, at the same place on every rank however large the grids are.
+// cluster p % clusters of the grid, and each block of that cluster serves the tiles of its own
+// piece of the row, at the same place on every rank however large the grids are.
 #pragma once
 
 #include "../stages/norm_arguments.cuh"
@@ -22,12 +22,11 @@ class Pieces {
     for_tiles([&](uint32_t, TileEntry* entry) { ptx::red_add(&entry->busy, 1u); });
   }
 
-  /// Looks for others' marks. After the first stores to peers, so that nothing waits for the answer:
-  /// of two calls that overlap, the one that looks later sees both marks.
+  /// Looks for others' marks. After the first stores to peers, so that nothing waits for the
+  /// answer: of two calls that overlap, the one that looks later sees both marks.
   __device__ __forceinline__ void look() {
-    for_tiles([&](uint32_t, TileEntry* entry) {
-      overlaps_ |= ptx::ld_relaxed_gpu(&entry->busy) != 1;
-    });
+    for_tiles(
+        [&](uint32_t, TileEntry* entry) { overlaps_ |= ptx::ld_relaxed_gpu(&entry->busy) != 1; });
   }
 
   /// f(p) for each position of this cluster among the first n.
@@ -58,8 +57,7 @@ class Pieces {
     }
     session.finish([&] {  // every thread of the block has read its epochs
       for_tiles([&](uint32_t p, TileEntry* entry) {
-        const uint32_t uses =
-            (norm_.full_uses + (p < norm_.last_use ? 1 : 0)) * norm_.shape.steps;
+        const uint32_t uses = (norm_.full_uses + (p < norm_.last_use ? 1 : 0)) * norm_.shape.steps;
         // One 8-byte store: the epoch never shows without the mark cleared.
         *reinterpret_cast<uint2*>(entry) = make_uint2(ptx::ld_here(&entry->epoch) + uses, 0u);
       });
