@@ -53,12 +53,20 @@ bool is_simple(const RankView& view, const NormCall& call) {
          (call.quantised == nullptr || o.scale_mode != ScaleMode::group);
 }
 
+/// As planned: all ranks have the same results of rows that they do not divide.
+bool passes_sums(const NormCall& call) {
+  const NormResults results{call.residual_out != nullptr, call.normalised != nullptr,
+                            call.quantised != nullptr};
+  return collx::passes_sums(call.options, results, call.dtype, call.rows * call.cols);
+}
+
 Kernel kernel_of(const NormCall& call, int world, bool simple) {
   switch (call.plan.algorithm) {
     case Algorithm::oneshot_push:
       return norm_oneshot_push(call.dtype, world, simple);
     case Algorithm::twoshot_push:
-      return norm_twoshot_push(call.dtype, world, simple);
+      return passes_sums(call) ? norm_twoshot_push_sums(call.dtype, world, simple)
+                               : norm_twoshot_push(call.dtype, world, simple);
     case Algorithm::oneshot_pull:
       return norm_oneshot_pull(call.dtype);
     case Algorithm::twoshot_pull:
@@ -77,6 +85,7 @@ void for_each_norm_kernel(const std::function<void(Kernel)>& visit) {
       for (int world : kCompiledWorlds) {
         visit(norm_oneshot_push(dtype, world, simple));
         visit(norm_twoshot_push(dtype, world, simple));
+        visit(norm_twoshot_push_sums(dtype, world, simple));
       }
     }
     visit(norm_oneshot_pull(dtype));

@@ -21,6 +21,18 @@ struct NormResults {
   bool quantised = false;
 };
 
+/// Elements of an input from which it pays that every rank finishes all the rows.
+inline constexpr uint64_t kSumsFrom = 2 << 20;
+
+/// What an owner of rows pushes to all: the results; or, where those are at least twice the bytes
+/// of the sums, which the parity modes round, and the wire is what bounds the call, the sums, from
+/// which every rank goes on.
+constexpr bool passes_sums(const NormOptions& o, const NormResults& r, DType dtype,
+                           uint64_t elements) {
+  return o.rounding != Rounding::fp32 && r.residual && r.normalised && dtype_size(dtype) == 2 &&
+         elements >= kSumsFrom;
+}
+
 struct NormRequest : Request {
   uint64_t rows = 0;
   uint64_t cols = 0;
@@ -38,9 +50,12 @@ constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
 }
 
 /// Bytes of slots that a piece takes when its owner passes it on: see NormPlanes.
-constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r) {
+constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r, Algorithm algorithm) {
   const uint32_t vectors = s.threads;
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
+  if (algorithm == Algorithm::twoshot_push &&
+      passes_sums(r.options, r.results, r.dtype, r.rows * r.cols))
+    return vectors * kVectorBytes;
   uint32_t bytes = (r.results.residual + r.results.normalised) * vectors * kVectorBytes;
   if (r.results.quantised) bytes += vectors * (kVectorBytes / element);
   if (r.results.quantised && r.options.scale_mode != ScaleMode::tensor) {
@@ -104,7 +119,7 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
 
   const auto tiles_of_row = [&] {
     const uint32_t own = s.threads / kTileVectors;
-    const uint32_t passed = owned ? ceil_div(detail::passed_bytes(s, r), kTileBytes) : 0;
+    const uint32_t passed = owned ? ceil_div(detail::passed_bytes(s, r, algorithm), kTileBytes) : 0;
     s.piece_tiles = own > passed ? own : passed;
     return s.piece_tiles * s.cluster;
   };

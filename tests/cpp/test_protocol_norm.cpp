@@ -90,7 +90,7 @@ TEST(NormPlan, RowsFitTheirSlotsAndBlocks) {
       ASSERT_GE(s.piece_tiles * kTileVectors, s.threads);
       if (owned) {
         ASSERT_EQ(s.steps, 1u);
-        ASSERT_GE(s.piece_tiles * kTileBytes, detail::passed_bytes(s, r));
+        ASSERT_GE(s.piece_tiles * kTileBytes, detail::passed_bytes(s, r, p.carried_out));
       }
     });
   }
@@ -109,6 +109,16 @@ TEST(NormPlan, WhatRanksExchangeDoesNotDependOnSpareBlocks) {
     ASSERT_EQ(a.shape.piece_tiles, b.shape.piece_tiles);
     ASSERT_EQ(a.shape.rows_per_use, b.shape.rows_per_use);
   });
+}
+
+TEST(NormPlan, SumsPassWhereResultsAreTwiceTheBytes) {
+  constexpr uint64_t kLarge = 1 << 24;
+  NormOptions o;
+  EXPECT_FALSE(passes_sums(o, {true, true, false}, DType::bfloat16, kLarge)) << "not rounded";
+  o.rounding = Rounding::parity;
+  EXPECT_TRUE(passes_sums(o, {true, true, false}, DType::bfloat16, kLarge));
+  EXPECT_FALSE(passes_sums(o, {true, true, false}, DType::bfloat16, 1 << 20)) << "latency counts";
+  EXPECT_FALSE(passes_sums(o, {true, false, true}, DType::bfloat16, kLarge)) << "half as much more";
 }
 
 TEST(NormPlan, PlanesDoNotOverlap) {

@@ -127,6 +127,7 @@ Kernel rank_barrier();
 // Fused normalisations.
 Kernel norm_oneshot_push(DType dtype, int world, bool simple);
 Kernel norm_twoshot_push(DType dtype, int world, bool simple);
+Kernel norm_twoshot_push_sums(DType dtype, int world, bool simple);
 Kernel norm_oneshot_pull(DType dtype);
 Kernel norm_twoshot_pull(DType dtype);
 Kernel norm_local(DType dtype);

@@ -2,115 +2,45 @@
 // polls, reduces, normalises, quantises, and pushes what comes out to all; everyone drains.
 //
 // Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and two flights.
-#include "../stages/norm.cuh"
-#include "../transports/pieces.cuh"
-#include "kernel_table.cuh"
+#include "norm_parts.cuh"
 
 namespace collx::cuda {
 namespace {
 
-enum Stage { kScatter, kGather };
-
 template <DType D, int W, bool Simple>
-class NormTwoshot {
-  using S = SentinelSlots<D>;
-  using E = Elements<D>;
+class NormTwoshot : NormParts<D, W, Simple> {
+  using Base = NormParts<D, W, Simple>;
+  using Base::call_;
+  using Base::exists;
+  using Base::kGather;
+  using Base::kRanks;
+  using Base::norm_;
+  using Base::peer;
+  using Base::pieces_;
+  using Base::row;
+  using Base::session_;
+  using Base::stage_;
+  using Base::sum;
+  using Base::world_;
+  using typename Base::E;
+  using typename Base::OwnRow;
+  using typename Base::S;
   using Bytes = NarrowSlots<E::kCount / 4>;  // a byte for each element of a vector
   using Word = NarrowSlots<1>;
-  using OwnRow = ResultRow<D, Simple>;
-  static constexpr int kRanks = World<W>::kRanks;
 
  public:
   __device__ NormTwoshot(Session<Simple>& session, const NormArguments& norm,
                          NormStage<D, Simple>& stage)
-      : session_(session),
-        call_(session.call),
-        norm_(norm),
+      : Base(session, norm, stage),
         planes_(norm.shape, norm.residual_out != nullptr, norm.normalised != nullptr,
-                dtype_size(D)),
-        world_(World<W>::size(call_)),
-        stage_(stage),
-        pieces_(call_, norm) {}
+                dtype_size(D)) {}
 
   __device__ void run() {
-    const uint32_t most = norm_.shape.rows_per_use;
-    for (uint64_t done = 0; done < norm_.rows; done += most) {
-      const uint64_t left = norm_.rows - done;
-      const uint32_t n = left < most ? static_cast<uint32_t>(left) : most;
-      if (done > 0) pieces_.next();
-      pieces_.for_own(n, [&](uint32_t p) { scatter(p, done + p); });
-      if (done == 0) {
-        pieces_.look();
-        stage_.prefetch();
-      }
-      pieces_.for_own(n, [&](uint32_t p) { finish_own(p, done + p); });
-      pieces_.for_own(n, [&](uint32_t p) { drain(p, done + p); });
-    }
-    pieces_.finish(session_);
+    this->run_uses([&](uint32_t p, uint64_t j) { finish_own(p, j); },
+                   [&](uint32_t p, uint64_t j) { drain(p, j); });
   }
 
  private:
-  __device__ __forceinline__ int peer(int distance) const {
-    return (call_.rank + distance) % world_;
-  }
-  __device__ __forceinline__ bool exists(int owner, uint64_t j) const {
-    return j < norm_.parts.part(owner).count;
-  }
-  /// Of the whole tensor, row j of a rank's part.
-  __device__ __forceinline__ uint64_t row(int owner, uint64_t j) const {
-    return norm_.parts.part(owner).start + j;
-  }
-
-  /// A filler where a part is shorter than the largest, since every use of a tile carries a word
-  /// between every two ranks. Here and in all that follows: such rows are exchanged and not stored.
-  __device__ __forceinline__ Vector load(int owner, uint64_t j, uint32_t i) const {
-    if (!exists(owner, j)) return {};
-    const char* input = static_cast<const char*>(call_.input);
-    return VectorTensor<dtype_size(D), Simple>(input + row(owner, j) * norm_.cols * dtype_size(D),
-                                               norm_.cols)
-        .load(i);
-  }
-
-  __device__ __forceinline__ void scatter(uint32_t p, uint64_t j) const {
-    const uint32_t i = stage_.index();
-    if (!stage_.has(i)) return;
-    const PieceSlot to = pieces_.slot(kScatter, p, threadIdx.x * kVectorBytes);
-    Vector v[kRanks];
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) v[d] = load(peer(d), j, i);
-    }
-    if (!session_.alive()) return;
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) S::push(call_.outgoing[d] + to.offset, S::sendable(v[d]), to.epoch);
-    }
-  }
-
-  /// The sum of this thread's vector in the row of this rank's part.
-  __device__ __forceinline__ bool sum(uint32_t p, uint64_t j, Share<D>& x) {
-    const PieceSlot from = pieces_.slot(kScatter, p, threadIdx.x * kVectorBytes);
-    const Vector own = S::sendable(load(call_.rank, j, stage_.index()));
-    const Arrivals<kRanks> arrivals(call_, from.offset);
-    Vector v[kRanks];
-    if (!await_vectors<S>(session_, Phase::arrival, world_, from.epoch, own, arrivals, v)) {
-      return false;
-    }
-    arrivals.template rearm<S>(world_);
-    fold<D>(x, v, world_, [](float a, float b) { return a + b; });
-    return true;
-  }
-
-  template <typename T>
-  __device__ __forceinline__ void push_to_all(uint32_t p, uint32_t byte, Vector v) const {
-    if (!session_.alive()) return;
-    const PieceSlot to = pieces_.slot(kGather, p, byte);
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) T::push(call_.outgoing[d] + to.offset, v, to.epoch);
-    }
-  }
-
   /// A sink that pushes what comes to all ranks, and stores it here where the row exists.
   struct Everywhere {
     const NormTwoshot& op;
@@ -119,20 +49,22 @@ class NormTwoshot {
     const OwnRow row;
 
     __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
-      op.push_to_all<S>(p, op.planes_.residual + threadIdx.x * kVectorBytes, S::sendable(v));
+      op.template push_to_all<S>(p, op.planes_.residual + threadIdx.x * kVectorBytes,
+                                 S::sendable(v));
       if (exists) row.residual(i, v);
     }
     __device__ __forceinline__ void normalised(uint32_t i, Vector v) const {
-      op.push_to_all<S>(p, op.planes_.normalised + threadIdx.x * kVectorBytes, S::sendable(v));
+      op.template push_to_all<S>(p, op.planes_.normalised + threadIdx.x * kVectorBytes,
+                                 S::sendable(v));
       if (exists) row.normalised(i, v);
     }
     __device__ __forceinline__ void quantised(uint32_t i, Vector v) const {
-      op.push_to_all<Bytes>(p, op.planes_.quantised + threadIdx.x * E::kCount,
-                            disguised(v, op.norm_.options.quantisation));
+      op.template push_to_all<Bytes>(p, op.planes_.quantised + threadIdx.x * E::kCount,
+                                     disguised(v, op.norm_.options.quantisation));
       if (exists) row.quantised(i, v);
     }
     __device__ __forceinline__ void scale(uint32_t i, uint32_t group, float value) const {
-      op.push_to_all<Word>(p, op.scale_byte(), Vector{{bits_of(value)}});
+      op.template push_to_all<Word>(p, op.scale_byte(), Vector{{bits_of(value)}});
       if (exists) row.scale(i, group, value);
     }
   };
@@ -246,13 +178,7 @@ class NormTwoshot {
         });
   }
 
-  Session<Simple>& session_;
-  const KernelCall& call_;
-  const NormArguments& norm_;
   const NormPlanes planes_;
-  const int world_;
-  NormStage<D, Simple>& stage_;
-  Pieces pieces_;
 };
 
 template <DType D, int W, bool Simple>

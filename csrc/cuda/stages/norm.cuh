@@ -91,6 +91,54 @@ class NormStage {
     }
   }
 
+  /// The first n of N rows at once, whose values fit the dtype: `sink(k)` takes those of row k.
+  template <int N, typename SinkOf>
+  __device__ __forceinline__ void rows(const Vector (&values)[N], int n, SinkOf sink_of) {
+    static_assert(Simple);
+    float leaf[N] = {};
+    uint32_t largest[N] = {};
+    const uint32_t i = index();
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (k >= n || !has(i)) continue;
+      Share<D> x;
+      unpack(values[k], x);
+      leaf[k] = squares(x);
+      if (norm_.residual_out != nullptr) sink_of(k).residual(i, values[k]);
+      float most = 0;
+      if (!parity_weight()) multiply(x, most);
+      largest[k] = magnitude(most);
+    }
+    RowTotal total[N];
+    reduction_.reduce(leaf, largest, total);
+    if (needs_second_look()) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        if (k >= n || !has(i)) continue;
+        Share<D> x;
+        unpack(values[k], x);
+        complete(total[k]);
+        largest[k] = largest_of(x, i);
+      }
+      RowTotal looked[N];
+      reduction_.reduce(leaf, largest, looked);
+#pragma unroll
+      for (int k = 0; k < N; ++k) total[k].largest = looked[k].largest;
+    }
+    if (!has(i)) return;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (k >= n) continue;
+      Share<D> x;
+      unpack(values[k], x);
+      complete(total[k]);
+      if (parity_weight()) largest_ = total[k].largest;
+      float none = 0;
+      if (!parity_weight()) multiply(x, none);
+      emit(x, i, sink_of(k));
+    }
+  }
+
  private:
   enum Pass { kFetch, kSquares, kLook, kEmit, kDone };
 
@@ -181,10 +229,13 @@ class NormStage {
     }
     return w;
   }
+  static __device__ __forceinline__ void unpack(const Vector& v, Share<D>& to) {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) to[e] = E::get(v, e);
+  }
   __device__ __forceinline__ void unpack(const Weights& w, Share<D>& to) const {
     if (kOneWeight || !norm_.options.weight_float32) {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) to[e] = E::get(w.v[0], e);
+      unpack(w.v[0], to);
     } else if constexpr (!kOneWeight) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) to[e] = __uint_as_float(w.v[e / 4].word[e % 4]);
@@ -227,9 +278,13 @@ class NormStage {
   /// With the sum of squares, and the largest product with the weight.
   __device__ __forceinline__ void complete(const RowTotal& t) {
     inverse_ = 1.0f / sqrtf(t.sum / static_cast<float>(norm_.cols) + norm_.options.eps);
-    const float largest = float_of(t.largest) * inverse_;
+    largest_ = largest_result(t.largest);
+  }
+  /// From the largest product with the weight.
+  __device__ __forceinline__ uint32_t largest_result(uint32_t product) const {
+    const float largest = float_of(product) * inverse_;
     const bool parity = norm_.options.rounding != Rounding::fp32;
-    largest_ = magnitude(parity ? rounded<D>(largest) : largest);
+    return magnitude(parity ? rounded<D>(largest) : largest);
   }
 
   /// The normalised values, of what is already multiplied by the weight but in the modes where
@@ -300,30 +355,40 @@ class NormStage {
   /// The largest result of the group that this thread's vector belongs to.
   __device__ __forceinline__ void measure_group(uint32_t step, Share<D>& x) {
     const uint32_t lanes = static_cast<uint32_t>(norm_.options.group_size) / kCount;
-    if (lanes > kWarpLanes) return measure_wide_group(step, lanes, x);
-    largest_ = has(index(step)) ? largest_of(x, index(step)) : 0;
-    for (uint32_t distance = 1; distance < lanes; distance *= 2) {
-      largest_ = max(largest_, __shfl_xor_sync(~0u, largest_, distance));
+    if (lanes > kWarpLanes) {
+      measure_wide_group(step, lanes, x);
+    } else {
+      largest_ = largest_in_group(x, index(step));
+      for (uint32_t distance = 1; distance < lanes; distance *= 2) {
+        largest_ = max(largest_, __shfl_xor_sync(~0u, largest_, distance));
+      }
     }
+    if (!parity_weight()) largest_ = largest_result(largest_);
   }
-  /// Of several warps, or even of several steps, which the first of them looks at.
+  /// Of one vector: the largest result, or the largest product where the result follows from it.
+  __device__ __forceinline__ uint32_t largest_in_group(const Share<D>& x, uint32_t i) const {
+    if (!has(i)) return 0;
+    if (parity_weight()) return largest_of(x, i);
+    float largest = 0;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) largest = larger_magnitude(largest, x[e]);
+    return magnitude(largest);
+  }
+  /// Of several warps, or even of several steps.
   __device__ __forceinline__ void measure_wide_group(uint32_t step, uint32_t lanes, Share<D>& x) {
     const uint32_t width = norm_.shape.step_vectors();
     const uint32_t count = lanes > width ? lanes / width : 1;
-    if (step % count != 0) return;
     __shared__ uint32_t largest[kFullBlock / kWarpLanes];
     __syncthreads();  // the step before has been read
     if (threadIdx.x < kFullBlock / kWarpLanes) largest[threadIdx.x] = 0;
     __syncthreads();
+    const uint32_t first = step - step % count;
 #pragma unroll 1
-    for (uint32_t s = step + count; s-- > step;) {
-      if (norm_.shape.steps > 1) {
-        prefetch(s);
-        if (has(index(s))) unspill(index(s), x);
-      }
-      const uint32_t own = has(index(s)) ? largest_of(x, index(s)) : 0;
-      atomicMax(&largest[threadIdx.x / lanes], own);
+    for (uint32_t s = first; s < first + count; ++s) {
+      if (count > 1) fetch_spilled(s, x);
+      atomicMax(&largest[threadIdx.x / lanes], largest_in_group(x, index(s)));
     }
+    if (count > 1) fetch_spilled(step, x);
     __syncthreads();
     largest_ = largest[threadIdx.x / lanes];
   }
@@ -332,6 +397,10 @@ class NormStage {
   __device__ __forceinline__ float4* spilled(uint32_t i) const {
     const uint64_t row = uint64_t{norm_.shape.steps} * norm_.shape.step_vectors();
     return reinterpret_cast<float4*>(norm_.spill) + (blockIdx.x * row + i) * (kCount / 4);
+  }
+  __device__ __forceinline__ void fetch_spilled(uint32_t step, Share<D>& x) {
+    prefetch(step);
+    if (has(index(step))) unspill(index(step), x);
   }
   __device__ __forceinline__ void spill(uint32_t i, const Share<D>& x) const {
 #pragma unroll

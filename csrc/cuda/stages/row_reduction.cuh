@@ -47,26 +47,49 @@ class RowReduction {
 
   /// `leaf`: the subtree of this thread's vector.
   __device__ __forceinline__ RowTotal operator()(float leaf, uint32_t largest) {
-    const uint32_t most = __reduce_max_sync(~0u, largest);
-    const float sum = butterfly(leaf);
+    const float leaves[1] = {leaf};
+    const uint32_t most[1] = {largest};
+    RowTotal total[1];
+    reduce(leaves, most, total);
+    return total[0];
+  }
+
+  /// The same of N rows at once.
+  template <int N>
+  __device__ __forceinline__ void reduce(const float (&leaf)[N], const uint32_t (&largest)[N],
+                                         RowTotal (&total)[N]) {
+    static_assert(N <= kMostRows);
     const uint32_t warps = blockDim.x / kWarpLanes, warp = threadIdx.x / kWarpLanes;
     const uint32_t lane = threadIdx.x % kWarpLanes;
-    // The next row uses the other entries: who writes those has heard of all that they have read
+    // The next call uses the other entries: who writes those has heard of all that they have read
     // the ones before.
     Memory& m = memory();
     const uint32_t turn = calls_ % 2;
-    Entry* entry = &m.entries[turn][rank_ * warps + warp];
+    ptx::TransactionBarrier* arrived = &m.arrived[turn];
+    if (cluster_ > 1 && threadIdx.x == 0) {
+      ptx::expect(arrived, cluster_ * warps * N * sizeof(Entry));
+    }
+#pragma unroll
+    for (int row = 0; row < N; ++row) {
+      const uint32_t most = __reduce_max_sync(~0u, largest[row]);
+      const float sum = butterfly(leaf[row]);
+      Entry* entry = &m.entries[turn][row][rank_ * warps + warp];
+      if (cluster_ == 1) {
+        if (lane == 0) *entry = {sum, most};
+      } else if (lane < cluster_) {
+        ptx::st_cluster(entry, arrived, lane, bits_of(sum), most);
+      }
+    }
     if (cluster_ == 1) {
-      if (lane == 0) *entry = {sum, most};
       __syncthreads();
     } else {
-      ptx::TransactionBarrier* arrived = &m.arrived[turn];
-      if (threadIdx.x == 0) ptx::expect(arrived, cluster_ * warps * sizeof(Entry));
-      if (lane < cluster_) ptx::st_cluster(entry, arrived, lane, bits_of(sum), most);
       ptx::wait(arrived, calls_ / 2 % 2);
     }
     ++calls_;
-    return combine(m.entries[turn], cluster_ * warps, lane);
+#pragma unroll
+    for (int row = 0; row < N; ++row) {
+      total[row] = combine(m.entries[turn][row], cluster_ * warps, lane);
+    }
   }
 
  private:
@@ -75,8 +98,9 @@ class RowReduction {
     uint32_t largest;
   };
   static constexpr uint32_t kEntries = kMostCluster * kFullBlock / kWarpLanes;
+  static constexpr int kMostRows = kMaxCudaRanks;
   struct Memory {
-    Entry entries[2][kEntries];
+    Entry entries[2][kMostRows][kEntries];
     ptx::TransactionBarrier arrived[2];
   };
 
