@@ -140,8 +140,8 @@ constexpr Algorithm select_norm(const NormRequest& r) {
   if (!r.capabilities.peer_access) return Algorithm::fallback;
   if (scatters_rows(r.collective)) return Algorithm::staged;
   if (r.device == DeviceKind::cpu) {
-    const uint64_t most = r.world == 2 ? 16 << 10 : 8 << 10;
-    return r.bytes <= most ? Algorithm::oneshot_pull : Algorithm::twoshot_pull;
+    const bool small = r.world > 2 && r.bytes <= 8 << 10;
+    return small ? Algorithm::oneshot_pull : Algorithm::twoshot_pull;
   }
   const uint64_t most = r.world == 2 ? 2 << 20 : r.world <= 4 ? 512 << 10 : 256 << 10;
   return r.bytes <= most ? Algorithm::oneshot_push : Algorithm::twoshot_push;
