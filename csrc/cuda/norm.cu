@@ -96,17 +96,15 @@ void for_each_norm_kernel(const std::function<void(Kernel)>& visit) {
 
 void norm(const RankView& view, const NormCall& call, Stream stream) {
   KernelCall kernel_call = arguments_of(view, call);
-  const bool owned = call.plan.algorithm == Algorithm::twoshot_push ||
-                     call.plan.algorithm == Algorithm::twoshot_pull;
   NormArguments norm = norm_arguments_of(
-      call, view.world, owned || call.scatters() ? largest_part(call.rows, view.world) : call.rows);
+      call, view.world, rows_to_do(call.collective, call.plan.algorithm, call.rows, view.world));
   norm.scatters = call.scatters();
   if (norm.scatters) norm.result_rows = norm.parts.part(view.rank).count;
   PullArguments pull;
   const bool push = call.plan.algorithm == Algorithm::oneshot_push ||
                     call.plan.algorithm == Algorithm::twoshot_push;
   if (push) {
-    const bool large = owned || call.shape.large_slots;
+    const bool large = call.plan.algorithm == Algorithm::twoshot_push || call.shape.large_slots;
     use_slots(kernel_call, large ? view.layout.twoshot : view.layout.oneshot, view, 0);
   } else {
     pull = pull_arguments_of(view, call);

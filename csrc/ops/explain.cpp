@@ -11,6 +11,7 @@
 #include "checks.h"
 #include "communicator.h"
 #include "fallback.h"
+#include "norm_operators.h"
 
 namespace collx {
 
@@ -55,12 +56,11 @@ NormRequest norm_request(const char* what, Collective op, const Request& request
                     "cols], from 1 column");
   r.cols = cols;
   r.rows = numel / cols;
-  const std::string_view name = name_of(op);
-  const bool fp8 = name.find("fp8") != name.npos, int8 = name.find("int8") != name.npos;
-  r.options.quantisation = fp8    ? Quantisation::e4m3fn
-                           : int8 ? Quantisation::int8
-                                  : Quantisation::none;
-  r.results = {name.find("residual") != name.npos, !fp8 && !int8, fp8 || int8};
+  const NormOperator named = norm_operator(op);
+  r.options.quantisation = named.is_fp8()    ? Quantisation::e4m3fn
+                           : named.is_int8() ? Quantisation::int8
+                                             : Quantisation::none;
+  r.results = named.planned();
   return r;
 }
 
@@ -169,9 +169,7 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   if (is_norm(collective)) {
     const NormRequest r = norm_request("explain", collective, request, numel, cols, dtype);
     const NormPlan p = plan_norm(r, layout);
-    const uint64_t rows = p.carried_out == Algorithm::oneshot_push && !scatters_rows(collective)
-                              ? r.rows
-                              : largest_part(r.rows, r.world);
+    const uint64_t rows = rows_to_do(collective, p.carried_out, r.rows, r.world);
     const uint64_t chunks =
         communicator.on_cuda()
             ? ceil_div<uint64_t>(rows, std::max(p.shape.rows_per_use, 1u)) * p.shape.steps

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../protocol/norm_plan.h"
+#include "../protocol/call.h"
 
 namespace collx {
 
@@ -29,12 +29,12 @@ void fallback_exchange(Communicator& communicator, const char* op, const Exchang
                        const at::Tensor& input, const at::Tensor& output);
 
 /// Gathers the rows, chunk after chunk, and reduces and normalises them: fallback_norm.cpp.
-void fallback_norm(Communicator& communicator, const char* op, const NormPlan& plan,
-                   const NormCall& call, const at::Tensor& input);
+void fallback_norm(Communicator& communicator, const char* op, const NormCall& call,
+                   const at::Tensor& input);
 
 /// Reduces `inputs` of `world` ranks in rank order, each [call.rows, call.cols] on the device of
 /// `like`, and normalises the rows: without peers.
-void normalise_locally(const void* const* inputs, int world, const NormPlan& plan, NormCall call,
+void normalise_locally(const void* const* inputs, int world, const NormCall& call,
                        const at::Tensor& like);
 
 /// Returns when all ranks have come.

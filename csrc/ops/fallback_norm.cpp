@@ -1,6 +1,4 @@
 // Fused normalisations through the process group.
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <array>
 
@@ -42,25 +40,18 @@ NormCall rows_of(NormCall call, uint64_t start, uint64_t count) {
 
 }  // namespace
 
-void normalise_locally(const void* const* inputs, int world, const NormPlan& plan, NormCall call,
+void normalise_locally(const void* const* inputs, int world, const NormCall& call,
                        const at::Tensor& like) {
   if (call.rows == 0) return;
-  call.shape = plan.shape;
   if (like.is_cpu()) return cpu::normalise(inputs, world, call);
 #if COLLX_CUDA
-  at::Tensor spill;
-  if (plan.spilled > 0) {
-    spill = at::empty({static_cast<int64_t>(plan.spilled)}, like.options().dtype(at::kFloat));
-    call.spill = static_cast<float*>(spill.mutable_data_ptr());
-  }
-  call.plan = plan.plan;
   cuda::normalise(inputs, world, call,
                   c10::cuda::getCurrentCUDAStream(like.device().index()).stream());
 #endif
 }
 
-void fallback_norm(Communicator& communicator, const char* op, const NormPlan& plan,
-                   const NormCall& call, const at::Tensor& input) {
+void fallback_norm(Communicator& communicator, const char* op, const NormCall& call,
+                   const at::Tensor& input) {
   BoundedGather gather(communicator, op, call.descriptor);
   if (communicator.options().check && !communicator.has_regions()) gather.compare_descriptors();
   const int world = communicator.options().world_size;
@@ -91,8 +82,7 @@ void fallback_norm(Communicator& communicator, const char* op, const NormPlan& p
           static_cast<const char*>(gathered.const_data_ptr()) +
           (static_cast<uint64_t>(rank) * count + first - start) * row_bytes;
     }
-    normalise_locally(inputs.data(), world, plan, rows_of(call, first - own.start, last - first),
-                      input);
+    normalise_locally(inputs.data(), world, rows_of(call, first - own.start, last - first), input);
   }
 }
 

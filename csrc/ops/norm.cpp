@@ -91,17 +91,6 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   return call;
 }
 
-/// Not by their addresses: a rank that gets no rows has none.
-NormResults results_of(const NormOperator& op) {
-  NormResults results;
-  for (const NormResult result : op.results) {
-    results.residual |= result == NormResult::residual;
-    results.quantised |= result == NormResult::quantised;
-    results.normalised |= result == NormResult::normalised || result == NormResult::out;
-  }
-  return results;
-}
-
 NormRequest request_for(const Communicator& communicator, const NormOperator& op,
                         const NormCheck& check, const NormCall& call, bool input_symmetric) {
   NormRequest request;
@@ -113,18 +102,12 @@ NormRequest request_for(const Communicator& communicator, const NormOperator& op
   request.input_symmetric = input_symmetric;
   request.algorithm = check.algorithm;
   request.options = call.options;
-  request.results = results_of(op);
+  request.results = op.planned();
   request.tuned_threads = communicator.tuned_threads();
   return request;
 }
 
-void carry_out(Communicator& communicator, const NormPlan& plan, NormCall& call,
-               const at::Tensor& input) {
-  at::Tensor spill;
-  if (plan.spilled > 0) {
-    spill = at::empty({static_cast<int64_t>(plan.spilled)}, input.options().dtype(at::kFloat));
-    call.spill = static_cast<float*>(spill.mutable_data_ptr());
-  }
+void carry_out(Communicator& communicator, const NormCall& call) {
 #if COLLX_CUDA
   if (communicator.on_cuda()) {
     cuda::norm(communicator.view(), call, communicator.streams().enter());
@@ -164,15 +147,20 @@ void run(const NormOperator& op, Communicator& communicator, const NormCheck& ch
       plan.carried_out == Algorithm::oneshot_pull || plan.carried_out == Algorithm::twoshot_pull;
   map_peers(communicator, pulls || !communicator.on_cuda() ? from : std::nullopt, std::nullopt,
             call);
+  at::Tensor spill;
+  if (plan.spilled > 0) {
+    spill = at::empty({static_cast<int64_t>(plan.spilled)}, input.options().dtype(at::kFloat));
+    call.spill = static_cast<float*>(spill.mutable_data_ptr());
+  }
   if (alone) {
     const void* inputs[] = {call.input};
-    normalise_locally(inputs, 1, plan, call, input);
+    normalise_locally(inputs, 1, call, input);
   } else if (plan.plan.algorithm == Algorithm::fallback) {
     enter_fallback(communicator, op.name(), call.descriptor);
-    fallback_norm(communicator, op.name(), plan, call, input);
+    fallback_norm(communicator, op.name(), call, input);
   } else {
     call.plan.algorithm = plan.carried_out;
-    carry_out(communicator, plan, call, input);
+    carry_out(communicator, call);
   }
   communicator.count_call();
 }

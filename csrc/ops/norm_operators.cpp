@@ -97,6 +97,20 @@ std::string NormOperator::schema() const {
   return text + ")";
 }
 
+NormResults NormOperator::planned() const {
+  NormResults planned;
+  for (const NormResult result : results) {
+    planned.residual |= result == NormResult::residual;
+    planned.quantised |= result == NormResult::quantised;
+    planned.normalised |= result == NormResult::normalised || result == NormResult::out;
+  }
+  return planned;
+}
+
+NormOperator norm_operator(Collective c) {
+  return {c, "", false, arguments_of(c), results_of(c, /*keeps_norm=*/false)};
+}
+
 std::vector<NormOperator> norm_operators() {
   std::vector<NormOperator> list;
   for (size_t i = 0; i < static_cast<size_t>(Collective::count); ++i) {
@@ -105,7 +119,7 @@ std::vector<NormOperator> norm_operators() {
     const auto add = [&](const char* overload, bool keeps_norm, bool out) {
       list.push_back({c, overload, out, arguments_of(c), results_of(c, keeps_norm)});
     };
-    add("", false, false);
+    list.push_back(norm_operator(c));
     add("out", false, true);
     if (!list.back().is_fp8() && !list.back().is_int8()) continue;
     add("norm", true, false);

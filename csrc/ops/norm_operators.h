@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "../protocol/norm.h"
+#include "../protocol/norm_plan.h"
 
 namespace collx {
 
@@ -56,8 +56,12 @@ struct NormOperator {
   bool is_fp8() const;
   bool is_int8() const;
   std::string schema() const;
+  /// Not by their addresses: a rank that gets no rows has none.
+  NormResults planned() const;
 };
 
+/// The functional form of a collective.
+NormOperator norm_operator(Collective collective);
 /// All of them.
 std::vector<NormOperator> norm_operators();
 

@@ -92,14 +92,23 @@ constexpr bool has_wide_groups(const NormOptions& o, uint32_t elements) {
          static_cast<uint32_t>(o.group_size) > kWarpLanes * elements;
 }
 
+/// Each rank has a part of the rows of its own, and does no others.
+constexpr bool owns_rows(Collective c, Algorithm a) {
+  return a == Algorithm::twoshot_push || a == Algorithm::twoshot_pull || scatters_rows(c);
+}
+
+/// The rows that a grid goes through: all, or as many as the largest part has.
+constexpr uint64_t rows_to_do(Collective c, Algorithm a, uint64_t rows, int world) {
+  return owns_rows(c, a) ? largest_part(rows, world) : rows;
+}
+
 /// `tiles`: of the slots, or of the memory that results are passed through; 0 where there is none.
 constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32_t tiles) {
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
   const uint32_t elements = kVectorBytes / element;
   const uint64_t vectors = ceil_div<uint64_t>(r.cols, elements);
   const bool owned = algorithm == Algorithm::twoshot_push || algorithm == Algorithm::twoshot_pull;
-  const uint64_t rows =
-      owned || scatters_rows(r.collective) ? largest_part(r.rows, r.world) : r.rows;
+  const uint64_t rows = rows_to_do(r.collective, algorithm, r.rows, r.world);
 
   NormShape s;
   const bool together = has_wide_groups(r.options, elements);
@@ -189,9 +198,7 @@ constexpr NormPlan plan_norm(const NormRequest& r, const RegionLayout& layout) {
   }
 
   const NormShape& s = p.shape;
-  const bool owned =
-      p.carried_out == Algorithm::twoshot_push || p.carried_out == Algorithm::twoshot_pull;
-  uint64_t rows = owned || scatters_rows(r.collective) ? largest_part(r.rows, r.world) : r.rows;
+  uint64_t rows = rows_to_do(r.collective, p.carried_out, r.rows, r.world);
   if (p.carried_out != Algorithm::fallback) rows = detail::at_most(rows, s.rows_per_use);
   // Clusters need multiprocessors side by side, of which the last may not be left: see launch.
   const bool push = detail::pushes_into_slots(p.carried_out);

@@ -17,7 +17,7 @@ order. What they have in common:
                    torch.nn.RMSNorm behind an all-reduce; "parity_weight" as LlamaRMSNorm, which
                    multiplies by the weight in the dtype
     out            takes the results, a tensor or a tuple of them in their order, and is returned.
-                   It shares no memory with an argument
+                   It shares no memory with an argument, but that residual_out may be the residual
     algorithm      "auto", or a name that docs/performance.md lists
     max_blocks     CUDA thread blocks to use at most; 0 for no bound. The same on all ranks
 
