@@ -10,6 +10,8 @@ README.md in this folder says what the flags do and how time is taken.
 import argparse
 import os
 import sys
+import time
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -62,6 +64,10 @@ def make_job(options: argparse.Namespace) -> Job:
         timeout=timedelta(minutes=5 if options.device == "cuda" else 60),
     )
     ranks = GlooRanks()
+    ranks.barrier()
+    start = time.perf_counter()
+    comm = collx.init(device=device)
+    [seconds] = ranks.maximum([time.perf_counter() - start])
     largest = [max(sizes(options, OPS[name], ranks.world)) for name in options.ops]
     return Job(
         reduce_op=options.reduce_op,
@@ -69,10 +75,11 @@ def make_job(options: argparse.Namespace) -> Job:
         device=device,
         group=dist.distributed_c10d._get_default_group(),
         ranks=ranks,
-        comm=collx.init(device=device),
+        comm=comm,
+        init_seconds=seconds,
         has_nccl=has_nccl,
         cols=options.cols,
-        rounding=options.rounding,
+        rounding=options.rounding[0],
         max_bytes=max(HOST_BYTES, *largest),
     )
 
@@ -80,10 +87,10 @@ def make_job(options: argparse.Namespace) -> Job:
 def measure(options: argparse.Namespace) -> bool:
     """Whether every result of collx was right. What is finished is shown and written at once."""
     job = make_job(options)
-    written: list[records.Record] = []
+    written = [records.of_init(options.dtype, job.ranks.world, job.device.type, job.init_seconds)]
     good = True
-    for op in (OPS[name] for name in options.ops):
-        results = Runner(job, op, options).run(
+    for op, rounding in chosen_ops(options):
+        results = Runner(replace(job, rounding=rounding), op, options).run(
             sizes(options, op, job.ranks.world),
             whole_parts(options, op, job.ranks.world, HOST_BYTES),
             ours.chosen(options, op) + chosen_peers(options, op),
@@ -91,15 +98,25 @@ def measure(options: argparse.Namespace) -> bool:
         written += [row.record for row in results.rows]
         good = good and not results.ours_failed
         if job.ranks.rank == 0:
-            show(options, op, results)
+            show(options, op, rounding, results)
             if options.json is not None:
                 records.write(options.json, written)
     job.comm.destroy()
     return good
 
 
-def show(options: argparse.Namespace, op: Op, results: Results) -> None:
-    how = options.rounding if isinstance(op, NormOp) else options.reduce_op
+def chosen_ops(options: argparse.Namespace) -> list[tuple[Op, str]]:
+    """With the roundings of those that have some."""
+    ops = [OPS[name] for name in options.ops]
+    return [
+        (op, rounding)
+        for op in ops
+        for rounding in (options.rounding if isinstance(op, NormOp) else [""])
+    ]
+
+
+def show(options: argparse.Namespace, op: Op, rounding: str, results: Results) -> None:
+    how = rounding if isinstance(op, NormOp) else options.reduce_op
     name = f"{op.name} {how}" if op.reduces else op.name
     print(f"\n{name}, {options.dtype}, {dist.get_world_size()} ranks, {options.device}")
     print("us per call: median, slowest rank; x peer: best peer's time / collx's\n")
@@ -111,8 +128,9 @@ def show(options: argparse.Namespace, op: Op, results: Results) -> None:
         print(f"\n{note}", end="")
     print(flush=True)
     if options.plot is not None and op.has_tensor:
-        one = options.plot.with_stem(f"{options.plot.stem}-{op.name}")
-        plot.draw(options.plot if len(options.ops) == 1 else one, op, results, options.wire_gbs)
+        stem = "-".join(part for part in (options.plot.stem, op.name, rounding) if part)
+        file = options.plot if len(chosen_ops(options)) == 1 else options.plot.with_stem(stem)
+        plot.draw(file, op, results, options.wire_gbs)
 
 
 def main() -> int:

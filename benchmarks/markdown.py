@@ -1,57 +1,117 @@
-"""Prints the JSON file of bench.py as a Markdown table, for docs/performance.md.
+"""Prints the JSON files of bench.py as Markdown tables, or puts them into a document.
 
-python benchmarks/markdown.py out.json
+    python benchmarks/markdown.py out.json
+    python benchmarks/markdown.py *.json --into docs/performance.md
+
+In the document a table stands between `<!-- table: TITLE -->` and `<!-- end -->`, where TITLE is
+what heads it when it is printed; with ", brief" behind it, of the peers the fastest alone. Tables
+of which the files have nothing stay as they are.
 """
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from collxbench.records import HOST_TIME
 from collxbench.units import size_name
 
+Records = list[dict[str, Any]]
+
 NO_PEERS = ("memcpy",)
+PLACE = re.compile(r"(<!-- table: (.*?)(, brief)? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="JSON of bench.py to Markdown.")
-    parser.add_argument("file", type=Path)
-    records = json.loads(parser.parse_args().file.read_text())
-    ops = list(dict.fromkeys(record["op"] for record in records))
-    for op in ops:
-        if len(ops) > 1:
-            print(f"### {op}")
-        print(table([record for record in records if record["op"] == op]))
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--into", type=Path, help="document whose tables are to be replaced")
+    options = parser.parse_args()
+    tables = by_title([r for file in options.files for r in json.loads(file.read_text())])
+    if options.into is None:
+        for title, records in tables.items():
+            print(f"### {title}\n\n{table(records)}")
+        return
+    text = options.into.read_text()
+    options.into.write_text(filled(text, tables))
+    unused = set(tables) - {place[2] for place in PLACE.finditer(text)}
+    for title in sorted(unused):
+        print(f"no place for: {title}")
 
 
-def table(records: list[dict[str, Any]]) -> str:
+def by_title(records: Records) -> dict[str, Records]:
+    found: dict[str, Records] = {}
+    for r in records:
+        parts = [r["op"], f"{r['world']} ranks", r["device"], r["dtype"], r.get("rounding")]
+        found.setdefault(", ".join(part for part in parts if part), []).append(r)
+    return found
+
+
+def filled(text: str, tables: dict[str, Records]) -> str:
+    def fill(place: re.Match[str]) -> str:
+        start, title, brief, end = place.groups()
+        if title not in tables:
+            return place[0]
+        return start + table(tables[title], brief is not None) + end
+
+    return PLACE.sub(fill, text)
+
+
+def table(records: Records, brief: bool = False) -> str:
     """Median us a call; last, the fastest peer's time over that of collx's faster form."""
-    ours = [r for r in records if r["impl"].startswith("collx")]
+    if records[0]["op"].endswith(HOST_TIME):
+        return host_table(records)
+    ours = [r for r in records if _is_ours(r)]
     auto = len({(r["impl"], r["bytes"]) for r in ours}) == len(ours)
     for record in records:
         forced = record in ours and not auto
         record["column"] = record["impl"] + (f" {record['algorithm']}" if forced else "")
         record["column"] += " (eager)" if record.get("eager") else ""
     by_rows = any(record.get("rows") for record in records)
-    columns = list(dict.fromkeys(record["column"] for record in records))
-    head = ["rows" if by_rows else "bytes", *columns, "algorithm", "x best peer"]
+    columns = list(dict.fromkeys(r["column"] for r in (ours if brief else records)))
+    peers = list(dict.fromkeys(r["impl"] for r in records if _is_peer(r)))
+    head = ["rows" if by_rows else "bytes", *columns, "algorithm"]
+    head += ["best peer", "which", "x best peer"] if peers else []
     lines = [head, ["--:"] * len(head)]
     for nbytes in sorted({record["bytes"] for record in records}):
         at = {record["column"]: record for record in records if record["bytes"] == nbytes}
         timed = [record for record in at.values() if record["us"] is not None]
-        mine = _fastest([r for r in timed if r["impl"].startswith("collx")])
-        peer = _fastest(
-            [r for r in timed if not r["impl"].startswith("collx") and r["impl"] not in NO_PEERS]
-        )
-        ratio = f"{peer['us'] / mine['us']:.2f}" if mine and peer else ""
-        cells = [_time(at.get(column)) for column in columns]
+        mine = _fastest([r for r in timed if _is_ours(r)])
         first = next(iter(at.values()))
         place = f"{first['rows']} x {first['cols']}" if by_rows else size_name(nbytes)
-        lines.append([place, *cells, mine["algorithm"] if mine else "", ratio])
+        cells = [place, *(_time(at.get(column)) for column in columns)]
+        cells.append(mine["algorithm"] if mine else "")
+        if peers:
+            peer = _fastest([r for r in timed if _is_peer(r)])
+            ratio = f"{peer['us'] / mine['us']:.2f}" if mine and peer else ""
+            cells += [_time(peer), peer["impl"] if peer else "", ratio]
+        lines.append(cells)
+    beside = f"\nBeside it ran {', '.join(peers)}.\n" if brief and peers else ""
+    return _markdown(lines) + beside
+
+
+def host_table(records: Records) -> str:
+    head = ["implementation", "form", "median", "fastest"]
+    lines = [head, ["---", "---", "--:", "--:"]]
+    for r in records:
+        lines.append([r["impl"], r["form"], _time(r), f"{r['us_min']:.2f}"])
+    return _markdown(lines)
+
+
+def _markdown(lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def _fastest(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _is_ours(record: dict[str, Any]) -> bool:
+    return bool(record["impl"].startswith("collx"))
+
+
+def _is_peer(record: dict[str, Any]) -> bool:
+    return not _is_ours(record) and record["impl"] not in NO_PEERS
+
+
+def _fastest(records: Records) -> dict[str, Any] | None:
     return min(records, key=lambda record: record["us"], default=None)
 
 

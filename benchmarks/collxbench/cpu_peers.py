@@ -1,15 +1,68 @@
 """Peers on the CPU that run in this process, and the time of a plain copy. MPI: mpi_run.py."""
 
+import uuid
+from importlib.util import find_spec
+from pathlib import Path
+
 import torch
 
 from collxbench.implementation import Call, Implementation, Kind
-from collxbench.job import Case
+from collxbench.job import Case, Job
 from collxbench.ops import OPS
 from collxbench.torch_dist import TorchDist
 
 
 class Gloo(TorchDist):
     name = "gloo"
+
+
+class VllmShm(Implementation):
+    """The collectives over shared memory of vLLM's build for the CPU."""
+
+    name = "vllm-shm"
+    ops = ("allreduce", "allgather")
+    form = "operator, in place (allreduce) or out"
+    _handle: int | None = None  # of the process: nothing gives it back
+
+    def unfit(self, case: Case) -> str | None:
+        if case.op.reduces and case.reduce_op != "sum":
+            return "sum only"
+        dtypes = (torch.float32, torch.bfloat16, torch.float16)
+        return None if case.job.dtype in dtypes else "bfloat16, float16 and float32 only"
+
+    def prepare(self, case: Case) -> Call:
+        handle, ops = self._opened(case.job), torch.ops._C
+        x = case.empty(case.input_numel)
+        if case.op.reduces:
+            return Call.of(case, lambda: ops.shm_allreduce(handle, x), x, x)
+        y = case.empty(case.output_numel)
+        return Call.of(case, lambda: ops.shm_all_gather(handle, x, y), x, y)
+
+    @classmethod
+    def _opened(cls, job: Job) -> int:
+        if cls._handle is None:
+            torch.ops.load_library(library_of_vllm())
+            name = job.ranks.from_first(f"collx-bench-{uuid.uuid4().hex}")
+            ops, ranks = torch.ops._C, job.ranks
+            handle = ops.init_shm_manager(name, ranks.world, ranks.rank, torch.get_num_threads())
+            ranks.barrier()
+            ops.join_shm_manager(handle, name)
+            ranks.barrier()
+            cls._handle = handle
+        return cls._handle
+
+
+def library_of_vllm() -> Path:
+    """Its operators for this processor, without all that `import vllm` brings along."""
+    found = find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'vllm'")
+    folder = Path(found.submodule_search_locations[0])
+    name = "_C_AVX2"
+    if torch.cpu._is_avx512_supported():
+        name = "_C" if torch.cpu._is_avx512_bf16_supported() else "_C_AVX512"
+    library = folder / f"{name}.abi3.so"
+    return library if library.exists() else folder / "_C.abi3.so"
 
 
 class Memcpy(Implementation):
@@ -26,4 +79,4 @@ class Memcpy(Implementation):
         return Call(lambda: target.copy_(source), lambda: None, lambda: target)
 
 
-PEERS: dict[str, type[Implementation]] = {"gloo": Gloo, "memcpy": Memcpy}
+PEERS: dict[str, type[Implementation]] = {"gloo": Gloo, "vllm-shm": VllmShm, "memcpy": Memcpy}

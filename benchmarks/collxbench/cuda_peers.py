@@ -1,25 +1,40 @@
-"""Peers on GPUs: NCCL, NCCL on symmetric memory, PyTorch's symm_mem ops, FlashInfer.
+"""Peers on GPUs: NCCL, NCCL on symmetric memory, PyTorch's symm_mem ops.
 
 None of PyTorch's multimem ops is here: they need NVLink multicast, which collx is compared without.
 Nor are those over NVSHMEM (all_to_all_vdev, nvshmem_broadcast, tile_reduce, ...): a process has one
 symmetric allocator, and collx's region comes from the CUDA one.
 """
 
+import ctypes
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from collxbench import flashinfer_peers
 from collxbench.implementation import Call, Implementation
 from collxbench.job import Case, Job
+from collxbench.op import ROOT
 from collxbench.torch_dist import TorchDist
 
 SYMM_MEM_DTYPES = (torch.bfloat16, torch.float32)
-FLASHINFER_UP_TO = 2 << 20  # bytes; its one-shot form is meant for less
-FLASHINFER_DIMS = 4096
 VECTOR = 16  # bytes
 LEAST = 4096  # bytes of a buffer
+# Numbers of nccl.h.
+NCCL_DTYPES = {
+    torch.int8: 0,
+    torch.uint8: 1,
+    torch.int32: 2,
+    torch.int64: 4,
+    torch.float16: 6,
+    torch.float32: 7,
+    torch.float64: 8,
+    torch.bfloat16: 9,
+}
+NCCL_OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 
 
 class Nccl(TorchDist):
@@ -27,6 +42,39 @@ class Nccl(TorchDist):
 
     def unfit(self, case: Case) -> str | None:
         return None if case.job.has_nccl else "more ranks than GPUs"
+
+
+class NcclOut(Nccl):
+    """NCCL's calls that torch.distributed has in place alone, out of place: from the library that
+    PyTorch has loaded, on its communicator and the current stream."""
+
+    name = "nccl-out"
+    ops = ("broadcast", "reduce")
+    form = "function, out"
+
+    def prepare(self, case: Case) -> Call:
+        x, y = case.empty(case.numel), case.empty(case.numel)
+        warm = torch.zeros(1, device=case.job.device)  # the communicator must exist
+        dist.all_reduce(warm)
+        library = ctypes.CDLL("libnccl.so.2")
+        comm = ctypes.c_void_p(nccl_backend(case.job)._comm_ptr())
+        if not comm:
+            raise RuntimeError("PyTorch has no communicator of NCCL")
+        tensors = (ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()))
+        count, dtype = ctypes.c_size_t(case.numel), NCCL_DTYPES[case.job.dtype]
+        options: tuple[int, ...]
+        if case.op.reduces:
+            call, options = library.ncclReduce, (dtype, NCCL_OPS[case.reduce_op], ROOT)
+        else:
+            call, options = library.ncclBroadcast, (dtype, ROOT)
+
+        def run() -> None:
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            error = call(*tensors, count, *options, comm, stream)
+            if error != 0:
+                raise RuntimeError(f"NCCL's error {error}")
+
+        return Call.of(case, run, x, y)
 
 
 class NcclSymmetric(Nccl):
@@ -80,6 +128,8 @@ class NcclAllreduce(Nccl):
 class TorchSymmMem(Implementation):
     """An op of torch.ops.symm_mem on a symmetric tensor of PyTorch's own."""
 
+    form = "operator, out"
+
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
 
@@ -114,19 +164,25 @@ class TorchOneshot(TorchReduction):
     def prepare(self, case: Case) -> Call:
         x, y = self.symmetric(case, case.numel), case.empty(case.numel)
         group = case.job.group.group_name
-        op = torch.ops.symm_mem.one_shot_all_reduce_out
-        return Call.of(case, lambda: op(x, "sum", group, y), x, y)
+        op = torch.ops.symm_mem.one_shot_all_reduce_out.default
+        return Call.of(case, partial(op, x, "sum", group, y), x, y)
+
+    def other_forms(self, case: Case) -> dict[str, Callable[[], object]]:
+        op = torch.ops.symm_mem.one_shot_all_reduce.default
+        x = self.symmetric(case, case.numel)
+        return {"operator, functional": partial(op, x, "sum", case.job.group.group_name)}
 
 
 class TorchTwoshot(TorchReduction):
     name = "torch-twoshot"
     ops = ("allreduce",)
+    form = "operator, in place"
 
     def prepare(self, case: Case) -> Call:
         x = self.symmetric(case, case.numel)
         group = case.job.group.group_name
-        op = torch.ops.symm_mem.two_shot_all_reduce_
-        return Call.of(case, lambda: op(x, "sum", group), x, x)
+        op = torch.ops.symm_mem.two_shot_all_reduce_.default
+        return Call.of(case, partial(op, x, "sum", group), x, x)
 
 
 class TorchReduceScatter(TorchReduction):
@@ -136,8 +192,8 @@ class TorchReduceScatter(TorchReduction):
     def prepare(self, case: Case) -> Call:
         x, y = self.symmetric(case, case.input_numel), case.empty(case.output_numel)
         group = case.job.group.group_name
-        op = torch.ops.symm_mem.reduce_scatter_out
-        return Call.of(case, lambda: op(x, group, False, y), x, y)
+        op = torch.ops.symm_mem.reduce_scatter_out.default
+        return Call.of(case, partial(op, x, group, False, y), x, y)
 
 
 class TorchCopyEngine(TorchSymmMem):
@@ -145,6 +201,7 @@ class TorchCopyEngine(TorchSymmMem):
 
     name = "torch-low-contention"
     ops = ("allgather", "reducescatter")
+    form = "operator, functional"
 
     def unfit(self, case: Case) -> str | None:
         others = case.op.reduces and case.reduce_op not in ("sum", "avg")
@@ -170,6 +227,7 @@ class TorchBarrier(TorchSymmMem):
 
     name = "torch-barrier"
     ops = ("barrier",)
+    form = "method of a handle"
 
     def prepare(self, case: Case) -> Call:
         import torch.distributed._symmetric_memory as symm_mem
@@ -180,84 +238,20 @@ class TorchBarrier(TorchSymmMem):
         return Call.of(case, handle.barrier, x, x)
 
 
-class FlashInfer(Implementation):
-    """TensorRT-LLM's one-shot kernel with dependent launch, as FlashInfer offers it."""
-
-    name = "flashinfer"
-    ops = ("allreduce",)
-
-    def __init__(self) -> None:
-        self._workspace: Any = None
-
-    def unfit(self, case: Case) -> str | None:
-        if case.reduce_op != "sum":
-            return "sum only"
-        if case.job.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return "bfloat16, float16 and float32 only"
-        if case.nbytes % VECTOR:
-            return "whole 16-byte vectors only"
-        return f"one-shot up to {FLASHINFER_UP_TO >> 20} MiB" if too_large(case) else None
-
-    def prepare(self, case: Case) -> Call:
-        import flashinfer.comm as fi
-        from flashinfer.comm.mnnvl import TorchDistBackend
-
-        self.close(case.job)
-        dims = FLASHINFER_DIMS if case.numel % FLASHINFER_DIMS == 0 else case.numel
-        rows = case.numel // dims
-        workspace = fi.create_allreduce_fusion_workspace(
-            backend="trtllm",
-            world_size=case.world,
-            rank=case.job.ranks.rank,
-            max_token_num=rows,
-            hidden_dim=dims,
-            dtype=case.job.dtype,
-            comm_backend=TorchDistBackend(group=case.job.group),
-        )
-        self._workspace = workspace
-        x, y = case.empty(case.numel), case.empty(case.numel)
-        of_rows = [t.view(rows, dims) for t in (x, y)]
-        pattern = fi.AllReduceFusionPattern.kAllReduce
-
-        def run() -> None:
-            fi.allreduce_fusion(
-                input=of_rows[0],
-                workspace=workspace,
-                pattern=pattern,
-                launch_with_pdl=True,
-                output=of_rows[1],
-                use_oneshot=True,
-                fp32_acc=True,
-            )
-
-        return Call.of(case, run, x, y)
-
-    def close(self, job: Job) -> None:
-        if self._workspace is not None:
-            torch.cuda.synchronize()
-            self._workspace.destroy()
-            self._workspace = None
-
-
 def nccl_backend(job: Job) -> Any:
     return job.group._get_backend(job.device)
 
 
-def too_large(case: Case) -> bool:
-    return case.nbytes > FLASHINFER_UP_TO
-
-
-PEERS: dict[str, type[Implementation]] = {
-    peer.name: peer
-    for peer in (
-        Nccl,
-        NcclSymmetric,
-        NcclAllreduce,
-        TorchOneshot,
-        TorchTwoshot,
-        TorchReduceScatter,
-        TorchCopyEngine,
-        TorchBarrier,
-        FlashInfer,
-    )
-}
+_ALL: tuple[type[Implementation], ...] = (
+    Nccl,
+    NcclOut,
+    NcclSymmetric,
+    NcclAllreduce,
+    TorchOneshot,
+    TorchTwoshot,
+    TorchReduceScatter,
+    TorchCopyEngine,
+    TorchBarrier,
+    *flashinfer_peers.PEERS,
+)
+PEERS = {peer.name: peer for peer in _ALL}

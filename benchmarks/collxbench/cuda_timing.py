@@ -1,14 +1,11 @@
-"""Times on a GPU: calls replayed from a CUDA graph, eager ones, and the host's part of these."""
+"""Times on a GPU: calls replayed from a CUDA graph, and eager ones."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from collxbench.timing import REPLAYS, Ranks, Timing, summary
-
-HOST_CALLS = 100  # far fewer than fill the launch queue
 
 
 def capture(run: Callable[[], object], calls: int, warmup: int) -> torch.cuda.CUDAGraph:
@@ -52,20 +49,4 @@ def _time_on_device(
         end.record()
         torch.cuda.synchronize()
         us.append(start.elapsed_time(end) / calls * 1e3)
-    return summary(us, ranks)
-
-
-def time_host(run: Callable[[], object], warmup: int, ranks: Ranks) -> Timing:
-    """Time until eager calls return, while the device works behind."""
-    us = []
-    for _ in range(REPLAYS):
-        torch.cuda.synchronize()
-        ranks.barrier()
-        for _ in range(max(1, warmup)):
-            run()
-        start = time.perf_counter()
-        for _ in range(HOST_CALLS):
-            run()
-        us.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
-    torch.cuda.synchronize()
     return summary(us, ranks)

@@ -24,6 +24,10 @@ def _nothing_else() -> bool:
     return True
 
 
+def _nothing_to_do() -> None:
+    return
+
+
 @dataclass(frozen=True)
 class Call:
     """One call, ready to be made over and over.
@@ -38,6 +42,7 @@ class Call:
     in_place: bool = False
     eager: str = ""  # why no CUDA graph can hold it, if none can
     besides: Callable[[], bool] = _nothing_else  # whether its other outputs are right
+    captured: Callable[[], None] = _nothing_to_do  # between a capture and its first replay
 
     @classmethod
     def of(
@@ -50,15 +55,19 @@ class Call:
         algorithm: str = "",
         eager: str = "",
         besides: Callable[[], bool] = _nothing_else,
+        captured: Callable[[], None] = _nothing_to_do,
     ) -> Call:
         """`run` reads `x` and writes `y`, which are one tensor where it works in place."""
         in_place = y is x
-        return cls(run, lambda: case.load(x), lambda: y, algorithm, in_place, eager, besides)
+        return cls(
+            run, lambda: case.load(x), lambda: y, algorithm, in_place, eager, besides, captured
+        )
 
 
 class Implementation(ABC):
     name: str  # in the JSON file
     kind = Kind.PEER
+    form = ""  # of its calls, where the host's part of them is timed
     remark = ""  # what the reader of its times has to know, once it was prepared
     ops: Collection[str] | None = None  # the operators that it has; None: all
 
@@ -78,6 +87,10 @@ class Implementation(ABC):
     @abstractmethod
     def prepare(self, case: Case) -> Call:
         """Raises what the library raises where it is not available."""
+
+    def other_forms(self, case: Case) -> dict[str, Callable[[], object]]:
+        """Calls for the same result in other forms, by their names."""
+        return {}
 
     def close(self, job: Job) -> None:
         """Gives back what it holds across cases."""

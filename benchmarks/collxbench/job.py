@@ -75,6 +75,7 @@ class Job:
     group: dist.ProcessGroup
     ranks: GlooRanks
     comm: collx.Communicator
+    init_seconds: float  # that it took to make it
     has_nccl: bool
     cols: int  # of the matrices whose rows are normalised
     rounding: str  # of these

@@ -22,6 +22,7 @@ from collxbench.ops_norm import NormOp
 EPS = 1e-5
 DTYPES = ("float32", "float16", "bfloat16")
 ROUNDINGS = ("fp32", "parity", "parity_weight")
+STATIC_SCALE = 0.0625  # values up to 28 fit, and these stay below
 STEPS = {"": 0.0, "fp8": 0.13, "int8": 0.0}  # of a quantised value, as a share of it
 COMPILATIONS = 64  # one a shape
 _RESIDUAL, _WEIGHT = -1, -2  # which random block: no rank's
@@ -66,13 +67,26 @@ class Problem:
     def weight(self) -> Tensor:
         return self._values(_WEIGHT, self.cols)
 
+    @property
+    def scale(self) -> Tensor | None:
+        """The one that is given."""
+        if self.op.scale_mode == "row":
+            return None
+        return torch.full((1,), STATIC_SCALE, device=self.device)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the operator, where they are not the default."""
+        scale = self.scale
+        return {} if scale is None else {"scale_mode": "tensor", "scale": scale}
+
     def expected(self) -> Results:
         """The reference's results, in the order of `op.results`."""
         inputs = [self.input_of(rank) for rank in range(self.world)]
         residual = self.residual
         tensors = (self.weight,) if residual is None else (residual, self.weight)
-        function = getattr(reference, self.op.name)
-        found: Any = function(inputs, *tensors, EPS, rounding=self.rounding)
+        function = getattr(reference, self.op.operator)
+        found: Any = function(inputs, *tensors, EPS, rounding=self.rounding, **self.options)
         return found if isinstance(found, tuple) else (found,)
 
     def exact(self, results: Results, expected: Results) -> bool:
@@ -101,25 +115,27 @@ class Problem:
         """In float32, quantised values as a reader gets them."""
         wide = [result.float() for result in results]
         if self.op.kind:
-            wide[1] = wide[1].reshape(self.rows)
+            wide[1] = wide[1].reshape(-1)
             wide[0] = wide[0] * wide[1].unsqueeze(-1)
         return wide
 
     def steps(self) -> Sequence:
         """Add, norm and quantise, behind an all-reduce, operation by operation."""
-        return _steps(self.op, self.rounding)
+        return _steps(self.op, self.rounding, self.device)
 
     def compiled(self) -> Sequence:
         """The same, compiled into one function when it is first called with a shape."""
-        return _compiled(self.op, self.rounding)
+        return _compiled(self.op, self.rounding, self.device)
 
     def _values(self, rank: int, numel: int) -> Tensor:
         return data.input_of(rank, numel, self.dtype, self.device)
 
 
 @functools.cache
-def _steps(op: NormOp, rounding: str) -> Sequence:
-    quantise = collx.nn.Quantisation(op.kind) if op.kind else None
+def _steps(op: NormOp, rounding: str, device: torch.device) -> Sequence:
+    quantise = collx.nn.Quantisation(op.kind, scale_mode=op.scale_mode) if op.kind else None
+    static = op.scale_mode == "tensor"
+    scale = torch.full((1,), STATIC_SCALE, device=device) if static else None
 
     def steps(total: Tensor, residual: Tensor | None, weight: Tensor) -> Results:
         results = collx.nn.unfused_rmsnorm(
@@ -129,6 +145,7 @@ def _steps(op: NormOp, rounding: str) -> Sequence:
             EPS,
             rounding="parity" if rounding == "fp32" else rounding,
             quantise=quantise,
+            scale=scale,
             reduce=_already_summed,
         )
         return results if isinstance(results, tuple) else (results,)
@@ -137,11 +154,11 @@ def _steps(op: NormOp, rounding: str) -> Sequence:
 
 
 @functools.cache
-def _compiled(op: NormOp, rounding: str) -> Sequence:
+def _compiled(op: NormOp, rounding: str, device: torch.device) -> Sequence:
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, COMPILATIONS)
     config.fail_on_recompile_limit_hit = True  # else it would go on uncompiled
-    function: Sequence = torch.compile(_steps(op, rounding), fullgraph=True, dynamic=False)
+    function: Sequence = torch.compile(_steps(op, rounding, device), fullgraph=True, dynamic=False)
     return function
 
 

@@ -47,6 +47,11 @@ class Op:
     """Bytes up to which collx is no faster on symmetric tensors, and is not measured there."""
 
     @property
+    def operator(self) -> str:
+        """collx's name of it."""
+        return self.name
+
+    @property
     def has_tensor(self) -> bool:
         return self.takes is not Share.NONE
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from collxbench.op import Op, Share
 
+STATIC = "_static"  # ends the name of the form whose scale is given
 ALGORITHMS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "fallback")
 
 
@@ -15,9 +16,15 @@ class NormOp(Op):
 
     residual: bool = False
     kind: str = ""
-    """"fp8" or "int8", with a scale for each row; empty: not quantised."""
+    """"fp8" or "int8"; empty: not quantised."""
+    scale_mode: str = "row"
+    """Or "tensor": the scale is given."""
     in_all: bool = False
     """Whether `bench.py all` measures it."""
+
+    @property
+    def operator(self) -> str:
+        return self.name.removesuffix(STATIC)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -26,11 +33,12 @@ class NormOp(Op):
         return (*first, "residual_out") if self.residual else first
 
 
-def _described(residual: bool, kind: str) -> NormOp:
+def _described(residual: bool, kind: str, scale_mode: str = "row") -> NormOp:
     # The sum is scattered and what all ranks need is gathered: 16-bit values, or bytes.
     crossing = 1.5 if kind and not residual else 2.0
     return NormOp(
-        f"allreduce{'_residual' if residual else ''}_rmsnorm{'_' + kind if kind else ''}",
+        f"allreduce{'_residual' if residual else ''}_rmsnorm{'_' + kind if kind else ''}"
+        + (STATIC if scale_mode == "tensor" else ""),
         Share.WHOLE,
         Share.WHOLE,
         lambda inputs, _: inputs,
@@ -41,10 +49,12 @@ def _described(residual: bool, kind: str) -> NormOp:
         symmetric_above=8 << 20,
         residual=residual,
         kind=kind,
-        in_all=residual and kind != "int8",
+        scale_mode=scale_mode,
+        in_all=residual and kind != "int8" and scale_mode == "row",
     )
 
 
-NORM_OPS = tuple(
-    _described(residual, kind) for residual in (False, True) for kind in ("", "fp8", "int8")
+NORM_OPS = (
+    *(_described(residual, kind) for residual in (False, True) for kind in ("", "fp8", "int8")),
+    _described(True, "fp8", "tensor"),
 )

@@ -36,6 +36,10 @@ def size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
+def size_list(text: str) -> list[int]:
+    return [size(part) for part in names(text)]
+
+
 def count(text: str) -> int:
     value = int(text)
     if value < 0:
@@ -88,12 +92,11 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--rows", type=row_counts, help="of the fused norms, with commas")
     p.add_argument("--cols", type=columns, default=8192, help="of the fused norms (8192)")
-    p.add_argument(
-        "--rounding", choices=ROUNDINGS, default="fp32", help="of the fused norms (fp32)"
-    )
+    p.add_argument("--rounding", type=names, default=["fp32"], help="of the fused norms (fp32)")
     p.add_argument("-b", "--begin", type=size, default=1 << 10, help="smallest size (1K)")
     p.add_argument("-e", "--end", type=size, help="largest size (256M on CUDA, 64M on CPU)")
     p.add_argument("-f", "--factor", type=factor, default=4.0, help="from size to size (4)")
+    p.add_argument("--sizes", type=size_list, help="with commas, in place of -b, -e and -f")
     p.add_argument("-n", "--iterations", type=count, default=0, help="calls a graph or batch")
     p.add_argument("-w", "--warmup", type=count, default=5, help="untimed calls (5)")
     p.add_argument("--dtype", choices=DTYPES, help="bfloat16 on CUDA, float32 on CPU")
@@ -106,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--json", type=Path, help="file for the records")
     p.add_argument("--plot", type=Path, help="picture of time over size (.png, .svg, .pdf)")
     p.add_argument("--wire-gbs", type=float, help="link's GB/s, for the limit (360 on CUDA)")
-    p.add_argument("--host-time", action="store_true", help="host time of eager CUDA calls too")
+    p.add_argument("--host-time", action="store_true", help="eager calls of all forms too")
     p.add_argument(
         "--no-multicast", action="store_true", help="keeps every library off NVLink multicast"
     )
@@ -122,8 +125,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     on_cuda = options.device == "cuda"
     if on_cuda and not torch.cuda.is_available():
         p.error("--device cuda: there is no GPU here")
-    if options.host_time and not on_cuda:
-        p.error("--host-time: the host time of a launch needs --device cuda")
     if options.end is None:
         options.end = max(options.begin, (256 << 20) if on_cuda else (64 << 20))
     if options.end < options.begin:
@@ -135,6 +136,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         options.wire_gbs = 360.0
     if options.plot is not None and find_spec("matplotlib") is None:
         p.error("--plot needs matplotlib")
+    options.rounding = _choice(p, "--rounding", options.rounding, ROUNDINGS)
     _choose_ops(p, options)
     options.peers = _choice(p, "--peers", options.peers, CUDA_PEERS if on_cuda else CPU_PEERS)
     for op in (OPS[name] for name in options.ops):
@@ -180,12 +182,12 @@ def sizes(options: argparse.Namespace, op: Op, world: int) -> list[int]:
         return [0]
     if isinstance(op, NormOp):
         return [rows * _row_bytes(options) for rows in options.rows]
-    found: set[int] = set()
+    asked = options.sizes or []
     at = float(options.begin)
-    while at <= options.end:
-        found.add(whole_parts(options, op, world, int(at)))
+    while not options.sizes and at <= options.end:
+        asked.append(int(at))
         at *= options.factor
-    return sorted(found)
+    return sorted({whole_parts(options, op, world, nbytes) for nbytes in asked})
 
 
 def whole_parts(options: argparse.Namespace, op: Op, world: int, nbytes: int) -> int:

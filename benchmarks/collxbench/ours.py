@@ -1,12 +1,14 @@
 """collx, with an algorithm, on ordinary or symmetric tensors."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import collx
 from collxbench.implementation import Call, Implementation, Kind
 from collxbench.job import Case
 from collxbench.norm_case import NormCall, NormCase
@@ -20,6 +22,7 @@ EITHER_WAY = ("staged", "fallback")  # as fast on ordinary tensors as on symmetr
 
 class Collx(Implementation):
     kind = Kind.OURS
+    form = "operator, out"
 
     def __init__(self, algorithm: str, symmetric: bool, above: int, max_blocks: int) -> None:
         """`above`: bytes up to which it is left out."""
@@ -48,6 +51,33 @@ class Collx(Implementation):
         run = partial(operator.out, x, *case.op.arguments(case), *self._options, out=y)
         return Call.of(case, run, x, y, algorithm=self._explained(case))
 
+    def other_forms(self, case: Case) -> dict[str, Callable[[], object]]:
+        name, arguments = case.op.name, (*case.op.arguments(case), *self._options)
+        x, y = self._empty(case, case.input_numel), self._empty(case, case.output_numel)
+        case.load(x)
+        splits = (even_splits(case),) * 2 if name == "alltoallv" else ()
+        given: dict[str, Any] = {"reduce_op": case.reduce_op} if case.op.reduces else {}
+        function = partial(
+            getattr(collx, name),
+            *(x, *splits),
+            group=case.comm,
+            algorithm=self._algorithm,
+            max_blocks=self._max_blocks,
+            **given,
+        )
+        found: dict[str, Callable[[], object]] = {
+            "operator, functional": partial(getattr(torch.ops.collx, name).default, x, *arguments),
+            "function, out": partial(function, out=y),
+            "function, functional": function,
+        }
+        if hasattr(collx, f"{name}_"):
+            in_place = getattr(torch.ops.collx, f"{name}_").default
+            found["operator, in place"] = partial(in_place, x, *arguments)
+            found["function, in place"] = partial(
+                getattr(collx, f"{name}_"), *function.args, **function.keywords
+            )
+        return found
+
     @property
     def _options(self) -> tuple[str, int]:
         return self._algorithm, self._max_blocks
@@ -60,7 +90,7 @@ class Collx(Implementation):
     def _explained(self, case: Case) -> str:
         """The algorithm that runs."""
         explanation = case.comm.explain(
-            case.op.name,
+            case.op.operator,
             case.shape,
             case.job.dtype,
             input_symmetric=self._symmetric,
@@ -77,6 +107,9 @@ class CollxDeviceSplits(Collx):
     def __init__(self, algorithm: str, symmetric: bool, max_blocks: int) -> None:
         super().__init__(algorithm, symmetric, 0, max_blocks)
         self.name = self.name.replace("collx", "collx-device-splits", 1)
+
+    def other_forms(self, case: Case) -> dict[str, Callable[[], object]]:
+        return {}
 
     @property
     def label(self) -> str:
@@ -111,31 +144,45 @@ class CollxNorm(Collx):
 
     def prepare(self, case: Case) -> NormCall:
         assert isinstance(case, NormCase)
-        problem, op = case.problem, case.problem.op
-        x = case.as_rows(self._empty(case, case.numel))
-        outputs = {
-            name: torch.empty_like(result)
-            for name, result in zip(op.results, case.wanted_results, strict=True)
-        }
-        tensors = (x, case.weight) if case.residual is None else (x, case.residual, case.weight)
-        run = partial(
-            getattr(torch.ops.collx, op.name).out,
-            *tensors,
-            EPS,
-            case.comm.name,
-            rounding=problem.rounding,
-            algorithm=self._algorithm,
-            max_blocks=self._max_blocks,
-            **outputs,
-        )
+        tensors, options, outputs = self._arguments(case)
+        operator = getattr(torch.ops.collx, case.op.operator)
+        run = partial(operator.out, *tensors, EPS, case.comm.name, **options, **outputs)
         results = tuple(outputs.values())
         return NormCall(
             run,
-            lambda: case.load(x),
+            lambda: case.load(tensors[0]),
             lambda: results[0],
             self._explained(case),
             results=lambda: results,
         )
+
+    def other_forms(self, case: Case) -> dict[str, Callable[[], object]]:
+        assert isinstance(case, NormCase)
+        tensors, options, outputs = self._arguments(case)
+        case.load(tensors[0])
+        operator = getattr(torch.ops.collx, case.op.operator).default
+        function = partial(getattr(collx, case.op.operator), *tensors, EPS, case.comm, **options)
+        out, *more = outputs.values()
+        return {
+            "operator, functional": partial(operator, *tensors, EPS, case.comm.name, **options),
+            "function, out": partial(function, out=(out, *more) if more else out),
+            "function, functional": function,
+        }
+
+    def _arguments(
+        self, case: NormCase
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any], dict[str, Tensor]]:
+        """The tensors that come first, the options, and the outputs by their names."""
+        x = case.as_rows(self._empty(case, case.numel))
+        tensors = (x, case.weight) if case.residual is None else (x, case.residual, case.weight)
+        options = {
+            **case.problem.options,
+            "rounding": case.problem.rounding,
+            "algorithm": self._algorithm,
+            "max_blocks": self._max_blocks,
+        }
+        named = zip(case.problem.op.results, case.wanted_results, strict=True)
+        return tensors, options, {name: torch.empty_like(result) for name, result in named}
 
     def _explained(self, case: Case) -> str:
         """As asked for, where the communicator does not explain the operator."""
@@ -148,6 +195,7 @@ class CollxNorm(Collx):
 class CollxBarrier(Implementation):
     name = "collx"
     kind = Kind.OURS
+    form = "operator"
 
     def prepare(self, case: Case) -> Call:
         nothing = case.empty(0)

@@ -22,6 +22,7 @@ class Record:
     rows: int | None = None  # of a fused norm
     cols: int | None = None
     rounding: str | None = None
+    form: str | None = None  # of the call whose host time it is
     us: float | None = None  # median, slowest rank
     us_min: float | None = None
     us_max: float | None = None
@@ -42,12 +43,19 @@ class Record:
             correct=True,
         )
 
-    def as_host_time(self) -> "Record":
-        return replace(self, op=f"{self.op}{HOST_TIME}", busbw_gbs=None, eager=False)
+    def as_host_time(self, form: str) -> "Record":
+        op = f"{self.op}{HOST_TIME}"
+        return replace(self, op=op, form=form, busbw_gbs=None, eager=False)
 
     @property
     def is_host_time(self) -> bool:
         return self.op.endswith(HOST_TIME)
+
+
+def of_init(dtype: str, world: int, device: str, seconds: float) -> Record:
+    """Of collx.init, on the slowest rank."""
+    us = seconds * 1e6
+    return Record("init", "collx", "", 0, dtype, world, device, us=us, correct=True)
 
 
 HOST_TIME = "_host_time"  # ends the op of records of the host's time

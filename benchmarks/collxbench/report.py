@@ -76,10 +76,11 @@ def _aligned(lines: list[list[str]]) -> str:
 
 def host_times(results: Results) -> str:
     rows = [row for row in results.rows if row.record.is_host_time]
-    lines = [["implementation", "us", "min", "max"]]
+    lines = [["implementation", "form", "us", "min", "max"]]
     for row in rows:
         r = row.record
-        lines.append([row.label, *(f"{value or 0:.2f}" for value in (r.us, r.us_min, r.us_max))])
+        times = (f"{value or 0:.2f}" for value in (r.us, r.us_min, r.us_max))
+        lines.append([row.label, r.form or "", *times])
     return _aligned(lines) if rows else ""
 
 

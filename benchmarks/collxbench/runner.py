@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -98,7 +99,8 @@ class Runner:
             self._fail(implementation, case, timed.error)
             return
         # What went through the graph or the batches has to be right too, where it can be seen.
-        right = implementation.kind is not Kind.OURS or case.right(call, implementation.kind)
+        unseen = implementation.kind is Kind.FLOOR or call.in_place
+        right = unseen or case.right(call, implementation.kind)
         self._add(implementation, record.timed(timed.unwrap(), self._ranks.all(right)))
 
     def _ready(self, case: Case, implementation: Implementation) -> Outcome[tuple[Call, bool]]:
@@ -128,22 +130,34 @@ class Runner:
         if captured.error is not None:
             return Outcome(None, captured.error)
         graph = captured.unwrap()
+        shared = self._ranks.attempt(call.captured)
+        if shared.error is not None:
+            return Outcome(None, shared.error)
         return self._ranks.attempt(partial(cuda_timing.time_replays, graph, calls, self._ranks))
 
     def _host_times(self, implementations: list[Implementation], nbytes: int) -> None:
         case = case_of(self._job, self._op, nbytes)
+        found: list[tuple[Implementation, Call, str, Callable[[], object]]] = []
         for implementation in implementations:
-            if not implementation.wanted(case) or implementation.unfit(case) is not None:
+            skipped = not implementation.wanted(case) or implementation.unfit(case) is not None
+            if skipped or implementation.kind is Kind.FLOOR:
                 continue
             ready = self._ready(case, implementation)
             if ready.error is not None or not ready.unwrap()[1]:
                 continue  # said and marked in the table already
             call = ready.unwrap()[0]
-            host = partial(cuda_timing.time_host, call.run, self._options.warmup, self._ranks)
-            timed = self._ranks.attempt(host)
-            if timed.error is None:
-                record = self._record(implementation.name, case.nbytes, call)
-                self._add(implementation, record.timed(timed.unwrap(), True).as_host_time())
+            others = implementation.other_forms(case)
+            for form, run in {implementation.form: call.run, **others}.items():
+                found.append((implementation, call, form, run))
+        runs = [run for *_, run in found]
+        host = partial(
+            timing.time_host, runs, self._job.synchronize, self._options.warmup, self._ranks
+        )
+        for (implementation, call, form, _), timed in zip(
+            found, self._ranks.attempt(host).unwrap(), strict=True
+        ):
+            record = self._record(implementation.name, case.nbytes, call)
+            self._add(implementation, record.timed(timed, True).as_host_time(form))
 
     def _mpi(self, sizes: list[int]) -> None:
         """In the same run, but in processes of its own, while these wait without spinning."""

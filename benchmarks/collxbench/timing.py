@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 REPLAYS = 9
+HOST_CALLS = 50  # far fewer than fill a GPU's launch queue
 BATCH_SECONDS = 0.3  # a CPU batch has fewer calls where they would take longer
 
 
@@ -68,3 +69,26 @@ def time_batches(run: Callable[[], object], calls: int, warmup: int, ranks: Rank
             run()
         us.append((time.perf_counter() - start) / calls * 1e6)
     return summary(us, ranks)
+
+
+def time_host(
+    runs: Sequence[Callable[[], object]],
+    synchronize: Callable[[], None],
+    warmup: int,
+    ranks: Ranks,
+) -> list[Timing]:
+    """Of each, the time until eager calls return, while a GPU works behind. All take their turns in
+    each repetition, so that what the machine does besides meets them alike."""
+    us: list[list[float]] = [[] for _ in runs]
+    for _ in range(REPLAYS):
+        for run, found in zip(runs, us, strict=True):
+            synchronize()
+            ranks.barrier()
+            for _ in range(max(1, warmup)):
+                run()
+            start = time.perf_counter()
+            for _ in range(HOST_CALLS):
+                run()
+            found.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
+    synchronize()
+    return [summary(found, ranks) for found in us]

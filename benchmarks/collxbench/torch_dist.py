@@ -55,6 +55,8 @@ CALLS: dict[str, Callable[[Case, Tensor, Tensor], Callable[[], object]]] = {
 class TorchDist(Implementation):
     """The operator's call on the default group."""
 
+    form = "function of torch.distributed"
+
     def prepare(self, case: Case) -> Call:
         x, y = self.tensors(case)
         on_gpu = case.job.device.type == "cuda"

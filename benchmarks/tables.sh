@@ -1,0 +1,25 @@
+#!/bin/bash
+# Measures the tables of docs/performance.md on GPUs: benchmarks/tables.sh RANKS FOLDER
+# In some minutes; then `python benchmarks/markdown.py FOLDER/*.json --into docs/performance.md`.
+set -u
+ranks=$1 folder=$2 here=$(dirname "$0")
+mkdir -p "$folder"
+
+bench() {  # NAME SECONDS ARGUMENT...: one process a rank, ended when it takes longer
+  local name=$1 seconds=$2
+  shift 2
+  timeout -k 10 "$seconds" python3 -m torch.distributed.run --standalone \
+    --nproc-per-node "$ranks" "$here/bench.py" "$@" --device cuda --dtype bfloat16 --peers all \
+    --no-multicast --json "$folder/$name.json" >"$folder/$name.txt" 2>"$folder/$name.log" ||
+    { echo "$name: exit status $?"; tail -n 5 "$folder/$name.log"; }
+  cat "$folder/$name.txt"
+}
+
+norm=allreduce_residual_rmsnorm
+rows=1,8,16,64,128,256,512,2048
+bench allreduce 90 allreduce -b 1K -e 256M -f 2 --host-time
+bench fp8 75 ${norm}_fp8 --rows $rows --host-time
+bench norm 100 $norm --rounding fp32,parity_weight --rows $rows --host-time
+bench collectives 110 reducescatter allgather broadcast reduce gather scatter alltoall alltoallv \
+  barrier -b 1K -e 64M -f 4 --host-time
+bench static 45 ${norm}_fp8_static --rows 1,64,512 --host-time
