@@ -53,7 +53,7 @@ def filled(text: str, tables: dict[str, Records]) -> str:
         start, title, brief, end = place.groups()
         if title not in tables:
             return place[0]
-        return start + table(tables[title], brief is not None) + end
+        return f"{start}\n{table(tables[title], brief is not None)}\n{end}"
 
     return PLACE.sub(fill, text)
 
