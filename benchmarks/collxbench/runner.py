@@ -146,16 +146,18 @@ class Runner:
             if ready.error is not None or not ready.unwrap()[1]:
                 continue  # said and marked in the table already
             call = ready.unwrap()[0]
-            others = implementation.other_forms(case)
-            for form, run in {implementation.form: call.run, **others}.items():
-                found.append((implementation, call, form, run))
+            forms = {implementation.form: call.run, **implementation.other_forms(case)}
+            found += [(implementation, call, form, run) for form, run in forms.items()]
         runs = [run for *_, run in found]
         host = partial(
             timing.time_host, runs, self._job.synchronize, self._options.warmup, self._ranks
         )
-        for (implementation, call, form, _), timed in zip(
-            found, self._ranks.attempt(host).unwrap(), strict=True
-        ):
+        times = self._ranks.attempt(host)
+        if times.error is not None:
+            self._results.notes["host times"] = times.error
+            self._results.ours_failed = True  # the forms of peers are those that worked before
+            return
+        for (implementation, call, form, _), timed in zip(found, times.unwrap(), strict=True):
             record = self._record(implementation.name, case.nbytes, call)
             self._add(implementation, record.timed(timed, True).as_host_time(form))
 
