@@ -50,10 +50,15 @@ void Session::complete() {
 }
 
 Use Session::next_use(Channel channel) {
+  if (mutant(Mutant::epoch_stands_still)) return {channel, 1};
+  const uint64_t shape = call_.descriptor.numel;
+  if (mutant(Mutant::epoch_by_shape))
+    return {channel, ++control(rank()).epochs[(static_cast<size_t>(channel) + shape) % kChannels]};
   return {channel, ++control(rank()).epochs[static_cast<size_t>(channel)]};
 }
 
 bool Session::claim(Use use) {
+  if (mutant(Mutant::no_claim)) return true;
   const Use before{use.channel, use.epoch - 1};
   if (control(rank()).settled[static_cast<size_t>(use.channel)] == before.epoch) return true;
   if (!await(before, Word::reduced, Phase::release)) return false;
@@ -72,12 +77,17 @@ void Session::publish(Use use, Word word) {
 }
 
 void Session::publish_all(Use use) {
+  const int root = call_.descriptor.root;
+  if (mutant(Mutant::only_root_publishes) && root >= 0 && root != rank()) return;
   char* const own = view_.region[rank()];
   published(own, layout(), use.channel, Word::reduced).store(use.epoch, std::memory_order_release);
   publish(use, Word::arrived);
 }
 
 bool Session::await_from(int peer, Use use, Word word, Phase phase) {
+  if (mutant(Mutant::no_closing_barrier) && phase == Phase::end_barrier) return true;
+  const bool arrival = word == Word::arrived && use.channel != Channel::end_barrier;
+  if (mutant(Mutant::arrival_not_awaited) && arrival) return true;
   const auto& flag = published(view_.region[peer], layout(), use.channel, word);
   return wait(
       peer, [&] { return flag.load(std::memory_order_acquire); }, use.epoch, phase);
@@ -200,7 +210,9 @@ char* Session::twoshot_slot(int of, Use use, int stage, int source) const {
 }
 
 char* Session::staging(int of, Use use) const {
-  return view_.region[of] + layout().staging + use.parity() * layout().staging_bytes;
+  const bool by_shape = mutant(Mutant::slots_by_shape);
+  const uint64_t half = by_shape ? call_.descriptor.numel : layout().staging_bytes;
+  return view_.region[of] + layout().staging + use.parity() * half;
 }
 
 char* Session::results(int of, Use use) const {

@@ -22,6 +22,7 @@
 
 #include "../protocol/partition.h"
 #include "control.h"
+#include "mutants.h"
 
 namespace collx::cpu {
 
@@ -29,7 +30,7 @@ namespace collx::cpu {
 struct Use {
   Channel channel;
   uint32_t epoch;
-  uint32_t parity() const { return epoch & 1; }
+  uint32_t parity() const { return mutant(Mutant::one_slot) ? 0 : epoch & 1; }
 };
 
 class Session {
@@ -80,7 +81,9 @@ class Session {
   /// The same for every peer.
   bool await(Use use, Word word, Phase phase);
   /// Returns when all ranks have entered the call, with equal descriptors.
-  bool start_barrier() { return view_.check || meet(Phase::start_barrier); }
+  bool start_barrier() {
+    return mutant(Mutant::no_opening_barrier) || view_.check || meet(Phase::start_barrier);
+  }
   /// Returns when all ranks have come here.
   bool barrier(Phase phase);
   /// Returns when no peer uses this rank's tensors any more (hazard 11).

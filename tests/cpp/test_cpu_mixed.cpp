@@ -2,7 +2,6 @@
 // overwritten before it was read, and no rank loses count of the uses.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 
 #include "exchange_forms.h"
@@ -112,50 +111,6 @@ TEST_P(CpuMixed, epochs_wrap_around_unnoticed) {
   for (size_t c = 0; c < kChannels; ++c) {
     EXPECT_LT(control_of(ranks.region(0), ranks.layout()).epochs[c], 0x80000000u) << c;
   }
-}
-
-/// What rank 1 gets from the first of three broadcasts that rank 0 makes before rank 1 has come.
-char first_of_three(Ranks& ranks, const std::function<void()>& between) {
-  std::atomic<int> made = 0;
-  char first = 0;
-  ranks.run([&](int rank) {
-    if (rank == 1) {
-      while (made < 1) std::this_thread::yield();
-      std::this_thread::sleep_for(100ms);  // for the others
-    }
-    for (int i = 0; i < 3; ++i) {
-      Case c = bytes_of({Collective::broadcast, Algorithm::onestage, false}, 2, 64, 0);
-      Bytes input(64, char('a' + i)), output(64);
-      EXPECT_TRUE(
-          exchange(ranks.view(rank), make_exchange(c, 2, rank, input.data(), output.data())));
-      if (rank == 1 && i == 0) first = output[0];
-      if (rank == 0) {
-        between();
-        ++made;
-      }
-    }
-  });
-  return first;
-}
-
-TEST(CpuClaim, keeps_what_a_late_rank_has_still_to_read) {
-  Ranks ranks(2);
-  EXPECT_EQ(first_of_three(ranks, [] {}), 'a');
-}
-
-// Negative control: rank 0 believes that it has seen rank 1's words.
-TEST(CpuClaim, without_it_the_third_use_overwrites_the_first) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a data race, as it should be";
-#endif
-  Ranks ranks(2);
-  EXPECT_EQ(first_of_three(ranks,
-                           [&] {
-                             Control& own = control_of(ranks.region(0), ranks.layout());
-                             std::copy(std::begin(own.epochs), std::end(own.epochs),
-                                       std::begin(own.settled));
-                           }),
-            'c');
 }
 
 }  // namespace

@@ -7,36 +7,9 @@ import torch
 
 from tests.common.cases import Case
 from tests.common.check import bytes_around, differences, place
-from tests.common.emulation import Variant, survives
 from tests.common.rank import Rank
 from tests.common.values import as_bits, dtype_of, make_values, poison
 from tests.common.worlds import World
-
-SEEDS = range(60)
-
-
-@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
-def test_the_protocol_in_miniature_is_right_in_every_interleaving(pull: bool) -> None:
-    """The control of the controls: nothing is taken out, nothing fails."""
-    assert all(survives(Variant(), seed, pull=pull) for seed in SEEDS)
-
-
-@pytest.mark.parametrize(
-    ("variant", "pull"),
-    [
-        pytest.param(Variant(slots=1), False, id="hazard14-one-slot"),
-        pytest.param(Variant(rearm=False), False, id="hazard14-slot-not-rearmed"),
-        pytest.param(Variant(map_sentinel=False), False, id="hazard14-payload-is-the-sentinel"),
-        pytest.param(Variant(all_pairs=False), False, id="hazard14-a-pair-exchanges-nothing"),
-        pytest.param(Variant(epoch_in_host=True), False, id="hazard3-epoch-baked-into-a-graph"),
-        pytest.param(Variant(epoch_per_block=True), False, id="hazard4-epoch-of-a-block"),
-        pytest.param(Variant(closing_barrier=False), True, id="hazard11-no-closing-barrier"),
-        pytest.param(Variant(opening_barrier=False), True, id="hazard20-read-before-arrival"),
-    ],
-)
-def test_a_protocol_with_a_part_taken_out_is_caught(variant: Variant, pull: bool) -> None:
-    """Hazards 3, 4, 11, 14 and 20: wrong results or a hang in some interleaving."""
-    assert not all(survives(variant, seed, pull=pull) for seed in SEEDS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "uint8"])

@@ -1,0 +1,246 @@
+// Hazards 3, 4, 11, 14 and 20 at their worst moment: rank 1 is late, and rank 0 goes as far ahead
+// as it is let. Built twice: as the product is, and with the mutants of cpu/mutants.h, where the
+// same checks must notice each of them.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <csignal>
+
+#include "cpu/mutants.h"
+#include "exchange_forms.h"
+
+namespace collx::cpu {
+namespace {
+
+struct Scenario {
+  const char* name;
+  Mutant mutant;
+  std::vector<Case> calls;  // on two ranks
+  enum { before_call, in_call } late;
+  size_t late_at;  // the call to which rank 1 comes late, or in which it is held
+  Failure noticed_as = Failure::none;  // wrong bits, or the failure that ends the calls
+
+  friend std::ostream& operator<<(std::ostream& out, const Scenario& s) { return out << s.name; }
+};
+
+// Long enough for a call that is held at its first store to have most of its source unread.
+constexpr uint64_t kBytes = 80 << 10;
+
+Case call_of(const Form& form, uint64_t bytes = kBytes) {
+  return case_of(form, 2, {1, bytes / 4, 4}, DType::float32, 0);  // root 0, sum, not in place
+}
+
+constexpr Form kPush{Collective::allreduce, Algorithm::oneshot_push, false};
+constexpr Form kTwoshot{Collective::allreduce, Algorithm::twoshot_push, false};
+constexpr Form kPull{Collective::allreduce, Algorithm::oneshot_pull, false};
+constexpr Form kPullInPlace{Collective::allreduce, Algorithm::oneshot_pull, true};
+constexpr Form kGather{Collective::allgather, Algorithm::staged, false};
+constexpr Form kBroadcast{Collective::broadcast, Algorithm::onestage, false};
+constexpr Form kBroadcastFromOutput{Collective::broadcast, Algorithm::onestage, true};
+constexpr Form kScatterDirect{Collective::reducescatter, Algorithm::direct, true};
+
+std::vector<Case> times(int count, const Form& form) {
+  return std::vector<Case>(size_t(count), call_of(form));
+}
+
+std::vector<Scenario> scenarios() {
+  using S = Scenario;
+  return {
+      {"pushes_again", Mutant::epoch_stands_still, times(2, kPush), S::before_call, 1},
+      {"pulls_again", Mutant::epoch_stands_still, times(2, kPull), S::before_call, 1},
+      {"another_size",
+       Mutant::epoch_by_shape,
+       {call_of(kPull), call_of(kPull, kBytes + 4)},
+       S::before_call,
+       1},
+      {"a_larger_one",
+       Mutant::slots_by_shape,
+       {call_of(kBroadcast, kBytes / 4), call_of(kBroadcast)},
+       S::in_call,
+       0},
+      {"input_of_allreduce", Mutant::no_closing_barrier, times(1, kPullInPlace), S::in_call, 0},
+      {"input_of_reducescatter", Mutant::no_closing_barrier, times(1, kScatterDirect), S::in_call,
+       0},
+      {"output_of_broadcast", Mutant::no_closing_barrier, times(1, kBroadcastFromOutput),
+       S::in_call, 0},
+      {"slot_of_allgather", Mutant::one_slot, times(2, kGather), S::in_call, 0},
+      {"slot_of_broadcast", Mutant::one_slot, times(2, kBroadcast), S::in_call, 0},
+      {"broadcasts_in_a_row", Mutant::no_claim, times(3, kBroadcast), S::before_call, 0},
+      {"one_way_in_a_row", Mutant::only_root_publishes, times(3, kBroadcast), S::before_call, 0,
+       Failure::timeout},
+      {"pushed", Mutant::arrival_not_awaited, times(1, kPush), S::before_call, 0},
+      {"scattered", Mutant::arrival_not_awaited, times(1, kTwoshot), S::before_call, 0},
+      {"staged", Mutant::arrival_not_awaited, times(1, kPull), S::before_call, 0},
+      {"where_it_lies", Mutant::no_opening_barrier, times(1, kPullInPlace), S::before_call, 0},
+  };
+}
+
+// What holds rank 1, also in the midst of a call: at its first store to an output whose pages are
+// taken away. For the handler of the signal.
+struct {
+  char* page;
+  size_t bytes;
+  const Control* other;
+  std::atomic<bool> ended;  // rank 0 has made all its calls
+  std::atomic<bool> held;
+} late;
+
+/// Returns when rank 0 waits for what rank 1 has not done yet. Rank 0 beats before it looks, so the
+/// first of two beats from now on was followed by a look in vain.
+void until_the_other_waits() {
+  const uint32_t seen = late.other->beats.load();
+  while (late.other->beats.load() - seen < 2 && !late.ended) sched_yield();
+}
+
+void hold(int, siginfo_t* info, void*) {
+  const char* const at = static_cast<const char*>(info->si_addr);
+  if (at < late.page || at >= late.page + late.bytes) {
+    std::signal(SIGSEGV, SIG_DFL);  // an error of the test's own
+    return;
+  }
+  late.held = true;
+  until_the_other_waits();
+  mprotect(late.page, late.bytes, PROT_READ | PROT_WRITE);
+}
+
+struct Outcome {
+  std::string wrong;  // where the first wrong bits are
+  Failure failure = Failure::none;
+};
+
+class LateRun {
+ public:
+  LateRun(const Scenario& scenario, uint64_t timeout_ns)
+      : scenario_(scenario), calls_(scenario.calls), ranks_(2, kDefaultPayloadBytes, timeout_ns) {
+    calls_.push_back(call_of({Collective::barrier, Algorithm::automatic, false}));
+    for (int r = 0; r < 2; ++r) {
+      inputs_[r].assign(kMost, 'i');
+      outputs_[r] = static_cast<char*>(
+          mmap(nullptr, kMost, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    }
+    late.page = outputs_[1];
+    late.bytes = kMost;
+    late.other = &control_of(ranks_.region(0), ranks_.layout());
+    late.ended = late.held = false;
+  }
+  ~LateRun() {
+    for (char* const output : outputs_) munmap(output, kMost);
+  }
+  LateRun(const LateRun&) = delete;
+  LateRun& operator=(const LateRun&) = delete;
+
+  Outcome operator()() {
+    struct sigaction action {
+    }, before{};
+    action.sa_sigaction = hold;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, &before);
+    ranks_.run([&](int rank) {
+      for (size_t i = 0; i < calls_.size() && make(rank, i); ++i) continue;
+      if (rank == 0) late.ended = true;
+    });
+    sigaction(SIGSEGV, &before, nullptr);
+    EXPECT_TRUE(late.held);
+    return {wrong_[0] + wrong_[1], Failure(ranks_.status(0).record.failure)};
+  }
+
+ private:
+  static constexpr uint64_t kMost = 256 << 10;
+
+  static Bytes value(int rank, size_t index, uint64_t bytes) {
+    Bytes value(bytes);
+    std::mt19937 random(unsigned(2 * index) + unsigned(rank));
+    for (char& byte : value) byte = char(random());
+    return value;
+  }
+
+  /// Makes the call, looks at its result, and uses the tensors for something else at once.
+  bool make(int rank, size_t index) {
+    const Case& c = calls_[index];
+    const bool is_late = rank == 1 && index == scenario_.late_at;
+    if (is_late && scenario_.late == Scenario::before_call) {
+      until_the_other_waits();
+      late.held = true;
+    }
+    const Bytes input = value(rank, index, input_bytes(c, 2, rank));
+    std::copy(input.begin(), input.end(), inputs_[rank].begin());
+    std::memset(outputs_[rank], 'p', kMost);
+    if (is_late && scenario_.late == Scenario::in_call) mprotect(late.page, late.bytes, PROT_NONE);
+    if (!carry_out(c, rank)) return false;
+    check(c, rank, index);
+    std::fill(inputs_[rank].begin(), inputs_[rank].end(), 'x');
+    std::memset(outputs_[rank], 'x', kMost);
+    return true;
+  }
+
+  template <typename Made>
+  Made with_peers(const Case& c, Made call) {
+    for (int r = 0; c.symmetric && r < 2; ++r) {
+      call.peer_input[r] = inputs_[r].data();
+      call.peer_output[r] = outputs_[r];
+    }
+    return call;
+  }
+
+  bool carry_out(const Case& c, int rank) {
+    const RankView view = ranks_.view(rank);
+    char *const input = inputs_[rank].data(), *const output = outputs_[rank];
+    if (c.collective == Collective::barrier) return barrier(view, {});
+    if (c.collective != Collective::allreduce)
+      return exchange(view, with_peers(c, make_exchange(c, 2, rank, input, output)));
+    return allreduce(
+        view, with_peers(c, make_call(input, output, c.shape.units, c.dtype, c.op, c.algorithm)));
+  }
+
+  void check(const Case& c, int rank, size_t index) {
+    Bytes values[2];
+    for (int r = 0; r < 2; ++r) values[r] = value(r, index, input_bytes(c, 2, r));
+    const Bytes expected = expected_output(c, 2, rank, {values[0].data(), values[1].data()});
+    const std::string difference =
+        first_difference(outputs_[rank], expected.data(), expected.size() / c.element(), c.dtype);
+    if (difference.empty()) return;
+    wrong_[rank] += "rank " + std::to_string(rank) + ", call " + std::to_string(index) + ": " +
+                    difference + "\n";
+  }
+
+  const Scenario& scenario_;
+  std::vector<Case> calls_;
+  Ranks ranks_;
+  Bytes inputs_[2];
+  char* outputs_[2];
+  std::string wrong_[2];
+};
+
+class CpuHazard : public testing::TestWithParam<Scenario> {};
+INSTANTIATE_TEST_SUITE_P(Late, CpuHazard, testing::ValuesIn(scenarios()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(CpuHazard, a_late_rank_spoils_nothing) {
+  const Outcome outcome = LateRun(GetParam(), kPatientNs)();
+  EXPECT_EQ(outcome.wrong, "");
+  EXPECT_EQ(outcome.failure, Failure::none);
+}
+
+#if defined(COLLX_MUTANTS)
+
+TEST_P(CpuHazard, each_mutant_is_noticed) {
+  const Scenario& scenario = GetParam();
+  const bool by_bits = scenario.noticed_as == Failure::none;
+  active_mutant = scenario.mutant;
+  const Outcome outcome = LateRun(scenario, by_bits ? kPatientNs : kPatientNs / 100)();
+  active_mutant = Mutant::none;
+  EXPECT_EQ(outcome.wrong.empty(), !by_bits) << outcome.wrong;
+  EXPECT_EQ(outcome.failure, scenario.noticed_as);
+}
+
+TEST(CpuMutants, every_one_has_its_scenario) {
+  std::vector<bool> covered(size_t(Mutant::count));
+  covered[size_t(Mutant::none)] = true;
+  for (const Scenario& scenario : scenarios()) covered[size_t(scenario.mutant)] = true;
+  EXPECT_EQ(std::count(covered.begin(), covered.end(), true), int(Mutant::count));
+}
+
+#endif
+
+}  // namespace
+}  // namespace collx::cpu
