@@ -130,8 +130,7 @@ class LateRun {
   LateRun& operator=(const LateRun&) = delete;
 
   Outcome operator()() {
-    struct sigaction action {
-    }, before{};
+    struct sigaction before, action = {};
     action.sa_sigaction = hold;
     action.sa_flags = SA_SIGINFO;
     sigaction(SIGSEGV, &action, &before);
@@ -140,7 +139,7 @@ class LateRun {
       if (rank == 0) late.ended = true;
     });
     sigaction(SIGSEGV, &before, nullptr);
-    EXPECT_TRUE(late.held);
+    EXPECT_TRUE(late.held) << "rank 1 was never late";
     return {wrong_[0] + wrong_[1], Failure(ranks_.status(0).record.failure)};
   }
 
