@@ -4,35 +4,21 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "communicator.h"
+#include "name_table.h"
 
 namespace collx::registry {
 
 namespace {
 
-struct NameHash {
-  using is_transparent = void;  // look-ups by string_view make no std::string
-  size_t operator()(std::string_view name) const { return std::hash<std::string_view>{}(name); }
-};
-
-struct Entry {
-  const Communicator* identity;
-  // Weak: regions belong to the Python object, so nothing here may outlive it.
-  std::weak_ptr<Communicator> communicator;
-};
-
-constexpr int kMaxDevices = 64;
-
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, Entry, NameHash, std::equal_to<>> entries;
-  std::array<std::atomic<int>, kMaxDevices> on_device{};
+  // Regions belong to the Python objects, so nothing here may outlive those.
+  NameTable<Communicator> table;
   std::atomic<int> forks{0};
 };
 
@@ -56,54 +42,38 @@ Registry& instance() {
   return *registry;
 }
 
-std::atomic<int>* device_count(const c10::Device& device) {
-  if (!device.is_cuda() || device.index() < 0 || device.index() >= kMaxDevices) return nullptr;
-  return &instance().on_device[static_cast<size_t>(device.index())];
-}
+int counted_on(const c10::Device& device) { return device.is_cuda() ? device.index() : -1; }
 
 std::string known_names() {
   std::vector<std::string> names;
   {
-    Registry& r = instance();
-    std::lock_guard lock(r.mutex);
-    for (const auto& [name, entry] : r.entries) names.push_back('"' + name + '"');
+    std::lock_guard lock(instance().mutex);
+    names = instance().table.names();
   }
   std::sort(names.begin(), names.end());
   std::string joined;
-  for (const std::string& name : names) joined += (joined.empty() ? "" : ", ") + name;
+  for (const std::string& name : names) joined += (joined.empty() ? "\"" : ", \"") + name + '"';
   return joined.empty() ? "none" : joined;
 }
 
 }  // namespace
 
 void enter(const std::shared_ptr<Communicator>& communicator) {
-  Registry& r = instance();
-  std::lock_guard lock(r.mutex);
-  const auto found = r.entries.find(communicator->options().name);
-  if (found != r.entries.end()) {
-    TORCH_CHECK_VALUE(
-        found->second.communicator.expired(), "collx: name: \"", communicator->options().name,
-        "\" is taken by a communicator; give another name, or destroy that one first");
-    r.entries.erase(found);
-  }
-  r.entries.emplace(communicator->options().name, Entry{communicator.get(), communicator});
-  if (auto* count = device_count(communicator->options().device)) count->fetch_add(1);
+  const CommunicatorOptions& o = communicator->options();
+  std::lock_guard lock(instance().mutex);
+  TORCH_CHECK_VALUE(instance().table.enter(o.name, communicator, counted_on(o.device)),
+                    "collx: name: \"", o.name,
+                    "\" is taken by a communicator; give another name, or destroy that one first");
 }
 
 void leave(const Communicator& communicator) {
-  Registry& r = instance();
-  std::lock_guard lock(r.mutex);
-  const auto found = r.entries.find(communicator.options().name);
-  if (found == r.entries.end() || found->second.identity != &communicator) return;
-  r.entries.erase(found);
-  if (auto* count = device_count(communicator.options().device)) count->fetch_sub(1);
+  std::lock_guard lock(instance().mutex);
+  instance().table.leave(communicator.options().name, &communicator);
 }
 
 std::shared_ptr<Communicator> find(std::string_view name) {
-  Registry& r = instance();
-  std::lock_guard lock(r.mutex);
-  const auto found = r.entries.find(name);
-  return found == r.entries.end() ? nullptr : found->second.communicator.lock();
+  std::lock_guard lock(instance().mutex);
+  return instance().table.find(name);
 }
 
 std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
@@ -114,10 +84,7 @@ std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
   return communicator;
 }
 
-int live_on_device(int device_index) {
-  if (device_index < 0 || device_index >= kMaxDevices) return 0;
-  return instance().on_device[static_cast<size_t>(device_index)].load(std::memory_order_relaxed);
-}
+int live_on_device(int device_index) { return instance().table.live(device_index); }
 
 int fork_generation() { return instance().forks.load(std::memory_order_relaxed); }
 
