@@ -35,16 +35,21 @@ void initialise(char* region, const RegionLayout& layout, int world, Stream stre
 }
 
 int load_kernels() {
+  // Asking for its occupancy loads a kernel: later, loading could synchronise with the device while
+  // another kernel spins there.
+  const int resident = resident_blocks(kFullBlock);
+  load_local_kernels();
+  return resident;
+}
+
+int resident_blocks(int threads) {
   int resident = kMaxBlocks;
   for_each_kernel([&](Kernel kernel) {
-    // Asking for its occupancy loads a kernel: later, loading could synchronise with the device
-    // while another kernel spins there.
     int blocks = 0;
-    require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kFullBlock, 0),
-            "loading the kernels");
+    require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0),
+            "asking for a kernel's occupancy");
     resident = std::min(resident, blocks);
   });
-  load_local_kernels();
   int device = 0, multiprocessors = 0;
   require(cudaGetDevice(&device), "asking for the device");
   require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),

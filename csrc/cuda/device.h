@@ -18,6 +18,9 @@ void initialise(char* region, const RegionLayout& layout, int world, Stream stre
 /// resident at once.
 int load_kernels();
 
+/// How many blocks of so many threads the current device holds resident at once, of every kernel.
+int resident_blocks(int threads);
+
 /// Host memory that kernels can write and the host can read while they run.
 HostStatus* allocate_status();
 void free_status(HostStatus* status);

@@ -2,10 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "../cpu/allreduce.h"
 #include "../cpu/failure.h"
 #include "../protocol/cpu_layout.h"
 #include "../protocol/selection.h"
+#include "call.h"
 #include "errors.h"
 #include "registry.h"
 #if COLLX_CUDA
@@ -108,9 +111,24 @@ void Communicator::tune(int blocks, int threads) {
   TORCH_CHECK_VALUE(none || (blocks >= 1 && blocks <= kMaxBlocks && whole_tiles),
                     "collx.tune: got ", blocks, " blocks of ", threads, " threads; accepted: 1 to ",
                     kMaxBlocks, " of a multiple of 64 up to ", kFullBlock, ", or zeros");
+  const int most = none ? 0 : most_blocks(threads);
+  TORCH_CHECK_VALUE(blocks <= most, "collx.tune: got ", blocks, " blocks of ", threads,
+                    " threads; accepted: 1 to ", most, ", which ", options_.device,
+                    " holds resident at once (blocks wait for each other)");
   const auto held = lock();
   tuned_blocks_ = blocks;
   tuned_threads_ = threads;
+}
+
+int Communicator::most_blocks(int threads) const {
+#if COLLX_CUDA
+  if (on_cuda()) {
+    const OnDevice guard(options_.device);
+    return std::min(kMaxBlocks, cuda::resident_blocks(threads));
+  }
+#endif
+  (void)threads;
+  return kMaxBlocks;
 }
 
 int Communicator::spare_blocks() const {
@@ -139,6 +157,8 @@ void Communicator::adopt_reported() {
     return;
   }
 #if COLLX_CUDA
+  // A watchdog's thread has another device current, of which this process may know nothing yet.
+  const OnDevice guard(options_.device);
   if (!capturing(options_.device)) cuda::adopt_reported(view_);
 #endif
 }
@@ -179,6 +199,7 @@ void Communicator::report(const StatusRecord& record) {
     cpu::report(view_, record);
   } else {
 #if COLLX_CUDA
+    const OnDevice guard(options_.device);
     cuda::report(view_, record);
 #endif
   }

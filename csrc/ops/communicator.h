@@ -73,7 +73,8 @@ class Communicator {
   void set_pdl(PdlLevel level) { pdl_.store(level, std::memory_order_relaxed); }
 
   /// For tuners: the grid that every later call on CUDA takes in place of the selected one; zeros
-  /// give the choice back. An agreed value: the same on every rank.
+  /// give the choice back. An agreed value: the same on every rank. ValueError unless all blocks
+  /// can be resident at once.
   void tune(int blocks, int threads);
   /// The selected plan, or the tuner's.
   Plan tuned(Plan plan) const;
@@ -102,6 +103,7 @@ class Communicator {
   /// Takes over what a peer has reported while no call of this rank was there to see it.
   void adopt_reported();
   void refuse_if_destroyed(const char* op) const;
+  int most_blocks(int threads) const;
   std::string describe_failure(const StatusRecord& record) const;
 
   CommunicatorOptions options_;

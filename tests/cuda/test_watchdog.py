@@ -1,0 +1,38 @@
+"""check() from a thread that has never chosen a device, as a watchdog does."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from tests.common.attempt import Attempt, attempt, works
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+
+
+def _contexts() -> list[bool]:
+    return [torch._C._cuda_hasPrimaryContext(i) for i in range(torch.cuda.device_count())]
+
+
+def _watched(rank: Rank) -> tuple[list[bool], list[bool], list[Attempt]]:
+    communicator = rank.communicator()
+    assert works(rank, communicator)
+    found: list[Attempt] = []
+    before = _contexts()
+    watchdog = threading.Thread(target=lambda: found.append(attempt(communicator.check)))
+    watchdog.start()
+    watchdog.join()
+    return before, _contexts(), found
+
+
+@pytest.mark.own_gpu
+@pytest.mark.worlds(2)
+def test_a_watchdog_leaves_other_devices_alone(pool: Pool) -> None:
+    """The thread's current device is the first one, where this rank has no business: a context
+    there would take hundreds of megabytes, and the copy would be of the wrong device."""
+    for rank, (before, after, found) in enumerate(pool.run(_watched)):
+        assert [result.error for result in found] == [""]
+        assert before == [other == rank for other in range(len(before))], "cannot tell anything"
+        assert after == before
