@@ -30,19 +30,26 @@ BoundedGather::BoundedGather(Communicator& communicator, const char* op,
 at::Tensor BoundedGather::operator()(at::Tensor bytes) {
   const int64_t world = communicator_.options().world_size;
   at::Tensor gathered = at::empty({world * bytes.numel()}, bytes.options());
+  const auto deadline = Clock::now() + timeout_;
+  bool complete = false;
   try {
     c10d::AllgatherOptions options;
     // gloo ends what we gave up on; NCCL would end the process, so it keeps its own limit.
     if (through_cpu_) options.timeout = timeout_;
-    const auto deadline = Clock::now() + timeout_;
     const auto work = group_->_allgather_base(gathered, bytes, options);
-    if (!completes(*work, deadline)) fail("");
-    work->wait();
-  } catch (const c10::Error& error) {
-    fail(error.what_without_backtrace());
-  } catch (const std::runtime_error& error) {
-    fail(error.what());
+    complete = completes(*work, deadline);
+    if (complete) work->wait();
+  } catch (c10::Error& error) {
+    error.add_context(give_up(deadline, error.what_without_backtrace()));
+    throw;
+  } catch (const std::runtime_error& error) {  // gloo's own, which say nothing of the call
+    const std::string where = give_up(deadline, error.what());
+    C10_THROW_ERROR(DistBackendError, where + ": " + error.what());
+  } catch (...) {  // Python's
+    give_up(deadline, "");
+    throw;
   }
+  if (!complete) give_up(deadline, "");
   return gathered;
 }
 
@@ -67,16 +74,22 @@ bool BoundedGather::completes(c10d::Work& work, Clock::time_point deadline) {
   return true;
 }
 
-void BoundedGather::fail(const std::string& reason) {
+std::string BoundedGather::give_up(Clock::time_point deadline, const std::string& cause) {
+  const std::string detail = cause.empty() ? "" : "; the process group says: " + cause;
+  communicator_.check(op_, detail);  // a peer may have told why
+  const bool late = Clock::now() >= deadline;
   StatusRecord record;
-  record.failure = Failure::timeout;
+  record.failure = late ? Failure::timeout : Failure::group;
   record.phase = Phase::fallback;
   record.rank = communicator_.options().rank;
   record.sequence = communicator_.calls();
   record.own = descriptor_;
   communicator_.report(record);
-  communicator_.check(op_, reason.empty() ? "" : "; the process group says: " + reason);
-  TORCH_INTERNAL_ASSERT(false, "a reported failure was not recorded");
+  if (late) communicator_.check(op_, detail);
+  return "collx." + std::string(op_) + ": communicator \"" + communicator_.options().name +
+         "\" has failed on rank " + std::to_string(record.rank) +
+         ": the process group raised an exception in phase " + std::string(name_of(record.phase)) +
+         " of " + describe(record.own);
 }
 
 void BoundedGather::compare_descriptors() {

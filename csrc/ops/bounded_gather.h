@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "communicator.h"
@@ -29,7 +30,9 @@ class BoundedGather {
   using Clock = std::chrono::steady_clock;
   bool serves(c10::DeviceType device) const;
   static bool completes(c10d::Work& work, Clock::time_point deadline);
-  [[noreturn]] void fail(const std::string& reason);
+  /// Ends the communicator: at the deadline by raising CollectiveTimeout. Before it something else
+  /// has happened, which is the caller's to pass on, with what this returns: in which call it was.
+  std::string give_up(Clock::time_point deadline, const std::string& cause);
 
   Communicator& communicator_;
   const char* op_;

@@ -5,12 +5,14 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
+#include <charconv>
 #include <cstring>
 #include <sstream>
 
 #include "../protocol/exchange.h"
 #include "../protocol/names.h"
 #include "../protocol/norm.h"
+#include "call.h"
 #include "python_errors.h"
 #include "symmetric.h"
 
@@ -46,7 +48,7 @@ class CollxError final : public torch::PyTorchError {
 };
 
 constexpr std::array<std::string_view, static_cast<size_t>(Failure::count)> kFailureNames = {
-    "none", "timeout", "mismatch", "overlap", "splits"};
+    "none", "timeout", "mismatch", "overlap", "splits", "group"};
 constexpr std::array<std::string_view, static_cast<size_t>(Phase::count)> kPhaseNames = {
     "none",   "check",       "start_barrier", "arrival", "stage_barrier",
     "gather", "end_barrier", "release",       "counts",  "fallback"};
@@ -61,7 +63,11 @@ void write_sizes(std::ostream& out, const CallDescriptor& call) {
   constexpr int kKept = sizeof(call.sizes) / sizeof(call.sizes[0]);
   out << '[';
   for (int i = 0; i < call.dims && i < kKept; ++i) out << (i > 0 ? ", " : "") << call.sizes[i];
-  out << (call.dims > kKept ? ", ...]" : "]");
+  if (call.dims > kKept) {
+    out << ", ...], " << call.numel << " elements in " << call.dims << " dimensions,";
+  } else {
+    out << ']';
+  }
 }
 
 /// What belongs to the collective besides its tensors, in parentheses.
@@ -87,17 +93,31 @@ constexpr std::array<std::string_view, static_cast<size_t>(Rounding::count)> kRo
 constexpr std::array<std::string_view, 4> kQuantisationNames = {"none", "e4m3fn", "e5m2", "int8"};
 constexpr std::array<std::string_view, static_cast<size_t>(ScaleMode::count)> kScaleModeNames = {
     "row", "tensor", "group"};
+constexpr std::array<std::string_view, 4> kScaleTypeNames = {"float32", "float16", "bfloat16",
+                                                             "float8_e8m0fnu"};
+
+/// As short as it can be without looking like any other float.
+std::string exact(float value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
 
 /// Those of a fused normalisation, which stand behind its sizes.
 void write_norm_options(std::ostream& out, const CallDescriptor& call) {
   NormOptions o;
   std::memcpy(static_cast<void*>(&o), &call.sizes[kNormOptionsAt], sizeof(o));
-  out << "(rounding " << safe_name(kRoundingNames, o.rounding) << ", eps " << o.eps
-      << ", weight_offset " << o.weight_offset;
+  out << "(rounding " << safe_name(kRoundingNames, o.rounding) << ", eps " << exact(o.eps)
+      << ", weight_offset " << exact(o.weight_offset);
+  if (o.weight_float32 && call.dtype != DType::float32) out << ", weight of float32";
   if (o.quantisation != Quantisation::none) {
     out << ", " << safe_name(kQuantisationNames, o.quantisation) << ", scale_mode "
-        << safe_name(kScaleModeNames, o.scale_mode) << ", scale_ub " << o.scale_ub
+        << safe_name(kScaleModeNames, o.scale_mode) << ", scale_ub " << exact(o.scale_ub)
         << ", group_size " << o.group_size << ", ue8m0 " << o.ue8m0;
+    if (o.scale_type != ScaleType::float32) {
+      out << ", scale_dtype " << safe_name(kScaleTypeNames, o.scale_type);
+    }
+    if (o.column_major) out << ", scale_layout column";
+    if (call.sizes[kKeepsNormAt] != 0) out << ", keep_norm";
   }
   out << ')';
 }
@@ -135,6 +155,11 @@ void write_splits(std::ostream& out, const StatusRecord& r) {
     out << "input_splits of rank " << r.rank << " are negative or go beyond its input of "
         << r.expected << " rows, in " << describe(r.own);
   }
+}
+
+void write_group(std::ostream& out, const StatusRecord& r) {
+  out << "the process group of rank " << r.rank << " raised an exception in phase "
+      << name_of(r.phase) << " of " << describe(r.own);
 }
 
 void write_overlap(std::ostream& out, const StatusRecord& r) {
@@ -190,6 +215,9 @@ std::string describe(const StatusRecord& record, const FailureContext& context) 
     case Failure::splits:
       write_splits(out, record);
       break;
+    case Failure::group:
+      write_group(out, record);
+      break;
     default:
       write_timeout(out, record, context);
   }
@@ -206,6 +234,8 @@ ErrorKind kind_of(Failure failure) {
       return ErrorKind::mismatch;
     case Failure::overlap:
       return ErrorKind::overlap;
+    case Failure::group:
+      return ErrorKind::poisoned;
     default:
       return ErrorKind::timeout;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "../cpu/exchange.h"
 #include "../protocol/names.h"
@@ -58,12 +59,15 @@ void describe(const Exchange& e, const at::Tensor& input, CallDescriptor& d) {
   d.max_blocks = e.max_blocks;
   describe_tensor(input, d);
   // What the ranks agree on: of the axis along which their parts may differ, the whole.
+  const uint64_t element = input.element_size();
   if (e.collective == Collective::alltoallv) {
     d.sizes[0] = 0;
-    d.numel = e.geometry.inner;
-  } else if (e.collective == Collective::allgather && e.axis >= 0 && e.axis < 8) {
-    d.sizes[e.axis] = static_cast<int64_t>(e.geometry.units);
-    d.numel = e.geometry.bytes();
+    d.numel = e.geometry.inner / element;
+  } else if (e.collective == Collective::allgather) {
+    if (static_cast<size_t>(e.axis) < std::size(d.sizes)) {
+      d.sizes[e.axis] = static_cast<int64_t>(e.geometry.units);
+    }
+    d.numel = e.geometry.bytes() / element;
   }
 }
 

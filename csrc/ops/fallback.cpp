@@ -75,6 +75,24 @@ void fallback_allreduce(Communicator& communicator, const char* op, const Allred
 
 namespace {
 
+/// What every rank has told all before an alltoallv.
+class Told {
+ public:
+  /// Words for each rank, and the two below.
+  static constexpr int64_t words(int world) { return world + 2; }
+  Told(const void* all, int world) : all_(static_cast<const uint64_t*>(all)), world_(world) {}
+
+  uint64_t operator()(int rank, int to) const { return word(rank, to); }
+  uint64_t rows(int rank) const { return word(rank, world_); }
+  uint64_t capacity(int rank) const { return word(rank, world_ + 1); }
+
+ private:
+  uint64_t word(int rank, int index) const { return all_[rank * words(world_) + index]; }
+
+  const uint64_t* all_;
+  int world_;
+};
+
 /// A call in which every rank sends each a flat tensor of bytes, where gathered bytes arrive.
 class Messages {
  public:
@@ -195,28 +213,32 @@ class Messages {
     }
   }
 
-  /// Every rank tells all how many bytes it sends to each: what no rank can know by itself.
+  /// Every rank tells all how many bytes (of splits that the device had: rows) it sends to each:
+  /// what no rank can know by itself. Behind them stands what those rows have to fit into.
   void agree_on_splits() {
     const bool on_device = call_.splits.sent != nullptr;
-    at::Tensor rows = at::empty({world_}, at::kLong);
-    auto* own = static_cast<int64_t*>(rows.mutable_data_ptr());
+    at::Tensor words = at::empty({Told::words(world_)}, at::kLong);
+    auto* own = static_cast<int64_t*>(words.mutable_data_ptr());
+    own[world_] = static_cast<int64_t>(call_.splits.rows);
+    own[world_ + 1] = static_cast<int64_t>(call_.splits.capacity);
     if (on_device) {
-      rows.copy_(
-          at::from_blob(const_cast<int64_t*>(call_.splits.sent), {world_},
-                        at::TensorOptions(at::kLong).device(communicator_.options().device)));
+      words.narrow(0, 0, world_)
+          .copy_(
+              at::from_blob(const_cast<int64_t*>(call_.splits.sent), {world_},
+                            at::TensorOptions(at::kLong).device(communicator_.options().device)));
     } else {
       for (int r = 0; r < world_; ++r) {
         own[r] = static_cast<int64_t>(sent_[static_cast<size_t>(r)].bytes());
       }
     }
-    at::Tensor bytes = rows.view(at::kByte);
+    at::Tensor bytes = words.view(at::kByte);
     if (!gather_.through_cpu()) bytes = bytes.to(communicator_.options().device);
     const at::Tensor all = gather_(bytes).cpu();
-    const auto* counts = static_cast<const int64_t*>(all.const_data_ptr());
-    if (on_device) return lay_out(own, counts);
-    longest_ = static_cast<uint64_t>(*std::max_element(counts, counts + world_ * world_));
+    const Told told(all.const_data_ptr(), world_);
+    if (on_device) return lay_out(told);
+    longest_ = longest_of(told);
     for (int r = 0; r < world_; ++r) {
-      const auto sends = static_cast<uint64_t>(counts[r * world_ + rank_]);
+      const uint64_t sends = told(r, rank_);
       const uint64_t expects = received_[static_cast<size_t>(r)].bytes();
       if (sends == expects) continue;
       StatusRecord record = blank(Failure::mismatch, Phase::counts);
@@ -231,45 +253,65 @@ class Messages {
     }
   }
 
-  /// Splits that the device had: rows for each rank, and those of all ranks.
-  void lay_out(const int64_t* own, const int64_t* counts) {
+  /// Splits that the device had. What does not fit is refused by all ranks alike.
+  void lay_out(const Told& told) {
+    for (int r = 0; r < world_; ++r) check_sent(told, r);
+    for (int r = 0; r < world_; ++r) check_received(told, r);
     const DeviceSplits& splits = call_.splits;
-    uint64_t sent = 0, received = 0;
-    bool valid = true;
-    for (int r = 0; r < world_; ++r) {
-      valid = valid && own[r] >= 0 && static_cast<uint64_t>(own[r]) <= splits.rows;
-      sent += static_cast<uint64_t>(own[r]);
-      received += static_cast<uint64_t>(counts[r * world_ + rank_]);
-    }
-    valid = valid && sent <= splits.rows;
-    if (!valid || received > splits.capacity) {
-      StatusRecord record = blank(Failure::splits, valid ? Phase::arrival : Phase::counts);
-      record.peer = rank_;
-      record.expected = valid ? splits.capacity : splits.rows;
-      record.seen = valid ? received : sent;
-      report(record);
-    }
     uint64_t from = 0, to = 0;
     at::Tensor rows = at::empty({world_}, at::kLong);
     auto* arrived = static_cast<int64_t*>(rows.mutable_data_ptr());
     for (int r = 0; r < world_; ++r) {
-      const auto out = static_cast<uint64_t>(own[r]) * splits.row_bytes;
-      arrived[r] = counts[r * world_ + rank_];
-      const auto in = static_cast<uint64_t>(arrived[r]) * splits.row_bytes;
+      const uint64_t out = told(rank_, r) * splits.row_bytes;
+      const uint64_t in = told(r, rank_) * splits.row_bytes;
+      arrived[r] = static_cast<int64_t>(told(r, rank_));
       sent_[static_cast<size_t>(r)] = {from, out > 0 ? 1u : 0u, out, out};
       received_[static_cast<size_t>(r)] = {to, in > 0 ? 1u : 0u, in, in};
       from += out;
       to += in;
     }
-    longest_ = 0;
-    for (int i = 0; i < world_ * world_; ++i) {
-      longest_ = std::max(longest_, static_cast<uint64_t>(counts[i]) * splits.row_bytes);
-    }
+    longest_ = longest_of(told) * splits.row_bytes;
     at::from_blob(splits.received, {world_},
                   at::TensorOptions(at::kLong).device(communicator_.options().device))
         .copy_(rows);
     const at::Tensor bytes = flat(output_).view(at::kByte);
     bytes.narrow(0, static_cast<int64_t>(to), bytes.numel() - static_cast<int64_t>(to)).zero_();
+  }
+
+  uint64_t longest_of(const Told& told) const {
+    uint64_t longest = 0;
+    for (int r = 0; r < world_; ++r) {
+      for (int to = 0; to < world_; ++to) longest = std::max(longest, told(r, to));
+    }
+    return longest;
+  }
+
+  /// A negative count is more than any rank has.
+  void check_sent(const Told& told, int rank) {
+    uint64_t left = told.rows(rank);
+    for (int to = 0; to < world_; ++to) {
+      const uint64_t sends = told(rank, to);
+      if (sends > left) refuse_splits(rank, Phase::counts, told.rows(rank), sends);
+      left -= sends;
+    }
+  }
+
+  void check_received(const Told& told, int rank) {
+    uint64_t received = 0;
+    bool fits = true;
+    for (int r = 0; r < world_; ++r) {
+      fits = fits && told(r, rank) <= told.capacity(rank) - received;
+      received += told(r, rank);
+    }
+    if (!fits) refuse_splits(rank, Phase::arrival, told.capacity(rank), received);
+  }
+
+  void refuse_splits(int rank, Phase phase, uint64_t expected, uint64_t seen) {
+    StatusRecord record = blank(Failure::splits, phase);
+    record.rank = record.peer = rank;
+    record.expected = expected;
+    record.seen = seen;
+    report(record);
   }
 
   StatusRecord blank(Failure failure, Phase phase) const {

@@ -69,6 +69,7 @@ enum class Failure : uint32_t {
   mismatch,  // a peer made another call
   overlap,   // two kernels used the communicator at once, in no order
   splits,    // splits that do not fit the tensors, known to the device alone
+  group,     // the process group raised in a fallback
   count
 };
 

@@ -1,0 +1,70 @@
+"""Splits that the device alone knows, in the fallback: what one rank gives wrongly is refused by
+all ranks alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ..attempt import Attempt, attempt, finish
+from ..pool import Pool
+from ..rank import Rank
+
+ENOUGH = 20.0  # a timeout that nothing should wait for
+ROWS = 12
+
+# What the last rank gives to ranks 0, 1 and 2, and what is said of it. All others give 4 to each.
+WRONG: dict[str, tuple[list[int], str]] = {
+    "negative": ([-4, 4, 4], "input_splits of rank 2"),
+    "negative in sum": ([4, 4, -20], "input_splits of rank 2"),
+    "sum is right": ([20, -4, -4], "input_splits of rank 2"),
+    "the least": ([-(1 << 63), 4, 4], "input_splits of rank 2"),
+    "wraps": ([1 << 62, 1 << 62, 1 << 62], "input_splits of rank 2"),
+    "too many": ([4, 4, 5], "input_splits of rank 2"),
+    "too many for a peer": ([8, 2, 2], "rank 0 was sent 16 rows, but its capacity is 12"),
+}
+
+
+def _split_wrongly(rank: Rank, given: list[int], capacity: int) -> Attempt:
+    communicator = rank.new_communicator("splits", rank.fresh_group(), timeout=ENOUGH)
+    mine = given if rank.rank == rank.size - 1 else [4] * rank.size
+    splits = torch.tensor(mine, device=rank.device)
+    tensor = torch.full((ROWS, 5), float(rank.rank), device=rank.device)
+    out = torch.full((capacity + 2, 5), -7.0, device=rank.device)
+
+    def run() -> None:
+        torch.ops.collx.alltoallv.device_splits_out(
+            tensor,
+            splits,
+            capacity,
+            communicator.name,
+            "fallback",
+            out=out[1:-1],
+            output_splits=torch.empty_like(splits),
+        )
+        finish(communicator)
+
+    rank.barrier()
+    found = attempt(run)
+    rank.barrier()
+    assert (out.cpu()[[0, -1]] == -7).all(), "written past the end"
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(3)
+@pytest.mark.parametrize("what", sorted(WRONG))
+def test_splits_of_a_peer_are_not_believed(pool: Pool, what: str) -> None:
+    """Nobody goes on with counts that do not fit, and nobody waits for the rank that gave them."""
+    given, words = WRONG[what]
+    for found in pool.run(_split_wrongly, given, ROWS):
+        assert found.error == "CollectiveMismatch", found
+        assert words in found.message, found
+        assert found.seconds < ENOUGH / 2, found
+
+
+@pytest.mark.worlds(3)
+def test_splits_that_fit_are_accepted(pool: Pool) -> None:
+    """The negative control."""
+    for found in pool.run(_split_wrongly, [4, 0, 3], ROWS):
+        assert found.error == "", found

@@ -1,0 +1,200 @@
+"""The fallback when the process group itself fails: its own words come at once, and not as a time
+that nobody has waited."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ..attempt import SLACK, Attempt, attempt
+from ..pool import Pool
+from ..rank import Rank
+
+PATIENCE = 60.0  # seconds: what raises before has not waited
+SHORT = 1.0
+
+
+def _without_regions(rank: Rank, group: Any, timeout: float) -> Any:
+    """A communicator of ranks without access to each other's memory."""
+    from collx._extension import extension
+
+    return extension.Communicator(
+        name=f"through-{group.group_name}",
+        group_name=group.group_name,
+        device=rank.device,
+        rank=rank.rank,
+        world_size=rank.size,
+        regions=[],
+        payload_bytes=0,
+        timeout_ms=int(timeout * 1000),
+        pdl="off",
+        check=False,
+        blocks=1,
+    )
+
+
+def _calls(rank: Rank, name: str) -> dict[str, Callable[[], Any]]:
+    """One operator of each kind that has a fallback of its own."""
+    tensor = torch.ones(2 * rank.size, 8, device=rank.device)
+    ops = torch.ops.collx
+    return {
+        "allreduce": lambda: ops.allreduce(tensor, "sum", name, "fallback"),
+        "alltoall": lambda: ops.alltoall(tensor, rank.size, name, "fallback"),
+        "allreduce_rmsnorm": lambda: ops.allreduce_rmsnorm(
+            tensor, tensor[0], 1e-6, name, algorithm="fallback"
+        ),
+        "barrier": lambda: ops.barrier(name),
+    }
+
+
+def _after(communicator: Any, call: Callable[[], Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"call": attempt(call), "check": attempt(communicator.check)}
+    found["next"] = attempt(call)
+    found["status"] = communicator.status()
+    communicator.destroy()
+    return found
+
+
+def _peer_is_gone(rank: Rank, op: str) -> dict[str, Any]:
+    group = rank.fresh_group()
+    communicator = _without_regions(rank, group, PATIENCE)
+    call = _calls(rank, communicator.name)[op]
+    call()
+    rank.barrier()
+    found: dict[str, Any] = {}
+    if rank.rank == rank.size - 1:
+        communicator.destroy()
+        dist.destroy_process_group(group)
+        del group
+    else:
+        found = _after(communicator, call)
+    rank.barrier()
+    return found
+
+
+def _assert_passed_on(found: dict[str, Any], op: str, error: str, *words: str) -> None:
+    call: Attempt = found["call"]
+    assert call.error == error, found
+    assert call.seconds < PATIENCE / 2, found
+    assert "waited" not in call.message, found
+    for word in words:
+        assert word in call.message, (word, found)
+    for later in (found["check"], found["next"]):
+        assert later.error == "CommunicatorPoisoned", found
+        for word in ("the process group of rank 0", "phase fallback", op):
+            assert word in later.message, (word, found)
+    assert found["status"]["failure"] == "group", found
+    assert found["status"]["phase"] == "fallback", found
+    assert found["status"]["own"]["op"] == op, found
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("op", ["allreduce", "alltoall", "allreduce_rmsnorm", "barrier"])
+def test_what_the_process_group_raises_comes_at_once(pool: Pool, op: str) -> None:
+    """Hazard 31: a peer has closed its connections; the group's words come with the call's."""
+    if pool.world.backend != "gloo":
+        pytest.skip("NCCL does not notice that a peer has gone")
+    found, _ = pool.run(_peer_is_gone, op)
+    _assert_passed_on(found, op, "DistBackendError", f"collx.{op}", "phase fallback", "peer")
+
+
+class _CutError(Exception):
+    """What no library has."""
+
+
+@contextmanager
+def _cut() -> Iterator[None]:
+    """Every gather of this process raises an exception of Python."""
+
+    def gather(*_: Any, **__: Any) -> Any:
+        raise _CutError("the wire is cut")
+
+    library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is there already
+        for key in ("CPU", "CUDA"):
+            library.impl("_allgather_base_", gather, key)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _python_raises(rank: Rank, op: str) -> dict[str, Any]:
+    communicator = _without_regions(rank, rank.fresh_group(), PATIENCE)
+    call = _calls(rank, communicator.name)[op]
+    call()
+    rank.barrier()
+    with _cut():
+        return _after(communicator, call)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("op", ["allreduce", "barrier"])
+def test_an_exception_of_python_keeps_its_class(pool: Pool, op: str) -> None:
+    """Hazard 31: process groups can be written in Python, too."""
+    for rank, found in enumerate(pool.run(_python_raises, op)):
+        assert found["call"].error == "_CutError", found
+        assert found["call"].message == "the wire is cut"
+        assert found["call"].seconds < PATIENCE / 2, found
+        assert found["next"].error == found["check"].error == "CommunicatorPoisoned", found
+        assert f"the process group of rank {rank}" in found["next"].message, found
+
+
+def _one_is_cut(rank: Rank) -> dict[str, Any]:
+    communicator = rank.new_communicator("one-cut", rank.fresh_group(), timeout=SHORT)
+    call = _calls(rank, communicator.name)["allreduce"]
+    call()
+    rank.barrier()
+    if rank.rank == 0:
+        with _cut():
+            found = attempt(call)
+    else:
+        found = attempt(call)
+    rank.barrier()
+    result = {"call": found, "next": attempt(call), "destroy": attempt(communicator.destroy)}
+    rank.barrier()
+    return result
+
+
+@pytest.mark.worlds(2, 3)
+def test_peers_learn_whose_process_group_it_was(pool: Pool) -> None:
+    """Where ranks can tell each other, none takes the silence for a rank that did not come."""
+    first, *others = pool.run(_one_is_cut)
+    assert first["call"].error == "_CutError", first
+    for found in others:
+        assert found["call"].error == "CommunicatorPoisoned", found
+        assert "the process group of rank 0" in found["call"].message, found
+        assert found["call"].seconds < SHORT + SLACK, found
+    for found in (first, *others):
+        assert found["next"].error == "CommunicatorPoisoned", found
+        assert found["destroy"].error == "", found
+
+
+def _nobody_comes(rank: Rank) -> dict[str, Any]:
+    group = rank.fresh_group()
+    communicator = _without_regions(rank, group, SHORT)
+    call = _calls(rank, communicator.name)["allreduce"]
+    call()
+    rank.barrier()
+    found: dict[str, Any] = {}
+    if rank.rank == 0:
+        found = _after(communicator, call)
+    rank.barrier()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_rank_that_does_not_come_still_is_a_time_out(pool: Pool) -> None:
+    """The negative control: who has waited says so."""
+    found, _ = pool.run(_nobody_comes)
+    assert found["call"].error == "CollectiveTimeout", found
+    assert f"waited {SHORT:g} s" in found["call"].message, found
+    assert found["call"].seconds > SHORT * 0.9, found
+    assert found["status"]["failure"] == "timeout"

@@ -1,0 +1,1 @@
+from tests.common.suites.mismatch import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.fallback_splits import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.common.suites.process_group import *  # noqa: F403
