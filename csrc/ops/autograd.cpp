@@ -141,34 +141,49 @@ struct Scatter : NotDifferentiable<Scatter> {
                                int64_t max_blocks);
 };
 
+/// What the kernels of an operator are in each of the two libraries below.
+enum class Layer : uint8_t { autograd, versions };
+
 template <typename Op>
-void add_kernels(torch::Library& library) {
-  const std::string name = Op::kName;
+void add_kernels(torch::Library& library, Layer layer) {
+  const std::string name = Op::kName, out = name + ".out";
+  if (layer == Layer::versions) {
+    library.impl(out.c_str(), TORCH_FN(Kernels<Op>::write_out));
+    return;
+  }
   library.impl(name.c_str(), TORCH_FN(Kernels<Op>::functional));
-  library.impl((name + ".out").c_str(), TORCH_FN(Kernels<Op>::out));
+  library.impl(out.c_str(), TORCH_FN(Kernels<Op>::out));
 }
 
 template <typename Op>
-void add_inplace_kernel(torch::Library& library) {
-  library.impl((std::string(Op::kName) + "_").c_str(), TORCH_FN(Kernels<Op>::inplace));
+void add_inplace_kernel(torch::Library& library, Layer layer) {
+  const std::string name = std::string(Op::kName) + "_";
+  if (layer == Layer::versions) {
+    library.impl(name.c_str(), TORCH_FN(Kernels<Op>::write_inplace));
+  } else {
+    library.impl(name.c_str(), TORCH_FN(Kernels<Op>::inplace));
+  }
+}
+
+void add_all_kernels(torch::Library& library, Layer layer) {
+  add_kernels<Allreduce>(library, layer);
+  add_kernels<Reducescatter>(library, layer);
+  add_kernels<Allgather>(library, layer);
+  add_kernels<Broadcast>(library, layer);
+  add_kernels<Reduce>(library, layer);
+  add_kernels<Gather>(library, layer);
+  add_kernels<Scatter>(library, layer);
+  add_kernels<Alltoall>(library, layer);
+  add_kernels<Alltoallv>(library, layer);
+  add_inplace_kernel<Allreduce>(library, layer);
+  add_inplace_kernel<Broadcast>(library, layer);
+  add_inplace_kernel<Reduce>(library, layer);
+  add_inplace_kernel<Alltoall>(library, layer);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(collx, Autograd, library) {
-  add_kernels<Allreduce>(library);
-  add_kernels<Reducescatter>(library);
-  add_kernels<Allgather>(library);
-  add_kernels<Broadcast>(library);
-  add_kernels<Reduce>(library);
-  add_kernels<Gather>(library);
-  add_kernels<Scatter>(library);
-  add_kernels<Alltoall>(library);
-  add_kernels<Alltoallv>(library);
-  add_inplace_kernel<Allreduce>(library);
-  add_inplace_kernel<Broadcast>(library);
-  add_inplace_kernel<Reduce>(library);
-  add_inplace_kernel<Alltoall>(library);
-}
+TORCH_LIBRARY_IMPL(collx, Autograd, library) { add_all_kernels(library, Layer::autograd); }
+TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) { add_all_kernels(library, Layer::versions); }
 
 }  // namespace collx

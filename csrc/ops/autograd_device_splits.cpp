@@ -75,6 +75,19 @@ Results alltoallv_device_splits(c10::DispatchKeySet keys, const at::Tensor& inpu
   return {results.at(0), results.at(1)};
 }
 
+/// The kernel below autograd, which is the first one in inference mode.
+void write_device_splits_out(c10::DispatchKeySet keys, const at::Tensor& input,
+                             const at::Tensor& input_splits, c10::SymInt capacity,
+                             std::string_view group_name, std::string_view algorithm,
+                             int64_t max_blocks, at::Tensor& out, at::Tensor& output_splits) {
+  autograd::check_versioned(kOp, "out", out);
+  autograd::check_versioned(kOp, "output_splits", output_splits);
+  autograd::redispatch_below(out_op(), keys, input, input_splits, std::move(capacity), group_name,
+                             algorithm, max_blocks, out, output_splits);
+  torch::autograd::increment_version(out);
+  torch::autograd::increment_version(output_splits);
+}
+
 void alltoallv_device_splits_out(c10::DispatchKeySet keys, const at::Tensor& input,
                                  const at::Tensor& input_splits, c10::SymInt capacity,
                                  std::string_view group_name, std::string_view algorithm,
@@ -82,10 +95,8 @@ void alltoallv_device_splits_out(c10::DispatchKeySet keys, const at::Tensor& inp
   autograd::refuse_forward_mode(kOp, kReverse, "input", input);
   autograd::refuse_forward_mode(kOp, kReverse, "out", out);
   autograd::refuse_gradient_of_out(kOp, input, out);
-  autograd::redispatch_below(out_op(), keys, input, input_splits, std::move(capacity), group_name,
-                             algorithm, max_blocks, out, output_splits);
-  torch::autograd::increment_version(out);
-  torch::autograd::increment_version(output_splits);
+  write_device_splits_out(keys, input, input_splits, std::move(capacity), group_name, algorithm,
+                          max_blocks, out, output_splits);
 }
 
 }  // namespace
@@ -93,6 +104,10 @@ void alltoallv_device_splits_out(c10::DispatchKeySet keys, const at::Tensor& inp
 TORCH_LIBRARY_IMPL(collx, Autograd, library) {
   library.impl("alltoallv.device_splits", TORCH_FN(alltoallv_device_splits));
   library.impl("alltoallv.device_splits_out", TORCH_FN(alltoallv_device_splits_out));
+}
+
+TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) {
+  library.impl("alltoallv.device_splits_out", TORCH_FN(write_device_splits_out));
 }
 
 }  // namespace collx

@@ -12,6 +12,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -38,11 +39,23 @@ c10::TypedOperatorHandle<Signature> find_op(const std::string& name, const char*
       .typed<Signature>();
 }
 
+/// To the kernels that do the work, below autograd and what counts versions.
 template <typename Result, typename... Arguments>
 Result redispatch_below(const c10::TypedOperatorHandle<Result(Arguments...)>& op,
                         c10::DispatchKeySet keys, std::type_identity_t<Arguments>... arguments) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return op.redispatch(keys & c10::after_autograd_keyset, std::forward<Arguments>(arguments)...);
+  return op.redispatch(keys & c10::after_ADInplaceOrView_keyset,
+                       std::forward<Arguments>(arguments)...);
+}
+
+/// An argument that is written gets a new version, by which autograd finds out that a tensor it has
+/// saved is no longer the same. PyTorch would refuse an inference tensor here, too, but only when
+/// it has been written, and the peers have done their part.
+inline void check_versioned(const char* op, const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK(!tensor.defined() || !tensor.is_inference() || c10::InferenceMode::is_enabled(),
+              "collx.", op, ": ", argument,
+              ": got an inference tensor outside of torch.inference_mode(), which cannot be "
+              "written there; accepted: any other tensor, or a call within that mode");
 }
 
 inline bool wants_gradient(const at::Tensor& tensor) {
@@ -183,6 +196,13 @@ struct Kernels<Op, at::Tensor(const at::Tensor&, Options...)> {
     refuse_forward_mode(Op::kName, Op::kReverse, "input", input);
     refuse_forward_mode(Op::kName, Op::kReverse, "out", out);
     refuse_gradient_of_out(Op::kName, input, out);
+    write_out(keys, input, options..., out);
+  }
+
+  /// The kernel below autograd, which is the first one in inference mode.
+  static void write_out(c10::DispatchKeySet keys, const at::Tensor& input, Options... options,
+                        at::Tensor& out) {
+    check_versioned(Op::kName, "out", out);
     redispatch_below(out_op(), keys, input, options..., out);
     torch::autograd::increment_version(out);
   }
@@ -195,6 +215,12 @@ struct Kernels<Op, at::Tensor(const at::Tensor&, Options...)> {
       RecordedInplace<Op>::apply(input, keys, options...);
       return;
     }
+    write_inplace(keys, input, options...);
+  }
+
+  /// As write_out.
+  static void write_inplace(c10::DispatchKeySet keys, at::Tensor& input, Options... options) {
+    check_versioned(Op::kName, "input", input);
     redispatch_below(inplace_op(), keys, input, options...);
     torch::autograd::increment_version(input);
   }

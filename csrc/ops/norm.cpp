@@ -248,6 +248,37 @@ class Kernel final : public c10::OperatorKernel {
   Function function_;
 };
 
+/// The kernel below autograd, which is the first one in inference mode: results that are given get
+/// a new version each.
+class VersionsKernel final : public c10::OperatorKernel {
+ public:
+  explicit VersionsKernel(NormOperator op) : op_(std::move(op)) {}
+
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    write(op_, handle, keys, stack);
+  }
+
+  static void write(const NormOperator& op, const c10::OperatorHandle& handle,
+                    c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    Results written;
+    if (op.out) {
+      for (const c10::IValue& value : torch::jit::last(*stack, op.results.size())) {
+        autograd::check_versioned(op.name(), name_of(op.results[written.size()]), value.toTensor());
+        written.push_back(value.toTensor());
+      }
+    }
+    {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      handle.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+    }
+    for (const at::Tensor& result : written) torch::autograd::increment_version(result);
+  }
+
+ private:
+  NormOperator op_;
+};
+
 /// They have no backward: whoever asks for a gradient hears of it at once.
 class AutogradKernel final : public c10::OperatorKernel {
  public:
@@ -266,8 +297,7 @@ class AutogradKernel final : public c10::OperatorKernel {
           "tangent; accepted: detached arguments, torch.no_grad(), or the unfused sequence "
           "(collx.nn.unfused_rmsnorm)");
     }
-    const at::AutoDispatchBelowADInplaceOrView below;
-    handle.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+    VersionsKernel::write(op_, handle, keys, stack);
   }
 
  private:
@@ -310,6 +340,14 @@ TORCH_LIBRARY_IMPL(collx, Autograd, library) {
   for (const NormOperator& op : norm_operators()) {
     library.impl(full_name(op).c_str(),
                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AutogradKernel>(op)));
+  }
+}
+
+TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) {
+  for (const NormOperator& op : norm_operators()) {
+    if (!op.out) continue;
+    library.impl(full_name(op).c_str(),
+                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<VersionsKernel>(op)));
   }
 }
 

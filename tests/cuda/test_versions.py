@@ -1,0 +1,1 @@
+from tests.common.suites.versions import *  # noqa: F403
