@@ -92,9 +92,11 @@ void register_tensor(Communicator& self, const at::Tensor& tensor,
 
 py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, uint64_t cols,
                  at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
-                 std::string_view algorithm, int64_t max_blocks) {
-  const collx::Explanation e = collx::explain(self, op, numel, cols, dtype, input_symmetric,
-                                              output_symmetric, algorithm, max_blocks);
+                 std::string_view algorithm, int64_t max_blocks, std::string_view rounding,
+                 std::string_view scale_mode, int64_t group_size, bool keep_norm) {
+  const collx::Explanation e =
+      collx::explain(self, op, numel, cols, dtype, input_symmetric, output_symmetric, algorithm,
+                     max_blocks, {rounding, scale_mode, group_size, keep_norm});
   py::dict d;
   d["algorithm"] = collx::name_of(e.plan.algorithm);
   d["blocks"] = e.plan.blocks;
@@ -151,7 +153,8 @@ void bind_communicator(py::module_& m) {
            py::arg("key"), NoGil())
       .def("explain", &explain, py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"),
            py::arg("input_symmetric"), py::arg("output_symmetric"), py::arg("algorithm"),
-           py::arg("max_blocks"))
+           py::arg("max_blocks"), py::arg("rounding"), py::arg("scale_mode"), py::arg("group_size"),
+           py::arg("keep_norm"))
       .def("tune", &Communicator::tune, py::arg("blocks"), py::arg("threads"), NoGil())
       .def("destroy", &Communicator::destroy, NoGil());
 }

@@ -1,5 +1,6 @@
 #include "explain.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include "checks.h"
 #include "communicator.h"
 #include "fallback.h"
-#include "norm_operators.h"
+#include "norm.h"
 
 namespace collx {
 
@@ -44,7 +45,7 @@ uint64_t itemsize_of(Collective op, at::ScalarType dtype, const char* what) {
 }
 
 /// A fused normalisation with the options that it has by default.
-NormRequest norm_request(const char* what, Collective op, const Request& request, uint64_t numel,
+NormRequest default_norm(const char* what, Collective op, const Request& request, uint64_t numel,
                          uint64_t cols, at::ScalarType dtype) {
   NormRequest r;
   static_cast<Request&>(r) = request;
@@ -62,6 +63,48 @@ NormRequest norm_request(const char* what, Collective op, const Request& request
                                              : Quantisation::none;
   r.results = named.planned();
   return r;
+}
+
+/// The request that a call makes, from tensors that have nothing but shape and dtype.
+NormRequest request_as_called(const Communicator& communicator, Collective collective,
+                              const Request& request, uint64_t numel, uint64_t cols,
+                              at::ScalarType dtype, std::string_view algorithm,
+                              const NormWishes& wishes) {
+  const NormOperator op = norm_operator(collective, wishes.keep_norm);
+  const uint64_t rows = cols == 0 ? 0 : numel / cols;
+  const auto meta = [&](at::IntArrayRef sizes, at::ScalarType type) {
+    return at::empty(sizes, at::TensorOptions(type).device(at::kMeta));
+  };
+  const auto width = static_cast<int64_t>(cols);
+  const auto& options = communicator.options();
+  const uint64_t own =
+      scatters_rows(collective) ? partition(rows, options.world_size, options.rank).count : rows;
+  NormArguments a;
+  a.input = meta({static_cast<int64_t>(rows), width}, dtype);
+  a.weight = meta({width}, dtype);
+  a.group_name = options.name;
+  a.fp8_dtype = "e4m3fn";
+  a.rounding = wishes.rounding;
+  a.algorithm = algorithm;
+  a.max_blocks = request.max_blocks;
+  for (const NormArgument argument : op.arguments) {
+    if (argument == NormArgument::residual) {
+      a.residual = meta({static_cast<int64_t>(own), width}, dtype);
+    } else if (argument == NormArgument::bias) {
+      a.bias = meta({width}, dtype);
+    }
+  }
+  if (op.is_fp8() || op.is_int8()) {
+    a.scale_mode = wishes.scale_mode;
+    a.group_size = wishes.group_size;
+    if (a.scale_mode == "tensor") a.scale = meta({1}, at::kFloat);
+  } else {
+    TORCH_CHECK_VALUE(wishes.scale_mode == NormWishes().scale_mode &&
+                          wishes.group_size == NormWishes().group_size,
+                      "collx.", op.name(),
+                      ": scale_mode, group_size: given to an operator without scales");
+  }
+  return norm_request(communicator, op, check_norm(op, a), rows, cols, request.input_symmetric);
 }
 
 /// Of the slots or the staging memory, for all rows at once.
@@ -147,7 +190,8 @@ uint64_t workspace_of(const Request& request, Algorithm algorithm) {
 
 Explanation explain(const Communicator& communicator, std::string_view op, uint64_t numel,
                     uint64_t cols, at::ScalarType dtype, bool input_symmetric,
-                    bool output_symmetric, std::string_view algorithm, int64_t max_blocks) {
+                    bool output_symmetric, std::string_view algorithm, int64_t max_blocks,
+                    const NormWishes& wishes) {
   const Collective collective = check_op(op);
   Request request = request_of(communicator, collective, check_max_blocks("explain", max_blocks));
   const uint64_t itemsize = itemsize_of(collective, dtype, "explain");
@@ -167,7 +211,8 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
 
   const RegionLayout layout = communicator.view().layout;
   if (is_norm(collective)) {
-    const NormRequest r = norm_request("explain", collective, request, numel, cols, dtype);
+    const NormRequest r =
+        request_as_called(communicator, collective, request, numel, cols, dtype, algorithm, wishes);
     const NormPlan p = plan_norm(r, layout);
     const uint64_t rows = rows_to_do(collective, p.carried_out, r.rows, r.world);
     const uint64_t chunks =
@@ -177,7 +222,9 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
     return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes, norm_workspace(r, p.plan.algorithm)};
   }
 
-  const Plan plan = select(request);
+  TORCH_CHECK_VALUE(wishes == NormWishes(), "collx.explain: rounding, scale_mode, group_size, ",
+                    "keep_norm: given for ", op, ", which has none of them");
+  const Plan plan = communicator.tuned(select(request));
   return {plan,
           communicator.on_cuda()
               ? cuda_chunks(layout, plan.algorithm, request)
@@ -200,7 +247,7 @@ uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at:
   request.input_symmetric = request.output_symmetric = symmetric;
   request.algorithm = check_algorithm("workspace_bytes", collective, algorithm);
   if (is_norm(collective)) {
-    NormRequest r = norm_request("workspace_bytes", collective, request, numel, cols, dtype);
+    NormRequest r = default_norm("workspace_bytes", collective, request, numel, cols, dtype);
     uint64_t most = 0;
     for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
       r.device = device;

@@ -19,11 +19,22 @@ struct Explanation {
   uint64_t workspace_bytes;  // of the payload buffer, if the call is not done in chunks
 };
 
+/// What a fused normalisation is asked besides, as far as it bears upon how it is carried out.
+struct NormWishes {
+  std::string_view rounding = "fp32";
+  std::string_view scale_mode = "row";
+  int64_t group_size = 128;
+  bool keep_norm = false;
+
+  bool operator==(const NormWishes&) const = default;
+};
+
 /// A call of `op` on `numel` elements, the last axis of `cols`. ValueError and TypeError as the
 /// call itself raises them.
 Explanation explain(const Communicator& communicator, std::string_view op, uint64_t numel,
                     uint64_t cols, at::ScalarType dtype, bool input_symmetric,
-                    bool output_symmetric, std::string_view algorithm, int64_t max_blocks);
+                    bool output_symmetric, std::string_view algorithm, int64_t max_blocks,
+                    const NormWishes& wishes);
 
 /// Bytes of the payload buffer that a call occupies at a time. "auto": the most that a device's
 /// selection may come to.

@@ -87,24 +87,8 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   d.sizes[0] = static_cast<int64_t>(call.rows);
   d.sizes[1] = static_cast<int64_t>(call.cols);
   std::memcpy(&d.sizes[kNormOptionsAt], &call.options, sizeof(NormOptions));
-  d.sizes[7] = op.results.back() == NormResult::normalised;
+  d.sizes[kKeepsNormAt] = op.results.back() == NormResult::normalised;
   return call;
-}
-
-NormRequest request_for(const Communicator& communicator, const NormOperator& op,
-                        const NormCheck& check, const NormCall& call, bool input_symmetric) {
-  NormRequest request;
-  static_cast<Request&>(request) = request_of(communicator, call.collective, check.max_blocks);
-  request.dtype = call.dtype;
-  request.rows = call.rows;
-  request.cols = call.cols;
-  request.bytes = call.rows * call.cols * static_cast<uint64_t>(dtype_size(call.dtype));
-  request.input_symmetric = input_symmetric;
-  request.algorithm = check.algorithm;
-  request.options = call.options;
-  request.results = op.planned();
-  request.tuned_threads = communicator.tuned_threads();
-  return request;
 }
 
 void carry_out(Communicator& communicator, const NormCall& call) {
@@ -137,7 +121,8 @@ void run(const NormOperator& op, Communicator& communicator, const NormCheck& ch
   if (!alone) check_peer_access(op.name(), check.algorithm, communicator);
   if (call.rows == 0 && (alone || !communicator.options().check)) return;
 
-  NormRequest request = request_for(communicator, op, check, call, from.has_value());
+  NormRequest request =
+      norm_request(communicator, op, check, call.rows, call.cols, from.has_value());
   if (alone) request.algorithm = Algorithm::fallback;
   const NormPlan plan = plan_norm(request, communicator.view().layout);
   call.plan = plan.plan;
@@ -316,6 +301,23 @@ void add_kernels(torch::Library& library, Kernel::Function function) {
 }
 
 }  // namespace
+
+NormRequest norm_request(const Communicator& communicator, const NormOperator& op,
+                         const NormCheck& check, uint64_t rows, uint64_t cols,
+                         bool input_symmetric) {
+  NormRequest request;
+  static_cast<Request&>(request) = request_of(communicator, op.collective, check.max_blocks);
+  request.dtype = check.dtype;
+  request.rows = rows;
+  request.cols = cols;
+  request.bytes = rows * cols * static_cast<uint64_t>(dtype_size(check.dtype));
+  request.input_symmetric = input_symmetric;
+  request.algorithm = check.algorithm;
+  request.options = check.options;
+  request.results = op.planned();
+  request.tuned_threads = communicator.tuned_threads();
+  return request;
+}
 
 void define_norms(torch::Library& library) {
   for (const NormOperator& op : norm_operators()) {

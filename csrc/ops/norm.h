@@ -3,7 +3,16 @@
 
 #include <torch/library.h>
 
+#include "norm_checks.h"
+
 namespace collx {
+
+class Communicator;
+
+/// What the plan of a call is made from.
+NormRequest norm_request(const Communicator& communicator, const NormOperator& op,
+                         const NormCheck& check, uint64_t rows, uint64_t cols,
+                         bool input_symmetric);
 
 /// Schemas of all of them.
 void define_norms(torch::Library& library);

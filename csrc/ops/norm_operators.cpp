@@ -1,5 +1,7 @@
 #include "norm_operators.h"
 
+#include <c10/util/Exception.h>
+
 #include "../protocol/exchange.h"
 #include "../protocol/names.h"
 
@@ -107,8 +109,12 @@ NormResults NormOperator::planned() const {
   return planned;
 }
 
-NormOperator norm_operator(Collective c) {
-  return {c, "", false, arguments_of(c), results_of(c, /*keeps_norm=*/false)};
+NormOperator norm_operator(Collective c, bool keeps_norm) {
+  NormOperator op{c, keeps_norm ? "norm" : "", false, arguments_of(c), results_of(c, keeps_norm)};
+  TORCH_CHECK_VALUE(!keeps_norm || op.is_fp8() || op.is_int8(), "collx.", op.name(),
+                    ": keep_norm: got True; accepted: False, since the normalised tensor is its "
+                    "result");
+  return op;
 }
 
 std::vector<NormOperator> norm_operators() {

@@ -60,8 +60,8 @@ struct NormOperator {
   NormResults planned() const;
 };
 
-/// The functional form of a collective.
-NormOperator norm_operator(Collective collective);
+/// The functional form of a collective. ValueError unless it can keep the normalised tensor.
+NormOperator norm_operator(Collective collective, bool keeps_norm = false);
 /// All of them.
 std::vector<NormOperator> norm_operators();
 
@@ -77,6 +77,7 @@ struct NormArguments {
   bool ue8m0 = false;
   c10::SmallVector<at::Tensor, 4> results;  // given as out=
 
+  NormArguments() = default;
   NormArguments(const NormOperator& op, const torch::jit::Stack& stack);
 };
 

@@ -94,12 +94,17 @@ class Communicator:
         output_symmetric: bool,
         algorithm: str,
         max_blocks: int,
+        rounding: str,
+        scale_mode: str,
+        group_size: int,
+        keep_norm: bool,
     ) -> dict[str, Any]:
         """{"algorithm", "blocks", "threads", "chunks", "bytes", "workspace_bytes"} of a call."""
 
     def tune(self, blocks: int, threads: int) -> None:
         """For tuners: the grid of every later call on CUDA, in place of the selected one; zeros
-        give the choice back. The same on every rank, between calls."""
+        give the choice back. The same on every rank, between calls. ValueError for more blocks
+        than the device holds resident at once."""
 
     def destroy(self) -> None:
         """Leaves the registry; later calls by name raise. Local, never waits for a peer."""

@@ -100,6 +100,10 @@ class Communicator:
         output_symmetric: bool = False,
         algorithm: str = "auto",
         max_blocks: int = 0,
+        rounding: str = "fp32",
+        scale_mode: str = "row",
+        group_size: int = 128,
+        keep_norm: bool = False,
     ) -> Explanation:
         """How a call would be carried out, and where the bytes of this rank's region go.
 
@@ -109,6 +113,8 @@ class Communicator:
             dtype: of the tensor.
             input_symmetric, output_symmetric: whether they are registered symmetric tensors.
             algorithm, max_blocks: as given to the operator.
+            rounding, scale_mode, group_size, keep_norm: likewise, to one that normalises; the
+                others refuse them.
 
         Returns:
             A mapping that prints as a table. Sizes are in bytes.
@@ -123,6 +129,10 @@ class Communicator:
             output_symmetric,
             algorithm,
             max_blocks,
+            rounding,
+            scale_mode,
+            group_size,
+            keep_norm,
         )
         return describe(self, op, numel, dtype, call, self._setup.layout)
 

@@ -1,0 +1,141 @@
+"""explain() and the call go the same way: options of a norm and a tuner's wish included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ..attempt import Attempt, attempt, works
+from ..norm_cases import OPS, quantises
+from ..pool import Pool
+from ..rank import Rank
+
+FUSED = "allreduce_residual_rmsnorm_fp8"
+
+
+def _norms(rank: Rank) -> dict[str, dict[str, Any]]:
+    communicator = rank.communicator()
+
+    def explained(**options: Any) -> dict[str, Any]:
+        return communicator.explain(
+            FUSED, (4096, 1024), torch.bfloat16, algorithm="twoshot_push", **options
+        )
+
+    return {
+        "usual": explained(),
+        "keep_norm": explained(keep_norm=True),
+        "parity": explained(keep_norm=True, rounding="parity"),
+        "tensor": explained(scale_mode="tensor"),
+        "group": explained(scale_mode="group"),
+        "wide group": explained(scale_mode="group", group_size=1024),
+    }
+
+
+@pytest.mark.worlds(2, 4)
+def test_explain_knows_the_options_of_a_norm(pool: Pool) -> None:
+    """What owners of rows pass on depends on them, and with it the memory: a plane of float8 and
+    one of bfloat16, or two of bfloat16 as well; or the sums alone."""
+    for found in pool.run(_norms):
+        workspace = {name: plan["workspace_bytes"] for name, plan in found.items()}
+        rows = 4096 // pool.size
+        row = 1024 * 2  # bytes of bfloat16; a row and its results take whole tiles of 1024 bytes
+        assert workspace["usual"] == 4 * pool.size * rows * (row + row // 2 + 1024)
+        assert workspace["keep_norm"] == workspace["usual"] + 4 * pool.size * rows * row
+        assert workspace["parity"] == 4 * pool.size * rows * row  # the sums alone
+        assert workspace["tensor"] == workspace["usual"] - 4 * pool.size * rows * 1024
+        assert workspace["group"] >= workspace["tensor"]
+
+
+def _refused(rank: Rank) -> dict[str, Attempt]:
+    communicator = rank.communicator()
+
+    def explained(op: str, **options: Any) -> Attempt:
+        return attempt(lambda: communicator.explain(op, (4, 256), torch.float32, **options))
+
+    found = {op: explained(op) for op in OPS}
+    found |= {f"{op} keep_norm": explained(op, keep_norm=True) for op in OPS}
+    found["rounding"] = explained(FUSED, rounding="up")
+    found["scale_mode"] = explained(FUSED, scale_mode="column")
+    found["group_size"] = explained(FUSED, scale_mode="group", group_size=96)
+    found["no scales"] = explained(OPS[0], scale_mode="group")
+    found["no norm"] = explained("allreduce", rounding="parity")
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_explain_refuses_what_the_call_refuses(pool: Pool) -> None:
+    """No option is passed over in silence."""
+    for found in pool.run(_refused):
+        for op in OPS:
+            assert found[op].error == "", found[op]
+            assert found[f"{op} keep_norm"].error == ("" if quantises(op) else "ValueError")
+        for name in ("rounding", "scale_mode", "group_size"):
+            assert found[name].error == "ValueError", found[name]
+            assert f"collx.{FUSED}: {name}: got" in found[name].message
+        assert found["no scales"].error == "ValueError", found["no scales"]
+        assert found["no norm"].error == "ValueError", found["no norm"]
+
+
+def _tuned(rank: Rank) -> dict[str, Any]:
+    communicator = rank.communicator("tuned")
+    native = communicator._native
+    found: dict[str, Any] = {}
+    for blocks, threads in ((0, 0), (3, 128), (1, 64), (0, 0)):
+        native.tune(blocks, threads)
+        for op, shape in (("allreduce", 1 << 20), (FUSED, (64, 4096)), ("alltoall", 1 << 20)):
+            plan = communicator.explain(op, shape, torch.float32)
+            found[f"{op} {blocks} x {threads}"] = (plan["blocks"], plan["threads"])
+        assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_explain_tells_what_a_tuner_asked_for(pool: Pool) -> None:
+    """On the CPU, where there is no grid, tuning changes nothing."""
+    for found in pool.run(_tuned):
+        if pool.world.device == "cpu":
+            assert set(found.values()) == {(1, 1)}, found
+            continue
+        for op in ("allreduce", "alltoall"):
+            assert found[f"{op} 3 x 128"] == (3, 128), found
+            assert found[f"{op} 1 x 64"] == (1, 64), found
+            assert found[f"{op} 0 x 0"] not in ((3, 128), (1, 64)), found
+        # Of a norm the threads are a wish: its blocks follow from the rows.
+        assert found[f"{FUSED} 1 x 64"] != found[f"{FUSED} 0 x 0"], found
+
+
+def _bounds(rank: Rank) -> dict[str, Any]:
+    native = rank.communicator("tuned")._native
+    given = ((1024, 64), (1024, 512), (1025, 64), (0, 64), (1, 63), (1, 1024))
+    found: dict[str, Any] = {
+        f"{blocks} x {threads}": attempt(lambda: native.tune(blocks, threads))  # noqa: B023
+        for blocks, threads in given
+    }
+    if rank.device.type == "cuda":
+        from collx._extension import extension
+
+        resident = extension.load_kernels(rank.device)
+        found["resident"] = attempt(lambda: native.tune(resident, 512))
+        assert works(rank, rank.communicator("tuned"))
+        found["one more"] = attempt(lambda: native.tune(resident + 1, 512))
+        found["blocks"] = resident
+    native.tune(0, 0)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_tuner_gets_what_the_device_holds_at_once(pool: Pool) -> None:
+    """Blocks that are not resident would be waited for by those that are."""
+    for found in pool.run(_bounds):
+        for wrong in ("1025 x 64", "0 x 64", "1 x 63", "1 x 1024"):
+            assert found[wrong].error == "ValueError", found
+        if pool.world.device == "cpu":
+            assert found["1024 x 512"].error == "", found
+            continue
+        assert found["resident"].error == "", found
+        assert found["one more"].error == "ValueError", found
+        assert f"accepted: 1 to {found['blocks']}," in found["one more"].message, found
+        assert "resident" in found["one more"].message, found
+        assert found["1024 x 512"].error == ("" if found["blocks"] >= 1024 else "ValueError")

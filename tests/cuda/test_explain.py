@@ -1,0 +1,1 @@
+from tests.common.suites.explain import *  # noqa: F403
