@@ -28,6 +28,7 @@ from transformers import BertModel
 
 import collx
 from _shared import minilm
+from _shared.devices import usable_gpus
 from _shared.sequence_parallel import CollxSequence, TorchSequence
 from _shared.tensor_parallel import Exchange, Replicated, split_bert
 
@@ -65,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def choose_device(wanted: str) -> torch.device:
     """One GPU a rank if there are enough of them, else the CPU with one thread a rank."""
-    ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), usable_gpus(wanted)
     if wanted == "cpu" or (wanted == "auto" and gpus < ranks_here):
         torch.set_num_threads(1)  # the ranks are the parallelism
         return torch.device("cpu")

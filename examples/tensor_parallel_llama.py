@@ -30,6 +30,7 @@ from transformers import LlamaForCausalLM
 
 import collx
 from _shared import llama
+from _shared.devices import usable_gpus
 
 LOGITS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far logits may differ, as a share of the largest one."""
@@ -70,7 +71,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def start_ranks(wanted: str) -> tuple[torch.device, str]:
     """This rank's device, and the backend of the process group that it has joined."""
-    ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), usable_gpus(wanted)
     if wanted == "cpu" or (wanted == "auto" and gpus < ranks_here):
         torch.set_num_threads(1)  # the ranks are the parallelism
         dist.init_process_group("gloo")

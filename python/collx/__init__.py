@@ -68,6 +68,9 @@ try:
 except PackageNotFoundError:  # imported from a tree that was never installed
     __version__ = "unknown"
 
+cuda_built: bool = extension.cuda_built
+"""Whether this build has the CUDA kernels. Without them `init` takes the CPU alone, GPUs or not."""
+
 # So that torch.distributed._symmetric_memory serves the CPU as soon as collx is imported.
 extension.register_cpu_allocator()
 _effects.register()
@@ -99,6 +102,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
+    "cuda_built",
     "empty",
     "gather",
     "get",

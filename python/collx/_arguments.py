@@ -1,9 +1,10 @@
-"""The checks of what a caller of init gave, all local: a refusal reaches no peer."""
+"""The checks of what a caller of init gave, all local. Init puts what is refused to the vote."""
 
 from __future__ import annotations
 
 import math
 import os
+import warnings
 from typing import cast
 
 import torch
@@ -15,8 +16,13 @@ from collx._extension import extension
 from collx._init import DEFAULT_PAYLOAD_BYTES, Arguments
 from collx.communicator import PDL_LEVELS
 
-__all__ = ["check", "resolve_group"]
+__all__ = ["DEFAULT_TIMEOUT", "check", "limit", "resolve_group"]
 
+DEFAULT_TIMEOUT = 30.0
+WITHOUT_KERNELS = (
+    "this build of collx has no CUDA kernels (collx.cuda_built is False); reinstall it from source "
+    "where nvcc is found, with COLLX_CUDA=1 to make sure"
+)
 MAX_RANKS = {"cuda": 8, "cpu": 16}
 
 
@@ -40,6 +46,12 @@ def resolve_group(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, d
     if dist.get_rank(chosen) < 0:
         raise ValueError("init: this process is not a member of group")
     return chosen, distributed_c10d._get_process_group_store(chosen)
+
+
+def limit(timeout: object) -> float:
+    """Seconds that the peers have to hear of a refusal, be it that of `timeout`."""
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    return float(timeout) if number and 0 < timeout < math.inf else DEFAULT_TIMEOUT  # type: ignore
 
 
 def check(
@@ -106,29 +118,35 @@ def _flag(variable: str) -> bool:
 
 
 def _device(device: torch.device | str | int | None, group: dist.ProcessGroup) -> torch.device:
-    usable = extension.cuda_built and torch.cuda.is_available()
-    if device is None:
-        chosen = torch.device("cuda" if usable and _works_on_gpus(group) else "cpu")
-    else:
-        chosen = torch.device(device)
+    chosen = _default_device(group) if device is None else torch.device(device)
     if chosen.type not in MAX_RANKS:
         raise ValueError(f"init: device {chosen}; collx works on cuda and cpu")
     if chosen.type == "cpu":
         return torch.device("cpu")
-    if not usable:
-        why = "there is no GPU" if extension.cuda_built else "collx was built without CUDA"
-        raise ValueError(f"init: device {chosen}, but {why}")
+    if not extension.cuda_built:
+        raise ValueError(f"init: device {chosen}, but {WITHOUT_KERNELS}, or pass device='cpu'")
+    if not torch.cuda.is_available():
+        raise ValueError(f"init: device {chosen}, but there is no GPU; pass device='cpu'")
     index = torch.cuda.current_device() if chosen.index is None else chosen.index
     if index >= torch.cuda.device_count():
         raise ValueError(f"init: device {chosen}, but there are {torch.cuda.device_count()} GPUs")
     return torch.device("cuda", index)
 
 
-def _works_on_gpus(group: dist.ProcessGroup) -> bool:
-    """Whether the group was made for GPU tensors. Gloo takes them too, but a group that has
-    nothing else was made for the CPU."""
-    config = dist.get_backend_config(group)
-    return any(
-        pair.startswith("cuda:") and not pair.endswith((":gloo", ":mpi"))
-        for pair in config.split(",")
-    )
+def _default_device(group: dist.ProcessGroup) -> torch.device:
+    """What the group was made for. Gloo and MPI take GPU tensors too, but a group that has nothing
+    else was made for the CPU."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    gpus_alone = "cpu" not in backends
+    for_gpus = gpus_alone or backends.get("cuda", "gloo") not in ("gloo", "mpi")
+    if not for_gpus:
+        return torch.device("cpu")
+    if gpus_alone or (extension.cuda_built and torch.cuda.is_available()):
+        return torch.device("cuda")  # refused by the caller where it cannot be had
+    if torch.cuda.is_available() and dist.get_rank(group) == 0:
+        warnings.warn(
+            f"collx.init: the communicator works on CPU tensors, since {WITHOUT_KERNELS}, or pass "
+            "device='cpu' to be rid of this warning",
+            stacklevel=5,
+        )
+    return torch.device("cpu")

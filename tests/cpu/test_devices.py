@@ -1,0 +1,115 @@
+"""Which device a communicator and the examples take, by what was built, is there and was asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import collx
+from collx import _arguments
+from collx._extension import extension
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Build:
+    """Stands for the compiled module in the choice of a device."""
+
+    def __init__(self, cuda_built: bool) -> None:
+        self.cuda_built = cuda_built
+
+
+def device_of(
+    monkeypatch: pytest.MonkeyPatch, backends: str, *, built: bool, gpus: int, asked: Any = None
+) -> torch.device:
+    """What init would take for a group of these backends."""
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(_arguments, "extension", Build(built))
+    group: Any = None
+    return _arguments._device(asked, group)
+
+
+def test_the_build_says_whether_it_has_cuda_kernels() -> None:
+    assert collx.cuda_built is extension.cuda_built
+    assert "cuda_built" in collx.__all__
+
+
+@pytest.mark.parametrize("backends", ["cuda:nccl", "cpu:gloo,cuda:nccl"])
+def test_a_group_for_gpus_gets_the_current_one(
+    monkeypatch: pytest.MonkeyPatch, backends: str
+) -> None:
+    assert device_of(monkeypatch, backends, built=True, gpus=2) == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_group_for_the_cpu_gets_it_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, built: bool
+) -> None:
+    found = device_of(monkeypatch, "cpu:gloo,cuda:gloo", built=built, gpus=2)
+    assert found == torch.device("cpu")
+    assert not recwarn.list
+
+
+def test_without_kernels_a_group_for_gpus_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no use for a communicator on the CPU. The error says what to do."""
+    with pytest.raises(ValueError, match=r"no CUDA kernels.*nvcc.*COLLX_CUDA=1.*device='cpu'"):
+        device_of(monkeypatch, "cuda:nccl", built=False, gpus=2)
+    found = device_of(monkeypatch, "cuda:nccl", built=False, gpus=2, asked="cpu")
+    assert found == torch.device("cpu")
+
+
+def test_without_gpus_a_group_for_them_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="there is no GPU"):
+        device_of(monkeypatch, "cuda:nccl", built=True, gpus=0)
+
+
+def test_without_kernels_a_group_for_both_gets_the_cpu_and_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.warns(UserWarning, match="works on CPU tensors.*no CUDA kernels"):
+        found = device_of(monkeypatch, "cpu:gloo,cuda:nccl", built=False, gpus=2)
+    assert found == torch.device("cpu")
+
+
+def test_without_gpus_a_group_for_both_gets_the_cpu_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    found = device_of(monkeypatch, "cpu:gloo,cuda:nccl", built=False, gpus=0)
+    assert found == torch.device("cpu")
+    assert not recwarn.list
+
+
+@pytest.fixture
+def usable_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The examples' choice, on a machine with two GPUs."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    from _shared.devices import usable_gpus
+
+    yield usable_gpus
+    for name in [name for name in sys.modules if name.split(".")[0] == "_shared"]:
+        del sys.modules[name]
+
+
+def test_examples_say_why_they_stay_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], usable_gpus: Any
+) -> None:
+    monkeypatch.setattr(collx, "cuda_built", False)
+    assert usable_gpus("auto") == 0
+    assert "without CUDA kernels" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="--device cuda: collx was built without CUDA kernels"):
+        usable_gpus("cuda")
+    monkeypatch.setattr(collx, "cuda_built", True)
+    assert usable_gpus("auto") == 2
+    assert not capsys.readouterr().out
