@@ -15,7 +15,8 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -29,6 +30,11 @@ __all__ = ["SHARING", "Rendezvous", "allocate", "backend"]
 
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # PyTorch's own switch
 
+# The device's index stands first in what a rank tells of its allocation, in this many bytes. At
+# those of the peers PyTorch looks for one thing alone: whether two are equal.
+_INDEX_BYTES = 4
+_TOLD_APART = 1 << 16  # above any index
+
 _PROCESS_WIDE_NUMBER = re.compile(r"^(.*CUDASymmetricMemory/)(\d+)(/\d+)$")
 
 # The rendezvous has this much more than its waits, so that it ends by itself if it can.
@@ -37,11 +43,18 @@ _GRACE = 0.3
 
 class _BoundedStore(dist.Store):
     """Forwards to `store`. Renumbers keys that count all rendezvous of the process, bounds every
-    wait, and remembers what this rank has written."""
+    wait, and remembers what this rank has written.
 
-    def __init__(self, store: dist.Store, timeout: float) -> None:
+    PyTorch's rendezvous takes equal indices for one device, which they are not where each rank sees
+    a GPU of its own by CUDA_VISIBLE_DEVICES (hazard 21). With `same_index`, which init finds by the
+    devices' ids, peers are told another index. PyTorch's switch for that is a variable of the
+    environment, which no library may change while other threads read it."""
+
+    def __init__(self, store: dist.Store, timeout: float, rank: int = 0) -> None:
         super().__init__()
         self._store = store
+        self._rank = rank
+        self.same_index: int | None = None  # this rank's, if another rank's device has it too
         self._timeout = timedelta(seconds=timeout)
         self._meeting = 0
         self._first: int | None = None
@@ -68,9 +81,24 @@ class _BoundedStore(dist.Store):
             self._first = number
         return f"{match[1]}{self._meeting}.{number - self._first}{match[3]}"
 
+    def _told_apart(self, value: bytes) -> bytes:
+        index = int.from_bytes(value[:_INDEX_BYTES], sys.byteorder)
+        if index != self.same_index:
+            raise RuntimeError(
+                "this PyTorch tells other things of an allocation than collx knows, so GPUs of one "
+                f"index cannot be told apart; start the ranks with {SHARING}=1"
+            )
+        return (_TOLD_APART + self._rank).to_bytes(_INDEX_BYTES, sys.byteorder) + value[
+            _INDEX_BYTES:
+        ]
+
     # The names that PyTorch's C++ side looks for.
 
     def set(self, key: str, value: str | bytes) -> None:
+        first = self._first is None and _PROCESS_WIDE_NUMBER.match(key) is not None
+        if first and self.same_index is not None:
+            assert isinstance(value, bytes)
+            value = self._told_apart(value)
         key = self._renumbered(key)
         self._written.add(key)
         self._store.set(key, value)  # type: ignore[arg-type]
@@ -108,10 +136,14 @@ class Rendezvous:
         self.name = name
         self._timeout = timeout
         self._world_size = world_size
-        self.same_index = False  # two ranks give different GPUs one index
-        self._store = _BoundedStore(dist.PrefixStore(name, store), timeout)
+        self._store = _BoundedStore(dist.PrefixStore(name, store), timeout, rank)
         self._group: c10d.ProcessGroup | None = c10d.ProcessGroup(self._store, rank, world_size)
         c10d._register_process_group(dist.distributed_c10d.GroupName(name), self._group)
+
+    def tell_apart(self, index: int) -> None:
+        """This rank's GPU has an index that another rank gives to another GPU."""
+        if os.environ.get(SHARING) != "1":
+            self._store.same_index = index
 
     def exchange(self, tensor: torch.Tensor) -> tuple[list[int], int]:
         """Meets the peers over `tensor`'s storage. Returns where the storage's first byte of each
@@ -125,28 +157,12 @@ class Rendezvous:
             if tensor.is_cuda:
                 torch.cuda.set_device(tensor.device)  # the thread is a new one
             self._store.begin()
-            with self._devices_told_apart():
-                return _SymmetricMemory.rendezvous(tensor, self.name)
+            return _SymmetricMemory.rendezvous(tensor, self.name)
 
         handle = bounded(meet, self._timeout + _GRACE, "rendezvous")
         # From a pool, the storage starts inside of the block that was exchanged.
         offset = base - handle.buffer_ptrs[handle.rank]
         return [pointer + offset for pointer in handle.buffer_ptrs], offset
-
-    @contextlib.contextmanager
-    def _devices_told_apart(self) -> Iterator[None]:
-        """PyTorch's rendezvous takes equal indices for one device, which they are not where each
-        rank sees a GPU of its own by CUDA_VISIBLE_DEVICES (hazard 21). Init has compared ids."""
-        before = os.environ.get(SHARING)
-        if self.same_index:
-            os.environ[SHARING] = "1"
-        try:
-            yield
-        finally:
-            if self.same_index and before is None:
-                os.environ.pop(SHARING, None)
-            elif self.same_index and before is not None:
-                os.environ[SHARING] = before
 
     def forget(self) -> None:
         """Removes this rank's keys from the store, when no rank needs them any more."""

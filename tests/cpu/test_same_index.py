@@ -1,0 +1,78 @@
+"""GPUs that their ranks know by one index, each seeing its own alone: PyTorch's rendezvous is told
+other indices, since its own switch is a variable of the environment."""
+
+from __future__ import annotations
+
+import os
+import struct
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from collx import _symmetric
+
+
+def request(index: int, pid: int) -> bytes:
+    """What a rank tells of its allocation, as far as it matters here."""
+    return struct.pack("=iiQQ", index, pid, 1 << 21, 1 << 20)
+
+
+def stores(apart: bool) -> list[_symmetric._BoundedStore]:
+    shared = dist.HashStore()
+    made = [_symmetric._BoundedStore(shared, 1.0, rank) for rank in range(2)]
+    for store in made:
+        store.begin()
+        store.same_index = 0 if apart else None
+    return made
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_gpus_of_one_index_are_told_apart_in_what_peers_see(apart: bool) -> None:
+    """Each rank sees a GPU of its own as number 0: the peers' allocations bear another index than
+    its own one, and are the same but for that. Only the first exchange of a rendezvous is such."""
+    first, second = stores(apart)
+    first.set("CUDASymmetricMemory/7/0", request(0, 100))
+    first.set("CUDASymmetricMemory/8/0", b"later")
+    second.set("CUDASymmetricMemory/3/1", request(0, 101))
+    assert first.get("CUDASymmetricMemory/7/1")[4:] == request(0, 101)[4:]
+    seen = [
+        struct.unpack("=i", store.get(key)[:4])[0]
+        for store, key in [
+            (first, "CUDASymmetricMemory/7/1"),
+            (second, "CUDASymmetricMemory/3/0"),
+        ]
+    ]
+    assert (len({0, *seen}) == 3) is apart
+    assert second.get("CUDASymmetricMemory/4/0") == b"later"
+
+
+def test_an_allocation_that_is_told_otherwise_is_no_guess() -> None:
+    """A PyTorch that puts something else first is refused, with the way out."""
+    first, _ = stores(apart=True)
+    with pytest.raises(RuntimeError, match=f"{_symmetric.SHARING}=1"):
+        first.set("CUDASymmetricMemory/7/0", request(5, 100))
+
+
+def test_a_rendezvous_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads may read it at any time, and no call may end with it changed."""
+    seen: list[str | None] = []
+
+    def meet(tensor: torch.Tensor, name: str) -> object:
+        seen.append(os.environ.get(_symmetric.SHARING))
+        raise RuntimeError("met")
+
+    monkeypatch.delenv(_symmetric.SHARING, raising=False)
+    monkeypatch.setattr("collx._symmetric._SymmetricMemory.rendezvous", meet)
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=1))
+    made = _symmetric.Rendezvous("environment", store, 0, 2, 1.0)
+    made.tell_apart(0)
+    try:
+        with pytest.raises(RuntimeError, match="met"):
+            made.exchange(torch.ones(1))
+    finally:
+        made.close()
+    assert seen == [None]
+    assert _symmetric.SHARING not in os.environ
