@@ -80,6 +80,17 @@ std::shared_ptr<Communicator> make_communicator(std::string name, std::string gr
       payload_bytes, timeout_ms, parse_pdl(pdl), check, blocks, spare_blocks});
 }
 
+/// Poisons the communicator here and at the peers: `rank` waited in vain for `peer` to vote (-1:
+/// nobody knows for whom).
+void report_absent(Communicator& self, int rank, int peer) {
+  collx::StatusRecord record;
+  record.failure = collx::Failure::timeout;
+  record.rank = rank;
+  record.peer = peer;
+  record.sequence = self.calls();
+  self.report(record);
+}
+
 void register_tensor(Communicator& self, const at::Tensor& tensor,
                      const std::vector<uint64_t>& pointers, uint64_t nbytes, uint64_t key) {
   TORCH_CHECK_VALUE(pointers.size() == static_cast<size_t>(self.options().world_size),
@@ -155,6 +166,7 @@ void bind_communicator(py::module_& m) {
            py::arg("input_symmetric"), py::arg("output_symmetric"), py::arg("algorithm"),
            py::arg("max_blocks"), py::arg("rounding"), py::arg("scale_mode"), py::arg("group_size"),
            py::arg("keep_norm"))
+      .def("report_absent", &report_absent, py::arg("rank"), py::arg("peer"), NoGil())
       .def("tune", &Communicator::tune, py::arg("blocks"), py::arg("threads"), NoGil())
       .def("destroy", &Communicator::destroy, NoGil());
 }

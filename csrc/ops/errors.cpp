@@ -134,6 +134,10 @@ void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContex
   } else {
     out << "its peers";
   }
+  if (r.own.collective == Collective::none) {  // the host met its peers, for no operator
+    out << " in a vote of the ranks";
+    return;
+  }
   out << " in phase " << name_of(r.phase) << " of " << describe(r.own);
 }
 

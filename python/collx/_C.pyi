@@ -79,6 +79,10 @@ class Communicator:
     def status(self) -> dict[str, Any] | None:
         """The recorded failure as a dict, or None."""
 
+    def report_absent(self, rank: int, peer: int) -> None:
+        """Poisons the communicator, here and at the peers: `rank` waited in vain for `peer` to
+        vote (-1: nobody knows for whom)."""
+
     def register(self, tensor: torch.Tensor, pointers: list[int], nbytes: int, key: int) -> None:
         """Enters the allocation under `tensor`'s storage, held weakly. `pointers[r]` is where the
         byte at the storage's start (nbytes of it) of rank r is mapped here; `key` is the agreed

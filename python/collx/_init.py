@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -22,10 +22,10 @@ import torch.distributed as dist
 
 from collx import _selftest, _symmetric
 from collx._extension import extension
-from collx._vote import Ballot, VoteError
+from collx._vote import Ballot, VoteError, cause_of
 from collx.errors import InitError
 
-__all__ = ["STEPS", "Arguments", "Setup", "Step", "run"]
+__all__ = ["STEPS", "Arguments", "Setup", "Step", "failure", "refusal", "run"]
 
 DEFAULT_PAYLOAD_BYTES = 96 << 20  # the most that a rank's region takes
 PUSH_AND_PULL = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "pull_push")
@@ -96,21 +96,29 @@ class Step:
 def run(setup: Setup) -> None:
     """Takes all STEPS. InitError, the same on every rank, when one does not succeed."""
     for step in tuple(STEPS):
-        value, error, started = None, None, time.monotonic()
         try:
-            value = step.run(setup)
-        except Exception as reason:
-            error = f"{type(reason).__name__}: {reason}"
-        except BaseException as reason:
-            setup.ballot.cast(type(reason).__name__)
-            raise
-        try:
-            values = setup.ballot.vote(step.name, value, error, spent=time.monotonic() - started)
+            values = setup.ballot.take(step.name, partial(step.run, setup))
             if step.conclude is not None:
                 step.conclude(setup, values)
         except (VoteError, _DisagreementError) as reason:
-            message = f"collx.init({setup.arguments.name!r}): step {step.name!r} failed: {reason}"
-            raise InitError(message) from None
+            raise failure(setup.arguments.name, step.name, reason) from None
+
+
+def refusal(ballot: Ballot, name: str, own: Exception) -> Exception:
+    """Tells the peers that this rank refuses its arguments. What to raise: `own` if all ranks
+    refuse theirs, else the same InitError on every rank."""
+    try:
+        ballot.vote(STEPS[0].name, error=cause_of(own))
+    except VoteError as verdict:
+        return own if verdict.everywhere else failure(name, STEPS[0].name, verdict)
+    finally:
+        ballot.leave()
+    raise AssertionError("a vote with a failure in it does not pass")
+
+
+def failure(name: str, step: str, reason: Exception | str) -> InitError:
+    """What every rank raises when a step did not succeed."""
+    return InitError(f"collx.init({name!r}): step {step!r} failed: {reason}")
 
 
 class _DisagreementError(Exception):
@@ -259,7 +267,8 @@ def _meet(setup: Setup) -> None:
     if setup.region is None or setup.sample is None:
         return
     assert setup.rendezvous is not None
-    setup.rendezvous.same_index = setup.same_index
+    if setup.same_index:
+        setup.rendezvous.tell_apart(setup.arguments.device.index)
     setup.regions, _ = setup.rendezvous.exchange(setup.region)
     setup.samples, _ = setup.rendezvous.exchange(setup.sample)
 

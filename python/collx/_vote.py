@@ -18,11 +18,14 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["ABSENT", "Ballot", "VoteError", "bounded", "next_prefix"]
+__all__ = ["LEFT", "Ballot", "VoteError", "bounded", "cause_of", "next_prefix"]
 
 T = TypeVar("T")
 
-ABSENT = "no answer"  # how the cause of a rank that did not vote begins
+# How causes begin: of a rank that did not vote, that takes part no more, that is at another step.
+ABSENT = "no answer"
+LEFT = "left the communicator"
+APART = "is at"
 
 # A rank whose step has failed by a timeout grants its peers this much to notice the same.
 _LEAST_PATIENCE = 0.4
@@ -33,12 +36,27 @@ _STORE_GRACE = 0.9
 
 
 class VoteError(Exception):
-    """A vote that did not pass: the same `failures` (rank to cause) on all ranks."""
+    """A vote that did not pass: the same `failures` (rank to cause) on all ranks; or the store
+    failed, of which each rank knows for itself alone."""
 
-    def __init__(self, step: str, failures: dict[int, str]) -> None:
+    def __init__(
+        self, step: str, failures: dict[int, str], world_size: int, *, store_failed: bool = False
+    ) -> None:
         self.step = step
         self.failures = failures
+        self.store_failed = store_failed
+        self.absent = self._ranks(ABSENT)
+        """Ranks that did not vote in time."""
+        self.left = self._ranks(LEFT)
+        """Ranks that take part in no vote any more."""
+        self.apart = bool(self._ranks(APART))
+        """Whether nothing failed, but the ranks are at different steps."""
+        self.everywhere = len(failures) == world_size and not (self.absent or self.left)
+        """Whether the step failed on every rank."""
         super().__init__("; ".join(f"rank {r}: {cause}" for r, cause in sorted(failures.items())))
+
+    def _ranks(self, beginning: str) -> list[int]:
+        return sorted(r for r, cause in self.failures.items() if cause.startswith(beginning))
 
 
 class Ballot:
@@ -76,16 +94,43 @@ class Ballot:
         except Exception as reason:
             self.broken = True
             # No agreement is possible without the store; every rank finds out by itself.
-            raise VoteError(step, {self._rank: f"the store failed: {reason}"}) from reason
+            failed = {self._rank: f"the store failed: {reason}"}
+            raise VoteError(step, failed, self._world_size, store_failed=True) from reason
         if failures:
-            raise VoteError(step, failures)
+            raise VoteError(step, failures, self._world_size)
         return [json.loads(text)["value"] for text in ballots]
+
+    def take(self, step: str, run: Callable[[], Any]) -> list[Any]:
+        """Takes a local step and votes on what came of it: returns what `run` returned on all
+        ranks, anything that JSON holds. Whatever `run` raises is a failure in that vote, so no
+        rank is left a number behind; VoteError then has this rank's own exception as its cause."""
+        value, own, started = None, None, time.monotonic()
+        try:
+            value = run()
+        except Exception as reason:
+            own = reason.with_traceback(None)  # whose frames would hold memory, in a cycle
+        except BaseException as reason:
+            self.cast(f"{LEFT}: {type(reason).__name__}")
+            raise
+        error = None if own is None else cause_of(own)
+        try:
+            return self.vote(step, value, error, spent=time.monotonic() - started)
+        except VoteError as verdict:
+            if own is not None:
+                raise verdict from own
+            raise
 
     def cast(self, error: str) -> None:
         """Casts a failure in the next vote, whichever it is, and waits for nobody."""
         ballot = json.dumps({"step": None, "value": None, "error": error})
+        if self.broken:
+            return
         with contextlib.suppress(Exception):  # The store may have gone, and the peers with it.
-            self._store.set(self._key(self._number, self._rank), ballot)
+            bounded(
+                lambda: self._store.set(self._key(self._number, self._rank), ballot),
+                _STORE_GRACE,
+                "store",
+            )
 
     def leave(self) -> None:
         """Ends this rank's part. The last rank to leave removes what the votes left behind."""
@@ -144,7 +189,7 @@ class Ballot:
             if ballot["error"] is not None:
                 failures[rank] = ballot["error"]
         if not failures and len(set(steps.values())) > 1:
-            failures = {rank: f"is at {step!r}" for rank, step in steps.items()}
+            failures = {rank: f"{APART} {step!r}" for rank, step in steps.items()}
         return failures
 
     def _forget(self, number: int) -> None:
@@ -154,6 +199,11 @@ class Ballot:
             self._store.delete_key(self._key(number, self._rank))
             if self._rank == 0:
                 self._store.delete_key(self._key(number, "verdict"))
+
+
+def cause_of(error: BaseException) -> str:
+    """How a rank's exception is cast."""
+    return f"{type(error).__name__}: {error}"
 
 
 def next_prefix(store: dist.Store, name: str, rank: int, timeout: float) -> str:

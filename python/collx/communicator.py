@@ -15,14 +15,12 @@ import torch.distributed as dist
 from collx import _registry, _tensors
 from collx._explain import Explanation, describe, last_axis
 from collx._init import Setup
-from collx._vote import ABSENT, VoteError
+from collx._vote import LEFT, VoteError
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
 __all__ = ["PDL_LEVELS", "Communicator"]
 
 PDL_LEVELS = ("off", "end", "early")
-
-_LEFT = "left the communicator"  # how the cause of a rank that does not wait begins
 
 
 class Communicator:
@@ -159,7 +157,7 @@ class Communicator:
         once.
 
         Raises:
-            CollectiveTimeout: some rank did not come within the timeout.
+            CollectiveTimeout: some rank, or the store, did not answer within the timeout.
             CollectiveMismatch: some rank was at another collective call.
                 Memory and name are free in both cases.
         """
@@ -169,26 +167,34 @@ class Communicator:
             self._abandon()
             return
         if self.device.type == "cuda" and not self.poisoned:
-            torch.cuda.synchronize(self.device)
+            self._drain()
         if self.poisoned:
             self._leave_alone("it is poisoned")
             return
         try:
             self._setup.ballot.vote("destroy")
-        except VoteError as reason:
-            message = f"destroy of {self.name!r}: {reason}"
-            if any(cause.startswith(ABSENT) for cause in reason.failures.values()):
+        except VoteError as verdict:
+            message = f"destroy of {self.name!r}: {verdict}"
+            if verdict.absent or verdict.store_failed:
                 raise CollectiveTimeout(message) from None
-            if not all(cause.startswith(_LEFT) for cause in reason.failures.values()):
+            if len(verdict.left) < len(verdict.failures):
+                self._setup.ballot.cast(f"{LEFT}: destroyed")  # peers that go on need not wait
                 raise CollectiveMismatch(message) from None
         finally:
             self._setup.leave()
             self._release()
 
+    def _drain(self) -> None:
+        try:
+            torch.cuda.synchronize(self.device)
+        except Exception as reason:  # the device is lost; peers need not wait to learn it
+            self._leave_alone(type(reason).__name__)
+            raise
+
     def _leave_alone(self, why: str) -> None:
         """Frees this rank's memory without waiting for the peers, who may never come. What they
         have mapped stays valid."""
-        self._setup.ballot.cast(f"{_LEFT}: {why}")
+        self._setup.ballot.cast(f"{LEFT}: {why}")
         self._release()
 
     def _release(self) -> None:

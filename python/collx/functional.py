@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from collx import _arguments, _init, _registry
+from collx import _arguments, _init, _registry, _tensors
 from collx._explain import last_axis
 from collx._extension import extension
 from collx._init import Setup
@@ -37,7 +37,7 @@ def init(
     *,
     name: str | None = None,
     device: torch.device | str | int | None = None,
-    timeout: float = 30.0,
+    timeout: float = _arguments.DEFAULT_TIMEOUT,
     payload_bytes: int | None = None,
     check: bool | None = None,
     pdl: str = "early",
@@ -53,8 +53,9 @@ def init(
         group: the ranks; the default group if None. At most 8 ranks on CUDA, 16 on CPU.
         name: of the communicator; by default the group's own. One group may have several
             communicators, each with a name, a region and thread blocks of its own.
-        device: by default the current CUDA device, or "cpu" without GPUs or for a group that was
-            made for the CPU.
+        device: by default the current CUDA device for a group that was made for GPUs, else "cpu".
+            Where this build has no CUDA kernels (`collx.cuda_built`), a group that takes GPU
+            tensors alone is refused, and one that takes both gives "cpu" and a warning.
         timeout: seconds that any wait for a peer takes at most.
         payload_bytes: bytes of the region; 96 MiB by default. A smaller one does more in chunks.
         check: compare every call between the ranks before it starts; by default what
@@ -67,24 +68,34 @@ def init(
         The communicator, ready for torch.ops.collx by its name.
 
     Raises:
-        ValueError, TypeError: an argument that is refused, on this rank alone.
-        InitError: a step failed on some rank, named on all of them. What was allocated is freed
-            and the group works on. (After a rendezvous that did not end, its thread remains.)
+        ValueError, TypeError: arguments that every rank refuses; or `group` is none to work with.
+        InitError: some rank refused its arguments, or a step failed there; rank and cause are
+            named on all of them. What was allocated is freed and the group works on. (After a
+            rendezvous that did not end, its thread remains.)
     """
     chosen, store = _arguments.resolve_group(group)
-    # Counted before anything can be refused, so that ranks of which one was refused meet again.
-    prefix = next_prefix(store, name or str(chosen.group_name), dist.get_rank(chosen), 30.0)
-    arguments = _arguments.check(
-        chosen,
-        name=name,
-        device=device,
-        timeout=timeout,
-        payload_bytes=payload_bytes,
-        check=check,
-        pdl=pdl,
-        blocks=blocks,
-    )
-    ballot = Ballot(store, prefix, arguments.rank, arguments.world_size, arguments.timeout)
+    key = name if isinstance(name, str) and name else str(chosen.group_name)
+    limit = _arguments.limit(timeout)
+    try:
+        # Counted before anything can be refused, so that ranks of which one was refused meet again.
+        prefix = next_prefix(store, key, dist.get_rank(chosen), limit)
+    except Exception as reason:
+        raise _init.failure(key, "arguments", f"the store failed: {reason}") from None
+    ballot = Ballot(store, prefix, dist.get_rank(chosen), dist.get_world_size(chosen), limit)
+    try:
+        arguments = _arguments.check(
+            chosen,
+            name=name,
+            device=device,
+            timeout=timeout,
+            payload_bytes=payload_bytes,
+            check=check,
+            pdl=pdl,
+            blocks=blocks,
+        )
+    except Exception as own:
+        refused = _init.refusal(ballot, key, own)
+        raise refused from (None if refused is own else own)
     setup = Setup(arguments=arguments, group=chosen, store=store, ballot=ballot)
     try:
         _init.run(setup)
@@ -132,16 +143,13 @@ def empty(
         them in a call.
 
     Raises:
-        CollectiveMismatch: the ranks asked for different tensors, or do not all take part.
-        InitError: some rank could not allocate or map it.
+        ValueError, TypeError: arguments that every rank refuses.
+        InitError: some rank refused its arguments, or could not allocate or map it; rank and cause
+            are named on all of them.
+        CollectiveMismatch: the ranks asked for different tensors, or made different calls.
+        CollectiveTimeout: some rank did not come. The communicator is poisoned then.
     """
-    communicator = get(group)
-    if device is not None:
-        asked = torch.device(device)
-        own = communicator.device
-        if asked.type != own.type or asked.index not in (None, own.index):
-            raise ValueError(f"empty: device {asked}, but the communicator is on {own}")
-    return communicator.empty(*size, dtype=dtype)
+    return _tensors.empty(get(group), size, dtype, device)
 
 
 def register(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
@@ -152,9 +160,11 @@ def register(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
         The tensor.
 
     Raises:
-        ValueError, TypeError: no tensor of the communicator's device.
-        CollectiveMismatch: the ranks' tensors do not fit together.
-        InitError: some rank's tensor was not allocated as symmetric memory, or not mapped.
+        ValueError, TypeError: no rank has a tensor of the communicator's device.
+        InitError: some rank's tensor is not, or was not allocated as symmetric memory, or not
+            mapped; rank and cause are named on all of them.
+        CollectiveMismatch: the ranks' tensors do not fit together, or they made different calls.
+        CollectiveTimeout: some rank did not come. The communicator is poisoned then.
     """
     return get(group).register(tensor)
 

@@ -1,0 +1,1 @@
+from tests.common.suites.voted_memory import *  # noqa: F403
