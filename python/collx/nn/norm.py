@@ -3,6 +3,8 @@ operator, and in the operations of a plain model."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +12,16 @@ import torch
 from torch import nn
 
 from collx.functional import Group, name_of
+from collx.nn.known_norms import ACCEPTED, Form, form_of
 from collx.nn.pairs import reduce_from_ranks
 from collx.nn.quantisation import Quantisation, quantised
 
 __all__ = ["TensorParallelRMSNorm", "unfused_rmsnorm"]
 
 Results = torch.Tensor | tuple[torch.Tensor, ...]
+
+_MODULE_FILE = inspect.getfile(nn.Module)
+_warned = False  # of gradients in eval mode, in this process
 
 ROUNDINGS = ("fp32", "parity", "parity_weight")
 
@@ -104,7 +110,7 @@ class TensorParallelRMSNorm(nn.Module):
     of the call requires any), a call is one fused operator, torch.ops.collx.allreduce_*rmsnorm*.
     Otherwise it is `unfused_rmsnorm` over `reduce_from_ranks`, so that it trains: the gradient of
     `partial` is that of the sum, and every rank has the whole gradient of the weight. All ranks
-    must agree on that.
+    must agree on that. In eval mode that is rarely meant, so a process is warned once of it.
 
     The state is `weight`, as in torch.nn.RMSNorm. A given scale is no part of it, moves with the
     module and stays float32.
@@ -176,25 +182,31 @@ class TensorParallelRMSNorm(nn.Module):
         """Takes the place of a norm, and shares its weight.
 
         Args:
-            norm: has `weight` and `eps`, as torch.nn.RMSNorm, or `variance_epsilon`, as
-                LlamaRMSNorm.
-            rounding: by default that of the norm: "parity" for one with `eps`, "parity_weight" for
-                one with `variance_epsilon`.
-            options: as of the constructor; Gemma's norms need weight_offset=1.
+            norm: torch.nn.RMSNorm, an RMSNorm of transformers by the name of its class (those of
+                Llama, Qwen, Mistral, Gemma and others: what is unknown is refused with all of
+                them), or a TensorParallelRMSNorm.
+            rounding: by default that of the norm.
+            options: as of the constructor; weight_offset by default that of the norm, 1 for
+                Gemma's.
 
         Raises:
-            TypeError: a module without weight or eps.
+            TypeError: a norm that is not known: it may compute something else.
         """
-        weight = getattr(norm, "weight", None)
-        like_llama = hasattr(norm, "variance_epsilon")
-        if not isinstance(weight, nn.Parameter) or not (like_llama or hasattr(norm, "eps")):
+        if isinstance(norm, TensorParallelRMSNorm):
+            form = Form(norm.eps, norm.rounding, norm.weight_offset)
+        elif (known := form_of(norm)) is not None:
+            form = known
+        else:
             raise TypeError(
-                f"TensorParallelRMSNorm: norm: got a {type(norm).__name__}; accepted: a module "
-                "with a parameter weight, and eps or variance_epsilon"
+                f"TensorParallelRMSNorm.from_module: norm: got a {type(norm).__name__}; accepted: "
+                f"{ACCEPTED}. For another RMSNorm, build it by hand: made = "
+                "TensorParallelRMSNorm(cols, eps, weight_offset=..., rounding=...) as that norm "
+                "computes, then made.weight = norm.weight"
             )
-        eps: Any = norm.variance_epsilon if like_llama else norm.eps
-        rounding = rounding or ("parity_weight" if like_llama else "parity")
-        made = cls(weight.numel(), eps, rounding=rounding, device="meta", **options)
+        weight: Any = norm.weight
+        options = {"rounding": rounding or form.rounding, **options}
+        options.setdefault("weight_offset", form.weight_offset)
+        made = cls(weight.numel(), form.eps, device="meta", **options)
         made.weight = weight
         return made.train(norm.training)
 
@@ -224,6 +236,7 @@ class TensorParallelRMSNorm(nn.Module):
             or self.weight.requires_grad
             or (residual is not None and residual.requires_grad)
         ):
+            self._warn_if_not_training()
             return unfused_rmsnorm(
                 partial,
                 residual,
@@ -256,6 +269,19 @@ class TensorParallelRMSNorm(nn.Module):
         )
         return results
 
+    def _warn_if_not_training(self) -> None:
+        global _warned
+        if torch.compiler.is_compiling() or self.training or _warned:
+            return
+        _warned = True
+        warnings.warn(
+            "TensorParallelRMSNorm in eval mode takes the unfused path, which is slower, since "
+            "gradients are asked for; call the model under torch.inference_mode() or "
+            "torch.no_grad(), or let no tensor require gradients (model.requires_grad_(False))",
+            UserWarning,
+            stacklevel=_callers_level(),
+        )
+
     def extra_repr(self) -> str:
         parts = [f"{self.weight.numel()}, eps={self.eps}, rounding={self.rounding!r}"]
         if self.weight_offset != 0:
@@ -272,6 +298,15 @@ class TensorParallelRMSNorm(nn.Module):
         if scale is not None and self.scale is not None:
             self.scale = scale.to(self.scale.device)  # a change of dtype is for the weight alone
         return self
+
+
+def _callers_level() -> int:
+    """The stacklevel, for a warning of this function's caller, of the code that called the module:
+    past this file and the hooks of torch.nn.Module."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename in (__file__, _MODULE_FILE):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _check_options(

@@ -1,0 +1,63 @@
+"""Which RMSNorms TensorParallelRMSNorm can take the place of, and how each of them computes.
+
+Modules that have a weight and an eps may compute anything (a mean that is subtracted, a bias, a
+weight that is added to 1), so only types that are known are taken. Those of transformers are known
+by name: nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+__all__ = ["ACCEPTED", "KNOWN", "Form", "form_of"]
+
+
+class Form(NamedTuple):
+    """How a norm computes, in the options of TensorParallelRMSNorm."""
+
+    eps: float | None
+    rounding: str
+    weight_offset: float
+
+
+# Classes of transformers without their common ending, by where they keep their eps, where they
+# round, and what they add to the weight. Names tell nothing: Olmo's and GptOss's multiply before
+# they round, Qwen3Next's adds 1.
+_FORMS = {
+    ("variance_epsilon", "parity_weight", 0.0): (
+        "Apertus Arcee DeepseekV2 DeepseekV3 Dots1 Ernie4_5 Ernie4_5_Moe Exaone4 Glm Glm4 Glm4Moe "
+        "Granite GraniteMoe GraniteMoeHybrid HunYuanDenseV1 HunYuanMoEV1 Lfm2 Lfm2Moe Llama "
+        "MiniMax MiniMaxM2 Ministral Mistral Mixtral MllamaText Olmoe Phi3 Qwen2 Qwen2Moe "
+        "Qwen2_5_VL Qwen3 Qwen3Moe Qwen3VLMoeText Qwen3VLText SeedOss SmolLM3"
+    ),
+    ("eps", "parity_weight", 0.0): "Llama4Text",
+    ("variance_epsilon", "parity", 0.0): "FlexOlmo GptOss Helium NemotronH Olmo2 Olmo3",
+    ("eps", "parity", 0.0): "Gemma3n Gemma4",
+    ("eps", "parity", 1.0): (
+        "Gemma Gemma2 Gemma3 Qwen3Next Qwen3_5 Qwen3_5Moe RecurrentGemma T5Gemma VaultGemma"
+    ),
+}
+
+KNOWN = {f"{model}RMSNorm": form for form, models in _FORMS.items() for model in models.split()}
+"""Names of classes, and how they compute."""
+
+ACCEPTED = (
+    "torch.nn.RMSNorm over the last dimension, with a weight; TensorParallelRMSNorm; and of "
+    f"transformers, by name, {', '.join(sorted(KNOWN))}"
+)
+
+
+def form_of(norm: nn.Module) -> Form | None:
+    """How a norm computes; None for one that is not known."""
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1:
+        return None
+    if type(norm) is nn.RMSNorm:
+        return Form(norm.eps, "parity", 0.0)
+    known = KNOWN.get(type(norm).__name__)
+    if known is None or not hasattr(norm, known[0]):
+        return None
+    eps: Any = getattr(norm, known[0])
+    return Form(eps, *known[1:])

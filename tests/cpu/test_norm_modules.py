@@ -1,0 +1,206 @@
+"""Which norms TensorParallelRMSNorm.from_module takes, what it refuses, and the warning of eval
+mode with gradients. One rank: what several compute is in tests/common/suites/nn_norm.py."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from collx.nn import TensorParallelRMSNorm
+from collx.nn import norm as module_under_test
+from collx.nn.known_norms import KNOWN
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+
+COLS, EPS = 96, 1e-5
+
+# Where transformers keeps the classes whose model is not the beginning of their name.
+MODELS = {
+    "DeepseekV2": "deepseek_v2",
+    "DeepseekV3": "deepseek_v3",
+    "FlexOlmo": "flex_olmo",
+    "GptOss": "gpt_oss",
+    "GraniteMoe": "granitemoe",
+    "GraniteMoeHybrid": "granitemoehybrid",
+    "HunYuanDenseV1": "hunyuan_v1_dense",
+    "HunYuanMoEV1": "hunyuan_v1_moe",
+    "Ernie4_5_Moe": "ernie4_5_moe",
+    "Glm4Moe": "glm4_moe",
+    "Lfm2Moe": "lfm2_moe",
+    "Llama4Text": "llama4",
+    "MiniMaxM2": "minimax_m2",
+    "MllamaText": "mllama",
+    "NemotronH": "nemotron_h",
+    "Qwen2Moe": "qwen2_moe",
+    "Qwen2_5_VL": "qwen2_5_vl",
+    "Qwen3Moe": "qwen3_moe",
+    "Qwen3VLMoeText": "qwen3_vl_moe",
+    "Qwen3VLText": "qwen3_vl",
+    "Qwen3Next": "qwen3_next",
+    "Qwen3_5Moe": "qwen3_5_moe",
+    "RecurrentGemma": "recurrent_gemma",
+    "SeedOss": "seed_oss",
+}
+
+
+def of_transformers(name: str) -> type[torch.nn.Module]:
+    model = name.removesuffix("RMSNorm")
+    folder = MODELS.get(model, model.lower())
+    file = f"transformers.models.{folder}.modeling_{folder}"
+    module = pytest.importorskip(file, reason=f"this transformers has no {file}")
+    found: type[torch.nn.Module] = getattr(module, name)
+    return found
+
+
+def _outputs(rank: Rank, name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What the norm gives and what is made from it, for the same rows."""
+    norm: Any = of_transformers(name)(COLS, eps=EPS)
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        norm.to(dtype)
+        x = (4 * torch.randn(64, COLS, generator=generator)).to(dtype)
+        with torch.no_grad():
+            norm.weight.copy_(norm.weight + torch.randn(COLS, generator=generator) / 4)
+            made = TensorParallelRMSNorm.from_module(norm, group=rank.communicator())
+            found.append((made(x), norm(x)))
+    return found
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.worlds(1)
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_a_known_norm_of_transformers_is_computed_as_there(pool: Pool, name: str) -> None:
+    """The weight, its offset and the places of rounding, in the class that has the name."""
+    ((pairs),) = pool.run(_outputs, name)
+    (got, want), (low, expected) = pairs
+    assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+    # One step of bfloat16 at most, and seldom: another place of rounding differs in a third.
+    assert torch.allclose(low.float(), expected.float(), rtol=2**-7, atol=1e-6)
+    assert (low != expected).float().mean() < 0.02
+
+
+def like(name: str, **attributes: Any) -> torch.nn.Module:
+    """A module whose class has that name, with a weight."""
+    made: torch.nn.Module = type(name, (torch.nn.Module,), {})()
+    made.weight = torch.nn.Parameter(torch.ones(COLS))
+    for attribute, value in attributes.items():
+        setattr(made, attribute, value)
+    return made
+
+
+def test_what_is_known_is_taken_over() -> None:
+    """The names' own forms, without transformers."""
+    llama = TensorParallelRMSNorm.from_module(like("LlamaRMSNorm", variance_epsilon=EPS))
+    assert (llama.eps, llama.rounding, llama.weight_offset) == (EPS, "parity_weight", 0.0)
+    gemma = TensorParallelRMSNorm.from_module(like("GemmaRMSNorm", eps=EPS))
+    assert (gemma.eps, gemma.rounding, gemma.weight_offset) == (EPS, "parity", 1.0)
+    olmo = TensorParallelRMSNorm.from_module(like("Olmo2RMSNorm", variance_epsilon=EPS))
+    assert (olmo.eps, olmo.rounding, olmo.weight_offset) == (EPS, "parity", 0.0)
+    again = TensorParallelRMSNorm.from_module(gemma, quantise="fp8")
+    assert (again.eps, again.rounding, again.weight_offset) == (EPS, "parity", 1.0)
+    assert again.weight is gemma.weight
+    told = TensorParallelRMSNorm.from_module(like("GemmaRMSNorm", eps=EPS), rounding="fp32")
+    assert (told.rounding, told.weight_offset) == ("fp32", 1.0)
+
+
+class Changed(torch.nn.RMSNorm):
+    """Computes who knows what."""
+
+
+UNKNOWN: dict[str, torch.nn.Module] = {
+    "a norm with a mean and a bias": torch.nn.LayerNorm(COLS),
+    "an unknown name": like("RMSNorm", eps=EPS),
+    "an unknown name with Llama's attribute": like("CohereLayerNorm", variance_epsilon=EPS),
+    "a norm with a gate": like("Qwen3NextRMSNormGated", variance_epsilon=EPS),
+    "a known name without its eps": like("LlamaRMSNorm", eps=EPS),
+    "a class derived from a known one": Changed(COLS),
+    "two dimensions": torch.nn.RMSNorm([2, COLS]),
+    "no weight": torch.nn.RMSNorm(COLS, elementwise_affine=False),
+    "no norm": torch.nn.Linear(COLS, COLS),
+    "nothing at all": torch.nn.ReLU(),
+}
+
+
+@pytest.mark.parametrize("what", sorted(UNKNOWN))
+def test_an_unknown_norm_is_refused(what: str) -> None:
+    """It would lose its mean, its bias or its gate in silence. The error says what to do."""
+    norm = UNKNOWN[what]
+    with pytest.raises(TypeError) as caught:
+        TensorParallelRMSNorm.from_module(norm)
+    text = str(caught.value)
+    for word in (
+        f"got a {type(norm).__name__}",
+        "torch.nn.RMSNorm",
+        "LlamaRMSNorm",
+        "GemmaRMSNorm",
+    ):
+        assert word in text
+    assert "by hand: made = TensorParallelRMSNorm(" in text
+    assert "made.weight = norm.weight" in text
+
+
+class Model(torch.nn.Module):
+    """The line that a warning has to point to is in its forward."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(x)
+        return y
+
+
+def _warnings(rank: Rank) -> dict[str, list[tuple[str, str, int, str]]]:
+    norm = TensorParallelRMSNorm(COLS, group=rank.communicator())
+    model, x = Model(norm), torch.ones(2, COLS)
+    found = {}
+
+    def call(what: str, model: Callable[[torch.Tensor], object] = model) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(x)
+        found[what] = [(w.category.__name__, w.filename, w.lineno, str(w.message)) for w in caught]
+
+    call("training")
+    model.eval()
+    with torch.no_grad():
+        call("no_grad")
+    with torch.inference_mode():
+        call("inference_mode")
+    norm.requires_grad_(False)
+    call("frozen")
+    norm.requires_grad_(True)
+    call("eval")
+    call("eval again")
+    module_under_test._warned = False
+    call("called by itself", norm)
+    module_under_test._warned = False
+    torch._dynamo.reset()
+    call("compiled", torch.compile(model, fullgraph=True, backend="eager"))
+    return found
+
+
+@pytest.mark.worlds(1)
+def test_eval_mode_with_gradients_is_warned_of_once(pool: Pool) -> None:
+    """It takes the slower path. The warning names the cure, and the line of the user's model."""
+    (found,) = pool.run(_warnings)
+    lines, start = inspect.getsourcelines(Model.forward)
+    place = start + next(i for i, line in enumerate(lines) if "self.norm(x)" in line)
+    for quiet in ("training", "no_grad", "inference_mode", "frozen", "eval again", "compiled"):
+        assert found[quiet] == [], quiet
+    ((category, file, line, text),) = found["eval"]
+    assert category == "UserWarning"
+    assert (Path(file).name, line) == (Path(__file__).name, place)
+    assert "torch.inference_mode()" in text
+    assert "requires_grad_(False)" in text
+    ((_, file, _, _),) = found["called by itself"]
+    assert Path(file).name == Path(__file__).name
