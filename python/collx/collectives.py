@@ -6,7 +6,7 @@ order. All of them have three arguments in common, and raise the same errors:
 
     group       the communicator: itself, its name, a process group that has one, or None for the
                 default group's
-    algorithm   "auto", or a name that docs/performance.md lists
+    algorithm   "auto", or a name of README.md's "Algorithms"
     max_blocks  CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
 
     ValueError, TypeError, NotImplementedError    an argument is refused; nothing was launched
@@ -65,7 +65,7 @@ def allreduce(
         group: the communicator.
         out: takes the result: `input` itself, or a tensor of its shape, dtype and device that
             does not overlap it.
-        algorithm: "auto", or a name that docs/performance.md lists.
+        algorithm: "auto", or a name of README.md's "Algorithms".
         max_blocks: CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
 
     Returns:

@@ -18,7 +18,7 @@ order. What they have in common:
                    multiplies by the weight in the dtype
     out            takes the results, a tensor or a tuple of them in their order, and is returned.
                    It shares no memory with an argument, but that residual_out may be the residual
-    algorithm      "auto", or a name that docs/performance.md lists
+    algorithm      "auto", or a name of README.md's "Algorithms"
     max_blocks     CUDA thread blocks to use at most; 0 for no bound. The same on all ranks
 
 Those that quantise make `q`, and `scale`, such that q * scale is the normalised tensor:
