@@ -73,11 +73,12 @@ std::shared_ptr<Communicator> make_communicator(std::string name, std::string gr
                                                 c10::Device device, int rank, int world_size,
                                                 std::vector<uint64_t> regions,
                                                 uint64_t payload_bytes, int64_t timeout_ms,
-                                                const std::string& pdl, bool check, int blocks,
-                                                int spare_blocks) {
-  return Communicator::create(CommunicatorOptions{
-      std::move(name), std::move(group_name), device, rank, world_size, std::move(regions),
-      payload_bytes, timeout_ms, parse_pdl(pdl), check, blocks, spare_blocks});
+                                                const std::string& pdl, bool check,
+                                                const collx::Offer& agreed, int spare_blocks) {
+  return Communicator::create(
+      CommunicatorOptions{std::move(name), std::move(group_name), device, rank, world_size,
+                          std::move(regions), payload_bytes, timeout_ms, parse_pdl(pdl), check,
+                          agreed.at("blocks"), spare_blocks, collx::capabilities_of(agreed)});
 }
 
 /// Poisons the communicator here and at the peers: `rank` waited in vain for `peer` to vote (-1:
@@ -139,7 +140,7 @@ void bind_communicator(py::module_& m) {
       .def(py::init(&make_communicator), py::kw_only(), py::arg("name"), py::arg("group_name"),
            py::arg("device"), py::arg("rank"), py::arg("world_size"), py::arg("regions"),
            py::arg("payload_bytes"), py::arg("timeout_ms"), py::arg("pdl"), py::arg("check"),
-           py::arg("blocks"), py::arg("spare_blocks") = 0)
+           py::arg("agreed"), py::arg("spare_blocks") = 0)
       .def_property_readonly("name", [](const Communicator& c) { return c.options().name; })
       .def_property_readonly("group_name",
                              [](const Communicator& c) { return c.options().group_name; })
@@ -184,7 +185,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("payload_bytes"));
   m.def("initialise_region", &collx::initialise_region, py::arg("ptr"), py::arg("device"),
         py::arg("world_size"), py::arg("payload_bytes"), NoGil());
-  m.def("load_kernels", &collx::load_kernels, py::arg("device"), NoGil());
+  m.def("load_kernels", &collx::load_kernels, py::arg("device"), py::arg("clusters") = true,
+        NoGil());
   m.def(
       "workspace_bytes",
       [](std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype, int world_size,

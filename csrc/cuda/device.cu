@@ -1,5 +1,8 @@
 // What a communicator needs of its device besides the collectives.
 #include <algorithm>
+#include <climits>
+#include <set>
+#include <utility>
 
 #include "../protocol/selection.h"
 #include "device.h"
@@ -34,27 +37,91 @@ void initialise(char* region, const RegionLayout& layout, int world, Stream stre
   arm(layout.channels.slots, 1, false);
 }
 
-int load_kernels() {
-  // Asking for its occupancy loads a kernel: later, loading could synchronise with the device while
-  // another kernel spins there.
-  const int resident = resident_blocks(kFullBlock);
-  load_local_kernels();
-  return resident;
+namespace {
+
+int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  require(cudaGetDevice(&device), "asking for the device");
+  require(cudaDeviceGetAttribute(&value, attribute, device), "asking for the device's attributes");
+  return value;
 }
+
+cudaFuncAttributes attributes_of(Kernel kernel) {
+  cudaFuncAttributes attributes{};
+  require(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's attributes");
+  return attributes;
+}
+
+/// Blocks of a kernel on one multiprocessor. Asking loads it: later, loading could synchronise with
+/// the device while another kernel spins there.
+int held_together(Kernel kernel, uint32_t threads) {
+  int blocks = 0;
+  require(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, static_cast<int>(threads), 0),
+      "loading the kernels");
+  return blocks;
+}
+
+int resident_clusters(Kernel kernel, uint32_t threads, uint32_t size) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {size, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(size);
+  config.blockDim = dim3(threads);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  require(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
+          "asking for the clusters that the device holds");
+  return clusters;
+}
+
+/// Of all fused normalisations the smallest.
+Residency residency_of_norms(int multiprocessors, bool clusters) {
+  Residency least;
+  Residency::for_each(least, [](uint32_t, uint32_t, int32_t& held) { held = INT_MAX; });
+  std::set<std::pair<int, size_t>> asked;  // kernels that need the same are held alike
+  for_each_norm_kernel([&](Kernel kernel) {
+    const cudaFuncAttributes needs = attributes_of(kernel);
+    if (!asked.insert({needs.numRegs, needs.sharedSizeBytes}).second) return;
+    Residency::for_each(least, [&](uint32_t threads, uint32_t size, int32_t& held) {
+      int here = 0;
+      if (size == 1) {
+        here = held_together(kernel, threads) * multiprocessors;
+      } else if (clusters) {
+        here = resident_clusters(kernel, threads, size);
+      }
+      held = std::min(held, here);
+    });
+  });
+  return least;
+}
+
+}  // namespace
 
 int resident_blocks(int threads) {
   int resident = kMaxBlocks;
   for_each_kernel([&](Kernel kernel) {
-    int blocks = 0;
-    require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0),
-            "asking for a kernel's occupancy");
-    resident = std::min(resident, blocks);
+    resident = std::min(resident, held_together(kernel, static_cast<uint32_t>(threads)));
   });
-  int device = 0, multiprocessors = 0;
-  require(cudaGetDevice(&device), "asking for the device");
-  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-          "asking for the multiprocessors");
-  return resident * multiprocessors;
+  return resident * attribute_of_device(cudaDevAttrMultiProcessorCount);
+}
+
+Offer load_kernels(bool clusters) {
+  constexpr int kHopper = 9;
+  bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= kHopper;
+  for_each_kernel([&](Kernel kernel) {
+    // A newer device may run code that was made for an older one.
+    hopper &= attributes_of(kernel).ptxVersion >= 10 * kHopper;
+  });
+  load_local_kernels();
+  const int multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
+  Offer offer;
+  offer.blocks = resident_blocks(kFullBlock);
+  offer.capabilities.dependent_launch = hopper;
+  offer.capabilities.residency = residency_of_norms(multiprocessors, clusters && hopper);
+  return offer;
 }
 
 HostStatus* allocate_status() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../protocol/call.h"
+#include "../protocol/selection.h"
 
 struct CUstream_st;
 
@@ -14,9 +15,14 @@ using Stream = CUstream_st*;
 /// region after the stream has been synchronised and a barrier passed.
 void initialise(char* region, const RegionLayout& layout, int world, Stream stream);
 
-/// Loads every kernel and returns how many blocks of kFullBlock threads the current device holds
-/// resident at once.
-int load_kernels();
+struct Offer {
+  int blocks;  // of kFullBlock threads, of any kernel, that the device holds resident at once
+  Capabilities capabilities;
+};
+
+/// Loads every kernel and says what the current device can do with them. `clusters`: false: as if
+/// it had none.
+Offer load_kernels(bool clusters);
 
 /// How many blocks of so many threads the current device holds resident at once, of every kernel.
 int resident_blocks(int threads);

@@ -67,7 +67,7 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options) 
 Communicator::Communicator(CommunicatorOptions options)
     : options_(std::move(options)),
       status_(options_.device.is_cuda() && !options_.regions.empty()),
-      pdl_(options_.pdl),
+      pdl_(options_.capabilities.dependent_launch ? options_.pdl : PdlLevel::off),
       fork_generation_(registry::fork_generation())
 #if COLLX_CUDA
       ,

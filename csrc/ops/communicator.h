@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "../protocol/call.h"
+#include "../protocol/selection.h"
 #include "host_status.h"
 #include "symmetric.h"
 #if COLLX_CUDA
@@ -38,6 +39,7 @@ struct CommunicatorOptions {
   bool check;
   int blocks;
   int spare_blocks;  // usable besides while no other communicator is on the device
+  Capabilities capabilities = {};
 };
 
 /// The layout for the device, as every rank computes it.
@@ -70,7 +72,11 @@ class Communicator {
   /// What a call hands to the backend, with the level of dependent launch that applies now.
   RankView view() const;
   PdlLevel pdl() const { return pdl_.load(std::memory_order_relaxed); }
-  void set_pdl(PdlLevel level) { pdl_.store(level, std::memory_order_relaxed); }
+  /// "off" it stays where not every rank's device has dependent launch.
+  void set_pdl(PdlLevel level) {
+    const bool able = options_.capabilities.dependent_launch;
+    pdl_.store(able ? level : PdlLevel::off, std::memory_order_relaxed);
+  }
 
   /// For tuners: the grid that every later call on CUDA takes in place of the selected one; zeros
   /// give the choice back. An agreed value: the same on every rank. ValueError unless all blocks

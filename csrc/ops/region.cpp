@@ -27,6 +27,21 @@ c10::DeviceType check_device_type(c10::DeviceType type) {
   return type;
 }
 
+constexpr const char* kDependentLaunch = "dependent launch";
+
+std::string clusters_name(uint32_t threads, uint32_t size) {
+  return "clusters of " + std::to_string(size) + " x " + std::to_string(threads);
+}
+
+Offer offer_of(int blocks, const Capabilities& capabilities) {
+  Offer offer{{"blocks", blocks}, {kDependentLaunch, capabilities.dependent_launch ? 1 : 0}};
+  Residency::for_each(capabilities.residency,
+                      [&](uint32_t threads, uint32_t size, const int32_t& held) {
+                        offer[clusters_name(threads, size)] = held;
+                      });
+  return offer;
+}
+
 uint64_t slot_bytes(const SlotArea& area, int stages, int world) {
   return static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) * area.tiles *
          area.tile_bytes;
@@ -76,15 +91,25 @@ void initialise_region(uint64_t address, c10::Device device, int world_size,
 #endif
 }
 
-int load_kernels(c10::Device device) {
-  if (check_device_type(device.type()) == c10::DeviceType::CPU) return 1;
+Offer load_kernels(c10::Device device, [[maybe_unused]] bool clusters) {
+  if (check_device_type(device.type()) == c10::DeviceType::CPU) return offer_of(1, Capabilities{});
 #if COLLX_CUDA
   const c10::cuda::CUDAGuard guard(device);
-  return cuda::load_kernels();
+  const cuda::Offer offer = cuda::load_kernels(clusters);
+  return offer_of(offer.blocks, offer.capabilities);
 #else
   TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,
                               "; this build has no CUDA kernels");
 #endif
+}
+
+Capabilities capabilities_of(const Offer& agreed) {
+  Capabilities capabilities;
+  capabilities.dependent_launch = agreed.at(kDependentLaunch) != 0;
+  Residency::for_each(capabilities.residency, [&](uint32_t threads, uint32_t size, int32_t& held) {
+    held = agreed.at(clusters_name(threads, size));
+  });
+  return capabilities;
 }
 
 }  // namespace collx

@@ -4,9 +4,12 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "../protocol/selection.h"
 
 namespace collx {
 
@@ -18,8 +21,14 @@ std::vector<std::pair<std::string, uint64_t>> region_parts(const std::string& de
 void initialise_region(uint64_t address, c10::Device device, int world_size,
                        uint64_t payload_bytes);
 
-/// Loads every CUDA kernel; blocks of kFullBlock threads that the device holds resident. On CPU
-/// nothing is to be loaded, and a rank is one thread: 1.
-int load_kernels(c10::Device device);
+/// What a rank's device offers, by name. Ranks agree on the smallest of each.
+using Offer = std::map<std::string, int>;
+
+/// Loads every CUDA kernel. "blocks" of kFullBlock threads that the device holds resident, and its
+/// Capabilities; `clusters`: false: as if it had no hardware for them. On CPU nothing is to be
+/// loaded, and a rank is one thread.
+Offer load_kernels(c10::Device device, bool clusters);
+
+Capabilities capabilities_of(const Offer& agreed);
 
 }  // namespace collx

@@ -3,7 +3,8 @@
 //
 // A row is shared by the blocks of a cluster. Each block takes a piece of it, a vector for each
 // thread, which stays in registers from the reduction to the last store. A row that is longer takes
-// several steps, between which its sums wait in memory of their own (spilled).
+// several steps, between which its sums wait in memory of their own (spilled). So do rows of more
+// than a block where the hardware has no clusters.
 #pragma once
 
 #include "call.h"
@@ -11,7 +12,6 @@
 
 namespace collx {
 
-inline constexpr uint32_t kMostCluster = 8;  // blocks of a portable cluster
 inline constexpr uint32_t kWarpLanes = 32;
 
 /// Results of a call, as planned for and as passed on between ranks.
@@ -67,6 +67,14 @@ constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r, Algori
   return bytes;
 }
 
+/// Clusters of a shape that a share of the device holds at once: `blocks` of kFullBlock threads.
+constexpr uint64_t clusters_held(const NormRequest& r, const NormShape& s, int blocks) {
+  const Residency& device = r.capabilities.residency;
+  const uint64_t all = device.clusters(kFullBlock, 1);
+  const uint64_t share = at_most(static_cast<uint64_t>(blocks), all);
+  return at_most(device.clusters(s.threads, s.cluster) * share / all, kMaxBlocks / s.cluster);
+}
+
 }  // namespace detail
 
 /// Where a piece's results lie in its tiles, in bytes from the first.
@@ -114,6 +122,8 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
   const bool together = has_wide_groups(r.options, elements);
   uint32_t most_cluster = together ? 1 : kMostCluster;
   while (r.max_blocks > 0 && most_cluster > static_cast<uint32_t>(r.max_blocks)) most_cluster /= 2;
+  const Residency& device = r.capabilities.residency;
+  while (most_cluster > 1 && device.clusters(kFullBlock, most_cluster) == 0) most_cluster /= 2;
   // Few rows are spread over clusters; many fill the device by themselves.
   const uint32_t wished = rows <= 8 ? kMostCluster : rows <= 32 ? 4 : 1;
   s.cluster = detail::power_of_two(ceil_div<uint64_t>(vectors, kTileVectors), 1,
@@ -200,22 +210,23 @@ constexpr NormPlan plan_norm(const NormRequest& r, const RegionLayout& layout) {
   const NormShape& s = p.shape;
   uint64_t rows = rows_to_do(r.collective, p.carried_out, r.rows, r.world);
   if (p.carried_out != Algorithm::fallback) rows = detail::at_most(rows, s.rows_per_use);
-  // Clusters need multiprocessors side by side, of which the last may not be left: see launch.
   const bool push = detail::pushes_into_slots(p.carried_out);
-  uint64_t room = static_cast<uint64_t>(r.room + (push && s.cluster <= 2 ? r.spare_room : 0)) *
-                  (kFullBlock / s.threads);
-  if (s.cluster > 2) room /= 2;
-  if (r.max_blocks > 0) room = detail::at_most(room, static_cast<uint64_t>(r.max_blocks));
-  room = detail::at_most(room, kMaxBlocks);
+  const auto held = [&](int blocks) { return detail::clusters_held(r, s, blocks); };
+  uint64_t clusters = held(r.room + (push ? r.spare_room : 0));
+  // Blocks of another communicator may stand between multiprocessors that clusters need together.
+  const bool alone = push && r.spare_room > 0;
+  if (s.cluster > 2 && !alone) clusters /= 2;
+  if (r.max_blocks > 0) {
+    clusters = detail::at_most(clusters, static_cast<uint64_t>(r.max_blocks) / s.cluster);
+  }
+  if (clusters == 0) clusters = 1;
   // Whole rounds of an agreed number of clusters, so that none has a row more than the others.
-  const uint64_t round = static_cast<uint64_t>(2 * r.room) * (kFullBlock / s.threads) / s.cluster;
+  const uint64_t round = held(2 * r.room);
   if (push && round > 0 && s.rows_per_use > round) {
     p.shape.rows_per_use -= static_cast<uint32_t>(s.rows_per_use % round);
   }
-  const uint64_t clusters = room / s.cluster > 0 ? room / s.cluster : 1;
   if (s.steps > 1) {  // of long rows a block has one at a time, on every rank the same
-    const uint64_t agreed = static_cast<uint64_t>(r.room) * (kFullBlock / s.threads);
-    rows = detail::at_most(rows, detail::at_most(agreed, clusters));
+    rows = detail::at_most(rows, detail::at_most(held(r.room), clusters));
     p.shape.rows_per_use = static_cast<uint32_t>(rows > 0 ? rows : 1);
   }
   p.plan.threads = static_cast<int32_t>(s.threads);

@@ -9,8 +9,45 @@
 
 namespace collx {
 
+inline constexpr int kFullBlock = 512;       // threads; smaller blocks use proportionally less room
+inline constexpr uint32_t kMostCluster = 8;  // blocks of a portable cluster
+
+/// Clusters of a fused normalisation that a device holds at once, by threads of a block and blocks
+/// of a cluster, powers of two both. None of two blocks or more where there is no hardware for
+/// them. One of each where no device has been asked.
+struct Residency {
+  static constexpr uint32_t kLeastThreads = 64;
+  int32_t held[4][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}};
+
+  constexpr uint64_t clusters(uint32_t threads, uint32_t size) const {
+    return static_cast<uint64_t>(held[doublings(kLeastThreads, threads)][doublings(1, size)]);
+  }
+
+  /// Calls f(threads, size, held) for each.
+  template <typename F, typename Self>
+  static constexpr void for_each(Self& self, F f) {
+    for (uint32_t threads = kLeastThreads; threads <= kFullBlock; threads *= 2) {
+      for (uint32_t size = 1; size <= kMostCluster; size *= 2) {
+        f(threads, size, self.held[doublings(kLeastThreads, threads)][doublings(1, size)]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int doublings(uint32_t from, uint32_t to) {
+    int count = 0;
+    for (; from < to; from *= 2) ++count;
+    return count;
+  }
+};
+
+/// What the devices of a communicator can do: of every rank's offer the smallest, so that it is the
+/// same on all of them.
 struct Capabilities {
   bool peer_access = true;  // ranks can read and write each other's memory
+  bool dependent_launch =
+      true;  // a kernel may be launched before the one that it follows has ended
+  Residency residency;
 };
 
 struct Request {
@@ -30,8 +67,6 @@ struct Request {
   int spare_room = 0;
   Capabilities capabilities;
 };
-
-inline constexpr int kFullBlock = 512;  // threads; smaller blocks use proportionally less room
 
 struct SelectionRow {
   DeviceKind device;

@@ -25,8 +25,10 @@ def region_layout(device_type: str, world_size: int, payload_bytes: int) -> dict
 def initialise_region(ptr: int, device: torch.device, world_size: int, payload_bytes: int) -> None:
     """Makes this rank's region ready for use (on CUDA: on the current stream, synchronised)."""
 
-def load_kernels(device: torch.device) -> int:
-    """Loads every CUDA kernel; returns how many blocks of 512 threads the device holds resident."""
+def load_kernels(device: torch.device, clusters: bool = True) -> dict[str, int]:
+    """Loads every CUDA kernel; returns what the device offers: "blocks" of 512 threads that it
+    holds resident, and what else the ranks agree on by taking the smallest of each.
+    `clusters`: False: as if it had no hardware for clusters of blocks."""
 
 def boot_id() -> str:
     """What tells this machine from others, containers of one machine being one."""
@@ -57,12 +59,13 @@ class Communicator:
         timeout_ms: int,
         pdl: str,
         check: bool,
-        blocks: int,
+        agreed: dict[str, int],
         spare_blocks: int = 0,
     ) -> None:
         """`regions`: address of every rank's region as mapped here; empty: fallback only.
-        `blocks`: blocks of 512 threads that this communicator may use at once; `spare_blocks`:
-        more of them, for algorithms that push, while it is alone on the device."""
+        `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
+        this communicator may use at once. `spare_blocks`: more of them, for algorithms that push,
+        while it is alone on the device."""
 
     name: str
     group_name: str

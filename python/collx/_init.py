@@ -28,6 +28,7 @@ from collx.errors import InitError
 __all__ = ["STEPS", "Arguments", "Setup", "Step", "failure", "refusal", "run"]
 
 DEFAULT_PAYLOAD_BYTES = 96 << 20  # the most that a rank's region takes
+NO_CLUSTERS = "COLLX_NO_CLUSTERS"  # 1: as on GPUs whose blocks form no clusters
 PUSH_AND_PULL = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "pull_push")
 
 
@@ -62,7 +63,7 @@ class Setup:
     regions: list[int] = field(default_factory=list)
     sample: torch.Tensor | None = None  # symmetric memory for the self-test, and no longer
     samples: list[int] = field(default_factory=list)
-    blocks: int = 1
+    agreed: dict[str, int] = field(default_factory=dict)  # of what each rank's device offers
     spare_blocks: int = 0
     same_index: bool = False  # two ranks give different GPUs one index
     communicator: extension.Communicator | None = None
@@ -276,23 +277,25 @@ def _meet(setup: Setup) -> None:
 # --- the communicator ----------------------------------------------------------------------------
 
 
-def _offer_blocks(setup: Setup) -> int:
+def _offer_blocks(setup: Setup) -> dict[str, int]:
     given = setup.arguments
+    clusters = os.environ.get(NO_CLUSTERS) != "1"
     with _current(given.device):
-        resident = extension.load_kernels(given.device)
+        offer = extension.load_kernels(given.device, clusters)
+    resident = offer["blocks"]
     if given.blocks is not None:
         if given.device.type == "cuda" and given.blocks > resident:
             raise ValueError(f"blocks={given.blocks}, but the device holds {resident} at once")
-        return given.blocks
+        return {**offer, "blocks": given.blocks}
     # Half, so that another communicator may be used at once. What is left over is used for now by
     # the algorithms that push: it is worth a tenth of their time from 8 MiB on.
-    offer = max(1, resident // 2)
-    setup.spare_blocks = resident - offer
-    return offer
+    half = max(1, resident // 2)
+    setup.spare_blocks = resident - half
+    return {**offer, "blocks": half}
 
 
 def _take_smallest(setup: Setup, values: list[Any]) -> None:
-    setup.blocks = min(values)
+    setup.agreed = {name: min(offer[name] for offer in values) for name in values[0]}
 
 
 def _create(setup: Setup) -> None:
@@ -308,7 +311,7 @@ def _create(setup: Setup) -> None:
         timeout_ms=math.ceil(given.timeout * 1000),
         pdl=given.pdl,
         check=given.check,
-        blocks=setup.blocks,
+        agreed=setup.agreed,
         spare_blocks=setup.spare_blocks,
     )
 

@@ -1,6 +1,7 @@
 // How rows of fused normalisations lie on blocks and slots, and the arithmetic of their scales.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -10,6 +11,20 @@
 
 namespace collx {
 namespace {
+
+/// As a device of so many multiprocessors would say, each with room for 1024 threads and `blocks`,
+/// in groups of 16 and one of what is left. Clusters do not reach from group to group.
+Residency device(int multiprocessors, int blocks, bool clusters) {
+  Residency r;
+  Residency::for_each(r, [&](uint32_t threads, uint32_t size, int32_t& held) {
+    const int each = std::min(1024 / static_cast<int>(threads), blocks);
+    const int of = static_cast<int>(size);
+    held = size == 1  ? each * multiprocessors
+           : clusters ? multiprocessors / 16 * (16 * each / of) + multiprocessors % 16 * each / of
+                      : 0;
+  });
+  return r;
+}
 
 NormRequest request(uint64_t rows, uint64_t cols, int world = 4, DType dtype = DType::bfloat16) {
   NormRequest r;
@@ -22,6 +37,7 @@ NormRequest request(uint64_t rows, uint64_t cols, int world = 4, DType dtype = D
   r.bytes = rows * cols * static_cast<uint64_t>(dtype_size(dtype));
   r.room = 132;
   r.spare_room = 132;
+  r.capabilities.residency = device(132, 12, true);
   r.options.quantisation = Quantisation::e4m3fn;
   r.results = {true, false, true};
   return r;
@@ -109,6 +125,62 @@ TEST(NormPlan, WhatRanksExchangeDoesNotDependOnSpareBlocks) {
     ASSERT_EQ(a.shape.piece_tiles, b.shape.piece_tiles);
     ASSERT_EQ(a.shape.rows_per_use, b.shape.rows_per_use);
   });
+}
+
+TEST(NormPlan, WithoutClustersEveryRowIsOneBlocks) {
+  for (const uint64_t payload : kPayloads) {
+    for_each_request([&](NormRequest r) {
+      r.capabilities.residency = device(108, 9, false);
+      r.room = r.spare_room = 108;
+      const NormPlan p = plan_norm(r, cuda_layout(r.world, payload));
+      ASSERT_EQ(p.shape.cluster, 1u);
+      ASSERT_LE(static_cast<uint64_t>(p.plan.blocks),
+                r.capabilities.residency.clusters(p.shape.threads, 1));
+    });
+  }
+}
+
+TEST(NormPlan, GridsFitWhatTheDeviceHolds) {
+  for (const int groups : {1, 5, 8}) {
+    for (const int spare : {0, 1}) {
+      for_each_request([&](NormRequest r) {
+        const int blocks = 2 * 16 * groups;
+        r.capabilities.residency = device(16 * groups, 9, true);
+        r.room = blocks / 2;
+        r.spare_room = spare * (blocks - r.room);
+        const NormPlan p = plan_norm(r, cuda_layout(r.world, kDefaultPayloadBytes));
+        const NormShape& s = p.shape;
+        const uint64_t held = r.capabilities.residency.clusters(s.threads, s.cluster);
+        const auto clusters = static_cast<uint64_t>(p.plan.blocks) / s.cluster;
+        const bool push = detail::pushes_into_slots(p.carried_out);
+        ASSERT_LE(clusters, std::max<uint64_t>(push && spare == 1 ? held : held / 2, 1));
+      });
+    }
+  }
+}
+
+TEST(NormPlan, DevicesWithSmallerGroupsTakeSmallerClusters) {
+  NormRequest r = request(1, 8192);
+  r.capabilities.residency.held[3][3] = 0;  // none of eight blocks of 512 threads
+  EXPECT_EQ(plan_norm(r, cuda_layout(r.world, kDefaultPayloadBytes)).shape.cluster, 4u);
+}
+
+/// The grids by which docs/performance.md was measured: rows of 8192 on 132 multiprocessors.
+TEST(NormPlan, RowsOfALargeModelFillTheDevice) {
+  for (const int world : {2, 4}) {
+    for (uint64_t rows = 1; rows <= 2048; ++rows) {
+      NormRequest r = request(rows, 8192, world);
+      const NormPlan p = plan_norm(r, cuda_layout(world, kDefaultPayloadBytes));
+      const bool owned = p.carried_out == Algorithm::twoshot_push;
+      ASSERT_EQ(owned, r.bytes > (world == 2 ? 2u << 20 : 512u << 10));
+      const uint64_t todo = owned ? largest_part(rows, world) : rows;
+      const uint32_t cluster = todo <= 8 ? 8 : todo <= 32 ? 4 : 2;
+      ASSERT_EQ(p.shape.cluster, cluster);
+      ASSERT_EQ(p.shape.threads, 1024 / cluster);
+      ASSERT_EQ(p.shape.steps, 1u);
+      ASSERT_EQ(static_cast<uint64_t>(p.plan.blocks), cluster * std::min<uint64_t>(todo, 132));
+    }
+  }
 }
 
 TEST(NormPlan, SumsPassWhereResultsAreTwiceTheBytes) {

@@ -1,0 +1,38 @@
+"""What one rank's device cannot do, no rank does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ..attempt import works
+from ..pool import Pool
+from ..rank import Rank
+from .voting import _instead_of_step
+
+
+def _without(name: str) -> Callable[[Any, Callable[[Any], Any]], Any]:
+    """For the step in which devices make their offers: one in which something is missing."""
+    return lambda setup, original: {**original(setup), name: 0}
+
+
+def _levels(rank: Rank) -> tuple[bool, list[str]]:
+    from contextlib import nullcontext
+
+    poor = rank.rank == rank.size - 1
+    with _instead_of_step("blocks", _without("dependent launch")) if poor else nullcontext():
+        communicator = rank.new_communicator("no-dependent-launch", pdl="end")
+    found = [communicator.explain("allreduce", 1000)["pdl"]]
+    with communicator.pdl("early"):
+        found.append(communicator.explain("allreduce", 1000)["pdl"])
+    fine = works(rank, communicator)
+    communicator.destroy()
+    return fine, found
+
+
+@pytest.mark.worlds(2)
+def test_dependent_launch_is_off_unless_all_ranks_have_it(pool: Pool) -> None:
+    """Hazard 5: the last rank's device has none; nobody uses it, whatever is asked for."""
+    assert pool.run(_levels) == [(True, ["off", "off"])] * pool.size

@@ -1,0 +1,64 @@
+"""Kernels for GPUs before compute capability 9.0 do without clusters and dependent launch."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from torch.utils import cpp_extension
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "csrc" / "cuda" / "collectives"
+HOPPER = re.compile(r"griddepcontrol|\bcluster\b|::cluster|mapa|mbarrier|st\.async")
+# One instance of each: a file of them takes a minute.
+INSTANCES = {
+    "allreduce_oneshot_push": "oneshot_push<DType::bfloat16, 2, true>",
+    "norm_oneshot_push": "oneshot_push<DType::bfloat16, 2, true>",
+}
+
+
+def nvcc() -> str:
+    home = cpp_extension.CUDA_HOME
+    found = shutil.which("nvcc", path=f"{home}/bin" if home else None)
+    if found is None:
+        pytest.skip("nvcc is not installed")
+    return found
+
+
+def compiled(name: str, architecture: str, folder: Path) -> str:
+    """PTX of one kernel, which the assembler has taken for that GPU without a warning."""
+    templates, table, _ = (KERNELS / f"{name}.cu").read_text().partition("struct Family")
+    assert table
+    templates = templates.removesuffix("template <bool Simple>\n")
+    templates = re.sub(r'#include "(\.\./)?', rf'#include "{KERNELS}/\1', templates)
+    source = folder / f"{name}.cu"
+    source.write_text(
+        f"{templates}}}\nconst void* kernel() {{\n"
+        f"  return reinterpret_cast<const void*>({INSTANCES[name]});\n}}\n}}\n"
+    )
+    flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr"]
+    flags += ["-Werror=all-warnings", f"-arch=sm_{architecture}", "-cubin", "--keep"]
+    done = subprocess.run(
+        [nvcc(), *flags, f"--keep-dir={folder}", "-o", f"{folder}/{name}.cubin", str(source)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / f"{name}.cubin").stat().st_size > 0
+    return (folder / f"{name}.ptx").read_text()
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_older_gpus_get_no_instruction_of_newer_ones(name: str, tmp_path: Path) -> None:
+    ptx = compiled(name, "80", tmp_path)
+    assert ".entry" in ptx
+    assert not HOPPER.search(ptx)
+
+
+def test_newer_gpus_get_them(tmp_path: Path) -> None:
+    """The control: the pattern finds what it looks for."""
+    found = set(HOPPER.findall(compiled("norm_oneshot_push", "90", tmp_path)))
+    assert {"griddepcontrol", "mbarrier", "st.async"} <= found

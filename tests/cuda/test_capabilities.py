@@ -1,0 +1,1 @@
+from tests.common.suites.capabilities import *  # noqa: F403

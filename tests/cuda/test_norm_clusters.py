@@ -1,0 +1,61 @@
+"""Fused normalisations as on GPUs whose blocks form no clusters: `COLLX_NO_CLUSTERS=1`, which for a
+whole run makes every test of theirs one of these. Here the sizes that would have taken clusters."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+
+from tests.common.check import assert_none
+from tests.common.norm_cases import DTYPES, OPS, Call, algorithms_of, legal
+from tests.common.norm_check import run_norms
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+
+KEY = "no-clusters"
+WIDE = (600, 8192, 20000)  # columns of more than a warp, a block and a cluster
+
+
+def _grids(rank: Rank) -> list[tuple[int, int]]:
+    """Blocks and threads of one wide row, where the last rank alone has no clusters, and where all
+    have what their devices have."""
+    before = os.environ.pop("COLLX_NO_CLUSTERS", None)
+    try:
+        free = rank.new_communicator("clusters")
+        if rank.rank == rank.size - 1:
+            os.environ["COLLX_NO_CLUSTERS"] = "1"
+        bound = rank.communicator(KEY)
+    finally:
+        os.environ.pop("COLLX_NO_CLUSTERS", None)
+        if before is not None:
+            os.environ["COLLX_NO_CLUSTERS"] = before
+    found = []
+    for communicator in (bound, free):
+        plan = communicator.explain("allreduce_rmsnorm", (1, 8192), torch.bfloat16)
+        found.append((plan["blocks"], plan["threads"]))
+    free.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_one_device_without_clusters_is_enough(pool: Pool) -> None:
+    """Hazard 5: a row of 8192 is eight blocks' on GPUs of today, and one block's on all ranks as
+    soon as one of them has no clusters."""
+    for bound, free in pool.run(_grids):
+        assert bound == (1, 512)
+        assert free == (8, 128) or torch.cuda.get_device_capability()[0] < 9
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("op", OPS)
+def test_rows_of_many_blocks_give_the_same_bits_without_clusters(pool: Pool, op: str) -> None:
+    calls = [
+        legal(Call(op, dtype, rows, cols, style="random", algorithm=algorithm, seed=11))
+        for (dtype, cols), rows in itertools.product(zip(DTYPES, WIDE, strict=True), (1, 7))
+        for algorithm in algorithms_of(op)
+    ]
+    pool.run(_grids)  # makes the communicator
+    assert_none(pool.run(run_norms, calls[:: 9 if pool.shared else 1], KEY))
