@@ -53,14 +53,22 @@ __device__ __forceinline__ void expect(TransactionBarrier* barrier, uint32_t byt
 #endif
 }
 
-/// Until the phase of that parity has ended: then its bytes are there.
+/// Until the phase of that parity has ended: then its bytes are there. They come from other blocks
+/// of the cluster, hence the scope.
+///
+/// No limit of its own, and it needs none. The hardware runs all blocks of a cluster at once; each
+/// goes through the same reductions in the same order, whatever has failed (a thread that gives up
+/// skips waits and stores to peers, never a reduction); and whatever else it waits for before one
+/// is bounded by the communicator's timeout. So the neighbours' bytes come, one reduction after the
+/// other. A limit would be worse than none: a block that left would take its shared memory with it,
+/// and a neighbour's store into that is an error that loses the context.
 __device__ __forceinline__ void wait(TransactionBarrier* barrier, uint32_t parity) {
 #if COLLX_CLUSTERS
   uint32_t ended = 0;
   while (ended == 0) {
     asm volatile(
         "{\n .reg .pred p;\n"
-        " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
         " selp.u32 %0, 1, 0, p;\n}"
         : "=r"(ended)
         : "r"(shared_address(barrier)), "r"(parity)
