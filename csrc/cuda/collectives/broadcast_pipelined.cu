@@ -113,7 +113,7 @@ class Pipeline {
       // Nothing is kept of the fillers: the root expects no message.
       const int d = source > call_.rank ? source - call_.rank : source - call_.rank + world_;
       store<Simple>(routes_.received[d], j, v[source]);
-      S::rearm(arrivals.slot[source]);
+      S::rearm(arrivals.slot(source));
     }
   }
 

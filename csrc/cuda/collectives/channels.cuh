@@ -116,7 +116,7 @@ class OneWay {
     taken.from = from;
 #pragma unroll
     for (int source = 0; source < kRanks; ++source) {
-      if (from >> source & 1) S::rearm(arrivals.slot[source]);
+      if (from >> source & 1) S::rearm(arrivals.slot(source));
     }
     return taken;
   }

@@ -41,6 +41,12 @@ __device__ __forceinline__ T* keep(T* p) {
   return p;
 }
 
+/// The same of an offset: what is computed from it is computed where it is used.
+__device__ __forceinline__ uint32_t keep(uint32_t v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 /// Reads a value here, for nothing but its line of a cache.
 __device__ __forceinline__ void touch(uint32_t v) { asm volatile("" ::"r"(v)); }
 __device__ __forceinline__ void touch(float v) { asm volatile("" ::"f"(v)); }

@@ -111,20 +111,37 @@ __device__ __forceinline__ uint32_t slot_offset(const KernelCall& call, int stag
 }
 
 /// Where one vector arrives from each rank; this rank's own place is never written by anyone else.
+///
+/// Of a few ranks the addresses are kept, so that a polling loop does not compute them. Of many
+/// they would take the registers that the vectors need, and offsets take half as many.
 template <int Ranks>
-struct Arrivals {
-  char* slot[Ranks];
+class Arrivals {
+  static constexpr bool kKept = Ranks <= 4;
 
+ public:
   /// `offset`: the vector's slot_offset.
   __device__ __forceinline__ Arrivals(const KernelCall& call, uint32_t offset)
       : Arrivals(call, [=](int) { return offset; }) {}
 
   /// `offset_of(source)`: likewise, where sources differ in it.
   template <typename OffsetOf>
-  __device__ __forceinline__ Arrivals(const KernelCall& call, OffsetOf offset_of) {
+  __device__ __forceinline__ Arrivals(const KernelCall& call, OffsetOf offset_of) : call_(call) {
 #pragma unroll
     for (int source = 0; source < Ranks; ++source) {
-      slot[source] = ptx::keep(call.arriving + (offset_of(source) + source * call.source_bytes));
+      const uint32_t offset = offset_of(source) + source * call.source_bytes;
+      if constexpr (kKept) {
+        slot_[source] = ptx::keep(call.arriving + offset);
+      } else {
+        offset_[source] = offset;
+      }
+    }
+  }
+
+  __device__ __forceinline__ char* slot(int source) const {
+    if constexpr (kKept) {
+      return slot_[source];
+    } else {
+      return call_.arriving + ptx::keep(offset_[source]);
     }
   }
 
@@ -133,9 +150,14 @@ struct Arrivals {
   __device__ __forceinline__ void rearm(int world) const {
 #pragma unroll
     for (int source = 0; source < Ranks; ++source) {
-      if (source < world) S::rearm(slot[source]);
+      if (source < world) S::rearm(slot(source));
     }
   }
+
+ private:
+  const KernelCall& call_;
+  char* slot_[kKept ? Ranks : 1];
+  uint32_t offset_[kKept ? 1 : Ranks];
 };
 
 /// Waits for one vector from every rank that `expects(source)`, and takes `own` for the others': v
@@ -152,7 +174,7 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
         for (int source = 0; source < Ranks; ++source) {
           Vector seen = own;
           if (expects(source)) {
-            worst = max(worst, S::poll(arrivals.slot[source], seen, epoch));
+            worst = max(worst, S::poll(arrivals.slot(source), seen, epoch));
           }
           v[source] = seen;
         }
@@ -163,7 +185,7 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
         Vector seen;
 #pragma unroll
         for (int source = Ranks - 1; source >= 0; --source) {
-          if (expects(source) && S::poll(arrivals.slot[source], seen, epoch) == ~0u) {
+          if (expects(source) && S::poll(arrivals.slot(source), seen, epoch) == ~0u) {
             missing = source;
           }
         }

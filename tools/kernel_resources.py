@@ -1,0 +1,113 @@
+"""Registers, stack and instructions of every kernel: a table, of a module or of object files.
+
+    python tools/kernel_resources.py python/collx/_C*.so > before.txt
+
+`stack` is what a thread keeps in local memory: spilled registers, and arrays that have an address.
+`code` counts instructions, with the disassembler, which takes a while (--code). --spills prints the
+kernels with a stack alone. cuobjdump comes with CUDA, and with Triton, which comes with PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+FUNCTION = re.compile(r"^\s*Function (?P<name>\w+):\s*$")
+USAGE = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+) SHARED:(?P<shared>\d+)")
+ARCHITECTURE = re.compile(r"^arch = (?P<arch>\w+)")
+LISTED = re.compile(r"^\s*Function : (?P<name>\w+)")
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s")
+
+
+class Kernel(NamedTuple):
+    arch: str
+    name: str
+    registers: int
+    stack: int
+    shared: int
+
+
+def tool(name: str) -> str | None:
+    """A program of the CUDA toolkit: on the path, or the one that Triton has brought."""
+    found = shutil.which(name)
+    triton = find_spec("triton")
+    if found is None and triton is not None and triton.submodule_search_locations:
+        own = Path(triton.submodule_search_locations[0], "backends", "nvidia", "bin", name)
+        found = str(own) if own.exists() else None
+    return found
+
+
+def cuobjdump(option: str, path: Path) -> str:
+    program = tool("cuobjdump")
+    if program is None:
+        raise SystemExit("cuobjdump was not found: it is part of CUDA, and of Triton")
+    done = subprocess.run([program, option, str(path)], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def kernels(path: Path) -> list[Kernel]:
+    """What each kernel of a file needs, as the assembler has noted it."""
+    found, arch, name = [], "", ""
+    for line in cuobjdump("--dump-resource-usage", path).splitlines():
+        if match := ARCHITECTURE.match(line):
+            arch = match["arch"]
+        elif match := FUNCTION.match(line):
+            name = match["name"]
+        elif name and (match := USAGE.search(line)):
+            found.append(Kernel(arch, name, *(int(n) for n in match.groups())))
+            name = ""
+    return found
+
+
+def code(path: Path) -> dict[tuple[str, str], list[str]]:
+    """The instructions of each kernel, by architecture and name."""
+    listings: dict[tuple[str, str], list[str]] = {}
+    arch, listing = "", []
+    for line in cuobjdump("-sass", path).splitlines():
+        if match := ARCHITECTURE.match(line):
+            arch = match["arch"]
+        elif match := LISTED.match(line):
+            listing = listings.setdefault((arch, match["name"]), [])
+        elif INSTRUCTION.match(line):
+            listing.append(line)
+    return listings
+
+
+def readable(names: list[str]) -> list[str]:
+    """As they stand in the source, as far as c++filt can tell."""
+    if shutil.which("c++filt") is None or not names:
+        return names
+    done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True)
+    long = done.stdout.splitlines()
+    short = [
+        re.sub(r"^void |\(anonymous namespace\)::|\(collx::\w+\)|collx::(cuda::)?", "", n)
+        for n in long
+    ]
+    return [name.partition("(")[0] for name in short]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--code", action="store_true", help="count instructions, too")
+    parser.add_argument("--spills", action="store_true", help="kernels with a stack alone")
+    asked = parser.parse_args()
+    print(f"{'regs':>4} {'stack':>5} {'shared':>6} {'code':>6}  arch    kernel")
+    for path in asked.files:
+        found = [k for k in kernels(path) if k.stack > 0 or not asked.spills]
+        listings = code(path) if asked.code and found else {}
+        rows = sorted(zip(readable([k.name for k in found]), found, strict=True))
+        for name, k in rows:
+            count = len(listings[k.arch, k.name]) if listings else "-"
+            print(f"{k.registers:>4} {k.stack:>5} {k.shared:>6} {count:>6}  {k.arch:7} {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
