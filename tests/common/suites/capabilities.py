@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -19,8 +20,6 @@ def _without(name: str) -> Callable[[Any, Callable[[Any], Any]], Any]:
 
 
 def _levels(rank: Rank) -> tuple[bool, list[str]]:
-    from contextlib import nullcontext
-
     poor = rank.rank == rank.size - 1
     with _instead_of_step("blocks", _without("dependent launch")) if poor else nullcontext():
         communicator = rank.new_communicator("no-dependent-launch", pdl="end")
