@@ -19,8 +19,8 @@ bool allreduce(const RankView& view, const AllreduceCall& call);
 void reduce(const void* const* inputs, int world, void* output, uint64_t numel, DType dtype,
             ReduceOp op);
 
-/// Records a failure that was noticed outside of `allreduce` (the fallback's waits), and tells
-/// the peers. The first report on a rank wins.
+/// Leaves a note of this rank's failure at every rank, marks them unless another rank has, and
+/// records what the notes of all come to. The first report on a rank wins.
 void report(const RankView& view, const StatusRecord& record);
 
 }  // namespace collx::cpu

@@ -40,18 +40,9 @@ struct alignas(64) Control {
   uint32_t epochs[kChannels];  // uses so far
   // The last use of which every peer's last word has been seen: mostly the last one.
   uint32_t settled[kChannels];
-  // Where the owner waits so long that it sleeps: 1 + the rank that it waits for, and a count that
-  // goes on as long as it lives.
-  std::atomic<uint32_t> waits_for;
-  std::atomic<uint32_t> beats;
   Doorbell bell;  // whoever waits for this rank sleeps here
 };
 static_assert(sizeof(Control) <= kCpuControlBytes);
-
-/// To be called again and again while waiting.
-inline void beat(Control& own) {
-  own.beats.store(own.beats.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-}
 
 struct alignas(64) Published {
   std::atomic<uint32_t> words[static_cast<size_t>(Word::count)];

@@ -2,8 +2,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <thread>
 
+#include "../protocol/blame.h"
 #include "allreduce.h"
 #include "control.h"
 
@@ -11,82 +11,100 @@ namespace collx::cpu {
 namespace {
 
 using Word32 = std::atomic_ref<uint32_t>;
+using Clock = std::chrono::steady_clock;
 
-// A communicator without peer access has no region and claims on a word beside its status.
-bool claim(const RankView& view) {
-  uint32_t& word =
-      view.region[view.rank] != nullptr ? view.header(view.rank)->claimed : view.status->padding[0];
-  return Word32(word).exchange(1, std::memory_order_acq_rel) == 0;
-}
+constexpr Patience kAsleep{0, 10};
 
-void fill_status(HostStatus& status, const StatusRecord& record) {
-  status.record = record;
-  Word32(status.ready).store(1, std::memory_order_release);
-}
-
-void tell(const RankView& view, int rank, const StatusRecord& record) {
-  RegionHeader& header = *view.header(rank);
-  header.inbox[view.rank] = record;
-  // Release: whoever sees the mark finds the report. The first mark stays.
-  uint32_t unmarked = 0;
-  Word32(header.poison)
-      .compare_exchange_strong(unmarked, 1 + static_cast<uint32_t>(view.rank),
-                               std::memory_order_acq_rel);
-}
-
-/// Several times as long as any sleep, after which a living sleeper looks around.
-constexpr std::chrono::milliseconds kSignOfLife = 6 * kLongestSleep;
-
-/// Whether that rank goes on waiting for another one. By then it may also have reported.
-bool lives(const RankView& view, const Control& control) {
-  Control& own = control_of(view.region[view.rank], view.layout);
-  const uint32_t before = control.beats.load(std::memory_order_relaxed);
-  const auto end = std::chrono::steady_clock::now() + kSignOfLife;
-  while (!poisoned(view) && std::chrono::steady_clock::now() < end) {
-    beat(own);  // others may be asking the same of this rank
-    std::this_thread::sleep_for(kLongestSleep);
+void leave_note(const RankView& view, const StatusRecord& record) {
+  for (int rank = 0; rank < view.world; ++rank) {
+    Note& note = view.header(rank)->inbox[view.rank];
+    note.record = record;
+    Word32(note.left).store(1, std::memory_order_release);
   }
-  return control.beats.load(std::memory_order_relaxed) != before;
+}
+
+void mark(const RankView& view) {
+  for (int rank = 0; rank < view.world; ++rank) {
+    // Whoever sees the mark finds the note; the first mark stays. Sequentially consistent: see
+    // Session::enter.
+    uint32_t unmarked = 0;
+    Word32(view.header(rank)->poison)
+        .compare_exchange_strong(unmarked, 1 + static_cast<uint32_t>(view.rank));
+  }
+}
+
+bool in_call(const RankView& view, int rank) {
+  return control_of(view.region[rank], view.layout).busy.load() != 0;
+}
+
+/// Ranks of which no note is to come any more: they are in no call, and will refuse the next one
+/// since they are marked. To be asked before the notes are looked at, since a call leaves its note
+/// before it ends.
+uint32_t quiet_ranks(const RankView& view) {
+  uint32_t quiet = 0;
+  for (int rank = 0; rank < view.world; ++rank) {
+    const bool marked = Word32(view.header(rank)->poison).load() != 0;
+    if (marked && !in_call(view, rank)) quiet |= 1u << rank;
+  }
+  return quiet;
+}
+
+uint32_t left_notes(RegionHeader& header, int world) {
+  uint32_t left = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    left |= Word32(header.inbox[rank].left).load(std::memory_order_acquire) << rank;
+  }
+  return left;
+}
+
+/// Follows the notes from the first rank that failed, as they come in.
+StatusRecord end_of_chain(const RankView& view) {
+  RegionHeader& own = *view.header(view.rank);
+  const int first = static_cast<int>(Word32(own.poison).load(std::memory_order_acquire)) - 1;
+  Verdict verdict{};
+  const auto final = [&] {
+    // This rank asks when it has left its note, if it has one to leave.
+    const uint32_t quiet = quiet_ranks(view) | 1u << view.rank;
+    verdict = judge(own.inbox, left_notes(own, view.world), quiet, first, view.world);
+    return verdict.final;
+  };
+  const auto deadline = Clock::now() + std::chrono::nanoseconds(grace_ns(view.timeout_ns));
+  wait_until(control_of(view.region[view.rank], view.layout).bell, final, deadline, kAsleep);
+  return verdict.record;
+}
+
+/// For the threads that have come second: the first one is about to record.
+void await_record(const RankView& view) {
+  Doorbell bell{};
+  const auto recorded = [&] { return is_recorded(*view.status); };
+  const auto longest = std::chrono::nanoseconds(2 * grace_ns(view.timeout_ns)) + kLongestSleep;
+  wait_until(bell, recorded, Clock::now() + longest, kAsleep);
 }
 
 }  // namespace
-
-int missing_rank(const RankView& view, int peer) {
-  constexpr int kMostHops = 4;  // the report may not be late by a second
-  uint32_t seen = 1u << view.rank;
-  int missing = peer;
-  for (int hop = 0; hop < kMostHops; ++hop) {
-    seen |= 1u << missing;
-    const Control& control = control_of(view.region[missing], view.layout);
-    if (control.waits_for.load(std::memory_order_relaxed) == 0) return missing;
-    if (!lives(view, control) || poisoned(view)) return missing;
-    const uint32_t next = control.waits_for.load(std::memory_order_relaxed);
-    if (next == 0) return missing;
-    if ((seen >> (next - 1) & 1u) != 0) return peer;  // they wait for each other
-    missing = static_cast<int>(next) - 1;
-  }
-  return missing;
-}
 
 bool poisoned(const RankView& view) {
   return Word32(view.header(view.rank)->poison).load(std::memory_order_acquire) != 0;
 }
 
 void adopt(const RankView& view) {
-  RegionHeader& header = *view.header(view.rank);
-  const uint32_t mark = Word32(header.poison).load(std::memory_order_acquire);
-  if (claim(view)) fill_status(*view.status, header.inbox[mark - 1]);
+  // A call under way has a note to leave, and records.
+  if (in_call(view, view.rank) || !claim(*view.status)) return await_record(view);
+  record_claimed(*view.status, end_of_chain(view));
 }
 
 void report(const RankView& view, const StatusRecord& record) {
-  if (!claim(view)) return;
-  fill_status(*view.status, record);
-  if (view.region[view.rank] == nullptr) return;
-  for (int rank = 0; rank < view.world; ++rank) tell(view, rank, record);
-  // All marks first: a rank that wakes may be asleep on any rank's doorbell.
+  if (view.region[view.rank] == nullptr) return record_first(*view.status, record);
+  if (!claim(*view.status)) return await_record(view);
+  const bool first = !poisoned(view);
+  leave_note(view, record);
+  if (first) mark(view);
+  // All of them before: a rank that wakes may be asleep on any rank's doorbell.
   for (int rank = 0; rank < view.world; ++rank) {
     ring(control_of(view.region[rank], view.layout).bell);
   }
+  const bool waited = record.failure == Failure::timeout || record.failure == Failure::none;
+  record_claimed(*view.status, waited ? end_of_chain(view) : record);
 }
 
 }  // namespace collx::cpu

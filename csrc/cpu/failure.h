@@ -1,19 +1,16 @@
 // How a failed rank tells its own host and its peers, and how a rank learns that one has failed.
+// Who is named: protocol/blame.h.
 #pragma once
 
 #include "../protocol/call.h"
 
 namespace collx::cpu {
 
-/// True when a rank of the communicator has failed; its report is then visible.
+/// True when a rank of the communicator has failed; its note is then visible.
 bool poisoned(const RankView& view);
 
-/// Whom a rank should name that has waited for `peer` in vain: that may be waiting itself, for a
-/// rank that never comes. Ends early when somebody else reports.
-int missing_rank(const RankView& view, int peer);
-
-/// Copies the report of the rank that failed first into this rank's status, unless a report is
-/// there already. Only after poisoned().
+/// Learns from the notes of the others what has failed, into this rank's status, unless that says
+/// something already: for a rank that comes when others have failed. Only after poisoned().
 void adopt(const RankView& view);
 
 }  // namespace collx::cpu

@@ -26,8 +26,16 @@ std::chrono::steady_clock::time_point deadline_after(uint64_t timeout_ns) {
 }  // namespace
 
 bool Session::enter() {
-  if (!alive()) return false;
-  if (control(rank()).busy.exchange(1, std::memory_order_acquire) != 0) {
+  // First busy, then a look at the mark. Who marks this rank looks in the other order (all of it
+  // sequentially consistent): if it finds no call under way, the call that follows is refused.
+  auto& busy = control(rank()).busy;
+  const bool overlap = busy.exchange(1) != 0;
+  if (std::atomic_ref(view_.header(rank())->poison).load() != 0) {
+    if (!overlap) busy.store(0, std::memory_order_release);
+    adopt(view_);
+    return false;
+  }
+  if (overlap) {
     report(view_, record(Failure::overlap, Phase::none, rank()));
     return false;
   }
@@ -41,7 +49,7 @@ Session::~Session() {
 
 bool Session::alive() const {
   if (!poisoned(view_)) return true;
-  adopt(view_);
+  report(view_, record(Failure::none, Phase::none, -1));  // it waited for nobody
   return false;
 }
 
@@ -171,22 +179,13 @@ bool Session::wait(int peer, Read read, uint32_t expected, Phase phase) {
   }
   if (reached()) return true;
   left.spins = 0;
-  Control& own = control(rank());
-  own.waits_for.store(1 + static_cast<uint32_t>(peer), std::memory_order_relaxed);
-  const auto ready_and_alive = [&] {
-    beat(own);
-    return ready();
-  };
-  const bool done =
-      wait_until(control(peer).bell, ready_and_alive, deadline_after(view_.timeout_ns), left);
-  const int missing = done ? peer : missing_rank(view_, peer);
-  own.waits_for.store(0, std::memory_order_relaxed);
+  wait_until(control(peer).bell, ready, deadline_after(view_.timeout_ns), left);
   if (reached()) return true;
-  if (!alive()) return false;
-  StatusRecord timeout = record(Failure::timeout, phase, missing);
-  timeout.expected = expected;
-  timeout.seen = read();
-  report(view_, timeout);
+  // In vain: since the time is up, or since another rank has failed, maybe for want of this one.
+  StatusRecord vain = record(Failure::timeout, phase, peer);
+  vain.expected = expected;
+  vain.seen = read();
+  report(view_, vain);
   return false;
 }
 

@@ -11,7 +11,7 @@
 //     session.settle(use);
 //     session.complete();
 //
-// A wait that fails has left its report with every rank, and the caller touches no peer any more.
+// A wait that fails has left its note with every rank, and the caller touches no peer any more.
 //
 // TWO SLOTS SUFFICE in any sequence of uses, whichever ranks wait for which: a use overwrites what
 // peers read in the use two before. Each of them publishes its last word of the use between after
@@ -52,7 +52,7 @@ class Session {
   bool enter();
   /// Counts the call as completed.
   void complete();
-  /// False, with the peer's report, once a rank has failed: before stores to peers' tensors that no
+  /// False, and this call's end, once a rank has failed: before stores to peers' tensors that no
   /// wait precedes.
   bool alive() const;
 

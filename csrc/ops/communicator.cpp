@@ -142,7 +142,7 @@ Plan Communicator::tuned(Plan plan) const {
 
 std::optional<StatusRecord> Communicator::failure() const {
   if (status_given_back_.load(std::memory_order_acquire) || !status_.ready()) return std::nullopt;
-  return status_.get()->record;
+  return followed_.load(std::memory_order_acquire) ? verdict_ : status_.get()->record;
 }
 
 std::string Communicator::describe_failure(const StatusRecord& record) const {
@@ -163,8 +163,20 @@ void Communicator::adopt_reported() {
 #endif
 }
 
+// A kernel can record its own wait alone. On CPU the record says already whom it comes to.
+void Communicator::follow_blame() {
+#if COLLX_CUDA
+  if (!on_cuda() || !has_regions() || !failure() || capturing(options_.device)) return;
+  const std::lock_guard held(verdict_mutex_);
+  if (followed_.load(std::memory_order_relaxed)) return;
+  verdict_ = cuda::end_of_chain(view_);
+  followed_.store(true, std::memory_order_release);
+#endif
+}
+
 void Communicator::check(const char* op, const std::string& detail) {
   adopt_reported();
+  follow_blame();
   const std::optional<StatusRecord> record = failure();
   if (!record) return refuse_if_destroyed(op);
   failure_raised_.store(true, std::memory_order_relaxed);
@@ -186,15 +198,15 @@ void Communicator::require_usable(const char* op) {
   if (!status_.ready()) [[likely]]
     return;
   if (!failure_raised_.load(std::memory_order_relaxed)) check(op);
-  raise_error(ErrorKind::poisoned, "collx." + std::string(op) + ": communicator \"" +
-                                       options_.name +
-                                       "\" refuses work until destroyed; first failure: " +
-                                       describe_failure(status_.get()->record));
+  raise_error(
+      ErrorKind::poisoned,
+      "collx." + std::string(op) + ": communicator \"" + options_.name +
+          "\" refuses work until destroyed; first failure: " + describe_failure(*failure()));
 }
 
 void Communicator::report(const StatusRecord& record) {
   if (!has_regions()) {
-    record_locally(*status_.get(), record);
+    record_first(*status_.get(), record);
   } else if (!on_cuda()) {
     cpu::report(view_, record);
   } else {

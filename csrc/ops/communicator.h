@@ -108,6 +108,8 @@ class Communicator {
  private:
   /// Takes over what a peer has reported while no call of this rank was there to see it.
   void adopt_reported();
+  /// Finds out who is to be named (protocol/blame.h), once.
+  void follow_blame();
   void refuse_if_destroyed(const char* op) const;
   int most_blocks(int threads) const;
   std::string describe_failure(const StatusRecord& record) const;
@@ -115,6 +117,9 @@ class Communicator {
   CommunicatorOptions options_;
   RankView view_{};
   StatusBlock status_;
+  StatusRecord verdict_;  // CUDA: what the failure comes to, once `followed_`
+  std::atomic<bool> followed_{false};
+  std::mutex verdict_mutex_;
   std::atomic<PdlLevel> pdl_;
   int tuned_blocks_ = 0;
   int tuned_threads_ = 0;

@@ -1,6 +1,5 @@
 #include "host_status.h"
 
-#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -49,22 +48,11 @@ StatusBlock::~StatusBlock() {
   if (!pinned_) delete status_;
 }
 
-bool StatusBlock::ready() const {
-  return std::atomic_ref<uint32_t>(status_->ready).load(std::memory_order_acquire) != 0;
-}
-
 void StatusBlock::give_back() {
   if (!pinned_ || given_back_) return;
   given_back_ = true;
   std::lock_guard lock(pool().mutex);
   pool().free.push_back(status_);
-}
-
-void record_locally(HostStatus& status, const StatusRecord& record) {
-  std::atomic_ref<uint32_t> ready(status.ready);
-  if (ready.load(std::memory_order_acquire) != 0) return;
-  status.record = record;
-  ready.store(1, std::memory_order_release);
 }
 
 }  // namespace collx

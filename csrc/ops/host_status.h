@@ -20,7 +20,7 @@ class StatusBlock {
   StatusBlock& operator=(const StatusBlock&) = delete;
 
   HostStatus* get() const { return status_; }
-  bool ready() const;
+  bool ready() const { return is_recorded(*status_); }
   void give_back();
 
  private:
@@ -28,8 +28,5 @@ class StatusBlock {
   bool given_back_ = false;
   HostStatus* status_;
 };
-
-/// Records a failure in `status` alone; the first one stays.
-void record_locally(HostStatus& status, const StatusRecord& record);
 
 }  // namespace collx

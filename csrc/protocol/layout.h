@@ -29,14 +29,15 @@ struct alignas(128) RegionHeader {
   /// 0, or 1 + the rank that failed first. Written by any rank, read by every wait.
   alignas(128) uint32_t poison;
   /// The owner's own words, on a line of their own.
-  alignas(128) uint32_t claimed;  // set by the first thread that reports a failure
+  alignas(128) uint32_t claimed;  // CUDA: set by the first thread that fails
   uint32_t check_epoch;           // advanced by the last block of a checked call
   uint32_t check_blocks;          // blocks of this call that have passed the check
   uint32_t counts_epoch;          // the same two for the exchange of counts
   uint32_t counts_blocks;
   uint64_t sequence;  // calls completed
-  /// Reports of the ranks that failed: inbox[r] is written by rank r before it sets `poison`.
-  alignas(128) StatusRecord inbox[kMaxRanks];
+  /// Notes of the ranks that failed, by rank. The first of them leaves its own before it sets
+  /// `poison`.
+  Note inbox[kMaxRanks];
   /// Two of each, so that a fast rank's next call does not overwrite what is still read.
   CheckSlot check[2][kMaxRanks];
   /// Rows that each rank is about to send, where ranks do not know it: {rows : 40, epoch : 24}.

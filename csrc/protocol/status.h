@@ -88,7 +88,7 @@ enum class Phase : uint32_t {
   count
 };
 
-/// Left by the first rank that fails, in its own host-visible memory and in its peers' regions.
+/// How a rank failed: in its own host-visible memory and, within a Note, in every rank's region.
 struct StatusRecord {
   Failure failure = Failure::none;
   Phase phase = Phase::none;
@@ -101,11 +101,41 @@ struct StatusRecord {
   CallDescriptor other;   // the call of `peer` (mismatch only)
 };
 
+/// What a rank that has failed leaves at each rank. It leaves one note at most.
+struct alignas(128) Note {
+  StatusRecord record;
+  uint32_t left;  // 1, stored with release when the record stands
+  // 1 for each rank that a thread waited for in vain; `record` speaks of one of them. On CPU, where
+  // a rank has one thread, zeros.
+  uint32_t missed[kMaxRanks];
+};
+
 /// Memory that the host can read while kernels run. `ready` is written last, with release order.
 struct alignas(64) HostStatus {
   uint32_t ready;
-  uint32_t padding[15];
+  uint32_t claimed;  // by the thread of this process that records
+  uint32_t padding[14];
   StatusRecord record;
 };
+
+#if !defined(__CUDACC_RTC__)
+/// True for one thread of the process, which may record then. No other does.
+inline bool claim(HostStatus& status) {
+  return __atomic_exchange_n(&status.claimed, 1u, __ATOMIC_ACQ_REL) == 0;
+}
+/// Only after claim().
+inline void record_claimed(HostStatus& status, const StatusRecord& record) {
+  status.record = record;
+  __atomic_store_n(&status.ready, 1u, __ATOMIC_RELEASE);
+}
+inline bool is_recorded(const HostStatus& status) {
+  return __atomic_load_n(&status.ready, __ATOMIC_ACQUIRE) != 0;
+}
+/// Records a failure that concerns this process alone, or that the peers have been told of. The
+/// first one stays, a kernel's as well.
+inline void record_first(HostStatus& status, const StatusRecord& record) {
+  if (!is_recorded(status) && claim(status)) record_claimed(status, record);
+}
+#endif
 
 }  // namespace collx
