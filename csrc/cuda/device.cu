@@ -1,9 +1,13 @@
 // What a communicator needs of its device besides the collectives.
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <climits>
 #include <set>
+#include <thread>
 #include <utility>
 
+#include "../protocol/blame.h"
 #include "../protocol/selection.h"
 #include "device.h"
 #include "launch.h"
@@ -131,8 +135,6 @@ HostStatus* allocate_status() {
   return new (status) HostStatus{};
 }
 
-void free_status(HostStatus* status) { cudaFreeHost(status); }
-
 namespace {
 
 /// A stream of its own for copies between host and region, which so wait for no kernel.
@@ -162,24 +164,23 @@ class CopyStream {
   cudaStream_t stream_ = nullptr;
 };
 
-void record_here(HostStatus& status, const StatusRecord& record) {
-  // A kernel that has found the same failure meanwhile keeps the word.
-  if (__atomic_load_n(&status.ready, __ATOMIC_ACQUIRE) != 0) return;
-  status.record = record;
-  __atomic_store_n(&status.ready, 1u, __ATOMIC_RELEASE);
-}
-
 }  // namespace
 
 void report(const RankView& view, const StatusRecord& record) {
-  record_here(*view.status, record);
-  if (view.region[0] == nullptr) return;  // fallback only: nothing that peers could look at
-  CopyStream stream;
-  for (int peer = 0; peer < view.world; ++peer) {
-    RegionHeader* header = view.header(peer);
-    stream.write(header->inbox[view.rank], record);
-    stream.write(header->poison, static_cast<uint32_t>(view.rank) + 1);
+  if (view.region[0] != nullptr) {  // else the fallback only: nothing that peers could look at
+    CopyStream stream;
+    uint32_t poison = 0;
+    stream.read(poison, view.header(view.rank)->poison);
+    for (int peer = 0; peer < view.world; ++peer) {
+      Note& note = view.header(peer)->inbox[view.rank];
+      stream.write(note.record, record);
+      stream.write(note.left, 1u);
+    }
+    for (int peer = 0; poison == 0 && peer < view.world; ++peer) {
+      stream.write(view.header(peer)->poison, static_cast<uint32_t>(view.rank) + 1);
+    }
   }
+  record_first(*view.status, record);
 }
 
 void adopt_reported(const RankView& view) {
@@ -188,8 +189,29 @@ void adopt_reported(const RankView& view) {
   stream.read(poison, view.header(view.rank)->poison);
   if (poison == 0) return;
   StatusRecord record;
-  stream.read(record, view.header(view.rank)->inbox[poison - 1]);
-  record_here(*view.status, record);
+  stream.read(record, view.header(view.rank)->inbox[poison - 1].record);
+  record_first(*view.status, record);
+}
+
+StatusRecord end_of_chain(const RankView& view) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::nanoseconds(grace_ns(view.timeout_ns));
+  CopyStream stream;
+  const RegionHeader& own = *view.header(view.rank);
+  uint32_t poison = 0;
+  stream.read(poison, own.poison);
+  if (poison == 0) return view.status->record;  // it did not reach the region
+  const int first = static_cast<int>(poison) - 1;
+  std::array<Note, kMaxRanks> inbox;
+  uint32_t left = 1u << first;
+  for (bool over = false;; over = Clock::now() >= deadline) {
+    stream.read(inbox, reinterpret_cast<const decltype(inbox)&>(own.inbox));
+    const Verdict verdict = judge(inbox.data(), left, 0, first, view.world);
+    if (verdict.final || over) return verdict.record;
+    // A copy is not made at one moment: a note that it shows as left is whole in the next one.
+    for (int rank = 0; rank < view.world; ++rank) left |= (inbox[rank].left & 1u) << rank;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 }  // namespace collx::cuda

@@ -29,7 +29,6 @@ int resident_blocks(int threads);
 
 /// Host memory that kernels can write and the host can read while they run.
 HostStatus* allocate_status();
-void free_status(HostStatus* status);
 
 /// Records a failure that the host noticed (the fallback's waits) here and at the peers, without
 /// waiting for this device's streams.
@@ -38,5 +37,9 @@ void report(const RankView& view, const StatusRecord& record);
 /// Takes over into view.status what a peer has reported while no kernel of this rank was there to
 /// see it. Reads the region by the copy engine: waits for no kernel.
 void adopt_reported(const RankView& view);
+
+/// What a wait in vain comes to, by the notes of all ranks (protocol/blame.h). Reads the region
+/// likewise, until the notes settle it or ranks have had time enough to leave them.
+StatusRecord end_of_chain(const RankView& view);
 
 }  // namespace collx::cuda

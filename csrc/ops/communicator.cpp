@@ -166,7 +166,9 @@ void Communicator::adopt_reported() {
 // A kernel can record its own wait alone. On CPU the record says already whom it comes to.
 void Communicator::follow_blame() {
 #if COLLX_CUDA
-  if (!on_cuda() || !has_regions() || !failure() || capturing(options_.device)) return;
+  const std::optional<StatusRecord> record = failure();
+  if (!record || record->failure != Failure::timeout || !on_cuda() || !has_regions()) return;
+  if (destroyed() || forked() || capturing(options_.device)) return;
   const std::lock_guard held(verdict_mutex_);
   if (followed_.load(std::memory_order_relaxed)) return;
   verdict_ = cuda::end_of_chain(view_);

@@ -128,17 +128,19 @@ void write_place(std::ostream& out, std::string_view what, uint64_t place) {
 }
 
 void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContext& context) {
-  out << "rank " << r.rank << " waited " << context.timeout_seconds << " s for ";
+  // Not how long: it may have begun later than the rank whose time was up first.
+  out << "rank " << r.rank << " waited in vain for ";
   if (r.peer >= 0) {
     out << "rank " << r.peer;
   } else {
     out << "its peers";
   }
+  out << " (timeout " << context.timeout_seconds << " s) in ";
   if (r.own.collective == Collective::none) {  // the host met its peers, for no operator
-    out << " in a vote of the ranks";
-    return;
+    out << "a vote of the ranks";
+  } else {
+    out << "phase " << name_of(r.phase) << " of " << describe(r.own);
   }
-  out << " in phase " << name_of(r.phase) << " of " << describe(r.own);
 }
 
 void write_mismatch(std::ostream& out, const StatusRecord& r) {

@@ -29,11 +29,12 @@ struct alignas(128) RegionHeader {
   /// 0, or 1 + the rank that failed first. Written by any rank, read by every wait.
   alignas(128) uint32_t poison;
   /// The owner's own words, on a line of their own.
-  alignas(128) uint32_t claimed;  // CUDA: set by the first thread that fails
+  alignas(128) uint32_t claimed;  // CUDA: by the thread that writes the host's record
   uint32_t check_epoch;           // advanced by the last block of a checked call
   uint32_t check_blocks;          // blocks of this call that have passed the check
   uint32_t counts_epoch;          // the same two for the exchange of counts
   uint32_t counts_blocks;
+  uint32_t noted;     // CUDA: by the first thread that fails, which leaves the note
   uint64_t sequence;  // calls completed
   /// Notes of the ranks that failed, by rank. The first of them leaves its own before it sets
   /// `poison`.

@@ -30,7 +30,7 @@ inline std::chrono::nanoseconds fifty_hand_overs() {
 
 /// A time-out of which a rank that is there makes use only in part, whatever else runs.
 inline uint64_t short_timeout_ns() {
-  return 200'000'000 + 10 * static_cast<uint64_t>(fifty_hand_overs().count());
+  return 200'000'000 + 2 * static_cast<uint64_t>(fifty_hand_overs().count());
 }
 
 /// For what is promised to be done within a time: as much again as the machine is slower, at the

@@ -183,6 +183,14 @@ RELACY_CASES = [
     Case("cpu-relaxed-store", "channel_relacy.cpp", "RELAXED_STORE"),
     Case("cpu-relaxed-load", "channel_relacy.cpp", "RELAXED_LOAD"),
     Case("cpu-two-ahead", "channel_relacy.cpp", "SCATTER_EARLY"),
+    Case("blame", "blame_relacy.cpp", "", SCHEDULES),
+    Case("blame-note-behind", "blame_relacy.cpp", "NOTE_BEHIND"),
+    Case("blame-relaxed-store", "blame_relacy.cpp", "RELAXED_STORE"),
+    Case("blame-relaxed-load", "blame_relacy.cpp", "RELAXED_LOAD"),
+    Case("blame-relaxed-mark", "blame_relacy.cpp", "RELAXED_MARK"),
+    Case("blame-look-first", "blame_relacy.cpp", "LOOK_FIRST"),
+    Case("blame-notes-first", "blame_relacy.cpp", "NOTES_FIRST"),
+    Case("blame-leave-first", "blame_relacy.cpp", "LEAVE_FIRST"),
 ]
 
 

@@ -169,7 +169,7 @@ class NormTwoshot : NormParts<D, W, Simple> {
           return all;
         },
         [&] {
-          int missing = 0;
+          int missing = call_.rank;  // nobody: all have come since
 #pragma unroll
           for (int owner = kRanks - 1; owner >= 0; --owner) {
             if (owner < world_ && owner != call_.rank && !arrived(owner)) missing = owner;

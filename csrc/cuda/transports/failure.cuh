@@ -1,8 +1,11 @@
 // Bounded waits, and how a failure becomes known: to the host, and to the peers.
 //
-// MEMORY SEMANTICS  A report is written to every peer's inbox before that peer's poison word is
-// set with release; whoever reads the word with acquire may read the record. The host's record is
-// written before `ready` likewise.
+// NOTES  A rank of which a thread waits in vain, until its time is up or after it has seen the
+// poison word, leaves a note with every rank. The first such rank sets the poison words, too. The
+// host follows the notes to the rank that is missing (protocol/blame.h).
+// MEMORY SEMANTICS  A note is written before its `left` is set with release, and that before the
+// poison words: whoever reads either with acquire may read the note. The host's record is written
+// before `ready` likewise, and behind the notes.
 // LIFETIME  A thread whose wait fails does not return: it skips all further waits and remote
 // stores, and passes the remaining barriers of its block. No trap, no exit (design: the context
 // must survive).
@@ -37,7 +40,12 @@ __device__ inline void publish(HostStatus* status, const StatusRecord& record) {
   *reinterpret_cast<volatile uint32_t*>(&status->ready) = 1;
 }
 
-/// Tells a failure here and to the peers. By the one thread of this rank that has claimed it.
+/// To the host, by the first of this rank's threads that has something to say.
+__device__ inline void publish_first(const KernelCall& call, const StatusRecord& record) {
+  if (atomicCAS(&call.header()->claimed, 0u, 1u) == 0) publish(call.status, record);
+}
+
+/// Leaves this rank's note with every rank, and tells the host. By the one thread that wrote it.
 __device__ __noinline__ inline void report(const KernelCall& call, const FailureNote& note) {
   StatusRecord record;
   record.failure = note.failure;
@@ -51,19 +59,34 @@ __device__ __noinline__ inline void report(const KernelCall& call, const Failure
   record.own.sends = note.sends;
   record.own.expects = note.expects;
   if (note.other != nullptr) record.other = *note.other;
-  publish(call.status, record);
+  const auto header = [&](int distance) {
+    return reinterpret_cast<RegionHeader*>(call.peer[distance]);
+  };
+  const bool first = ptx::ld_acquire_sys(&call.header()->poison) == 0;
   for (int distance = 0; distance < call.world; ++distance) {
-    RegionHeader* header = reinterpret_cast<RegionHeader*>(call.peer[distance]);
-    header->inbox[call.rank] = record;
-    ptx::st_release_sys(&header->poison, static_cast<uint32_t>(call.rank) + 1);
+    Note& left = header(distance)->inbox[call.rank];
+    left.record = record;
+    ptx::st_release_sys(&left.left, 1u);
+  }
+  for (int distance = 0; first && distance < call.world; ++distance) {
+    ptx::st_release_sys(&header(distance)->poison, static_cast<uint32_t>(call.rank) + 1);
+  }
+  publish_first(call, record);
+}
+
+/// Adds to this rank's note that a thread waited for `peer` in vain.
+__device__ __noinline__ inline void note_missed(const KernelCall& call, int peer) {
+  if (atomicExch(&call.header()->inbox[call.rank].missed[peer], 1u) != 0) return;
+  for (int distance = 1; distance < call.world; ++distance) {
+    auto* header = reinterpret_cast<RegionHeader*>(call.peer[distance]);
+    ptx::st_release_sys(&header->inbox[call.rank].missed[peer], 1u);
   }
 }
 
-/// Takes over what a peer has reported, if this rank knows of no failure yet.
+/// Takes over what a peer has reported, for a call that began when that had failed.
 __device__ __noinline__ inline void adopt(const KernelCall& call) {
   const uint32_t poison = ptx::ld_acquire_sys(&call.header()->poison);
-  if (poison == 0 || atomicCAS(&call.header()->claimed, 0u, 1u) != 0) return;
-  publish(call.status, call.header()->inbox[poison - 1]);
+  if (poison != 0) publish_first(call, call.header()->inbox[poison - 1].record);
 }
 
 __device__ __forceinline__ FailureNote& block_note() {
@@ -83,13 +106,14 @@ class Patience {
   /// together.
   __device__ __forceinline__ bool alive() const { return poison_ == 0; }
 
-  /// Gives up. The first thread of this rank to do so notes why, and is the one that reports it.
+  /// Gives up. The first thread of this rank to do so writes the note, and is the one to leave it.
   __device__ __forceinline__ void fail(Failure failure, Phase phase, Blame blame,
                                        const CallDescriptor* other = nullptr, uint64_t sends = 0,
                                        uint64_t expects = 0) {
-    poison_ = kFailed;
-    if (atomicCAS(&call_.header()->claimed, 0u, 1u) != 0) return;
-    poison_ = kReporter;
+    poison_ =
+        failure == Failure::timeout ? kFailed + 1 + static_cast<uint32_t>(blame.peer) : kFailed;
+    if (atomicCAS(&call_.header()->noted, 0u, 1u) != 0) return;
+    poison_ |= kReporter;
     block_note() = {failure, phase, blame, other, sends, expects};
   }
 
@@ -100,7 +124,7 @@ class Patience {
   }
 
   /// Polls `ready()` until it is true, the time is up or the communicator is poisoned. `blame()`
-  /// says what was missing. Lanes may leave at different times: no shuffle may follow without a
+  /// says who was missing. Lanes may leave at different times: no shuffle may follow without a
   /// __syncwarp (hazard 2).
   template <typename Ready, typename GetBlame>
   __device__ __forceinline__ bool wait(Phase phase, Ready ready, GetBlame blame) {
@@ -108,11 +132,13 @@ class Patience {
     uint64_t began = 0;
     for (uint32_t polls = 1; !ready(); ++polls) {
       if (polls % kPollsPerLook != 0) continue;
-      poison_ = ptx::ld_relaxed_sys(&call_.header()->poison);
-      if (!alive()) return false;
-      const uint64_t now = ptx::globaltimer();
-      if (began == 0) began = now;
-      if (now - began < call_.timeout_ns) continue;
+      if (alive()) {
+        poison_ = ptx::ld_relaxed_sys(&call_.header()->poison);
+        const uint64_t now = ptx::globaltimer();
+        if (began == 0) began = now;
+        // Poisoned: what does not come within some polls more has not been sent.
+        if (!alive() || now - began < call_.timeout_ns) continue;
+      }
       fail(Failure::timeout, phase, blame());
       return false;
     }
@@ -121,7 +147,9 @@ class Patience {
 
   /// Last thing in a kernel, by all threads of a block of which one has failed.
   __device__ __forceinline__ void tell() const {
-    if (poison_ == kReporter) {
+    const uint32_t missed = poison_ >= kFailed ? poison_ % kFailed : 0;
+    if (missed != 0) note_missed(call_, static_cast<int>(missed) - 1);
+    if ((poison_ & kReporter) != 0) {
       report(call_, block_note());
     } else if (threadIdx.x == 0) {
       adopt(call_);
@@ -130,9 +158,10 @@ class Patience {
 
  private:
   static constexpr uint32_t kPollsPerLook = 128;  // about 100 us of polling at the most
-  // Values of poison_ that are no peer's: this thread has failed; it reports it, too.
-  static constexpr uint32_t kFailed = ~0u;
-  static constexpr uint32_t kReporter = ~1u;
+  // Values of poison_ that are no peer's: this thread has failed, plus 1 + the rank that it waited
+  // for; it leaves the note, too.
+  static constexpr uint32_t kFailed = 0x100;
+  static constexpr uint32_t kReporter = 0x200;
 
   const KernelCall& call_;
   uint32_t poison_;

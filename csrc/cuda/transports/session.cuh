@@ -181,7 +181,7 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
         return worst != ~0u;
       },
       [&] {
-        int missing = 0;
+        int missing = session.call.rank;  // nobody: all have come since
         Vector seen;
 #pragma unroll
         for (int source = Ranks - 1; source >= 0; --source) {

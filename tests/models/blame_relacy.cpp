@@ -1,0 +1,130 @@
+// Notes of failure on CPU, in C++'s memory model. Rank 0 has waited for rank 1 in vain: it leaves
+// its note, sets the poison words and follows the chain. Rank 1 may be in no call, or come into
+// one, where it waits in vain as well and leaves a note. Rank 2 comes later and reads what there
+// is. All must come to the same: rank 1 is missing, or it waited for another one.
+//
+// Mutants: NOTE_BEHIND (the note is written after its word), RELAXED_STORE, RELAXED_LOAD,
+// LOOK_FIRST (a call looks at the poison word before it says that it is under way), NOTES_FIRST
+// (notes are looked at before the calls), LEAVE_FIRST (a call ends before it has left its note),
+// RELAXED_MARK (the order between busy and poison is left to chance).
+#include "relacy_run.h"
+
+#ifdef RELAXED_STORE
+#define RELEASE rl::mo_relaxed
+#else
+#define RELEASE rl::mo_release
+#endif
+#ifdef RELAXED_LOAD
+#define ACQUIRE rl::mo_relaxed
+#else
+#define ACQUIRE rl::mo_acquire
+#endif
+#ifdef RELAXED_MARK
+#define TOTAL rl::mo_acq_rel
+#define TOTAL_LOAD rl::mo_acquire
+#else
+#define TOTAL rl::mo_seq_cst
+#define TOTAL_LOAD rl::mo_seq_cst
+#endif
+
+namespace {
+
+constexpr unsigned kRanks = 3;
+
+struct Blame : rl::test_suite<Blame, kRanks> {
+  rl::var<unsigned> note[kRanks][2];  // [owner of the inbox][rank]: 1 + whom it waited for
+  rl::atomic<unsigned> left[kRanks][2];
+  rl::atomic<unsigned> poison[kRanks];
+  rl::atomic<unsigned> busy;  // of rank 1
+  rl::var<unsigned> verdict[kRanks];
+  rl::atomic<unsigned> answered;  // ranks that have come to a verdict
+
+  void before() {
+    for (auto& row : left) {
+      for (auto& word : row) word($) = 0;
+    }
+    for (auto& word : poison) word($) = 0;
+    busy($) = 0;
+    answered($) = 0;
+    for (auto& v : verdict) v($) = 0;
+  }
+
+  void leave_note(unsigned rank, unsigned missed) {
+    for (unsigned owner = 0; owner < kRanks; ++owner) {
+#ifdef NOTE_BEHIND
+      left[owner][rank]($).store(1, RELEASE);
+      note[owner][rank]($) = missed;
+#else
+      note[owner][rank]($) = missed;
+      left[owner][rank]($).store(1, RELEASE);
+#endif
+    }
+  }
+
+  /// Whom the notes in `owner`'s inbox come to.
+  void follow(unsigned owner) {
+    for (;;) {
+#ifdef NOTES_FIRST
+      const bool noted = left[owner][1]($).load(ACQUIRE) != 0;
+#endif
+      const bool quiet = poison[1]($).load(TOTAL_LOAD) != 0 && busy($).load(TOTAL_LOAD) == 0;
+#ifndef NOTES_FIRST
+      const bool noted = left[owner][1]($).load(ACQUIRE) != 0;
+#endif
+      if (noted) {
+        verdict[owner]($) = note[owner][1]($);
+        break;
+      }
+      if (quiet) {
+        verdict[owner]($) = note[owner][0]($);
+        break;
+      }
+      rl::yield(1, $);
+    }
+    answered($).fetch_add(1, rl::mo_acq_rel);
+  }
+
+  void call_of_rank_1() {
+#ifdef LOOK_FIRST
+    if (poison[1]($).load(TOTAL_LOAD) != 0) return;
+    busy($).exchange(1, TOTAL);
+#else
+    busy($).exchange(1, TOTAL);
+    if (poison[1]($).load(TOTAL_LOAD) != 0) {
+      busy($).store(0, rl::mo_release);
+      return;
+    }
+#endif
+    while (poison[1]($).load(ACQUIRE) == 0) rl::yield(1, $);
+#ifdef LEAVE_FIRST
+    busy($).store(0, rl::mo_release);
+    leave_note(1, 3);
+#else
+    leave_note(1, 3);
+    busy($).store(0, rl::mo_release);
+#endif
+  }
+
+  void thread(unsigned rank) {
+    if (rank == 1) {
+      call_of_rank_1();
+      return;
+    }
+    if (rank == 0) {
+      leave_note(0, 2);
+      for (auto& word : poison) {
+        unsigned unmarked = 0;
+        word($).compare_exchange_strong(unmarked, 1, TOTAL);
+      }
+    } else {
+      while (poison[2]($).load(ACQUIRE) == 0) rl::yield(1, $);
+    }
+    follow(rank);
+  }
+
+  void after() { RL_ASSERT(verdict[0]($) == verdict[2]($)); }
+};
+
+}  // namespace
+
+int main() { return model::run<Blame>(SCHEDULES); }
