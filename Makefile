@@ -1,7 +1,9 @@
 # Each target makes .venv if it is not there, installs what it needs, builds, and goes on.
 PYTHON ?= python3
+# The minor version of PyTorch. Another than the default has an environment and builds of its own.
+TORCH ?= 2.11
 
-VENV := .venv
+VENV := $(if $(filter 2.11,$(TORCH)),.venv,.venv-$(TORCH))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
@@ -18,25 +20,26 @@ BASE := $(VENV)/.installed-base
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 # Its name holds what the build was asked for, so that another answer builds again.
-BUILT := build/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))
+BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
 .PHONY: help build demo demo-llama test test-all test-cpp test-models bench lint format wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
-	@echo '  PYTHON=python3.11 picks the interpreter of a new .venv; COLLX_CUDA=0|1 builds without or'
-	@echo '  with the CUDA kernels; ARGS="..." goes to pytest, the demo or the benchmark'
+	@echo '  TORCH=2.15 takes that PyTorch, with a .venv and a build of its own; PYTHON=python3.11 picks'
+	@echo '  the interpreter of a new .venv; COLLX_CUDA=0|1 builds without or with the CUDA kernels;'
+	@echo '  ARGS="..." goes to pytest, the demo or the benchmark'
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(BASE): | $(VENV)/bin/python
 	python -m pip install --upgrade 'pip>=23.1'
-	python -m pip install 'torch==2.11.*' 'setuptools>=77,<82' wheel ninja numpy
+	python -m pip install 'torch==$(TORCH).*' 'setuptools>=77,<82' wheel ninja numpy
 	@touch $@
 
 $(BUILT): $(BASE) setup.py $(SOURCES)
-	@mkdir -p build && rm -f build/.built-*
+	@mkdir -p $(@D) && rm -f $(@D)/.built-*
 	python setup.py build_ext --inplace
 	@touch $@
 
@@ -85,10 +88,10 @@ format: $(DEV) ## rewrites our files in their format
 	python tools/check_cpp.py --fix
 
 wheel: $(BASE) ## dist/*.whl, for the GPUs of three generations
-	rm -rf build/lib.*
+	rm -rf build/$(TORCH)/lib.*
 	python -m pip wheel --no-build-isolation --no-deps -w dist .
 
-clean: ## removes what was built, and keeps .venv
+clean: ## removes what was built, and keeps the .venv of each PyTorch
 	rm -rf build dist python/*.egg-info .pytest_cache .mypy_cache .ruff_cache
-	rm -f python/collx/_C*.so
+	rm -rf python/collx/_torch*
 	find csrc python tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} +

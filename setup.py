@@ -1,13 +1,16 @@
-"""Builds collx._C, the extension module. What the package is stands in pyproject.toml.
+"""Builds the library of operators and collx._C, for the PyTorch that is installed.
 
+What the package is stands in pyproject.toml; here is what depends on that PyTorch.
 COLLX_CUDA=0|1 leaves out or demands the CUDA kernels; otherwise they are built when nvcc is found.
 TORCH_CUDA_ARCH_LIST picks the architectures. MAX_JOBS bounds the parallel compilations.
+COLLX_WERROR=1 makes warnings errors.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,78 +20,124 @@ from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).resolve().parent
+VERSION = "0.1.0"
+OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
 CHECKOUT_ARCHITECTURES = "9.0"
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
+
+TORCH = ".".join(torch.__version__.split(".")[:2])
+# A folder for each PyTorch, so that the builds of one checkout do not shadow each other, and that
+# collx/_extension.py knows what a build is for before it loads it.
+PACKAGE = f"collx._torch{TORCH.replace('.', '_')}"
+
+
+def environment_flag(name: str) -> bool | None:
+    value = os.environ.get(name, "")
+    if value not in ("", "0", "1"):
+        raise SystemExit(f"{name} is {value!r}; it can be 0, 1 or unset")
+    return None if value == "" else value == "1"
+
+
+def check_torch() -> None:
+    if TORCH not in [f"2.{minor}" for minor in range(OLDEST_TORCH, NEWEST_TORCH + 1)]:
+        raise SystemExit(
+            f"collx needs PyTorch 2.{OLDEST_TORCH} to 2.{NEWEST_TORCH} to build against; found "
+            f"{torch.__version__}. Install one of them, then collx with --no-build-isolation"
+        )
 
 
 def with_cuda() -> bool:
     home = cpp_extension.CUDA_HOME
     found = home is not None and Path(home, "bin", "nvcc").exists()
-    wanted = os.environ.get("COLLX_CUDA", "")
-    if wanted not in ("", "0", "1"):
-        raise SystemExit(f"COLLX_CUDA is {wanted!r}; it can be 0, 1 or unset")
-    if wanted == "1" and not found:
+    wanted = environment_flag("COLLX_CUDA")
+    if wanted and not found:
         have = f"torch {torch.__version__}, CUDA_HOME {home}"
         raise SystemExit(f"COLLX_CUDA=1 needs nvcc and a torch built for CUDA; found {have}")
-    return found if wanted == "" else wanted == "1"
+    return found if wanted is None else wanted
 
 
-def sources(cuda: bool) -> list[str]:
-    found = [p.relative_to(ROOT) for p in (ROOT / "csrc").rglob("*") if p.suffix in (".cpp", ".cu")]
-    if not cuda:
-        found = [p for p in found if p.parts[1] != "cuda"]
+def version_and_torch(cuda: bool) -> tuple[str, str]:
+    """The version, and the PyTorch that is required. A build fits one minor version of PyTorch, and
+    its local version says which, and for which device. Sources fit all; what is built from an
+    sdist keeps its version, since installers want the one that they asked for."""
+    if "sdist" in sys.argv:
+        return VERSION, f"torch>=2.{OLDEST_TORCH},<2.{NEWEST_TORCH + 1}"
+    device = "cu" + str(torch.version.cuda).replace(".", "") if cuda else "cpu"
+    label = "" if (ROOT / "PKG-INFO").exists() else f"+torch{TORCH}.{device}"
+    return VERSION + label, f"torch=={TORCH}.*"
+
+
+def sources(*parts: str) -> list[str]:
+    folders = [ROOT / "csrc" / part for part in parts]
+    found = [p for f in folders for p in f.rglob("*") if p.suffix in (".cpp", ".cu")]
     objects = [p.with_suffix("") for p in found]
     twice = {str(o) for o in objects if objects.count(o) > 1}
     if twice:
         raise SystemExit(f"sources would share an object file: {', '.join(sorted(twice))}")
-    return sorted(map(str, found))
+    return sorted(str(p.relative_to(ROOT)) for p in found)
 
 
-def extension() -> Extension:
-    cuda = with_cuda()
+def extensions(cuda: bool) -> list[Extension]:
+    """The library of operators, which loads without Python, and the module that links to it."""
     device = "cuda" if cuda else "cpu"
     # As system headers, so that only our own files have to be free of warnings.
     foreign = [f for path in cpp_extension.include_paths(device) for f in ("-isystem", path)]
     defines = [f"-DCOLLX_CUDA={int(cuda)}"]
     # No contraction to fma: results are the same bits on every device.
     host = ["-ffp-contract=off", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/="]
-    warnings = ["-Wall", "-Wextra", "-Werror"]
+    strict = bool(environment_flag("COLLX_WERROR"))
+    warnings = ["-Wall", "-Wextra", *(["-Werror"] if strict else [])]
     flags = {
         "cxx": ["-std=c++20", "-O3", "-g0", *host, *warnings, *defines, *foreign],
         "nvcc": [
             "-std=c++20",
             "-O3",
             "--fmad=false",
-            "-Werror=all-warnings",
+            *(["-Werror=all-warnings"] if strict else []),
             # Kernels of one template are much alike: a quarter of the size.
             "-Xfatbin=-compress-all",
             "-Xcompiler=" + ",".join([*host, *warnings]),
             *defines,
         ],
     }
-    libraries = ["c10", "torch", "torch_cpu", "torch_python"]
+
+    def linked(name: str, parts: list[str], libraries: list[str], *options: str) -> Extension:
+        return Extension(
+            f"{PACKAGE}.{name}",
+            sources(*parts),
+            libraries=libraries,
+            library_dirs=cpp_extension.library_paths(device),
+            extra_compile_args={tool: list(given) for tool, given in flags.items()},
+            extra_link_args=["-Wl,--as-needed", "-Wl,-s", "-Wl,-z,defs", *options],
+            language="c++",
+        )
+
+    # Whoever loads them has loaded PyTorch's libraries: they need no path to those.
+    torch_libraries = ["c10", "torch", "torch_cpu"]
+    parts = ["cpu", "memory", "ops"]
     if cuda:
-        libraries += ["c10_cuda", "torch_cuda", "cudart"]
-    # Torch has loaded all of them when the module is imported: it needs no path of its own.
-    return Extension(
-        "collx._C",
-        sources(cuda),
-        libraries=libraries,
-        library_dirs=cpp_extension.library_paths(device),
-        extra_compile_args=flags,
-        extra_link_args=["-Wl,--as-needed", "-Wl,-s"],
-        language="c++",
-    )
+        torch_libraries += ["c10_cuda", "torch_cuda", "cudart"]
+        parts += ["cuda"]
+    return [
+        linked("libcollx", parts, torch_libraries, "-Wl,-soname,libcollx.so"),
+        linked(
+            "_C", ["bindings"], ["collx", "c10", "torch_cpu", "torch_python"], "-Wl,-rpath,$ORIGIN"
+        ),
+    ]
 
 
 class BuildExtension(cpp_extension.BuildExtension):
     def run(self) -> None:
         in_checkout = self.inplace or self.editable_mode
-        if in_checkout:  # pip would take a fresh folder, and compile everything each time
-            self.build_temp = str(ROOT / "build" / "checkout")
         architectures = CHECKOUT_ARCHITECTURES if in_checkout else WHEEL_ARCHITECTURES
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", architectures)
+        architectures = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", architectures)
         os.environ.setdefault("MAX_JOBS", "2")
+        # Kept, and common to all that is built alike: pip would take a fresh folder each time.
+        cuda = any(source.endswith(".cu") for e in self.extensions for source in e.sources)
+        objects = f"cuda-{architectures.replace(';', '_')}" if cuda else "cpu"
+        self.build_temp = str(ROOT / "build" / TORCH / objects)
+        if in_checkout:
+            (ROOT / "python" / PACKAGE.replace(".", "/")).mkdir(exist_ok=True)
         super().run()
 
     def build_extensions(self) -> None:
@@ -96,7 +145,15 @@ class BuildExtension(cpp_extension.BuildExtension):
             command: list[str] | None = getattr(self.compiler, name, None)
             if command is not None:  # an interpreter may have been built with its own rpath
                 setattr(self.compiler, name, [f for f in command if "-rpath" not in f])
+        library, module = self.extensions
+        module.library_dirs.append(str(Path(self.get_ext_fullpath(library.name)).parent))
         super().build_extensions()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        if fullname.endswith("libcollx"):
+            return fullname.replace(".", os.sep) + ".so"
+        filename: str = super().get_ext_filename(fullname)
+        return filename
 
 
 class BuildPy(build_py):
@@ -124,5 +181,14 @@ class BuildPy(build_py):
         return outputs + [str(self.installed(h)) for h in self.headers()]
 
 
+check_torch()
+cuda_wanted = with_cuda()
+version, required_torch = version_and_torch(cuda_wanted)
 commands: dict[str, Any] = {"build_ext": BuildExtension, "build_py": BuildPy}
-setup(ext_modules=[extension()], cmdclass=commands)
+setup(
+    version=version,
+    install_requires=[required_torch],
+    ext_modules=extensions(cuda_wanted),
+    cmdclass=commands,
+    options={"build": {"build_base": f"build/{TORCH}"}},
+)

@@ -1,6 +1,7 @@
 """Checks that includes in csrc/ go one way: protocol <- cuda | cpu <- memory <- ops <- bindings.
 
-Only memory, ops and bindings may know Torch; protocol and cpu know no CUDA either. Headers that
+Only memory, ops and bindings may know Torch, and bindings alone Python: the library of operators
+loads without it. protocol and cpu know no CUDA either. Headers that
 kernels compiled at run time include (.cuh, and what those include) reach no standard header,
 unless it stands under `#if !defined(__CUDACC_RTC__)` or in the #else of its opposite.
 """
@@ -19,10 +20,11 @@ MAY_INCLUDE = {
     "cpu": {"protocol", "cpu"},
     "memory": {"protocol", "cpu", "memory"},
     "ops": {"protocol", "cuda", "cpu", "memory", "ops"},
-    "bindings.cpp": {"protocol", "cuda", "cpu", "memory", "ops"},
+    "bindings": {"protocol", "cuda", "cpu", "memory", "ops", "bindings"},
 }
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|Python\.h)\b")
 CUDA = re.compile(r"^(cuda|cooperative_groups|cub|thrust|nv)")
+PYTHON = re.compile(r"^(Python\.h|pybind11|torch/(extension\.h|csrc/(utils/pybind|Exceptions)\.h))")
 NO_TORCH = {"protocol", "cuda", "cpu"}
 NO_CUDA = {"protocol", "cpu", "memory"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?P<kind>[<"])(?P<name>[^>"]+)[>"]')
@@ -74,6 +76,8 @@ def direction_errors(root: Path) -> Iterator[str]:
                     yield f"{where} {include.name}"
             elif part in NO_TORCH and TORCH.match(include.name):
                 yield f"{where} <{include.name}>: it knows no Torch"
+            elif part != "bindings" and PYTHON.match(include.name):
+                yield f"{where} <{include.name}>: it knows no Python"
             elif part in NO_CUDA and CUDA.match(include.name):
                 yield f"{where} <{include.name}>: it knows no CUDA"
 

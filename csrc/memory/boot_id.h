@@ -1,12 +1,14 @@
 // What tells this machine from others, also where hosts share a name (hazard 22).
 #pragma once
 
+#include <c10/macros/Export.h>
+
 #include <string>
 
 namespace collx::memory {
 
 /// The kernel's boot id, 36 characters. Containers of one machine have the same. Throws
 /// std::runtime_error where /proc does not show it.
-std::string boot_id();
+C10_EXPORT std::string boot_id();
 
 }  // namespace collx::memory

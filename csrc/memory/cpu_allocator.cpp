@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "gil.h"
+#include "interpreter_lock.h"
 #include "rendezvous.h"
 #include "symmetric_memory.h"
 
@@ -64,7 +64,7 @@ class CpuAllocator final : public symm_mem::SymmetricMemoryAllocator {
 
   /// Null when `ptr` lies in no symmetric allocation, which is PyTorch's way to say so.
   Handle rendezvous(void* ptr, const std::optional<std::string>& group_name) override {
-    const WithoutGil unlocked;
+    const WithoutInterpreterLock unlocked;
     const std::shared_ptr<Block> block = find_covering(ptr);
     if (!block) return nullptr;
     TORCH_CHECK(block->owner == ::getpid(), "rendezvous: this memory was allocated by process ",
@@ -123,11 +123,14 @@ class CpuAllocator final : public symm_mem::SymmetricMemoryAllocator {
 // Never destroyed: tensors may be freed after static destructors have run.
 CpuAllocator* allocator = nullptr;
 
-void register_once() {
+void register_once(InterpreterLock lock) {
   const auto device = c10::DeviceType::CPU;
   TORCH_CHECK(!symm_mem::has_allocator(device),
               "another package has registered a symmetric memory allocator for the CPU: '",
-              symm_mem::get_allocator(device)->name(), "'");
+              symm_mem::get_allocator(device)->name(),
+              "'. PyTorch has room for one in a process: use collx on the CPU in a process that "
+              "does not register that one");
+  interpreter_lock = lock;
   allocator = c10::make_intrusive<CpuAllocator>().release();
   symm_mem::register_allocator(device, c10::intrusive_ptr<CpuAllocator>::reclaim_copy(allocator));
   // Not even a fork in the middle of another thread's alloc() leaves the lock taken in the child.
@@ -137,9 +140,9 @@ void register_once() {
 
 }  // namespace
 
-void register_cpu_allocator() {
+void register_cpu_allocator(InterpreterLock lock) {
   static std::once_flag once;
-  std::call_once(once, register_once);
+  std::call_once(once, register_once, lock);
 }
 
 }  // namespace collx::memory

@@ -2,10 +2,14 @@
 // rendezvous(), get_buffer(), get_signal_pad(), barrier(), put_signal() and wait_signal().
 #pragma once
 
+#include <c10/macros/Export.h>
+
+#include "interpreter_lock.h"
+
 namespace collx::memory {
 
 /// Registers the allocator with PyTorch for c10::DeviceType::CPU; any number of times, from any
 /// thread. Throws c10::Error when another package's allocator is registered there already.
-void register_cpu_allocator();
+C10_EXPORT void register_cpu_allocator(InterpreterLock lock);
 
 }  // namespace collx::memory

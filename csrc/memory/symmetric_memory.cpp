@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "gil.h"
+#include "interpreter_lock.h"
 
 namespace collx::memory {
 namespace {
@@ -104,21 +104,21 @@ void CpuSymmetricMemory::throw_timeout(const char* call, const char* what, int p
 
 void CpuSymmetricMemory::put_signal(int dst_rank, int channel, size_t timeout_ms) {
   check_signal("put_signal", dst_rank, channel);
-  const WithoutGil unlocked;
+  const WithoutInterpreterLock unlocked;
   if (put(dst_rank, channel, deadline_after(timeout_ms))) return;
   throw_timeout("put_signal", "to take the previous signal", dst_rank, channel, timeout_ms);
 }
 
 void CpuSymmetricMemory::wait_signal(int src_rank, int channel, size_t timeout_ms) {
   check_signal("wait_signal", src_rank, channel);
-  const WithoutGil unlocked;
+  const WithoutInterpreterLock unlocked;
   if (take(src_rank, channel, deadline_after(timeout_ms))) return;
   throw_timeout("wait_signal", "to signal", src_rank, channel, timeout_ms);
 }
 
 void CpuSymmetricMemory::barrier(int channel, size_t timeout_ms) {
   check_signal("barrier", mappings_->rank, channel);
-  const WithoutGil unlocked;
+  const WithoutInterpreterLock unlocked;
   const Deadline deadline = deadline_after(timeout_ms);
   // All puts before the first wait, so that no rank's arrival depends on another's.
   for (int peer = 0; peer < mappings_->world; ++peer) {

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "errors.h"
+#include "torch_version.h"
 
 namespace collx {
 
@@ -36,7 +37,7 @@ at::Tensor BoundedGather::operator()(at::Tensor bytes) {
     c10d::AllgatherOptions options;
     // gloo ends what we gave up on; NCCL would end the process, so it keeps its own limit.
     if (through_cpu_) options.timeout = timeout_;
-    const auto work = group_->_allgather_base(gathered, bytes, options);
+    const auto work = all_gather(*group_, gathered, bytes, options);
     complete = completes(*work, deadline);
     if (complete) work->wait();
   } catch (c10::Error& error) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/macros/Export.h>
 
 #include <atomic>
 #include <cstdint>
@@ -45,7 +46,7 @@ struct CommunicatorOptions {
 /// The layout for the device, as every rank computes it.
 RegionLayout region_layout(c10::DeviceType device, int world_size, uint64_t payload_bytes);
 
-class Communicator {
+class C10_EXPORT Communicator {
  public:
   /// Checks the options (ValueError) and enters the communicator into the registry.
   static std::shared_ptr<Communicator> create(CommunicatorOptions options);

@@ -1,10 +1,10 @@
 #include "errors.h"
 
 #include <c10/core/ScalarType.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/pybind.h>
+#include <c10/util/Exception.h>
 
 #include <array>
+#include <atomic>
 #include <charconv>
 #include <cstring>
 #include <sstream>
@@ -13,39 +13,13 @@
 #include "../protocol/names.h"
 #include "../protocol/norm.h"
 #include "call.h"
-#include "python_errors.h"
 #include "symmetric.h"
 
 namespace collx {
 
 namespace {
 
-struct PythonClass {
-  const char* name;
-  const char* doc;
-  PyObject* type;  // strong reference, never given back: exceptions outlive the interpreter's end
-};
-
-std::array<PythonClass, static_cast<size_t>(ErrorKind::count)> python_classes = {{
-    {"CollectiveTimeout", "A peer did not come in time; says which one, and in which phase.",
-     nullptr},
-    {"CollectiveMismatch", "Ranks made different calls; names both sides.", nullptr},
-    {"CollectiveOverlap", "Two calls used one communicator at once, in no order.", nullptr},
-    {"CommunicatorPoisoned", "The communicator failed before; it refuses work until destroyed.",
-     nullptr},
-    {"InitError", "collx.init failed; names the rank, the step and the cause.", nullptr},
-}};
-
-/// Derives from PyTorch's base, so that autograd's engine keeps the class as well.
-class CollxError final : public torch::PyTorchError {
- public:
-  CollxError(ErrorKind kind, std::string message)
-      : torch::PyTorchError(std::move(message)), kind_(kind) {}
-  PyObject* python_type() override { return python_classes[static_cast<size_t>(kind_)].type; }
-
- private:
-  ErrorKind kind_;
-};
+std::atomic<Raise> raise_hook{nullptr};
 
 constexpr std::array<std::string_view, static_cast<size_t>(Failure::count)> kFailureNames = {
     "none", "timeout", "mismatch", "overlap", "splits", "group"};
@@ -184,7 +158,8 @@ std::string dtype_of(const CallDescriptor& call) {
   if (call.scalar_type == 0 || code >= static_cast<uint32_t>(at::ScalarType::NumOptions)) {
     return std::string(safe_name(kDTypeNames, call.dtype));
   }
-  return c10::getDtypeNames(static_cast<at::ScalarType>(code)).first;
+  // A string or a view of one, as PyTorch's version has it.
+  return std::string(c10::getDtypeNames(static_cast<at::ScalarType>(code)).first);
 }
 
 std::string describe(const CallDescriptor& call) {
@@ -247,28 +222,13 @@ ErrorKind kind_of(Failure failure) {
   }
 }
 
-void raise_error(ErrorKind kind, std::string message) {
-  throw CollxError(kind, std::move(message));
-}
+void raise_by(Raise raise) { raise_hook.store(raise, std::memory_order_release); }
 
-void bind_errors(PyObject* module) {
-  namespace py = pybind11;
-  auto m = py::reinterpret_borrow<py::module_>(module);
-  for (PythonClass& entry : python_classes) {
-    const std::string qualified = std::string("collx.") + entry.name;
-    entry.type =
-        PyErr_NewExceptionWithDoc(qualified.c_str(), entry.doc, PyExc_RuntimeError, nullptr);
-    if (entry.type == nullptr) throw py::error_already_set();
-    m.attr(entry.name) = py::reinterpret_borrow<py::object>(entry.type);
+void raise_error(ErrorKind kind, std::string message) {
+  if (const Raise raise = raise_hook.load(std::memory_order_acquire)) {
+    raise(kind, std::move(message));
   }
-  // PyTorch's pybind11 is shared with this module, so calls through torch.ops pass here too.
-  py::register_exception_translator([](std::exception_ptr thrown) {
-    try {
-      if (thrown) std::rethrow_exception(thrown);
-    } catch (CollxError& error) {
-      PyErr_SetString(error.python_type(), error.what());
-    }
-  });
+  TORCH_CHECK(false, message);
 }
 
 }  // namespace collx

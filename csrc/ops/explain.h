@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <c10/macros/Export.h>
 
 #include <cstdint>
 #include <string_view>
@@ -31,14 +32,16 @@ struct NormWishes {
 
 /// A call of `op` on `numel` elements, the last axis of `cols`. ValueError and TypeError as the
 /// call itself raises them.
-Explanation explain(const Communicator& communicator, std::string_view op, uint64_t numel,
-                    uint64_t cols, at::ScalarType dtype, bool input_symmetric,
-                    bool output_symmetric, std::string_view algorithm, int64_t max_blocks,
-                    const NormWishes& wishes);
+C10_EXPORT Explanation explain(const Communicator& communicator, std::string_view op,
+                               uint64_t numel, uint64_t cols, at::ScalarType dtype,
+                               bool input_symmetric, bool output_symmetric,
+                               std::string_view algorithm, int64_t max_blocks,
+                               const NormWishes& wishes);
 
 /// Bytes of the payload buffer that a call occupies at a time. "auto": the most that a device's
 /// selection may come to.
-uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype,
-                         int world_size, std::string_view algorithm, bool symmetric);
+C10_EXPORT uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols,
+                                    at::ScalarType dtype, int world_size,
+                                    std::string_view algorithm, bool symmetric);
 
 }  // namespace collx

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/macros/Export.h>
 
 #include <cstdint>
 #include <map>
@@ -14,12 +15,12 @@
 namespace collx {
 
 /// Name and bytes of every part of a rank's region, and "total".
-std::vector<std::pair<std::string, uint64_t>> region_parts(const std::string& device_type,
-                                                           int world_size, uint64_t payload_bytes);
+C10_EXPORT std::vector<std::pair<std::string, uint64_t>> region_parts(
+    const std::string& device_type, int world_size, uint64_t payload_bytes);
 
 /// Makes this rank's region ready for use; on CUDA on the current stream, which is synchronised.
-void initialise_region(uint64_t address, c10::Device device, int world_size,
-                       uint64_t payload_bytes);
+C10_EXPORT void initialise_region(uint64_t address, c10::Device device, int world_size,
+                                  uint64_t payload_bytes);
 
 /// What a rank's device offers, by name. Ranks agree on the smallest of each.
 using Offer = std::map<std::string, int>;
@@ -27,8 +28,8 @@ using Offer = std::map<std::string, int>;
 /// Loads every CUDA kernel. "blocks" of kFullBlock threads that the device holds resident, and its
 /// Capabilities; `clusters`: false: as if it had no hardware for them. On CPU nothing is to be
 /// loaded, and a rank is one thread.
-Offer load_kernels(c10::Device device, bool clusters);
+C10_EXPORT Offer load_kernels(c10::Device device, bool clusters);
 
-Capabilities capabilities_of(const Offer& agreed);
+C10_EXPORT Capabilities capabilities_of(const Offer& agreed);
 
 }  // namespace collx

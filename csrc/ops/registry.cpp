@@ -80,7 +80,7 @@ std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
   std::shared_ptr<Communicator> communicator = find(name);
   TORCH_CHECK_VALUE(communicator != nullptr, "collx.", op, ": group_name: \"", name,
                     "\" names no communicator of this process; known: ", known_names(),
-                    ". collx.init() makes one, destroy() removes it");
+                    ". Communicators are made in Python, by collx.init(); destroy() removes them");
   return communicator;
 }
 

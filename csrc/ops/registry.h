@@ -2,6 +2,8 @@
 // communicator.
 #pragma once
 
+#include <c10/macros/Export.h>
+
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,7 +21,7 @@ void enter(const std::shared_ptr<Communicator>& communicator);
 void leave(const Communicator& communicator);
 
 /// Null when there is none.
-std::shared_ptr<Communicator> find(std::string_view name);
+C10_EXPORT std::shared_ptr<Communicator> find(std::string_view name);
 
 /// ValueError that lists the known names when there is none.
 std::shared_ptr<Communicator> require(const char* op, std::string_view name);

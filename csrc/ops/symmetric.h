@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/macros/Export.h>
 
 #include <array>
 #include <cstdint>
@@ -40,8 +41,8 @@ struct SymmetricRange {
 /// Not thread-safe: the communicator's lock guards it.
 class SymmetricMemory {
  public:
-  void add(const at::Tensor& tensor, const std::vector<uint64_t>& pointers, uint64_t bytes,
-           uint64_t key, int rank);
+  C10_EXPORT void add(const at::Tensor& tensor, const std::vector<uint64_t>& pointers,
+                      uint64_t bytes, uint64_t key, int rank);
   std::optional<SymmetricRange> find(const void* data, uint64_t bytes);
   void clear() { allocations_.clear(); }
 

@@ -12,6 +12,7 @@ The operators are torch.ops.collx.*; `collx.reference` says in plain PyTorch wha
 `collx.nn` has the pairs of collectives that tensor-parallel layers are built of.
 """
 
+import contextlib
 from importlib.metadata import PackageNotFoundError, version
 
 from collx import _effects, nn, reference
@@ -71,8 +72,10 @@ except PackageNotFoundError:  # imported from a tree that was never installed
 cuda_built: bool = extension.cuda_built
 """Whether this build has the CUDA kernels. Without them `init` takes the CPU alone, GPUs or not."""
 
-# So that torch.distributed._symmetric_memory serves the CPU as soon as collx is imported.
-extension.register_cpu_allocator()
+# So that torch.distributed._symmetric_memory serves the CPU as soon as collx is imported. Where
+# another package does so already, init on the CPU tries again and says so.
+with contextlib.suppress(RuntimeError):
+    extension.register_cpu_allocator()
 _effects.register()
 
 __all__ = [

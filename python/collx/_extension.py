@@ -1,18 +1,49 @@
-"""The one place that imports the compiled extension."""
+"""The one place that imports the compiled extension: the build for the PyTorch that is here."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch  # first: its libraries have to be loaded before the extension's
 
+import collx
+
+_PREFIX = "_torch"  # of the folders of builds, which setup.py names
+_CURE = "`pip install --no-build-isolation --no-deps --force-reinstall .` in collx's sources"
+
+
+def _folder() -> Path:
+    """Where the build for this PyTorch lies. Nothing is loaded before it is known to be the right
+    one: the symbols of another would not be found, or be other ones."""
+    package = Path(__file__).parent
+    minor = ".".join(torch.__version__.split(".")[:2])
+    folder = package / (_PREFIX + minor.replace(".", "_"))
+    if folder.is_dir():
+        return folder
+    found = [p.name.removeprefix(_PREFIX) for p in sorted(package.glob(f"{_PREFIX}*"))]
+    here = f"this is PyTorch {torch.__version__}"
+    if not found:
+        raise ImportError(f"collx's extension is not built, and {here}. Build it: {_CURE}.")
+    raise ImportError(
+        f"collx was built for PyTorch {', '.join(found).replace('_', '.')}, and {here}. Build it "
+        f"for this one: {_CURE}; or install the PyTorch that it was built for."
+    )
+
+
+_found = _folder()
+library = _found / "libcollx.so"
+"""All operators, without Python: torch.ops.load_library takes it, and so does a C++ process."""
+
+# Before a module of the same name that an older build may have left beside this file.
+collx.__path__.insert(0, str(_found))
 try:
     from collx import _C
 except ImportError as error:
     raise ImportError(
-        "collx's compiled extension could not be loaded: "
-        f"{error}. Build it with `pip install --no-build-isolation -e .` in a checkout "
-        f"(this PyTorch is {torch.__version__}; the extension fits only the one it was built with)."
+        f"collx's extension for PyTorch {torch.__version__} could not be loaded: {error}. "
+        f"Build it: {_CURE}."
     ) from error
 
 extension = _C
 
-__all__ = ["extension"]
+__all__ = ["extension", "library"]

@@ -450,6 +450,6 @@ def _group_size(op: str, name: str) -> int:
     if communicator is None:
         raise ValueError(
             f'collx.{op}: group_name: "{name}" names no communicator of this process. '
-            "collx.init() makes one, destroy() removes it"
+            "Communicators are made by collx.init(); destroy() removes them"
         )
     return communicator.world_size

@@ -1,4 +1,5 @@
-// The extension module collx._C. python/collx/_C.pyi documents this surface.
+// The extension module collx._C, which links to the library of operators. python/collx/_C.pyi
+// documents this surface.
 //
 // pybind11 is the copy in torch/include: it shares types and exceptions with PyTorch's own modules.
 #include <torch/csrc/utils/pybind.h>
@@ -8,16 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "memory/boot_id.h"
-#include "memory/cpu_allocator.h"
-#include "ops/communicator.h"
-#include "ops/errors.h"
-#include "ops/explain.h"
-#include "ops/python_errors.h"
-#include "ops/region.h"
-#include "ops/registry.h"
-#include "protocol/names.h"
-#include "protocol/partition.h"
+#include "../memory/boot_id.h"
+#include "../memory/cpu_allocator.h"
+#include "../ops/communicator.h"
+#include "../ops/errors.h"
+#include "../ops/explain.h"
+#include "../ops/region.h"
+#include "../ops/registry.h"
+#include "../protocol/names.h"
+#include "../protocol/partition.h"
+#include "errors.h"
+#include "interpreter_lock.h"
 
 namespace py = pybind11;
 
@@ -177,9 +179,10 @@ void bind_communicator(py::module_& m) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "collx: operators (torch.ops.collx) and communicators.";
   m.attr("cuda_built") = py::bool_(COLLX_CUDA != 0);
-  collx::bind_errors(m.ptr());
+  collx::bind_errors(m);
   bind_communicator(m);
-  m.def("register_cpu_allocator", &collx::memory::register_cpu_allocator);
+  m.def("register_cpu_allocator",
+        [] { collx::memory::register_cpu_allocator(collx::python_lock()); });
   m.def("boot_id", &collx::memory::boot_id);
   m.def("region_layout", &region_layout, py::arg("device_type"), py::arg("world_size"),
         py::arg("payload_bytes"));

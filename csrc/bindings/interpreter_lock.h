@@ -1,0 +1,10 @@
+// How symmetric memory gives up Python's lock while it waits for a peer.
+#pragma once
+
+#include "../memory/interpreter_lock.h"
+
+namespace collx {
+
+memory::InterpreterLock python_lock();
+
+}  // namespace collx

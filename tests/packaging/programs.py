@@ -1,0 +1,59 @@
+"""Programs of these tests: Python and C++ processes of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+TORCH = ".".join(torch.__version__.split(".")[:2])
+
+
+def run(
+    *command: str | Path, where: Path = ROOT, code: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs it to its end, which has to be `code`."""
+    done = subprocess.run(
+        command,
+        cwd=where,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == code, f"{command} ended with {done.returncode}\n{done.stdout}"
+    return done
+
+
+def python(program: str, *, path: Path | None = None, code: int = 0, **environment: str) -> str:
+    """What a Python program says; `path` is where it finds collx, if not where we do."""
+    source = ROOT / "python" if path is None else path
+    environment["PYTHONPATH"] = str(source)
+    return run(sys.executable, "-c", program, where=source, code=code, **environment).stdout
+
+
+def compiled(source: str, target: Path, *options: str) -> Path:
+    """A C++ source of this folder, compiled and linked to LibTorch, without Python."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    libraries = cpp_extension.library_paths()
+    run(
+        compiler,
+        *("-std=c++20", "-O0", str(HERE / source), "-o", target),
+        *(option for path in cpp_extension.include_paths() for option in ("-isystem", path)),
+        *(option for path in libraries for option in (f"-L{path}", f"-Wl,-rpath,{path}")),
+        # All of PyTorch, as in a program that runs a model: what the library needs is there.
+        *("-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", *options),
+    )
+    return target

@@ -1,0 +1,180 @@
+"""What setup.py builds, for which PyTorch, and what is in the archives that come of it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools
+import torch
+from torch.utils import cpp_extension
+
+from .programs import ROOT, TORCH, python, run
+
+MODULE_FOLDER = f"collx/_torch{TORCH.replace('.', '_')}"
+CPU_OBJECTS = ROOT / "build" / TORCH / "cpu" / "build.ninja"
+
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """What setup.py would do: what it hands to setuptools, in an environment and with a command,
+    a PyTorch and a CUDA_HOME that the test names. SystemExit when it refuses."""
+
+    def made(
+        command: str = "build",
+        version: str = str(torch.__version__),
+        home: Path | None = None,
+        **environment: str,
+    ) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "__version__", version)
+            patch.setattr(cpp_extension, "CUDA_HOME", home and str(home))
+            patch.setattr(setuptools, "setup", given.update)
+            patch.setattr(sys, "argv", ["setup.py", command])
+            for name in ("COLLX_CUDA", "COLLX_WERROR"):
+                patch.setenv(name, environment.get(name, ""))
+            runpy.run_path(str(ROOT / "setup.py"))
+        return given
+
+    return made
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path) -> Path:
+    """A CUDA_HOME with an nvcc, which nothing here runs."""
+    if torch.version.cuda is None:
+        pytest.skip("PyTorch was built without CUDA")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    return tmp_path
+
+
+def sources(planned: dict[str, Any]) -> list[str]:
+    return [source for e in planned["ext_modules"] for source in e.sources]
+
+
+def flags(planned: dict[str, Any]) -> list[str]:
+    tools = [tool for e in planned["ext_modules"] for tool in e.extra_compile_args.values()]
+    return [flag for tool in tools for flag in tool]
+
+
+def test_the_kernels_are_left_out_on_demand_where_nvcc_is(plan: Plan, nvcc: Path) -> None:
+    with_kernels = plan(home=nvcc)
+    without = plan(home=nvcc, COLLX_CUDA="0")
+    assert any(source.endswith(".cu") for source in sources(with_kernels))
+    assert not any("cuda/" in source for source in sources(without))
+    assert not any("cuda" in name for e in without["ext_modules"] for name in e.libraries)
+    assert "-DCOLLX_CUDA=1" in flags(with_kernels)
+    assert "-DCOLLX_CUDA=1" not in flags(without)
+    assert "-DCOLLX_CUDA=0" in flags(without)
+
+
+def test_the_version_says_what_a_build_is_for(plan: Plan, nvcc: Path) -> None:
+    cuda = "cu" + str(torch.version.cuda).replace(".", "")
+    assert plan(home=nvcc)["version"].endswith(f"+torch{TORCH}.{cuda}")
+    assert plan(home=nvcc, COLLX_CUDA="0")["version"].endswith(f"+torch{TORCH}.cpu")
+
+
+def test_without_nvcc_the_kernels_are_left_out_or_refused(plan: Plan, tmp_path: Path) -> None:
+    for home in (None, tmp_path):
+        assert plan(home=home)["version"].endswith("cpu")
+        with pytest.raises(SystemExit, match="COLLX_CUDA=1 needs nvcc"):
+            plan(home=home, COLLX_CUDA="1")
+
+
+@pytest.mark.parametrize("name", ["COLLX_CUDA", "COLLX_WERROR"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(plan: Plan, name: str) -> None:
+    with pytest.raises(SystemExit, match=f"{name} is 'yes'; it can be 0, 1 or unset"):
+        plan(**{name: "yes"})
+
+
+def test_warnings_are_errors_on_demand_alone(plan: Plan) -> None:
+    assert not [flag for flag in flags(plan()) if "Werror" in flag]
+    assert [flag for flag in flags(plan(COLLX_WERROR="1")) if "Werror" in flag]
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.16.0.dev20270101", "3.11.0"])
+def test_a_torch_outside_of_the_range_is_refused(plan: Plan, version: str) -> None:
+    with pytest.raises(SystemExit, match=r"collx needs PyTorch 2\.11 to 2\.15") as refused:
+        plan("build", version)
+    assert f"found {version}" in str(refused.value)
+    assert "--no-build-isolation" in str(refused.value)
+
+
+def test_a_build_requires_the_torch_that_it_was_made_with(plan: Plan) -> None:
+    assert plan("bdist_wheel", "2.13.1")["install_requires"] == ["torch==2.13.*"]
+
+
+def test_sources_require_the_range_that_pyproject_builds_with(plan: Plan) -> None:
+    build_system = re.search(r'"(torch[<>=][^"]*)"', (ROOT / "pyproject.toml").read_text())
+    assert build_system is not None
+    made = plan("sdist")
+    assert made["install_requires"] == [build_system[1]]
+    assert "+" not in made["version"]
+
+
+def test_sources_hold_all_that_a_build_takes(tmp_path: Path) -> None:
+    out = str(tmp_path)
+    run(sys.executable, "setup.py", "-q", "egg_info", "-e", out, "sdist", "-d", out, COLLX_CUDA="0")
+    (archive,) = tmp_path.glob("collx-*.tar.gz")
+    with tarfile.open(archive) as made:
+        names = {name.partition("/")[2] for name in made.getnames()}
+        metadata = made.extractfile(archive.name.removesuffix(".tar.gz") + "/PKG-INFO")
+        assert metadata is not None
+        assert "Requires-Dist: torch<2.16,>=2.11\n" in metadata.read().decode()
+    tracked = run("git", "ls-files", "csrc", "python").stdout.split()
+    missing = {*tracked, "setup.py", "pyproject.toml", "README.md", "LICENSE"} - names
+    assert not missing
+    assert not [name for name in names if name.endswith(".so")]
+
+
+def wheel(folder: Path) -> zipfile.ZipFile:
+    """A wheel without the CUDA kernels, made of the objects that the build here has left."""
+    if not CPU_OBJECTS.exists():
+        pytest.skip("there is no build without CUDA here, whose objects could be used again")
+    out = str(folder)
+    command = ["egg_info", "-e", out, "build", "--build-lib", f"{out}/lib", "bdist_wheel"]
+    command += ["--dist-dir", out, "--bdist-dir", f"{out}/bdist"]
+    run(sys.executable, "setup.py", "-q", *command, COLLX_CUDA="0")
+    (archive,) = folder.glob("*.whl")
+    return zipfile.ZipFile(archive)
+
+
+@pytest.mark.timeout(1200)
+def test_a_wheel_is_complete_and_runs(tmp_path: Path) -> None:
+    with wheel(tmp_path) as made:
+        names = set(made.namelist())
+        made.extractall(tmp_path / "site")
+    headers = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cuh")]
+    shipped = {"protocol", "cuda"}
+    for header in headers:
+        inside = header.relative_to(ROOT / "csrc")
+        assert (f"collx/include/{inside}" in names) == (inside.parts[0] in shipped)
+    assert {"collx/py.typed", "collx/_C.pyi", f"{MODULE_FOLDER}/libcollx.so"} <= names
+    modules = [n for n in names if re.fullmatch(rf"{MODULE_FOLDER}/_C\..*\.so", n)]
+    assert len(modules) == 1
+    assert len([n for n in names if n.endswith(".so")]) == 2
+    (metadata,) = (tmp_path / "site").glob("collx-*.dist-info/METADATA")
+    assert f"Requires-Dist: torch=={TORCH}.*\n" in metadata.read_text()
+    said = python(
+        "import collx, collx._extension as e;"
+        "print(collx.__file__, e.library, e.extension.cuda_built, collx.__version__)",
+        path=tmp_path / "site",
+    ).split()
+    site = tmp_path / "site" / "collx"
+    assert said[:3] == [
+        str(site / "__init__.py"),
+        str(tmp_path / "site" / MODULE_FOLDER / "libcollx.so"),
+        "False",
+    ]
+    assert said[3].endswith(f"+torch{TORCH}.cpu")

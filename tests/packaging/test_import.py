@@ -1,0 +1,69 @@
+"""Importing collx where something does not fit: one clear error that says what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from .programs import ROOT, TORCH, compiled, python
+
+IMPORT = """
+import torch
+torch.__version__ = {version!r}
+try:
+    import collx
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_build_for_another_torch_is_refused_before_it_is_loaded() -> None:
+    said = python(IMPORT.format(version="2.99.1"))
+    assert f"collx was built for PyTorch {TORCH}" in said
+    assert "this is PyTorch 2.99.1" in said
+    assert "pip install --no-build-isolation" in said
+
+
+def test_another_patch_of_the_same_torch_is_not_refused() -> None:
+    assert python(IMPORT.format(version=f"{TORCH}.99+cu999")) == ""
+
+
+def copy_of_sources(folder: Path) -> Path:
+    ignored = shutil.ignore_patterns("_torch*", "__pycache__", "*.so", "*.egg-info")
+    shutil.copytree(ROOT / "python", folder, ignore=ignored)
+    return folder
+
+
+def test_sources_without_a_build_say_how_to_build(tmp_path: Path) -> None:
+    said = python(IMPORT.format(version=torch.__version__), path=copy_of_sources(tmp_path / "here"))
+    assert "collx's extension is not built" in said
+    assert "pip install --no-build-isolation" in said
+
+
+def test_a_damaged_build_says_how_to_build(tmp_path: Path) -> None:
+    sources = copy_of_sources(tmp_path / "here")
+    (sources / "collx" / f"_torch{TORCH.replace('.', '_')}").mkdir()
+    said = python(IMPORT.format(version=torch.__version__), path=sources)
+    assert "could not be loaded" in said
+    assert "pip install --no-build-isolation" in said
+
+
+def test_another_allocator_for_the_cpu_fails_init_and_not_the_import(tmp_path: Path) -> None:
+    other = compiled("other_allocator.cpp", tmp_path / "libother.so", "-shared", "-fPIC")
+    program = f"""
+import torch, torch.distributed as dist
+torch.ops.load_library({str(other)!r})
+import collx
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    collx.init()
+except collx.InitError as error:
+    print(error)
+"""
+    said = python(program)
+    assert "step 'backend' failed" in said
+    assert "another package has registered a symmetric memory allocator" in said
+    assert "'OTHER'" in said
+    assert "in a process that does not register that one" in said
