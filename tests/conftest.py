@@ -13,6 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 pytest.register_assert_rewrite("tests.common")
 
+from tests.common.limits import HEART  # noqa: E402
 from tests.common.pool import Pool, Pools  # noqa: E402
 from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds  # noqa: E402
 
@@ -58,6 +59,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not values:
         values = [pytest.param(None, id="cuda", marks=pytest.mark.skip(reason=NEEDS_GPU))]
     metafunc.parametrize("pool", values, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heart() -> None:
+    """Tells how late this machine is, see limits.py."""
+    HEART.start()
 
 
 @pytest.fixture(scope="session")

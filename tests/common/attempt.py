@@ -11,17 +11,19 @@ import torch
 
 from .rank import Rank
 
-SLACK = 1.0  # seconds past the timeout within which every rank must know
+CALLS_BEFORE_A_WORD = 20
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How a call went. `error` is the exception's class name, "" if there was none."""
+    """How a call went. `error` is the exception's class name, "" if there was none. When it
+    `started` is a time that all processes share."""
 
     error: str
     message: str
     seconds: float
     bases: tuple[str, ...] = ()
+    started: float = 0.0
 
 
 def attempt(function: Callable[[], Any]) -> Attempt:
@@ -31,8 +33,21 @@ def attempt(function: Callable[[], Any]) -> Attempt:
         function()
     except Exception as error:
         bases = tuple(base.__name__ for base in type(error).__mro__)
-        return Attempt(type(error).__name__, str(error), time.monotonic() - started, bases)
-    return Attempt("", "", time.monotonic() - started)
+        name, seconds = type(error).__name__, time.monotonic() - started
+        return Attempt(name, str(error), seconds, bases, started)
+    return Attempt("", "", time.monotonic() - started, (), started)
+
+
+def call_until_failure(rank: Rank, call: Callable[[], Any], word: str = "calling") -> Attempt:
+    """Calls again and again, and returns how the last one went. Once all ranks have told `word`,
+    each of them is in the midst of it."""
+    for _ in range(CALLS_BEFORE_A_WORD):
+        call()
+    rank.tell(word)
+    last = attempt(call)
+    while not last.error:
+        last = attempt(call)
+    return last
 
 
 def finish(communicator: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ..attempt import Attempt, attempt, ones, works
+from ..limits import timeout_now
 from ..pool import Pool, Pools
 from ..rank import Rank
 from ..worlds import World
@@ -285,8 +286,8 @@ def test_init_and_calls_in_a_forked_child_are_refused(pool: Pool) -> None:
             assert "fork" in found[1]
 
 
-def _only_one_refuses(rank: Rank) -> tuple[Attempt, Attempt]:
-    communicator = rank.new_communicator("one-refuses", rank.fresh_group(), timeout=1.0)
+def _only_one_refuses(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
+    communicator = rank.new_communicator("one-refuses", rank.fresh_group(), timeout=timeout)
     op = "median" if rank.rank == 0 else "sum"
 
     def call() -> None:
@@ -304,7 +305,7 @@ def _only_one_refuses(rank: Rank) -> tuple[Attempt, Attempt]:
 @pytest.mark.worlds(2, 3)
 def test_when_one_rank_refuses_the_others_time_out_by_name(pool: Pool) -> None:
     """Semantics of errors: nobody hangs because one rank's argument was wrong."""
-    results = pool.run(_only_one_refuses)
+    results = pool.run(_only_one_refuses, timeout_now(pool))
     assert results[0][0].error == "ValueError"
     assert results[0][1].error == "CollectiveTimeout"
     for found, _ in results[1:]:

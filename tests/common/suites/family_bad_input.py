@@ -24,6 +24,7 @@ from ..family_cases import (
     data_of,
 )
 from ..family_check import OUTS, Prepared, arguments_of, overload, run_call
+from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
@@ -457,10 +458,12 @@ DEVICE_SPLITS = {
 ROWS = 6
 
 
-def _wrong_on_the_device(rank: Rank, what: str, check: bool) -> tuple[Attempt, Attempt, str]:
+def _wrong_on_the_device(
+    rank: Rank, what: str, check: bool, timeout: float
+) -> tuple[Attempt, Attempt, str]:
     less, more, missing = DEVICE_SPLITS[what]
     communicator = rank.new_communicator(
-        "device-splits", rank.fresh_group(), timeout=3.0, check=check
+        "device-splits", rank.fresh_group(), timeout=timeout, check=check
     )
     call = Call("alltoallv_device", "int32", (ROWS, 5), form="out", style="bits")
     prepared = Prepared(rank, communicator, call)
@@ -497,7 +500,8 @@ def test_device_splits_that_do_not_fit_are_a_mismatch(pool: Pool, what: str, che
     """They are found inside the call: every rank raises, nothing is written out of bounds, and
     the communicator refuses further work."""
     some_stand_for_all(pool, pool.size == 2 and not check)
-    for found, after, around in pool.run(_wrong_on_the_device, what, check):
+    timeout = timeout_now(pool, 3.0)
+    for found, after, around in pool.run(_wrong_on_the_device, what, check, timeout):
         assert found.error == "CollectiveMismatch", found
         assert "alltoallv" in found.message
         assert f"rank {pool.size - 1}" in found.message
@@ -510,8 +514,10 @@ def test_device_splits_that_do_not_fit_are_a_mismatch(pool: Pool, what: str, che
 SENT, EXPECTED = 503, 497  # bytes, told apart from all else in a message
 
 
-def _disagree(rank: Rank, check: bool) -> list[Attempt]:
-    communicator = rank.new_communicator("disagree", rank.fresh_group(), timeout=1.0, check=check)
+def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
+    communicator = rank.new_communicator(
+        "disagree", rank.fresh_group(), timeout=timeout, check=check
+    )
     last = rank.size - 1
     sent, received = [8] * rank.size, [8] * rank.size
     if rank.rank == 0:
@@ -536,7 +542,7 @@ def _disagree(rank: Rank, check: bool) -> list[Attempt]:
 @pytest.mark.worlds(2, 3)
 def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(pool: Pool) -> None:
     """The check compares what a pair exchanges: all ranks raise, with both numbers."""
-    for call, later in pool.run(_disagree, True):
+    for call, later in pool.run(_disagree, True, timeout_now(pool)):
         found = call if call.error else later
         assert found.error == "CollectiveMismatch", found
         for word in ("alltoallv", str(SENT), str(EXPECTED), "rank 0", f"rank {pool.size - 1}"):
@@ -547,11 +553,12 @@ def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(pool: Pool
 def test_splits_on_which_two_ranks_disagree_end_without_the_check(pool: Pool) -> None:
     """Without it the data may be wrong, but nobody waits for longer than the timeout. On CPU the
     pair always compares its numbers."""
-    results = pool.run(_disagree, False)
+    timeout = timeout_now(pool)
+    results = pool.run(_disagree, False, timeout)
     for call, later in results:
         assert call.error in ("", "CollectiveTimeout", "CollectiveMismatch"), call
         assert later.error in ("", "CollectiveTimeout", "CollectiveMismatch"), later
-        assert call.seconds < 2.0, call
+        assert_in_time(call, timeout)
     if pool.world.device == "cpu":
         errors = {found.error for result in results for found in result}
         assert "CollectiveMismatch" in errors

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ..attempt import SLACK, Attempt, attempt, finish, works
+from ..attempt import Attempt, attempt, finish, works
 from ..check import assert_none
+from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..norm_cases import OPS, Call, Fields, algorithms_of, quantises, scatters, ways
 from ..norm_check import Prepared, run_norm
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
-TIMEOUT = 1.0
 MANY = (
     "allreduce_residual_layernorm",
     "allreduce_residual_rmsnorm_fp8",
@@ -23,8 +23,8 @@ MANY = (
 DIRECTLY = [(op, algorithm) for op, algorithm in ways(*MANY) if algorithm != "fallback"]
 
 
-def _one_never_comes(rank: Rank, call: Call) -> dict[str, Attempt]:
-    communicator = rank.new_communicator("missing", rank.fresh_group(), timeout=TIMEOUT)
+def _one_never_comes(rank: Rank, call: Call, timeout: float) -> dict[str, Attempt]:
+    communicator = rank.new_communicator("missing", rank.fresh_group(), timeout=timeout)
     prepared = Prepared(rank, communicator, call)
 
     def run() -> None:
@@ -56,9 +56,10 @@ def test_a_missing_rank_of_a_norm_is_named(pool: Pool, op: str, algorithm: str) 
     one works."""
     some_stand_for_all(pool, algorithm == "auto")
     call = Call(op, rows=7, cols=256, algorithm=algorithm)
-    for rank, found in enumerate(pool.run(_one_never_comes, call)):
+    timeout = timeout_now(pool)
+    for rank, found in enumerate(pool.run(_one_never_comes, call, timeout)):
         assert found["next"].error in ("CommunicatorPoisoned", "CollectiveTimeout"), found
-        assert found["next"].seconds < 0.5, found
+        assert_in_time(found["next"], slack=AT_ONCE)
         assert found["destroy"].error == ""
         if rank == pool.size - 1:
             assert found["check"].error == "CollectiveTimeout", found
@@ -66,7 +67,8 @@ def test_a_missing_rank_of_a_norm_is_named(pool: Pool, op: str, algorithm: str) 
         assert found["call"].error == "CollectiveTimeout", found
         assert op in found["call"].message, found
         assert f"rank {pool.size - 1}" in found["call"].message, found
-        assert TIMEOUT * 0.8 < found["call"].seconds < TIMEOUT + SLACK, found
+        assert_in_time(found["call"], timeout)
+        assert found["call"].seconds > timeout * 0.8, found
 
 
 # What the last rank does otherwise, and a word that the message has.
@@ -83,8 +85,10 @@ DIFFERENT: dict[str, tuple[Fields, tuple[str, ...]]] = {
 }
 
 
-def _disagree(rank: Rank, what: str) -> list[Attempt]:
-    communicator = rank.new_communicator("disagree", rank.fresh_group(), timeout=2.0, check=True)
+def _disagree(rank: Rank, what: str, timeout: float) -> list[Attempt]:
+    communicator = rank.new_communicator(
+        "disagree", rank.fresh_group(), timeout=timeout, check=True
+    )
     call = Call("allreduce_residual_rmsnorm_fp8", rows=7, cols=256)
     if rank.rank == rank.size - 1:
         call = replace(call, **DIFFERENT[what][0])
@@ -108,7 +112,7 @@ def _disagree(rank: Rank, what: str) -> list[Attempt]:
 def test_norms_that_differ_between_ranks_are_named_in_checked_mode(pool: Pool, what: str) -> None:
     """Every option that changes results takes part in the comparison."""
     some_stand_for_all(pool, pool.size == 2 and what in ("rows", "rounding"))
-    for call, later in pool.run(_disagree, what):
+    for call, later in pool.run(_disagree, what, timeout_now(pool, 2.0)):
         found = call if call.error else later
         assert found.error == "CollectiveMismatch", found
         for word in ("allreduce_residual_rmsnorm_fp8", *DIFFERENT[what][1]):
