@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ pytest.register_assert_rewrite("tests.common")
 
 from tests.common.limits import HEART  # noqa: E402
 from tests.common.pool import Pool, Pools  # noqa: E402
-from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds  # noqa: E402
+from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds, gpu_count  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,7 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the full cross-products, too")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m takes its choice
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _devices_of(item.path) == ("cuda",):
+            item.add_marker(pytest.mark.cuda)
     asked = config.getoption("--full") or "full" in config.getoption("markexpr", "")
     if asked:
         return
@@ -38,27 +44,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-def _device_of(metafunc: pytest.Metafunc) -> str:
-    return "cuda" if "cuda" in metafunc.definition.path.parent.name else "cpu"
+def _devices_of(path: Path) -> tuple[str, ...]:
+    """What the tests of a file run on: the suites on both."""
+    return {"suites": ("cpu", "cuda"), "cuda": ("cuda",)}.get(path.parent.name, ("cpu",))
+
+
+def _marked(value: Any, device: str, lacking: str = "") -> Any:
+    marks = [pytest.mark.cuda] if device == "cuda" else []
+    marks += [pytest.mark.skip(reason=lacking)] if lacking else []
+    return pytest.param(value, id=str(value), marks=marks)
+
+
+def _worlds(device: str, mark: pytest.Mark | None, own_gpu: bool) -> list[Any]:
+    """The worlds of a device that a test wants; without a GPU, one that is skipped."""
+    sizes = tuple(mark.args) if mark else None
+    worlds = cpu_worlds(sizes) if device == "cpu" else cuda_worlds(sizes)
+    each = f"{NEEDS_GPU} for each rank"
+    found = [_marked(world, device, each if own_gpu and world.shared else "") for world in worlds]
+    return found or [_marked(device, device, NEEDS_GPU)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives `pool` one value for each world: by the test's folder (device) and `worlds` mark."""
-    if "pool" not in metafunc.fixturenames:
-        return
-    mark = metafunc.definition.get_closest_marker("worlds")
-    sizes = tuple(mark.args) if mark else None
-    own = metafunc.definition.get_closest_marker("own_gpu") is not None
-    worlds = cpu_worlds(sizes) if _device_of(metafunc) == "cpu" else cuda_worlds(sizes)
-    values = []
-    for world in worlds:
-        lacking = own and world.shared
-        reason = f"{NEEDS_GPU} for each of {world.size} ranks"
-        marks = [pytest.mark.skip(reason=reason)] if lacking else []
-        values.append(pytest.param(world, id=str(world), marks=marks))
-    if not values:
-        values = [pytest.param(None, id="cuda", marks=pytest.mark.skip(reason=NEEDS_GPU))]
-    metafunc.parametrize("pool", values, indirect=True, scope="session")
+    """Gives `pool` one value for each world, by the test's folder and its `worlds` mark; or, where
+    a test asks for that alone, `device` one for each device."""
+    devices = _devices_of(metafunc.definition.path)
+    if "pool" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("worlds")
+        own = metafunc.definition.get_closest_marker("own_gpu") is not None
+        values = [value for device in devices for value in _worlds(device, mark, own)]
+        metafunc.parametrize("pool", values, indirect=True, scope="session")
+    elif "device" in metafunc.fixturenames:
+        gpus = gpu_count()
+        values = [_marked(d, d, "" if d == "cpu" or gpus else NEEDS_GPU) for d in devices]
+        metafunc.parametrize("device", values)
 
 
 @pytest.fixture(scope="session", autouse=True)

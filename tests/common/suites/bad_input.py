@@ -16,7 +16,7 @@ from ..attempt import Attempt, attempt, ones, works
 from ..limits import timeout_now
 from ..pool import Pool, Pools
 from ..rank import Rank
-from ..worlds import World
+from ..worlds import World, gpu_count
 
 Call = Callable[[Rank, str], Any]
 
@@ -215,15 +215,10 @@ def _make_default(rank: Rank) -> Attempt:
     return attempt(lambda: rank.new_communicator("too-many", timeout=20.0))
 
 
-def test_too_many_ranks_are_refused(pools: Pools, request: pytest.FixtureRequest) -> None:
+def test_too_many_ranks_are_refused(pools: Pools, device: str) -> None:
     """World size 17 on CPU, 9 on CUDA: refused by name on every rank."""
-    from ..worlds import NEEDS_GPU, gpu_count
-
-    on_cuda = "cuda" in request.path.parent.name
-    gpus = gpu_count()
-    if on_cuda and not gpus:
-        pytest.skip(NEEDS_GPU)
-    world = World("cuda", 9, min(9, gpus)) if on_cuda else World("cpu", 17)
+    on_cuda = device == "cuda"
+    world = World("cuda", 9, min(9, gpu_count())) if on_cuda else World("cpu", 17)
     crowd = pools.get(world)
     try:
         for found in crowd.run(_make_default):

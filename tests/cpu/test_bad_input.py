@@ -1,1 +1,0 @@
-from tests.common.suites.bad_input import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.failure import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.family_forms import *  # noqa: F403

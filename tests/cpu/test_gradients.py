@@ -1,1 +1,0 @@
-from tests.common.suites.gradients import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.lifecycle import *  # noqa: F403

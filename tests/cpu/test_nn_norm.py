@@ -1,1 +1,0 @@
-from tests.common.suites.nn_norm import *  # noqa: F403

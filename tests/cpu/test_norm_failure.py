@@ -1,1 +1,0 @@
-from tests.common.suites.norm_failure import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.norm_numerics import *  # noqa: F403

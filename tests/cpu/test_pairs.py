@@ -1,1 +1,0 @@
-from tests.common.suites.pairs import *  # noqa: F403

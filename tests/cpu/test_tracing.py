@@ -1,1 +1,0 @@
-from tests.common.suites.tracing import *  # noqa: F403

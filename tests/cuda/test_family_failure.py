@@ -1,1 +1,0 @@
-from tests.common.suites.family_failure import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.family_fuzz import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.family_numerics import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.family_skew import *  # noqa: F403

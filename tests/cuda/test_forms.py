@@ -1,1 +1,0 @@
-from tests.common.suites.forms import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.norm_forms import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.norm_skew import *  # noqa: F403

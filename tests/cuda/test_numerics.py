@@ -1,1 +1,0 @@
-from tests.common.suites.numerics import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.pool import *  # noqa: F403

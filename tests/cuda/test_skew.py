@@ -1,1 +1,0 @@
-from tests.common.suites.skew import *  # noqa: F403

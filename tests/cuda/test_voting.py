@@ -1,1 +1,0 @@
-from tests.common.suites.voting import *  # noqa: F403

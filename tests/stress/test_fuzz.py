@@ -1,1 +1,0 @@
-from tests.common.suites.fuzz import *  # noqa: F403
