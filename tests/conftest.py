@@ -15,6 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 pytest.register_assert_rewrite("tests.common")
 
+from tests.common import sampling  # noqa: E402
 from tests.common.limits import HEART  # noqa: E402
 from tests.common.pool import Pool, Pools  # noqa: E402
 from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds, gpu_count  # noqa: E402
@@ -101,7 +102,12 @@ def pool(pools: Pools, request: pytest.FixtureRequest) -> Pool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says what did not run for want of a GPU."""
+    """Says what was sampled, and what did not run for want of a GPU."""
+    sampled = sampling.summary()
+    if sampled:
+        terminalreporter.section("sampled: calls made of those that there are")
+    for line in sampled:
+        terminalreporter.line(line)
     reports = terminalreporter.stats.get("skipped", [])
     lacking = [report for report in reports if NEEDS_GPU in str(report.longrepr)]
     if not lacking:

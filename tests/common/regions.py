@@ -1,4 +1,5 @@
-"""Access to the words of a communicator's own region, for tests that start from rare states.
+"""Access to the words of a communicator's own region, for tests that start from rare states, and
+find out whether they went past them.
 
 The offsets follow csrc/protocol/layout.h and csrc/cpu/control.h. That they are right is checked
 where they are used: the words there must hold what a communicator has after its self-test.
@@ -6,12 +7,15 @@ where they are used: the words there must hold what a communicator has after its
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .rank import Rank
+
+BORDERS = (1 << 32, 1 << 31)  # where counters wrap around, by their bits and by their sign
 
 ALIGNMENT = 256  # of every part of a region
 LINE = 64
@@ -120,6 +124,48 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
         _words(communicator, at + 4, 1).fill_(value)
     rank.synchronize()
     rank.barrier()
+
+
+def counters(communicator: Any) -> dict[str, torch.Tensor]:
+    """The counters that `set_epochs` sets and calls advance, by what they count."""
+    where = places(communicator)
+    if communicator.device.type == "cpu":
+        channels = _words(communicator, where.epochs + 4, CPU_CHANNELS).tolist()
+        return {f"channel {c}": torch.tensor([value]) for c, value in enumerate(channels)}
+    found = {"barriers": _words(communicator, where.epochs, MAX_BLOCKS)}
+    for name, (at, tiles) in zip(CUDA_AREAS, where.entries, strict=False):
+        found[f"tiles of {name}"] = _words(communicator, at, 2 * tiles)[::2]
+    for name, (at, words) in zip(("sent", "received", "done"), where.counts, strict=True):
+        found[f"uses {name}"] = _words(communicator, at, words)
+    return {name: words.cpu() for name, words in found.items()}
+
+
+def past_the_wrap(
+    rank: Rank,
+    border: int,
+    rounds: int,
+    calls: Iterable[Any],
+    run: Callable[[Rank, Any, Any], str],
+) -> list[str]:
+    """Makes the calls, among them each kind `rounds` times, on a communicator whose counters start
+    half as many uses before `border`. What went wrong, and which counters advanced without
+    reaching it. Collective."""
+    communicator = rank.new_communicator("wrap", payload_bytes=rank.smallest_payload())
+    ahead = max(1, rounds // 2)
+    set_epochs(rank, communicator, border - ahead)
+    made = ((number, call, run(rank, communicator, call)) for number, call in enumerate(calls))
+    found = [f"call {number}: {call}: {wrong}" for number, call, wrong in made if wrong]
+    rank.synchronize()
+    advanced = {
+        name: int(((words.long() - (border - ahead)) % (1 << 32)).max())
+        for name, words in counters(communicator).items()
+    }
+    short = {name: by for name, by in advanced.items() if 0 < by < ahead}
+    if short or not any(advanced.values()):
+        found.append(f"the counters start {ahead} before {border:#x} and advance by {advanced}")
+    communicator.destroy()
+    rank.arenas.pop(communicator.name, None)
+    return found[:5]
 
 
 def poison_payload(rank: Rank, communicator: Any) -> None:

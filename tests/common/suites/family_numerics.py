@@ -3,6 +3,7 @@ reductions by the bits of the numeric contract."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -29,6 +30,7 @@ from ..family_cases import (
 )
 from ..family_check import run_calls
 from ..pool import Pool
+from ..sampling import note
 from ..values import PACKED, REDUCE_OPS
 
 # Calls of a test of one op and algorithm: where ranks outnumber cores, or share a GPU, each takes
@@ -58,6 +60,7 @@ def check(
         legal(Call(op, **{"algorithm": algorithm, "seed": number + 1, **fields}))
         for number, fields in enumerate(spread(count or budget, seed, *dimensions))
     ]
+    note(len(calls), math.prod(map(len, dimensions)))
     assert_none(pool.run(run_calls, calls, key))
 
 

@@ -15,7 +15,8 @@ from ..family_cases import IN_PLACE, NEW, OPS, ROOTED, WITH_SPLITS, Call, data_o
 from ..family_check import Prepared, Tensors, all_differences, arguments_of, make, run_call
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
-from ..regions import poison_payload, set_epochs
+from ..regions import BORDERS, past_the_wrap, poison_payload
+from ..sampling import every
 from .skew import delay
 
 SLICE = 1 << 16  # of an arena, for each call of a sequence
@@ -185,30 +186,28 @@ def test_all_ops_follow_each_other(pool: Pool, backwards: bool) -> None:
         _call(op, algorithm, (700, 90, 5)[number % 3], pool.size, root=number)
         for number, (op, algorithm) in enumerate(DIRECTLY)
     ]
-    calls = calls[::3] if pool.shared else calls
+    calls = every(calls, 3 if pool.shared else 1)
     assert_none(pool.run(_in_a_row, calls[::-1] if backwards else calls, "default"))
 
 
-def _near_the_wrap(rank: Rank, start: int, calls: list[Call], rounds: int) -> list[str]:
-    communicator = rank.new_communicator("family-wrap", payload_bytes=rank.smallest_payload())
-    set_epochs(rank, communicator, start)
-    found = []
-    for number in range(rounds):
-        for call in calls:
-            wrong = run_call(rank, communicator, replace(call, seed=number % 3 + 1, root=number))
-            found += [f"round {number}: {call}: {wrong}"] if wrong else []
-    communicator.destroy()
-    rank.arenas.pop(communicator.name, None)
-    return found[:5]
+def _past_the_wrap(rank: Rank, border: int, rounds: int, calls: list[Call]) -> list[str]:
+    varied = (
+        replace(call, seed=number % 3 + 1, root=number)
+        for number in range(rounds)
+        for call in calls
+    )
+    return past_the_wrap(rank, border, rounds, varied, run_call)
 
 
 @pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("start", [0xFFFFFFE0, 0x7FFFFFE0], ids=["unsigned", "signed"])
-def test_counters_of_the_family_survive_the_wrap_around(pool: Pool, start: int) -> None:
+@pytest.mark.parametrize("border", BORDERS, ids=["unsigned", "signed"])
+def test_counters_of_the_family_survive_the_wrap_around(pool: Pool, border: int) -> None:
     """Hazards 3 and 4: epochs, and uses of channels, that start just before 2^32 (and 2^31)."""
-    calls = [_call(op, algorithm, 300, pool.size) for op, algorithm in DIRECTLY]
-    rounds = 3 if pool.shared else 12
-    assert_none(pool.run(_near_the_wrap, start, calls[::3] if pool.shared else calls, rounds))
+    calls = every(
+        [_call(op, algorithm, 300, pool.size) for op, algorithm in DIRECTLY],
+        3 if pool.shared else 1,
+    )
+    assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 12, calls))
 
 
 def _poisoned_payload(rank: Rank, calls: list[Call]) -> list[str]:
@@ -224,7 +223,7 @@ def _poisoned_payload(rank: Rank, calls: list[Call]) -> list[str]:
 def test_nothing_of_the_family_is_read_before_it_has_arrived(pool: Pool) -> None:
     """Hazard 20: staging and results hold NaN before each call, and outputs do."""
     calls = [_call(op, algorithm, 3000, pool.size) for op, algorithm in DIRECTLY]
-    assert_none(pool.run(_poisoned_payload, calls[::4] if pool.shared else calls))
+    assert_none(pool.run(_poisoned_payload, every(calls, 4 if pool.shared else 1)))
 
 
 def _in_barrier(rank: Rank, late: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from ..norm_cases import OPS, Call, Fields, algorithms_of, quantises, scatters, 
 from ..norm_check import Prepared, run_norm
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
+from ..sampling import every
 
 MANY = (
     "allreduce_residual_layernorm",
@@ -134,7 +135,7 @@ def test_the_check_lets_equal_calls_pass(pool: Pool, op: str) -> None:
         for algorithm in algorithms_of(op)
         for rows, form in ((1, "functional"), (4, "out"), (0, "out"))
     ]
-    assert_none(pool.run(_checked_calls, calls[:: 6 if pool.shared else 1]))
+    assert_none(pool.run(_checked_calls, every(calls, 6 if pool.shared else 1)))
 
 
 def test_a_scattering_norm_is_among_those_that_fail() -> None:

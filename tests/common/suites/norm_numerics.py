@@ -27,6 +27,7 @@ from ..norm_cases import (
 from ..norm_check import run_norms
 from ..norm_samples import SCALES, Factors, calls_of, forms_of, modes_of, pairwise, sizes
 from ..pool import Pool
+from ..sampling import every
 
 QUANTISING = tuple(op for op in OPS if quantises(op))
 SMALL_ROWS = (0, 1, 2, 7)
@@ -42,7 +43,7 @@ def share_of(pool: Pool, calls: Sequence[Call]) -> list[Call]:
     """The calls that this world makes: where there are few, at least one."""
     own = SHARE_OF_GPUS if pool.world.device == "cuda" else SHARE
     step = (SHARE_SHARED if pool.shared else own)[pool.size]
-    return list(calls[pool.size % min(step, len(calls)) :: step])
+    return every(calls, step, pool.size)
 
 
 def check(pool: Pool, calls: Sequence[Call], key: str = "default") -> None:
@@ -107,9 +108,7 @@ def test_all_algorithms_give_the_same_bits(pool: Pool, op: str) -> None:
         for dtype, rows in itertools.product(DTYPES, (1, 18))
         for algorithm in algorithms_of(op)
     ]
-    if pool.shared:
-        calls = calls[pool.size :: 8]
-    assert_none(pool.run(run_norms, calls))
+    assert_none(pool.run(run_norms, every(calls, 8 if pool.shared else 1, pool.size)))
 
 
 @pytest.mark.worlds(2, 3, 8)
@@ -146,7 +145,9 @@ def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
     ]
     calls = calls_of(op, combinations)
     # 7 divides neither 2 nor the number of scales: all of them occur.
-    assert_none(pool.run(run_norms, calls[:: 43 if pool.shared else (1, 1, 1, 3, 7)[pool.size]]))
+    assert_none(
+        pool.run(run_norms, every(calls, 43 if pool.shared else (1, 1, 1, 3, 7)[pool.size]))
+    )
 
 
 @pytest.mark.worlds(2, 3)
@@ -165,7 +166,7 @@ def test_bounds_of_scales_are_exact(pool: Pool, op: str) -> None:
     combinations += [{**tiny, "scale": scale} for scale in SCALES]
     combinations += [{**tiny, "scale": scale, "dtype": "float16"} for scale in SCALES]
     calls = calls_of(op, combinations)
-    assert_none(pool.run(run_norms, calls[:: 12 if pool.shared else 1]))
+    assert_none(pool.run(run_norms, every(calls, 12 if pool.shared else 1)))
 
 
 @pytest.mark.worlds(2, 3, 4)
@@ -182,7 +183,7 @@ def test_every_kind_of_row_in_every_rounding(pool: Pool, op: str) -> None:
     ]
     base = {"style": "rows", "rows": 18, "cols": 96, "keep_norm": True}
     calls = calls_of(op, [{**base, **combination} for combination in combinations])
-    assert_none(pool.run(run_norms, calls[pool.size :: 9 if pool.shared else 1]))
+    assert_none(pool.run(run_norms, every(calls, 9 if pool.shared else 1, pool.size)))
 
 
 # --- everything -----------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def test_full_cross_product_of_small_sizes(pool: Pool, op: str, dtype: str, roun
         legal(replace(call, seed=number % 7 + 1, **turns[number % len(turns)]))
         for number, call in enumerate(calls_of(op, combinations))
     ]
-    calls = calls[:: 200 if pool.shared else 1]
+    calls = every(calls, 200 if pool.shared else 1)
     for start in range(0, len(calls), JOB):
         assert_none(pool.run(run_norms, calls[start : start + JOB]))
 

@@ -17,7 +17,8 @@ from ..norm_cases import OPS, Call, data_of, legal, outputs_of, quantises, ways
 from ..norm_check import Prepared, arguments_of, make, run_norm, tensors_of, wrong_results
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
-from ..regions import poison_payload, set_epochs
+from ..regions import BORDERS, past_the_wrap, poison_payload
+from ..sampling import every
 from .skew import delay
 
 SLICE = 1 << 17  # of an arena, for each call of a sequence
@@ -184,30 +185,24 @@ def test_all_norms_follow_each_other(pool: Pool, backwards: bool) -> None:
         if number % 5 == 0:
             name = ("allreduce", "reducescatter", "broadcast", "allgather")[number // 5 % 4]
             steps.append(_other(name, 200))
-    steps = steps[::6] if pool.shared else steps
+    steps = every(steps, 6 if pool.shared else 1)
     assert_none(pool.run(_in_a_row, steps[::-1] if backwards else steps, "default"))
 
 
-def _near_the_wrap(rank: Rank, start: int, calls: list[Call], rounds: int) -> list[str]:
-    communicator = rank.new_communicator("norm-wrap", payload_bytes=rank.smallest_payload())
-    set_epochs(rank, communicator, start)
-    found = []
-    for number in range(rounds):
-        for call in calls:
-            wrong = run_norm(rank, communicator, replace(call, seed=number % 3 + 1))
-            found += [f"round {number}: {call}: {wrong}"] if wrong else []
-    communicator.destroy()
-    rank.arenas.pop(communicator.name, None)
-    return found[:5]
+def _past_the_wrap(rank: Rank, border: int, rounds: int, calls: list[Call]) -> list[str]:
+    varied = (replace(call, seed=number % 3 + 1) for number in range(rounds) for call in calls)
+    return past_the_wrap(rank, border, rounds, varied, run_norm)
 
 
 @pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("start", [0xFFFFFFE0, 0x7FFFFFE0], ids=["unsigned", "signed"])
-def test_counters_of_the_norms_survive_the_wrap_around(pool: Pool, start: int) -> None:
+@pytest.mark.parametrize("border", BORDERS, ids=["unsigned", "signed"])
+def test_counters_of_the_norms_survive_the_wrap_around(pool: Pool, border: int) -> None:
     """Hazards 3 and 4: epochs that start just before 2^32 (and 2^31)."""
-    calls = [Call(op, rows=4, cols=256, algorithm=algorithm) for op, algorithm in DIRECTLY]
-    rounds = 3 if pool.shared else 8
-    assert_none(pool.run(_near_the_wrap, start, calls[::4] if pool.shared else calls, rounds))
+    calls = every(
+        [Call(op, rows=4, cols=256, algorithm=algorithm) for op, algorithm in DIRECTLY],
+        4 if pool.shared else 1,
+    )
+    assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 8, calls))
 
 
 def _poisoned_payload(rank: Rank, calls: list[Call]) -> list[str]:
@@ -227,7 +222,7 @@ def test_nothing_of_a_norm_is_read_before_it_has_arrived(pool: Pool) -> None:
         for op, algorithm in ways()
         if algorithm != "fallback"
     ]
-    assert_none(pool.run(_poisoned_payload, calls[::6] if pool.shared else calls))
+    assert_none(pool.run(_poisoned_payload, every(calls, 6 if pool.shared else 1)))
 
 
 def test_every_kind_of_output_is_among_those_that_are_reused() -> None:

@@ -21,6 +21,7 @@ from ..cases import (
 )
 from ..check import assert_none, run_cases
 from ..pool import Pool
+from ..sampling import note
 from ..values import DTYPES, REDUCE_OPS, legal_ops
 
 EVERY = ("auto", *ALGORITHMS)
@@ -35,7 +36,10 @@ def check(pool: Pool, cases: Iterable[Case], key: str = "default", budget: int =
         budget = min(budget, SHARED_BUDGET[pool.size])
     elif pool.world.device == "cpu":
         budget = max(30, budget // max(1, pool.size - 1))
-    assert_none(pool.run(run_cases, sampled(cases, budget), key))
+    everything = list(cases)
+    chosen = sampled(everything, budget)
+    note(len(chosen), len(everything))
+    assert_none(pool.run(run_cases, chosen, key))
 
 
 @pytest.mark.parametrize("algorithm", EVERY)

@@ -12,7 +12,7 @@ from ..cases import ALGORITHMS, Case, legal
 from ..check import assert_none, differences, run_case, run_cases
 from ..pool import Pool
 from ..rank import Rank
-from ..regions import set_epochs
+from ..regions import BORDERS, past_the_wrap, poison_payload
 from ..values import inputs_and_reference
 
 CYCLES_PER_MILLISECOND = 1_500_000
@@ -90,32 +90,25 @@ def test_calls_of_changing_size_dtype_and_algorithm_follow_each_other(pool: Pool
     assert_none(pool.run(_alternating, 30 if pool.shared else 210))
 
 
-def _near_the_wrap(rank: Rank, start: int, calls: int) -> list[str]:
-    communicator = rank.new_communicator("wrap", payload_bytes=rank.smallest_payload())
-    set_epochs(rank, communicator, start)
-    found = []
-    for number in range(calls):
-        dtype = ("float32", "int32")[number // 4 % 2]
-        algorithm = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")[number % 4]
-        case = Case(dtype, "sum", 700, algorithm, seed=number % 5)
-        wrong = run_case(rank, communicator, case)
-        if wrong:
-            found.append(f"call {number}: {wrong}")
-    communicator.destroy()
-    return found
+def _past_the_wrap(rank: Rank, border: int, rounds: int) -> list[str]:
+    calls = [
+        Case(dtype, "sum", 700, algorithm, seed=number % 5)
+        for number in range(rounds)
+        for dtype in ("float32", "int32")
+        for algorithm in ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
+    ]
+    return past_the_wrap(rank, border, rounds, calls, run_case)
 
 
 @pytest.mark.worlds(2, 3, 4)
-@pytest.mark.parametrize("start", [0xFFFFFF00, 0x7FFFFFF0], ids=["unsigned", "signed"])
-def test_epochs_survive_the_wrap_around(pool: Pool, start: int) -> None:
+@pytest.mark.parametrize("border", BORDERS, ids=["unsigned", "signed"])
+def test_epochs_survive_the_wrap_around(pool: Pool, border: int) -> None:
     """Hazards 3 and 4: counters that start just before 2^32 (and 2^31) go on past it."""
-    assert_none(pool.run(_near_the_wrap, start, 24 if pool.shared else 1200))
+    assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 150))
 
 
 def _poisoned_payload(rank: Rank, calls: int) -> list[str]:
     communicator = rank.communicator("poisoned", payload_bytes=1 << 20)
-    from ..regions import poison_payload
-
     found = []
     for number in range(calls):
         poison_payload(rank, communicator)

@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -236,9 +236,65 @@ def test_names_that_differ_between_ranks_end_in_an_error(pool: Pool) -> None:
     pool.kill()
 
 
-def test_a_region_is_ready_before_a_peer_can_know_it() -> None:
-    """Hazard 10: initialised, then exchanged, with a vote between the two as the barrier."""
-    assert STEP_NAMES.index("initialise") < STEP_NAMES.index("rendezvous")
+@contextmanager
+def _swapped(first: str, second: str) -> Iterator[None]:
+    """This rank takes two steps of init in each other's place."""
+    from collx import _init
+
+    names = [step.name for step in _init.STEPS]
+    i, j = names.index(first), names.index(second)
+    _init.STEPS[i], _init.STEPS[j] = _init.STEPS[j], _init.STEPS[i]
+    try:
+        yield
+    finally:
+        _init.STEPS[i], _init.STEPS[j] = _init.STEPS[j], _init.STEPS[i]
+
+
+def _initialised_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attempt, float, float]:
+    """How init went; when this rank had initialised its region, and when it made it known."""
+    ready = known = 0.0
+
+    def initialise(setup: Any, original: Callable[[Any], Any]) -> None:
+        nonlocal ready
+        setup.region.fill_(0xA5)  # new memory happens to be zero
+        rank.synchronize()
+        if rank.rank == 0:
+            time.sleep(timeout / 4)
+        original(setup)
+        ready = time.monotonic()
+
+    def meet(setup: Any, original: Callable[[Any], Any]) -> None:
+        nonlocal known
+        known = time.monotonic()
+        original(setup)
+
+    def make() -> None:
+        with rank.new_communicator("initialised", timeout=timeout) as communicator:
+            assert works(rank, communicator)
+
+    with ExitStack() as stack:
+        stack.enter_context(_instead_of_step("initialise", initialise))
+        stack.enter_context(_instead_of_step("rendezvous", meet))
+        if swapped:
+            stack.enter_context(_swapped("initialise", "rendezvous"))
+        found = attempt(make)
+    rank.barrier()
+    return found, ready, known
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
+def test_a_region_is_ready_before_a_peer_can_know_it(pool: Pool, swapped: bool) -> None:
+    """Hazard 10: memory that holds anything is initialised on every rank, however late one of them
+    is, before any rank makes its own known. The control: the two steps in the other order."""
+    some_stand_for_all(pool, pool.size == 2)
+    results = pool.run(_initialised_late, swapped, timeout_now(pool))
+    in_order = max(ready for _, ready, _ in results) < min(known for *_, known in results)
+    assert in_order != swapped, results
+    if swapped:
+        pool.kill()  # what was made in the wrong order may be anything
+    else:
+        assert [found.error for found, *_ in results] == [""] * pool.size, results
 
 
 def _apart(rank: Rank, step: str) -> dict[str, Any]:

@@ -1,0 +1,40 @@
+"""Samples of calls that are too many to be made, counted: the summary of a run says what each suite
+left out, by world."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_made: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+
+
+def note(made: int, of: int) -> None:
+    """The running test makes so many of the calls that there are."""
+    test = os.environ["PYTEST_CURRENT_TEST"]
+    suite = test.split("::")[0].rpartition("/")[2].removesuffix(".py")
+    world = re.search(r"[\[-]((?:cpu|cuda)\w*)", test)
+    counts = _made[suite][world.group(1) if world else "all"]
+    counts[0] += made
+    counts[1] += of
+
+
+def every(calls: Sequence[T], step: int, first: int = 0) -> list[T]:
+    """One in `step` of the calls, from the first, at least one."""
+    chosen = list(calls[first % max(1, min(step, len(calls))) :: step])
+    note(len(chosen), len(calls))
+    return chosen
+
+
+def summary() -> list[str]:
+    """A line for each suite that made fewer calls than there are."""
+    lines = []
+    for suite, worlds in sorted(_made.items()):
+        parts = [f"{w} {made} of {of}" for w, (made, of) in worlds.items() if made < of]
+        lines += [f"{suite}: {', '.join(parts)}"] if parts else []
+    return lines
