@@ -15,8 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 pytest.register_assert_rewrite("tests.common")
 
-from tests.common import sampling  # noqa: E402
-from tests.common.limits import HEART  # noqa: E402
+from tests.common import limits, sampling  # noqa: E402
 from tests.common.pool import Pool, Pools  # noqa: E402
 from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds, gpu_count  # noqa: E402
 
@@ -83,7 +82,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def heart() -> None:
     """Tells how late this machine is, see limits.py."""
-    HEART.start()
+    limits.HEART.start()
+
+
+@pytest.fixture(autouse=True)
+def pace() -> None:
+    """What a test measured does not concern the next one."""
+    limits.forget_pace()
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,9 @@
 LATENESS   A thread of the test process sleeps for `PERIOD` again and again, and keeps when it woke
            later than it had asked for. A limit grows by that, within its own interval alone: an
            error may come as late as a thread that has nothing to do but to wake up, and no later.
-TIMEOUTS   `timeout_now` asks how long a known handshake of the ranks takes now, so that a timeout
-           that nobody is meant to exceed is not exceeded because the machine is busy.
+PACE       `timeout_now` asks how long a known handshake of the ranks takes now, compared with an
+           idle machine. By that the timeout is longer, so that nobody exceeds it who is not meant
+           to, and so is what follows it in that test.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .rank import Rank
 
-SLACK = 1.0  # seconds past its timeout within which every rank must know
-AT_ONCE = 0.5  # seconds for what waits for nobody
-TIMEOUT = 1.0  # seconds: of communicators whose ranks are to wait in vain, on an idle machine
+# In seconds, on an idle machine.
+SLACK = 1.0  # past its timeout every rank must know within that
+AT_ONCE = 0.5  # for what waits for nobody
+TIMEOUT = 1.0  # of communicators whose ranks are to wait in vain
 
 PERIOD = 0.01
 HANDSHAKES = 20
-HANDSHAKE_S = 0.0025  # as long may each of them take for timeouts to be those of an idle machine
+HANDSHAKE_S = 0.0025  # as long may each of them take on an idle machine
+
+_pace = 1.0  # of the running test: how many times longer than that they took
 
 
 class Heart:
@@ -58,6 +62,17 @@ class Heart:
 HEART = Heart()
 
 
+def pace() -> float:
+    """How many times longer than on an idle machine the ranks of the running test took to meet."""
+    return _pace
+
+
+def forget_pace() -> None:
+    """Between tests."""
+    global _pace
+    _pace = 1.0
+
+
 def overdue(found: Attempt, due: float, slack: float, heart: Heart = HEART) -> float:
     """Seconds by which an attempt ended too late: its end was due `due` seconds after its start,
     and `slack` later at the most, but for as long as the machine was late since then."""
@@ -68,6 +83,7 @@ def overdue(found: Attempt, due: float, slack: float, heart: Heart = HEART) -> f
 def assert_in_time(found: Attempt, due: float = 0.0, slack: float = SLACK) -> None:
     """Fails if the attempt did not end when it had to. Without `due`: it had nothing to wait
     for."""
+    slack *= _pace
     over = overdue(found, due, slack)
     assert over < 0, f"{over:.2f} s too late ({due:.2f} s + {slack:.2f} s were left): {found}"
 
@@ -82,4 +98,6 @@ def _handshakes(rank: Rank) -> float:
 def timeout_now(pool: Pool, least: float = TIMEOUT) -> float:
     """A timeout for a communicator whose ranks do what they can in time, unless the test keeps
     them from it: `least` seconds, or longer on a machine that is busy now."""
-    return least * max(1.0, max(pool.run(_handshakes)) / HANDSHAKE_S)
+    global _pace
+    _pace = max(1.0, max(pool.run(_handshakes)) / HANDSHAKE_S)
+    return least * _pace

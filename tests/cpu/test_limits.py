@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from tests.common.attempt import Attempt
-from tests.common.limits import HANDSHAKE_S, TIMEOUT, Heart, overdue, timeout_now
+from tests.common.limits import HANDSHAKE_S, TIMEOUT, Heart, overdue, pace, timeout_now
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 
@@ -83,5 +83,6 @@ def test_a_timeout_follows_what_the_ranks_take_to_meet(pool: Pool) -> None:
     pool.run(_slow_handshakes, True)
     try:
         assert timeout_now(pool, 3.0) > 6.0
+        assert pace() > 2.0
     finally:
         pool.run(_slow_handshakes, False)

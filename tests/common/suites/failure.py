@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ..attempt import Attempt, allreduce, attempt, call_until_failure, finish, ones, works
-from ..cases import ALGORITHMS
-from ..limits import AT_ONCE, SLACK, assert_in_time, timeout_now
+from ..family_cases import ALGORITHMS
+from ..limits import AT_ONCE, SLACK, assert_in_time, pace, timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
@@ -88,7 +88,7 @@ def test_an_error_that_comes_late_is_noticed(pool: Pool) -> None:
     """The control of all limits: a communicator that waits for longer than the test believes."""
     some_stand_for_all(pool, False)
     timeout = timeout_now(pool)
-    found, _ = pool.run(_one_never_comes, "oneshot_push", 1, timeout + 4 * SLACK)
+    found, _ = pool.run(_one_never_comes, "oneshot_push", 1, timeout + 4 * SLACK * pace())
     with pytest.raises(AssertionError, match="too late"):
         assert_in_time(found["call"], timeout)
 

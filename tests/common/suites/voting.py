@@ -82,10 +82,15 @@ def _init_with(
         with rank.new_communicator("voted", timeout=timeout):
             pass
 
-    if rank.rank != where:
-        return attempt(make)
-    with _before_step(step, action):
-        return attempt(make)
+    if rank.rank == where:
+        with _before_step(step, action):
+            return attempt(make)
+    reached = []
+    with _before_step(step, lambda: reached.append(time.monotonic())):
+        found = attempt(make)
+    # From then on it has waited for the other, or not.
+    since = reached[0] - found.started if reached else 0.0
+    return replace(found, started=found.started + since, seconds=found.seconds - since)
 
 
 def _fault(rank: Rank, where: int, step: str, timeout: float) -> Attempt:
