@@ -98,32 +98,32 @@ WRONG: dict[str, tuple[Call, tuple[str, ...], tuple[str, ...]]] = {
     "out of another shape": (
         lambda rank, name: _out(rank, name, ones(rank, 13)),
         ("ValueError",),
-        ("allreduce", "out", "12", "13"),
+        ("allreduce", "out: got", "12", "13"),
     ),
     "out of another dtype": (
         lambda rank, name: _out(rank, name, ones(rank, 12, torch.float64)),
         ("TypeError",),
-        ("allreduce", "out", "float64|double|Double"),
+        ("allreduce", "out: got", "float64"),
     ),
     "out on another device": (
         lambda rank, name: _out(rank, name, torch.ones(12, device=_elsewhere(rank))),
         ("ValueError", "NotImplementedError"),
-        ("allreduce", "out|device"),
+        ("allreduce", "out: got a tensor on"),
     ),
     "out that overlaps the input partly": (
         _partly_overlapping,
         ("ValueError",),
-        ("allreduce", "out", "overlap"),
+        ("allreduce", "out: overlaps"),
     ),
     "out that overlaps the transposed input partly": (
         _partly_overlapping_transposed,
         ("ValueError",),
-        ("allreduce", "out", "overlap"),
+        ("allreduce", "out: overlaps"),
     ),
     "out that overlaps itself": (
         _out_on_itself,
         ("ValueError",),
-        ("allreduce", "out", "location"),
+        ("allreduce", "out: got", "location"),
     ),
 }
 
@@ -140,7 +140,7 @@ def _assert_refused(found: Attempt, classes: tuple[str, ...], words: tuple[str, 
     assert found.error in classes, found
     text = found.message.lower()
     for word in words:
-        assert any(choice.lower() in text for choice in word.split("|")), (word, found.message)
+        assert word.lower() in text, (word, found.message)
 
 
 @pytest.mark.worlds(1, 2)

@@ -136,16 +136,19 @@ WRONG: dict[str, Wrong] = {
         ("group_size",),
     ),
     "0-dimensional input": Wrong(
-        WITH_DIMS, lambda given: {"input": given.input[0, 0]}, VALUE, ("input|dim",)
+        WITH_DIMS, lambda given: {"input": given.input[0, 0]}, VALUE, ("input: got",)
     ),
     "size that is not divisible": Wrong(
-        IN_CHUNKS, lambda given: {"input": given.input[:-1]}, VALUE, ("input", "divisible|multiple")
+        IN_CHUNKS,
+        lambda given: {"input": given.input[:-1]},
+        VALUE,
+        ("input", "a multiple of the group size"),
     ),
     "size that is not divisible, in place": Wrong(
         ("alltoall",),
         lambda given: {"input": given.input[:-1]},
         VALUE,
-        ("input", "divisible|multiple"),
+        ("input", "a multiple of the group size"),
         "inplace",
     ),
     "total of other parts": Wrong(
@@ -206,7 +209,7 @@ WRONG: dict[str, Wrong] = {
         ("alltoallv_device",),
         lambda given: _device_splits(given, dtype=torch.int64, device=given.elsewhere()),
         (*VALUE, "NotImplementedError"),
-        ("input_splits|device",),
+        ("input_splits: got a tensor on",),
     ),
     "negative capacity": Wrong(
         ("alltoallv_device",), lambda given: {"capacity": -1}, VALUE, ("capacity", "-1")
@@ -323,7 +326,7 @@ WRONG: dict[str, Wrong] = {
         NEW,
         lambda given: given.with_out(lambda out: out.double()),
         TYPE,
-        ("out", "float64|double"),
+        ("out: got dtype float64"),
         "out",
     ),
     "out of a dtype of the same size": Wrong(
@@ -333,14 +336,14 @@ WRONG: dict[str, Wrong] = {
         NEW,
         lambda given: given.with_out(lambda out: torch.empty_like(out, device=given.elsewhere())),
         (*VALUE, "NotImplementedError"),
-        ("out|device",),
+        ("out: got a tensor on",),
         "out",
     ),
     "out that overlaps itself": Wrong(
         NEW,
         lambda given: given.with_out(lambda out: out[:1, :1].expand(out.shape)),
         VALUE,
-        ("out", "location|overlap"),
+        ("out", "location"),
         "out",
     ),
     "out that overlaps the input": Wrong(NEW, _shifted_input, VALUE, ("out", "overlap"), "out"),
@@ -358,7 +361,7 @@ WRONG: dict[str, Wrong] = {
         CHANGED,
         lambda given: {"input": given.input[:1].expand(given.input.shape)},
         VALUE,
-        ("input", "location|overlap"),
+        ("input", "location"),
         "inplace",
     ),
 }
@@ -391,8 +394,7 @@ def test_a_wrong_argument_of_the_family_is_refused_by_name(pool: Pool, what: str
             assert result.error in row.classes, (op, result)
             text = result.message.lower()
             for word in (OPS[op].packet or op, *row.words):
-                choices = word.lower().split("|")
-                assert any(choice in text for choice in choices), (op, word, result.message)
+                assert word.lower() in text, (op, word, result.message)
 
 
 def _input_elsewhere(rank: Rank) -> dict[str, Attempt]:

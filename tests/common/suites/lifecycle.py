@@ -18,9 +18,10 @@ import torch.distributed as dist
 from ..attempt import Attempt, allreduce, attempt, finish, ones, works
 from ..check import differences
 from ..pool import Pool, some_stand_for_all
-from ..rank import Rank
+from ..rank import PAYLOAD_BYTES, Rank
 from ..values import inputs_and_reference
 
+PUSHES_AND_PULLS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
 CYCLES = 1000
 CYCLE_PAYLOAD = 512 << 10  # bytes: were they kept, 1,000 of them would show
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -301,11 +302,20 @@ def _workspace(rank: Rank) -> list[int]:
 
     sizes = [
         collx.workspace_bytes("allreduce", (1000,), torch.float32, rank.size, algorithm)
-        for algorithm in ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
+        for algorithm in PUSHES_AND_PULLS
     ]
-    plan = rank.communicator().explain("allreduce", (10, 100), torch.float32)
-    assert "oneshot" in str(plan) or "twoshot" in str(plan) or "fallback" in str(plan)
-    assert sum(plan["region"].values()) > 0
+    communicator = rank.communicator()
+    for algorithm, size in zip(PUSHES_AND_PULLS, sizes, strict=True):
+        plan = communicator.explain("allreduce", (10, 100), algorithm=algorithm)
+        assert (plan["algorithm"], plan["bytes"], plan["chunks"]) == (algorithm, 4000, 1)
+        assert plan["workspace_bytes"] == size
+        assert f"algorithm  {algorithm}" in str(plan)
+        parts = dict(plan["region"])
+        assert 4000 * rank.size < sum(parts.values()) - parts["total"] <= parts.pop("total")
+        larger = communicator.explain("allreduce", 4 * PAYLOAD_BYTES, algorithm=algorithm)
+        assert larger["chunks"] > 1
+        assert larger["workspace_bytes"] > size
+    assert communicator.explain("allreduce", 1000)["algorithm"] in PUSHES_AND_PULLS
     return sizes
 
 

@@ -99,13 +99,13 @@ WRONG: dict[str, Wrong] = {
         OPS, lambda g: {"weight": g["weight"].view(1, -1)}, VALUE, ("weight",)
     ),
     "weight of another dtype": Wrong(
-        OPS, lambda g: {"weight": g["weight"].double()}, TYPE, ("weight", "float64|double")
+        OPS, lambda g: {"weight": g["weight"].double()}, TYPE, ("weight: got dtype float64")
     ),
     "weight elsewhere": Wrong(
         OPS,
         lambda g: {"weight": g["weight"].to(g.elsewhere())},
         (*VALUE, "NotImplementedError"),
-        ("weight|device",),
+        ("weight: got a tensor on",),
     ),
     "bias too short": Wrong(LAYER, lambda g: {"bias": g.one(COLS - 1)}, VALUE, ("bias", "127")),
     "bias of two dimensions": Wrong(
@@ -174,7 +174,7 @@ WRONG: dict[str, Wrong] = {
         QUANTISING,
         lambda g: {**TENSOR, "scale": g.one().to(g.elsewhere())},
         (*VALUE, "NotImplementedError"),
-        ("scale|device",),
+        ("scale: got a tensor on",),
     ),
     "scale_ub with a scale": Wrong(
         QUANTISING, lambda g: {**TENSOR, "scale": g.one(), "scale_ub": 1.0}, VALUE, ("scale_ub",)
@@ -216,41 +216,41 @@ WRONG: dict[str, Wrong] = {
     "negative max_blocks": _option(OPS, ("max_blocks", "-1"), max_blocks=-1),
     "unknown communicator": _option(OPS, (NOWHERE, "collx.init"), group_name=NOWHERE),
     "output with a row too few": Wrong(
-        OPS, lambda g: _all_outs(g, lambda out: out[:-1]), VALUE, ("out",), True
+        OPS, lambda g: _all_outs(g, lambda out: out[:-1]), VALUE, ("out: got",), True
     ),
     "output of another dtype": Wrong(
         OPS,
         lambda g: _all_outs(g, lambda out: torch.empty_like(out, dtype=torch.int32)),
         TYPE,
-        ("out", "int32"),
+        ("out: got dtype int32",),
         True,
     ),
     "output elsewhere": Wrong(
         OPS,
         lambda g: _all_outs(g, lambda out: torch.empty_like(out, device=g.elsewhere())),
         (*VALUE, "NotImplementedError"),
-        ("out|device",),
+        ("out: got a tensor on",),
         True,
     ),
     "output that overlaps itself": Wrong(
         OPS,
         lambda g: _all_outs(g, lambda out: out[:1, :1].expand(out.shape)),
         VALUE,
-        ("out", "location|overlap"),
+        ("out: got strides", "location"),
         True,
     ),
     "output that is the input": Wrong(
         ("allreduce_rmsnorm", "allreduce_residual_rmsnorm", "allreduce_layernorm"),
         lambda g: _all_outs(g, lambda out: g["input"]),
         VALUE,
-        ("out", "overlap"),
+        ("out: overlaps",),
         True,
     ),
     "outputs that are one": Wrong(
         ("allreduce_residual_rmsnorm", "reducescatter_residual_rmsnorm"),
         lambda g: {**g.outs, "residual_out": g["out"]},
         VALUE,
-        ("out", "overlap"),
+        ("out: overlaps",),
         True,
     ),
     "residual_out beside the residual": Wrong(
@@ -311,8 +311,7 @@ def test_a_wrong_argument_of_a_norm_is_refused_by_name(pool: Pool, what: str) ->
             assert result.error in row.classes, (op, result)
             text = result.message.lower()
             for word in (op, *row.words):
-                choices = word.lower().split("|")
-                assert any(choice in text for choice in choices), (op, word, result.message)
+                assert word.lower() in text, (op, word, result.message)
 
 
 def _one_refused(rank: Rank) -> tuple[Attempt, str]:
