@@ -12,30 +12,12 @@ from typing import Any
 
 import torch
 
-from .cases import Case
 from .rank import Rank
-from .values import as_bits, dtype_of, inputs_and_reference, poison, unequal
+from .values import as_bits, poison, unequal
 
 MARGIN = 64  # elements of poison before and after a tensor
 ARENA_BYTES = 2 << 20
 MOST_FAILURES = 8  # told by each rank
-
-
-def shape_and_strides(layout: str, numel: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of `numel` elements in a layout. Where `numel` has no divisor, one row."""
-    rows = next((d for d in (8, 7, 5, 4, 3, 2) if numel > d and numel % d == 0), 1)
-    columns = numel // rows
-    if layout == "scalar" and numel == 1:
-        return (), ()
-    if layout == "transposed":
-        return (rows, columns), (1, rows)
-    if layout == "sliced":
-        return (rows, columns), (columns + 3, 1)
-    if layout == "reversed_dims" and rows % 2 == 0:
-        return (2, rows // 2, columns), (1, 2 * columns, 2)
-    if layout == "spread":
-        return (numel,), (2,)
-    return (numel,), (1,)
 
 
 def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -91,38 +73,6 @@ class Placed:
         return Placed(self.whole, self.view.narrow(axis, start, count))
 
 
-def place(case: Case, rank: Rank, communicator: Any, data: torch.Tensor) -> tuple[Placed, Placed]:
-    """Input (filled) and output (poisoned) of a case; one and the same for in-place calls."""
-    arenas = arenas_of(rank, communicator) if case.symmetric != "none" else None
-    shape, strides = shape_and_strides(case.layout, case.numel)
-    dtype, device = dtype_of(case.dtype), rank.device
-    input_memory = arenas.input if arenas and case.symmetric in ("input", "both") else None
-    source = Placed.poisoned(dtype, shape, strides, case.input_offset, input_memory, device)
-    source.view.copy_(data.view(shape))
-    if case.form == "inplace":
-        return source, source
-    output_memory = arenas.output if arenas and case.symmetric in ("output", "both") else None
-    _, strides = shape_and_strides(case.output_layout, case.numel)
-    if len(strides) != len(shape):
-        strides = torch.empty(shape, device="meta").stride()
-    out = Placed.poisoned(dtype, shape, strides, case.output_offset, output_memory, device)
-    return source, out
-
-
-def call(case: Case, communicator: Any, source: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Makes the call in the case's form and returns the tensor that holds the result."""
-    ops = torch.ops.collx
-    options = (case.reduce_op, communicator.name, case.algorithm, case.max_blocks)
-    if case.form == "functional":
-        result: torch.Tensor = ops.allreduce(source, *options)
-        return result
-    if case.form == "inplace":
-        ops.allreduce_(source, *options)
-        return source
-    ops.allreduce.out(source, *options, out=out)
-    return out
-
-
 def differences(result: torch.Tensor, expected: torch.Tensor) -> str:
     """What is wrong with a result, by NaN mask and bits; empty when nothing is."""
     from collx import reference
@@ -157,24 +107,6 @@ def bytes_around(placed: Placed, before: torch.Tensor) -> str:
     return f"{len(where)} elements outside of the tensor changed, the first at {int(where[0])}"
 
 
-def run_case(rank: Rank, communicator: Any, case: Case) -> str:
-    """Runs one case on this rank. Returns what is wrong, or an empty text."""
-    inputs, expected = inputs_and_reference(
-        communicator.world_size, case.style, case.dtype, case.reduce_op, case.numel, case.seed
-    )
-    source, out = place(case, rank, communicator, inputs[communicator.rank])
-    source_before, out_before = source.whole.cpu().clone(), out.whole.cpu().clone()
-    result = call(case, communicator, source.view, out.view)
-    wrong = differences(result.cpu(), expected.view(source.view.shape))
-    wrong = wrong or bytes_around(out, out_before)
-    if not wrong and case.form != "inplace":
-        if not torch.equal(as_bits(source.whole.cpu()), as_bits(source_before)):
-            wrong = "the input changed"
-        elif case.form == "functional" and share_memory(result, source.view):
-            wrong = "the result shares memory with the input"
-    return wrong
-
-
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     if math.prod(a.shape) == 0:
         return False
@@ -193,11 +125,6 @@ def run_each(
             failures.append(f"{case}: {wrong}")
     communicator.check()
     return failures[:MOST_FAILURES] + ["..."] * (len(failures) > MOST_FAILURES)
-
-
-def run_cases(rank: Rank, cases: Iterable[Case], key: str = "default") -> list[str]:
-    """A job: runs the cases one after the other; what went wrong, one line each."""
-    return run_each(rank, cases, run_case, key)
 
 
 def assert_none(failures: list[list[str]]) -> None:

@@ -19,12 +19,23 @@ from typing import Any
 
 import torch
 
-from .cases import ALGORITHMS, SYMMETRIC, TILE_BYTES, VECTOR_BYTES
 from .values import COPIED, DTYPES, dtype_of, legal_ops, make_values
 
 Shape = tuple[int, ...]
 Fields = dict[str, Any]
 
+ALGORITHMS = (  # of an all-reduce
+    "oneshot_push",
+    "twoshot_push",
+    "pull_push",
+    "oneshot_pull",
+    "twoshot_pull",
+    "fallback",
+)
+SYMMETRIC = ("none", "input", "output", "both")
+
+TILE_BYTES = 1024
+VECTOR_BYTES = 16
 GROUP_BYTES = 31 * VECTOR_BYTES  # vectors that share one vector of flags
 STYLES = ("bits", "special", "ones", "armed")
 SPLITS = ("even", "uneven", "zeros", "wild", "one_sends", "one_receives", "self", "nobody")
@@ -432,10 +443,12 @@ def _random_shape(choose: random.Random, numel: int, least_dims: int) -> Shape:
     return tuple(sizes)
 
 
-def random_call(choose: random.Random, largest: int, world: int) -> Call:
-    """A call drawn from all that exist. The same on every rank that has the same `choose`;
-    `largest` bounds the elements of the larger tensors."""
-    op = OPS[choose.choice(tuple(OPS))]
+def random_call(
+    choose: random.Random, largest: int, world: int, ops: Sequence[str] = tuple(OPS)
+) -> Call:
+    """A call drawn from all that exist of these ops. The same on every rank that has the same
+    `choose`; `largest` bounds the elements of the larger tensors."""
+    op = OPS[choose.choice(ops)]
     if op.name == "barrier":
         return Call("barrier", form="functional")
     dtype = choose.choice(op.dtypes)

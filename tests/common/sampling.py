@@ -4,10 +4,13 @@ left out, by world."""
 from __future__ import annotations
 
 import os
+import random
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
+from zlib import crc32
 
 T = TypeVar("T")
 
@@ -22,6 +25,16 @@ def note(made: int, of: int) -> None:
     counts = _made[suite][world.group(1) if world else "all"]
     counts[0] += made
     counts[1] += of
+
+
+def sampled(calls: Sequence[T], count: int) -> list[T]:
+    """At most `count` of the calls: one of each stretch of them, so that what lies far apart in
+    their order all occurs. Other ones in every test, and always the same in one."""
+    count = min(count, len(calls))
+    note(count, len(calls))
+    choose = random.Random(crc32(os.environ["PYTEST_CURRENT_TEST"].split(" ")[0].encode()))
+    borders = [number * len(calls) // count for number in range(count)] + [len(calls)]
+    return [calls[choose.randrange(*stretch)] for stretch in pairwise(borders)]
 
 
 def every(calls: Sequence[T], step: int, first: int = 0) -> list[T]:

@@ -48,7 +48,7 @@ def _answer(prepared: Prepared) -> tuple[torch.Tensor, ...]:
     return tuple(placed.view for placed in prepared.outs)
 
 
-FORMS = [(op, form) for op in NEW for form in OPS[op].forms]
+FORMS = [(op, form) for op in ("allreduce", *NEW) for form in OPS[op].forms]
 
 
 def _call(op: str, form: str, **fields: Any) -> Call:

@@ -9,7 +9,6 @@ from zlib import crc32
 
 import pytest
 
-from ..cases import SYMMETRIC
 from ..check import assert_none
 from ..family_cases import (
     NEW,
@@ -17,6 +16,7 @@ from ..family_cases import (
     ROOTED,
     SPLITS,
     STYLES,
+    SYMMETRIC,
     WITH_AXIS,
     WITH_SPLITS,
     Call,

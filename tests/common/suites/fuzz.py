@@ -5,100 +5,147 @@ COLLX_FUZZ_SEED=n repeats a run; COLLX_FUZZ_CALLS=n makes it longer.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
-from ..cases import ALGORITHMS, Case, random_case
-from ..check import assert_none, run_case
+from ..check import assert_none
+from ..family_cases import OPS, Call, dtypes_and_ops, random_call
+from ..family_check import run_call
 from ..pool import Pool
 from ..rank import Rank
 from ..worlds import seed_from_environment
 
-LARGEST = 60_000  # elements
-CALLS = {1: 500, 2: 1500, 3: 800, 4: 800, 8: 250, 16: 80}
-CALLS_SHARED = {1: 60, 2: 40, 3: 30, 4: 24, 8: 12}
+KINDS = ("plain", "checked", "small")
+REDUCTION, ALL = ("allreduce",), tuple(OPS)
+
+# Elements of the larger tensors; where the payload is the smallest, fewer.
+LARGEST = {REDUCTION: 60_000, ALL: 30_000}
+LARGEST_SMALL = 2000
+CALLS = {
+    REDUCTION: {1: 500, 2: 1500, 3: 800, 4: 800, 8: 250, 16: 80},
+    ALL: {1: 200, 2: 900, 3: 400, 4: 300, 8: 100, 16: 30},
+}
+CALLS_SHARED = {
+    REDUCTION: {1: 60, 2: 40, 3: 30, 4: 24, 8: 12},
+    ALL: {1: 60, 2: 30, 3: 24, 4: 20, 8: 10},
+}
 
 
-def fuzz_cases(seed: int, count: int, largest: int = LARGEST) -> list[Case]:
+def fuzz_calls(
+    seed: int, count: int, world: int, largest: int, ops: Sequence[str] = ALL
+) -> list[Call]:
     """The calls of a seed."""
     choose = random.Random(seed)
-    return [random_case(choose, largest, ("auto", *ALGORITHMS)) for _ in range(count)]
+    return [random_call(choose, largest, world, ops) for _ in range(count)]
 
 
-def run_seed(
-    rank: Rank, communicator: Any, seed: int, cases: Iterable[Any], run: Callable[..., str]
+def _fuzz(
+    rank: Rank, seed: int, count: int, kind: str, largest: int, ops: Sequence[str]
 ) -> list[str]:
-    """Runs the cases of a seed, with pauses that differ from rank to rank."""
+    """Makes the calls of a seed, with pauses that differ from rank to rank."""
+    options = {"check": kind == "checked", "payload_bytes": 1 << 20}
+    if kind == "small":
+        options["payload_bytes"] = rank.smallest_payload()
+    communicator = rank.communicator(f"fuzz-{kind}", **options)
     pauses = random.Random(seed * 31 + rank.rank)
     found = []
-    for number, case in enumerate(cases):
+    for number, call in enumerate(fuzz_calls(seed, count, rank.size, largest, ops)):
         if pauses.random() < 0.05:
             time.sleep(pauses.random() * 0.003)
-        wrong = run(rank, communicator, case)
+        wrong = run_call(rank, communicator, call)
         if wrong:
-            found.append(f"COLLX_FUZZ_SEED={seed}, call {number}: {case}: {wrong}")
+            found.append(f"COLLX_FUZZ_SEED={seed}, call {number}: {call}: {wrong}")
     communicator.check()
     return found[:5]
 
 
-def seed_and_count(count: int) -> tuple[int, int]:
-    """What the environment asks for, or `count` calls of the usual seed; printed."""
+def _check(pool: Pool, kind: str, ops: Sequence[str]) -> None:
+    """What the environment asks for, or so many calls of the usual seed; printed."""
     seed = seed_from_environment()
-    count = int(os.environ.get("COLLX_FUZZ_CALLS", count))
+    usual = (CALLS_SHARED if pool.shared else CALLS)[tuple(ops)][pool.size]
+    count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
     print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
-    return seed, count
+    largest = LARGEST_SMALL if kind == "small" else LARGEST[tuple(ops)]
+    assert_none(pool.run(_fuzz, seed, count, kind, largest, ops))
 
 
-def _fuzz(rank: Rank, seed: int, count: int, largest: int, check: bool) -> list[str]:
-    communicator = rank.communicator(
-        "fuzz-check" if check else "fuzz", check=check, payload_bytes=1 << 20
-    )
-    return run_seed(rank, communicator, seed, fuzz_cases(seed, count, largest), run_case)
+@pytest.mark.parametrize("kind", ["plain", "checked"])
+def test_random_calls_on_one_communicator(pool: Pool, kind: str) -> None:
+    """Hazards 4 and 14: all-reduces of any sequence of sizes, dtypes, ops, algorithms, layouts and
+    forms."""
+    _check(pool, kind, REDUCTION)
 
 
-@pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
-def test_random_calls_on_one_communicator(pool: Pool, check: bool) -> None:
-    """Hazards 4 and 14: any sequence of sizes, dtypes, ops, algorithms, layouts and forms."""
-    seed, count = seed_and_count((CALLS_SHARED if pool.shared else CALLS)[pool.size])
-    assert_none(pool.run(_fuzz, seed, count, LARGEST, check))
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_calls_of_all_ops_on_one_communicator(pool: Pool, kind: str) -> None:
+    """Hazards 4 and 14: any sequence of ops, roots, axes, splits, sizes, dtypes, algorithms and
+    forms, with and without the check of calls, and where nearly every call runs in chunks."""
+    _check(pool, kind, ALL)
 
 
 def test_the_seed_is_really_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the fuzz: another seed makes other calls, the same seed the same."""
     monkeypatch.setenv("COLLX_FUZZ_SEED", "11")
     assert seed_from_environment() == 11
-    assert fuzz_cases(11, 50) == fuzz_cases(11, 50)
-    assert fuzz_cases(11, 50) != fuzz_cases(12, 50)
+    assert fuzz_calls(11, 50, 3, 1000) == fuzz_calls(11, 50, 3, 1000)
+    assert fuzz_calls(11, 50, 3, 1000) != fuzz_calls(12, 50, 3, 1000)
     monkeypatch.delenv("COLLX_FUZZ_SEED")
     assert seed_from_environment() != 11
 
 
-def test_random_calls_cover_what_there_is() -> None:
-    """The control of the fuzz: every algorithm, dtype, op, form and symmetry occurs."""
-    cases = fuzz_cases(1, 2000)
-    for attribute, count in (
-        ("algorithm", 7),
-        ("dtype", 8),
-        ("reduce_op", 5),
-        ("form", 3),
-        ("symmetric", 4),
-        ("layout", 3),
-        ("max_blocks", 6),
-        ("style", 4),
-    ):
-        assert len({getattr(case, attribute) for case in cases}) == count, attribute
-    assert {0, 1} <= {case.numel for case in cases}
-    assert max(case.numel for case in cases) > LARGEST // 2
+def test_random_calls_cover_every_op_with_all_that_it_has() -> None:
+    """The control of the fuzz: every op in every algorithm, dtype and form; every value of what
+    several ops have in common."""
+    calls = fuzz_calls(1, 20_000, 4, LARGEST[ALL])
+
+    def reached(op: str, name: str) -> set[object]:
+        return {getattr(call, name) for call in calls if op in ("", call.op)}
+
+    assert reached("", "op") == set(OPS)
+    for op in OPS.values():
+        if op.name == "barrier":
+            continue
+        assert reached(op.name, "algorithm") == {"auto", *op.algorithms}
+        assert reached(op.name, "dtype") == set(op.dtypes)
+        assert reached(op.name, "form") == set(op.forms)
+        assert reached(op.name, "root") == {0, 1, 2, 3}
+        assert len(reached(op.name, "symmetric")) == 4
+        shapes = [call.shape for call in calls if call.op == op.name]
+        assert set(range(op.least_dims, 4)) == {len(shape) for shape in shapes}
+        assert any(0 in shape for shape in shapes)
+    for name, count in (("style", 5), ("splits", 8), ("max_blocks", 6), ("reduce_op", 5)):
+        assert len(reached("", name)) == count, name
+    assert reached("allgather", "uneven") == {False, True}
+    assert {-3, -2, -1, 0, 1, 2} <= reached("reducescatter", "axis")
+    assert reached("alltoallv_device", "spare") == {0, 1, 3, 40}
+
+
+def test_random_all_reduces_cover_what_there_is() -> None:
+    """The same of the calls that are all of one op: every reduce op on every dtype that has it."""
+    calls = fuzz_calls(1, 2000, 4, LARGEST[REDUCTION], REDUCTION)
+    assert {call.op for call in calls} == {"allreduce"}
+    for name, count in (("algorithm", 7), ("form", 7), ("symmetric", 4), ("layout", 3)):
+        assert len({getattr(call, name) for call in calls}) == count, name
+    reached = {(call.dtype, call.reduce_op) for call in calls}
+    wanted = {(fields["dtype"], fields["reduce_op"]) for fields in dtypes_and_ops("allreduce")}
+    assert reached == wanted
+    assert max(math.prod(call.shape) for call in calls) > LARGEST[REDUCTION] // 2
 
 
 @pytest.mark.full
-def test_many_more_random_calls(pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("ops", "kind"),
+    [(REDUCTION, "plain"), *((ALL, kind) for kind in KINDS)],
+    ids=["allreduce", *KINDS],
+)
+def test_many_more_random_calls(pool: Pool, ops: Sequence[str], kind: str) -> None:
     """Ten seeds and larger tensors."""
     for seed in range(10):
-        count = 100 if pool.shared else 1500 // pool.size
-        assert_none(pool.run(_fuzz, seed, count, 5 * LARGEST, False))
+        count = 60 if pool.shared else (1500 if ops == REDUCTION else 1200) // pool.size
+        largest = LARGEST_SMALL if kind == "small" else LARGEST[tuple(ops)]
+        assert_none(pool.run(_fuzz, seed, count, kind, 2 * largest, ops))

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from ..attempt import finish
-from ..cases import ALGORITHMS, Case, legal
-from ..check import assert_none, differences, run_case, run_cases
+from ..check import assert_none, differences
+from ..family_cases import ALGORITHMS, Call, legal
+from ..family_check import run_call, run_calls
 from ..pool import Pool
 from ..rank import Rank
 from ..regions import BORDERS, past_the_wrap, poison_payload
+from ..sampling import every
 from ..values import inputs_and_reference
 
 CYCLES_PER_MILLISECOND = 1_500_000
@@ -63,15 +65,20 @@ def test_input_may_be_overwritten_at_once(pool: Pool, algorithm: str, symmetric:
         assert_none(pool.run(_overwritten, algorithm, numel, rounds, symmetric))
 
 
+def _call(numel: int, algorithm: str, seed: int = 1, dtype: str = "float32") -> Call:
+    return Call("allreduce", dtype, (numel,), algorithm, style="random", seed=seed)
+
+
 def _alternating(rank: Rank, rounds: int) -> list[str]:
     communicator = rank.communicator()
     sizes = (5, 4000, 1, 0, 60_000, 300, 257)
     algorithms = ("oneshot_push", "twoshot_push", "oneshot_pull", "auto", "twoshot_pull")
     found = []
     for number in range(rounds):
-        case = Case(
+        call = Call(
+            "allreduce",
             dtype=("float32", "int8", "bfloat16", "float64")[number % 4],
-            numel=sizes[number % len(sizes)],
+            shape=(sizes[number % len(sizes)],),
             algorithm=algorithms[number % len(algorithms)],
             style=("random", "ones", "bits")[number % 3],
             max_blocks=(0, 1, 3)[number % 3],
@@ -79,9 +86,9 @@ def _alternating(rank: Rank, rounds: int) -> list[str]:
         )
         if number % 17 == rank.rank:
             delay(rank, 1.0)
-        wrong = run_case(rank, communicator, legal(case))
+        wrong = run_call(rank, communicator, legal(call))
         if wrong:
-            found.append(f"call {number}: {case}: {wrong}")
+            found.append(f"call {number}: {call}: {wrong}")
     return found
 
 
@@ -92,12 +99,12 @@ def test_calls_of_changing_size_dtype_and_algorithm_follow_each_other(pool: Pool
 
 def _past_the_wrap(rank: Rank, border: int, rounds: int) -> list[str]:
     calls = [
-        Case(dtype, "sum", 700, algorithm, seed=number % 5)
+        _call(700, algorithm, number % 5, dtype)
         for number in range(rounds)
         for dtype in ("float32", "int32")
         for algorithm in ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
     ]
-    return past_the_wrap(rank, border, rounds, calls, run_case)
+    return past_the_wrap(rank, border, rounds, calls, run_call)
 
 
 @pytest.mark.worlds(2, 3, 4)
@@ -113,7 +120,7 @@ def _poisoned_payload(rank: Rank, calls: int) -> list[str]:
     for number in range(calls):
         poison_payload(rank, communicator)
         algorithm = ("oneshot_pull", "twoshot_pull", "oneshot_push", "twoshot_push")[number % 4]
-        found.append(run_case(rank, communicator, Case("float32", "sum", 3000, algorithm)))
+        found.append(run_call(rank, communicator, _call(3000, algorithm)))
     return [wrong for wrong in found if wrong]
 
 
@@ -126,5 +133,5 @@ def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
 @pytest.mark.worlds(8, 16)
 def test_ranks_that_outnumber_the_cores_make_progress(pool: Pool) -> None:
     """Hazard 23: many calls in a row without a pause."""
-    cases = [Case("float32", "sum", 64, "auto", seed=seed % 3) for seed in range(200)]
-    assert_none(pool.run(run_cases, cases[:20] if pool.shared else cases, deadline=200.0))
+    calls = [_call(64, "auto", seed % 3) for seed in range(200)]
+    assert_none(pool.run(run_calls, every(calls, 10 if pool.shared else 1), deadline=200.0))
