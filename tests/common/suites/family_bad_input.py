@@ -326,7 +326,7 @@ WRONG: dict[str, Wrong] = {
         NEW,
         lambda given: given.with_out(lambda out: out.double()),
         TYPE,
-        ("out: got dtype float64"),
+        ("out: got dtype float64",),
         "out",
     ),
     "out of a dtype of the same size": Wrong(

@@ -99,7 +99,7 @@ WRONG: dict[str, Wrong] = {
         OPS, lambda g: {"weight": g["weight"].view(1, -1)}, VALUE, ("weight",)
     ),
     "weight of another dtype": Wrong(
-        OPS, lambda g: {"weight": g["weight"].double()}, TYPE, ("weight: got dtype float64")
+        OPS, lambda g: {"weight": g["weight"].double()}, TYPE, ("weight: got dtype float64",)
     ),
     "weight elsewhere": Wrong(
         OPS,
