@@ -1,1 +1,0 @@
-from tests.common.suites.capabilities import *  # noqa: F403

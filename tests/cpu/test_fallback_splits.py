@@ -1,1 +1,0 @@
-from tests.common.suites.fallback_splits import *  # noqa: F403

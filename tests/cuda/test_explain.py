@@ -1,1 +1,0 @@
-from tests.common.suites.explain import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.mismatch import *  # noqa: F403

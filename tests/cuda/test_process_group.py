@@ -1,1 +1,0 @@
-from tests.common.suites.process_group import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.common.suites.versions import *  # noqa: F403

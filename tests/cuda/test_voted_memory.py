@@ -1,1 +1,0 @@
-from tests.common.suites.voted_memory import *  # noqa: F403
