@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <csignal>
+#include <ctime>
 
 #include "cpu/mutants.h"
 #include "exchange_forms.h"
@@ -80,16 +81,21 @@ std::vector<Scenario> scenarios() {
 struct {
   char* page;
   size_t bytes;
-  const Control* other;
+  Doorbell* bell;
   std::atomic<bool> ended;  // rank 0 has made all its calls
   std::atomic<bool> held;
 } late;
 
-/// Returns when rank 0 waits for what rank 1 has not done yet. Rank 0 beats before it looks, so the
-/// first of two beats from now on was followed by a look in vain.
+/// Returns when rank 0 waits for what rank 1 has not done yet: it sleeps on rank 1's bell, and goes
+/// on doing so, though it is woken again and again to look.
 void until_the_other_waits() {
-  const uint32_t seen = late.other->beats.load();
-  while (late.other->beats.load() - seen < 2 && !late.ended) sched_yield();
+  constexpr int kLooksInVain = 10;
+  for (int looks = 0; looks < kLooksInVain && !late.ended; ++looks) {
+    if (late.bell->sleepers.load() == 0) looks = 0;
+    ring(*late.bell);
+    const timespec pause{0, 2'000'000};
+    nanosleep(&pause, nullptr);
+  }
 }
 
 void hold(int, siginfo_t* info, void*) {
@@ -120,7 +126,7 @@ class LateRun {
     }
     late.page = outputs_[1];
     late.bytes = kMost;
-    late.other = &control_of(ranks_.region(0), ranks_.layout());
+    late.bell = &control_of(ranks_.region(1), ranks_.layout()).bell;
     late.ended = late.held = false;
   }
   ~LateRun() {
