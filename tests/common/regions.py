@@ -168,7 +168,20 @@ def past_the_wrap(
     return found[:5]
 
 
-def poison_payload(rank: Rank, communicator: Any) -> None:
+def run_on_poison(
+    rank: Rank, calls: Iterable[Any], run: Callable[[Rank, Any, Any], str]
+) -> list[str]:
+    """A job: makes the calls where staging and results hold NaN before each of them."""
+    communicator = rank.communicator("poisoned", payload_bytes=1 << 20)
+    found = []
+    for call in calls:
+        _poison_payload(rank, communicator)
+        wrong = run(rank, communicator, call)
+        found += [f"{call}: {wrong}"] if wrong else []
+    return found
+
+
+def _poison_payload(rank: Rank, communicator: Any) -> None:
     """Fills the memory that pull forms stage data in with NaN (of float32). Collective."""
     rank.synchronize()
     rank.barrier()

@@ -15,7 +15,7 @@ from ..family_cases import IN_PLACE, NEW, OPS, ROOTED, WITH_SPLITS, Call, data_o
 from ..family_check import Prepared, Tensors, all_differences, arguments_of, make, run_call
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
-from ..regions import BORDERS, past_the_wrap, poison_payload
+from ..regions import BORDERS, past_the_wrap, run_on_poison
 from ..sampling import every
 from .skew import delay
 
@@ -210,20 +210,11 @@ def test_counters_of_the_family_survive_the_wrap_around(pool: Pool, border: int)
     assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 12, calls))
 
 
-def _poisoned_payload(rank: Rank, calls: list[Call]) -> list[str]:
-    communicator = rank.communicator("poisoned", payload_bytes=1 << 20)
-    found = []
-    for call in calls:
-        poison_payload(rank, communicator)
-        found.append(run_call(rank, communicator, call))
-    return [f"{call}: {wrong}" for call, wrong in zip(calls, found, strict=True) if wrong]
-
-
 @pytest.mark.worlds(2, 3, 4)
 def test_nothing_of_the_family_is_read_before_it_has_arrived(pool: Pool) -> None:
     """Hazard 20: staging and results hold NaN before each call, and outputs do."""
     calls = [_call(op, algorithm, 3000, pool.size) for op, algorithm in DIRECTLY]
-    assert_none(pool.run(_poisoned_payload, every(calls, 4 if pool.shared else 1)))
+    assert_none(pool.run(run_on_poison, every(calls, 4 if pool.shared else 1), run_call))
 
 
 def _in_barrier(rank: Rank, late: int) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from ..norm_cases import OPS, Call, data_of, legal, outputs_of, quantises, ways
 from ..norm_check import Prepared, arguments_of, make, run_norm, tensors_of, wrong_results
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
-from ..regions import BORDERS, past_the_wrap, poison_payload
+from ..regions import BORDERS, past_the_wrap, run_on_poison
 from ..sampling import every
 from .skew import delay
 
@@ -205,15 +205,6 @@ def test_counters_of_the_norms_survive_the_wrap_around(pool: Pool, border: int) 
     assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 8, calls))
 
 
-def _poisoned_payload(rank: Rank, calls: list[Call]) -> list[str]:
-    communicator = rank.communicator("poisoned", payload_bytes=1 << 20)
-    found = []
-    for call in calls:
-        poison_payload(rank, communicator)
-        found.append(run_norm(rank, communicator, call))
-    return [f"{call}: {wrong}" for call, wrong in zip(calls, found, strict=True) if wrong]
-
-
 @pytest.mark.worlds(2, 3, 4)
 def test_nothing_of_a_norm_is_read_before_it_has_arrived(pool: Pool) -> None:
     """Hazard 20: staging and results hold NaN before each call, and outputs do."""
@@ -222,7 +213,7 @@ def test_nothing_of_a_norm_is_read_before_it_has_arrived(pool: Pool) -> None:
         for op, algorithm in ways()
         if algorithm != "fallback"
     ]
-    assert_none(pool.run(_poisoned_payload, every(calls, 6 if pool.shared else 1)))
+    assert_none(pool.run(run_on_poison, every(calls, 6 if pool.shared else 1), run_norm))
 
 
 def test_every_kind_of_output_is_among_those_that_are_reused() -> None:

@@ -13,7 +13,7 @@ from ..family_cases import ALGORITHMS, Call, legal
 from ..family_check import run_call, run_calls
 from ..pool import Pool
 from ..rank import Rank
-from ..regions import BORDERS, past_the_wrap, poison_payload
+from ..regions import BORDERS, past_the_wrap, run_on_poison
 from ..sampling import every
 from ..values import inputs_and_reference
 
@@ -114,20 +114,12 @@ def test_epochs_survive_the_wrap_around(pool: Pool, border: int) -> None:
     assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 150))
 
 
-def _poisoned_payload(rank: Rank, calls: int) -> list[str]:
-    communicator = rank.communicator("poisoned", payload_bytes=1 << 20)
-    found = []
-    for number in range(calls):
-        poison_payload(rank, communicator)
-        algorithm = ("oneshot_pull", "twoshot_pull", "oneshot_push", "twoshot_push")[number % 4]
-        found.append(run_call(rank, communicator, _call(3000, algorithm)))
-    return [wrong for wrong in found if wrong]
-
-
 @pytest.mark.worlds(2, 3, 4)
 def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
     """Hazard 20: staging and results hold NaN before each call (slots are armed with it)."""
-    assert_none(pool.run(_poisoned_payload, 12 if pool.shared else 60))
+    algorithms = ("oneshot_pull", "twoshot_pull", "oneshot_push", "twoshot_push")
+    calls = [_call(3000, algorithm) for algorithm in algorithms] * (3 if pool.shared else 15)
+    assert_none(pool.run(run_on_poison, calls, run_call))
 
 
 @pytest.mark.worlds(8, 16)
