@@ -10,6 +10,7 @@
 #include "../protocol/names.h"
 #include "../protocol/selection.h"
 #include "communicator.h"
+#include "torch_version.h"
 
 namespace collx {
 
@@ -53,8 +54,6 @@ constexpr std::optional<DType> dtype_of(at::ScalarType type) {
       return std::nullopt;
   }
 }
-
-std::string dtype_name(at::ScalarType type) { return c10::getDtypeNames(type).first; }
 
 constexpr bool is_integer(DType dtype) { return !has_sentinel(dtype); }
 

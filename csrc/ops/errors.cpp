@@ -14,6 +14,7 @@
 #include "../protocol/norm.h"
 #include "call.h"
 #include "symmetric.h"
+#include "torch_version.h"
 
 namespace collx {
 
@@ -158,8 +159,7 @@ std::string dtype_of(const CallDescriptor& call) {
   if (call.scalar_type == 0 || code >= static_cast<uint32_t>(at::ScalarType::NumOptions)) {
     return std::string(safe_name(kDTypeNames, call.dtype));
   }
-  // A string or a view of one, as PyTorch's version has it.
-  return std::string(c10::getDtypeNames(static_cast<at::ScalarType>(code)).first);
+  return dtype_name(static_cast<at::ScalarType>(code));
 }
 
 std::string describe(const CallDescriptor& call) {

@@ -14,12 +14,11 @@
 #include "checks.h"
 #include "communicator.h"
 #include "registry.h"
+#include "torch_version.h"
 
 namespace collx {
 
 namespace {
-
-std::string dtype_name(at::ScalarType type) { return c10::getDtypeNames(type).first; }
 
 /// The value of an option that names one of a few things.
 template <typename E, size_t N>
