@@ -108,7 +108,7 @@ def extensions(cuda: bool) -> list[Extension]:
             libraries=libraries,
             library_dirs=cpp_extension.library_paths(device),
             extra_compile_args={tool: list(given) for tool, given in flags.items()},
-            extra_link_args=["-Wl,--as-needed", "-Wl,-s", "-Wl,-z,defs", *options],
+            extra_link_args=["-Wl,--as-needed", "-Wl,-s", *options],
             language="c++",
         )
 
@@ -119,7 +119,7 @@ def extensions(cuda: bool) -> list[Extension]:
         torch_libraries += ["c10_cuda", "torch_cuda", "cudart"]
         parts += ["cuda"]
     return [
-        linked("libcollx", parts, torch_libraries, "-Wl,-soname,libcollx.so"),
+        linked("libcollx", parts, torch_libraries, "-Wl,-soname,libcollx.so", "-Wl,-z,defs"),
         linked(
             "_C", ["bindings"], ["collx", "c10", "torch_cpu", "torch_python"], "-Wl,-rpath,$ORIGIN"
         ),
