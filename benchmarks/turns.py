@@ -42,8 +42,8 @@ def main() -> int:
             for cell, us in measured(build, options).items():
                 found.setdefault(cell, []).append(us)
     for build in builds:
-        [module] = (build / "collx").glob("_C*.so")
-        print(f"{build}: module of {module.stat().st_size / 2**20:.1f} MiB")
+        compiled = sum(file.stat().st_size for file in (build / "collx").rglob("*.so"))
+        print(f"{build}: {compiled / 2**20:.1f} MiB compiled")
     show(times[0], times[1], options.limit)
     return 0
 
