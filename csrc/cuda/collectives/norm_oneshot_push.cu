@@ -83,11 +83,11 @@ class NormOneshot {
     return pieces_.slot(0, p, threadIdx.x * kVectorBytes);
   }
 
-  __device__ __forceinline__ void push(uint32_t step, uint32_t p, uint64_t j) {
+  __device__ __forceinline__ void push(uint32_t step, uint32_t p, uint64_t j) const {
     const uint32_t i = stage_.index(step);
     if (!stage_.has(i)) return;
     // Epoch, data and the poison word are in flight together.
-    const PieceSlot to = pieces_.slot_to_fill(0, p, threadIdx.x * kVectorBytes);
+    const PieceSlot to = slot(p);
     Vector v = load(call_.rank, j, i);
     if (!session_.alive()) return;
 #pragma unroll

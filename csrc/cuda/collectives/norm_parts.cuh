@@ -67,10 +67,10 @@ class NormParts {
         .load(i);
   }
 
-  __device__ __forceinline__ void scatter(uint32_t p, uint64_t j) {
+  __device__ __forceinline__ void scatter(uint32_t p, uint64_t j) const {
     const uint32_t i = stage_.index();
     if (!stage_.has(i)) return;
-    const PieceSlot to = pieces_.slot_to_fill(kScatter, p, threadIdx.x * kVectorBytes);
+    const PieceSlot to = pieces_.slot(kScatter, p, threadIdx.x * kVectorBytes);
     Vector v[kRanks];
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {

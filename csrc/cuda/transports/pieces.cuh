@@ -22,23 +22,11 @@ class Pieces {
     for_tiles([&](uint32_t, TileEntry* entry) { ptx::red_add(&entry->busy, 1u); });
   }
 
-  /// Looks for others' marks, and whether one of them has gone on since the epochs were read. After
-  /// the first stores to peers, so that nothing waits for the answers: of two calls that overlap,
-  /// the one that looks later sees both marks, or another epoch.
+  /// Looks for others' marks. After the first stores to peers, so that nothing waits for the
+  /// answer: of two calls that overlap, the one that looks later sees both marks.
   __device__ __forceinline__ void look() {
     for_tiles(
         [&](uint32_t, TileEntry* entry) { overlaps_ |= ptx::ld_relaxed_gpu(&entry->busy) != 1; });
-    if (norm_.shape.steps > 1 || threadIdx.x + norm_.cluster_rank() * blockDim.x >= norm_.vectors) {
-      return;
-    }
-    const auto now = [&](uint32_t p) {
-      const uint32_t tile = first_tile(p) + threadIdx.x / kTileVectors;
-      return ptx::ld_relaxed_gpu(&call_.entries[tile].epoch);
-    };
-    uint32_t p = norm_.cluster();
-    if (p < positions())
-      first_now_ = now(p);  // apart from the others, so that nothing waits for it
-    for (p += norm_.clusters(); p < positions(); p += norm_.clusters()) drift_ -= now(p);
   }
 
   /// f(p) for each position of this cluster among the first n.
@@ -55,13 +43,6 @@ class Pieces {
             epoch};
   }
 
-  /// The same for the first stores of a use, of every vector that this thread has.
-  __device__ __forceinline__ PieceSlot slot_to_fill(int stage, uint32_t p, uint32_t byte) {
-    const PieceSlot to = slot(stage, p, byte);
-    if (use_ == 0 && norm_.shape.steps == 1) drift_ += to.epoch;
-    return to;
-  }
-
   /// Before every use but the first, by all threads of the block.
   __device__ __forceinline__ void next() {
     next_use();
@@ -71,7 +52,7 @@ class Pieces {
   /// Last thing in a kernel, by all threads of the block.
   template <bool Simple>
   __device__ __forceinline__ void finish(Session<Simple>& session) {
-    if ((overlaps_ || drift_ != first_now_) && session.alive()) {
+    if (overlaps_ && session.alive()) {
       session.patience.fail(Failure::overlap, Phase::none, Blame{call_.rank, 0, 1});
     }
     session.finish([&] {  // every thread of the block has read its epochs
@@ -84,10 +65,6 @@ class Pieces {
   }
 
  private:
-  /// That the first use takes.
-  __device__ __forceinline__ uint32_t positions() const {
-    return norm_.full_uses > 0 ? norm_.shape.rows_per_use : norm_.last_use;
-  }
   __device__ __forceinline__ uint32_t first_tile(uint32_t p) const {
     return ((p << norm_.cluster_bits) + norm_.cluster_rank()) * norm_.shape.piece_tiles;
   }
@@ -96,15 +73,14 @@ class Pieces {
   template <typename F>
   __device__ __forceinline__ void for_tiles(F f) const {
     if (threadIdx.x >= norm_.shape.piece_tiles) return;
-    for_own(positions(), [&](uint32_t p) { f(p, &call_.entries[first_tile(p) + threadIdx.x]); });
+    for_own(norm_.full_uses > 0 ? norm_.shape.rows_per_use : norm_.last_use,
+            [&](uint32_t p) { f(p, &call_.entries[first_tile(p) + threadIdx.x]); });
   }
 
   const KernelCall& call_;
   const NormArguments& norm_;
   uint32_t use_ = 0;
   bool overlaps_ = false;
-  uint32_t drift_ = 0;  // of the epochs, from the first stores to the look
-  uint32_t first_now_ = 0;
 };
 
 }  // namespace collx::cuda
