@@ -1,12 +1,11 @@
 /* Two calls of one rank on one tile at once, which nobody has ordered: is it noticed?
  *
  * Each warp reads the tile's epoch and marks the tile, in either order: the one is a load, the other
- * an atomic whose answer has the marks before it. Behind both it looks at the epoch again. When all
- * warps of a call have come so far, one 8-byte store advances the epoch and clears the marks.
+ * an atomic whose answer has the epoch and the marks before it. When all warps of a call have come
+ * so far, one 8-byte store advances the epoch and clears the marks.
  *
  * -DWARPS=n       of a tile
- * Mutants: NO_COMPARE   the epoch is not looked at again
- *          LOOK_AHEAD   it is, but before the tile is marked
+ * Mutants: NO_COMPARE   the epoch that was read is not compared with the one that was marked
  *          ONE_MARK     the first warp marks and compares for all
  */
 #define BIT(w) (1 << (w))
@@ -24,12 +23,13 @@ bool noticed;
 #define MARKS(w) 1
 #endif
 
-inline read() { used[call * WARPS + w] = epoch }
+inline look() { used[call * WARPS + w] = epoch }
 
 inline mark() {
   atomic {
     if
     :: MARKS(w) ->
+       before = epoch;
        found = (busy & BIT(w)) != 0;
        busy = busy | BIT(w)
     :: else
@@ -38,24 +38,19 @@ inline mark() {
 }
 
 proctype warp(byte call; byte w) {
-  byte again;
+  byte before;
   bool found;
-#ifdef LOOK_AHEAD
-  read(); again = epoch; mark();
-#else
   if
-  :: read(); mark()
-  :: mark(); read()
+  :: look(); mark()
+  :: mark(); look()
   fi;
-  again = epoch;
-#endif
   atomic {
 #ifndef NO_COMPARE
-    found = found || (MARKS(w) && again != used[call * WARPS + w]);
+    found = found || (MARKS(w) && before != used[call * WARPS + w]);
 #endif
     noticed = noticed || found;
     joined[call]++;
-    found = 0; again = 0
+    found = 0; before = 0
   };
   if
   :: w == 0 ->

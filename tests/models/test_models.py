@@ -134,7 +134,6 @@ SPIN = [
     Case("overlap", "overlap.pml", "WARPS=2", 2_000),
     Case("overlap-3-warps", "overlap.pml", "WARPS=3", 50_000),
     Case("overlap-marks-alone", "overlap.pml", "WARPS=2 NO_COMPARE"),
-    Case("overlap-look-ahead", "overlap.pml", "WARPS=2 LOOK_AHEAD"),
     Case("overlap-one-warp-for-all", "overlap.pml", "WARPS=2 ONE_MARK"),
     # Barriers: symmetric tensors, then staged ones.
     Case("barrier", "barrier.pml", "W=2 BLOCKS=2 CALLS=3", 500_000),

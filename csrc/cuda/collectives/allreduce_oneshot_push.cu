@@ -59,7 +59,6 @@ __global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ K
       tiles.for_own(n, [&](uint32_t i) {
         Sent sent = read(i);
         push(i, sent);
-        tiles.look();
         reduce(i, sent);
       });
       use = 1;
@@ -69,7 +68,6 @@ __global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ K
         Sent sent = read(i);
         push(i, sent);
       });
-      tiles.look();
       tiles.for_own(n, [&](uint32_t i) {
         reduce(i, Sent{tiles.epoch(i) + use, S::sendable(input.load(done + i))});
       });

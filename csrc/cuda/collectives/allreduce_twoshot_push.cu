@@ -36,7 +36,6 @@ class Twoshot {
         tiles_.for_own(n, [&](uint32_t i) {
           const uint32_t epoch = tiles_.first_epoch(i, 0);
           scatter(i, i, epoch);
-          tiles_.look();
           reduce(i, i, epoch);
           gather(i, i, epoch);
         });
@@ -44,7 +43,6 @@ class Twoshot {
         break;
       } else {
         tiles_.for_own(n, [&](uint32_t i) { scatter(done + i, i, tiles_.first_epoch(i, use)); });
-        tiles_.look();
         for_own(n, use, [&](uint32_t i, uint32_t epoch) { reduce(done + i, i, epoch); });
         for_own(n, use, [&](uint32_t i, uint32_t epoch) { gather(done + i, i, epoch); });
         ++use;

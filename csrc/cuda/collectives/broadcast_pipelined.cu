@@ -43,7 +43,6 @@ class Pipeline {
       };
       if constexpr (Simple) {
         tiles_.for_own(n, send);
-        tiles_.look();
         tiles_.for_own(n, take);
       } else {
         tiles_.for_own_behind(n, send, take);

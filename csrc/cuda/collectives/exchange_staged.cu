@@ -61,7 +61,6 @@ __global__ void __launch_bounds__(512, 2)
     if constexpr (Simple) {
       tiles.for_own(n, [&](uint32_t i) {
         push(i);
-        tiles.look();
         take(i);
       });
       use = 1;

@@ -217,10 +217,12 @@ class Tiles {
         used_(Simple || call.vectors < call.capacity ? static_cast<uint32_t>(call.vectors)
                                                      : call.capacity) {
     // The first tile's answer is looked at when the call ends, so that nothing waits for it.
-    if (marks()) first_mark_ = atomicOr(&entry_of(first())->busy, own_mark());
+    if (marks() && first() < used_) first_ = mark(first());
     if constexpr (!Simple) {
-      for (uint32_t i = first() + stride(); leads() && i < used_; i += stride()) {
-        other_marks_ |= atomicOr(&entry_of(i)->busy, 1u);
+      for (uint32_t i = first() + stride(); marks() && i < used_; i += stride()) {
+        const TileEntry entry = mark(i);
+        marked_ |= entry.busy;
+        epochs_ += entry.epoch;
       }
     }
   }
@@ -238,10 +240,9 @@ class Tiles {
   /// Calls a with each of them, and b with each, one vector behind: what b waits for travels while
   /// a sends. Slots of one use do not depend on each other.
   template <typename A, typename B>
-  __device__ __forceinline__ void for_own_behind(uint32_t n, A a, B b) {
+  __device__ __forceinline__ void for_own_behind(uint32_t n, A a, B b) const {
     uint32_t i = first();
     if (i < n) a(i);
-    look();
     for (; i < n; i += stride()) {
       if (i + stride() < n) a(i + stride());
       b(i);
@@ -254,22 +255,16 @@ class Tiles {
   /// That of a use, for the call's first pass over its vectors.
   __device__ uint32_t first_epoch(uint32_t i, uint32_t use) {
     const uint32_t before = epoch(i);
-    if (Simple || (use == 0 && i == first())) read_ = before;
+    if (Simple || use == 0) read_ += before;
     return before + use;
-  }
-
-  /// Asks whether the first tile still has the epoch that was read. Behind stores to peers, so that
-  /// nothing waits for the answer. It is asked of the word that the mark is in, too: the mark comes
-  /// first.
-  __device__ __forceinline__ void look() {
-    if (marks()) now_ = static_cast<uint32_t>(ptx::ld_relaxed_gpu(entry_word(first())));
   }
 
   /// Last thing in a kernel, by all the block's threads: ends the session and advances the epochs
   /// by the uses that this call made of each tile, the last of them of `last` vectors.
   __device__ __forceinline__ void finish(Session<Simple>& session, uint32_t uses, uint32_t last) {
-    const bool overlaps = ((first_mark_ & own_mark()) | other_marks_ | (now_ ^ read_)) != 0;
-    if (marks() && overlaps && session.alive()) {
+    const bool marked = marks() && first() < used_;
+    const uint32_t drift = epochs_ + first_.epoch - read_;
+    if (marked && (((first_.busy | marked_) & own_mark()) | drift) != 0 && session.alive()) {
       session.patience.fail(Failure::overlap, Phase::none, Blame{session.call.rank, 0, 1});
     }
     session.finish([&] {  // every thread of the block has read its epochs
@@ -289,22 +284,27 @@ class Tiles {
  private:
   /// One thread of each tile does its bookkeeping.
   __device__ bool leads() const { return threadIdx.x % kTileVectors == 0; }
-  /// One of each warp, whose lanes read a tile's epoch together, marks its first tile as busy.
-  __device__ bool marks() const { return threadIdx.x % kWarp == 0 && first() < used_; }
+  /// One of each warp, whose lanes read a tile's epoch together, marks the tile as busy.
+  __device__ bool marks() const { return threadIdx.x % kWarp == 0; }
   __device__ uint32_t own_mark() const { return 1u << threadIdx.x % kTileVectors / kWarp; }
-  __device__ TileEntry* entry_of(uint32_t i) const { return entries_ + i / kTileVectors; }
-  __device__ const uint64_t* entry_word(uint32_t i) const {
-    return reinterpret_cast<const uint64_t*>(entry_of(i));
+  /// As it was: with the warp's own mark, if another call is not yet through with the tile, and the
+  /// epoch from which on nobody else can use it unnoticed.
+  __device__ TileEntry mark(uint32_t i) const {
+    const auto before = atomicOr(reinterpret_cast<unsigned long long*>(entry_of(i)),
+                                 static_cast<unsigned long long>(own_mark()) << 32);
+    return {static_cast<uint32_t>(before), static_cast<uint32_t>(before >> 32)};
   }
+  __device__ TileEntry* entry_of(uint32_t i) const { return entries_ + i / kTileVectors; }
 
   __device__ uint32_t first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
   __device__ uint32_t stride() const { return gridDim.x * blockDim.x; }
 
   TileEntry* entries_;
   uint32_t used_;
-  uint32_t epoch_ = 0;           // as read last
-  uint32_t read_ = 0, now_ = 0;  // the first tile's, as read first and behind its mark
-  uint32_t first_mark_ = 0, other_marks_ = 0;
+  uint32_t epoch_ = 0;                // as read last
+  uint32_t read_ = 0;                 // the sum over this thread's tiles, as read first
+  TileEntry first_{};                 // as the first tile was when it was marked
+  uint32_t marked_ = 0, epochs_ = 0;  // and the others: all marks, and the sum
 };
 
 }  // namespace collx::cuda
