@@ -12,8 +12,8 @@ COLLX_HD constexpr bool epoch_reached(uint32_t seen, uint32_t expected) {
 }
 
 /// Bookkeeping of one tile of slots. A tile belongs to one block for the length of a call; `busy`
-/// holds marks of that block, which are cleared by the 8-byte store that advances the epoch, so
-/// that two kernels on the same tile at once are noticed.
+/// is set by that block and cleared by the 8-byte store that advances the epoch, so that two
+/// kernels on the same tile at once are noticed.
 struct alignas(8) TileEntry {
   uint32_t epoch;
   uint32_t busy;

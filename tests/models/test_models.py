@@ -130,11 +130,6 @@ SPIN = [
     Case(
         "tiles-epoch-per-communicator", "tiles.pml", "W=2 CALLS=2 CHUNKS=2 EPOCH_PER_COMMUNICATOR"
     ),
-    # Two calls at once on one tile.
-    Case("overlap", "overlap.pml", "WARPS=2", 2_000),
-    Case("overlap-3-warps", "overlap.pml", "WARPS=3", 50_000),
-    Case("overlap-marks-alone", "overlap.pml", "WARPS=2 NO_COMPARE"),
-    Case("overlap-one-warp-for-all", "overlap.pml", "WARPS=2 ONE_MARK"),
     # Barriers: symmetric tensors, then staged ones.
     Case("barrier", "barrier.pml", "W=2 BLOCKS=2 CALLS=3", 500_000),
     Case("barrier-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=3", 50_000),

@@ -30,12 +30,11 @@ __global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ K
     if (!Simple && use > 0) next_use();
 
     // Epoch, data and the poison word are in flight together: none is looked at before push().
-    const auto read = [&](uint32_t i) {
-      return Sent{tiles.first_epoch(i, use), input.load(done + i)};
-    };
+    const auto read = [&](uint32_t i) { return Sent{tiles.epoch(i), input.load(done + i)}; };
 
     const auto push = [&](uint32_t i, Sent& sent) {
       if (!session.alive()) return;
+      if (!Simple) sent.epoch += use;
       sent.vector = S::sendable(sent.vector);
       const uint32_t at = slot_offset<S>(call, 0, sent.epoch, i);
 #pragma unroll
@@ -69,7 +68,10 @@ __global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ K
         push(i, sent);
       });
       tiles.for_own(n, [&](uint32_t i) {
-        reduce(i, Sent{tiles.epoch(i) + use, S::sendable(input.load(done + i))});
+        Sent sent = read(i);
+        sent.epoch += use;
+        sent.vector = S::sendable(sent.vector);
+        reduce(i, sent);
       });
       ++use;
     }

@@ -34,7 +34,7 @@ class Twoshot {
       if (!Simple && use > 0) next_use();
       if constexpr (Simple) {
         tiles_.for_own(n, [&](uint32_t i) {
-          const uint32_t epoch = tiles_.first_epoch(i, 0);
+          const uint32_t epoch = tiles_.epoch(i);
           scatter(i, i, epoch);
           reduce(i, i, epoch);
           gather(i, i, epoch);
@@ -42,7 +42,7 @@ class Twoshot {
         use = 1;
         break;
       } else {
-        tiles_.for_own(n, [&](uint32_t i) { scatter(done + i, i, tiles_.first_epoch(i, use)); });
+        for_own(n, use, [&](uint32_t i, uint32_t epoch) { scatter(done + i, i, epoch); });
         for_own(n, use, [&](uint32_t i, uint32_t epoch) { reduce(done + i, i, epoch); });
         for_own(n, use, [&](uint32_t i, uint32_t epoch) { gather(done + i, i, epoch); });
         ++use;

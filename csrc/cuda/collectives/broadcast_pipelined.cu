@@ -35,7 +35,7 @@ class Pipeline {
       if (!Simple && use > 0) next_use();
       const auto send = [&](uint32_t i) {
         const uint64_t j = data_index<S>(done + i);
-        const uint32_t epoch = tiles_.first_epoch(i, use);
+        const uint32_t epoch = tiles_.epoch(i) + use;
         root_ == call_.rank ? scatter(j, i, epoch) : forward(j, i, epoch);
       };
       const auto take = [&](uint32_t i) {

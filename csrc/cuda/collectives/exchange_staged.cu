@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(512, 2)
     if (!Simple && use > 0) next_use();
 
     const auto push = [&](uint32_t i) {
-      const uint32_t epoch = tiles.first_epoch(i, use);
+      const uint32_t epoch = tiles.epoch(i) + use;
       const uint64_t j = data_index<S>(done + i);
       Vector v[kRanks];
 #pragma unroll

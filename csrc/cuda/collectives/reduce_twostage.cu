@@ -33,7 +33,7 @@ class ReduceTwostage {
       n = left < call_.capacity ? static_cast<uint32_t>(left) : call_.capacity;
       if (use > 0) next_use();
       const auto send = [&](uint32_t i) {
-        scatter(data_index<S>(done + i), i, tiles_.first_epoch(i, use));
+        scatter(data_index<S>(done + i), i, tiles_.epoch(i) + use);
       };
       const auto take = [&](uint32_t i) {
         const uint64_t j = data_index<S>(done + i);

@@ -205,24 +205,18 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
 
 /// The tiles of the call's area that this block serves: vector i of a use belongs to tile
 /// i / kTileVectors. Blocks take runs of blockDim.x vectors in turn, a whole number of tiles.
-///
-/// Two kernels at once on one tile are noticed, whatever their order (docs/protocol.md).
 template <bool Simple>
 class Tiles {
-  static constexpr uint32_t kWarp = 32;
-
  public:
   __device__ explicit Tiles(const KernelCall& call)
       : entries_(call.entries),
         used_(Simple || call.vectors < call.capacity ? static_cast<uint32_t>(call.vectors)
                                                      : call.capacity) {
     // The first tile's answer is looked at when the call ends, so that nothing waits for it.
-    if (marks() && first() < used_) first_ = mark(first());
+    if (leads() && first() < used_) first_mark_ = atomicExch(&entry_of(first())->busy, 1u);
     if constexpr (!Simple) {
-      for (uint32_t i = first() + stride(); marks() && i < used_; i += stride()) {
-        const TileEntry entry = mark(i);
-        marked_ |= entry.busy;
-        epochs_ += entry.epoch;
+      for (uint32_t i = first() + stride(); leads() && i < used_; i += stride()) {
+        other_marks_ |= atomicExch(&entry_of(i)->busy, 1u);
       }
     }
   }
@@ -252,19 +246,10 @@ class Tiles {
   /// Epoch of the tile of vector i, before this call.
   __device__ uint32_t epoch(uint32_t i) { return epoch_ = ptx::ld_here(&entry_of(i)->epoch); }
 
-  /// That of a use, for the call's first pass over its vectors.
-  __device__ uint32_t first_epoch(uint32_t i, uint32_t use) {
-    const uint32_t before = epoch(i);
-    if (Simple || use == 0) read_ += before;
-    return before + use;
-  }
-
   /// Last thing in a kernel, by all the block's threads: ends the session and advances the epochs
   /// by the uses that this call made of each tile, the last of them of `last` vectors.
   __device__ __forceinline__ void finish(Session<Simple>& session, uint32_t uses, uint32_t last) {
-    const bool marked = marks() && first() < used_;
-    const uint32_t drift = epochs_ + first_.epoch - read_;
-    if (marked && (((first_.busy | marked_) & own_mark()) | drift) != 0 && session.alive()) {
+    if ((first_mark_ | other_marks_) != 0 && session.alive()) {
       session.patience.fail(Failure::overlap, Phase::none, Blame{session.call.rank, 0, 1});
     }
     session.finish([&] {  // every thread of the block has read its epochs
@@ -284,16 +269,6 @@ class Tiles {
  private:
   /// One thread of each tile does its bookkeeping.
   __device__ bool leads() const { return threadIdx.x % kTileVectors == 0; }
-  /// One of each warp, whose lanes read a tile's epoch together, marks the tile as busy.
-  __device__ bool marks() const { return threadIdx.x % kWarp == 0; }
-  __device__ uint32_t own_mark() const { return 1u << threadIdx.x % kTileVectors / kWarp; }
-  /// As it was: with the warp's own mark, if another call is not yet through with the tile, and the
-  /// epoch from which on nobody else can use it unnoticed.
-  __device__ TileEntry mark(uint32_t i) const {
-    const auto before = atomicOr(reinterpret_cast<unsigned long long*>(entry_of(i)),
-                                 static_cast<unsigned long long>(own_mark()) << 32);
-    return {static_cast<uint32_t>(before), static_cast<uint32_t>(before >> 32)};
-  }
   __device__ TileEntry* entry_of(uint32_t i) const { return entries_ + i / kTileVectors; }
 
   __device__ uint32_t first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
@@ -301,10 +276,9 @@ class Tiles {
 
   TileEntry* entries_;
   uint32_t used_;
-  uint32_t epoch_ = 0;                // as read last
-  uint32_t read_ = 0;                 // the sum over this thread's tiles, as read first
-  TileEntry first_{};                 // as the first tile was when it was marked
-  uint32_t marked_ = 0, epochs_ = 0;  // and the others: all marks, and the sum
+  uint32_t epoch_ = 0;  // as read last
+  uint32_t first_mark_ = 0;
+  uint32_t other_marks_ = 0;
 };
 
 }  // namespace collx::cuda
