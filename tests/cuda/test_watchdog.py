@@ -13,7 +13,8 @@ from tests.common.rank import Rank
 
 
 def _contexts() -> list[bool]:
-    return [torch._C._cuda_hasPrimaryContext(i) for i in range(torch.cuda.device_count())]
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return [has_context(i) for i in range(torch.cuda.device_count())]
 
 
 def _watched(rank: Rank) -> tuple[list[bool], list[bool], list[Attempt]]:
