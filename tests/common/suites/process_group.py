@@ -196,6 +196,6 @@ def test_a_rank_that_does_not_come_still_is_a_time_out(pool: Pool) -> None:
     """The negative control: who has waited says so."""
     found, _ = pool.run(_nobody_comes)
     assert found["call"].error == "CollectiveTimeout", found
-    assert f"waited {SHORT:g} s" in found["call"].message, found
+    assert f"(timeout {SHORT:g} s)" in found["call"].message, found
     assert found["call"].seconds > SHORT * 0.9, found
     assert found["status"]["failure"] == "timeout"
