@@ -109,6 +109,11 @@ class _CutError(Exception):
     """What no library has."""
 
 
+def _needs_a_group_that_gives_up(pool: Pool) -> None:
+    if "nccl" in pool.world.backend:
+        pytest.skip("a gather of NCCL's that a rank is missing from holds the GPU of the others")
+
+
 @contextmanager
 def _cut() -> Iterator[None]:
     """Every gather of this process raises an exception of Python."""
@@ -167,6 +172,7 @@ def _one_is_cut(rank: Rank) -> dict[str, Any]:
 @pytest.mark.worlds(2, 3)
 def test_peers_learn_whose_process_group_it_was(pool: Pool) -> None:
     """Where ranks can tell each other, none takes the silence for a rank that did not come."""
+    _needs_a_group_that_gives_up(pool)
     first, *others = pool.run(_one_is_cut)
     assert first["call"].error == "_CutError", first
     for found in others:
@@ -194,6 +200,7 @@ def _nobody_comes(rank: Rank) -> dict[str, Any]:
 @pytest.mark.worlds(2)
 def test_a_rank_that_does_not_come_still_is_a_time_out(pool: Pool) -> None:
     """The negative control: who has waited says so."""
+    _needs_a_group_that_gives_up(pool)
     found, _ = pool.run(_nobody_comes)
     assert found["call"].error == "CollectiveTimeout", found
     assert f"(timeout {SHORT:g} s)" in found["call"].message, found
