@@ -140,7 +140,7 @@ def test_turns_compares_two_builds(tmp_path: Path) -> None:
         *("--sizes=1K", "--rows=1"),
     )
     lines = printed.splitlines()
-    assert sum("module of" in line for line in lines) == 2
+    assert sum("MiB compiled" in line for line in lines) == 2
     cells = {tuple(line.split()[:2]) for line in lines}
     assert {(op, "collx") for op in (*COLLECTIVES, NORM, "init")} <= cells
 
