@@ -21,7 +21,8 @@ except ImportError as error:
 
 def test_a_build_for_another_torch_is_refused_before_it_is_loaded() -> None:
     said = python(IMPORT.format(version="2.99.1"))
-    assert f"collx was built for PyTorch {TORCH}" in said
+    built_for = said.partition("collx was built for PyTorch ")[2].partition(", and this")[0]
+    assert TORCH in built_for.split(", ")  # a checkout may hold builds for several
     assert "this is PyTorch 2.99.1" in said
     assert "pip install --no-build-isolation" in said
 
