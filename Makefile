@@ -19,10 +19,11 @@ ARGS ?=
 BASE := $(VENV)/.installed-base
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help build demo demo-llama test test-all test-cpp test-models bench lint format wheel clean
+.PHONY: help build demo demo-llama test test-all test-cpp test-models bench lint format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -51,6 +52,10 @@ $(DEV): pyproject.toml $(BASE) | $(BUILT)
 	python -m pip install --no-build-isolation -e '.[dev]'
 	@touch $@ $(DEMO)
 
+$(DOCS): pyproject.toml $(BASE) | $(BUILT)
+	python -m pip install --no-build-isolation -e '.[docs]'
+	@touch $@
+
 build: $(BUILT) ## the extension, in place
 
 demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of this machine
@@ -75,17 +80,21 @@ bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." 
 	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py $(or $(OPS),all) \
 	  --device $(DEVICE) --peers all $(ARGS)
 
-lint: $(BUILT) $(DEV) ## formatting, types, static analysis, direction of includes
+lint: $(BUILT) $(DEV) ## formatting, types, static analysis, direction of includes and imports
 	ruff check .
 	ruff format --check .
 	mypy
 	python tools/check_includes.py
+	python tools/check_imports.py
 	python tools/check_cpp.py
 
 format: $(DEV) ## rewrites our files in their format
 	ruff check --fix .
 	ruff format .
 	python tools/check_cpp.py --fix
+
+docs: $(BUILT) $(DOCS) ## docs/ and the API reference as HTML in build/docs; a warning is an error
+	python -m sphinx -q -W --keep-going docs build/docs
 
 wheel: $(BASE) ## dist/*.whl, for the GPUs of three generations
 	rm -rf build/$(TORCH)/lib.*

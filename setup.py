@@ -136,6 +136,9 @@ class BuildExtension(cpp_extension.BuildExtension):
         cuda = any(source.endswith(".cu") for e in self.extensions for source in e.sources)
         objects = f"cuda-{architectures.replace(';', '_')}" if cuda else "cpu"
         self.build_temp = str(ROOT / "build" / TORCH / objects)
+        if cuda:  # the module tells what it was built for
+            named = ",".join(architectures.replace(";", " ").split())
+            self.extensions[1].extra_compile_args["cxx"].append(f"-DCOLLX_ARCHITECTURES={named}")
         if in_checkout:
             (ROOT / "python" / PACKAGE.replace(".", "/")).mkdir(exist_ok=True)
         super().run()

@@ -21,10 +21,10 @@ import collx
 from collxbench import cpu_peers, cuda_peers, norm_peers, ours, plot, records, report
 from collxbench.implementation import Implementation
 from collxbench.job import GlooRanks, Job
+from collxbench.mpi_run import Mpi
 from collxbench.op import Op
-from collxbench.ops import OPS
 from collxbench.ops_norm import NormOp
-from collxbench.options import HOST_BYTES, parse, sizes, whole_parts
+from collxbench.options import HOST_BYTES, Variant, parse, sizes, variants, whole_parts
 from collxbench.runner import Results, Runner
 
 # Read by PyTorch, NCCL and NVSHMEM when they first set up memory.
@@ -68,10 +68,12 @@ def make_job(options: argparse.Namespace) -> Job:
     start = time.perf_counter()
     comm = collx.init(device=device)
     [seconds] = ranks.maximum([time.perf_counter() - start])
-    largest = [max(sizes(options, OPS[name], ranks.world)) for name in options.ops]
+    first = variants(options)[0]
+    largest = [max(sizes(options, variant, ranks.world)) for variant in variants(options)]
     return Job(
-        reduce_op=options.reduce_op,
-        dtype=getattr(torch, options.dtype),
+        reduce_op=first.reduce_op,
+        root=options.root,
+        dtype=getattr(torch, first.dtype),
         device=device,
         group=dist.distributed_c10d._get_default_group(),
         ranks=ranks,
@@ -79,7 +81,7 @@ def make_job(options: argparse.Namespace) -> Job:
         init_seconds=seconds,
         has_nccl=has_nccl,
         cols=options.cols,
-        rounding=options.rounding[0],
+        rounding=first.rounding,
         max_bytes=max(HOST_BYTES, *largest),
     )
 
@@ -87,40 +89,43 @@ def make_job(options: argparse.Namespace) -> Job:
 def measure(options: argparse.Namespace) -> bool:
     """Whether every result of collx was right. What is finished is shown and written at once."""
     job = make_job(options)
-    written = [records.of_init(options.dtype, job.ranks.world, job.device.type, job.init_seconds)]
+    mpi = Mpi(job.ranks.world)
+    dtype = options.dtype[0]
+    written = [records.of_init(dtype, job.ranks.world, job.device.type, job.init_seconds)]
     good = True
-    for op, rounding in chosen_ops(options):
-        results = Runner(replace(job, rounding=rounding), op, options).run(
-            sizes(options, op, job.ranks.world),
-            whole_parts(options, op, job.ranks.world, HOST_BYTES),
+    for variant in variants(options):
+        op = variant.op
+        results = Runner(of_variant(job, variant), op, options, mpi).run(
+            sizes(options, variant, job.ranks.world),
+            whole_parts(options, variant, job.ranks.world, HOST_BYTES),
             ours.chosen(options, op) + chosen_peers(options, op),
         )
         written += [row.record for row in results.rows]
         good = good and not results.ours_failed
         if job.ranks.rank == 0:
-            show(options, op, rounding, results)
+            show(options, variant, results)
             if options.json is not None:
                 records.write(options.json, written)
+    mpi.close()
     job.comm.destroy()
     return good
 
 
-def chosen_ops(options: argparse.Namespace) -> list[tuple[Op, str]]:
-    """With the roundings of those that have some."""
-    ops = [OPS[name] for name in options.ops]
-    return [
-        (op, rounding)
-        for op in ops
-        for rounding in (options.rounding if isinstance(op, NormOp) else [""])
-    ]
+def of_variant(job: Job, variant: Variant) -> Job:
+    dtype = getattr(torch, variant.dtype)
+    return replace(job, dtype=dtype, reduce_op=variant.reduce_op, rounding=variant.rounding)
 
 
-def show(options: argparse.Namespace, op: Op, rounding: str, results: Results) -> None:
-    how = rounding if isinstance(op, NormOp) else options.reduce_op
-    name = f"{op.name} {how}" if op.reduces else op.name
-    print(f"\n{name}, {options.dtype}, {dist.get_world_size()} ranks, {options.device}")
-    print("us per call: median, slowest rank; x peer: best peer's time / collx's\n")
-    print(report.table(results))
+def show(options: argparse.Namespace, variant: Variant, results: Results) -> None:
+    op, dtype = variant.op, variant.dtype
+    name = f"{op.name} {variant.rounding or variant.reduce_op}" if op.reduces else op.name
+    root = f", root {options.root}" if op.rooted and options.root else ""
+    print(f"\n{name}{root}, {dtype}, {dist.get_world_size()} ranks, {options.device}")
+    if options.format == "nccl":
+        print(f"us per call: median, slowest rank\n\n{report.nccl_lines(results)}")
+    else:
+        print("us per call: median, slowest rank; x peer: best peer's time / collx's\n")
+        print(report.table(results))
     host = report.host_times(results)
     if host:
         print(f"\nhost time of an eager call\n{host}")
@@ -128,8 +133,11 @@ def show(options: argparse.Namespace, op: Op, rounding: str, results: Results) -
         print(f"\n{note}", end="")
     print(flush=True)
     if options.plot is not None and op.has_tensor:
-        stem = "-".join(part for part in (options.plot.stem, op.name, rounding) if part)
-        file = options.plot if len(chosen_ops(options)) == 1 else options.plot.with_stem(stem)
+        parts = [options.plot.stem, op.name, variant.rounding]
+        parts += [dtype] if len(options.dtype) > 1 else []
+        parts += [variant.reduce_op] if op.reduces and len(options.reduce_op) > 1 else []
+        stem = "-".join(part for part in parts if part)
+        file = options.plot if len(variants(options)) == 1 else options.plot.with_stem(stem)
         plot.draw(file, op, results, options.wire_gbs)
 
 

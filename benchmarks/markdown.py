@@ -14,8 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from collxbench.records import HOST_TIME
-from collxbench.units import size_name
+from collxbench.units import HOST_TIME, size_name
 
 Records = list[dict[str, Any]]
 
@@ -44,6 +43,8 @@ def by_title(records: Records) -> dict[str, Records]:
     found: dict[str, Records] = {}
     for r in records:
         parts = [r["op"], f"{r['world']} ranks", r["device"], r["dtype"], r.get("rounding")]
+        parts += [r["reduce_op"]] if r.get("reduce_op") not in (None, "sum") else []
+        parts += [f"root {r['root']}"] if r.get("root") else []
         found.setdefault(", ".join(part for part in parts if part), []).append(r)
     return found
 

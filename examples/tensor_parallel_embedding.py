@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/tensor_parallel_embedding.py
 
 Attention heads and MLPs of all-MiniLM-L6-v2 are split over the ranks. The embeddings are compared
-with those of the unsplit model, searched for nearest neighbours, and timed beside the same split
+with those of the unsplit model, searched for nearest neighbors, and timed beside the same split
 model over torch.distributed. Exits with 1 when an embedding differs by more than 1e-5.
 
 With --sequence-parallel the ranks divide the tokens, too, where the layers are not split: for
@@ -132,15 +132,15 @@ def largest(value: float, device: torch.device) -> float:
     return result.item()
 
 
-def show_neighbours(sentences: list[str], embeddings: Tensor) -> None:
+def show_neighbors(sentences: list[str], embeddings: Tensor) -> None:
     similarity = embeddings @ embeddings.T
     similarity.fill_diagonal_(-1)
     best, index = (column.tolist() for column in similarity.max(dim=1))
-    print(f"\n{'sentence':52}  {'nearest neighbour':52}  cosine")
+    print(f"\n{'sentence':52}  {'nearest neighbor':52}  cosine")
     for i in range(0, len(sentences), max(1, len(sentences) // SHOWN)):
         sentence = textwrap.shorten(sentences[i], 52, placeholder="…")
-        neighbour = textwrap.shorten(sentences[index[i]], 52, placeholder="…")
-        print(f"{sentence:52}  {neighbour:52}  {best[i]:6.3f}")
+        neighbor = textwrap.shorten(sentences[index[i]], 52, placeholder="…")
+        print(f"{sentence:52}  {neighbor:52}  {best[i]:6.3f}")
 
 
 @dataclass
@@ -193,7 +193,7 @@ def main() -> int:
     seconds = {name: largest(value, device) for name, value in measured.seconds.items()}
     passed = difference <= TOLERANCE
     if rank == 0:
-        show_neighbours(sentences, measured.embeddings.cpu())
+        show_neighbors(sentences, measured.embeddings.cpu())
         form = ", tokens divided" if arguments.sequence_parallel else ""
         print(f"\n{len(sentences)} sentences, {world_size} ranks on {device.type}{form}")
         print(f"time per batch of {arguments.batch_size}, median, slowest rank:")

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/tensor_parallel_llama.py
 
 Attention heads and MLPs are split. Behind each, twice a layer, the ranks' products are added up,
-the residual is added and the sum is normalised: one operator of collx here, beside the same in
+the residual is added and the sum is normalized: one operator of collx here, beside the same in
 three steps over collx and over torch.distributed. Weights are random, from a seed.
 
 Exits with 1 when a check fails: the fused model chooses the tokens of the unfused one in --dtype,

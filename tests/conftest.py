@@ -16,6 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 pytest.register_assert_rewrite("tests.common")
 
 from tests.common import limits, sampling  # noqa: E402
+from tests.common.ahead import Ahead  # noqa: E402
 from tests.common.pool import Pool, Pools  # noqa: E402
 from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds, gpu_count  # noqa: E402
 
@@ -23,6 +24,7 @@ from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds, gpu_c
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: full cross-products; left out unless -m full")
     config.addinivalue_line("markers", "worlds(*sizes): world sizes that a test wants")
+    config.addinivalue_line("markers", "ahead(work=f): work that is done while other tests run")
     config.addinivalue_line("markers", "own_gpu: every rank needs a GPU of its own")
 
 
@@ -79,6 +81,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", values)
 
 
+BACKGROUND = pytest.StashKey[Ahead]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[BACKGROUND] = Ahead()
+    if not session.config.option.collectonly:
+        session.config.stash[BACKGROUND].begin(session.items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if BACKGROUND in session.config.stash:
+        session.config.stash[BACKGROUND].end()
+
+
+@pytest.fixture
+def ahead(request: pytest.FixtureRequest) -> Any:
+    """What the work of the test's mark `ahead` has come to."""
+    return request.config.stash[BACKGROUND].result(request.node)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def heart() -> None:
     """Tells how late this machine is, see limits.py."""
@@ -101,7 +123,7 @@ def pools() -> Iterator[Pools]:
 
 @pytest.fixture(scope="session")
 def pool(pools: Pools, request: pytest.FixtureRequest) -> Pool:
-    """The pool of the world that the test is parametrised by."""
+    """The pool of the world that the test is parametrized by."""
     world: World = request.param
     return pools.get(world)
 

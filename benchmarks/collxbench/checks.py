@@ -1,4 +1,4 @@
-"""Whether a call did what it should."""
+"""Whether a call did what it should: the elements of its result that are wrong, by number."""
 
 import time
 from collections.abc import Callable
@@ -13,25 +13,45 @@ from collxbench.timing import Ranks
 LATE = 0.02  # seconds
 
 
-def right(op: Op, result: Tensor, expected: Tensor, world: int) -> bool:
-    """Whether a peer's result is right: what was copied by every byte, a reduction for some order
-    and precision of accumulation."""
-    return close(result, expected, world) if op.reduces else reference.equal_bytes(result, expected)
+def wrong(op: Op, result: Tensor, expected: Tensor, world: int) -> int:
+    """Of a peer's result: what was copied counts by every byte, a reduction for some order and
+    precision of accumulation."""
+    return not_close(result, expected, world) if op.reduces else other_bytes(result, expected)
 
 
-def exact(op: Op, result: Tensor, expected: Tensor) -> bool:
-    """Whether the result is the reference's: by every byte, but for the payloads of NaNs in a
+def inexact(op: Op, result: Tensor, expected: Tensor) -> int:
+    """Elements that are not the reference's: by every byte, but for the payloads of NaNs in a
     reduction."""
-    same = reference.same_bits if op.reduces else reference.equal_bytes
-    return same(result, expected)
+    return other_bits(result, expected) if op.reduces else other_bytes(result, expected)
 
 
-def close(result: Tensor, expected: Tensor, world: int) -> bool:
+def other_bytes(result: Tensor, expected: Tensor) -> int:
+    if reference.equal_bytes(result, expected):
+        return 0
+    return int(_differ(result, expected).sum())
+
+
+def other_bits(result: Tensor, expected: Tensor) -> int:
+    if reference.same_bits(result, expected):
+        return 0
+    both_nan = (result.isnan() & expected.isnan()).view(-1)
+    return int((_differ(result, expected) & ~both_nan).sum())
+
+
+def not_close(result: Tensor, expected: Tensor, world: int) -> int:
     if not result.is_floating_point():
-        return torch.equal(result, expected)
+        return int((result != expected).sum())
     bound = 4 * world * torch.finfo(result.dtype).eps
     scale = max(1.0, expected.abs().max().item())
-    return torch.allclose(result, expected, rtol=bound, atol=bound * scale)
+    return int((~torch.isclose(result, expected, rtol=bound, atol=bound * scale)).sum())
+
+
+def _differ(result: Tensor, expected: Tensor) -> Tensor:
+    """Of each element, whether a byte of it is another."""
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    a, b = (t.reshape(-1, 1).view(torch.uint8) for t in (result, expected))
+    return (a != b).any(1)
 
 
 def waits(barrier: Callable[[], object], ranks: Ranks) -> bool:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from collxbench.implementation import Call, Implementation, Kind
+from collxbench.call import Call, Kind
+from collxbench.implementation import Implementation
 from collxbench.job import Case, Job
 from collxbench.ops import OPS
 from collxbench.torch_dist import TorchDist

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collxbench import flashinfer_peers
-from collxbench.implementation import Call, Implementation
+from collxbench.call import Call
+from collxbench.implementation import Implementation
 from collxbench.job import Case, Job
-from collxbench.op import ROOT
 from collxbench.torch_dist import TorchDist
 
 SYMM_MEM_DTYPES = (torch.bfloat16, torch.float32)
@@ -64,9 +64,9 @@ class NcclOut(Nccl):
         count, dtype = ctypes.c_size_t(case.numel), NCCL_DTYPES[case.job.dtype]
         options: tuple[int, ...]
         if case.op.reduces:
-            call, options = library.ncclReduce, (dtype, NCCL_OPS[case.reduce_op], ROOT)
+            call, options = library.ncclReduce, (dtype, NCCL_OPS[case.reduce_op], case.root)
         else:
-            call, options = library.ncclBroadcast, (dtype, ROOT)
+            call, options = library.ncclBroadcast, (dtype, case.root)
 
         def run() -> None:
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

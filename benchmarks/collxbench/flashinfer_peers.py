@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collxbench.implementation import Call, Implementation
+from collxbench.call import Call
+from collxbench.implementation import Implementation
 from collxbench.job import Case, Job
 from collxbench.norm_case import NormCall, NormCase
 from collxbench.norm_problem import EPS, Results

@@ -4,64 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collxbench.job import Case, Job
+from collxbench.call import Call, Kind
+from collxbench.job import Case, Job
+from collxbench.op import Share
+
+PART_INSIDE = ("allgather", "reducescatter")  # in place, a rank's part lies where it belongs
 
 
-class Kind(Enum):
-    OURS = "ours"
-    PEER = "peer"
-    FLOOR = "floor"  # a bound to look at; no collective, so no peer
-
-
-def _nothing_else() -> bool:
-    return True
-
-
-def _nothing_to_do() -> None:
-    return
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call, ready to be made over and over.
-
-    `run` on an in-place implementation takes its own last result, so results are checked right
-    after `load`."""
-
-    run: Callable[[], object]
-    load: Callable[[], None]  # writes the input
-    result: Callable[[], Tensor]
-    algorithm: str = ""
-    in_place: bool = False
-    eager: str = ""  # why no CUDA graph can hold it, if none can
-    besides: Callable[[], bool] = _nothing_else  # whether its other outputs are right
-    captured: Callable[[], None] = _nothing_to_do  # between a capture and its first replay
-
-    @classmethod
-    def of(
-        cls,
-        case: Case,
-        run: Callable[[], object],
-        x: Tensor,
-        y: Tensor,
-        *,
-        algorithm: str = "",
-        eager: str = "",
-        besides: Callable[[], bool] = _nothing_else,
-        captured: Callable[[], None] = _nothing_to_do,
-    ) -> Call:
-        """`run` reads `x` and writes `y`, which are one tensor where it works in place."""
-        in_place = y is x
-        return cls(
-            run, lambda: case.load(x), lambda: y, algorithm, in_place, eager, besides, captured
-        )
+def ends_inside(case: Case, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Input and output of those, in one tensor."""
+    part = case.part_of(whole)
+    return (part, whole) if case.op.takes is Share.PART else (whole, part)
 
 
 class Implementation(ABC):
@@ -87,6 +43,11 @@ class Implementation(ABC):
     @abstractmethod
     def prepare(self, case: Case) -> Call:
         """Raises what the library raises where it is not available."""
+
+    def in_place(self, case: Case) -> Callable[[], Call] | None:
+        """Prepares a call in place; None where there is none, or none but that of `prepare`. The
+        same on every rank."""
+        return None
 
     def other_forms(self, case: Case) -> dict[str, Callable[[], object]]:
         """Calls for the same result in other forms, by their names."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import collx
 from collxbench import checks, data
-from collxbench.implementation import Call, Kind
-from collxbench.op import ROOT, Op, Share
+from collxbench.call import Call, Kind
+from collxbench.op import Op, Share
 
 T = TypeVar("T")
 
@@ -33,8 +33,10 @@ class GlooRanks:
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
         return tensor.tolist()
 
-    def all(self, value: bool) -> bool:
-        return self.maximum([0.0 if value else 1.0]) == [0.0]
+    def total(self, value: int) -> int:
+        tensor = torch.tensor(value)
+        dist.all_reduce(tensor, group=self._group)
+        return int(tensor.item())
 
     def from_first(self, value: T) -> T:
         """Rank 0's value."""
@@ -70,6 +72,7 @@ class Outcome(Generic[T]):
 @dataclass(frozen=True)
 class Job:
     reduce_op: str
+    root: int
     dtype: torch.dtype
     device: torch.device
     group: dist.ProcessGroup
@@ -77,7 +80,7 @@ class Job:
     comm: collx.Communicator
     init_seconds: float  # that it took to make it
     has_nccl: bool
-    cols: int  # of the matrices whose rows are normalised
+    cols: int  # of the matrices whose rows are normalized
     rounding: str  # of these
     max_bytes: int  # of the largest case
 
@@ -92,15 +95,15 @@ class Case:
 
     _expected: Tensor
 
-    def __init__(self, job: Job, op: Op, nbytes: int, reduce_op: str | None = None) -> None:
-        """`reduce_op`: in place of the job's."""
+    def __init__(self, job: Job, op: Op, nbytes: int) -> None:
         self.job = job
         self.op = op
         self.nbytes = nbytes
         self.numel: int = nbytes // job.dtype.itemsize
         self.world: int = job.ranks.world
-        self.at_root = job.ranks.rank == ROOT
-        self.reduce_op: str = reduce_op or job.reduce_op
+        self.root: int = job.root
+        self.at_root = job.ranks.rank == job.root
+        self.reduce_op: str = job.reduce_op
         self.comm: collx.Communicator = job.comm
         inputs = [
             data.input_of(rank, self.input_numel, job.dtype, job.device)
@@ -111,7 +114,7 @@ class Case:
 
     def _expect(self, inputs: list[Tensor]) -> None:
         """Works out what the results have to be, from every rank's input."""
-        self._expected = self.op.expect(inputs, self.reduce_op)[self.job.ranks.rank]
+        self._expected = self.op.expect(inputs, self.reduce_op, self.root)[self.job.ranks.rank]
 
     @property
     def input_numel(self) -> int:
@@ -138,25 +141,29 @@ class Case:
         """Writes this rank's input."""
         into.view(-1).copy_(self._input)
 
-    def check(self, call: Call, kind: Kind) -> bool:
-        """Makes one call. Whether it did on this rank what it should."""
-        if not self.op.has_tensor:
-            return checks.waits(partial(self._run_through, call), self.job.ranks)
-        call.load()
-        if not call.in_place:
-            call.result().fill_(1)  # what no rank's output is made of
-        call.run()
-        return self.right(call, kind)
+    def part_of(self, whole: Tensor) -> Tensor:
+        """This rank's, where the full tensor is divided."""
+        return whole.chunk(self.world)[self.job.ranks.rank]
 
-    def right(self, call: Call, kind: Kind) -> bool:
-        """Whether the results of the last call are right."""
+    def check(self, call: Call, kind: Kind) -> int:
+        """Makes one call. How many elements of this rank's result are wrong; of a barrier 1, where
+        it did not hold."""
         if not self.op.has_tensor:
-            return True  # it left nothing to look at
+            return int(not checks.waits(partial(self._run_through, call), self.job.ranks))
+        call.result().fill_(1)  # what no rank's output is made of
+        call.load()
+        call.run()
+        return self.wrong(call, kind)
+
+    def wrong(self, call: Call, kind: Kind) -> int:
+        """Elements of the last call's results."""
+        if not self.op.has_tensor:
+            return 0  # it left nothing to look at
         if kind is Kind.OURS:
-            return call.besides() and checks.exact(self.op, call.result(), self._expected)
+            return call.besides() + checks.inexact(self.op, call.result(), self._expected)
         if self.op.result_at_root and not self.at_root:
-            return True
-        return checks.right(self.op, call.result(), self._expected, self.world)
+            return 0
+        return checks.wrong(self.op, call.result(), self._expected, self.world)
 
     def _run_through(self, call: Call) -> None:
         call.run()

@@ -1,7 +1,8 @@
 """The MPI peer: a program of its own, started by mpi_run.py under mpiexec.
 
-Takes the case as JSON in its only argument; rank 0 appends one JSON line a size to the file that
-it names: {"bytes", "us", "us_min", "us_max", "correct"}, or {"error"} and no more.
+Its argument with the rank behind it names a pipe that brings one operator a line, as JSON. To the
+file that this names rank 0 appends a JSON line a size, {"bytes", "result", "in_place"}, or one
+{"error"}, and then END. A result is {"in_place", "wrong", "times"}, or null where there is none.
 """
 
 import json
@@ -18,8 +19,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from collxbench import checks, data, timing
+from collxbench.mpi_run import END
 from collxbench.norm_problem import Problem, Results
-from collxbench.op import ROOT, Op, Share
+from collxbench.op import Op, Share
 from collxbench.ops import OPS
 from collxbench.ops_norm import NormOp
 
@@ -43,11 +45,12 @@ class Arguments:
     x: list[Any]
     y: list[Any]
     op: Any
+    root: int
     splits: list[int]  # what each rank sends to each, in elements of the datatype
 
     @property
     def at_root(self) -> bool:
-        return bool(self.comm.rank == ROOT)
+        return bool(self.comm.rank == self.root)
 
     def split(self, buffer: list[Any]) -> list[Any]:
         return [buffer[0], self.splits, buffer[1]]
@@ -57,15 +60,24 @@ CALLS: dict[str, Callable[[Arguments], object]] = {
     "allreduce": lambda a: a.comm.Allreduce(a.x, a.y, a.op),
     "reducescatter": lambda a: a.comm.Reduce_scatter_block(a.x, a.y, a.op),
     "allgather": lambda a: a.comm.Allgather(a.x, a.y),
-    "broadcast": lambda a: a.comm.Bcast(a.x, ROOT),
-    "reduce": lambda a: a.comm.Reduce(a.x, a.y if a.at_root else None, a.op, ROOT),
-    "gather": lambda a: a.comm.Gather(a.x, a.y if a.at_root else None, ROOT),
-    "scatter": lambda a: a.comm.Scatter(a.x if a.at_root else None, a.y, ROOT),
+    "broadcast": lambda a: a.comm.Bcast(a.y, a.root),
+    "reduce": lambda a: a.comm.Reduce(a.x, a.y if a.at_root else None, a.op, a.root),
+    "gather": lambda a: a.comm.Gather(a.x, a.y if a.at_root else None, a.root),
+    "scatter": lambda a: a.comm.Scatter(a.x if a.at_root else None, a.y, a.root),
     "alltoall": lambda a: a.comm.Alltoall(a.x, a.y),
     "alltoallv": lambda a: a.comm.Alltoallv(a.split(a.x), a.split(a.y)),
     "barrier": lambda a: a.comm.Barrier(),
 }
-IN_PLACE = ("broadcast",)
+ONLY_IN_PLACE = ("broadcast",)
+IN_PLACE: dict[str, Callable[[Arguments], object]] = {
+    "allreduce": lambda a: a.comm.Allreduce(MPI.IN_PLACE, a.y, a.op),
+    "reducescatter": lambda a: a.comm.Reduce_scatter_block(MPI.IN_PLACE, a.y, a.op),
+    "allgather": lambda a: a.comm.Allgather(MPI.IN_PLACE, a.y),
+    "reduce": lambda a: a.comm.Reduce(
+        MPI.IN_PLACE if a.at_root else a.y, a.y if a.at_root else None, a.op, a.root
+    ),
+    "alltoall": lambda a: a.comm.Alltoall(MPI.IN_PLACE, a.y),
+}
 
 
 class MpiRanks:
@@ -82,35 +94,68 @@ class MpiRanks:
 
 
 def measure(job: dict[str, Any], comm: Any, nbytes: int) -> dict[str, Any]:
-    op, dtype, ranks = OPS[job["op"]], getattr(torch, job["dtype"]), MpiRanks(comm)
+    op = OPS[job["op"]]
     if isinstance(op, NormOp):
-        return measure_norm(op, {**job, "reduce_op": "sum"}, comm, nbytes)
+        return {
+            "bytes": nbytes,
+            "result": measure_norm(op, job, comm, nbytes),
+            "in_place": None,
+        }
+    return {
+        "bytes": nbytes,
+        "result": measure_form(op, job, comm, nbytes, op.name in ONLY_IN_PLACE),
+        "in_place": measure_form(op, job, comm, nbytes, True)
+        if job["in_place"] and op.name in IN_PLACE
+        else None,
+    }
+
+
+def measure_form(
+    op: Op, job: dict[str, Any], comm: Any, nbytes: int, in_place: bool
+) -> dict[str, Any]:
+    """With two tensors, or in place."""
+    dtype, ranks = getattr(torch, job["dtype"]), MpiRanks(comm)
     numel = nbytes // dtype.itemsize
     of_share = {Share.WHOLE: numel, Share.PART: numel // comm.size, Share.NONE: 0}
     inputs = [
         data.input_of(rank, of_share[op.takes], dtype, torch.device("cpu"))
         for rank in range(comm.size)
     ]
-    expected = op.expect(inputs, job["reduce_op"])[comm.rank]
-    x = inputs[comm.rank].clone()
-    y = x if op.name in IN_PLACE else torch.ones(of_share[op.gives], dtype=dtype)
+    expected = op.expect(inputs, job["reduce_op"], job["root"])[comm.rank]
+    y = torch.ones(numel if in_place else of_share[op.gives], dtype=dtype)
+    x = inputs[comm.rank]
     arguments = prepared(op, comm, x, y, job)
-    call = CALLS[op.name]
+    if in_place:
+        (y if op.takes is Share.WHOLE else y.chunk(comm.size)[comm.rank]).copy_(x)
+    call = {**CALLS, **IN_PLACE}[op.name] if in_place else CALLS[op.name]
 
     def run() -> None:
         call(arguments)
 
     if op.has_tensor:
         run()
-        seen = comm.rank == ROOT or not op.result_at_root
-        right = not seen or checks.right(op, y, expected, comm.size)
+        seen = arguments.at_root or not op.result_at_root
+        result = y[: of_share[op.gives]]  # where MPI puts it in place, too
+        wrong = checks.wrong(op, result, expected, comm.size) if seen else 0
     else:
-        right = checks.waits(run, ranks)
-    if comm.allreduce(int(right), op=MPI.MIN) != 1:
-        return {"bytes": nbytes, "correct": False}
+        wrong = int(not checks.waits(run, ranks))
+    return timed(run, wrong, in_place, job, comm, nbytes)
+
+
+def timed(
+    run: Callable[[], None],
+    wrong: int,
+    in_place: bool,
+    job: dict[str, Any],
+    comm: Any,
+    nbytes: int,
+) -> dict[str, Any]:
+    wrong = comm.allreduce(wrong)
+    if wrong:
+        return {"in_place": in_place, "wrong": wrong, "times": None}
     calls = timing.calls_of(nbytes, job["iterations"])
-    result = timing.time_batches(run, calls, job["warmup"], ranks)
-    return {"bytes": nbytes, "correct": True, **vars(result)}
+    times = timing.time_batches(run, calls, job["warmup"], MpiRanks(comm))
+    return {"in_place": in_place, "wrong": 0, "times": vars(times)}
 
 
 def measure_norm(op: NormOp, job: dict[str, Any], comm: Any, nbytes: int) -> dict[str, Any]:
@@ -132,11 +177,8 @@ def measure_norm(op: NormOp, job: dict[str, Any], comm: Any, nbytes: int) -> dic
         made[0] = rest(y, residual, weight)
 
     run()
-    if comm.allreduce(int(problem.near(made[0], problem.expected())), op=MPI.MIN) != 1:
-        return {"bytes": nbytes, "correct": False}
-    calls = timing.calls_of(nbytes, job["iterations"])
-    result = timing.time_batches(run, calls, job["warmup"], MpiRanks(comm))
-    return {"bytes": nbytes, "correct": True, **vars(result)}
+    wrong = problem.far(made[0], problem.expected())
+    return timed(run, wrong, False, job, comm, nbytes)
 
 
 def prepared(op: Op, comm: Any, x: Tensor, y: Tensor, job: dict[str, Any]) -> Arguments:
@@ -144,23 +186,21 @@ def prepared(op: Op, comm: Any, x: Tensor, y: Tensor, job: dict[str, Any]) -> Ar
     datatype = TYPES[job["dtype"]] if op.reduces else MPI.BYTE
     send, receive = ([t.view(torch.uint8).numpy(), datatype] for t in (x, y))
     splits = [x.numel() * x.itemsize // comm.size] * comm.size
-    return Arguments(comm, send, receive, REDUCE_OPS.get(job["reduce_op"]), splits)
+    reduce_op = REDUCE_OPS.get(job["reduce_op"])
+    return Arguments(comm, send, receive, reduce_op, job["root"], splits)
 
 
 def refusal(job: dict[str, Any]) -> str | None:
     if not OPS[job["op"]].reduces:
         return None
-    if job["reduce_op"] not in REDUCE_OPS and not isinstance(OPS[job["op"]], NormOp):
+    if job["reduce_op"] not in REDUCE_OPS:
         return f"MPI has no {job['reduce_op']}"
     if TYPES[job["dtype"]] == MPI.DATATYPE_NULL:
         return f"this MPI has no {job['dtype']}"
     return None
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    job = json.loads(sys.argv[1])
-    comm = MPI.COMM_WORLD
+def serve(job: dict[str, Any], comm: Any) -> None:
     with open(job["output"], "a") as output:
         for nbytes in job["sizes"]:
             error = refusal(job)
@@ -169,7 +209,17 @@ def main() -> None:
                 output.write(json.dumps(line) + "\n")
                 output.flush()
             if error is not None:
-                return
+                break
+        if comm.rank == 0:
+            output.write(END)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm = MPI.COMM_WORLD
+    with open(f"{sys.argv[1]}{comm.rank}") as jobs:  # a pipe, on which it waits without spinning
+        for line in jobs:
+            serve(json.loads(line), comm)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Starts the MPI peer. PyPI's MPI libraries start their ranks themselves and cannot be initialised
+"""Starts the MPI peer. PyPI's MPI libraries start their ranks themselves and cannot be initialized
 in processes that torchrun started, so they get a job of their own, in the same run, while the other
-ranks sleep."""
+ranks sleep. In turn it sleeps while they are measured."""
 
 import json
 import os
@@ -10,11 +10,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 SECONDS_A_SIZE = 60
+PAUSE = 0.02  # seconds from look to look, while other processes are measured
+END = "end\n"  # of an operator's results
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 
 
@@ -24,43 +27,78 @@ def launcher() -> str | None:
     return shutil.which("mpiexec", path=scripts) or shutil.which("mpiexec")
 
 
-def run(world: int, job: dict[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
-    """The measurements of `job`'s sizes, and why some are missing, if any are."""
-    mpiexec = launcher()
-    if find_spec("mpi4py") is None or mpiexec is None:
-        return [], "mpi4py or mpiexec is not installed"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(_OF_TORCHRUN)}
-    environment["OMP_NUM_THREADS"] = "1"
-    program = str(Path(__file__).with_name("mpi_job.py"))
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "results"
-        output.touch()
-        argument = json.dumps({**job, "output": str(output)})
-        command = [mpiexec, "-n", str(world), sys.executable, program, argument]
-        error = _wait(command, environment, 60 + SECONDS_A_SIZE * len(job["sizes"]))
-        found = [json.loads(line) for line in output.read_text().splitlines()]
-    refused = [line["error"] for line in found if "error" in line]
-    results = [line for line in found if "error" not in line]
-    return results, refused[0] if refused else error
+class Mpi:
+    """Its processes, which wait from one operator to the next: to start them takes seconds."""
 
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipes: list[int] = []
 
-def _wait(command: list[str], environment: dict[str, str], seconds: float) -> str | None:
-    """Runs the command in a session of its own; what went wrong, if anything did."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        _, complaints = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return f"stopped after {seconds:.0f} s"
-    if process.returncode == 0:
+    def run(self, job: dict[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
+        """The measurements of `job`'s sizes, and why some are missing, if any are."""
+        mpiexec = launcher()
+        if find_spec("mpi4py") is None or mpiexec is None:
+            return [], "mpi4py or mpiexec is not installed"
+        process = self._process or self._start(mpiexec)
+        output = self._folder / job["op"]
+        output.write_text("")
+        line = json.dumps({**job, "output": str(output)}) + "\n"
+        for pipe in self._pipes:
+            os.write(pipe, line.encode())
+        error = self._wait(process, output, 60 + SECONDS_A_SIZE * len(job["sizes"]))
+        found = [json.loads(line) for line in output.read_text().removesuffix(END).splitlines()]
+        if error is not None:
+            self.close(0)
+        refused = [line["error"] for line in found if "error" in line]
+        results = [line for line in found if "error" not in line]
+        return results, refused[0] if refused else error
+
+    def _start(self, mpiexec: str) -> subprocess.Popen[bytes]:
+        self._temporary = tempfile.TemporaryDirectory()
+        self._folder = Path(self._temporary.name)
+        pipes = self._folder / "jobs"
+        for rank in range(self._world):
+            os.mkfifo(f"{pipes}{rank}")
+            # Read-write does not wait for the other end. When this process is gone, they end.
+            self._pipes.append(os.open(f"{pipes}{rank}", os.O_RDWR))
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(_OF_TORCHRUN)}
+        environment["OMP_NUM_THREADS"] = "1"
+        program = str(Path(__file__).with_name("mpi_job.py"))
+        with (self._folder / "complaints").open("wb") as complaints:
+            self._process = subprocess.Popen(
+                [mpiexec, "-n", str(self._world), sys.executable, program, str(pipes)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                start_new_session=True,
+            )
+        return self._process
+
+    def _wait(self, process: subprocess.Popen[bytes], output: Path, seconds: float) -> str | None:
+        """What went wrong until the end of the output, if anything did."""
+        deadline = time.monotonic() + seconds
+        while not output.read_text().endswith(END):
+            if process.poll() is not None:
+                complaints = (self._folder / "complaints").read_text(errors="replace").strip()
+                last = (complaints or "no message").splitlines()[-1]
+                return f"mpiexec exited with {process.returncode}: {last[:160]}"
+            if time.monotonic() > deadline:
+                return f"stopped after {seconds:.0f} s"
+            time.sleep(PAUSE)
         return None
-    last = (complaints.strip() or "no message").splitlines()[-1]
-    return f"mpiexec exited with {process.returncode}: {last[:160]}"
+
+    def close(self, seconds: float = 30) -> None:
+        """Ends the processes, by force if they have not ended by then."""
+        while self._pipes:
+            os.close(self._pipes.pop())
+        if self._process is None:
+            return
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process = None
+        self._temporary.cleanup()

@@ -1,4 +1,4 @@
-"""A case of a fused normalisation: several tensors go in and come out."""
+"""A case of a fused normalization: several tensors go in and come out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collxbench.implementation import Call, Kind
+from collxbench.call import Call, Kind
 from collxbench.job import Case, Job
 from collxbench.norm_problem import Problem, Results
 from collxbench.op import Op
@@ -43,7 +43,7 @@ class NormCase(Case):
     @functools.cached_property
     def allreduce(self) -> Case:
         """The reduction alone: a sum of the same inputs."""
-        return Case(self.job, OPS["allreduce"], self.nbytes, "sum")
+        return Case(self.job, OPS["allreduce"], self.nbytes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,18 +56,18 @@ class NormCase(Case):
     def as_rows(self, tensor: Tensor) -> Tensor:
         return tensor.view(self.shape)
 
-    def check(self, call: Call, kind: Kind) -> bool:
+    def check(self, call: Call, kind: Kind) -> int:
         assert isinstance(call, NormCall)
         call.load()
         for result in call.results():
             result.view(torch.uint8).fill_(0x55)  # what no rank's output is made of
         call.run()
-        return self.right(call, kind)
+        return self.wrong(call, kind)
 
-    def right(self, call: Call, kind: Kind) -> bool:
+    def wrong(self, call: Call, kind: Kind) -> int:
         assert isinstance(call, NormCall)
-        same = self.problem.exact if kind is Kind.OURS else self.problem.near
-        return same(call.results(), self.wanted_results)
+        wrong = self.problem.inexact if kind is Kind.OURS else self.problem.far
+        return wrong(call.results(), self.wanted_results)
 
 
 def case_of(job: Job, op: Op, nbytes: int) -> Case:

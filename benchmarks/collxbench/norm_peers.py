@@ -1,4 +1,4 @@
-"""Peers of the fused normalisations: an all-reduce of each library, then add, norm and quantise as
+"""Peers of the fused normalizations: an all-reduce of each library, then add, norm and quantize as
 one compiled function; and FlashInfer's fused kernels."""
 
 from __future__ import annotations

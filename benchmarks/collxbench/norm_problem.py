@@ -1,4 +1,4 @@
-"""A sum of rows, normalised: its tensors, what it gives, and the same in steps after an all-reduce.
+"""A sum of rows, normalized: its tensors, what it gives, and the same in steps after an all-reduce.
 
 Peers reduce in the input's dtype and round where the unfused model does, so theirs is the "parity"
 of the same norm where collx is asked for "fp32".
@@ -16,14 +16,14 @@ from torch import Tensor
 
 import collx
 from collx import reference
-from collxbench import data
+from collxbench import checks, data
 from collxbench.ops_norm import NormOp
 
 EPS = 1e-5
 DTYPES = ("float32", "float16", "bfloat16")
 ROUNDINGS = ("fp32", "parity", "parity_weight")
 STATIC_SCALE = 0.0625  # values up to 28 fit, and these stay below
-STEPS = {"": 0.0, "fp8": 0.13, "int8": 0.0}  # of a quantised value, as a share of it
+STEPS = {"": 0.0, "fp8": 0.13, "int8": 0.0}  # of a quantized value, as a share of it
 COMPILATIONS = 64  # one a shape
 _RESIDUAL, _WEIGHT = -1, -2  # which random block: no rank's
 
@@ -89,30 +89,30 @@ class Problem:
         found: Any = function(inputs, *tensors, EPS, rounding=self.rounding, **self.options)
         return found if isinstance(found, tuple) else (found,)
 
-    def exact(self, results: Results, expected: Results) -> bool:
-        """Whether all results are the reference's, by their bits."""
-        return all(
-            reference.same_bits(a, b) if a.itemsize > 1 else reference.equal_bytes(a, b)
+    def inexact(self, results: Results, expected: Results) -> int:
+        """Elements of all results that are not the reference's, by their bits."""
+        return sum(
+            checks.other_bits(a, b) if a.itemsize > 1 else checks.other_bytes(a, b)
             for a, b in zip(results, expected, strict=True)
         )
 
-    def near(self, results: Results, expected: Results) -> bool:
-        """Whether a peer's results are right: for some order and precision of the sum, within a
-        step of their format where they are quantised."""
+    def far(self, results: Results, expected: Results) -> int:
+        """Elements of a peer's results that are wrong: for any order and precision of the sum, by
+        more than a step of their format where they are quantized."""
         got, want = self._readable(results), self._readable(expected)
         bound = 4 * self.world * torch.finfo(self.dtype).eps
+        found = 0
         for i, (a, b) in enumerate(zip(got, want, strict=True)):
             step = STEPS[self.op.kind] if i == 0 else 0.0
             scale = max(1.0, b.abs().max().item())
             smallest = bound * scale
             if i == 0 and self.op.kind == "int8":
                 smallest += want[1].max().item()  # a step is the row's scale
-            if not torch.allclose(a, b, rtol=bound + step, atol=smallest):
-                return False
-        return True
+            found += int((~torch.isclose(a, b, rtol=bound + step, atol=smallest)).sum())
+        return found
 
     def _readable(self, results: Results) -> list[Tensor]:
-        """In float32, quantised values as a reader gets them."""
+        """In float32, quantized values as a reader gets them."""
         wide = [result.float() for result in results]
         if self.op.kind:
             wide[1] = wide[1].reshape(-1)
@@ -120,7 +120,7 @@ class Problem:
         return wide
 
     def steps(self) -> Sequence:
-        """Add, norm and quantise, behind an all-reduce, operation by operation."""
+        """Add, norm and quantize, behind an all-reduce, operation by operation."""
         return _steps(self.op, self.rounding, self.device)
 
     def compiled(self) -> Sequence:
@@ -133,7 +133,7 @@ class Problem:
 
 @functools.cache
 def _steps(op: NormOp, rounding: str, device: torch.device) -> Sequence:
-    quantise = collx.nn.Quantisation(op.kind, scale_mode=op.scale_mode) if op.kind else None
+    quantization = collx.Quantization(op.kind, scale_mode=op.scale_mode) if op.kind else None
     static = op.scale_mode == "tensor"
     scale = torch.full((1,), STATIC_SCALE, device=device) if static else None
 
@@ -144,7 +144,7 @@ def _steps(op: NormOp, rounding: str, device: torch.device) -> Sequence:
             weight,
             EPS,
             rounding="parity" if rounding == "fp32" else rounding,
-            quantise=quantise,
+            quantization=quantization,
             scale=scale,
             reduce=_already_summed,
         )

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collxbench.job import Case
+import collx
 
-ROOT = 0
+
+class Given(Protocol):
+    """What a call's arguments are made from: job.py's Case has it."""
+
+    numel: int
+    world: int
+    reduce_op: str
+    root: int
+    comm: collx.Communicator
 
 
 class Share(Enum):
@@ -28,9 +35,9 @@ class Op:
     name: str
     takes: Share
     gives: Share
-    expect: Callable[[list[Tensor], str], list[Tensor]]
-    """Every rank's output, from every rank's input and the reduce op."""
-    arguments: Callable[[Case], tuple[Any, ...]]
+    expect: Callable[[list[Tensor], str, int], list[Tensor]]
+    """Every rank's output, from every rank's input, the reduce op and the root."""
+    arguments: Callable[[Given], tuple[Any, ...]]
     """Of collx's operator, between the input and the algorithm."""
     link: Callable[[int, bool], float]
     """What must cross one rank's link in one direction, as a share of the full tensor; from the
@@ -39,6 +46,7 @@ class Op:
     symmetric_only: str = ""
     """The algorithm that accepts no other tensors."""
     reduces: bool = False
+    rooted: bool = False
     divided: bool = False
     """Whether the full tensor is cut into one equal part a rank."""
     result_at_root: bool = False

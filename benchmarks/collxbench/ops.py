@@ -6,14 +6,9 @@ mpi_job.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from collx import reference
-from collxbench.op import ROOT, Op, Share
+from collxbench.op import Given, Op, Share
 from collxbench.ops_norm import NORM_OPS
-
-if TYPE_CHECKING:
-    from collxbench.job import Case
 
 
 def _all_but_own(world: int, at_root: bool) -> float:
@@ -28,7 +23,7 @@ def _once(world: int, at_root: bool) -> float:
     return 1.0
 
 
-def even_splits(case: Case) -> list[int]:
+def even_splits(case: Given) -> list[int]:
     return [case.numel // case.world] * case.world
 
 
@@ -39,7 +34,7 @@ _ALL = (
         "allreduce",
         Share.WHOLE,
         Share.WHOLE,
-        lambda inputs, reduce_op: [reference.allreduce(inputs, reduce_op)] * len(inputs),
+        lambda inputs, reduce_op, _: [reference.allreduce(inputs, reduce_op)] * len(inputs),
         lambda case: (case.reduce_op, case.comm.name),
         lambda world, at_root: 2 * (world - 1) / world,
         algorithms=(
@@ -58,7 +53,7 @@ _ALL = (
         "reducescatter",
         Share.WHOLE,
         Share.PART,
-        lambda inputs, reduce_op: reference.reducescatter(inputs, reduce_op),
+        lambda inputs, reduce_op, _: reference.reducescatter(inputs, reduce_op),
         lambda case: (case.reduce_op, case.world, case.comm.name, 0),
         _all_but_own,
         algorithms=_STAGED_OR_DIRECT,
@@ -70,7 +65,7 @@ _ALL = (
         "allgather",
         Share.PART,
         Share.WHOLE,
-        lambda inputs, _: reference.allgather(inputs),
+        lambda inputs, *_: reference.allgather(inputs),
         lambda case: (case.world, case.comm.name, 0, None),
         _all_but_own,
         algorithms=_STAGED_OR_DIRECT,
@@ -81,51 +76,55 @@ _ALL = (
         "broadcast",
         Share.WHOLE,
         Share.WHOLE,
-        lambda inputs, _: reference.broadcast(inputs, ROOT),
-        lambda case: (ROOT, case.comm.name),
+        lambda inputs, _, root: reference.broadcast(inputs, root),
+        lambda case: (case.root, case.comm.name),
         _once,
         algorithms=("onestage", "twostage", "pipelined", "fallback"),
+        rooted=True,
     ),
     Op(
         "reduce",
         Share.WHOLE,
         Share.WHOLE,
-        lambda inputs, reduce_op: reference.reduce(inputs, reduce_op, ROOT),
-        lambda case: (case.reduce_op, ROOT, case.comm.name),
+        lambda inputs, reduce_op, root: reference.reduce(inputs, reduce_op, root),
+        lambda case: (case.reduce_op, case.root, case.comm.name),
         _once,
         algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         reduces=True,
         result_at_root=True,
+        rooted=True,
     ),
     Op(
         "gather",
         Share.PART,
         Share.WHOLE,
-        lambda inputs, _: reference.gather(inputs, ROOT),
-        lambda case: (ROOT, case.world, case.comm.name),
+        lambda inputs, _, root: reference.gather(inputs, root),
+        lambda case: (case.root, case.world, case.comm.name),
         _rooted_parts,
         algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         divided=True,
         result_at_root=True,
+        rooted=True,
     ),
     Op(
         "scatter",
         Share.WHOLE,
         Share.PART,
-        lambda inputs, _: reference.scatter(inputs, ROOT),
-        lambda case: (ROOT, case.world, case.comm.name),
+        lambda inputs, _, root: reference.scatter(inputs, root),
+        lambda case: (case.root, case.world, case.comm.name),
         _rooted_parts,
         algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         divided=True,
+        rooted=True,
     ),
     Op(
         "alltoall",
         Share.WHOLE,
         Share.WHOLE,
-        lambda inputs, _: reference.alltoall(inputs),
+        lambda inputs, *_: reference.alltoall(inputs),
         lambda case: (case.world, case.comm.name),
         _all_but_own,
         algorithms=_STAGED_OR_DIRECT,
@@ -136,7 +135,7 @@ _ALL = (
         "alltoallv",
         Share.WHOLE,
         Share.WHOLE,
-        lambda inputs, _: reference.alltoall(inputs),  # the splits are even
+        lambda inputs, *_: reference.alltoall(inputs),  # the splits are even
         lambda case: (even_splits(case), even_splits(case), case.comm.name),
         _all_but_own,
         algorithms=("staged", "fallback"),
@@ -146,7 +145,7 @@ _ALL = (
         "barrier",
         Share.NONE,
         Share.NONE,
-        lambda inputs, _: inputs,
+        lambda inputs, *_: inputs,
         lambda case: (case.comm.name,),
         lambda world, at_root: 0.0,
     ),

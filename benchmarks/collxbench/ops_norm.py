@@ -16,7 +16,7 @@ class NormOp(Op):
 
     residual: bool = False
     kind: str = ""
-    """"fp8" or "int8"; empty: not quantised."""
+    """"fp8" or "int8"; empty: not quantized."""
     scale_mode: str = "row"
     """Or "tensor": the scale is given."""
     in_all: bool = False
@@ -41,7 +41,7 @@ def _described(residual: bool, kind: str, scale_mode: str = "row") -> NormOp:
         + (STATIC if scale_mode == "tensor" else ""),
         Share.WHOLE,
         Share.WHOLE,
-        lambda inputs, _: inputs,
+        lambda inputs, *_: inputs,
         lambda case: (),
         lambda world, at_root: crossing * (world - 1) / world,
         algorithms=ALGORITHMS,

@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +20,7 @@ from collxbench.ops import OPS
 from collxbench.ops_norm import NormOp
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
+NAMES = {"half": "float16", "float": "float32", "double": "float64"}  # nccl-tests'
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
 CPU_PEERS = (*cpu_peers.PEERS, norm_peers.UNFUSED, "mpi")
 CUDA_PEERS = (*cuda_peers.PEERS, norm_peers.UNFUSED)
@@ -72,6 +74,20 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def dtypes(text: str) -> list[str]:
+    return [NAMES.get(name, name) for name in names(text)]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An operator as one table shows it."""
+
+    op: Op
+    dtype: str
+    reduce_op: str
+    rounding: str  # of a fused norm
+
+
 class RankParser(argparse.ArgumentParser):
     """Says what is wrong once, not on every rank."""
 
@@ -99,13 +115,29 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--sizes", type=size_list, help="with commas, in place of -b, -e and -f")
     p.add_argument("-n", "--iterations", type=count, default=0, help="calls a graph or batch")
     p.add_argument("-w", "--warmup", type=count, default=5, help="untimed calls (5)")
-    p.add_argument("--dtype", choices=DTYPES, help="bfloat16 on CUDA, float32 on CPU")
-    p.add_argument("--reduce-op", choices=REDUCE_OPS, default="sum")
+    p.add_argument(
+        *("-d", "--dtype"),
+        type=dtypes,
+        help=f"all, or with commas: {', '.join(DTYPES)} (bfloat16 on CUDA, float32 on CPU)",
+    )
+    p.add_argument(
+        *("-o", "--reduce-op"),
+        type=names,
+        default=["sum"],
+        help=f"all, or with commas: {', '.join(REDUCE_OPS)} (sum)",
+    )
+    p.add_argument("-r", "--root", type=count, default=0, help="rank that gives or gets (0)")
     p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     p.add_argument("--peers", type=names, default=["all"], help="all, none, or names with commas")
     p.add_argument("--algorithms", type=names, default=["auto"], help="auto, all, or names")
     p.add_argument("--symmetric", action="store_true", help="collx on symmetric tensors only")
     p.add_argument("--max-blocks", type=count, default=0, help="bound on collx's CUDA grid")
+    p.add_argument(
+        "--format",
+        choices=("table", "nccl"),
+        default="table",
+        help="one table, or lines as nccl-tests has them, out of place and in place",
+    )
     p.add_argument("--json", type=Path, help="file for the records")
     p.add_argument("--plot", type=Path, help="picture of time over size (.png, .svg, .pdf)")
     p.add_argument("--wire-gbs", type=float, help="link's GB/s, for the limit (360 on CUDA)")
@@ -129,9 +161,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         options.end = max(options.begin, (256 << 20) if on_cuda else (64 << 20))
     if options.end < options.begin:
         p.error("-e is smaller than -b")
-    options.dtype = options.dtype or ("bfloat16" if on_cuda else "float32")
-    if options.reduce_op == "avg" and "int" in options.dtype:
-        p.error(f"avg of {options.dtype}: averages need a floating-point dtype")
+    options.dtype = options.dtype or ["bfloat16" if on_cuda else "float32"]
+    options.dtype = _choice(p, "--dtype", options.dtype, DTYPES)
+    options.reduce_op = _choice(p, "--reduce-op", options.reduce_op, REDUCE_OPS)
+    world = int(os.environ.get("WORLD_SIZE", options.root + 1))
+    if options.root >= world:
+        p.error(f"--root {options.root}: there are {world} ranks")
     if options.wire_gbs is None and on_cuda:
         options.wire_gbs = 360.0
     if options.plot is not None and find_spec("matplotlib") is None:
@@ -155,12 +190,33 @@ def _choose_ops(p: argparse.ArgumentParser, options: argparse.Namespace) -> None
     if options.rows is None:
         options.rows = (FEW_ROWS if everything else ROWS)[options.device]
     for name in options.ops:
-        if isinstance(OPS[name], NormOp) and options.dtype not in NORM_DTYPES:
-            p.error(f"{name} of {options.dtype}: it takes {', '.join(NORM_DTYPES)}")
+        if not _variants(options, OPS[name]):
+            given = ", ".join(options.dtype)
+            if isinstance(OPS[name], NormOp):
+                p.error(f"{name} of {given}: it takes {', '.join(NORM_DTYPES)}")
+            p.error(f"avg of {given}: averages need a floating-point dtype")
 
 
 def _in_all(op: Op, options: argparse.Namespace) -> bool:
-    return not isinstance(op, NormOp) or (op.in_all and options.dtype in NORM_DTYPES)
+    return not isinstance(op, NormOp) or (op.in_all and bool(_variants(options, op)))
+
+
+def variants(options: argparse.Namespace) -> list[Variant]:
+    """What is measured, in this order."""
+    return [variant for name in options.ops for variant in _variants(options, OPS[name])]
+
+
+def _variants(options: argparse.Namespace, op: Op) -> list[Variant]:
+    if isinstance(op, NormOp):
+        fit = [dtype for dtype in options.dtype if dtype in NORM_DTYPES]
+        return [Variant(op, dtype, "sum", how) for dtype in fit for how in options.rounding]
+    fit = options.dtype if op.has_tensor else options.dtype[:1]
+    return [
+        Variant(op, dtype, reduce_op, "")
+        for dtype in fit
+        for reduce_op in (options.reduce_op if op.reduces else ["sum"])
+        if not (reduce_op == "avg" and "int" in dtype)
+    ]
 
 
 def _choice(
@@ -176,30 +232,32 @@ def _choice(
     return given
 
 
-def sizes(options: argparse.Namespace, op: Op, world: int) -> list[int]:
+def sizes(options: argparse.Namespace, variant: Variant, world: int) -> list[int]:
     """Bytes of each case, ascending and without repetitions."""
+    op = variant.op
     if not op.has_tensor:
         return [0]
     if isinstance(op, NormOp):
-        return [rows * _row_bytes(options) for rows in options.rows]
-    asked = options.sizes or []
+        return [rows * _row_bytes(options, variant) for rows in options.rows]
+    asked = list(options.sizes or [])
     at = float(options.begin)
     while not options.sizes and at <= options.end:
         asked.append(int(at))
         at *= options.factor
-    return sorted({whole_parts(options, op, world, nbytes) for nbytes in asked})
+    return sorted({whole_parts(options, variant, world, nbytes) for nbytes in asked})
 
 
-def whole_parts(options: argparse.Namespace, op: Op, world: int, nbytes: int) -> int:
+def whole_parts(options: argparse.Namespace, variant: Variant, world: int, nbytes: int) -> int:
     """`nbytes`, rounded down to whole elements, of which each rank gets as many where the tensor is
     divided, or to whole rows."""
+    op = variant.op
     if not op.has_tensor:
         return 0
-    unit: int = getattr(torch, options.dtype).itemsize * (world if op.divided else 1)
+    unit: int = getattr(torch, variant.dtype).itemsize * (world if op.divided else 1)
     if isinstance(op, NormOp):
-        unit = _row_bytes(options)
+        unit = _row_bytes(options, variant)
     return max(unit, nbytes // unit * unit)
 
 
-def _row_bytes(options: argparse.Namespace) -> int:
-    return int(options.cols * getattr(torch, options.dtype).itemsize)
+def _row_bytes(options: argparse.Namespace, variant: Variant) -> int:
+    return int(options.cols * getattr(torch, variant.dtype).itemsize)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import collx
-from collxbench.implementation import Call, Implementation, Kind
+from collxbench.call import Call, Kind
+from collxbench.implementation import PART_INSIDE, Implementation, ends_inside
 from collxbench.job import Case
 from collxbench.norm_case import NormCall, NormCase
 from collxbench.norm_problem import EPS
@@ -50,6 +51,26 @@ class Collx(Implementation):
         operator = getattr(torch.ops.collx, case.op.name)
         run = partial(operator.out, x, *case.op.arguments(case), *self._options, out=y)
         return Call.of(case, run, x, y, algorithm=self._explained(case))
+
+    def in_place(self, case: Case) -> Callable[[], Call] | None:
+        if case.op.name == "alltoall" and self._algorithm == "direct":
+            return None  # peers would overwrite what is still to be sent
+        if hasattr(collx, f"{case.op.name}_"):
+            return partial(self._prepare_in_place, case)
+        if case.op.name in PART_INSIDE:
+            return partial(self._prepare_part_inside, case)
+        return None
+
+    def _prepare_in_place(self, case: Case) -> Call:
+        x = self._empty(case, case.numel)
+        operator = getattr(torch.ops.collx, f"{case.op.name}_").default
+        return Call.of(case, partial(operator, x, *case.op.arguments(case), *self._options), x, x)
+
+    def _prepare_part_inside(self, case: Case) -> Call:
+        x, y = ends_inside(case, self._empty(case, case.numel))
+        operator = getattr(torch.ops.collx, case.op.name)
+        run = partial(operator.out, x, *case.op.arguments(case), *self._options, out=y)
+        return Call.of(case, run, x, y, in_place=True)
 
     def other_forms(self, case: Case) -> dict[str, Callable[[], object]]:
         name, arguments = case.op.name, (*case.op.arguments(case), *self._options)
@@ -98,7 +119,7 @@ class Collx(Implementation):
             algorithm=self._algorithm,
             max_blocks=self._max_blocks,
         )
-        return str(explanation["algorithm"])
+        return explanation.algorithm
 
 
 class CollxDeviceSplits(Collx):
@@ -135,12 +156,12 @@ class CollxDeviceSplits(Collx):
             x,
             y,
             algorithm=self._explained(case),
-            besides=lambda: torch.equal(arrived, splits),
+            besides=lambda: int((arrived != splits).sum()),
         )
 
 
 class CollxNorm(Collx):
-    """A fused normalisation."""
+    """A fused normalization."""
 
     def prepare(self, case: Case) -> NormCall:
         assert isinstance(case, NormCase)
@@ -161,13 +182,31 @@ class CollxNorm(Collx):
         tensors, options, outputs = self._arguments(case)
         case.load(tensors[0])
         operator = getattr(torch.ops.collx, case.op.operator).default
-        function = partial(getattr(collx, case.op.operator), *tensors, EPS, case.comm, **options)
+        function = self._function(case, tensors[0])
         out, *more = outputs.values()
         return {
             "operator, functional": partial(operator, *tensors, EPS, case.comm.name, **options),
             "function, out": partial(function, out=(out, *more) if more else out),
             "function, functional": function,
         }
+
+    def _function(self, case: NormCase, x: Tensor) -> Callable[..., object]:
+        """The Python function of the operator's family."""
+        op, scale = case.op, case.problem.options.get("scale")
+        assert isinstance(op, NormOp)
+        return partial(
+            collx.allreduce_rmsnorm,
+            x,
+            case.weight,
+            EPS,
+            case.comm,
+            residual=case.residual,
+            rounding=case.problem.rounding,
+            quantization=collx.Quantization(op.kind, scale_mode=op.scale_mode) if op.kind else None,
+            scale=scale,
+            algorithm=self._algorithm,
+            max_blocks=self._max_blocks,
+        )
 
     def _arguments(
         self, case: NormCase

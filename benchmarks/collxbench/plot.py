@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from collxbench.implementation import Kind
+from collxbench.call import Kind
 from collxbench.op import Op
 from collxbench.runner import Results
 from collxbench.units import size_name

@@ -1,6 +1,9 @@
 """The table that people read."""
 
-from collxbench.implementation import Kind
+import torch
+
+from collxbench.call import Kind
+from collxbench.ops import OPS
 from collxbench.records import Record
 from collxbench.runner import Results, Row
 from collxbench.units import size_name
@@ -35,6 +38,44 @@ def table(results: Results) -> str:
         cells += [*(_time(at.get(label)) for label in others), peer.label if peer else ""]
         lines.append(cells)
     return _aligned(lines)
+
+
+NCCL_TYPES = {"float16": "half", "float32": "float", "float64": "double"}
+
+
+def nccl_lines(results: Results) -> str:
+    """What nccl-tests prints, for each implementation."""
+    rows = [row for row in results.rows if not row.record.is_host_time]
+    labels = list(dict.fromkeys(row.label for row in rows))
+    measured, units = ["time", "algbw", "busbw", "#wrong"], ["(us)", "(GB/s)", "(GB/s)", ""]
+    lines = [
+        ["#", "size", "count", "type", "redop", "root", *measured, *measured],
+        ["#", "(B)", "(elements)", "", "", "", *units, *units],
+    ]
+    lines += [_nccl_line(row) for label in labels for row in rows if row.label == label]
+    aligned = _aligned(lines)
+    head = aligned.splitlines()[0]
+    apart, inside = head.index("time"), head.rindex("time")
+    over = " " * head.index("#") + "#"
+    return f"{over:{apart}}{'out of place':{inside - apart}}in place\n{aligned}"
+
+
+def _nccl_line(row: Row) -> list[str]:
+    r, op = row.record, OPS[row.record.op]
+    count = r.bytes // getattr(torch, r.dtype).itemsize // (r.world if op.divided else 1)
+    kind = [NCCL_TYPES.get(r.dtype, r.dtype), r.reduce_op or "none"]
+    place = [row.label, str(r.bytes), str(count), *kind, "-1" if r.root is None else str(r.root)]
+    wrong = None if row.kind is Kind.FLOOR else r.wrong  # nobody looks at that one's
+    apart = ["-"] * 4 if r.in_place else _nccl_cells(r.us, r.algbw_gbs, r.busbw_gbs, wrong)
+    inside = (r.in_place_us, r.in_place_algbw_gbs, r.in_place_busbw_gbs, r.in_place_wrong)
+    return [*place, *apart, *_nccl_cells(*inside)]
+
+
+def _nccl_cells(
+    us: float | None, algbw: float | None, busbw: float | None, wrong: int | None
+) -> list[str]:
+    times = ("-" if value is None else f"{value:.2f}" for value in (us, algbw, busbw))
+    return [*times, "-" if wrong is None else str(wrong)]
 
 
 def place_name(record: Record) -> str:

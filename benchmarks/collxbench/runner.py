@@ -3,16 +3,18 @@
 import argparse
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from collxbench import cuda_timing, mpi_run, timing
-from collxbench.implementation import Call, Implementation, Kind
+from collxbench import cuda_timing, timing
+from collxbench.call import Call, Kind
+from collxbench.implementation import Implementation
 from collxbench.job import Case, Job, Outcome
+from collxbench.mpi_run import Mpi
 from collxbench.norm_case import case_of
 from collxbench.op import Op
 from collxbench.ops_norm import NormOp
@@ -38,8 +40,9 @@ class Results:
 
 
 class Runner:
-    def __init__(self, job: Job, op: Op, options: argparse.Namespace) -> None:
+    def __init__(self, job: Job, op: Op, options: argparse.Namespace, mpi: Mpi) -> None:
         self._job = job
+        self._mpi = mpi
         self._op = op
         self._options = options
         self._results = Results()
@@ -65,7 +68,7 @@ class Runner:
             for implementation in implementations:
                 self._ranks.attempt(partial(implementation.close, self._job))
         if mpi:
-            self._mpi(sizes)
+            self._measure_mpi(sizes)
         return self._results
 
     def _stream(self) -> contextlib.AbstractContextManager[object]:
@@ -81,41 +84,57 @@ class Runner:
         if reason is not None:
             self._note(implementation, case, reason)
             return
-        ready = self._ready(case, implementation)
-        if ready.error is not None:
-            self._fail(implementation, case, ready.error)
+        record = self._measured(case, implementation, partial(implementation.prepare, case))
+        if record is None:
             return
+        if record.in_place:
+            record = record.beside(record)
+        elif self._options.format == "nccl" and (in_place := implementation.in_place(case)):
+            found = self._measured(case, implementation, in_place, "in place: ")
+            record = record if found is None else record.beside(found)
+        self._add(implementation, record)
+
+    def _measured(
+        self, case: Case, implementation: Implementation, prepare: Callable[[], Call], how: str = ""
+    ) -> Record | None:
+        """None if it failed, which is noted, behind `how`."""
+        ready = self._ready(case, implementation, prepare)
+        if ready.error is not None:
+            self._fail(implementation, case, how + ready.error)
+            return None
         if implementation.remark:
             self._results.remarks[implementation.label] = implementation.remark
-        call, correct = ready.unwrap()
+        call, wrong = ready.unwrap()
         record = self._record(implementation.name, case.nbytes, call)
-        if not correct:
-            self._add(implementation, record)
-            return
+        if wrong:
+            return replace(record, wrong=wrong)
         if record.eager:
             self._results.eager[implementation.label] = call.eager
         timed = self._timed(case, call)
         if timed.error is not None:
-            self._fail(implementation, case, timed.error)
-            return
+            self._fail(implementation, case, how + timed.error)
+            return None
         # What went through the graph or the batches has to be right too, where it can be seen.
         unseen = implementation.kind is Kind.FLOOR or call.in_place
-        right = unseen or case.right(call, implementation.kind)
-        self._add(implementation, record.timed(timed.unwrap(), self._ranks.all(right)))
+        wrong = self._ranks.total(0 if unseen else case.wrong(call, implementation.kind))
+        return replace(record, wrong=wrong) if wrong else record.timed(timed.unwrap())
 
-    def _ready(self, case: Case, implementation: Implementation) -> Outcome[tuple[Call, bool]]:
-        """A call, and whether one run of it gave the right result on all ranks."""
-        prepared = self._ranks.attempt(partial(implementation.prepare, case))
+    def _ready(
+        self, case: Case, implementation: Implementation, prepare: Callable[[], Call]
+    ) -> Outcome[tuple[Call, int]]:
+        """A call, and how many elements of all ranks were wrong when it was made once."""
+        prepared = self._ranks.attempt(prepare)
         if prepared.error is not None:
             return Outcome(None, prepared.error)
         call = prepared.unwrap()
         checked = self._ranks.attempt(partial(self._check, case, implementation, call))
         if checked.error is not None:
             return Outcome(None, checked.error)
-        return Outcome((call, self._ranks.all(checked.unwrap())), None)
+        return Outcome((call, self._ranks.total(checked.unwrap())), None)
 
-    def _check(self, case: Case, implementation: Implementation, call: Call) -> bool:
-        return implementation.kind is Kind.FLOOR or case.check(call, implementation.kind)
+    def _check(self, case: Case, implementation: Implementation, call: Call) -> int:
+        floor = implementation.kind is Kind.FLOOR
+        return 0 if floor else case.check(call, implementation.kind)
 
     def _timed(self, case: Case, call: Call) -> Outcome[timing.Timing]:
         calls = timing.calls_of(case.nbytes, self._options.iterations)
@@ -142,26 +161,33 @@ class Runner:
             skipped = not implementation.wanted(case) or implementation.unfit(case) is not None
             if skipped or implementation.kind is Kind.FLOOR:
                 continue
-            ready = self._ready(case, implementation)
-            if ready.error is not None or not ready.unwrap()[1]:
+            ready = self._ready(case, implementation, partial(implementation.prepare, case))
+            if ready.error is not None or ready.unwrap()[1]:
                 continue  # said and marked in the table already
             call = ready.unwrap()[0]
             forms = {implementation.form: call.run, **implementation.other_forms(case)}
             found += [(implementation, call, form, run) for form, run in forms.items()]
         runs = [run for *_, run in found]
-        host = partial(
-            timing.time_host, runs, self._job.synchronize, self._options.warmup, self._ranks
+        calls = self._options.iterations or timing.HOST_CALLS
+        times = self._ranks.attempt(
+            partial(
+                timing.time_host,
+                runs,
+                self._job.synchronize,
+                min(calls, timing.HOST_CALLS),
+                self._options.warmup,
+                self._ranks,
+            )
         )
-        times = self._ranks.attempt(host)
         if times.error is not None:
             self._results.notes["host times"] = times.error
             self._results.ours_failed = True  # the forms of peers are those that worked before
             return
         for (implementation, call, form, _), timed in zip(found, times.unwrap(), strict=True):
             record = self._record(implementation.name, case.nbytes, call)
-            self._add(implementation, record.timed(timed, True).as_host_time(form))
+            self._add(implementation, record.timed(timed).as_host_time(form))
 
-    def _mpi(self, sizes: list[int]) -> None:
+    def _measure_mpi(self, sizes: list[int]) -> None:
         """In the same run, but in processes of its own, while these wait without spinning."""
         found: list[dict[str, Any]] = []
         reason = None
@@ -169,23 +195,31 @@ class Runner:
             work = {
                 "op": self._op.name,
                 "sizes": sizes,
-                "dtype": self._options.dtype,
+                "dtype": self._dtype,
                 "reduce_op": self._job.reduce_op,
+                "root": self._job.root,
+                "in_place": self._options.format == "nccl",
                 "cols": self._job.cols,
                 "rounding": self._job.rounding,
                 "iterations": self._options.iterations,
                 "warmup": self._options.warmup,
             }
-            found, reason = mpi_run.run(self._ranks.world, work)
+            found, reason = self._mpi.run(work)
         found, reason = self._ranks.from_first((found, reason))
         for line in found:
-            record = self._record("mpi", line["bytes"])
-            if line["correct"]:
-                times = timing.Timing(line["us"], line["us_min"], line["us_max"])
-                record = record.timed(times, True)
+            record = self._from_mpi(line["bytes"], line["result"])
+            if record.in_place:
+                record = record.beside(record)
+            elif line["in_place"] is not None:
+                record = record.beside(self._from_mpi(line["bytes"], line["in_place"]))
             self._results.rows.append(Row(record, "mpi", Kind.PEER))
         if reason is not None:
             self._results.notes.setdefault("mpi", reason)
+
+    def _from_mpi(self, nbytes: int, found: dict[str, Any]) -> Record:
+        in_place, wrong, times = found["in_place"], found["wrong"], found["times"]
+        record = replace(self._record("mpi", nbytes), in_place=in_place, wrong=wrong)
+        return record if wrong else record.timed(timing.Timing(**times))
 
     def _record(self, name: str, nbytes: int, call: Call | None = None) -> Record:
         return Record(
@@ -193,12 +227,25 @@ class Runner:
             impl=name,
             algorithm=call.algorithm if call else "",
             bytes=nbytes,
-            dtype=self._options.dtype,
+            dtype=self._dtype,
             world=self._ranks.world,
             device=self._job.device.type,
+            reduce_op=self._job.reduce_op if self._op.reduces else None,
+            root=self._job.root if self._op.rooted else None,
             eager=bool(call and call.eager),
+            in_place=bool(call and call.in_place) and self._in_place,
             **self._shape(nbytes),
         )
+
+    @property
+    def _dtype(self) -> str:
+        return str(self._job.dtype).removeprefix("torch.")
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether a call can leave the result in the input: the steps of a norm reduce there, but
+        end elsewhere."""
+        return self._op.has_tensor and not isinstance(self._op, NormOp)
 
     def _shape(self, nbytes: int) -> dict[str, Any]:
         """What a record of a fused norm has besides."""
@@ -209,7 +256,7 @@ class Runner:
 
     def _add(self, implementation: Implementation, record: Record) -> None:
         self._results.rows.append(Row(record, implementation.label, implementation.kind))
-        if implementation.kind is Kind.OURS and not record.correct:
+        if implementation.kind is Kind.OURS and (not record.correct or record.in_place_wrong):
             self._results.ours_failed = True
 
     def _note(self, implementation: Implementation, case: Case, reason: str) -> None:

@@ -74,6 +74,7 @@ def time_batches(run: Callable[[], object], calls: int, warmup: int, ranks: Rank
 def time_host(
     runs: Sequence[Callable[[], object]],
     synchronize: Callable[[], None],
+    calls: int,
     warmup: int,
     ranks: Ranks,
 ) -> list[Timing]:
@@ -87,8 +88,8 @@ def time_host(
             for _ in range(max(1, warmup)):
                 run()
             start = time.perf_counter()
-            for _ in range(HOST_CALLS):
+            for _ in range(calls):
                 run()
-            found.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
+            found.append((time.perf_counter() - start) / calls * 1e6)
     synchronize()
     return [summary(found, ranks) for found in us]

@@ -6,9 +6,9 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor
 
-from collxbench.implementation import Call, Implementation
+from collxbench.call import Call
+from collxbench.implementation import PART_INSIDE, Implementation, ends_inside
 from collxbench.job import Case
-from collxbench.op import ROOT
 from collxbench.ops import even_splits
 
 REDUCE_OPS = {
@@ -40,10 +40,10 @@ CALLS: dict[str, Callable[[Case, Tensor, Tensor], Callable[[], object]]] = {
     "allreduce": lambda c, x, y: partial(dist.all_reduce, x, _reduce_op(c)),
     "reducescatter": lambda c, x, y: partial(dist.reduce_scatter_tensor, y, x, _reduce_op(c)),
     "allgather": lambda c, x, y: partial(dist.all_gather_into_tensor, y, x),
-    "broadcast": lambda c, x, y: partial(dist.broadcast, x, ROOT),
-    "reduce": lambda c, x, y: partial(dist.reduce, x, ROOT, _reduce_op(c)),
-    "gather": lambda c, x, y: partial(dist.gather, x, _parts(c, y), ROOT),
-    "scatter": lambda c, x, y: partial(dist.scatter, y, _parts(c, x), ROOT),
+    "broadcast": lambda c, x, y: partial(dist.broadcast, x, c.root),
+    "reduce": lambda c, x, y: partial(dist.reduce, x, c.root, _reduce_op(c)),
+    "gather": lambda c, x, y: partial(dist.gather, x, _parts(c, y), c.root),
+    "scatter": lambda c, x, y: partial(dist.scatter, y, _parts(c, x), c.root),
     "alltoall": lambda c, x, y: partial(dist.all_to_all_single, y, x),
     "alltoallv": lambda c, x, y: partial(
         dist.all_to_all_single, y, x, even_splits(c), even_splits(c)
@@ -67,6 +67,14 @@ class TorchDist(Implementation):
             x if case.op.name in IN_PLACE else y,
             eager="it waits on the host" if on_gpu and not case.op.has_tensor else "",
         )
+
+    def in_place(self, case: Case) -> Callable[[], Call] | None:
+        return partial(self._part_inside, case) if case.op.name in PART_INSIDE else None
+
+    def _part_inside(self, case: Case) -> Call:
+        tensors = self.tensors(case)
+        x, y = ends_inside(case, max(tensors, key=Tensor.numel))
+        return Call.of(case, CALLS[case.op.name](case, x, y), x, y, in_place=True)
 
     def tensors(self, case: Case) -> tuple[Tensor, Tensor]:
         """For input and output; the second is not used where the call works in place."""

@@ -1,4 +1,6 @@
-"""Sizes in words."""
+"""Words of the tables and the JSON file."""
+
+HOST_TIME = "_host_time"  # ends the op of records of the host's time
 
 
 def size_name(nbytes: int) -> str:

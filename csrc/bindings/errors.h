@@ -1,11 +1,16 @@
-// collx's exception classes in Python.
+// collx's errors in Python: their classes, and the record that they carry.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include "../protocol/status.h"
+
 namespace collx {
 
-/// Adds the classes to `module`; what the operators raise has them from then on.
+/// A record as a dict, whose keys python/collx/errors.py documents.
+pybind11::dict record_dict(const StatusRecord& record);
+
+/// Adds `raise_as` to `module`, by which Python says what the operators raise.
 void bind_errors(pybind11::module_& module);
 
 }  // namespace collx

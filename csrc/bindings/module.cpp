@@ -4,6 +4,10 @@
 // pybind11 is the copy in torch/include: it shares types and exceptions with PyTorch's own modules.
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
+#include <torch/version.h>
+#if COLLX_CUDA
+#include <cuda.h>
+#endif
 
 #include <optional>
 #include <string>
@@ -38,38 +42,6 @@ collx::PdlLevel parse_pdl(std::string_view name) {
 }
 
 std::string_view pdl_name(collx::PdlLevel level) { return kPdlNames[static_cast<size_t>(level)]; }
-
-py::dict call_dict(const collx::CallDescriptor& call) {
-  py::list sizes;
-  for (int i = 0; i < std::min(call.dims, 8); ++i) sizes.append(call.sizes[i]);
-  py::dict d;
-  d["op"] = collx::name_of(call.collective);
-  d["dtype"] = collx::dtype_of(call);
-  d["reduce_op"] = collx::name_of(call.reduce_op);
-  d["root"] = call.root;
-  d["axis"] = call.axis;
-  d["algorithm"] = collx::name_of(call.algorithm);
-  d["max_blocks"] = call.max_blocks;
-  d["shape"] = py::tuple(sizes);
-  d["numel"] = call.numel;
-  return d;
-}
-
-py::dict record_dict(const collx::StatusRecord& record) {
-  py::dict d;
-  d["failure"] = collx::name_of(record.failure);
-  d["phase"] = collx::name_of(record.phase);
-  d["rank"] = record.rank;
-  d["peer"] = record.peer;
-  d["sequence"] = record.sequence;
-  d["expected"] = record.expected;
-  d["seen"] = record.seen;
-  d["own"] = call_dict(record.own);
-  const bool two_sided = record.failure == collx::Failure::mismatch &&
-                         record.other.collective != collx::Collective::none;
-  d["other"] = two_sided ? py::object(call_dict(record.other)) : py::object(py::none());
-  return d;
-}
 
 std::shared_ptr<Communicator> make_communicator(std::string name, std::string group_name,
                                                 c10::Device device, int rank, int world_size,
@@ -107,10 +79,10 @@ void register_tensor(Communicator& self, const at::Tensor& tensor,
 py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, uint64_t cols,
                  at::ScalarType dtype, bool input_symmetric, bool output_symmetric,
                  std::string_view algorithm, int64_t max_blocks, std::string_view rounding,
-                 std::string_view scale_mode, int64_t group_size, bool keep_norm) {
+                 std::string_view scale_mode, int64_t quant_group_size, bool keep_norm) {
   const collx::Explanation e =
       collx::explain(self, op, numel, cols, dtype, input_symmetric, output_symmetric, algorithm,
-                     max_blocks, {rounding, scale_mode, group_size, keep_norm});
+                     max_blocks, {rounding, scale_mode, quant_group_size, keep_norm});
   py::dict d;
   d["algorithm"] = collx::name_of(e.plan.algorithm);
   d["blocks"] = e.plan.blocks;
@@ -137,6 +109,19 @@ py::dict region_layout(const std::string& device_type, int world_size, uint64_t 
   return d;
 }
 
+/// {PyTorch, CUDA, architectures}, the latter two None in a build without CUDA.
+py::tuple built_for() {
+#define COLLX_WORDS(...) #__VA_ARGS__
+#define COLLX_TEXT(...) COLLX_WORDS(__VA_ARGS__)
+#if COLLX_CUDA
+  const std::string cuda =
+      std::to_string(CUDA_VERSION / 1000) + "." + std::to_string(CUDA_VERSION % 1000 / 10);
+  return py::make_tuple(TORCH_VERSION, cuda, COLLX_TEXT(COLLX_ARCHITECTURES));
+#else
+  return py::make_tuple(TORCH_VERSION, py::none(), py::none());
+#endif
+}
+
 void bind_communicator(py::module_& m) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator")
       .def(py::init(&make_communicator), py::kw_only(), py::arg("name"), py::arg("group_name"),
@@ -160,15 +145,15 @@ void bind_communicator(py::module_& m) {
       .def("status",
            [](const Communicator& c) -> std::optional<py::dict> {
              const auto record = c.failure();
-             return record ? std::optional(record_dict(*record)) : std::nullopt;
+             return record ? std::optional(collx::record_dict(*record)) : std::nullopt;
            })
       // A call of another thread may hold the lock until its wait is over: never with the GIL.
       .def("register", &register_tensor, py::arg("tensor"), py::arg("pointers"), py::arg("nbytes"),
            py::arg("key"), NoGil())
       .def("explain", &explain, py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"),
            py::arg("input_symmetric"), py::arg("output_symmetric"), py::arg("algorithm"),
-           py::arg("max_blocks"), py::arg("rounding"), py::arg("scale_mode"), py::arg("group_size"),
-           py::arg("keep_norm"))
+           py::arg("max_blocks"), py::arg("rounding"), py::arg("scale_mode"),
+           py::arg("quant_group_size"), py::arg("keep_norm"))
       .def("report_absent", &report_absent, py::arg("rank"), py::arg("peer"), NoGil())
       .def("tune", &Communicator::tune, py::arg("blocks"), py::arg("threads"), NoGil())
       .def("destroy", &Communicator::destroy, NoGil());
@@ -178,7 +163,7 @@ void bind_communicator(py::module_& m) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "collx: operators (torch.ops.collx) and communicators.";
-  m.attr("cuda_built") = py::bool_(COLLX_CUDA != 0);
+  m.attr("built_for") = built_for();
   collx::bind_errors(m);
   bind_communicator(m);
   m.def("register_cpu_allocator",
@@ -186,7 +171,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("boot_id", &collx::memory::boot_id);
   m.def("region_layout", &region_layout, py::arg("device_type"), py::arg("world_size"),
         py::arg("payload_bytes"));
-  m.def("initialise_region", &collx::initialise_region, py::arg("ptr"), py::arg("device"),
+  m.def("initialize_region", &collx::initialize_region, py::arg("ptr"), py::arg("device"),
         py::arg("world_size"), py::arg("payload_bytes"), NoGil());
   m.def("load_kernels", &collx::load_kernels, py::arg("device"), py::arg("clusters") = true,
         NoGil());

@@ -9,7 +9,7 @@ namespace collx::cpu {
 RegionLayout layout(int world, uint64_t payload_bytes);
 
 /// Makes a zeroed region of this rank ready for use. Peers may use it after a barrier.
-void initialise(char* region, const RegionLayout& layout);
+void initialize(char* region, const RegionLayout& layout);
 
 /// Carries the call out. Returns false when the communicator failed; view.status then holds why.
 bool allreduce(const RankView& view, const AllreduceCall& call);

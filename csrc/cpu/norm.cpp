@@ -41,7 +41,7 @@ NormSteps algorithm_of(const NormCall& call) {
 /// A scale that was given is returned as it is, whatever the number of rows.
 void return_given_scale(const NormCall& call) {
   const NormOptions& o = call.options;
-  if (o.quantisation == Quantisation::none || o.scale_mode != ScaleMode::tensor) return;
+  if (o.quantization == Quantization::none || o.scale_mode != ScaleMode::tensor) return;
   if (call.scale != nullptr) std::memcpy(call.scale, call.given_scale, sizeof(float));
 }
 
@@ -65,7 +65,7 @@ bool norm(const RankView& view, const NormCall& call) {
   return true;
 }
 
-void normalise(const void* const* inputs, int world, const NormCall& call) {
+void normalize(const void* const* inputs, int world, const NormCall& call) {
   NormRows rows(call, call.rows);
   const FloatEnvironment environment;
   rows.take(inputs, world, 0, call.rows * call.cols);

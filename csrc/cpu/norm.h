@@ -1,4 +1,4 @@
-// Reductions fused with a normalisation of their rows, between processes (or threads) of one
+// Reductions fused with a normalization of their rows, between processes (or threads) of one
 // machine over shared memory. No Torch here.
 #pragma once
 
@@ -11,6 +11,6 @@ bool norm(const RankView& view, const NormCall& call);
 
 /// Sums `inputs[0..world)`, each [call.rows, call.cols], in rank order and writes the results of
 /// all call.rows rows: the arithmetic of every algorithm, and all that the fallback needs.
-void normalise(const void* const* inputs, int world, const NormCall& call);
+void normalize(const void* const* inputs, int world, const NormCall& call);
 
 }  // namespace collx::cpu

@@ -36,7 +36,7 @@ void set_epochs(char* region, const RegionLayout& layout, uint32_t epoch) {
   }
 }
 
-void initialise(char* region, const RegionLayout& layout) {
+void initialize(char* region, const RegionLayout& layout) {
   // Touches every page, so that no call has to fault it in.
   std::memset(region, 0, layout.total_bytes);
   set_epochs(region, layout, 0);

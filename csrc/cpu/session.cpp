@@ -103,7 +103,7 @@ bool Session::await_from(int peer, Use use, Word word, Phase phase) {
 
 bool Session::await(Use use, Word word, Phase phase) {
   for (int step = 1; step < world(); ++step) {
-    if (!await_from(neighbour(step), use, word, phase)) return false;
+    if (!await_from(neighbor(step), use, word, phase)) return false;
   }
   return true;
 }
@@ -135,7 +135,7 @@ bool Session::meet(Phase phase) {
   }
   ring(control(rank()).bell);
   for (int step = 1; step < world(); ++step) {
-    if (!compare_with(neighbour(step), epoch, call, phase)) return false;
+    if (!compare_with(neighbor(step), epoch, call, phase)) return false;
   }
   // Who has entered this call has completed the one before.
   Control& own = control(rank());

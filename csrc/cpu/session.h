@@ -46,7 +46,7 @@ class Session {
   int world() const { return view_.world; }
   /// The rank that many places behind this one. Ranks that follow the ring do not all load the same
   /// peer at once.
-  int neighbour(int step) const { return (rank() + step) % world(); }
+  int neighbor(int step) const { return (rank() + step) % world(); }
 
   /// False on a poisoned communicator, or when a second thread is inside one (hazard 1).
   bool enter();

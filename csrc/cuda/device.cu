@@ -27,7 +27,7 @@ void fill(char* region, const SlotArea& area, int world, int stages, int parity,
 
 }  // namespace
 
-void initialise(char* region, const RegionLayout& layout, int world, Stream stream) {
+void initialize(char* region, const RegionLayout& layout, int world, Stream stream) {
   require(cudaMemsetAsync(region, 0, layout.total_bytes, stream), "clearing the region");
   const auto arm = [&](const SlotArea& area, int stages, bool pairs) {
     fill(region, area, world, stages, 0, 0xFF, stream);
@@ -56,7 +56,7 @@ cudaFuncAttributes attributes_of(Kernel kernel) {
   return attributes;
 }
 
-/// Blocks of a kernel on one multiprocessor. Asking loads it: later, loading could synchronise with
+/// Blocks of a kernel on one multiprocessor. Asking loads it: later, loading could synchronize with
 /// the device while another kernel spins there.
 int held_together(Kernel kernel, uint32_t threads) {
   int blocks = 0;
@@ -81,7 +81,7 @@ int resident_clusters(Kernel kernel, uint32_t threads, uint32_t size) {
   return clusters;
 }
 
-/// Of all fused normalisations the smallest.
+/// Of all fused normalizations the smallest.
 Residency residency_of_norms(int multiprocessors, bool clusters) {
   Residency least;
   Residency::for_each(least, [](uint32_t, uint32_t, int32_t& held) { held = INT_MAX; });

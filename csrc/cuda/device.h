@@ -12,8 +12,8 @@ namespace collx::cuda {
 using Stream = CUstream_st*;
 
 /// Zeroes header, tables and pairs and arms the sentinel slots, in stream order. Peers may use the
-/// region after the stream has been synchronised and a barrier passed.
-void initialise(char* region, const RegionLayout& layout, int world, Stream stream);
+/// region after the stream has been synchronized and a barrier passed.
+void initialize(char* region, const RegionLayout& layout, int world, Stream stream);
 
 struct Offer {
   int blocks;  // of kFullBlock threads, of any kernel, that the device holds resident at once

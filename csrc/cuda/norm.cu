@@ -1,4 +1,4 @@
-// Launchers of the fused normalisations.
+// Launchers of the fused normalizations.
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
@@ -26,8 +26,8 @@ NormArguments norm_arguments_of(const NormCall& call, int world, uint64_t rows) 
   a.weight = call.weight;
   a.bias = call.bias;
   a.residual_out = call.residual_out;
-  a.normalised = call.normalised;
-  a.quantised = call.quantised;
+  a.normalized = call.normalized;
+  a.quantized = call.quantized;
   a.scale = call.scale;
   a.cols = call.cols;
   a.vectors = static_cast<uint32_t>(
@@ -46,17 +46,17 @@ bool is_simple(const RankView& view, const NormCall& call) {
   const auto whole = [](const void* tensor) { return tensor == nullptr || whole_vectors(tensor); };
   const NormOptions& o = call.options;
   const bool aligned = whole(call.input) && whole(call.residual) && whole(call.weight) &&
-                       whole(call.residual_out) && whole(call.normalised) && whole(call.quantised);
+                       whole(call.residual_out) && whole(call.normalized) && whole(call.quantized);
   return !view.check && aligned && call.shape.steps == 1 && !call.scatters() &&
          call.cols * static_cast<uint64_t>(dtype_size(call.dtype)) % kVectorBytes == 0 &&
          o.norm == Norm::rms && o.weight_float32 == (call.dtype == DType::float32) &&
-         (call.quantised == nullptr || o.scale_mode != ScaleMode::group);
+         (call.quantized == nullptr || o.scale_mode != ScaleMode::group);
 }
 
 /// As planned: all ranks have the same results of rows that they do not divide.
 bool passes_sums(const NormCall& call) {
-  const NormResults results{call.residual_out != nullptr, call.normalised != nullptr,
-                            call.quantised != nullptr};
+  const NormResults results{call.residual_out != nullptr, call.normalized != nullptr,
+                            call.quantized != nullptr};
   return collx::passes_sums(call.options, results, call.dtype, call.rows * call.cols);
 }
 
@@ -112,17 +112,17 @@ void norm(const RankView& view, const NormCall& call, Stream stream) {
   if (view.check || !push) kernel_call.fingerprint = fingerprint(call.descriptor);
   void* arguments[] = {&kernel_call, &norm, &pull};  // a kernel takes as many as it has
   launch(kernel_of(call, view.world, is_simple(view, call)), call.plan, view.pdl, arguments, stream,
-         "launching a fused normalisation", call.shape.cluster);
+         "launching a fused normalization", call.shape.cluster);
 }
 
-void normalise(const void* const* inputs, int world, const NormCall& call, Stream stream) {
+void normalize(const void* const* inputs, int world, const NormCall& call, Stream stream) {
   GatheredRows gathered{};
   std::copy_n(inputs, world, gathered.input);
   gathered.world = world;
   NormArguments norm = norm_arguments_of(call, 1, call.rows);
   void* arguments[] = {&gathered, &norm};
   launch(norm_local(call.dtype), call.plan, PdlLevel::off, arguments, stream,
-         "launching a local normalisation", call.shape.cluster);
+         "launching a local normalization", call.shape.cluster);
 }
 
 }  // namespace collx::cuda

@@ -1,4 +1,4 @@
-// Reductions fused with normalisations between GPUs of one machine. Launchers only, as in device.h.
+// Reductions fused with normalizations between GPUs of one machine. Launchers only, as in device.h.
 #pragma once
 
 #include "device.h"
@@ -8,8 +8,8 @@ namespace collx::cuda {
 /// Launches the call. Errors of the launch itself throw std::runtime_error.
 void norm(const RankView& view, const NormCall& call, Stream stream);
 
-/// Reduces `inputs[0..world)` in rank order, each [call.rows, call.cols], and normalises the rows:
+/// Reduces `inputs[0..world)` in rank order, each [call.rows, call.cols], and normalizes the rows:
 /// all that the fallback and a single rank need.
-void normalise(const void* const* inputs, int world, const NormCall& call, Stream stream);
+void normalize(const void* const* inputs, int world, const NormCall& call, Stream stream);
 
 }  // namespace collx::cuda

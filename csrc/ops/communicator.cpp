@@ -182,14 +182,18 @@ void Communicator::check(const char* op, const std::string& detail) {
   const std::optional<StatusRecord> record = failure();
   if (!record) return refuse_if_destroyed(op);
   failure_raised_.store(true, std::memory_order_relaxed);
-  raise_error(kind_of(record->failure),
-              "collx." + std::string(op) + ": " + describe_failure(*record) + detail);
+  raise_error({kind_of(record->failure),
+               "collx." + std::string(op) + ": " + describe_failure(*record) + detail,
+               options_.name, record});
 }
 
 void Communicator::refuse_if_destroyed(const char* op) const {
   if (!destroyed()) return;
-  raise_error(ErrorKind::poisoned, "collx." + std::string(op) + ": communicator \"" +
-                                       options_.name + "\" has been destroyed");
+  raise_error(
+      {ErrorKind::poisoned,
+       "collx." + std::string(op) + ": communicator \"" + options_.name + "\" has been destroyed",
+       options_.name,
+       {}});
 }
 
 void Communicator::require_usable(const char* op) {
@@ -200,10 +204,11 @@ void Communicator::require_usable(const char* op) {
   if (!status_.ready()) [[likely]]
     return;
   if (!failure_raised_.load(std::memory_order_relaxed)) check(op);
-  raise_error(
-      ErrorKind::poisoned,
-      "collx." + std::string(op) + ": communicator \"" + options_.name +
-          "\" refuses work until destroyed; first failure: " + describe_failure(*failure()));
+  const std::optional<StatusRecord> first = failure();
+  raise_error({ErrorKind::poisoned,
+               "collx." + std::string(op) + ": communicator \"" + options_.name +
+                   "\" refuses work until destroyed; first failure: " + describe_failure(*first),
+               options_.name, first});
 }
 
 void Communicator::report(const StatusRecord& record) {

@@ -65,7 +65,7 @@ void write_options(std::ostream& out, const CallDescriptor& call) {
 
 constexpr std::array<std::string_view, static_cast<size_t>(Rounding::count)> kRoundingNames = {
     "fp32", "parity", "parity_weight"};
-constexpr std::array<std::string_view, 4> kQuantisationNames = {"none", "e4m3fn", "e5m2", "int8"};
+constexpr std::array<std::string_view, 4> kQuantizationNames = {"none", "e4m3fn", "e5m2", "int8"};
 constexpr std::array<std::string_view, static_cast<size_t>(ScaleMode::count)> kScaleModeNames = {
     "row", "tensor", "group"};
 constexpr std::array<std::string_view, 4> kScaleTypeNames = {"float32", "float16", "bfloat16",
@@ -77,17 +77,17 @@ std::string exact(float value) {
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
-/// Those of a fused normalisation, which stand behind its sizes.
+/// Those of a fused normalization, which stand behind its sizes.
 void write_norm_options(std::ostream& out, const CallDescriptor& call) {
   NormOptions o;
   std::memcpy(static_cast<void*>(&o), &call.sizes[kNormOptionsAt], sizeof(o));
   out << "(rounding " << safe_name(kRoundingNames, o.rounding) << ", eps " << exact(o.eps)
       << ", weight_offset " << exact(o.weight_offset);
   if (o.weight_float32 && call.dtype != DType::float32) out << ", weight of float32";
-  if (o.quantisation != Quantisation::none) {
-    out << ", " << safe_name(kQuantisationNames, o.quantisation) << ", scale_mode "
+  if (o.quantization != Quantization::none) {
+    out << ", " << safe_name(kQuantizationNames, o.quantization) << ", scale_mode "
         << safe_name(kScaleModeNames, o.scale_mode) << ", scale_ub " << exact(o.scale_ub)
-        << ", group_size " << o.group_size << ", ue8m0 " << o.ue8m0;
+        << ", quant_group_size " << o.quant_group_size << ", ue8m0 " << o.ue8m0;
     if (o.scale_type != ScaleType::float32) {
       out << ", scale_dtype " << safe_name(kScaleTypeNames, o.scale_type);
     }
@@ -224,11 +224,9 @@ ErrorKind kind_of(Failure failure) {
 
 void raise_by(Raise raise) { raise_hook.store(raise, std::memory_order_release); }
 
-void raise_error(ErrorKind kind, std::string message) {
-  if (const Raise raise = raise_hook.load(std::memory_order_acquire)) {
-    raise(kind, std::move(message));
-  }
-  TORCH_CHECK(false, message);
+void raise_error(const RaisedError& error) {
+  if (const Raise raise = raise_hook.load(std::memory_order_acquire)) raise(error);
+  TORCH_CHECK(false, error.message);
 }
 
 }  // namespace collx

@@ -4,6 +4,7 @@
 #include <c10/macros/Export.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,7 +12,7 @@
 
 namespace collx {
 
-enum class ErrorKind : uint8_t { timeout, mismatch, overlap, poisoned, init, count };
+enum class ErrorKind : uint8_t { timeout, mismatch, overlap, poisoned, count };
 
 /// What the words say besides the record: whose record it is, and who reads it.
 struct FailureContext {
@@ -34,12 +35,20 @@ C10_EXPORT std::string_view name_of(Phase phase);
 
 ErrorKind kind_of(Failure failure);
 
-/// Raises the class of `kind`: a subclass of RuntimeError in Python, whichever way the call came
-/// (torch.ops, a method of the communicator, a backward pass). Without Python, a c10::Error.
-[[noreturn]] void raise_error(ErrorKind kind, std::string message);
+/// What is raised: the words, and what they were made of.
+struct RaisedError {
+  ErrorKind kind;
+  std::string message;
+  std::string communicator;
+  std::optional<StatusRecord> record;  // of a failure; none where a communicator is refused
+};
 
-/// Throws the exception that stands for `kind` in the language of the caller.
-using Raise = void (*)(ErrorKind kind, std::string message);
+/// Raises the class of its kind: in Python one of collx's, whichever way the call came (torch.ops,
+/// a method of the communicator, a backward pass). Without Python, a c10::Error.
+[[noreturn]] void raise_error(const RaisedError& error);
+
+/// Throws the exception that stands for the error in the language of the caller.
+using Raise = void (*)(const RaisedError& error);
 
 /// How raise_error() raises from now on. This library knows no Python: the Python module says it.
 C10_EXPORT void raise_by(Raise raise);

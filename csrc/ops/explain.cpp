@@ -44,7 +44,7 @@ uint64_t itemsize_of(Collective op, at::ScalarType dtype, const char* what) {
   return c10::elementSize(dtype);
 }
 
-/// A fused normalisation with the options that it has by default.
+/// A fused normalization with the options that it has by default.
 NormRequest default_norm(const char* what, Collective op, const Request& request, uint64_t numel,
                          uint64_t cols, at::ScalarType dtype) {
   NormRequest r;
@@ -58,9 +58,9 @@ NormRequest default_norm(const char* what, Collective op, const Request& request
   r.cols = cols;
   r.rows = numel / cols;
   const NormOperator named = norm_operator(op);
-  r.options.quantisation = named.is_fp8()    ? Quantisation::e4m3fn
-                           : named.is_int8() ? Quantisation::int8
-                                             : Quantisation::none;
+  r.options.quantization = named.is_fp8()    ? Quantization::e4m3fn
+                           : named.is_int8() ? Quantization::int8
+                                             : Quantization::none;
   r.results = named.planned();
   return r;
 }
@@ -96,13 +96,13 @@ NormRequest request_as_called(const Communicator& communicator, Collective colle
   }
   if (op.is_fp8() || op.is_int8()) {
     a.scale_mode = wishes.scale_mode;
-    a.group_size = wishes.group_size;
+    a.quant_group_size = wishes.quant_group_size;
     if (a.scale_mode == "tensor") a.scale = meta({1}, at::kFloat);
   } else {
     TORCH_CHECK_VALUE(wishes.scale_mode == NormWishes().scale_mode &&
-                          wishes.group_size == NormWishes().group_size,
+                          wishes.quant_group_size == NormWishes().quant_group_size,
                       "collx.", op.name(),
-                      ": scale_mode, group_size: given to an operator without scales");
+                      ": scale_mode, quant_group_size: given to an operator without scales");
   }
   return norm_request(communicator, op, check_norm(op, a), rows, cols, request.input_symmetric);
 }
@@ -222,7 +222,8 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
     return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes, norm_workspace(r, p.plan.algorithm)};
   }
 
-  TORCH_CHECK_VALUE(wishes == NormWishes(), "collx.explain: rounding, scale_mode, group_size, ",
+  TORCH_CHECK_VALUE(wishes == NormWishes(),
+                    "collx.explain: rounding, scale_mode, quant_group_size, ",
                     "keep_norm: given for ", op, ", which has none of them");
   const Plan plan = communicator.tuned(select(request));
   return {plan,

@@ -20,11 +20,11 @@ struct Explanation {
   uint64_t workspace_bytes;  // of the payload buffer, if the call is not done in chunks
 };
 
-/// What a fused normalisation is asked besides, as far as it bears upon how it is carried out.
+/// What a fused normalization is asked besides, as far as it bears upon how it is carried out.
 struct NormWishes {
   std::string_view rounding = "fp32";
   std::string_view scale_mode = "row";
-  int64_t group_size = 128;
+  int64_t quant_group_size = 128;
   bool keep_norm = false;
 
   bool operator==(const NormWishes&) const = default;

@@ -28,13 +28,13 @@ void fallback_allreduce(Communicator& communicator, const char* op, const Allred
 void fallback_exchange(Communicator& communicator, const char* op, const ExchangeCall& call,
                        const at::Tensor& input, const at::Tensor& output);
 
-/// Gathers the rows, chunk after chunk, and reduces and normalises them: fallback_norm.cpp.
+/// Gathers the rows, chunk after chunk, and reduces and normalizes them: fallback_norm.cpp.
 void fallback_norm(Communicator& communicator, const char* op, const NormCall& call,
                    const at::Tensor& input);
 
 /// Reduces `inputs` of `world` ranks in rank order, each [call.rows, call.cols] on the device of
-/// `like`, and normalises the rows: without peers.
-void normalise_locally(const void* const* inputs, int world, const NormCall& call,
+/// `like`, and normalizes the rows: without peers.
+void normalize_locally(const void* const* inputs, int world, const NormCall& call,
                        const at::Tensor& like);
 
 /// Returns when all ranks have come.

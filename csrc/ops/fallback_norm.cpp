@@ -1,4 +1,4 @@
-// Fused normalisations through the process group.
+// Fused normalizations through the process group.
 #include <algorithm>
 #include <array>
 
@@ -27,25 +27,26 @@ NormCall rows_of(NormCall call, uint64_t start, uint64_t count) {
   const NormOptions& o = call.options;
   const uint64_t elements = start * call.cols;
   const uint64_t bytes = elements * static_cast<uint64_t>(dtype_size(call.dtype));
-  const uint64_t scales =
-      o.scale_mode == ScaleMode::group ? elements / static_cast<uint64_t>(o.group_size) : start;
+  const uint64_t scales = o.scale_mode == ScaleMode::group
+                              ? elements / static_cast<uint64_t>(o.quant_group_size)
+                              : start;
   call.rows = count;
   call.residual = behind(static_cast<const char*>(call.residual), bytes);
   call.residual_out = behind(static_cast<char*>(call.residual_out), bytes);
-  call.normalised = behind(static_cast<char*>(call.normalised), bytes);
-  call.quantised = behind(static_cast<char*>(call.quantised), elements);
+  call.normalized = behind(static_cast<char*>(call.normalized), bytes);
+  call.quantized = behind(static_cast<char*>(call.quantized), elements);
   call.scale = behind(static_cast<char*>(call.scale), scales * scale_bytes(o.scale_type));
   return call;
 }
 
 }  // namespace
 
-void normalise_locally(const void* const* inputs, int world, const NormCall& call,
+void normalize_locally(const void* const* inputs, int world, const NormCall& call,
                        const at::Tensor& like) {
   if (call.rows == 0) return;
-  if (like.is_cpu()) return cpu::normalise(inputs, world, call);
+  if (like.is_cpu()) return cpu::normalize(inputs, world, call);
 #if COLLX_CUDA
-  cuda::normalise(inputs, world, call,
+  cuda::normalize(inputs, world, call,
                   c10::cuda::getCurrentCUDAStream(like.device().index()).stream());
 #endif
 }
@@ -82,7 +83,7 @@ void fallback_norm(Communicator& communicator, const char* op, const NormCall& c
           static_cast<const char*>(gathered.const_data_ptr()) +
           (static_cast<uint64_t>(rank) * count + first - start) * row_bytes;
     }
-    normalise_locally(inputs.data(), world, rows_of(call, first - own.start, last - first), input);
+    normalize_locally(inputs.data(), world, rows_of(call, first - own.start, last - first), input);
   }
 }
 

@@ -63,8 +63,8 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   for (size_t i = 0; i < op.results.size(); ++i) {
     void* to = t.results[i].mutable_data_ptr();
     switch (op.results[i]) {
-      case NormResult::quantised:
-        call.quantised = to;
+      case NormResult::quantized:
+        call.quantized = to;
         break;
       case NormResult::scale:
         call.scale = to;
@@ -73,7 +73,7 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
         call.residual_out = to;
         break;
       default:
-        call.normalised = to;
+        call.normalized = to;
     }
   }
   CallDescriptor& d = call.descriptor;
@@ -87,7 +87,7 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   d.sizes[0] = static_cast<int64_t>(call.rows);
   d.sizes[1] = static_cast<int64_t>(call.cols);
   std::memcpy(&d.sizes[kNormOptionsAt], &call.options, sizeof(NormOptions));
-  d.sizes[kKeepsNormAt] = op.results.back() == NormResult::normalised;
+  d.sizes[kKeepsNormAt] = op.results.back() == NormResult::normalized;
   return call;
 }
 
@@ -139,7 +139,7 @@ void run(const NormOperator& op, Communicator& communicator, const NormCheck& ch
   }
   if (alone) {
     const void* inputs[] = {call.input};
-    normalise_locally(inputs, 1, call, input);
+    normalize_locally(inputs, 1, call, input);
   } else if (plan.plan.algorithm == Algorithm::fallback) {
     enter_fallback(communicator, op.name(), call.descriptor);
     fallback_norm(communicator, op.name(), call, input);

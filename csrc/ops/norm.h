@@ -1,4 +1,4 @@
-// The fused normalisations below autograd.
+// The fused normalizations below autograd.
 #pragma once
 
 #include <torch/library.h>

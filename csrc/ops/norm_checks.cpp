@@ -96,14 +96,14 @@ void check_number(const char* op, const char* argument, double value, bool good,
 }
 
 void check_groups(const char* op, const NormArguments& a, NormOptions& o) {
-  TORCH_CHECK_VALUE(a.group_size >= kSmallestGroup && a.group_size <= kLargestGroup &&
-                        std::has_single_bit(static_cast<uint64_t>(a.group_size)),
-                    "collx.", op, ": group_size: got ", a.group_size,
+  TORCH_CHECK_VALUE(a.quant_group_size >= kSmallestGroup && a.quant_group_size <= kLargestGroup &&
+                        std::has_single_bit(static_cast<uint64_t>(a.quant_group_size)),
+                    "collx.", op, ": quant_group_size: got ", a.quant_group_size,
                     "; accepted: a power of two from ", kSmallestGroup, " to ", kLargestGroup);
-  TORCH_CHECK_VALUE(a.input.sym_size(-1) % a.group_size == 0, "collx.", op, ": group_size: got ",
-                    a.group_size, " with rows of ", a.input.sym_size(-1),
-                    "; accepted: what divides the columns");
-  o.group_size = static_cast<int32_t>(a.group_size);
+  TORCH_CHECK_VALUE(a.input.sym_size(-1) % a.quant_group_size == 0, "collx.", op,
+                    ": quant_group_size: got ", a.quant_group_size, " with rows of ",
+                    a.input.sym_size(-1), "; accepted: what divides the columns");
+  o.quant_group_size = static_cast<int32_t>(a.quant_group_size);
 }
 
 void check_given_scale(const char* op, const NormArguments& a, ScaleMode mode) {
@@ -133,13 +133,13 @@ void check_given_scale(const char* op, const NormArguments& a, ScaleMode mode) {
   refuse("scale_dtype", a.scale_dtype != "float32");
 }
 
-void check_quantisation(const NormOperator& operation, const NormArguments& a, NormOptions& o) {
+void check_quantization(const NormOperator& operation, const NormArguments& a, NormOptions& o) {
   const char* op = operation.name();
-  o.quantisation = Quantisation::int8;
+  o.quantization = Quantization::int8;
   if (operation.is_fp8()) {
-    o.quantisation =
-        choose<Quantisation>(op, "fp8_dtype", a.fp8_dtype,
-                             {{"e4m3fn", Quantisation::e4m3fn}, {"e5m2", Quantisation::e5m2}});
+    o.quantization =
+        choose<Quantization>(op, "fp8_dtype", a.fp8_dtype,
+                             {{"e4m3fn", Quantization::e4m3fn}, {"e5m2", Quantization::e5m2}});
   }
   o.scale_mode = choose<ScaleMode>(
       op, "scale_mode", a.scale_mode,
@@ -187,16 +187,16 @@ NormResultShape shape_of(NormResult result, const NormArguments& a, const NormOp
   const at::Tensor& like = a.residual.defined() ? a.residual : a.input;
   const c10::SymIntArrayRef sizes = like.sym_sizes();
   NormResultShape shape{result, a.input.scalar_type(), {sizes.begin(), sizes.end()}};
-  if (result == NormResult::quantised) {
-    shape.dtype = o.quantisation == Quantisation::int8   ? at::kChar
-                  : o.quantisation == Quantisation::e5m2 ? at::kFloat8_e5m2
+  if (result == NormResult::quantized) {
+    shape.dtype = o.quantization == Quantization::int8   ? at::kChar
+                  : o.quantization == Quantization::e5m2 ? at::kFloat8_e5m2
                                                          : at::kFloat8_e4m3fn;
   } else if (result == NormResult::scale) {
     shape.dtype = dtype_of_scales(o);
     const c10::SymInt cols = shape.sizes.back();
     shape.sizes.pop_back();
     if (o.scale_mode == ScaleMode::tensor) shape.sizes = {c10::SymInt(1)};
-    if (o.scale_mode == ScaleMode::group) shape.sizes.push_back(cols / o.group_size);
+    if (o.scale_mode == ScaleMode::group) shape.sizes.push_back(cols / o.quant_group_size);
     shape.column_major = o.column_major;
   }
   return shape;
@@ -242,7 +242,7 @@ NormCheck check_norm(const NormOperator& operation, const NormArguments& a) {
   const at::ScalarType dtype = a.input.scalar_type();
   o.eps = o.rounding == Rounding::fp32 ? rounded(a.eps, dtype) : static_cast<float>(a.eps);
   o.weight_offset = rounded(a.weight_offset, dtype);
-  if (operation.is_fp8() || operation.is_int8()) check_quantisation(operation, a, o);
+  if (operation.is_fp8() || operation.is_int8()) check_quantization(operation, a, o);
   check.algorithm = check_algorithm(op, operation.collective, a.algorithm);
   check.max_blocks = check_max_blocks(op, a.max_blocks);
   for (const NormResult result : operation.results) {

@@ -1,4 +1,4 @@
-// The arguments of a fused normalisation, checked, and the results that they ask for: what the
+// The arguments of a fused normalization, checked, and the results that they ask for: what the
 // operators and their Meta kernels have in common.
 #pragma once
 

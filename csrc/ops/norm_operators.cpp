@@ -21,7 +21,7 @@ constexpr const char* kSchemas[] = {
     "str fp8_dtype=\"e4m3fn\"",
     "str scale_mode=\"row\"",
     "Tensor? scale=None",
-    "int group_size=128",
+    "int quant_group_size=128",
     "bool ue8m0=False",
     "str scale_dtype=\"float32\"",
     "str scale_layout=\"row\"",
@@ -50,7 +50,7 @@ std::vector<NormArgument> arguments_of(Collective c) {
   if (fp8 || has_word(c, "int8")) {
     add({A::scale_ub});
     if (fp8) add({A::fp8_dtype});
-    add({A::scale_mode, A::scale, A::group_size, A::ue8m0, A::scale_dtype, A::scale_layout});
+    add({A::scale_mode, A::scale, A::quant_group_size, A::ue8m0, A::scale_dtype, A::scale_layout});
   }
   add({A::rounding, A::algorithm, A::max_blocks});
   return list;
@@ -60,13 +60,13 @@ std::vector<NormResult> results_of(Collective c, bool keeps_norm) {
   using R = NormResult;
   std::vector<R> list;
   if (has_word(c, "fp8") || has_word(c, "int8")) {
-    list.push_back(R::quantised);
+    list.push_back(R::quantized);
     list.push_back(R::scale);
   } else {
     list.push_back(R::out);
   }
   if (has_word(c, "residual")) list.push_back(R::residual);
-  if (keeps_norm) list.push_back(R::normalised);
+  if (keeps_norm) list.push_back(R::normalized);
   return list;
 }
 
@@ -103,16 +103,17 @@ NormResults NormOperator::planned() const {
   NormResults planned;
   for (const NormResult result : results) {
     planned.residual |= result == NormResult::residual;
-    planned.quantised |= result == NormResult::quantised;
-    planned.normalised |= result == NormResult::normalised || result == NormResult::out;
+    planned.quantized |= result == NormResult::quantized;
+    planned.normalized |= result == NormResult::normalized || result == NormResult::out;
   }
   return planned;
 }
 
 NormOperator norm_operator(Collective c, bool keeps_norm) {
-  NormOperator op{c, keeps_norm ? "norm" : "", false, arguments_of(c), results_of(c, keeps_norm)};
+  NormOperator op{c, keeps_norm ? "keep_norm" : "", false, arguments_of(c),
+                  results_of(c, keeps_norm)};
   TORCH_CHECK_VALUE(!keeps_norm || op.is_fp8() || op.is_int8(), "collx.", op.name(),
-                    ": keep_norm: got True; accepted: False, since the normalised tensor is its "
+                    ": keep_norm: got True; accepted: False, since the normalized tensor is its "
                     "result");
   return op;
 }
@@ -128,8 +129,8 @@ std::vector<NormOperator> norm_operators() {
     list.push_back(norm_operator(c));
     add("out", false, true);
     if (!list.back().is_fp8() && !list.back().is_int8()) continue;
-    add("norm", true, false);
-    add("norm_out", true, true);
+    add("keep_norm", true, false);
+    add("keep_norm_out", true, true);
   }
   return list;
 }
@@ -173,8 +174,8 @@ NormArguments::NormArguments(const NormOperator& op, const torch::jit::Stack& st
       case NormArgument::scale:
         if (!v.isNone()) scale = v.toTensor();
         break;
-      case NormArgument::group_size:
-        group_size = v.toInt();
+      case NormArgument::quant_group_size:
+        quant_group_size = v.toInt();
         break;
       case NormArgument::ue8m0:
         ue8m0 = v.toBool();

@@ -1,4 +1,4 @@
-// The operators that fuse a reduction with a normalisation, as data: their schemas follow from one
+// The operators that fuse a reduction with a normalization, as data: their schemas follow from one
 // description each, and one boxed kernel a dispatch key serves all of them.
 #pragma once
 
@@ -27,7 +27,7 @@ enum class NormArgument : uint8_t {
   fp8_dtype,
   scale_mode,
   scale,
-  group_size,
+  quant_group_size,
   ue8m0,
   scale_dtype,
   scale_layout,
@@ -36,7 +36,7 @@ enum class NormArgument : uint8_t {
   max_blocks
 };
 
-enum class NormResult : uint8_t { quantised, scale, out, residual, normalised };
+enum class NormResult : uint8_t { quantized, scale, out, residual, normalized };
 
 /// What the results are called as arguments of the forms with out=.
 constexpr const char* name_of(NormResult result) {
@@ -46,7 +46,7 @@ constexpr const char* name_of(NormResult result) {
 
 struct NormOperator {
   Collective collective;
-  std::string overload;  // "", "norm", "out", "norm_out"
+  std::string overload;  // "", "keep_norm", "out", "keep_norm_out"
   bool out;              // takes its results
   std::vector<NormArgument> arguments;
   std::vector<NormResult> results;
@@ -60,7 +60,7 @@ struct NormOperator {
   NormResults planned() const;
 };
 
-/// The functional form of a collective. ValueError unless it can keep the normalised tensor.
+/// The functional form of a collective. ValueError unless it can keep the normalized tensor.
 NormOperator norm_operator(Collective collective, bool keeps_norm = false);
 /// All of them.
 std::vector<NormOperator> norm_operators();
@@ -73,7 +73,7 @@ struct NormArguments {
   std::optional<double> scale_ub;
   std::string_view group_name, fp8_dtype, rounding, algorithm;
   std::string_view scale_mode = "row", scale_dtype = "float32", scale_layout = "row";
-  int64_t group_size = 0, max_blocks = 0;
+  int64_t quant_group_size = 0, max_blocks = 0;
   bool ue8m0 = false;
   c10::SmallVector<at::Tensor, 4> results;  // given as out=
 

@@ -71,19 +71,19 @@ std::vector<std::pair<std::string, uint64_t>> region_parts(const std::string& de
   return parts;
 }
 
-void initialise_region(uint64_t address, c10::Device device, int world_size,
+void initialize_region(uint64_t address, c10::Device device, int world_size,
                        uint64_t payload_bytes) {
   check_world(check_device_type(device.type()), world_size);
   const RegionLayout layout = region_layout(device.type(), world_size, payload_bytes);
   char* region = reinterpret_cast<char*>(address);
   if (device.is_cpu()) {
-    cpu::initialise(region, layout);
+    cpu::initialize(region, layout);
     return;
   }
 #if COLLX_CUDA
   const c10::cuda::CUDAGuard guard(device);
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
-  cuda::initialise(region, layout, world_size, stream.stream());
+  cuda::initialize(region, layout, world_size, stream.stream());
   stream.synchronize();
 #else
   TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,

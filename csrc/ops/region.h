@@ -18,8 +18,8 @@ namespace collx {
 C10_EXPORT std::vector<std::pair<std::string, uint64_t>> region_parts(
     const std::string& device_type, int world_size, uint64_t payload_bytes);
 
-/// Makes this rank's region ready for use; on CUDA on the current stream, which is synchronised.
-C10_EXPORT void initialise_region(uint64_t address, c10::Device device, int world_size,
+/// Makes this rank's region ready for use; on CUDA on the current stream, which is synchronized.
+C10_EXPORT void initialize_region(uint64_t address, c10::Device device, int world_size,
                                   uint64_t payload_bytes);
 
 /// What a rank's device offers, by name. Ranks agree on the smallest of each.

@@ -72,7 +72,7 @@ struct ExchangeCall : Call {
   DeviceSplits splits;
 };
 
-/// How the rows of a normalisation lie on blocks and slots: norm_plan.h.
+/// How the rows of a normalization lie on blocks and slots: norm_plan.h.
 struct NormShape {
   uint32_t threads = 64;      // of a block: the vectors of a row that it takes, its piece
   uint32_t cluster = 1;       // blocks that share a row
@@ -84,7 +84,7 @@ struct NormShape {
   COLLX_HD constexpr uint32_t step_vectors() const { return threads * cluster; }
 };
 
-/// A sum over the ranks of a matrix [rows, cols], row-major, of which each row is normalised. The
+/// A sum over the ranks of a matrix [rows, cols], row-major, of which each row is normalized. The
 /// results are those below that are not null; `output` is not used. Ranks differ in no value but
 /// the addresses.
 struct NormCall : Call {
@@ -99,9 +99,9 @@ struct NormCall : Call {
   const void* weight;
   const void* bias;          // layer norm alone
   const float* given_scale;  // ScaleMode::tensor alone
-  void* residual_out;        // the dtype: what was normalised
-  void* normalised;          // the dtype
-  void* quantised;           // one byte an element
+  void* residual_out;        // the dtype: what was normalized
+  void* normalized;          // the dtype
+  void* quantized;           // one byte an element
   void* scale;               // as stored: [rows], [1], or by group as the options say
   NormShape shape;           // on CUDA
   /// On CUDA, where shape.steps > 1: a row of float32 for each block; otherwise null.

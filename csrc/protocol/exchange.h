@@ -49,7 +49,7 @@ COLLX_HD constexpr bool is_reduction(Collective c) {
   return c == Collective::allreduce || c == Collective::reducescatter || c == Collective::reduce;
 }
 
-/// A reduction fused with a normalisation of its rows.
+/// A reduction fused with a normalization of its rows.
 COLLX_HD constexpr bool is_norm(Collective c) {
   return c >= Collective::allreduce_rmsnorm && c < Collective::count;
 }

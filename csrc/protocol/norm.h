@@ -1,4 +1,4 @@
-// What a fused normalisation computes behind its reduction: its options, and the arithmetic of one
+// What a fused normalization computes behind its reduction: its options, and the arithmetic of one
 // row's scale, the same lines on both devices. docs/numerics.md has the whole contract.
 #pragma once
 
@@ -12,7 +12,7 @@ enum class Norm : uint8_t { rms, layer };
 /// there with the weight multiplied in float32 (torch.nn.RMSNorm) or in the dtype (LlamaRMSNorm).
 enum class Rounding : uint8_t { fp32, parity, parity_weight, count };
 
-enum class Quantisation : uint8_t { none, e4m3fn, e5m2, int8 };
+enum class Quantization : uint8_t { none, e4m3fn, e5m2, int8 };
 
 /// One scale for a row, one given for the whole tensor, one for a group of columns.
 enum class ScaleMode : uint8_t { row, tensor, group, count };
@@ -26,16 +26,16 @@ inline constexpr int kLargestGroup = 4096;
 struct NormOptions {
   Norm norm = Norm::rms;
   Rounding rounding = Rounding::fp32;
-  Quantisation quantisation = Quantisation::none;
+  Quantization quantization = Quantization::none;
   ScaleMode scale_mode = ScaleMode::row;
   ScaleType scale_type = ScaleType::float32;
-  bool ue8m0 = false;           // scales are rounded up to powers of two
-  bool column_major = false;    // scales of groups: one column of rows after the other
-  bool weight_float32 = false;  // weight and bias are float32, not of the input's dtype
-  int32_t group_size = 0;       // columns that share a scale, with ScaleMode::group
-  float eps = 0;                // as added: with Rounding::fp32 rounded to the dtype beforehand
-  float weight_offset = 0;      // likewise rounded to the dtype
-  float scale_ub = 0;           // infinity: none
+  bool ue8m0 = false;            // scales are rounded up to powers of two
+  bool column_major = false;     // scales of groups: one column of rows after the other
+  bool weight_float32 = false;   // weight and bias are float32, not of the input's dtype
+  int32_t quant_group_size = 0;  // columns that share a scale, with ScaleMode::group
+  float eps = 0;                 // as added: with Rounding::fp32 rounded to the dtype beforehand
+  float weight_offset = 0;       // likewise rounded to the dtype
+  float scale_ub = 0;            // infinity: none
 };
 
 // A call's descriptor holds them behind its two sizes: no byte of them is padding.
@@ -56,8 +56,8 @@ COLLX_HD constexpr bool is_nan(float value) {
 /// above infinity, so that a maximum propagates it.
 COLLX_HD constexpr uint32_t magnitude(float value) { return bits_of(value) & 0x7FFFFFFFu; }
 
-COLLX_HD constexpr float largest_value(Quantisation q) {
-  return q == Quantisation::e4m3fn ? 448.0f : q == Quantisation::e5m2 ? 57344.0f : 127.0f;
+COLLX_HD constexpr float largest_value(Quantization q) {
+  return q == Quantization::e4m3fn ? 448.0f : q == Quantization::e5m2 ? 57344.0f : 127.0f;
 }
 
 /// -limit .. limit; NaN stays NaN, which fminf and fmaxf would drop.
@@ -154,7 +154,7 @@ COLLX_HD constexpr Scale scale_of(uint32_t largest, const NormOptions& o) {
   if (o.scale_mode == ScaleMode::group && largest < bits_of(1e-10f)) largest = bits_of(1e-10f);
   float bound = float_of(largest);
   if (bound > o.scale_ub) bound = o.scale_ub;
-  float scale = bound / largest_value(o.quantisation);
+  float scale = bound / largest_value(o.quantization);
   if (o.ue8m0) scale = power_of_two_above(scale);
   scale = round_scale(scale, o.scale_type);
   const float inverse = scale == 0 ? 0 : 1.0f / scale;

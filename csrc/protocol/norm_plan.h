@@ -1,4 +1,4 @@
-// How a fused normalisation is carried out: which algorithm, and how rows lie on blocks and slots.
+// How a fused normalization is carried out: which algorithm, and how rows lie on blocks and slots.
 // Pure functions of values that all ranks agree on.
 //
 // A row is shared by the blocks of a cluster. Each block takes a piece of it, a vector for each
@@ -17,8 +17,8 @@ inline constexpr uint32_t kWarpLanes = 32;
 /// Results of a call, as planned for and as passed on between ranks.
 struct NormResults {
   bool residual = false;
-  bool normalised = false;
-  bool quantised = false;
+  bool normalized = false;
+  bool quantized = false;
 };
 
 /// Elements of an input from which it pays that every rank finishes all the rows.
@@ -29,7 +29,7 @@ inline constexpr uint64_t kSumsFrom = 2 << 20;
 /// which every rank goes on.
 constexpr bool passes_sums(const NormOptions& o, const NormResults& r, DType dtype,
                            uint64_t elements) {
-  return o.rounding != Rounding::fp32 && r.residual && r.normalised && dtype_size(dtype) == 2 &&
+  return o.rounding != Rounding::fp32 && r.residual && r.normalized && dtype_size(dtype) == 2 &&
          elements >= kSumsFrom;
 }
 
@@ -56,9 +56,9 @@ constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r, Algori
   if (algorithm == Algorithm::twoshot_push &&
       passes_sums(r.options, r.results, r.dtype, r.rows * r.cols))
     return vectors * kVectorBytes;
-  uint32_t bytes = (r.results.residual + r.results.normalised) * vectors * kVectorBytes;
-  if (r.results.quantised) bytes += vectors * (kVectorBytes / element);
-  if (r.results.quantised && r.options.scale_mode != ScaleMode::tensor) {
+  uint32_t bytes = (r.results.residual + r.results.normalized) * vectors * kVectorBytes;
+  if (r.results.quantized) bytes += vectors * (kVectorBytes / element);
+  if (r.results.quantized && r.options.scale_mode != ScaleMode::tensor) {
     // A word for each smallest group is more than any call needs.
     bytes += r.options.scale_mode == ScaleMode::row
                  ? kVectorBytes
@@ -80,24 +80,24 @@ constexpr uint64_t clusters_held(const NormRequest& r, const NormShape& s, int b
 /// Where a piece's results lie in its tiles, in bytes from the first.
 struct NormPlanes {
   uint32_t residual;
-  uint32_t normalised;
-  uint32_t quantised;
+  uint32_t normalized;
+  uint32_t quantized;
   uint32_t scales;  // words, float32
 
-  COLLX_HD constexpr NormPlanes(const NormShape& s, bool has_residual, bool has_normalised,
+  COLLX_HD constexpr NormPlanes(const NormShape& s, bool has_residual, bool has_normalized,
                                 uint32_t element) {
     const uint32_t plane = s.threads * kVectorBytes;
     residual = 0;
-    normalised = has_residual ? plane : 0;
-    quantised = normalised + (has_normalised ? plane : 0);
-    scales = quantised + plane / element;
+    normalized = has_residual ? plane : 0;
+    quantized = normalized + (has_normalized ? plane : 0);
+    scales = quantized + plane / element;
   }
 };
 
 /// Sums over a group of columns that is wider than a warp stay within a block.
 constexpr bool has_wide_groups(const NormOptions& o, uint32_t elements) {
-  return o.quantisation != Quantisation::none && o.scale_mode == ScaleMode::group &&
-         static_cast<uint32_t>(o.group_size) > kWarpLanes * elements;
+  return o.quantization != Quantization::none && o.scale_mode == ScaleMode::group &&
+         static_cast<uint32_t>(o.quant_group_size) > kWarpLanes * elements;
 }
 
 /// Each rank has a part of the rows of its own, and does no others.

@@ -12,7 +12,7 @@ namespace collx {
 inline constexpr int kFullBlock = 512;       // threads; smaller blocks use proportionally less room
 inline constexpr uint32_t kMostCluster = 8;  // blocks of a portable cluster
 
-/// Clusters of a fused normalisation that a device holds at once, by threads of a block and blocks
+/// Clusters of a fused normalization that a device holds at once, by threads of a block and blocks
 /// of a cluster, powers of two both. None of two blocks or more where there is no hardware for
 /// them. One of each where no device has been asked.
 struct Residency {

@@ -59,7 +59,7 @@ enum class Collective : uint8_t {
   alltoall,
   alltoallv,
   barrier,
-  // Reductions fused with a normalisation of their rows: see norm.h.
+  // Reductions fused with a normalization of their rows: see norm.h.
   allreduce_rmsnorm,
   allreduce_residual_rmsnorm,
   allreduce_rmsnorm_fp8,

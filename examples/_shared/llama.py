@@ -2,8 +2,8 @@
 its own with a key-value cache of fixed size, so that every decoding step has the same shapes.
 
 Each rank keeps its attention heads and its units of the MLPs; the vocabulary is on all of them.
-What adds up the ranks' products, adds the residual and normalises is given: `Decoder` asks a norm
-module for (normalised, sum) from (product, residual), twice a layer. The norm behind an MLP is the
+What adds up the ranks' products, adds the residual and normalizes is given: `Decoder` asks a norm
+module for (normalized, sum) from (product, residual), twice a layer. The norm behind an MLP is the
 next layer's first one, or the model's last.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from _shared.tensor_parallel import part
+from collx.nn import part
 
 MakeNorm = Callable[[nn.Module], nn.Module]  # from a LlamaRMSNorm
 

@@ -1,12 +1,8 @@
-"""Linear layers that are split over ranks, and a BERT made of them.
+"""A BERT that is split over ranks: column-parallel and row-parallel layers in turn.
 
-A column-parallel layer keeps some of the outputs: each rank computes its own attention heads, or
-its own part of an MLP's hidden units, from the whole input. The row-parallel layer behind it keeps
-the weights of the matching inputs. Its products are partial sums of the whole output, which the
-ranks add up: twice in a transformer layer, after attention and after the MLP.
-
-What a rank has between a row-parallel layer and the next column-parallel one, where residuals are
-added and normalized, is up to an `Exchange`. `Replicated` is the plain one.
+The ranks add up the products of row-parallel layers twice in a transformer layer, after attention
+and after the MLP. What a rank has between a row-parallel layer and the next column-parallel one,
+where residuals are added and normalized, is up to an `Exchange`. `Replicated` is the plain one.
 """
 
 import copy
@@ -14,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import BertModel
+
+from collx.nn import ColumnParallelLinear, RowParallelLinear, part
 
 Change = Callable[[Tensor], Tensor]
 
@@ -46,41 +43,6 @@ class Replicated:
         return x
 
 
-def part(count: int, world_size: int, rank: int) -> slice:
-    """The units of `rank` when `count` are split; low ranks take the remainder."""
-    quotient, remainder = divmod(count, world_size)
-    start = rank * quotient + min(rank, remainder)
-    return slice(start, start + quotient + (rank < remainder))
-
-
-class ColumnParallelLinear(nn.Module):
-    """Computes `units` of a linear layer's outputs: [..., in] -> [..., len(units)]."""
-
-    def __init__(self, full: nn.Linear, units: slice) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(full.weight.detach()[units].clone())
-        self.bias = nn.Parameter(full.bias.detach()[units].clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
-
-class RowParallelLinear(nn.Module):
-    """Takes `units` of a linear layer's inputs: [..., len(units)] -> [..., out].
-
-    `reduce` is an exchange's. The bias is added once, after the sum.
-    """
-
-    def __init__(self, full: nn.Linear, units: slice, reduce: Change) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(full.weight.detach()[:, units].clone())
-        self.bias = nn.Parameter(full.bias.detach().clone())
-        self.reduce = reduce
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.reduce(functional.linear(x, self.weight)) + self.bias
-
-
 def change_input(module: nn.Module, change: Change) -> None:
     """Lets `change` make the module's first argument."""
     module.register_forward_pre_hook(lambda _, inputs: (change(inputs[0]), *inputs[1:]))
@@ -107,12 +69,17 @@ def split_bert(full: BertModel, world_size: int, rank: int, exchange: Exchange) 
         attention = layer.attention
         for name in ("query", "key", "value"):
             projection = getattr(attention.self, name)
-            setattr(attention.self, name, ColumnParallelLinear(projection, head_units))
-        attention.output.dense = RowParallelLinear(
-            attention.output.dense, head_units, exchange.reduce
+            split = ColumnParallelLinear.from_module(projection, units=head_units)
+            setattr(attention.self, name, split)
+        attention.output.dense = RowParallelLinear.from_module(
+            attention.output.dense, units=head_units, reduce=exchange.reduce
         )
-        layer.intermediate.dense = ColumnParallelLinear(layer.intermediate.dense, mlp_units)
-        layer.output.dense = RowParallelLinear(layer.output.dense, mlp_units, exchange.reduce)
+        layer.intermediate.dense = ColumnParallelLinear.from_module(
+            layer.intermediate.dense, units=mlp_units
+        )
+        layer.output.dense = RowParallelLinear.from_module(
+            layer.output.dense, units=mlp_units, reduce=exchange.reduce
+        )
         # In front of the three projections, which share their input, not of each.
         change_input(attention.self, exchange.gather)
         change_input(layer.intermediate, exchange.gather)

@@ -5,14 +5,17 @@ from typing import Any
 
 import torch
 
-cuda_built: bool
-"""Whether the CUDA kernels were compiled in."""
+built_for: tuple[str, str | None, str | None]
+"""PyTorch's version, CUDA's, and the architectures, by commas; None without kernels."""
 
-class CollectiveTimeout(RuntimeError): ...
-class CollectiveMismatch(RuntimeError): ...
-class CollectiveOverlap(RuntimeError): ...
-class CommunicatorPoisoned(RuntimeError): ...
-class InitError(RuntimeError): ...
+def raise_as(
+    timeout: type[Exception],
+    mismatch: type[Exception],
+    overlap: type[Exception],
+    poisoned: type[Exception],
+) -> None:
+    """What the operators raise from now on: class(message, communicator's name, record or None),
+    the record as Communicator.status gives it."""
 
 def register_cpu_allocator() -> None:
     """Registers collx's SymmetricMemoryAllocator for the CPU with PyTorch. Twice is harmless."""
@@ -22,8 +25,8 @@ def region_layout(device_type: str, world_size: int, payload_bytes: int) -> dict
 
     ValueError when payload_bytes is less than the smallest region."""
 
-def initialise_region(ptr: int, device: torch.device, world_size: int, payload_bytes: int) -> None:
-    """Makes this rank's region ready for use (on CUDA: on the current stream, synchronised)."""
+def initialize_region(ptr: int, device: torch.device, world_size: int, payload_bytes: int) -> None:
+    """Makes this rank's region ready for use (on CUDA: on the current stream, synchronized)."""
 
 def load_kernels(device: torch.device, clusters: bool = True) -> dict[str, int]:
     """Loads every CUDA kernel; returns what the device offers: "blocks" of 512 threads that it
@@ -103,7 +106,7 @@ class Communicator:
         max_blocks: int,
         rounding: str,
         scale_mode: str,
-        group_size: int,
+        quant_group_size: int,
         keep_norm: bool,
     ) -> dict[str, Any]:
         """{"algorithm", "blocks", "threads", "chunks", "bytes", "workspace_bytes"} of a call."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch  # first: its libraries have to be loaded before the extension's
 
-import collx
+from collx import errors
+
+__all__ = ["Build", "build", "extension", "library"]
 
 _PREFIX = "_torch"  # of the folders of builds, which setup.py names
 _CURE = "`pip install --no-build-isolation --no-deps --force-reinstall .` in collx's sources"
@@ -35,7 +39,7 @@ library = _found / "libcollx.so"
 """All operators, without Python: torch.ops.load_library takes it, and so does a C++ process."""
 
 # Before a module of the same name that an older build may have left beside this file.
-collx.__path__.insert(0, str(_found))
+sys.modules["collx"].__path__.insert(0, str(_found))
 try:
     from collx import _C
 except ImportError as error:
@@ -46,4 +50,25 @@ except ImportError as error:
 
 extension = _C
 
-__all__ = ["extension", "library"]
+
+class Build(NamedTuple):
+    """What a build is for."""
+
+    torch: str
+    """The PyTorch that it was compiled against; it serves the same minor version."""
+    cuda: str | None
+    """The CUDA whose compiler made the kernels; None without kernels."""
+    architectures: tuple[str, ...]
+    """Compute capabilities of the GPUs that it has kernels for; "+PTX" serves newer ones too."""
+
+
+_torch_version, _cuda, _architectures = _C.built_for
+build = Build(_torch_version, _cuda, tuple((_architectures or "").split(",")) if _cuda else ())
+"""What this build is for."""
+
+extension.raise_as(
+    timeout=errors.CollectiveTimeout,
+    mismatch=errors.CollectiveMismatch,
+    overlap=errors.CollectiveOverlap,
+    poisoned=errors.CommunicatorPoisoned,
+)

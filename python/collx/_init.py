@@ -1,363 +1,102 @@
-"""The voted init: a list of named steps, each local, each ended by an agreement.
-
-A step runs on every rank by itself; then the ranks exchange what came of it, and all go on or all
-raise the same InitError (hazard 6). Whatever the ranks have to agree on follows from the values
-that they exchanged, never from what one of them knows alone (hazard 5).
-"""
+"""`collx.init`: from a group of ranks to a communicator."""
 
 from __future__ import annotations
 
-import math
-import os
-import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+import logging
 
 import torch
 import torch.distributed as dist
 
-from collx import _selftest, _symmetric
-from collx._extension import extension
-from collx._vote import Ballot, VoteError, cause_of
-from collx.errors import InitError
+from collx._bootstrap import options, steps
+from collx._bootstrap.store import Ballot, next_prefix
+from collx._groups import Group, process_group
+from collx._memory import SymmetricMemory
+from collx.communicator import Communicator, find
 
-__all__ = ["STEPS", "Arguments", "Setup", "Step", "failure", "refusal", "run"]
+__all__ = ["init"]
 
-DEFAULT_PAYLOAD_BYTES = 96 << 20  # the most that a rank's region takes
-NO_CLUSTERS = "COLLX_NO_CLUSTERS"  # 1: as on GPUs whose blocks form no clusters
-PUSH_AND_PULL = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "pull_push")
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What the caller of init asked for, checked and with the defaults filled in."""
-
-    name: str
-    group_name: str
-    rank: int
-    world_size: int
-    device: torch.device
-    timeout: float
-    payload_bytes: int
-    check: bool
-    pdl: str
-    blocks: int | None
+_log = logging.getLogger("collx")
 
 
-@dataclass
-class Setup:
-    """What the steps have built so far on this rank."""
+def init(
+    group: Group = None,
+    *,
+    name: str | None = None,
+    device: torch.device | str | int | None = None,
+    timeout: float = options.DEFAULT_TIMEOUT,
+    payload_bytes: int | None = None,
+    check: bool | None = None,
+    pdl: str = "early",
+    max_blocks: int | None = None,
+) -> Communicator:
+    """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
 
-    arguments: Arguments
-    group: dist.ProcessGroup
-    store: dist.Store
-    ballot: Ballot
-    layout: dict[str, int] = field(default_factory=dict)
-    rendezvous: _symmetric.Rendezvous | None = None
-    fallback_reason: str | None = None
-    region: torch.Tensor | None = None
-    regions: list[int] = field(default_factory=list)
-    sample: torch.Tensor | None = None  # symmetric memory for the self-test, and no longer
-    samples: list[int] = field(default_factory=list)
-    agreed: dict[str, int] = field(default_factory=dict)  # of what each rank's device offers
-    spare_blocks: int = 0
-    same_index: bool = False  # two ranks give different GPUs one index
-    communicator: extension.Communicator | None = None
+    Allocates this rank's region, maps the peers', and passes real data through every path that it
+    enables. Where the ranks cannot reach each other's memory, the communicator goes through the
+    process group instead, and a warning says why.
 
-    def leave(self) -> None:
-        """Removes this rank's keys from the store. After the last vote, whatever it said."""
-        if self.rendezvous is not None and not self.ballot.broken:
-            self.rendezvous.forget()
-        self.ballot.leave()
+    Args:
+        group: the ranks: a process group or its name, a device mesh of one dimension, a
+            communicator, whose group is taken; the default group if None. At most 8 ranks on CUDA,
+            16 on CPU.
+        name: of the communicator; by default the group's own. One group may have several
+            communicators, each with a name, a region and thread blocks of its own.
+        device: by default the current CUDA device for a group that was made for GPUs, else "cpu".
+            Where this build has no CUDA kernels (`collx.cuda_built`), a group that takes GPU
+            tensors alone is refused, and one that takes both gives "cpu" and a warning.
+        timeout: seconds that any wait for a peer takes at most.
+        payload_bytes: bytes of the region; 96 MiB by default. A smaller one does more in chunks.
+        check: compare every call between the ranks before it starts; by default what
+            COLLX_CHECK=1 says.
+        pdl: level of dependent launch on CUDA: "off", "end" or "early".
+        max_blocks: thread blocks of 512 that a call may use on CUDA; of what the ranks give, the
+            smallest counts. By default half of what the device holds.
 
-    def release(self) -> None:
-        """Frees everything. Local; peers keep what they have mapped."""
-        if self.communicator is not None:
-            self.communicator.destroy()
-        if self.rendezvous is not None:
-            self.rendezvous.close()
-        self.communicator = self.rendezvous = self.region = self.sample = None
-        self.regions = self.samples = []
+    Returns:
+        The communicator, ready for torch.ops.collx by its name.
 
-
-@dataclass(frozen=True)
-class Step:
-    """`run` is local and may fail or return a value that JSON holds; `conclude` gets the values
-    of all ranks in rank order, and does or raises the same on each of them."""
-
-    name: str
-    run: Callable[[Setup], Any]
-    conclude: Callable[[Setup, list[Any]], None] | None = None
-
-
-def run(setup: Setup) -> None:
-    """Takes all STEPS. InitError, the same on every rank, when one does not succeed."""
-    for step in tuple(STEPS):
-        try:
-            values = setup.ballot.take(step.name, partial(step.run, setup))
-            if step.conclude is not None:
-                step.conclude(setup, values)
-        except (VoteError, _DisagreementError) as reason:
-            raise failure(setup.arguments.name, step.name, reason) from None
-
-
-def refusal(ballot: Ballot, name: str, own: Exception) -> Exception:
-    """Tells the peers that this rank refuses its arguments. What to raise: `own` if all ranks
-    refuse theirs, else the same InitError on every rank."""
+    Raises:
+        ValueError, TypeError: arguments that every rank refuses; or `group` is none to work with.
+        InitError: some rank refused its arguments, or a step failed there; rank and cause are
+            named on all of them. What was allocated is freed and the group works on. (After a
+            rendezvous that did not end, its thread remains.)
+    """
+    chosen, store = process_group(group)
+    rank, world_size = dist.get_rank(chosen), dist.get_world_size(chosen)
+    key = name if isinstance(name, str) and name else str(chosen.group_name)
+    limit = options.limit(timeout)
     try:
-        ballot.vote(STEPS[0].name, error=cause_of(own))
-    except VoteError as verdict:
-        return own if verdict.everywhere else failure(name, STEPS[0].name, verdict)
-    finally:
+        # Counted before anything can be refused, so that ranks of which one was refused meet again.
+        prefix = next_prefix(store, key, rank, limit)
+    except Exception as reason:
+        raise steps.failure(key, "arguments", f"the store failed: {reason}") from None
+    ballot = Ballot(store, prefix, rank, world_size, limit)
+    try:
+        given = options.check(
+            chosen,
+            name=name,
+            device=device,
+            timeout=timeout,
+            payload_bytes=payload_bytes,
+            check=check,
+            pdl=pdl,
+            max_blocks=max_blocks,
+            exists=lambda name: find(name) is not None,
+        )
+    except Exception as own:
+        refused = steps.refusal(ballot, key, own)
+        raise refused from (None if refused is own else own)
+    setup = steps.Setup(arguments=given, group=chosen, store=store, ballot=ballot)
+    try:
+        steps.run(setup)
+    except BaseException:
+        # What the rendezvous wrote stays in the store: a late rank may yet have to read it.
         ballot.leave()
-    raise AssertionError("a vote with a failure in it does not pass")
-
-
-def failure(name: str, step: str, reason: Exception | str) -> InitError:
-    """What every rank raises when a step did not succeed."""
-    return InitError(f"collx.init({name!r}): step {step!r} failed: {reason}")
-
-
-class _DisagreementError(Exception):
-    """Values that had to be equal, or to fit together, and do not."""
-
-
-# --- arguments -----------------------------------------------------------------------------------
-
-
-def _state_arguments(setup: Setup) -> dict[str, Any]:
-    given = setup.arguments
-    try:
-        package = version("collx")
-    except PackageNotFoundError:  # imported from a tree that was never installed
-        package = "unknown"
-    return {
-        "name": given.name,
-        "group": given.group_name,
-        "world size": given.world_size,
-        "device type": given.device.type,
-        "timeout": given.timeout,
-        "payload_bytes": given.payload_bytes,
-        "check": given.check,
-        "pdl": given.pdl,
-        "version": package,
-        "torch version": str(torch.__version__),
-        "token": os.urandom(8).hex(),
-    }
-
-
-def _agree_on_arguments(setup: Setup, values: list[Any]) -> None:
-    for key in values[0]:
-        if key != "token" and any(value[key] != values[0][key] for value in values):
-            each = ", ".join(f"rank {r}: {value[key]!r}" for r, value in enumerate(values))
-            raise _DisagreementError(f"{key} differs between the ranks ({each})")
-    given = setup.arguments
-    # PyTorch keeps what a rendezvous gave under a name for as long as the memory lives, so no
-    # name may come twice: rank 0's token makes it new on all ranks alike.
-    setup.rendezvous = _symmetric.Rendezvous(
-        f"collx/{given.name}/{values[0]['token']}",
-        setup.store,
-        given.rank,
-        given.world_size,
-        given.timeout,
-    )
-
-
-# --- machine, peers, backend ---------------------------------------------------------------------
-
-
-def _state_machine(setup: Setup) -> str:
-    return extension.boot_id()
-
-
-def _agree_on_machine(setup: Setup, values: list[Any]) -> None:
-    if len(set(values)) > 1:
-        setup.fallback_reason = "the ranks are on different machines"
-
-
-def _state_device(setup: Setup) -> list[str]:
-    """The unique id of this rank's device and its index, then the ids of the devices that it cannot
-    reach. Its own is among them unless ranks may share it."""
-    device = setup.arguments.device
-    if device.type != "cuda":
-        return []
-    own = _uuid(device.index)
-    index = str(device.index)
-    unreachable = [
-        _uuid(other)
-        for other in range(torch.cuda.device_count())
-        if other != device.index and not torch.cuda.can_device_access_peer(device.index, other)
-    ]
-    return [own, index, *unreachable, *([] if os.environ.get(_symmetric.SHARING) == "1" else [own])]
-
-
-def _uuid(index: int) -> str:
-    return str(torch.cuda.get_device_properties(index).uuid)
-
-
-def _agree_on_peer_access(setup: Setup, values: list[Any]) -> None:
-    """What a rank does not see, by CUDA_VISIBLE_DEVICES, counts as within reach: the rendezvous
-    and the self-test will tell."""
-    if setup.arguments.device.type != "cuda" or setup.fallback_reason is not None:
-        return
-    places = {(own, index) for own, index, *_ in values}
-    setup.same_index = len({index for _, index in places}) < len(places)
-    for rank, (own, _index, *unreachable) in enumerate(values):
-        for peer, (device, *_) in enumerate(values):
-            if peer != rank and device in unreachable:
-                setup.fallback_reason = (
-                    f"ranks {rank} and {peer} share a GPU, and {_symmetric.SHARING}=1 is not set"
-                    if device == own
-                    else f"rank {rank} has no peer access to rank {peer}'s GPU"
-                )
-                return
-
-
-def _state_backend(setup: Setup) -> str | None:
-    if setup.fallback_reason is not None:
-        return None
-    device = setup.arguments.device
-    if device.type == "cpu":
-        extension.register_cpu_allocator()
-        return _symmetric.backend(device)
-    name = _symmetric.backend(device)
-    if name != "CUDA":
-        raise RuntimeError(
-            f"PyTorch's symmetric-memory backend for CUDA is {name!r}; collx needs 'CUDA' "
-            "(torch.distributed._symmetric_memory.set_backend, or TORCH_SYMMMEM)"
-        )
-    return name
-
-
-# --- memory --------------------------------------------------------------------------------------
-
-
-def _allocate(setup: Setup) -> int:
-    given = setup.arguments
-    if setup.fallback_reason is not None:
-        return 0
-    setup.layout = extension.region_layout(given.device.type, given.world_size, given.payload_bytes)
-    size = setup.layout["total"]
-    setup.region = _symmetric.allocate((size,), torch.uint8, given.device)
-    setup.sample = _symmetric.allocate((_selftest.SAMPLE_BYTES,), torch.uint8, given.device)
-    return size
-
-
-def _agree_on_size(setup: Setup, values: list[Any]) -> None:
-    if len(set(values)) > 1:
-        each = ", ".join(f"rank {r}: {size}" for r, size in enumerate(values))
-        raise _DisagreementError(f"the regions differ in size ({each} bytes)")
-
-
-def _initialise(setup: Setup) -> None:
-    # Before any peer can know the region: what came to be zeroed after the rendezvous could wipe
-    # out a peer's first flag (hazard 10). The vote is the barrier between the two.
-    given = setup.arguments
-    if setup.region is not None:
-        with _current(given.device):
-            extension.initialise_region(
-                setup.region.data_ptr(), given.device, given.world_size, given.payload_bytes
-            )
-
-
-def _meet(setup: Setup) -> None:
-    if setup.region is None or setup.sample is None:
-        return
-    assert setup.rendezvous is not None
-    if setup.same_index:
-        setup.rendezvous.tell_apart(setup.arguments.device.index)
-    setup.regions, _ = setup.rendezvous.exchange(setup.region)
-    setup.samples, _ = setup.rendezvous.exchange(setup.sample)
-
-
-# --- the communicator ----------------------------------------------------------------------------
-
-
-def _offer_blocks(setup: Setup) -> dict[str, int]:
-    given = setup.arguments
-    clusters = os.environ.get(NO_CLUSTERS) != "1"
-    with _current(given.device):
-        offer = extension.load_kernels(given.device, clusters)
-    resident = offer["blocks"]
-    if given.blocks is not None:
-        if given.device.type == "cuda" and given.blocks > resident:
-            raise ValueError(f"blocks={given.blocks}, but the device holds {resident} at once")
-        return {**offer, "blocks": given.blocks}
-    # Half, so that another communicator may be used at once. What is left over is used for now by
-    # the algorithms that push: it is worth a tenth of their time from 8 MiB on.
-    half = max(1, resident // 2)
-    setup.spare_blocks = resident - half
-    return {**offer, "blocks": half}
-
-
-def _take_smallest(setup: Setup, values: list[Any]) -> None:
-    setup.agreed = {name: min(offer[name] for offer in values) for name in values[0]}
-
-
-def _create(setup: Setup) -> None:
-    given = setup.arguments
-    setup.communicator = extension.Communicator(
-        name=given.name,
-        group_name=given.group_name,
-        device=given.device,
-        rank=given.rank,
-        world_size=given.world_size,
-        regions=setup.regions,
-        payload_bytes=given.payload_bytes,
-        timeout_ms=math.ceil(given.timeout * 1000),
-        pdl=given.pdl,
-        check=given.check,
-        agreed=setup.agreed,
-        spare_blocks=setup.spare_blocks,
-    )
-
-
-def _test(setup: Setup) -> None:
-    given, communicator = setup.arguments, setup.communicator
-    assert communicator is not None
-    # The fallback is the group's own path. Where it is not needed it stays untouched: a wait that
-    # expires in it would cost the whole group, and NCCL would come up for nothing.
-    algorithms = PUSH_AND_PULL if setup.fallback_reason is None else ("fallback",)
-    with _current(given.device):
-        if setup.sample is not None:
-            nbytes = setup.sample.untyped_storage().nbytes()
-            communicator.register(setup.sample, setup.samples, nbytes, 0)
-        _selftest.run(communicator, given.device, algorithms, setup.sample)
-
-
-def _end_test(setup: Setup, values: list[Any]) -> None:
-    setup.sample, setup.samples = None, []  # all ranks have done with it
-
-
-def _announce(setup: Setup) -> None:
-    if setup.fallback_reason is not None and setup.arguments.rank == 0:
-        warnings.warn(
-            f"collx communicator {setup.arguments.name!r} uses the process group instead of "
-            f"direct access: {setup.fallback_reason}",
-            stacklevel=4,
-        )
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a CUDA device the current one."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-STEPS: list[Step] = [
-    Step("arguments", _state_arguments, _agree_on_arguments),
-    Step("machine", _state_machine, _agree_on_machine),
-    Step("peer access", _state_device, _agree_on_peer_access),
-    Step("backend", _state_backend),
-    Step("allocate", _allocate, _agree_on_size),
-    Step("initialise", _initialise),
-    Step("rendezvous", _meet),
-    Step("blocks", _offer_blocks, _take_smallest),
-    Step("create", _create),
-    Step("self-test", _test, _end_test),
-    Step("ready", _announce),
-]
-"""The steps of init, in order. Tests put faults and delays in their place."""
+        setup.release()
+        raise
+    native = setup.communicator
+    assert native is not None
+    memory = SymmetricMemory(native, given.device, ballot, setup.rendezvous, setup.region)
+    made = Communicator(given, native, memory, chosen, setup.layout, setup.fallback_reason)
+    _log.info("%s: %r is ready", given.name, made)
+    return made

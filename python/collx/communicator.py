@@ -1,10 +1,11 @@
-"""Communicators: what `collx.init` returns."""
+"""Communicators: what `collx.init` returns, and those that are alive in this process."""
 
 from __future__ import annotations
 
-import math
+import atexit
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -12,15 +13,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collx import _registry, _tensors
-from collx._explain import Explanation, describe, last_axis
-from collx._init import Setup
-from collx._vote import LEFT, VoteError
+from collx._bootstrap.options import PDL_LEVELS, Arguments
+from collx._bootstrap.store import LEFT, VoteError
+from collx._explanation import Explanation, shape_of
+from collx._extension import extension
+from collx._memory import SymmetricMemory
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
-__all__ = ["PDL_LEVELS", "Communicator"]
+__all__ = ["Communicator", "find", "forked"]
 
-PDL_LEVELS = ("off", "end", "early")
+_log = logging.getLogger("collx")
+
+# The live ones, by name. A communicator stays until it is destroyed: operators find it by name,
+# whether or not the program keeps the object.
+_live: dict[str, Communicator] = {}
+_initialized_in: set[int] = set()  # ids of the processes, this one or ancestors
+
+
+def find(name: str) -> Communicator | None:
+    """The live communicator of a name."""
+    return _live.get(name)
+
+
+def forked() -> bool:
+    """Whether this process was forked from one that had initialized collx."""
+    return bool(_initialized_in - {os.getpid()})
 
 
 class Communicator:
@@ -28,30 +45,45 @@ class Communicator:
 
     Use it in one thread at a time. It lives until `destroy`, or as a context manager until the
     end of the block: dropping the object frees nothing, and never waits for a peer.
+
+    Attributes:
+        name: by which operators find it.
+        rank, world_size: this process's number among the ranks, and how many there are.
+        device: where the tensors of its calls lie.
+        timeout: seconds that any wait for a peer takes at most.
+        group: the process group that it was made from.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        """For `collx.init` alone: takes over what the steps of init have built."""
-        assert setup.communicator is not None
-        given = setup.arguments
-        self._setup = setup
-        self._native = setup.communicator
+    def __init__(
+        self,
+        given: Arguments,
+        native: extension.Communicator,
+        memory: SymmetricMemory,
+        group: dist.ProcessGroup,
+        region: Mapping[str, int],
+        fallback_reason: str | None,
+    ) -> None:
+        """For `collx.init` alone. `region`: part of the region to its bytes."""
+        self._given = given
+        self._native = native
+        self._memory = memory
+        self._region = region
         self._wanted_pdl = given.pdl
         self._process = os.getpid()
-        self._allocations = 0
         self.name = given.name
         self.rank = given.rank
         self.world_size = given.world_size
         self.device = given.device
         self.timeout = given.timeout
-        self.group: dist.ProcessGroup = setup.group
-        self.fallback_reason = setup.fallback_reason
+        self.group = group
+        self.fallback_reason = fallback_reason
         """Why this communicator goes through the process group; None when it does not."""
-        _registry.add(self)
+        _live[self.name] = self
+        _initialized_in.add(self._process)
         _settle_pdl(self.device)
 
     @property
-    def blocks(self) -> int:
+    def max_blocks(self) -> int:
         """Thread blocks of 512 that a call may use at once; agreed at init, then fixed."""
         return self._native.blocks
 
@@ -82,11 +114,11 @@ class Communicator:
 
     def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """`collx.empty` on this communicator and its device."""
-        return _tensors.empty(self, size, dtype)
+        return self._memory.empty(size, dtype)
 
     def register(self, tensor: torch.Tensor) -> torch.Tensor:
         """`collx.register` on this communicator."""
-        return _tensors.register(self, tensor)
+        return self._memory.register(tensor)
 
     def explain(
         self,
@@ -100,28 +132,28 @@ class Communicator:
         max_blocks: int = 0,
         rounding: str = "fp32",
         scale_mode: str = "row",
-        group_size: int = 128,
+        quant_group_size: int = 128,
         keep_norm: bool = False,
     ) -> Explanation:
         """How a call would be carried out, and where the bytes of this rank's region go.
 
         Args:
             op: name of the operator.
-            shape: of the full tensor; its last axis makes the rows of what is normalised.
+            shape: of the full tensor; its last axis makes the rows of what is normalized.
             dtype: of the tensor.
             input_symmetric, output_symmetric: whether they are registered symmetric tensors.
             algorithm, max_blocks: as given to the operator.
-            rounding, scale_mode, group_size, keep_norm: likewise, to one that normalises; the
+            rounding, scale_mode, quant_group_size, keep_norm: likewise, to one that normalizes; the
                 others refuse them.
 
         Returns:
-            A mapping that prints as a table. Sizes are in bytes.
+            What str() gives as a table. Sizes are in bytes.
         """
-        numel = shape if isinstance(shape, int) else math.prod(shape)
+        numel, cols = shape_of(shape)
         call = self._native.explain(
             op,
             numel,
-            last_axis(shape),
+            cols,
             dtype,
             input_symmetric,
             output_symmetric,
@@ -129,10 +161,19 @@ class Communicator:
             max_blocks,
             rounding,
             scale_mode,
-            group_size,
+            quant_group_size,
             keep_norm,
         )
-        return describe(self, op, numel, dtype, call, self._setup.layout)
+        return Explanation(
+            communicator=repr(self),
+            op=op,
+            numel=numel,
+            dtype=dtype,
+            region=dict(self._region),
+            pdl=self._native.pdl,
+            fallback_reason=self.fallback_reason,
+            **call,
+        )
 
     @contextmanager
     def pdl(self, level: str) -> Iterator[None]:
@@ -156,10 +197,11 @@ class Communicator:
         Collective. On a poisoned communicator, and in a forked child, it is local and returns at
         once.
 
+        Whatever it raises, memory and name are free then.
+
         Raises:
             CollectiveTimeout: some rank, or the store, did not answer within the timeout.
             CollectiveMismatch: some rank was at another collective call.
-                Memory and name are free in both cases.
         """
         if self.destroyed:
             return
@@ -172,16 +214,18 @@ class Communicator:
             self._leave_alone("it is poisoned")
             return
         try:
-            self._setup.ballot.vote("destroy")
+            self._memory.ballot.vote("destroy")
         except VoteError as verdict:
             message = f"destroy of {self.name!r}: {verdict}"
+            absent = verdict.absent[0] if verdict.absent else None
+            record = {"phase": "vote", "rank": self.rank, "peer": absent}
             if verdict.absent or verdict.store_failed:
-                raise CollectiveTimeout(message) from None
+                raise CollectiveTimeout(message, self.name, record) from None
             if len(verdict.left) < len(verdict.failures):
-                self._setup.ballot.cast(f"{LEFT}: destroyed")  # peers that go on need not wait
-                raise CollectiveMismatch(message) from None
+                self._memory.ballot.cast(f"{LEFT}: destroyed")  # peers that go on need not wait
+                raise CollectiveMismatch(message, self.name, record) from None
         finally:
-            self._setup.leave()
+            self._memory.leave()
             self._release()
 
     def _drain(self) -> None:
@@ -194,22 +238,27 @@ class Communicator:
     def _leave_alone(self, why: str) -> None:
         """Frees this rank's memory without waiting for the peers, who may never come. What they
         have mapped stays valid."""
-        self._setup.ballot.cast(f"{LEFT}: {why}")
+        self._memory.ballot.cast(f"{LEFT}: {why}")
         self._release()
 
     def _release(self) -> None:
-        _registry.remove(self)
-        self._setup.release()
+        self._forget()
+        self._memory.release()
         _settle_pdl(self.device)
+        _log.info("%s: rank %d has left", self.name, self.rank)
 
     def _abandon(self) -> None:
         """Leaves without freeing what devices or peers may still use."""
-        _registry.remove(self)
+        self._forget()
         self._native.destroy()
+
+    def _forget(self) -> None:
+        if _live.get(self.name) is self:
+            del _live[self.name]
 
     def __enter__(self) -> Communicator:
         if self.destroyed:
-            raise CommunicatorPoisoned(f"communicator {self.name!r} has been destroyed")
+            raise CommunicatorPoisoned(f"communicator {self.name!r} has been destroyed", self.name)
         return self
 
     def __exit__(
@@ -239,7 +288,14 @@ class Communicator:
 def _settle_pdl(device: torch.device) -> None:
     """Two communicators on one device can block each other across ranks when dependents of a
     spinning kernel may take its place, so "early" needs a communicator that is alone."""
-    sharing = _registry.sharing(device)
+    sharing = [communicator for communicator in _live.values() if communicator.device == device]
     for communicator in sharing:
         wanted = communicator._wanted_pdl
         communicator._native.pdl = "end" if wanted == "early" and len(sharing) > 1 else wanted
+
+
+@atexit.register
+def _at_exit() -> None:
+    # Peers may have gone long ago. Nothing is waited for, and the memory goes with the process.
+    for communicator in list(_live.values()):
+        communicator._abandon()

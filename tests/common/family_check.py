@@ -90,7 +90,10 @@ def _by_python(name: str, form: str, communicator: Any, given: Fields, outs: Ten
     }
     if form == "python_out":
         mine.update(zip(OUTS, outs, strict=False))
-    function = getattr(collx, name + "_" * (form == "python_inplace"))
+    if name == "alltoallv_device":
+        mine["device_splits"] = mine.pop("input_splits")
+    packet = OPS[name].packet or name
+    function = getattr(collx, packet + "_" * (form == "python_inplace"))
     result = function(given["input"], group=communicator, **mine)
     results: Tensors = result if isinstance(result, tuple) else (result,)
     wanted = {"python_out": outs, "python_inplace": (given["input"],)}.get(form)

@@ -1,4 +1,4 @@
-"""Calls of the fused normalisations as plain values that travel to the ranks, their data and right
+"""Calls of the fused normalizations as plain values that travel to the ranks, their data and right
 results.
 
     weights    "same": weight and bias in the input's dtype; "float32"
@@ -48,8 +48,13 @@ LARGEST = 2.5  # magnitude of a gain with style "constant"
 TINY = 1e-38
 
 
-def quantises(op: str) -> bool:
+def quantizes(op: str) -> bool:
     return op.endswith(("fp8", "int8"))
+
+
+def family_of(op: str) -> str:
+    """The Python function that calls an operator."""
+    return op.replace("_residual", "").removesuffix("_fp8").removesuffix("_int8")
 
 
 def scatters(op: str) -> bool:
@@ -67,7 +72,7 @@ def ways(*names: str) -> list[tuple[str, str]]:
 
 def outputs_of(op: str, keep_norm: bool = False) -> tuple[str, ...]:
     """Names of the outputs, in the order of the results."""
-    names: tuple[str, ...] = ("q_out", "scale_out") if quantises(op) else ("out",)
+    names: tuple[str, ...] = ("q_out", "scale_out") if quantizes(op) else ("out",)
     names += ("residual_out",) if "residual" in op else ()
     return (*names, "norm_out") if keep_norm else names
 
@@ -89,7 +94,7 @@ class Call:
     fp8_dtype: str = "e4m3fn"
     scale_mode: str = "row"
     given: float = 0.03125  # the scale with scale_mode "tensor"
-    group_size: int = 128
+    quant_group_size: int = 128
     ue8m0: bool = False
     scale_dtype: str = "float32"
     scale_layout: str = "row"
@@ -138,13 +143,13 @@ _UNSCALED: Fields = {
 
 def legal(call: Call) -> Call:
     """The call, made one that exists."""
-    if not quantises(call.op):
+    if not quantizes(call.op):
         call = replace(call, **_UNSCALED)
     if call.op.endswith("int8"):
         call = replace(call, fp8_dtype="e4m3fn")
     if "layernorm" in call.op:
         call = replace(call, weight_offset=0.0)
-    if call.scale_mode == "group" and call.cols % call.group_size != 0:
+    if call.scale_mode == "group" and call.cols % call.quant_group_size != 0:
         call = replace(call, scale_mode="row")
     if call.scale_mode == "tensor":
         call = replace(call, scale_ub=None, ue8m0=False, scale_dtype="float32")
@@ -162,8 +167,8 @@ def legal(call: Call) -> Call:
 
 
 def scale_options(call: Call) -> Fields:
-    """The options of an op that quantises, but for the scale itself."""
-    names = ["scale_ub", "scale_mode", "group_size", "ue8m0", "scale_dtype", "scale_layout"]
+    """The options of an op that quantizes, but for the scale itself."""
+    names = ["scale_ub", "scale_mode", "quant_group_size", "ue8m0", "scale_dtype", "scale_layout"]
     names += ["fp8_dtype"] if call.op.endswith("fp8") else []
     return {name: getattr(call, name) for name in names}
 
@@ -284,7 +289,7 @@ def _expected(
         given["bias"] = bias
     else:
         given["weight_offset"] = call.weight_offset
-    if quantises(call.op):
+    if quantizes(call.op):
         given.update(scale_options(call), scale=scale, keep_norm=call.keep_norm)
     function = getattr(reference, call.op)
     if scatters(call.op):

@@ -1,4 +1,4 @@
-"""Makes calls of the fused normalisations on the ranks and compares with the reference: quantised
+"""Makes calls of the fused normalizations on the ranks and compares with the reference: quantized
 values and scales by all their bytes, other tensors by NaN mask and bits; and the bytes around.
 """
 
@@ -12,7 +12,16 @@ import torch
 from .check import Placed, arenas_of, bytes_around, differences, run_each, share_memory
 from .family_cases import strides_of
 from .family_check import byte_differences
-from .norm_cases import Call, Fields, Tensors, data_of, outputs_of, quantises, scale_options
+from .norm_cases import (
+    Call,
+    Fields,
+    Tensors,
+    data_of,
+    family_of,
+    outputs_of,
+    quantizes,
+    scale_options,
+)
 from .rank import Rank
 from .values import unequal
 
@@ -35,7 +44,7 @@ def wrong_results(call: Call, results: Tensors, expected: Tensors) -> str:
 def overload(op: str, keep_norm: bool, out: bool) -> Callable[..., Any]:
     """The operator in torch.ops.collx."""
     packet = getattr(torch.ops.collx, op)
-    name = ("norm_out" if out else "norm") if keep_norm else ("out" if out else "default")
+    name = ("keep_norm_out" if out else "keep_norm") if keep_norm else ("out" if out else "default")
     found: Callable[..., Any] = getattr(packet, name)
     return found
 
@@ -46,7 +55,7 @@ def arguments_of(call: Call, group_name: str, tensors: Fields) -> Fields:
     given: Fields = {**tensors, "eps": call.eps, "group_name": group_name}
     if "layernorm" not in call.op:
         given["weight_offset"] = call.weight_offset
-    if quantises(call.op):
+    if quantizes(call.op):
         given.update(scale_options(call))
     given["rounding"] = call.rounding
     return {**given, "algorithm": call.algorithm, "max_blocks": call.max_blocks}
@@ -68,10 +77,13 @@ def tensors_of(call: Call, world: int, rank: int, device: torch.device) -> Field
 def _by_python(communicator: Any, call: Call, given: Fields, outs: Tensors) -> Tensors:
     import collx
 
-    mine = {name: value for name, value in given.items() if name != "group_name"}
-    if quantises(call.op):
+    scaled = scale_options(call) if quantizes(call.op) else {}
+    mine = {k: v for k, v in given.items() if k != "group_name" and k not in scaled}
+    if scaled:
+        kind = call.op.rpartition("_")[2]
+        mine["quantization"] = collx.Quantization(kind, **scaled)
         mine["keep_norm"] = call.keep_norm
-    function = getattr(collx, call.op)
+    function = getattr(collx, family_of(call.op))
     if call.form == "python":
         result = function(**mine, group=communicator)
         return result if isinstance(result, tuple) else (result,)

@@ -1,4 +1,4 @@
-"""Samples of the calls of the fused normalisations in which every pair of options occurs."""
+"""Samples of the calls of the fused normalizations in which every pair of options occurs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .norm_cases import DTYPES, FORMS, ROUNDINGS, Call, Fields, legal, quantises
+from .norm_cases import DTYPES, FORMS, ROUNDINGS, Call, Fields, legal, quantizes
 
-# How values are scaled, for the ops that quantise.
+# How values are scaled, for the ops that quantize.
 SCALES: tuple[Fields, ...] = (
     {},
     {"scale_ub": 0.7},
@@ -16,11 +16,21 @@ SCALES: tuple[Fields, ...] = (
     {"ue8m0": True},
     {"scale_dtype": "float8_e8m0fnu", "ue8m0": True},
     {"scale_mode": "tensor"},
-    {"scale_mode": "group", "group_size": 16},
-    {"scale_mode": "group", "group_size": 32, "scale_layout": "column", "scale_ub": 0.7},
-    {"scale_mode": "group", "group_size": 128, "scale_dtype": "input", "scale_layout": "column"},
-    {"scale_mode": "group", "group_size": 128, "scale_dtype": "float8_e8m0fnu", "ue8m0": True},
-    {"scale_mode": "group", "group_size": 4096, "ue8m0": True, "scale_layout": "column"},
+    {"scale_mode": "group", "quant_group_size": 16},
+    {"scale_mode": "group", "quant_group_size": 32, "scale_layout": "column", "scale_ub": 0.7},
+    {
+        "scale_mode": "group",
+        "quant_group_size": 128,
+        "scale_dtype": "input",
+        "scale_layout": "column",
+    },
+    {
+        "scale_mode": "group",
+        "quant_group_size": 128,
+        "scale_dtype": "float8_e8m0fnu",
+        "ue8m0": True,
+    },
+    {"scale_mode": "group", "quant_group_size": 4096, "ue8m0": True, "scale_layout": "column"},
 )
 
 Factors = dict[str, Sequence[Any]]
@@ -85,7 +95,7 @@ def sizes(largest: int) -> Allowed:
             return bool(fields["rows"] * fields["cols"] <= largest)
         scale = fields.get("scale", {})
         if "cols" in fields and scale.get("scale_mode") == "group":
-            return bool(fields["cols"] % scale["group_size"] == 0)
+            return bool(fields["cols"] % scale["quant_group_size"] == 0)
         return True
 
     return allowed
@@ -112,7 +122,7 @@ def modes_of(op: str) -> Factors:
     }
     if "layernorm" not in op:
         factors["weight_offset"] = (0.0, 1.0, 0.3)
-    if quantises(op):
+    if quantizes(op):
         factors["scale"] = SCALES
         factors["keep_norm"] = (False, True)
     if op.endswith("fp8"):

@@ -50,7 +50,7 @@ class Places:
 
 def places(communicator: Any) -> Places:
     """Where the parts of this communicator's region are."""
-    layout: dict[str, int] = communicator._setup.layout
+    layout: dict[str, int] = communicator._region
     on_cuda = communicator.device.type == "cuda"
     at = _aligned(layout["header"])
     epochs = at
@@ -77,7 +77,7 @@ def places(communicator: Any) -> Places:
 
 
 def _words(communicator: Any, start: int, count: int) -> torch.Tensor:
-    region: torch.Tensor = communicator._setup.region
+    region: torch.Tensor = communicator._memory._region
     return region[start : start + 4 * count].view(torch.int32)
 
 
@@ -91,7 +91,7 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
 
     rank.synchronize()
     rank.barrier()
-    given = communicator._setup.arguments
+    given = communicator._given
     where = places(communicator)
     value = _as_int32(epoch)
     if given.device.type == "cpu":
@@ -106,8 +106,8 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
         counted = [int(_words(communicator, at, 1)[0]) for at, _ in where.entries]
         assert min(counted) > 0, "the self-test has counted elsewhere"
         # Anew, so that no word of the self-test has an epoch that comes again after the wrap.
-        extension.initialise_region(
-            communicator._setup.region.data_ptr(),
+        extension.initialize_region(
+            communicator._memory._region.data_ptr(),
             given.device,
             given.world_size,
             given.payload_bytes,
@@ -185,9 +185,9 @@ def _poison_payload(rank: Rank, communicator: Any) -> None:
     """Fills the memory that pull forms stage data in with NaN (of float32). Collective."""
     rank.synchronize()
     rank.barrier()
-    layout: dict[str, int] = communicator._setup.layout
+    layout: dict[str, int] = communicator._region
     where = places(communicator)
-    region: torch.Tensor = communicator._setup.region
+    region: torch.Tensor = communicator._memory._region
     for start, name in ((where.staging, "staging"), (where.results, "results")):
         region[start : start + layout[name]].view(torch.float32).fill_(float("nan"))
     rank.synchronize()

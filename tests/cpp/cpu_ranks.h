@@ -28,7 +28,7 @@ class Ranks {
     for (int r = 0; r < world; ++r) {
       regions_.emplace_back(allocate(layout_.total_bytes), std::free);
       view_.region[r] = regions_.back().get();
-      initialise(view_.region[r], layout_);
+      initialize(view_.region[r], layout_);
     }
   }
 
@@ -59,7 +59,7 @@ class Ranks {
  private:
   static char* allocate(uint64_t bytes) {
     // Regions hold old bytes, as a mapping that is used again does: a test that relies on zeros
-    // beyond initialise() fails.
+    // beyond initialize() fails.
     char* const region =
         static_cast<char*>(std::aligned_alloc(4096, round_up<uint64_t>(bytes, 4096)));
     std::memset(region, 0xa5, bytes);

@@ -1,4 +1,4 @@
-// Calls of fused normalisations, their data, and a comparison of all that they write.
+// Calls of fused normalizations, their data, and a comparison of all that they write.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,12 +20,12 @@ struct NormCase {
   uint64_t cols = 384;
   NormOptions options;
   bool residual = false;
-  bool normalised = true;
+  bool normalized = true;
   uint64_t seed = 0;
 
   size_t element() const { return size_t(dtype_size(dtype)); }
   uint64_t numel() const { return rows * cols; }
-  bool quantises() const { return options.quantisation != Quantisation::none; }
+  bool quantizes() const { return options.quantization != Quantization::none; }
   DType weight_dtype() const { return options.weight_float32 ? DType::float32 : dtype; }
 };
 
@@ -34,7 +34,7 @@ inline std::string describe(const NormCase& c) {
   return std::string(name_of(c.collective)) + " " + std::string(name_of(c.dtype)) + " [" +
          std::to_string(c.rows) + ", " + std::to_string(c.cols) + "] norm " +
          std::to_string(int(o.norm)) + " rounding " + std::to_string(int(o.rounding)) +
-         " quantisation " + std::to_string(int(o.quantisation)) + " scales " +
+         " quantization " + std::to_string(int(o.quantization)) + " scales " +
          std::to_string(int(o.scale_mode)) + "/" + std::to_string(int(o.scale_type)) +
          (o.ue8m0 ? " ue8m0" : "") + (o.column_major ? " column" : "") +
          (o.weight_float32 ? " weight_float32" : "") + (c.residual ? " residual" : "") + " seed " +
@@ -159,11 +159,12 @@ class NormOutputs {
     const uint64_t shift = c.seed % 5;
     const uint64_t bytes = rows * c.cols * c.element();
     if (c.residual) residual_out_ = Guarded(bytes, shift * c.element());
-    if (c.normalised) normalised_ = Guarded(bytes, (shift + 3) * c.element());
-    if (!c.quantises()) return;
-    quantised_ = Guarded(rows * c.cols, shift + 1);
-    const uint64_t groups =
-        c.options.scale_mode == ScaleMode::group ? c.cols / uint64_t(c.options.group_size) : 1;
+    if (c.normalized) normalized_ = Guarded(bytes, (shift + 3) * c.element());
+    if (!c.quantizes()) return;
+    quantized_ = Guarded(rows * c.cols, shift + 1);
+    const uint64_t groups = c.options.scale_mode == ScaleMode::group
+                                ? c.cols / uint64_t(c.options.quant_group_size)
+                                : 1;
     const uint64_t scales = c.options.scale_mode == ScaleMode::tensor ? 1 : rows * groups;
     const uint64_t width = scale_bytes(c.options.scale_type);
     scale_ = Guarded(scales * width, shift * width);
@@ -171,9 +172,9 @@ class NormOutputs {
 
   void put_into(NormCall& call) {
     call.residual_out = c_.residual ? residual_out_.get() : nullptr;
-    call.normalised = c_.normalised ? normalised_.get() : nullptr;
-    call.quantised = c_.quantises() ? quantised_.get() : nullptr;
-    call.scale = c_.quantises() ? scale_.get() : nullptr;
+    call.normalized = c_.normalized ? normalized_.get() : nullptr;
+    call.quantized = c_.quantizes() ? quantized_.get() : nullptr;
+    call.scale = c_.quantizes() ? scale_.get() : nullptr;
   }
 
   /// What differs, or nothing.
@@ -188,13 +189,13 @@ class NormOutputs {
     const uint64_t numel = rows_ * c_.cols;
     if (c_.residual)
       note("residual_out", differs(residual_out_, expected.residual_out, numel, c_.dtype));
-    if (c_.normalised)
-      note("normalised", differs(normalised_, expected.normalised, numel, c_.dtype));
-    if (c_.quantises()) {
+    if (c_.normalized)
+      note("normalized", differs(normalized_, expected.normalized, numel, c_.dtype));
+    if (c_.quantizes()) {
       note("scale", differs(scale_, expected.scale, expected.scale.size(), DType::uint8));
-      note("quantised", differs(quantised_, expected.quantised, numel, DType::uint8));
+      note("quantized", differs(quantized_, expected.quantized, numel, DType::uint8));
     }
-    for (const Guarded* g : {&residual_out_, &normalised_, &quantised_, &scale_}) {
+    for (const Guarded* g : {&residual_out_, &normalized_, &quantized_, &scale_}) {
       if (g->written_outside()) note("bytes around a result", "overwritten");
     }
     return found;
@@ -203,7 +204,7 @@ class NormOutputs {
  private:
   const NormCase c_;
   uint64_t rows_;
-  Guarded residual_out_, normalised_, quantised_, scale_;
+  Guarded residual_out_, normalized_, quantized_, scale_;
 };
 
 /// What rank `rank` has to get, of which rows.
@@ -267,24 +268,24 @@ inline std::vector<NormCase> norm_forms() {
       {ScaleMode::group, ScaleType::float8_e8m0fnu, true, false, 128, INFINITY},
   };
   uint64_t i = 0;
-  for (const Quantisation q : {Quantisation::e4m3fn, Quantisation::e5m2, Quantisation::int8}) {
+  for (const Quantization q : {Quantization::e4m3fn, Quantization::e5m2, Quantization::int8}) {
     for (const Rounding rounding : roundings) {
       for (const Scales& s : scales) {
         NormCase c = base;
-        c.options.quantisation = q;
+        c.options.quantization = q;
         c.options.rounding = rounding;
         c.options.scale_mode = s.mode;
         c.options.scale_type = s.type;
         c.options.ue8m0 = s.ue8m0;
         c.options.column_major = s.column_major;
-        c.options.group_size = s.group;
+        c.options.quant_group_size = s.group;
         c.options.scale_ub = s.scale_ub;
         c.options.weight_float32 = i % 5 == 0;
         c.options.weight_offset = i % 3 == 0 ? 1.0f : 0.0f;
         c.options.eps = i % 4 == 0 ? 0.0f : 1e-5f;
         c.residual = i % 2 == 0;
-        c.normalised = i % 3 != 1;
-        const bool int8 = q == Quantisation::int8;
+        c.normalized = i % 3 != 1;
+        const bool int8 = q == Quantization::int8;
         c.collective = c.residual ? (int8 ? Collective::allreduce_residual_rmsnorm_int8
                                           : Collective::allreduce_residual_rmsnorm_fp8)
                                   : (int8 ? Collective::allreduce_rmsnorm_int8
@@ -299,7 +300,8 @@ inline std::vector<NormCase> norm_forms() {
 
 /// Whether a form can have so many columns.
 inline bool fits(const NormCase& c) {
-  return c.options.scale_mode != ScaleMode::group || c.cols % uint64_t(c.options.group_size) == 0;
+  return c.options.scale_mode != ScaleMode::group ||
+         c.cols % uint64_t(c.options.quant_group_size) == 0;
 }
 
 }  // namespace collx::cpu

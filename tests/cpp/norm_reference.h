@@ -1,4 +1,4 @@
-// The contract of fused normalisations once more, one element at a time, straight from
+// The contract of fused normalizations once more, one element at a time, straight from
 // docs/numerics.md and by other means than the kernels: formats are tables and exact arithmetic in
 // double.
 #pragma once
@@ -32,13 +32,13 @@ inline float rounded(float value, DType dtype) {
 }
 
 /// Values of the non-negative finite codes, in order.
-inline std::vector<double> code_values(Quantisation to) {
+inline std::vector<double> code_values(Quantization to) {
   std::vector<double> values;
-  if (to == Quantisation::int8) {
+  if (to == Quantization::int8) {
     for (int i = 0; i <= 127; ++i) values.push_back(i);
     return values;
   }
-  const bool e4m3 = to == Quantisation::e4m3fn;
+  const bool e4m3 = to == Quantization::e4m3fn;
   const int digits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15, last = e4m3 ? 0x7e : 0x7b;
   for (int code = 0; code <= last; ++code) {
     const int exponent = code >> digits, mantissa = code & ((1 << digits) - 1);
@@ -50,12 +50,12 @@ inline std::vector<double> code_values(Quantisation to) {
 }
 
 /// The code nearest to a value, of two as near the even one. Codes are even where mantissas are.
-inline uint8_t nearest_code(float value, Quantisation to) {
+inline uint8_t nearest_code(float value, Quantization to) {
   static const std::vector<double> tables[] = {{},
-                                               code_values(Quantisation::e4m3fn),
-                                               code_values(Quantisation::e5m2),
-                                               code_values(Quantisation::int8)};
-  const bool int8 = to == Quantisation::int8;
+                                               code_values(Quantization::e4m3fn),
+                                               code_values(Quantization::e5m2),
+                                               code_values(Quantization::int8)};
+  const bool int8 = to == Quantization::int8;
   if (std::isnan(value)) return int8 ? 0 : 0x7f;
   const std::vector<double>& values = tables[size_t(to)];
   const double magnitude = std::min(double(std::fabs(value)), values.back());  // clamped
@@ -70,7 +70,7 @@ inline uint8_t nearest_code(float value, Quantisation to) {
   return int8 ? uint8_t(-int(code)) : uint8_t(code | 0x80);
 }
 
-/// The tree over a row: neighbours are added until one is left.
+/// The tree over a row: neighbors are added until one is left.
 inline float tree_sum(std::vector<float> values) {
   size_t size = 1;
   while (size < values.size()) size *= 2;
@@ -92,7 +92,7 @@ inline float largest_magnitude(const std::vector<float>& values, uint64_t from, 
 }
 
 struct NormResult {
-  Bytes residual_out, normalised, quantised, scale;
+  Bytes residual_out, normalized, quantized, scale;
 };
 
 class NormReference {
@@ -101,8 +101,8 @@ class NormReference {
       : o_(options), dtype_(dtype), rows_(rows), cols_(cols) {
     const auto element = size_t(dtype_size(dtype));
     result_.residual_out.resize(rows * cols * element);
-    result_.normalised = result_.residual_out;
-    result_.quantised.resize(rows * cols);
+    result_.normalized = result_.residual_out;
+    result_.quantized.resize(rows * cols);
     const uint64_t scales = o_.scale_mode == ScaleMode::tensor ? 1 : rows * groups();
     result_.scale.resize(scales * scale_bytes());
   }
@@ -111,7 +111,7 @@ class NormReference {
   NormResult operator()(const std::vector<const char*>& inputs, const char* residual,
                         const void* weight, const void* bias, const float* given_scale) {
     weights(weight, bias);
-    if (o_.scale_mode == ScaleMode::tensor && o_.quantisation != Quantisation::none) {
+    if (o_.scale_mode == ScaleMode::tensor && o_.quantization != Quantization::none) {
       std::memcpy(result_.scale.data(), given_scale, sizeof(float));
     }
     for (uint64_t row = 0; row < rows_; ++row) {
@@ -123,9 +123,9 @@ class NormReference {
       float norm = 0;
       const std::vector<float> y = values(acc, products, norm);
       for (uint64_t j = 0; j < cols_; ++j) {
-        narrow_to(result_.normalised.data(), row * cols_ + j, dtype_, y[j]);
+        narrow_to(result_.normalized.data(), row * cols_ + j, dtype_, y[j]);
       }
-      if (o_.quantisation != Quantisation::none) quantise(row, y, products, norm, given_scale);
+      if (o_.quantization != Quantization::none) quantize(row, y, products, norm, given_scale);
     }
     return result_;
   }
@@ -135,7 +135,7 @@ class NormReference {
   bool weight_parity() const { return o_.rounding == Rounding::parity_weight; }
   float to_dtype(float value) const { return rounded(value, dtype_); }
   uint64_t group() const {
-    return o_.scale_mode == ScaleMode::group ? uint64_t(o_.group_size) : cols_;
+    return o_.scale_mode == ScaleMode::group ? uint64_t(o_.quant_group_size) : cols_;
   }
   uint64_t groups() const { return cols_ / group(); }
   size_t scale_bytes() const {
@@ -211,7 +211,7 @@ class NormReference {
     return y;
   }
 
-  void quantise(uint64_t row, const std::vector<float>& y, const std::vector<float>& products,
+  void quantize(uint64_t row, const std::vector<float>& y, const std::vector<float>& products,
                 float norm, const float* given) {
     const bool by_products = o_.norm == Norm::rms && !weight_parity();
     for (uint64_t g = 0; g < cols_ / group(); ++g) {
@@ -227,7 +227,7 @@ class NormReference {
       }
       for (uint64_t j = from; j < end; ++j) {
         const float v = o_.scale_mode == ScaleMode::tensor ? y[j] / *given : y[j] * inverse;
-        result_.quantised[row * cols_ + j] = char(nearest_code(v, o_.quantisation));
+        result_.quantized[row * cols_ + j] = char(nearest_code(v, o_.quantization));
       }
     }
   }
@@ -235,7 +235,7 @@ class NormReference {
   float scale_of_magnitude(float largest) const {
     if (o_.scale_mode == ScaleMode::group && largest < 1e-10f) largest = 1e-10f;
     if (largest > o_.scale_ub) largest = o_.scale_ub;
-    const float scale = largest / float(code_values(o_.quantisation).back());
+    const float scale = largest / float(code_values(o_.quantization).back());
     if (!o_.ue8m0 || !(scale > 0) || !std::isfinite(scale)) return scale;
     double power = std::ldexp(1.0, -149);
     while (power < double(scale)) power *= 2;

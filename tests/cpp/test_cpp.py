@@ -9,18 +9,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.common.ahead import quietly
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "cpp"
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+def checked(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
         ended = f"ended with {done.returncode}"  # negative: the signal that killed it
-        pytest.fail(f"{' '.join(map(str, command))} {ended}\n{done.stdout}", pytrace=False)
+        pytest.fail(f"{' '.join(map(str, done.args))} {ended}\n{done.stdout}", pytrace=False)
     return done.stdout
 
 
@@ -39,15 +37,31 @@ def fresh(build: Path) -> bool:
     return not cache.exists() or f"CMAKE_HOME_DIRECTORY:INTERNAL={HERE}" not in cache.read_text()
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("sanitizer", ["", "address", "thread"], ids=["plain", "address", "thread"])
-def test_cpp_tests_pass(sanitizer: str) -> None:
+def build(sanitizer: str) -> Path:
+    """The folder of the tests, built."""
     require_tools()
-    build = BUILD / (sanitizer or "plain")
-    if fresh(build):
-        shutil.rmtree(build, ignore_errors=True)
+    folder = BUILD / (sanitizer or "plain")
+    if fresh(folder):
+        shutil.rmtree(folder, ignore_errors=True)
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-        run("cmake", *generator, "-S", HERE, "-B", build, f"-DCOLLX_SANITIZE={sanitizer}")
-    run("cmake", "--build", build, "--parallel", os.environ.get("MAX_JOBS", "2"))
-    summary = run("ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error")
-    assert re.search(r"100% tests passed", summary), summary
+        where = ["-S", str(HERE), "-B", str(folder)]
+        checked(quietly(["cmake", *generator, *where, f"-DCOLLX_SANITIZE={sanitizer}"]))
+    jobs = os.environ.get("MAX_JOBS", "2")
+    checked(quietly(["cmake", "--build", str(folder), "--parallel", jobs]))
+    return folder
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.ahead(work=build)
+@pytest.mark.parametrize("sanitizer", ["", "address", "thread"], ids=["plain", "address", "thread"])
+def test_cpp_tests_pass(sanitizer: str, ahead: Path) -> None:
+    # Two at once: some wait for time-outs, while others compute.
+    command = ["ctest", "--test-dir", str(ahead), "--parallel", "2", "--output-on-failure"]
+    done = subprocess.run(
+        [*command, "--no-tests=error"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert re.search(r"100% tests passed", checked(done)), done.stdout

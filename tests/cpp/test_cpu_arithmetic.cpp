@@ -24,7 +24,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, Reduce
 
 bool defined(DType dtype, ReduceOp op) { return op != ReduceOp::avg || has_sentinel(dtype); }
 
-/// Any bits, with a good share of the neighbourhoods where rounding and order show.
+/// Any bits, with a good share of the neighborhoods where rounding and order show.
 Bytes random_bytes(DType dtype, uint64_t numel, uint64_t seed) {
   std::mt19937_64 random(seed);
   const size_t size = static_cast<size_t>(dtype_size(dtype));

@@ -1,4 +1,4 @@
-// Fused normalisations give the bits of the contract in every mode, at every vector level, by every
+// Fused normalizations give the bits of the contract in every mode, at every vector level, by every
 // algorithm and in every region, and write their results alone.
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ void at_every_level(Body body) {
 }
 
 /// Where only the sum is left to do.
-std::string normalised_difference(const NormCase& c, const NormData& data, NormResult expected) {
+std::string normalized_difference(const NormCase& c, const NormData& data, NormResult expected) {
   NormCall call = make_norm(c, Algorithm::fallback);
   NormOutputs outputs(c, c.rows);
   outputs.put_into(call);
@@ -36,19 +36,19 @@ std::string normalised_difference(const NormCase& c, const NormData& data, NormR
   call.given_scale = c.options.scale_mode == ScaleMode::tensor ? &data.given_scale : nullptr;
   std::vector<const void*> inputs;
   for (const Bytes& input : data.inputs) inputs.push_back(input.data());
-  normalise(inputs.data(), int(inputs.size()), call);
+  normalize(inputs.data(), int(inputs.size()), call);
   return outputs.compare(std::move(expected));
 }
 
-void expect_normalised(const NormCase& c, int world) {
+void expect_normalized(const NormCase& c, int world) {
   const NormData data = make_data(c, world);
   const NormResult expected = expected_norm(c, data, world, 0);
   at_every_level([&] {
-    EXPECT_EQ(normalised_difference(c, data, expected), "") << describe(c) << " of " << world;
+    EXPECT_EQ(normalized_difference(c, data, expected), "") << describe(c) << " of " << world;
   });
 }
 
-TEST(CpuNormalise, every_form_dtype_and_shape_keeps_the_contract) {
+TEST(CpuNormalize, every_form_dtype_and_shape_keeps_the_contract) {
   uint64_t i = 0;
   for (NormCase c : norm_forms()) {
     for (const DType dtype : kNormDTypes) {
@@ -59,7 +59,7 @@ TEST(CpuNormalise, every_form_dtype_and_shape_keeps_the_contract) {
           c.cols = cols;
           c.seed = i++;
           if (!fits(c)) continue;
-          expect_normalised(c, 1 + int(i % 4));
+          expect_normalized(c, 1 + int(i % 4));
           if (testing::Test::HasFailure()) return;
         }
       }
@@ -67,7 +67,7 @@ TEST(CpuNormalise, every_form_dtype_and_shape_keeps_the_contract) {
   }
 }
 
-TEST(CpuNormalise, every_length_of_a_row_has_its_tree) {
+TEST(CpuNormalize, every_length_of_a_row_has_its_tree) {
   for (const size_t form : {0, 1, 24, 36}) {
     for (uint64_t cols = 1; cols < 300; ++cols) {
       NormCase c = norm_forms()[form];
@@ -75,34 +75,34 @@ TEST(CpuNormalise, every_length_of_a_row_has_its_tree) {
       c.cols = cols;
       c.rows = 1;
       c.seed = cols % 3;
-      expect_normalised(c, 2);
+      expect_normalized(c, 2);
       if (testing::Test::HasFailure()) return;
     }
   }
   for (const uint64_t cols : {2047, 2048, 2049, 4096, 5000, 12288}) {
     NormCase c = norm_forms()[24];
     c.cols = cols;
-    expect_normalised(c, 3);
+    expect_normalized(c, 3);
   }
 }
 
-TEST(CpuNormalise, special_rows_are_what_the_operations_make_of_them) {
+TEST(CpuNormalize, special_rows_are_what_the_operations_make_of_them) {
   uint64_t i = 0;
   for (NormCase c : norm_forms()) {
     c.dtype = kNormDTypes[i % 3];
     c.rows = 24;
     c.cols = 384;
     c.seed = 12 * (++i);
-    expect_normalised(c, 2);
+    expect_normalized(c, 2);
     c.options.eps = 0;
     c.seed += 1;
-    expect_normalised(c, 1);
+    expect_normalized(c, 1);
     if (testing::Test::HasFailure()) return;
   }
 }
 
 #if defined(__x86_64__)
-TEST(CpuNormalise, a_caller_that_flushes_subnormals_changes_nothing) {
+TEST(CpuNormalize, a_caller_that_flushes_subnormals_changes_nothing) {
   for (NormCase c : norm_forms()) {
     c.dtype = DType::float32;
     c.rows = 3;
@@ -113,7 +113,7 @@ TEST(CpuNormalise, a_caller_that_flushes_subnormals_changes_nothing) {
     const NormResult expected = expected_norm(c, data, 2, 0);
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040u | 0x6000u);  // flushed both ways, rounding towards zero
-    const std::string difference = normalised_difference(c, data, expected);
+    const std::string difference = normalized_difference(c, data, expected);
     EXPECT_EQ(_mm_getcsr() & 0xffc0u, (before | 0xe040u) & 0xffc0u);
     _mm_setcsr(before);
     EXPECT_EQ(difference, "") << describe(c);
@@ -123,12 +123,12 @@ TEST(CpuNormalise, a_caller_that_flushes_subnormals_changes_nothing) {
 
 /// Codes of `values` by a given scale: of a row of ones, whose norm is 1, with the values as its
 /// weight.
-Bytes codes_of(const std::vector<float>& values, Quantisation to, float given = 1) {
+Bytes codes_of(const std::vector<float>& values, Quantization to, float given = 1) {
   NormCase c;
   c.dtype = DType::float32;
   c.rows = 1;
   c.cols = values.size();
-  c.options.quantisation = to;
+  c.options.quantization = to;
   c.options.scale_mode = ScaleMode::tensor;
   c.options.weight_float32 = true;
   c.options.weight_offset = -0.0f;
@@ -138,15 +138,15 @@ Bytes codes_of(const std::vector<float>& values, Quantisation to, float given = 
   Bytes codes(values.size());
   call.weight = values.data();
   call.given_scale = &given;
-  call.quantised = codes.data();
+  call.quantized = codes.data();
   call.scale = &scale;
   const void* const input = ones.data();
-  normalise(&input, 1, call);
+  normalize(&input, 1, call);
   EXPECT_EQ(scale, given);
   return codes;
 }
 
-TEST(CpuNormalise, conversions_round_to_the_nearest_code_and_to_even) {
+TEST(CpuNormalize, conversions_round_to_the_nearest_code_and_to_even) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   constexpr uint32_t kStep = 37;
 #else
@@ -158,7 +158,7 @@ TEST(CpuNormalise, conversions_round_to_the_nearest_code_and_to_even) {
   for (uint32_t high = 0; high < (1u << 20); high += kStep) {
     for (const uint32_t low : endings) values.push_back(std::bit_cast<float>(high << 12 | low));
     if (values.size() < (1 << 18) && high + kStep < (1u << 20)) continue;
-    for (const Quantisation to : {Quantisation::e4m3fn, Quantisation::e5m2, Quantisation::int8}) {
+    for (const Quantization to : {Quantization::e4m3fn, Quantization::e5m2, Quantization::int8}) {
       Bytes expected;
       for (const float value : values) expected.push_back(char(nearest_code(value, to)));
       at_every_level([&] {
@@ -174,8 +174,8 @@ TEST(CpuNormalise, conversions_round_to_the_nearest_code_and_to_even) {
   }
 }
 
-TEST(CpuNormalise, a_given_scale_divides) {
-  for (const Quantisation to : {Quantisation::e4m3fn, Quantisation::e5m2, Quantisation::int8}) {
+TEST(CpuNormalize, a_given_scale_divides) {
+  for (const Quantization to : {Quantization::e4m3fn, Quantization::e5m2, Quantization::int8}) {
     const std::vector<double> codes = code_values(to);
     for (float scale = 3; scale < 128; scale += 2) {
       // Ties, which the product with an inverse misses for some scales.
@@ -191,14 +191,14 @@ TEST(CpuNormalise, a_given_scale_divides) {
 }
 
 TEST(CpuNormReference, knows_the_formats) {
-  EXPECT_EQ(code_values(Quantisation::e4m3fn).back(), 448);
-  EXPECT_EQ(code_values(Quantisation::e4m3fn)[1], 0x1p-9);
-  EXPECT_EQ(code_values(Quantisation::e5m2).back(), 57344);
-  EXPECT_EQ(code_values(Quantisation::e5m2)[1], 0x1p-16);
-  EXPECT_EQ(nearest_code(-1.0f, Quantisation::e4m3fn), 0xb8);
-  EXPECT_EQ(nearest_code(1.0625f, Quantisation::e4m3fn), 0x38);  // a tie
-  EXPECT_EQ(nearest_code(1.1875f, Quantisation::e4m3fn), 0x3a);
-  EXPECT_EQ(nearest_code(-2.5f, Quantisation::int8), 0xfe);
+  EXPECT_EQ(code_values(Quantization::e4m3fn).back(), 448);
+  EXPECT_EQ(code_values(Quantization::e4m3fn)[1], 0x1p-9);
+  EXPECT_EQ(code_values(Quantization::e5m2).back(), 57344);
+  EXPECT_EQ(code_values(Quantization::e5m2)[1], 0x1p-16);
+  EXPECT_EQ(nearest_code(-1.0f, Quantization::e4m3fn), 0xb8);
+  EXPECT_EQ(nearest_code(1.0625f, Quantization::e4m3fn), 0x38);  // a tie
+  EXPECT_EQ(nearest_code(1.1875f, Quantization::e4m3fn), 0x3a);
+  EXPECT_EQ(nearest_code(-2.5f, Quantization::int8), 0xfe);
   EXPECT_EQ(tree_sum({0x1p24f, 1, 1, 0}), 0x1p24f);
   EXPECT_EQ(tree_sum({1, 1, 0x1p24f}), 0x1p24f + 2);
 }
@@ -290,8 +290,8 @@ class NormRunner {
 std::vector<NormCase> scattering_forms() {
   std::vector<NormCase> forms;
   for (NormCase c : norm_forms()) {
-    if (c.options.norm != Norm::rms || c.options.quantisation == Quantisation::int8) continue;
-    c.collective = c.quantises() ? Collective::reducescatter_residual_rmsnorm_fp8
+    if (c.options.norm != Norm::rms || c.options.quantization == Quantization::int8) continue;
+    c.collective = c.quantizes() ? Collective::reducescatter_residual_rmsnorm_fp8
                                  : Collective::reducescatter_residual_rmsnorm;
     forms.push_back(c);
   }
@@ -383,7 +383,7 @@ TEST_P(CpuNorm, many_rows_take_several_batches_and_rows_longer_than_slots_severa
       cases.push_back(c);
       if (form % 2 != 0 || c.options.norm != Norm::rms) continue;
       c.collective = Collective::reducescatter_residual_rmsnorm;
-      c.options.quantisation = Quantisation::none;
+      c.options.quantization = Quantization::none;
       cases.push_back(c);
     }
   }

@@ -1,4 +1,4 @@
-// How rows of fused normalisations lie on blocks and slots, and the arithmetic of their scales.
+// How rows of fused normalizations lie on blocks and slots, and the arithmetic of their scales.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ NormRequest request(uint64_t rows, uint64_t cols, int world = 4, DType dtype = D
   r.room = 132;
   r.spare_room = 132;
   r.capabilities.residency = device(132, 12, true);
-  r.options.quantisation = Quantisation::e4m3fn;
+  r.options.quantization = Quantization::e4m3fn;
   r.results = {true, false, true};
   return r;
 }
@@ -58,10 +58,10 @@ void for_each_request(F f) {
             f(r);
             r.options.rounding = Rounding::parity;
             r.options.scale_mode = ScaleMode::group;
-            r.options.group_size = 16;
-            r.results.normalised = true;
+            r.options.quant_group_size = 16;
+            r.results.normalized = true;
             f(r);
-            r.options.group_size = 4096;
+            r.options.quant_group_size = 4096;
             r.max_blocks = 3;
             f(r);
           }
@@ -198,11 +198,11 @@ TEST(NormPlan, PlanesDoNotOverlap) {
   s.threads = 128;
   const NormPlanes all(s, true, true, 2);
   EXPECT_EQ(all.residual, 0u);
-  EXPECT_EQ(all.normalised, 128u * 16);
-  EXPECT_EQ(all.quantised, 2 * 128u * 16);
+  EXPECT_EQ(all.normalized, 128u * 16);
+  EXPECT_EQ(all.quantized, 2 * 128u * 16);
   EXPECT_EQ(all.scales, 2 * 128u * 16 + 128u * 8);
   const NormPlanes bytes(s, false, false, 4);
-  EXPECT_EQ(bytes.quantised, 0u);
+  EXPECT_EQ(bytes.quantized, 0u);
   EXPECT_EQ(bytes.scales, 128u * 4);
 }
 
@@ -248,7 +248,7 @@ TEST(NormScale, ExponentsHoldWhatTheyCan) {
 
 TEST(NormScale, FollowsTheLargestResult) {
   NormOptions o;
-  o.quantisation = Quantisation::e4m3fn;
+  o.quantization = Quantization::e4m3fn;
   o.scale_ub = std::numeric_limits<float>::infinity();
   EXPECT_EQ(scale_of(bits_of(448.0f), o).scale, 1.0f);
   EXPECT_EQ(scale_of(bits_of(896.0f), o).inverse, 0.5f);

@@ -147,7 +147,7 @@ TEST(Selection, keeps_grids_within_what_can_be_resident) {
   }
 }
 
-TEST(Selection, honours_max_blocks_down_to_one_in_every_algorithm) {
+TEST(Selection, honors_max_blocks_down_to_one_in_every_algorithm) {
   for (int i = 0; i < static_cast<int>(Algorithm::count); ++i) {
     for (Request request : requests()) {
       request.algorithm = static_cast<Algorithm>(i);

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -21,6 +22,12 @@ COLLECTIVES = (
 NORM = "allreduce_residual_rmsnorm"
 NORMS = (NORM, f"{NORM}_fp8", f"{NORM}_fp8_static")
 ROUNDINGS = ("fp32", "parity_weight")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+REDUCES = ("allreduce", "reducescatter", "reduce")
+UNDIVIDED = ("allreduce", "broadcast", "reduce")
+NUMBERS = ("us", "algbw_gbs", "busbw_gbs")
+PLOT = find_spec("matplotlib") is not None
+MPI = ("mpi",) if find_spec("mpi4py") is not None else ()
 SIZES = (1024, 65536)
 ROWS = (1, 3)
 
@@ -40,12 +47,15 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+def torchrun(*command: str) -> str:
+    return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command)
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What a run of all operators prints, and the file that it writes."""
     file = tmp_path_factory.mktemp("bench") / "out.json"
-    printed = run(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+    printed = torchrun(
         str(BENCHMARKS / "bench.py"),
         *(*COLLECTIVES, *NORMS, "--device=cpu", "--dtype=bfloat16", "--peers=all"),
         *("--sizes=1K,64K", "--rows=1,3", "--cols=64", f"--rounding={','.join(ROUNDINGS)}"),
@@ -57,6 +67,44 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 def records_of(file: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = json.loads(file.read_text())
     return records
+
+
+SPOILED = 3  # elements
+
+# bench.py with a gloo whose all-gather gives rank 1 some wrong elements.
+SPOILS = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import bench
+from collxbench import torch_dist
+
+right = torch_dist.CALLS["allgather"]
+
+def spoiled(case, x, y):
+    call = right(case, x, y)
+    def run():
+        call()
+        y[: {SPOILED} * case.job.ranks.rank] += 1
+    return run
+
+torch_dist.CALLS["allgather"] = spoiled
+sys.exit(bench.main())
+"""
+
+
+@pytest.fixture(scope="module")
+def nccl_bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The same of a run as nccl-tests makes it, with root 1 and the gloo above."""
+    folder = tmp_path_factory.mktemp("nccl")
+    file, program = folder / "out.json", folder / "spoiled.py"
+    program.write_text(SPOILS)
+    printed = torchrun(
+        *(str(program), *COLLECTIVES, "--device=cpu", "--peers=gloo,mpi", "--format=nccl"),
+        *("-d", "float,int32", "-o", "sum,max", "-r", "1", "-b", "1K", "-e", "1K"),
+        *("-n=2", "-w=1", f"--json={file}"),
+        *([f"--plot={folder / 'time.png'}"] if PLOT else []),
+    )
+    return printed, file
 
 
 def test_every_operator_is_measured_beside_its_peers(bench: tuple[str, Path]) -> None:
@@ -80,6 +128,188 @@ def test_a_peer_that_is_not_installed_is_left_out_by_name(bench: tuple[str, Path
     there = find_spec("vllm") is not None
     assert ("vllm-shm" in {r["impl"] for r in records_of(file)}) == there
     assert ("vllm-shm left out: rank 0: ModuleNotFoundError" in printed) != there
+
+
+def test_several_dtypes_and_reductions_and_another_root(nccl_bench: tuple[str, Path]) -> None:
+    printed, file = nccl_bench
+    records = [r for r in records_of(file) if r["op"] != "init"]
+    assert all(r["root"] == (1 if r["op"] in ROOTED else None) for r in records)
+    found = {(r["op"], r["impl"], r["dtype"], r["reduce_op"]) for r in records}
+    for impl in ("collx", "gloo", *MPI):
+        for op in set(COLLECTIVES) - {"barrier"}:
+            for reduce_op in ("sum", "max") if op in REDUCES else (None,):
+                assert {(op, impl, dtype, reduce_op) for dtype in ("float32", "int32")} <= found
+    assert "reduce max, root 1, int32, 2 ranks, cpu" in printed
+
+
+def test_wrong_elements_are_counted_and_not_timed(nccl_bench: tuple[str, Path]) -> None:
+    printed, file = nccl_bench
+    records = records_of(file)
+    spoiled = [r for r in records if (r["op"], r["impl"]) == ("allgather", "gloo")]
+    others = [r for r in records if r not in spoiled]
+    assert len(spoiled) == 2  # a dtype each
+    assert all(r["wrong"] == 0 and r["correct"] for r in others), printed
+    assert not any(r["in_place_wrong"] for r in others), printed
+    for r in spoiled:
+        assert (r["wrong"], r["in_place_wrong"]) == (SPOILED, SPOILED)
+        assert not r["correct"]
+        assert r["us"] is r["algbw_gbs"] is r["busbw_gbs"] is r["in_place_us"] is None
+
+
+def test_lines_as_nccl_tests_prints_them(nccl_bench: tuple[str, Path]) -> None:
+    """Every number of them is in the file, too."""
+    printed, file = nccl_bench
+    lines = [line.split() for line in printed.splitlines()]
+    measured = ["time", "algbw", "busbw", "#wrong"]
+    assert ["#", "size", "count", "type", "redop", "root", *measured, *measured] in lines
+    names = {"float32": "float"}
+    for r in records_of(file):
+        if r["op"] in ("barrier", "init"):
+            continue
+        label = r["impl"].replace("collx-symmetric", "collx(sym)")
+        label = label.replace("collx-device-splits", "collx(device splits)")
+        count = 1024 // 4 // (1 if r["op"] in UNDIVIDED else 2)
+        head = [*label.split(), "1024", str(count), names.get(r["dtype"], r["dtype"])]
+        head += [r["reduce_op"] or "none", "-1" if r["root"] is None else "1"]
+        apart, inside = (
+            [*(_number(r[f"{where}{name}"]) for name in NUMBERS), _wrong(r[f"{where}wrong"])]
+            for where in ("", "in_place_")
+        )
+        assert [*head, *(["-"] * 4 if r["in_place"] else apart), *inside] in lines
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _wrong(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def test_in_place_where_there_is_such_a_form(nccl_bench: tuple[str, Path]) -> None:
+    _, file = nccl_bench
+    records = [r for r in records_of(file) if r["wrong"] == 0]
+    inside = {(r["op"], r["impl"]) for r in records if r["in_place_us"] is not None}
+    assert all((r["in_place_us"] is None) == (r["in_place_wrong"] is None) for r in records)
+    both = {"allreduce", "reducescatter", "allgather", "broadcast", "reduce", "alltoall"}
+    assert {op for op, impl in inside if impl == "collx"} == both
+    assert {op for op, impl in inside if impl == "gloo"} == both - {"allgather", "alltoall"}
+    assert {op for op, impl in inside if impl == "mpi"} == (both if MPI else set())
+    alone = {(r["op"], r["impl"]) for r in records if r["in_place"]}
+    gloo = {(op, "gloo") for op in ("allreduce", "broadcast", "reduce")}
+    assert alone == gloo | {("broadcast", impl) for impl in MPI}
+
+
+def test_a_run_without_it_has_no_numbers_in_place_but_of_what_has_no_others(
+    bench: tuple[str, Path],
+) -> None:
+    _, file = bench
+    for r in records_of(file):
+        assert (r["in_place_us"] is not None) == r["in_place"]
+        assert not r["in_place"] or r["in_place_us"] == r["us"]
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's can be imported here."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+# Of 10^6 bytes in 100 us: algbw is 10, and this is busbw, worked out by hand.
+BUSBW = {
+    "allreduce": {2: 10.0, 4: 15.0, 8: 17.5},
+    "reducescatter": {2: 5.0, 4: 7.5, 8: 8.75},
+    "allgather": {2: 5.0, 4: 7.5, 8: 8.75},
+    "alltoall": {2: 5.0, 4: 7.5, 8: 8.75},
+    "broadcast": {2: 10.0, 4: 10.0, 8: 10.0},
+    "reduce": {2: 10.0, 4: 10.0, 8: 10.0},
+    "gather": {2: 5.0, 4: 7.5, 8: 8.75},
+    "scatter": {2: 5.0, 4: 7.5, 8: 8.75},
+}
+
+
+@pytest.mark.parametrize("op", BUSBW)
+def test_bandwidths_are_those_of_nccl_tests(modules: None, op: str) -> None:
+    from collxbench.records import Record
+    from collxbench.timing import Timing
+
+    for world, busbw in BUSBW[op].items():
+        record = Record(op, "collx", "", 1_000_000, "float32", world, "cpu")
+        timed = record.timed(Timing(100.0, 90.0, 110.0))
+        assert timed.algbw_gbs == pytest.approx(10.0)
+        assert timed.busbw_gbs == pytest.approx(busbw)
+
+
+def test_what_counts_as_a_wrong_element(modules: None) -> None:
+    from collxbench import checks
+    from collxbench.ops import OPS
+
+    sums, copies = OPS["allreduce"], OPS["allgather"]
+    expected = torch.arange(1.0, 65.0)
+    expected[0], expected[1] = torch.nan, 0.0
+    result = expected.clone()
+    result[0] = torch.tensor(0x7FC00001, dtype=torch.int32).view(torch.float32)
+    assert checks.inexact(sums, result, expected) == 0
+    assert (
+        checks.inexact(copies, result, expected) == checks.wrong(copies, result, expected, 2) == 1
+    )
+    result[1] = -0.0
+    result[2:4] = torch.nan
+    assert checks.inexact(sums, result, expected) == 3
+    assert checks.inexact(copies, result, expected) == 4
+    whole, off = torch.arange(8), torch.arange(8)
+    off[3] = 0
+    assert checks.wrong(sums, off, whole, 2) == 1
+    near, far = expected[2:] * (1 + 1e-7), expected[2:].clone()
+    far[:2] += 1
+    assert checks.wrong(sums, near, expected[2:], 2) == 0
+    assert checks.wrong(sums, far, expected[2:], 2) == 2
+
+
+def test_the_root_is_the_one_asked_for(modules: None) -> None:
+    from collxbench.ops import OPS
+
+    inputs = [torch.tensor([rank, 10 + rank]) for rank in range(2)]
+    results = {
+        op: [result.tolist() for result in OPS[op].expect(inputs, "sum", 1)] for op in ROOTED
+    }
+    assert results == {
+        "broadcast": [[1, 11], [1, 11]],
+        "reduce": [[0, 10], [1, 21]],
+        "gather": [[0, 0, 0, 0], [0, 10, 1, 11]],
+        "scatter": [[1], [11]],
+    }
+
+
+def test_flags_have_the_names_of_nccl_tests(
+    modules: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from collxbench import options
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def chosen(*arguments: str) -> list[tuple[str, str, str]]:
+        given = options.parse([*arguments, "--device=cpu"])
+        return [(v.op.name, v.dtype, v.reduce_op) for v in options.variants(given)]
+
+    assert chosen("allreduce", "-d", "half,double", "-o", "avg,max") == [
+        ("allreduce", dtype, op) for dtype in ("float16", "float64") for op in ("avg", "max")
+    ]
+    assert chosen("allreduce", "--dtype=int8", "--reduce-op=prod") == [
+        ("allreduce", "int8", "prod")
+    ]
+    everything = chosen("allreduce", "allgather", NORM, "barrier", "-d", "all", "-o", "all")
+    assert len(everything) == (4 * 5 + 4 * 4) + 8 + 3 + 1  # of integers no averages
+    assert ("allreduce", "int64", "avg") not in everything
+    for wrong, said in (
+        (("allreduce", "-r", "2"), "--root 2: there are 2 ranks"),
+        (("allreduce", "-d", "int8", "-o", "avg"), "avg of int8"),
+        (("allreduce", "-d", "complex64"), "--dtype: 'complex64' is none of all, float32"),
+        ((NORM, "-d", "int8"), "it takes float32, float16, bfloat16"),
+    ):
+        with pytest.raises(SystemExit):
+            chosen(*wrong)
+        assert said in capsys.readouterr().err
 
 
 def test_host_times_name_the_form_of_every_call(bench: tuple[str, Path]) -> None:
@@ -145,13 +375,16 @@ def test_turns_compares_two_builds(tmp_path: Path) -> None:
     assert {(op, "collx") for op in (*COLLECTIVES, NORM, "init")} <= cells
 
 
-@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_plot_draws_one_picture_an_operator(tmp_path: Path) -> None:
-    run(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        *(str(BENCHMARKS / "bench.py"), "allreduce", "allgather", "--device=cpu"),
-        *("--sizes=1K", "-n=1", "-w=1", "--peers=gloo", f"--plot={tmp_path / 'time.png'}"),
-    )
-    pictures = sorted(file.name for file in tmp_path.iterdir())
-    assert pictures == ["time-allgather.png", "time-allreduce.png"]
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+@pytest.mark.skipif(not PLOT, reason="matplotlib is not installed")
+def test_plot_draws_one_picture_a_table(nccl_bench: tuple[str, Path]) -> None:
+    _, file = nccl_bench
+    pictures = {picture.stem for picture in file.parent.glob("*.png")}
+    kinds = {op: ("-sum", "-max") if op in REDUCES else ("",) for op in COLLECTIVES}
+    assert pictures == {
+        f"time-{op}-{dtype}{kind}"
+        for op in set(COLLECTIVES) - {"barrier"}
+        for dtype in ("float32", "int32")
+        for kind in kinds[op]
+    }
+    for picture in file.parent.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")

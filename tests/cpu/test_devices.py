@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +13,10 @@ import torch
 import torch.distributed as dist
 
 import collx
-from collx import _arguments
-from collx._extension import extension
+from collx._bootstrap import options
+from collx._extension import Build
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Build:
-    """Stands for the compiled module in the choice of a device."""
-
-    def __init__(self, cuda_built: bool) -> None:
-        self.cuda_built = cuda_built
 
 
 def device_of(
@@ -34,14 +28,22 @@ def device_of(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(_arguments, "extension", Build(built))
+    build = Build("2.11.0", "13.0" if built else None, ())
+    monkeypatch.setattr(options, "build", build)
     group: Any = None
-    return _arguments._device(asked, group)
+    return options._device(asked, group)
 
 
 def test_the_build_says_whether_it_has_cuda_kernels() -> None:
-    assert collx.cuda_built is extension.cuda_built
-    assert "cuda_built" in collx.__all__
+    assert collx.cuda_built is (collx.build.cuda is not None)
+    assert torch.__version__.startswith(".".join(collx.build.torch.split(".")[:2]) + ".")
+    if collx.build.cuda is None:
+        assert collx.build.architectures == ()
+    else:
+        assert re.fullmatch(r"\d+\.\d+", collx.build.cuda)
+        assert all(re.fullmatch(r"\d+\.\d(\+PTX)?", a) for a in collx.build.architectures)
+        assert collx.build.architectures
+    assert {"build", "cuda_built"} <= set(collx.__all__)
 
 
 @pytest.mark.parametrize("backends", ["cuda:nccl", "cpu:gloo,cuda:nccl"])

@@ -26,7 +26,7 @@ The bank of the nation lifted its rates of interest.
 @pytest.mark.parametrize("form", ["all-reduce", "sequence-parallel"])
 def test_the_split_encoder_finds_what_the_unsplit_one_does(tmp_path: Path, form: str) -> None:
     """Embeddings of the real model within 1e-5, and they mean something: each sentence's nearest
-    neighbour is the other one of its subject."""
+    neighbor is the other one of its subject."""
     sentences = tmp_path / "sentences.txt"
     sentences.write_text(SENTENCES)
     options = ["--sequence-parallel"] if form == "sequence-parallel" else []

@@ -20,7 +20,7 @@ from tests.common.norm_cases import (
     data_of,
     legal,
     outputs_of,
-    quantises,
+    quantizes,
 )
 from tests.common.norm_check import NEW_TENSORS, Prepared
 from tests.common.norm_samples import SCALES, calls_of, forms_of, modes_of, pairwise, sizes
@@ -37,7 +37,7 @@ def _prepared(call: Call) -> Prepared:
 
 
 def _call(op: str, form: str, **fields: Any) -> Call:
-    group = {"scale_mode": "group", "group_size": 16, "scale_layout": "column"}
+    group = {"scale_mode": "group", "quant_group_size": 16, "scale_layout": "column"}
     call = Call(op, rows=7, cols=64, form=form, keep_norm=True, **group)  # type: ignore[arg-type]
     return legal(replace(call, **fields))
 
@@ -106,7 +106,7 @@ def test_a_changed_argument_of_a_norm_is_noticed(op: str, form: str) -> None:
         assert prepared.wrong(results, input_kept=False) == ""
         _bytes(placed.view).view(-1)[0] ^= 1
     assert {"input", "weight"} <= set(prepared.read)
-    assert ("scale" in prepared.read) == quantises(op)
+    assert ("scale" in prepared.read) == quantizes(op)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -121,7 +121,7 @@ def test_strides_and_shared_memory_of_new_tensors_are_noticed(op: str) -> None:
         assert f"result {number} " in prepared.wrong(tuple(others))
     placed = prepared.read["input"]
     shared = list(_answer(prepared))
-    where = outputs_of(op, prepared.call.keep_norm).index("norm_out" if quantises(op) else "out")
+    where = outputs_of(op, prepared.call.keep_norm).index("norm_out" if quantizes(op) else "out")
     if placed.view.shape == shared[where].shape:
         shared[where] = placed.view.copy_(shared[where])
         assert "shares memory" in prepared.wrong(tuple(shared), input_kept=False)
@@ -147,7 +147,7 @@ def test_the_sample_covers_every_pair_that_is_allowed() -> None:
 
 def _never(value: Any) -> bool:
     """Groups of 4,096 divide none of those columns."""
-    return isinstance(value, dict) and value.get("group_size") == 4096
+    return isinstance(value, dict) and value.get("quant_group_size") == 4096
 
 
 def test_a_choice_that_leads_nowhere_is_taken_back() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from collx.nn import TensorParallelRMSNorm
-from collx.nn import norm as module_under_test
+from collx.nn import gradients as module_under_test
 from collx.nn.known_norms import KNOWN
 from tests.common.pool import Pool
 from tests.common.rank import Rank
@@ -104,7 +104,7 @@ def test_what_is_known_is_taken_over() -> None:
     assert (gemma.eps, gemma.rounding, gemma.weight_offset) == (EPS, "parity", 1.0)
     olmo = TensorParallelRMSNorm.from_module(like("Olmo2RMSNorm", variance_epsilon=EPS))
     assert (olmo.eps, olmo.rounding, olmo.weight_offset) == (EPS, "parity", 0.0)
-    again = TensorParallelRMSNorm.from_module(gemma, quantise="fp8")
+    again = TensorParallelRMSNorm.from_module(gemma, quantization="fp8")
     assert (again.eps, again.rounding, again.weight_offset) == (EPS, "parity", 1.0)
     assert again.weight is gemma.weight
     told = TensorParallelRMSNorm.from_module(like("GemmaRMSNorm", eps=EPS), rounding="fp32")

@@ -48,7 +48,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 1.5, 3.0, -7.0, 0.1, 1 / 3, math.inf, -math.inf
 
 
 def limits(f: Format) -> list[float]:
-    """Largest, smallest normal and subnormal numbers, and ties between neighbours."""
+    """Largest, smallest normal and subnormal numbers, and ties between neighbors."""
     bias = 2 ** (f.exponent_bits - 1) - 1
     ulp = 2.0**-f.fraction_bits
     largest = (2 - ulp) * 2.0**bias

@@ -1,4 +1,4 @@
-"""The reference of the fused normalisations: against the formulas of docs/numerics.md in NumPy,
+"""The reference of the fused normalizations: against the formulas of docs/numerics.md in NumPy,
 row by row and number by number, and against float64 within a proven bound."""
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def by_the_book(
     given = F(eps) if parity else to(eps)
     if bias is not None:
         mean = tree([a + F(0) for a in acc]) / cols
-        centred = [a - mean for a in acc]
-        norm = F(1) / np.sqrt(tree([d * d for d in centred]) / cols + given)
+        centered = [a - mean for a in acc]
+        norm = F(1) / np.sqrt(tree([d * d for d in centered]) / cols + given)
         if in_dtype:
             y = [
                 to(to(to(d * norm) * to(w)) + to(b))
-                for d, w, b in zip(centred, weight, bias, strict=True)
+                for d, w, b in zip(centered, weight, bias, strict=True)
             ]
         else:
-            y = [(d * norm) * w + b for d, w, b in zip(centred, weight, bias, strict=True)]
+            y = [(d * norm) * w + b for d, w, b in zip(centered, weight, bias, strict=True)]
         return y, acc
     gain = [w + to(offset) for w in weight]
     norm = F(1) / np.sqrt(tree([a * a for a in acc]) / cols + given)
@@ -344,10 +344,10 @@ def test_reducescatter_gives_each_rank_its_rows(world: int) -> None:
     results = reference.reducescatter_residual_rmsnorm(inputs, own, weight, 1e-5)
     for which, tensor in enumerate(whole):
         assert torch.equal(torch.cat([result[which] for result in results]), tensor)
-    quantised = reference.allreduce_residual_rmsnorm_fp8(
+    quantized = reference.allreduce_residual_rmsnorm_fp8(
         inputs, residual, weight, 1e-5, keep_norm=True
     )
     parts = reference.reducescatter_residual_rmsnorm_fp8(inputs, own, weight, 1e-5, keep_norm=True)
-    for which, tensor in enumerate(quantised):
+    for which, tensor in enumerate(quantized):
         joined = torch.cat([result[which].view(torch.uint8) for result in parts])
         assert torch.equal(joined, tensor.view(torch.uint8))

@@ -18,7 +18,7 @@ def values(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def ordered(tensor: torch.Tensor) -> torch.Tensor:
-    """16-bit floats as integers in their order, neighbours one apart."""
+    """16-bit floats as integers in their order, neighbors one apart."""
     bits = tensor.view(torch.int16).to(torch.int32)
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
 
@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[Callable[..., torch.Tensor], str, float]] = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_parity_is_within_one_ulp_of_the_layer(layer: str, dtype: torch.dtype) -> None:
     """Behind an all-reduce and the addition of a residual, each rounded as the model does. A sum in
-    another order moves the value that is rounded first to its neighbour at most. Where a weight in
+    another order moves the value that is rounded first to its neighbor at most. Where a weight in
     the dtype follows that, one ulp times the weight's fraction, below 2, may be two ulps."""
     norm, rounding, offset = LAYERS[layer]
     for cols in (384, 4096):

@@ -1,4 +1,4 @@
-"""The reference of quantised results: conversions against every value of the formats, scales
+"""The reference of quantized results: conversions against every value of the formats, scales
 against NumPy and exact fractions, and the rows that a scale could go wrong on."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from collx import reference
-from collx.reference._scales import FORMATS, Quantiser, power_of_two_above
+from collx.reference._scales import FORMATS, Quantizer, power_of_two_above
 
 F = np.float32
 LEAST = 1e-6  # eps of most calls
@@ -24,9 +24,9 @@ def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> to
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def quantiser(target: str = "e4m3fn", cols: int = 128, **options: Any) -> Quantiser:
+def quantizer(target: str = "e4m3fn", cols: int = 128, **options: Any) -> Quantizer:
     dtype = options.pop("dtype", torch.float32)
-    return Quantiser.checked(f"op_{target}", torch.empty(1, cols, dtype=dtype), target, **options)
+    return Quantizer.checked(f"op_{target}", torch.empty(1, cols, dtype=dtype), target, **options)
 
 
 def codes(tensor: torch.Tensor) -> list[int]:
@@ -83,21 +83,21 @@ def test_every_fp8_value_and_every_tie_is_converted_to_nearest_even(target: str)
     # In long stretches too, where PyTorch converts vectors.
     for repeats in (1, 9):
         tensor = torch.from_numpy(np.array(tried * repeats, dtype=F))
-        assert codes(quantiser(target).quantised(tensor)) == expected * repeats
+        assert codes(quantizer(target).quantized(tensor)) == expected * repeats
 
 
 @pytest.mark.parametrize("repeats", [1, 50])
 def test_nan_has_one_code_in_each_format(repeats: int) -> None:
-    """Of either sign and any payload: no byte of a quantised row is the wire's word of all ones."""
+    """Of either sign and any payload: no byte of a quantized row is the wire's word of all ones."""
     bits = torch.tensor([0x7FC00000, -1, 0x7F800001, -0x400000] * repeats, dtype=torch.int32)
     for target, code in (("e4m3fn", 0x7F), ("e5m2", 0x7F), ("int8", 0)):
-        assert set(codes(quantiser(target).quantised(bits.view(torch.float32)))) == {code}
+        assert set(codes(quantizer(target).quantized(bits.view(torch.float32)))) == {code}
 
 
 def test_int8_is_rounded_to_nearest_even_and_never_less_than_minus_127() -> None:
     tried = torch.tensor([0.5, 1.5, -0.5, -2.5, 126.5, 127.4, 1e9, -math.inf, -127.9, -0.0, 1e-40])
     expected = [0, 2, 0, -2, 126, 127, 127, -127, -127, 0, 0]
-    assert quantiser("int8").quantised(tried).tolist() == expected
+    assert quantizer("int8").quantized(tried).tolist() == expected
 
 
 # --- scales ---------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def power_above(value: F) -> F:
 
 
 def magnitudes() -> list[F]:
-    """Of all binades, with neighbours, and what is at the borders."""
+    """Of all binades, with neighbors, and what is at the borders."""
     found = [F(0), F(np.inf), F(np.nan), -F(np.nan), F(1e-10), F(448), F(3.4028235e38)]
     for exponent in range(-149, 128):
         power = F(math.ldexp(1.0, exponent))
@@ -158,7 +158,7 @@ def test_scales_of_all_magnitudes(
     option, dtype, integers, needs_powers = STORED[name]
     tried = magnitudes()
     for ue8m0 in (True,) if needs_powers else (False, True):
-        made = quantiser(
+        made = quantizer(
             target,
             dtype=dtype,
             scale_mode=mode,
@@ -190,7 +190,7 @@ def test_powers_of_two_above_every_kind_of_float() -> None:
 def test_e8m0_scales_are_what_pytorch_reads() -> None:
     """From 2^-127 to 2^127, and NaN."""
     powers = torch.tensor([2.0**e for e in range(-126, 128)])
-    made = quantiser(scale_dtype="float8_e8m0fnu", ue8m0=True)
+    made = quantizer(scale_dtype="float8_e8m0fnu", ue8m0=True)
     stored, inverse = made.scales(powers * 448)
     read = made.arranged(stored[:, None], (254,)).to(torch.float32)
     # 448 * 2^127 is infinite, which the format does not have.
@@ -207,17 +207,17 @@ def test_e8m0_scales_are_what_pytorch_reads() -> None:
 def test_a_row_of_zeros_has_scale_and_values_of_zero(target: str, rounding: str) -> None:
     """If eps is not 0; otherwise the NaN that the formula gives. Groups never have a scale of 0."""
     zeros, weight = torch.zeros(2, 128), values(128)
-    q, scale = _quantised(target, [zeros], weight, LEAST, rounding=rounding)
+    q, scale = _quantized(target, [zeros], weight, LEAST, rounding=rounding)
     assert scale.tolist() == [0, 0]
     assert set(codes(q)) <= {0, 0x80}
-    q, scale = _quantised(target, [zeros], weight, 0.0, rounding=rounding)
+    q, scale = _quantized(target, [zeros], weight, 0.0, rounding=rounding)
     assert words(scale) == [0x7FC00000] * 2
     assert set(codes(q)) == {0 if target == "int8" else 0x7F}
-    _, scale = _quantised(target, [zeros], weight, LEAST, rounding=rounding, scale_mode="group")
+    _, scale = _quantized(target, [zeros], weight, LEAST, rounding=rounding, scale_mode="group")
     assert words(scale) == words(torch.full((2, 1), 1e-10) / FORMATS[target][0])
 
 
-def _quantised(target: str, *arguments: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+def _quantized(target: str, *arguments: Any, **options: Any) -> tuple[torch.Tensor, ...]:
     if target == "int8":
         return reference.allreduce_rmsnorm_int8(*arguments, **options)
     options["fp8_dtype"] = target
@@ -241,13 +241,13 @@ def test_what_is_not_finite_makes_the_row_nan_and_leaves_the_others(special: flo
     """Infinity squared gives norm 0, and infinity times 0 is NaN; the rest of that row is zeros."""
     rows = values(3, 128)
     rows[1, 5] = special
-    q, scale, norm = _quantised("e4m3fn", [rows], torch.ones(128), LEAST, keep_norm=True)
+    q, scale, norm = _quantized("e4m3fn", [rows], torch.ones(128), LEAST, keep_norm=True)
     assert words(scale)[1] == 0x7FC00000
     assert codes(q[1, 5]) == [0x7F]
     others = [code for at, code in enumerate(codes(q[1])) if at != 5]
     assert set(others) <= ({0x7F} if math.isnan(special) else {0, 0x80})
     assert bool(norm[1, 5].isnan())
-    alone = _quantised("e4m3fn", [rows[::2]], torch.ones(128), LEAST)
+    alone = _quantized("e4m3fn", [rows[::2]], torch.ones(128), LEAST)
     assert codes(q[::2]) == codes(alone[0])
     assert torch.equal(scale[::2], alone[1])
 
@@ -255,51 +255,59 @@ def test_what_is_not_finite_makes_the_row_nan_and_leaves_the_others(special: flo
 def test_values_are_clamped_at_a_bound_and_zero_where_nothing_can_be_told_apart() -> None:
     """scale_ub below, at and above the largest magnitude; a scale whose reciprocal overflows."""
     rows, ones = values(1, 128), torch.ones(128)
-    _, scale, norm = _quantised("e4m3fn", [rows], ones, LEAST, keep_norm=True)
+    _, scale, norm = _quantized("e4m3fn", [rows], ones, LEAST, keep_norm=True)
     largest = float(norm.abs().max())
     for bound in (largest, math.inf, 2 * largest):
-        q, same = _quantised("e4m3fn", [rows], ones, LEAST, scale_ub=bound)
+        q, same = _quantized("e4m3fn", [rows], ones, LEAST, scale_ub=bound)
         assert torch.equal(same, scale)
         assert 448 in q.to(torch.float32).abs()
-    q, less = _quantised("e4m3fn", [rows], ones, LEAST, scale_ub=largest / 4)
+    q, less = _quantized("e4m3fn", [rows], ones, LEAST, scale_ub=largest / 4)
     assert float(less) == float(F(largest / 4) / F(448))
     assert int((q.to(torch.float32).abs() == 448).sum()) > 1
     for bound in (0.0, 1e-37):
-        q, tiny = _quantised("e4m3fn", [rows], ones, LEAST, scale_ub=bound)
+        q, tiny = _quantized("e4m3fn", [rows], ones, LEAST, scale_ub=bound)
         assert float(tiny) == float(F(bound) / F(448))
         assert set(codes(q)) == {0, 0x80}
 
 
-def test_powers_of_two_are_quantised_without_an_error() -> None:
+def test_powers_of_two_are_quantized_without_an_error() -> None:
     """A largest value of 448 * 2^k makes the scale 2^k, and whatever fp8 can hold stays."""
     weight = torch.tensor([448.0, 1.5, -0.25, 2.0**-9] * 32) * 2.0**-5
-    q, scale, norm = _quantised("e4m3fn", [torch.ones(3, 128)], weight, 0.0, keep_norm=True)
+    q, scale, norm = _quantized("e4m3fn", [torch.ones(3, 128)], weight, 0.0, keep_norm=True)
     assert scale.tolist() == [2.0**-5] * 3
     assert torch.equal(q.to(torch.float32) * scale[:, None], norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("group_size", [16, 128, 512])
-def test_groups_are_rows_of_their_own_once_normalised(dtype: torch.dtype, group_size: int) -> None:
-    """The parity modes' y is the normalised tensor: groups are quantised from it as rows are."""
+@pytest.mark.parametrize("quant_group_size", [16, 128, 512])
+def test_groups_are_rows_of_their_own_once_normalized(
+    dtype: torch.dtype, quant_group_size: int
+) -> None:
+    """The parity modes' y is the normalized tensor: groups are quantized from it as rows are."""
     inputs = [values(6, 512, dtype=dtype, seed=seed) for seed in range(2)]
     weight = values(512, seed=3)
     options = {"rounding": "parity_weight", "keep_norm": True}
-    q, scale, norm = _quantised(
-        "int8", inputs, weight, LEAST, scale_mode="group", group_size=group_size, **options
+    q, scale, norm = _quantized(
+        "int8",
+        inputs,
+        weight,
+        LEAST,
+        scale_mode="group",
+        quant_group_size=quant_group_size,
+        **options,
     )
-    assert scale.shape == (6, 512 // group_size)
-    largest = norm.float().view(6, -1, group_size).abs().amax(-1)
+    assert scale.shape == (6, 512 // quant_group_size)
+    largest = norm.float().view(6, -1, quant_group_size).abs().amax(-1)
     assert torch.equal(scale, largest / torch.full_like(largest, 127.0))
-    each = (1 / scale).repeat_interleave(group_size, 1)
+    each = (1 / scale).repeat_interleave(quant_group_size, 1)
     assert torch.equal(q.float(), (norm.float() * each).round())
 
 
 @pytest.mark.parametrize("shape", [(6, 512), (2, 3, 512), (0, 512), (1, 512), (5, 128)])
 def test_scales_by_columns_are_the_same_numbers_the_other_way_round(shape: tuple[int, ...]) -> None:
     rows, weight = values(*shape), values(shape[-1], seed=3)
-    _, by_row = _quantised("e4m3fn", [rows], weight, LEAST, scale_mode="group")
-    _, by_column = _quantised(
+    _, by_row = _quantized("e4m3fn", [rows], weight, LEAST, scale_mode="group")
+    _, by_column = _quantized(
         "e4m3fn", [rows], weight, LEAST, scale_mode="group", scale_layout="column"
     )
     assert torch.equal(by_row, by_column)
@@ -310,14 +318,14 @@ def test_scales_by_columns_are_the_same_numbers_the_other_way_round(shape: tuple
 
 def test_a_given_scale_divides_and_comes_back_as_a_copy() -> None:
     rows, weight, given = values(4, 100), values(100, seed=3), torch.tensor([[3.0]])
-    q, scale, norm = _quantised(
+    q, scale, norm = _quantized(
         "e5m2", [rows], weight, LEAST, scale_mode="tensor", scale=given, keep_norm=True
     )
     assert scale.tolist() == [3.0]
     assert scale.data_ptr() != given.data_ptr()
     assert codes(q) == codes((norm / given).to(torch.float8_e5m2))
     for odd, code in ((0.0, 0x7B), (math.nan, 0x7F)):
-        q, _ = _quantised(
+        q, _ = _quantized(
             "e5m2", [rows], weight, LEAST, scale_mode="tensor", scale=torch.tensor([odd])
         )
         assert {c & 0x7F for c in codes(q)} == {code}
@@ -336,9 +344,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "scale_ub": ({"scale_ub": -1.0}, ValueError),
     "scale_ub nan": ({"scale_ub": math.nan}, ValueError),
     "float8_e8m0fnu": ({"scale_dtype": "float8_e8m0fnu"}, ValueError),
-    "group_size": ({"scale_mode": "group", "group_size": 48}, ValueError),
-    "group_size small": ({"scale_mode": "group", "group_size": 8}, ValueError),
-    "multiple of group_size": ({"scale_mode": "group", "group_size": 256}, ValueError),
+    "quant_group_size": ({"scale_mode": "group", "quant_group_size": 48}, ValueError),
+    "quant_group_size small": ({"scale_mode": "group", "quant_group_size": 8}, ValueError),
+    "multiple of quant_group_size": ({"scale_mode": "group", "quant_group_size": 256}, ValueError),
     "scale none": ({"scale_mode": "tensor"}, ValueError),
     "scale given": ({"scale": torch.ones(1)}, ValueError),
     "scale two": ({"scale_mode": "tensor", "scale": torch.ones(2)}, ValueError),

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from collx import _symmetric
+from collx._bootstrap import symmetric
 
 
 def request(index: int, pid: int) -> bytes:
@@ -19,9 +19,9 @@ def request(index: int, pid: int) -> bytes:
     return struct.pack("=iiQQ", index, pid, 1 << 21, 1 << 20)
 
 
-def stores(apart: bool) -> list[_symmetric._BoundedStore]:
+def stores(apart: bool) -> list[symmetric._BoundedStore]:
     shared = dist.HashStore()
-    made = [_symmetric._BoundedStore(shared, 1.0, rank) for rank in range(2)]
+    made = [symmetric._BoundedStore(shared, 1.0, rank) for rank in range(2)]
     for store in made:
         store.begin()
         store.same_index = 0 if apart else None
@@ -51,7 +51,7 @@ def test_gpus_of_one_index_are_told_apart_in_what_peers_see(apart: bool) -> None
 def test_an_allocation_that_is_told_otherwise_is_no_guess() -> None:
     """A PyTorch that puts something else first is refused, with the way out."""
     first, _ = stores(apart=True)
-    with pytest.raises(RuntimeError, match=f"{_symmetric.SHARING}=1"):
+    with pytest.raises(RuntimeError, match=f"{symmetric.SHARING}=1"):
         first.set("CUDASymmetricMemory/7/0", request(5, 100))
 
 
@@ -60,14 +60,14 @@ def test_a_rendezvous_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPat
     seen: list[str | None] = []
 
     def meet(tensor: torch.Tensor, name: str) -> object:
-        seen.append(os.environ.get(_symmetric.SHARING))
+        seen.append(os.environ.get(symmetric.SHARING))
         raise RuntimeError("met")
 
-    monkeypatch.delenv(_symmetric.SHARING, raising=False)
-    monkeypatch.setattr("collx._symmetric._SymmetricMemory.rendezvous", meet)
+    monkeypatch.delenv(symmetric.SHARING, raising=False)
+    monkeypatch.setattr("collx._bootstrap.symmetric._SymmetricMemory.rendezvous", meet)
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=1))
-    made = _symmetric.Rendezvous("environment", store, 0, 2, 1.0)
+    made = symmetric.Rendezvous("environment", store, 0, 2, 1.0)
     made.tell_apart(0)
     try:
         with pytest.raises(RuntimeError, match="met"):
@@ -75,4 +75,4 @@ def test_a_rendezvous_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPat
     finally:
         made.close()
     assert seen == [None]
-    assert _symmetric.SHARING not in os.environ
+    assert symmetric.SHARING not in os.environ

@@ -50,7 +50,7 @@ def test_every_rank_reads_and_writes_every_other(pool: Pool, numel: int) -> None
     pool.run(_read_and_write_peers, numel)
 
 
-def _barrier_rounds(rank: Rank, synchronised: bool, rounds: int) -> int:
+def _barrier_rounds(rank: Rank, synchronized: bool, rounds: int) -> int:
     tensor = allocate(1, torch.int64)
     handle = rendezvous(tensor, world_group())
     peers = [handle.get_buffer(r, (1,), torch.int64) for r in range(rank.size)]
@@ -60,10 +60,10 @@ def _barrier_rounds(rank: Rank, synchronised: bool, rounds: int) -> int:
         if step % 20 == 1 and rank.rank == step // 20 % rank.size:
             time.sleep(0.02)  # another rank is late each time
         tensor.fill_(step)
-        if synchronised:
+        if synchronized:
             handle.barrier(channel=3)
         wrong += sum(int(peer) != step for peer in peers)
-        if synchronised:
+        if synchronized:
             handle.barrier(channel=3)
     rank.barrier()
     assert _pads_are_zero(handle)

@@ -50,7 +50,7 @@ def _replays(rank: Rank, replays: int, between: int, level: str, calls: int) -> 
     communicator = rank.only_communicator("graphs")
     counting = Counting(rank, communicator)
     with communicator.pdl(level):
-        assert communicator.explain("allreduce", 300)["pdl"] == level
+        assert communicator.explain("allreduce", 300).pdl == level
         other = torch.cuda.Stream()
         other.wait_stream(torch.cuda.current_stream())  # the counters are zeroed there
         with torch.cuda.stream(other):
@@ -127,7 +127,7 @@ def _chain(rank: Rank, level: str, rounds: int) -> list[int]:
     communicator = rank.only_communicator("graphs")
     wrong = []
     with communicator.pdl(level):
-        assert communicator.explain("allreduce", 300)["pdl"] == level
+        assert communicator.explain("allreduce", 300).pdl == level
         source = torch.zeros(70_000, device=rank.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -1,4 +1,4 @@
-"""Fused normalisations as on GPUs whose blocks form no clusters: `COLLX_NO_CLUSTERS=1`, which for a
+"""Fused normalizations as on GPUs whose blocks form no clusters: `COLLX_NO_CLUSTERS=1`, which for a
 whole run makes every test of theirs one of these. Here the sizes that would have taken clusters."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _grids(rank: Rank) -> list[tuple[int, int]]:
     found = []
     for communicator in (bound, free):
         plan = communicator.explain("allreduce_rmsnorm", (1, 8192), torch.bfloat16)
-        found.append((plan["blocks"], plan["threads"]))
+        found.append((plan.blocks, plan.threads))
     free.destroy()
     return found
 

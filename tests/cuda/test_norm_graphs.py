@@ -1,4 +1,4 @@
-"""CUDA graphs of the fused normalisations: replayed with other values, with eager calls of other
+"""CUDA graphs of the fused normalizations: replayed with other values, with eager calls of other
 shapes between."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.common.attempt import Attempt, attempt, finish, ones
-from tests.common.norm_cases import OPS, Call, legal, outputs_of, quantises, ways
+from tests.common.norm_cases import OPS, Call, legal, outputs_of, quantizes, ways
 from tests.common.norm_check import arguments_of, make, overload, run_norm, tensors_of
 from tests.common.pool import Pool
 from tests.common.rank import Rank
@@ -93,7 +93,7 @@ def test_ten_thousand_replays_of_a_norm_are_right(pool: Pool, op: str) -> None:
     """Hazards 2, 3, 4 and 14: 10,000 replays (200 where ranks share a GPU) with other values each
     time, and eager calls of other shapes between them."""
     replays, between = (200, 40) if pool.shared else (10_000, 50)
-    call = Call(op, "bfloat16", 7, 4096, keep_norm=quantises(op))
+    call = Call(op, "bfloat16", 7, 4096, keep_norm=quantizes(op))
     assert pool.run(_replays, [call], replays, between, "early") == [[]] * pool.size
 
 
@@ -210,6 +210,6 @@ def test_every_output_of_a_graph_is_looked_at() -> None:
     import collx  # noqa: F401
 
     for op in OPS:
-        schema = overload(op, quantises(op), True)._schema  # type: ignore[attr-defined]
+        schema = overload(op, quantizes(op), True)._schema  # type: ignore[attr-defined]
         names = [argument.name for argument in schema.arguments if argument.kwarg_only]
-        assert tuple(names) == outputs_of(op, quantises(op))
+        assert tuple(names) == outputs_of(op, quantizes(op))

@@ -40,7 +40,7 @@ def test_one_communicator_follows_from_stream_to_stream(pool: Pool) -> None:
 
 
 def _crossed(rank: Rank, rounds: int) -> int:
-    options = {"blocks": 16}
+    options = {"max_blocks": 16}
     pair = [rank.new_communicator(name, **options) for name in ("left", "right")]
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     source = ones(rank, 50_000)
@@ -132,11 +132,11 @@ def test_replays_that_are_ordered_are_no_overlap(pool: Pool) -> None:
 
 def _level_when_sharing(rank: Rank) -> tuple[str, str, str]:
     first = rank.only_communicator("level-1", pdl="early")
-    alone = first.explain("allreduce", 10)["pdl"]
+    alone = first.explain("allreduce", 10).pdl
     second = rank.new_communicator("level-2", pdl="early")
-    together = first.explain("allreduce", 10)["pdl"]
+    together = first.explain("allreduce", 10).pdl
     second.destroy()
-    again = first.explain("allreduce", 10)["pdl"]
+    again = first.explain("allreduce", 10).pdl
     rank.drop("level-1")
     return alone, together, again
 

@@ -22,7 +22,7 @@
  *   GIVEN       so many calls at the start are not chosen but COPY, all messages of LENGTH words
  *   BROADCAST   COPY goes from rank 0 alone
  * All calls run in one kernel: a fence stands behind a two-way use, nothing behind a one-way call.
- * Kernel boundaries only take behaviour away; APART puts one behind every call, for mutants that
+ * Kernel boundaries only take behavior away; APART puts one behind every call, for mutants that
  * fail even so.
  *
  * Memory. A fill lands at once: that it takes its time is the same as its one reader looking later.

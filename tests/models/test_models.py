@@ -7,14 +7,16 @@ as mutants, each with one rule of the protocol taken out, that must be caught.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+
+from tests.common.ahead import quietly
 
 HERE = Path(__file__).resolve().parent
 RELACY = Path("/usr/include/relacy/relacy.hpp")
@@ -190,15 +192,7 @@ RELACY_CASES = [
 
 
 def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=where,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return quietly(command, where, LIMIT_S)
 
 
 def build(command: list[str], where: Path) -> None:
@@ -211,19 +205,38 @@ def switches(case: Case) -> list[str]:
 
 
 def effort(case: Case) -> str:
-    """Small models are explored, and mutants caught, in less time than optimising them takes."""
+    """Small models are explored, and mutants caught, in less time than optimizing them takes."""
     return "-O2" if case.explored >= 200_000 else "-O0"
 
 
-def verify(case: Case, where: Path) -> str:
-    """Builds the verifier of a Spin model and returns what it prints."""
-    for source in HERE.glob("*.pml"):
-        shutil.copy(source, where)
-    shutil.copy(HERE / "memory.inc", where)
-    build(["spin", "-a", *switches(case), case.source], where)
-    checker = ["-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MIB}", "-DVECTORSZ=2048"]
-    build(["gcc", effort(case), "-w", *checker, "-o", "pan", "pan.c"], where)
-    return run(["./pan", "-m50000", "-w20"], where).stdout
+def verified(case: Case) -> str:
+    """What the verifier of a Spin model prints."""
+    for tool in ("spin", "gcc"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    with TemporaryDirectory() as folder:
+        where = Path(folder)
+        for source in HERE.glob("*.pml"):
+            shutil.copy(source, where)
+        shutil.copy(HERE / "memory.inc", where)
+        build(["spin", "-a", *switches(case), case.source], where)
+        checker = ["-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MIB}", "-DVECTORSZ=2048"]
+        build(["gcc", effort(case), "-w", *checker, "-o", "pan", "pan.c"], where)
+        return run(["./pan", "-m50000", "-w20"], where).stdout
+
+
+def simulated(case: Case) -> subprocess.CompletedProcess[str]:
+    """What a test under Relacy does."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    if not RELACY.exists():
+        pytest.skip("Relacy is not installed (Debian: relacy-dev)")
+    with TemporaryDirectory() as folder:
+        where = Path(folder)
+        # Relacy itself is not clean under warnings, and takes longer to optimize than to run.
+        command = ["g++", "-std=c++17", "-O0", "-w", f"-DSCHEDULES={SCHEDULES}", *switches(case)]
+        build([*command, "-o", "test", str(HERE / case.source)], where)
+        return run(["./test"], where)
 
 
 def number(pattern: str, text: str) -> int:
@@ -232,12 +245,10 @@ def number(pattern: str, text: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.ahead(work=verified)
 @pytest.mark.parametrize("case", SPIN, ids=lambda case: case.name)
-def test_spin(case: Case, tmp_path: Path) -> None:
-    for tool in ("spin", "gcc"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
-    report = verify(case, tmp_path)
+def test_spin(case: Case, ahead: str) -> None:
+    report = ahead
     errors = number(r"errors: (\d+)", report)
     if case.explored:
         assert errors == 0, report
@@ -250,16 +261,10 @@ def test_spin(case: Case, tmp_path: Path) -> None:
         assert re.search(r"pan:1: (assertion violated|invalid end state)", report), report
 
 
+@pytest.mark.ahead(work=simulated)
 @pytest.mark.parametrize("case", RELACY_CASES, ids=lambda case: case.name)
-def test_relacy(case: Case, tmp_path: Path) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("g++ is not installed")
-    if not RELACY.exists():
-        pytest.skip("Relacy is not installed (Debian: relacy-dev)")
-    # Relacy itself is not clean under warnings, and takes longer to optimise than to run.
-    command = ["g++", "-std=c++17", "-O0", "-w", f"-DSCHEDULES={SCHEDULES}", *switches(case)]
-    build([*command, "-o", "test", str(HERE / case.source)], tmp_path)
-    done = run([os.path.join(tmp_path, "test")], tmp_path)
+def test_relacy(case: Case, ahead: subprocess.CompletedProcess[str]) -> None:
+    done = ahead
     if case.explored:
         assert done.returncode == 0, done.stdout
         assert number(r"schedules (\d+)", done.stdout) >= case.explored, done.stdout

@@ -42,14 +42,16 @@ def python(program: str, *, path: Path | None = None, code: int = 0, **environme
     return run(sys.executable, "-c", program, where=source, code=code, **environment).stdout
 
 
-def compiled(source: str, target: Path, *options: str) -> Path:
+def compiled(source: str, *options: str) -> Path:
     """A C++ source of this folder, compiled and linked to LibTorch, without Python."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed")
+    target = ROOT / "build" / TORCH / "programs" / Path(source).stem
+    target.parent.mkdir(parents=True, exist_ok=True)
     libraries = cpp_extension.library_paths()
     run(
-        compiler,
+        *("nice", "-n", "5", compiler),
         *("-std=c++20", "-O0", str(HERE / source), "-o", target),
         *(option for path in cpp_extension.include_paths() for option in ("-isystem", path)),
         *(option for path in libraries for option in (f"-L{path}", f"-Wl,-rpath,{path}")),

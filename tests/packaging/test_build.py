@@ -168,7 +168,7 @@ def test_a_wheel_is_complete_and_runs(tmp_path: Path) -> None:
     assert f"Requires-Dist: torch=={TORCH}.*\n" in metadata.read_text()
     said = python(
         "import collx, collx._extension as e;"
-        "print(collx.__file__, e.library, e.extension.cuda_built, collx.__version__)",
+        "print(collx.__file__, e.library, collx.cuda_built, collx.__version__)",
         path=tmp_path / "site",
     ).split()
     site = tmp_path / "site" / "collx"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
 from .programs import ROOT, TORCH, compiled, python
@@ -51,11 +52,11 @@ def test_a_damaged_build_says_how_to_build(tmp_path: Path) -> None:
     assert "pip install --no-build-isolation" in said
 
 
-def test_another_allocator_for_the_cpu_fails_init_and_not_the_import(tmp_path: Path) -> None:
-    other = compiled("other_allocator.cpp", tmp_path / "libother.so", "-shared", "-fPIC")
+@pytest.mark.ahead(work=lambda: compiled("other_allocator.cpp", "-shared", "-fPIC"))
+def test_another_allocator_for_the_cpu_fails_init_and_not_the_import(ahead: Path) -> None:
     program = f"""
 import torch, torch.distributed as dist
-torch.ops.load_library({str(other)!r})
+torch.ops.load_library({str(ahead)!r})
 import collx
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 try:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import collx
 from collx._extension import extension, library
 
 from .programs import compiled, python, run
@@ -37,9 +36,9 @@ def test_the_module_finds_the_library_beside_itself() -> None:
     assert "libtorch_python.so" in section
 
 
-def test_a_cpp_process_calls_an_operator_and_is_refused_by_name(tmp_path: Path) -> None:
-    program = compiled("without_python.cpp", tmp_path / "program")
-    assert run(program, library).stdout.splitlines() == [REFUSAL, "without Python"]
+@pytest.mark.ahead(work=lambda: compiled("without_python.cpp"))
+def test_a_cpp_process_calls_an_operator_and_is_refused_by_name(ahead: Path) -> None:
+    assert run(ahead, library).stdout.splitlines() == [REFUSAL, "without Python"]
 
 
 def test_load_library_alone_has_the_operators(tmp_path: Path) -> None:
@@ -90,8 +89,3 @@ print("main has ended", flush=True)
 def test_a_wait_that_outlasts_the_interpreter_does_not_end_the_process_badly() -> None:
     # Before Python 3.14 the thread is unwound when it asks for the lock; a destructor did.
     assert python(END_OF_INTERPRETER).strip() == "main has ended"
-
-
-def test_the_classes_of_errors_are_those_of_the_module() -> None:
-    for name in ("CollectiveTimeout", "CollectiveMismatch", "CommunicatorPoisoned", "InitError"):
-        assert getattr(collx, name) is getattr(extension, name)

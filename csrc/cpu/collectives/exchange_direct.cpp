@@ -75,7 +75,7 @@ bool exchange_direct(ExchangeSession& session, const CallKernels& kernels) {
   session.publish(end, Word::arrived);
   if (!session.reduces()) keep_own(session, kernels.copy);
   for (int step = 1; step < session.world(); ++step) {
-    const int peer = session.neighbour(step);
+    const int peer = session.neighbor(step);
     if (!uses_tensors_of(session, peer)) continue;
     if (!session.await_from(peer, end, Word::arrived, Phase::end_barrier)) return false;
   }

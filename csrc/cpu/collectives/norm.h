@@ -1,4 +1,4 @@
-// Reductions fused with a normalisation: the algorithms, and what they have in common.
+// Reductions fused with a normalization: the algorithms, and what they have in common.
 #pragma once
 
 #include "norm_rows.h"
@@ -6,7 +6,7 @@
 
 namespace collx::cpu {
 
-/// A fused normalisation under way. Addresses by element.
+/// A fused normalization under way. Addresses by element.
 class NormSession : public Session {
  public:
   NormSession(const RankView& view, const NormCall& call) : Session(view, call), call_(call) {}

@@ -1,4 +1,4 @@
-// Every rank gets all inputs, and sums and normalises all rows: pushed into its slots, or pulled
+// Every rank gets all inputs, and sums and normalizes all rows: pushed into its slots, or pulled
 // from where their owners staged them, or from where they lie when they are symmetric and not
 // small. A chunk may end within a row, which then waits for the next one.
 // Traffic of a rank: push: (W-1)·n written, W·n read; pull: n written, W·n read; one exchange a
@@ -43,7 +43,7 @@ constexpr uint64_t kSmallBytes = 8 << 10;
 bool reads_in_place(const NormSession& session) {
   // An input that is a result too may not change while peers read it.
   const NormCall& call = session.call();
-  return session.inputs_symmetric() && call.input != call.normalised &&
+  return session.inputs_symmetric() && call.input != call.normalized &&
          call.input != call.residual_out && session.numel() * session.element() > kSmallBytes;
 }
 

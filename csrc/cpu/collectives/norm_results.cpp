@@ -21,8 +21,8 @@ Sections sections_of(const NormCall& call) {
   const auto section = [](void* tensor, uint64_t bytes) {
     return Section{static_cast<char*>(tensor), tensor == nullptr ? 0 : bytes};
   };
-  return {section(call.residual_out, values), section(call.normalised, values),
-          section(call.quantised, call.cols)};
+  return {section(call.residual_out, values), section(call.normalized, values),
+          section(call.quantized, call.cols)};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What the owner of a row passes on: its scales, then what was normalised, the normalised row and
-// the quantised one, whichever exist, as one message.
+// What the owner of a row passes on: its scales, then what was normalized, the normalized row and
+// the quantized one, whichever exist, as one message.
 #pragma once
 
 #include "../../protocol/call.h"
@@ -12,7 +12,7 @@ class NormResults {
   NormResults(const NormCall& call, CopyKernel copy);
 
   uint64_t row_bytes() const { return row_bytes_; }
-  /// Copies the bytes [from, from + bytes) of the messages of neighbouring rows, which follow each
+  /// Copies the bytes [from, from + bytes) of the messages of neighboring rows, which follow each
   /// other, out of the results. `from` and the end are borders of rows or multiples of four.
   void pack(char* to, uint64_t first_row, uint64_t from, uint64_t bytes) const;
   /// The same from a message into the results.

@@ -17,12 +17,12 @@ const char* byte_of(const void* tensor, uint64_t at) {
 
 RowScales scales_of(const NormCall& call, uint64_t rows, uint64_t row) {
   const NormOptions& o = call.options;
-  const bool none = o.quantisation == Quantisation::none || o.scale_mode == ScaleMode::tensor;
+  const bool none = o.quantization == Quantization::none || o.scale_mode == ScaleMode::tensor;
   if (none || call.scale == nullptr) return {nullptr, 0, 0, 0};
   char* const scales = static_cast<char*>(call.scale);
   const uint64_t bytes = scale_bytes(o.scale_type);
   if (o.scale_mode == ScaleMode::row) return {scales + row * bytes, 1, bytes, bytes};
-  const uint64_t groups = ceil_div(call.cols, static_cast<uint64_t>(o.group_size));
+  const uint64_t groups = ceil_div(call.cols, static_cast<uint64_t>(o.quant_group_size));
   if (o.column_major) return {scales + row * bytes, groups, bytes, rows * bytes};
   return {scales + row * groups * bytes, groups, bytes, bytes};
 }
@@ -70,8 +70,8 @@ void NormRows::finish(uint64_t row) {
   task.cols = call_.cols;
   task.options = &call_.options;
   task.given_scale = call_.given_scale == nullptr ? 0 : *call_.given_scale;
-  task.normalised = byte_of(call_.normalised, first * element_);
-  task.quantised = byte_of(call_.quantised, first);
+  task.normalized = byte_of(call_.normalized, first * element_);
+  task.quantized = byte_of(call_.quantized, first);
   task.scales = scales.first;
   task.scale_stride = scales.stride;
   kernels_.finish(task);

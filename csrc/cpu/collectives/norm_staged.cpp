@@ -1,4 +1,4 @@
-// Each rank gets, sums and normalises its own part of the rows: a chunk of each peer's part is
+// Each rank gets, sums and normalizes its own part of the rows: a chunk of each peer's part is
 // staged, whose owner reads it from there. A chunk may end within a row.
 // Traffic of a rank: n·(W-1)/W written to its staging, n read; one exchange a chunk.
 #include "norm.h"

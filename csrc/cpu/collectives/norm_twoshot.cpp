@@ -1,4 +1,4 @@
-// Every rank sums and normalises its part of the rows and passes the results on: pushed into the
+// Every rank sums and normalizes its part of the rows and passes the results on: pushed into the
 // peers' slots, or left for them to pull.
 // Traffic of a rank, with n bytes of input and m of results: n·(W-1)/W written (pull from symmetric
 // inputs: none), n read, m·(W-1)/W written (pull: m/W), m·(W-1)/W gathered; two exchanges a chunk.

@@ -10,7 +10,7 @@ void Staging::fill(Use use, int receiver, uint64_t at) const {
 
 bool Staging::send(Use use, uint64_t at) const {
   for (int step = 1; step < session_.world(); ++step) {
-    const int peer = session_.neighbour(step);
+    const int peer = session_.neighbor(step);
     if (chunk_of(messages_.sent[peer], at) == 0) continue;
     if (!session_.claim(use)) return false;
     fill(use, peer, at);
@@ -47,7 +47,7 @@ bool Staging::receive(Use use, uint64_t at) const {
   const int rank = session_.rank();
   int awaited = 0;
   for (int step = 1; step < session_.world(); ++step) {
-    const int peer = session_.neighbour(step);
+    const int peer = session_.neighbor(step);
     const Span& message = messages_.received[peer];
     const uint64_t bytes = chunk_of(message, at);
     if (bytes == 0) continue;

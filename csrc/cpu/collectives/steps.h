@@ -25,7 +25,7 @@ inline void reduce(const CallKernels& kernels, const Session& session, const Ope
 /// In the order of the ring after this rank.
 template <typename Visit>
 void for_each_peer(const Session& session, Visit visit) {
-  for (int step = 1; step < session.world(); ++step) visit(session.neighbour(step));
+  for (int step = 1; step < session.world(); ++step) visit(session.neighbor(step));
 }
 
 }  // namespace collx::cpu

@@ -78,7 +78,7 @@ CopyKernel copy_kernel() { return kernels(simd_level()).copy; }
 const NormKernels& norm_kernels(DType dtype) {
   const NormKernelTable& table = norm_kernels(simd_level());
   if (static_cast<size_t>(dtype) >= table.size()) {
-    throw std::invalid_argument("normalisations are not defined for dtype " +
+    throw std::invalid_argument("normalizations are not defined for dtype " +
                                 std::string(name_of(dtype)));
   }
   return table[static_cast<size_t>(dtype)];

@@ -1,4 +1,4 @@
-// The arithmetic of a reduction fused with a normalisation, row by row: docs/numerics.md has the
+// The arithmetic of a reduction fused with a normalization, row by row: docs/numerics.md has the
 // contract. As in reduce_kernels.h one template (norm_template.h) is compiled for each level of
 // vector instructions, and all levels give the same bits.
 #pragma once
@@ -16,7 +16,7 @@ constexpr uint64_t norm_room(uint64_t cols) { return round_up<uint64_t>(cols, 12
 /// Room for the sums of a row's tree.
 constexpr uint64_t norm_tree_room(uint64_t cols) { return norm_room(cols) / 8 + 32; }
 
-/// Neighbouring elements of one row: sums[i] = inputs[0][i] + ... + inputs[world-1][i] (+
+/// Neighboring elements of one row: sums[i] = inputs[0][i] + ... + inputs[world-1][i] (+
 /// residual[i]) for i < count.
 struct NormPiece {
   const void* const* inputs;
@@ -37,8 +37,8 @@ struct NormRow {
   const NormOptions* options;
   float given_scale;  // ScaleMode::tensor alone
   // The row's results; null: not wanted.
-  void* normalised;
-  char* quantised;
+  void* normalized;
+  char* quantized;
   char* scales;
   uint64_t scale_stride;  // bytes from one group's scale to the next
 };

@@ -1,4 +1,4 @@
-// The kernels of fused normalisations. Part of the templates that are compiled once for each level
+// The kernels of fused normalizations. Part of the templates that are compiled once for each level
 // of vector instructions: see reduce_template.h.
 
 #include "formats_template.h"
@@ -150,10 +150,10 @@ void prepare(float* values, uint64_t count, float offset, bool rounded) {
   }
 }
 
-// The row's tree: neighbours are added until one sum is left.
+// The row's tree: neighbors are added until one sum is left.
 
-/// The sums of neighbours, in order.
-COLLX_INLINE Floats add_neighbours(const Floats& a, const Floats& b) {
+/// The sums of neighbors, in order.
+COLLX_INLINE Floats add_neighbors(const Floats& a, const Floats& b) {
   return Shuffle::evens(a, b) + Shuffle::odds(a, b);
 }
 
@@ -165,20 +165,20 @@ inline uint64_t put_zeros_behind(float* values, uint64_t count, uint64_t unit) {
 }
 
 /// The tree over `count` elements; the zeros behind them are written. No element is -0.
-inline float sum_of_neighbours(float* values, uint64_t count) {
+inline float sum_of_neighbors(float* values, uint64_t count) {
   while (count > kPair) {
     const uint64_t end = put_zeros_behind(values, count, kPair);
     for (uint64_t at = 0; at < end / 2; at += kLanes) {
       const float* const from = values + 2 * at;
       const Floats sums =
-          add_neighbours(load_vector<Floats>(from), load_vector<Floats>(from + kLanes));
+          add_neighbors(load_vector<Floats>(from), load_vector<Floats>(from + kLanes));
       store_vector(values + at, sums);
     }
     count = (count + 1) / 2;
   }
   put_zeros_behind(values, count, kPair);
-  Floats sums = add_neighbours(load_vector<Floats>(values), load_vector<Floats>(values + kLanes));
-  for (int left = kLanes; left > 1; left /= 2) sums = add_neighbours(sums, Floats{});
+  Floats sums = add_neighbors(load_vector<Floats>(values), load_vector<Floats>(values + kLanes));
+  for (int left = kLanes; left > 1; left /= 2) sums = add_neighbors(sums, Floats{});
   return sums[0];
 }
 
@@ -195,11 +195,11 @@ COLLX_INLINE float tree(const NormRow& row, Map map) {
 #pragma GCC unroll 3
     for (int left = 4; left > 0; left /= 2) {
 #pragma GCC unroll 4
-      for (int i = 0; i < left; ++i) v[i] = add_neighbours(v[2 * i], v[2 * i + 1]);
+      for (int i = 0; i < left; ++i) v[i] = add_neighbors(v[2 * i], v[2 * i + 1]);
     }
     store_vector(row.tree + b * kLanes, v[0]);
   }
-  return sum_of_neighbours(row.tree, blocks * kLanes);
+  return sum_of_neighbors(row.tree, blocks * kLanes);
 }
 
 // The steps of a row. Each goes over whole vectors, in place; zeros behind the row are kept where
@@ -239,7 +239,7 @@ struct Square {
 struct WithoutNegativeZero {
   COLLX_INLINE Floats operator()(const Floats& v) const { return v + 0.0f; }
 };
-struct Centre {
+struct Center {
   float mean;
   COLLX_INLINE Floats operator()(const Floats& v, uint64_t) const { return v - mean; }
 };
@@ -279,7 +279,7 @@ float weigh_rms(const NormRow& row) {
 /// The same for layer norm.
 template <typename F, Rounding kRounding>
 float weigh_layer(const NormRow& row) {
-  map_values(row, Centre{tree(row, WithoutNegativeZero{}) / static_cast<float>(row.cols)});
+  map_values(row, Center{tree(row, WithoutNegativeZero{}) / static_cast<float>(row.cols)});
   const float norm = inverse_root(tree(row, Square{}), row);
   constexpr bool kRounded = kRounding == Rounding::parity_weight;
   map_values(row, NormAndGain<F, kRounded>{norm, row.gain, row.bias});
@@ -289,8 +289,8 @@ float weigh_layer(const NormRow& row) {
 // Results.
 
 template <typename F, typename LastOf>
-void store_normalised(const NormRow& row, const LastOf& last) {
-  char* const out = static_cast<char*>(row.normalised);
+void store_normalized(const NormRow& row, const LastOf& last) {
+  char* const out = static_cast<char*>(row.normalized);
   for (uint64_t at = 0; at < row.cols; at += kPair) {
     Floats two[2];
     for (int v = 0; v < 2; ++v) two[v] = last(load_vector<Floats>(row.values + at + v * kLanes));
@@ -326,14 +326,14 @@ COLLX_INLINE Floats clamped(const Floats& v, float limit) {
 }
 
 /// The codes of clamped values, each in its lane. Rounded to nearest even.
-template <Quantisation kTo>
+template <Quantization kTo>
 COLLX_INLINE Bits32 encoded(const Floats& v) {
-  if constexpr (kTo == Quantisation::int8) {
+  if constexpr (kTo == Quantization::int8) {
     // The addition leaves the integer in the low bits.
     const Bits32 code = bits<Bits32>(v + 0x1.8p23f) & 0xffu;
     return v == v ? code : Bits32{};
   }
-  constexpr bool kE4m3 = kTo == Quantisation::e4m3fn;
+  constexpr bool kE4m3 = kTo == Quantization::e4m3fn;
   constexpr int kDropped = kE4m3 ? 20 : 21;  // bits of the mantissa
   constexpr uint32_t kRebias = (kE4m3 ? 127 - 7 : 127 - 15) << 23;
   constexpr float kLeastNormal = kE4m3 ? 0x1p-6f : 0x1p-14f;
@@ -368,7 +368,7 @@ struct Multiplied {
   }
 };
 
-template <Quantisation kTo, typename ValueOf>
+template <Quantization kTo, typename ValueOf>
 COLLX_INLINE void store_codes(char* to, uint64_t from, uint64_t end, const ValueOf& value) {
   for (uint64_t at = from; at < end; at += kLanes) {
     const Floats v = clamped(value(at), largest_value(kTo));
@@ -384,16 +384,16 @@ COLLX_INLINE void store_codes(char* to, uint64_t from, uint64_t end, const Value
   }
 }
 
-template <Quantisation kTo, typename LastOf>
-void quantise_by_given(const NormRow& row, const LastOf& last) {
-  if (row.quantised == nullptr) return;
+template <Quantization kTo, typename LastOf>
+void quantize_by_given(const NormRow& row, const LastOf& last) {
+  if (row.quantized == nullptr) return;
   const Divided<LastOf> value{row.values, last, row.given_scale};
-  store_codes<kTo>(row.quantised, 0, row.cols, value);
+  store_codes<kTo>(row.quantized, 0, row.cols, value);
 }
 
 /// One scale for each group of columns, all of the row at most.
-template <Quantisation kTo, typename LastOf>
-void quantise_groups(const NormRow& row, uint64_t group, const LastOf& last) {
+template <Quantization kTo, typename LastOf>
+void quantize_groups(const NormRow& row, uint64_t group, const LastOf& last) {
   const NormOptions& o = *row.options;
   char* scales = row.scales;
   for (uint64_t from = 0; from < row.cols; from += group) {
@@ -406,18 +406,18 @@ void quantise_groups(const NormRow& row, uint64_t group, const LastOf& last) {
       __builtin_memcpy(scales, &stored, scale_bytes(o.scale_type));
       scales += row.scale_stride;
     }
-    if (row.quantised == nullptr) continue;
+    if (row.quantized == nullptr) continue;
     const Multiplied<LastOf> value{row.values, last, scale.inverse};
-    store_codes<kTo>(row.quantised, from, end, value);
+    store_codes<kTo>(row.quantized, from, end, value);
   }
 }
 
-template <Quantisation kTo, typename LastOf>
-void quantise(const NormRow& row, const LastOf& last) {
+template <Quantization kTo, typename LastOf>
+void quantize(const NormRow& row, const LastOf& last) {
   const NormOptions& o = *row.options;
-  if (o.scale_mode == ScaleMode::tensor) return quantise_by_given<kTo>(row, last);
+  if (o.scale_mode == ScaleMode::tensor) return quantize_by_given<kTo>(row, last);
   const bool grouped = o.scale_mode == ScaleMode::group;
-  quantise_groups<kTo>(row, grouped ? static_cast<uint64_t>(o.group_size) : row.cols, last);
+  quantize_groups<kTo>(row, grouped ? static_cast<uint64_t>(o.quant_group_size) : row.cols, last);
 }
 
 template <typename F, Rounding kRounding>
@@ -426,14 +426,14 @@ void finish_as(const NormRow& row) {
   const Last<F, kRounding != Rounding::fp32> last{row.options->norm == Norm::rms
                                                       ? weigh_rms<F, kRounding>(row)
                                                       : weigh_layer<F, kRounding>(row)};
-  if (row.normalised != nullptr) store_normalised<F>(row, last);
-  switch (row.options->quantisation) {
-    case Quantisation::e4m3fn:
-      return quantise<Quantisation::e4m3fn>(row, last);
-    case Quantisation::e5m2:
-      return quantise<Quantisation::e5m2>(row, last);
-    case Quantisation::int8:
-      return quantise<Quantisation::int8>(row, last);
+  if (row.normalized != nullptr) store_normalized<F>(row, last);
+  switch (row.options->quantization) {
+    case Quantization::e4m3fn:
+      return quantize<Quantization::e4m3fn>(row, last);
+    case Quantization::e5m2:
+      return quantize<Quantization::e5m2>(row, last);
+    case Quantization::int8:
+      return quantize<Quantization::int8>(row, last);
     default:
       return;
   }

@@ -74,7 +74,7 @@ Kernel find_kernel(DType dtype, int world) {
   }
 }
 
-/// `f<D>()` for the dtypes that are normalised.
+/// `f<D>()` for the dtypes that are normalized.
 template <typename F>
 Kernel find_norm_dtype(DType dtype, F f) {
   switch (dtype) {
@@ -87,7 +87,7 @@ Kernel find_norm_dtype(DType dtype, F f) {
   }
 }
 
-/// `Family::kernel<D, W, Simple>` for a normalisation. What is not simple is served for all worlds
+/// `Family::kernel<D, W, Simple>` for a normalization. What is not simple is served for all worlds
 /// by one kernel of a dtype, since its options make it large.
 template <typename Family>
 Kernel find_norm_kernel(DType dtype, int world, bool simple) {
@@ -124,7 +124,7 @@ Kernel broadcast_twostage(int world);
 Kernel alltoallv_device_splits(int world);
 Kernel rank_barrier();
 
-// Fused normalisations.
+// Fused normalizations.
 Kernel norm_oneshot_push(DType dtype, int world, bool simple);
 Kernel norm_twoshot_push(DType dtype, int world, bool simple);
 Kernel norm_twoshot_push_sums(DType dtype, int world, bool simple);

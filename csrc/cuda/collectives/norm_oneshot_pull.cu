@@ -24,7 +24,7 @@ class NormOneshotPull {
         barrier_(call_, session.patience),
         stage_(norm) {}
 
-  // A block that has given up goes on through all its rows, without waiting: its neighbours in the
+  // A block that has given up goes on through all its rows, without waiting: its neighbors in the
   // cluster still count on it.
   __device__ void run() {
     const bool staged = pull_.input[0] == nullptr;

@@ -1,5 +1,5 @@
 // All-reduce and norm, one-shot, by pushing: every rank stores its rows into its slots at every
-// peer, polls its own slots, and reduces, normalises and quantises every row, all in registers.
+// peer, polls its own slots, and reduces, normalizes and quantizes every row, all in registers.
 // Where rows are scattered, a rank gets those of its part alone.
 //
 // Costs W-1 times the tensor on each link (scattered: its other parts), and one flight over it.

@@ -1,4 +1,4 @@
-// All-reduce and norm, two-shot, by pulling: every rank reduces, normalises and quantises its part
+// All-reduce and norm, two-shot, by pulling: every rank reduces, normalizes and quantizes its part
 // of the rows into its region, and after a barrier everyone gathers from there. Symmetric inputs
 // are read where they are; others are staged first.
 //
@@ -28,11 +28,11 @@ class NormTwoshotPull {
         pull_(pull),
         session_(session),
         barrier_(call_, session.patience),
-        planes_(norm.shape, norm.residual_out != nullptr, norm.normalised != nullptr,
+        planes_(norm.shape, norm.residual_out != nullptr, norm.normalized != nullptr,
                 dtype_size(D)),
         stage_(norm) {}
 
-  // A block that has given up goes on through all its rows, without waiting: its neighbours in the
+  // A block that has given up goes on through all its rows, without waiting: its neighbors in the
   // cluster still count on it.
   __device__ void run() {
     const bool staged = pull_.input[0] == nullptr;
@@ -86,9 +86,9 @@ class NormTwoshotPull {
   }
   __device__ __forceinline__ uint32_t scale_byte() const {
     const bool groups = norm_.options.scale_mode == ScaleMode::group;
-    return planes_.scales +
-           (groups ? threadIdx.x * E::kCount / static_cast<uint32_t>(norm_.options.group_size) * 4
-                   : 0);
+    return planes_.scales + (groups ? threadIdx.x * E::kCount /
+                                          static_cast<uint32_t>(norm_.options.quant_group_size) * 4
+                                    : 0);
   }
 
   __device__ __forceinline__ void stage(uint64_t p, uint64_t j) const {
@@ -127,15 +127,15 @@ class NormTwoshotPull {
           op.result(op.call_.rank, p, op.planes_.residual + threadIdx.x * kVectorBytes)) = v;
       row.residual(i, v);
     }
-    __device__ __forceinline__ void normalised(uint32_t i, Vector v) const {
+    __device__ __forceinline__ void normalized(uint32_t i, Vector v) const {
       *reinterpret_cast<Vector*>(
-          op.result(op.call_.rank, p, op.planes_.normalised + threadIdx.x * kVectorBytes)) = v;
-      row.normalised(i, v);
+          op.result(op.call_.rank, p, op.planes_.normalized + threadIdx.x * kVectorBytes)) = v;
+      row.normalized(i, v);
     }
-    __device__ __forceinline__ void quantised(uint32_t i, Vector v) const {
-      Bytes::push(op.result(op.call_.rank, p, op.planes_.quantised + threadIdx.x * E::kCount), v,
+    __device__ __forceinline__ void quantized(uint32_t i, Vector v) const {
+      Bytes::push(op.result(op.call_.rank, p, op.planes_.quantized + threadIdx.x * E::kCount), v,
                   0);
-      row.quantised(i, v);
+      row.quantized(i, v);
     }
     __device__ __forceinline__ void scale(uint32_t i, uint32_t group, float value) const {
       Word::push(op.result(op.call_.rank, p, op.scale_byte()), Vector{{bits_of(value)}}, 0);
@@ -171,17 +171,17 @@ class NormTwoshotPull {
     if (!stage_.has(i) || !session_.alive()) return;
     const OwnRow to(norm_, r);
     if (norm_.residual_out != nullptr) to.residual(i, passed(owner, p, planes_.residual + vector));
-    if (norm_.normalised != nullptr) {
-      to.normalised(i, passed(owner, p, planes_.normalised + vector));
+    if (norm_.normalized != nullptr) {
+      to.normalized(i, passed(owner, p, planes_.normalized + vector));
     }
-    if (norm_.quantised == nullptr) return;
+    if (norm_.quantized == nullptr) return;
     Vector v{};
-    Bytes::poll(result(owner, p, planes_.quantised + threadIdx.x * E::kCount), v, 0);
-    to.quantised(i, v);
+    Bytes::poll(result(owner, p, planes_.quantized + threadIdx.x * E::kCount), v, 0);
+    to.quantized(i, v);
     const NormOptions& o = norm_.options;
     if (o.scale_mode == ScaleMode::tensor) return;
     const bool groups = o.scale_mode == ScaleMode::group;
-    const auto width = static_cast<uint32_t>(o.group_size);
+    const auto width = static_cast<uint32_t>(o.quant_group_size);
     if (groups ? i * E::kCount % width != 0 : i != 0) return;
     Word::poll(result(owner, p, scale_byte()), v, 0);
     to.scale(i, groups ? i * E::kCount / width : 0, float_of(v.word[0]));

@@ -1,5 +1,5 @@
 // All-reduce and norm, two-shot, by pushing: every rank scatters its rows to their owners; an owner
-// polls, reduces, normalises, quantises, and pushes what comes out to all; everyone drains.
+// polls, reduces, normalizes, quantizes, and pushes what comes out to all; everyone drains.
 //
 // Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and two flights.
 #include "norm_parts.cuh"
@@ -32,7 +32,7 @@ class NormTwoshot : NormParts<D, W, Simple> {
   __device__ NormTwoshot(Session<Simple>& session, const NormArguments& norm,
                          NormStage<D, Simple>& stage)
       : Base(session, norm, stage),
-        planes_(norm.shape, norm.residual_out != nullptr, norm.normalised != nullptr,
+        planes_(norm.shape, norm.residual_out != nullptr, norm.normalized != nullptr,
                 dtype_size(D)) {}
 
   __device__ void run() {
@@ -53,15 +53,15 @@ class NormTwoshot : NormParts<D, W, Simple> {
                                  S::sendable(v));
       if (exists) row.residual(i, v);
     }
-    __device__ __forceinline__ void normalised(uint32_t i, Vector v) const {
-      op.template push_to_all<S>(p, op.planes_.normalised + threadIdx.x * kVectorBytes,
+    __device__ __forceinline__ void normalized(uint32_t i, Vector v) const {
+      op.template push_to_all<S>(p, op.planes_.normalized + threadIdx.x * kVectorBytes,
                                  S::sendable(v));
-      if (exists) row.normalised(i, v);
+      if (exists) row.normalized(i, v);
     }
-    __device__ __forceinline__ void quantised(uint32_t i, Vector v) const {
-      op.template push_to_all<Bytes>(p, op.planes_.quantised + threadIdx.x * E::kCount,
-                                     disguised(v, op.norm_.options.quantisation));
-      if (exists) row.quantised(i, v);
+    __device__ __forceinline__ void quantized(uint32_t i, Vector v) const {
+      op.template push_to_all<Bytes>(p, op.planes_.quantized + threadIdx.x * E::kCount,
+                                     disguised(v, op.norm_.options.quantization));
+      if (exists) row.quantized(i, v);
     }
     __device__ __forceinline__ void scale(uint32_t i, uint32_t group, float value) const {
       op.template push_to_all<Word>(p, op.scale_byte(), Vector{{bits_of(value)}});
@@ -71,7 +71,7 @@ class NormTwoshot : NormParts<D, W, Simple> {
 
   /// Where the scale stands that this thread passes on, if it does so.
   __device__ __forceinline__ uint32_t scale_byte() const {
-    const auto group = static_cast<uint32_t>(norm_.options.group_size);
+    const auto group = static_cast<uint32_t>(norm_.options.quant_group_size);
     const bool groups = !Simple && norm_.options.scale_mode == ScaleMode::group;
     return planes_.scales + (groups ? threadIdx.x * E::kCount / group * 4 : 0);
   }
@@ -94,13 +94,13 @@ class NormTwoshot : NormParts<D, W, Simple> {
     if (!stage_.has(i)) return;
     const NormOptions& o = norm_.options;
     const bool groups = !Simple && o.scale_mode == ScaleMode::group;
-    const auto width = static_cast<uint32_t>(groups ? o.group_size : 0);
+    const auto width = static_cast<uint32_t>(groups ? o.quant_group_size : 0);
     const bool first = groups ? i * E::kCount % width == 0 : i == 0;
     const Plane<S> residual(*this, norm_.residual_out != nullptr, p, planes_.residual + vector);
-    const Plane<Bytes> bytes(*this, norm_.quantised != nullptr, p,
-                             planes_.quantised + threadIdx.x * E::kCount);
+    const Plane<Bytes> bytes(*this, norm_.quantized != nullptr, p,
+                             planes_.quantized + threadIdx.x * E::kCount);
     const Plane<Word> scale(
-        *this, norm_.quantised != nullptr && o.scale_mode != ScaleMode::tensor && first, p,
+        *this, norm_.quantized != nullptr && o.scale_mode != ScaleMode::tensor && first, p,
         scale_byte());
     Vector r[kRanks], q[kRanks], s[kRanks];
     const auto arrived = [&](int owner) {
@@ -116,18 +116,18 @@ class NormTwoshot : NormParts<D, W, Simple> {
         if (!exists(owner, j)) continue;
         const OwnRow to(norm_, row(owner, j));
         if (residual.is()) to.residual(i, r[owner]);
-        if (bytes.is()) to.quantised(i, disguised(q[owner], o.quantisation));
+        if (bytes.is()) to.quantized(i, disguised(q[owner], o.quantization));
         if (scale.is()) to.scale(i, groups ? i * E::kCount / width : 0, float_of(s[owner].word[0]));
       }
     }
-    if (norm_.normalised == nullptr) return;
-    const Plane<S> normalised(*this, true, p, planes_.normalised + vector);
-    if (!await_all([&](int owner) { return normalised.poll(owner, r) != ~0u; })) return;
+    if (norm_.normalized == nullptr) return;
+    const Plane<S> normalized(*this, true, p, planes_.normalized + vector);
+    if (!await_all([&](int owner) { return normalized.poll(owner, r) != ~0u; })) return;
 #pragma unroll
     for (int owner = 0; owner < kRanks; ++owner) {
       if (owner >= world_ || owner == call_.rank) continue;
-      normalised.rearm(owner);
-      if (exists(owner, j)) OwnRow(norm_, row(owner, j)).normalised(i, r[owner]);
+      normalized.rearm(owner);
+      if (exists(owner, j)) OwnRow(norm_, row(owner, j)).normalized(i, r[owner]);
     }
   }
 

@@ -92,11 +92,11 @@ class NormTwoshotSums : NormParts<D, W, Simple> {
     __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
       if (exists) row.residual(i, v);
     }
-    __device__ __forceinline__ void normalised(uint32_t i, Vector v) const {
-      if (exists) row.normalised(i, v);
+    __device__ __forceinline__ void normalized(uint32_t i, Vector v) const {
+      if (exists) row.normalized(i, v);
     }
-    __device__ __forceinline__ void quantised(uint32_t i, Vector v) const {
-      if (exists) row.quantised(i, v);
+    __device__ __forceinline__ void quantized(uint32_t i, Vector v) const {
+      if (exists) row.quantized(i, v);
     }
     __device__ __forceinline__ void scale(uint32_t i, uint32_t group, float value) const {
       if (exists) row.scale(i, group, value);

@@ -1,4 +1,4 @@
-// Thread-block clusters: stores into the shared memory of a neighbour, which announce themselves at
+// Thread-block clusters: stores into the shared memory of a neighbor, which announce themselves at
 // a barrier there. Without hardware for them a cluster is one block, and nothing here is reached.
 //
 // The cluster's own barrier is used once, at the start. A release on it would wait for everything
@@ -59,9 +59,9 @@ __device__ __forceinline__ void expect(TransactionBarrier* barrier, uint32_t byt
 /// No limit of its own, and it needs none. The hardware runs all blocks of a cluster at once; each
 /// goes through the same reductions in the same order, whatever has failed (a thread that gives up
 /// skips waits and stores to peers, never a reduction); and whatever else it waits for before one
-/// is bounded by the communicator's timeout. So the neighbours' bytes come, one reduction after the
+/// is bounded by the communicator's timeout. So the neighbors' bytes come, one reduction after the
 /// other. A limit would be worse than none: a block that left would take its shared memory with it,
-/// and a neighbour's store into that is an error that loses the context.
+/// and a neighbor's store into that is an error that loses the context.
 __device__ __forceinline__ void wait(TransactionBarrier* barrier, uint32_t parity) {
 #if COLLX_CLUSTERS
   uint32_t ended = 0;

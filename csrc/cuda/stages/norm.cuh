@@ -1,10 +1,10 @@
-// The stages behind a reduction: add the residual, normalise the row, quantise. docs/numerics.md
+// The stages behind a reduction: add the residual, normalize the row, quantize. docs/numerics.md
 // has the formulas; the order of the operations here is theirs. Which of them a call has is uniform
 // over the grid and known at run time.
 #pragma once
 
 #include "norm_arguments.cuh"
-#include "quantise.cuh"
+#include "quantize.cuh"
 #include "reduce.cuh"
 #include "row_reduction.cuh"
 #include "vectors.cuh"
@@ -57,7 +57,7 @@ class NormStage {
         .load(i);
   }
 
-  /// From the sum over the ranks to what is normalised.
+  /// From the sum over the ranks to what is normalized.
   __device__ __forceinline__ void accumulate(Share<D>& x, const Vector& residual) const {
     const bool parity = norm_.options.rounding != Rounding::fp32;
     if (parity) round(x);
@@ -175,7 +175,7 @@ class NormStage {
           }
           if (steps > 1) spill(i, x);
         } else if (has(i) && pass == kSquares) {
-          leaf = centred_squares(x, i);
+          leaf = centered_squares(x, i);
         } else if (has(i)) {
           largest = float_of(largest_of(x, i));
         }
@@ -200,11 +200,11 @@ class NormStage {
     return norm_.options.rounding == Rounding::parity_weight;
   }
   __device__ __forceinline__ bool groups() const {
-    return !Simple && norm_.quantised != nullptr && norm_.options.scale_mode == ScaleMode::group;
+    return !Simple && norm_.quantized != nullptr && norm_.options.scale_mode == ScaleMode::group;
   }
   /// A scale for each row.
   __device__ __forceinline__ bool needs_scale() const {
-    return norm_.quantised != nullptr && norm_.options.scale_mode == ScaleMode::row;
+    return norm_.quantized != nullptr && norm_.options.scale_mode == ScaleMode::row;
   }
   /// Here the largest result is not known from the products.
   __device__ __forceinline__ bool needs_second_look() const {
@@ -265,7 +265,7 @@ class NormStage {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) largest = larger_magnitude(largest, x[e]);
   }
-  __device__ __forceinline__ float centred_squares(const Share<D>& x, uint32_t i) const {
+  __device__ __forceinline__ float centered_squares(const Share<D>& x, uint32_t i) const {
     Share<D> t;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
@@ -287,7 +287,7 @@ class NormStage {
     return magnitude(parity ? rounded<D>(largest) : largest);
   }
 
-  /// The normalised values, of what is already multiplied by the weight but in the modes where
+  /// The normalized values, of what is already multiplied by the weight but in the modes where
   /// that comes last.
   __device__ __forceinline__ void results(const Share<D>& x, Share<D>& y) const {
     if (layer()) return layer_results(x, y);
@@ -334,8 +334,8 @@ class NormStage {
   __device__ __forceinline__ void emit(const Share<D>& x, uint32_t i, const Sink& sink) const {
     Share<D> y;
     results(x, y);
-    if (norm_.normalised != nullptr) sink.normalised(i, E::pack(y));
-    if (norm_.quantised == nullptr) return;
+    if (norm_.normalized != nullptr) sink.normalized(i, E::pack(y));
+    if (norm_.quantized == nullptr) return;
     const NormOptions& o = norm_.options;
     if (o.scale_mode == ScaleMode::tensor) {
       const float scale = *norm_.given_scale;
@@ -343,18 +343,19 @@ class NormStage {
       for (int e = 0; e < kCount; ++e) y[e] = y[e] / scale;
     } else {
       const Scale scale = scale_of(largest_, o);
-      const uint32_t group = groups() ? i * kCount / static_cast<uint32_t>(o.group_size) : 0;
-      const bool first = groups() ? i * kCount % static_cast<uint32_t>(o.group_size) == 0 : i == 0;
+      const uint32_t group = groups() ? i * kCount / static_cast<uint32_t>(o.quant_group_size) : 0;
+      const bool first =
+          groups() ? i * kCount % static_cast<uint32_t>(o.quant_group_size) == 0 : i == 0;
       if (first) sink.scale(i, group, scale.scale);
 #pragma unroll
       for (int e = 0; e < kCount; ++e) y[e] = y[e] * scale.inverse;
     }
-    sink.quantised(i, quantised_bytes(y, o.quantisation));
+    sink.quantized(i, quantized_bytes(y, o.quantization));
   }
 
   /// The largest result of the group that this thread's vector belongs to.
   __device__ __forceinline__ void measure_group(uint32_t step, Share<D>& x) {
-    const uint32_t lanes = static_cast<uint32_t>(norm_.options.group_size) / kCount;
+    const uint32_t lanes = static_cast<uint32_t>(norm_.options.quant_group_size) / kCount;
     if (lanes > kWarpLanes) {
       measure_wide_group(step, lanes, x);
     } else {

@@ -1,4 +1,4 @@
-// What the kernels of fused normalisations get besides a KernelCall, and where their results go.
+// What the kernels of fused normalizations get besides a KernelCall, and where their results go.
 #pragma once
 
 #include "../../protocol/norm_plan.h"
@@ -14,8 +14,8 @@ struct NormArguments {
   const void* weight;
   const void* bias;
   void* residual_out;
-  void* normalised;
-  void* quantised;
+  void* normalized;
+  void* quantized;
   void* scale;
   uint64_t cols;
   uint32_t vectors;  // of a row
@@ -67,13 +67,13 @@ class ResultRow {
   __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
     dense(norm_.residual_out).store(i, v);
   }
-  __device__ __forceinline__ void normalised(uint32_t i, Vector v) const {
-    dense(norm_.normalised).store(i, v);
+  __device__ __forceinline__ void normalized(uint32_t i, Vector v) const {
+    dense(norm_.normalized).store(i, v);
   }
   /// A byte for each element of the vector, in the first words of v.
-  __device__ __forceinline__ void quantised(uint32_t i, Vector v) const {
+  __device__ __forceinline__ void quantized(uint32_t i, Vector v) const {
     const uint64_t column = uint64_t{i} * kCount;
-    char* to = static_cast<char*>(norm_.quantised) + row_ * norm_.cols + column;
+    char* to = static_cast<char*>(norm_.quantized) + row_ * norm_.cols + column;
     const bool aligned = reinterpret_cast<uint64_t>(to) % kCount == 0;
     if (Simple || __builtin_expect(aligned && column + kCount <= norm_.cols, 1)) {
       if constexpr (kCount == 8) {
@@ -94,7 +94,7 @@ class ResultRow {
     const NormOptions& o = norm_.options;
     uint64_t at = row_;
     if (!Simple && o.scale_mode == ScaleMode::group) {
-      const uint64_t groups = norm_.cols / static_cast<uint32_t>(o.group_size);
+      const uint64_t groups = norm_.cols / static_cast<uint32_t>(o.quant_group_size);
       at = o.column_major ? group * norm_.result_rows + row_ : row_ * groups + group;
     }
     const uint32_t stored = stored_scale(value, o.scale_type);

@@ -1,6 +1,6 @@
 // Sum and maximum over a row that the blocks of a cluster hold in registers.
 //
-// The sum is the row's tree of docs/numerics.md: neighbours, then neighbouring sums. Lanes, warps
+// The sum is the row's tree of docs/numerics.md: neighbors, then neighboring sums. Lanes, warps
 // and blocks stand in the order of the row's elements and are powers of two, so each of them is a
 // subtree; x + y = y + x makes every lane of a butterfly compute the same bits.
 #pragma once
@@ -15,7 +15,7 @@ struct RowTotal {
   uint32_t largest;  // of magnitudes
 };
 
-/// The subtree of n = 2^k neighbours.
+/// The subtree of n = 2^k neighbors.
 template <int N>
 __device__ __forceinline__ float tree(const float (&values)[N]) {
   float t[N];
@@ -40,7 +40,7 @@ class RowReduction {
       ptx::init(&memory().arrived[0]);
       ptx::init(&memory().arrived[1]);
     }
-    // Nobody stores into a neighbour that has not started.
+    // Nobody stores into a neighbor that has not started.
     ptx::cluster_arrive();
     ptx::cluster_wait();
   }
@@ -117,7 +117,7 @@ class RowReduction {
     return sum;
   }
 
-  /// `count`: a power of two, neighbours with the same lane.
+  /// `count`: a power of two, neighbors with the same lane.
   static __device__ __forceinline__ RowTotal combine(const Entry* entries, uint32_t count,
                                                      uint32_t lane) {
     constexpr uint32_t kEach = kEntries / kWarpLanes;

@@ -1,4 +1,4 @@
-// The tiles of slots in which rows of a normalisation travel, as one block sees them.
+// The tiles of slots in which rows of a normalization travel, as one block sees them.
 //
 // A use of the slots takes some rows at once, each at a position of its own. Position p belongs to
 // cluster p % clusters of the grid, and each block of that cluster serves the tiles of its own

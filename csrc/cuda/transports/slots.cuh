@@ -61,7 +61,7 @@ struct SentinelSlots {
 };
 
 /// Fewer words of the same kind, for results of a byte an element and for single ones: the first
-/// `Words` of a vector. Never all ones: see the quantisation of stages/norm.cuh.
+/// `Words` of a vector. Never all ones: see the quantization of stages/norm.cuh.
 template <int Words>
 struct NarrowSlots {
   static_assert(Words == 1 || Words == 2);
@@ -134,7 +134,7 @@ COLLX_HD constexpr uint64_t wire_vectors(bool masked, uint64_t vectors) {
 
 /// Integers, which can give up no pattern: 64-bit words {data, epoch}. Nothing to re-arm: the
 /// slot's next use has another epoch. Even epochs use one parity's slots and odd ones the other's,
-/// so fresh memory of even slots holds an odd number and the other way round (cuda::initialise):
+/// so fresh memory of even slots holds an odd number and the other way round (cuda::initialize):
 /// a word never written cannot be taken for one of any epoch, also across the wrap-around.
 struct PairSlots {
   static constexpr uint32_t kWireBytes = 2 * kVectorBytes;

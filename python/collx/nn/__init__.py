@@ -1,10 +1,13 @@
 """What tensor-parallel layers are made of, over collx's operators.
 
-`pairs` has collectives with the backward that their place in a layer needs, those of Megatron-LM.
-`TensorParallelRMSNorm` stands in for all-reduce, residual and RMSNorm behind a layer, quantised as
-a `Quantisation` says; `unfused_rmsnorm` is the same in the operations of a plain model.
+Functions such as `reduce_from_ranks` are collectives with the backward that their place in a layer
+needs, those of Megatron-LM. `ColumnParallelLinear` and `RowParallelLinear` are split layers.
+`TensorParallelRMSNorm` and `TensorParallelLayerNorm` stand in for all-reduce, residual and norm
+behind a split layer; `unfused_rmsnorm` is the same in the operations of a plain model.
 """
 
+from collx.nn.layer_norm import TensorParallelLayerNorm
+from collx.nn.linear import ColumnParallelLinear, RowParallelLinear, part
 from collx.nn.norm import TensorParallelRMSNorm, unfused_rmsnorm
 from collx.nn.pairs import (
     copy_to_ranks,
@@ -14,14 +17,16 @@ from collx.nn.pairs import (
     scatter_to_sequence,
     split_to_ranks,
 )
-from collx.nn.quantisation import Quantisation
 
 __all__ = [
-    "Quantisation",
+    "ColumnParallelLinear",
+    "RowParallelLinear",
+    "TensorParallelLayerNorm",
     "TensorParallelRMSNorm",
     "copy_to_ranks",
     "gather_from_ranks",
     "gather_from_sequence",
+    "part",
     "reduce_from_ranks",
     "scatter_to_sequence",
     "split_to_ranks",

@@ -3,27 +3,21 @@ operator, and in the operations of a plain model."""
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from collx.functional import Group, name_of
+from collx._groups import Group, name_of
+from collx.nn import gradients
 from collx.nn.known_norms import ACCEPTED, Form, form_of
 from collx.nn.pairs import reduce_from_ranks
-from collx.nn.quantisation import Quantisation, quantised
+from collx.nn.quantized import quantized
+from collx.ops.norms import Results, allreduce_rmsnorm
+from collx.ops.quantization import ROUNDINGS, Quantization
 
 __all__ = ["TensorParallelRMSNorm", "unfused_rmsnorm"]
-
-Results = torch.Tensor | tuple[torch.Tensor, ...]
-
-_MODULE_FILE = inspect.getfile(nn.Module)
-_warned = False  # of gradients in eval mode, in this process
-
-ROUNDINGS = ("fp32", "parity", "parity_weight")
 
 
 def unfused_rmsnorm(
@@ -35,15 +29,16 @@ def unfused_rmsnorm(
     *,
     weight_offset: float = 0.0,
     rounding: str = "fp32",
-    quantise: Quantisation | None = None,
+    quantization: Quantization | None = None,
     scale: torch.Tensor | None = None,
     keep_norm: bool = False,
     reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Results:
-    """What the fused operators compute, as a model writes it: all-reduce, add, norm, quantise.
+    """What the fused operators compute, as a model writes it: all-reduce, add, norm, quantize.
 
     It differs from them by the order in which a row is summed, hence by one rounding of the norm at
-    most. All but the quantised values and their scale has gradients.
+    most. Gradients flow through all results but the quantized
+    values and their scale.
 
     Args:
         partial: [..., cols], floating point: this rank's summand.
@@ -55,20 +50,20 @@ def unfused_rmsnorm(
         rounding: "fp32", one rounding at the end, for which the sum over the ranks is done in
             float32; "parity", as torch.nn.RMSNorm behind an all-reduce rounds; or
             "parity_weight", as LlamaRMSNorm does.
-        quantise: how the result is quantised; None: not at all.
+        quantization: how the result is quantized; None: not at all.
         scale: float32, one element: the scale of scale_mode "tensor".
-        keep_norm: the normalised tensor, too, where the result is quantised.
+        keep_norm: the normalized tensor, too, where the result is quantized.
         reduce: sums a tensor over the ranks; by default `reduce_from_ranks`.
 
     Returns:
-        The normalised tensor, or the quantised one and its scale; then, with a residual, the sum
-        with the residual added; then the normalised tensor if `keep_norm`. A tensor if it is one.
+        The normalized tensor, or the quantized one and its scale; then, with a residual, the sum
+        with the residual added; then the normalized tensor if `keep_norm`. A tensor if it is one.
 
     Raises:
-        ValueError: an unknown rounding, `keep_norm` without `quantise`, or a scale that does not
-            fit `quantise`.
+        ValueError: an unknown rounding, `keep_norm` without `quantization`, or a scale that does
+            not fit it.
     """
-    _check_options("unfused_rmsnorm", rounding, quantise, keep_norm)
+    _check_options("unfused_rmsnorm", rounding, quantization, keep_norm)
     dtype = partial.dtype
     wide = torch.promote_types(dtype, torch.float32)
     once = rounding == "fp32"
@@ -89,25 +84,25 @@ def unfused_rmsnorm(
         y = (values * norm).to(dtype) * gain.to(dtype)
     else:
         y = values * norm * gain
-    normalised = y.to(dtype)
-    results = [normalised]
-    if quantise is not None:
-        results = list(quantised(y if once else normalised, quantise, scale, dtype))
+    normalized = y.to(dtype)
+    results = [normalized]
+    if quantization is not None:
+        results = list(quantized(y if once else normalized, quantization, scale, dtype))
     if residual is not None:
         results.append(kept)
     if keep_norm:
-        results.append(normalised)
+        results.append(normalized)
     return results[0] if len(results) == 1 else tuple(results)
 
 
 class TensorParallelRMSNorm(nn.Module):
-    """Stands in for all-reduce, residual, RMSNorm and quantisation behind a row-parallel layer.
+    """Stands in for all-reduce, residual, RMSNorm and quantization behind a row-parallel layer.
 
         y = norm(residual + all_reduce(partial))      # before
         y, residual = norm(partial, residual)         # with it
 
     Where no gradients are asked for (under torch.no_grad or torch.inference_mode, or if no tensor
-    of the call requires any), a call is one fused operator, torch.ops.collx.allreduce_*rmsnorm*.
+    of the call requires any), a call is one fused operator, that of `collx.allreduce_rmsnorm`.
     Otherwise it is `unfused_rmsnorm` over `reduce_from_ranks`, so that it trains: the gradient of
     `partial` is that of the sum, and every rank has the whole gradient of the weight. All ranks
     must agree on that. In eval mode that is rarely meant, so a process is warned once of it.
@@ -127,7 +122,7 @@ class TensorParallelRMSNorm(nn.Module):
         group: Group = None,
         weight_offset: float = 0.0,
         rounding: str = "fp32",
-        quantise: Quantisation | str | None = None,
+        quantization: Quantization | str | None = None,
         scale: torch.Tensor | None = None,
         keep_norm: bool = False,
         algorithm: str = "auto",
@@ -143,10 +138,10 @@ class TensorParallelRMSNorm(nn.Module):
             group: the communicator, as in `collx.allreduce`; looked up in each call.
             weight_offset: is added to the weight; 1 for Gemma's.
             rounding: "fp32", "parity" or "parity_weight" (docs/numerics.md).
-            quantise: how the result is quantised: a `Quantisation`, or "fp8" or "int8" for its
+            quantization: how the result is quantized: a `Quantization`, or "fp8" or "int8" for its
                 defaults; None: not at all.
             scale: float32, one element: the scale of scale_mode "tensor".
-            keep_norm: the normalised tensor, too, where the result is quantised.
+            keep_norm: the normalized tensor, too, where the result is quantized.
             algorithm, max_blocks: of the fused operator.
             device, dtype: of the weight.
 
@@ -154,20 +149,19 @@ class TensorParallelRMSNorm(nn.Module):
             ValueError: an unknown option, or options that do not fit together.
         """
         super().__init__()
-        if isinstance(quantise, str):
-            quantise = Quantisation(quantise)
-        _check_options("TensorParallelRMSNorm", rounding, quantise, keep_norm)
-        given = quantise is not None and quantise.scale_mode == "tensor"
+        quantization = Quantization.of(quantization)
+        _check_options("TensorParallelRMSNorm", rounding, quantization, keep_norm)
+        given = quantization is not None and quantization.scale_mode == "tensor"
         if given != (scale is not None):
             raise ValueError(
                 f"TensorParallelRMSNorm: scale: {'' if scale is not None else 'not '}given; "
-                'accepted: with quantise of scale_mode "tensor", and only there'
+                'accepted: with quantization of scale_mode "tensor", and only there'
             )
         self.eps = eps
         self.group = None if group is None else name_of(group)
         self.weight_offset = weight_offset
         self.rounding = rounding
-        self.quantise = quantise
+        self.quantization = quantization
         self.keep_norm = keep_norm
         self.algorithm = algorithm
         self.max_blocks = max_blocks
@@ -222,21 +216,15 @@ class TensorParallelRMSNorm(nn.Module):
             residual: of its shape and dtype, the same on all ranks; or None.
 
         Returns:
-            What the fused operator does: the normalised tensor, or the quantised one and its scale;
-            with a residual, then the sum with it added; then the normalised tensor if `keep_norm`.
+            What the fused operator does: the normalized tensor, or the quantized one and its scale;
+            with a residual, then the sum with it added; then the normalized tensor if `keep_norm`.
 
-        Raises:
-            As `collx.allreduce`.
+        It raises what `collx.allreduce` raises.
         """
         eps = self.eps
         if eps is None:
             eps = torch.finfo(torch.promote_types(partial.dtype, torch.float32)).eps
-        if torch.is_grad_enabled() and (
-            partial.requires_grad
-            or self.weight.requires_grad
-            or (residual is not None and residual.requires_grad)
-        ):
-            self._warn_if_not_training()
+        if gradients.wanted(self, partial, residual, self.weight):
             return unfused_rmsnorm(
                 partial,
                 residual,
@@ -245,49 +233,33 @@ class TensorParallelRMSNorm(nn.Module):
                 self.group,
                 weight_offset=self.weight_offset,
                 rounding=self.rounding,
-                quantise=self.quantise,
+                quantization=self.quantization,
                 scale=self.scale,
                 keep_norm=self.keep_norm,
             )
-        name = "allreduce_rmsnorm" if residual is None else "allreduce_residual_rmsnorm"
-        options: dict[str, Any] = {}
-        if self.quantise is not None:
-            name = f"{name}_{self.quantise.kind}"
-            options = {**self.quantise.arguments(), "scale": self.scale}
-        operator = getattr(torch.ops.collx, name)
-        form = operator.norm if self.keep_norm else operator.default
-        tensors = (partial, self.weight) if residual is None else (partial, residual, self.weight)
-        results: Results = form(
-            *tensors,
+        return allreduce_rmsnorm(
+            partial,
+            self.weight,
             eps,
-            name_of(self.group),
+            self.group,
+            residual=residual,
             weight_offset=self.weight_offset,
             rounding=self.rounding,
+            quantization=self.quantization,
+            scale=self.scale,
+            keep_norm=self.keep_norm,
             algorithm=self.algorithm,
             max_blocks=self.max_blocks,
-            **options,
-        )
-        return results
-
-    def _warn_if_not_training(self) -> None:
-        global _warned
-        if torch.compiler.is_compiling() or self.training or _warned:
-            return
-        _warned = True
-        warnings.warn(
-            "TensorParallelRMSNorm in eval mode takes the unfused path, which is slower, since "
-            "gradients are asked for; call the model under torch.inference_mode() or "
-            "torch.no_grad(), or let no tensor require gradients (model.requires_grad_(False))",
-            UserWarning,
-            stacklevel=_callers_level(),
         )
 
     def extra_repr(self) -> str:
         parts = [f"{self.weight.numel()}, eps={self.eps}, rounding={self.rounding!r}"]
         if self.weight_offset != 0:
             parts.append(f"weight_offset={self.weight_offset}")
-        if self.quantise is not None:
-            parts.append(f"quantise={self.quantise.kind!r} by {self.quantise.scale_mode}")
+        if self.quantization is not None:
+            parts.append(
+                f"quantization={self.quantization.kind!r} by {self.quantization.scale_mode}"
+            )
         return ", ".join(parts)
 
     def _apply(
@@ -300,24 +272,15 @@ class TensorParallelRMSNorm(nn.Module):
         return self
 
 
-def _callers_level() -> int:
-    """The stacklevel, for a warning of this function's caller, of the code that called the module:
-    past this file and the hooks of torch.nn.Module."""
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename in (__file__, _MODULE_FILE):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 def _check_options(
-    where: str, rounding: str, quantise: Quantisation | None, keep_norm: bool
+    where: str, rounding: str, quantization: Quantization | None, keep_norm: bool
 ) -> None:
     if rounding not in ROUNDINGS:
         raise ValueError(f"{where}: rounding: got {rounding!r}; accepted: {', '.join(ROUNDINGS)}")
-    if keep_norm and quantise is None:
+    if keep_norm and quantization is None:
         raise ValueError(
-            f"{where}: keep_norm: got True without quantise; accepted: with it, since the result "
-            "is the normalised tensor otherwise"
+            f"{where}: keep_norm: got True without quantization; accepted: with it, since the "
+            "result is the normalized tensor otherwise"
         )
 
 

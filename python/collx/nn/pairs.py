@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from collx.collectives import allgather, allreduce, reducescatter
-from collx.functional import Group, get, name_of
+from collx._groups import Group, get, name_of
+from collx.ops.collectives import allgather, allreduce, reducescatter
 
 __all__ = [
     "copy_to_ranks",

@@ -10,10 +10,10 @@ sum, avg and prod start as rank 0's value and accumulate the other ranks in orde
 even. avg divides the float32 sum by the number of ranks before that rounding. max and min
 propagate NaN, order +0 above -0, and are exact. Only the payload of a NaN is left open.
 
-Those fused with a normalisation compute in float32, too, and round where `rounding` says; what
+Those fused with a normalization compute in float32, too, and round where `rounding` says; what
 they do step by step is in docs/numerics.md. `row_sum` is the order in which they sum up a row, and
 `unfused_rmsnorm` and `unfused_layernorm` are the models' own sequences that the parity modes keep
-to. Quantised values and scales are defined to the bit, NaN included.
+to. Quantized values and scales are defined to the bit, NaN included.
 
 Every step is one correctly rounded IEEE operation, so the same bits come out on CPU and CUDA
 tensors, and with `torch.set_flush_denormal(True)` too: that switch is off while these functions

@@ -1,4 +1,4 @@
-"""Rows of a reduction, normalised and quantised: docs/numerics.md, step by step."""
+"""Rows of a reduction, normalized and quantized: docs/numerics.md, step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from collx.reference._common import alike, exactly
-from collx.reference._scales import Quantiser
+from collx.reference._scales import Quantizer
 from collx.reference.collectives import parts
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ __all__ = [
     "Layer",
     "Tensors",
     "float32",
-    "normalised",
+    "normalized",
     "own_rows",
-    "quantised",
+    "quantized",
     "reciprocal_root",
     "rounded",
     "row_sum",
@@ -49,7 +49,7 @@ def row_sum(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A normalisation: with a bias it is a layer norm."""
+    """A normalization: with a bias it is a layer norm."""
 
     op: str
     weight: torch.Tensor
@@ -59,7 +59,7 @@ class Layer:
     rounding: str
 
     def check(self, first: torch.Tensor) -> None:
-        """Whether inputs like `first` can be normalised by it."""
+        """Whether inputs like `first` can be normalized by it."""
         if self.rounding not in ROUNDINGS:
             raise ValueError(
                 f"{self.op}: rounding {self.rounding!r} is none of {', '.join(ROUNDINGS)}"
@@ -85,7 +85,7 @@ class Layer:
     def applied(self, acc: torch.Tensor, dtype: torch.dtype, groups: int) -> Tensors:
         """y of rows of sums [rows, cols], and the largest magnitudes [rows, groups]."""
         if self.bias is not None:
-            return self._centred(acc, dtype), torch.empty(0)
+            return self._centered(acc, dtype), torch.empty(0)
         gain = self.weight.detach().to(torch.float32) + rounded(
             float32(self.weight_offset, acc), dtype
         )
@@ -99,18 +99,18 @@ class Layer:
             y, largest = rounded(y, dtype), rounded(largest, dtype)
         return y, largest
 
-    def _centred(self, acc: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _centered(self, acc: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         assert self.bias is not None
         cols = acc.shape[-1]
         weight, bias = (t.detach().to(torch.float32) for t in (self.weight, self.bias))
         mean = row_sum(acc + torch.zeros_like(acc)) / float32(cols, acc)
-        centred = acc - mean
-        norm = self._norm(row_sum(centred * centred), cols, dtype)
+        centered = acc - mean
+        norm = self._norm(row_sum(centered * centered), cols, dtype)
         if self.rounding == "parity_weight":
             weight, bias = rounded(weight, dtype), rounded(bias, dtype)
-            weighted = rounded(rounded(centred * norm, dtype) * weight, dtype)
+            weighted = rounded(rounded(centered * norm, dtype) * weight, dtype)
             return rounded(weighted + bias, dtype)
-        y = centred * norm * weight + bias
+        y = centered * norm * weight + bias
         return rounded(y, dtype) if self.rounding == "parity" else y
 
     def _norm(self, squares: torch.Tensor, cols: int, dtype: torch.dtype) -> torch.Tensor:
@@ -177,9 +177,9 @@ def _computed(
     layer: Layer,
     inputs: Sequence[torch.Tensor],
     residual: torch.Tensor | None,
-    quantiser: Quantiser | None,
+    quantizer: Quantizer | None,
 ) -> list[Tensors]:
-    """Of one piece of rows after the other: out, residual_out, and if quantised q and scale."""
+    """Of one piece of rows after the other: out, residual_out, and if quantized q and scale."""
     dtype, cols = inputs[0].dtype, inputs[0].shape[-1]
     flat = [tensor.detach().reshape(-1, cols) for tensor in inputs]
     added = None if residual is None else residual.detach().reshape(-1, cols)
@@ -193,15 +193,15 @@ def _computed(
                 None if added is None else added[rows],
                 layer.rounding,
             )
-            y, largest = layer.applied(acc, dtype, quantiser.groups if quantiser else 1)
+            y, largest = layer.applied(acc, dtype, quantizer.groups if quantizer else 1)
             results: Tensors = (y.to(dtype), acc.to(dtype))
-            if quantiser is not None and quantiser.given is not None:
-                given = quantiser.given.detach().reshape(1)
-                results += (quantiser.quantised(y / given), given)
-            elif quantiser is not None:
-                stored, inverse = quantiser.scales(largest)
-                each = inverse.repeat_interleave(cols // quantiser.groups, dim=1)
-                results += (quantiser.quantised(y * each), stored)
+            if quantizer is not None and quantizer.given is not None:
+                given = quantizer.given.detach().reshape(1)
+                results += (quantizer.quantized(y / given), given)
+            elif quantizer is not None:
+                stored, inverse = quantizer.scales(largest)
+                each = inverse.repeat_interleave(cols // quantizer.groups, dim=1)
+                results += (quantizer.quantized(y * each), stored)
             pieces.append(results)
     return pieces
 
@@ -210,7 +210,7 @@ def _joined(pieces: list[Tensors], which: int, shape: Sequence[int]) -> torch.Te
     return torch.cat([piece[which] for piece in pieces]).reshape(shape)
 
 
-def normalised(
+def normalized(
     layer: Layer, inputs: Sequence[torch.Tensor], residual: torch.Tensor | None
 ) -> Tensors:
     shape = _checked(layer, inputs, residual).shape
@@ -219,7 +219,7 @@ def normalised(
     return (out,) if residual is None else (out, _joined(pieces, 1, shape))
 
 
-def quantised(
+def quantized(
     layer: Layer,
     inputs: Sequence[torch.Tensor],
     residual: torch.Tensor | None,
@@ -228,14 +228,14 @@ def quantised(
     options: ScaleOptions,
 ) -> Tensors:
     first = _checked(layer, inputs, residual)
-    quantiser = Quantiser.checked(layer.op, first, target, **options)
-    pieces = _computed(layer, inputs, residual, quantiser)
-    q = _joined(pieces, 2, first.shape).view(quantiser.dtype)
-    if quantiser.given is not None:
+    quantizer = Quantizer.checked(layer.op, first, target, **options)
+    pieces = _computed(layer, inputs, residual, quantizer)
+    q = _joined(pieces, 2, first.shape).view(quantizer.dtype)
+    if quantizer.given is not None:
         scale = pieces[0][3].clone()
     else:
         stored = torch.cat([piece[3] for piece in pieces])
-        scale = quantiser.arranged(stored, tuple(first.shape[:-1]))
+        scale = quantizer.arranged(stored, tuple(first.shape[:-1]))
     results: Tensors = (q, scale)
     if residual is not None:
         results += (_joined(pieces, 1, first.shape),)

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict
 
     class ScaleOptions(TypedDict, total=False):
-        """What a quantising operator takes beside its tensors, with the same defaults."""
+        """What a quantizing operator takes beside its tensors, with the same defaults."""
 
         scale_ub: float | None
         scale_mode: str
         scale: torch.Tensor | None
-        group_size: int
+        quant_group_size: int
         ue8m0: bool
         scale_dtype: str
         scale_layout: str
 
 
-__all__ = ["FORMATS", "Quantiser", "power_of_two_above"]
+__all__ = ["FORMATS", "Quantizer", "power_of_two_above"]
 
 # The largest value of each format, and its dtype.
 FORMATS = {
@@ -58,8 +58,8 @@ def _up(bits: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Quantiser:
-    """How an operator quantises. Made by `checked`."""
+class Quantizer:
+    """How an operator quantizes. Made by `checked`."""
 
     limit: float
     dtype: torch.dtype
@@ -79,11 +79,11 @@ class Quantiser:
         scale_ub: float | None = None,
         scale_mode: str = "row",
         scale: torch.Tensor | None = None,
-        group_size: int = 128,
+        quant_group_size: int = 128,
         ue8m0: bool = False,
         scale_dtype: str = "float32",
         scale_layout: str = "row",
-    ) -> Quantiser:
+    ) -> Quantizer:
         """What an operator is asked for, whose inputs are like `first`."""
         _one_of(op, "fp8_dtype", target, ("int8",) if op.endswith("int8") else ("e4m3fn", "e5m2"))
         _one_of(op, "scale_mode", scale_mode, _MODES)
@@ -106,19 +106,23 @@ class Quantiser:
             if scale_ub is not None or ue8m0 or scale_dtype != "float32":
                 raise ValueError(f"{op}: scale_ub, ue8m0 and scale_dtype do not apply to a scale")
         if scale_mode == "group":
-            power = group_size > 0 and group_size & (group_size - 1) == 0
-            if not (power and _SMALLEST_GROUP <= group_size <= _LARGEST_GROUP):
-                raise ValueError(f"{op}: group_size {group_size} is no power of two in 16 to 4096")
-            if cols % group_size != 0:
-                raise ValueError(f"{op}: {cols} columns are no multiple of group_size {group_size}")
+            power = quant_group_size > 0 and quant_group_size & (quant_group_size - 1) == 0
+            if not (power and _SMALLEST_GROUP <= quant_group_size <= _LARGEST_GROUP):
+                raise ValueError(
+                    f"{op}: quant_group_size {quant_group_size} is no power of two in 16 to 4096"
+                )
+            if cols % quant_group_size != 0:
+                raise ValueError(
+                    f"{op}: {cols} columns are no multiple of quant_group_size {quant_group_size}"
+                )
         limit, dtype = FORMATS[target]
         stored = {"float32": torch.float32, "input": first.dtype}
-        return Quantiser(
+        return Quantizer(
             limit,
             dtype,
             scale_mode,
             scale,
-            cols // group_size if scale_mode == "group" else 1,
+            cols // quant_group_size if scale_mode == "group" else 1,
             math.inf if scale_ub is None else scale_ub,
             ue8m0,
             stored.get(scale_dtype, torch.float8_e8m0fnu),
@@ -148,7 +152,7 @@ class Quantiser:
         usable = (scale != 0) & inverse.isfinite()
         return stored, torch.where(usable, inverse, torch.zeros_like(inverse))
 
-    def quantised(self, values: torch.Tensor) -> torch.Tensor:
+    def quantized(self, values: torch.Tensor) -> torch.Tensor:
         """Values that have been scaled, in the format (float8 as its bytes)."""
         clamped = values.clamp(-self.limit, self.limit)
         if self.dtype == torch.int8:

@@ -1,5 +1,5 @@
-"""Reductions fused with a normalisation, and with a quantisation behind it: docs/numerics.md,
-"Reductions fused with a normalisation", step by step.
+"""Reductions fused with a normalization, and with a quantization behind it: docs/numerics.md,
+"Reductions fused with a normalization", step by step.
 
 `inputs` holds one tensor [..., cols] a rank, of float32, float16 or bfloat16; `weight` and `bias`
 are [cols], of that dtype or float32, and `residual` is what all ranks have. Options are those of
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from collx.reference._rows import Layer, Tensors, normalised, own_rows, quantised
+from collx.reference._rows import Layer, Tensors, normalized, own_rows, quantized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,9 +41,9 @@ def allreduce_rmsnorm(
     weight_offset: float = 0.0,
     rounding: str = "fp32",
 ) -> torch.Tensor:
-    """What every rank gets: the sum's rows, normalised."""
+    """What every rank gets: the sum's rows, normalized."""
     layer = Layer("allreduce_rmsnorm", weight, None, eps, weight_offset, rounding)
-    return normalised(layer, inputs, None)[0]
+    return normalized(layer, inputs, None)[0]
 
 
 def allreduce_residual_rmsnorm(
@@ -56,7 +56,7 @@ def allreduce_residual_rmsnorm(
 ) -> Tensors:
     """What every rank gets: (out, residual_out)."""
     layer = Layer("allreduce_residual_rmsnorm", weight, None, eps, weight_offset, rounding)
-    return normalised(layer, inputs, residual)
+    return normalized(layer, inputs, residual)
 
 
 def allreduce_layernorm(
@@ -66,8 +66,8 @@ def allreduce_layernorm(
     eps: float,
     rounding: str = "fp32",
 ) -> torch.Tensor:
-    """What every rank gets: the sum's rows, normalised."""
-    return normalised(Layer("allreduce_layernorm", weight, bias, eps, 0.0, rounding), inputs, None)[
+    """What every rank gets: the sum's rows, normalized."""
+    return normalized(Layer("allreduce_layernorm", weight, bias, eps, 0.0, rounding), inputs, None)[
         0
     ]
 
@@ -82,7 +82,7 @@ def allreduce_residual_layernorm(
 ) -> Tensors:
     """What every rank gets: (out, residual_out)."""
     layer = Layer("allreduce_residual_layernorm", weight, bias, eps, 0.0, rounding)
-    return normalised(layer, inputs, residual)
+    return normalized(layer, inputs, residual)
 
 
 def allreduce_rmsnorm_fp8(
@@ -97,7 +97,7 @@ def allreduce_rmsnorm_fp8(
 ) -> Tensors:
     """What every rank gets: (q, scale), with `keep_norm` (q, scale, norm)."""
     layer = Layer("allreduce_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
-    return quantised(layer, inputs, None, fp8_dtype, keep_norm, options)
+    return quantized(layer, inputs, None, fp8_dtype, keep_norm, options)
 
 
 def allreduce_residual_rmsnorm_fp8(
@@ -113,7 +113,7 @@ def allreduce_residual_rmsnorm_fp8(
 ) -> Tensors:
     """What every rank gets: (q, scale, residual_out), with `keep_norm` the norm behind."""
     layer = Layer("allreduce_residual_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
-    return quantised(layer, inputs, residual, fp8_dtype, keep_norm, options)
+    return quantized(layer, inputs, residual, fp8_dtype, keep_norm, options)
 
 
 def allreduce_rmsnorm_int8(
@@ -127,7 +127,7 @@ def allreduce_rmsnorm_int8(
 ) -> Tensors:
     """What every rank gets: (q, scale), with `keep_norm` (q, scale, norm)."""
     layer = Layer("allreduce_rmsnorm_int8", weight, None, eps, weight_offset, rounding)
-    return quantised(layer, inputs, None, "int8", keep_norm, options)
+    return quantized(layer, inputs, None, "int8", keep_norm, options)
 
 
 def allreduce_residual_rmsnorm_int8(
@@ -142,7 +142,7 @@ def allreduce_residual_rmsnorm_int8(
 ) -> Tensors:
     """What every rank gets: (q, scale, residual_out), with `keep_norm` the norm behind."""
     layer = Layer("allreduce_residual_rmsnorm_int8", weight, None, eps, weight_offset, rounding)
-    return quantised(layer, inputs, residual, "int8", keep_norm, options)
+    return quantized(layer, inputs, residual, "int8", keep_norm, options)
 
 
 def reducescatter_residual_rmsnorm(
@@ -156,7 +156,7 @@ def reducescatter_residual_rmsnorm(
     """Rank r gets (out, residual_out) of its rows of the sum, to which it adds `residuals[r]`."""
     layer = Layer("reducescatter_residual_rmsnorm", weight, None, eps, weight_offset, rounding)
     return [
-        normalised(layer, own, residual) for own, residual in own_rows(layer.op, inputs, residuals)
+        normalized(layer, own, residual) for own, residual in own_rows(layer.op, inputs, residuals)
     ]
 
 
@@ -174,6 +174,6 @@ def reducescatter_residual_rmsnorm_fp8(
     """Rank r gets (q, scale, residual_out), with `keep_norm` the norm behind, of its rows."""
     layer = Layer("reducescatter_residual_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
     return [
-        quantised(layer, own, residual, fp8_dtype, keep_norm, options)
+        quantized(layer, own, residual, fp8_dtype, keep_norm, options)
         for own, residual in own_rows(layer.op, inputs, residuals)
     ]

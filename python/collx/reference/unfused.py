@@ -1,5 +1,5 @@
 """The unfused sequences whose results the parity modes give, written as a model writes them: an
-all-reduce, an addition in the dtype, and a normalisation in float32. Only the order in which a row
+all-reduce, an addition in the dtype, and a normalization in float32. Only the order in which a row
 is summed up is not that of PyTorch's own layers: it is `row_sum`."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def unfused_rmsnorm(
     rounding: str = "parity",
     residual: torch.Tensor | None = None,
 ) -> Tensors:
-    """(out, residual_out). The latter is what has been normalised: the sum, plus the residual.
+    """(out, residual_out). The latter is what has been normalized: the sum, plus the residual.
 
     "parity" is torch.nn.RMSNorm, and Gemma's with a weight_offset of 1: everything in float32,
     one rounding. "parity_weight" is LlamaRMSNorm: the weight multiplied in the dtype.
@@ -55,8 +55,8 @@ def unfused_layernorm(
     dtype = hidden.dtype
     with exactly():
         wide = hidden.to(torch.float32)
-        centred = wide - row_sum(wide + 0.0) / float32(wide.shape[-1], wide)
-        normed = centred * _norm(centred, eps)
+        centered = wide - row_sum(wide + 0.0) / float32(wide.shape[-1], wide)
+        normed = centered * _norm(centered, eps)
         if rounding == "parity_weight":
             return normed.to(dtype) * weight.to(dtype) + bias.to(dtype), hidden
         return (normed * weight.to(torch.float32) + bias.to(torch.float32)).to(dtype), hidden

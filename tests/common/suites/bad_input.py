@@ -177,7 +177,7 @@ _BAD_OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "payload too small": ({"payload_bytes": 100}, ("payload", "100")),
     "negative payload": ({"payload_bytes": -1}, ("payload", "-1")),
     "unknown pdl": ({"pdl": "always"}, ("pdl", "always", "early")),
-    "no blocks": ({"blocks": 0}, ("blocks", "0")),
+    "no blocks": ({"max_blocks": 0}, ("max_blocks", "0")),
 }
 
 
@@ -229,14 +229,14 @@ def test_too_many_ranks_are_refused(pools: Pools, device: str) -> None:
         crowd.kill()
 
 
-def _never_initialised(rank: Rank) -> Attempt:
+def _never_initialized(rank: Rank) -> Attempt:
     return attempt(lambda: _functional(ones(rank), "0"))
 
 
 @pytest.mark.worlds(2)
-def test_a_group_that_was_never_initialised_is_refused(pool: Pool) -> None:
+def test_a_group_that_was_never_initialized_is_refused(pool: Pool) -> None:
     """The default group exists, but collx.init was never called on it under its own name."""
-    for found in pool.run(_never_initialised):
+    for found in pool.run(_never_initialized):
         assert found.error == "ValueError"
         assert "collx.init" in found.message
 

@@ -23,9 +23,9 @@ def _levels(rank: Rank) -> tuple[bool, list[str]]:
     poor = rank.rank == rank.size - 1
     with _instead_of_step("blocks", _without("dependent launch")) if poor else nullcontext():
         communicator = rank.new_communicator("no-dependent-launch", pdl="end")
-    found = [communicator.explain("allreduce", 1000)["pdl"]]
+    found = [communicator.explain("allreduce", 1000).pdl]
     with communicator.pdl("early"):
-        found.append(communicator.explain("allreduce", 1000)["pdl"])
+        found.append(communicator.explain("allreduce", 1000).pdl)
     fine = works(rank, communicator)
     communicator.destroy()
     return fine, found

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ..attempt import Attempt, attempt, works
-from ..norm_cases import OPS, quantises
+from ..norm_cases import OPS, quantizes
 from ..pool import Pool
 from ..rank import Rank
 
@@ -29,7 +29,7 @@ def _norms(rank: Rank) -> dict[str, dict[str, Any]]:
         "parity": explained(keep_norm=True, rounding="parity"),
         "tensor": explained(scale_mode="tensor"),
         "group": explained(scale_mode="group"),
-        "wide group": explained(scale_mode="group", group_size=1024),
+        "wide group": explained(scale_mode="group", quant_group_size=1024),
     }
 
 
@@ -38,7 +38,7 @@ def test_explain_knows_the_options_of_a_norm(pool: Pool) -> None:
     """What owners of rows pass on depends on them, and with it the memory: a plane of float8 and
     one of bfloat16, or two of bfloat16 as well; or the sums alone."""
     for found in pool.run(_norms):
-        workspace = {name: plan["workspace_bytes"] for name, plan in found.items()}
+        workspace = {name: plan.workspace_bytes for name, plan in found.items()}
         rows = 4096 // pool.size
         row = 1024 * 2  # bytes of bfloat16; a row and its results take whole tiles of 1024 bytes
         assert workspace["usual"] == 4 * pool.size * rows * (row + row // 2 + 1024)
@@ -58,7 +58,7 @@ def _refused(rank: Rank) -> dict[str, Attempt]:
     found |= {f"{op} keep_norm": explained(op, keep_norm=True) for op in OPS}
     found["rounding"] = explained(FUSED, rounding="up")
     found["scale_mode"] = explained(FUSED, scale_mode="column")
-    found["group_size"] = explained(FUSED, scale_mode="group", group_size=96)
+    found["quant_group_size"] = explained(FUSED, scale_mode="group", quant_group_size=96)
     found["no scales"] = explained(OPS[0], scale_mode="group")
     found["no norm"] = explained("allreduce", rounding="parity")
     return found
@@ -70,8 +70,8 @@ def test_explain_refuses_what_the_call_refuses(pool: Pool) -> None:
     for found in pool.run(_refused):
         for op in OPS:
             assert found[op].error == "", found[op]
-            assert found[f"{op} keep_norm"].error == ("" if quantises(op) else "ValueError")
-        for name in ("rounding", "scale_mode", "group_size"):
+            assert found[f"{op} keep_norm"].error == ("" if quantizes(op) else "ValueError")
+        for name in ("rounding", "scale_mode", "quant_group_size"):
             assert found[name].error == "ValueError", found[name]
             assert f"collx.{FUSED}: {name}: got" in found[name].message
         assert found["no scales"].error == "ValueError", found["no scales"]
@@ -86,7 +86,7 @@ def _tuned(rank: Rank) -> dict[str, Any]:
         native.tune(blocks, threads)
         for op, shape in (("allreduce", 1 << 20), (FUSED, (64, 4096)), ("alltoall", 1 << 20)):
             plan = communicator.explain(op, shape, torch.float32)
-            found[f"{op} {blocks} x {threads}"] = (plan["blocks"], plan["threads"])
+            found[f"{op} {blocks} x {threads}"] = (plan.blocks, plan.threads)
         assert works(rank, communicator)
     return found
 

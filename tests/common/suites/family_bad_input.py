@@ -431,9 +431,21 @@ def _refused_by_python(rank: Rank) -> dict[str, Attempt]:
         "alltoall_": attempt(lambda: collx.alltoall_(tensor, group=NOWHERE)),
         "barrier": attempt(lambda: collx.barrier(NOWHERE)),
         "broadcast": attempt(lambda: collx.broadcast(tensor, group=NOWHERE)),
-        "alltoallv_device": attempt(
-            lambda: collx.alltoallv_device(
-                tensor, splits, 2 * rank.size, communicator, out=torch.empty_like(tensor)
+        "alltoallv, one output": attempt(
+            lambda: collx.alltoallv(
+                tensor,
+                group=communicator,
+                device_splits=splits,
+                capacity=2 * rank.size,
+                out=torch.empty_like(tensor),
+            )
+        ),
+        "alltoallv, no splits": attempt(
+            lambda: collx.alltoallv(tensor, group=communicator)  # type: ignore[call-overload]
+        ),
+        "alltoallv, no capacity": attempt(
+            lambda: collx.alltoallv(  # type: ignore[call-overload]
+                tensor, group=communicator, device_splits=splits
             )
         ),
     }
@@ -447,7 +459,12 @@ def test_python_functions_refuse_as_their_ops_do(pool: Pool) -> None:
     for found in pool.run(_refused_by_python):
         for name, result in found.items():
             assert result.error == "ValueError", (name, result)
-            word = "output_splits" if name == "alltoallv_device" else NOWHERE
+            words = {
+                "one output": "output_splits",
+                "no splits": "device_splits",
+                "no capacity": "capacity",
+            }
+            word = words.get(name.rpartition(", ")[2], NOWHERE)
             assert word in result.message, (name, result)
 
 

@@ -3,7 +3,6 @@ without running."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -34,89 +33,8 @@ from ..pool import Pool
 from ..rank import Rank
 from .family_numerics import check, forms
 
-OPTIONS = 'str algorithm="auto", int max_blocks=0'
-ARGUMENTS = {
-    "reducescatter": "Tensor input, str reduce_op, int group_size, str group_name, int axis=0",
-    "allgather": ("Tensor input, int group_size, str group_name, int axis=0, SymInt? total=None"),
-    "broadcast": "Tensor input, int root, str group_name",
-    "reduce": "Tensor input, str reduce_op, int root, str group_name",
-    "gather": "Tensor input, int root, int group_size, str group_name",
-    "scatter": "Tensor input, int root, int group_size, str group_name",
-    "alltoall": "Tensor input, int group_size, str group_name",
-    "alltoallv": "Tensor input, SymInt[] output_splits, SymInt[] input_splits, str group_name",
-    "alltoallv_device": "Tensor input, Tensor input_splits, SymInt capacity, str group_name",
-}
-
-_COMMON = "group=None, *, out=None, algorithm='auto', max_blocks=0"
-_GIVEN = "group=None, *, algorithm='auto', max_blocks=0"
-SIGNATURES = {
-    "reducescatter": (
-        "input, reduce_op='sum', group=None, *, axis=0, out=None, algorithm='auto', max_blocks=0"
-    ),
-    "allgather": (
-        "input, group=None, *, axis=0, total=None, out=None, algorithm='auto', max_blocks=0"
-    ),
-    "broadcast": f"input, root=0, {_COMMON}",
-    "broadcast_": f"input, root=0, {_GIVEN}",
-    "reduce": f"input, reduce_op='sum', root=0, {_COMMON}",
-    "reduce_": f"input, reduce_op='sum', root=0, {_GIVEN}",
-    "gather": f"input, root=0, {_COMMON}",
-    "scatter": f"input, root=0, {_COMMON}",
-    "alltoall": f"input, {_COMMON}",
-    "alltoall_": f"input, {_GIVEN}",
-    "alltoallv": f"input, output_splits, input_splits, {_COMMON}",
-    "alltoallv_device": (
-        "input, input_splits, capacity, group=None, *, out=None, output_splits=None, "
-        "algorithm='auto', max_blocks=0"
-    ),
-    "barrier": "group=None",
-}
-
 LAYOUTS = ("contiguous", "transposed", "sliced", "spread")
 SHAPES: tuple[tuple[int, ...], ...] = ((1,), (0,), (0, 3), (24,), (6, 8), (2, 3, 4), (7, 0), (5, 1))
-
-
-def _schemas() -> dict[str, str]:
-    """Every overload and its schema."""
-    found = {"barrier.default": "collx::barrier(str group_name) -> ()"}
-    for name, arguments in ARGUMENTS.items():
-        op = OPS[name]
-        packet, (functional, out) = op.packet or name, op.overloads
-        given = f"{arguments}, {OPTIONS}"
-        two = len(ARGUMENTS[name].split("Tensor ")) > 2
-        results = ("(Tensor, Tensor)", "Tensor(a!) out, Tensor(b!) output_splits")
-        result, outs = results if two else ("Tensor", "Tensor(a!) out")
-        dotted = "" if functional == "default" else f".{functional}"
-        found[f"{packet}.{functional}"] = f"collx::{packet}{dotted}({given}) -> {result}"
-        found[f"{packet}.{out}"] = f"collx::{packet}.{out}({given}, *, {outs}) -> ()"
-        if "inplace" in op.forms:
-            changed = given.replace("Tensor input", "Tensor(a!) input")
-            found[f"{packet}_.default"] = f"collx::{packet}_({changed}) -> ()"
-    return found
-
-
-def test_schemas_are_those_that_were_agreed() -> None:
-    """Names, order and defaults of the operators; what writes an argument returns nothing."""
-    import collx  # noqa: F401
-
-    wanted = _schemas()
-    for which, schema in wanted.items():
-        packet, name = which.split(".")
-        found = getattr(getattr(torch.ops.collx, packet), name)
-        assert str(found._schema) == schema
-        assert (torch.Tag.out_variant in found.tags) == name.endswith("out"), which
-
-
-def test_python_functions_have_the_defaults_that_were_agreed() -> None:
-    """Names, order and defaults of collx.*."""
-    import collx
-
-    empty = inspect.Parameter.empty
-    for name, wanted in SIGNATURES.items():
-        signature = inspect.signature(getattr(collx, name))
-        bare = [value.replace(annotation=empty) for value in signature.parameters.values()]
-        found = inspect.Signature(bare)
-        assert str(found) == f"({wanted})", name
 
 
 @pytest.mark.parametrize("op", NEW)

@@ -42,6 +42,7 @@ def _forms_agree(rank: Rank) -> list[str]:
     return [differences(result.cpu(), expected) for result in results]
 
 
+@pytest.mark.worlds(1, 2, 3, 4)
 def test_functional_out_and_inplace_agree(pool: Pool) -> None:
     """Three forms, and the thin functions with defaults filled in, give the same bits."""
     for found in pool.run(_forms_agree):

@@ -27,8 +27,8 @@ REDUCTION, ALL = ("allreduce",), tuple(OPS)
 LARGEST = {REDUCTION: 60_000, ALL: 30_000}
 LARGEST_SMALL = 2000
 CALLS = {
-    REDUCTION: {1: 500, 2: 1500, 3: 800, 4: 800, 8: 250, 16: 80},
-    ALL: {1: 200, 2: 900, 3: 400, 4: 300, 8: 100, 16: 30},
+    REDUCTION: {1: 300, 2: 800, 3: 400, 4: 400, 8: 120, 16: 40},
+    ALL: {1: 150, 2: 500, 3: 250, 4: 160, 8: 60, 16: 20},
 }
 CALLS_SHARED = {
     REDUCTION: {1: 60, 2: 40, 3: 30, 4: 24, 8: 12},

@@ -25,7 +25,7 @@ NORM: dict[str, tuple[dict[str, Any], Any]] = {
     "scale_ub": ({"scale_ub": None}, 3.0),
     "fp8_dtype": ({"fp8_dtype": "e4m3fn"}, "e5m2"),
     "scale_mode": ({"scale_mode": "row"}, "group"),
-    "group_size": ({"scale_mode": "group", "group_size": 128}, 64),
+    "quant_group_size": ({"scale_mode": "group", "quant_group_size": 128}, 64),
     "ue8m0": ({"ue8m0": False}, True),
     "scale_dtype": ({"scale_dtype": "float32"}, "input"),
     "scale_layout": ({"scale_mode": "group", "scale_layout": "row"}, "column"),
@@ -72,7 +72,7 @@ def _norm(rank: Rank, name: str, what: str, odd: bool) -> None:
         if odd:
             options[what] = NORM[what][1]
     packet = getattr(torch.ops.collx, op)
-    function = packet.norm if what == "keep_norm" and odd else packet.default
+    function = packet.keep_norm if what == "keep_norm" and odd else packet.default
     function(
         torch.ones(rows, cols, dtype=dtype, device=rank.device),
         torch.ones(rows, cols, dtype=dtype, device=rank.device),

@@ -20,12 +20,12 @@ from ..rank import Rank
 COLS, ROWS = 96, 5
 EPS = 1e-5
 
-QUANTISED: dict[str, dict[str, Any]] = {
+QUANTIZED: dict[str, dict[str, Any]] = {
     "fp8 row": {"kind": "fp8"},
-    "e5m2 group": {"fp8_dtype": "e5m2", "scale_mode": "group", "group_size": 32},
+    "e5m2 group": {"fp8_dtype": "e5m2", "scale_mode": "group", "quant_group_size": 32},
     "column ue8m0": {
         "scale_mode": "group",
-        "group_size": 16,
+        "quant_group_size": 16,
         "ue8m0": True,
         "scale_dtype": "float8_e8m0fnu",
         "scale_layout": "column",
@@ -158,14 +158,15 @@ def test_fused_and_unfused_agree(pool: Pool, rounding: str, offset: float) -> No
     assert pool.run(_fused_and_unfused, rounding, offset) == [[]] * pool.size
 
 
-def _quantised(rank: Rank, form: str) -> list[str]:
+def _quantized(rank: Rank, form: str) -> list[str]:
+    import collx
     from collx import nn
 
     communicator = rank.communicator()
     partial, residual = tensors(rank, torch.bfloat16)
-    how = nn.Quantisation(**QUANTISED[form])
+    how = collx.Quantization(**QUANTIZED[form])
     scale = torch.tensor([0.03], device=rank.device) if how.scale_mode == "tensor" else None
-    options: dict[str, Any] = {"quantise": how, "scale": scale, "keep_norm": True}
+    options: dict[str, Any] = {"quantization": how, "scale": scale, "keep_norm": True}
     module = nn.TensorParallelRMSNorm(COLS, EPS, group=communicator, **options)
     module.to(rank.device, torch.bfloat16)  # the given scale stays float32
     with torch.no_grad():
@@ -174,13 +175,13 @@ def _quantised(rank: Rank, form: str) -> list[str]:
             partial, residual, module.weight, EPS, communicator, **options
         )
         without: Any = nn.TensorParallelRMSNorm.from_module(
-            module, group=communicator, rounding="fp32", quantise=how, scale=scale
+            module, group=communicator, rounding="fp32", quantization=how, scale=scale
         )(partial)
     found = []
     for name, one, other in zip(("q", "scale", "residual", "norm"), got, want, strict=True):
         alike = (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
         found += [] if alike else [f"{name}: another shape, dtype or layout"]
-    widths = how.group_size if how.scale_mode == "group" else COLS
+    widths = how.quant_group_size if how.scale_mode == "group" else COLS
     read, expected = (
         q.float() * scales.float().expand(*q.shape[:-1], -1).repeat_interleave(widths, -1)
         if how.scale_mode == "group"
@@ -190,7 +191,7 @@ def _quantised(rank: Rank, form: str) -> list[str]:
     step = 0.26 if how.fp8_dtype == "e5m2" else 0.13
     smallest = 1.01 * want[1].float().max().item() if how.kind == "int8" else 1e-3
     if not torch.allclose(read, expected, rtol=step, atol=smallest):
-        found.append("quantised values differ")
+        found.append("quantized values differ")
     if differences(got[2], want[2]):
         found.append("residual differs")
     if not near(got[3], want[3], 2):
@@ -199,11 +200,11 @@ def _quantised(rank: Rank, form: str) -> list[str]:
 
 
 @pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("form", list(QUANTISED))
-def test_quantised_results_agree(pool: Pool, form: str) -> None:
+@pytest.mark.parametrize("form", list(QUANTIZED))
+def test_quantized_results_agree(pool: Pool, form: str) -> None:
     """Shapes, dtypes and layouts; values within a step of their format."""
     some_stand_for_all(pool, pool.size == 2)
-    assert pool.run(_quantised, form) == [[]] * pool.size
+    assert pool.run(_quantized, form) == [[]] * pool.size
 
 
 def _gradients(rank: Rank) -> list[str]:
@@ -288,7 +289,7 @@ def _compiled(rank: Rank) -> list[str]:
     from collx import nn
 
     module = nn.TensorParallelRMSNorm(
-        COLS, EPS, group=rank.communicator(), quantise="fp8", dtype=torch.bfloat16
+        COLS, EPS, group=rank.communicator(), quantization="fp8", dtype=torch.bfloat16
     ).to(rank.device)
     partial, residual = tensors(rank, torch.bfloat16)
     torch._dynamo.reset()
@@ -313,7 +314,7 @@ def _shares_and_describes(rank: Rank) -> list[str]:
     from collx import nn
 
     norm = torch.nn.RMSNorm(COLS, EPS)
-    made = nn.TensorParallelRMSNorm.from_module(norm.eval(), quantise="int8")
+    made = nn.TensorParallelRMSNorm.from_module(norm.eval(), quantization="int8")
     state = copy.deepcopy(made).state_dict()
     norm.load_state_dict(state)
     made.load_state_dict(norm.state_dict())
@@ -327,7 +328,7 @@ def _shares_and_describes(rank: Rank) -> list[str]:
         == "parity_weight",
         "state": list(state) == ["weight"],
         "offset": bool((gemma.weight == 0).all()),
-        "text": "eps=1e-05, rounding='parity', quantise='int8' by row" in repr(made),
+        "text": "eps=1e-05, rounding='parity', quantization='int8' by row" in repr(made),
     }
     return [what for what, fine in good.items() if not fine]
 
@@ -339,14 +340,15 @@ def test_it_shares_the_weight_and_has_the_state_of_a_norm(pool: Pool) -> None:
 
 
 def _refusals(rank: Rank) -> list[str]:
+    import collx
     from collx import nn
 
     scale = torch.ones(1)
     attempts: list[tuple[type[Exception], str, Any]] = [
         (ValueError, "rounding", lambda: nn.TensorParallelRMSNorm(4, rounding="half")),
         (ValueError, "keep_norm", lambda: nn.TensorParallelRMSNorm(4, keep_norm=True)),
-        (ValueError, "kind", lambda: nn.TensorParallelRMSNorm(4, quantise="fp4")),
-        (ValueError, "scale_mode", lambda: nn.Quantisation(scale_mode="column")),
+        (ValueError, "kind", lambda: nn.TensorParallelRMSNorm(4, quantization="fp4")),
+        (ValueError, "scale_mode", lambda: collx.Quantization(scale_mode="column")),
         (ValueError, "scale", lambda: nn.TensorParallelRMSNorm(4, scale=scale)),
     ]
     found = []

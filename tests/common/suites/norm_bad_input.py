@@ -1,4 +1,4 @@
-"""Bad input to the fused normalisations: one clear error that names op, argument, what was given
+"""Bad input to the fused normalizations: one clear error that names op, argument, what was given
 and what is accepted, on every rank, before anything is launched; and the communicator works on.
 """
 
@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from ..attempt import Attempt, attempt, finish, works
-from ..norm_cases import OPS, Call, Fields, outputs_of, quantises, scatters
+from ..norm_cases import OPS, Call, Fields, outputs_of, quantizes, scatters
 from ..norm_check import arguments_of, overload, run_norm, tensors_of
 from ..pool import Pool
 from ..rank import Rank
 
 FP8 = tuple(op for op in OPS if op.endswith("fp8"))
-QUANTISING = tuple(op for op in OPS if quantises(op))
+QUANTIZING = tuple(op for op in OPS if quantizes(op))
 RESIDUAL = tuple(op for op in OPS if "residual" in op)
 SCATTERING = tuple(op for op in OPS if scatters(op))
 LAYER = tuple(op for op in OPS if "layernorm" in op)
@@ -147,64 +147,64 @@ WRONG: dict[str, Wrong] = {
         RMS, ("weight_offset", "nan"), weight_offset=math.nan
     ),
     "unknown fp8_dtype": _option(FP8, ("fp8_dtype", "e3m4", "e4m3fn"), fp8_dtype="e3m4"),
-    "unknown scale_mode": _option(QUANTISING, ("scale_mode", "block", "row"), scale_mode="block"),
+    "unknown scale_mode": _option(QUANTIZING, ("scale_mode", "block", "row"), scale_mode="block"),
     "unknown scale_dtype": _option(
-        QUANTISING, ("scale_dtype", "half", "float8_e8m0fnu"), scale_dtype="half"
+        QUANTIZING, ("scale_dtype", "half", "float8_e8m0fnu"), scale_dtype="half"
     ),
     "unknown scale_layout": _option(
-        QUANTISING, ("scale_layout", "tiled", "column"), **GROUP, scale_layout="tiled"
+        QUANTIZING, ("scale_layout", "tiled", "column"), **GROUP, scale_layout="tiled"
     ),
-    "negative scale_ub": _option(QUANTISING, ("scale_ub",), scale_ub=-0.5),
-    "scale_ub that is no number": _option(QUANTISING, ("scale_ub", "nan"), scale_ub=math.nan),
-    "tensor without a scale": _option(QUANTISING, ("scale",), **TENSOR),
-    "scale of a row": Wrong(QUANTISING, lambda g: {"scale": g.one()}, VALUE, ("scale", "tensor")),
+    "negative scale_ub": _option(QUANTIZING, ("scale_ub",), scale_ub=-0.5),
+    "scale_ub that is no number": _option(QUANTIZING, ("scale_ub", "nan"), scale_ub=math.nan),
+    "tensor without a scale": _option(QUANTIZING, ("scale",), **TENSOR),
+    "scale of a row": Wrong(QUANTIZING, lambda g: {"scale": g.one()}, VALUE, ("scale", "tensor")),
     "scale of a group": Wrong(
-        QUANTISING, lambda g: {**GROUP, "scale": g.one()}, VALUE, ("scale", "tensor")
+        QUANTIZING, lambda g: {**GROUP, "scale": g.one()}, VALUE, ("scale", "tensor")
     ),
     "scale of two elements": Wrong(
-        QUANTISING, lambda g: {**TENSOR, "scale": g.one(2)}, VALUE, ("scale",)
+        QUANTIZING, lambda g: {**TENSOR, "scale": g.one(2)}, VALUE, ("scale",)
     ),
     "scale of another dtype": Wrong(
-        QUANTISING,
+        QUANTIZING,
         lambda g: {**TENSOR, "scale": g.one(dtype=torch.float16)},
         TYPE,
         ("scale", "float32"),
     ),
     "scale elsewhere": Wrong(
-        QUANTISING,
+        QUANTIZING,
         lambda g: {**TENSOR, "scale": g.one().to(g.elsewhere())},
         (*VALUE, "NotImplementedError"),
         ("scale: got a tensor on",),
     ),
     "scale_ub with a scale": Wrong(
-        QUANTISING, lambda g: {**TENSOR, "scale": g.one(), "scale_ub": 1.0}, VALUE, ("scale_ub",)
+        QUANTIZING, lambda g: {**TENSOR, "scale": g.one(), "scale_ub": 1.0}, VALUE, ("scale_ub",)
     ),
     "ue8m0 with a scale": Wrong(
-        QUANTISING, lambda g: {**TENSOR, "scale": g.one(), "ue8m0": True}, VALUE, ("ue8m0",)
+        QUANTIZING, lambda g: {**TENSOR, "scale": g.one(), "ue8m0": True}, VALUE, ("ue8m0",)
     ),
     "scale_dtype with a scale": Wrong(
-        QUANTISING,
+        QUANTIZING,
         lambda g: {**TENSOR, "scale": g.one(), "scale_dtype": "input"},
         VALUE,
         ("scale_dtype",),
     ),
     **{
-        f"group_size {size}": _option(
-            QUANTISING, ("group_size", str(size)), **GROUP, group_size=size
+        f"quant_group_size {size}": _option(
+            QUANTIZING, ("quant_group_size", str(size)), **GROUP, quant_group_size=size
         )
         for size in (0, -16, 8, 48, 8192)
     },
-    "group_size that does not divide": _option(
-        QUANTISING, ("group_size", "256", "128"), **GROUP, group_size=256
+    "quant_group_size that does not divide": _option(
+        QUANTIZING, ("quant_group_size", "256", "128"), **GROUP, quant_group_size=256
     ),
     "columns of scales without groups": _option(
-        QUANTISING, ("scale_layout", "column", "group"), scale_layout="column"
+        QUANTIZING, ("scale_layout", "column", "group"), scale_layout="column"
     ),
     "powers of two that are none": _option(
-        QUANTISING, ("float8_e8m0fnu", "ue8m0"), scale_dtype="float8_e8m0fnu"
+        QUANTIZING, ("float8_e8m0fnu", "ue8m0"), scale_dtype="float8_e8m0fnu"
     ),
     "unknown algorithm": _option(OPS, ("algorithm", "ring", "auto", "fallback"), algorithm="ring"),
-    "algorithm without a normalisation": _option(OPS, ("algorithm",), algorithm="pull_push"),
+    "algorithm without a normalization": _option(OPS, ("algorithm",), algorithm="pull_push"),
     "algorithm of an all-reduce": _option(
         SCATTERING, ("algorithm", "oneshot_push", "staged"), algorithm="oneshot_push"
     ),
@@ -261,14 +261,14 @@ WRONG: dict[str, Wrong] = {
         True,
     ),
     "scales of another shape": Wrong(
-        QUANTISING,
+        QUANTIZING,
         lambda g: {**g.outs, "scale_out": g.one(3 * g.rank.size + 1)},
         VALUE,
         ("scale_out",),
         True,
     ),
     "scales of another dtype": Wrong(
-        QUANTISING,
+        QUANTIZING,
         lambda g: {**g.outs, "scale_out": g["scale_out"].half()},
         TYPE,
         ("scale_out",),

@@ -1,4 +1,4 @@
-"""Failure in the fused normalisations: a missing rank is named in time, and calls that differ
+"""Failure in the fused normalizations: a missing rank is named in time, and calls that differ
 between ranks are, on all of them."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from ..attempt import Attempt, attempt, finish, works
 from ..check import assert_none
 from ..limits import AT_ONCE, assert_in_time, timeout_now
-from ..norm_cases import OPS, Call, Fields, algorithms_of, quantises, scatters, ways
+from ..norm_cases import OPS, Call, Fields, algorithms_of, quantizes, scatters, ways
 from ..norm_check import Prepared, run_norm
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
@@ -131,7 +131,7 @@ def _checked_calls(rank: Rank, calls: list[Call]) -> list[str]:
 def test_the_check_lets_equal_calls_pass(pool: Pool, op: str) -> None:
     """In every algorithm, whatever a rank's own tensors are: some own no row."""
     calls = [
-        Call(op, rows=rows, cols=256, algorithm=algorithm, form=form, keep_norm=quantises(op))
+        Call(op, rows=rows, cols=256, algorithm=algorithm, form=form, keep_norm=quantizes(op))
         for algorithm in algorithms_of(op)
         for rows, form in ((1, "functional"), (4, "out"), (0, "out"))
     ]

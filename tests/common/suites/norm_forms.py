@@ -1,82 +1,30 @@
-"""The fused normalisations as PyTorch sees them: schemas, the Python functions, results that are
-known without running, opcheck, compiled graphs, gradients."""
+"""The fused normalizations as PyTorch sees them: the Python functions, results that are known
+without running, opcheck, compiled graphs, gradients."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
 import torch
 
 from ..attempt import Attempt, attempt, works
-from ..norm_cases import OPS, Call, Fields, Tensors, legal, outputs_of, quantises, scatters
+from ..norm_cases import (
+    OPS,
+    Call,
+    Fields,
+    Tensors,
+    family_of,
+    legal,
+    outputs_of,
+    quantizes,
+    scatters,
+)
 from ..norm_check import arguments_of, make, overload, run_norm, tensors_of, wrong_results
 from ..norm_samples import SCALES, calls_of
 from ..opcheck import OPCHECKS
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
-
-QUANTISING = tuple(op for op in OPS if quantises(op))
-
-SCALED = (
-    'str scale_mode="row", Tensor? scale=None, int group_size=128, bool ue8m0=False, '
-    'str scale_dtype="float32", str scale_layout="row", '
-)
-LAST = 'str rounding="fp32", str algorithm="auto", int max_blocks=0'
-
-
-def _schema(op: str, keep_norm: bool, out: bool) -> str:
-    tensors = "Tensor input, " + "Tensor residual, " * ("residual" in op) + "Tensor weight, "
-    layer = "layernorm" in op
-    given = tensors + "Tensor bias, " * layer + "float eps, str group_name, "
-    given += "" if layer else "float weight_offset=0., "
-    if quantises(op):
-        given += "float? scale_ub=None, " + 'str fp8_dtype="e4m3fn", ' * op.endswith("fp8") + SCALED
-    names = outputs_of(op, keep_norm)
-    overload_name = {(0, 0): "", (0, 1): ".out", (1, 0): ".norm", (1, 1): ".norm_out"}
-    start = f"collx::{op}{overload_name[keep_norm, out]}({given}{LAST}"
-    if out:
-        outs = ", ".join(f"Tensor({chr(97 + n)}!) {name}" for n, name in enumerate(names))
-        return f"{start}, *, {outs}) -> ()"
-    results = ", ".join(["Tensor"] * len(names))
-    return f"{start}) -> " + (results if len(names) == 1 else f"({results})")
-
-
-def test_schemas_of_the_norms_are_those_that_were_agreed() -> None:
-    """Names, order and defaults of the operators; what writes an argument returns nothing."""
-    import collx  # noqa: F401
-
-    for op in OPS:
-        for keep_norm in (False, True) if quantises(op) else (False,):
-            for out in (False, True):
-                found: Any = overload(op, keep_norm, out)
-                assert str(found._schema) == _schema(op, keep_norm, out)
-                assert (torch.Tag.out_variant in found.tags) == out
-                assert torch.Tag.needs_contiguous_strides in found.tags
-
-
-def _signature(op: str) -> str:
-    given = "input, " + "residual, " * ("residual" in op) + "weight, "
-    given += "bias, eps, group=None, *, " if "layernorm" in op else "eps, group=None, *, "
-    given += "" if "layernorm" in op else "weight_offset=0.0, "
-    if quantises(op):
-        given += "scale_ub=None, " + "fp8_dtype='e4m3fn', " * op.endswith("fp8")
-        given += "scale_mode='row', scale=None, group_size=128, ue8m0=False, "
-        given += "scale_dtype='float32', scale_layout='row', "
-    given += "rounding='fp32', " + "keep_norm=False, " * quantises(op)
-    return f"({given}out=None, algorithm='auto', max_blocks=0)"
-
-
-def test_functions_of_the_norms_have_the_defaults_that_were_agreed() -> None:
-    """Names, order and defaults of collx.*, which are those of the operators."""
-    import collx
-
-    empty = inspect.Parameter.empty
-    for op in OPS:
-        signature = inspect.signature(getattr(collx, op))
-        bare = [value.replace(annotation=empty) for value in signature.parameters.values()]
-        assert str(inspect.Signature(bare)) == _signature(op), op
 
 
 def _wrong_outputs(rank: Rank) -> dict[str, Attempt]:
@@ -85,14 +33,16 @@ def _wrong_outputs(rank: Rank) -> dict[str, Attempt]:
     communicator = rank.communicator()
     found = {}
     for op in OPS:
-        call = Call(op, keep_norm=quantises(op), rows=2 * rank.size)
+        call = Call(op, keep_norm=quantizes(op), rows=2 * rank.size)
         given = tensors_of(call, rank.size, rank.rank, rank.device)
         names = outputs_of(op, call.keep_norm)
         if len(names) == 1:
             continue
         outs = (torch.empty_like(given["input"]),) * (len(names) - 1)
-        options = {"keep_norm": True} if quantises(op) else {}
-        function = getattr(collx, op)
+        options: Fields = {}
+        if quantizes(op):
+            options = {"keep_norm": True, "quantization": op.rpartition("_")[2]}
+        function = getattr(collx, family_of(op))
         found[op] = attempt(
             lambda: function(**given, eps=1e-6, group=communicator, out=outs, **options)  # noqa: B023
         )
@@ -107,7 +57,7 @@ def test_outputs_are_all_given_or_none(pool: Pool) -> None:
         assert len(found) == len(OPS) - 2
         for op, result in found.items():
             assert result.error == "ValueError", (op, result)
-            for word in (f"collx.{op}: out:", *outputs_of(op, quantises(op))):
+            for word in (f"collx.{op}: out:", *outputs_of(op, quantizes(op))):
                 assert word in result.message, (op, result)
 
 
@@ -124,7 +74,7 @@ def _calls_for_meta(op: str) -> list[Call]:
         for rows, cols in ((0, 128), (1, 4096), (6, 384), (7, 1))
         for folded in (False, True)
     ]
-    scales = SCALES if quantises(op) else SCALES[:1]
+    scales = SCALES if quantizes(op) else SCALES[:1]
     dtypes = ("float32", "float16", "bfloat16")
     combinations = [
         {
@@ -202,8 +152,9 @@ def test_meta_of_the_norms_needs_no_group() -> None:
 
 # --- opcheck --------------------------------------------------------------------------------------
 
+QUANTIZING = tuple(op for op in OPS if quantizes(op))
 CHECKED = [(op, False, out) for op in OPS for out in (False, True)]
-CHECKED += [(op, True, out) for op in QUANTISING for out in (False, True)]
+CHECKED += [(op, True, out) for op in QUANTIZING for out in (False, True)]
 
 
 def _opcheck(rank: Rank, op: str, keep_norm: bool, out: bool, options: Fields) -> dict[str, str]:
@@ -236,7 +187,7 @@ def test_opcheck_of_the_norms_passes_in_lockstep(
     """Hazard 25: schema, autograd registration, exact Meta kernel, dynamic shapes, on all ranks."""
     some_stand_for_all(pool, op in ("allreduce_layernorm", "allreduce_residual_rmsnorm_fp8"))
     options: list[Fields] = [{}]
-    if quantises(op):
+    if quantizes(op):
         options.append({"scale_mode": "group", "scale_layout": "column"})
     for option in options:
         for found in pool.run(_opcheck, op, keep_norm, out, option):
@@ -248,7 +199,7 @@ def test_opcheck_of_the_norms_passes_in_lockstep(
 
 def _compiled(rank: Rank) -> list[str]:
     communicator = rank.communicator()
-    calls = [Call(op, rows=4, cols=256, form="python", keep_norm=quantises(op)) for op in OPS]
+    calls = [Call(op, rows=4, cols=256, form="python", keep_norm=quantizes(op)) for op in OPS]
     calls += calls_of(OPS[5], [{"rows": 4, "cols": 256, "scale": scale} for scale in SCALES[5:9]])
     tensors = [tensors_of(call, rank.size, rank.rank, rank.device) for call in calls]
 

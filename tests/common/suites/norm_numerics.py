@@ -1,4 +1,4 @@
-"""Every fused normalisation gives the bits of the reference in every mode, size and algorithm."""
+"""Every fused normalization gives the bits of the reference in every mode, size and algorithm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..norm_cases import (
     algorithms_of,
     legal,
     outputs_of,
-    quantises,
+    quantizes,
     scatters,
 )
 from ..norm_check import run_norms
@@ -29,7 +29,7 @@ from ..norm_samples import SCALES, Factors, calls_of, forms_of, modes_of, pairwi
 from ..pool import Pool
 from ..sampling import every
 
-QUANTISING = tuple(op for op in OPS if quantises(op))
+QUANTIZING = tuple(op for op in OPS if quantizes(op))
 SMALL_ROWS = (0, 1, 2, 7)
 LARGEST_INPUT = 1 << 15  # elements, but for the full cross-products
 # One of so many calls is made where ranks outnumber cores or share a GPU. Over the worlds the
@@ -93,7 +93,7 @@ def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
         "dtype": DTYPES,
         "style": ("random", "rows"),
     }
-    if quantises(op):
+    if quantizes(op):
         factors["scale"] = SCALES[::2]
         factors["keep_norm"] = (False, True)
     check(pool, calls_of(op, pairwise(factors, sizes(LARGEST_INPUT)), pool.size))
@@ -123,7 +123,7 @@ def test_calls_larger_than_the_payload_run_in_chunks_of_it(pool: Pool, op: str) 
         "dtype": DTYPES,
         "style": ("random", "rows", "ones"),
     }
-    if quantises(op):
+    if quantizes(op):
         factors["scale"] = SCALES[::2]
         factors["keep_norm"] = (False, True)
     check(pool, calls_of(op, pairwise(factors, sizes(20_000)), pool.size), "small")
@@ -132,7 +132,7 @@ def test_calls_larger_than_the_payload_run_in_chunks_of_it(pool: Pool, op: str) 
 @pytest.mark.worlds(2, 3, 4)
 @pytest.mark.parametrize("op", OPS)
 def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
-    """Hazard 14: rows that quantise to -1 throughout (all bits set, in int8), and rows, scales and
+    """Hazard 14: rows that quantize to -1 throughout (all bits set, in int8), and rows, scales and
     residuals of NaN throughout."""
     base = {"rows": 9, "cols": 384, "keep_norm": True}
     minus = {**base, "dtype": "float32", "style": "minus", "eps": 0.0, "given": 1.0}
@@ -140,7 +140,7 @@ def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
     combinations = [
         {**one, "scale": scale, "algorithm": algorithm}
         for algorithm in algorithms_of(op)
-        for scale in (SCALES if quantises(op) else SCALES[:1])
+        for scale in (SCALES if quantizes(op) else SCALES[:1])
         for one in (minus, nan)
     ]
     calls = calls_of(op, combinations)
@@ -151,7 +151,7 @@ def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
 
 
 @pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("op", QUANTISING)
+@pytest.mark.parametrize("op", QUANTIZING)
 def test_bounds_of_scales_are_exact(pool: Pool, op: str) -> None:
     """The largest magnitude below, at and above scale_ub, and scales without a reciprocal."""
     # The gain is y: its largest magnitude is known.
@@ -161,7 +161,7 @@ def test_bounds_of_scales_are_exact(pool: Pool, op: str) -> None:
         {**exact, "scale_ub": bound, **scale, **mode}
         for bound in (LARGEST, 2.4999998, 2.5000002, 0.0, 1e-37)
         for scale in ({}, {"ue8m0": True})
-        for mode in ({}, {"scale_mode": "group", "group_size": 64})
+        for mode in ({}, {"scale_mode": "group", "quant_group_size": 64})
     ]
     combinations += [{**tiny, "scale": scale} for scale in SCALES]
     combinations += [{**tiny, "scale": scale, "dtype": "float16"} for scale in SCALES]
@@ -233,7 +233,7 @@ def test_full_sizes_above_are_covered_in_pairs(pool: Pool, op: str) -> None:
         shape, scale = fields.get("shape"), fields.get("scale")
         if not isinstance(shape, dict) or not isinstance(scale, dict):
             return True
-        return scale.get("scale_mode") != "group" or shape["cols"] % scale["group_size"] == 0
+        return scale.get("scale_mode") != "group" or shape["cols"] % scale["quant_group_size"] == 0
 
     calls = [
         # An arena holds so many elements, spread over twice the memory.

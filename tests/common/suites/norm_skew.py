@@ -1,4 +1,4 @@
-"""Ranks out of step: what a fused normalisation promises about its tensors when it has completed in
+"""Ranks out of step: what a fused normalization promises about its tensors when it has completed in
 stream order, and sequences of them and of other collectives without a pause."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .. import family_check
 from ..attempt import finish
 from ..check import arenas_of, assert_none
 from ..family_cases import Call as FamilyCall
-from ..norm_cases import OPS, Call, data_of, legal, outputs_of, quantises, ways
+from ..norm_cases import OPS, Call, data_of, legal, outputs_of, quantizes, ways
 from ..norm_check import Prepared, arguments_of, make, run_norm, tensors_of, wrong_results
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
@@ -112,7 +112,7 @@ def test_tensors_of_a_norm_are_free_when_the_call_has_completed(
     residual and weights are overwritten and outputs reused at once."""
     some_stand_for_all(pool, pool.size == 2 or (algorithm == "auto" and not symmetric))
     for rows in (3, 40):
-        call = Call(op, rows=rows, cols=512, algorithm=algorithm, keep_norm=quantises(op))
+        call = Call(op, rows=rows, cols=512, algorithm=algorithm, keep_norm=quantizes(op))
         call = legal(replace(call, symmetric=symmetric))
         assert_none(pool.run(_overwritten, call, pool.size if pool.shared else 2 * pool.size))
 
@@ -209,7 +209,7 @@ def test_counters_of_the_norms_survive_the_wrap_around(pool: Pool, border: int) 
 def test_nothing_of_a_norm_is_read_before_it_has_arrived(pool: Pool) -> None:
     """Hazard 20: staging and results hold NaN before each call, and outputs do."""
     calls = [
-        Call(op, rows=10, cols=384, algorithm=algorithm, keep_norm=quantises(op))
+        Call(op, rows=10, cols=384, algorithm=algorithm, keep_norm=quantizes(op))
         for op, algorithm in ways()
         if algorithm != "fallback"
     ]
@@ -217,6 +217,6 @@ def test_nothing_of_a_norm_is_read_before_it_has_arrived(pool: Pool) -> None:
 
 
 def test_every_kind_of_output_is_among_those_that_are_reused() -> None:
-    names = {name for op in MANY for name in outputs_of(op, quantises(op))}
+    names = {name for op in MANY for name in outputs_of(op, quantizes(op))}
     assert names == {"out", "q_out", "scale_out", "residual_out", "norm_out"}
     assert set(MANY) <= set(OPS)

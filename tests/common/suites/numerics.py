@@ -46,7 +46,7 @@ def check(pool: Pool, calls: Iterable[Call], key: str = "default", budget: int =
     if pool.shared:
         budget = min(budget, SHARED_BUDGET[pool.size])
     elif pool.world.device == "cpu":
-        budget = max(30, budget // max(1, pool.size - 1))
+        budget = max(15, budget // max(2, 2 * pool.size - 2))
     assert_none(pool.run(run_calls, sampled(list(calls), budget), key))
 
 

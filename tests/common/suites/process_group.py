@@ -92,7 +92,7 @@ def _assert_passed_on(found: dict[str, Any], op: str, error: str, *words: str) -
             assert word in later.message, (word, found)
     assert found["status"]["failure"] == "group", found
     assert found["status"]["phase"] == "fallback", found
-    assert found["status"]["own"]["op"] == op, found
+    assert found["status"]["call"]["op"] == op, found
 
 
 @pytest.mark.worlds(2)

@@ -168,7 +168,9 @@ def _compiled_functions(rank: Rank) -> list[str]:
         group = communicator.name
         ordered = collx.broadcast(x, 0, group)
         collx.barrier(group)
-        exchanged, counts = collx.alltoallv_device(rows, sizes, CAPACITY * rank.size, group)
+        exchanged, counts = collx.alltoallv(
+            rows, group=group, device_splits=sizes, capacity=CAPACITY * rank.size
+        )
         return [
             collx.allreduce(ordered, "max", group),
             collx.reducescatter(x, "sum", group, axis=1),

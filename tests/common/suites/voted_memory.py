@@ -119,15 +119,15 @@ def _raise(*_: object) -> object:
 
 
 def _failing(rank: Rank, step: str) -> tuple[Attempt, bool]:
-    from collx import _symmetric
+    from collx._bootstrap import symmetric
 
     communicator = rank.new_communicator("failing", timeout=TIMEOUT)
-    exchange = _symmetric.Rendezvous.exchange
+    exchange = symmetric.Rendezvous.exchange
     # Having met the peers, who do not wait in vain then.
     mapping = mock.patch.object(
-        _symmetric.Rendezvous, "exchange", lambda self, tensor: _raise(exchange(self, tensor))
+        symmetric.Rendezvous, "exchange", lambda self, tensor: _raise(exchange(self, tensor))
     )
-    allocation = mock.patch.object(_symmetric, "allocate", _raise)
+    allocation = mock.patch.object(symmetric, "allocate", _raise)
     fault = allocation if step == "allocation" else mapping
     with fault if rank.rank == 0 else nullcontext():
         found = attempt(lambda: communicator.empty(100))
@@ -148,7 +148,7 @@ def test_a_failure_on_one_rank_is_raised_on_all_of_them(pool: Pool, step: str) -
 
 
 def _votes(rank: Rank) -> dict[str, int]:
-    from collx._vote import Ballot
+    from collx._bootstrap.store import Ballot
 
     communicator = rank.new_communicator("counted")
     given = _ordinary(communicator)
@@ -247,7 +247,7 @@ INIT: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "timeout": ({"timeout": -1.0}, "ValueError", ("timeout", "-1.0")),
     "payload_bytes": ({"payload_bytes": 1}, "ValueError", ("payload_bytes", "1")),
     "pdl": ({"pdl": "late"}, "ValueError", ("pdl", "late")),
-    "blocks": ({"blocks": "many"}, "TypeError", ("blocks", "str")),
+    "max_blocks": ({"max_blocks": "many"}, "TypeError", ("max_blocks", "str")),
     "device": ({"device": "meta"}, "ValueError", ("device", "meta")),
 }
 

@@ -26,7 +26,7 @@ STEP_NAMES = (
     "peer access",
     "backend",
     "allocate",
-    "initialise",
+    "initialize",
     "rendezvous",
     "blocks",
     "create",
@@ -38,15 +38,15 @@ STEP_NAMES = (
 @contextmanager
 def _instead_of_step(name: str, run: Callable[[Any, Callable[[Any], Any]], Any]) -> Iterator[None]:
     """This rank takes `run(setup, original)` for the named step of init."""
-    from collx import _init
+    from collx._bootstrap import steps
 
-    position = [step.name for step in _init.STEPS].index(name)
-    original = _init.STEPS[position]
-    _init.STEPS[position] = replace(original, run=lambda setup: run(setup, original.run))
+    position = [step.name for step in steps.STEPS].index(name)
+    original = steps.STEPS[position]
+    steps.STEPS[position] = replace(original, run=lambda setup: run(setup, original.run))
     try:
         yield
     finally:
-        _init.STEPS[position] = original
+        steps.STEPS[position] = original
 
 
 def _before_step(name: str, action: Callable[[], None]) -> AbstractContextManager[None]:
@@ -60,9 +60,9 @@ def _before_step(name: str, action: Callable[[], None]) -> AbstractContextManage
 
 
 def _step_names(rank: Rank) -> tuple[str, ...]:
-    from collx import _init
+    from collx._bootstrap import steps
 
-    return tuple(step.name for step in _init.STEPS)
+    return tuple(step.name for step in steps.STEPS)
 
 
 @pytest.mark.worlds(1)
@@ -244,22 +244,22 @@ def test_names_that_differ_between_ranks_end_in_an_error(pool: Pool) -> None:
 @contextmanager
 def _swapped(first: str, second: str) -> Iterator[None]:
     """This rank takes two steps of init in each other's place."""
-    from collx import _init
+    from collx._bootstrap import steps
 
-    names = [step.name for step in _init.STEPS]
+    names = [step.name for step in steps.STEPS]
     i, j = names.index(first), names.index(second)
-    _init.STEPS[i], _init.STEPS[j] = _init.STEPS[j], _init.STEPS[i]
+    steps.STEPS[i], steps.STEPS[j] = steps.STEPS[j], steps.STEPS[i]
     try:
         yield
     finally:
-        _init.STEPS[i], _init.STEPS[j] = _init.STEPS[j], _init.STEPS[i]
+        steps.STEPS[i], steps.STEPS[j] = steps.STEPS[j], steps.STEPS[i]
 
 
-def _initialised_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attempt, float, float]:
-    """How init went; when this rank had initialised its region, and when it made it known."""
+def _initialized_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attempt, float, float]:
+    """How init went; when this rank had initialized its region, and when it made it known."""
     ready = known = 0.0
 
-    def initialise(setup: Any, original: Callable[[Any], Any]) -> None:
+    def initialize(setup: Any, original: Callable[[Any], Any]) -> None:
         nonlocal ready
         setup.region.fill_(0xA5)  # new memory happens to be zero
         rank.synchronize()
@@ -274,14 +274,14 @@ def _initialised_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attemp
         original(setup)
 
     def make() -> None:
-        with rank.new_communicator("initialised", timeout=timeout) as communicator:
+        with rank.new_communicator("initialized", timeout=timeout) as communicator:
             assert works(rank, communicator)
 
     with ExitStack() as stack:
-        stack.enter_context(_instead_of_step("initialise", initialise))
+        stack.enter_context(_instead_of_step("initialize", initialize))
         stack.enter_context(_instead_of_step("rendezvous", meet))
         if swapped:
-            stack.enter_context(_swapped("initialise", "rendezvous"))
+            stack.enter_context(_swapped("initialize", "rendezvous"))
         found = attempt(make)
     rank.barrier()
     return found, ready, known
@@ -290,10 +290,10 @@ def _initialised_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attemp
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
 def test_a_region_is_ready_before_a_peer_can_know_it(pool: Pool, swapped: bool) -> None:
-    """Hazard 10: memory that holds anything is initialised on every rank, however late one of them
+    """Hazard 10: memory that holds anything is initialized on every rank, however late one of them
     is, before any rank makes its own known. The control: the two steps in the other order."""
     some_stand_for_all(pool, pool.size == 2)
-    results = pool.run(_initialised_late, swapped, timeout_now(pool))
+    results = pool.run(_initialized_late, swapped, timeout_now(pool))
     in_order = max(ready for _, ready, _ in results) < min(known for *_, known in results)
     assert in_order != swapped, results
     if swapped:
@@ -324,7 +324,7 @@ def _apart(rank: Rank, step: str) -> dict[str, Any]:
         "reason": communicator.fallback_reason,
         "warned": [str(warning.message) for warning in caught],
         "works": works(rank, communicator),
-        "algorithm": communicator.explain("allreduce", 100)["algorithm"],
+        "algorithm": communicator.explain("allreduce", 100).algorithm,
         "forced": attempt(lambda: allreduce(communicator, ones(rank), "oneshot_push")),
         "empty": bool((allreduce(communicator, communicator.empty((9,)).fill_(2)) > 2).all()),
     }
@@ -350,9 +350,9 @@ def test_without_direct_access_all_ranks_fall_back_and_say_why(pool: Pool, step:
 
 
 def _wrong_data(rank: Rank, timeout: float) -> Attempt:
-    from collx import _selftest
+    from collx._bootstrap import selftest
 
-    original = _selftest._values
+    original = selftest._values
 
     def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
         made = original(rank, dtype)
@@ -362,11 +362,11 @@ def _wrong_data(rank: Rank, timeout: float) -> Attempt:
 
     if rank.rank == 0:
         # Rank 0 sends, at one element, what no other rank expects of it.
-        _selftest._values = values
+        selftest._values = values
     try:
         return attempt(lambda: rank.new_communicator("wrong", timeout=timeout))
     finally:
-        _selftest._values = original
+        selftest._values = original
         rank.barrier()
 
 

@@ -59,12 +59,12 @@ __device__ __forceinline__ Vector fp8_bytes(const float (&value)[N], __nv_fp8_in
 /// A byte for each value, in the first words: clamped, to nearest even. NaN becomes 0x7F in fp8 and
 /// 0 in int8.
 template <int N>
-__device__ __forceinline__ Vector quantised_bytes(const float (&value)[N], Quantisation q) {
+__device__ __forceinline__ Vector quantized_bytes(const float (&value)[N], Quantization q) {
   const float limit = largest_value(q);
-  if (__builtin_expect(q == Quantisation::e4m3fn, 1)) {
+  if (__builtin_expect(q == Quantization::e4m3fn, 1)) {
     return detail::fp8_bytes(value, __NV_E4M3, limit);
   }
-  if (q == Quantisation::e5m2) return detail::fp8_bytes(value, __NV_E5M2, limit);
+  if (q == Quantization::e5m2) return detail::fp8_bytes(value, __NV_E5M2, limit);
   Vector bytes{};
 #pragma unroll
   for (int e = 0; e < N; ++e) {
@@ -74,10 +74,10 @@ __device__ __forceinline__ Vector quantised_bytes(const float (&value)[N], Quant
   return bytes;
 }
 
-/// The words of quantised bytes on their way, and back: never all ones, since fp8 has no 0xFF here
+/// The words of quantized bytes on their way, and back: never all ones, since fp8 has no 0xFF here
 /// and int8, which has no -128, travels with its lower bits turned over.
-__device__ __forceinline__ Vector disguised(Vector v, Quantisation q) {
-  const uint32_t turned = q == Quantisation::int8 ? 0x7F7F7F7Fu : 0;
+__device__ __forceinline__ Vector disguised(Vector v, Quantization q) {
+  const uint32_t turned = q == Quantization::int8 ? 0x7F7F7F7Fu : 0;
   return {{v.word[0] ^ turned, v.word[1] ^ turned}};
 }
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed._symmetric_memory import _SymmetricMemory
 
-from collx._vote import bounded
+from collx._bootstrap.store import bounded
 
 __all__ = ["SHARING", "Rendezvous", "allocate", "backend"]
 

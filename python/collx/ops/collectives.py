@@ -4,9 +4,9 @@ PyTorch what each computes.
 They are collective: every rank calls the same one, with arguments that fit together, in the same
 order. All of them have three arguments in common, and raise the same errors:
 
-    group       the communicator: itself, its name, a process group that has one, or None for the
-                default group's
-    algorithm   "auto", or a name of README.md's "Algorithms"
+    group       the communicator: itself or its name; a process group or a device mesh of one
+                dimension, whose default one is meant; or None for the default group's
+    algorithm   "auto", or the name of one; the error for an unknown name lists them
     max_blocks  CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
 
     ValueError, TypeError, NotImplementedError    an argument is refused; nothing was launched
@@ -20,13 +20,12 @@ shares no memory with `input` except as its function says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
-from collx import _registry
-from collx._extension import extension
-from collx.functional import Group, name_of
+from collx._groups import Group, name_of
+from collx.ops.arguments import ReduceOp, group_size_of, name_of_reduce_op
 
 __all__ = [
     "allgather",
@@ -35,7 +34,6 @@ __all__ = [
     "alltoall",
     "alltoall_",
     "alltoallv",
-    "alltoallv_device",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -49,7 +47,7 @@ __all__ = [
 
 def allreduce(
     input: torch.Tensor,
-    reduce_op: str = "sum",
+    reduce_op: ReduceOp = "sum",
     group: Group = None,
     *,
     out: torch.Tensor | None = None,
@@ -61,11 +59,12 @@ def allreduce(
     Args:
         input: float32, float16, bfloat16, float64, int32, int64, int8 or uint8; one shape and
             dtype on all ranks, of any length and strides.
-        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod".
+        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
+            torch.distributed.ReduceOp that means it.
         group: the communicator.
         out: takes the result: `input` itself, or a tensor of its shape, dtype and device that
             does not overlap it.
-        algorithm: "auto", or a name of README.md's "Algorithms".
+        algorithm: "auto", or the name of one; the error for an unknown name lists them.
         max_blocks: CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
 
     Returns:
@@ -77,25 +76,27 @@ def allreduce(
             earlier one, failed.
     """
     op = torch.ops.collx.allreduce
-    return _call(op, out, input, reduce_op, name_of(group), algorithm, max_blocks)
+    which = name_of_reduce_op("allreduce", reduce_op)
+    return _call(op, out, input, which, name_of(group), algorithm, max_blocks)
 
 
 def allreduce_(
     input: torch.Tensor,
-    reduce_op: str = "sum",
+    reduce_op: ReduceOp = "sum",
     group: Group = None,
     *,
     algorithm: str = "auto",
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`allreduce` in place: `input` takes the result, and is returned."""
-    torch.ops.collx.allreduce_.default(input, reduce_op, name_of(group), algorithm, max_blocks)
+    which = name_of_reduce_op("allreduce_", reduce_op)
+    torch.ops.collx.allreduce_.default(input, which, name_of(group), algorithm, max_blocks)
     return input
 
 
 def reducescatter(
     input: torch.Tensor,
-    reduce_op: str = "sum",
+    reduce_op: ReduceOp = "sum",
     group: Group = None,
     *,
     axis: int = 0,
@@ -108,7 +109,8 @@ def reducescatter(
     Args:
         input: float32, float16, bfloat16, float64, int32, int64, int8 or uint8; one shape and
             dtype on all ranks, of at least one dimension.
-        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod".
+        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
+            torch.distributed.ReduceOp that means it.
         group, algorithm, max_blocks: as everywhere.
         axis: is divided among the ranks: n // world elements each, the first n % world ranks get
             one more (`collx.reference.parts`).
@@ -121,9 +123,10 @@ def reducescatter(
     Backward: sum and avg gather the gradient; max, min and prod refuse (NotImplementedError).
     """
     name = name_of(group)
-    size = _group_size("reducescatter", name)
+    size = group_size_of("reducescatter", name)
     op = torch.ops.collx.reducescatter
-    return _call(op, out, input, reduce_op, size, name, axis, algorithm, max_blocks)
+    which = name_of_reduce_op("reducescatter", reduce_op)
+    return _call(op, out, input, which, size, name, axis, algorithm, max_blocks)
 
 
 def allgather(
@@ -154,7 +157,7 @@ def allgather(
     Backward: reducescatter(sum) of the gradient.
     """
     name = name_of(group)
-    size = _group_size("allgather", name)
+    size = group_size_of("allgather", name)
     op = torch.ops.collx.allgather
     return _call(op, out, input, size, name, axis, total, algorithm, max_blocks)
 
@@ -171,7 +174,7 @@ def broadcast(
     """Every rank gets root's input.
 
     Args:
-        input: of any shape and dtype, the same on all ranks. Its values count on root alone.
+        input: of any shape and dtype, the same on all ranks. Only root's values are read.
         root: the rank that gives.
         group, algorithm, max_blocks: as everywhere.
         out: takes the result; it may be `input` itself.
@@ -200,7 +203,7 @@ def broadcast_(
 
 def reduce(
     input: torch.Tensor,
-    reduce_op: str = "sum",
+    reduce_op: ReduceOp = "sum",
     root: int = 0,
     group: Group = None,
     *,
@@ -213,7 +216,8 @@ def reduce(
     Args:
         input: float32, float16, bfloat16, float64, int32, int64, int8 or uint8; one shape and
             dtype on all ranks.
-        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod".
+        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
+            torch.distributed.ReduceOp that means it.
         root: the rank that gets the result.
         group, algorithm, max_blocks: as everywhere.
         out: takes the result; it may be `input` itself.
@@ -224,12 +228,13 @@ def reduce(
     Backward: refused (NotImplementedError).
     """
     op = torch.ops.collx.reduce
-    return _call(op, out, input, reduce_op, root, name_of(group), algorithm, max_blocks)
+    which = name_of_reduce_op("reduce", reduce_op)
+    return _call(op, out, input, which, root, name_of(group), algorithm, max_blocks)
 
 
 def reduce_(
     input: torch.Tensor,
-    reduce_op: str = "sum",
+    reduce_op: ReduceOp = "sum",
     root: int = 0,
     group: Group = None,
     *,
@@ -237,7 +242,8 @@ def reduce_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`reduce` in place: root's `input` takes the result, the others' stay. Returns `input`."""
-    torch.ops.collx.reduce_.default(input, reduce_op, root, name_of(group), algorithm, max_blocks)
+    which = name_of_reduce_op("reduce_", reduce_op)
+    torch.ops.collx.reduce_.default(input, which, root, name_of(group), algorithm, max_blocks)
     return input
 
 
@@ -265,7 +271,7 @@ def gather(
     Backward: refused (NotImplementedError).
     """
     name = name_of(group)
-    size = _group_size("gather", name)
+    size = group_size_of("gather", name)
     return _call(torch.ops.collx.gather, out, input, root, size, name, algorithm, max_blocks)
 
 
@@ -281,8 +287,8 @@ def scatter(
     """Rank r gets the r-th of the equal chunks of root's input along dimension 0.
 
     Args:
-        input: [world * n, ...] of any dtype; one shape and dtype on all ranks. Its values count
-            on root alone.
+        input: [world * n, ...] of any dtype; one shape and dtype on all ranks. Only root's
+            values are read.
         root: the rank that gives.
         group, algorithm, max_blocks: as everywhere.
         out: takes the result.
@@ -293,7 +299,7 @@ def scatter(
     Backward: refused (NotImplementedError).
     """
     name = name_of(group)
-    size = _group_size("scatter", name)
+    size = group_size_of("scatter", name)
     return _call(torch.ops.collx.scatter, out, input, root, size, name, algorithm, max_blocks)
 
 
@@ -320,7 +326,7 @@ def alltoall(
     Backward: alltoall of the gradient.
     """
     name = name_of(group)
-    size = _group_size("alltoall", name)
+    size = group_size_of("alltoall", name)
     return _call(torch.ops.collx.alltoall, out, input, size, name, algorithm, max_blocks)
 
 
@@ -333,11 +339,12 @@ def alltoall_(
 ) -> torch.Tensor:
     """`alltoall` in place: `input` takes the result, and is returned."""
     name = name_of(group)
-    size = _group_size("alltoall_", name)
+    size = group_size_of("alltoall_", name)
     torch.ops.collx.alltoall_.default(input, size, name, algorithm, max_blocks)
     return input
 
 
+@overload
 def alltoallv(
     input: torch.Tensor,
     output_splits: Sequence[int],
@@ -347,84 +354,90 @@ def alltoallv(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
-) -> torch.Tensor:
-    """`alltoall` with chunks of any sizes, which the host knows.
+) -> torch.Tensor: ...
+
+
+@overload
+def alltoallv(
+    input: torch.Tensor,
+    output_splits: torch.Tensor | None = None,
+    input_splits: None = None,
+    group: Group = None,
+    *,
+    device_splits: torch.Tensor,
+    capacity: int,
+    out: torch.Tensor | None = None,
+    algorithm: str = "auto",
+    max_blocks: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def alltoallv(
+    input: torch.Tensor,
+    output_splits: Sequence[int] | torch.Tensor | None = None,
+    input_splits: Sequence[int] | None = None,
+    group: Group = None,
+    *,
+    device_splits: torch.Tensor | None = None,
+    capacity: int | None = None,
+    out: torch.Tensor | None = None,
+    algorithm: str = "auto",
+    max_blocks: int = 0,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`alltoall` with chunks of any sizes.
+
+    The host knows the sizes, and gives output_splits and input_splits; or the device alone knows
+    what it sends, and device_splits and capacity are given: then the host never waits for them.
 
     Args:
         input: [rows, ...] of any dtype; the same dtype and shape of a row on all ranks.
         output_splits: rows that come from each rank: what that rank's input_splits has for this
-            one.
+            one. With device_splits: an int64 tensor [world] that takes them, given if `out` is.
         input_splits: rows that go to each rank; their sum is `input.size(0)`.
         group, algorithm, max_blocks: as everywhere.
+        device_splits: int64 [world] on the communicator's device: rows that go to each rank, the
+            first of `input` first. Their sum may be less than `input.size(0)`.
+        capacity: with device_splits, rows of the result: at least as many as arrive.
         out: takes the result.
 
     Returns:
         `out`, or a new contiguous tensor, [sum(output_splits), ...]: the rows received, in the
         order of ranks. Bits are unchanged.
 
-    Backward: alltoallv of the gradient with the splits exchanged.
-    """
-    op = torch.ops.collx.alltoallv
-    return _call(op, out, input, output_splits, input_splits, name_of(group), algorithm, max_blocks)
-
-
-def alltoallv_device(
-    input: torch.Tensor,
-    input_splits: torch.Tensor,
-    capacity: int,
-    group: Group = None,
-    *,
-    out: torch.Tensor | None = None,
-    output_splits: torch.Tensor | None = None,
-    algorithm: str = "auto",
-    max_blocks: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`alltoallv` with splits that only the device knows: the host never waits for them.
-
-    Args:
-        input: [rows, ...] of any dtype; the same dtype and shape of a row on all ranks.
-        input_splits: int64 [world] on the communicator's device: rows that go to each rank, the
-            first of `input` first. Their sum may be less than `input.size(0)`.
-        capacity: rows of the result; at least as many as arrive.
-        group, algorithm, max_blocks: as everywhere.
-        out, output_splits: take the results; both or neither.
-
-    Returns:
-        `out`, or a new contiguous tensor, [capacity, ...]: the rows received, in the order of
-        ranks, and zeros behind them; and `output_splits`, or a new int64 [world]: rows that came
-        from each rank. Bits are unchanged.
+        With device_splits two tensors: `out`, or a new one, [capacity, ...], with zeros behind the
+        rows received; and `output_splits`, or a new one: the rows that came from each rank.
 
     Raises:
-        CollectiveMismatch: a negative split, a sum beyond the input, or more rows than `capacity`,
-            found inside the call, on all ranks. The communicator is poisoned; nothing was written
-            out of bounds.
+        CollectiveMismatch: of device_splits: a negative one, a sum beyond the input, or more rows
+            than `capacity`, found inside the call, on all ranks. The communicator is poisoned;
+            nothing was written out of bounds.
 
-    Backward: the same operator, with output_splits and a capacity of `input.size(0)`;
-    output_splits has no gradient.
+    Backward: alltoallv of the gradient with the splits exchanged; output_splits has no gradient.
     """
     op = torch.ops.collx.alltoallv
     name = name_of(group)
-    if out is None and output_splits is None:
-        results: tuple[torch.Tensor, torch.Tensor] = op.device_splits(
-            input, input_splits, capacity, name, algorithm, max_blocks
+    if device_splits is None:
+        if output_splits is None or input_splits is None or capacity is not None:
+            raise ValueError(
+                "collx.alltoallv: output_splits, input_splits: accepted: both and no capacity, or "
+                "device_splits and capacity"
+            )
+        return _call(op, out, input, output_splits, input_splits, name, algorithm, max_blocks)
+    if input_splits is not None or capacity is None:
+        raise ValueError(
+            "collx.alltoallv: device_splits: accepted: with capacity and without input_splits"
         )
+    given = (input, device_splits, capacity, name, algorithm, max_blocks)
+    if out is None and output_splits is None:
+        results: tuple[torch.Tensor, torch.Tensor] = op.device_splits(*given)
         return results
-    if out is None or output_splits is None:
+    if out is None or not isinstance(output_splits, torch.Tensor):
         missing = "out" if out is None else "output_splits"
         raise ValueError(
-            f"collx.alltoallv_device: {missing}: not given; accepted: both out and output_splits, "
-            "or neither"
+            f"collx.alltoallv: {missing}: not given; accepted with device_splits: the tensors out "
+            "and output_splits, or neither"
         )
-    op.device_splits_out(
-        input,
-        input_splits,
-        capacity,
-        name,
-        algorithm,
-        max_blocks,
-        out=out,
-        output_splits=output_splits,
-    )
+    op.device_splits_out(*given, out=out, output_splits=output_splits)
     return out, output_splits
 
 
@@ -441,15 +454,3 @@ def _call(op: Any, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
         return result
     op.out(*arguments, out=out)
     return out
-
-
-def _group_size(op: str, name: str) -> int:
-    """The number of ranks, which the schema has so that Meta needs no communicator."""
-    # Our own registry first: the compiler can trace a look-up there.
-    communicator = _registry.find(name) or extension.lookup(name)
-    if communicator is None:
-        raise ValueError(
-            f'collx.{op}: group_name: "{name}" names no communicator of this process. '
-            "Communicators are made by collx.init(); destroy() removes them"
-        )
-    return communicator.world_size

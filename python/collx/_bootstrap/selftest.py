@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 
-from collx import reference
 from collx._extension import extension
 
 __all__ = ["SAMPLE_BYTES", "run"]
@@ -30,6 +29,8 @@ def run(
 ) -> None:
     """Runs each of `algorithms`. Collective; RuntimeError on wrong data. `sample` is registered
     symmetric memory, without which algorithms that need it must not be asked for."""
+    from collx import reference  # not before it is needed
+
     # A rank that stopped at its first wrong result would let the others wait in the next call.
     wrong: list[str] = []
     for dtype in _DTYPES:
@@ -77,6 +78,8 @@ def _part(sample: torch.Tensor, half: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _difference(result: torch.Tensor, expected: torch.Tensor, algorithm: str) -> list[str]:
     """What is wrong with the result, in words; nothing when its bits are right."""
+    from collx import reference
+
     if reference.same_bits(result, expected):
         return []
     wrong = int((result != expected).nonzero()[0])

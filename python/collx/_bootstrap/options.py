@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from typing import cast
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
-from collx import _registry
-from collx._extension import extension
-from collx._init import DEFAULT_PAYLOAD_BYTES, Arguments
-from collx.communicator import PDL_LEVELS
+from collx._extension import build, extension
 
-__all__ = ["DEFAULT_TIMEOUT", "check", "limit", "resolve_group"]
+__all__ = ["DEFAULT_TIMEOUT", "PDL_LEVELS", "Arguments", "check", "limit"]
 
 DEFAULT_TIMEOUT = 30.0
+DEFAULT_PAYLOAD_BYTES = 96 << 20  # the most that a rank's region takes
+PDL_LEVELS = ("off", "end", "early")
 WITHOUT_KERNELS = (
     "this build of collx has no CUDA kernels (collx.cuda_built is False); reinstall it from source "
     "where nvcc is found, with COLLX_CUDA=1 to make sure"
@@ -26,26 +25,20 @@ WITHOUT_KERNELS = (
 MAX_RANKS = {"cuda": 8, "cpu": 16}
 
 
-def resolve_group(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, dist.Store]:
-    """The group, by default WORLD, and its store. ValueError when this process has no part in
-    it."""
-    if _registry.forked():  # not even the store may be asked: its connection is the parent's
-        raise ValueError(
-            "init: this process was forked from one that had initialised collx; "
-            "start it with the spawn method instead"
-        )
-    if not dist.is_available() or not dist.is_initialized():
-        raise ValueError("init: torch.distributed.init_process_group has not been called")
-    if cast(object, group) is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("init: this process is not a member of group")
-    chosen = dist.group.WORLD if group is None else group
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise TypeError(f"init: group is a {type(group).__name__}, not a ProcessGroup")
-    if chosen not in distributed_c10d._world.pg_map:
-        raise ValueError("init: group was never initialised, or has been destroyed")
-    if dist.get_rank(chosen) < 0:
-        raise ValueError("init: this process is not a member of group")
-    return chosen, distributed_c10d._get_process_group_store(chosen)
+@dataclass(frozen=True)
+class Arguments:
+    """What the caller of init asked for, checked and with the defaults filled in."""
+
+    name: str
+    group_name: str
+    rank: int
+    world_size: int
+    device: torch.device
+    timeout: float
+    payload_bytes: int
+    check: bool
+    pdl: str
+    max_blocks: int | None
 
 
 def limit(timeout: object) -> float:
@@ -63,9 +56,11 @@ def check(
     payload_bytes: int | None,
     check: bool | None,
     pdl: str,
-    blocks: int | None,
+    max_blocks: int | None,
+    exists: Callable[[str], bool],
 ) -> Arguments:
-    """Fills in the defaults. ValueError or TypeError names the argument that is refused."""
+    """Fills in the defaults. ValueError or TypeError names the argument that is refused. `exists`
+    says whether a communicator has a name."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         raise TypeError(f"init: timeout is a {type(timeout).__name__}, not a number of seconds")
     if not 0 < timeout < math.inf:
@@ -82,12 +77,12 @@ def check(
     room = DEFAULT_PAYLOAD_BYTES if payload_bytes is None else payload_bytes
     _integer("payload_bytes", room)
     extension.region_layout(chosen.type, world_size, room)
-    if blocks is not None:
-        _integer("blocks", blocks)
+    if max_blocks is not None:
+        _integer("max_blocks", max_blocks)
     group_name = str(group.group_name)
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"init: name={name!r}; a string that is not empty is needed")
-    if _registry.find(name or group_name) is not None:
+    if exists(name or group_name):
         raise ValueError(
             f"init: communicator {name or group_name!r} exists already; destroy it first, "
             "or give another name"
@@ -102,7 +97,7 @@ def check(
         payload_bytes=room,
         check=_flag("COLLX_CHECK") if check is None else bool(check),
         pdl=pdl,
-        blocks=blocks,
+        max_blocks=max_blocks,
     )
 
 
@@ -123,7 +118,7 @@ def _device(device: torch.device | str | int | None, group: dist.ProcessGroup) -
         raise ValueError(f"init: device {chosen}; collx works on cuda and cpu")
     if chosen.type == "cpu":
         return torch.device("cpu")
-    if not extension.cuda_built:
+    if build.cuda is None:
         raise ValueError(f"init: device {chosen}, but {WITHOUT_KERNELS}, or pass device='cpu'")
     if not torch.cuda.is_available():
         raise ValueError(f"init: device {chosen}, but there is no GPU; pass device='cpu'")
@@ -141,7 +136,7 @@ def _default_device(group: dist.ProcessGroup) -> torch.device:
     for_gpus = gpus_alone or backends.get("cuda", "gloo") not in ("gloo", "mpi")
     if not for_gpus:
         return torch.device("cpu")
-    if gpus_alone or (extension.cuda_built and torch.cuda.is_available()):
+    if gpus_alone or (build.cuda is not None and torch.cuda.is_available()):
         return torch.device("cuda")  # refused by the caller where it cannot be had
     if torch.cuda.is_available() and dist.get_rank(group) == 0:
         warnings.warn(

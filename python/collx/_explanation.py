@@ -1,0 +1,110 @@
+"""What a call does, before it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from collx._extension import extension
+
+__all__ = ["Explanation", "shape_of", "workspace_bytes"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a call is carried out. str() gives it as a table.
+
+    Attributes:
+        communicator: its repr().
+        op: name of the operator.
+        numel: elements of the full tensor.
+        dtype: of the tensor.
+        algorithm: the one that runs.
+        blocks, threads: the grid on CUDA, and the threads of a block.
+        chunks: how many times the call uses the region.
+        bytes: of the full tensor.
+        workspace_bytes: of the region, that the call would keep occupied if it were not done in
+            chunks.
+        region: part of this rank's region to its bytes; empty where there is none.
+        pdl: level of dependent launch.
+        fallback_reason: why the call goes through the process group, or None.
+    """
+
+    communicator: str
+    op: str
+    numel: int
+    dtype: torch.dtype
+    algorithm: str
+    blocks: int
+    threads: int
+    chunks: int
+    bytes: int
+    workspace_bytes: int
+    region: Mapping[str, int]
+    pdl: str
+    fallback_reason: str | None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.op} of {self.numel:,} x {str(self.dtype).removeprefix('torch.')} "
+            f"({_size(self.bytes)}) on {self.communicator}",
+            f"  algorithm  {self.algorithm}",
+            f"  grid       {self.blocks} x {self.threads} threads, pdl {self.pdl}",
+            f"  chunks     {self.chunks}",
+            f"  workspace  {_size(self.workspace_bytes)}",
+        ]
+        if self.fallback_reason is not None:
+            lines.append(f"  fallback   {self.fallback_reason}")
+        if self.region:
+            lines.append("  region")
+            parts = {part: n for part, n in self.region.items() if n > 0}
+            width = max(map(len, parts))
+            lines += [f"    {part:<{width}}  {_size(n):>10}" for part, n in parts.items()]
+        return "\n".join(lines)
+
+
+def workspace_bytes(
+    op: str,
+    shape: int | Sequence[int],
+    dtype: torch.dtype,
+    world_size: int,
+    algorithm: str = "auto",
+    *,
+    symmetric: bool = False,
+) -> int:
+    """Bytes of a rank's region that a call keeps occupied if it is not to be done in chunks.
+
+    Args:
+        op: name of the operator.
+        shape: of the full tensor.
+        dtype: of the tensor.
+        world_size: number of ranks.
+        algorithm: as given to the operator.
+        symmetric: whether input and output are registered symmetric tensors.
+
+    Raises:
+        ValueError, TypeError: an op, algorithm or dtype that collx does not know.
+    """
+    numel, cols = shape_of(shape)
+    if numel < 0 or (not isinstance(shape, int) and any(n < 0 for n in shape)):
+        raise ValueError(f"workspace_bytes: shape {shape} has a negative dimension")
+    return extension.workspace_bytes(op, numel, cols, dtype, world_size, algorithm, symmetric)
+
+
+def shape_of(shape: int | Sequence[int]) -> tuple[int, int]:
+    """The elements of a tensor, and those of one of its rows."""
+    if isinstance(shape, int):
+        return shape, shape
+    return math.prod(shape), shape[-1] if len(shape) > 0 else 1
+
+
+def _size(nbytes: int) -> str:
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

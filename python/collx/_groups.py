@@ -1,0 +1,105 @@
+"""How a program names a communicator, and the ranks that a new one is to have."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, cast
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from collx.communicator import Communicator, find, forked
+
+__all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
+
+Group: TypeAlias = "Communicator | str | dist.ProcessGroup | DeviceMesh | None"
+"""A communicator; its name; a process group, or a device mesh of one dimension, whose default
+communicator is meant; or None for the default group's."""
+
+_ACCEPTED = (
+    "a Communicator, its name, a ProcessGroup, a DeviceMesh of one dimension, or None for the "
+    "default group"
+)
+
+
+def name_of(group: Group) -> str:
+    """The name under which operators find the communicator. TypeError for an object of another
+    kind; ValueError for a group without a communicator here: this process is no member of it, or it
+    is a mesh of several dimensions."""
+    if isinstance(group, str):
+        return group
+    if isinstance(group, Communicator):
+        return group.name
+    return str(_members(group).group_name)
+
+
+def get(group: Group = None) -> Communicator:
+    """The communicator that a group stands for. ValueError when there is none."""
+    name = name_of(group)
+    communicator = find(name)
+    if communicator is None:
+        raise ValueError(f"there is no communicator {name!r}; call collx.init first")
+    return communicator
+
+
+def is_initialized(group: Group = None) -> bool:
+    """Whether the communicator exists."""
+    if group is None and not dist.is_initialized():
+        return False
+    return find(name_of(group)) is not None
+
+
+def process_group(group: Group) -> tuple[dist.ProcessGroup, dist.Store]:
+    """The ranks that a new communicator is to have, and their store: a name is a process group's
+    here. ValueError when this process has no part in them."""
+    if forked():  # not even the store may be asked: its connection is the parent's
+        raise ValueError(
+            "init: this process was forked from one that had initialized collx; "
+            "start it with the spawn method instead"
+        )
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError("init: torch.distributed.init_process_group has not been called")
+    if isinstance(group, str):
+        chosen = _named(group)
+    elif isinstance(group, Communicator):
+        chosen = group.group
+    else:
+        chosen = _members(group, "init: ")
+    if chosen not in distributed_c10d._world.pg_map:
+        raise ValueError("init: group was never initialized, or has been destroyed")
+    if dist.get_rank(chosen) < 0:
+        raise ValueError("init: this process is not a member of group")
+    return chosen, distributed_c10d._get_process_group_store(chosen)
+
+
+def _members(group: dist.ProcessGroup | DeviceMesh | None, where: str = "") -> dist.ProcessGroup:
+    if group is None:
+        if dist.group.WORLD is None:
+            raise ValueError(
+                f"{where}torch.distributed has no default process group, so name a communicator"
+            )
+        return dist.group.WORLD
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"{where}group is a DeviceMesh of {group.ndim} dimensions "
+                f"{tuple(group.mesh_dim_names or group.shape)}; accepted: one of its dimensions, "
+                'as mesh["name"]'
+            )
+        group = group.get_group()
+    if cast(object, group) is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"{where}this process is not a member of group")
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"{where}group is a {type(group).__name__}; accepted: {_ACCEPTED}")
+    return group
+
+
+def _named(name: str) -> dist.ProcessGroup:
+    """The process group of a name, or the one that a communicator of that name was made from."""
+    communicator = find(name)
+    if communicator is not None:
+        return communicator.group
+    for group, known in distributed_c10d._world.pg_names.items():
+        if known == name:
+            return group
+    raise ValueError(f"init: {name!r} names no process group of this process")

@@ -1,0 +1,216 @@
+"""A communicator's memory: its region, and symmetric tensors, whose making is collective.
+
+A symmetric tensor takes two votes: whether all ranks ask for the same and have the memory for it,
+and whether all have mapped it. Whatever one rank refuses or fails at is a failure in a vote, never
+a reason not to take part: it would be a vote behind its peers for good (hazard 30).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from collx._bootstrap import symmetric
+from collx._bootstrap.store import LEFT, Ballot, VoteError
+from collx._extension import extension
+from collx.errors import CollectiveMismatch, CollectiveTimeout, InitError
+
+__all__ = ["SymmetricMemory"]
+
+
+class SymmetricMemory:
+    """What the ranks of one communicator share, and the votes by which they come to share more.
+
+    `rendezvous` and `region` are None where the communicator goes through the process group."""
+
+    def __init__(
+        self,
+        native: extension.Communicator,
+        device: torch.device,
+        ballot: Ballot,
+        rendezvous: symmetric.Rendezvous | None,
+        region: torch.Tensor | None,
+    ) -> None:
+        self._native = native
+        self._device = device
+        self.ballot = ballot
+        self._rendezvous = rendezvous
+        self._region = region
+        self._direct = region is not None
+        self._allocations = 0
+
+    def empty(
+        self,
+        size: tuple[int | Sequence[int], ...],
+        dtype: torch.dtype | None,
+        device: torch.device | str | int | None = None,
+    ) -> torch.Tensor:
+        """See collx.empty."""
+        return self._new(lambda: (_shape(size), _dtype(dtype)), device)
+
+    def empty_like(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        """See collx.empty_like."""
+
+        def form() -> tuple[tuple[int, ...], torch.dtype]:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"empty_like: tensor is a {type(tensor).__name__}, not a Tensor")
+            return tuple(tensor.shape), tensor.dtype if dtype is None else _dtype(dtype)
+
+        return self._new(form)
+
+    def _new(
+        self,
+        form: Callable[[], tuple[tuple[int, ...], torch.dtype]],
+        device: torch.device | str | int | None = None,
+    ) -> torch.Tensor:
+        """A tensor of the shape and dtype that `form` returns, or refuses."""
+        made: list[torch.Tensor] = []
+
+        def allocate() -> dict[str, Any]:
+            self._check_device(device)
+            shape, dtype = form()
+            made.append(self._allocate(shape, dtype))
+            return {"shape": list(shape), **self._identity(made[0])}
+
+        self._agree("empty", allocate)
+        return self._share("empty", made[0])
+
+    def register(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See collx.register."""
+
+        def identify() -> dict[str, Any]:
+            self._check_tensor(tensor)
+            return self._identity(tensor)
+
+        self._agree("register", identify)
+        return self._share("register", tensor)
+
+    def leave(self) -> None:
+        """Removes this rank's keys from the store. After the last vote, whatever it said."""
+        if self._rendezvous is not None and not self.ballot.broken:
+            self._rendezvous.forget()
+        self.ballot.leave()
+
+    def release(self) -> None:
+        """Frees everything. Local; peers keep what they have mapped."""
+        self._native.destroy()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+        self._rendezvous = self._region = None
+
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # Of an empty tensor no byte is ever read, and PyTorch allocates no empty block.
+        if 0 in shape or not self._direct:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        return symmetric.allocate(shape, dtype, self._device)
+
+    def _identity(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """What must be equal on all ranks, so that they mean the same allocation (hazard 16)."""
+        return {
+            "id": self._allocations + 1,
+            "bytes": tensor.untyped_storage().nbytes(),
+            "dtype": str(tensor.dtype),
+        }
+
+    def _share(self, what: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Maps the peers' memory, and registers it."""
+        nbytes = tensor.untyped_storage().nbytes()
+        if not self._direct or nbytes == 0:
+            return tensor  # no peer reads it directly, so nothing is to be known of it
+        pointers: list[int] = []
+
+        def meet() -> dict[str, Any]:
+            assert self._rendezvous is not None
+            mapped, offset = self._rendezvous.exchange(tensor)
+            pointers.extend(mapped)
+            # A difference means that ranks would read other bytes than the peers wrote.
+            return {"offset": offset}
+
+        self._agree(f"{what}: rendezvous", meet)
+        self._allocations += 1
+        self._native.register(tensor, pointers, nbytes, self._allocations)
+        return tensor
+
+    def _agree(self, what: str, run: Callable[[], Any]) -> None:
+        """Takes a step of which the same must come on every rank. All ranks raise if it does
+        not."""
+        self._require_usable()
+        try:
+            values = self.ballot.take(what, run)
+        except VoteError as verdict:
+            failure, own = self._failure(what, verdict), verdict.__cause__
+            raise failure from (None if failure is own else own)
+        if any(other != values[0] for other in values):
+            each = ", ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
+            raise CollectiveMismatch(
+                f"collx.{what} on {self._native.name!r}: ranks differ ({each})", self._native.name
+            )
+
+    def _require_usable(self) -> None:
+        try:
+            self._native.check()
+        except RuntimeError:
+            if not self._native.destroyed:
+                self.ballot.cast(f"{LEFT}: it is poisoned")  # so that no peer waits
+            raise
+
+    def _failure(self, what: str, verdict: VoteError) -> Exception:
+        """What a vote that did not pass is raised as: the same class on every rank."""
+        name = self._native.name
+        message = f"collx.{what} on {name!r}: {verdict}"
+        gone = verdict.absent + verdict.left
+        if gone or verdict.store_failed:
+            # A rank may never make the call that its peers have given up: nothing would fit.
+            ranks = range(self._native.world_size)
+            waiting = next((rank for rank in ranks if rank not in gone), self._native.rank)
+            absent = gone[0] if gone else -1
+            self._native.report_absent(waiting, absent)
+            return CollectiveTimeout(
+                message, name, {"phase": "vote", "rank": waiting, "peer": absent}
+            )
+        if verdict.apart:
+            return CollectiveMismatch(message, name, {"phase": "vote"})
+        own = verdict.__cause__
+        if verdict.everywhere and isinstance(own, (TypeError, ValueError)):
+            return own
+        return InitError(message, name, what, verdict.failures)
+
+    def _check_device(self, device: torch.device | str | int | None) -> None:
+        if device is None:
+            return
+        asked, own = torch.device(device), self._device
+        if asked.type != own.type or asked.index not in (None, own.index):
+            raise ValueError(f"empty: device {asked}, but the communicator is on {own}")
+
+    def _check_tensor(self, tensor: object) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"register: tensor is a {type(tensor).__name__}, not a torch.Tensor")
+        if tensor.layout != torch.strided:
+            raise TypeError(f"register: tensor has layout {tensor.layout}; only strided tensors")
+        if tensor.device != self._device:
+            raise ValueError(
+                f"register: tensor is on {tensor.device}, the communicator on {self._device}"
+            )
+        if tensor.untyped_storage().nbytes() == 0:
+            raise ValueError("register: tensor has no storage")
+
+
+def _dtype(dtype: object) -> torch.dtype:
+    if dtype is None:
+        return torch.get_default_dtype()
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"empty: dtype is a {type(dtype).__name__}, not a torch.dtype")
+    return dtype
+
+
+def _shape(size: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
+    flat: list[int] = []
+    for item in size:
+        flat.extend([item] if isinstance(item, int) else item)
+    if any(not isinstance(n, int) for n in flat):
+        raise TypeError(f"empty: size {size!r} is not made of integers")
+    if any(n < 0 for n in flat):
+        raise ValueError(f"empty: size {tuple(flat)} has a negative dimension")
+    return tuple(flat)

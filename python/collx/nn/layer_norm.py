@@ -1,0 +1,146 @@
+"""LayerNorm behind a row-parallel layer: the sum over the ranks, the residual and the norm as one
+operator."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from collx._groups import Group, name_of
+from collx.nn import gradients
+from collx.nn.pairs import reduce_from_ranks
+from collx.ops.norms import Results, allreduce_layernorm
+from collx.ops.quantization import ROUNDINGS
+
+__all__ = ["TensorParallelLayerNorm"]
+
+
+class TensorParallelLayerNorm(nn.Module):
+    """Stands in for all-reduce, residual and torch.nn.LayerNorm behind a row-parallel layer.
+
+        y = norm(residual + all_reduce(partial))      # before
+        y, residual = norm(partial, residual)         # with it
+
+    Where no gradients are asked for, a call is one fused operator, that of
+    `collx.allreduce_layernorm`. Otherwise it is an all-reduce in the dtype with an addition and
+    torch's layer norm behind it, so that it trains, rounded as "parity" is; all ranks must agree
+    on that.
+
+    The state is `weight` and `bias`, as in torch.nn.LayerNorm.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(
+        self,
+        size: int,
+        eps: float = 1e-5,
+        *,
+        group: Group = None,
+        rounding: str = "fp32",
+        algorithm: str = "auto",
+        max_blocks: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """
+        Args:
+            size: columns.
+            eps: is added to the variance.
+            group: the communicator, as in `collx.allreduce`; looked up in each call.
+            rounding: "fp32", "parity" or "parity_weight" (docs/numerics.md).
+            algorithm, max_blocks: of the fused operator.
+            device, dtype: of weight and bias.
+
+        Raises:
+            ValueError: an unknown rounding.
+        """
+        super().__init__()
+        if rounding not in ROUNDINGS:
+            raise ValueError(
+                f"TensorParallelLayerNorm: rounding: got {rounding!r}; accepted: "
+                f"{', '.join(ROUNDINGS)}"
+            )
+        self.eps = eps
+        self.group = None if group is None else name_of(group)
+        self.rounding = rounding
+        self.algorithm = algorithm
+        self.max_blocks = max_blocks
+        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def from_module(
+        cls,
+        norm: nn.LayerNorm,
+        *,
+        group: Group = None,
+        rounding: str = "parity",
+        algorithm: str = "auto",
+        max_blocks: int = 0,
+    ) -> TensorParallelLayerNorm:
+        """Takes the place of a torch.nn.LayerNorm over the last dimension, and shares its weight
+        and bias. TypeError for anything else: it may compute something else."""
+        if type(norm) is not nn.LayerNorm or norm.weight is None or norm.weight.dim() != 1:
+            raise TypeError(
+                f"TensorParallelLayerNorm.from_module: norm: got {norm!r}; accepted: "
+                "torch.nn.LayerNorm over the last dimension, with a weight"
+            )
+        made = cls(
+            norm.weight.numel(),
+            norm.eps,
+            group=group,
+            rounding=rounding,
+            algorithm=algorithm,
+            max_blocks=max_blocks,
+            device="meta",
+        )
+        made.weight = norm.weight
+        made.bias = (
+            norm.bias
+            if norm.bias is not None
+            else nn.Parameter(torch.zeros_like(norm.weight), requires_grad=False)
+        )
+        return made.train(norm.training)
+
+    def reset_parameters(self) -> None:
+        """Sets the weight to 1 and the bias to 0."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, partial: torch.Tensor, residual: torch.Tensor | None = None) -> Results:
+        """
+        Args:
+            partial: [..., cols] of at least two dimensions, float32, float16 or bfloat16: this
+                rank's summand.
+            residual: of its shape and dtype, the same on all ranks; or None.
+
+        Returns:
+            The normalized tensor; with a residual, then the sum with it added.
+
+        It raises what `collx.allreduce` raises.
+        """
+        if gradients.wanted(self, partial, residual, self.weight, self.bias):
+            total = reduce_from_ranks(partial, self.group)
+            if residual is not None:
+                total = total + residual
+            normalized = nn.functional.layer_norm(
+                total, self.weight.shape, self.weight, self.bias, self.eps
+            )
+            return normalized if residual is None else (normalized, total)
+        return allreduce_layernorm(
+            partial,
+            self.weight,
+            self.bias,
+            self.eps,
+            self.group,
+            residual=residual,
+            rounding=self.rounding,
+            algorithm=self.algorithm,
+            max_blocks=self.max_blocks,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}, rounding={self.rounding!r}"

@@ -1,0 +1,247 @@
+"""Linear layers that are split over the ranks, as Megatron-LM splits them.
+
+A column-parallel layer keeps some of the outputs: a rank computes its own attention heads, or its
+own part of an MLP's hidden units, from the whole input. The row-parallel layer behind it keeps the
+weights of the matching inputs; its products are summands of the whole output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from collx._groups import Group, get, name_of
+from collx.nn.pairs import copy_to_ranks, gather_from_ranks, reduce_from_ranks
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "part"]
+
+
+def part(count: int, world_size: int, rank: int) -> slice:
+    """The units of `rank` when `count` are divided: low ranks get the remainder, as in
+    `collx.reducescatter`."""
+    quotient, remainder = divmod(count, world_size)
+    start = rank * quotient + min(rank, remainder)
+    return slice(start, start + quotient + (rank < remainder))
+
+
+class ColumnParallelLinear(nn.Module):
+    """Computes this rank's outputs of a linear layer: [..., in_features] -> [..., its outputs].
+
+    Its input is the same on all ranks, and so is the gradient of it. With `gather_output` the
+    outputs of all ranks are joined, [..., out_features].
+
+    The state is `weight`, [its outputs, in_features], and `bias`, [its outputs], or None.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Group = None,
+        units: slice | None = None,
+        gather_output: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """
+        Args:
+            in_features, out_features: of the whole layer.
+            bias: whether there is one.
+            group: the communicator, which has to exist, as in `collx.allreduce`.
+            units: which of the outputs are this rank's; by default its `part`.
+            gather_output: join the outputs, of which each rank then has its `part`.
+            device, dtype: of weight and bias.
+
+        Raises:
+            ValueError: no communicator, or `units` besides `gather_output`.
+        """
+        super().__init__()
+        if gather_output and units is not None:
+            raise ValueError(
+                "ColumnParallelLinear: units: given with gather_output, which joins equal parts"
+            )
+        self.in_features = in_features
+        self.out_features = out_features
+        self.gather_output = gather_output
+        self.group = None if group is None else name_of(group)
+        own = _units(units, out_features, group)
+        rows = own.stop - own.start
+        self.weight = nn.Parameter(torch.empty(rows, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    @classmethod
+    def from_module(
+        cls,
+        full: nn.Linear,
+        *,
+        group: Group = None,
+        units: slice | None = None,
+        gather_output: bool = False,
+    ) -> ColumnParallelLinear:
+        """This rank's part of a layer, of which it keeps a copy. Arguments as above."""
+        made = cls(
+            full.in_features,
+            full.out_features,
+            full.bias is not None,
+            group=group,
+            units=units,
+            gather_output=gather_output,
+            device="meta",
+        )
+        own = _units(units, full.out_features, group)
+        made.weight = _kept(full.weight[own])
+        made.bias = None if full.bias is None else _kept(full.bias[own])
+        return made.train(full.training)
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias as torch.nn.Linear does, each rank its own."""
+        bound = 1 / math.sqrt(max(1, self.in_features))
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            x: [..., in_features], the same on all ranks.
+
+        Returns:
+            [..., this rank's outputs], or [..., out_features] with `gather_output`.
+        """
+        if torch.is_grad_enabled():
+            x = copy_to_ranks(x, self.group)
+        y = functional.linear(x, self.weight, self.bias)
+        if not self.gather_output:
+            return y
+        return gather_from_ranks(y, self.group, axis=-1, total=self.out_features)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={len(self.weight)} of "
+            f"{self.out_features}, bias={self.bias is not None}"
+        )
+
+
+class RowParallelLinear(nn.Module):
+    """Takes this rank's inputs of a linear layer: [..., its inputs] -> [..., out_features].
+
+    The ranks' products are added up, and then the bias, which is the same on all of them.
+
+    The state is `weight`, [out_features, its inputs], and `bias`, [out_features], or None.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Group = None,
+        units: slice | None = None,
+        reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """
+        Args:
+            in_features, out_features: of the whole layer.
+            bias: whether there is one.
+            group: the communicator, which has to exist, as in `collx.allreduce`.
+            units: which of the inputs are this rank's; by default its `part`.
+            reduce: sums [..., out_features] over the ranks; by default `reduce_from_ranks`. In
+                front of a TensorParallelRMSNorm, which sums by itself, give one that returns its
+                argument, and no bias.
+            device, dtype: of weight and bias.
+
+        Raises:
+            ValueError: no communicator.
+        """
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.reduce = reduce
+        self.group = None if group is None else name_of(group)
+        own = _units(units, in_features, group)
+        columns = own.stop - own.start
+        self.weight = nn.Parameter(torch.empty(out_features, columns, device=device, dtype=dtype))
+        self.bias = (
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        )
+        self.reset_parameters()
+
+    @classmethod
+    def from_module(
+        cls,
+        full: nn.Linear,
+        *,
+        group: Group = None,
+        units: slice | None = None,
+        reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> RowParallelLinear:
+        """This rank's part of a layer, of which it keeps a copy. Arguments as above."""
+        made = cls(
+            full.in_features,
+            full.out_features,
+            full.bias is not None,
+            group=group,
+            units=units,
+            reduce=reduce,
+            device="meta",
+        )
+        own = _units(units, full.in_features, group)
+        made.weight = _kept(full.weight[:, own])
+        made.bias = None if full.bias is None else _kept(full.bias)
+        return made.train(full.training)
+
+    def reset_parameters(self) -> None:
+        """Draws the weight as torch.nn.Linear does, each rank its own. The bias becomes 0: it has
+        to be the same on all ranks."""
+        bound = 1 / math.sqrt(max(1, self.in_features))
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            x: [..., this rank's inputs].
+
+        Returns:
+            [..., out_features], the same on all ranks.
+        """
+        product = functional.linear(x, self.weight)
+        if self.reduce is not None:
+            total = self.reduce(product)
+        else:
+            total = reduce_from_ranks(product, self.group)
+        return total if self.bias is None else total + self.bias
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.weight.size(1)} of {self.in_features}, "
+            f"out_features={self.out_features}, bias={self.bias is not None}"
+        )
+
+
+def _units(units: slice | None, count: int, group: Group) -> slice:
+    if units is not None:
+        return slice(*units.indices(count)[:2])
+    communicator = get(group)
+    return part(count, communicator.world_size, communicator.rank)
+
+
+def _kept(values: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format))

@@ -1,0 +1,1 @@
+"""The operators as Python functions, with defaults filled in."""

@@ -1,0 +1,225 @@
+"""Reductions fused with a normalization, and with a quantization behind it: a function for each
+family of operators in torch.ops.collx. docs/numerics.md says to the bit what each computes,
+`collx.reference` the same in plain PyTorch; the formulas of the quantizing ones follow Modular's
+`allreduce_rmsnorm_fp8`.
+
+They are collective: every rank calls the same one, with arguments that fit together, in the same
+order. What they have in common:
+
+    input          [..., cols] of float32, float16 or bfloat16, of at least two dimensions and any
+                   strides: one shape and dtype on all ranks. All but the last dimension make rows
+    weight, bias   [cols], of the input's dtype or float32, equal on all ranks
+    eps            is added to the mean of the squares of a row
+    group          the communicator: itself or its name; a process group or a device mesh of one
+                   dimension, whose default one is meant; or None for the default group's
+    residual       is added to the sum: of the input's shape and dtype, of equal values on all ranks
+    weight_offset  is added to the weight; Gemma's is 1
+    rounding       where values are rounded to the dtype: "fp32", once, at the end; "parity" as
+                   torch.nn.RMSNorm behind an all-reduce; "parity_weight" as LlamaRMSNorm, which
+                   multiplies by the weight in the dtype
+    quantization   how the result is quantized: a `Quantization`, or "fp8" or "int8" for its
+                   defaults; None: not at all
+    scale          float32 [1]: the scale of scale_mode "tensor", which is returned as well
+    keep_norm      with a quantization: the normalized tensor is one more result, the last
+    out            takes the results, a tensor or a tuple of them in their order, and is returned.
+                   It shares no memory with an argument, but that the sum may be the residual
+    algorithm      "auto", or the name of one; the error for an unknown name lists them
+    max_blocks     CUDA thread blocks to use at most; 0 for no bound. The same on all ranks
+
+They return the normalized tensor, of the shape and dtype of the input; or with a quantization `q`
+of that shape, and `scale`. Then come, where they were asked for, the sum with the residual added,
+and the normalized tensor. One result is a tensor, several are a tuple.
+
+All of them raise:
+
+    ValueError, TypeError, NotImplementedError    an argument is refused; nothing was launched
+    CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned
+                                                  this call on the CPU, or an earlier one, failed
+
+None has a backward: an argument that requires grad is refused (NotImplementedError).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from collx._groups import Group, name_of
+from collx.ops.quantization import Quantization
+
+__all__ = ["Results", "allreduce_layernorm", "allreduce_rmsnorm", "reducescatter_rmsnorm"]
+
+Results = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+def allreduce_rmsnorm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: Group = None,
+    *,
+    residual: torch.Tensor | None = None,
+    weight_offset: float = 0.0,
+    rounding: str = "fp32",
+    quantization: Quantization | str | None = None,
+    scale: torch.Tensor | None = None,
+    keep_norm: bool = False,
+    out: Results | None = None,
+    algorithm: str = "auto",
+    max_blocks: int = 0,
+) -> Results:
+    """Sums `input` over the ranks, adds `residual`, and normalizes the rows of that: acc * (weight
+    + weight_offset) / sqrt(mean(acc ** 2) + eps).
+
+    Returns:
+        The normalized tensor, or q and its scale; then, with a residual, the sum with it added;
+        then the normalized tensor if `keep_norm`.
+    """
+    return _rmsnorm(
+        "allreduce",
+        input,
+        residual,
+        weight,
+        eps,
+        name_of(group),
+        Quantization.of(quantization),
+        scale,
+        keep_norm,
+        out,
+        weight_offset=weight_offset,
+        rounding=rounding,
+        algorithm=algorithm,
+        max_blocks=max_blocks,
+    )
+
+
+def reducescatter_rmsnorm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: Group = None,
+    *,
+    weight_offset: float = 0.0,
+    rounding: str = "fp32",
+    quantization: Quantization | str | None = None,
+    scale: torch.Tensor | None = None,
+    keep_norm: bool = False,
+    out: Results | None = None,
+    algorithm: str = "auto",
+    max_blocks: int = 0,
+) -> Results:
+    """`allreduce_rmsnorm` of this rank's rows alone.
+
+    Args:
+        input: [rows, cols]. The rows are divided as `reducescatter` does: rows // world each, the
+            first rows % world ranks get one more.
+        residual: [this rank's rows, cols], its own.
+
+    Returns:
+        The same, of the rows that `residual` has.
+    """
+    how = Quantization.of(quantization)
+    if how is not None and how.kind == "int8":
+        raise NotImplementedError(
+            "collx.reducescatter_rmsnorm: quantization: got int8; accepted: fp8, or None"
+        )
+    return _rmsnorm(
+        "reducescatter",
+        input,
+        residual,
+        weight,
+        eps,
+        name_of(group),
+        how,
+        scale,
+        keep_norm,
+        out,
+        weight_offset=weight_offset,
+        rounding=rounding,
+        algorithm=algorithm,
+        max_blocks=max_blocks,
+    )
+
+
+def allreduce_layernorm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    group: Group = None,
+    *,
+    residual: torch.Tensor | None = None,
+    rounding: str = "fp32",
+    out: Results | None = None,
+    algorithm: str = "auto",
+    max_blocks: int = 0,
+) -> Results:
+    """Sums `input` over the ranks, adds `residual`, and normalizes the rows of that as
+    torch.nn.LayerNorm: (acc - mean(acc)) / sqrt(var(acc) + eps) * weight + bias.
+
+    Returns:
+        The normalized tensor; with a residual, then the sum with it added.
+    """
+    options = (eps, name_of(group), rounding, algorithm, max_blocks)
+    if residual is None:
+        op = torch.ops.collx.allreduce_layernorm
+        return _called(op, False, ("out",), out, (input, weight, bias, *options), {})
+    op = torch.ops.collx.allreduce_residual_layernorm
+    names = ("out", "residual_out")
+    return _called(op, False, names, out, (input, residual, weight, bias, *options), {})
+
+
+def _rmsnorm(
+    what: str,
+    input: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    name: str,
+    quantization: Quantization | None,
+    scale: torch.Tensor | None,
+    keep_norm: bool,
+    out: Results | None,
+    **options: Any,
+) -> Results:
+    names, given = ["out"], [input, weight, eps, name]
+    if residual is not None:
+        given.insert(1, residual)
+    op = f"{what}_rmsnorm" if residual is None else f"{what}_residual_rmsnorm"
+    if quantization is not None:
+        op, names = f"{op}_{quantization.kind}", ["q_out", "scale_out"]
+        options = {**options, **quantization.arguments(), "scale": scale}
+    elif keep_norm or scale is not None:
+        which = "keep_norm" if keep_norm else "scale"
+        raise ValueError(f"collx.{what}_rmsnorm: {which}: given without a quantization")
+    if residual is not None:
+        names.append("residual_out")
+    if keep_norm:
+        names.append("norm_out")
+    return _called(getattr(torch.ops.collx, op), keep_norm, names, out, given, options)
+
+
+def _called(
+    op: Any,
+    keep_norm: bool,
+    names: Sequence[str],
+    out: Results | None,
+    given: Sequence[Any],
+    options: dict[str, Any],
+) -> Results:
+    """The operator's functional form, or the one that writes `out`; `names` are its outputs."""
+    if out is None:
+        results: Results = (op.keep_norm if keep_norm else op.default)(*given, **options)
+        return results
+    outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+    if len(outs) != len(names):
+        raise ValueError(
+            f"collx.{op.__name__}: out: {len(outs)} tensors; accepted: {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    write = op.keep_norm_out if keep_norm else op.out
+    write(*given, **options, **dict(zip(names, outs, strict=True)))
+    return out

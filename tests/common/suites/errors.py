@@ -1,0 +1,183 @@
+"""Errors carry the record that their words are made of, on every way out of an operator."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ..attempt import attempt, finish, ones
+from ..limits import timeout_now
+from ..pool import Pool
+from ..rank import Rank
+
+FIELDS = ("communicator", "op", "phase", "rank", "peer", "sequence", "call", "peer_call")
+
+
+def _caught(call: Callable[[], Any]) -> dict[str, Any]:
+    """The fields of what was raised, and what it is; the same once it was pickled."""
+    import collx
+
+    try:
+        call()
+    except collx.CollectiveError as error:
+        again = pickle.loads(pickle.dumps(error))
+        kinds = (dist.DistError, RuntimeError, TimeoutError)
+        return {
+            **{field: getattr(again, field) for field in FIELDS},
+            "the same": all(getattr(again, f) == getattr(error, f) for f in FIELDS),
+            "class": type(error).__name__,
+            "is": tuple(kind.__name__ for kind in kinds if isinstance(error, kind)),
+            "text": str(error),
+        }
+    return {"class": ""}
+
+
+def _absent(rank: Rank, way: str, timeout: float) -> list[dict[str, Any]]:
+    """The last rank stays away from the second call."""
+    import collx
+
+    communicator = rank.new_communicator(f"fields-{way}", rank.fresh_group(), timeout=timeout)
+    x = ones(rank).requires_grad_(way == "backward")
+    y = collx.allreduce(x, group=communicator)
+
+    def call() -> None:
+        if way == "operator":
+            torch.ops.collx.allreduce(x, "sum", communicator.name)
+        elif way == "backward":
+            y.sum().backward()
+        finish(communicator)
+
+    away = rank.rank == rank.size - 1
+    found = [] if away else [_caught(call), _caught(lambda: collx.allreduce(x, group=communicator))]
+    rank.barrier()
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("way", ["operator", "backward"])
+def test_a_timeout_says_in_fields_who_was_missing(pool: Pool, way: str) -> None:
+    """A backward pass runs on a thread of autograd's, and its error is the object that was made."""
+    timeout = timeout_now(pool)
+    *there, _ = pool.run(_absent, way, timeout)
+    for rank, (first, then) in enumerate(there):
+        assert first["class"] == "CollectiveTimeout", first
+        assert first["the same"], first
+        assert first["is"] == ("DistError", "RuntimeError", "TimeoutError")
+        assert then["class"] == "CommunicatorPoisoned", then
+        assert then["is"] == ("DistError", "RuntimeError")
+        for error in (first, then):
+            assert error["communicator"] == f"test-fields-{way}"
+            assert (error["op"], error["peer"]) == ("allreduce", pool.size - 1), error
+            assert error["rank"] in range(pool.size - 1), error
+            assert f"phase {error['phase']} of allreduce" in error["text"], error
+            assert error["call"]["shape"] == (1000,), error
+            assert error["call"]["dtype"] == "float32", error
+            assert error["peer_call"] is None, error
+            assert f"rank {error['rank']} waited in vain for rank {error['peer']}" in error["text"]
+        assert first["sequence"] == then["sequence"], rank
+
+
+def _different(rank: Rank, timeout: float) -> dict[str, Any]:
+    import collx
+
+    communicator = rank.new_communicator(
+        "fields-mismatch", rank.fresh_group(), timeout=timeout, check=True
+    )
+
+    def call() -> None:
+        if rank.rank == 0:
+            collx.allreduce(ones(rank), "sum", communicator)
+        else:
+            collx.broadcast(ones(rank, 7, torch.int32), 1, communicator)
+        finish(communicator)
+
+    found = _caught(call)
+    rank.barrier()
+    if not found["class"]:  # it left the call before the other noticed
+        found = _caught(communicator.check)
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_mismatch_has_both_calls(pool: Pool) -> None:
+    for error in pool.run(_different, timeout_now(pool)):
+        assert error["class"] == "CollectiveMismatch", error
+        assert error["phase"] == "check"
+        assert {error["rank"], error["peer"]} == {0, 1}
+        calls = {error["rank"]: error["call"], error["peer"]: error["peer_call"]}
+        first, second = calls[0], calls[1]
+        assert (first["op"], first["shape"], first["reduce_op"]) == ("allreduce", (1000,), "sum")
+        assert (second["op"], second["dtype"], second["root"]) == ("broadcast", "int32", 1)
+
+
+def _failed_init(rank: Rank, timeout: float) -> dict[str, Any]:
+    import collx
+
+    options: dict[str, Any] = {"pdl": "sideways"} if rank.rank == 1 else {}
+    try:
+        rank.new_communicator("fields-init", timeout=timeout, **options)
+    except collx.CollectiveError as raised:
+        error: Any = raised
+        return {"step": error.step, "failures": error.failures, "name": error.communicator}
+    return {}
+
+
+@pytest.mark.worlds(2)
+def test_a_failed_init_says_in_fields_where_and_why(pool: Pool) -> None:
+    for found in pool.run(_failed_init, timeout_now(pool)):
+        assert found["step"] == "arguments"
+        assert found["name"] == "test-fields-init"
+        assert list(found["failures"]) == [1]
+        assert "sideways" in found["failures"][1]
+
+
+def _absent_from_empty(rank: Rank, timeout: float) -> dict[str, Any]:
+    communicator = rank.new_communicator("fields-empty", rank.fresh_group(), timeout=timeout)
+    found = {} if rank.rank == 1 else _caught(lambda: communicator.empty(3))
+    rank.barrier()
+    attempt(communicator.destroy)  # the rank that was away may wait in it for the other
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_vote_that_a_rank_is_absent_from_names_it_in_fields(pool: Pool) -> None:
+    found, _ = pool.run(_absent_from_empty, timeout_now(pool))
+    assert found["class"] == "CollectiveTimeout"
+    assert (found["phase"], found["rank"], found["peer"]) == ("vote", 0, 1)
+    assert found["communicator"] == "test-fields-empty"
+    assert found["op"] is None
+
+
+def _logged(rank: Rank) -> list[str]:
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(f"{record.levelname} {record.getMessage()}")
+
+    logger, handler = logging.getLogger("collx"), Keep()
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    try:
+        rank.new_communicator("logged").destroy()
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+    return said
+
+
+@pytest.mark.worlds(1)
+def test_init_and_destroy_tell_the_logger(pool: Pool) -> None:
+    (said,) = pool.run(_logged)
+    assert any(line.startswith("DEBUG test-logged: step 'rendezvous'") for line in said), said
+    assert any(line.startswith("INFO") and "ready" in line for line in said), said
+    assert any(line.startswith("INFO") and "has left" in line for line in said), said

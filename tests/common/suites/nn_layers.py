@@ -1,0 +1,166 @@
+"""Split layers and the fused LayerNorm of collx.nn, against the modules that they replace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn as torch_nn
+
+from ..attempt import Attempt, attempt
+from ..pool import Pool
+from ..rank import Rank
+
+IN, HIDDEN, OUT = 12, 22, 10  # HIDDEN is divided by no world size but 1 and 2
+
+
+def _model(device: torch.device) -> tuple[torch_nn.Linear, torch_nn.Linear]:
+    torch.manual_seed(7)
+    made = torch_nn.Linear(IN, HIDDEN).double(), torch_nn.Linear(HIDDEN, OUT).double()
+    return made[0].to(device), made[1].to(device)
+
+
+def _split_and_whole(rank: Rank, gathered: bool) -> list[str]:
+    """Outputs and gradients of a split pair of layers, and of the whole one."""
+    from collx import nn
+
+    communicator = rank.communicator()
+    first, second = _model(rank.device)
+    column = nn.ColumnParallelLinear.from_module(first, group=communicator, gather_output=gathered)
+    row = nn.RowParallelLinear.from_module(second, group=communicator)
+    x = torch.randn(3, IN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mine = x.to(rank.device).requires_grad_()
+    whole = x.to(rank.device).requires_grad_()
+    own = nn.part(HIDDEN, rank.size, rank.rank)
+
+    hidden = column(mine)
+    wanted = first(whole)
+    if gathered:
+        pairs = {"gathered": (hidden, wanted)}
+        hidden = hidden[..., own]
+    else:
+        pairs = {"hidden": (hidden, wanted[..., own])}
+    y, expected = row(torch.relu(hidden)), second(torch.relu(wanted))
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    pairs["output"] = (y, expected)
+    # Of a gathered output, each rank's part alone was used here, so only the pair is a whole layer.
+    if not gathered:
+        assert column.bias is not None
+        pairs["input's gradient"] = (mine.grad, whole.grad)
+        pairs["column's"] = (column.weight.grad, first.weight.grad[own])  # type: ignore
+        pairs["column's bias"] = (column.bias.grad, first.bias.grad[own])  # type: ignore
+    assert row.bias is not None
+    pairs["row's"] = (row.weight.grad, second.weight.grad[:, own])  # type: ignore
+    pairs["row's bias"] = (row.bias.grad, second.bias.grad)
+    return [what for what, (a, b) in pairs.items() if not torch.allclose(a, b, 1e-9, 1e-9)]
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("gathered", [False, True])
+def test_split_layers_compute_what_the_whole_ones_do(pool: Pool, gathered: bool) -> None:
+    assert pool.run(_split_and_whole, gathered) == [[]] * pool.size
+
+
+def _made(rank: Rank) -> dict[str, bool]:
+    from collx import nn
+
+    communicator = rank.communicator()
+    column = nn.ColumnParallelLinear(IN, HIDDEN, False, group=communicator, device=rank.device)
+    row = nn.RowParallelLinear(HIDDEN, OUT, group=communicator, dtype=torch.float64)
+    heads = nn.ColumnParallelLinear(IN, HIDDEN, group=communicator, units=slice(4, 9))
+    partial = nn.RowParallelLinear(HIDDEN, OUT, False, group=communicator, reduce=lambda y: y)
+    own = len(range(HIDDEN)[nn.part(HIDDEN, rank.size, rank.rank)])
+    hidden = torch.ones(2, own)
+    return {
+        "column": column.weight.shape == (own, IN) and column.bias is None,
+        "row": row.weight.shape == (OUT, own) and row.weight.dtype == torch.float64,
+        "bias": row.bias is not None and bool((row.bias == 0).all()),
+        "units": heads.weight.shape == (5, IN) and heads(torch.ones(1, IN)).shape == (1, 5),
+        "partial": torch.equal(partial(hidden), hidden @ partial.weight.t()),
+        "state": set(row.state_dict()) == {"weight", "bias"},
+        "text": f"out_features={own} of {HIDDEN}" in repr(column),
+        "drawn": bool((column.weight.abs() <= IN**-0.5).all() and column.weight.std() > 0),
+    }
+
+
+@pytest.mark.worlds(1, 3)
+def test_layers_that_are_made_anew(pool: Pool) -> None:
+    for found in pool.run(_made):
+        assert all(found.values()), found
+
+
+def _layer_norms(rank: Rank, dtype: torch.dtype, rounding: str) -> list[str]:
+    """Fused, with gradients, and as a model writes it."""
+    from collx import nn
+
+    communicator = rank.communicator()
+    torch.manual_seed(3)
+    whole = torch_nn.LayerNorm(64, 1e-5)
+    with torch.no_grad():
+        whole.weight.uniform_(0.5, 1.5)
+        whole.bias.normal_()
+    whole = whole.to(rank.device, dtype)
+    norm = nn.TensorParallelLayerNorm.from_module(whole, group=communicator, rounding=rounding)
+    partials = [torch.randn(4, 64).to(rank.device, dtype) for _ in range(rank.size)]
+    residual = torch.randn(4, 64).to(rank.device, dtype)
+    with torch.no_grad():
+        total = sum(partials[1:], partials[0].float()).to(dtype)
+        wanted = whole(total + residual), total + residual
+        fused: Any = norm(partials[rank.rank], residual)
+        alone: Any = norm(partials[rank.rank])
+    partial = partials[rank.rank].clone().requires_grad_()
+    trained: Any = norm(partial, residual)
+    trained[0].float().square().sum().backward()
+    summed = total.clone().requires_grad_()
+    whole(summed + residual).float().square().sum().backward()
+    bound = {torch.float32: 1e-5, torch.bfloat16: 6e-2}[dtype]
+    pairs = {
+        "fused": (fused[0], wanted[0]),
+        "sum": (fused[1], wanted[1]),
+        "alone": (alone, whole(total)),
+        "with gradients": (trained[0], wanted[0]),
+        "gradient": (partial.grad, summed.grad),
+    }
+    return [
+        what
+        for what, (a, b) in pairs.items()
+        if a is None or not torch.allclose(a.float(), b.float(), bound, bound)
+    ]
+
+
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("rounding", ["fp32", "parity", "parity_weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_fused_layer_norm_is_that_of_torch(pool: Pool, dtype: torch.dtype, rounding: str) -> None:
+    assert pool.run(_layer_norms, dtype, rounding) == [[]] * pool.size
+
+
+def _refused(rank: Rank) -> dict[str, Attempt]:
+    from collx import nn
+
+    norm: Any = nn.TensorParallelLayerNorm
+    column: Any = nn.ColumnParallelLinear
+    calls = {
+        "RMSNorm": lambda: norm.from_module(torch_nn.RMSNorm(4)),
+        "two dimensions": lambda: norm.from_module(torch_nn.LayerNorm([4, 4])),
+        "half": lambda: norm(4, rounding="half"),
+        "units": lambda: column(4, 4, units=slice(0, 2), gather_output=True),
+        "nobody": lambda: column(4, 4, group="nobody"),
+    }
+    return {what: attempt(call) for what, call in calls.items()}
+
+
+@pytest.mark.worlds(1)
+def test_what_a_layer_cannot_be_made_of_is_refused_by_name(pool: Pool) -> None:
+    (found,) = pool.run(_refused)
+    for what, (error, word) in {
+        "RMSNorm": ("TypeError", "torch.nn.LayerNorm"),
+        "two dimensions": ("TypeError", "last dimension"),
+        "half": ("ValueError", "parity_weight"),
+        "units": ("ValueError", "gather_output"),
+        "nobody": ("ValueError", "collx.init"),
+    }.items():
+        assert found[what].error == error, (what, found[what])
+        assert word in found[what].message, (what, found[what])
