@@ -51,7 +51,7 @@ def quietly(
     """Runs a command that yields to the test at hand, not to all else that the machine may be busy
     with. Both of its streams are in `stdout`."""
     return subprocess.run(
-        ["nice", "-n", "5", *command],
+        ["nice", "-n", "10", *command],
         cwd=where,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

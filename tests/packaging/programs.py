@@ -51,7 +51,7 @@ def compiled(source: str, *options: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     libraries = cpp_extension.library_paths()
     run(
-        *("nice", "-n", "5", compiler),
+        *("nice", "-n", "10", compiler),
         *("-std=c++20", "-O0", str(HERE / source), "-o", target),
         *(option for path in cpp_extension.include_paths() for option in ("-isystem", path)),
         *(option for path in libraries for option in (f"-L{path}", f"-Wl,-rpath,{path}")),
