@@ -16,6 +16,18 @@ namespace collx::cpu {
 
 inline constexpr uint64_t kPatientNs = 60'000'000'000;
 
+/// Whether calls of many bytes between so many threads would take minutes. What is asked of the
+/// sanitizers does not depend on the bytes: fewer threads show it, and small calls among more.
+inline bool large_calls_are_slow(int world) {
+#if defined(__SANITIZE_THREAD__)
+  return world > 2;
+#elif defined(__SANITIZE_ADDRESS__)
+  return world > 4;
+#else
+  return world > 8;
+#endif
+}
+
 class Ranks {
  public:
   explicit Ranks(int world, uint64_t payload_bytes = kDefaultPayloadBytes,

@@ -95,7 +95,7 @@ TEST_P(CpuExchange, parts_along_any_axis_are_found) {
 }
 
 TEST_P(CpuExchange, the_default_region_carries_several_chunks_too) {
-  if (GetParam() > 8) GTEST_SKIP() << "16 threads take minutes under a sanitizer";
+  if (large_calls_are_slow(GetParam())) GTEST_SKIP() << "takes minutes here";
   Ranks ranks(GetParam());
   std::vector<Case> cases;
   const uint64_t staging = ranks.layout().staging_bytes;

@@ -368,7 +368,7 @@ TEST_P(CpuNorm, every_shape) {
 }
 
 TEST_P(CpuNorm, many_rows_take_several_batches_and_rows_longer_than_slots_several_pieces) {
-  if (GetParam() > 4) GTEST_SKIP() << "threads that outnumber cores take minutes";
+  if (large_calls_are_slow(GetParam())) GTEST_SKIP() << "takes minutes here";
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()) + (100 << 10));
   std::vector<NormCase> cases;
   uint64_t i = 0;

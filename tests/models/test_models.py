@@ -20,7 +20,6 @@ from tests.common.ahead import quietly
 
 HERE = Path(__file__).resolve().parent
 RELACY = Path("/usr/include/relacy/relacy.hpp")
-LIMIT_S = 300
 MEMORY_MIB = 1500
 
 
@@ -191,12 +190,8 @@ RELACY_CASES = [
 ]
 
 
-def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
-    return quietly(command, where, LIMIT_S)
-
-
 def build(command: list[str], where: Path) -> None:
-    done = run(command, where)
+    done = quietly(command, where)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
 
 
@@ -222,7 +217,7 @@ def verified(case: Case) -> str:
         build(["spin", "-a", *switches(case), case.source], where)
         checker = ["-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MIB}", "-DVECTORSZ=2048"]
         build(["gcc", effort(case), "-w", *checker, "-o", "pan", "pan.c"], where)
-        return run(["./pan", "-m50000", "-w20"], where).stdout
+        return quietly(["./pan", "-m50000", "-w20"], where).stdout
 
 
 def simulated(case: Case) -> subprocess.CompletedProcess[str]:
@@ -236,7 +231,7 @@ def simulated(case: Case) -> subprocess.CompletedProcess[str]:
         # Relacy itself is not clean under warnings, and takes longer to optimize than to run.
         command = ["g++", "-std=c++17", "-O0", "-w", f"-DSCHEDULES={SCHEDULES}", *switches(case)]
         build([*command, "-o", "test", str(HERE / case.source)], where)
-        return run(["./test"], where)
+        return quietly(["./test"], where)
 
 
 def number(pattern: str, text: str) -> int:

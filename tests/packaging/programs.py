@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+from tests.common.ahead import quietly
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TORCH = ".".join(torch.__version__.split(".")[:2])
@@ -50,12 +52,11 @@ def compiled(source: str, *options: str) -> Path:
     target = ROOT / "build" / TORCH / "programs" / Path(source).stem
     target.parent.mkdir(parents=True, exist_ok=True)
     libraries = cpp_extension.library_paths()
-    run(
-        *("nice", "-n", "10", compiler),
-        *("-std=c++20", "-O0", str(HERE / source), "-o", target),
-        *(option for path in cpp_extension.include_paths() for option in ("-isystem", path)),
-        *(option for path in libraries for option in (f"-L{path}", f"-Wl,-rpath,{path}")),
-        # All of PyTorch, as in a program that runs a model: what the library needs is there.
-        *("-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", *options),
-    )
+    command = [compiler, "-std=c++20", "-O0", str(HERE / source), "-o", str(target)]
+    command += [o for path in cpp_extension.include_paths() for o in ("-isystem", path)]
+    command += [o for path in libraries for o in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    # All of PyTorch, as in a program that runs a model: what the library needs is there.
+    command += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", *options]
+    done = quietly(command)
+    assert done.returncode == 0, done.stdout
     return target
