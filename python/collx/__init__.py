@@ -24,6 +24,7 @@ from collx._extension import Build, build, extension
 from collx._groups import get, is_initialized
 from collx._init import init
 from collx.communicator import Communicator
+from collx.compile import marks
 from collx.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -32,7 +33,6 @@ from collx.errors import (
     CommunicatorPoisoned,
     InitError,
 )
-from collx.ops import effects
 from collx.ops.collectives import (
     allgather,
     allreduce,
@@ -68,7 +68,7 @@ cuda_built: bool = build.cuda is not None
 # another package does so already, init on the CPU tries again and says so.
 with contextlib.suppress(RuntimeError):
     extension.register_cpu_allocator()
-effects.register()
+marks.register()
 
 __all__ = [
     "Build",

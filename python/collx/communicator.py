@@ -20,7 +20,7 @@ from collx._extension import extension
 from collx._memory import SymmetricMemory
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
-__all__ = ["Communicator", "find", "forked"]
+__all__ = ["Communicator", "find", "forked", "live", "of_group"]
 
 _log = logging.getLogger("collx")
 
@@ -33,6 +33,18 @@ _initialized_in: set[int] = set()  # ids of the processes, this one or ancestors
 def find(name: str) -> Communicator | None:
     """The live communicator of a name."""
     return _live.get(name)
+
+
+def live() -> tuple[Communicator, ...]:
+    """All of this process, in the order in which they were made."""
+    return tuple(_live.values())
+
+
+def of_group(name: str) -> Communicator | None:
+    """The live communicator that stands for the process group of a name: its default one, or the
+    first that was made from it."""
+    made = (one for one in _live.values() if one.group.group_name == name)
+    return _live.get(name) or next(made, None)
 
 
 def forked() -> bool:

@@ -59,7 +59,8 @@ def parameters(value: object) -> str:
 
 
 def surface() -> list[str]:
-    return [*schemas(), *signatures(collx, "collx"), *signatures(collx.nn, "collx.nn")]
+    modules = (collx, collx.compile, collx.nn)
+    return [*schemas(), *(line for m in modules for line in signatures(m, m.__name__))]
 
 
 def test_the_surface_is_the_frozen_one() -> None:

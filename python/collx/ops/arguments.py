@@ -6,7 +6,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from collx._extension import extension
 from collx.communicator import find
 
 __all__ = ["ReduceOp", "group_size_of", "name_of_reduce_op"]
@@ -46,12 +45,10 @@ def _repr(given: Any) -> str:
 
 def group_size_of(op: str, name: str) -> int:
     """The number of ranks, which the schemas have so that Meta needs no communicator."""
-    # Ours first: the compiler can trace a look-up there.
-    communicator: Any = find(name) or extension.lookup(name)
+    communicator = find(name)
     if communicator is None:
         raise ValueError(
             f'collx.{op}: group_name: "{name}" names no communicator of this process. '
             "Communicators are made by collx.init(); destroy() removes them"
         )
-    size: int = communicator.world_size
-    return size
+    return communicator.world_size

@@ -23,7 +23,6 @@ from ..rank import PAYLOAD_BYTES, Rank
 from ..values import inputs_and_reference
 
 PUSHES_AND_PULLS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
-CYCLES = 100
 CYCLE_PAYLOAD = 512 << 10  # bytes: were they kept, 100 of them would show
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -104,9 +103,10 @@ def _cycles(rank: Rank, count: int) -> tuple[dict[str, int], dict[str, int], int
 
 @pytest.mark.worlds(2)
 @pytest.mark.timeout(900)
-def test_a_hundred_lives_leave_nothing_behind(pool: Pool) -> None:
-    """Hazard 24: memory, descriptors, threads and mappings after 100 communicators."""
-    count = 40 if pool.shared else CYCLES
+@pytest.mark.parametrize("cycles", [100, pytest.param(1000, marks=pytest.mark.full)])
+def test_many_lives_leave_nothing_behind(pool: Pool, cycles: int) -> None:
+    """Hazard 24: memory, descriptors, threads and mappings after so many communicators."""
+    count = 40 if pool.shared else cycles
     for before, after, lost in pool.run(_cycles, count, deadline=850.0):
         assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
         assert after["threads"] <= before["threads"] + 1, (before, after)

@@ -1,0 +1,96 @@
+"""How Inductor's graph holds the operators: as its own collective nodes.
+
+Each becomes its `.out` form on buffers of Inductor's pool, so that results are not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.lowering import lowerings, register_lowering
+from torch._inductor.virtualized import V
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from collx._groups import get
+from collx.compile.operators import Writing, making, out_form
+
+__all__ = ["register"]
+
+
+@cache
+def register() -> None:
+    """Registers the lowering of every operator. Once a process."""
+    for op in making():
+        form = out_form(op)
+        lowered = _barrier(op) if form is None else _into_new_buffers(form)
+        register_lowering(op, type_promotion_kind=None)(lowered)
+
+
+class _Collective(ir._CollectiveKernel):
+    """A call. What is of this class keeps its place among all that are."""
+
+    @classmethod
+    def processed(cls, op: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """What the call returns, as fake tensors; then what a node is made of: the tensors among
+        the arguments, the others, and how they become arguments again."""
+        with V.graph.fake_mode:
+            found: Any = cls.process_kernel(op, *args, **kwargs)
+        if isinstance(found, tuple):  # up to PyTorch 2.14
+            return found[:4]
+        return (
+            found.example_output,
+            found.tensor_args,
+            found.non_tensor_args,
+            found.unflatten_args,
+        )
+
+    @classmethod
+    def add(cls, op: OpOverload, device: torch.device, *args: Any, **kwargs: Any) -> None:
+        """Adds a call that returns nothing. What it writes its schema says."""
+        _, tensors, others, unflatten = cls.processed(op, *args, **kwargs)
+        for tensor in tensors:
+            tensor.realize()
+        given = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)}
+        for argument in op._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                V.graph.mark_buffer_mutated((given | kwargs)[argument.name].get_name())
+        cls(ir.NoneLayout(device=device), op, tensors, others, unflatten)
+
+
+def _into_new_buffers(form: Writing) -> Callable[..., Any]:
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        contiguous = ir.ExternKernel.require_contiguous
+        args, kwargs = pytree.tree_map_only(ir.TensorBox, contiguous, (args, kwargs))
+        example, *_ = _Collective.processed(form.functional, *args, **kwargs)
+        examples = example if isinstance(example, tuple) else (example,)
+        results = tuple(_empty_like(tensor) for tensor in examples)
+        outs = dict(zip(form.written, results, strict=True))
+        _Collective.add(form.op, examples[0].device, *args, **kwargs, **outs)
+        return results if isinstance(example, tuple) else results[0]
+
+    return lowered
+
+
+def _barrier(op: OpOverload) -> Callable[[str], None]:
+    def lowered(group_name: str) -> None:
+        # It has no tensor. On another device than its communicator's it would split CUDA graphs.
+        _Collective.add(op, get(group_name).device, group_name)
+
+    return lowered
+
+
+def _empty_like(example: torch.Tensor) -> ir.TensorBox:
+    empty = lowerings[torch.ops.aten.empty_strided.default]
+    made: ir.TensorBox = empty(
+        ir.convert_shape_to_inductor(example.size()),
+        ir.convert_shape_to_inductor(example.stride()),
+        dtype=example.dtype,
+        device=example.device,
+    )
+    made.realize()
+    return made

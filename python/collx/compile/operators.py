@@ -1,0 +1,60 @@
+"""The operators as torch.compile has to know them, read off their schemas: which make new tensors,
+and which write into given ones, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+__all__ = ["Writing", "making", "out_form", "writing"]
+
+
+class Writing(NamedTuple):
+    """An overload that writes some of its arguments."""
+
+    op: OpOverload
+    written: tuple[str, ...]
+    """Those arguments, in the order of the results of `functional`."""
+    functional: OpOverload
+    """Makes new tensors of what `op` writes; it has the other arguments of `op`, in their order."""
+    in_place: bool
+    """What is written is read, too: it is an argument of `functional`."""
+
+
+def making() -> Iterator[OpOverload]:
+    """Overloads that write no argument. All that communicates is one of them, or becomes one."""
+    for op in _overloads():
+        if not _written(op):
+            yield op
+
+
+def writing() -> Iterator[Writing]:
+    """All other overloads."""
+    for op in _overloads():
+        if written := _written(op):
+            packet, name = op._schema.name.removeprefix("collx::"), op._overloadname
+            in_place = packet.endswith("_")
+            functional = name.removesuffix("out").removesuffix("_") or "default"
+            found = getattr(getattr(torch.ops.collx, packet.removesuffix("_")), functional)
+            yield Writing(op, written, found, in_place)
+
+
+def out_form(op: OpOverload) -> Writing | None:
+    """What writes the results of `op` into given tensors; None for one without results."""
+    return next((w for w in writing() if w.functional is op and not w.in_place), None)
+
+
+def _overloads() -> Iterator[OpOverload]:
+    for full in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, name = full.partition("::")
+        if namespace == "collx":
+            packet, _, overload = name.partition(".")
+            yield getattr(getattr(torch.ops.collx, packet), overload or "default")
+
+
+def _written(op: OpOverload) -> tuple[str, ...]:
+    given = op._schema.arguments
+    return tuple(a.name for a in given if a.alias_info is not None and a.alias_info.is_write)

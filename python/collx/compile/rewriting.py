@@ -1,0 +1,146 @@
+"""Models that know nothing of collx, compiled to its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph, GraphModule, Node
+
+from collx.communicator import live
+from collx.compile import functional, norms
+
+__all__ = ["Pass", "Report", "backend", "report"]
+
+ROUNDINGS = ("model", "fp32")
+
+
+@dataclass
+class Report:
+    """What became of the collectives and norms of the graphs that were rewritten.
+
+    Attributes:
+        graphs: how many there were; a model that is trained has two, for each set of shapes.
+        collectives: those that became operators of collx, by the name of what they were.
+        norms: all-reduces that became one operator with the norm behind them, by that operator and
+            its rounding.
+        left: what stayed as it was, and why: text to how often.
+    """
+
+    graphs: int = 0
+    collectives: dict[str, int] = field(default_factory=dict)
+    norms: dict[str, int] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"graphs rewritten: {self.graphs}"]
+        for title, counts in asdict(self).items():
+            if isinstance(counts, dict):
+                lines += [f"{title}:", *(f"  {n} x {what}" for what, n in counts.items())]
+        return "\n".join(lines)
+
+
+_report = Report()
+
+
+def report() -> Report:
+    """What has been rewritten in this process, and what was left and why. A graph that came from
+    the cache on disk was rewritten by the process that put it there, and is not counted."""
+    return _report
+
+
+class Pass(CustomGraphPass):
+    """A pass for torch._inductor.config.post_grad_custom_pre_pass: functional collectives of
+    PyTorch become operators of collx, for the groups that have a communicator when the graph is
+    compiled; then an all-reduce and the norm behind it become one operator.
+
+    Args:
+        norms: whether they do. The residual that is added and the weight are then taken to be the
+            same on all ranks, as they are in tensor-parallel models.
+        rounding: where the fused operators round: "model", as the model did that they replace, or
+            "fp32", once, at the end.
+    """
+
+    def __init__(self, *, norms: bool = True, rounding: str = "model") -> None:
+        if rounding not in ROUNDINGS:
+            raise ValueError(f"rounding: {rounding!r} is none of {', '.join(ROUNDINGS)}")
+        self._norms = norms
+        self._rounding = rounding
+
+    def __call__(self, graph: Graph) -> None:
+        from collx.compile import lowering
+
+        lowering.register()
+        functional.mark()
+        _report.graphs += 1
+        for found in functional.collectives(graph):
+            what = str(found.started.target)
+            node = functional.replace(graph, found)
+            if isinstance(node, str):
+                _count(_report.left, f"{what}: {node}")
+                continue
+            _count(_report.collectives, what)
+            if self._norms and node.target is torch.ops.collx.allreduce.default:
+                self._fuse(graph, node)
+        graph.lint()
+
+    def _fuse(self, graph: Graph, node: Node) -> None:
+        norm = norms.norm_behind(node)
+        if isinstance(norm, str):
+            why = norm
+        else:
+            rounding = norm.weighted.rounding if self._rounding == "model" else self._rounding
+            op = "allreduce_rmsnorm" if norm.residual is None else "allreduce_residual_rmsnorm"
+            why = norms.fuse(graph, node, norm, rounding)
+            if not why:
+                _count(_report.norms, f"{op}, {rounding}")
+        if why:
+            _count(_report.left, f"norm: {why}")
+
+    def uuid(self) -> bytes:
+        """Of all that the result depends on, the communicators included, which no graph holds."""
+        communicators = sorted(
+            (one.name, str(one.group.group_name), str(one.device), str(one.fallback_reason))
+            for one in live()
+        )
+        files = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
+        return get_hash_for_files(files, repr((self._norms, self._rounding, communicators)))
+
+
+def backend(
+    model: GraphModule, inputs: list[torch.Tensor], *, options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """torch.compile(model, backend="collx"): Inductor, with `Pass`.
+
+    Args:
+        options: of Inductor, as torch.compile takes them, and of `Pass`: "collx.norms" and
+            "collx.rounding".
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    given = dict(options or {})
+    own = {
+        name.removeprefix("collx."): given.pop(name)
+        for name in list(given)
+        if name.startswith("collx.")
+    }
+    rewriting = Pass(**own)
+    # PyTorch saves no graph with a token, unless it is told when such a graph is another one.
+    cacheable = dict(config.unsafe_marked_cacheable_functions)
+    cacheable["torch.ops.higher_order.with_effects"] = rewriting.uuid().hex()
+    patches = {
+        "post_grad_custom_pre_pass": rewriting,
+        "unsafe_marked_cacheable_functions": cacheable,
+        **given,
+    }
+    compiled: Any = compile_fx(model, inputs, config_patches=patches)
+    return compiled  # type: ignore[no-any-return]
+
+
+def _count(counts: dict[str, int], what: str) -> None:
+    counts[what] = counts.get(what, 0) + 1

@@ -1,0 +1,83 @@
+"""torch.compile in the ranks of a pool: its settings, and which calls its code makes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Graph, GraphModule
+
+CALL = re.compile(r"torch\.ops\.collx\.(\w+)\.(\w+)\((.*)\)")
+
+
+def require_compiler() -> None:
+    if not shutil.which("cc") and not shutil.which("gcc"):
+        pytest.skip("Inductor needs a C compiler, and there is none")
+
+
+@contextmanager
+def inductor(**options: Any) -> Iterator[None]:
+    """Compiles anew, and quickly: nothing is taken from caches or left in them."""
+    from torch._inductor import config
+
+    quick = {
+        "force_disable_caches": True,
+        # Both take longer than all that is compiled here.
+        "cpp_cache_precompile_headers": False,
+        "cpp.vec_isa_ok": True,
+    }
+    torch._dynamo.reset()
+    with config.patch({**quick, **options}):
+        yield
+    torch._dynamo.reset()
+
+
+def calls_in(code: str) -> list[str]:
+    """The operators of torch.ops.collx that code made by Inductor calls, in order, each with its
+    `max_blocks` where it has one: tests give every call a number of its own."""
+    found = []
+    for op, _, arguments in CALL.findall(code):
+        number = re.search(r"'auto', (\d+)", arguments)
+        found.append(op + (f" {number.group(1)}" if number else ""))
+    return found
+
+
+def code_of(
+    function: Callable[..., Any], *arguments: Any, backward: bool = False
+) -> tuple[Any, list[list[str]]]:
+    """What a compiled function returns, and the calls in the code of each of its graphs."""
+    from torch._inductor.utils import run_and_get_code
+
+    def run() -> Any:
+        result = function(*arguments)
+        if backward:
+            sum(tensor.sum() for tensor in result).backward()
+        return result
+
+    result, codes = run_and_get_code(run)
+    return result, [calls_in(code) for code in codes]
+
+
+def through_pass(graphs: list[Graph]) -> Callable[..., Any]:
+    """A backend that runs the graph that `collx.compile.Pass` leaves, and appends it to `graphs`:
+    quicker than Inductor, which would make code of it."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+
+    import collx
+
+    def passed(module: GraphModule, _: Any) -> Callable[..., Any]:
+        collx.compile.Pass()(module.graph)
+        module.recompile()
+        graphs.append(module.graph)
+        return module.forward
+
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=passed, decompositions=select_decomp_table()
+    )
+    return backend

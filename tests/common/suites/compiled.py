@@ -1,0 +1,297 @@
+"""Collectives in code that torch.compile has made with Inductor: all of them run, on every rank, in
+the order of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from ..attempt import Attempt, attempt
+from ..check import differences
+from ..compiling import code_of, inductor, require_compiler
+from ..pool import Pool
+from ..rank import Rank
+from ..shares import own_part
+from .tracing import CHECKED, Arguments, Given
+
+UNUSED, EQUAL, APART = 5, 5, 10
+EQUAL_NUMBER = 50
+
+
+class Calls(NamedTuple):
+    """The calls of one program, as `compiling.calls_in` tells them."""
+
+    kept: list[list[str]]
+    """By graph: one, or with gradients the forward and the backward pass."""
+    results: list[str]
+    """How each result differs from that of the program as it stands."""
+
+
+def expected() -> list[str]:
+    """What `_program` calls."""
+    names = []
+    for number in range(APART):
+        if number < UNUSED:
+            names += [f"reduce {number + 1}", f"allreduce {EQUAL_NUMBER}"]
+        names.append(f"allgather {number + 11}")
+    return names
+
+
+def _total(number: int, size: int) -> int:
+    """Rows of the result of an independent call: the larger, the earlier it stands, since what
+    saves memory is to begin with the smallest."""
+    return 40 * (APART - number) * size + 1
+
+
+def _program(rank: Rank, name: str, x: torch.Tensor, own: list[torch.Tensor]) -> Any:
+    """20 collectives: 5 whose results nobody uses, 5 of equal arguments, and 10 that depend on
+    nothing else, of shapes that differ from rank to rank. What uses their results is no code that
+    a compiler would have to generate, which takes long."""
+    ops = torch.ops.collx
+    results = []
+    for number in range(APART):
+        if number < UNUSED:
+            ops.reduce(x.detach(), "sum", 0, name, "auto", number + 1)
+            results.append(ops.allreduce(x, "sum", name, "auto", EQUAL_NUMBER))
+        total = _total(number, rank.size)
+        gathered = ops.allgather(own[number], rank.size, name, 0, total, "auto", number + 11)
+        results.append(gathered.t() @ gathered)
+    return results
+
+
+def _compiled(rank: Rank, training: bool, unmarked: str = "") -> Calls:
+    name = rank.communicator().name
+
+    def tensors() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        x = torch.arange(12.0, device=rank.device).view(3, 4).requires_grad_(training)
+        wholes = [torch.ones(_total(n, rank.size), 3).cumsum(1) for n in range(APART)]
+        own = [own_part(w, rank).to(rank.device).requires_grad_(training) for w in wholes]
+        return x, own
+
+    def program(x: torch.Tensor, own: list[torch.Tensor]) -> Any:
+        return _program(rank, name, x, own)
+
+    with inductor(), _without(unmarked):
+        given = tensors()
+        results, kept = code_of(torch.compile(program, fullgraph=True), *given, backward=training)
+    plain = tensors()
+    wanted = program(*plain)
+    pairs = list(zip(results, wanted, strict=True))
+    if training:
+        sum(tensor.sum() for tensor in wanted).backward()
+        pairs += [(a.grad, b.grad) for a, b in zip(given[1], plain[1], strict=True)]
+        pairs.append((given[0].grad, plain[0].grad))
+    return Calls(kept, [differences(a.detach().cpu(), b.detach().cpu()) for a, b in pairs])
+
+
+@contextmanager
+def _without(marks: str) -> Iterator[None]:
+    """Takes the marks away that are named: "token", "lowering"."""
+    from torch._inductor.lowering import lowerings
+    from torch._library.effects import EffectType
+    from torch.fx.node import _side_effectful_functions
+    from torch.library import _register_effectful_op
+
+    from collx.compile import lowering
+    from collx.compile.operators import making
+
+    lowering.register()
+    kept: dict[Any, Any] = {op: lowerings[op] for op in making()}
+    if "token" in marks:
+        for op in making():
+            _register_effectful_op(op, None)
+            _side_effectful_functions.discard(
+                op
+            )  # where it was put when one with a token was traced
+    if "lowering" in marks:
+        for op in making():
+            del lowerings[op]
+    try:
+        yield
+    finally:
+        lowerings.update(kept)
+        for op in making():
+            _register_effectful_op(op, EffectType.ORDERED)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_every_call_is_kept_in_its_order(pool: Pool, training: bool) -> None:
+    """Hazard 26: 20 calls, of which a compiler would drop, merge and reorder some; each rank
+    compiles for itself, from other shapes."""
+    require_compiler()
+    found = pool.run(_compiled, training, deadline=400.0)
+    for rank in found:
+        assert rank.kept[0] == expected()
+        assert rank.kept == found[0].kept
+        assert not any(rank.results)
+    assert len(found[0].kept) == 1 + training
+    if training:  # equal calls have equal gradients, which are summed before one is reduced
+        backward = found[0].kept[1]
+        assert [c.split()[0] for c in backward].count("reducescatter") == APART
+        assert "allreduce" in " ".join(backward)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("unmarked", ["token", "token lowering"])
+def test_without_a_token_calls_are_lost(pool: Pool, unmarked: str) -> None:
+    """The control: Inductor's node alone comes too late, and nothing at all is worse."""
+    require_compiler()
+    for rank in pool.run(_compiled, False, unmarked, deadline=400.0):
+        assert len(rank.kept[0]) < len(expected())
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.skipif(torch.__version__ >= "2.15", reason="there the token keeps the order by itself")
+def test_without_a_lowering_calls_change_their_places(pool: Pool) -> None:
+    """The control: the token alone does not bind Inductor's scheduler."""
+    require_compiler()
+    for rank in pool.run(_compiled, False, "lowering", deadline=400.0):
+        assert sorted(rank.kept[0]) == sorted(expected())
+        assert rank.kept[0] != expected()
+
+
+def _writing(rank: Rank) -> tuple[list[str], list[str], list[str]]:
+    name = rank.communicator().name
+    forms = [what for what in CHECKED if what.endswith("out") or "_." in what]
+    forms += ["allreduce.out", "allreduce_.default"]
+
+    def calls() -> list[Arguments]:
+        given = Given(rank, name, "float32", "contiguous")
+        reduced = [
+            ((given.even(), "sum", name), given.out(2 * rank.size)),
+            ((given.even(), "sum", name), {}),
+        ]
+        return [CHECKED[what](given) for what in forms[:-2]] + reduced
+
+    def program(calls: list[Arguments]) -> torch.Tensor:
+        for what, (arguments, options) in zip(forms, calls, strict=True):
+            op, overload = what.split(".")
+            getattr(getattr(torch.ops.collx, op), overload)(*arguments, **options)
+        return torch.ones(1, device=rank.device)
+
+    eager, given = calls(), calls()
+    program(eager)
+    with inductor():
+        _, kept = code_of(torch.compile(program, fullgraph=True), given)
+    pairs = [pytree.arg_tree_leaves(found) for found in (given, eager)]
+    tensors = [(a, b) for a, b in zip(*pairs, strict=True) if isinstance(a, torch.Tensor)]
+    return (
+        [what.split(".")[0].removesuffix("_") for what in forms],
+        kept[0],
+        [differences(a.cpu(), b.cpu()) for a, b in tensors],
+    )
+
+
+@pytest.mark.worlds(2)
+def test_forms_that_write_keep_their_place(pool: Pool) -> None:
+    """They cannot have a token: the functional form is traced in their place."""
+    require_compiler()
+    for called, kept, wrong in pool.run(_writing, deadline=400.0):
+        assert kept == called
+        assert len(wrong) > len(called)
+        assert not any(wrong)
+
+
+def _checkpointed(rank: Rank) -> tuple[list[str], list[list[str]]]:
+    name = rank.communicator().name
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        ops = torch.ops.collx
+        ops.reduce(x.detach(), "sum", 0, name)
+        inner = ops.allreduce(x @ x, "sum", name)
+        return ops.allreduce(inner @ inner, "sum", name)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = checkpoint(block, x, use_reentrant=False)
+        return found
+
+    found = []
+    for function in (torch.compile(program, fullgraph=True), program):
+        x = torch.eye(4, device=rank.device).requires_grad_()
+        with inductor():
+            result, kept = code_of(lambda x: [function(x)], x, backward=True)  # noqa: B023
+        assert x.grad is not None
+        found.append((result[0].detach().cpu(), x.grad.cpu(), kept))
+    (a, b, kept), (c, d, _) = found
+    return [differences(a, c), differences(b, d)], kept
+
+
+@pytest.mark.worlds(2)
+def test_checkpoints_do_not_call_again(pool: Pool) -> None:
+    """What activation checkpointing computes again in the backward pass are not collectives: their
+    results are kept."""
+    require_compiler()
+    for wrong, kept in pool.run(_checkpointed, deadline=300.0):
+        assert wrong == ["", ""]
+        assert kept == [["reduce", "allreduce", "allreduce"], ["allreduce", "allreduce"]]
+
+
+def _too_early_and_too_late(rank: Rank) -> list[Attempt]:
+    import collx
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.collx.allreduce(x, "sum", "test-life")
+        return found
+
+    def thin(x: torch.Tensor) -> torch.Tensor:
+        return collx.allgather(x, "test-life")  # looks up the number of ranks when it is traced
+
+    x = torch.ones(4, device=rank.device)
+    found = []
+    with inductor():
+        compiled = torch.compile(program, fullgraph=True)
+        found.append(attempt(lambda: torch.compile(thin, fullgraph=True)(x)))
+        found.append(attempt(lambda: compiled(x)))
+        communicator = rank.new_communicator("life")
+        found.append(attempt(lambda: compiled(x)))
+        communicator.destroy()
+        found.append(attempt(lambda: compiled(x)))
+        with rank.new_communicator("life"):
+            found.append(attempt(lambda: compiled(x)))
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_communicator_that_is_not_there_is_named(pool: Pool) -> None:
+    """Before init, and after destroy, where the code has been compiled already. Dynamo tells what
+    it meets while it traces in an exception of its own."""
+    require_compiler()
+    for traced, early, right, late, again in pool.run(_too_early_and_too_late, deadline=300.0):
+        assert '"test-life" names no communicator' in traced.message, traced
+        for refused in (early, late):
+            assert refused.error in ("ValueError", "CommunicatorPoisoned"), refused
+            assert "test-life" in refused.message, refused
+        assert right.error == again.error == ""
+
+
+def _differently(rank: Rank) -> Attempt:
+    reduce_op = "sum" if rank.rank else "max"
+    communicator = rank.new_communicator("differently", check=True, timeout=5.0)
+    name = communicator.name
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.collx.allreduce(x, reduce_op, name)
+        return found
+
+    def run() -> None:
+        torch.compile(program, fullgraph=True)(torch.ones(4, device=rank.device))
+        communicator.synchronize()
+
+    with inductor():
+        found = attempt(run)
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_ranks_that_compile_different_code_are_told(pool: Pool) -> None:
+    require_compiler()
+    for found in pool.run(_differently, deadline=300.0):
+        assert found.error == "CollectiveMismatch", found

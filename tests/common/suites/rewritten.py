@@ -1,0 +1,287 @@
+"""Models that call PyTorch's own collectives, compiled with backend="collx": which operators they
+come to call, and that results stay those of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+from torch.fx import Graph
+
+from ..check import differences
+from ..compiling import code_of, inductor, require_compiler, through_pass
+from ..pool import Pool
+from ..rank import Rank
+
+COLS, EPS = 64, 1e-5
+
+
+class Llama(nn.Module):
+    """As transformers' LlamaRMSNorm."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(COLS, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        return self.weight * (wide * torch.rsqrt(variance + EPS)).to(x.dtype)
+
+
+class Gemma(Llama):
+    """As transformers' GemmaRMSNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normalized = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+        return (normalized * (1.0 + self.weight.float())).type_as(x)
+
+
+class Case(NamedTuple):
+    norm: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    residual: str
+    """"": none; else on which side of the sum it stands."""
+
+    def module(self) -> nn.Module:
+        kinds: dict[str, Callable[[], nn.Module]] = {
+            "torch": lambda: nn.RMSNorm(COLS, eps=EPS, dtype=self.dtype),
+            "llama": lambda: Llama(self.dtype),
+            "gemma": lambda: Gemma(self.dtype),
+        }
+        return kinds[self.norm]()
+
+
+CASES = [
+    Case(*values)
+    for values in product(
+        ("torch", "llama", "gemma"),
+        (torch.bfloat16, torch.float32),
+        ((4, COLS), (2, 3, COLS)),
+        ("", "left", "right"),
+    )
+]
+
+
+def _tensors(rank: Rank, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What a rank gives, and what is equal on all of them."""
+    own = torch.Generator().manual_seed(100 + rank.rank)
+    shared = torch.Generator().manual_seed(7)
+    given = torch.randn(shape, generator=own).to(rank.device, dtype)
+    return given, torch.randn(shape, generator=shared).to(rank.device, dtype)
+
+
+def _with_weight(rank: Rank, module: nn.Module) -> nn.Module:
+    weight = torch.linspace(-1.5, 2.5, COLS)
+    module.get_parameter("weight").data.copy_(weight)
+    return module.to(rank.device)
+
+
+def _group(rank: Rank) -> tuple[Any, Any]:
+    """A process group, and the communicator that stands for it."""
+    group = rank.fresh_group()
+    return group, rank.new_communicator("rewritten", group)
+
+
+def _norms(rank: Rank) -> list[str]:
+    import collx
+
+    group, communicator = _group(rank)
+    wrong = []
+    with communicator, torch.no_grad():
+        for case in CASES:
+            norm = _with_weight(rank, case.module())
+            x, residual = _tensors(rank, case.shape, case.dtype)
+
+            def model(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+                y = functional.all_reduce(x, "sum", group)
+                if case.residual:  # noqa: B023
+                    y = residual + y if case.residual == "left" else y + residual  # noqa: B023
+                return norm(y), y if case.residual else residual  # noqa: B023
+
+            with inductor():
+                compiled = torch.compile(model, fullgraph=True, backend=collx.compile.backend)
+                (out, total), kept = code_of(compiled, x, residual)
+            op = "allreduce_residual_rmsnorm" if case.residual else "allreduce_rmsnorm"
+            fused = getattr(torch.ops.collx, op).default
+            given = [x, norm.weight, EPS, communicator.name, float(case.norm == "gemma")]
+            rounded_twice = case.norm == "llama" or case.dtype == torch.float32
+            given.append("parity_weight" if rounded_twice else "parity")
+            if case.residual:
+                given.insert(1, residual)
+            wanted = fused(*given)
+            wanted = wanted if case.residual else (wanted, residual)
+            plain = model(x, residual)
+            wrong += [f"{case}: {kept}"] if kept != [[op]] else []
+            for found, as_op, as_model in zip((out, total), wanted, plain, strict=True):
+                if differences(found.cpu(), as_op.cpu()):
+                    wrong.append(f"{case}: not what the operator gives")
+                # Sums of a row, and products, may be taken in another order.
+                close = 1e-2 if case.dtype == torch.bfloat16 else 1e-5
+                if not torch.allclose(found.float(), as_model.float(), close, close):
+                    wrong.append(f"{case}: not what the model gives")
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_norms_of_several_libraries_become_one_operator(pool: Pool) -> None:
+    """With the rounding points of the model, whatever side an operand stands on."""
+    require_compiler()
+    assert pool.run(_norms, deadline=500.0) == [[], []]
+
+
+def _llama(y: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
+    wide = y.float()
+    scale = torch.rsqrt(wide.pow(2).mean(dim, keepdim=True) + EPS)
+    return weight * (wide * scale).to(y.dtype)
+
+
+# What is nearly such a norm: of the sum `y`, the residual `r` and the weight `w`.
+NEARLY: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "another dimension": lambda y, r, w: _llama(y + r, w, 0),
+    "another dtype of the weight": lambda y, r, w: _llama(y + r, w.half()),
+    "a matrix of weights": lambda y, r, w: _llama(y + r, w.expand(4, COLS) * r),
+    "the sum itself is used": lambda y, r, w: (_llama(y, w), y * 2),
+    "the residual is broadcast": lambda y, r, w: _llama(y + r[0], w),
+    "the mean is used": lambda y, r, w: (
+        _llama(y + r, w),
+        (y + r).float().pow(2).mean(-1, keepdim=True),
+    ),
+    "no weight": lambda y, r, w: _llama(y + r, torch.ones_like(w)) + w,
+    "another power": lambda y, r, w: (
+        w * ((y + r) * torch.rsqrt((y + r).pow(4).mean(-1, keepdim=True) + EPS))
+    ),
+}
+
+
+def _near_misses(rank: Rank) -> dict[str, list[str]]:
+    group, communicator = _group(rank)
+    x, residual = _tensors(rank, (4, COLS), torch.bfloat16)
+    weight = torch.linspace(-1.5, 2.5, COLS).bfloat16().to(rank.device)
+    found: dict[str, list[str]] = {}
+    with communicator, torch.no_grad():
+        for what, nearly in NEARLY.items():
+            graphs: list[Graph] = []
+
+            def model(x: Tensor) -> Any:
+                y = functional.all_reduce(x, "sum", group)
+                return nearly(y, residual, weight)  # noqa: B023
+
+            torch._dynamo.reset()
+            torch.compile(model, fullgraph=True, backend=through_pass(graphs))(x)
+            found[what] = [
+                node.target._schema.name.removeprefix("collx::")
+                for graph in graphs
+                for node in graph.nodes
+                if getattr(node.target, "namespace", "") == "collx"
+            ]
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_what_is_nearly_a_norm_stays(pool: Pool) -> None:
+    for found in pool.run(_near_misses, deadline=500.0):
+        assert found == {what: ["allreduce"] for what in NEARLY}
+
+
+def _all_kinds(rank: Rank) -> tuple[list[str], list[list[str]], str]:
+    import collx
+
+    group, communicator = _group(rank)
+    size = rank.size
+    x = torch.arange(12.0 * size, device=rank.device).view(2 * size, 6) + rank.rank
+
+    def model(x: Tensor) -> list[Tensor]:
+        splits = [2] * size
+        return [
+            functional.all_reduce(x, "max", group),
+            functional.reduce_scatter_tensor(x, "sum", 0, group),
+            functional.all_gather_tensor(x, 0, group),
+            functional.all_to_all_single(x, splits, splits, group),
+            functional.broadcast(x, size - 1, group),
+        ]
+
+    with communicator, torch.no_grad(), inductor():
+        compiled = torch.compile(model, fullgraph=True, backend=collx.compile.backend)
+        results, kept = code_of(compiled, x)
+        wanted = model(x)
+    pairs = zip(results, wanted, strict=True)
+    return [differences(a.cpu(), b.cpu()) for a, b in pairs], kept, str(collx.compile.report())
+
+
+@pytest.mark.worlds(2)
+def test_functional_collectives_become_operators(pool: Pool) -> None:
+    require_compiler()
+    ops = ["allreduce", "reducescatter", "allgather", "alltoallv", "broadcast"]
+    for wrong, kept, report in pool.run(_all_kinds, deadline=300.0):
+        assert wrong == [""] * 5
+        assert kept == [ops]
+        assert "1 x _c10d_functional.all_gather_into_tensor.default" in report
+
+
+def _left_alone(rank: Rank) -> tuple[list[list[str]], str]:
+    import collx
+
+    group = rank.fresh_group()
+
+    def model(x: Tensor) -> Tensor:
+        return functional.all_reduce(x, "sum", group)
+
+    with torch.no_grad(), inductor():
+        compiled = torch.compile(model, fullgraph=True, backend=collx.compile.backend)
+        _, kept = code_of(compiled, torch.ones(4, device=rank.device))
+    return kept, str(collx.compile.report())
+
+
+@pytest.mark.worlds(2)
+def test_a_group_without_a_communicator_keeps_its_own_collectives(pool: Pool) -> None:
+    require_compiler()
+    for kept, report in pool.run(_left_alone, deadline=300.0):
+        assert kept == [[]]
+        assert "has no communicator" in report
+
+
+def _options(rank: Rank) -> list[str]:
+    import collx
+
+    group, communicator = _group(rank)
+    norm = _with_weight(rank, Llama(torch.bfloat16))
+    x, _ = _tensors(rank, (4, COLS), torch.bfloat16)
+
+    def model(x: Tensor) -> Tensor:
+        return norm(functional.all_reduce(x, "sum", group))
+
+    found = []
+    with communicator, torch.no_grad():
+        ways: list[dict[str, Any]] = [{"collx.rounding": "fp32"}, {"collx.norms": False}]
+        for options in ways:
+            with inductor():
+                compiled = torch.compile(model, backend=collx.compile.backend, options=options)
+                result, kept = code_of(compiled, x)
+            found.append(kept[0][0])
+            if options.get("collx.norms", True):
+                name = communicator.name
+                exact = torch.ops.collx.allreduce_rmsnorm(x, norm.weight, EPS, name, 0.0, "fp32")
+                found.append(differences(result.cpu(), exact.cpu()))
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_options_of_the_backend(pool: Pool) -> None:
+    require_compiler()
+    for found in pool.run(_options, deadline=300.0):
+        assert found == ["allreduce_rmsnorm", "", "allreduce"]
+
+
+def test_an_unknown_rounding_is_refused() -> None:
+    import collx
+
+    with pytest.raises(ValueError, match="rounding: 'parity' is none of model, fp32"):
+        collx.compile.Pass(rounding="parity")

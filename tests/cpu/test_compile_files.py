@@ -1,0 +1,105 @@
+"""Compiled code that outlives its process: the cache on disk, and packages of AOTInductor."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+from tests.common.ahead import quietly
+from tests.common.compiling import require_compiler
+
+START = """
+import json, sys
+import torch
+import torch.distributed as dist, torch.distributed._functional_collectives as functional
+import collx
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.set_grad_enabled(False)
+torch._inductor.config.cpp_cache_precompile_headers = False
+torch._inductor.config.cpp.vec_isa_ok = True
+comm = collx.init(device="cpu", name="files", payload_bytes=4 << 20)
+x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+norm = torch.nn.RMSNorm(64, eps=1e-5, dtype=torch.bfloat16)
+"""
+
+CACHED = (
+    START
+    + """
+from torch._dynamo.utils import counters
+
+def model(x):
+    collx.reduce(x, "sum", 0, "files")  # has a token
+    return norm(functional.all_reduce(x, "sum", dist.group.WORLD))
+
+compiled = torch.compile(model, backend=collx.compile.backend, options=json.loads(sys.argv[1]))
+result = compiled(x)
+print(json.dumps({
+    "hits": counters["inductor"]["fxgraph_cache_hit"],
+    "rewritten": sum(collx.compile.report().norms.values()),
+    "norm": [float(v) for v in result[0, :4]],
+}))
+"""
+)
+
+PACKAGED = (
+    START
+    + """
+import os, tempfile
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        torch.ops.collx.reduce(x, "sum", 0, "files")
+        out, total = torch.ops.collx.allreduce_residual_rmsnorm(x, x, norm.weight, 1e-5, "files")
+        return out, torch.ops.collx.allgather(total, 1, "files")
+
+path = os.path.join(tempfile.mkdtemp(), "model.pt2")
+torch._inductor.aoti_compile_and_package(torch.export.export(Model(), (x,)), package_path=path)
+loaded = torch._inductor.aoti_load_package(path)
+same = all(torch.equal(a, b) for a, b in zip(loaded(x), Model()(x), strict=True))
+comm.destroy()
+loaded(x)
+print(json.dumps({"same": same}))
+"""
+)
+
+
+def said(program: str, *arguments: str, **environment: str) -> Any:
+    """What a Python program prints last."""
+    require_compiler()
+    source = Path(__file__).resolve().parents[2] / "python"
+    given = [f"PYTHONPATH={source}", *(f"{name}={value}" for name, value in environment.items())]
+    done = quietly(["env", *given, sys.executable, "-c", program, *arguments])
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1]) | {"output": done.stdout}
+
+
+def cached() -> list[Any]:
+    folder = mkdtemp()
+    ways: tuple[dict[str, str], ...] = ({}, {}, {"collx.rounding": "fp32"})
+    return [said(CACHED, json.dumps(way), TORCHINDUCTOR_CACHE_DIR=folder) for way in ways]
+
+
+@pytest.mark.ahead(work=cached)
+def test_the_cache_serves_the_next_process_and_tells_options_apart(ahead: list[Any]) -> None:
+    first, again, otherwise = ahead
+    assert (first["hits"], first["rewritten"]) == (0, 1)
+    assert (again["hits"], again["rewritten"]) == (1, 0)
+    assert (otherwise["hits"], otherwise["rewritten"]) == (0, 1)
+    assert first["norm"] == again["norm"]
+
+
+def packaged() -> Any:
+    return said(PACKAGED)
+
+
+@pytest.mark.ahead(work=packaged)
+def test_a_package_of_aot_inductor_runs_and_names_a_missing_communicator(ahead: Any) -> None:
+    """PyTorch's own wrapper prints what an operator refuses, and goes on."""
+    assert ahead["same"]
+    assert 'collx.reduce: group_name: "files" names no communicator' in ahead["output"]

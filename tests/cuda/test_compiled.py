@@ -1,0 +1,94 @@
+"""Compiled code in CUDA graphs that Inductor captures and replays by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.common.check import differences
+from tests.common.compiling import inductor, require_compiler
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+
+MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
+STEPS = 6  # Inductor warms up, captures, then replays
+HIDDEN = 256
+
+
+def _program(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, name: str, size: int
+) -> tuple[torch.Tensor, ...]:
+    """Arithmetic that every compiler does alike, between collectives of several kinds."""
+    ops = torch.ops.collx
+    ops.reduce(x, "sum", 0, name)  # whose result nobody uses
+    norm, total = ops.allreduce_residual_rmsnorm(x * 2, residual, weight, 1e-6, name)
+    ops.barrier(name)
+    q, scale = ops.allreduce_rmsnorm_fp8(total + 1, weight, 1e-6, name)
+    whole = ops.allgather(norm * 0.5, size, name)
+    return total, ops.reducescatter(whole, "max", size, name), q, scale
+
+
+def _inference(rank: Rank, mode: str) -> list[str]:
+    name = rank.communicator().name
+    weight = torch.linspace(0.5, 2, HIDDEN, device=rank.device)
+    wrong = []
+    with inductor():
+        compiled = torch.compile(_program, fullgraph=True, mode=mode)
+        for step in range(STEPS):
+            x = torch.randn(4, HIDDEN, device=rank.device).bfloat16() + rank.rank + step
+            residual = torch.full_like(x, step)
+            torch.compiler.cudagraph_mark_step_begin()
+            given = (x, residual, weight.bfloat16(), name, rank.size)
+            found, wanted = compiled(*given), _program(*given)
+            pairs = zip(found, wanted, strict=True)
+            wrong += [differences(a.float().cpu(), b.float().cpu()) for a, b in pairs]
+    return wrong
+
+
+@pytest.mark.worlds(1, 2)
+@pytest.mark.own_gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_modes_give_the_bits_of_eager_code(pool: Pool, mode: str) -> None:
+    require_compiler()
+    for wrong in pool.run(_inference, mode, deadline=300.0):
+        assert len(wrong) == 4 * STEPS
+        assert not any(wrong)
+
+
+def _training(rank: Rank, mode: str) -> list[str]:
+    name, size = rank.communicator().name, rank.size
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ops = torch.ops.collx
+        y = ops.allreduce(x * w, "sum", name)
+        whole = ops.allgather(y * 2, size, name)
+        return ops.reducescatter(whole * whole, "sum", size, name)
+
+    wrong = []
+    with inductor():
+        compiled = torch.compile(program, fullgraph=True, mode=mode)
+        for step in range(STEPS):
+            results = []
+            for function in (compiled, program):
+                x = torch.arange(64.0, device=rank.device).view(4, 16) % (5 + step) + rank.rank
+                w = torch.full_like(x, 0.5)
+                x.requires_grad_()
+                w.requires_grad_()
+                torch.compiler.cudagraph_mark_step_begin()
+                y = function(x, w)
+                y.sum().backward()
+                assert x.grad is not None
+                assert w.grad is not None
+                results.append([t.detach().cpu().clone() for t in (y, x.grad, w.grad)])
+            wrong += [differences(a, b) for a, b in zip(*results, strict=True)]
+    return wrong
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.own_gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_modes_train_as_eager_code(pool: Pool, mode: str) -> None:
+    require_compiler()
+    for wrong in pool.run(_training, mode, deadline=300.0):
+        assert len(wrong) == 3 * STEPS
+        assert not any(wrong)
