@@ -152,6 +152,13 @@ class BuildExtension(cpp_extension.BuildExtension):
         module.library_dirs.append(str(Path(self.get_ext_fullpath(library.name)).parent))
         super().build_extensions()
 
+    def build_extension(self, extension: Extension) -> None:
+        # A folder for each: ninja forgets what another list of objects than its last one has built.
+        common = self.build_temp
+        self.build_temp = os.path.join(common, extension.name.rpartition(".")[2])
+        super().build_extension(extension)
+        self.build_temp = common
+
     def get_ext_filename(self, fullname: str) -> str:
         if fullname.endswith("libcollx"):
             return fullname.replace(".", os.sep) + ".so"

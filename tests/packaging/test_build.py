@@ -19,7 +19,7 @@ from torch.utils import cpp_extension
 from .programs import ROOT, TORCH, python, run
 
 MODULE_FOLDER = f"collx/_torch{TORCH.replace('.', '_')}"
-CPU_OBJECTS = ROOT / "build" / TORCH / "cpu" / "build.ninja"
+CPU_OBJECTS = ROOT / "build" / TORCH / "cpu" / "libcollx" / "build.ninja"
 
 Plan = Callable[..., dict[str, Any]]
 
