@@ -21,7 +21,7 @@ def require_compiler() -> None:
 
 
 @contextmanager
-def inductor(**options: Any) -> Iterator[None]:
+def inductor() -> Iterator[None]:
     """Compiles anew, and quickly: nothing is taken from caches or left in them."""
     from torch._inductor import config
 
@@ -32,7 +32,7 @@ def inductor(**options: Any) -> Iterator[None]:
         "cpp.vec_isa_ok": True,
     }
     torch._dynamo.reset()
-    with config.patch({**quick, **options}):
+    with config.patch(quick):
         yield
     torch._dynamo.reset()
 

@@ -13,7 +13,7 @@ from torch._library.simple_registry import singleton
 
 import collx
 from collx.compile import lowering
-from collx.compile.operators import making, out_form, writing
+from collx.compile.operators import making, out_forms, writing
 
 
 def lacking() -> list[str]:
@@ -26,7 +26,7 @@ def lacking() -> list[str]:
             found.append(f"{op}: a token")
         if op not in lowerings:
             found.append(f"{op}: a lowering")
-        if op._schema.returns and out_form(op) is None:
+        if op._schema.returns and op not in out_forms():
             found.append(f"{op}: a form with out=")
     found += [f"{form.op}: a functional form" for form in writing() if form.functional not in made]
     return found

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from collx.communicator import Communicator, of_group
 from collx.compile.operators import making
 
-__all__ = ["Collective", "collectives", "replace"]
+__all__ = ["Collective", "collectives", "mark", "replace"]
 
 _c10d = torch.ops._c10d_functional
 _ops = torch.ops.collx

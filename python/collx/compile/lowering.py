@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from collx._groups import get
-from collx.compile.operators import Writing, making, out_form
+from collx.compile.operators import Writing, making, out_forms
 
 __all__ = ["register"]
 
@@ -25,9 +25,9 @@ __all__ = ["register"]
 @cache
 def register() -> None:
     """Registers the lowering of every operator. Once a process."""
+    forms = out_forms()
     for op in making():
-        form = out_form(op)
-        lowered = _barrier(op) if form is None else _into_new_buffers(form)
+        lowered = _into_new_buffers(forms[op]) if op in forms else _barrier(op)
         register_lowering(op, type_promotion_kind=None)(lowered)
 
 
@@ -51,14 +51,10 @@ class _Collective(ir._CollectiveKernel):
 
     @classmethod
     def add(cls, op: OpOverload, device: torch.device, *args: Any, **kwargs: Any) -> None:
-        """Adds a call that returns nothing. What it writes its schema says."""
+        """Adds a call that returns nothing."""
         _, tensors, others, unflatten = cls.processed(op, *args, **kwargs)
         for tensor in tensors:
             tensor.realize()
-        given = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)}
-        for argument in op._schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                V.graph.mark_buffer_mutated((given | kwargs)[argument.name].get_name())
         cls(ir.NoneLayout(device=device), op, tensors, others, unflatten)
 
 
@@ -69,6 +65,8 @@ def _into_new_buffers(form: Writing) -> Callable[..., Any]:
         example, *_ = _Collective.processed(form.functional, *args, **kwargs)
         examples = example if isinstance(example, tuple) else (example,)
         results = tuple(_empty_like(tensor) for tensor in examples)
+        for result in results:
+            V.graph.mark_buffer_mutated(result.get_name())
         outs = dict(zip(form.written, results, strict=True))
         _Collective.add(form.op, examples[0].device, *args, **kwargs, **outs)
         return results if isinstance(example, tuple) else results[0]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["Writing", "making", "out_form", "writing"]
+__all__ = ["Writing", "making", "out_forms", "writing"]
 
 
 class Writing(NamedTuple):
@@ -42,9 +42,9 @@ def writing() -> Iterator[Writing]:
             yield Writing(op, written, found, in_place)
 
 
-def out_form(op: OpOverload) -> Writing | None:
-    """What writes the results of `op` into given tensors; None for one without results."""
-    return next((w for w in writing() if w.functional is op and not w.in_place), None)
+def out_forms() -> dict[OpOverload, Writing]:
+    """By overload that makes new tensors, what writes its results into given ones."""
+    return {form.functional: form for form in writing() if not form.in_place}
 
 
 def _overloads() -> Iterator[OpOverload]:

@@ -106,9 +106,8 @@ def _without(marks: str) -> Iterator[None]:
     if "token" in marks:
         for op in making():
             _register_effectful_op(op, None)
-            _side_effectful_functions.discard(
-                op
-            )  # where it was put when one with a token was traced
+            # Tracing a call with a token put it there.
+            _side_effectful_functions.discard(op)
     if "lowering" in marks:
         for op in making():
             del lowerings[op]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 
 from ..attempt import Attempt, attempt, ones
 from ..check import differences
+from ..compiling import inductor, require_compiler
 from ..opcheck import PASSED, opcheck
 from ..pool import Pool
 from ..rank import Rank
@@ -181,13 +180,9 @@ def _compiled(rank: Rank, backend: str) -> str:
         return reduced + 1
 
     inputs, _ = inputs_and_reference(rank.size, "random", "float32", "sum", 256, 8)
-    torch._dynamo.reset()
-    # Both take longer than all that is compiled here.
-    torch._inductor.config.cpp_cache_precompile_headers = False
-    torch._inductor.config.cpp.vec_isa_ok = True
-    compiled = torch.compile(layer, fullgraph=True, backend=backend)
     source = inputs[rank.rank].to(rank.device)
-    first = compiled(source)
+    with inductor():
+        first = torch.compile(layer, fullgraph=True, backend=backend)(source)
     return differences(first.cpu(), layer(source).cpu())
 
 
@@ -195,8 +190,8 @@ def _compiled(rank: Rank, backend: str) -> str:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiles_into_one_graph(pool: Pool, backend: str) -> None:
     """The functional op needs no graph break and gives the same bits compiled."""
-    if backend == "inductor" and not shutil.which("cc") and not shutil.which("gcc"):
-        pytest.skip("Inductor needs a C compiler, and there is none")
+    if backend == "inductor":
+        require_compiler()
     assert pool.run(_compiled, backend) == ["", ""]
 
 
