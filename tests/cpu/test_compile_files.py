@@ -63,7 +63,10 @@ torch._inductor.aoti_compile_and_package(torch.export.export(Model(), (x,)), pac
 loaded = torch._inductor.aoti_load_package(path)
 same = all(torch.equal(a, b) for a, b in zip(loaded(x), Model()(x), strict=True))
 comm.destroy()
-loaded(x)
+try:
+    loaded(x)
+except RuntimeError as error:  # PyTorch 2.15; the wrapper of 2.11 prints it and goes on
+    print(error)
 print(json.dumps({"same": same}))
 """
 )
@@ -100,6 +103,5 @@ def packaged() -> Any:
 
 @pytest.mark.ahead(work=packaged)
 def test_a_package_of_aot_inductor_runs_and_names_a_missing_communicator(ahead: Any) -> None:
-    """PyTorch's own wrapper prints what an operator refuses, and goes on."""
     assert ahead["same"]
     assert 'collx.reduce: group_name: "files" names no communicator' in ahead["output"]
