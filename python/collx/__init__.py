@@ -23,6 +23,7 @@ from collx._explanation import Explanation, workspace_bytes
 from collx._extension import Build, build, extension
 from collx._groups import get, is_initialized
 from collx._init import init
+from collx._patch import patch
 from collx.communicator import Communicator
 from collx.compile import marks
 from collx.errors import (
@@ -102,6 +103,7 @@ __all__ = [
     "init",
     "is_initialized",
     "nn",
+    "patch",
     "reduce",
     "reduce_",
     "reducescatter",

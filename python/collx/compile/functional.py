@@ -12,13 +12,13 @@ from torch.fx import Graph, Node
 from collx.communicator import Communicator, of_group
 from collx.compile.operators import making
 
-__all__ = ["Collective", "collectives", "mark", "replace"]
+__all__ = ["REPLACED", "Collective", "collectives", "mark", "replace", "replacement"]
 
 _c10d = torch.ops._c10d_functional
 _ops = torch.ops.collx
 
 # What stands for a collective whose arguments these are; the last is the communicator's name.
-_REPLACED: dict[Any, Callable[..., tuple[OpOverload, tuple[Any, ...]]]] = {
+REPLACED: dict[Any, Callable[..., tuple[OpOverload, tuple[Any, ...]]]] = {
     _c10d.all_reduce.default: lambda x, op, name: (_ops.allreduce.default, (x, _word(op), name)),
     _c10d.reduce_scatter_tensor.default: lambda x, op, size, name: (
         _ops.reducescatter.default,
@@ -53,8 +53,17 @@ def collectives(graph: Graph) -> Iterator[Collective]:
     for node in list(graph.nodes):
         if node.target is _c10d.wait_tensor.default and isinstance(node.args[0], Node):
             started = node.args[0]
-            if started.target in _REPLACED:
+            if started.target in REPLACED:
                 yield Collective(started, node, str(started.args[-1]))
+
+
+def replacement(
+    collective: Any, given: tuple[Any, ...], name: str
+) -> tuple[OpOverload, tuple[Any, ...]]:
+    """The operator of collx in the place of one of PyTorch's, and its arguments.
+
+    `given`: the other's, without its group. `name`: of the communicator."""
+    return REPLACED[collective](*given, name)
 
 
 def replace(graph: Graph, found: Collective) -> Node | str:
@@ -70,8 +79,7 @@ def replace(graph: Graph, found: Collective) -> Node | str:
     value = found.awaited.meta["val"]
     if value.device.type != communicator.device.type:
         return f"the tensor is on {value.device}, the communicator on {communicator.device}"
-    given = found.started.args[:-1]
-    op, arguments = _REPLACED[found.started.target](*given, communicator.name)
+    op, arguments = replacement(found.started.target, found.started.args[:-1], communicator.name)
     try:
         made = op(*torch.fx.map_arg(arguments, lambda node: node.meta["val"]))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as refusal:

@@ -1,0 +1,303 @@
+"""`collx.patch`: eager programs that call torch.distributed, on collx."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.distributed import distributed_c10d
+from torch.distributed._functional_collectives import traceable_collective_remaps
+from torch.utils._python_dispatch import _disable_current_modes
+
+from collx._groups import Group, get, name_of
+from collx.communicator import Communicator, of_group
+from collx.compile import functional
+from collx.ops.arguments import name_of_reduce_op
+
+__all__ = ["Patch", "patch"]
+
+_ops = torch.ops.collx
+
+_patches: list[Patch] = []
+_original: dict[str, Callable[..., Any]] = {}
+"""What stands in torch.distributed while nothing is patched. Kept for good: a module that was
+imported meanwhile may have taken one of ours for it."""
+_library: torch.library.Library | None = None
+
+
+class Patch:
+    """What `collx.patch` returns: lasts until `remove`, or to the end of a `with` block."""
+
+    def __init__(self, communicators: dict[str, Communicator]) -> None:
+        """For `collx.patch` alone. `communicators`: by the name of the process group."""
+        self.communicators = communicators
+        _patches.append(self)
+        if len(_patches) == 1:
+            _install()
+
+    def remove(self) -> None:
+        """Gives the groups back to torch.distributed. A second call does nothing."""
+        if self in _patches:
+            _patches.remove(self)
+            if not _patches:
+                _uninstall()
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+
+def patch(target: nn.Module | Group = None) -> Patch:
+    """Has the operators of collx carry out what this process calls of torch.distributed.
+
+    From here on, on the groups that are meant, these go through their communicators: all_reduce,
+    reduce_scatter_tensor, all_gather_into_tensor, all_to_all_single and broadcast, and what
+    DTensor and torch.distributed._functional_collectives call in their place. Calls with
+    async_op=True, and those that collx does not serve (other dtypes, reductions and devices),
+    stay with the process group. Every rank patches, or none.
+
+    Compiled code takes no notice: torch.compile(model, backend="collx") rewrites it.
+
+    Args:
+        target: a communicator, its name, a process group, a device mesh of one dimension, or None
+            for the default group; or a module whose parameters are DTensors, as tensor-parallel
+            models of transformers have them: all groups of their meshes that have a communicator.
+
+    Returns:
+        What takes it back: `remove()`, or the end of a `with` block.
+
+    Raises:
+        ValueError: there is no communicator for what is meant, or it goes through the process
+            group itself.
+    """
+    if isinstance(target, nn.Module):
+        found = [c for c in map(of_group, _groups_of(target)) if c is not None]
+        if not found:
+            raise ValueError(
+                "patch: the module has no parameter that is a DTensor on a group with a "
+                "communicator; call collx.init for its group, or give the group"
+            )
+    else:
+        found = [of_group(name_of(target)) or get(target)]
+    for communicator in found:
+        if communicator.fallback_reason is not None:
+            raise ValueError(
+                f"patch: communicator {communicator.name!r} goes through the process group "
+                f"itself: {communicator.fallback_reason}"
+            )
+    return Patch({str(c.group.group_name): c for c in found})
+
+
+def _groups_of(module: nn.Module) -> Iterator[str]:
+    """The names of the process groups that the parameters of a module are distributed over."""
+    from torch.distributed.tensor import DTensor
+
+    meshes = {p.device_mesh for p in module.parameters() if isinstance(p, DTensor)}
+    for mesh in meshes:
+        yield from (str(group.group_name) for group in mesh.get_all_groups())
+
+
+def _serving(group: str, tensor: Tensor) -> Communicator | None:
+    """The communicator that takes a call, if one does."""
+    for each in _patches:
+        communicator = each.communicators.get(group)
+        if communicator is not None and not communicator.destroyed:
+            return communicator if communicator.device.type == tensor.device.type else None
+    return None
+
+
+@functools.cache
+def _reduces(reduce_op: str, dtype: torch.dtype) -> bool:
+    """Whether collx does. Asked of the operator itself, on a tensor without data."""
+    try:
+        with _disable_current_modes():  # whoever watches the caller's operators sees those alone
+            _ops.allreduce.default(torch.empty(1, dtype=dtype, device="meta"), reduce_op, "")
+    except (ValueError, TypeError, NotImplementedError):
+        return False
+    return True
+
+
+# The functions of torch.distributed. Each is served only where all ranks decide alike: by the
+# group, dtype, device and reduction, which are the same on all of them.
+
+
+def _chosen(
+    group: dist.ProcessGroup | None, async_op: bool, *tensors: Tensor
+) -> Communicator | None:
+    # Compiled code holds what it would hold without a patch.
+    if torch.compiler.is_compiling() or async_op:
+        return None
+    members = dist.group.WORLD if group is None else group
+    if not isinstance(members, dist.ProcessGroup):  # this process is no member
+        return None
+    return _serving(str(members.group_name), tensors[0])
+
+
+def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
+    """What collx calls a reduction, if it reduces the dtype so."""
+    try:
+        word = name_of_reduce_op("patch", reduce_op)
+    except (ValueError, TypeError):
+        return None
+    return word if _reduces(word, dtype) else None
+
+
+def all_reduce(
+    tensor: Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Any:
+    communicator = _chosen(group, async_op, tensor)
+    word = _reduction(op, tensor.dtype) if communicator else None
+    if communicator is None or word is None:
+        return _original["all_reduce"](tensor, op, group, async_op)
+    with torch._C._AutoDispatchBelowAutograd():
+        _ops.allreduce_.default(tensor, word, communicator.name)
+    return None
+
+
+def broadcast(
+    tensor: Tensor,
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Any:
+    communicator = _chosen(group, async_op, tensor)
+    if communicator is None or (src is None) == (group_src is None):
+        return _original["broadcast"](tensor, src, group, async_op, group_src)
+    root = group_src
+    if src is not None:
+        root = dist.get_group_rank(communicator.group, src)
+    with torch._C._AutoDispatchBelowAutograd():
+        _ops.broadcast_.default(tensor, root, communicator.name)
+    return None
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Any:
+    communicator = _chosen(group, async_op, input_tensor)
+    if communicator is None:
+        return _original["all_gather_into_tensor"](output_tensor, input_tensor, group, async_op)
+    # One behind the other or stacked: the elements are the same.
+    with torch._C._AutoDispatchBelowAutograd():
+        _ops.allgather.out(
+            input_tensor.view(-1),
+            communicator.world_size,
+            communicator.name,
+            out=output_tensor.view(-1),
+        )
+    return None
+
+
+def reduce_scatter_tensor(
+    output: Tensor,
+    input: Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Any:
+    communicator = _chosen(group, async_op, input)
+    word = _reduction(op, input.dtype) if communicator else None
+    if communicator is None or word is None:
+        return _original["reduce_scatter_tensor"](output, input, op, group, async_op)
+    with torch._C._AutoDispatchBelowAutograd():
+        _ops.reducescatter.out(
+            input.view(-1), word, communicator.world_size, communicator.name, out=output.view(-1)
+        )
+    return None
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Any:
+    communicator = _chosen(group, async_op, input)
+    if communicator is None:
+        return _original["all_to_all_single"](
+            output, input, output_split_sizes, input_split_sizes, group, async_op
+        )
+    size = communicator.world_size
+    with torch._C._AutoDispatchBelowAutograd():
+        _ops.alltoallv.out(
+            input,
+            output_split_sizes or [output.shape[0] // size] * size,
+            input_split_sizes or [input.shape[0] // size] * size,
+            communicator.name,
+            out=output,
+        )
+    return None
+
+
+_FUNCTIONS = (
+    all_reduce,
+    broadcast,
+    all_gather_into_tensor,
+    reduce_scatter_tensor,
+    all_to_all_single,
+)
+
+
+def _kernel(op: OpOverload) -> Callable[..., Any]:
+    """What a functional collective of PyTorch does while it is patched."""
+
+    def run(*given: Any) -> Any:
+        communicator = _serving(given[-1], given[0])
+        if communicator is not None:
+            target, arguments = functional.replacement(op, given[:-1], communicator.name)
+            reduce_op = arguments[1]
+            if not isinstance(reduce_op, str) or _reduces(reduce_op, given[0].dtype):
+                with torch._C._AutoDispatchBelowAutograd():
+                    return target(*arguments)  # done when it returns: there is no work to wait for
+        return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *given)
+
+    return run
+
+
+def _install() -> None:
+    global _library
+    for function in _FUNCTIONS:
+        name = function.__name__
+        _original.setdefault(name, getattr(dist, name))
+        function.__doc__ = _original[name].__doc__
+        # Dynamo has traceable functions in the place of those of torch.distributed.
+        if _original[name] in traceable_collective_remaps:
+            traceable_collective_remaps[function] = traceable_collective_remaps[_original[name]]
+        for module in (dist, distributed_c10d):
+            setattr(module, name, function)
+    _library = torch.library.Library("_c10d_functional", "IMPL")
+    for op in functional.REPLACED:
+        for device in ("CPU", "CUDA"):
+            _library.impl(op._schema.name.partition("::")[2], _kernel(op), device)
+
+
+def _uninstall() -> None:
+    global _library
+    for name, original in _original.items():
+        for module in (dist, distributed_c10d):
+            setattr(module, name, original)
+    if _library is not None:
+        _library._destroy()
+        _library = None

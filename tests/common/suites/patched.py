@@ -1,0 +1,323 @@
+"""Programs that call torch.distributed, under `collx.patch`: which calls collx carries out, with
+what results, and that the rest is as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+
+from ..check import differences
+from ..pool import Pool
+from ..rank import Rank
+
+
+def _seen(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What a call returns, and the operators of collx that it leads to.
+
+    Of a second call: at the first, an operator is asked what it takes."""
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        result = call()
+    events = sorted(profile.events(), key=lambda event: event.time_range.start)
+    names = [event.name.partition("::") for event in events]
+    return result, [name for namespace, _, name in names if namespace == "collx"]
+
+
+def _given(rank: Rank, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Whole numbers, whose sums are the same in any order."""
+    shape = (rank.size, 2, 3)
+    numbers = torch.arange(6 * rank.size).view(shape) + 100 * rank.rank
+    return numbers.to(rank.device, dtype)
+
+
+Call = Callable[[Tensor, Any], Tensor]
+
+
+def _all_reduce(x: Tensor, group: Any) -> Tensor:
+    dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
+    return x
+
+
+def _broadcast(x: Tensor, group: Any) -> Tensor:
+    dist.broadcast(x, group_src=1, group=group)
+    dist.broadcast(x[0], dist.get_global_rank(group, 0), group)
+    return x
+
+
+def _joined(x: Tensor, group: Any) -> Tensor:
+    out = x.new_empty(group.size() * x.shape[0], *x.shape[1:])
+    dist.all_gather_into_tensor(out, x, group=group)
+    return out
+
+
+def _reduce_scatter(x: Tensor, group: Any) -> Tensor:
+    out = torch.empty_like(x[:1])
+    dist.reduce_scatter_tensor(out, x, group=group)
+    return out
+
+
+def _all_to_all(x: Tensor, group: Any) -> Tensor:
+    out = torch.empty_like(x)
+    dist.all_to_all_single(out, x, group=group)
+    return out
+
+
+def _uneven(x: Tensor, group: Any) -> Tensor:
+    """A rank gets as many rows from each as its number says, and one more."""
+    size, me = group.size(), group.rank()
+    rows = x.view(-1, 3).repeat(size, 1)[: size * (size + 1) // 2]
+    out = x.new_empty(size * (me + 1), 3)
+    dist.all_to_all_single(out, rows, [me + 1] * size, [r + 1 for r in range(size)], group=group)
+    return out
+
+
+IN_PLACE: dict[str, tuple[Call, list[str]]] = {
+    "all_reduce": (_all_reduce, ["allreduce_"]),
+    "broadcast": (_broadcast, ["broadcast_", "broadcast_"]),
+    "all_gather_into_tensor": (_joined, ["allgather"]),
+    "reduce_scatter_tensor": (_reduce_scatter, ["reducescatter"]),
+    "all_to_all_single": (_all_to_all, ["alltoallv"]),
+    "all_to_all_single, uneven": (_uneven, ["alltoallv"]),
+}
+FUNCTIONAL: dict[str, tuple[Call, list[str]]] = {
+    "all_reduce": (lambda x, g: functional.all_reduce(x, "sum", g), ["allreduce"]),
+    "product": (lambda x, g: functional.all_reduce(x, "product", g), ["allreduce"]),
+    "broadcast": (lambda x, g: functional.broadcast(x, 1, g), ["broadcast"]),
+    "all_gather_tensor": (lambda x, g: functional.all_gather_tensor(x, 0, g), ["allgather"]),
+    "reduce_scatter_tensor": (
+        lambda x, g: functional.reduce_scatter_tensor(x, "sum", 0, g),
+        ["reducescatter"],
+    ),
+    "all_to_all_single": (
+        lambda x, g: functional.all_to_all_single(x, [1] * g.size(), [1] * g.size(), g),
+        ["alltoallv"],
+    ),
+}
+CALLS = {
+    **{f"dist: {name}": call for name, call in IN_PLACE.items()},
+    **{f"functional: {name}": call for name, call in FUNCTIONAL.items()},
+}
+
+
+def _compared(rank: Rank) -> list[str]:
+    import collx
+
+    group = rank.fresh_group()
+    wrong = []
+    with rank.new_communicator("patched", group):
+        for what, (call, ops) in CALLS.items():
+            wanted, before = _seen(lambda: call(_given(rank), group).clone())  # noqa: B023
+            with collx.patch(group):
+                found, under = _seen(lambda: call(_given(rank), group).clone())  # noqa: B023
+            _, after = _seen(lambda: call(_given(rank), group).clone())  # noqa: B023
+            if (before, under, after) != ([], ops, []):
+                wrong.append(f"{what}: {before}, {under}, {after}")
+            if text := differences(found.cpu(), wanted.cpu()):
+                wrong.append(f"{what}: {text}")
+    return wrong
+
+
+@pytest.mark.worlds(2, 3)
+def test_calls_of_torch_distributed_are_carried_out_by_collx(pool: Pool) -> None:
+    """With the same results; and by the process group before and afterwards."""
+    assert pool.run(_compared) == [[]] * pool.size
+
+
+def _stacked(rank: Rank) -> bool:
+    import collx
+
+    group, x = rank.fresh_group(), _given(rank)
+    out = x.new_empty(rank.size, *x.shape)
+    with rank.new_communicator("patched", group), collx.patch(group):
+        dist.all_gather_into_tensor(out, x, group)
+        part = torch.empty_like(x[0])
+        dist.reduce_scatter_tensor(part, x, group=group)
+    given = torch.stack(rank.gather(x.cpu()))
+    return torch.equal(out.cpu(), given) and torch.equal(part.cpu(), given.sum(0)[rank.rank])
+
+
+@pytest.mark.worlds(2)
+def test_the_parts_may_be_stacked(pool: Pool) -> None:
+    """One dimension more instead of a longer one: gloo refuses that, NCCL does it."""
+    assert pool.run(_stacked) == [True] * 2
+
+
+def _left(rank: Rank) -> dict[str, list[str]]:
+    import collx
+
+    group, other = rank.fresh_group(), rank.fresh_group()
+    communicator = rank.new_communicator("patched", group)
+
+    def waited() -> None:
+        work = dist.all_reduce(_given(rank), group=group, async_op=True)
+        assert work is not None
+        work.wait()
+
+    calls: dict[str, Callable[[], Any]] = {
+        "async_op": waited,
+        "another group": lambda: dist.all_reduce(_given(rank), group=other),
+        "another group, functional": lambda: functional.all_reduce(_given(rank), "sum", other) + 0,
+        "a dtype": lambda: dist.all_reduce(_given(rank, torch.complex64), group=group),
+        "a reduction": lambda: dist.all_reduce(
+            _given(rank, torch.int32), dist.ReduceOp.BOR, group=group
+        ),
+    }
+    with collx.patch(communicator), collx.patch(group):
+        found = {what: _seen(call)[1] for what, call in calls.items()}
+    twice = collx.patch(group)
+    with collx.patch(group):
+        twice.remove()
+        twice.remove()
+        found["still patched"] = _seen(lambda: dist.all_reduce(_given(rank), group=group))[1]
+    with collx.patch(group):
+        communicator.destroy()
+        found["destroyed"] = _seen(lambda: dist.all_reduce(_given(rank), group=group))[1]
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_what_collx_does_not_serve_stays_with_the_process_group(pool: Pool) -> None:
+    left = ["async_op", "another group", "another group, functional", "a dtype", "a reduction"]
+    wanted: dict[str, list[str]] = {what: [] for what in left}
+    wanted |= {"still patched": ["allreduce_"], "destroyed": []}
+    assert pool.run(_left) == [wanted] * 2
+
+
+def _gradients(rank: Rank) -> list[Any]:
+    import collx
+
+    group = rank.fresh_group()
+
+    def run() -> tuple[Tensor, Tensor]:
+        leaf = _given(rank).requires_grad_()
+        with torch.no_grad():
+            dist.broadcast(leaf, group_src=0, group=group)
+        made = functional.all_gather_tensor_autograd(leaf * 2, 0, group)
+        plain = functional.all_reduce(leaf.detach(), "sum", group)
+        (made * made.detach()).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad, plain + 0
+
+    with rank.new_communicator("patched", group) as communicator:
+        wanted, _ = _seen(run)
+        with collx.patch(communicator):
+            found, ops = _seen(run)
+    return [ops, *(differences(a.cpu(), b.cpu()) for a, b in zip(found, wanted, strict=True))]
+
+
+@pytest.mark.worlds(2)
+def test_gradients_are_those_of_torch_distributed(pool: Pool) -> None:
+    ops = ["broadcast_", "allgather", "allreduce", "reducescatter"]
+    assert pool.run(_gradients) == [[ops, "", ""]] * 2
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.up(x).relu()
+        return x + self.down(hidden)
+
+
+def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    import collx
+
+    group = rank.fresh_group()
+    mesh = DeviceMesh.from_group(group, rank.device.type)
+    torch.manual_seed(0)
+    model: Any = parallelize_module(
+        Mlp().to(rank.device), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    )
+    x = torch.randn(4, 8, device=rank.device)
+
+    def trained() -> list[Tensor]:
+        model.zero_grad()
+        out = model(x)
+        out.pow(2).sum().backward()
+        return [out.detach(), *(p.grad.to_local().clone() for p in model.parameters())]
+
+    def refused(module: nn.Module) -> str:
+        try:
+            collx.patch(module).remove()
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    without = refused(model)
+    with rank.new_communicator("patched", group):
+        wanted = trained()
+        with collx.patch(model):
+            found, ops = _seen(trained)
+        plain = refused(Mlp())
+    close = [
+        f"{n}: {found[n]} instead of {wanted[n]}"
+        for n in range(len(wanted))
+        if not torch.allclose(found[n], wanted[n], 1e-5, 1e-5)
+    ]
+    return close, ops, without, plain
+
+
+@pytest.mark.worlds(2)
+def test_a_module_names_the_groups_of_its_parameters(pool: Pool) -> None:
+    for close, ops, without, plain in pool.run(_modules):
+        assert close == []
+        assert ops == ["allreduce"]  # behind the second layer; the input needs no gradient
+        for message in (without, plain):
+            assert "no parameter that is a DTensor on a group with a communicator" in message
+
+
+def _compiled(rank: Rank) -> tuple[str, list[str]]:
+    import collx
+
+    group = rank.fresh_group()
+
+    def model(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.all_reduce(y, group=group)
+        return y + 1
+
+    with rank.new_communicator("patched", group), torch.no_grad(), collx.patch(group):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        found, ops = _seen(lambda: compiled(_given(rank)))
+        wanted = model(_given(rank))
+    return differences(found.cpu(), wanted.cpu()), ops
+
+
+@pytest.mark.worlds(2)
+def test_dynamo_sees_through_a_patch(pool: Pool) -> None:
+    """What it compiles are functional collectives, which run on collx where they run eagerly."""
+    for wrong, ops in pool.run(_compiled, deadline=300.0):
+        assert wrong == ""
+        assert ops == ["allreduce"]
+
+
+def _refused(rank: Rank) -> str:
+    import collx
+
+    try:
+        collx.patch(rank.fresh_group())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.worlds(2)
+def test_a_group_without_a_communicator_is_refused(pool: Pool) -> None:
+    for message in pool.run(_refused):
+        assert "call collx.init first" in message
