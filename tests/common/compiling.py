@@ -65,13 +65,15 @@ def code_of(
 
 def through_pass(graphs: list[Graph]) -> Callable[..., Any]:
     """A backend that runs the graph that `collx.compile.Pass` leaves, and appends it to `graphs`:
-    quicker than Inductor, which would make code of it."""
+    quicker than Inductor, whose own passes go before it, and which would make code of it."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
     import collx
 
     def passed(module: GraphModule, _: Any) -> Callable[..., Any]:
+        module = joint_graph_passes(module)
         collx.compile.Pass()(module.graph)
         module.recompile()
         graphs.append(module.graph)
@@ -81,3 +83,13 @@ def through_pass(graphs: list[Graph]) -> Callable[..., Any]:
         fw_compiler=passed, decompositions=select_decomp_table()
     )
     return backend
+
+
+def called(graphs: list[Graph]) -> list[str]:
+    """The operators of collx that graphs call, in order."""
+    return [
+        node.target._schema.name.removeprefix("collx::")
+        for graph in graphs
+        for node in graph.nodes
+        if getattr(node.target, "namespace", "") == "collx"
+    ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._ops import OpOverload
@@ -14,6 +14,7 @@ from collx.compile.operators import making
 
 __all__ = ["REPLACED", "Collective", "collectives", "mark", "replace", "replacement"]
 
+_aten = torch.ops.aten
 _c10d = torch.ops._c10d_functional
 _ops = torch.ops.collx
 
@@ -92,7 +93,31 @@ def replace(graph: Graph, found: Collective) -> Node | str:
     found.awaited.replace_all_uses_with(node)
     graph.erase_node(found.awaited)
     graph.erase_node(found.started)
+    if op is _ops.allreduce.default:
+        _reshape_before(graph, node)
     return node
+
+
+def _reshape_before(graph: Graph, reduced: Node) -> None:
+    """Moves the reshaping of a sum to before it, which is the same: what adds to the sum, or
+    normalizes it, is then its next user."""
+    if len(reduced.users) != 1:
+        return
+    (reshaped,) = reduced.users
+    if reshaped.target not in (_aten.view.default, _aten.reshape.default):
+        return
+    shape = cast(Sequence[Any], reshaped.args[1])
+    if not all(size < reduced for size in shape if isinstance(size, Node)):
+        return
+    given = cast(Node, reduced.args[0])
+    with graph.inserting_before(reduced):
+        moved = graph.call_function(_aten.reshape.default, (given, shape))
+    value = reshaped.meta["val"]
+    moved.meta["val"] = given.meta["val"].reshape(value.shape)
+    reduced.replace_input_with(given, moved)
+    reduced.meta["val"] = value
+    reshaped.replace_all_uses_with(reduced)
+    graph.erase_node(reshaped)
 
 
 def _word(reduce_op: str) -> str:

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..check import differences
 from ..pool import Pool
 from ..rank import Rank
 
 
-def _seen(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+def seen(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     """What a call returns, and the operators of collx that it leads to.
 
     Of a second call: at the first, an operator is asked what it takes."""
@@ -112,10 +113,10 @@ def _compared(rank: Rank) -> list[str]:
     wrong = []
     with rank.new_communicator("patched", group):
         for what, (call, ops) in CALLS.items():
-            wanted, before = _seen(lambda: call(_given(rank), group).clone())  # noqa: B023
+            wanted, before = seen(lambda: call(_given(rank), group).clone())  # noqa: B023
             with collx.patch(group):
-                found, under = _seen(lambda: call(_given(rank), group).clone())  # noqa: B023
-            _, after = _seen(lambda: call(_given(rank), group).clone())  # noqa: B023
+                found, under = seen(lambda: call(_given(rank), group).clone())  # noqa: B023
+            _, after = seen(lambda: call(_given(rank), group).clone())  # noqa: B023
             if (before, under, after) != ([], ops, []):
                 wrong.append(f"{what}: {before}, {under}, {after}")
             if text := differences(found.cpu(), wanted.cpu()):
@@ -169,15 +170,15 @@ def _left(rank: Rank) -> dict[str, list[str]]:
         ),
     }
     with collx.patch(communicator), collx.patch(group):
-        found = {what: _seen(call)[1] for what, call in calls.items()}
+        found = {what: seen(call)[1] for what, call in calls.items()}
     twice = collx.patch(group)
     with collx.patch(group):
         twice.remove()
         twice.remove()
-        found["still patched"] = _seen(lambda: dist.all_reduce(_given(rank), group=group))[1]
+        found["still patched"] = seen(lambda: dist.all_reduce(_given(rank), group=group))[1]
     with collx.patch(group):
         communicator.destroy()
-        found["destroyed"] = _seen(lambda: dist.all_reduce(_given(rank), group=group))[1]
+        found["destroyed"] = seen(lambda: dist.all_reduce(_given(rank), group=group))[1]
     return found
 
 
@@ -205,9 +206,9 @@ def _gradients(rank: Rank) -> list[Any]:
         return leaf.grad, plain + 0
 
     with rank.new_communicator("patched", group) as communicator:
-        wanted, _ = _seen(run)
+        wanted, _ = seen(run)
         with collx.patch(communicator):
-            found, ops = _seen(run)
+            found, ops = seen(run)
     return [ops, *(differences(a.cpu(), b.cpu()) for a, b in zip(found, wanted, strict=True))]
 
 
@@ -215,6 +216,13 @@ def _gradients(rank: Rank) -> list[Any]:
 def test_gradients_are_those_of_torch_distributed(pool: Pool) -> None:
     ops = ["broadcast_", "allgather", "allreduce", "reducescatter"]
     assert pool.run(_gradients) == [[ops, "", ""]] * 2
+
+
+def world_mesh(rank: Rank) -> DeviceMesh:
+    """Of all ranks, on their default group, for all tests of a process: DTensor, in what it
+    remembers, takes two meshes of the same ranks for one, and would call the group of the first."""
+    assert dist.group.WORLD is not None
+    return DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
 
 
 class Mlp(nn.Module):
@@ -228,7 +236,6 @@ class Mlp(nn.Module):
 
 
 def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -237,8 +244,7 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
 
     import collx
 
-    group = rank.fresh_group()
-    mesh = DeviceMesh.from_group(group, rank.device.type)
+    mesh = world_mesh(rank)
     torch.manual_seed(0)
     model: Any = parallelize_module(
         Mlp().to(rank.device), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -259,10 +265,10 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
         return ""
 
     without = refused(model)
-    with rank.new_communicator("patched", group):
+    with rank.new_communicator("patched", dist.group.WORLD):
         wanted = trained()
         with collx.patch(model):
-            found, ops = _seen(trained)
+            found, ops = seen(trained)
         plain = refused(Mlp())
     close = [
         f"{n}: {found[n]} instead of {wanted[n]}"
@@ -294,7 +300,7 @@ def _compiled(rank: Rank) -> tuple[str, list[str]]:
     with rank.new_communicator("patched", group), torch.no_grad(), collx.patch(group):
         torch._dynamo.reset()
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        found, ops = _seen(lambda: compiled(_given(rank)))
+        found, ops = seen(lambda: compiled(_given(rank)))
         wanted = model(_given(rank))
     return differences(found.cpu(), wanted.cpu()), ops
 
