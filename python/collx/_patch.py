@@ -146,6 +146,12 @@ def _chosen(
     return _serving(str(members.group_name), tensors[0])
 
 
+def _first(*names: str) -> Callable[..., Any]:
+    """What PyTorch has under the first of these names that it knows: a version that has both calls
+    the first in the second."""
+    return next(_original[name] for name in names if name in _original)
+
+
 def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
     """What collx calls a reduction, if it reduces the dtype so."""
     try:
@@ -196,7 +202,8 @@ def all_gather_into_tensor(
 ) -> Any:
     communicator = _chosen(group, async_op, input_tensor)
     if communicator is None:
-        return _original["all_gather_into_tensor"](output_tensor, input_tensor, group, async_op)
+        original = _first("all_gather_single", "all_gather_into_tensor")
+        return original(output_tensor, input_tensor, group, async_op)
     # One behind the other or stacked: the elements are the same.
     with torch._C._AutoDispatchBelowAutograd():
         _ops.allgather.out(
@@ -218,7 +225,8 @@ def reduce_scatter_tensor(
     communicator = _chosen(group, async_op, input)
     word = _reduction(op, input.dtype) if communicator else None
     if communicator is None or word is None:
-        return _original["reduce_scatter_tensor"](output, input, op, group, async_op)
+        original = _first("reduce_scatter_single", "reduce_scatter_tensor")
+        return original(output, input, op, group, async_op)
     with torch._C._AutoDispatchBelowAutograd():
         _ops.reducescatter.out(
             input.view(-1), word, communicator.world_size, communicator.name, out=output.view(-1)
@@ -251,13 +259,15 @@ def all_to_all_single(
     return None
 
 
-_FUNCTIONS = (
-    all_reduce,
-    broadcast,
-    all_gather_into_tensor,
-    reduce_scatter_tensor,
-    all_to_all_single,
-)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "all_reduce": all_reduce,
+    "broadcast": broadcast,
+    "all_gather_into_tensor": all_gather_into_tensor,
+    "all_gather_single": all_gather_into_tensor,  # what later versions call it
+    "reduce_scatter_tensor": reduce_scatter_tensor,
+    "reduce_scatter_single": reduce_scatter_tensor,
+    "all_to_all_single": all_to_all_single,
+}
 
 
 def _kernel(op: OpOverload) -> Callable[..., Any]:
@@ -278,13 +288,12 @@ def _kernel(op: OpOverload) -> Callable[..., Any]:
 
 def _install() -> None:
     global _library
-    for function in _FUNCTIONS:
-        name = function.__name__
-        _original.setdefault(name, getattr(dist, name))
-        function.__doc__ = _original[name].__doc__
+    _original.update({name: getattr(dist, name) for name in _FUNCTIONS if hasattr(dist, name)})
+    for name, original in _original.items():
+        function = _FUNCTIONS[name]
         # Dynamo has traceable functions in the place of those of torch.distributed.
-        if _original[name] in traceable_collective_remaps:
-            traceable_collective_remaps[function] = traceable_collective_remaps[_original[name]]
+        if original in traceable_collective_remaps:
+            traceable_collective_remaps[function] = traceable_collective_remaps[original]
         for module in (dist, distributed_c10d):
             setattr(module, name, function)
     _library = torch.library.Library("_c10d_functional", "IMPL")

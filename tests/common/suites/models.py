@@ -198,12 +198,15 @@ def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
     }
 
 
+PAIR = ["allgather", "reducescatter"]
+
+
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize(
     ("sequence", "ops", "rewritten"),
     [
         (False, ["allreduce"] * 2, [FUSED] * 2),
-        (True, ["allgather", "reducescatter"] * 2 + ["allgather"], ["allgather", "reducescatter"] * 2),
+        (True, [*PAIR, *PAIR, "allgather"], [*PAIR, *PAIR]),
     ],
     ids=["tensor", "sequence"],
 )
