@@ -294,3 +294,27 @@ def test_ranks_that_compile_different_code_are_told(pool: Pool) -> None:
     require_compiler()
     for found in pool.run(_differently, deadline=300.0):
         assert found.error == "CollectiveMismatch", found
+
+
+def _of_any_length(rank: Rank) -> list[str]:
+    ops, name, size = torch.ops.collx, rank.communicator().name, rank.size
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        part = ops.reducescatter(ops.allreduce(x, "sum", name), "sum", size, name)
+        whole: torch.Tensor = ops.allgather(part, size, name, 0, x.shape[0])
+        return whole
+
+    wrong = []
+    with inductor(), torch.no_grad():
+        compiled = torch.compile(function, fullgraph=True, dynamic=True)
+        for rows in (4, 8, 7, 1, 9, 4):
+            x = torch.arange(3.0 * rows, device=rank.device).view(rows, 3) + rank.rank
+            wrong.append(differences(compiled(x).cpu(), function(x).cpu()))
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_compiled_code_takes_tensors_of_any_length(pool: Pool) -> None:
+    """Some lengths leave the ranks parts of different sizes, which may be another program."""
+    require_compiler()
+    assert pool.run(_of_any_length, deadline=500.0) == [[""] * 6] * 2
