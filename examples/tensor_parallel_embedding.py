@@ -29,6 +29,7 @@ from transformers import BertModel
 import collx
 from _shared import minilm
 from _shared.devices import usable_gpus
+from _shared.sentences import SENTENCES, read_sentences
 from _shared.sequence_parallel import CollxSequence, TorchSequence
 from _shared.tensor_parallel import Exchange, Replicated, split_bert
 
@@ -44,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sentences",
         type=Path,
-        default=Path(__file__).with_name("sentences.txt"),
+        default=SENTENCES,
         help="text file with one sentence a line",
     )
     parser.add_argument(
@@ -76,14 +77,6 @@ def choose_device(wanted: str) -> torch.device:
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False  # float32 means float32 here
     return device
-
-
-def read_sentences(file: Path) -> list[str]:
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    sentences = [line for line in lines if line and not line.startswith("#")]
-    if len(sentences) < 2:
-        raise SystemExit(f"{file} holds fewer than two sentences")
-    return sentences
 
 
 def exchanges(
@@ -175,7 +168,7 @@ def main() -> int:
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     encoder = minilm.seeded() if arguments.seeded else minilm.load(arguments.weights, rank == 0)
-    sentences = read_sentences(arguments.sentences)
+    sentences = read_sentences(arguments.sentences, 2)
     batches = [
         {name: tensor.to(device) for name, tensor in batch.items()}
         for batch in minilm.batches(sentences, arguments.batch_size, encoder.tokenize)

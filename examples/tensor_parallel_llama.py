@@ -1,105 +1,149 @@
 """Greedy decoding by a Llama that is split over ranks, with all-reduce, residual and norm fused.
 
     torchrun --nproc-per-node 2 examples/tensor_parallel_llama.py
+    torchrun --nproc-per-node 2 examples/tensor_parallel_llama.py --model DIRECTORY --compile
 
 Attention heads and MLPs are split. Behind each, twice a layer, the ranks' products are added up,
 the residual is added and the sum is normalized: one operator of collx here, beside the same in
-three steps over collx and over torch.distributed. Weights are random, from a seed.
+three steps over collx and over torch.distributed. Weights are random, from a seed, or those of
+--model.
 
-Exits with 1 when a check fails: the fused model chooses the tokens of the unfused one in --dtype,
-and in float32 those of the unsplit model of transformers. On GPUs a decoding step is timed in a
-CUDA graph, too. Ranks that share a GPU (--device cuda with fewer GPUs than ranks) meet through
-gloo.
+--compile adds decoders whose steps torch.compile compiles: the fused one, and one that knows
+nothing of collx, with PyTorch's functional all_reduce and plain norms. That one is compiled by
+Inductor as it is, and by collx, which makes the fused operator of all-reduce, residual and norm. An
+installed collx is asked for that with torch.compile(model, backend="collx"); the function that the
+word stands for, collx.compile.backend, also works from a checkout that is not installed.
+
+Exits with 1 when a check fails: all decoders choose the tokens of the unfused one in --dtype, the
+fused one in float32 those of the unsplit model of transformers, and no norm is left that collx
+should have fused. On GPUs a decoding step is timed in a CUDA graph, too. Ranks that share a GPU
+(--device cuda with fewer GPUs than ranks) meet through gloo.
 """
 
 import argparse
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by transformers when it is imported
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as functional
 from transformers import LlamaForCausalLM
 
 import collx
-from _shared import llama
-from _shared.devices import usable_gpus
+from _shared import checkpoint, llama
+from _shared.decoding import (
+    Checks,
+    Compile,
+    Greedy,
+    captured,
+    decode,
+    greedy_of_transformers,
+    with_logits,
+)
+from _shared.devices import largest, start_ranks
+from _shared.sentences import SENTENCES, read_sentences
 
-LOGITS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""How far logits may differ, as a share of the largest one."""
+REWRITTEN = "rewritten to collx"
 
-SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+OF_MODEL = {
+    "layers": (4, ""),
+    "hidden-size": (512, ""),
+    "intermediate-size": (1408, "units of an MLP"),
+    "heads": (8, "of queries"),
+    "kv-heads": (4, "of keys and values; at least one a rank"),
+    "vocabulary": (2048, "tokens"),
+}
+OF_RUN = {
+    "seed": (0, "of weights and prompts"),
+    "batch-size": (4, "prompts"),
+    "prompt": (16, "tokens of a prompt; of a sentence, at most"),
+    "tokens": (32, "to add to each prompt"),
+    "rounds": (3, "timed passes"),
+}
 
 
 def parse_arguments() -> argparse.Namespace:
+    """With the model's `size`."""
     p = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     p.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
-    sizes = {
-        "seed": (0, "of weights and prompts"),
-        "layers": (4, ""),
-        "hidden-size": (512, ""),
-        "intermediate-size": (1408, "units of an MLP"),
-        "heads": (8, "of queries"),
-        "kv-heads": (4, "of keys and values; at least one a rank"),
-        "vocabulary": (2048, "tokens"),
-        "batch-size": (4, "prompts"),
-        "prompt": (16, "tokens of a prompt"),
-        "tokens": (32, "to add to each prompt"),
-        "rounds": (3, "timed passes"),
-    }
-    for name, (default, text) in sizes.items():
-        p.add_argument(f"--{name}", type=int, default=default, help=f"{text} ({default})".strip())
+    p.add_argument(
+        "--compile",
+        action="store_true",
+        help="compiled decoders, too; off by default, as compiling takes a minute on a few cores",
+    )
+    p.add_argument(
+        "--model",
+        type=Path,
+        help="directory of a Llama as transformers saves it, in place of random weights; with a"
+        " tokenizer the prompts are sentences, else random tokens",
+    )
+    p.add_argument(
+        "--sentences",
+        type=Path,
+        help="text file with a prompt a line, for --model (default: sentences.txt beside this)",
+    )
+    for name, (default, text) in {**OF_MODEL, **OF_RUN}.items():
+        p.add_argument(f"--{name}", type=int, help=f"{text} ({default})".strip())
     arguments = p.parse_args()
     if "LOCAL_RANK" not in os.environ:
         p.error("start the ranks with torchrun: torchrun --nproc-per-node 2 " + sys.argv[0])
-    least = {name.replace("-", "_"): 1 for name in sizes} | {"seed": 0, "tokens": 2}
-    for name, smallest in least.items():
-        if getattr(arguments, name) < smallest:
-            p.error(f"--{name.replace('_', '-')} is at least {smallest}")
-    if arguments.heads % arguments.kv_heads or arguments.hidden_size % (2 * arguments.heads):
-        p.error("--kv-heads must divide --heads, and twice --heads --hidden-size")
+    given = vars(arguments)
+    if arguments.model is not None:
+        for name in OF_MODEL:
+            if given[name.replace("-", "_")] is not None:
+                p.error(f"--{name}: the config.json of --model says it")
+    elif arguments.sentences is not None:
+        p.error("--sentences needs the tokenizer of a --model")
+    for name, (default, _) in {**OF_MODEL, **OF_RUN}.items():
+        key, smallest = name.replace("-", "_"), {"seed": 0, "tokens": 2}.get(name, 1)
+        given[key] = default if given[key] is None else given[key]
+        if given[key] < smallest:
+            p.error(f"--{name} is at least {smallest}")
+    try:
+        arguments.size = size_of(arguments)
+    except ValueError as wrong:
+        p.error(str(wrong))
     return arguments
 
 
-def start_ranks(wanted: str) -> tuple[torch.device, str]:
-    """This rank's device, and the backend of the process group that it has joined."""
-    ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), usable_gpus(wanted)
-    if wanted == "cpu" or (wanted == "auto" and gpus < ranks_here):
-        torch.set_num_threads(1)  # the ranks are the parallelism
-        dist.init_process_group("gloo")
-        return torch.device("cpu"), "gloo"
-    if gpus == 0:
-        raise SystemExit("--device cuda: there is no GPU here")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
-    shared = gpus < ranks_here
-    if shared:
-        os.environ.setdefault(SHARING, "1")
-    torch.cuda.set_device(device)
-    if shared:
-        dist.init_process_group("gloo")
-        return device, "gloo"
-    dist.init_process_group("nccl", device_id=device)
-    return device, "nccl"
+def size_of(arguments: argparse.Namespace) -> llama.Size:
+    length, ranks = arguments.prompt + arguments.tokens, int(os.environ["WORLD_SIZE"])
+    if arguments.model is None:
+        if arguments.heads % arguments.kv_heads or arguments.hidden_size % (2 * arguments.heads):
+            raise ValueError("--kv-heads must divide --heads, and twice --heads --hidden-size")
+        size = llama.Size(
+            vocabulary=arguments.vocabulary,
+            hidden=arguments.hidden_size,
+            intermediate=arguments.intermediate_size,
+            layers=arguments.layers,
+            heads=arguments.heads,
+            kv_heads=arguments.kv_heads,
+            length=length,
+        )
+    else:
+        size = checkpoint.size_of(checkpoint.config_of(arguments.model), length)
+    if ranks > size.kv_heads:
+        raise ValueError(f"{size.kv_heads} key-value heads cannot be split over {ranks} ranks")
+    return size
 
 
-def largest(value: float, device: torch.device, backend: str) -> float:
-    """The largest of the ranks' values."""
-    result = torch.tensor(value, dtype=torch.float64, device=device if backend == "nccl" else "cpu")
-    dist.all_reduce(result, dist.ReduceOp.MAX)
-    return result.item()
+class Way(NamedTuple):
+    """How a decoder computes."""
+
+    make_norm: llama.MakeNorm
+    compiled: Compile | None = None
 
 
-def ways(comm: collx.Communicator, backend: str) -> dict[str, llama.MakeNorm]:
-    """What makes a norm of the split model from one of the unsplit model."""
-
+def ways(comm: collx.Communicator, backend: str, compiled: bool) -> dict[str, Way]:
     def fused(norm: nn.Module) -> nn.Module:
         return collx.nn.TensorParallelRMSNorm.from_module(
             norm, group=comm, rounding="parity_weight"
@@ -110,56 +154,41 @@ def ways(comm: collx.Communicator, backend: str) -> dict[str, llama.MakeNorm]:
         return x
 
     over_collx = partial(collx.allreduce, reduce_op="sum", group=comm)
-    return {
-        "collx, fused": fused,
-        "collx, unfused": lambda norm: llama.UnfusedNorm(norm, over_collx),
-        f"{backend}, unfused": lambda norm: llama.UnfusedNorm(norm, over_torch),
+    found = {
+        "collx, fused": Way(fused),
+        "collx, unfused": Way(lambda norm: llama.UnfusedNorm(norm, over_collx)),
+        f"{backend}, unfused": Way(lambda norm: llama.UnfusedNorm(norm, over_torch)),
     }
+    if compiled:
+        # What a model calls that knows nothing of collx, and that a compiler can trace.
+        plain = partial(functional.all_reduce, reduceOp="sum", group=comm.group)
+        inductor = partial(torch.compile, fullgraph=True)
+        rewriting = partial(
+            inductor,
+            backend=collx.compile.backend,
+            options={"fx_graph_cache": False},  # report() counts no graph that comes from there
+        )
+
+        def unfused(norm: nn.Module) -> nn.Module:
+            return llama.UnfusedNorm(norm, plain)
+
+        found["collx, fused, compiled"] = Way(fused, inductor)
+        found[f"{backend}, unfused, compiled"] = Way(unfused, inductor)
+        found[REWRITTEN] = Way(unfused, rewriting)
+    return found
 
 
-def decode(greedy: llama.Greedy, count: int, step: Callable[[], object]) -> float:
-    """Seconds of all tokens but the first, which comes with the prompt."""
-    synchronize = torch.cuda.synchronize if greedy.tokens.is_cuda else lambda: None
-    greedy.begin()
-    synchronize()
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(count - 1):
-        step()
-    synchronize()
-    return time.perf_counter() - start
-
-
-def captured(greedy: llama.Greedy) -> torch.cuda.CUDAGraph:
-    """A decoding step as a CUDA graph; behind a pass that was not captured."""
-    greedy.begin()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        greedy.step()
-    return graph
-
-
-class Checks:
-    """What was compared, on this rank and on all."""
-
-    def __init__(self, device: torch.device, backend: str) -> None:
-        self._largest = partial(largest, device=device, backend=backend)
-        self.good = True
-
-    def add(self, what: str, got: llama.Greedy, tokens: Tensor, logits: Tensor) -> None:
-        """Compares what was decoded with expected tokens and last logits, on all ranks."""
-        wrong = self._largest((got.answer != tokens).sum().item())
-        scale = logits.abs().max().clamp(min=1e-30)
-        off = ((got.logits - logits).abs().max() / scale).nan_to_num(nan=float("inf"))
-        difference, bound = self._largest(off.item()), LOGITS[logits.dtype]
-        fine = wrong == 0 and difference <= bound
-        self.good = self.good and fine
-        if dist.get_rank() == 0:
-            print(
-                f"  {'ok' if fine else 'WRONG':5}  {what}: {wrong:.0f} of {tokens.numel()} tokens"
-                f" differ, logits by {difference:.1e} of the largest (at most {bound:.0e})"
-            )
+def prompts_of(arguments: argparse.Namespace) -> tuple[Tensor, Any]:
+    """Prompts [batch, tokens], and the tokenizer that made them of sentences, if one did."""
+    folder, count = arguments.model, arguments.batch_size
+    tokenizer = None if folder is None else checkpoint.tokenizer_of(folder)
+    if tokenizer is not None:
+        sentences = read_sentences(arguments.sentences or SENTENCES, count)[:count]
+        return checkpoint.prompts_of(tokenizer, sentences, arguments.prompt), tokenizer
+    if arguments.sentences is not None:
+        raise SystemExit(f"--sentences: there is no tokenizer in {folder}")
+    torch.manual_seed(arguments.seed)
+    return torch.randint(arguments.size.vocabulary, (count, arguments.prompt)), None
 
 
 def check_float32(
@@ -170,89 +199,103 @@ def check_float32(
     count: int,
     checks: Checks,
 ) -> None:
-    greedy = llama.Greedy(llama.Decoder(shard, fused), prompts, count)
-    decode(greedy, count, greedy.step)
-    expected = llama.greedy_of_transformers(full, prompts, count)
-    checks.add("fused against the unsplit model of transformers, float32", greedy, *expected)
+    greedy = Greedy(llama.Decoder(shard, fused), prompts, count)
+    decode(greedy, greedy.step)
+    expected = greedy_of_transformers(full, prompts, count)
+    checks.add("fused against the unsplit model of transformers, float32", greedy, expected)
+
+
+def check_rewritten(layers: int, checks: Checks, largest: Callable[[float], float]) -> None:
+    norms = sum(collx.compile.report().norms.values())
+    missing = largest(2 * layers - norms)
+    checks.judge(missing == 0, f"{2 * layers - missing:.0f} of {2 * layers} norms rewritten")
 
 
 def measure(
-    decoders: dict[str, llama.Greedy], arguments: argparse.Namespace, checks: Checks
+    decoders: dict[str, Greedy], arguments: argparse.Namespace, checks: Checks
 ) -> dict[str, list[float]]:
     """Seconds of each pass, by name, after one to warm up, whose tokens are compared."""
-    count = arguments.tokens
-    for greedy in decoders.values():
-        decode(greedy, count, greedy.step)
-    fused, unfused, *_ = decoders.values()
-    what = f"fused against unfused, {arguments.dtype}"
-    checks.add(what, fused, unfused.answer, unfused.logits)
-    steps: dict[str, tuple[llama.Greedy, Callable[[], object]]] = {
-        name: (greedy, greedy.step) for name, greedy in decoders.items()
-    }
-    if fused.tokens.is_cuda:
+    expected = with_logits(decoders["collx, unfused"])
+    steps: dict[str, tuple[Greedy, Callable[[], object]]] = {}
+    for name, greedy in decoders.items():
+        decode(greedy, greedy.step)
+        if name == "collx, fused" or greedy.compiled is not greedy.model:
+            checks.add(f"{name}, against unfused, {arguments.dtype}", greedy, expected)
+        steps[name] = greedy, greedy.step
+    if expected.tokens.is_cuda:
         for name, greedy in decoders.items():
             if not name.startswith("gloo"):  # which works on the host
                 steps[f"{name}, CUDA graph"] = greedy, captured(greedy).replay
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(arguments.rounds):
         for name, (greedy, step) in steps.items():
-            seconds[name].append(decode(greedy, count, step))
-            if name == "collx, fused, CUDA graph" and len(seconds[name]) == 1:
-                checks.add(f"{name}, against unfused", greedy, unfused.answer, unfused.logits)
+            seconds[name].append(decode(greedy, step))
+            if step != greedy.step and len(seconds[name]) == 1:
+                checks.add(f"{name}, against unfused", greedy, expected)
     return seconds
 
 
 @torch.no_grad()
 def main() -> int:
     arguments = parse_arguments()
+    size: llama.Size = arguments.size
     device, backend = start_ranks(arguments.device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    size = llama.Size(
-        vocabulary=arguments.vocabulary,
-        hidden=arguments.hidden_size,
-        intermediate=arguments.intermediate_size,
-        layers=arguments.layers,
-        heads=arguments.heads,
-        kv_heads=arguments.kv_heads,
-        length=arguments.prompt + arguments.tokens,
-    )
-    if world_size > size.kv_heads:
-        raise SystemExit(f"--kv-heads: {size.kv_heads} cannot be split over {world_size} ranks")
+    slowest = partial(largest, device=device, backend=backend)
     torch.backends.cuda.matmul.allow_tf32 = False  # float32 means float32 here
-    full: Any = llama.seeded(size, arguments.seed)
-    shape = (arguments.batch_size, arguments.prompt)
-    prompts = torch.randint(size.vocabulary, shape).to(device)
+    full: Any = (
+        llama.seeded(size, arguments.seed)
+        if arguments.model is None
+        else checkpoint.load(arguments.model, rank == 0)
+    )
+    given, tokenizer = prompts_of(arguments)
+    prompts = given.to(device)
     full.to(device)
     dtype = getattr(torch, arguments.dtype)
 
     with collx.init(device=device) as comm:
-        made = ways(comm, backend)
-        shard = llama.Shard(full, size, arguments.batch_size, world_size, rank).to(device)
-        checks = Checks(device, backend)
+        made = ways(comm, backend, arguments.compile)
+        shard = llama.Shard(full, size, len(prompts), world_size, rank).to(device)
+        checks = Checks(slowest)
         if rank == 0:
             print(f"{world_size} ranks on {device.type}, {size.layers} layers of {size.hidden}")
-        check_float32(full, shard, made["collx, fused"], prompts, arguments.tokens, checks)
+        fused = made["collx, fused"].make_norm
+        check_float32(full, shard, fused, prompts, arguments.tokens, checks)
         shard.to(dtype)
         for norm in [shard.first_norm, *shard.norms]:
             norm.to(dtype)
         decoders = {
-            name: llama.Greedy(llama.Decoder(shard, make), prompts, arguments.tokens)
-            for name, make in made.items()
+            name: Greedy(
+                llama.Decoder(shard, way.make_norm), prompts, arguments.tokens, way.compiled
+            )
+            for name, way in made.items()
         }
         seconds = measure(decoders, arguments, checks)
+        if REWRITTEN in made:
+            check_rewritten(size.layers, checks, slowest)
 
     rates = {}
     for name, passes in seconds.items():
-        slowest = largest(statistics.median(passes), device, backend)
-        rates[name] = arguments.batch_size * (arguments.tokens - 1) / slowest
+        rates[name] = len(prompts) * (arguments.tokens - 1) / slowest(statistics.median(passes))
     if rank == 0:
-        print(f"\ntokens a second of {arguments.batch_size} prompts at once, {arguments.dtype}:")
+        if REWRITTEN in made:
+            print(f"\n{REWRITTEN} by torch.compile, {collx.compile.report()}")
+        print(f"\ntokens a second of {len(prompts)} prompts at once, {arguments.dtype}:")
         for name, rate in rates.items():
-            print(f"  {name:28} {rate:10.0f}")
-        first = " ".join(map(str, decoders["collx, fused"].answer[0, :12].tolist()))
-        print(f"\nfirst tokens of the first answer: {first}")
+            print(f"  {name:36} {rate:10.0f}")
+        show(prompts, decoders["collx, fused"].answer, tokenizer, full.config.eos_token_id)
     dist.destroy_process_group()
     return 0 if checks.good else 1
+
+
+def show(prompts: Tensor, answers: Tensor, tokenizer: Any, ends: int | list[int] | None) -> None:
+    if tokenizer is None:
+        print(f"\nfirst tokens of the first answer: {' '.join(map(str, answers[0, :12].tolist()))}")
+        return
+    print("\nprompts | and what follows:")
+    for prompt, answer in zip(prompts.tolist(), answers.tolist(), strict=True):
+        said = checkpoint.text_of(tokenizer, answer, ends)
+        print(f"  {tokenizer.decode(prompt, skip_special_tokens=True)} | {said}")
 
 
 if __name__ == "__main__":

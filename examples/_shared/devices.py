@@ -1,10 +1,13 @@
-"""Which GPUs the ranks of an example can have."""
+"""The devices of an example's ranks, and their process group."""
 
 import os
 
 import torch
+import torch.distributed as dist
 
 import collx
+
+SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 def usable_gpus(wanted: str) -> int:
@@ -22,3 +25,31 @@ def usable_gpus(wanted: str) -> int:
     if os.environ["LOCAL_RANK"] == "0":
         print(f"{text}: running on the CPU")
     return 0
+
+
+def start_ranks(wanted: str) -> tuple[torch.device, str]:
+    """This rank's device, and the backend of the process group that it has joined."""
+    ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), usable_gpus(wanted)
+    if wanted == "cpu" or (wanted == "auto" and gpus < ranks_here):
+        torch.set_num_threads(1)  # the ranks are the parallelism
+        dist.init_process_group("gloo")
+        return torch.device("cpu"), "gloo"
+    if gpus == 0:
+        raise SystemExit("--device cuda: there is no GPU here")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
+    shared = gpus < ranks_here
+    if shared:
+        os.environ.setdefault(SHARING, "1")
+    torch.cuda.set_device(device)
+    if shared:
+        dist.init_process_group("gloo")
+        return device, "gloo"
+    dist.init_process_group("nccl", device_id=device)
+    return device, "nccl"
+
+
+def largest(value: float, device: torch.device, backend: str) -> float:
+    """The largest of the ranks' values."""
+    result = torch.tensor(value, dtype=torch.float64, device=device if backend == "nccl" else "cpu")
+    dist.all_reduce(result, dist.ReduceOp.MAX)
+    return result.item()

@@ -1,4 +1,4 @@
-"""A Llama for greedy decoding, split over ranks: transformers' weights and formulas, in modules of
+"""A Llama for decoding, split over ranks: transformers' weights and formulas, in modules of
 its own with a key-value cache of fixed size, so that every decoding step has the same shapes.
 
 Each rank keeps its attention heads and its units of the MLPs; the vocabulary is on all of them.
@@ -203,50 +203,3 @@ class UnfusedNorm(nn.Module):
     def forward(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         total = residual + self.all_reduce(partial)
         return self.norm(total), total
-
-
-class Greedy:
-    """Greedy decoding. Its state is on the device, so a step can be replayed from a CUDA graph."""
-
-    def __init__(self, model: Decoder, prompts: Tensor, count: int) -> None:
-        """prompts: int64 [batch, tokens]; `count`: of tokens to add."""
-        self.model = model
-        self.prompts = prompts
-        batch, self.start_at = prompts.shape
-        self.tokens = prompts.new_zeros(batch, self.start_at + count)
-        self.position = prompts.new_zeros(1)  # of the last token that is known
-        output = model.shard.output
-        self.logits = output.new_empty(batch, len(output))  # behind the last step
-
-    def begin(self) -> None:
-        """Reads the prompts and chooses the first token."""
-        self.tokens[:, : self.start_at] = self.prompts
-        self.position.fill_(self.start_at - 1)
-        every = torch.arange(self.start_at, device=self.prompts.device)
-        self._append(self.model(self.prompts, every))
-
-    def step(self) -> None:
-        """Chooses the next token."""
-        self._append(self.model(self.tokens.index_select(1, self.position), self.position))
-
-    def _append(self, logits: Tensor) -> None:
-        self.logits.copy_(logits)
-        self.position += 1
-        self.tokens.index_copy_(1, self.position, logits.argmax(-1, keepdim=True))
-
-    @property
-    def answer(self) -> Tensor:
-        return self.tokens[:, self.start_at :].clone()
-
-
-def greedy_of_transformers(
-    model: LlamaForCausalLM, prompts: Tensor, count: int
-) -> tuple[Tensor, Tensor]:
-    """The tokens that the unsplit model chooses itself, and its last logits."""
-    ids, chosen, cache = prompts, [], None
-    for _ in range(count):
-        output: Any = model(ids, past_key_values=cache, use_cache=True)
-        cache, logits = output.past_key_values, output.logits[:, -1]
-        ids = logits.argmax(-1, keepdim=True)
-        chosen.append(ids)
-    return torch.cat(chosen, 1), logits
