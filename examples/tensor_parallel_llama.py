@@ -78,7 +78,7 @@ def parse_arguments() -> argparse.Namespace:
     p.add_argument(
         "--compile",
         action="store_true",
-        help="compiled decoders, too; off by default, as compiling takes a minute on a few cores",
+        help="compiled decoders, too; off by default, as compiling takes minutes on a few cores",
     )
     p.add_argument(
         "--model",
