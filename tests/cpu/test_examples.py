@@ -34,7 +34,7 @@ def run(program: str, *arguments: str, **environment: str) -> str:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,  # two ranks compile in half a minute, and in minutes on busy cores
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
