@@ -69,6 +69,7 @@ class SymmetricMemory:
         made: list[torch.Tensor] = []
 
         def allocate() -> dict[str, Any]:
+            symmetric.refuse_in_capture("empty", self._device)
             self._check_device(device)
             shape, dtype = form()
             made.append(self._allocate(shape, dtype))
@@ -81,6 +82,7 @@ class SymmetricMemory:
         """See collx.register."""
 
         def identify() -> dict[str, Any]:
+            symmetric.refuse_in_capture("register", self._device)
             self._check_tensor(tensor)
             return self._identity(tensor)
 
@@ -173,7 +175,7 @@ class SymmetricMemory:
         if verdict.apart:
             return CollectiveMismatch(message, name, {"phase": "vote"})
         own = verdict.__cause__
-        if verdict.everywhere and isinstance(own, (TypeError, ValueError)):
+        if verdict.everywhere and isinstance(own, (TypeError, ValueError, NotImplementedError)):
             return own
         return InitError(message, name, what, verdict.failures)
 

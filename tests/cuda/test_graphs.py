@@ -181,3 +181,33 @@ def test_the_fallback_is_refused_in_a_capture(pool: Pool) -> None:
         assert "fallback" in found.message
         assert "capture" in found.message
         assert fine
+
+
+def _meeting_captured(rank: Rank) -> tuple[list[Attempt], bool]:
+    import collx
+
+    communicator = rank.only_communicator("graphs")
+    source, group = ones(rank), rank.fresh_group()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls = (
+            lambda: communicator.empty(8),
+            lambda: communicator.register(source),
+            lambda: collx.init(group, device=rank.device),
+        )
+        found = [attempt(call) for call in calls]
+        result = allreduce(communicator, source)
+    graph.replay()
+    finish(communicator)
+    return found, bool((result == rank.size).all())
+
+
+@pytest.mark.worlds(2)
+def test_what_meets_the_other_ranks_is_refused_in_a_capture(pool: Pool) -> None:
+    """The capture and the communicator go on."""
+    for found, fine in pool.run(_meeting_captured):
+        assert [one.error for one in found] == ["NotImplementedError"] * 3, found
+        for one, call in zip(found, ("empty", "register", "init"), strict=True):
+            assert call in one.message
+            assert "before the capture" in one.message
+        assert fine

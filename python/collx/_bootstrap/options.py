@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from collx._bootstrap.symmetric import refuse_in_capture
 from collx._extension import build, extension
 
 __all__ = ["DEFAULT_TIMEOUT", "PDL_LEVELS", "Arguments", "check", "limit"]
@@ -59,8 +60,8 @@ def check(
     max_blocks: int | None,
     exists: Callable[[str], bool],
 ) -> Arguments:
-    """Fills in the defaults. ValueError or TypeError names the argument that is refused. `exists`
-    says whether a communicator has a name."""
+    """Fills in the defaults. ValueError or TypeError names the argument that is refused;
+    NotImplementedError during a capture. `exists` says whether a communicator has a name."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         raise TypeError(f"init: timeout is a {type(timeout).__name__}, not a number of seconds")
     if not 0 < timeout < math.inf:
@@ -68,6 +69,7 @@ def check(
     if pdl not in PDL_LEVELS:
         raise ValueError(f"init: pdl={pdl!r} is none of {', '.join(PDL_LEVELS)}")
     chosen = _device(device, group)
+    refuse_in_capture("init", chosen)
     world_size = dist.get_world_size(group)
     if world_size > MAX_RANKS[chosen.type]:
         raise ValueError(

@@ -26,7 +26,7 @@ from torch.distributed._symmetric_memory import _SymmetricMemory
 
 from collx._bootstrap.store import bounded
 
-__all__ = ["SHARING", "Rendezvous", "allocate", "backend"]
+__all__ = ["SHARING", "Rendezvous", "allocate", "backend", "refuse_in_capture"]
 
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # PyTorch's own switch
 
@@ -174,6 +174,23 @@ class Rendezvous:
         if self._group is not None:
             c10d._unregister_process_group(dist.distributed_c10d.GroupName(self.name))
             self._group = None
+
+
+def refuse_in_capture(call: str, device: torch.device) -> None:
+    """NotImplementedError where a CUDA graph is being captured: what meets the other ranks waits
+    on the host, and what allocates for it would end the capture with an error of the driver's."""
+    if _capturing(device):
+        raise NotImplementedError(
+            f"{call}: it meets the other ranks on the host, which cannot be captured into a CUDA "
+            "graph; call it before the capture"
+        )
+
+
+def _capturing(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def allocate(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -39,6 +39,16 @@ def _unlike_tensor(communicator: Any) -> object:
     return communicator.register(torch.ones(4, device="meta"))
 
 
+def _in_capture(call: Call) -> Call:
+    """The call, made as during the capture of a CUDA graph."""
+
+    def run(communicator: Any) -> object:
+        with mock.patch("collx._bootstrap.symmetric._capturing", return_value=True):
+            return call(communicator)
+
+    return run
+
+
 # What a rank refuses: the wrong call, the right one of the others, the class, and words of it.
 REFUSED: dict[str, tuple[Call, Call, str, tuple[str, ...]]] = {
     "device": (_empty_elsewhere, lambda c: c.empty(8), "ValueError", ("device",)),
@@ -55,6 +65,18 @@ REFUSED: dict[str, tuple[Call, Call, str, tuple[str, ...]]] = {
         lambda c: c.register(_ordinary(c)),
         "TypeError",
         ("int",),
+    ),
+    "empty in a capture": (
+        _in_capture(lambda c: c.empty(8)),
+        lambda c: c.empty(8),
+        "NotImplementedError",
+        ("empty", "CUDA graph", "before the capture"),
+    ),
+    "register in a capture": (
+        _in_capture(lambda c: c.register(_ordinary(c))),
+        lambda c: c.register(_ordinary(c)),
+        "NotImplementedError",
+        ("register", "CUDA graph", "before the capture"),
     ),
     "other device": (_unlike_tensor, lambda c: c.register(_ordinary(c)), "ValueError", ("meta",)),
 }
@@ -104,7 +126,7 @@ def test_a_refusal_on_one_rank_is_raised_on_all_of_them(pool: Pool, what: str) -
 @pytest.mark.worlds(1, 2)
 @pytest.mark.parametrize("what", sorted(REFUSED))
 def test_what_all_ranks_refuse_is_a_wrong_argument(pool: Pool, what: str) -> None:
-    """Each raises its own ValueError or TypeError."""
+    """Each raises its own error."""
     some_stand_for_all(pool, what == "device")
     *_, kind, words = REFUSED[what]
     for found, fine, destroyed in pool.run(_refusing, what, list(range(pool.size))):
