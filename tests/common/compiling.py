@@ -63,9 +63,12 @@ def code_of(
     return result, [calls_in(code) for code in codes]
 
 
-def through_pass(graphs: list[Graph]) -> Callable[..., Any]:
-    """A backend that runs the graph that `collx.compile.Pass` leaves, and appends it to `graphs`:
-    quicker than Inductor, whose own passes go before it, and which would make code of it."""
+def through_pass(
+    graphs: list[Graph], made: Callable[..., Any] | None = None, **options: Any
+) -> Callable[..., Any]:
+    """A backend that runs the graph that `collx.compile.Pass`, or `made`, leaves, and appends it to
+    `graphs`: quicker than Inductor, whose own passes go before it, and which would make code of
+    it."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -74,7 +77,7 @@ def through_pass(graphs: list[Graph]) -> Callable[..., Any]:
 
     def passed(module: GraphModule, _: Any) -> Callable[..., Any]:
         module = joint_graph_passes(module)
-        collx.compile.Pass()(module.graph)
+        (made or collx.compile.Pass)(**options)(module.graph)
         module.recompile()
         graphs.append(module.graph)
         return module.forward
@@ -85,10 +88,10 @@ def through_pass(graphs: list[Graph]) -> Callable[..., Any]:
     return backend
 
 
-def called(graphs: list[Graph]) -> list[str]:
-    """The operators of collx that graphs call, in order."""
+def operators_in(graphs: list[Graph]) -> list[str]:
+    """The operators of collx that graphs call, in order, each with its overload if it has one."""
     return [
-        node.target._schema.name.removeprefix("collx::")
+        str(node.target).removeprefix("collx.").removesuffix(".default")
         for graph in graphs
         for node in graph.nodes
         if getattr(node.target, "namespace", "") == "collx"

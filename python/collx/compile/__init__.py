@@ -1,8 +1,8 @@
 """The operators in code that torch.compile makes, and models that are rewritten to use them.
 
     torch.compile(model)                     keeps every operator of collx, in the program's order
-    torch.compile(model, backend="collx")    turns PyTorch's own collectives into them, too, and an
-                                             all-reduce with the norm behind it into one
+    torch.compile(model, backend="collx")    turns PyTorch's own collectives into them, too, and one
+                                             with the norm and quantization behind it into one
     collx.compile.Pass()                     the same as a pass for Inductor
     print(collx.compile.report())            what has been rewritten, and what has not and why
 

@@ -1,14 +1,16 @@
-"""Normalizations in a graph, behind an all-reduce, as models of several libraries spell them.
+"""Normalizations in a graph, behind a reduction, as models of several libraries spell them.
 
 What is looked for, in the graph of ATen operators that AOTAutograd leaves:
 
-    sum     the all-reduce
+    sum     the all-reduce, or the reduce-scatter
     acc     sum, or sum + residual
     wide    acc in float32
-    norm    rsqrt(mean(wide ** 2) + eps)
-    y       torch.nn.RMSNorm     dtype((wide * norm) * weight)
-            LlamaRMSNorm         weight * dtype(wide * norm)
-            Gemma's              dtype((wide * norm) * (1 + float32(weight)))
+    norm    RMS norms      wide * rsqrt(mean(wide ** 2) + eps)
+            layer norms    (wide - mean(wide)) * rsqrt(var(wide) + eps)
+    y       torch.nn.RMSNorm        dtype(norm * weight)
+            LlamaRMSNorm            weight * dtype(norm)
+            Gemma's                 dtype(norm * (1 + float32(weight)))
+            torch.nn.LayerNorm      dtype(norm * weight + bias), or without the bias
 
 The conversions are there where the dtype is not float32. Operands may stand in either order.
 """
@@ -16,17 +18,39 @@ The conversions are there where the dtype is not float32. Operands may stand in 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-__all__ = ["Norm", "fuse", "norm_behind"]
+from collx.compile.matching import (
+    CONVERTS,
+    alike,
+    constant,
+    converted,
+    in_float32,
+    is_last,
+    only_user,
+    other_operand,
+    value,
+)
+
+__all__ = ["Norm", "norm_behind"]
 
 _aten = torch.ops.aten
 _ADDS = (_aten.add.Tensor, _aten.add.Scalar)
-_CONVERTS = (torch.ops.prims.convert_element_type.default, _aten._to_copy.default)
+
+
+class Scaled(NamedTuple):
+    """A tensor whose rows have been normalized, but not weighted."""
+
+    kind: str
+    """"rmsnorm" or "layernorm", as in the names of the operators."""
+    normalized: Node
+    eps: float
+    inner: frozenset[Node]
+    """The parts of it that read what is normalized."""
 
 
 class Weighted(NamedTuple):
@@ -34,15 +58,19 @@ class Weighted(NamedTuple):
 
     result: Node
     weight: Node
+    bias: Node | None
     offset: float
     """What is added to the weight."""
     rounding: str
     """Where that rounds: "parity", or "parity_weight"."""
+    unlike: str
+    """Why no operator rounds there; "" where one does."""
 
 
 class Norm(NamedTuple):
-    """A normalization of an all-reduce's result."""
+    """A normalization of a reduction's result."""
 
+    kind: str
     acc: Node
     """The sum, with the residual added if there is one."""
     residual: Node | None
@@ -56,155 +84,167 @@ def norm_behind(reduced: Node) -> Norm | str:
     acc, residual = reduced, None
     if len(reduced.users) == 1:
         (user,) = reduced.users
-        other = _other_operand(user, reduced, _aten.add.Tensor)
-        if other is not None and _alike(other, reduced):
+        other = other_operand(user, reduced, _aten.add.Tensor)
+        if other is not None and alike(other, reduced):
             acc, residual = user, other
-    dtype = acc.meta["val"].dtype
-    for wide in _as_float32(acc):
+    for wide in in_float32(acc):
         scaled = _scaled(wide)
         if isinstance(scaled, str):
             return scaled
         if scaled is not None:
-            normalized, eps = scaled
-            found = _weighted(normalized, dtype)
+            found = _weighted(scaled, value(acc).dtype)
             if isinstance(found, str):
                 return found
-            if residual is None and not _uses_within(acc, wide, normalized):
+            if residual is None and not _uses_within(acc, wide, scaled):
                 return "the sum has other uses than the norm, and no residual is added to it"
-            return Norm(acc, residual, eps, found)
+            return Norm(scaled.kind, acc, residual, scaled.eps, found)
     return ""
 
 
-def fuse(graph: Graph, reduced: Node, norm: Norm, rounding: str) -> str:
-    """Puts the fused operator in the place of an all-reduce and its norm; or says why it cannot."""
-    _, reduce_op, name = reduced.args[:3]
-    weighted = norm.weighted
-    if reduce_op != "sum":
-        return f"the reduction is {reduce_op}, not sum"
-    if not weighted.weight < norm.acc:
-        return "the weight is computed behind the sum"
-    given = [reduced.args[0], weighted.weight, norm.eps, name, weighted.offset, rounding]
-    op = torch.ops.collx.allreduce_rmsnorm.default
-    if norm.residual is not None:
-        op = torch.ops.collx.allreduce_residual_rmsnorm.default
-        given.insert(1, norm.residual)
-    try:
-        made = op(*torch.fx.map_arg(tuple(given), lambda node: node.meta["val"]))
-    except (ValueError, TypeError, NotImplementedError, RuntimeError) as refusal:
-        return str(refusal).splitlines()[0]
-    with graph.inserting_before(norm.acc):
-        fused = graph.call_function(op, tuple(given))
-        fused.meta["val"] = made
-        results = [fused]
-        if norm.residual is not None:
-            results = [graph.call_function(operator.getitem, (fused, n)) for n in range(2)]
-            for n, node in enumerate(results):
-                node.meta["val"] = made[n]
-    for old, new in zip((weighted.result, norm.acc), results, strict=False):
-        old.replace_all_uses_with(new)
-    graph.eliminate_dead_code()
-    graph.erase_node(reduced)
-    return ""
+def _uses_within(acc: Node, wide: Node, scaled: Scaled) -> bool:
+    """Whether nothing but the norm uses the sum."""
+    return set(wide.users) <= scaled.inner and (acc is wide or set(acc.users) == {wide})
 
 
-def _as_float32(acc: Node) -> Iterator[Node]:
-    if acc.meta["val"].dtype == torch.float32:
-        yield acc
-    for user in acc.users:
-        if _converted(user) is acc and user.meta["val"].dtype == torch.float32:
-            yield user
-
-
-def _scaled(wide: Node) -> tuple[Node, float] | str | None:
-    """wide * rsqrt(mean(wide ** 2) + eps), and eps."""
-    for square in wide.users:
-        if square.target is not _aten.pow.Tensor_Scalar or square.args[1] != 2:
-            continue
-        mean = _only_user(square, _aten.mean.dim)
-        if mean is None:
-            return "the squares have other uses than their mean"
-        last = wide.meta["val"].dim() - 1
-        dims = [d % (last + 1) for d in cast(Sequence[int], mean.args[1])]
-        if dims != [last] or mean.args[2:3] != (True,):
-            return f"the mean is over dimensions {dims}, not the last"
-        added = next((_only_user(mean, add) for add in _ADDS if _only_user(mean, add)), None)
-        if added is None or not isinstance(added.args[1], (int, float)):
-            return "what is added to the mean is no constant"
-        root = _only_user(added, _aten.rsqrt.default)
-        if root is None or len(root.users) != 1:
-            return "the mean with eps has other uses than its rsqrt"
-        (product,) = root.users
-        if _other_operand(product, root, _aten.mul.Tensor) is not wide:
-            return "the rsqrt scales another tensor"
-        return product, float(added.args[1])
+def _scaled(wide: Node) -> Scaled | str | None:
+    kinds: dict[Any, Callable[[Node, Node], Scaled | str | None]] = {
+        _aten.pow.Tensor_Scalar: _by_squares,
+        _aten.var_mean.correction: _by_variance,
+    }
+    for user in wide.users:
+        if user.target in kinds:
+            found = kinds[user.target](wide, user)
+            if found is not None:
+                return found
     return None
 
 
-def _uses_within(acc: Node, wide: Node, normalized: Node) -> bool:
-    """Whether nothing but the norm uses the sum."""
-    inner = {node for node in wide.users if node.target is _aten.pow.Tensor_Scalar} | {normalized}
-    return set(wide.users) <= inner and (acc is wide or set(acc.users) == {wide})
+def _by_squares(wide: Node, square: Node) -> Scaled | str | None:
+    """wide * rsqrt(mean(wide ** 2) + eps)."""
+    if square.args[1] != 2:
+        return None
+    mean = only_user(square, _aten.mean.dim)
+    if mean is None:
+        return "the squares have other uses than their mean"
+    if not is_last(mean.args[1], square) or mean.args[2:] != (True,) or mean.kwargs:
+        return f"the mean is over dimensions {mean.args[1]}, not the last"
+    root = _root(mean)
+    if isinstance(root, str):
+        return root
+    (product,) = root.node.users
+    if other_operand(product, root.node, _aten.mul.Tensor) is not wide:
+        return "the rsqrt scales another tensor"
+    return Scaled("rmsnorm", product, root.eps, frozenset((square, product)))
 
 
-def _weighted(normalized: Node, dtype: torch.dtype) -> Weighted | str:
+def _by_variance(wide: Node, moments: Node) -> Scaled | str:
+    """(wide - mean(wide)) * rsqrt(var(wide) + eps)."""
+    options = dict(zip(("dim", "correction", "keepdim"), moments.args[1:], strict=False))
+    options.update(moments.kwargs)
+    if options.get("dim") is None or not is_last(options["dim"], wide):
+        return f"the variance is over dimensions {options.get('dim')}, not the last"
+    if options.get("correction") != 0 or options.get("keepdim") is not True:
+        return "the variance is not that of the row itself: it is corrected for a sample"
+    parts = {user.args[1]: user for user in moments.users if user.target is operator.getitem}
+    if len(parts) != 2 or len(moments.users) != 2:
+        return "of variance and mean one is not used, or used otherwise"
+    centered = only_user(parts[1], _aten.sub.Tensor)
+    if centered is None or centered.args != (wide, parts[1]) or centered.kwargs:
+        return "the mean has other uses than to be subtracted"
+    root = _root(parts[0])
+    if isinstance(root, str):
+        return root
+    (product,) = root.node.users
+    only = len(centered.users) == 1
+    if other_operand(product, root.node, _aten.mul.Tensor) is not centered or not only:
+        return "the rsqrt scales another tensor, or the centered one is used elsewhere"
+    return Scaled("layernorm", product, root.eps, frozenset((moments, centered)))
+
+
+class _Root(NamedTuple):
+    node: Node
+    eps: float
+
+
+def _root(mean: Node) -> _Root | str:
+    """rsqrt(mean + eps), with one user."""
+    added = only_user(mean, *_ADDS)
+    eps = None if added is None else constant(added, *_ADDS)
+    if added is None or eps is None:
+        return "the mean of the squares has other uses, or no constant is added to it"
+    root = only_user(added, _aten.rsqrt.default)
+    if root is None or len(root.users) != 1:
+        return "the mean with eps has other uses than its rsqrt"
+    return _Root(root, eps)
+
+
+def _weighted(scaled: Scaled, dtype: torch.dtype) -> Weighted | str:
+    normalized, narrow = scaled.normalized, dtype != torch.float32
+    cols = value(normalized).shape[-1]
     if len(normalized.users) != 1:
         return "the normalized tensor is used before it is weighted"
     (user,) = normalized.users
     # Without a dtype to round to, the order of the products is what there is to keep.
-    rounding = "parity_weight" if dtype == torch.float32 else "parity"
-    if _converted(user) is normalized and dtype != torch.float32:
-        if len(user.users) != 1 or user.meta["val"].dtype != dtype:
+    rounding = "parity" if narrow or scaled.kind == "layernorm" else "parity_weight"
+    if narrow and converted(user) is normalized:
+        if len(user.users) != 1 or value(user).dtype != dtype:
             return "the normalized tensor is rounded otherwise, or used before it is weighted"
         rounding, normalized = "parity_weight", user
         (user,) = user.users
-    given = _other_operand(user, normalized, _aten.mul.Tensor)
+    given = other_operand(user, normalized, _aten.mul.Tensor)
     if given is None:
         return "the normalized tensor is not weighted"
-    weight, offset = _weight(given)
-    value = weight.meta["val"]
-    if value.dim() != 1 or value.shape[0] != normalized.meta["val"].shape[-1]:
-        return "the weight is no vector of the last dimension"
-    if value.dtype not in (dtype, torch.float32):
-        return f"the weight is {value.dtype}, the tensor {dtype}"
-    result = user
-    if dtype != torch.float32 and user.meta["val"].dtype != dtype:
-        converted = _only_user(user, *_CONVERTS)
-        if converted is None or converted.meta["val"].dtype != dtype:
-            return "the weighted tensor is not rounded to the dtype of the sum"
-        result = converted
-    return Weighted(result, weight, offset, rounding)
+    weight, offset, unlike = _gain(given, dtype, rounding)
+    reason = _no_vector("weight", weight, cols, dtype)
+    if reason:
+        return reason
+    result, bias = user, None
+    if scaled.kind == "layernorm":
+        if offset != 0:
+            return "a constant is added to the weight of a layer norm"
+        added = only_user(user, _aten.add.Tensor)
+        other = None if added is None else other_operand(added, user, _aten.add.Tensor)
+        if added is not None and other is not None:
+            vector = _stored(other)
+            if not _no_vector("bias", vector, cols, dtype):
+                result, bias = added, vector
+    if narrow and value(result).dtype != dtype:
+        rounded = only_user(result, *CONVERTS)
+        # Inductor makes one conversion of two. Of a rounding whose result is widened again, one
+        # from float32 to float32 is left.
+        if rounded is None or value(rounded).dtype not in (dtype, torch.float32):
+            return "the weighted tensor is not rounded to the dtype of the sum, or no vector added"
+        result = rounded
+    return Weighted(result, weight, bias, offset, rounding, unlike)
 
 
-def _weight(given: Node) -> tuple[Node, float]:
-    """The weight, and the constant that is added to it."""
-    offset = 0.0
-    if given.target in _ADDS and isinstance(given.args[1], (int, float)):
-        offset, given = float(given.args[1]), cast(Node, given.args[0])
-    before = _converted(given)
-    if before is not None and given.meta["val"].dtype == torch.float32:
-        given = before
-    return given, offset
+def _gain(given: Node, dtype: torch.dtype, rounding: str) -> tuple[Node, float, str]:
+    """The weight, the constant that is added to it, and why no operator rounds like that."""
+    offset, unlike = 0.0, ""
+    narrow = dtype != torch.float32
+    if narrow and rounding == "parity_weight" and value(given).dtype != dtype:
+        unlike = f"the rounded tensor is multiplied by a weight in {value(given).dtype}"
+    number = constant(given, *_ADDS)
+    if number is not None:
+        if narrow and rounding == "parity" and value(given).dtype == dtype:
+            unlike = "weight and offset are added in the dtype of the sum"
+        if float(torch.tensor(number, dtype=dtype)) != number:
+            unlike = f"{number}, which is added to the weight, is no value of {dtype}"
+        offset, given = number, cast(Node, given.args[0])
+    return _stored(given), offset, unlike
 
 
-def _converted(node: Node) -> Node | None:
-    """What a conversion converts."""
-    return cast(Node, node.args[0]) if node.target in _CONVERTS else None
+def _stored(given: Node) -> Node:
+    """A vector as it is before it is widened."""
+    before = converted(given)
+    return before if before is not None and value(given).dtype == torch.float32 else given
 
 
-def _only_user(node: Node, *targets: Any) -> Node | None:
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].target in targets else None
-
-
-def _other_operand(node: Node, known: Node, target: Any) -> Node | None:
-    """The operand beside `known` of an addition or a product of two tensors."""
-    if node.target is not target or node.kwargs or len(node.args) != 2:
-        return None
-    a, b = node.args
-    other = b if a is known else a if b is known else None
-    return other if isinstance(other, Node) else None
-
-
-def _alike(a: Node, b: Node) -> bool:
-    x, y = a.meta["val"], b.meta["val"]
-    return bool(x.shape == y.shape and x.dtype == y.dtype)
+def _no_vector(what: str, given: Node, cols: Any, dtype: torch.dtype) -> str:
+    """Why a tensor is no weight or bias of the operators."""
+    tensor = value(given)
+    if tensor.dim() != 1 or tensor.shape[0] != cols:
+        return f"the {what} is no vector of the last dimension"
+    if tensor.dtype not in (dtype, torch.float32):
+        return f"the {what} is {tensor.dtype}, the tensor {dtype}"
+    return ""

@@ -13,7 +13,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.fx import Graph, GraphModule, Node
 
 from collx.communicator import live
-from collx.compile import functional, norms
+from collx.compile import functional
+from collx.compile.fusing import REDUCTIONS, fuse, operator_for
+from collx.compile.norms import Norm, norm_behind
+from collx.compile.quantization import Quantized, quantized_behind
 
 __all__ = ["Pass", "Report", "backend", "report"]
 
@@ -27,7 +30,7 @@ class Report:
     Attributes:
         graphs: how many there were; a model that is trained has two, for each set of shapes.
         collectives: those that became operators of collx, by the name of what they were.
-        norms: all-reduces that became one operator with the norm behind them, by that operator and
+        norms: reductions that became one operator with the norm behind them, by that operator and
             its rounding.
         left: what stayed as it was, and why: text to how often.
     """
@@ -57,13 +60,15 @@ def report() -> Report:
 class Pass(CustomGraphPass):
     """A pass for torch._inductor.config.post_grad_custom_pre_pass: functional collectives of
     PyTorch become operators of collx, for the groups that have a communicator when the graph is
-    compiled; then an all-reduce and the norm behind it become one operator.
+    compiled; then an all-reduce or a reduce-scatter becomes one operator with the norm behind it,
+    and with the quantization of that.
 
     Args:
         norms: whether they do. The residual that is added and the weight are then taken to be the
             same on all ranks, as they are in tensor-parallel models.
         rounding: where the fused operators round: "model", as the model did that they replace, or
-            "fp32", once, at the end.
+            "fp32", once, at the end; quantization may then round once more or less than the
+            model's.
     """
 
     def __init__(self, *, norms: bool = True, rounding: str = "model") -> None:
@@ -85,22 +90,39 @@ class Pass(CustomGraphPass):
                 _count(_report.left, f"{what}: {node}")
                 continue
             _count(_report.collectives, what)
-            if self._norms and node.target is torch.ops.collx.allreduce.default:
+            if self._norms and node.target in REDUCTIONS:
                 self._fuse(graph, node)
         graph.lint()
 
     def _fuse(self, graph: Graph, node: Node) -> None:
-        norm = norms.norm_behind(node)
+        norm = norm_behind(node)
         if isinstance(norm, str):
-            why = norm
-        else:
-            rounding = norm.weighted.rounding if self._rounding == "model" else self._rounding
-            op = "allreduce_rmsnorm" if norm.residual is None else "allreduce_residual_rmsnorm"
-            why = norms.fuse(graph, node, norm, rounding)
+            _left("norm", norm)
+            return
+        quantized = quantized_behind(norm.weighted.result)
+        if isinstance(quantized, str):
+            _left("quantization", quantized)
+            quantized = None
+        if quantized is not None:
+            unlike = norm.weighted.unlike or quantized.unlike
+            why = self._put(graph, node, norm, quantized, unlike)
             if not why:
-                _count(_report.norms, f"{op}, {rounding}")
-        if why:
-            _count(_report.left, f"norm: {why}")
+                return
+            _left("quantization", why)
+        _left("norm", self._put(graph, node, norm, None, norm.weighted.unlike))
+
+    def _put(
+        self, graph: Graph, node: Node, norm: Norm, quantized: Quantized | None, unlike: str
+    ) -> str:
+        as_model = self._rounding == "model"
+        if unlike and as_model:
+            return f"{unlike}, which no operator does (rounding fp32 would take it)"
+        rounding = norm.weighted.rounding if as_model else self._rounding
+        op = operator_for(node, norm, quantized)
+        why = fuse(graph, node, norm, quantized, rounding)
+        if not why:
+            _count(_report.norms, f"{op}, {rounding}")
+        return why
 
     def uuid(self) -> bytes:
         """Of all that the result depends on, the communicators included, which no graph holds."""
@@ -140,6 +162,11 @@ def backend(
     }
     compiled: Any = compile_fx(model, inputs, config_patches=patches)
     return compiled  # type: ignore[no-any-return]
+
+
+def _left(what: str, why: str) -> None:
+    if why:
+        _count(_report.left, f"{what}: {why}")
 
 
 def _count(counts: dict[str, int], what: str) -> None:

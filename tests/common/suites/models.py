@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import Graph
 
-from ..compiling import called, through_pass
+from ..compiling import operators_in, through_pass
 from ..pool import Pool
 from ..rank import Rank
 from .patched import seen, world_mesh
@@ -72,7 +72,7 @@ def _transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: str) -> dic
     scale = own.abs().max()
     return {
         "ops": ops,
-        "rewritten": called(graphs),
+        "rewritten": operators_in(graphs),
         "patched": ((patched - own).abs().max() / scale).item(),
         "compiled": ((rewritten - patched).abs().max() / scale).item(),
         "tokens": [one.argmax(-1).tolist() for one in (own, patched, rewritten)],
@@ -196,7 +196,7 @@ def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
     torch._dynamo.reset()
     return {
         "ops": ops,
-        "rewritten": called(graphs),
+        "rewritten": operators_in(graphs),
         "far": [*_far(patched, whole), *_far(rewritten, whole)],
     }
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 from ..check import differences
-from ..compiling import code_of, inductor, require_compiler, through_pass
+from ..compiling import code_of, inductor, operators_in, require_compiler, through_pass
 from ..pool import Pool
 from ..rank import Rank
 
@@ -176,12 +176,7 @@ def _near_misses(rank: Rank) -> dict[str, list[str]]:
 
             torch._dynamo.reset()
             torch.compile(model, fullgraph=True, backend=through_pass(graphs))(x)
-            found[what] = [
-                node.target._schema.name.removeprefix("collx::")
-                for graph in graphs
-                for node in graph.nodes
-                if getattr(node.target, "namespace", "") == "collx"
-            ]
+            found[what] = operators_in(graphs)
     return found
 
 

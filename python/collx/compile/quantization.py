@@ -1,0 +1,210 @@
+"""Quantization in a graph, behind a normalization: y becomes q and, unless it is given, a scale.
+
+    largest  amax(abs(y)) over a row, in y's dtype or float32
+    scale    largest / limit, or max(largest, 1e-10) / limit; or a given tensor of one element
+    q        convert(clamp(float32(y) * (1 / scale)))      so do operators under scales of rows
+             convert(clamp(float32(y) / scale))            so do they under a given scale
+
+limit is the largest value of q's dtype. int8 is rounded before or behind the clamp. Where a model
+divides and the operators multiply, or the other way round, one of them rounds once more.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.fx import Node
+
+from collx.compile.matching import (
+    CONVERTS,
+    constant,
+    converted,
+    in_float32,
+    is_last,
+    only_user,
+    other_operand,
+    value,
+)
+
+__all__ = ["Quantized", "quantized_behind"]
+
+_aten = torch.ops.aten
+_NAMES = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
+_LARGEST = (_aten.amax.default, _aten.max.dim)
+_SAME_VALUES = (operator.getitem, _aten.unsqueeze.default)
+_LEAST_OF_GROUP = 1e-10  # the operators', of groups
+_LONGEST_PATH = 8  # from the magnitudes to the scale
+
+
+class Quantized(NamedTuple):
+    """A quantization of a normalized tensor."""
+
+    q: Node
+    kind: str
+    """"fp8" or "int8", as in the names of the operators."""
+    scale: Node | None
+    """The scale that is computed, [..., 1]; None where one is given."""
+    options: dict[str, Any]
+    """Of the operator; a node among them is a tensor that it takes."""
+    keeps_norm: bool
+    """Whether the normalized tensor is used elsewhere, too."""
+    unlike: str
+    """Why no operator rounds like that; "" where one does."""
+
+
+class _Rows(NamedTuple):
+    """Scales of rows."""
+
+    scale: Node
+    options: dict[str, Any]
+    below: list[Node]
+    """What it is made of, from y or y in float32 on."""
+
+
+def quantized_behind(y: Node) -> Quantized | str | None:
+    """The quantization of a normalized tensor; or why there is none that an operator has, None
+    where nothing is like one."""
+    for wide in {y: None, **dict.fromkeys(in_float32(y))}:
+        for product in wide.users:
+            factor = other_operand(product, wide, _aten.mul.Tensor)
+            if product.target is _aten.div.Tensor and product.args[0] is wide:
+                factor = other_operand(product, wide, _aten.div.Tensor)
+            steps = _steps_to_q(product) if factor is not None else []
+            if factor is not None and steps:
+                return _quantized(y, wide, factor, [product, *steps])
+    return None
+
+
+def _steps_to_q(product: Node) -> list[Node]:
+    """What is between a product and a conversion to a type of one byte, which is the last; none
+    where there is none."""
+    between = (_aten.round.default, _aten.clamp_min.default, _aten.clamp_max.default)
+    steps, node = [], product
+    while (step := only_user(node, *between, _aten.clamp.default, *CONVERTS)) is not None:
+        steps.append(step)
+        if value(step).dtype.itemsize == 1:
+            return steps
+        node = step
+    return []
+
+
+def _quantized(y: Node, wide: Node, factor: Node, chain: list[Node]) -> Quantized | str:
+    product, *between, q = chain
+    dtype = value(q).dtype
+    if dtype not in _NAMES:
+        return f"it is quantized to {dtype}"
+    if value(product).dtype != torch.float32:
+        return f"it is scaled in {value(product).dtype}, not in float32"
+    if value(q).shape != value(y).shape:
+        return "the scale makes another shape of it"
+    divides = product.target is _aten.div.Tensor
+    scale = factor if divides else _inverted(factor)
+    if scale is None:
+        return "it is multiplied by what is no inverse of a scale"
+    limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    rows = _rows(scale, y, limit)
+    if isinstance(rows, str):
+        return rows
+    reason = _no_conversion(between, limit, dtype, rows is not None)
+    if reason:
+        return reason
+    kind = "int8" if dtype == torch.int8 else "fp8"
+    options: dict[str, Any] = {} if kind == "int8" else {"fp8_dtype": _NAMES[dtype]}
+    inner, unlike = {y, wide, *chain}, ""
+    if rows is not None:
+        options |= rows.options
+        inner |= {*rows.below, rows.scale}
+        if divides:
+            unlike = "it is divided by the scales of its rows, not multiplied by their inverse"
+    elif value(scale).numel() == 1 and value(scale).dtype == torch.float32:
+        options |= {"scale_mode": "tensor", "scale": scale}
+        if not divides:
+            unlike = "it is multiplied by the inverse of a given scale, not divided by the scale"
+    else:
+        shape = tuple(value(scale).shape)
+        return f"the scale is no row's and not one of float32: {value(scale).dtype} {shape}"
+    made = {q} if rows is None else {q, rows.scale}
+    keeps_norm = any(user not in inner for node in inner - made for user in node.users)
+    return Quantized(q, kind, rows.scale if rows else None, options, keeps_norm, unlike)
+
+
+def _no_conversion(between: list[Node], limit: float, dtype: torch.dtype, rows: bool) -> str:
+    """Why what is between the product and q is not the operators' clamp and rounding."""
+    lows, highs, rounds = [], [], False
+    for node in between:
+        if node.target is _aten.clamp.default:
+            low, high = (*node.args[1:], None, None)[:2]
+            lows.append(low)
+            highs.append(high)
+        elif node.target is _aten.clamp_min.default:
+            lows.append(node.args[1])
+        elif node.target is _aten.clamp_max.default:
+            highs.append(node.args[1])
+        elif node.target in CONVERTS:
+            return f"what is scaled is converted to {value(node).dtype} first"
+        else:
+            rounds = True
+    # No row reaches -128 under its own scale.
+    lowest = [-128.0] if rows and dtype == torch.int8 and lows == [-128] else [-limit]
+    if lows != lowest or highs != [limit]:
+        return f"it is clamped to {lows} and {highs}, not to {-limit:g} and {limit:g}"
+    if rounds != (dtype == torch.int8):
+        return "it is cut off, not rounded" if dtype == torch.int8 else "it is rounded to integers"
+    return ""
+
+
+def _inverted(factor: Node) -> Node | None:
+    """The scale that a factor is the inverse of."""
+    if constant(factor, _aten.mul.Tensor) == 1:  # of 1 / scale
+        factor = cast(Node, factor.args[0])
+    return cast(Node, factor.args[0]) if factor.target is _aten.reciprocal.default else None
+
+
+def _rows(scale: Node, y: Node, limit: float) -> _Rows | str | None:
+    """How a scale is made of the largest magnitudes of y's rows, or why no operator makes it so;
+    None where it is not made of y's magnitudes at all."""
+    path = _path_from_magnitudes(scale, y)
+    if not path:
+        return None
+    magnitudes, largest, *above = path
+    over = largest.args[1] if len(largest.args) > 1 else None
+    shape = (*value(y).shape[:-1], 1)
+    if largest.target not in _LARGEST or not is_last(over, y) or value(scale).shape != shape:
+        return "the scales are not those of rows"
+    options: dict[str, Any] = {"scale_mode": "row"}
+    below, quotient = [cast(Node, magnitudes.args[0]), magnitudes, largest], None
+    for node in above:
+        least = constant(node, _aten.clamp_min.default)
+        if least is not None:
+            what = "largest magnitude" if quotient is None else "scale"
+            of_group = what == "largest magnitude" and value(node).dtype == torch.float32
+            if not of_group or least != _LEAST_OF_GROUP:
+                return f"the least {what} is {least} in {value(node).dtype}"
+            options = {"scale_mode": "group", "quant_group_size": value(y).shape[-1]}
+        elif constant(node, _aten.div.Tensor) == limit and quotient is None:
+            quotient = node
+        elif converted(node) is None and node.target not in _SAME_VALUES:
+            return f"the scales are not largest magnitudes divided by {limit:g}: {node.target}"
+        if quotient is None:
+            below.append(node)
+    if quotient is None:
+        return f"the scales are not largest magnitudes divided by {limit:g}"
+    if value(quotient).dtype != torch.float32:
+        if value(quotient).dtype != value(y).dtype:
+            return f"the scales are rounded to {value(quotient).dtype}"
+        options["scale_dtype"] = "input"
+    return _Rows(quotient, options, below)
+
+
+def _path_from_magnitudes(scale: Node, y: Node) -> list[Node]:
+    """The nodes from abs(y) to a scale; none where it is made of anything else, too."""
+    path = [scale]
+    while path[0].target is not _aten.abs.default:
+        inputs = path[0].all_input_nodes
+        if len(inputs) != 1 or len(path) > _LONGEST_PATH:
+            return []
+        path.insert(0, inputs[0])
+    of = cast(Node, path[0].args[0])
+    return path if of is y or converted(of) is y else []
