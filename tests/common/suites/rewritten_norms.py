@@ -364,6 +364,11 @@ def _rms(y: Tensor, w: Tensor) -> Tensor:
     return nn.functional.rms_norm(y, (COLS,), w, EPS)
 
 
+def _unweighted(y: Tensor) -> Tensor:
+    wide = y.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+
+
 def _with_scale(y: Tensor, scale: Tensor, dtype: torch.dtype = E4M3, limit: float = 448) -> Results:
     return (y.float() * scale.reciprocal()).clamp(-limit, limit).to(dtype), scale
 
@@ -404,9 +409,9 @@ NEARLY = {
         lambda y, r, w, s: _rms(y.float(), 0.1 + w.float()).bfloat16(), NO_NORM, "is no value of"
     ),
     "a wide weight of what is rounded": Nearly(
-        lambda y, r, w, s: (_rms(y.float(), torch.ones_like(w)).bfloat16() * w.float()).bfloat16(),
+        lambda y, r, w, s: (_unweighted(y).bfloat16() * w.float()).bfloat16(),
         NO_NORM,
-        "",
+        "multiplied by a weight in torch.float32",
     ),
     # Scales of rows.
     "scales of columns": Nearly(
