@@ -201,15 +201,16 @@ def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
     }
 
 
-PAIR = ["allgather", "reducescatter"]
-
-
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize(
     ("sequence", "ops", "rewritten"),
     [
         (False, ["allreduce"] * 2, [FUSED] * 2),
-        (True, [*PAIR, *PAIR, "allgather"], [*PAIR, *PAIR]),
+        (
+            True,
+            [*["allgather", "reducescatter"] * 2, "allgather"],
+            ["allgather", "reducescatter_residual_rmsnorm"] * 2,
+        ),
     ],
     ids=["tensor", "sequence"],
 )

@@ -190,7 +190,10 @@ class QuantizedCase(NamedTuple):
 
 
 QUANTIZED_CASES = [
-    QuantizedCase(*values) for values in product(QUANTIZED, DTYPES, SHAPES, ("", "left"))
+    QuantizedCase(how, dtype, shape, residual)
+    for how, (dtype, shape), residual in product(
+        QUANTIZED, zip(DTYPES, SHAPES, strict=True), ("", "left")
+    )
 ]
 
 
