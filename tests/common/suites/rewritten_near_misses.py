@@ -1,0 +1,215 @@
+"""What is nearly a norm or a quantization that an operator does: it stays, and is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+
+from ..pool import Pool
+from ..rank import Rank
+from ..rewriting import (
+    COLS,
+    E4M3,
+    EPS,
+    INT8,
+    WEIGHT,
+    Results,
+    by_row,
+    group_of,
+    passed,
+    stored,
+    tensor_of,
+)
+
+
+class Nearly(NamedTuple):
+    """What is nearly rewritten; the operators that it becomes, and what the report says."""
+
+    model: Callable[..., Any]
+    """Of the sum, a tensor of its shape and dtype, a weight and a scale."""
+    operators: list[str]
+    why: str
+    scatters: bool = False
+
+
+def _layer(y: Tensor, w: Tensor, dim: int = -1, correction: int = 0) -> tuple[Tensor, Tensor]:
+    wide = y.float()
+    variance, mean = torch.var_mean(wide, dim, correction=correction, keepdim=True)
+    return ((wide - mean) * torch.rsqrt(variance + EPS) * w).to(y.dtype), mean
+
+
+def _rms(y: Tensor, w: Tensor) -> Tensor:
+    return nn.functional.rms_norm(y, (COLS,), w, EPS)
+
+
+def _unweighted(y: Tensor) -> Tensor:
+    wide = y.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+
+
+def _with_scale(y: Tensor, scale: Tensor, dtype: torch.dtype = E4M3, limit: float = 448) -> Results:
+    return (y.float() * scale.reciprocal()).clamp(-limit, limit).to(dtype), scale
+
+
+def _largest(y: Tensor, dim: int = -1) -> Tensor:
+    return y.abs().amax(dim, keepdim=True).float()
+
+
+NO_NORM, NORM, RESIDUAL = ["allreduce"], ["allreduce_rmsnorm"], ["allreduce_residual_rmsnorm"]
+NEARLY = {
+    # Layer norms.
+    "variance of a sample": Nearly(
+        lambda y, r, w, s: _layer(y + r, w, correction=1)[0], NO_NORM, "corrected for a sample"
+    ),
+    "layer norm of columns": Nearly(
+        lambda y, r, w, s: _layer(y + r, w, 0)[0], NO_NORM, "variance is over dimensions [0]"
+    ),
+    "the mean is used": Nearly(
+        lambda y, r, w, s: _layer(y + r, w), NO_NORM, "the mean has other uses"
+    ),
+    "a matrix of biases": Nearly(
+        lambda y, r, w, s: (_layer((y + r).float(), w)[0] + r.float()).to(r.dtype),
+        NO_NORM,
+        "is not rounded to the dtype of the sum, or no vector added",
+    ),
+    "the sum is used": Nearly(lambda y, r, w, s: (_layer(y, w)[0], 2 * y), NO_NORM, "other uses"),
+    "a weight made of the sum": Nearly(
+        lambda y, r, w, s: _layer(n := y + r, w * n[0])[0], NO_NORM, "computed behind the sum"
+    ),
+    "an offset": Nearly(
+        lambda y, r, w, s: _layer(y + r, 1 + w)[0], NO_NORM, "added to the weight of a layer norm"
+    ),
+    # RMS norms.
+    "a rounded offset": Nearly(
+        lambda y, r, w, s: _rms(y, 1 + w), NO_NORM, "weight and offset are added in the dtype"
+    ),
+    "another offset": Nearly(
+        lambda y, r, w, s: _rms(y.float(), 0.1 + w.float()).bfloat16(), NO_NORM, "is no value of"
+    ),
+    "a wide weight of what is rounded": Nearly(
+        lambda y, r, w, s: (_unweighted(y).bfloat16() * w.float()).bfloat16(),
+        NO_NORM,
+        "multiplied by a weight in torch.float32",
+    ),
+    # Scales of rows.
+    "scales of columns": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y + r, w), _largest(n, 0) / 448),
+        RESIDUAL,
+        "the scales are not those of rows",
+    ),
+    "one scale of all": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y + r, w), n.abs().amax().float() / 448),
+        RESIDUAL,
+        "the scales are not those of rows",
+    ),
+    "another least magnitude": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n).clamp(min=1e-12) / 448),
+        NORM,
+        "the least largest magnitude is 1e-12",
+    ),
+    "a least scale": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), (_largest(n) / 448).clamp(min=1e-10)),
+        NORM,
+        "the least scale is 1e-10",
+    ),
+    "another limit": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n) / 240, limit=240),
+        NORM,
+        "not largest magnitudes divided by 448",
+    ),
+    "another clamp": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n) / 448, limit=240),
+        NORM,
+        "it is clamped to",
+    ),
+    "another float8": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n) / 240, torch.float8_e4m3fnuz),
+        NORM,
+        "it is quantized to torch.float8_e4m3fnuz",
+    ),
+    "int8 that is cut off": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n) / 127, INT8, 127),
+        NORM,
+        "it is cut off, not rounded",
+    ),
+    "multiplied by the scale": Nearly(
+        lambda y, r, w, s: (_rms(y, w).float() * s).clamp(-448, 448).to(E4M3),
+        NORM,
+        "no inverse of a scale",
+    ),
+    # Given scales.
+    "scales of all columns": Nearly(
+        lambda y, r, w, s: stored(_rms(y, w).float() / w.float(), E4M3), NORM, "is no row's"
+    ),
+    "a given scale of another dtype": Nearly(
+        lambda y, r, w, s: stored(_rms(y, w) / s.bfloat16(), E4M3),
+        NORM,
+        "it is scaled in torch.bfloat16",
+    ),
+    "a scale made of the sum": Nearly(
+        lambda y, r, w, s: stored(_rms(n := y + r, w).float() / n[:1, :1].float(), E4M3),
+        RESIDUAL,
+        "the scale is computed behind the sum",
+    ),
+    "int8 down to -128": Nearly(
+        lambda y, r, w, s: torch.round(_rms(y, w).float() / s).clamp(-128, 127).to(INT8),
+        NORM,
+        "it is clamped to",
+    ),
+    # Behind a reduce-scatter.
+    "scattered, no residual": Nearly(
+        lambda y, r, w, s: _rms(y, w),
+        ["reducescatter"],
+        "there is no reducescatter_rmsnorm",
+        True,
+    ),
+    "scattered, layer norm": Nearly(
+        lambda y, r, w, s: _layer(y + r, w)[0],
+        ["reducescatter"],
+        "there is no reducescatter_residual_layernorm",
+        True,
+    ),
+    "scattered, int8": Nearly(
+        lambda y, r, w, s: by_row(_rms(y + r, w), INT8),
+        ["reducescatter_residual_rmsnorm"],
+        "there is no reducescatter_residual_rmsnorm_int8",
+        True,
+    ),
+    "scattered, another residual": Nearly(
+        lambda y, r, w, s: _rms(y + r[0], w), ["reducescatter"], "", True
+    ),
+}
+
+
+def _near_misses(rank: Rank) -> list[str]:
+    group, communicator = group_of(rank)
+    wrong = []
+    weight = WEIGHT.bfloat16().to(rank.device)
+    scale = torch.tensor([0.0123], device=rank.device)
+    with communicator, torch.no_grad():
+        for what, nearly in NEARLY.items():
+            rows = 4 * rank.size if nearly.scatters else 4
+            x = tensor_of(rank, (rows, COLS), torch.bfloat16, True)
+            residual = tensor_of(rank, (4, COLS), torch.bfloat16, False)
+
+            def model(x: Tensor, residual: Tensor) -> Any:
+                if nearly.scatters:  # noqa: B023
+                    y = functional.reduce_scatter_tensor(x, "sum", 0, group)
+                else:
+                    y = functional.all_reduce(x, "sum", group)
+                return nearly.model(y, residual, weight, scale)  # noqa: B023
+
+            _, kept, left = passed(model, x, residual)
+            if kept != nearly.operators or nearly.why not in "".join(left):
+                wrong.append(f"{what}: {kept}, {left}")
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_what_is_nearly_rewritten_stays_and_is_told(pool: Pool) -> None:
+    assert pool.run(_near_misses, deadline=300.0) == [[], []]
