@@ -190,11 +190,9 @@ def _all_kinds(rank: Rank) -> tuple[list[str], list[list[str]], int]:
     import collx
 
     group, communicator = _group(rank)
-    counts, gathering = (
-        collx.compile.report().collectives,
-        "_c10d_functional.all_gather_into_tensor",
-    )
-    before = counts.get(f"{gathering}.default", 0)
+    gathering = "_c10d_functional.all_gather_into_tensor.default"
+    counts = collx.compile.report().collectives
+    before = counts.get(gathering, 0)
     size = rank.size
     x = torch.arange(12.0 * size, device=rank.device).view(2 * size, 6) + rank.rank
 
