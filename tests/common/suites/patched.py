@@ -236,6 +236,7 @@ class Mlp(nn.Module):
 
 
 def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
+    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -264,7 +265,10 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
             return str(error)
         return ""
 
-    without = refused(model)
+    alone = nn.Module()
+    unknown = DeviceMesh.from_group(rank.fresh_group(), rank.device.type)
+    alone.weight = nn.Parameter(DTensor.from_local(x, unknown, run_check=False))
+    without = refused(alone)
     with rank.new_communicator("patched", dist.group.WORLD):
         wanted = trained()
         with collx.patch(model):
