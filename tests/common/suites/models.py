@@ -79,6 +79,11 @@ def _transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: str) -> dic
     }
 
 
+def _sums(ops: list[str]) -> list[str]:
+    """Without gathers; in place or not, as versions of transformers differ."""
+    return [op.rstrip("_") for op in ops if op != "allgather"]
+
+
 @pytest.mark.skipif(
     find_spec("transformers") is None or find_spec("accelerate") is None,
     reason="transformers or accelerate is not installed",
@@ -97,9 +102,9 @@ def test_models_of_transformers_run_without_a_change(
     with TemporaryDirectory() as folder:
         results = pool.run(_transformers, kind, dtype, folder, deadline=300.0)
     for found in results:
-        # The embedding's sum, and two a layer; the logits are gathered.
-        assert found["ops"] == ["allreduce", *["allreduce_"] * 4, "allgather"]
-        assert found["rewritten"] == ["allreduce", *[FUSED] * 4, "allgather"]
+        # The embedding's sum, and two a layer; some versions of transformers gather the logits.
+        assert _sums(found["ops"]) == ["allreduce"] * 5
+        assert _sums(found["rewritten"]) == ["allreduce", *[FUSED] * 4]
         assert found["patched"] == 0  # of two ranks' values there is but one sum
         assert found["compiled"] <= (0 if dtype == torch.bfloat16 else 1e-6)
         own, patched, rewritten = found["tokens"]
