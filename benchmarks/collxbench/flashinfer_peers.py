@@ -67,7 +67,7 @@ class FlashInfer(Implementation):
         return Call.of(case, run, x, y)
 
     def call(
-        self, case: Case, x: Tensor, pattern: int, scale: Tensor | None = None, **tensors: Any
+        self, case: Case, x: Tensor, pattern: int, scale: Tensor | None = None, **options: Any
     ) -> Callable[[], object]:
         from flashinfer.comm import trtllm_ar
 
@@ -86,8 +86,7 @@ class FlashInfer(Implementation):
             fp32_acc=True,
             pattern_code=pattern,
             use_oneshot=self.oneshot,
-            **{"allreduce_out": None, **dict.fromkeys(TENSORS), **tensors},
-            rms_eps=EPS,
+            **{"allreduce_out": None, "rms_eps": EPS, **dict.fromkeys(TENSORS), **options},
             scale_factor=scale,
             layout_code=None,
             metadata=metadata,
@@ -200,21 +199,20 @@ class VllmRegistered(Implementation):
         return unfit_sum(case) if case.world in VLLM_WORLDS else "2, 4, 6 or 8 ranks only"
 
     def prepare(self, case: Case) -> Call:
+        x, y = case.empty(case.numel), case.empty(case.numel)
+        run = partial(self.reduce, case, x, y)
+        return Call.of(case, run, x, y, captured=partial(self.exchange, case))
+
+    def reduce(self, case: Case, x: Tensor, y: Tensor) -> None:
         from flashinfer.comm import vllm_ar
 
-        handle = self._opened(case)
-        x, y = case.empty(case.numel), case.empty(case.numel)
+        handle, room = self._opened(case), case.job.max_bytes
         buffer = self._shared[-1][case.job.ranks.rank]
+        if not self.copies and torch.cuda.is_current_stream_capturing():
+            buffer = room = 0
+        vllm_ar.all_reduce(handle, x, y, buffer, room, VLLM_BLOCKS)
 
-        def run() -> None:
-            if self.copies or not torch.cuda.is_current_stream_capturing():
-                vllm_ar.all_reduce(handle, x, y, buffer, case.job.max_bytes, VLLM_BLOCKS)
-            else:
-                vllm_ar.all_reduce(handle, x, y, 0, 0, VLLM_BLOCKS)
-
-        return Call.of(case, run, x, y, captured=partial(self._exchange, case))
-
-    def _exchange(self, case: Case) -> None:
+    def exchange(self, case: Case) -> None:
         """What a graph holds, copy buffer or tensors, is made known to all."""
         from flashinfer.comm import vllm_ar
 

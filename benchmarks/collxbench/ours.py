@@ -21,6 +21,27 @@ from collxbench.ops_norm import NormOp
 EITHER_WAY = ("staged", "fallback")  # as fast on ordinary tensors as on symmetric ones
 
 
+class Compiled:
+    """Calls in compiled code. Every tenth makes ten, as a model has many in a graph: entering a
+    graph costs time of its own."""
+
+    IN_A_GRAPH = 10
+
+    def __init__(
+        self, operator: Callable[..., Tensor], x: Tensor, arguments: tuple[Any, ...]
+    ) -> None:
+        def calls(x: Tensor) -> list[Tensor]:
+            return [operator(x, *arguments) for _ in range(self.IN_A_GRAPH)]
+
+        self._calls = partial(torch.compile(calls, fullgraph=True, dynamic=False), x)
+        self._made = 0
+
+    def __call__(self) -> None:
+        if self._made % self.IN_A_GRAPH == 0:
+            self._calls()
+        self._made += 1
+
+
 class Collx(Implementation):
     kind = Kind.OURS
     form = "operator, out"
@@ -90,6 +111,9 @@ class Collx(Implementation):
             "operator, functional": partial(getattr(torch.ops.collx, name).default, x, *arguments),
             "function, out": partial(function, out=y),
             "function, functional": function,
+            "operator, compiled by tens": Compiled(
+                getattr(torch.ops.collx, name).default, x, arguments
+            ),
         }
         if hasattr(collx, f"{name}_"):
             in_place = getattr(torch.ops.collx, f"{name}_").default

@@ -7,12 +7,14 @@ which absorb the skew with which ranks leave it; median of the batches. The slow
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 REPLAYS = 9
 HOST_CALLS = 50  # far fewer than fill a GPU's launch queue
+UNTIMED_STEPS = 3  # of a model, which absorb the skew between the ranks
 BATCH_SECONDS = 0.3  # a CPU batch has fewer calls where they would take longer
 
 
@@ -69,6 +71,32 @@ def time_batches(run: Callable[[], object], calls: int, warmup: int, ranks: Rank
             run()
         us.append((time.perf_counter() - start) / calls * 1e6)
     return summary(us, ranks)
+
+
+class Turn(NamedTuple):
+    step: Callable[[], object]
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+def time_by_turns(
+    turns: Mapping[str, Turn], calls: int, ranks: Ranks, synchronize: Callable[[], object]
+) -> dict[str, float]:
+    """Microseconds of each step, median of the slowest rank. All take their turns in each
+    repetition, so that what the machine does besides meets them alike."""
+    us: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(REPLAYS):
+        for name, (step, around) in turns.items():
+            with around():
+                ranks.barrier()
+                for _ in range(UNTIMED_STEPS):
+                    step()
+                synchronize()
+                start = time.perf_counter()
+                for _ in range(calls):
+                    step()
+                synchronize()
+                us[name].append((time.perf_counter() - start) / calls * 1e6)
+    return {name: summary(found, ranks).us for name, found in us.items()}
 
 
 def time_host(

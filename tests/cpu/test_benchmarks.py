@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -322,12 +323,31 @@ def test_host_times_name_the_form_of_every_call(bench: tuple[str, Path]) -> None
     outs = {
         f"{kind}, {form}" for kind in ("operator", "function") for form in ("out", "functional")
     }
+    compiled = {"operator, compiled by tens"}
     places = {"operator, in place", "function, in place"}
     for op in ("allreduce", "broadcast", "reduce"):
-        assert forms[f"{op}_host_time", "collx"] == outs | places
-    for op in ("allgather", "alltoallv", *NORMS):
+        assert forms[f"{op}_host_time", "collx"] == outs | compiled | places
+    for op in ("allgather", "alltoallv"):
+        assert forms[f"{op}_host_time", "collx"] == outs | compiled
+    for op in NORMS:
         assert forms[f"{op}_host_time", "collx"] == outs
     assert forms["allreduce_host_time", "gloo"] == {"function of torch.distributed"}
+
+
+def test_a_decoding_step_is_timed_beside_its_peers() -> None:
+    """Uncompiled, and with logits that agree."""
+    small = ("--hidden=128", "--layers=1", "--rows=1,3", "--steps=1")
+    printed = torchrun(str(BENCHMARKS / "decode.py"), "--device=cpu", "--mode=eager", *small)
+    for name in ("collx, fused", "collx, unfused", "gloo"):
+        assert len(re.findall(rf"^  {name} +[0-9.]+ us +[0-9.]+x +[0-9.e+-]+$", printed, re.M)) == 2
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_models_of_other_libraries_are_timed_with_and_without_collx() -> None:
+    small = ("--hidden=64", "--rows=1", "--steps=1", "--models", "Llama", "DTensor", "FSDP2")
+    printed = torchrun(str(BENCHMARKS / "models.py"), "--device=cpu", "--no-compile", *small)
+    for way in ("eager", "eager, collx.patch"):
+        assert len(re.findall(rf"^  {way} +[0-9.]+ us +[0-9.]+x$", printed, re.M)) == 3
 
 
 def test_markdown_fills_the_tables_of_a_document(bench: tuple[str, Path], tmp_path: Path) -> None:

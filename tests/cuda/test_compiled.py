@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,12 +30,15 @@ def _program(
     return total, ops.reducescatter(whole, "max", size, name), q, scale
 
 
-def _inference(rank: Rank, mode: str) -> list[str]:
+def _inference(rank: Rank, mode: str, backend: str) -> list[str]:
+    import collx
+
+    chosen: Any = collx.compile.backend if backend == "collx" else backend
     name = rank.communicator().name
     weight = torch.linspace(0.5, 2, HIDDEN, device=rank.device)
     wrong = []
     with inductor():
-        compiled = torch.compile(_program, fullgraph=True, mode=mode)
+        compiled = torch.compile(_program, fullgraph=True, mode=mode, backend=chosen)
         for step in range(STEPS):
             x = torch.randn(4, HIDDEN, device=rank.device).bfloat16() + rank.rank + step
             residual = torch.full_like(x, step)
@@ -47,10 +52,11 @@ def _inference(rank: Rank, mode: str) -> list[str]:
 
 @pytest.mark.worlds(1, 2)
 @pytest.mark.own_gpu
+@pytest.mark.parametrize("backend", ["inductor", "collx"])
 @pytest.mark.parametrize("mode", MODES)
-def test_compiled_modes_give_the_bits_of_eager_code(pool: Pool, mode: str) -> None:
+def test_compiled_modes_give_the_bits_of_eager_code(pool: Pool, mode: str, backend: str) -> None:
     require_compiler()
-    for wrong in pool.run(_inference, mode, deadline=300.0):
+    for wrong in pool.run(_inference, mode, backend, deadline=300.0):
         assert len(wrong) == 4 * STEPS
         assert not any(wrong)
 

@@ -135,17 +135,26 @@ class Pass(CustomGraphPass):
 
 
 def backend(
-    model: GraphModule, inputs: list[torch.Tensor], *, options: dict[str, Any] | None = None
+    model: GraphModule,
+    inputs: list[torch.Tensor],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """torch.compile(model, backend="collx"): Inductor, with `Pass`.
 
     Args:
+        mode: of Inductor, such as "reduce-overhead". torch.compile takes it or `options`.
         options: of Inductor, as torch.compile takes them, and of `Pass`: "collx.norms" and
             "collx.rounding".
+
+    Raises:
+        RuntimeError: Inductor has no such mode.
     """
+    from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
-    given = dict(options or {})
+    given = {**list_mode_options(mode or "default"), **(options or {})}
     own = {
         name.removeprefix("collx."): given.pop(name)
         for name in list(given)

@@ -102,9 +102,10 @@ def test_models_of_transformers_run_without_a_change(
     with TemporaryDirectory() as folder:
         results = pool.run(_transformers, kind, dtype, folder, deadline=300.0)
     for found in results:
-        # The embedding's sum, and two a layer; some versions of transformers gather the logits.
-        assert _sums(found["ops"]) == ["allreduce"] * 5
-        assert _sums(found["rewritten"]) == ["allreduce", *[FUSED] * 4]
+        # Two a layer. Some versions of transformers split the embedding, too, and the logits.
+        sums = _sums(found["ops"])
+        assert sums in (["allreduce"] * 4, ["allreduce"] * 5)
+        assert _sums(found["rewritten"]) == [*sums[4:], *[FUSED] * 4]
         assert found["patched"] == 0  # of two ranks' values there is but one sum
         assert found["compiled"] <= (0 if dtype == torch.bfloat16 else 1e-6)
         own, patched, rewritten = found["tokens"]
