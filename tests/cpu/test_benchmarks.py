@@ -32,6 +32,10 @@ MPI = ("mpi",) if find_spec("mpi4py") is not None else ()
 SIZES = (1024, 65536)
 ROWS = (1, 3)
 
+needs_models = pytest.mark.skipif(
+    find_spec("transformers") is None or find_spec("accelerate") is None,
+    reason="transformers or accelerate is not installed",
+)
 pytestmark = pytest.mark.skipif(find_spec("tqdm") is None, reason="tqdm is not installed")
 
 
@@ -334,6 +338,7 @@ def test_host_times_name_the_form_of_every_call(bench: tuple[str, Path]) -> None
     assert forms["allreduce_host_time", "gloo"] == {"function of torch.distributed"}
 
 
+@needs_models
 def test_a_decoding_step_is_timed_beside_its_peers() -> None:
     """Uncompiled, and with logits that agree."""
     small = ("--hidden=128", "--layers=1", "--rows=1,3", "--steps=1")
@@ -342,7 +347,7 @@ def test_a_decoding_step_is_timed_beside_its_peers() -> None:
         assert len(re.findall(rf"^  {name} +[0-9.]+ us +[0-9.]+x +[0-9.e+-]+$", printed, re.M)) == 2
 
 
-@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+@needs_models
 def test_models_of_other_libraries_are_timed_with_and_without_collx() -> None:
     small = ("--hidden=64", "--rows=1", "--steps=1", "--models", "Llama", "DTensor", "FSDP2")
     printed = torchrun(str(BENCHMARKS / "models.py"), "--device=cpu", "--no-compile", *small)
