@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -60,7 +61,24 @@ class Ahead:
 def quietly(command: list[str], where: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a command on what others leave of the cores, as long as no test waits for it. Both of
     its streams are in `stdout`."""
-    process = subprocess.Popen(
+    process = _started(command, where)
+    with _background.holding(process.pid):
+        output, _ = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _started(command: list[str], where: Path | None) -> subprocess.Popen[str]:
+    """Once in many thousands of times a busy machine would not execute what had just been linked,
+    and did so a moment later."""
+    for _ in range(3):
+        with suppress(OSError):
+            return _start(command, where)
+        time.sleep(1)
+    return _start(command, where)
+
+
+def _start(command: list[str], where: Path | None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         command,
         cwd=where,
         stdout=subprocess.PIPE,
@@ -68,9 +86,6 @@ def quietly(command: list[str], where: Path | None = None) -> subprocess.Complet
         text=True,
         start_new_session=True,
     )
-    with _background.holding(process.pid):
-        output, _ = process.communicate()
-    return subprocess.CompletedProcess(command, process.returncode, output)
 
 
 class _Background:

@@ -54,9 +54,9 @@ class PoolError(AssertionError):
         super().__init__("\n".join([f"{len(failures)} of {world.size} ranks failed", *parts]))
 
 
-def _context() -> Any:
-    # Ranks are forked from a server that has imported torch and nothing else of ours: a start
-    # takes milliseconds, and a rank still is a process without any state of the tests.
+def forking() -> Any:
+    """A context of multiprocessing. Processes are forked from a server that has imported torch and
+    nothing else of ours: a start takes milliseconds, without any state of the tests."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -140,7 +140,7 @@ class Pool:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="collx-pool-"))
         self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = _context()
+        context = forking()
         prefix = f"pool-{next(_generations)}"
         self._store = dist.PrefixStore(prefix, self._server)
         for rank in range(self.size):

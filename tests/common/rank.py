@@ -112,10 +112,12 @@ class Rank:
             torch.cuda.synchronize(self.device)
 
 
-def _redirect_output(log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+def redirect_output(log: str, errors: str = "") -> None:
+    """Standard output and errors go to files; without one for errors, both to the one."""
+    for descriptor, file in ((1, log), (2, errors or log)):
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, descriptor)
+        os.close(opened)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(sys.stderr)
@@ -129,7 +131,7 @@ def serve(
     """Joins the process group and runs jobs until the other end of `connection` closes."""
     os.environ.update(rank_environment(world))
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(rank))
-    _redirect_output(log)
+    redirect_output(log)
     torch.set_num_threads(1)
     try:
         server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)

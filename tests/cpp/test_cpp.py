@@ -55,8 +55,8 @@ def build(sanitizer: str) -> Path:
 @pytest.mark.ahead(work=build)
 @pytest.mark.parametrize("sanitizer", ["", "address", "thread"], ids=["plain", "address", "thread"])
 def test_cpp_tests_pass(sanitizer: str, ahead: Path) -> None:
-    # Two at once: some wait for time-outs, while others compute.
-    command = ["ctest", "--test-dir", str(ahead), "--parallel", "2", "--output-on-failure"]
+    # More than there are cores: some wait for time-outs, while others compute.
+    command = ["ctest", "--test-dir", str(ahead), "--parallel", "3", "--output-on-failure"]
     done = subprocess.run(
         [*command, "--no-tests=error"],
         stdout=subprocess.PIPE,

@@ -200,7 +200,7 @@ std::vector<Case> random_cases(uint64_t seed, int count, uint64_t most_bytes) {
 }
 
 class CpuAllreduce : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, CpuAllreduce, testing::Values(1, 2, 3, 4, 8, 16));
+INSTANTIATE_TEST_SUITE_P(Worlds, CpuAllreduce, testing::ValuesIn(worlds()));
 
 TEST_P(CpuAllreduce, every_algorithm_dtype_and_op_gives_the_reference_bits_in_the_smallest_region) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));

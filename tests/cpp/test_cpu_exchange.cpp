@@ -11,7 +11,7 @@ namespace collx::cpu {
 namespace {
 
 class CpuExchange : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, CpuExchange, testing::Values(1, 2, 3, 4, 8, 16));
+INSTANTIATE_TEST_SUITE_P(Worlds, CpuExchange, testing::ValuesIn(worlds()));
 
 TEST_P(CpuExchange, every_form_and_dtype_is_right_in_the_smallest_region) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.common.programs import run_program
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 COLLECTIVES = (
@@ -39,10 +41,13 @@ needs_models = pytest.mark.skipif(
 pytestmark = pytest.mark.skipif(find_spec("tqdm") is None, reason="tqdm is not installed")
 
 
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
+
+
 def run(*command: str) -> str:
     done = subprocess.run(
         [sys.executable, *command],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=500,
@@ -52,8 +57,8 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def torchrun(*command: str) -> str:
-    return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command)
+def torchrun(program: str, *arguments: str) -> str:
+    return run_program(Path(program), *arguments, **ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ MARGIN = 6.0  # of a machine that is busy; far below the default limit of 30 s
 
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
-import torch, torch.distributed as dist, collx
 
 SERVER = '''
 import sys, torch.distributed as dist
@@ -29,6 +28,8 @@ call, fate, timeout = sys.argv[1], getattr(signal, sys.argv[2]), float(sys.argv[
 server = subprocess.Popen(
     [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
 )
+import torch, torch.distributed as dist, collx  # while the server does
+
 store = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 options = {"device": "cpu", "payload_bytes": 4 << 20, "timeout": timeout}
