@@ -68,24 +68,24 @@ def quietly(command: list[str], where: Path | None = None) -> subprocess.Complet
 
 
 def _started(command: list[str], where: Path | None) -> subprocess.Popen[str]:
-    """Once in many thousands of times a busy machine would not execute what had just been linked,
-    and did so a moment later."""
-    for _ in range(3):
-        with suppress(OSError):
-            return _start(command, where)
-        time.sleep(1)
-    return _start(command, where)
-
-
-def _start(command: list[str], where: Path | None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        cwd=where,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    """Tried again for some seconds: once, on a busy machine, what had just been linked was not
+    executed. Why is not known."""
+    tries = 4
+    while True:
+        try:
+            return subprocess.Popen(
+                command,
+                cwd=where,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        except OSError:
+            tries -= 1
+            if tries == 0:
+                raise
+            time.sleep(1)
 
 
 class _Background:

@@ -1,7 +1,8 @@
 """Programs of two ranks on the CPU, as torchrun starts them.
 
 Its agent and each rank would take seconds to import PyTorch. Here the ranks are forked from a
-process that has done so, like those of a pool; test_readme.py goes the long way.
+process that has done so, like those of a pool; the example of the README and benchmarks/turns.py go
+the long way.
 """
 
 from __future__ import annotations
@@ -40,18 +41,14 @@ def run_program(program: Path, *arguments: str, **environment: str) -> str:
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
     with TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"rank{rank}" for rank in range(RANKS)]
-        ranks = [
-            forking().Process(
-                target=_become,
-                args=(str(program), arguments, {**shared, "RANK": str(r), "LOCAL_RANK": str(r)}),
-                kwargs={"log": str(log)},
-            )
-            for r, log in enumerate(logs)
-        ]
+        where = Path(folder)
+        ranks = []
         try:
-            for rank in ranks:
-                rank.start()
+            for r in range(RANKS):
+                own = {**shared, "RANK": str(r), "LOCAL_RANK": str(r)}
+                given = (str(program), arguments, own, f"{where}/{r}.out", f"{where}/{r}.err")
+                ranks.append(forking().Process(target=_become, args=given))
+                ranks[-1].start()
             _wait_for(ranks)
             codes = [rank.exitcode for rank in ranks]
         finally:
@@ -59,8 +56,8 @@ def run_program(program: Path, *arguments: str, **environment: str) -> str:
                 rank.kill()
                 rank.join()
         printed, errors = (
-            "".join(f.read_text() for log in logs if (f := log.with_suffix(suffix)).exists())
-            for suffix in (".out", ".err")
+            "".join(file.read_text() for file in sorted(where.glob(pattern)))
+            for pattern in ("*.out", "*.err")
         )
     assert codes == [0] * RANKS, f"{program} ended with {codes}\n{printed}\n{errors}"
     return printed
@@ -79,11 +76,15 @@ def _wait_for(ranks: list[Any]) -> None:
 
 
 def _become(
-    program: str, arguments: tuple[str, ...], environment: dict[str, str], log: str
+    program: str,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    output: str,
+    errors: str,
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    redirect_output(f"{log}.out", f"{log}.err")
+    redirect_output(output, errors)
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path(program).parent))
     runpy.run_path(program, run_name="__main__")

@@ -40,7 +40,6 @@ needs_models = pytest.mark.skipif(
 )
 pytestmark = pytest.mark.skipif(find_spec("tqdm") is None, reason="tqdm is not installed")
 
-
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
 
 
@@ -57,7 +56,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def torchrun(program: str, *arguments: str) -> str:
+def run_on_ranks(program: str, *arguments: str) -> str:
     return run_program(Path(program), *arguments, **ENVIRONMENT)
 
 
@@ -65,7 +64,7 @@ def torchrun(program: str, *arguments: str) -> str:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What a run of all operators prints, and the file that it writes."""
     file = tmp_path_factory.mktemp("bench") / "out.json"
-    printed = torchrun(
+    printed = run_on_ranks(
         str(BENCHMARKS / "bench.py"),
         *(*COLLECTIVES, *NORMS, "--device=cpu", "--dtype=bfloat16", "--peers=all"),
         *("--sizes=1K,64K", "--rows=1,3", "--cols=64", f"--rounding={','.join(ROUNDINGS)}"),
@@ -108,7 +107,7 @@ def nccl_bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("nccl")
     file, program = folder / "out.json", folder / "spoiled.py"
     program.write_text(SPOILS)
-    printed = torchrun(
+    printed = run_on_ranks(
         *(str(program), *COLLECTIVES, "--device=cpu", "--peers=gloo,mpi", "--format=nccl"),
         *("-d", "float,int32", "-o", "sum,max", "-r", "1", "-b", "1K", "-e", "1K"),
         *("-n=2", "-w=1", f"--json={file}"),
@@ -347,7 +346,7 @@ def test_host_times_name_the_form_of_every_call(bench: tuple[str, Path]) -> None
 def test_a_decoding_step_is_timed_beside_its_peers() -> None:
     """Uncompiled, and with logits that agree."""
     small = ("--hidden=128", "--layers=1", "--rows=1,3", "--steps=1")
-    printed = torchrun(str(BENCHMARKS / "decode.py"), "--device=cpu", "--mode=eager", *small)
+    printed = run_on_ranks(str(BENCHMARKS / "decode.py"), "--device=cpu", "--mode=eager", *small)
     for name in ("collx, fused", "collx, unfused", "gloo"):
         assert len(re.findall(rf"^  {name} +[0-9.]+ us +[0-9.]+x +[0-9.e+-]+$", printed, re.M)) == 2
 
@@ -355,7 +354,7 @@ def test_a_decoding_step_is_timed_beside_its_peers() -> None:
 @needs_models
 def test_models_of_other_libraries_are_timed_with_and_without_collx() -> None:
     small = ("--hidden=64", "--rows=1", "--steps=1", "--models", "Llama", "DTensor", "FSDP2")
-    printed = torchrun(str(BENCHMARKS / "models.py"), "--device=cpu", "--no-compile", *small)
+    printed = run_on_ranks(str(BENCHMARKS / "models.py"), "--device=cpu", "--no-compile", *small)
     for way in ("eager", "eager, collx.patch"):
         assert len(re.findall(rf"^  {way} +[0-9.]+ us +[0-9.]+x$", printed, re.M)) == 3
 

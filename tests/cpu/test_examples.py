@@ -41,8 +41,8 @@ def timed(printed: str) -> list[str]:
 
 
 @needs_transformers
-def test_the_split_llama_chooses_the_tokens_of_the_unsplit_one() -> None:
-    """In float32, and the fused decoder those of the unfused one in bfloat16."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_split_llama_chooses_the_tokens_of_the_unsplit_one(dtype: str) -> None:
     sizes = {
         "layers": 2,
         "hidden-size": 96,
@@ -56,7 +56,7 @@ def test_the_split_llama_chooses_the_tokens_of_the_unsplit_one() -> None:
         "rounds": 1,
     }
     options = [f"--{name}={value}" for name, value in sizes.items()]
-    printed = run(LLAMA, "--device=cpu", *options)
+    printed = run(LLAMA, "--device=cpu", f"--dtype={dtype}", *options)
     assert checked(printed) == ["ok", "ok"]
     assert timed(printed) == ["collx, fused", "collx, unfused", "gloo, unfused"]
 

@@ -60,10 +60,11 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case(norm, *values, side)
-    for norm, values, side in product(
+    Case(*values)
+    for values in product(
         ("torch", "llama", "gemma"),
-        ((torch.bfloat16, (4, COLS)), (torch.float32, (2, 3, COLS))),
+        (torch.bfloat16, torch.float32),
+        ((4, COLS), (2, 3, COLS)),
         ("", "left", "right"),
     )
 ]

@@ -70,9 +70,8 @@ def _layer_norms(rank: Rank) -> list[str]:
     group, communicator = group_of(rank)
     wrong = []
     with communicator, torch.no_grad():
-        kinds = tuple(zip(DTYPES, SHAPES, strict=True))
-        for case in product(kinds, ("", "left", "right"), (True, False)):
-            (dtype, shape), side, has_bias = case
+        for case in product(DTYPES, SHAPES, ("", "left", "right"), (True, False)):
+            dtype, shape, side, has_bias = case
             norm = _layer_norm(rank, dtype, has_bias)
             x, residual = (tensor_of(rank, shape, dtype, own) for own in (True, False))
 
