@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 import collx
+from collx._extension import extension
 
 
 class Given(Protocol):
@@ -42,7 +43,6 @@ class Op:
     link: Callable[[int, bool], float]
     """What must cross one rank's link in one direction, as a share of the full tensor; from the
     number of ranks, and whether the rank is the root."""
-    algorithms: tuple[str, ...] = ()
     symmetric_only: str = ""
     """The algorithm that accepts no other tensors."""
     reduces: bool = False
@@ -58,6 +58,11 @@ class Op:
     def operator(self) -> str:
         """collx's name of it."""
         return self.name
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Besides "auto"."""
+        return tuple(extension.algorithms(self.operator))
 
     @property
     def has_tensor(self) -> bool:

@@ -27,8 +27,6 @@ def even_splits(case: Given) -> list[int]:
     return [case.numel // case.world] * case.world
 
 
-_STAGED_OR_DIRECT = ("staged", "direct", "fallback")
-
 _ALL = (
     Op(
         "allreduce",
@@ -37,14 +35,6 @@ _ALL = (
         lambda inputs, reduce_op, _: [reference.allreduce(inputs, reduce_op)] * len(inputs),
         lambda case: (case.reduce_op, case.comm.name),
         lambda world, at_root: 2 * (world - 1) / world,
-        algorithms=(
-            "oneshot_push",
-            "twoshot_push",
-            "pull_push",
-            "oneshot_pull",
-            "twoshot_pull",
-            "fallback",
-        ),
         symmetric_only="pull_push",
         reduces=True,
         symmetric_above=8 << 20,
@@ -56,7 +46,6 @@ _ALL = (
         lambda inputs, reduce_op, _: reference.reducescatter(inputs, reduce_op),
         lambda case: (case.reduce_op, case.world, case.comm.name, 0),
         _all_but_own,
-        algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         reduces=True,
         divided=True,
@@ -68,7 +57,6 @@ _ALL = (
         lambda inputs, *_: reference.allgather(inputs),
         lambda case: (case.world, case.comm.name, 0, None),
         _all_but_own,
-        algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         divided=True,
     ),
@@ -79,7 +67,6 @@ _ALL = (
         lambda inputs, _, root: reference.broadcast(inputs, root),
         lambda case: (case.root, case.comm.name),
         _once,
-        algorithms=("onestage", "twostage", "pipelined", "fallback"),
         rooted=True,
     ),
     Op(
@@ -89,7 +76,6 @@ _ALL = (
         lambda inputs, reduce_op, root: reference.reduce(inputs, reduce_op, root),
         lambda case: (case.reduce_op, case.root, case.comm.name),
         _once,
-        algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         reduces=True,
         result_at_root=True,
@@ -102,7 +88,6 @@ _ALL = (
         lambda inputs, _, root: reference.gather(inputs, root),
         lambda case: (case.root, case.world, case.comm.name),
         _rooted_parts,
-        algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         divided=True,
         result_at_root=True,
@@ -115,7 +100,6 @@ _ALL = (
         lambda inputs, _, root: reference.scatter(inputs, root),
         lambda case: (case.root, case.world, case.comm.name),
         _rooted_parts,
-        algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         divided=True,
         rooted=True,
@@ -127,7 +111,6 @@ _ALL = (
         lambda inputs, *_: reference.alltoall(inputs),
         lambda case: (case.world, case.comm.name),
         _all_but_own,
-        algorithms=_STAGED_OR_DIRECT,
         symmetric_only="direct",
         divided=True,
     ),
@@ -138,7 +121,6 @@ _ALL = (
         lambda inputs, *_: reference.alltoall(inputs),  # the splits are even
         lambda case: (even_splits(case), even_splits(case), case.comm.name),
         _all_but_own,
-        algorithms=("staged", "fallback"),
         divided=True,
     ),
     Op(

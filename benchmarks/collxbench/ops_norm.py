@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from collxbench.op import Op, Share
 
 STATIC = "_static"  # ends the name of the form whose scale is given
-ALGORITHMS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "fallback")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ def _described(residual: bool, kind: str, scale_mode: str = "row") -> NormOp:
         lambda inputs, *_: inputs,
         lambda case: (),
         lambda world, at_root: crossing * (world - 1) / world,
-        algorithms=ALGORITHMS,
         reduces=True,
         symmetric_above=8 << 20,
         residual=residual,

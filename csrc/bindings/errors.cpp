@@ -36,14 +36,15 @@ std::array<PyObject*, static_cast<size_t>(ErrorKind::count)> classes{};
 py::dict call_dict(const CallDescriptor& call) {
   constexpr int kKept = sizeof(call.sizes) / sizeof(call.sizes[0]);
   py::list shape;
-  for (int i = 0; i < std::min(call.dims, kKept); ++i) shape.append(call.sizes[i]);
+  for (int i = 0; i < std::min<int>(call.dims, kKept); ++i) shape.append(call.sizes[i]);
   py::dict d;
   d["op"] = name_of(call.collective);
   d["dtype"] = dtype_of(call);
   d["reduce_op"] = name_of(call.reduce_op);
-  d["root"] = call.root;
+  d["root"] = static_cast<int>(call.root);
   d["axis"] = call.axis;
   d["algorithm"] = name_of(call.algorithm);
+  d["runs"] = name_of(call.runs);
   d["max_blocks"] = call.max_blocks;
   d["shape"] = py::tuple(shape);
   d["numel"] = call.numel;

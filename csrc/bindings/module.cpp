@@ -84,13 +84,26 @@ py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, 
       collx::explain(self, op, numel, cols, dtype, input_symmetric, output_symmetric, algorithm,
                      max_blocks, {rounding, scale_mode, quant_group_size, keep_norm});
   py::dict d;
-  d["algorithm"] = collx::name_of(e.plan.algorithm);
+  d["algorithm"] = collx::name_of(e.plan.named);
+  d["runs"] = collx::name_of(e.plan.algorithm);
   d["blocks"] = e.plan.blocks;
   d["threads"] = e.plan.threads;
   d["chunks"] = e.chunks;
   d["bytes"] = e.bytes;
   d["workspace_bytes"] = e.workspace_bytes;
   return d;
+}
+
+/// The names that an operator accepts, "auto" apart.
+std::vector<std::string_view> algorithms(std::string_view op) {
+  const auto collective = collx::find_name<collx::Collective>(collx::kCollectiveNames, op);
+  TORCH_CHECK_VALUE(collective.has_value(), "collx.algorithms: op: got \"", op, "\"");
+  std::vector<std::string_view> names;
+  for (const collx::AlgorithmRow& row : collx::kAlgorithms) {
+    if (row.algorithm == collx::Algorithm::automatic) continue;
+    if (collx::has_algorithm(*collective, row.algorithm)) names.emplace_back(row.name);
+  }
+  return names;
 }
 
 py::tuple part_of(uint64_t numel, int world_size, int rank) {
@@ -183,6 +196,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"), py::arg("world_size"),
       py::arg("algorithm"), py::arg("symmetric"));
+  m.def("algorithms", &algorithms, py::arg("op"));
   m.def(
       "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
   m.def("part_of", &part_of, py::arg("numel"), py::arg("world_size"), py::arg("rank"));

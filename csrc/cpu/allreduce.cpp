@@ -1,9 +1,6 @@
 #include "allreduce.h"
 
-#include <stdexcept>
-#include <string>
-
-#include "../protocol/names.h"
+#include "collectives/bodies.h"
 #include "collectives/collectives.h"
 #include "simd/float_environment.h"
 
@@ -12,36 +9,31 @@ namespace {
 
 using Steps = bool (*)(AllreduceSession&, const CallKernels&);
 
-Steps algorithm_of(const AllreduceCall& call) {
-  switch (call.plan.algorithm) {
-    case Algorithm::oneshot_push:
-      return allreduce_oneshot_push;
-    case Algorithm::twoshot_push:
-      return allreduce_twoshot_push;
-    case Algorithm::pull_push:
-      return allreduce_pull_push;
-    case Algorithm::oneshot_pull:
-      return allreduce_oneshot_pull;
-    case Algorithm::twoshot_pull:
-      return allreduce_twoshot_pull;
-    default:
-      throw std::invalid_argument("algorithm " + std::string(name_of(call.plan.algorithm)) +
-                                  " has no CPU kernel");
-  }
-}
+constexpr Collectives kAllreduce = only(Collective::allreduce);
+constexpr Body<Steps> kBodies[] = {{Algorithm::oneshot_push, kAllreduce, allreduce_oneshot_push},
+                                   {Algorithm::twoshot_push, kAllreduce, allreduce_twoshot_push},
+                                   {Algorithm::pull_push, kAllreduce, allreduce_pull_push},
+                                   {Algorithm::oneshot_pull, kAllreduce, allreduce_oneshot_pull},
+                                   {Algorithm::twoshot_pull, kAllreduce, allreduce_twoshot_pull},
+#if defined(COLLX_EXTRA_CPU_ALLREDUCE)
+                                   COLLX_EXTRA_CPU_ALLREDUCE
+#endif
+};
+static_assert(are_complete(kBodies, kAllreduce));
 
 bool keep(AllreduceSession& session, const CallKernels& kernels) {
   const AllreduceCall& call = session.call();
-  const uint64_t bytes = call.numel * session.element();
+  const uint64_t bytes = call.numel * static_cast<uint64_t>(dtype_size(call.dtype));
   if (call.output != call.input) kernels.copy(call.output, call.input, bytes);
   return true;
 }
 
 }  // namespace
 
-bool allreduce(const RankView& view, const AllreduceCall& call) {
+bool allreduce(const CpuView& view, const AllreduceCall& call) {
   const CallKernels kernels{reduce_kernel(call.dtype, call.reduce_op), copy_kernel()};
-  const Steps algorithm = view.world == 1 ? keep : algorithm_of(call);
+  const Steps algorithm =
+      view.world == 1 ? keep : require_body(kBodies, Collective::allreduce, call.plan.algorithm);
   AllreduceSession session(view, call);
   if (!session.enter()) return false;
   if (view.check && !session.meet(Phase::check)) return false;

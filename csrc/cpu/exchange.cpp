@@ -1,10 +1,8 @@
 #include "exchange.h"
 
 #include <cstring>
-#include <stdexcept>
-#include <string>
 
-#include "../protocol/names.h"
+#include "collectives/bodies.h"
 #include "collectives/messages.h"
 #include "simd/float_environment.h"
 
@@ -18,49 +16,21 @@ bool keep(ExchangeSession& session, const CallKernels& kernels) {
   return true;
 }
 
-[[noreturn]] void refuse(const ExchangeCall& call) {
-  throw std::invalid_argument("algorithm " + std::string(name_of(call.plan.algorithm)) + " of " +
-                              std::string(name_of(call.collective)) + " has no CPU kernel");
-}
-
-Steps broadcast_of(const ExchangeCall& call) {
-  switch (call.plan.algorithm) {
-    case Algorithm::onestage:
-      return broadcast_onestage;
-    case Algorithm::twostage:
-      return broadcast_twostage;
-    case Algorithm::pipelined:
-      return broadcast_pipelined;
-    default:
-      refuse(call);
-  }
-}
-
-Steps algorithm_of(const ExchangeCall& call) {
-  switch (call.collective) {
-    case Collective::reducescatter:
-    case Collective::allgather:
-    case Collective::reduce:
-    case Collective::gather:
-    case Collective::scatter:
-    case Collective::alltoall:
-      if (call.plan.algorithm == Algorithm::staged) return exchange_staged;
-      if (call.plan.algorithm == Algorithm::direct) return exchange_direct;
-      refuse(call);
-    case Collective::alltoallv:
-      if (call.plan.algorithm == Algorithm::staged) return alltoallv_staged;
-      refuse(call);
-    case Collective::broadcast:
-      return broadcast_of(call);
-    default:
-      refuse(call);
-  }
-}
+constexpr Collectives kCounted = only(Collective::alltoallv);
+constexpr Body<Steps> kBodies[] = {
+    {Algorithm::staged, kExchanges & ~kCounted, gather_scatter_staged},
+    {Algorithm::direct, kPairs & ~kCounted, gather_scatter_direct},
+    {Algorithm::staged, kCounted, alltoallv_staged},
+    {Algorithm::direct, kBroadcast, broadcast_direct},
+    {Algorithm::twostage, kBroadcast, broadcast_twostage},
+    {Algorithm::pipelined, kBroadcast, broadcast_pipelined},
+};
+static_assert(are_complete(kBodies, kExchanges));
 
 /// Empty messages by the shapes alone: empty on one rank is empty on all, and nothing is exchanged.
 /// Alltoallv is different, since no rank knows of the others'.
-Steps steps_of(const RankView& view, const ExchangeCall& call) {
-  const Steps algorithm = algorithm_of(call);
+Steps steps_of(const CpuView& view, const ExchangeCall& call) {
+  const Steps algorithm = require_body(kBodies, call.collective, call.plan.algorithm);
   if (call.collective == Collective::alltoallv) return algorithm;
   return view.world == 1 || call.longest == 0 ? keep : algorithm;
 }
@@ -83,7 +53,7 @@ void tell_pairs(ExchangeSession& session, PairBytes& pairs) {
 
 }  // namespace
 
-bool exchange(const RankView& view, const ExchangeCall& call) {
+bool exchange(const CpuView& view, const ExchangeCall& call) {
   const CallKernels kernels{
       is_reduction(call.collective) ? reduce_kernel(call.dtype, call.reduce_op) : nullptr,
       copy_kernel()};
@@ -100,7 +70,7 @@ bool exchange(const RankView& view, const ExchangeCall& call) {
   return true;
 }
 
-bool barrier(const RankView& view, const CallDescriptor& descriptor) {
+bool barrier(const CpuView& view, const CallDescriptor& descriptor) {
   Call call{};
   call.descriptor = descriptor;
   Session session(view, call);

@@ -7,9 +7,9 @@
 namespace collx::cpu {
 
 /// Carries the call out. Returns false when the communicator failed; view.status then holds why.
-bool exchange(const RankView& view, const ExchangeCall& call);
+bool exchange(const CpuView& view, const ExchangeCall& call);
 
 /// Returns when all ranks have come.
-bool barrier(const RankView& view, const CallDescriptor& descriptor);
+bool barrier(const CpuView& view, const CallDescriptor& descriptor);
 
 }  // namespace collx::cpu

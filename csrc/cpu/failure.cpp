@@ -4,7 +4,6 @@
 #include <chrono>
 
 #include "../protocol/blame.h"
-#include "allreduce.h"
 #include "control.h"
 
 namespace collx::cpu {
@@ -13,9 +12,9 @@ namespace {
 using Word32 = std::atomic_ref<uint32_t>;
 using Clock = std::chrono::steady_clock;
 
-constexpr Patience kAsleep{0, 10};
+constexpr Spinning kAsleep{0, 10};
 
-void leave_note(const RankView& view, const StatusRecord& record) {
+void leave_note(const CpuView& view, const StatusRecord& record) {
   for (int rank = 0; rank < view.world; ++rank) {
     Note& note = view.header(rank)->inbox[view.rank];
     note.record = record;
@@ -23,7 +22,7 @@ void leave_note(const RankView& view, const StatusRecord& record) {
   }
 }
 
-void mark(const RankView& view) {
+void mark(const CpuView& view) {
   for (int rank = 0; rank < view.world; ++rank) {
     // Whoever sees the mark finds the note; the first mark stays. Sequentially consistent: see
     // Session::enter.
@@ -33,14 +32,14 @@ void mark(const RankView& view) {
   }
 }
 
-bool in_call(const RankView& view, int rank) {
+bool in_call(const CpuView& view, int rank) {
   return control_of(view.region[rank], view.layout).busy.load() != 0;
 }
 
 /// Ranks of which no note is to come any more: they are in no call, and will refuse the next one
 /// since they are marked. To be asked before the notes are looked at, since a call leaves its note
 /// before it ends.
-uint32_t quiet_ranks(const RankView& view) {
+uint32_t quiet_ranks(const CpuView& view) {
   uint32_t quiet = 0;
   for (int rank = 0; rank < view.world; ++rank) {
     const bool marked = Word32(view.header(rank)->poison).load() != 0;
@@ -58,7 +57,7 @@ uint32_t left_notes(RegionHeader& header, int world) {
 }
 
 /// Follows the notes from the first rank that failed, as they come in.
-StatusRecord end_of_chain(const RankView& view) {
+StatusRecord end_of_chain(const CpuView& view) {
   RegionHeader& own = *view.header(view.rank);
   const int first = static_cast<int>(Word32(own.poison).load(std::memory_order_acquire)) - 1;
   Verdict verdict{};
@@ -74,7 +73,7 @@ StatusRecord end_of_chain(const RankView& view) {
 }
 
 /// For the threads that have come second: the first one is about to record.
-void await_record(const RankView& view) {
+void await_record(const CpuView& view) {
   Doorbell bell{};
   const auto recorded = [&] { return is_recorded(*view.status); };
   const auto longest = std::chrono::nanoseconds(2 * grace_ns(view.timeout_ns)) + kLongestSleep;
@@ -83,17 +82,17 @@ void await_record(const RankView& view) {
 
 }  // namespace
 
-bool poisoned(const RankView& view) {
+bool poisoned(const CpuView& view) {
   return Word32(view.header(view.rank)->poison).load(std::memory_order_acquire) != 0;
 }
 
-void adopt(const RankView& view) {
+void adopt(const CpuView& view) {
   // A call under way has a note to leave, and records.
   if (in_call(view, view.rank) || !claim(*view.status)) return await_record(view);
   record_claimed(*view.status, end_of_chain(view));
 }
 
-void report(const RankView& view, const StatusRecord& record) {
+void report(const CpuView& view, const StatusRecord& record) {
   if (view.region[view.rank] == nullptr) return record_first(*view.status, record);
   if (!claim(*view.status)) return await_record(view);
   const bool first = !poisoned(view);

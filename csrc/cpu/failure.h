@@ -6,11 +6,15 @@
 
 namespace collx::cpu {
 
+/// Leaves a note of this rank's failure at every rank, marks them unless another rank has, and
+/// records what the notes of all come to. The first report on a rank wins.
+void report(const CpuView& view, const StatusRecord& record);
+
 /// True when a rank of the communicator has failed; its note is then visible.
-bool poisoned(const RankView& view);
+bool poisoned(const CpuView& view);
 
 /// Learns from the notes of the others what has failed, into this rank's status, unless that says
 /// something already: for a rank that comes when others have failed. Only after poisoned().
-void adopt(const RankView& view);
+void adopt(const CpuView& view);
 
 }  // namespace collx::cpu

@@ -43,7 +43,7 @@ struct alignas(64) Doorbell {
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between processes");
 
 /// How often `ready` is asked before the thread sleeps. Few spins where ranks outnumber cores.
-struct Patience {
+struct Spinning {
   int spins = 1000;
   int yields = 50;
 };
@@ -97,12 +97,12 @@ bool sleep_until(Doorbell& bell, Ready& ready, std::chrono::steady_clock::time_p
 /// asked at least once, also with a deadline in the past. It must not throw.
 template <typename Ready>
 bool wait_until(Doorbell& bell, Ready&& ready, std::chrono::steady_clock::time_point deadline,
-                Patience patience = {}) {
-  for (int i = 0; i < patience.spins; ++i) {
+                Spinning spinning = {}) {
+  for (int i = 0; i < spinning.spins; ++i) {
     if (ready()) return true;
     detail::relax();
   }
-  for (int i = 0; i < patience.yields; ++i) {
+  for (int i = 0; i < spinning.yields; ++i) {
     if (ready()) return true;
     if (std::chrono::steady_clock::now() >= deadline) return false;
     sched_yield();

@@ -1,42 +1,28 @@
 #include "norm.h"
 
 #include <cstring>
-#include <stdexcept>
-#include <string>
 
-#include "../protocol/names.h"
-#include "collectives/norm.h"
+#include "collectives/bodies.h"
+#include "collectives/norm_steps.h"
 #include "simd/float_environment.h"
 
 namespace collx::cpu {
 namespace {
 
 bool keep(NormSession& session, CopyKernel, NormRows& rows) {
-  const void* const input = session.input(0);
-  rows.take(&input, 1, 0, session.numel());
+  const void* const input = session.input();
+  rows.take(&input, 1, 0, session.call().rows * session.call().cols);
   return true;
 }
 
-NormSteps algorithm_of(const NormCall& call) {
-  const Algorithm algorithm = call.plan.algorithm;
-  if (call.scatters() && algorithm == Algorithm::staged) return norm_staged;
-  if (!call.scatters()) {
-    switch (algorithm) {
-      case Algorithm::oneshot_push:
-        return norm_oneshot_push;
-      case Algorithm::twoshot_push:
-        return norm_twoshot_push;
-      case Algorithm::oneshot_pull:
-        return norm_oneshot_pull;
-      case Algorithm::twoshot_pull:
-        return norm_twoshot_pull;
-      default:
-        break;
-    }
-  }
-  throw std::invalid_argument("algorithm " + std::string(name_of(algorithm)) + " of " +
-                              std::string(name_of(call.collective)) + " has no CPU kernel");
-}
+constexpr Body<NormSteps> kBodies[] = {
+    {Algorithm::oneshot_push, kNorms, norm_oneshot_push},
+    {Algorithm::twoshot_push, kNorms, norm_twoshot_push},
+    {Algorithm::oneshot_pull, kNorms, norm_oneshot_pull},
+    {Algorithm::twoshot_pull, kNorms, norm_twoshot_pull},
+    {Algorithm::staged, kScatteringNorms, norm_staged},
+};
+static_assert(are_complete(kBodies, kNorms | kScatteringNorms));
 
 /// A scale that was given is returned as it is, whatever the number of rows.
 void return_given_scale(const NormCall& call) {
@@ -45,14 +31,15 @@ void return_given_scale(const NormCall& call) {
   if (call.scale != nullptr) std::memcpy(call.scale, call.given_scale, sizeof(float));
 }
 
-uint64_t own_rows(const RankView& view, const NormCall& call) {
+uint64_t own_rows(const CpuView& view, const NormCall& call) {
   return call.scatters() ? partition(call.rows, view.world, view.rank).count : call.rows;
 }
 
 }  // namespace
 
-bool norm(const RankView& view, const NormCall& call) {
-  const NormSteps algorithm = view.world == 1 ? keep : algorithm_of(call);
+bool norm(const CpuView& view, const NormCall& call) {
+  const NormSteps algorithm =
+      view.world == 1 ? keep : require_body(kBodies, call.collective, call.plan.algorithm);
   NormRows rows(call, own_rows(view, call));
   NormSession session(view, call);
   if (!session.enter()) return false;

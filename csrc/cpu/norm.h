@@ -7,7 +7,7 @@
 namespace collx::cpu {
 
 /// Carries the call out. Returns false when the communicator failed; view.status then holds why.
-bool norm(const RankView& view, const NormCall& call);
+bool norm(const CpuView& view, const NormCall& call);
 
 /// Sums `inputs[0..world)`, each [call.rows, call.cols], in rank order and writes the results of
 /// all call.rows rows: the arithmetic of every algorithm, and all that the fallback needs.

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "../protocol/epoch.h"
-#include "allreduce.h"
 #include "failure.h"
 
 namespace collx::cpu {
@@ -13,7 +12,7 @@ namespace {
 
 /// Spinning pays only while every rank has a core: otherwise it keeps the core from the rank that
 /// is waited for (hazard 23).
-Patience patience(int world) {
+Spinning spinning(int world) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return {world <= cores ? 1000 : 10, 50};
 }
@@ -57,30 +56,30 @@ void Session::complete() {
   std::atomic_ref(view_.header(rank())->sequence).fetch_add(1, std::memory_order_relaxed);
 }
 
-Use Session::next_use(Channel channel) {
-  if (mutant(Mutant::epoch_stands_still)) return {channel, 1};
+Use Session::next_use(Area area) {
+  if (mutant(Mutant::epoch_stands_still)) return {area, 1};
   const uint64_t shape = call_.descriptor.numel;
   if (mutant(Mutant::epoch_by_shape))
-    return {channel, ++control(rank()).epochs[(static_cast<size_t>(channel) + shape) % kChannels]};
-  return {channel, ++control(rank()).epochs[static_cast<size_t>(channel)]};
+    return {area, ++control(rank()).epochs[(static_cast<size_t>(area) + shape) % kAreas]};
+  return {area, ++control(rank()).epochs[static_cast<size_t>(area)]};
 }
 
 bool Session::claim(Use use) {
   if (mutant(Mutant::no_claim)) return true;
-  const Use before{use.channel, use.epoch - 1};
-  if (control(rank()).settled[static_cast<size_t>(use.channel)] == before.epoch) return true;
+  const Use before{use.area, use.epoch - 1};
+  if (control(rank()).settled[static_cast<size_t>(use.area)] == before.epoch) return true;
   if (!await(before, Word::reduced, Phase::release)) return false;
   settle(before);
   return true;
 }
 
 void Session::settle(Use use) {
-  control(rank()).settled[static_cast<size_t>(use.channel)] = use.epoch;
+  control(rank()).settled[static_cast<size_t>(use.area)] = use.epoch;
 }
 
 void Session::publish(Use use, Word word) {
   char* const own = view_.region[rank()];
-  published(own, layout(), use.channel, word).store(use.epoch, std::memory_order_release);
+  published(own, layout(), use.area, word).store(use.epoch, std::memory_order_release);
   ring(control(rank()).bell);
 }
 
@@ -88,15 +87,15 @@ void Session::publish_all(Use use) {
   const int root = call_.descriptor.root;
   if (mutant(Mutant::only_root_publishes) && root >= 0 && root != rank()) return;
   char* const own = view_.region[rank()];
-  published(own, layout(), use.channel, Word::reduced).store(use.epoch, std::memory_order_release);
+  published(own, layout(), use.area, Word::reduced).store(use.epoch, std::memory_order_release);
   publish(use, Word::arrived);
 }
 
 bool Session::await_from(int peer, Use use, Word word, Phase phase) {
   if (mutant(Mutant::no_closing_barrier) && phase == Phase::end_barrier) return true;
-  const bool arrival = word == Word::arrived && use.channel != Channel::end_barrier;
+  const bool arrival = word == Word::arrived && use.area != Area::end_barrier;
   if (mutant(Mutant::arrival_not_awaited) && arrival) return true;
-  const auto& flag = published(view_.region[peer], layout(), use.channel, word);
+  const auto& flag = published(view_.region[peer], layout(), use.area, word);
   return wait(
       peer, [&] { return flag.load(std::memory_order_acquire); }, use.epoch, phase);
 }
@@ -109,7 +108,7 @@ bool Session::await(Use use, Word word, Phase phase) {
 }
 
 bool Session::barrier(Phase phase) {
-  const Use use = next_use(Channel::end_barrier);
+  const Use use = next_use(Area::end_barrier);
   publish(use, Word::arrived);
   return await(use, Word::arrived, phase);
 }
@@ -171,7 +170,7 @@ template <typename Read>
 bool Session::wait(int peer, Read read, uint32_t expected, Phase phase) {
   const auto reached = [&] { return epoch_reached(read(), expected); };
   const auto ready = [&] { return reached() || poisoned(view_); };
-  Patience left = patience(world());
+  Spinning left = spinning(world());
   // The clock is not asked before the spins are spent: most waits end within them.
   while (left.spins > 0 && !ready()) {
     detail::relax();

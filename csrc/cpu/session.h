@@ -1,9 +1,9 @@
-// One call of one rank: entry and exit, the uses of a channel, and every wait.
+// One call of one rank: entry and exit, the uses of an area, and every wait.
 //
 // USAGE
 //     Session session(view, call);
 //     if (!session.enter()) return false;
-//     const Use use = session.next_use(Channel::pull);
+//     const Use use = session.next_use(Area::pull);
 //     if (!session.claim(use)) return false;
 //     ... write what peers read ...
 //     session.publish_all(use);
@@ -26,22 +26,22 @@
 
 namespace collx::cpu {
 
-/// One use of a channel's memory.
+/// One use of an area.
 struct Use {
-  Channel channel;
+  Area area;
   uint32_t epoch;
   uint32_t parity() const { return mutant(Mutant::one_slot) ? 0 : epoch & 1; }
 };
 
 class Session {
  public:
-  Session(const RankView& view, const Call& call) : view_(view), call_(call) {}
+  Session(const CpuView& view, const Call& call) : view_(view), call_(call) {}
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  const RankView& view() const { return view_; }
-  const RegionLayout& layout() const { return view_.layout; }
+  const CpuView& view() const { return view_; }
+  const CpuLayout& layout() const { return view_.layout; }
   int rank() const { return view_.rank; }
   int world() const { return view_.world; }
   /// The rank that many places behind this one. Ranks that follow the ring do not all load the same
@@ -68,7 +68,7 @@ class Session {
   /// ranks have entered this call.
   bool meet(Phase phase);
 
-  Use next_use(Channel channel);
+  Use next_use(Area area);
   /// Waits until no peer reads any more what this rank wrote two uses before.
   bool claim(Use use);
   /// Every peer's last word of this use has been seen.
@@ -92,6 +92,19 @@ class Session {
   /// What `phase` failed of, to be given to report().
   StatusRecord record(Failure failure, Phase phase, int peer) const;
 
+  /// Addresses in the call's tensors, by byte.
+  const char* input(uint64_t at = 0) const { return static_cast<const char*>(call_.input) + at; }
+  char* output(uint64_t at = 0) const { return static_cast<char*>(call_.output) + at; }
+  const char* peer_input(int of, uint64_t at = 0) const {
+    return static_cast<const char*>(call_.peer_input[of]) + at;
+  }
+  char* peer_output(int of, uint64_t at = 0) const {
+    return static_cast<char*>(call_.peer_output[of]) + at;
+  }
+  /// Where peers pull this call's inputs from.
+  bool staged() const { return call_.plan.staged; }
+  bool outputs_symmetric() const { return call_.peer_output[rank()] != nullptr; }
+
   /// Addresses in the region of rank `of`, as mapped here.
   char* oneshot_slot(int of, Use use, int source) const;
   char* twoshot_slot(int of, Use use, int stage, int source) const;
@@ -108,11 +121,22 @@ class Session {
   template <typename Read>
   bool wait(int peer, Read read, uint32_t expected, Phase phase);
 
-  const RankView& view_;
+  const CpuView& view_;
   const Call& call_;
   const uint64_t* sends_ = nullptr;
   const uint64_t* expects_ = nullptr;
   bool entered_ = false;
+};
+
+/// A call of one kind under way.
+template <typename C>
+class SessionOf : public Session {
+ public:
+  SessionOf(const CpuView& view, const C& call) : Session(view, call), call_(call) {}
+  const C& call() const { return call_; }
+
+ private:
+  const C& call_;
 };
 
 }  // namespace collx::cpu

@@ -1,47 +1,30 @@
 // Launchers of all-reduce, and the local reduction of the fallback.
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
-#include "../protocol/names.h"
 #include "../protocol/selection.h"
 #include "allreduce.h"
-#include "collectives/kernel_table.cuh"
+#include "kernels.h"
 #include "launch.h"
+#include "stages/reduce.cuh"
+#include "stages/vectors.cuh"
 
 namespace collx::cuda {
 namespace {
 
-using Area = SlotArea RegionLayout::*;
-
-struct AlgorithmRow {
-  Algorithm algorithm;
-  Kernel (*kernel)(DType dtype, int world, bool simple);
-  // Slots of the algorithms that push; the others use barriers, whose flags carry fingerprints.
-  Area slots = nullptr;
-  Area pairs = nullptr;
-
-  const SlotArea* area(const RegionLayout& layout, DType dtype) const {
-    if (slots == nullptr) return nullptr;
-    return &(layout.*(has_sentinel(dtype) ? slots : pairs));
+/// Slots of the algorithms that push; the others use barriers, whose flags carry fingerprints.
+const SlotArea* slots_of(const CudaLayout& layout, const AllreduceCall& call) {
+  const bool pairs = in_pairs(call.plan.algorithm, call.dtype);
+  switch (row_of(call.plan.algorithm).slots) {
+    case SlotsFor::oneshot:
+      return pairs ? &layout.oneshot_pairs : &layout.oneshot;
+    case SlotsFor::twoshot:
+      return pairs ? &layout.twoshot_pairs : &layout.twoshot;
+    case SlotsFor::channels:
+      return &layout.channels.slots;
+    case SlotsFor::none:
+      break;
   }
-};
-
-constexpr AlgorithmRow kAlgorithms[] = {
-    {Algorithm::oneshot_push, allreduce_oneshot_push, &RegionLayout::oneshot,
-     &RegionLayout::oneshot_pairs},
-    {Algorithm::twoshot_push, allreduce_twoshot_push, &RegionLayout::twoshot,
-     &RegionLayout::twoshot_pairs},
-    {Algorithm::pull_push, allreduce_pull_push},
-    {Algorithm::oneshot_pull, allreduce_oneshot_pull},
-    {Algorithm::twoshot_pull, allreduce_twoshot_pull},
-};
-
-const AlgorithmRow& row_of(Algorithm algorithm) {
-  for (const AlgorithmRow& row : kAlgorithms) {
-    if (row.algorithm == algorithm) return row;
-  }
-  throw std::runtime_error("collx: no kernel for algorithm " + std::string(name_of(algorithm)));
+  return nullptr;
 }
 
 struct GatheredCall {
@@ -78,9 +61,9 @@ static_assert(std::size(kReduceKernels) == static_cast<size_t>(DType::count));
 
 /// Whether the call is one of those that session.cuh calls simple. Ranks may differ in it: it
 /// changes the code that runs, not what is exchanged.
-bool is_simple(const KernelCall& k, const RankView& view, const AllreduceCall& call) {
+bool is_simple(const KernelCall& k, const CudaView& view, const AllreduceCall& call) {
   const uint64_t bytes = call.numel * static_cast<uint64_t>(dtype_size(call.dtype));
-  const uint64_t unit = call.plan.algorithm == Algorithm::twoshot_push
+  const uint64_t unit = row_of(call.plan.algorithm).share == Share::part
                             ? uint64_t{kVectorBytes} * static_cast<uint32_t>(view.world)
                             : uint64_t{kVectorBytes};
   const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
@@ -93,22 +76,10 @@ bool is_simple(const KernelCall& k, const RankView& view, const AllreduceCall& c
 uint64_t sent_vectors(const AllreduceCall& call, int world) {
   const uint64_t bytes = call.numel * static_cast<uint64_t>(dtype_size(call.dtype));
   const uint64_t vectors = ceil_div<uint64_t>(bytes, kVectorBytes);
-  return call.plan.algorithm == Algorithm::twoshot_push ? largest_part(vectors, world) : vectors;
+  return row_of(call.plan.algorithm).share == Share::part ? largest_part(vectors, world) : vectors;
 }
 
 }  // namespace
-
-void for_each_allreduce_kernel(const std::function<void(Kernel)>& visit) {
-  for (const AlgorithmRow& row : kAlgorithms) {
-    for (int dtype = 0; dtype < static_cast<int>(DType::count); ++dtype) {
-      for (int world : kCompiledWorlds) {
-        for (bool simple : {false, true}) {
-          visit(row.kernel(static_cast<DType>(dtype), world, simple));
-        }
-      }
-    }
-  }
-}
 
 void load_local_kernels() {
   for (const ReduceKernel kernel : kReduceKernels) {
@@ -117,14 +88,13 @@ void load_local_kernels() {
   }
 }
 
-void allreduce(const RankView& view, const AllreduceCall& call, Stream stream) {
-  const AlgorithmRow& row = row_of(call.plan.algorithm);
+void allreduce(const CudaView& view, const AllreduceCall& call, Stream stream) {
   KernelCall kernel_call = arguments_of(view, call);
   kernel_call.numel = call.numel;
   kernel_call.reduce_op = call.reduce_op;
   PullArguments pull;
   bool simple = false;
-  if (const SlotArea* area = row.area(view.layout, call.dtype)) {
+  if (const SlotArea* area = slots_of(view.layout, call)) {
     use_slots(kernel_call, *area, view, sent_vectors(call, view.world));
     simple = is_simple(kernel_call, view, call);
   } else {
@@ -133,8 +103,9 @@ void allreduce(const RankView& view, const AllreduceCall& call, Stream stream) {
   }
   if (view.check) kernel_call.fingerprint = fingerprint(call.descriptor);
   void* arguments[] = {&kernel_call, &pull};  // a kernel takes as many as it has
-  launch(row.kernel(call.dtype, view.world, simple), call.plan, view.pdl, arguments, stream,
-         "launching all-reduce");
+  const Kernel kernel =
+      require_kernel(Collective::allreduce, call.plan.algorithm, call.dtype, view.world, simple);
+  launch(kernel, call.plan, view.pdl, arguments, stream, "launching all-reduce");
 }
 
 void reduce(const void* const* inputs, int world, void* output, uint64_t numel, DType dtype,

@@ -6,7 +6,7 @@
 namespace collx::cuda {
 
 /// Launches the call. Errors of the launch itself throw std::runtime_error.
-void allreduce(const RankView& view, const AllreduceCall& call, Stream stream);
+void allreduce(const CudaView& view, const AllreduceCall& call, Stream stream);
 
 /// Reduces `inputs[0..world)` in rank order into `output`: all that the fallback needs.
 void reduce(const void* const* inputs, int world, void* output, uint64_t numel, DType dtype,

@@ -10,6 +10,7 @@
 #include "../protocol/blame.h"
 #include "../protocol/selection.h"
 #include "device.h"
+#include "kernels.h"
 #include "launch.h"
 
 namespace collx::cuda {
@@ -27,7 +28,7 @@ void fill(char* region, const SlotArea& area, int world, int stages, int parity,
 
 }  // namespace
 
-void initialize(char* region, const RegionLayout& layout, int world, Stream stream) {
+void initialize(char* region, const CudaLayout& layout, int world, Stream stream) {
   require(cudaMemsetAsync(region, 0, layout.total_bytes, stream), "clearing the region");
   const auto arm = [&](const SlotArea& area, int stages, bool pairs) {
     fill(region, area, world, stages, 0, 0xFF, stream);
@@ -166,7 +167,7 @@ class CopyStream {
 
 }  // namespace
 
-void report(const RankView& view, const StatusRecord& record) {
+void report(const CudaView& view, const StatusRecord& record) {
   if (view.region[0] != nullptr) {  // else the fallback only: nothing that peers could look at
     CopyStream stream;
     uint32_t poison = 0;
@@ -183,7 +184,7 @@ void report(const RankView& view, const StatusRecord& record) {
   record_first(*view.status, record);
 }
 
-void adopt_reported(const RankView& view) {
+void adopt_reported(const CudaView& view) {
   CopyStream stream;
   uint32_t poison = 0;
   stream.read(poison, view.header(view.rank)->poison);
@@ -193,7 +194,7 @@ void adopt_reported(const RankView& view) {
   record_first(*view.status, record);
 }
 
-StatusRecord end_of_chain(const RankView& view) {
+StatusRecord end_of_chain(const CudaView& view) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::nanoseconds(grace_ns(view.timeout_ns));
   CopyStream stream;

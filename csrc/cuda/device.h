@@ -13,7 +13,7 @@ using Stream = CUstream_st*;
 
 /// Zeroes header, tables and pairs and arms the sentinel slots, in stream order. Peers may use the
 /// region after the stream has been synchronized and a barrier passed.
-void initialize(char* region, const RegionLayout& layout, int world, Stream stream);
+void initialize(char* region, const CudaLayout& layout, int world, Stream stream);
 
 struct Offer {
   int blocks;  // of kFullBlock threads, of any kernel, that the device holds resident at once
@@ -32,14 +32,14 @@ HostStatus* allocate_status();
 
 /// Records a failure that the host noticed (the fallback's waits) here and at the peers, without
 /// waiting for this device's streams.
-void report(const RankView& view, const StatusRecord& record);
+void report(const CudaView& view, const StatusRecord& record);
 
 /// Takes over into view.status what a peer has reported while no kernel of this rank was there to
 /// see it. Reads the region by the copy engine: waits for no kernel.
-void adopt_reported(const RankView& view);
+void adopt_reported(const CudaView& view);
 
 /// What a wait in vain comes to, by the notes of all ranks (protocol/blame.h). Reads the region
 /// likewise, until the notes settle it or ranks have had time enough to leave them.
-StatusRecord end_of_chain(const RankView& view);
+StatusRecord end_of_chain(const CudaView& view);
 
 }  // namespace collx::cuda

@@ -7,6 +7,7 @@
 #include "../protocol/selection.h"
 #include "collectives/kernel_table.cuh"
 #include "exchange.h"
+#include "kernels.h"
 #include "launch.h"
 
 namespace collx::cuda {
@@ -33,7 +34,7 @@ Message message_of(const ExchangeCall& call, const void* tensor, const Span& spa
 }
 
 /// This rank's messages between its own tensors and slots or peers' tensors.
-Routes routes_of(const RankView& view, const ExchangeCall& call) {
+Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   Routes routes{};
   const bool copies_direct = is_direct(call) && !is_reduction(call.collective);
   const bool reduces_direct = is_direct(call) && is_reduction(call.collective);
@@ -62,7 +63,7 @@ Routes routes_of(const RankView& view, const ExchangeCall& call) {
   return routes;
 }
 
-void use_channels(KernelCall& k, Routes& routes, const RankView& view) {
+void use_channels(KernelCall& k, Routes& routes, const CudaView& view) {
   const ChannelArea& area = view.layout.channels;
   use_slots(k, area.slots, view, 0);
   for (int d = 1; d < view.world; ++d) {
@@ -84,7 +85,7 @@ bool whole(const Message& m) {
   return m.bytes == 0 || (m.whole && m.width == m.bytes && m.bytes % kVectorBytes == 0);
 }
 
-bool all_whole(const Routes& routes, const RankView& view) {
+bool all_whole(const Routes& routes, const CudaView& view) {
   for (int d = 0; d < view.world; ++d) {
     if (!whole(routes.sent[d]) || !whole(routes.received[d])) return false;
   }
@@ -93,7 +94,7 @@ bool all_whole(const Routes& routes, const RankView& view) {
 
 /// Whether the call is one of those that session.cuh calls simple: here, of messages that are one
 /// run each, and equally long unless they are empty.
-bool is_simple(const KernelCall& k, const Routes& routes, const RankView& view,
+bool is_simple(const KernelCall& k, const Routes& routes, const CudaView& view,
                const ExchangeCall& call) {
   const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
   if (view.check || k.vectors == 0 || k.vectors > threads || k.vectors > k.capacity) return false;
@@ -102,14 +103,18 @@ bool is_simple(const KernelCall& k, const Routes& routes, const RankView& view,
 }
 
 struct Launch {
-  const RankView& view;
+  const CudaView& view;
   const ExchangeCall& call;
   KernelCall kernel_call;
   Routes routes;
   PullArguments pull;
   Stream stream;
 
-  void run(Kernel kernel, void* third = nullptr) {
+  void run(bool simple = false, void* third = nullptr) {
+    run_kernel(require_kernel(call.collective, call.plan.algorithm, call.dtype, view.world, simple),
+               third);
+  }
+  void run_kernel(Kernel kernel, void* third) {
     void* arguments[] = {&kernel_call, &routes, third};  // a kernel takes as many as it has
     launch(kernel, call.plan, view.pdl, arguments, stream, "launching a collective");
   }
@@ -120,17 +125,9 @@ void use_twoshot_slots(Launch& l, uint64_t vectors) {
 }
 
 void staged(Launch& l) {
-  const bool reduces = is_reduction(l.call.collective);
-  const int world = l.view.world;
-  if (is_one_way(l.call.collective)) {
-    use_channels(l.kernel_call, l.routes, l.view);
-    const bool simple = is_simple(l.kernel_call, l.routes, l.view, l.call);
-    return l.run(channels_staged(reduces, l.call.dtype, world, simple));
-  }
   // One stage of all-reduce's two-shot slots: a use carries a word between all pairs, too.
   use_twoshot_slots(l, longest(l.call));
-  const bool simple = is_simple(l.kernel_call, l.routes, l.view, l.call);
-  l.run(exchange_staged(reduces, l.call.dtype, world, simple));
+  l.run(is_simple(l.kernel_call, l.routes, l.view, l.call));
 }
 
 void with_device_splits(Launch& l) {
@@ -141,15 +138,19 @@ void with_device_splits(Launch& l) {
       message_of(call, call.output, dense_span(splits.capacity * splits.row_bytes));
   use_channels(l.kernel_call, l.routes, l.view);
   DeviceSplits given = splits;
-  l.run(alltoallv_device_splits(l.view.world), &given);
+  l.run_kernel(alltoallv_device_splits({l.call.dtype, l.view.world, false}), &given);
+}
+
+void channels(Launch& l) {
+  if (l.call.splits.sent != nullptr) return with_device_splits(l);
+  use_channels(l.kernel_call, l.routes, l.view);
+  l.run(is_simple(l.kernel_call, l.routes, l.view, l.call));
 }
 
 void direct(Launch& l) {
   l.kernel_call.vectors = longest(l.call);
   l.kernel_call.fingerprint = fingerprint(l.call.descriptor);
-  l.run(is_reduction(l.call.collective)
-            ? reduce_direct(l.call.dtype, l.view.world)
-            : exchange_direct(l.view.world, all_whole(l.routes, l.view)));
+  l.run(all_whole(l.routes, l.view));
 }
 
 void twostage(Launch& l) {
@@ -158,7 +159,7 @@ void twostage(Launch& l) {
   // Every rank passes on a part of the whole tensor, whether or not it is the root.
   l.routes.sent[0] = message_of(l.call, l.call.input, dense_span(l.call.longest));
   l.routes.received[0] = message_of(l.call, l.call.output, dense_span(l.call.longest));
-  l.run(broadcast_twostage(l.view.world), &l.pull);
+  l.run(false, &l.pull);
 }
 
 /// Slices of 1/(W-1), one for each rank that is not the root: those behind it in turn.
@@ -190,7 +191,7 @@ void pipelined(Launch& l) {
                 : message_of(l.call, l.call.output, slices.of(rank == root ? l.view.rank : rank));
   }
   use_twoshot_slots(l, slices.vectors());
-  l.run(broadcast_pipelined(l.view.world, is_simple(l.kernel_call, l.routes, l.view, l.call)));
+  l.run(is_simple(l.kernel_call, l.routes, l.view, l.call));
 }
 
 void reduce_in_two_stages(Launch& l) {
@@ -210,67 +211,42 @@ void reduce_in_two_stages(Launch& l) {
     l.routes.received[0] = message_of(l.call, l.call.output, dense_span(bytes));
   }
   use_twoshot_slots(l, slices.vectors());
-  l.run(reduce_twostage(l.call.dtype, l.view.world));
+  l.run();
 }
+
+struct LauncherRow {
+  Algorithm algorithm;
+  void (*launch)(Launch&);
+};
+
+constexpr LauncherRow kLaunchers[] = {
+    {Algorithm::staged, staged},       {Algorithm::channels, channels},
+    {Algorithm::direct, direct},       {Algorithm::reduce_twostage, reduce_in_two_stages},
+    {Algorithm::pipelined, pipelined}, {Algorithm::twostage, twostage},
+};
 
 }  // namespace
 
-void for_each_exchange_kernel(const std::function<void(Kernel)>& visit) {
-  for (int world : kCompiledWorlds) {
-    for (int dtype = 0; dtype < static_cast<int>(DType::count); ++dtype) {
-      for (bool simple : {false, true}) {
-        visit(exchange_staged(true, static_cast<DType>(dtype), world, simple));
-        visit(channels_staged(true, static_cast<DType>(dtype), world, simple));
-      }
-      visit(reduce_direct(static_cast<DType>(dtype), world));
-      visit(reduce_twostage(static_cast<DType>(dtype), world));
-    }
-    for (bool simple : {false, true}) {
-      visit(exchange_staged(false, DType::uint8, world, simple));
-      visit(channels_staged(false, DType::uint8, world, simple));
-    }
-    for (bool simple : {false, true}) {
-      visit(exchange_direct(world, simple));
-      visit(broadcast_pipelined(world, simple));
-    }
-    visit(broadcast_twostage(world));
-    visit(alltoallv_device_splits(world));
-  }
-  visit(rank_barrier());
-}
-
-void exchange(const RankView& view, const ExchangeCall& call, Stream stream) {
+void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
   Launch l{
       view,  call, arguments_of(view, call), routes_of(view, call), pull_arguments_of(view, call),
       stream};
   l.kernel_call.reduce_op = call.reduce_op;
   if (view.check) l.kernel_call.fingerprint = fingerprint(call.descriptor);
-  switch (call.plan.algorithm) {
-    case Algorithm::staged:
-    case Algorithm::onestage:
-      if (call.splits.sent != nullptr) return with_device_splits(l);
-      return reduces_in_two_stages(call.collective, view.world, call.longest)
-                 ? reduce_in_two_stages(l)
-                 : staged(l);
-    case Algorithm::direct:
-      return direct(l);
-    case Algorithm::twostage:
-      return twostage(l);
-    case Algorithm::pipelined:
-      return pipelined(l);
-    default:
-      throw std::runtime_error("collx: no kernel for algorithm " +
-                               std::string(name_of(call.plan.algorithm)));
+  for (const LauncherRow& row : kLaunchers) {
+    if (row.algorithm == call.plan.algorithm) return row.launch(l);
   }
+  throw std::runtime_error("collx: nothing launches algorithm " +
+                           std::string(name_of(call.plan.algorithm)));
 }
 
-void barrier(const RankView& view, const CallDescriptor& descriptor, Stream stream) {
+void barrier(const CudaView& view, const CallDescriptor& descriptor, Stream stream) {
   Call call{};
   call.descriptor = descriptor;
   KernelCall kernel_call = arguments_of(view, call);
   kernel_call.fingerprint = fingerprint(descriptor);
   void* arguments[] = {&kernel_call};
-  launch(rank_barrier(), Plan{Algorithm::direct, 1, 64}, view.pdl, arguments, stream,
+  launch(rank_barrier({}), Plan{Algorithm::direct, 1, 64}, view.pdl, arguments, stream,
          "launching a barrier");
 }
 

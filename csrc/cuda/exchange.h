@@ -6,9 +6,9 @@
 namespace collx::cuda {
 
 /// Launches the call. Errors of the launch itself throw std::runtime_error.
-void exchange(const RankView& view, const ExchangeCall& call, Stream stream);
+void exchange(const CudaView& view, const ExchangeCall& call, Stream stream);
 
 /// Launches a barrier of all ranks.
-void barrier(const RankView& view, const CallDescriptor& descriptor, Stream stream);
+void barrier(const CudaView& view, const CallDescriptor& descriptor, Stream stream);
 
 }  // namespace collx::cuda

@@ -13,7 +13,7 @@ void require(cudaError_t error, const char* what) {
   }
 }
 
-KernelCall arguments_of(const RankView& view, const Call& call) {
+KernelCall arguments_of(const CudaView& view, const Call& call) {
   KernelCall k;
   k.input = call.input;
   k.output = call.output;
@@ -33,10 +33,12 @@ KernelCall arguments_of(const RankView& view, const Call& call) {
   return k;
 }
 
-PullArguments pull_arguments_of(const RankView& view, const Call& call) {
+PullArguments pull_arguments_of(const CudaView& view, const Call& call) {
   PullArguments p;
   std::copy_n(view.region, kMaxCudaRanks, p.region);
-  std::copy_n(call.peer_input, kMaxCudaRanks, p.input);
+  for (int rank = 0; rank < kMaxCudaRanks; ++rank) {
+    p.input[rank] = call.plan.staged ? nullptr : call.peer_input[rank];
+  }
   std::copy_n(call.peer_output, kMaxCudaRanks, p.output);
   p.staging = view.layout.staging;
   p.staging_bytes = view.layout.staging_bytes;
@@ -45,7 +47,7 @@ PullArguments pull_arguments_of(const RankView& view, const Call& call) {
   return p;
 }
 
-void use_slots(KernelCall& k, const SlotArea& area, const RankView& view, uint64_t vectors) {
+void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64_t vectors) {
   k.entries = reinterpret_cast<TileEntry*>(view.region[view.rank] + area.entries);
   k.arriving = view.region[view.rank] + area.slots;
   k.vectors = vectors;
@@ -77,12 +79,6 @@ void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Str
   config.attrs = attributes;
   config.numAttrs = count;
   require(cudaLaunchKernelExC(&config, kernel, arguments), what);
-}
-
-void for_each_kernel(const std::function<void(Kernel)>& visit) {
-  for_each_allreduce_kernel(visit);
-  for_each_exchange_kernel(visit);
-  for_each_norm_kernel(visit);
 }
 
 }  // namespace collx::cuda

@@ -3,8 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <functional>
-
 #include "device.h"
 #include "transports/kernel_call.cuh"
 
@@ -13,11 +11,11 @@ namespace collx::cuda {
 /// std::runtime_error that says what failed.
 void require(cudaError_t error, const char* what);
 
-KernelCall arguments_of(const RankView& view, const Call& call);
-PullArguments pull_arguments_of(const RankView& view, const Call& call);
+KernelCall arguments_of(const CudaView& view, const Call& call);
+PullArguments pull_arguments_of(const CudaView& view, const Call& call);
 
 /// Where the call's words go: `vectors` to each rank in each stage.
-void use_slots(KernelCall& k, const SlotArea& area, const RankView& view, uint64_t vectors);
+void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64_t vectors);
 
 inline bool whole_vectors(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
@@ -27,11 +25,6 @@ inline bool whole_vectors(const void* data) {
 void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
             const char* what, uint32_t cluster = 1);
 
-/// Every kernel that may spin; each launcher adds its own.
-void for_each_kernel(const std::function<void(Kernel)>& visit);
-void for_each_allreduce_kernel(const std::function<void(Kernel)>& visit);
-void for_each_exchange_kernel(const std::function<void(Kernel)>& visit);
-void for_each_norm_kernel(const std::function<void(Kernel)>& visit);
 /// Those of the fallback, which wait for nobody.
 void load_local_kernels();
 

@@ -1,12 +1,10 @@
 // Launchers of the fused normalizations.
 #include <algorithm>
 #include <bit>
-#include <stdexcept>
-#include <string>
 
-#include "../protocol/names.h"
 #include "../protocol/partition.h"
 #include "collectives/kernel_table.cuh"
+#include "kernels.h"
 #include "launch.h"
 #include "norm.h"
 #include "stages/norm_arguments.cuh"
@@ -42,7 +40,7 @@ NormArguments norm_arguments_of(const NormCall& call, int world, uint64_t rows) 
 
 /// Whether the call is one of those that NormStage calls simple. Ranks may differ in it: it changes
 /// the code that runs, not what is exchanged.
-bool is_simple(const RankView& view, const NormCall& call) {
+bool is_simple(const CudaView& view, const NormCall& call) {
   const auto whole = [](const void* tensor) { return tensor == nullptr || whole_vectors(tensor); };
   const NormOptions& o = call.options;
   const bool aligned = whole(call.input) && whole(call.residual) && whole(call.weight) &&
@@ -53,66 +51,29 @@ bool is_simple(const RankView& view, const NormCall& call) {
          (call.quantized == nullptr || o.scale_mode != ScaleMode::group);
 }
 
-/// As planned: all ranks have the same results of rows that they do not divide.
-bool passes_sums(const NormCall& call) {
-  const NormResults results{call.residual_out != nullptr, call.normalized != nullptr,
-                            call.quantized != nullptr};
-  return collx::passes_sums(call.options, results, call.dtype, call.rows * call.cols);
-}
-
-Kernel kernel_of(const NormCall& call, int world, bool simple) {
-  switch (call.plan.algorithm) {
-    case Algorithm::oneshot_push:
-      return norm_oneshot_push(call.dtype, world, simple);
-    case Algorithm::twoshot_push:
-      return passes_sums(call) ? norm_twoshot_push_sums(call.dtype, world, simple)
-                               : norm_twoshot_push(call.dtype, world, simple);
-    case Algorithm::oneshot_pull:
-      return norm_oneshot_pull(call.dtype);
-    case Algorithm::twoshot_pull:
-      return norm_twoshot_pull(call.dtype);
-    default:
-      throw std::runtime_error("collx: no kernel for algorithm " +
-                               std::string(name_of(call.plan.algorithm)));
-  }
-}
-
 }  // namespace
 
-void for_each_norm_kernel(const std::function<void(Kernel)>& visit) {
-  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-    for (const bool simple : {false, true}) {
-      for (int world : kCompiledWorlds) {
-        visit(norm_oneshot_push(dtype, world, simple));
-        visit(norm_twoshot_push(dtype, world, simple));
-        visit(norm_twoshot_push_sums(dtype, world, simple));
-      }
-    }
-    visit(norm_oneshot_pull(dtype));
-    visit(norm_twoshot_pull(dtype));
-    visit(norm_local(dtype));
-  }
-}
-
-void norm(const RankView& view, const NormCall& call, Stream stream) {
+void norm(const CudaView& view, const NormCall& call, Stream stream) {
   KernelCall kernel_call = arguments_of(view, call);
   NormArguments norm = norm_arguments_of(
       call, view.world, rows_to_do(call.collective, call.plan.algorithm, call.rows, view.world));
   norm.scatters = call.scatters();
   if (norm.scatters) norm.result_rows = norm.parts.part(view.rank).count;
   PullArguments pull;
-  const bool push = call.plan.algorithm == Algorithm::oneshot_push ||
-                    call.plan.algorithm == Algorithm::twoshot_push;
+  const bool push = pushes_into_slots(call.plan.algorithm);
   if (push) {
-    const bool large = call.plan.algorithm == Algorithm::twoshot_push || call.shape.large_slots;
+    const bool large =
+        row_of(call.plan.algorithm).slots == SlotsFor::twoshot || call.shape.large_slots;
     use_slots(kernel_call, large ? view.layout.twoshot : view.layout.oneshot, view, 0);
   } else {
     pull = pull_arguments_of(view, call);
   }
   if (view.check || !push) kernel_call.fingerprint = fingerprint(call.descriptor);
   void* arguments[] = {&kernel_call, &norm, &pull};  // a kernel takes as many as it has
-  launch(kernel_of(call, view.world, is_simple(view, call)), call.plan, view.pdl, arguments, stream,
-         "launching a fused normalization", call.shape.cluster);
+  const Kernel kernel = require_kernel(call.collective, call.plan.algorithm, call.dtype, view.world,
+                                       is_simple(view, call));
+  launch(kernel, call.plan, view.pdl, arguments, stream, "launching a fused normalization",
+         call.shape.cluster);
 }
 
 void normalize(const void* const* inputs, int world, const NormCall& call, Stream stream) {
@@ -121,7 +82,7 @@ void normalize(const void* const* inputs, int world, const NormCall& call, Strea
   gathered.world = world;
   NormArguments norm = norm_arguments_of(call, 1, call.rows);
   void* arguments[] = {&gathered, &norm};
-  launch(norm_local(call.dtype), call.plan, PdlLevel::off, arguments, stream,
+  launch(norm_local({call.dtype, 1, false}), call.plan, PdlLevel::off, arguments, stream,
          "launching a local normalization", call.shape.cluster);
 }
 

@@ -6,7 +6,7 @@
 namespace collx::cuda {
 
 /// Launches the call. Errors of the launch itself throw std::runtime_error.
-void norm(const RankView& view, const NormCall& call, Stream stream);
+void norm(const CudaView& view, const NormCall& call, Stream stream);
 
 /// Reduces `inputs[0..world)` in rank order, each [call.rows, call.cols], and normalizes the rows:
 /// all that the fallback and a single rank need.

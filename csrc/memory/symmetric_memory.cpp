@@ -28,9 +28,9 @@ size_t words_bytes(size_t pad_bytes) {
 }
 
 // A rank that spins while another has no core only keeps it from running.
-cpu::Patience patience_of(int world) {
+cpu::Spinning patience_of(int world) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return world <= cores ? cpu::Patience{} : cpu::Patience{20, 20};
+  return world <= cores ? cpu::Spinning{} : cpu::Spinning{20, 20};
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ class CpuSymmetricMemory final : public c10d::symmetric_memory::SymmetricMemory 
 
   std::shared_ptr<RankMappings> mappings_;
   size_t offset_;
-  cpu::Patience patience_;
+  cpu::Spinning patience_;
 };
 
 }  // namespace collx::memory

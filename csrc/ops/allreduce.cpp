@@ -1,10 +1,7 @@
 #include "allreduce.h"
 
 #include "../cpu/allreduce.h"
-#include "call.h"
-#include "checks.h"
-#include "fallback.h"
-#include "registry.h"
+#include "run.h"
 #if COLLX_CUDA
 #include "../cuda/allreduce.h"
 #endif
@@ -15,125 +12,77 @@ namespace {
 
 constexpr const char* kOp = "allreduce";
 
-Plan make_plan(const Communicator& communicator, const ReductionOptions& options, uint64_t bytes,
-               bool input_symmetric, bool output_symmetric) {
-  Request request = request_of(communicator, Collective::allreduce, options.max_blocks);
-  request.dtype = options.dtype;
-  request.bytes = bytes;
-  request.input_symmetric = input_symmetric;
-  request.output_symmetric = output_symmetric;
-  request.algorithm = options.algorithm;
-  return communicator.tuned(select(request));
-}
-
-void describe_call(const at::Tensor& input, const ReductionOptions& options, AllreduceCall& call) {
-  CallDescriptor& d = call.descriptor;
-  d.collective = Collective::allreduce;
-  d.dtype = options.dtype;
-  d.reduce_op = options.reduce_op;
-  d.algorithm = call.plan.algorithm;
-  d.max_blocks = options.max_blocks;
-  describe_tensor(input, d);
-}
-
-void run_on_cpu(Communicator& communicator, const RankView& view, const AllreduceCall& call) {
-  if (!cpu::allreduce(view, call)) communicator.require_usable(kOp);
-}
-
-/// Both tensors are contiguous; they are the same memory or share nothing.
-void run(Communicator& communicator, const ReductionOptions& options, const at::Tensor& input,
-         const at::Tensor& output) {
-  const bool in_place = input.const_data_ptr() == output.const_data_ptr();
+class Allreduce {
+ public:
   AllreduceCall call{};
-  call.input = input.const_data_ptr();
-  call.output = output.mutable_data_ptr();
-  call.numel = static_cast<uint64_t>(input.numel());
-  call.dtype = options.dtype;
-  call.reduce_op = options.reduce_op;
-  const uint64_t bytes = call.numel * static_cast<uint64_t>(dtype_size(options.dtype));
 
-  const auto held = communicator.lock();
-  communicator.require_usable(kOp);
-  const auto from = communicator.symmetric().find(call.input, bytes);
-  const auto to = in_place ? from : communicator.symmetric().find(call.output, bytes);
-  if (call.numel > 0) {
-    check_symmetric(kOp, options.algorithm, from.has_value(), to.has_value());
+  Allreduce(Communicator& communicator, const ReductionOptions& options, const at::Tensor& input,
+            const at::Tensor& output)
+      : communicator_(communicator), options_(options), input_(input), output_(output) {
+    call.input = input.const_data_ptr();
+    call.output = output.mutable_data_ptr();
+    call.numel = static_cast<uint64_t>(input.numel());
+    call.dtype = options.dtype;
+    call.reduce_op = options.reduce_op;
   }
-  if (communicator.options().world_size == 1) {
-    if (!in_place) output.copy_(input);
-    return;
-  }
-  check_peer_access(kOp, options.algorithm, communicator);
-  if (call.numel == 0 && !communicator.options().check) return;
 
-  call.plan = make_plan(communicator, options, bytes, from.has_value(), to.has_value());
-  describe_call(input, options, call);
-  map_peers(communicator, from, to, call);
-  if (call.plan.algorithm == Algorithm::fallback) {
-    enter_fallback(communicator, kOp, call.descriptor);
-    fallback_allreduce(communicator, kOp, call, input, output);
-  } else if (!communicator.on_cuda()) {
-    run_on_cpu(communicator, communicator.view(), call);
-  } else {
+  static const char* op() { return kOp; }
+  Algorithm asked() const { return options_.algorithm; }
+  bool is_empty() const { return call.numel == 0; }
+  static bool needs_no_peers() { return true; }
+  void alone() const {
+    if (!in_place()) output_.copy_(input_);
+  }
+
+  Places find(SymmetricMemory& memory) const {
+    const auto from = memory.find(call.input, bytes());
+    return {from, in_place() ? from : memory.find(call.output, bytes())};
+  }
+  void check(const Places& places) const {
+    if (is_empty() || !needs_symmetric(asked())) return;
+    check_symmetric(kOp, asked(), places.input.has_value(), places.output.has_value());
+  }
+  static const Places& touched(const Places& places) { return places; }
+
+  void plan(const Places& places) {
+    Request request = request_of(communicator_, Collective::allreduce, options_.max_blocks);
+    request.dtype = options_.dtype;
+    request.bytes = bytes();
+    request.input_symmetric = places.input.has_value();
+    request.output_symmetric = places.output.has_value();
+    request.in_place = in_place();
+    request.algorithm = asked();
+    call.plan = communicator_.tuned(select(request));
+    CallDescriptor& d = call.descriptor;
+    d.collective = Collective::allreduce;
+    d.dtype = options_.dtype;
+    d.reduce_op = options_.reduce_op;
+    d.max_blocks = options_.max_blocks;
+    describe_tensor(input_, d);
+  }
+
+  void fall_back() const { fallback_allreduce(communicator_, kOp, call, input_, output_); }
+  bool run(const CpuView& view) const { return cpu::allreduce(view, call); }
 #if COLLX_CUDA
-    cuda::allreduce(communicator.view(), call, communicator.streams().enter());
+  void run(const CudaView& view, cuda::Stream stream) const { cuda::allreduce(view, call, stream); }
 #endif
-  }
-  communicator.count_call();
-}
 
-struct Prepared {
-  ReductionOptions options;
-  std::shared_ptr<Communicator> communicator;
+ private:
+  bool in_place() const { return call.input == call.output; }
+  uint64_t bytes() const { return call.numel * static_cast<uint64_t>(dtype_size(call.dtype)); }
+
+  Communicator& communicator_;
+  const ReductionOptions& options_;
+  const at::Tensor& input_;
+  const at::Tensor& output_;
 };
-
-Prepared prepare(const at::Tensor& input, std::string_view reduce_op, std::string_view group_name,
-                 std::string_view algorithm, int64_t max_blocks) {
-  Prepared prepared{check_reduction(kOp, input, reduce_op, algorithm, max_blocks),
-                    registry::require(kOp, group_name)};
-  check_device(kOp, "input", input, *prepared.communicator);
-  prepared.communicator->require_usable(kOp);
-  return prepared;
-}
 
 }  // namespace
 
-at::Tensor allreduce(const at::Tensor& input, std::string_view reduce_op,
-                     std::string_view group_name, std::string_view algorithm, int64_t max_blocks) {
-  const Prepared p = prepare(input, reduce_op, group_name, algorithm, max_blocks);
-  const OnDevice guard(input.device());
-  at::Tensor output = make_output(input.sizes(), input);
-  run(*p.communicator, p.options, *input.expect_contiguous(), output);
-  return output;
-}
-
-void allreduce_out(const at::Tensor& input, std::string_view reduce_op, std::string_view group_name,
-                   std::string_view algorithm, int64_t max_blocks, at::Tensor& out) {
-  const Prepared p = prepare(input, reduce_op, group_name, algorithm, max_blocks);
-  check_out_like(kOp, input, out);
-  check_overlap(kOp, input, out);
-  const OnDevice guard(input.device());
-  if (out.is_contiguous()) {
-    run(*p.communicator, p.options, *input.expect_contiguous(), out);
-    return;
-  }
-  const at::Tensor dense = make_output(input.sizes(), input);
-  run(*p.communicator, p.options, *input.expect_contiguous(), dense);
-  out.copy_(dense);
-}
-
-void allreduce_inplace(at::Tensor& input, std::string_view reduce_op, std::string_view group_name,
-                       std::string_view algorithm, int64_t max_blocks) {
-  const Prepared p = prepare(input, reduce_op, group_name, algorithm, max_blocks);
-  check_writable(kOp, "input", input);
-  const OnDevice guard(input.device());
-  if (input.is_contiguous()) {
-    run(*p.communicator, p.options, input, input);
-    return;
-  }
-  const at::Tensor dense = input.contiguous();
-  run(*p.communicator, p.options, dense, dense);
-  input.copy_(dense);
+void run_allreduce(Communicator& communicator, const ReductionOptions& options,
+                   const at::Tensor& input, const at::Tensor& output) {
+  Allreduce allreduce(communicator, options, input, output);
+  run(allreduce, communicator);
 }
 
 }  // namespace collx

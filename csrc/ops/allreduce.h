@@ -1,17 +1,14 @@
-// The all-reduce operators' kernels below autograd, and the path that they share.
+// From the tensors of an all-reduce to the backend that carries it out.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <string_view>
+#include "checks.h"
 
 namespace collx {
 
-at::Tensor allreduce(const at::Tensor& input, std::string_view reduce_op,
-                     std::string_view group_name, std::string_view algorithm, int64_t max_blocks);
-void allreduce_out(const at::Tensor& input, std::string_view reduce_op, std::string_view group_name,
-                   std::string_view algorithm, int64_t max_blocks, at::Tensor& out);
-void allreduce_inplace(at::Tensor& input, std::string_view reduce_op, std::string_view group_name,
-                       std::string_view algorithm, int64_t max_blocks);
+/// Both tensors are contiguous; they are the same memory or share nothing.
+void run_allreduce(Communicator& communicator, const ReductionOptions& options,
+                   const at::Tensor& input, const at::Tensor& output);
 
 }  // namespace collx

@@ -1,8 +1,8 @@
-// The Autograd kernels of an operator with one input and one result, made from a description of it:
+// The Autograd kernels of an operator with one input and one result, made from its row in
+// operators.h and a formula:
 //
-//   struct Allgather : Differentiable {
-//     static constexpr const char* kName = "allgather";
-//     using Signature = at::Tensor(const at::Tensor&, ...);  // of the functional form
+//   template <>
+//   struct Formula<operators::Allgather> : operators::Allgather, Differentiable {
 //     static at::Tensor backward(const AutogradContext&, const at::Tensor& gradient, ...);
 //   };
 //

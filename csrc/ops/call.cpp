@@ -25,10 +25,10 @@ at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like) {
 }
 
 void describe_tensor(const at::Tensor& tensor, CallDescriptor& d) {
-  d.scalar_type = 1 + static_cast<uint32_t>(tensor.scalar_type());
+  d.scalar_type = static_cast<uint8_t>(1 + static_cast<int>(tensor.scalar_type()));
   d.numel = static_cast<uint64_t>(tensor.numel());
   const at::IntArrayRef sizes = tensor.sizes();
-  d.dims = static_cast<int32_t>(sizes.size());
+  d.dims = static_cast<uint8_t>(sizes.size());
   constexpr size_t kKept = sizeof(d.sizes) / sizeof(d.sizes[0]);
   for (size_t i = 0; i < sizes.size() && i < kKept; ++i) d.sizes[i] = sizes[i];
 }
@@ -41,7 +41,7 @@ void map_peers(const Communicator& communicator, const std::optional<SymmetricRa
   }
   if (input) call.descriptor.input_offset = input->place();
   if (output) call.descriptor.output_offset = output->place();
-  call.descriptor.symmetric = (input ? 1u : 0u) | (output ? 2u : 0u);
+  call.descriptor.symmetric = static_cast<uint8_t>((input ? 1 : 0) | (output ? 2 : 0));
 }
 
 Request request_of(const Communicator& communicator, Collective collective, int max_blocks) {
@@ -58,8 +58,6 @@ Request request_of(const Communicator& communicator, Collective collective, int 
 }
 
 void enter_fallback(Communicator& communicator, const char* op, const CallDescriptor& descriptor) {
-  RankView view = communicator.view();
-  view.check = true;
 #if COLLX_CUDA
   if (communicator.on_cuda()) {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -68,15 +66,18 @@ void enter_fallback(Communicator& communicator, const char* op, const CallDescri
         "accepted during a capture: the algorithms on peer memory");
     const cuda::Stream stream = communicator.streams().enter();
     if (!communicator.has_regions()) return;
+    CudaView view = communicator.cuda_view();
+    view.check = true;
     cuda::barrier(view, descriptor, stream);
     c10::cuda::getCurrentCUDAStream(communicator.options().device.index()).synchronize();
     communicator.require_usable(op);
     return;
   }
 #endif
-  if (communicator.has_regions() && !cpu::barrier(view, descriptor)) {
-    communicator.require_usable(op);
-  }
+  if (!communicator.has_regions()) return;
+  CpuView view = communicator.cpu_view();
+  view.check = true;
+  if (!cpu::barrier(view, descriptor)) communicator.require_usable(op);
 }
 
 }  // namespace collx

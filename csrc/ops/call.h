@@ -18,10 +18,6 @@ namespace collx {
 /// to it costs a good part of a small call.
 at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like);
 
-/// Where the descriptor of a normalization says, behind its options, that the normalized tensor is
-/// a result besides the quantized one.
-inline constexpr int kKeepsNormAt = 7;
-
 /// Sizes and dtype of `tensor` for the descriptor.
 void describe_tensor(const at::Tensor& tensor, CallDescriptor& descriptor);
 

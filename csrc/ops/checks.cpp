@@ -25,9 +25,9 @@ std::string joined(const std::array<std::string_view, N>& names) {
 
 std::string algorithms_of(Collective collective) {
   std::string text;
-  for (size_t i = 0; i < kAlgorithmNames.size(); ++i) {
-    if (!has_algorithm(collective, static_cast<Algorithm>(i))) continue;
-    text.append(text.empty() ? "" : ", ").append(kAlgorithmNames[i]);
+  for (const AlgorithmRow& row : kAlgorithms) {
+    if (!has_algorithm(collective, row.algorithm)) continue;
+    text.append(text.empty() ? "" : ", ").append(row.name);
   }
   return text;
 }
@@ -54,8 +54,6 @@ constexpr std::optional<DType> dtype_of(at::ScalarType type) {
       return std::nullopt;
   }
 }
-
-constexpr bool is_integer(DType dtype) { return !has_sentinel(dtype); }
 
 uint64_t address(const at::Tensor& tensor) {
   return reinterpret_cast<uint64_t>(tensor.const_data_ptr());
@@ -102,11 +100,11 @@ int check_max_blocks(const char* op, int64_t max_blocks) {
   return static_cast<int>(max_blocks);
 }
 
-ReductionOptions check_reduction(const char* op, const at::Tensor& input,
+ReductionOptions check_reduction(Collective collective, const at::Tensor& input,
                                  std::string_view reduce_op, std::string_view algorithm,
                                  int64_t max_blocks) {
+  const char* const op = name_of(collective).data();
   const DType dtype = check_dtype(op, "input", input);
-  const Collective collective = *find_name<Collective>(kCollectiveNames, op);
   return {dtype, check_reduce_op(op, reduce_op, dtype), check_algorithm(op, collective, algorithm),
           check_max_blocks(op, max_blocks)};
 }
@@ -209,7 +207,7 @@ void check_direct(const char* op, Collective collective, Algorithm algorithm, bo
                     ": algorithm: got \"direct\", which needs a symmetric ",
                     reads ? "input" : "output (give it as out=)",
                     "; accepted: contiguous tensors from collx.empty or known by collx.register");
-  TORCH_CHECK_VALUE(!in_place || collective != Collective::alltoall, "collx.", op,
+  TORCH_CHECK_VALUE(!in_place || !overwrites_in_place(collective), "collx.", op,
                     ": algorithm: got \"direct\" in place, where peers would overwrite what is "
                     "still to be sent; accepted: auto, staged, fallback");
 }

@@ -30,7 +30,7 @@ ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype);
 Algorithm check_algorithm(const char* op, Collective collective, std::string_view name);
 int check_max_blocks(const char* op, int64_t max_blocks);
 
-ReductionOptions check_reduction(const char* op, const at::Tensor& input,
+ReductionOptions check_reduction(Collective collective, const at::Tensor& input,
                                  std::string_view reduce_op, std::string_view algorithm,
                                  int64_t max_blocks);
 

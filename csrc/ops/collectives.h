@@ -1,78 +1,43 @@
-// The operators' kernels below autograd, all-reduce apart. Arguments as in schema.cpp; the forms
-// with `out` write it, those that end in _inplace their input.
+// The forms of the operators in operators.h below autograd, and on Meta: what generated.h calls.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <tuple>
 
+#include "exchange.h"
+#include "operators.h"
+#include "shapes.h"
+
 namespace collx {
 
-at::Tensor reducescatter(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
-                         std::string_view group_name, int64_t axis, std::string_view algorithm,
-                         int64_t max_blocks);
-void reducescatter_out(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
-                       std::string_view group_name, int64_t axis, std::string_view algorithm,
-                       int64_t max_blocks, at::Tensor& out);
+/// A call whose arguments have been checked, on its way to its output.
+struct Prepared {
+  const at::Tensor& input;  // as given
+  Exchange exchange;
+  std::shared_ptr<Communicator> communicator;
+  Sizes sizes;  // of the output, where it has not the input's
+  // Where the one tensor may be a part of the other: bytes between their beginnings.
+  std::optional<int64_t> own_part;
 
-at::Tensor allgather(const at::Tensor& input, int64_t group_size, std::string_view group_name,
-                     int64_t axis, std::optional<int64_t> total, std::string_view algorithm,
-                     int64_t max_blocks);
-void allgather_out(const at::Tensor& input, int64_t group_size, std::string_view group_name,
-                   int64_t axis, std::optional<int64_t> total, std::string_view algorithm,
-                   int64_t max_blocks, at::Tensor& out);
+  at::IntArrayRef output_sizes() const;
+};
 
-at::Tensor broadcast(const at::Tensor& input, int64_t root, std::string_view group_name,
-                     std::string_view algorithm, int64_t max_blocks);
-void broadcast_out(const at::Tensor& input, int64_t root, std::string_view group_name,
-                   std::string_view algorithm, int64_t max_blocks, at::Tensor& out);
-void broadcast_inplace(at::Tensor& input, int64_t root, std::string_view group_name,
-                       std::string_view algorithm, int64_t max_blocks);
+/// With what is checked of every call; shapes are not.
+Prepared prepare(const Given& given);
 
-at::Tensor reduce(const at::Tensor& input, std::string_view reduce_op, int64_t root,
-                  std::string_view group_name, std::string_view algorithm, int64_t max_blocks);
-void reduce_out(const at::Tensor& input, std::string_view reduce_op, int64_t root,
-                std::string_view group_name, std::string_view algorithm, int64_t max_blocks,
-                at::Tensor& out);
-void reduce_inplace(at::Tensor& input, std::string_view reduce_op, int64_t root,
-                    std::string_view group_name, std::string_view algorithm, int64_t max_blocks);
+at::Tensor into_new(const Given& given);
+/// `out` has the input's shape, and may be the input.
+void into_like(const Given& given, at::Tensor& out);
+void into_apart(const Given& given, at::Tensor& out);
+void in_place(const Given& given);
 
-at::Tensor gather(const at::Tensor& input, int64_t root, int64_t group_size,
-                  std::string_view group_name, std::string_view algorithm, int64_t max_blocks);
-void gather_out(const at::Tensor& input, int64_t root, int64_t group_size,
-                std::string_view group_name, std::string_view algorithm, int64_t max_blocks,
-                at::Tensor& out);
-
-at::Tensor scatter(const at::Tensor& input, int64_t root, int64_t group_size,
-                   std::string_view group_name, std::string_view algorithm, int64_t max_blocks);
-void scatter_out(const at::Tensor& input, int64_t root, int64_t group_size,
-                 std::string_view group_name, std::string_view algorithm, int64_t max_blocks,
-                 at::Tensor& out);
-
-at::Tensor alltoall(const at::Tensor& input, int64_t group_size, std::string_view group_name,
-                    std::string_view algorithm, int64_t max_blocks);
-void alltoall_out(const at::Tensor& input, int64_t group_size, std::string_view group_name,
-                  std::string_view algorithm, int64_t max_blocks, at::Tensor& out);
-void alltoall_inplace(at::Tensor& input, int64_t group_size, std::string_view group_name,
-                      std::string_view algorithm, int64_t max_blocks);
-
-at::Tensor alltoallv(const at::Tensor& input, at::IntArrayRef output_splits,
-                     at::IntArrayRef input_splits, std::string_view group_name,
-                     std::string_view algorithm, int64_t max_blocks);
-void alltoallv_out(const at::Tensor& input, at::IntArrayRef output_splits,
-                   at::IntArrayRef input_splits, std::string_view group_name,
-                   std::string_view algorithm, int64_t max_blocks, at::Tensor& out);
-
-std::tuple<at::Tensor, at::Tensor> alltoallv_device_splits(
-    const at::Tensor& input, const at::Tensor& input_splits, int64_t capacity,
-    std::string_view group_name, std::string_view algorithm, int64_t max_blocks);
-void alltoallv_device_splits_out(const at::Tensor& input, const at::Tensor& input_splits,
-                                 int64_t capacity, std::string_view group_name,
-                                 std::string_view algorithm, int64_t max_blocks, at::Tensor& out,
-                                 at::Tensor& output_splits);
-
-void barrier(std::string_view group_name);
+// Without data: exact on any rank; only uneven parts ask the registry which rank this is.
+Sizes check_meta(const Given& given);
+at::Tensor new_meta(const Given& given);
+void check_out_meta(const Given& given, const at::Tensor& out);
 
 }  // namespace collx

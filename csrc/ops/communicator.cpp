@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "../cpu/allreduce.h"
 #include "../cpu/failure.h"
 #include "../protocol/cpu_layout.h"
 #include "../protocol/selection.h"
@@ -43,17 +42,24 @@ void check_options(const CommunicatorOptions& o) {
   TORCH_CHECK_VALUE(o.blocks >= 1, "collx: blocks: got ", o.blocks, "; accepted: 1 and more");
 }
 
+void check_room(uint64_t needed, uint64_t least, int world_size, uint64_t payload_bytes,
+                const char* device) {
+  TORCH_CHECK_VALUE(needed <= payload_bytes, "collx: payload_bytes: got ", payload_bytes,
+                    "; accepted for ", world_size, " ranks on ", device, ": ", least, " and more");
+}
+
 }  // namespace
 
-RegionLayout region_layout(c10::DeviceType device, int world_size, uint64_t payload_bytes) {
-  const bool on_cpu = device == c10::DeviceType::CPU;
-  const RegionLayout layout =
-      on_cpu ? cpu_layout(world_size, payload_bytes) : cuda_layout(world_size, payload_bytes);
-  TORCH_CHECK_VALUE(
-      layout.total_bytes <= payload_bytes, "collx: payload_bytes: got ", payload_bytes,
-      "; accepted for ", world_size, " ranks on ", device, ": ",
-      on_cpu ? smallest_cpu_region(world_size) : cuda_layout(world_size, 0).total_bytes,
-      " and more");
+CpuLayout require_cpu_layout(int world_size, uint64_t payload_bytes) {
+  const CpuLayout layout = cpu_layout(world_size, payload_bytes);
+  check_room(layout.total_bytes, smallest_cpu_region(world_size), world_size, payload_bytes, "cpu");
+  return layout;
+}
+
+CudaLayout require_cuda_layout(int world_size, uint64_t payload_bytes) {
+  const CudaLayout layout = cuda_layout(world_size, payload_bytes);
+  const uint64_t least = cuda_layout(world_size, 0).total_bytes;
+  check_room(layout.total_bytes, least, world_size, payload_bytes, "cuda");
   return layout;
 }
 
@@ -77,9 +83,10 @@ Communicator::Communicator(CommunicatorOptions options)
   for (size_t i = 0; i < options_.regions.size(); ++i) {
     view_.region[i] = reinterpret_cast<char*>(options_.regions[i]);
   }
-  if (has_regions()) {
-    view_.layout =
-        region_layout(options_.device.type(), options_.world_size, options_.payload_bytes);
+  if (has_regions() && on_cuda()) {
+    cuda_layout_ = require_cuda_layout(options_.world_size, options_.payload_bytes);
+  } else if (has_regions()) {
+    cpu_layout_ = require_cpu_layout(options_.world_size, options_.payload_bytes);
   }
   view_.status = status_.get();
   view_.timeout_ns = static_cast<uint64_t>(options_.timeout_ms) * 1'000'000;
@@ -93,13 +100,12 @@ Communicator::~Communicator() { registry::leave(*this); }
 
 bool Communicator::forked() const { return fork_generation_ != registry::fork_generation(); }
 
-RankView Communicator::view() const {
-  RankView view = view_;
+CudaView Communicator::cuda_view() const {
+  CudaView view{view_, cuda_layout_};
   view.pdl = pdl();
   // With "early", dependents take up the device while a grid still spins: two communicators on two
   // streams could block each other across ranks.
-  if (view.pdl == PdlLevel::early && on_cuda() &&
-      registry::live_on_device(options_.device.index()) > 1) {
+  if (view.pdl == PdlLevel::early && registry::live_on_device(options_.device.index()) > 1) {
     view.pdl = PdlLevel::end;
   }
   return view;
@@ -137,7 +143,9 @@ int Communicator::spare_blocks() const {
 
 Plan Communicator::tuned(Plan plan) const {
   if (tuned_blocks_ == 0 || plan.algorithm == Algorithm::fallback || !on_cuda()) return plan;
-  return {plan.algorithm, tuned_blocks_, tuned_threads_};
+  plan.blocks = tuned_blocks_;
+  plan.threads = tuned_threads_;
+  return plan;
 }
 
 std::optional<StatusRecord> Communicator::failure() const {
@@ -153,13 +161,14 @@ std::string Communicator::describe_failure(const StatusRecord& record) const {
 void Communicator::adopt_reported() {
   if (!has_regions() || status_.ready() || destroyed() || forked()) return;
   if (!on_cuda()) {
-    if (cpu::poisoned(view_)) cpu::adopt(view_);
+    const CpuView view = cpu_view();
+    if (cpu::poisoned(view)) cpu::adopt(view);
     return;
   }
 #if COLLX_CUDA
   // A watchdog's thread has another device current, of which this process may know nothing yet.
   const OnDevice guard(options_.device);
-  if (!capturing(options_.device)) cuda::adopt_reported(view_);
+  if (!capturing(options_.device)) cuda::adopt_reported(cuda_view());
 #endif
 }
 
@@ -171,7 +180,7 @@ void Communicator::follow_blame() {
   if (destroyed() || forked() || capturing(options_.device)) return;
   const std::lock_guard held(verdict_mutex_);
   if (followed_.load(std::memory_order_relaxed)) return;
-  verdict_ = cuda::end_of_chain(view_);
+  verdict_ = cuda::end_of_chain(cuda_view());
   followed_.store(true, std::memory_order_release);
 #endif
 }
@@ -215,11 +224,11 @@ void Communicator::report(const StatusRecord& record) {
   if (!has_regions()) {
     record_first(*status_.get(), record);
   } else if (!on_cuda()) {
-    cpu::report(view_, record);
+    cpu::report(cpu_view(), record);
   } else {
 #if COLLX_CUDA
     const OnDevice guard(options_.device);
-    cuda::report(view_, record);
+    cuda::report(cuda_view(), record);
 #endif
   }
 }

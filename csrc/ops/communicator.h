@@ -43,8 +43,9 @@ struct CommunicatorOptions {
   Capabilities capabilities = {};
 };
 
-/// The layout for the device, as every rank computes it.
-RegionLayout region_layout(c10::DeviceType device, int world_size, uint64_t payload_bytes);
+/// The layouts, as every rank computes them. ValueError where a region would be too small.
+CpuLayout require_cpu_layout(int world_size, uint64_t payload_bytes);
+CudaLayout require_cuda_layout(int world_size, uint64_t payload_bytes);
 
 class C10_EXPORT Communicator {
  public:
@@ -63,6 +64,7 @@ class C10_EXPORT Communicator {
   /// Raises when calls are refused: in a forked child, after destroy(), after a failure. The first
   /// refusal after a failure is the failure itself.
   void require_usable(const char* op);
+  void refuse_if_destroyed(const char* op) const;
   /// Raises the failure that was recorded, by its own class, each time; CommunicatorPoisoned after
   /// destroy(). `detail` is added to the words.
   void check(const char* op, const std::string& detail = {});
@@ -71,7 +73,10 @@ class C10_EXPORT Communicator {
   bool forked() const;
 
   /// What a call hands to the backend, with the level of dependent launch that applies now.
-  RankView view() const;
+  CpuView cpu_view() const { return {view_, cpu_layout_}; }
+  CudaView cuda_view() const;
+  const CpuLayout& cpu_layout() const { return cpu_layout_; }
+  const CudaLayout& cuda_layout() const { return cuda_layout_; }
   PdlLevel pdl() const { return pdl_.load(std::memory_order_relaxed); }
   /// "off" it stays where not every rank's device has dependent launch.
   void set_pdl(PdlLevel level) {
@@ -111,12 +116,13 @@ class C10_EXPORT Communicator {
   void adopt_reported();
   /// Finds out who is to be named (protocol/blame.h), once.
   void follow_blame();
-  void refuse_if_destroyed(const char* op) const;
   int most_blocks(int threads) const;
   std::string describe_failure(const StatusRecord& record) const;
 
   CommunicatorOptions options_;
   RankView view_{};
+  CpuLayout cpu_layout_{};    // on CPU
+  CudaLayout cuda_layout_{};  // on CUDA
   StatusBlock status_;
   StatusRecord verdict_;  // CUDA: what the failure comes to, once `followed_`
   std::atomic<bool> followed_{false};

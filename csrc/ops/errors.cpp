@@ -6,10 +6,9 @@
 #include <array>
 #include <atomic>
 #include <charconv>
-#include <cstring>
 #include <sstream>
 
-#include "../protocol/exchange.h"
+#include "../protocol/geometry.h"
 #include "../protocol/names.h"
 #include "../protocol/norm.h"
 #include "call.h"
@@ -39,7 +38,8 @@ void write_sizes(std::ostream& out, const CallDescriptor& call) {
   out << '[';
   for (int i = 0; i < call.dims && i < kKept; ++i) out << (i > 0 ? ", " : "") << call.sizes[i];
   if (call.dims > kKept) {
-    out << ", ...], " << call.numel << " elements in " << call.dims << " dimensions,";
+    out << ", ...], " << call.numel << " elements in " << static_cast<int>(call.dims)
+        << " dimensions,";
   } else {
     out << ']';
   }
@@ -57,7 +57,7 @@ void write_options(std::ostream& out, const CallDescriptor& call) {
     separator = ", ";
   }
   if (call.axis >= 0) {
-    out << separator << "axis " << call.axis;
+    out << separator << "axis " << static_cast<int>(call.axis);
     separator = ", ";
   }
   if (separator[0] != '(') out << ')';
@@ -77,10 +77,8 @@ std::string exact(float value) {
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
-/// Those of a fused normalization, which stand behind its sizes.
 void write_norm_options(std::ostream& out, const CallDescriptor& call) {
-  NormOptions o;
-  std::memcpy(static_cast<void*>(&o), &call.sizes[kNormOptionsAt], sizeof(o));
+  const NormOptions& o = call.norm;
   out << "(rounding " << safe_name(kRoundingNames, o.rounding) << ", eps " << exact(o.eps)
       << ", weight_offset " << exact(o.weight_offset);
   if (o.weight_float32 && call.dtype != DType::float32) out << ", weight of float32";
@@ -92,7 +90,7 @@ void write_norm_options(std::ostream& out, const CallDescriptor& call) {
       out << ", scale_dtype " << safe_name(kScaleTypeNames, o.scale_type);
     }
     if (o.column_major) out << ", scale_layout column";
-    if (call.sizes[kKeepsNormAt] != 0) out << ", keep_norm";
+    if (call.keeps_norm) out << ", keep_norm";
   }
   out << ')';
 }
@@ -178,6 +176,8 @@ std::string describe(const CallDescriptor& call) {
         << " expected from it,";
   }
   out << " by " << safe_name(kAlgorithmNames, call.algorithm);
+  if (call.runs != call.algorithm)
+    out << ", carried out by " << safe_name(kAlgorithmNames, call.runs);
   if (call.max_blocks > 0) out << ", max_blocks=" << call.max_blocks;
   if (call.symmetric & 1u) write_place(out, "input", call.input_offset);
   if (call.symmetric & 2u) write_place(out, "output", call.output_offset);

@@ -6,9 +6,7 @@
 
 #include "../cpu/exchange.h"
 #include "../protocol/names.h"
-#include "call.h"
-#include "checks.h"
-#include "fallback.h"
+#include "run.h"
 #if COLLX_CUDA
 #include "../cuda/exchange.h"
 #endif
@@ -43,11 +41,16 @@ void lay_out(const Exchange& e, int world, int rank, ExchangeCall& call) {
   for (int r = 0; r < world; ++r) {
     call.sent[r] = sent_span(e.collective, g, world, e.root, rank, r);
     call.received[r] = received_span(e.collective, g, world, e.root, r, rank);
-    call.landing[r] = received_span(e.collective, g, world, e.root, rank, r);
-    call.taken[r] = sent_span(e.collective, g, world, e.root, r, rank);
   }
-  const bool whole = e.collective == Collective::broadcast || e.collective == Collective::reduce;
-  call.longest = whole ? g.bytes() : g.part_bytes(world, 0);  // low ranks have the long parts
+  call.longest = longest_message(e.collective, g, world);
+}
+
+/// Where messages are in the peers' tensors.
+void lay_out_at_peers(const Exchange& e, int world, int rank, ExchangeCall& call) {
+  for (int r = 0; r < world; ++r) {
+    call.landing[r] = received_span(e.collective, e.geometry, world, e.root, rank, r);
+    call.taken[r] = sent_span(e.collective, e.geometry, world, e.root, r, rank);
+  }
 }
 
 void describe(const Exchange& e, const at::Tensor& input, CallDescriptor& d) {
@@ -55,7 +58,7 @@ void describe(const Exchange& e, const at::Tensor& input, CallDescriptor& d) {
   d.dtype = e.dtype;
   d.reduce_op = e.reduce_op;
   d.root = static_cast<int16_t>(e.root);
-  d.axis = static_cast<int16_t>(e.axis);
+  d.axis = static_cast<int8_t>(e.axis);
   d.max_blocks = e.max_blocks;
   describe_tensor(input, d);
   // What the ranks agree on: of the axis along which their parts may differ, the whole.
@@ -71,50 +74,96 @@ void describe(const Exchange& e, const at::Tensor& input, CallDescriptor& d) {
   }
 }
 
-Plan make_plan(const Exchange& e, const Communicator& communicator, const ExchangeCall& call,
-               uint64_t bytes, bool input_symmetric, bool output_symmetric) {
-  Request request = request_of(communicator, e.collective, e.max_blocks);
-  request.dtype = e.dtype;
-  request.bytes = bytes;
-  request.message = call.longest;
-  // In place peers would overwrite what is still to be sent.
-  const bool in_place = e.collective == Collective::alltoall && call.input == call.output;
-  request.input_symmetric = input_symmetric;
-  request.output_symmetric = output_symmetric && !in_place;
-  request.algorithm = e.algorithm;
-  return communicator.tuned(select(request));
-}
+class ExchangeRun {
+ public:
+  ExchangeCall call{};
 
-/// How a broadcast of one stage between GPUs is carried out: the descriptor keeps its name.
-Algorithm carried_out(const Exchange& e, const Communicator& communicator, Algorithm algorithm,
-                      uint64_t bytes, bool output_symmetric) {
-  if (algorithm != Algorithm::onestage || !communicator.on_cuda()) return algorithm;
-  Request request = request_of(communicator, e.collective, 0);
-  request.bytes = bytes;
-  request.output_symmetric = output_symmetric;
-  return onestage_is_direct(request) ? Algorithm::direct : Algorithm::staged;
-}
-
-/// A rank by itself: all that it sends stays here.
-void run_alone(const at::Tensor& input, const at::Tensor& output) {
-  if (input.const_data_ptr() != output.const_data_ptr()) output.copy_(input.view_as(output));
-}
-
-void carry_out(Communicator& communicator, const Exchange& e, const ExchangeCall& call) {
-#if COLLX_CUDA
-  if (communicator.on_cuda()) {
-    cuda::exchange(communicator.view(), call, communicator.streams().enter());
-    return;
+  ExchangeRun(const Exchange& e, Communicator& communicator, const at::Tensor& input,
+              const at::Tensor& output)
+      : e_(e), communicator_(communicator), input_(input), output_(output) {
+    const int world = communicator.options().world_size, rank = communicator.options().rank;
+    call.input = input.const_data_ptr();
+    call.output = output.mutable_data_ptr();
+    call.collective = e.collective;
+    call.root = e.root;
+    call.element_bytes = static_cast<uint32_t>(input.element_size());
+    call.dtype = e.dtype;
+    call.reduce_op = e.reduce_op;
+    call.splits = e.splits;
+    if (counted()) {
+      lay_out_splits(e, call);
+    } else {
+      lay_out(e, world, rank, call);
+    }
+    if (e.collective == Collective::gather && rank != e.root) call.cleared = output.nbytes();
+    bytes_ = counted() ? call.longest * static_cast<uint64_t>(world) : e.geometry.bytes();
   }
-#endif
-  if (!cpu::exchange(communicator.view(), call)) communicator.require_usable(e.op());
-}
 
-/// Nothing to exchange between any ranks, which all of them know.
-bool empty_everywhere(const Exchange& e, const ExchangeCall& call) {
-  if (e.splits.sent != nullptr) return false;  // the counts are a result, too
-  return e.collective == Collective::alltoallv ? e.geometry.inner == 0 : call.longest == 0;
-}
+  const char* op() const { return e_.op(); }
+  Algorithm asked() const { return e_.algorithm; }
+  /// With splits on the device, the counts are a result, too.
+  bool needs_no_peers() const { return !device_splits(); }
+  bool is_empty() const {
+    if (device_splits()) return false;
+    return counted() ? e_.geometry.inner == 0 : call.longest == 0;
+  }
+  /// All that a rank by itself sends stays here.
+  void alone() const {
+    if (!in_place()) output_.copy_(input_.view_as(output_));
+  }
+
+  Places find(SymmetricMemory& memory) const {
+    return {memory.find(call.input, input_.nbytes()), memory.find(call.output, output_.nbytes())};
+  }
+  void check(const Places& places) const {
+    if (call.longest == 0) return;
+    check_direct(op(), e_.collective, asked(), places.input.has_value(), places.output.has_value(),
+                 in_place());
+  }
+  /// Only of what peers touch need the places agree: an allgather's input may be a part of its
+  /// output.
+  Places touched(const Places& places) const {
+    const Touched peers = collx::touched(e_.collective);
+    return {peers.input ? places.input : std::nullopt, peers.output ? places.output : std::nullopt};
+  }
+
+  void plan(const Places& places) {
+    if (device_splits()) {
+      call.longest = std::max(e_.splits.rows, e_.splits.capacity) * e_.splits.row_bytes;
+    }
+    Request request = request_of(communicator_, e_.collective, e_.max_blocks);
+    request.dtype = e_.dtype;
+    request.bytes = bytes_;
+    request.message = call.longest;
+    request.input_symmetric = places.input.has_value();
+    request.output_symmetric = places.output.has_value();
+    request.in_place = in_place();
+    request.algorithm = asked();
+    call.plan = communicator_.tuned(select(request));
+    if (needs_symmetric(call.plan.algorithm)) {
+      const CommunicatorOptions& o = communicator_.options();
+      lay_out_at_peers(e_, o.world_size, o.rank, call);
+    }
+    describe(e_, input_, call.descriptor);
+  }
+
+  void fall_back() const { fallback_exchange(communicator_, op(), call, input_, output_); }
+  bool run(const CpuView& view) const { return cpu::exchange(view, call); }
+#if COLLX_CUDA
+  void run(const CudaView& view, cuda::Stream stream) const { cuda::exchange(view, call, stream); }
+#endif
+
+ private:
+  bool counted() const { return row_of(e_.collective).counted; }
+  bool device_splits() const { return e_.splits.sent != nullptr; }
+  bool in_place() const { return call.input == call.output; }
+
+  const Exchange& e_;
+  Communicator& communicator_;
+  const at::Tensor& input_;
+  const at::Tensor& output_;
+  uint64_t bytes_ = 0;  // of the full tensor
+};
 
 }  // namespace
 
@@ -122,55 +171,8 @@ const char* Exchange::op() const { return name_of(collective).data(); }
 
 void run(const Exchange& e, Communicator& communicator, const at::Tensor& input,
          const at::Tensor& output) {
-  const int world = communicator.options().world_size, rank = communicator.options().rank;
-  ExchangeCall call{};
-  call.input = input.const_data_ptr();
-  call.output = output.mutable_data_ptr();
-  call.collective = e.collective;
-  call.root = e.root;
-  call.element_bytes = static_cast<uint32_t>(input.element_size());
-  call.dtype = e.dtype;
-  call.reduce_op = e.reduce_op;
-  call.splits = e.splits;
-  if (e.collective == Collective::alltoallv) {
-    lay_out_splits(e, call);
-  } else {
-    lay_out(e, world, rank, call);
-  }
-  if (e.collective == Collective::gather && rank != e.root) call.cleared = output.nbytes();
-  const bool device_splits = e.splits.sent != nullptr;
-  const uint64_t bytes =
-      e.collective == Collective::alltoallv ? call.longest * world : e.geometry.bytes();
-
-  const auto held = communicator.lock();
-  communicator.require_usable(e.op());
-  const auto from = communicator.symmetric().find(call.input, input.nbytes());
-  const auto to = communicator.symmetric().find(call.output, output.nbytes());
-  if (call.longest > 0) {
-    check_direct(e.op(), e.collective, e.algorithm, from.has_value(), to.has_value(),
-                 call.input == call.output);
-  }
-  if (world == 1 && !device_splits) return run_alone(input, output);
-  if (world > 1) check_peer_access(e.op(), e.algorithm, communicator);
-  if (empty_everywhere(e, call) && !communicator.options().check) return;
-
-  if (device_splits) call.longest = std::max(e.splits.rows, e.splits.capacity) * e.splits.row_bytes;
-  call.plan = make_plan(e, communicator, call, bytes, from.has_value(), to.has_value());
-  describe(e, input, call.descriptor);
-  call.descriptor.algorithm = call.plan.algorithm;
-  // Only of what peers touch need the places agree: an allgather's input may be a part of its
-  // output.
-  const bool reads = is_reduction(e.collective), touched = e.collective != Collective::alltoallv;
-  map_peers(communicator, reads && touched ? from : std::nullopt,
-            !reads && touched ? to : std::nullopt, call);
-  if (call.plan.algorithm == Algorithm::fallback) {
-    enter_fallback(communicator, e.op(), call.descriptor);
-    fallback_exchange(communicator, e.op(), call, input, output);
-  } else {
-    call.plan.algorithm = carried_out(e, communicator, call.plan.algorithm, bytes, to.has_value());
-    carry_out(communicator, e, call);
-  }
-  communicator.count_call();
+  ExchangeRun exchange(e, communicator, input, output);
+  run(exchange, communicator);
 }
 
 }  // namespace collx

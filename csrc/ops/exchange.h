@@ -3,12 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../protocol/exchange.h"
+#include "../protocol/geometry.h"
 #include "communicator.h"
 
 namespace collx {
 
-/// A call in terms of its unsplit tensor; csrc/protocol/exchange.h says who sends what.
+/// A call in terms of its unsplit tensor; csrc/protocol/geometry.h says who sends what.
 struct Exchange {
   Collective collective;
   Geometry geometry;

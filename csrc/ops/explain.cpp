@@ -20,22 +20,18 @@ namespace {
 
 Collective check_op(std::string_view op) {
   const Collective found = find_name<Collective>(kCollectiveNames, op).value_or(Collective::none);
-  const auto moves_data = [](Collective c) {
-    return c != Collective::none && c != Collective::barrier;
-  };
   std::string known;
-  for (size_t i = 0; i < kCollectiveNames.size(); ++i) {
-    if (!moves_data(static_cast<Collective>(i))) continue;
-    known.append(known.empty() ? "" : ", ").append(kCollectiveNames[i]);
+  for (const CollectiveRow& row : kCollectives) {
+    if (!has_tensors(row.collective)) continue;
+    known.append(known.empty() ? "" : ", ").append(row.name);
   }
-  TORCH_CHECK_VALUE(moves_data(found), "collx: op: got \"", op, "\"; accepted: ", known);
+  TORCH_CHECK_VALUE(has_tensors(found), "collx: op: got \"", op, "\"; accepted: ", known);
   return found;
 }
 
 /// Bytes of the longest message between two ranks, for tensors that are divided evenly.
 uint64_t message_of(Collective op, uint64_t bytes, int world) {
-  const bool whole = op == Collective::broadcast || op == Collective::reduce;
-  return whole ? bytes : ceil_div(bytes, static_cast<uint64_t>(world));
+  return sends_all(op) ? bytes : ceil_div(bytes, static_cast<uint64_t>(world));
 }
 
 /// Copies take any dtype, of which only the size matters.
@@ -57,11 +53,11 @@ NormRequest default_norm(const char* what, Collective op, const Request& request
                     "cols], from 1 column");
   r.cols = cols;
   r.rows = numel / cols;
-  const NormOperator named = norm_operator(op);
-  r.options.quantization = named.is_fp8()    ? Quantization::e4m3fn
-                           : named.is_int8() ? Quantization::int8
-                                             : Quantization::none;
-  r.results = named.planned();
+  const Quantized quantized = row_of(op).quantized;
+  r.options.quantization = quantized == Quantized::fp8    ? Quantization::e4m3fn
+                           : quantized == Quantized::int8 ? Quantization::int8
+                                                          : Quantization::none;
+  r.results = norm_operator(op).planned();
   return r;
 }
 
@@ -108,82 +104,62 @@ NormRequest request_as_called(const Communicator& communicator, Collective colle
 }
 
 /// Of the slots or the staging memory, for all rows at once.
-uint64_t norm_workspace(const NormRequest& r, Algorithm algorithm) {
-  const auto world = static_cast<uint64_t>(r.world);
+uint64_t norm_workspace(const NormRequest& r, Algorithm named) {
+  const Algorithm algorithm = sums_or_results(r, named);
+  const AlgorithmRow& row = row_of(algorithm);
   const NormShape s = norm_shape(r, algorithm, 0);
-  const uint64_t row = uint64_t{s.steps} * s.cluster * s.piece_tiles * kTileBytes;
-  const uint64_t part = largest_part(r.rows, r.world);
-  switch (algorithm) {
-    case Algorithm::oneshot_push:
-      return 2 * world * r.rows * row;
-    case Algorithm::staged:
-      return 2 * world * part * row;
-    case Algorithm::twoshot_push:
-      return 4 * world * part * row;
-    case Algorithm::oneshot_pull:
-      return r.input_symmetric ? 0 : 2 * r.bytes;
-    case Algorithm::twoshot_pull:
-      return (r.input_symmetric ? 0 : 2 * r.bytes) + 2 * part * row;
-    default:
-      return 0;
-  }
+  const uint64_t rows = rows_to_do(r.collective, algorithm, r.rows, r.world);
+  const uint64_t passed = 2 * rows * s.steps * s.cluster * s.piece_tiles * kTileBytes;
+  uint64_t bytes = 0;
+  if (row.slots != SlotsFor::none) bytes += static_cast<uint64_t>(row.stages * r.world) * passed;
+  if (stages_inputs(r, algorithm)) bytes += 2 * r.bytes;
+  if (stages_results(r, algorithm)) bytes += passed;
+  return bytes;
 }
 
 uint64_t uses(uint64_t bytes, uint64_t capacity) {
-  return capacity == 0 ? 0 : std::max<uint64_t>(1, ceil_div(bytes, capacity));
+  return capacity == 0 ? 1 : std::max<uint64_t>(1, ceil_div(bytes, capacity));
 }
 
-uint64_t cpu_chunks(const RegionLayout& layout, Algorithm algorithm, DType dtype, uint64_t bytes,
-                    int world) {
-  const uint64_t chunk = algorithm == Algorithm::fallback
-                             ? fallback_chunk_bytes(world, dtype)
-                             : cpu_chunk_bytes(layout, algorithm, world);
-  return chunk == 0 ? 1 : uses(bytes, chunk);
+uint64_t cpu_chunks(const CpuLayout& layout, Algorithm algorithm, const Request& r) {
+  return uses(r.bytes, algorithm == Algorithm::fallback
+                           ? fallback_chunk_bytes(r.world, r.dtype)
+                           : cpu_chunk_bytes(layout, algorithm, r.world));
 }
 
-uint64_t cuda_chunks(const RegionLayout& layout, Algorithm algorithm, const Request& request) {
-  const uint64_t bytes = request.bytes;
-  const int world = request.world;
-  const bool input_symmetric = request.input_symmetric;
-  const DType dtype = request.dtype;
-  const uint64_t part = ceil_div(bytes, static_cast<uint64_t>(world));
-  const bool sentinel = has_sentinel(dtype);
-  const bool masked = !is_reduction(request.collective) || !sentinel;
-  const uint64_t wire = request.message + (masked ? request.message / 31 : 0);
-  switch (algorithm) {
-    case Algorithm::staged:
-    case Algorithm::onestage:
-      if (reduces_in_two_stages(request.collective, world, request.message)) {
-        return uses(wire / (static_cast<uint64_t>(world) - 1), layout.twoshot.capacity());
-      }
-      return uses(wire, is_one_way(request.collective) ? layout.channels.slots.capacity()
-                                                       : layout.twoshot.capacity());
-    case Algorithm::pipelined:
-      return uses(ceil_div<uint64_t>(wire, world > 1 ? static_cast<uint64_t>(world) - 1 : 1),
-                  layout.twoshot.capacity());
-    case Algorithm::twostage:
-      return request.output_symmetric ? 1 : uses(part, layout.result_bytes);
-    case Algorithm::oneshot_push:
-      return uses(bytes, (sentinel ? layout.oneshot : layout.oneshot_pairs).capacity());
-    case Algorithm::twoshot_push:
-      return uses(part, (sentinel ? layout.twoshot : layout.twoshot_pairs).capacity());
-    case Algorithm::oneshot_pull:
-      return input_symmetric ? 1 : uses(bytes, layout.staging_bytes);
-    case Algorithm::twoshot_pull:
-      return std::max(uses(part, layout.result_bytes),
-                      input_symmetric ? 1 : uses(bytes, layout.staging_bytes));
-    case Algorithm::fallback:
-      return uses(bytes, fallback_chunk_bytes(world, dtype));
-    default:
-      return 1;
+uint64_t slots_capacity(const CudaLayout& layout, SlotsFor slots, bool pairs) {
+  switch (slots) {
+    case SlotsFor::oneshot:
+      return (pairs ? layout.oneshot_pairs : layout.oneshot).capacity();
+    case SlotsFor::twoshot:
+      return (pairs ? layout.twoshot_pairs : layout.twoshot).capacity();
+    case SlotsFor::channels:
+      return layout.channels.slots.capacity();
+    case SlotsFor::none:
+      break;
   }
+  return 0;
 }
 
-uint64_t workspace_of(const Request& request, Algorithm algorithm) {
-  const bool messages = algorithm == Algorithm::staged || algorithm == Algorithm::onestage;
-  return workspace_bytes(
-      algorithm, request.dtype, messages ? request.message : request.bytes, request.world,
-      algorithm == Algorithm::twostage ? request.output_symmetric : request.input_symmetric);
+uint64_t cuda_chunks(const CudaLayout& layout, Algorithm algorithm, const Request& r) {
+  if (algorithm == Algorithm::fallback) {
+    return uses(r.bytes, fallback_chunk_bytes(r.world, r.dtype));
+  }
+  const AlgorithmRow& row = row_of(algorithm);
+  const bool masks = !is_reduction(r.collective) || !has_sentinel(r.dtype);
+  uint64_t chunks = uses(bytes_of(r, row.share, masks),
+                         slots_capacity(layout, row.slots, in_pairs(algorithm, r.dtype)));
+  const auto through = [&](uint64_t bytes, uint64_t capacity) {
+    chunks = std::max(chunks, uses(bytes, capacity));
+  };
+  if (stages_inputs(r, algorithm)) through(r.bytes, layout.staging_bytes);
+  if (stages_results(r, algorithm)) through(bytes_of(r, Share::part), layout.result_bytes);
+  return chunks;
+}
+
+uint64_t chunks_of(const Communicator& communicator, Algorithm algorithm, const Request& r) {
+  return communicator.on_cuda() ? cuda_chunks(communicator.cuda_layout(), algorithm, r)
+                                : cpu_chunks(communicator.cpu_layout(), algorithm, r);
 }
 
 }  // namespace
@@ -209,16 +185,15 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   }
   if (request.world > 1) check_peer_access("explain", request.algorithm, communicator);
 
-  const RegionLayout layout = communicator.view().layout;
   if (is_norm(collective)) {
     const NormRequest r =
         request_as_called(communicator, collective, request, numel, cols, dtype, algorithm, wishes);
-    const NormPlan p = plan_norm(r, layout);
-    const uint64_t rows = rows_to_do(collective, p.carried_out, r.rows, r.world);
+    const NormPlan p = plan_norm(r, communicator.cuda_layout());
+    const uint64_t rows = rows_to_do(collective, p.plan.algorithm, r.rows, r.world);
     const uint64_t chunks =
         communicator.on_cuda()
             ? ceil_div<uint64_t>(rows, std::max(p.shape.rows_per_use, 1u)) * p.shape.steps
-            : cpu_chunks(layout, p.plan.algorithm, r.dtype, r.bytes, r.world);
+            : chunks_of(communicator, p.plan.algorithm, r);
     return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes, norm_workspace(r, p.plan.algorithm)};
   }
 
@@ -226,11 +201,8 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
                     "collx.explain: rounding, scale_mode, quant_group_size, ",
                     "keep_norm: given for ", op, ", which has none of them");
   const Plan plan = communicator.tuned(select(request));
-  return {plan,
-          communicator.on_cuda()
-              ? cuda_chunks(layout, plan.algorithm, request)
-              : cpu_chunks(layout, plan.algorithm, request.dtype, request.bytes, request.world),
-          request.bytes, workspace_of(request, plan.algorithm)};
+  return {plan, chunks_of(communicator, plan.algorithm, request), request.bytes,
+          workspace_bytes(request, plan.algorithm)};
 }
 
 uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype,
@@ -252,14 +224,14 @@ uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at:
     uint64_t most = 0;
     for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
       r.device = device;
-      most = std::max(most, norm_workspace(r, select_norm(r)));
+      most = std::max(most, norm_workspace(r, select_algorithm(r)));
     }
     return most;
   }
   uint64_t most = 0;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
     request.device = device;
-    most = std::max(most, workspace_of(request, select_algorithm(request)));
+    most = std::max(most, workspace_bytes(request, select(request).algorithm));
   }
   return most;
 }

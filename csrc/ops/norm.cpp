@@ -4,17 +4,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
-#include <cstring>
-
 #include "../cpu/norm.h"
 #include "../protocol/names.h"
 #include "../protocol/norm_plan.h"
 #include "autograd_kernels.h"
-#include "call.h"
-#include "checks.h"
-#include "fallback.h"
 #include "norm_checks.h"
 #include "registry.h"
+#include "run.h"
 #if COLLX_CUDA
 #include "../cuda/norm.h"
 #endif
@@ -72,7 +68,8 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
       case NormResult::residual:
         call.residual_out = to;
         break;
-      default:
+      case NormResult::out:
+      case NormResult::normalized:
         call.normalized = to;
     }
   }
@@ -81,74 +78,83 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   d.dtype = check.dtype;
   d.max_blocks = check.max_blocks;
   describe_tensor(*t.input, d);
-  // Ranks may see the same rows in other leading dimensions. Behind the sizes stand the options.
+  // Ranks may see the same rows in other leading dimensions.
   d.dims = 2;
   std::fill(std::begin(d.sizes), std::end(d.sizes), 0);
   d.sizes[0] = static_cast<int64_t>(call.rows);
   d.sizes[1] = static_cast<int64_t>(call.cols);
-  std::memcpy(&d.sizes[kNormOptionsAt], &call.options, sizeof(NormOptions));
-  d.sizes[kKeepsNormAt] = op.results.back() == NormResult::normalized;
+  d.norm = call.options;
+  d.keeps_norm = op.results.back() == NormResult::normalized;
   return call;
 }
 
-void carry_out(Communicator& communicator, const NormCall& call) {
-#if COLLX_CUDA
-  if (communicator.on_cuda()) {
-    cuda::norm(communicator.view(), call, communicator.streams().enter());
-    return;
-  }
-#endif
-  if (!cpu::norm(communicator.view(), call)) {
-    communicator.require_usable(name_of(call.collective).data());
-  }
-}
+class NormRun {
+ public:
+  NormCall call;
 
-void run(const NormOperator& op, Communicator& communicator, const NormCheck& check,
-         const Operands& operands) {
-  NormCall call = describe(op, check, operands);
-  const at::Tensor& input = *operands.input;
-  if (op.is_fp8() || op.is_int8()) {
+  NormRun(const NormOperator& op, Communicator& communicator, const NormCheck& check,
+          const Operands& operands)
+      : call(describe(op, check, operands)),
+        op_(op),
+        communicator_(communicator),
+        check_(check),
+        operands_(operands) {
+    if (!op.is_fp8() && !op.is_int8()) return;
     // Not the kernels' work: one number, that no rank needs from another.
     if (check.options.scale_mode == ScaleMode::tensor) {
       operands.results[1].copy_(operands.scale.view({1}));
       call.scale = nullptr;
     }
   }
-  const auto held = communicator.lock();
-  communicator.require_usable(op.name());
-  const auto from = communicator.symmetric().find(call.input, input.nbytes());
-  const bool alone = communicator.options().world_size == 1;
-  if (!alone) check_peer_access(op.name(), check.algorithm, communicator);
-  if (call.rows == 0 && (alone || !communicator.options().check)) return;
 
-  NormRequest request =
-      norm_request(communicator, op, check, call.rows, call.cols, from.has_value());
-  if (alone) request.algorithm = Algorithm::fallback;
-  const NormPlan plan = plan_norm(request, communicator.view().layout);
-  call.plan = plan.plan;
-  call.shape = plan.shape;
-  call.descriptor.algorithm = plan.plan.algorithm;
-  const bool pulls =
-      plan.carried_out == Algorithm::oneshot_pull || plan.carried_out == Algorithm::twoshot_pull;
-  map_peers(communicator, pulls || !communicator.on_cuda() ? from : std::nullopt, std::nullopt,
-            call);
-  at::Tensor spill;
-  if (plan.spilled > 0) {
-    spill = at::empty({static_cast<int64_t>(plan.spilled)}, input.options().dtype(at::kFloat));
-    call.spill = static_cast<float*>(spill.mutable_data_ptr());
-  }
-  if (alone) {
+  const char* op() const { return op_.name(); }
+  Algorithm asked() const { return check_.algorithm; }
+  bool is_empty() const { return call.rows == 0; }
+  static bool needs_no_peers() { return true; }
+  void alone() {
+    if (is_empty()) return;
+    plan(Algorithm::fallback, false);
     const void* inputs[] = {call.input};
-    normalize_locally(inputs, 1, call, input);
-  } else if (plan.plan.algorithm == Algorithm::fallback) {
-    enter_fallback(communicator, op.name(), call.descriptor);
-    fallback_norm(communicator, op.name(), call, input);
-  } else {
-    call.plan.algorithm = plan.carried_out;
-    carry_out(communicator, call);
+    normalize_locally(inputs, 1, call, input());
   }
-  communicator.count_call();
-}
+
+  Places find(SymmetricMemory& memory) const {
+    return {memory.find(call.input, input().nbytes()), std::nullopt};
+  }
+  void check(const Places&) const {}
+  Places touched(const Places& places) const {
+    const bool pulls = pulls_inputs(call.plan.algorithm) || !communicator_.on_cuda();
+    return {pulls ? places.input : std::nullopt, std::nullopt};
+  }
+  void plan(const Places& places) { plan(asked(), places.input.has_value()); }
+
+  void fall_back() const { fallback_norm(communicator_, op(), call, input()); }
+  bool run(const CpuView& view) const { return cpu::norm(view, call); }
+#if COLLX_CUDA
+  void run(const CudaView& view, cuda::Stream stream) const { cuda::norm(view, call, stream); }
+#endif
+
+ private:
+  const at::Tensor& input() const { return *operands_.input; }
+
+  void plan(Algorithm algorithm, bool input_symmetric) {
+    NormRequest request =
+        norm_request(communicator_, op_, check_, call.rows, call.cols, input_symmetric);
+    request.algorithm = algorithm;
+    const NormPlan plan = plan_norm(request, communicator_.cuda_layout());
+    call.plan = plan.plan;
+    call.shape = plan.shape;
+    if (plan.spilled == 0) return;
+    spill_ = at::empty({static_cast<int64_t>(plan.spilled)}, input().options().dtype(at::kFloat));
+    call.spill = static_cast<float*>(spill_.mutable_data_ptr());
+  }
+
+  const NormOperator& op_;
+  Communicator& communicator_;
+  const NormCheck& check_;
+  const Operands& operands_;
+  at::Tensor spill_;
+};
 
 /// Results share no memory with what is read, but for a residual that is updated in place, and none
 /// with each other.
@@ -196,7 +202,8 @@ Results call(const NormOperator& op, const NormArguments& a) {
     const bool given = op.out && lies_as(a.results[i], check.results[i]);
     operands.results.push_back(given ? a.results[i] : new_result(check.results[i], a.input));
   }
-  run(op, *communicator, check, operands);
+  NormRun norm(op, *communicator, check, operands);
+  run(norm, *communicator);
   for (size_t i = 0; i < a.results.size(); ++i) {
     if (!operands.results[i].is_same(a.results[i])) a.results[i].copy_(operands.results[i]);
   }

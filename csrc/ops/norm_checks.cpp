@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "../protocol/exchange.h"
+#include "../protocol/geometry.h"
 #include "../protocol/names.h"
 #include "checks.h"
 #include "communicator.h"
@@ -177,9 +177,10 @@ at::ScalarType dtype_of_scales(const NormOptions& o) {
       return at::kBFloat16;
     case ScaleType::float8_e8m0fnu:
       return at::kFloat8_e8m0fnu;
-    default:
-      return at::kFloat;
+    case ScaleType::float32:
+      break;
   }
+  return at::kFloat;
 }
 
 NormResultShape shape_of(NormResult result, const NormArguments& a, const NormOptions& o) {

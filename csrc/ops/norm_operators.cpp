@@ -2,70 +2,90 @@
 
 #include <c10/util/Exception.h>
 
-#include "../protocol/exchange.h"
+#include "../protocol/geometry.h"
 #include "../protocol/names.h"
 
 namespace collx {
 
 namespace {
 
-constexpr const char* kSchemas[] = {
-    "Tensor input",
-    "Tensor residual",
-    "Tensor weight",
-    "Tensor bias",
-    "float eps",
-    "str group_name",
-    "float weight_offset=0.0",
-    "float? scale_ub=None",
-    "str fp8_dtype=\"e4m3fn\"",
-    "str scale_mode=\"row\"",
-    "Tensor? scale=None",
-    "int quant_group_size=128",
-    "bool ue8m0=False",
-    "str scale_dtype=\"float32\"",
-    "str scale_layout=\"row\"",
-    "str rounding=\"fp32\"",
-    "str algorithm=\"auto\"",
-    "int max_blocks=0",
+using V = c10::IValue;
+using A = NormArguments;
+
+/// The words of the schema, and where the value goes.
+struct ArgumentRow {
+  NormArgument argument;
+  const char* schema;
+  void (*set)(A& arguments, const V& value);
 };
 
-bool has_word(Collective collective, std::string_view word) {
-  return name_of(collective).find(word) != std::string_view::npos;
-}
+constexpr ArgumentRow kArguments[] = {
+    {NormArgument::input, "Tensor input", [](A& a, const V& v) { a.input = v.toTensor(); }},
+    {NormArgument::residual, "Tensor residual",
+     [](A& a, const V& v) { a.residual = v.toTensor(); }},
+    {NormArgument::weight, "Tensor weight", [](A& a, const V& v) { a.weight = v.toTensor(); }},
+    {NormArgument::bias, "Tensor bias", [](A& a, const V& v) { a.bias = v.toTensor(); }},
+    {NormArgument::eps, "float eps", [](A& a, const V& v) { a.eps = v.toDouble(); }},
+    {NormArgument::group_name, "str group_name",
+     [](A& a, const V& v) { a.group_name = v.toStringView(); }},
+    {NormArgument::weight_offset, "float weight_offset=0.0",
+     [](A& a, const V& v) { a.weight_offset = v.toDouble(); }},
+    {NormArgument::scale_ub, "float? scale_ub=None",
+     [](A& a, const V& v) { a.scale_ub = v.toOptional<double>(); }},
+    {NormArgument::fp8_dtype, "str fp8_dtype=\"e4m3fn\"",
+     [](A& a, const V& v) { a.fp8_dtype = v.toStringView(); }},
+    {NormArgument::scale_mode, "str scale_mode=\"row\"",
+     [](A& a, const V& v) { a.scale_mode = v.toStringView(); }},
+    {NormArgument::scale, "Tensor? scale=None",
+     [](A& a, const V& v) { a.scale = v.toOptional<at::Tensor>(); }},
+    {NormArgument::quant_group_size, "int quant_group_size=128",
+     [](A& a, const V& v) { a.quant_group_size = v.toInt(); }},
+    {NormArgument::ue8m0, "bool ue8m0=False", [](A& a, const V& v) { a.ue8m0 = v.toBool(); }},
+    {NormArgument::scale_dtype, "str scale_dtype=\"float32\"",
+     [](A& a, const V& v) { a.scale_dtype = v.toStringView(); }},
+    {NormArgument::scale_layout, "str scale_layout=\"row\"",
+     [](A& a, const V& v) { a.scale_layout = v.toStringView(); }},
+    {NormArgument::rounding, "str rounding=\"fp32\"",
+     [](A& a, const V& v) { a.rounding = v.toStringView(); }},
+    {NormArgument::algorithm, "str algorithm=\"auto\"",
+     [](A& a, const V& v) { a.algorithm = v.toStringView(); }},
+    {NormArgument::max_blocks, "int max_blocks=0",
+     [](A& a, const V& v) { a.max_blocks = v.toInt(); }},
+};
+static_assert(stand_at_their_values(kArguments, &ArgumentRow::argument));
 
 std::vector<NormArgument> arguments_of(Collective c) {
-  using A = NormArgument;
-  const bool layer = has_word(c, "layernorm"), fp8 = has_word(c, "fp8");
-  std::vector<A> list;
-  const auto add = [&](std::initializer_list<A> more) {
-    for (const A argument : more) list.push_back(argument);
+  using enum NormArgument;
+  const CollectiveRow& row = row_of(c);
+  std::vector<NormArgument> list;
+  const auto add = [&](std::initializer_list<NormArgument> more) {
+    for (const NormArgument argument : more) list.push_back(argument);
   };
-  add({A::input});
-  if (has_word(c, "residual")) add({A::residual});
-  add({A::weight});
-  if (layer) add({A::bias});
-  add({A::eps, A::group_name});
-  if (!layer) add({A::weight_offset});
-  if (fp8 || has_word(c, "int8")) {
-    add({A::scale_ub});
-    if (fp8) add({A::fp8_dtype});
-    add({A::scale_mode, A::scale, A::quant_group_size, A::ue8m0, A::scale_dtype, A::scale_layout});
+  add({input});
+  if (row.residual) add({residual});
+  add({weight});
+  if (row.layer_norm) add({bias});
+  add({eps, group_name});
+  if (!row.layer_norm) add({weight_offset});
+  if (row.quantized != Quantized::no) {
+    add({scale_ub});
+    if (row.quantized == Quantized::fp8) add({fp8_dtype});
+    add({scale_mode, scale, quant_group_size, ue8m0, scale_dtype, scale_layout});
   }
-  add({A::rounding, A::algorithm, A::max_blocks});
+  add({rounding, algorithm, max_blocks});
   return list;
 }
 
 std::vector<NormResult> results_of(Collective c, bool keeps_norm) {
   using R = NormResult;
   std::vector<R> list;
-  if (has_word(c, "fp8") || has_word(c, "int8")) {
+  if (row_of(c).quantized != Quantized::no) {
     list.push_back(R::quantized);
     list.push_back(R::scale);
   } else {
     list.push_back(R::out);
   }
-  if (has_word(c, "residual")) list.push_back(R::residual);
+  if (row_of(c).residual) list.push_back(R::residual);
   if (keeps_norm) list.push_back(R::normalized);
   return list;
 }
@@ -73,8 +93,8 @@ std::vector<NormResult> results_of(Collective c, bool keeps_norm) {
 }  // namespace
 
 const char* NormOperator::name() const { return name_of(collective).data(); }
-bool NormOperator::is_fp8() const { return has_word(collective, "fp8"); }
-bool NormOperator::is_int8() const { return has_word(collective, "int8"); }
+bool NormOperator::is_fp8() const { return row_of(collective).quantized == Quantized::fp8; }
+bool NormOperator::is_int8() const { return row_of(collective).quantized == Quantized::int8; }
 
 std::string NormOperator::schema() const {
   std::string text = name();
@@ -82,7 +102,7 @@ std::string NormOperator::schema() const {
   text += "(";
   const char* separator = "";
   for (const NormArgument argument : arguments) {
-    text.append(separator).append(kSchemas[static_cast<size_t>(argument)]);
+    text.append(separator).append(kArguments[static_cast<size_t>(argument)].schema);
     separator = ", ";
   }
   if (out) {
@@ -120,9 +140,9 @@ NormOperator norm_operator(Collective c, bool keeps_norm) {
 
 std::vector<NormOperator> norm_operators() {
   std::vector<NormOperator> list;
-  for (size_t i = 0; i < static_cast<size_t>(Collective::count); ++i) {
-    const auto c = static_cast<Collective>(i);
-    if (!is_norm(c)) continue;
+  for (const CollectiveRow& row : kCollectives) {
+    if (!row.norm) continue;
+    const Collective c = row.collective;
     const auto add = [&](const char* overload, bool keeps_norm, bool out) {
       list.push_back({c, overload, out, arguments_of(c), results_of(c, keeps_norm)});
     };
@@ -139,63 +159,7 @@ NormArguments::NormArguments(const NormOperator& op, const torch::jit::Stack& st
   const size_t outs = op.out ? op.results.size() : 0;
   const c10::IValue* value = &stack[stack.size() - op.arguments.size() - outs];
   for (const NormArgument argument : op.arguments) {
-    const c10::IValue& v = *value++;
-    switch (argument) {
-      case NormArgument::input:
-        input = v.toTensor();
-        break;
-      case NormArgument::residual:
-        residual = v.toTensor();
-        break;
-      case NormArgument::weight:
-        weight = v.toTensor();
-        break;
-      case NormArgument::bias:
-        bias = v.toTensor();
-        break;
-      case NormArgument::eps:
-        eps = v.toDouble();
-        break;
-      case NormArgument::group_name:
-        group_name = v.toStringView();
-        break;
-      case NormArgument::weight_offset:
-        weight_offset = v.toDouble();
-        break;
-      case NormArgument::scale_ub:
-        if (!v.isNone()) scale_ub = v.toDouble();
-        break;
-      case NormArgument::fp8_dtype:
-        fp8_dtype = v.toStringView();
-        break;
-      case NormArgument::scale_mode:
-        scale_mode = v.toStringView();
-        break;
-      case NormArgument::scale:
-        if (!v.isNone()) scale = v.toTensor();
-        break;
-      case NormArgument::quant_group_size:
-        quant_group_size = v.toInt();
-        break;
-      case NormArgument::ue8m0:
-        ue8m0 = v.toBool();
-        break;
-      case NormArgument::scale_dtype:
-        scale_dtype = v.toStringView();
-        break;
-      case NormArgument::scale_layout:
-        scale_layout = v.toStringView();
-        break;
-      case NormArgument::rounding:
-        rounding = v.toStringView();
-        break;
-      case NormArgument::algorithm:
-        algorithm = v.toStringView();
-        break;
-      case NormArgument::max_blocks:
-        max_blocks = v.toInt();
-        break;
-    }
+    kArguments[static_cast<size_t>(argument)].set(*this, *value++);
   }
   for (size_t i = 0; i < outs; ++i) results.push_back((value++)->toTensor());
 }

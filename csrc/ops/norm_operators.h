@@ -15,6 +15,7 @@
 
 namespace collx {
 
+/// Their rows are in norm_operators.cpp.
 enum class NormArgument : uint8_t {
   input,
   residual,
@@ -33,7 +34,7 @@ enum class NormArgument : uint8_t {
   scale_layout,
   rounding,
   algorithm,
-  max_blocks
+  max_blocks,
 };
 
 enum class NormResult : uint8_t { quantized, scale, out, residual, normalized };

@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "../cpu/allreduce.h"
+#include "../cpu/region.h"
 #include "communicator.h"
 #if COLLX_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -42,9 +42,44 @@ Offer offer_of(int blocks, const Capabilities& capabilities) {
   return offer;
 }
 
-uint64_t slot_bytes(const SlotArea& area, int stages, int world) {
-  return static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) * area.tiles *
-         area.tile_bytes;
+using Parts = std::vector<std::pair<std::string, uint64_t>>;
+
+/// With the rest: epochs, flags, entries, rounding.
+Parts with_tables(Parts parts, uint64_t total) {
+  uint64_t counted = 0;
+  for (const auto& [name, bytes] : parts) counted += bytes;
+  parts.emplace_back("tables", total - counted);
+  parts.emplace_back("total", total);
+  return parts;
+}
+
+/// Two of each, by parity of the use.
+uint64_t slots_of(int stages, int world, uint64_t bytes) {
+  return static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) * bytes;
+}
+
+Parts parts_of(const CpuLayout& layout, int world) {
+  return with_tables({{"header", sizeof(RegionHeader)},
+                      {"oneshot", slots_of(1, world, layout.oneshot.slot_bytes)},
+                      {"twoshot", slots_of(2, world, layout.twoshot.slot_bytes)},
+                      {"staging", 2 * layout.staging_bytes},
+                      {"results", 2 * layout.result_bytes}},
+                     layout.total_bytes);
+}
+
+Parts parts_of(const CudaLayout& layout, int world) {
+  const auto slots = [&](int stages, const SlotArea& area) {
+    return slots_of(stages, world, uint64_t{area.tiles} * area.tile_bytes);
+  };
+  return with_tables({{"header", sizeof(RegionHeader)},
+                      {"oneshot", slots(1, layout.oneshot)},
+                      {"oneshot_pairs", slots(1, layout.oneshot_pairs)},
+                      {"twoshot", slots(2, layout.twoshot)},
+                      {"twoshot_pairs", slots(2, layout.twoshot_pairs)},
+                      {"channels", slots(1, layout.channels.slots)},
+                      {"staging", 2 * layout.staging_bytes},
+                      {"results", 2 * layout.result_bytes}},
+                     layout.total_bytes);
 }
 
 }  // namespace
@@ -53,34 +88,20 @@ std::vector<std::pair<std::string, uint64_t>> region_parts(const std::string& de
                                                            int world_size, uint64_t payload_bytes) {
   const c10::DeviceType type = check_device_type(c10::Device(device_type).type());
   check_world(type, world_size);
-  const RegionLayout layout = region_layout(type, world_size, payload_bytes);
-  std::vector<std::pair<std::string, uint64_t>> parts = {
-      {"header", sizeof(RegionHeader)},
-      {"oneshot", slot_bytes(layout.oneshot, 1, world_size)},
-      {"oneshot_pairs", slot_bytes(layout.oneshot_pairs, 1, world_size)},
-      {"twoshot", slot_bytes(layout.twoshot, 2, world_size)},
-      {"twoshot_pairs", slot_bytes(layout.twoshot_pairs, 2, world_size)},
-      {"channels", slot_bytes(layout.channels.slots, 1, world_size)},
-      {"staging", 2 * layout.staging_bytes},
-      {"results", 2 * layout.result_bytes},
-  };
-  uint64_t counted = 0;
-  for (const auto& [name, bytes] : parts) counted += bytes;
-  parts.emplace_back("tables", layout.total_bytes - counted);  // epochs, flags, entries, rounding
-  parts.emplace_back("total", layout.total_bytes);
-  return parts;
+  return type == c10::DeviceType::CPU
+             ? parts_of(require_cpu_layout(world_size, payload_bytes), world_size)
+             : parts_of(require_cuda_layout(world_size, payload_bytes), world_size);
 }
 
 void initialize_region(uint64_t address, c10::Device device, int world_size,
                        uint64_t payload_bytes) {
   check_world(check_device_type(device.type()), world_size);
-  const RegionLayout layout = region_layout(device.type(), world_size, payload_bytes);
   char* region = reinterpret_cast<char*>(address);
   if (device.is_cpu()) {
-    cpu::initialize(region, layout);
-    return;
+    return cpu::initialize(region, require_cpu_layout(world_size, payload_bytes));
   }
 #if COLLX_CUDA
+  const CudaLayout layout = require_cuda_layout(world_size, payload_bytes);
   const c10::cuda::CUDAGuard guard(device);
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
   cuda::initialize(region, layout, world_size, stream.stream());

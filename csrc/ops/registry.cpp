@@ -19,7 +19,15 @@ struct Registry {
   std::mutex mutex;
   // Regions belong to the Python objects, so nothing here may outlive those.
   NameTable<Communicator> table;
+  std::atomic<uint64_t> changes{1};  // of the table
   std::atomic<int> forks{0};
+};
+
+/// What this thread has looked up last: calls of one communicator follow each other.
+struct Last {
+  uint64_t changes = 0;
+  std::string name;
+  std::weak_ptr<Communicator> found;
 };
 
 Registry& instance();
@@ -64,16 +72,25 @@ void enter(const std::shared_ptr<Communicator>& communicator) {
   TORCH_CHECK_VALUE(instance().table.enter(o.name, communicator, counted_on(o.device)),
                     "collx: name: \"", o.name,
                     "\" is taken by a communicator; give another name, or destroy that one first");
+  instance().changes.fetch_add(1, std::memory_order_release);
 }
 
 void leave(const Communicator& communicator) {
   std::lock_guard lock(instance().mutex);
   instance().table.leave(communicator.options().name, &communicator);
+  instance().changes.fetch_add(1, std::memory_order_release);
 }
 
 std::shared_ptr<Communicator> find(std::string_view name) {
-  std::lock_guard lock(instance().mutex);
-  return instance().table.find(name);
+  thread_local Last last;
+  Registry& registry = instance();
+  if (last.changes == registry.changes.load(std::memory_order_acquire) && last.name == name) {
+    return last.found.lock();
+  }
+  std::lock_guard lock(registry.mutex);
+  std::shared_ptr<Communicator> found = registry.table.find(name);
+  last = {registry.changes.load(std::memory_order_relaxed), std::string(name), found};
+  return found;
 }
 
 std::shared_ptr<Communicator> require(const char* op, std::string_view name) {

@@ -57,67 +57,70 @@ void check_group_size(const char* op, int64_t group_size) {
                     group_size, "; accepted: the communicator's world size");
 }
 
-Sizes reducescatter_sizes(const char* op, const at::Tensor& input, int64_t group_size, int64_t axis,
-                          std::string_view group_name) {
-  check_group_size(op, group_size);
-  const auto along = static_cast<size_t>(check_axis(op, input, axis));
-  Sizes sizes = sizes_of(input);
-  sizes[along] = part_of(op, sizes[along], group_size, group_name);
+namespace {
+
+/// This rank's part of the input along the axis.
+Sizes sizes_of_part(const Given& g) {
+  const auto along = static_cast<size_t>(check_axis(g.op(), g.input, g.axis));
+  Sizes sizes = sizes_of(g.input);
+  sizes[along] = part_of(g.op(), sizes[along], g.group_size, g.group_name);
   return sizes;
 }
 
-Sizes allgather_sizes(const char* op, const at::Tensor& input, int64_t group_size, int64_t axis,
-                      const std::optional<c10::SymInt>& total) {
-  check_group_size(op, group_size);
-  const auto along = static_cast<size_t>(check_axis(op, input, axis));
-  Sizes sizes = sizes_of(input);
-  if (total) {
-    TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(total->sym_ge(0)), "collx.", op, ": total: got ", *total,
-                      "; accepted: 0 and more");
-    sizes[along] = *total;
+/// That of which the input is a part: of even ones, unless `total` says otherwise.
+Sizes sizes_of_whole(const Given& g) {
+  const auto along = static_cast<size_t>(check_axis(g.op(), g.input, g.axis));
+  Sizes sizes = sizes_of(g.input);
+  if (g.total) {
+    TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(g.total->sym_ge(0)), "collx.", g.op(), ": total: got ",
+                      *g.total, "; accepted: 0 and more");
+    sizes[along] = *g.total;
   } else {
-    sizes[along] = sizes[along] * group_size;
+    sizes[along] = sizes[along] * g.group_size;
   }
   return sizes;
 }
 
-Sizes gather_sizes(const char* op, const at::Tensor& input, int64_t group_size) {
-  check_group_size(op, group_size);
-  check_has_rows(op, input);
-  Sizes sizes = sizes_of(input);
-  sizes[0] = sizes[0] * group_size;
-  return sizes;
-}
-
-Sizes scatter_sizes(const char* op, const at::Tensor& input, int64_t group_size) {
-  Sizes sizes = alltoall_sizes(op, input, group_size);
-  sizes[0] = sizes[0] / group_size;
-  return sizes;
-}
-
-Sizes alltoall_sizes(const char* op, const at::Tensor& input, int64_t group_size) {
-  check_group_size(op, group_size);
-  check_has_rows(op, input);
-  Sizes sizes = sizes_of(input);
-  TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE((sizes[0] % group_size).sym_eq(0)), "collx.", op,
+/// Equal parts along the first axis: [n, ...] of [group_size * n, ...], or the other way around, or
+/// the same.
+Sizes sizes_of_equal_parts(const Given& g) {
+  const CollectiveRow& row = row_of(g.collective);
+  check_has_rows(g.op(), g.input);
+  Sizes sizes = sizes_of(g.input);
+  if (row.input == Extent::part) {
+    sizes[0] = sizes[0] * g.group_size;
+    return sizes;
+  }
+  TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE((sizes[0] % g.group_size).sym_eq(0)), "collx.", g.op(),
                     ": input: got ", sizes[0], " rows; accepted: a multiple of the group size, ",
-                    group_size);
+                    g.group_size);
+  if (row.output == Extent::part) sizes[0] = sizes[0] / g.group_size;
   return sizes;
 }
 
-Sizes alltoallv_sizes(const char* op, const at::Tensor& input, c10::SymIntArrayRef output_splits,
-                      c10::SymIntArrayRef input_splits) {
-  check_has_rows(op, input);
-  TORCH_CHECK_VALUE(output_splits.size() == input_splits.size() && !input_splits.empty(), "collx.",
-                    op, ": output_splits, input_splits: got ", output_splits.size(), " and ",
-                    input_splits.size(), " numbers; accepted: one for each rank");
-  const c10::SymInt sent = sum_of(op, "input_splits", input_splits);
-  Sizes sizes = sizes_of(input);
+Sizes sizes_by_splits(const Given& g) {
+  const char* const op = g.op();
+  check_has_rows(op, g.input);
+  TORCH_CHECK_VALUE(g.output_splits.size() == g.input_splits.size() && !g.input_splits.empty(),
+                    "collx.", op, ": output_splits, input_splits: got ", g.output_splits.size(),
+                    " and ", g.input_splits.size(), " numbers; accepted: one for each rank");
+  const c10::SymInt sent = sum_of(op, "input_splits", g.input_splits);
+  Sizes sizes = sizes_of(g.input);
   TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(sent.sym_eq(sizes[0])), "collx.", op,
-                    ": input_splits: got ", input_splits, ", which add up to ", sent,
+                    ": input_splits: got ", g.input_splits, ", which add up to ", sent,
                     "; accepted: the rows of the input, ", sizes[0]);
-  sizes[0] = sum_of(op, "output_splits", output_splits);
+  sizes[0] = sum_of(op, "output_splits", g.output_splits);
   return sizes;
+}
+
+}  // namespace
+
+Sizes result_sizes(const Given& g) {
+  if (row_of(g.collective).counted) return sizes_by_splits(g);
+  if (!has_parts(g.collective)) return sizes_of(g.input);
+  check_group_size(g.op(), g.group_size);
+  if (has_equal_parts(g.collective)) return sizes_of_equal_parts(g);
+  return row_of(g.collective).input == Extent::part ? sizes_of_whole(g) : sizes_of_part(g);
 }
 
 Sizes device_splits_sizes(const char* op, const at::Tensor& input, const at::Tensor& input_splits,
@@ -147,5 +150,9 @@ Geometry geometry_of(at::IntArrayRef sizes, int64_t axis, size_t itemsize) {
 }
 
 Geometry undivided(const at::Tensor& tensor) { return {1, 1, tensor.nbytes()}; }
+
+Geometry rows_of(const at::Tensor& tensor) {
+  return geometry_of(tensor.sizes(), 0, tensor.element_size());
+}
 
 }  // namespace collx

@@ -5,9 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
 
-#include <optional>
-
-#include "../protocol/exchange.h"
+#include "../protocol/geometry.h"
+#include "operators.h"
 
 namespace collx {
 
@@ -19,26 +18,19 @@ int64_t check_axis(const char* op, const at::Tensor& input, int64_t axis);
 void check_has_rows(const char* op, const at::Tensor& input);
 void check_group_size(const char* op, int64_t group_size);
 
-/// This rank's part of the input along `axis`. `rank` is asked for only when the parts are uneven.
-Sizes reducescatter_sizes(const char* op, const at::Tensor& input, int64_t group_size, int64_t axis,
-                          std::string_view group_name);
-Sizes allgather_sizes(const char* op, const at::Tensor& input, int64_t group_size, int64_t axis,
-                      const std::optional<c10::SymInt>& total);
-/// [group_size * n, ...] of [n, ...].
-Sizes gather_sizes(const char* op, const at::Tensor& input, int64_t group_size);
-/// [n, ...] of [group_size * n, ...].
-Sizes scatter_sizes(const char* op, const at::Tensor& input, int64_t group_size);
-/// The input's, whose first size the group size divides.
-Sizes alltoall_sizes(const char* op, const at::Tensor& input, int64_t group_size);
-Sizes alltoallv_sizes(const char* op, const at::Tensor& input, c10::SymIntArrayRef output_splits,
-                      c10::SymIntArrayRef input_splits);
+/// Of the result, by what collectives.h says of input and output: the input's; or this rank's part
+/// of it; or that of which the input is this rank's part. Which rank that is, is asked for only
+/// when the parts are uneven.
+Sizes result_sizes(const Given& given);
 /// [capacity, ...].
 Sizes device_splits_sizes(const char* op, const at::Tensor& input, const at::Tensor& input_splits,
                           const c10::SymInt& capacity);
 
-/// What stands behind an unsplit tensor of that shape: exchange.h.
+/// What stands behind an unsplit tensor of that shape: geometry.h.
 Geometry geometry_of(at::IntArrayRef sizes, int64_t axis, size_t itemsize);
 /// A tensor that is not divided.
 Geometry undivided(const at::Tensor& tensor);
+/// One that is, by rows, in numbers of its own.
+Geometry rows_of(const at::Tensor& tensor);
 
 }  // namespace collx

@@ -5,7 +5,7 @@
 // one that has left no note of a wait. That one is missing.
 #pragma once
 
-#include "layout.h"
+#include "region.h"
 
 namespace collx {
 

@@ -1,20 +1,19 @@
 // What the ops layer hands to a backend: the communicator as one rank sees it, and one call.
 #pragma once
 
-#include "exchange.h"
-#include "layout.h"
+#include "cpu_layout.h"
+#include "cuda_layout.h"
 #include "norm.h"
 #include "status.h"
 #include "types.h"
 
 namespace collx {
 
-/// A communicator from one rank, by value: this is what arrives at a kernel.
+/// A communicator from one rank.
 struct RankView {
   char* region[kMaxRanks];  // every rank's region, as mapped here
-  RegionLayout layout;
-  HostStatus* status;   // this rank's own, readable by host and device
-  uint64_t timeout_ns;  // of every single wait
+  HostStatus* status;       // this rank's own, readable by host and device
+  uint64_t timeout_ns;      // of every single wait
   int32_t rank;
   int32_t world;
   PdlLevel pdl;
@@ -25,11 +24,21 @@ struct RankView {
   }
 };
 
+struct CudaView : RankView {
+  CudaLayout layout;
+};
+
+struct CpuView : RankView {
+  CpuLayout layout;
+};
+
 /// How a call is carried out. The same on every rank: a pure function of agreed values.
 struct Plan {
-  Algorithm algorithm = Algorithm::automatic;
-  int32_t blocks = 1;   // CUDA blocks; 1 on CPU
-  int32_t threads = 1;  // per block; 1 on CPU
+  Algorithm algorithm = Algorithm::automatic;  // what runs
+  int32_t blocks = 1;                          // CUDA blocks; 1 on CPU
+  int32_t threads = 1;                         // per block; 1 on CPU
+  Algorithm named = Algorithm::automatic;      // as asked for, or selected
+  bool staged = false;  // peers pull inputs from the staging memory, not from where they lie
 };
 
 /// What all calls have in common. `input` and `output` are dense.
@@ -62,8 +71,9 @@ struct ExchangeCall : Call {
   // By rank; the own entry is what stays here.
   Span sent[kMaxRanks];      // in `input`: what goes to that rank
   Span received[kMaxRanks];  // in `output`: what comes from that rank
-  Span landing[kMaxRanks];   // in that rank's output: what goes there (alltoallv: unknown)
-  Span taken[kMaxRanks];     // in that rank's input: what comes from there (alltoallv: unknown)
+  // Where the algorithm needs symmetric tensors:
+  Span landing[kMaxRanks];  // in that rank's output: what goes there
+  Span taken[kMaxRanks];    // in that rank's input: what comes from there
   /// The longest message between any two ranks. An agreed value, but in alltoallv, where it is the
   /// longest that this rank knows of.
   uint64_t longest;

@@ -1,24 +1,13 @@
-// What the fields of RegionLayout mean on CPU, and how large each part is.
+// Where the areas of a CPU rank's region lie.
 //
-// MEMORY LAYOUT. A call runs on one thread a rank, so no area is cut into tiles: an area is one
-// tile of `tile_bytes`, used once per chunk of a call.
-//
-//     barrier_epochs  the owner's control block: busy mark, doorbell, epoch of each channel
-//     barrier_flags   the published words: where a rank says how far it has come
-//     oneshot         slots byte[2][world][tile_bytes]: a peer's chunk
-//     twoshot         slots byte[2 stages][2][world][tile_bytes]: its part of a chunk, the result
-//     staging         byte[2][staging_bytes]: a chunk of the owner's input, for peers to pull: one
-//                     for all of them, or slots by receiver
-//     results         byte[2][result_bytes]: the owner's part of that chunk, reduced or passed on
-//     channels        sent, received: uint64_t[2][kMaxRanks], what the owner sends to and expects
-//                     from each rank, in a call whose ranks do not know it of each other
-//
-// `entries`, the areas of pairs and the slots of channels are unused: epochs stand in the control
-// block.
+// A call runs on one thread a rank, so no area is cut into tiles: each is used once per chunk of a
+// call, two of everything by turns. Offsets are equal on all ranks: they follow from world size and
+// payload bytes alone.
 #pragma once
 
-#include "exchange.h"
-#include "layout.h"
+#include "algorithms.h"
+#include "geometry.h"
+#include "region.h"
 
 namespace collx {
 
@@ -32,6 +21,36 @@ inline constexpr uint64_t kCpuLineBytes = 64;
 inline constexpr uint64_t kCpuOneshotBytes = 128 << 10;
 constexpr uint64_t cpu_twoshot_bytes(int world) { return world <= 2 ? 256 << 10 : 512 << 10; }
 
+/// byte[stages][2][world][slot_bytes]: what each rank has stored here, by parity of the use.
+struct CpuSlotArea {
+  uint64_t slots;  // offset
+  uint64_t slot_bytes;
+
+  constexpr uint64_t slot(int world, int stage, uint32_t parity, int source) const {
+    const uint64_t index =
+        (static_cast<uint64_t>(stage) * 2 + parity) * static_cast<uint64_t>(world) +
+        static_cast<uint64_t>(source);
+    return slots + index * slot_bytes;
+  }
+};
+
+struct CpuLayout {
+  uint64_t total_bytes;
+  uint64_t control;     // the owner's control block: busy mark, doorbell, epoch of each channel
+  uint64_t published;   // its words, which say how far it has come
+  CpuSlotArea oneshot;  // one stage: a peer's chunk
+  CpuSlotArea twoshot;  // two stages: its part of a chunk, the result
+  uint64_t staging;  // byte[2][staging_bytes]: a chunk of the owner's input, for peers to pull: one
+                     // for all of them, or slots by receiver
+  uint64_t staging_bytes;
+  uint64_t results;  // byte[2][result_bytes]: its part of that chunk, reduced or passed on
+  uint64_t result_bytes;
+  // uint64_t[2][kMaxRanks]: what it sends to and expects from each rank, in a call whose ranks do
+  // not know it of each other.
+  uint64_t sends;
+  uint64_t expects;
+};
+
 namespace detail {
 
 struct CpuSizes {
@@ -39,29 +58,20 @@ struct CpuSizes {
   uint64_t part;     // bytes of a rank's part of a two-shot chunk
 };
 
-constexpr SlotArea take_cpu_slots(Cursor& cursor, uint64_t tile_bytes, uint64_t slots) {
-  SlotArea area{};
-  area.tiles = 1;
-  area.tile_bytes = static_cast<uint32_t>(tile_bytes);
-  area.source_bytes = area.tile_bytes;
-  area.slots = cursor.take(slots * tile_bytes);
-  return area;
-}
-
-constexpr RegionLayout place_cpu(int world, const CpuSizes& sizes) {
+constexpr CpuLayout place_cpu(int world, const CpuSizes& sizes) {
   const uint64_t w = static_cast<uint64_t>(world);
-  RegionLayout layout{};
+  CpuLayout layout{};
   Cursor cursor{round_up<uint64_t>(sizeof(RegionHeader), 256)};
-  layout.barrier_epochs = cursor.take(kCpuControlBytes);
-  layout.barrier_flags = cursor.take(kCpuFlagBytes);
-  layout.oneshot = take_cpu_slots(cursor, sizes.oneshot, 2 * w);
-  layout.twoshot = take_cpu_slots(cursor, sizes.part, 4 * w);
+  layout.control = cursor.take(kCpuControlBytes);
+  layout.published = cursor.take(kCpuFlagBytes);
+  layout.oneshot = {cursor.take(2 * w * sizes.oneshot), sizes.oneshot};
+  layout.twoshot = {cursor.take(4 * w * sizes.part), sizes.part};
   layout.staging_bytes = w * sizes.part;
   layout.result_bytes = sizes.part;
   layout.staging = cursor.take(2 * layout.staging_bytes);
   layout.results = cursor.take(2 * layout.result_bytes);
-  layout.channels.sent = cursor.take(kCpuCountBytes);
-  layout.channels.received = cursor.take(kCpuCountBytes);
+  layout.sends = cursor.take(kCpuCountBytes);
+  layout.expects = cursor.take(kCpuCountBytes);
   layout.total_bytes = cursor.at;
   return layout;
 }
@@ -83,11 +93,11 @@ constexpr uint64_t smallest_cpu_region(int world) {
 
 /// The largest layout within `payload_bytes`, in halvings of the sizes above. When even the
 /// smallest does not fit, total_bytes of the answer exceeds payload_bytes.
-constexpr RegionLayout cpu_layout(int world, uint64_t payload_bytes) {
+constexpr CpuLayout cpu_layout(int world, uint64_t payload_bytes) {
   const uint64_t part = round_up<uint64_t>(
       ceil_div<uint64_t>(cpu_twoshot_bytes(world), static_cast<uint64_t>(world)), kCpuLineBytes);
   const detail::CpuSizes full{kCpuOneshotBytes, part};
-  RegionLayout layout = detail::place_cpu(world, full);
+  CpuLayout layout = detail::place_cpu(world, full);
   for (uint64_t halvings = 1; halvings <= 16 && layout.total_bytes > payload_bytes; ++halvings) {
     layout = detail::place_cpu(world, detail::shrink_cpu(full, halvings));
   }
@@ -108,7 +118,7 @@ struct CpuSlots {
 
 /// `longest` message between two ranks, or kAnyMessage where ranks do not agree on one.
 inline constexpr uint64_t kAnyMessage = ~0ull;
-constexpr CpuSlots cpu_slots(const RegionLayout& layout, Collective collective, uint64_t longest,
+constexpr CpuSlots cpu_slots(const CpuLayout& layout, Collective collective, uint64_t longest,
                              int world) {
   const auto whole_lines = [](uint64_t bytes) { return bytes / kCpuLineBytes * kCpuLineBytes; };
   const bool same = sends_the_same(collective);
@@ -125,20 +135,15 @@ constexpr CpuSlots cpu_slots(const RegionLayout& layout, Collective collective, 
   return {chunk, longest < chunk ? round_up<uint64_t>(longest, kCpuLineBytes) : chunk, own};
 }
 
-/// Bytes of the full tensor that one use of the region carries, or 0 where nothing is staged: the
-/// pull forms that read symmetric inputs use it for their results alone.
-constexpr uint64_t cpu_chunk_bytes(const RegionLayout& layout, Algorithm algorithm, int world) {
-  switch (algorithm) {
-    case Algorithm::oneshot_push:
-      return layout.oneshot.tile_bytes;
-    case Algorithm::twoshot_push:
-      return layout.twoshot.tile_bytes * static_cast<uint64_t>(world);
-    case Algorithm::oneshot_pull:
-    case Algorithm::twoshot_pull:
-      return layout.staging_bytes;
-    default:
-      return 0;
-  }
+/// Bytes of the full tensor that one use of the region carries, or 0 where a use carries messages:
+/// cpu_slots() has their bytes. The pull forms that read symmetric inputs use it for their results
+/// alone.
+constexpr uint64_t cpu_chunk_bytes(const CpuLayout& layout, Algorithm algorithm, int world) {
+  const AlgorithmRow& row = row_of(algorithm);
+  if (row.staging) return layout.staging_bytes;
+  if (row.slots == SlotsFor::none) return 0;
+  if (row.share == Share::tensor) return layout.oneshot.slot_bytes;
+  return row.share == Share::part ? layout.twoshot.slot_bytes * static_cast<uint64_t>(world) : 0;
 }
 
 }  // namespace collx

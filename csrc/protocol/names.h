@@ -5,40 +5,27 @@
 #include <optional>
 #include <string_view>
 
+#include "algorithms.h"
+#include "collectives.h"
 #include "types.h"
 
 namespace collx {
 
-inline constexpr std::array<std::string_view, static_cast<size_t>(DType::count)> kDTypeNames = {
-    "float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8"};
 inline constexpr std::array<std::string_view, static_cast<size_t>(ReduceOp::count)> kReduceOpNames =
     {"sum", "avg", "max", "min", "prod"};
-inline constexpr std::array<std::string_view, static_cast<size_t>(Collective::count)>
-    kCollectiveNames = {"none",
-                        "allreduce",
-                        "reducescatter",
-                        "allgather",
-                        "broadcast",
-                        "reduce",
-                        "gather",
-                        "scatter",
-                        "alltoall",
-                        "alltoallv",
-                        "barrier",
-                        "allreduce_rmsnorm",
-                        "allreduce_residual_rmsnorm",
-                        "allreduce_rmsnorm_fp8",
-                        "allreduce_residual_rmsnorm_fp8",
-                        "allreduce_rmsnorm_int8",
-                        "allreduce_residual_rmsnorm_int8",
-                        "allreduce_layernorm",
-                        "allreduce_residual_layernorm",
-                        "reducescatter_residual_rmsnorm",
-                        "reducescatter_residual_rmsnorm_fp8"};
-inline constexpr std::array<std::string_view, static_cast<size_t>(Algorithm::count)>
-    kAlgorithmNames = {"auto",         "oneshot_push", "twoshot_push", "pull_push",
-                       "oneshot_pull", "twoshot_pull", "fallback",     "staged",
-                       "direct",       "onestage",     "twostage",     "pipelined"};
+
+namespace detail {
+template <typename Row, size_t N>
+constexpr std::array<std::string_view, N> names_of(const Row (&rows)[N]) {
+  std::array<std::string_view, N> names;
+  for (size_t i = 0; i < N; ++i) names[i] = rows[i].name;
+  return names;
+}
+}  // namespace detail
+
+inline constexpr auto kDTypeNames = detail::names_of(kDTypes);
+inline constexpr auto kCollectiveNames = detail::names_of(kCollectives);
+inline constexpr auto kAlgorithmNames = detail::names_of(kAlgorithms);
 
 template <typename E, size_t N>
 constexpr std::optional<E> find_name(const std::array<std::string_view, N>& names,

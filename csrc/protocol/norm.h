@@ -38,9 +38,7 @@ struct NormOptions {
   float scale_ub = 0;            // infinity: none
 };
 
-// A call's descriptor holds them behind its two sizes: no byte of them is padding.
-static_assert(sizeof(NormOptions) == 24);
-inline constexpr int kNormOptionsAt = 2;
+static_assert(sizeof(NormOptions) == 24, "no byte is padding: fingerprints take them all");
 
 COLLX_HD constexpr uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 COLLX_HD constexpr float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
@@ -119,9 +117,10 @@ COLLX_HD constexpr float round_scale(float scale, ScaleType type) {
       return float_of(round_to_bfloat16(bits_of(scale)));
     case ScaleType::float8_e8m0fnu:
       return from_e8m0(to_e8m0(scale));
-    default:
-      return scale;
+    case ScaleType::float32:
+      break;
   }
+  return scale;
 }
 
 /// A scale that round_scale() has returned, in its stored form.
@@ -133,9 +132,10 @@ COLLX_HD constexpr uint32_t stored_scale(float scale, ScaleType type) {
       return bits_of(scale) >> 16;
     case ScaleType::float8_e8m0fnu:
       return is_nan(scale) ? 255u : to_e8m0(scale);
-    default:
-      return bits_of(scale);
+    case ScaleType::float32:
+      break;
   }
+  return bits_of(scale);
 }
 
 COLLX_HD constexpr uint32_t scale_bytes(ScaleType type) {

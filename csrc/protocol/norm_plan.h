@@ -41,6 +41,13 @@ struct NormRequest : Request {
   int tuned_threads = 0;  // a tuner's wish for those of a block, a power of two; 0: none
 };
 
+/// The two-shot form that passes what is the least.
+constexpr Algorithm sums_or_results(const NormRequest& r, Algorithm algorithm) {
+  const bool sums = algorithm == Algorithm::twoshot_push &&
+                    passes_sums(r.options, r.results, r.dtype, r.rows * r.cols);
+  return sums ? Algorithm::twoshot_push_sums : algorithm;
+}
+
 namespace detail {
 
 constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
@@ -53,9 +60,7 @@ constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
 constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r, Algorithm algorithm) {
   const uint32_t vectors = s.threads;
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
-  if (algorithm == Algorithm::twoshot_push &&
-      passes_sums(r.options, r.results, r.dtype, r.rows * r.cols))
-    return vectors * kVectorBytes;
+  if (algorithm == Algorithm::twoshot_push_sums) return vectors * kVectorBytes;
   uint32_t bytes = (r.results.residual + r.results.normalized) * vectors * kVectorBytes;
   if (r.results.quantized) bytes += vectors * (kVectorBytes / element);
   if (r.results.quantized && r.options.scale_mode != ScaleMode::tensor) {
@@ -102,7 +107,7 @@ constexpr bool has_wide_groups(const NormOptions& o, uint32_t elements) {
 
 /// Each rank has a part of the rows of its own, and does no others.
 constexpr bool owns_rows(Collective c, Algorithm a) {
-  return a == Algorithm::twoshot_push || a == Algorithm::twoshot_pull || scatters_rows(c);
+  return row_of(a).share == Share::part || scatters_rows(c);
 }
 
 /// The rows that a grid goes through: all, or as many as the largest part has.
@@ -115,7 +120,7 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
   const uint32_t elements = kVectorBytes / element;
   const uint64_t vectors = ceil_div<uint64_t>(r.cols, elements);
-  const bool owned = algorithm == Algorithm::twoshot_push || algorithm == Algorithm::twoshot_pull;
+  const bool owned = row_of(algorithm).share == Share::part;
   const uint64_t rows = rows_to_do(r.collective, algorithm, r.rows, r.world);
 
   NormShape s;
@@ -154,63 +159,53 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
   return s;
 }
 
-constexpr Algorithm select_norm(const NormRequest& r) {
-  if (r.algorithm != Algorithm::automatic) return r.algorithm;
-  if (!r.capabilities.peer_access) return Algorithm::fallback;
-  if (scatters_rows(r.collective)) return Algorithm::staged;
-  if (r.device == DeviceKind::cpu) {
-    const bool small = r.world > 2 && r.bytes <= 8 << 10;
-    return small ? Algorithm::oneshot_pull : Algorithm::twoshot_pull;
-  }
-  const uint64_t most = r.world == 2 ? 2 << 20 : r.world <= 4 ? 512 << 10 : 256 << 10;
-  return r.bytes <= most ? Algorithm::oneshot_push : Algorithm::twoshot_push;
-}
-
 struct NormPlan {
-  Plan plan;  // as named
-  /// How it is carried out: rows that do not fit into what an algorithm passes them through, or
-  /// into registers, are pushed to every rank.
-  Algorithm carried_out = Algorithm::automatic;
+  Plan plan;
   NormShape shape;
   uint64_t spilled = 0;  // elements of NormCall::spill
 };
 
-constexpr NormPlan plan_norm(const NormRequest& r, const RegionLayout& layout) {
+/// Rows that do not fit into what an algorithm passes them through, or into registers, are pushed
+/// to every rank.
+constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
   NormPlan p;
-  p.plan.algorithm = p.carried_out = select_norm(r);
+  p.plan.named = p.plan.algorithm = select_algorithm(r);
+  p.plan.staged = stages_inputs(r, p.plan.algorithm);
   if (r.device == DeviceKind::cpu) return p;
+  Algorithm& runs = p.plan.algorithm;
+  runs = sums_or_results(r, runs);
   const auto element = static_cast<uint64_t>(dtype_size(r.dtype));
   const uint64_t row_bytes = round_up<uint64_t>(r.cols * element, kVectorBytes);
-  if (p.carried_out == Algorithm::twoshot_push) {
-    p.shape = norm_shape(r, p.carried_out, layout.twoshot.tiles);
-  } else if (p.carried_out == Algorithm::twoshot_pull) {
+  if (pushes_into_slots(runs) && owns_rows(Collective::none, runs)) {
+    p.shape = norm_shape(r, runs, layout.twoshot.tiles);
+  } else if (runs == Algorithm::twoshot_pull) {
     const uint64_t tiles = layout.result_bytes / kTileBytes;
-    p.shape = norm_shape(r, p.carried_out, static_cast<uint32_t>(tiles));
+    p.shape = norm_shape(r, runs, static_cast<uint32_t>(tiles));
     const uint64_t staged = layout.staging_bytes / (row_bytes * static_cast<uint64_t>(r.world));
-    if (!r.input_symmetric && p.shape.rows_per_use > staged) {
+    if (p.plan.staged && p.shape.rows_per_use > staged) {
       p.shape.rows_per_use = static_cast<uint32_t>(staged);
     }
-  } else if (p.carried_out == Algorithm::oneshot_pull) {
-    p.shape = norm_shape(r, p.carried_out, 0);
-    p.shape.rows_per_use = static_cast<uint32_t>(
-        r.input_symmetric ? detail::at_most(r.rows, 1u << 30) : layout.staging_bytes / row_bytes);
+  } else if (runs == Algorithm::oneshot_pull) {
+    p.shape = norm_shape(r, runs, 0);
+    p.shape.rows_per_use = static_cast<uint32_t>(p.plan.staged ? layout.staging_bytes / row_bytes
+                                                               : detail::at_most(r.rows, 1u << 30));
   }
-  if (p.carried_out == Algorithm::fallback) {
-    p.shape = norm_shape(r, p.carried_out, 0);
-  } else if (p.shape.rows_per_use == 0 || p.shape.steps > 1 ||
-             p.carried_out == Algorithm::oneshot_push || p.carried_out == Algorithm::staged) {
-    p.carried_out = Algorithm::oneshot_push;
-    p.shape = norm_shape(r, p.carried_out, layout.oneshot.tiles);
+  if (runs == Algorithm::fallback) {
+    p.shape = norm_shape(r, runs, 0);
+  } else if (p.shape.rows_per_use == 0 || p.shape.steps > 1 || runs == Algorithm::oneshot_push ||
+             runs == Algorithm::staged) {
+    runs = Algorithm::oneshot_push;
+    p.shape = norm_shape(r, runs, layout.oneshot.tiles);
     if (p.shape.rows_per_use < r.rows) {
-      p.shape = norm_shape(r, p.carried_out, layout.twoshot.tiles);
+      p.shape = norm_shape(r, runs, layout.twoshot.tiles);
       p.shape.large_slots = true;
     }
   }
 
   const NormShape& s = p.shape;
-  uint64_t rows = rows_to_do(r.collective, p.carried_out, r.rows, r.world);
-  if (p.carried_out != Algorithm::fallback) rows = detail::at_most(rows, s.rows_per_use);
-  const bool push = detail::pushes_into_slots(p.carried_out);
+  uint64_t rows = rows_to_do(r.collective, runs, r.rows, r.world);
+  if (runs != Algorithm::fallback) rows = detail::at_most(rows, s.rows_per_use);
+  const bool push = pushes_into_slots(runs);
   const auto held = [&](int blocks) { return detail::clusters_held(r, s, blocks); };
   uint64_t clusters = held(r.room + (push ? r.spare_room : 0));
   // Blocks of another communicator may stand between multiprocessors that clusters need together.

@@ -1,15 +1,14 @@
 // Which algorithm a call takes: one pure function of values that all ranks agree on.
 //
-// A new algorithm is one row in the table. Thresholds are measured; docs/performance.md has the
-// figures and says how to repeat them.
+// Thresholds are measured; docs/performance.md has the figures and says how to repeat them.
 #pragma once
 
+#include "algorithms.h"
 #include "call.h"
 #include "types.h"
 
 namespace collx {
 
-inline constexpr int kFullBlock = 512;       // threads; smaller blocks use proportionally less room
 inline constexpr uint32_t kMostCluster = 8;  // blocks of a portable cluster
 
 /// Clusters of a fused normalization that a device holds at once, by threads of a block and blocks
@@ -59,6 +58,7 @@ struct Request {
   int world = 1;
   bool input_symmetric = false;
   bool output_symmetric = false;
+  bool in_place = false;                       // the output is the input
   Algorithm algorithm = Algorithm::automatic;  // as asked for
   int max_blocks = 0;                          // as asked for; 0: no bound
   int room = 1;  // blocks of kFullBlock threads that the communicator may use at once
@@ -68,10 +68,98 @@ struct Request {
   Capabilities capabilities;
 };
 
+namespace detail {
+constexpr uint64_t with_masks(uint64_t units) { return units + units / 31; }
+constexpr uint64_t ranks_beside(int world) {
+  return world > 1 ? static_cast<uint64_t>(world) - 1 : 1;
+}
+}  // namespace detail
+
+/// Vectors that a grid goes through.
+constexpr uint64_t vectors_of(const Request& r, Algorithm algorithm) {
+  const uint64_t vectors = ceil_div<uint64_t>(r.bytes, kVectorBytes);
+  const uint64_t message = ceil_div<uint64_t>(r.message, kVectorBytes);
+  switch (row_of(algorithm).share) {
+    case Share::tensor:
+      return vectors;
+    case Share::part:
+      return ceil_div<uint64_t>(vectors, static_cast<uint64_t>(r.world));
+    case Share::message:
+      return message;
+    case Share::masked:
+      return detail::with_masks(message) + 1;
+    case Share::slice:
+      return detail::with_masks(message) / detail::ranks_beside(r.world) + 1;
+    case Share::none:
+      break;
+  }
+  return 1;
+}
+
+/// Bytes that one rank sends to one other at a time, if the call is one use of the region.
+constexpr uint64_t bytes_of(const Request& r, Share share, bool masks = true) {
+  const uint64_t wire = masks ? detail::with_masks(r.message) : r.message;
+  switch (share) {
+    case Share::tensor:
+      return r.bytes;
+    case Share::part:
+      return ceil_div<uint64_t>(r.bytes, static_cast<uint64_t>(r.world));
+    case Share::message:
+      return r.message;
+    case Share::masked:
+      return wire;
+    case Share::slice:
+      return ceil_div<uint64_t>(wire, detail::ranks_beside(r.world));
+    case Share::none:
+      break;
+  }
+  return 0;
+}
+
+/// Up to this, between processes, staging with its single exchange is faster than the two barriers
+/// around symmetric inputs of a one-shot call.
+inline constexpr uint64_t kCpuStagedUpTo = 8 << 10;
+
+/// Peers find inputs in the staging memory, results in that for results.
+constexpr bool stages_inputs(const Request& r, Algorithm a) {
+  if (!row_of(a).staging) return false;
+  if (!r.input_symmetric) return true;
+  if (row_of(a).share != Share::tensor) return false;
+  // All of an input is read by all: in place it could change under a peer's eyes.
+  return r.in_place || (r.device == DeviceKind::cpu && r.bytes <= kCpuStagedUpTo);
+}
+constexpr bool stages_results(const Request& r, Algorithm a) {
+  return row_of(a).results && (row_of(a).staging || !r.output_symmetric);
+}
+
+/// Bytes of the region that a call keeps occupied, if it is not to be done in several uses.
+constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
+  const AlgorithmRow& row = row_of(algorithm);
+  const auto world = static_cast<uint64_t>(r.world);
+  const auto tiled = [](uint64_t bytes) { return round_up<uint64_t>(bytes, kTileBytes); };
+  const uint64_t part = tiled(bytes_of(r, Share::part));
+  uint64_t bytes = 0;
+  if (row.slots != SlotsFor::none) {
+    const uint64_t wire = in_pairs(algorithm, r.dtype) ? 2 : 1;
+    bytes += static_cast<uint64_t>(row.stages) * world * wire * tiled(bytes_of(r, row.share));
+  }
+  if (stages_inputs(r, algorithm)) {
+    bytes += row.share == Share::part ? world * part : tiled(r.bytes);
+  }
+  if (stages_results(r, algorithm)) bytes += part;
+  return 2 * bytes;
+}
+
+/// Dtypes with a pattern to spare (has_sentinel), or those without.
+enum class Words : uint8_t { any, sentinel, plain };
+
+/// What a call that asks for one of `asked` takes, on a device.
 struct SelectionRow {
+  Algorithms asked;
+  Collectives collectives;
   DeviceKind device;
-  bool sentinel;   // dtypes with a sentinel, or those without
-  bool symmetric;  // needs symmetric input and output
+  Words words;
+  bool symmetric;  // needs that to be symmetric which peers would touch in place
   int max_world;   // for worlds up to this one
   uint64_t up_to;  // bytes
   Algorithm algorithm;
@@ -79,125 +167,202 @@ struct SelectionRow {
 
 inline constexpr uint64_t kAnySize = ~0ull;
 
+namespace detail::selection {
+
+using enum Algorithm;
+using enum DeviceKind;
+using enum Words;
+
+inline constexpr Algorithms kAuto = only(automatic);
+inline constexpr Algorithms kOnestage = only(onestage);
+inline constexpr Algorithms kRelayed = only(twostage) | only(pipelined);
+inline constexpr Collectives kAllreduce = only(Collective::allreduce);
+inline constexpr Collectives kReduce = only(Collective::reduce);
+inline constexpr Collectives kReductions = kReduce | only(Collective::reducescatter);
+inline constexpr Collectives kAlltoallv = only(Collective::alltoallv);
+inline constexpr Collectives kOneWay =
+    kPairs & collectives_where([](const CollectiveRow& row) { return is_one_way(row.collective); });
+
 // The first row that fits is taken.
-inline constexpr SelectionRow kSelection[] = {
-    {DeviceKind::cuda, true, false, 2, 1 << 20, Algorithm::oneshot_push},
-    {DeviceKind::cuda, true, false, 4, 192 << 10, Algorithm::oneshot_push},
-    {DeviceKind::cuda, true, false, 8, 96 << 10, Algorithm::oneshot_push},
-    {DeviceKind::cuda, true, false, 8, kAnySize, Algorithm::twoshot_push},
-    {DeviceKind::cuda, false, false, 8, 128 << 10, Algorithm::oneshot_push},
-    {DeviceKind::cuda, false, true, 8, kAnySize, Algorithm::pull_push},
-    {DeviceKind::cuda, false, false, 8, 2 << 20, Algorithm::twoshot_push},
-    {DeviceKind::cuda, false, false, 8, kAnySize, Algorithm::twoshot_pull},
-    {DeviceKind::cpu, true, true, 2, 2 << 10, Algorithm::oneshot_pull},
-    {DeviceKind::cpu, true, true, 2, kAnySize, Algorithm::pull_push},
-    {DeviceKind::cpu, true, true, 16, 8 << 10, Algorithm::oneshot_pull},
-    {DeviceKind::cpu, true, true, 16, kAnySize, Algorithm::pull_push},
-    {DeviceKind::cpu, true, false, 2, 1 << 20, Algorithm::oneshot_pull},
-    {DeviceKind::cpu, true, false, 16, 16 << 10, Algorithm::oneshot_pull},
-    {DeviceKind::cpu, true, false, 16, kAnySize, Algorithm::twoshot_pull},
-    {DeviceKind::cpu, false, true, 2, 2 << 10, Algorithm::oneshot_pull},
-    {DeviceKind::cpu, false, true, 2, kAnySize, Algorithm::pull_push},
-    {DeviceKind::cpu, false, true, 16, 8 << 10, Algorithm::oneshot_pull},
-    {DeviceKind::cpu, false, true, 16, kAnySize, Algorithm::pull_push},
-    {DeviceKind::cpu, false, false, 2, 1 << 20, Algorithm::oneshot_pull},
-    {DeviceKind::cpu, false, false, 16, 16 << 10, Algorithm::oneshot_pull},
-    {DeviceKind::cpu, false, false, 16, kAnySize, Algorithm::twoshot_pull},
-};
+inline constexpr SelectionRow kRows[] = {
+    {kAuto, kAllreduce, cuda, sentinel, false, 2, 1 << 20, oneshot_push},
+    {kAuto, kAllreduce, cuda, sentinel, false, 4, 192 << 10, oneshot_push},
+    {kAuto, kAllreduce, cuda, sentinel, false, 8, 96 << 10, oneshot_push},
+    {kAuto, kAllreduce, cuda, sentinel, false, 8, kAnySize, twoshot_push},
+    {kAuto, kAllreduce, cuda, plain, false, 8, 128 << 10, oneshot_push},
+    {kAuto, kAllreduce, cuda, plain, true, 8, kAnySize, pull_push},
+    {kAuto, kAllreduce, cuda, plain, false, 8, 2 << 20, twoshot_push},
+    {kAuto, kAllreduce, cuda, plain, false, 8, kAnySize, twoshot_pull},
+    {kAuto, kAllreduce, cpu, any, true, 2, 2 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, any, true, 2, kAnySize, pull_push},
+    {kAuto, kAllreduce, cpu, any, true, 16, 8 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, any, true, 16, kAnySize, pull_push},
+    {kAuto, kAllreduce, cpu, any, false, 2, 1 << 20, oneshot_pull},
+    {kAuto, kAllreduce, cpu, any, false, 16, 16 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, any, false, 16, kAnySize, twoshot_pull},
 
-/// All other collectives.
-struct ExchangeRow {
-  Collective collective;
-  DeviceKind device;
-  bool symmetric;  // needs what `direct` needs to be symmetric
-  int max_world;
-  uint64_t up_to;  // bytes
-  Algorithm algorithm;
-};
+    {kAuto, kBroadcast, cuda, any, true, 2, kAnySize, onestage},
+    {kAuto, kBroadcast, cuda, any, false, 2, 32 << 20, onestage},
+    {kAuto, kBroadcast, cuda, any, false, 8, 256 << 10, onestage},
+    {kAuto, kBroadcast, cuda, any, false, 8, kAnySize, pipelined},
+    {kAuto, kBroadcast, cpu, any, false, 16, kAnySize, onestage},
+    // Up to this, slots are faster than the two barriers of what goes into symmetric outputs.
+    {kOnestage, kBroadcast, cuda, any, false, 8, 4 << 20, channels},
+    {kOnestage, kBroadcast, cuda, any, true, 8, kAnySize, direct},
+    {kOnestage, kBroadcast, cuda, any, false, 8, kAnySize, channels},
+    // Likewise. Between two ranks there is nobody to relay to.
+    {kOnestage | kRelayed, kBroadcast, cpu, any, false, 2, 64 << 10, staged},
+    {kOnestage | kRelayed, kBroadcast, cpu, any, true, 2, kAnySize, direct},
+    {kOnestage | kRelayed, kBroadcast, cpu, any, false, 2, kAnySize, staged},
+    {kOnestage, kBroadcast, cpu, any, false, 16, 64 << 10, staged},
+    {kOnestage, kBroadcast, cpu, any, true, 16, kAnySize, direct},
+    {kOnestage, kBroadcast, cpu, any, false, 16, kAnySize, staged},
 
-inline constexpr ExchangeRow kExchangeSelection[] = {
-    {Collective::broadcast, DeviceKind::cuda, true, 2, kAnySize, Algorithm::onestage},
-    {Collective::broadcast, DeviceKind::cuda, false, 2, 32 << 20, Algorithm::onestage},
-    {Collective::broadcast, DeviceKind::cuda, false, 8, 256 << 10, Algorithm::onestage},
-    {Collective::broadcast, DeviceKind::cuda, false, 8, kAnySize, Algorithm::pipelined},
-    {Collective::broadcast, DeviceKind::cpu, false, 16, kAnySize, Algorithm::onestage},
-    {Collective::alltoallv, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
-    {Collective::alltoallv, DeviceKind::cpu, false, 16, kAnySize, Algorithm::staged},
     // Pulling is slower than pushing: a reduction takes slots at any size.
-    {Collective::reducescatter, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
-    {Collective::reduce, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
-    {Collective::none, DeviceKind::cuda, false, 8, 4 << 20, Algorithm::staged},
-    {Collective::none, DeviceKind::cuda, true, 8, kAnySize, Algorithm::direct},
-    {Collective::none, DeviceKind::cuda, false, 8, kAnySize, Algorithm::staged},
-    {Collective::none, DeviceKind::cpu, true, 16, kAnySize, Algorithm::direct},
-    {Collective::none, DeviceKind::cpu, false, 16, kAnySize, Algorithm::staged},
+    {kAuto, kReductions | kAlltoallv, cuda, any, false, 8, kAnySize, staged},
+    {kAuto, kPairs, cuda, any, false, 8, 4 << 20, staged},
+    {kAuto, kPairs & ~kAlltoallv, cuda, any, true, 8, kAnySize, direct},
+    {kAuto, kPairs, cuda, any, false, 8, kAnySize, staged},
+    {kAuto, kAlltoallv, cpu, any, false, 16, kAnySize, staged},
+    {kAuto, kPairs & ~kAlltoallv, cpu, any, true, 16, kAnySize, direct},
+    {kAuto, kPairs, cpu, any, false, 16, kAnySize, staged},
+    // A reduce that is large is shared among the ranks that are not the root.
+    {only(staged), kReduce, cuda, any, false, 2, 32 << 20, channels},
+    {only(staged), kReduce, cuda, any, false, 2, kAnySize, reduce_twostage},
+    {only(staged), kReduce, cuda, any, false, 8, 512 << 10, channels},
+    {only(staged), kReduce, cuda, any, false, 8, kAnySize, reduce_twostage},
+    {only(staged), kOneWay, cuda, any, false, 8, kAnySize, channels},
+
+    {kAuto, kNorms, cuda, any, false, 2, 2 << 20, oneshot_push},
+    {kAuto, kNorms, cuda, any, false, 4, 512 << 10, oneshot_push},
+    {kAuto, kNorms, cuda, any, false, 8, 256 << 10, oneshot_push},
+    {kAuto, kNorms, cuda, any, false, 8, kAnySize, twoshot_push},
+    {kAuto, kNorms, cpu, any, false, 2, kAnySize, twoshot_pull},
+    {kAuto, kNorms, cpu, any, false, 16, 8 << 10, oneshot_pull},
+    {kAuto, kNorms, cpu, any, false, 16, kAnySize, twoshot_pull},
+    {kAuto, kScatteringNorms, cuda, any, false, 8, kAnySize, staged},
+    {kAuto, kScatteringNorms, cpu, any, false, 16, kAnySize, staged},
+#if defined(COLLX_EXTRA_SELECTION)
+    COLLX_EXTRA_SELECTION
+#endif
 };
 
-/// Whether a staged reduce between GPUs shares the work among the ranks that are not the root.
-constexpr bool reduces_in_two_stages(Collective c, int world, uint64_t bytes) {
-  return c == Collective::reduce && bytes > (world > 2 ? 512 << 10 : 32 << 20);
+}  // namespace detail::selection
+
+inline constexpr auto& kSelection = detail::selection::kRows;
+
+constexpr bool names_what_there_is(const SelectionRow& row) {
+  const AlgorithmRow& taken = row_of(row.algorithm);
+  if (!taken.on_cpu && row.device == DeviceKind::cpu) return false;
+  for (const AlgorithmRow& asked : kAlgorithms) {
+    if ((row.asked & only(asked.algorithm)) == 0) continue;
+    const bool selects = asked.algorithm == Algorithm::automatic;
+    if ((row.collectives & ~(selects ? taken : asked).serves) != 0) return false;
+  }
+  return true;
+}
+static_assert([] {
+  for (const SelectionRow& row : kSelection) {
+    if (!names_what_there_is(row)) return false;
+  }
+  return true;
+}());
+
+/// Whether all is symmetric that peers touch in place.
+constexpr bool is_symmetric(const Request& r) {
+  if (r.in_place && overwrites_in_place(r.collective)) return false;
+  const Touched t = touched(r.collective);
+  return (!t.input || r.input_symmetric) && (!t.output || r.output_symmetric);
 }
 
-/// Up to this, slots are faster than the two barriers of a broadcast into symmetric outputs.
-inline constexpr uint64_t kStagedBroadcastUpTo = 4 << 20;
+/// The rows between which those stand that a call could take, so that a look-up reads few.
+struct SelectionRange {
+  uint8_t first = 0;
+  uint8_t end = 0;
+};
 
-constexpr bool needs_symmetric(Algorithm algorithm) {
-  return algorithm == Algorithm::pull_push || algorithm == Algorithm::direct;
-}
-
-/// Whether the tensors that `direct` needs are symmetric: those that peers touch.
-constexpr bool can_be_direct(const Request& r) {
-  return is_reduction(r.collective) ? r.input_symmetric : r.output_symmetric;
-}
-
-constexpr Algorithm select_exchange(const Request& r) {
-  for (const ExchangeRow& row : kExchangeSelection) {
-    const bool fits = row.collective == r.collective || row.collective == Collective::none;
-    if (fits && row.device == r.device && (!row.symmetric || can_be_direct(r)) &&
-        r.world <= row.max_world && r.bytes <= row.up_to) {
-      return row.algorithm;
+namespace detail::selection {
+struct Ranges {
+  SelectionRange of[2][kCollectiveCount][kAlgorithmCount];
+};
+constexpr Ranges find_ranges() {
+  Ranges ranges{};
+  const size_t count = sizeof(kRows) / sizeof(kRows[0]);
+  for (size_t i = 0; i < count; ++i) {
+    const SelectionRow& row = kRows[i];
+    for (size_t c = 0; c < kCollectiveCount; ++c) {
+      if ((row.collectives & only(static_cast<Collective>(c))) == 0) continue;
+      for (size_t a = 0; a < kAlgorithmCount; ++a) {
+        if ((row.asked & only(static_cast<Algorithm>(a))) == 0) continue;
+        SelectionRange& range = ranges.of[static_cast<int>(row.device)][c][a];
+        if (range.end == 0) range.first = static_cast<uint8_t>(i);
+        range.end = static_cast<uint8_t>(i + 1);
+      }
     }
   }
-  return Algorithm::fallback;
+  return ranges;
+}
+}  // namespace detail::selection
+
+inline constexpr auto kSelectionRanges = detail::selection::find_ranges();
+static_assert(sizeof(kSelection) / sizeof(kSelection[0]) < 256);
+
+/// The place of the first row that fits; -1 where none does.
+constexpr int find_row(const Request& r, Algorithm asked) {
+  const SelectionRange range =
+      kSelectionRanges.of[static_cast<int>(r.device)][static_cast<size_t>(r.collective)]
+                         [static_cast<size_t>(asked)];
+  if (range.first == range.end) return -1;
+  const Words words = has_sentinel(r.dtype) ? Words::sentinel : Words::plain;
+  const bool symmetric = is_symmetric(r);
+  for (int i = range.first; i < range.end; ++i) {
+    const SelectionRow& row = kSelection[i];
+    if ((row.asked & only(asked)) != 0 && (row.collectives & only(r.collective)) != 0 &&
+        row.device == r.device && (row.words == Words::any || row.words == words) &&
+        (!row.symmetric || symmetric) && r.world <= row.max_world && r.bytes <= row.up_to) {
+      return i;
+    }
+  }
+  return -1;
 }
 
-/// The algorithms of a collective, without "auto".
-constexpr bool has_algorithm(Collective c, Algorithm a) {
-  if (is_norm(c)) {
-    if (a == Algorithm::automatic || a == Algorithm::fallback) return true;
-    if (scatters_rows(c)) return a == Algorithm::staged;
-    return a == Algorithm::oneshot_push || a == Algorithm::twoshot_push ||
-           a == Algorithm::oneshot_pull || a == Algorithm::twoshot_pull;
-  }
-  switch (a) {
-    case Algorithm::automatic:
-    case Algorithm::fallback:
-      return true;
-    case Algorithm::staged:
-      return c != Collective::allreduce && c != Collective::broadcast;
-    case Algorithm::direct:
-      return c != Collective::allreduce && c != Collective::broadcast && c != Collective::alltoallv;
-    case Algorithm::onestage:
-    case Algorithm::twostage:
-    case Algorithm::pipelined:
-      return c == Collective::broadcast;
-    default:
-      return c == Collective::allreduce;
-  }
+/// What the table says; without a row, what was asked for.
+constexpr Algorithm select_from_table(const Request& r, Algorithm asked) {
+  const int row = find_row(r, asked);
+  return row < 0 ? asked : kSelection[row].algorithm;
 }
 
+/// Whether a backend `has(collective, algorithm)` all that its calls of these collectives can come
+/// to: what they can ask for, or what the table puts in its place.
+template <typename Has>
+constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) {
+  const int most = device == DeviceKind::cpu ? kMaxCpuRanks : kMaxCudaRanks;
+  for (const CollectiveRow& collective : kCollectives) {
+    const Collective c = collective.collective;
+    for (const AlgorithmRow& asked : kAlgorithms) {
+      const Algorithm a = asked.algorithm;
+      if (a == Algorithm::automatic || a == Algorithm::fallback) continue;
+      if ((collectives & asked.serves & only(c)) == 0) continue;
+      bool replaced = false;
+      for (const SelectionRow& row : kSelection) {
+        if (row.device != device || (row.asked & only(a)) == 0) continue;
+        if ((row.collectives & only(c)) == 0) continue;
+        if (!has(c, row.algorithm)) return false;
+        replaced |= row.words == Words::any && !row.symmetric && row.max_world == most &&
+                    row.up_to == kAnySize;
+      }
+      if (!replaced && !has(c, a)) return false;
+    }
+  }
+  return true;
+}
+
+/// What a call is named by: as asked for, or else as the table says.
 constexpr Algorithm select_algorithm(const Request& r) {
   if (r.algorithm != Algorithm::automatic) return r.algorithm;
   if (!r.capabilities.peer_access) return Algorithm::fallback;
-  if (r.collective != Collective::allreduce) return select_exchange(r);
-  const bool symmetric = r.input_symmetric && r.output_symmetric;
-  for (const SelectionRow& row : kSelection) {
-    if (row.device == r.device && row.sentinel == has_sentinel(r.dtype) &&
-        (symmetric || !row.symmetric) && r.world <= row.max_world && r.bytes <= row.up_to) {
-      return row.algorithm;
-    }
-  }
-  return Algorithm::fallback;
+  const Algorithm found = select_from_table(r, Algorithm::automatic);
+  return found == Algorithm::automatic ? Algorithm::fallback : found;
 }
 
 namespace detail {
@@ -207,51 +372,19 @@ constexpr int clamp_blocks(uint64_t wanted, uint64_t limit) {
   return blocks < 1 ? 1 : static_cast<int>(blocks);
 }
 
-/// Vectors that the grid has to serve: a tensor, a part or a message.
-constexpr uint64_t work_of(const Request& r, Algorithm algorithm) {
-  const uint64_t world = static_cast<uint64_t>(r.world);
-  const uint64_t vectors = ceil_div<uint64_t>(r.bytes, kVectorBytes);
-  const uint64_t message = ceil_div<uint64_t>(r.message, kVectorBytes);
-  switch (algorithm) {
-    case Algorithm::oneshot_push:
-    case Algorithm::oneshot_pull:
-      return vectors;
-    case Algorithm::staged:
-    case Algorithm::onestage:
-      // With the masks.
-      return (message + message / 31) /
-                 (reduces_in_two_stages(r.collective, r.world, r.message) ? world - 1 : 1) +
-             1;
-    case Algorithm::direct:
-      return message;
-    case Algorithm::pipelined:
-      return ceil_div<uint64_t>(message + message / 31 + 1, world > 1 ? world - 1 : 1);
-    default:
-      return ceil_div<uint64_t>(vectors, world);
-  }
-}
-
-constexpr bool pushes_into_slots(Algorithm algorithm) {
-  return algorithm == Algorithm::oneshot_push || algorithm == Algorithm::twoshot_push ||
-         algorithm == Algorithm::staged || algorithm == Algorithm::pipelined;
-}
-
 }  // namespace detail
-
-/// Whether a broadcast of one stage between GPUs goes straight into the outputs.
-constexpr bool onestage_is_direct(const Request& r) {
-  return r.output_symmetric && r.bytes > kStagedBroadcastUpTo;
-}
 
 /// Algorithm, grid and block size of a call.
 constexpr Plan select(const Request& r) {
-  Plan plan{select_algorithm(r), 1, 1};
+  Plan plan;
+  plan.named = select_algorithm(r);
+  plan.algorithm = select_from_table(r, plan.named);
+  plan.staged = stages_inputs(r, plan.algorithm);
   if (r.device == DeviceKind::cpu || plan.algorithm == Algorithm::fallback) return plan;
 
-  const uint64_t work = detail::work_of(r, plan.algorithm);
+  const uint64_t work = vectors_of(r, plan.algorithm);
   // Small blocks spread a small call over the device; large ones fill the links.
-  const bool push = detail::pushes_into_slots(plan.algorithm) ||
-                    (plan.algorithm == Algorithm::onestage && !onestage_is_direct(r));
+  const bool push = pushes_into_slots(plan.algorithm);
   plan.threads = kFullBlock;
   if (push) {
     plan.threads = work <= 16384 ? 64 : work <= 32768 ? 128 : work <= 65536 ? 256 : kFullBlock;
@@ -265,37 +398,6 @@ constexpr Plan select(const Request& r) {
   plan.blocks =
       detail::clamp_blocks(ceil_div<uint64_t>(work, static_cast<uint64_t>(plan.threads)), room);
   return plan;
-}
-
-/// Bytes of the region that a call keeps occupied, if it is not to be done in chunks. `bytes`: of
-/// the full tensor, in an exchange through slots those of the longest message.
-constexpr uint64_t workspace_bytes(Algorithm algorithm, DType dtype, uint64_t bytes, int world,
-                                   bool symmetric) {
-  const uint64_t w = static_cast<uint64_t>(world);
-  const uint64_t tiled = round_up<uint64_t>(bytes, kTileBytes);
-  const uint64_t part = round_up<uint64_t>(ceil_div<uint64_t>(bytes, w), kTileBytes);
-  const uint64_t wire = has_sentinel(dtype) ? 1 : 2;
-  switch (algorithm) {
-    case Algorithm::oneshot_push:
-      return 2 * w * tiled * wire;
-    case Algorithm::twoshot_push:
-      return 4 * w * part * wire;
-    case Algorithm::oneshot_pull:
-      return symmetric ? 0 : 2 * tiled;
-    case Algorithm::staged:
-    case Algorithm::onestage:
-      return 2 * w * round_up<uint64_t>(bytes + bytes / 31, kTileBytes);
-    case Algorithm::pipelined:
-      return 2 * w *
-             round_up<uint64_t>(ceil_div<uint64_t>(bytes + bytes / 31, w > 1 ? w - 1 : 1),
-                                kTileBytes);
-    case Algorithm::twostage:
-      return symmetric ? 0 : 2 * part;
-    case Algorithm::twoshot_pull:
-      return (symmetric ? 0 : 2 * w * part) + 2 * part;
-    default:
-      return 0;
-  }
 }
 
 }  // namespace collx

@@ -1,6 +1,8 @@
 // What a call was, and how it failed: the records that ranks exchange and that errors are made of.
 #pragma once
 
+#include "collectives.h"
+#include "norm.h"
 #include "types.h"
 
 namespace collx {
@@ -10,23 +12,26 @@ struct CallDescriptor {
   Collective collective = Collective::none;
   DType dtype = DType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
-  Algorithm algorithm = Algorithm::automatic;  // as resolved, never `automatic` in a call
+  Algorithm algorithm = Algorithm::automatic;  // as named or selected, never `automatic` in a call
+  Algorithm runs = Algorithm::automatic;       // what carries it out
+  uint8_t dims = 0;         // number of dimensions; the first eight sizes stand below
+  uint8_t scalar_type = 0;  // 1 + PyTorch's code, since copies know more dtypes than reductions
+  uint8_t symmetric = 0;    // bit 0: input, bit 1: output
+  int8_t axis = -1;
+  bool keeps_norm = false;  // the normalized tensor is a result besides the quantized one
   int16_t root = -1;
-  int16_t axis = -1;
   int32_t max_blocks = 0;
-  int32_t dims = 0;  // number of dimensions; the first eight sizes follow
   uint64_t numel = 0;
-  uint32_t symmetric = 0;     // bit 0: input, bit 1: output
-  uint32_t scalar_type = 0;   // 1 + PyTorch's code, since copies know more dtypes than reductions
   uint64_t input_offset = 0;  // offsets in the symmetric allocations
   uint64_t output_offset = 0;
   int64_t sizes[8] = {};
+  NormOptions norm;  // of a fused normalization
   // alltoallv: bytes for the rank that reads this, and bytes expected from it. Not part of the
   // fingerprint, see pair_fingerprint.
   uint64_t sends = 0;
   uint64_t expects = 0;
 };
-static_assert(sizeof(CallDescriptor) == 128);
+static_assert(sizeof(CallDescriptor) == 144);
 
 /// FNV-1a over the descriptor, folded to 32 bits. Which call it was stands beside it, in the epoch
 /// of the flag that carries it.
@@ -39,20 +44,28 @@ COLLX_HD constexpr uint64_t mix(uint64_t hash, uint64_t value) {
   }
   return hash;
 }
-COLLX_HD constexpr uint32_t fingerprint(const CallDescriptor& d) {
+constexpr uint32_t fingerprint(const CallDescriptor& d) {
+  const uint64_t words[] = {
+      static_cast<uint64_t>(d.collective) | static_cast<uint64_t>(d.dtype) << 8 |
+          static_cast<uint64_t>(d.reduce_op) << 16 | static_cast<uint64_t>(d.algorithm) << 24 |
+          static_cast<uint64_t>(d.runs) << 32 | static_cast<uint64_t>(d.dims) << 40 |
+          static_cast<uint64_t>(d.scalar_type) << 48 | static_cast<uint64_t>(d.symmetric) << 56,
+      static_cast<uint64_t>(static_cast<uint8_t>(d.axis)) |
+          static_cast<uint64_t>(d.keeps_norm) << 8 |
+          static_cast<uint64_t>(static_cast<uint16_t>(d.root)) << 16 |
+          static_cast<uint64_t>(static_cast<uint32_t>(d.max_blocks)) << 32,
+      d.numel,
+      d.input_offset,
+      d.output_offset,
+  };
   uint64_t h = 0xcbf29ce484222325ull;
-  h = mix(h, static_cast<uint64_t>(d.collective) | static_cast<uint64_t>(d.dtype) << 8 |
-                 static_cast<uint64_t>(d.reduce_op) << 16 |
-                 static_cast<uint64_t>(d.algorithm) << 24);
-  h = mix(h, static_cast<uint16_t>(d.root) |
-                 static_cast<uint64_t>(static_cast<uint16_t>(d.axis)) << 16 |
-                 static_cast<uint64_t>(static_cast<uint32_t>(d.max_blocks)) << 32);
-  h = mix(h, static_cast<uint32_t>(d.dims) ^ static_cast<uint64_t>(d.scalar_type) << 16 ^
-                 static_cast<uint64_t>(d.symmetric) << 32);
-  h = mix(h, d.numel);
-  h = mix(h, d.input_offset);
-  h = mix(h, d.output_offset);
-  for (int i = 0; i < 8; ++i) h = mix(h, static_cast<uint64_t>(d.sizes[i]));
+  for (const uint64_t word : words) h = mix(h, word);
+  for (const int64_t size : d.sizes) h = mix(h, static_cast<uint64_t>(size));
+  if (!is_norm(d.collective)) return fold(h);
+  struct Words {
+    uint64_t of[sizeof(NormOptions) / sizeof(uint64_t)];
+  };
+  for (const uint64_t word : __builtin_bit_cast(Words, d.norm).of) h = mix(h, word);
   return fold(h);
 }
 

@@ -47,6 +47,7 @@ enum class DType : uint8_t {
 
 enum class ReduceOp : uint8_t { sum, avg, max, min, prod, count };
 
+/// Their rows are in collectives.h.
 enum class Collective : uint8_t {
   none,
   allreduce,
@@ -59,7 +60,7 @@ enum class Collective : uint8_t {
   alltoall,
   alltoallv,
   barrier,
-  // Reductions fused with a normalization of their rows: see norm.h.
+  // Reductions fused with a normalization of their rows: norm.h.
   allreduce_rmsnorm,
   allreduce_residual_rmsnorm,
   allreduce_rmsnorm_fp8,
@@ -73,7 +74,8 @@ enum class Collective : uint8_t {
   count
 };
 
-/// `automatic` stands for "the selection decides" and is never executed.
+/// Their rows are in algorithms.h. `automatic` stands for "the selection decides" and is never
+/// executed.
 enum class Algorithm : uint8_t {
   automatic,
   oneshot_push,
@@ -89,33 +91,67 @@ enum class Algorithm : uint8_t {
   onestage,
   twostage,
   pipelined,
+  // What carries out some calls of those above, and cannot be asked for.
+  channels,
+  reduce_twostage,
+  twoshot_push_sums,
   count
 };
 
 /// Dependent launch on CUDA: never; released after the last store; released right after the wait.
 enum class PdlLevel : uint8_t { off, end, early };
 
-COLLX_HD constexpr int dtype_size(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-    case DType::int64:
-      return 8;
-    case DType::float32:
-    case DType::int32:
-      return 4;
-    case DType::float16:
-    case DType::bfloat16:
-      return 2;
-    default:
-      return 1;
+/// Whether the row for each value of an enum stands at that value.
+template <typename Row, size_t N, typename E>
+constexpr bool stand_at_their_values(const Row (&rows)[N], E Row::*value) {
+  for (size_t i = 0; i < N; ++i) {
+    if (static_cast<size_t>(rows[i].*value) != i) return false;
   }
+  return true;
+}
+
+struct DTypeRow {
+  DType dtype;
+  const char* name;
+  int bytes;
+  bool integer;
+};
+
+/// Their arithmetic is Elements<D> on CUDA and FormatOf<D> on the CPU.
+inline constexpr DTypeRow kDTypes[] = {
+    {DType::float32, "float32", 4, false},   {DType::float16, "float16", 2, false},
+    {DType::bfloat16, "bfloat16", 2, false}, {DType::float64, "float64", 8, false},
+    {DType::int32, "int32", 4, true},        {DType::int64, "int64", 8, true},
+    {DType::int8, "int8", 1, true},          {DType::uint8, "uint8", 1, true},
+};
+static_assert(stand_at_their_values(kDTypes, &DTypeRow::dtype));
+static_assert(sizeof(kDTypes) / sizeof(kDTypes[0]) == static_cast<size_t>(DType::count));
+
+namespace detail {
+template <typename T>
+struct ByDType {
+  T of[static_cast<int>(DType::count)];
+};
+template <typename T>
+COLLX_HD constexpr ByDType<T> column(T DTypeRow::*member) {
+  ByDType<T> values{};
+  for (const DTypeRow& row : kDTypes) values.of[static_cast<int>(row.dtype)] = row.*member;
+  return values;
+}
+}  // namespace detail
+
+// Values of their own, since device code cannot read the table.
+COLLX_HD constexpr int dtype_size(DType dtype) {
+  constexpr auto bytes = detail::column(&DTypeRow::bytes);
+  return bytes.of[static_cast<int>(dtype)];
+}
+COLLX_HD constexpr bool is_integer(DType dtype) {
+  constexpr auto integer = detail::column(&DTypeRow::integer);
+  return integer.of[static_cast<int>(dtype)];
 }
 
 /// Floats can give up one NaN pattern as the "not yet arrived" word of a slot; integers cannot.
-COLLX_HD constexpr bool has_sentinel(DType dtype) {
-  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16 ||
-         dtype == DType::float64;
-}
+COLLX_HD constexpr bool has_sentinel(DType dtype) { return !is_integer(dtype); }
 
 template <typename T>
 COLLX_HD constexpr T ceil_div(T a, T b) {

@@ -45,6 +45,8 @@ def workspace_bytes(
     algorithm: str,
     symmetric: bool,
 ) -> int: ...
+def algorithms(op: str) -> list[str]:
+    """The names that an operator accepts, "auto" apart."""
 
 class Communicator:
     """One rank's view of a communicator; entered into the C++ registry under `name`."""

@@ -22,7 +22,8 @@ class Explanation:
         op: name of the operator.
         numel: elements of the full tensor.
         dtype: of the tensor.
-        algorithm: the one that runs.
+        algorithm: the one asked for, or selected.
+        runs: what carries that out: the same, or what it comes to for such a call.
         blocks, threads: the grid on CUDA, and the threads of a block.
         chunks: how many times the call uses the region.
         bytes: of the full tensor.
@@ -38,6 +39,7 @@ class Explanation:
     numel: int
     dtype: torch.dtype
     algorithm: str
+    runs: str
     blocks: int
     threads: int
     chunks: int
@@ -48,10 +50,11 @@ class Explanation:
     fallback_reason: str | None
 
     def __str__(self) -> str:
+        carried = f", carried out by {self.runs}" if self.runs != self.algorithm else ""
         lines = [
             f"{self.op} of {self.numel:,} x {str(self.dtype).removeprefix('torch.')} "
             f"({_size(self.bytes)}) on {self.communicator}",
-            f"  algorithm  {self.algorithm}",
+            f"  algorithm  {self.algorithm}{carried}",
             f"  grid       {self.blocks} x {self.threads} threads, pdl {self.pdl}",
             f"  chunks     {self.chunks}",
             f"  workspace  {_size(self.workspace_bytes)}",

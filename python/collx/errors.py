@@ -35,7 +35,8 @@ class CollectiveError(dist.DistError):
         sequence: how many calls `rank` had completed on the communicator before.
         expected, seen: the words compared: an epoch, a fingerprint, or a number of rows.
         call: the call of `rank`: a dict of "op", "dtype", "reduce_op", "root" and "axis" (-1 for
-            none), "algorithm", "max_blocks", "shape" (eight dimensions at most) and "numel".
+            none), "algorithm", "runs" (what carries that out), "max_blocks", "shape" (eight
+            dimensions at most) and "numel".
         peer_call: the call of `peer`, where the two differ.
     """
 

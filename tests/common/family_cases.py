@@ -19,19 +19,13 @@ from typing import Any
 
 import torch
 
+from collx._extension import extension
+
 from .values import COPIED, DTYPES, dtype_of, legal_ops, make_values
 
 Shape = tuple[int, ...]
 Fields = dict[str, Any]
 
-ALGORITHMS = (  # of an all-reduce
-    "oneshot_push",
-    "twoshot_push",
-    "pull_push",
-    "oneshot_pull",
-    "twoshot_pull",
-    "fallback",
-)
 SYMMETRIC = ("none", "input", "output", "both")
 
 TILE_BYTES = 1024
@@ -193,7 +187,6 @@ class Op:
     """What a collective has of its own."""
 
     name: str  # in collx
-    algorithms: tuple[str, ...]  # besides "auto"
     takes: tuple[str, ...] = ()  # fields of a call that are arguments of the op and its reference
     forms: tuple[str, ...] = ANYWHERE
     reduces: bool = False
@@ -206,6 +199,11 @@ class Op:
     expected: Callable[[Call, list[torch.Tensor]], list[tuple[torch.Tensor, ...]]] = _by_reference
     packet: str = ""  # in torch.ops.collx, if not `name`
     overloads: tuple[str, str] = ("default", "out")
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Besides "auto"."""
+        return tuple(extension.algorithms(self.packet or self.name))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -223,15 +221,11 @@ class Op:
         return {**self.taken(call, world), **self.more(call, world, rank)}
 
 
-_MOST = ("staged", "direct", "fallback")
-_SOME = ("staged", "fallback")
-
 OPS = {
     op.name: op
     for op in (
         Op(
             "allreduce",
-            ALGORITHMS,
             ("reduce_op",),
             (*ANYWHERE, *IN_PLACE),
             reduces=True,
@@ -239,7 +233,6 @@ OPS = {
         ),
         Op(
             "reducescatter",
-            _MOST,
             ("reduce_op", "axis"),
             (*ANYWHERE, "part"),
             reduces=True,
@@ -249,7 +242,6 @@ OPS = {
         ),
         Op(
             "allgather",
-            _MOST,
             ("axis",),
             (*ANYWHERE, "part"),
             sized=True,
@@ -261,22 +253,19 @@ OPS = {
         ),
         Op(
             "broadcast",
-            ("onestage", "twostage", "pipelined", "fallback"),
             ("root",),
             (*ANYWHERE, *IN_PLACE),
         ),
         Op(
             "reduce",
-            _MOST,
             ("reduce_op", "root"),
             (*ANYWHERE, *IN_PLACE),
             reduces=True,
             direct="input",
         ),
-        Op("gather", _MOST, ("root",), sized=True, direct="output", least_dims=1, widens=True),
+        Op("gather", ("root",), sized=True, direct="output", least_dims=1, widens=True),
         Op(
             "scatter",
-            _MOST,
             ("root",),
             sized=True,
             direct="output",
@@ -286,7 +275,6 @@ OPS = {
         ),
         Op(
             "alltoall",
-            _MOST,
             (),
             (*ANYWHERE, *IN_PLACE),
             sized=True,
@@ -297,7 +285,6 @@ OPS = {
         ),
         Op(
             "alltoallv",
-            _SOME,
             least_dims=1,
             widens=True,
             input_shape=_rows_sent,
@@ -306,7 +293,6 @@ OPS = {
         ),
         Op(
             "alltoallv_device",
-            _SOME,
             least_dims=1,
             widens=True,
             input_shape=_rows_sent,
@@ -316,13 +302,22 @@ OPS = {
             overloads=("device_splits", "device_splits_out"),
         ),
         # Without tensors: whatever has a call of it makes an exception.
-        Op("barrier", (), (), ("functional",)),
+        Op("barrier", (), ("functional",)),
     )
 }
+# The collective of tests/extension, in a build that has it: the operator alone.
+if hasattr(torch.ops.collx, "reduce_to_everyone"):
+    OPS["reduce_to_everyone"] = replace(
+        OPS["allreduce"],
+        name="reduce_to_everyone",
+        forms=("functional", "out", "inplace", "alias"),
+        direct="input",
+    )
 NEW = tuple(name for name in OPS if name not in ("allreduce", "barrier"))
 ROOTED = tuple(name for name in NEW if "root" in OPS[name].takes)
 WITH_AXIS = tuple(name for name in NEW if "axis" in OPS[name].takes)
 WITH_SPLITS = ("alltoallv", "alltoallv_device")
+SWAPPED = ("alltoall", "reduce_to_everyone")  # in place, peers would need what is overwritten
 
 
 def ways(*names: str) -> list[tuple[str, str]]:
@@ -335,8 +330,9 @@ def legal(call: Call) -> Call:
     op = OPS[call.op]
     if op.reduces and call.reduce_op not in legal_ops(call.dtype):
         call = replace(call, reduce_op="sum")
-    if call.form not in op.forms or (call.op == "alltoall" and call.algorithm == "direct"):
-        call = replace(call, form=call.form if call.form in ANYWHERE else "out")
+    if call.form not in op.forms or (call.op in SWAPPED and call.algorithm == "direct"):
+        apart = call.form in ANYWHERE and call.form in op.forms
+        call = replace(call, form=call.form if apart else "out")
     if call.form == "part":
         before = call.shape[: call.axis % len(call.shape)]
         axis = call.axis if set(before) <= {1} else 0  # else the part is not contiguous

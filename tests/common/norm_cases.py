@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from collx._extension import extension
+
 from .values import dtype_of, make_values
 
 Fields = dict[str, Any]
@@ -38,8 +40,6 @@ OPS = (
 )
 DTYPES = ("float32", "float16", "bfloat16")
 ROUNDINGS = ("fp32", "parity", "parity_weight")
-ALGORITHMS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "fallback")
-SCATTERING = ("staged", "fallback")
 STYLES = ("random", "rows", "bits", "ones")
 FORMS = ("functional", "out", "python", "python_out")
 ROWS = (0, 1, 2, 7, 64, 513)
@@ -62,7 +62,7 @@ def scatters(op: str) -> bool:
 
 
 def algorithms_of(op: str) -> tuple[str, ...]:
-    return ("auto", *(SCATTERING if scatters(op) else ALGORITHMS))
+    return ("auto", *extension.algorithms(op))
 
 
 def ways(*names: str) -> list[tuple[str, str]]:

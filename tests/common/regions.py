@@ -1,8 +1,8 @@
 """Access to the words of a communicator's own region, for tests that start from rare states, and
 find out whether they went past them.
 
-The offsets follow csrc/protocol/layout.h and csrc/cpu/control.h. That they are right is checked
-where they are used: the words there must hold what a communicator has after its self-test.
+The offsets follow csrc/protocol/{cpu,cuda}_layout.h and csrc/cpu/control.h. That they are right is
+checked where they are used: the words there must hold what a communicator has after its self-test.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ BORDERS = (1 << 32, 1 << 31)  # where counters wrap around, by their bits and by
 
 ALIGNMENT = 256  # of every part of a region
 LINE = 64
-CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 6400, 256, 128
+CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 8448, 256, 144
 MAX_BLOCKS, MAX_RANKS = 1024, 16
 CHANNEL_TABLES, CUDA_RANKS = 3, 8  # uses sent, received and done, by rank
-CPU_CONTROL_BYTES, CPU_CHANNELS = 256, 4
+CPU_CONTROL_BYTES, CPU_AREAS = 256, 4
 CUDA_AREAS = {
     "oneshot": (1, 1024),
     "oneshot_pairs": (1, 2048),
@@ -62,7 +62,7 @@ def places(communicator: Any) -> Places:
             tiles = layout[name] // (stages * 2 * communicator.world_size * tile_bytes)
             entries.append((at, tiles))
             at += _aligned(8 * tiles)
-        at += _aligned(layout[name])
+        at += _aligned(layout.get(name, 0))
     counts = []
     if on_cuda:
         _, tiles = entries.pop()
@@ -95,12 +95,12 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
     where = places(communicator)
     value = _as_int32(epoch)
     if given.device.type == "cpu":
-        channels = _words(communicator, where.epochs + 4, CPU_CHANNELS)
+        channels = _words(communicator, where.epochs + 4, CPU_AREAS)
         assert bool((channels[:3] > 0).all()), "the self-test has counted elsewhere"
         channels.fill_(value)
-        settled = _words(communicator, where.epochs + 4 + 4 * CPU_CHANNELS, CPU_CHANNELS)
+        settled = _words(communicator, where.epochs + 4 + 4 * CPU_AREAS, CPU_AREAS)
         settled.fill_(value)
-        for channel in range(CPU_CHANNELS):
+        for channel in range(CPU_AREAS):
             _words(communicator, where.flags + channel * LINE, 2).fill_(value)
     else:
         counted = [int(_words(communicator, at, 1)[0]) for at, _ in where.entries]
@@ -130,8 +130,8 @@ def counters(communicator: Any) -> dict[str, torch.Tensor]:
     """The counters that `set_epochs` sets and calls advance, by what they count."""
     where = places(communicator)
     if communicator.device.type == "cpu":
-        channels = _words(communicator, where.epochs + 4, CPU_CHANNELS).tolist()
-        return {f"channel {c}": torch.tensor([value]) for c, value in enumerate(channels)}
+        areas = _words(communicator, where.epochs + 4, CPU_AREAS).tolist()
+        return {f"area {a}": torch.tensor([value]) for a, value in enumerate(areas)}
     found = {"barriers": _words(communicator, where.epochs, MAX_BLOCKS)}
     for name, (at, tiles) in zip(CUDA_AREAS, where.entries, strict=False):
         found[f"tiles of {name}"] = _words(communicator, at, 2 * tiles)[::2]

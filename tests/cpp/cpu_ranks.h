@@ -11,6 +11,8 @@
 
 #include "cpu/allreduce.h"
 #include "cpu/control.h"
+#include "cpu/region.h"
+#include "forms.h"
 
 namespace collx::cpu {
 
@@ -54,12 +56,12 @@ class Ranks {
   }
 
   int world() const { return world_; }
-  const RegionLayout& layout() const { return layout_; }
+  const CpuLayout& layout() const { return layout_; }
   char* region(int r) const { return view_.region[r]; }
   const HostStatus& status(int r) const { return statuses_[size_t(r)]; }
 
-  RankView view(int r) {
-    RankView view = view_;
+  CpuView view(int r) {
+    CpuView view = view_;
     view.rank = r;
     view.status = &statuses_[size_t(r)];
     return view;
@@ -88,22 +90,24 @@ class Ranks {
   }
 
   int world_;
-  RegionLayout layout_;
-  RankView view_{};
+  CpuLayout layout_;
+  CpuView view_{};
   std::vector<HostStatus> statuses_;
   std::vector<std::unique_ptr<char, decltype(&std::free)>> regions_;
 };
 
-/// A call on ordinary tensors, described as the operator would.
+/// A call, described and planned as the operator would.
 inline AllreduceCall make_call(const void* input, void* output, uint64_t numel, DType dtype,
-                               ReduceOp op, Algorithm algorithm) {
+                               ReduceOp op, Algorithm algorithm, bool symmetric = false) {
   AllreduceCall call{};
   call.input = input;
   call.output = output;
   call.numel = numel;
   call.dtype = dtype;
   call.reduce_op = op;
-  call.plan.algorithm = algorithm;
+  // Of what is asked for by name, the number of ranks changes nothing.
+  call.plan = plan_of({Collective::allreduce, algorithm, symmetric}, dtype,
+                      numel * static_cast<uint64_t>(dtype_size(dtype)), 2, input == output);
   call.descriptor.collective = Collective::allreduce;
   call.descriptor.dtype = dtype;
   call.descriptor.reduce_op = op;

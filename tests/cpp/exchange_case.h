@@ -100,7 +100,8 @@ inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void
   ExchangeCall call{};
   call.input = input;
   call.output = output;
-  call.plan.algorithm = c.algorithm;
+  call.plan = plan_of({c.collective, c.algorithm, c.symmetric}, c.dtype, c.shape.bytes(), world,
+                      c.in_place);
   call.collective = c.collective;
   call.root = c.root;
   call.element_bytes = static_cast<uint32_t>(c.element());
@@ -222,6 +223,9 @@ inline Bytes expected_output(const Case& c, int world, int rank,
     case Collective::reduce:
       if (rank != c.root) return all_of(in[size_t(rank)]);
       [[fallthrough]];
+#if defined(COLLX_EXTRA_MEANS_ALLREDUCE)
+      COLLX_EXTRA_MEANS_ALLREDUCE
+#endif
     case Collective::allreduce: {
       Bytes result(c.shape.bytes());
       reference_reduce({in.begin(), in.end()}, result.data(), result.size() / c.element(), c.dtype,

@@ -1,52 +1,17 @@
-// Every form that a collective can take on CPU, and cases of each.
+// Cases of every form of a collective.
 #pragma once
 
 #include <random>
 
 #include "exchange_case.h"
+#include "forms.h"
 
 namespace collx::cpu {
 
-struct Form {
-  Collective collective;
-  Algorithm algorithm;
-  bool symmetric;
-  bool device_splits = false;
-};
-
-inline constexpr Form kExchangeForms[] = {
-    {Collective::reducescatter, Algorithm::staged, false},
-    {Collective::reducescatter, Algorithm::direct, true},
-    {Collective::allgather, Algorithm::staged, false},
-    {Collective::allgather, Algorithm::direct, true},
-    {Collective::broadcast, Algorithm::onestage, false},
-    {Collective::broadcast, Algorithm::onestage, true},
-    {Collective::broadcast, Algorithm::twostage, false},
-    {Collective::broadcast, Algorithm::twostage, true},
-    {Collective::broadcast, Algorithm::pipelined, false},
-    {Collective::broadcast, Algorithm::pipelined, true},
-    {Collective::reduce, Algorithm::staged, false},
-    {Collective::reduce, Algorithm::direct, true},
-    {Collective::gather, Algorithm::staged, false},
-    {Collective::gather, Algorithm::direct, true},
-    {Collective::scatter, Algorithm::staged, false},
-    {Collective::scatter, Algorithm::direct, true},
-    {Collective::alltoall, Algorithm::staged, false},
-    {Collective::alltoall, Algorithm::direct, true},
-    {Collective::alltoallv, Algorithm::staged, false},
-    {Collective::alltoallv, Algorithm::staged, false, true},
-};
-
-inline constexpr Form kOtherForms[] = {
-    {Collective::allreduce, Algorithm::oneshot_push, false},
-    {Collective::allreduce, Algorithm::twoshot_push, false},
-    {Collective::allreduce, Algorithm::oneshot_pull, false},
-    {Collective::allreduce, Algorithm::twoshot_pull, false},
-    {Collective::allreduce, Algorithm::oneshot_pull, true},
-    {Collective::allreduce, Algorithm::twoshot_pull, true},
-    {Collective::allreduce, Algorithm::pull_push, true},
-    {Collective::barrier, Algorithm::automatic, false},
-};
+inline const std::vector<Form>& exchange_forms() {
+  static const std::vector<Form> forms = forms_of(kExchanges);
+  return forms;
+}
 
 inline constexpr DType kDTypes[] = {DType::float32, DType::float16, DType::bfloat16, DType::float64,
                                     DType::int32,   DType::int64,   DType::int8,     DType::uint8};
@@ -67,9 +32,8 @@ inline bool has_axis(Collective c) {
 }
 inline bool allows_in_place(const Case& c) {
   if (has_axis(c.collective)) return c.shape.outer == 1;
-  if (c.collective == Collective::alltoall) return c.algorithm != Algorithm::direct;
-  return c.collective == Collective::broadcast || c.collective == Collective::reduce ||
-         c.collective == Collective::allreduce;
+  return keeps_shape(c.collective) &&
+         !(c.algorithm == Algorithm::direct && overwrites_in_place(c.collective));
 }
 
 /// A call of that form. The rest of the case is the same in all forms.

@@ -81,7 +81,7 @@ class CaseRunner {
     return output_place(c).of(rank) + (inside ? own_offset(c, world(), rank) : 0);
   }
 
-  bool run_case(const RankView& view, const Case& c, size_t index) {
+  bool run_case(const CpuView& view, const Case& c, size_t index) {
     const size_t me = size_t(view.rank);
     char* const input = input_of(c, view.rank);
     const uint64_t used = used_bytes(c);
@@ -109,7 +109,7 @@ class CaseRunner {
   }
 
   /// Puts what has to be there into `wanted`.
-  void expect(const RankView& view, const Case& c, size_t index, uint64_t offset, const Bytes& got,
+  void expect(const CpuView& view, const Case& c, size_t index, uint64_t offset, const Bytes& got,
               Bytes& wanted) const {
     std::vector<const char*> values;
     for (int r = 0; r < world(); ++r) values.push_back(value(r, index));
@@ -130,7 +130,7 @@ class CaseRunner {
     }
   }
 
-  bool carry_out(const RankView& view, const Case& c) {
+  bool carry_out(const CpuView& view, const Case& c) {
     char* const input = input_of(c, view.rank);
     char* const output = output_of(c, view.rank);
     if (c.collective == Collective::barrier) {
@@ -139,8 +139,8 @@ class CaseRunner {
       return barrier(view, descriptor);
     }
     if (c.collective == Collective::allreduce) {
-      AllreduceCall call =
-          make_call(input, output, c.shape.bytes() / c.element(), c.dtype, c.op, c.algorithm);
+      AllreduceCall call = make_call(input, output, c.shape.bytes() / c.element(), c.dtype, c.op,
+                                     c.algorithm, c.symmetric);
       map_peers(c, call);
       return allreduce(view, call);
     }
@@ -150,7 +150,7 @@ class CaseRunner {
     return exchange(view, call);
   }
 
-  bool with_device_splits(const RankView& view, const Case& c, ExchangeCall call) {
+  bool with_device_splits(const CpuView& view, const Case& c, ExchangeCall call) {
     std::vector<int64_t> sent, expected, received(size_t(world()), -7);
     for (int r = 0; r < world(); ++r) {
       sent.push_back(int64_t(c.rows_between(world(), view.rank, r)));

@@ -133,14 +133,15 @@ inline NormData make_data(const NormCase& c, int world) {
   return data;
 }
 
-inline NormCall make_norm(const NormCase& c, Algorithm algorithm) {
+inline NormCall make_norm(const NormCase& c, Algorithm algorithm, bool symmetric = false) {
   NormCall call{};
   call.collective = c.collective;
   call.dtype = c.dtype;
   call.rows = c.rows;
   call.cols = c.cols;
   call.options = c.options;
-  call.plan.algorithm = algorithm;
+  call.plan =
+      plan_of({c.collective, algorithm, symmetric}, c.dtype, c.numel() * c.element(), 2, false);
   call.descriptor.collective = c.collective;
   call.descriptor.dtype = c.dtype;
   call.descriptor.algorithm = algorithm;

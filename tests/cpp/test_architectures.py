@@ -30,9 +30,8 @@ def nvcc() -> str:
 
 def compiled(name: str, architecture: str, folder: Path) -> str:
     """PTX of one kernel, which the assembler has taken for that GPU without a warning."""
-    templates, table, _ = (KERNELS / f"{name}.cu").read_text().partition("struct Family")
+    templates, table, _ = (KERNELS / f"{name}.cu").read_text().partition("}  // namespace\n")
     assert table
-    templates = templates.removesuffix("template <bool Simple>\n")
     templates = re.sub(r'#include "(\.\./)?', rf'#include "{KERNELS}/\1', templates)
     source = folder / f"{name}.cu"
     source.write_text(

@@ -37,16 +37,10 @@ std::string describe(const Case& c) {
          (c.in_place ? ", in place" : "");
 }
 
-struct Form {
-  Algorithm algorithm;
-  bool symmetric;
-};
-constexpr Form kForms[] = {
-    {Algorithm::oneshot_push, false}, {Algorithm::twoshot_push, false},
-    {Algorithm::oneshot_pull, false}, {Algorithm::twoshot_pull, false},
-    {Algorithm::oneshot_pull, true},  {Algorithm::twoshot_pull, true},
-    {Algorithm::pull_push, true},
-};
+const std::vector<Form>& forms() {
+  static const std::vector<Form> forms = forms_of(only(Collective::allreduce));
+  return forms;
+}
 
 /// Inputs of all ranks and, by op, what has to come out, as far as the cases need it. The
 /// reduction is elementwise, so the answer to a shorter call is the start of that to a longer one.
@@ -105,7 +99,7 @@ class CaseRunner {
 
   void run() {
     ranks_.run([&](int rank) {
-      const RankView view = ranks_.view(rank);
+      const CpuView view = ranks_.view(rank);
       for (const Case& c : cases_) {
         if (!run_case(view, c)) return;
       }
@@ -117,7 +111,7 @@ class CaseRunner {
     return kGuardBytes + shift * uint64_t(dtype_size(c.dtype));
   }
 
-  bool run_case(const RankView& view, const Case& c) {
+  bool run_case(const CpuView& view, const Case& c) {
     Bytes& in = inputs_[size_t(view.rank)];
     Bytes& out = c.in_place ? in : outputs_[size_t(view.rank)];
     const uint64_t in_offset = offset(c, c.shift);
@@ -128,7 +122,7 @@ class CaseRunner {
     if (bytes != 0) std::memcpy(in.data() + in_offset, oracle_.input(c.dtype, view.rank), bytes);
 
     AllreduceCall call = make_call(in.data() + in_offset, out.data() + out_offset, c.numel, c.dtype,
-                                   c.op, c.algorithm);
+                                   c.op, c.algorithm, c.symmetric);
     for (int r = 0; c.symmetric && r < view.world; ++r) {
       call.peer_input[r] = inputs_[size_t(r)].data() + in_offset;
       call.peer_output[r] = (c.in_place ? inputs_ : outputs_)[size_t(r)].data() + out_offset;
@@ -146,7 +140,7 @@ class CaseRunner {
     return true;
   }
 
-  void check(const RankView& view, const Case& c, const Bytes& out, uint64_t offset,
+  void check(const CpuView& view, const Case& c, const Bytes& out, uint64_t offset,
              uint64_t bytes) const {
     EXPECT_EQ(
         first_difference(out.data() + offset, oracle_.expected(c.dtype, c.op), c.numel, c.dtype),
@@ -168,7 +162,7 @@ class CaseRunner {
 };
 
 /// Around the borders of parts and chunks.
-std::set<uint64_t> telling_sizes(const RegionLayout& layout, const Form& form, DType dtype,
+std::set<uint64_t> telling_sizes(const CpuLayout& layout, const Form& form, DType dtype,
                                  int world) {
   const uint64_t w = uint64_t(world);
   uint64_t bytes = cpu_chunk_bytes(layout, form.algorithm, world);
@@ -183,7 +177,7 @@ ReduceOp op_of(DType dtype, uint64_t i) {
 }
 
 Case random_case(std::mt19937_64& random, uint64_t most_bytes) {
-  const Form form = kForms[random() % std::size(kForms)];
+  const Form& form = forms()[random() % forms().size()];
   const DType dtype = kDTypes[random() % std::size(kDTypes)];
   const uint64_t most = most_bytes / uint64_t(dtype_size(dtype));
   // Small sizes as often as large ones.
@@ -206,7 +200,7 @@ TEST_P(CpuAllreduce, every_algorithm_dtype_and_op_gives_the_reference_bits_in_th
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   std::vector<Case> cases;
   uint64_t i = 0;
-  for (const Form& form : kForms) {
+  for (const Form& form : forms()) {
     for (const DType dtype : kDTypes) {
       for (const ReduceOp op : kOps) {
         if (op != op_of(dtype, size_t(op))) continue;
@@ -222,7 +216,7 @@ TEST_P(CpuAllreduce, sizes_around_the_borders_of_chunks_and_parts_lose_nothing) 
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   std::vector<Case> cases;
   uint64_t i = 0;
-  for (const Form& form : kForms) {
+  for (const Form& form : forms()) {
     for (const DType dtype : kDTypes) {
       for (const uint64_t numel : telling_sizes(ranks.layout(), form, dtype, GetParam())) {
         for (const bool in_place : {false, true}) {
@@ -240,10 +234,10 @@ TEST_P(CpuAllreduce, the_default_region_carries_several_chunks_too) {
   if (large_calls_are_slow(GetParam())) GTEST_SKIP() << "takes minutes here";
   Ranks ranks(GetParam());
   std::vector<Case> cases;
-  for (const Form& form : kForms) {
+  for (const Form& form : forms()) {
     const uint64_t chunk =
         std::max<uint64_t>(cpu_chunk_bytes(ranks.layout(), form.algorithm, GetParam()),
-                           ranks.layout().oneshot.tile_bytes);
+                           ranks.layout().oneshot.slot_bytes);
     const uint64_t numel = chunk / uint64_t(dtype_size(DType::float32));
     for (const uint64_t n : {numel + 1, 2 * numel + 5}) {
       cases.push_back(
@@ -275,9 +269,9 @@ TEST_P(CpuAllreduce, epochs_wrap_around_unnoticed) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   ranks.start_epochs_at(0xFFFFFF00);
   std::vector<Case> cases;
-  // 300 calls of each form pass the wrap-around in every channel, that of the barriers too.
+  // 300 calls of each form pass the wrap-around in every area, that of the barriers too.
   for (int i = 0; i < 300; ++i) {
-    for (const Form& form : kForms) {
+    for (const Form& form : forms()) {
       const DType dtype = kDTypes[size_t(i) % std::size(kDTypes)];
       cases.push_back({dtype, op_of(dtype, uint64_t(i)), form.algorithm, form.symmetric, i % 2 == 0,
                        1 + uint64_t(i) % 40, uint64_t(i) % kMostShift});
@@ -285,7 +279,7 @@ TEST_P(CpuAllreduce, epochs_wrap_around_unnoticed) {
   }
   CaseRunner(ranks, cases).run();
   if (GetParam() == 1) return;  // no peers, no epochs
-  for (size_t c = 0; c < kChannels; ++c) {
+  for (size_t c = 0; c < kAreas; ++c) {
     EXPECT_LT(control_of(ranks.region(0), ranks.layout()).epochs[c], 0x80000000u) << c;
   }
   EXPECT_LT(ranks.view(0).header(0)->check_epoch, 0x80000000u);
@@ -293,7 +287,7 @@ TEST_P(CpuAllreduce, epochs_wrap_around_unnoticed) {
 
 TEST_P(CpuAllreduce, calls_are_counted_and_empty_ones_need_neither_peer_nor_address) {
   Ranks ranks(GetParam());
-  const RankView view = ranks.view(0);
+  const CpuView view = ranks.view(0);
   EXPECT_TRUE(allreduce(view, make_call(nullptr, nullptr, 0, DType::float32, ReduceOp::sum,
                                         Algorithm::twoshot_push)));
   EXPECT_EQ(view.header(0)->sequence, 1u);

@@ -29,14 +29,14 @@ class Chain {
   void run(TimeoutOf timeout_of, Before before) {
     ranks_.run([&](int rank) {
       if (waits_.count(rank) == 0) return;
-      RankView view = ranks_.view(rank);
+      CpuView view = ranks_.view(rank);
       view.timeout_ns = timeout_of(rank);
       Call call{};
       Session session(view, call);
       ASSERT_TRUE(session.enter());
       ++within_;
       before(rank);
-      const Use use = session.next_use(Channel::end_barrier);
+      const Use use = session.next_use(Area::end_barrier);
       EXPECT_FALSE(session.await_from(waits_.at(rank), use, Word::arrived, Phase::arrival));
     });
   }

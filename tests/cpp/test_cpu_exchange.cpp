@@ -17,7 +17,7 @@ TEST_P(CpuExchange, every_form_and_dtype_is_right_in_the_smallest_region) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   std::vector<Case> cases;
   uint64_t i = 0;
-  for (const Form& form : kExchangeForms) {
+  for (const Form& form : exchange_forms()) {
     for (const DType dtype : kDTypes) {
       const auto element = static_cast<uint64_t>(dtype_size(dtype));
       cases.push_back(case_of(form, GetParam(), {1, 301, element}, dtype, i++));
@@ -30,7 +30,7 @@ TEST_P(CpuExchange, every_form_and_dtype_is_right_in_the_smallest_region) {
 TEST_P(CpuExchange, every_root_and_reduce_op_is_right_in_place_and_out_of_place) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   std::vector<Case> cases;
-  for (const Form& form : kExchangeForms) {
+  for (const Form& form : exchange_forms()) {
     for (int root = 0; root < GetParam(); ++root) {
       for (const ReduceOp op : kOps) {
         for (const bool in_place : {false, true}) {
@@ -48,7 +48,7 @@ TEST_P(CpuExchange, every_root_and_reduce_op_is_right_in_place_and_out_of_place)
 }
 
 /// Units around the borders of parts, slots and chunks, where a unit has `inner` bytes.
-std::set<uint64_t> telling_units(const RegionLayout& layout, int world, uint64_t inner) {
+std::set<uint64_t> telling_units(const CpuLayout& layout, int world, uint64_t inner) {
   const auto w = static_cast<uint64_t>(world);
   std::set<uint64_t> units = {0, 1, w - 1, w, w + 1};
   for (const Collective c : {Collective::allgather, Collective::alltoall, Collective::reducescatter,
@@ -66,7 +66,7 @@ TEST_P(CpuExchange, sizes_around_the_borders_of_chunks_and_parts_lose_nothing) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   std::vector<Case> cases;
   uint64_t i = 0;
-  for (const Form& form : kExchangeForms) {
+  for (const Form& form : exchange_forms()) {
     for (const uint64_t units : telling_units(ranks.layout(), GetParam(), 4)) {
       cases.push_back(case_of(form, GetParam(), {1, units, 4}, DType::int32, i++));
     }
@@ -78,7 +78,7 @@ TEST_P(CpuExchange, parts_along_any_axis_are_found) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()) + (64 << 10));
   std::vector<Case> cases;
   uint64_t i = 0;
-  for (const Form& form : kExchangeForms) {
+  for (const Form& form : exchange_forms()) {
     if (!has_axis(form.collective)) continue;
     for (const DType dtype : kDTypes) {
       for (const uint64_t outer : {2, 3, 65}) {
@@ -100,7 +100,7 @@ TEST_P(CpuExchange, the_default_region_carries_several_chunks_too) {
   std::vector<Case> cases;
   const uint64_t staging = ranks.layout().staging_bytes;
   uint64_t i = 0;
-  for (const Form& form : kExchangeForms) {
+  for (const Form& form : exchange_forms()) {
     const Geometry large{1, 5 * staging / 8 + 5, 4};
     cases.push_back(case_of(form, GetParam(), large, DType::float32, ++i));
     cases.push_back(case_of(form, GetParam(), large, DType::float32, ++i));  // one in place
@@ -111,9 +111,9 @@ TEST_P(CpuExchange, the_default_region_carries_several_chunks_too) {
 
 TEST_P(CpuExchange, calls_are_counted_and_empty_ones_need_neither_peer_nor_address) {
   Ranks ranks(GetParam());
-  const RankView view = ranks.view(0);
+  const CpuView view = ranks.view(0);
   uint64_t calls = 0;
-  for (const Form& form : kExchangeForms) {
+  for (const Form& form : exchange_forms()) {
     if (form.collective == Collective::alltoallv) continue;
     const Case c = case_of(form, GetParam(), {1, 0, 4}, DType::float32, 0);
     EXPECT_TRUE(exchange(view, make_exchange(c, GetParam(), 0, nullptr, nullptr)));

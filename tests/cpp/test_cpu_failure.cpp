@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "cpu/failure.h"
 #include "cpu_ranks.h"
 #include "machine.h"
 
@@ -21,7 +22,7 @@ struct Tensors {
   AllreduceCall call(int rank, Algorithm algorithm, bool symmetric = false) {
     const size_t r = size_t(rank);
     AllreduceCall call = make_call(inputs[r].data(), outputs[r].data(), inputs[r].size(),
-                                   DType::float32, ReduceOp::sum, algorithm);
+                                   DType::float32, ReduceOp::sum, algorithm, symmetric);
     for (size_t p = 0; symmetric && p < inputs.size(); ++p) {
       call.peer_input[p] = inputs[p].data();
       call.peer_output[p] = outputs[p].data();
@@ -93,7 +94,7 @@ TEST(CpuFailure, ranks_that_sleep_are_woken_by_the_first_that_gives_up) {
   const Stopwatch watch;
   ranks.run([&](int rank) {
     if (rank == 3) return;
-    RankView view = ranks.view(rank);
+    CpuView view = ranks.view(rank);
     if (rank == 0) view.timeout_ns = timeout;
     EXPECT_FALSE(allreduce(view, tensors.call(rank, Algorithm::twoshot_pull)));
     EXPECT_EQ(view.status->record.rank, 0);
@@ -228,7 +229,7 @@ TEST(CpuFailure, a_failure_noticed_outside_reaches_the_peers_and_the_first_stays
 
 TEST(CpuFailure, a_communicator_without_regions_keeps_its_own_report) {
   HostStatus status{};
-  RankView view{};
+  CpuView view{};
   view.world = 2;
   view.status = &status;
   report(view, fallback_record(0, 1));

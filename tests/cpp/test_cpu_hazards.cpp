@@ -188,13 +188,13 @@ class LateRun {
   }
 
   bool carry_out(const Case& c, int rank) {
-    const RankView view = ranks_.view(rank);
+    const CpuView view = ranks_.view(rank);
     char *const input = inputs_[rank].data(), *const output = outputs_[rank];
     if (c.collective == Collective::barrier) return barrier(view, {});
     if (c.collective != Collective::allreduce)
       return exchange(view, with_peers(c, make_exchange(c, 2, rank, input, output)));
-    return allreduce(
-        view, with_peers(c, make_call(input, output, c.shape.units, c.dtype, c.op, c.algorithm)));
+    return allreduce(view, with_peers(c, make_call(input, output, c.shape.units, c.dtype, c.op,
+                                                   c.algorithm, c.symmetric)));
   }
 
   void check(const Case& c, int rank, size_t index) {

@@ -13,8 +13,8 @@ namespace {
 using namespace std::chrono_literals;
 
 std::vector<Form> all_forms() {
-  std::vector<Form> forms(std::begin(kExchangeForms), std::end(kExchangeForms));
-  forms.insert(forms.end(), std::begin(kOtherForms), std::end(kOtherForms));
+  std::vector<Form> forms = forms_of(kExchanges | only(Collective::allreduce));
+  forms.push_back({Collective::barrier, Algorithm::automatic, false});
   return forms;
 }
 
@@ -109,7 +109,7 @@ TEST_P(CpuMixed, epochs_wrap_around_unnoticed) {
     }
   }
   CaseRunner(ranks, cases).run();
-  for (size_t c = 0; c < kChannels; ++c) {
+  for (size_t c = 0; c < kAreas; ++c) {
     EXPECT_LT(control_of(ranks.region(0), ranks.layout()).epochs[c], 0x80000000u) << c;
   }
 }

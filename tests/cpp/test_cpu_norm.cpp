@@ -203,19 +203,6 @@ TEST(CpuNormReference, knows_the_formats) {
   EXPECT_EQ(tree_sum({1, 1, 0x1p24f}), 0x1p24f + 2);
 }
 
-/// The ways to carry a case out.
-struct Way {
-  Algorithm algorithm;
-  bool symmetric;
-};
-
-std::vector<Way> ways_of(const NormCase& c) {
-  if (scatters_rows(c.collective)) return {{Algorithm::staged, false}, {Algorithm::staged, true}};
-  return {{Algorithm::oneshot_push, false}, {Algorithm::oneshot_pull, false},
-          {Algorithm::oneshot_pull, true},  {Algorithm::twoshot_push, false},
-          {Algorithm::twoshot_pull, false}, {Algorithm::twoshot_pull, true}};
-}
-
 struct Prepared {
   NormCase c;
   NormData data;
@@ -243,7 +230,7 @@ class NormRunner {
   void run() {
     ranks_.run([&](int rank) {
       for (const Prepared& p : prepared_) {
-        for (const Way way : ways_of(p.c)) {
+        for (const Form& way : forms_of(only(p.c.collective))) {
           if (!run_case(rank, p, way)) return;
         }
       }
@@ -251,14 +238,14 @@ class NormRunner {
   }
 
  private:
-  bool run_case(int rank, const Prepared& p, Way way) {
+  bool run_case(int rank, const Prepared& p, const Form& way) {
     const NormCase& c = p.c;
     const uint64_t shift = c.seed % 3 * c.element();
     const auto input_of = [&](int r) { return inputs_[size_t(r)].data() + shift; };
     char* const input = input_of(rank);
     const Bytes& values = p.data.inputs[size_t(rank)];
     std::copy(values.begin(), values.end(), input);
-    NormCall call = make_norm(c, way.algorithm);
+    NormCall call = make_norm(c, way.algorithm, way.symmetric);
     const Part part =
         scatters_rows(c.collective) ? partition(c.rows, ranks_.world(), rank) : Part{0, c.rows};
     NormOutputs outputs(c, part.count);
@@ -270,7 +257,7 @@ class NormRunner {
     call.weight = p.data.weight.data();
     call.bias = c.options.norm == Norm::layer ? p.data.bias.data() : nullptr;
     call.given_scale = c.options.scale_mode == ScaleMode::tensor ? &p.data.given_scale : nullptr;
-    const RankView view = ranks_.view(rank);
+    const CpuView view = ranks_.view(rank);
     const bool done = norm(view, call);
     std::fill_n(input, values.size(), char(0xff));
     EXPECT_TRUE(done) << describe(c) << " in phase " << int(view.status->record.phase);
@@ -405,12 +392,12 @@ TEST_P(CpuNorm, checked_calls_and_epochs_that_wrap_around) {
 
 TEST_P(CpuNorm, calls_without_rows_need_neither_peer_nor_address) {
   Ranks ranks(GetParam());
-  const RankView view = ranks.view(0);
+  const CpuView view = ranks.view(0);
   NormCase c;
   c.rows = 0;
   uint64_t calls = 0;
-  for (const Way way : ways_of(c)) {
-    EXPECT_TRUE(norm(view, make_norm(c, way.algorithm)));
+  for (const Form& way : forms_of(only(c.collective))) {
+    EXPECT_TRUE(norm(view, make_norm(c, way.algorithm, way.symmetric)));
     EXPECT_EQ(view.header(0)->sequence, ++calls);
   }
 }

@@ -10,50 +10,50 @@
 namespace collx {
 namespace {
 
-void add_slots(std::vector<Range>& ranges, const std::string& name, const SlotArea& area,
+void add_slots(std::vector<Range>& ranges, const std::string& name, const CpuSlotArea& area,
                int stages, int world) {
   for (int stage = 0; stage < stages; ++stage) {
     for (uint32_t parity = 0; parity < 2; ++parity) {
       for (int source = 0; source < world; ++source) {
-        ranges.push_back({name, area.slot(world, stage, parity, source), area.tile_bytes});
+        ranges.push_back({name, area.slot(world, stage, parity, source), area.slot_bytes});
       }
     }
   }
 }
 
-std::vector<Range> ranges_of(const RegionLayout& layout, int world) {
+std::vector<Range> ranges_of(const CpuLayout& layout, int world) {
   std::vector<Range> ranges = {
       {"header", 0, sizeof(RegionHeader)},
-      {"control block", layout.barrier_epochs, kCpuControlBytes},
-      {"published words", layout.barrier_flags, kCpuFlagBytes},
+      {"control block", layout.control, kCpuControlBytes},
+      {"published words", layout.published, kCpuFlagBytes},
       {"staging", layout.staging, 2 * layout.staging_bytes},
       {"results", layout.results, 2 * layout.result_bytes},
-      {"counts sent", layout.channels.sent, kCpuCountBytes},
-      {"counts expected", layout.channels.received, kCpuCountBytes},
+      {"counts sent", layout.sends, kCpuCountBytes},
+      {"counts expected", layout.expects, kCpuCountBytes},
   };
   add_slots(ranges, "oneshot", layout.oneshot, 1, world);
   add_slots(ranges, "twoshot", layout.twoshot, 2, world);
   return ranges;
 }
 
-class CpuLayout : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, CpuLayout, testing::Range(1, kMaxCpuRanks + 1));
+class CpuRegion : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, CpuRegion, testing::Range(1, kMaxCpuRanks + 1));
 
-TEST_P(CpuLayout, no_two_parts_share_a_byte_and_all_lie_in_the_region) {
+TEST_P(CpuRegion, no_two_parts_share_a_byte_and_all_lie_in_the_region) {
   for (const uint64_t payload : kPayloads) {
-    const RegionLayout layout = cpu_layout(GetParam(), payload);
+    const CpuLayout layout = cpu_layout(GetParam(), payload);
     EXPECT_EQ(find_overlap(ranges_of(layout, GetParam()), layout.total_bytes), "") << payload;
   }
 }
 
 // Negative control.
-TEST_P(CpuLayout, a_slot_that_grows_into_another_part_is_noticed) {
-  RegionLayout layout = cpu_layout(GetParam(), kDefaultPayloadBytes);
-  layout.twoshot.tile_bytes += 256;
+TEST_P(CpuRegion, a_slot_that_grows_into_another_part_is_noticed) {
+  CpuLayout layout = cpu_layout(GetParam(), kDefaultPayloadBytes);
+  layout.twoshot.slot_bytes += 256;
   EXPECT_NE(find_overlap(ranges_of(layout, GetParam()), layout.total_bytes), "");
 }
 
-TEST_P(CpuLayout, stays_within_the_payload_down_to_the_smallest_region) {
+TEST_P(CpuRegion, stays_within_the_payload_down_to_the_smallest_region) {
   const uint64_t smallest = smallest_cpu_region(GetParam());
   EXPECT_EQ(cpu_layout(GetParam(), 0).total_bytes, smallest);
   EXPECT_EQ(cpu_layout(GetParam(), smallest).total_bytes, smallest);
@@ -62,31 +62,31 @@ TEST_P(CpuLayout, stays_within_the_payload_down_to_the_smallest_region) {
   }
 }
 
-TEST_P(CpuLayout, fits_the_default_payload_unshrunk) {
-  const RegionLayout layout = cpu_layout(GetParam(), kDefaultPayloadBytes);
+TEST_P(CpuRegion, fits_the_default_payload_unshrunk) {
+  const CpuLayout layout = cpu_layout(GetParam(), kDefaultPayloadBytes);
   EXPECT_EQ(layout.total_bytes, cpu_layout(GetParam(), 1ull << 40).total_bytes);
   EXPECT_LE(layout.total_bytes, kDefaultPayloadBytes);
 }
 
-TEST_P(CpuLayout, slots_are_whole_lines_on_lines_of_their_own) {
+TEST_P(CpuRegion, slots_are_whole_lines_on_lines_of_their_own) {
   for (const uint64_t payload : kPayloads) {
-    const RegionLayout layout = cpu_layout(GetParam(), payload);
+    const CpuLayout layout = cpu_layout(GetParam(), payload);
     for (const Range& range : ranges_of(layout, GetParam())) {
       EXPECT_EQ(range.start % kCpuLineBytes, 0u) << range.name;
       EXPECT_GT(range.bytes, 0u) << range.name;
     }
-    EXPECT_EQ(layout.oneshot.tile_bytes % kCpuLineBytes, 0u);
-    EXPECT_EQ(layout.twoshot.tile_bytes % kCpuLineBytes, 0u);
+    EXPECT_EQ(layout.oneshot.slot_bytes % kCpuLineBytes, 0u);
+    EXPECT_EQ(layout.twoshot.slot_bytes % kCpuLineBytes, 0u);
   }
 }
 
-TEST_P(CpuLayout, a_chunk_is_what_its_area_holds) {
+TEST_P(CpuRegion, a_chunk_is_what_its_area_holds) {
   for (const uint64_t payload : kPayloads) {
-    const RegionLayout layout = cpu_layout(GetParam(), payload);
+    const CpuLayout layout = cpu_layout(GetParam(), payload);
     const uint64_t world = static_cast<uint64_t>(GetParam());
     const auto chunk = [&](Algorithm a) { return cpu_chunk_bytes(layout, a, GetParam()); };
-    EXPECT_EQ(chunk(Algorithm::oneshot_push), layout.oneshot.tile_bytes);
-    EXPECT_EQ(chunk(Algorithm::twoshot_push), layout.twoshot.tile_bytes * world);
+    EXPECT_EQ(chunk(Algorithm::oneshot_push), layout.oneshot.slot_bytes);
+    EXPECT_EQ(chunk(Algorithm::twoshot_push), layout.twoshot.slot_bytes * world);
     EXPECT_EQ(chunk(Algorithm::twoshot_pull), layout.result_bytes * world);
     EXPECT_EQ(chunk(Algorithm::fallback), 0u);
   }
@@ -108,9 +108,9 @@ std::vector<Range> slots_of(const CpuSlots& slots, Collective collective, int wo
   return ranges;
 }
 
-TEST_P(CpuLayout, slots_of_an_exchange_share_no_byte_and_lie_in_the_staging) {
+TEST_P(CpuRegion, slots_of_an_exchange_share_no_byte_and_lie_in_the_staging) {
   for (const uint64_t payload : kPayloads) {
-    const RegionLayout layout = cpu_layout(GetParam(), payload);
+    const CpuLayout layout = cpu_layout(GetParam(), payload);
     for (const Collective collective : kExchanges) {
       for (const uint64_t longest : {uint64_t{1}, uint64_t{65}, uint64_t{100000}, kAnyMessage}) {
         const CpuSlots slots = cpu_slots(layout, collective, longest, GetParam());

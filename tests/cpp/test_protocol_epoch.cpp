@@ -1,8 +1,8 @@
 // Epochs count up for ever: they are compared by signed difference, across the wrap-around too.
 #include <gtest/gtest.h>
 
+#include "protocol/cuda_layout.h"
 #include "protocol/epoch.h"
-#include "protocol/layout.h"
 
 namespace collx {
 namespace {

@@ -42,6 +42,8 @@ std::vector<Change> changes() {
       {"dtype", [](CallDescriptor& c) { c.dtype = DType::float16; }},
       {"reduce op", [](CallDescriptor& c) { c.reduce_op = ReduceOp::avg; }},
       {"algorithm", [](CallDescriptor& c) { c.algorithm = Algorithm::twoshot_push; }},
+      {"what runs", [](CallDescriptor& c) { c.runs = Algorithm::channels; }},
+      {"a result more", [](CallDescriptor& c) { c.keeps_norm = true; }},
       {"root", [](CallDescriptor& c) { c.root = 0; }},
       {"root, negative", [](CallDescriptor& c) { c.root = -1; }},
       {"axis", [](CallDescriptor& c) { c.axis = 0; }},
@@ -71,6 +73,32 @@ TEST(Fingerprint, any_change_of_a_field_changes_it) {
     CallDescriptor call = example();
     change.apply(call);
     EXPECT_TRUE(seen.insert(fingerprint(call)).second) << change.name;
+  }
+}
+
+TEST(Fingerprint, any_option_of_a_fused_norm_changes_it) {
+  CallDescriptor norm = example();
+  norm.collective = Collective::allreduce_rmsnorm_fp8;
+  const std::vector<std::function<void(NormOptions&)>> options = {
+      [](NormOptions&) {},
+      [](NormOptions& o) { o.norm = Norm::layer; },
+      [](NormOptions& o) { o.rounding = Rounding::parity; },
+      [](NormOptions& o) { o.quantization = Quantization::e5m2; },
+      [](NormOptions& o) { o.scale_mode = ScaleMode::group; },
+      [](NormOptions& o) { o.scale_type = ScaleType::float16; },
+      [](NormOptions& o) { o.ue8m0 = true; },
+      [](NormOptions& o) { o.column_major = true; },
+      [](NormOptions& o) { o.weight_float32 = true; },
+      [](NormOptions& o) { o.quant_group_size = 128; },
+      [](NormOptions& o) { o.eps = 1e-6f; },
+      [](NormOptions& o) { o.weight_offset = 1; },
+      [](NormOptions& o) { o.scale_ub = 1; },
+  };
+  std::set<uint32_t> seen;
+  for (const auto& change : options) {
+    CallDescriptor call = norm;
+    change(call.norm);
+    EXPECT_TRUE(seen.insert(fingerprint(call)).second) << "change " << seen.size();
   }
 }
 

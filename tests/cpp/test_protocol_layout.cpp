@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "protocol/layout.h"
+#include "protocol/cuda_layout.h"
 #include "ranges.h"
 
 namespace collx {
@@ -26,7 +26,7 @@ void add_slots(std::vector<Range>& ranges, const std::string& name, const SlotAr
 }
 
 /// Everything that a region holds, each slot on its own.
-std::vector<Range> ranges_of(const RegionLayout& layout, int world) {
+std::vector<Range> ranges_of(const CudaLayout& layout, int world) {
   std::vector<Range> ranges = {
       {"header", 0, sizeof(RegionHeader)},
       {"barrier epochs", layout.barrier_epochs, kMaxBlocks * sizeof(uint32_t)},
@@ -52,15 +52,15 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Layout, testing::Range(1, kMaxRanks + 1));
 
 TEST_P(Layout, no_two_parts_share_a_byte_and_all_lie_in_the_region) {
   for (const uint64_t payload : kPayloads) {
-    const RegionLayout layout = cuda_layout(GetParam(), payload);
+    const CudaLayout layout = cuda_layout(GetParam(), payload);
     EXPECT_EQ(find_overlap(ranges_of(layout, GetParam()), layout.total_bytes), "") << payload;
   }
 }
 
 // Negative control: the finder above does see overlaps.
 TEST_P(Layout, a_part_that_reaches_into_another_is_noticed) {
-  const RegionLayout good = cuda_layout(GetParam(), 1 << 20);
-  RegionLayout bad = good;
+  const CudaLayout good = cuda_layout(GetParam(), 1 << 20);
+  CudaLayout bad = good;
   bad.oneshot.entries -= sizeof(TileEntry) * bad.oneshot.tiles + 256;
   EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
   bad = good;
@@ -79,7 +79,7 @@ TEST_P(Layout, stays_within_the_payload_wherever_one_tile_of_each_fits) {
 TEST_P(Layout, never_shrinks_when_the_payload_grows) {
   uint64_t before = 0;
   for (uint64_t payload = 0; payload < (256ull << 20); payload += 777777) {
-    const RegionLayout layout = cuda_layout(GetParam(), payload);
+    const CudaLayout layout = cuda_layout(GetParam(), payload);
     EXPECT_GE(layout.total_bytes, before) << payload;
     before = layout.total_bytes;
   }
@@ -87,7 +87,7 @@ TEST_P(Layout, never_shrinks_when_the_payload_grows) {
 
 TEST_P(Layout, every_area_carries_at_least_one_tile) {
   for (const uint64_t payload : kPayloads) {
-    const RegionLayout layout = cuda_layout(GetParam(), payload);
+    const CudaLayout layout = cuda_layout(GetParam(), payload);
     for (const SlotArea& area : {layout.oneshot, layout.oneshot_pairs, layout.twoshot,
                                  layout.twoshot_pairs, layout.channels.slots}) {
       EXPECT_GE(area.tiles, 1u);
@@ -100,7 +100,7 @@ TEST_P(Layout, every_area_carries_at_least_one_tile) {
 
 TEST_P(Layout, slots_and_staging_are_aligned_to_whole_lines) {
   for (const uint64_t payload : kPayloads) {
-    const RegionLayout layout = cuda_layout(GetParam(), payload);
+    const CudaLayout layout = cuda_layout(GetParam(), payload);
     for (const Range& range : ranges_of(layout, GetParam())) {
       EXPECT_EQ(range.start % 128, 0u) << range.name;
     }
@@ -110,7 +110,7 @@ TEST_P(Layout, slots_and_staging_are_aligned_to_whole_lines) {
 }
 
 TEST(Layout, a_pair_takes_twice_the_wire_of_its_data) {
-  const RegionLayout layout = cuda_layout(4, kDefaultPayloadBytes);
+  const CudaLayout layout = cuda_layout(4, kDefaultPayloadBytes);
   EXPECT_EQ(layout.oneshot.tile_bytes, kTileBytes);
   EXPECT_EQ(layout.twoshot.tile_bytes, kTileBytes);
   EXPECT_EQ(layout.oneshot_pairs.tile_bytes, 2 * kTileBytes);
@@ -118,7 +118,7 @@ TEST(Layout, a_pair_takes_twice_the_wire_of_its_data) {
 }
 
 TEST(Layout, both_parities_of_a_slot_differ_and_alternate_across_the_wrap_around) {
-  const RegionLayout layout = cuda_layout(2, kDefaultPayloadBytes);
+  const CudaLayout layout = cuda_layout(2, kDefaultPayloadBytes);
   uint64_t before = 0;
   for (uint32_t epoch = 0xFFFFFFF0u; epoch != 0x10u; ++epoch) {
     const uint64_t slot = layout.oneshot.slot(2, 0, epoch & 1, 1);

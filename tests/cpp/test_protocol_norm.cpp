@@ -77,7 +77,7 @@ const std::vector<uint64_t> kPayloads = {1 << 20, 8 << 20, kDefaultPayloadBytes}
 TEST(NormPlan, RowsFitTheirSlotsAndBlocks) {
   for (const uint64_t payload : kPayloads) {
     for_each_request([&](const NormRequest& r) {
-      const RegionLayout layout = cuda_layout(r.world, payload);
+      const CudaLayout layout = cuda_layout(r.world, payload);
       const NormPlan p = plan_norm(r, layout);
       const NormShape& s = p.shape;
       const uint64_t vectors =
@@ -96,17 +96,17 @@ TEST(NormPlan, RowsFitTheirSlotsAndBlocks) {
         ASSERT_EQ(s.cluster, 1u) << "a long row is one block's";
         ASSERT_GT(p.spilled, 0u);
       }
-      if (p.carried_out == Algorithm::fallback) return;
+      if (p.plan.algorithm == Algorithm::fallback) return;
       ASSERT_GE(s.rows_per_use, 1u);
-      const bool owned = p.carried_out == Algorithm::twoshot_push;
-      if (!owned && p.carried_out != Algorithm::oneshot_push) return;
+      const bool owned = row_of(p.plan.algorithm).stages == 2;
+      if (!owned && p.plan.algorithm != Algorithm::oneshot_push) return;
       const SlotArea& area = owned || s.large_slots ? layout.twoshot : layout.oneshot;
       ASSERT_LE(uint64_t{s.rows_per_use} * s.cluster * s.piece_tiles, area.tiles);
       ASSERT_LE(s.piece_tiles, s.threads) << "a thread for each tile";
       ASSERT_GE(s.piece_tiles * kTileVectors, s.threads);
       if (owned) {
         ASSERT_EQ(s.steps, 1u);
-        ASSERT_GE(s.piece_tiles * kTileBytes, detail::passed_bytes(s, r, p.carried_out));
+        ASSERT_GE(s.piece_tiles * kTileBytes, detail::passed_bytes(s, r, p.plan.algorithm));
       }
     });
   }
@@ -116,9 +116,9 @@ TEST(NormPlan, WhatRanksExchangeDoesNotDependOnSpareBlocks) {
   for_each_request([&](const NormRequest& r) {
     NormRequest other = r;
     other.spare_room = 0;
-    const RegionLayout layout = cuda_layout(r.world, kDefaultPayloadBytes);
+    const CudaLayout layout = cuda_layout(r.world, kDefaultPayloadBytes);
     const NormPlan a = plan_norm(r, layout), b = plan_norm(other, layout);
-    ASSERT_EQ(a.carried_out, b.carried_out);
+    ASSERT_EQ(a.plan.algorithm, b.plan.algorithm);
     ASSERT_EQ(a.shape.threads, b.shape.threads);
     ASSERT_EQ(a.shape.cluster, b.shape.cluster);
     ASSERT_EQ(a.shape.steps, b.shape.steps);
@@ -152,7 +152,7 @@ TEST(NormPlan, GridsFitWhatTheDeviceHolds) {
         const NormShape& s = p.shape;
         const uint64_t held = r.capabilities.residency.clusters(s.threads, s.cluster);
         const auto clusters = static_cast<uint64_t>(p.plan.blocks) / s.cluster;
-        const bool push = detail::pushes_into_slots(p.carried_out);
+        const bool push = pushes_into_slots(p.plan.algorithm);
         ASSERT_LE(clusters, std::max<uint64_t>(push && spare == 1 ? held : held / 2, 1));
       });
     }
@@ -171,7 +171,7 @@ TEST(NormPlan, RowsOfALargeModelFillTheDevice) {
     for (uint64_t rows = 1; rows <= 2048; ++rows) {
       NormRequest r = request(rows, 8192, world);
       const NormPlan p = plan_norm(r, cuda_layout(world, kDefaultPayloadBytes));
-      const bool owned = p.carried_out == Algorithm::twoshot_push;
+      const bool owned = row_of(p.plan.algorithm).stages == 2;
       ASSERT_EQ(owned, r.bytes > (world == 2 ? 2u << 20 : 512u << 10));
       const uint64_t todo = owned ? largest_part(rows, world) : rows;
       const uint32_t cluster = todo <= 8 ? 8 : todo <= 32 ? 4 : 2;

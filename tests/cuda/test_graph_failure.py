@@ -17,12 +17,13 @@ from tests.common.attempt import (
     ones,
     works,
 )
+from tests.common.family_cases import OPS
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.pool import Pool, some_stand_for_all
 from tests.common.rank import Rank
 
 CALLS = 50  # in a graph: a failure must not be waited for fifty times
-ALGORITHMS = ("oneshot_push", "twoshot_push", "pull_push", "oneshot_pull", "twoshot_pull")
+ALGORITHMS = tuple(name for name in OPS["allreduce"].algorithms if name != "fallback")
 
 
 def _captured(rank: Rank, communicator: Any, algorithm: str, numel: int = 1000) -> Any:

@@ -9,10 +9,10 @@ namespace collx::cpu {
 bool allreduce_pull_push(AllreduceSession& session, const CallKernels& kernels) {
   if (!session.start_barrier()) return false;
   constexpr uint64_t kStrideBytes = 256 << 10;
-  const uint64_t stride = kStrideBytes / session.element();
+  const uint64_t element = element_bytes(session);
   const Part part = partition(session.call().numel, session.world(), session.rank());
-  for (uint64_t done = 0; done < part.count; done += stride) {
-    const uint64_t at = part.start + done;
+  const uint64_t end = (part.start + part.count) * element;
+  for (uint64_t at = part.start * element; at < end; at += kStrideBytes) {
     Operands operands;
     operands.sources[session.rank()] = session.input(at);
     for_each_peer(session, [&](int peer) {
@@ -22,7 +22,7 @@ bool allreduce_pull_push(AllreduceSession& session, const CallKernels& kernels) 
     // A rank that was stopped here must not go on to write tensors that its peers have given up.
     if (poisoned(session.view())) break;
     operands.add_target(session.output(at));
-    reduce(kernels, session, operands, std::min(stride, part.count - done));
+    reduce(kernels, session, operands, std::min(kStrideBytes, end - at) / element);
   }
   return session.end_barrier();
 }

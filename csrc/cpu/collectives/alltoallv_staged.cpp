@@ -1,8 +1,8 @@
 // Alltoallv through the payload. A rank knows its own splits alone, but uses are counted by all: in
 // the first use each rank says how much it is about to send to whom, beside the first chunk of it.
 // So what fits one chunk is over after one exchange.
-// Traffic of a rank: as in exchange_staged, and a row of counts from each peer.
-#include "../allreduce.h"
+// Traffic of a rank: as in gather_scatter_staged, and a row of counts from each peer.
+#include "../failure.h"
 #include "staging.h"
 
 namespace collx::cpu {
@@ -122,7 +122,7 @@ bool alltoallv_staged(ExchangeSession& session, const CallKernels& kernels) {
       cpu_slots(session.layout(), Collective::alltoallv, kAnyMessage, session.world());
   const Staging staging(session, kernels, {sent, received}, slots);
 
-  const Use first = session.next_use(Channel::pull);
+  const Use first = session.next_use(Area::pull);
   if (!session.claim(first)) return false;
   tell(session, first, splits);
   if (!staging.send(first, 0)) return false;
@@ -135,7 +135,7 @@ bool alltoallv_staged(ExchangeSession& session, const CallKernels& kernels) {
 
   uint64_t at = slots.chunk;
   for (; at < splits.longest * splits.unit; at += slots.chunk) {
-    const Use use = session.next_use(Channel::pull);
+    const Use use = session.next_use(Area::pull);
     if (!staging.send(use, at)) return false;
     session.publish_all(use);
     if (!staging.receive(use, at)) return false;

@@ -89,7 +89,7 @@ void Relay::gather(Use use, Chunk chunk) const {
 
 bool Relay::run_staged() {
   const uint64_t part_lines = session_.layout().result_bytes / kCpuLineBytes;
-  return run_twoshot(session_, Channel::pull, lines(), part_lines * static_cast<uint64_t>(count()),
+  return run_twoshot(session_, Area::pull, lines(), part_lines * static_cast<uint64_t>(count()),
                      Phase::stage_barrier, *this);
 }
 
@@ -120,7 +120,7 @@ bool Relay::run_symmetric(uint64_t chunk_lines) {
   if (!session_.start_barrier()) return false;
   for (uint64_t start = 0; start < lines(); start += chunk_lines) {
     const Chunk chunk{start, std::min(chunk_lines, lines() - start)};
-    const Use use = session_.next_use(Channel::pull);
+    const Use use = session_.next_use(Area::pull);
     if (session_.is_root()) {
       if (!session_.alive()) return false;
       hand_out(chunk);
@@ -140,8 +140,6 @@ bool Relay::run_symmetric(uint64_t chunk_lines) {
 constexpr uint64_t kStrideLines = (64 << 10) / kCpuLineBytes;
 
 bool relay(ExchangeSession& session, const CallKernels& kernels, Relays relays) {
-  // Between two ranks there is nobody to relay to.
-  if (session.world() == 2) return broadcast_onestage(session, kernels);
   Relay relay(session, kernels, relays);
   return session.outputs_symmetric()
              ? relay.run_symmetric(kStrideLines * static_cast<uint64_t>(session.world()))

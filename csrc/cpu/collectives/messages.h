@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../../protocol/exchange.h"
+#include "../../protocol/geometry.h"
 #include "collectives.h"
 
 namespace collx::cpu {

@@ -2,14 +2,14 @@
 // peers' slots, or left for them to pull.
 // Traffic of a rank, with n bytes of input and m of results: n·(W-1)/W written (pull from symmetric
 // inputs: none), n read, m·(W-1)/W written (pull: m/W), m·(W-1)/W gathered; two exchanges a chunk.
-#include "norm.h"
 #include "norm_results.h"
+#include "norm_steps.h"
 #include "twoshot.h"
 
 namespace collx::cpu {
 namespace {
 
-/// How rows are divided among the uses of a channel. Whole rows fit a slot, as a rule: a use is
+/// How rows are divided among the uses of an area. Whole rows fit a slot, as a rule: a use is
 /// then a batch of rows, of which each rank owns a part. Longer rows are batches of one row a rank,
 /// whose values take several uses and whose results follow in others; the last values and the first
 /// results share one.
@@ -45,47 +45,6 @@ struct Batches {
   }
 };
 
-/// Where bytes lie when senders write them into the receivers' slots.
-struct PushPlaces {
-  const NormSession& session;
-
-  uint64_t slot_bytes() const { return session.layout().twoshot.tile_bytes; }
-  bool in_place() const { return false; }
-  char* outgoing(Use use, int peer) const {
-    return session.twoshot_slot(peer, use, 0, session.rank());
-  }
-  const char* incoming(Use use, int peer) const {
-    return session.twoshot_slot(session.rank(), use, 0, peer);
-  }
-  template <typename Visit>
-  void for_each_result(Use use, Visit visit) const {
-    for_each_peer(session,
-                  [&](int peer) { visit(session.twoshot_slot(peer, use, 1, session.rank())); });
-  }
-  const char* result(Use use, int peer) const {
-    return session.twoshot_slot(session.rank(), use, 1, peer);
-  }
-};
-
-/// And when receivers read them from the senders' staging, by receiver, and results.
-struct PullPlaces {
-  const NormSession& session;
-
-  uint64_t slot_bytes() const { return session.layout().result_bytes; }
-  bool in_place() const { return session.inputs_symmetric(); }
-  char* outgoing(Use use, int peer) const {
-    return session.staging(session.rank(), use) + static_cast<uint64_t>(peer) * slot_bytes();
-  }
-  const char* incoming(Use use, int peer) const {
-    return session.staging(peer, use) + static_cast<uint64_t>(session.rank()) * slot_bytes();
-  }
-  template <typename Visit>
-  void for_each_result(Use use, Visit visit) const {
-    visit(session.results(session.rank(), use));
-  }
-  const char* result(Use use, int peer) const { return session.results(peer, use); }
-};
-
 template <typename Places>
 class Steps {
  public:
@@ -95,7 +54,7 @@ class Steps {
         rows_(rows),
         places_{session},
         results_(session.call(), copy),
-        row_in_(session.call().cols * session.element()),
+        row_in_(session.call().cols * element_bytes(session)),
         batches_(session, places_.slot_bytes(), places_.in_place() ? 0 : row_in_,
                  results_.row_bytes()) {}
 
@@ -106,7 +65,7 @@ class Steps {
     for_each_peer(session_, [&](int peer) {
       const Bytes piece = values_of(at.start, peer);
       if (piece.count == 0) return;
-      copy_(places_.outgoing(use, peer), session_.input(0) + piece.start, piece.count);
+      copy_(places_.outgoing(use, peer), session_.input(piece.start), piece.count);
     });
   }
 
@@ -114,14 +73,15 @@ class Steps {
     const int rank = session_.rank();
     const Bytes values = values_of(at.start, rank);
     if (values.count > 0) {
-      const uint64_t first = values.start / session_.element();
+      const uint64_t element = element_bytes(session_);
       Operands operands;
-      operands.sources[rank] = session_.input(first);
+      operands.sources[rank] = session_.input(values.start);
       for_each_peer(session_, [&](int peer) {
-        operands.sources[peer] =
-            places_.in_place() ? session_.peer_input(peer, first) : places_.incoming(use, peer);
+        operands.sources[peer] = places_.in_place() ? session_.peer_input(peer, values.start)
+                                                    : places_.incoming(use, peer);
       });
-      rows_.take(operands.sources, session_.world(), first, values.count / session_.element());
+      rows_.take(operands.sources, session_.world(), values.start / element,
+                 values.count / element);
     }
     const Bytes results = results_of(at.start, rank);
     if (results.count == 0) return;
@@ -183,23 +143,24 @@ class Steps {
 };
 
 template <typename Places>
-bool run(NormSession& session, CopyKernel copy, NormRows& rows, Channel channel, Phase arrival) {
+bool run(NormSession& session, CopyKernel copy, NormRows& rows) {
   const Steps<Places> steps(session, copy, rows);
   // The pipeline counts uses.
-  return run_twoshot<const Steps<Places>&>(session, channel, steps.uses(), 1, arrival, steps);
+  return run_twoshot<const Steps<Places>&>(session, Places::kArea, steps.uses(), 1,
+                                           Places::kArrival, steps);
 }
 
 }  // namespace
 
 bool norm_twoshot_push(NormSession& session, CopyKernel copy, NormRows& rows) {
-  return run<PushPlaces>(session, copy, rows, Channel::twoshot_push, Phase::arrival);
+  return run<PushPlaces>(session, copy, rows);
 }
 
 bool norm_twoshot_pull(NormSession& session, CopyKernel copy, NormRows& rows) {
   // No barrier at the end: a peer's last `reduced` says that it has read this rank's input to the
   // end. The one at the start names ranks whose offsets differ.
-  if (session.inputs_symmetric() && !session.start_barrier()) return false;
-  return run<PullPlaces>(session, copy, rows, Channel::pull, Phase::stage_barrier);
+  if (!session.staged() && !session.start_barrier()) return false;
+  return run<PullPlaces>(session, copy, rows);
 }
 
 }  // namespace collx::cpu

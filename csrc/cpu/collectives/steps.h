@@ -22,6 +22,15 @@ inline void reduce(const CallKernels& kernels, const Session& session, const Ope
       {operands.sources, session.world(), operands.targets, operands.target_count, count});
 }
 
+template <typename C>
+uint64_t element_bytes(const SessionOf<C>& session) {
+  return static_cast<uint64_t>(dtype_size(session.call().dtype));
+}
+
+inline uint64_t input_bytes(const AllreduceSession& session) {
+  return session.call().numel * element_bytes(session);
+}
+
 /// In the order of the ring after this rank.
 template <typename Visit>
 void for_each_peer(const Session& session, Visit visit) {

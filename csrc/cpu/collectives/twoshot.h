@@ -24,10 +24,55 @@ inline Part part_of(Chunk chunk, const Session& session, int r) {
   return partition(chunk.count, session.world(), r);
 }
 
+/// Where the parts of a use lie when senders write them into the receivers' slots.
+struct PushPlaces {
+  static constexpr Area kArea = Area::twoshot_push;
+  static constexpr Phase kArrival = Phase::arrival;
+  const Session& session;
+
+  uint64_t slot_bytes() const { return session.layout().twoshot.slot_bytes; }
+  bool in_place() const { return false; }
+  char* outgoing(Use use, int peer) const {
+    return session.twoshot_slot(peer, use, 0, session.rank());
+  }
+  const char* incoming(Use use, int peer) const {
+    return session.twoshot_slot(session.rank(), use, 0, peer);
+  }
+  template <typename Visit>
+  void for_each_result(Use use, Visit visit) const {
+    for_each_peer(session,
+                  [&](int peer) { visit(session.twoshot_slot(peer, use, 1, session.rank())); });
+  }
+  const char* result(Use use, int peer) const {
+    return session.twoshot_slot(session.rank(), use, 1, peer);
+  }
+};
+
+/// And when receivers read them from the senders' staging, by receiver, and results.
+struct PullPlaces {
+  static constexpr Area kArea = Area::pull;
+  static constexpr Phase kArrival = Phase::stage_barrier;
+  const Session& session;
+
+  uint64_t slot_bytes() const { return session.layout().result_bytes; }
+  bool in_place() const { return !session.staged(); }
+  char* outgoing(Use use, int peer) const {
+    return session.staging(session.rank(), use) + static_cast<uint64_t>(peer) * slot_bytes();
+  }
+  const char* incoming(Use use, int peer) const {
+    return session.staging(peer, use) + static_cast<uint64_t>(session.rank()) * slot_bytes();
+  }
+  template <typename Visit>
+  void for_each_result(Use use, Visit visit) const {
+    visit(session.results(session.rank(), use));
+  }
+  const char* result(Use use, int peer) const { return session.results(peer, use); }
+};
+
 /// Steps: scatter(use, chunk), reduce(use, chunk), gather(use, chunk).
 template <typename Steps>
-bool run_twoshot(Session& session, Channel channel, uint64_t total, uint64_t chunk_units,
-                 Phase arrival, Steps steps) {
+bool run_twoshot(Session& session, Area area, uint64_t total, uint64_t chunk_units, Phase arrival,
+                 Steps steps) {
   const auto chunk_at = [&](uint64_t start) {
     return Chunk{start, std::min(chunk_units, total - start)};
   };
@@ -35,7 +80,7 @@ bool run_twoshot(Session& session, Channel channel, uint64_t total, uint64_t chu
     steps.scatter(use, chunk_at(start));
     session.publish(use, Word::arrived);
   };
-  Use next = session.next_use(channel);
+  Use next = session.next_use(area);
   if (!session.claim(next)) return false;
   scatter(next, 0);
   for (uint64_t start = 0; start < total; start += chunk_units) {
@@ -44,7 +89,7 @@ bool run_twoshot(Session& session, Channel channel, uint64_t total, uint64_t chu
     steps.reduce(use, chunk_at(start));
     session.publish(use, Word::reduced);
     if (start + chunk_units < total) {
-      next = session.next_use(channel);
+      next = session.next_use(area);
       scatter(next, start + chunk_units);
     }
     if (!session.await(use, Word::reduced, Phase::gather)) return false;

@@ -164,4 +164,40 @@ struct Float16 {
 };
 #endif
 
+/// How values of a dtype are read, computed with and written. One that has none does not compile.
+template <DType D>
+struct FormatOf;
+template <>
+struct FormatOf<DType::float32> {
+  using Type = Plain<float, uint32_t>;
+};
+template <>
+struct FormatOf<DType::float16> {
+  using Type = Float16;
+};
+template <>
+struct FormatOf<DType::bfloat16> {
+  using Type = BFloat16;
+};
+template <>
+struct FormatOf<DType::float64> {
+  using Type = Plain<double, uint64_t>;
+};
+template <>
+struct FormatOf<DType::int32> {
+  using Type = Plain<int32_t, uint32_t>;
+};
+template <>
+struct FormatOf<DType::int64> {
+  using Type = Plain<int64_t, uint64_t>;
+};
+template <>
+struct FormatOf<DType::int8> {
+  using Type = Plain<int8_t, uint8_t>;
+};
+template <>
+struct FormatOf<DType::uint8> {
+  using Type = Plain<uint8_t, uint8_t>;
+};
+
 }  // namespace collx::cpu::COLLX_SIMD_LEVEL

@@ -434,7 +434,7 @@ void finish_as(const NormRow& row) {
       return quantize<Quantization::e5m2>(row, last);
     case Quantization::int8:
       return quantize<Quantization::int8>(row, last);
-    default:
+    case Quantization::none:
       return;
   }
 }
@@ -446,8 +446,10 @@ void finish(const NormRow& row) {
       return finish_as<F, Rounding::parity>(row);
     case Rounding::parity_weight:
       return finish_as<F, Rounding::parity_weight>(row);
-    default:
+    case Rounding::fp32:
       return finish_as<F, Rounding::fp32>(row);
+    case Rounding::count:
+      break;
   }
 }
 
@@ -456,10 +458,13 @@ constexpr NormKernels norm_kernels_of() {
   return {sum_piece<F, false>, sum_piece<F, true>, prepare<F>, finish<F>};
 }
 
-// In the order of DType.
-inline constexpr NormKernelTable kNormKernels = {norm_kernels_of<Plain<float, uint32_t>>(),
-                                                 norm_kernels_of<Float16>(),
-                                                 norm_kernels_of<BFloat16>()};
+template <size_t... kDType>
+constexpr NormKernelTable all_norm_kernels(std::index_sequence<kDType...>) {
+  return {norm_kernels_of<typename FormatOf<static_cast<DType>(kDType)>::Type>()...};
+}
+
+inline constexpr NormKernelTable kNormKernels =
+    all_norm_kernels(std::make_index_sequence<NormKernelTable().size()>());
 
 #undef COLLX_INLINE
 

@@ -190,18 +190,28 @@ constexpr ReduceOpKernels float_kernels() {
   return {reduce_span<F, Sum<F>>, reduce_span<F, Avg<F>>, reduce_span<F, Max<F>>,
           reduce_span<F, Min<F>>, reduce_span<F, Prod<F>>};
 }
-template <typename T>
+template <typename F>
 constexpr ReduceOpKernels integer_kernels() {
-  using F = Plain<T, std::make_unsigned_t<T>>;
   return {reduce_span<F, Sum<F>>, nullptr, reduce_span<F, Max<F>>, reduce_span<F, Min<F>>,
           reduce_span<F, Prod<F>>};
 }
 
-// In the order of DType.
-inline constexpr Kernels kKernels = {
-    {float_kernels<Plain<float, uint32_t>>(), float_kernels<Float16>(), float_kernels<BFloat16>(),
-     float_kernels<Plain<double, uint64_t>>(), integer_kernels<int32_t>(),
-     integer_kernels<int64_t>(), integer_kernels<int8_t>(), integer_kernels<uint8_t>()},
-    copy_span};
+template <DType D>
+constexpr ReduceOpKernels kernels_of() {
+  using F = typename FormatOf<D>::Type;
+  if constexpr (is_integer(D)) {
+    return integer_kernels<F>();
+  } else {
+    return float_kernels<F>();
+  }
+}
+
+template <size_t... kDType>
+constexpr Kernels all_kernels(std::index_sequence<kDType...>) {
+  return {{kernels_of<static_cast<DType>(kDType)>()...}, copy_span};
+}
+
+inline constexpr Kernels kKernels =
+    all_kernels(std::make_index_sequence<static_cast<size_t>(DType::count)>());
 
 }  // namespace collx::cpu::COLLX_SIMD_LEVEL

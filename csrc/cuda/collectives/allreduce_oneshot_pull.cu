@@ -1,5 +1,6 @@
 // All-reduce, one-shot, by pulling: every rank reads all inputs and reduces them for itself.
-// Symmetric inputs are read where they are; others are staged in the region, two halves in turn.
+// Symmetric inputs are read where they are; others are staged in the region, two halves in turn,
+// and so are those that the call overwrites.
 //
 // Costs W-1 times the tensor on each link, and two barriers.
 #include "../transports/barrier.cuh"
@@ -9,8 +10,9 @@ namespace collx::cuda {
 namespace {
 
 template <DType D, int W>
-__global__ void __launch_bounds__(512, 2) oneshot_pull(const __grid_constant__ KernelCall call,
-                                                       const __grid_constant__ PullArguments pull) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    oneshot_pull(const __grid_constant__ KernelCall call,
+                 const __grid_constant__ PullArguments pull) {
   using Tensor = VectorTensor<dtype_size(D)>;
   constexpr int kRanks = World<W>::kRanks;
   Session<false> session(call);
@@ -18,8 +20,7 @@ __global__ void __launch_bounds__(512, 2) oneshot_pull(const __grid_constant__ K
   BlockBarrier barrier(call, session.patience);
   const Tensor input(call.input, call.numel), output(call.output, call.numel);
 
-  // In place, a peer could read what this rank has already overwritten: such inputs are staged.
-  const bool staged = pull.input[0] == nullptr || call.input == call.output;
+  const bool staged = pull.input[0] == nullptr;
   const uint64_t chunk =
       staged ? pull.staging_bytes / kVectorBytes : (input.vectors() ? input.vectors() : 1);
   const uint64_t stride = gridDim.x * blockDim.x;
@@ -52,18 +53,11 @@ __global__ void __launch_bounds__(512, 2) oneshot_pull(const __grid_constant__ K
   session.finish();
 }
 
-struct Family {
-  template <DType D, int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(oneshot_pull<D, W>);
-  }
-};
-
 }  // namespace
 
 // The barriers take far longer than the code around them: one kernel for all calls.
-Kernel allreduce_oneshot_pull(DType dtype, int world, bool) {
-  return find_kernel<Family>(dtype, world);
+Kernel allreduce_oneshot_pull(const Instance& i) {
+  return for_dtype_and_world(i, [&]<DType D, int W>() { return as_kernel(oneshot_pull<D, W>); });
 }
 
 }  // namespace collx::cuda

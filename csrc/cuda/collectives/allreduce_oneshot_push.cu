@@ -13,7 +13,8 @@ struct Sent {
 };
 
 template <DType D, int W, bool Simple>
-__global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ KernelCall call) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    oneshot_push(const __grid_constant__ KernelCall call) {
   using S = Slots<D>;
   constexpr int kRanks = World<W>::kRanks;
   Session<Simple> session(call);
@@ -79,19 +80,11 @@ __global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ K
   tiles.finish(session, use, n);
 }
 
-template <bool Simple>
-struct Family {
-  template <DType D, int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(oneshot_push<D, W, Simple>);
-  }
-};
-
 }  // namespace
 
-Kernel allreduce_oneshot_push(DType dtype, int world, bool simple) {
-  return simple ? find_kernel<Family<true>>(dtype, world)
-                : find_kernel<Family<false>>(dtype, world);
+Kernel allreduce_oneshot_push(const Instance& i) {
+  return for_all(
+      i, [&]<DType D, int W, bool Simple>() { return as_kernel(oneshot_push<D, W, Simple>); });
 }
 
 }  // namespace collx::cuda

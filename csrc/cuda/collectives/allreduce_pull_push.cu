@@ -10,7 +10,7 @@ namespace collx::cuda {
 namespace {
 
 template <DType D, int W>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     pull_push(const __grid_constant__ KernelCall call, const __grid_constant__ PullArguments pull) {
   using Tensor = VectorTensor<dtype_size(D)>;
   constexpr int kRanks = World<W>::kRanks;
@@ -43,18 +43,11 @@ __global__ void __launch_bounds__(512, 2)
   session.finish();
 }
 
-struct Family {
-  template <DType D, int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(pull_push<D, W>);
-  }
-};
-
 }  // namespace
 
 // The barriers take far longer than the code around them: one kernel for all calls.
-Kernel allreduce_pull_push(DType dtype, int world, bool) {
-  return find_kernel<Family>(dtype, world);
+Kernel allreduce_pull_push(const Instance& i) {
+  return for_dtype_and_world(i, [&]<DType D, int W>() { return as_kernel(pull_push<D, W>); });
 }
 
 }  // namespace collx::cuda

@@ -116,25 +116,19 @@ class TwoshotPull {
 };
 
 template <DType D, int W>
-__global__ void __launch_bounds__(512, 2) twoshot_pull(const __grid_constant__ KernelCall call,
-                                                       const __grid_constant__ PullArguments pull) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    twoshot_pull(const __grid_constant__ KernelCall call,
+                 const __grid_constant__ PullArguments pull) {
   Session<false> session(call);
   TwoshotPull<D, W>(session, pull).run();
   session.finish();
 }
 
-struct Family {
-  template <DType D, int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(twoshot_pull<D, W>);
-  }
-};
-
 }  // namespace
 
 // The barriers take far longer than the code around them: one kernel for all calls.
-Kernel allreduce_twoshot_pull(DType dtype, int world, bool) {
-  return find_kernel<Family>(dtype, world);
+Kernel allreduce_twoshot_pull(const Instance& i) {
+  return for_dtype_and_world(i, [&]<DType D, int W>() { return as_kernel(twoshot_pull<D, W>); });
 }
 
 }  // namespace collx::cuda

@@ -122,24 +122,17 @@ class Twoshot {
 };
 
 template <DType D, int W, bool Simple>
-__global__ void __launch_bounds__(512, 2) twoshot_push(const __grid_constant__ KernelCall call) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    twoshot_push(const __grid_constant__ KernelCall call) {
   Session<Simple> session(call);
   Twoshot<D, W, Simple>(session).run();
 }
 
-template <bool Simple>
-struct Family {
-  template <DType D, int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(twoshot_push<D, W, Simple>);
-  }
-};
-
 }  // namespace
 
-Kernel allreduce_twoshot_push(DType dtype, int world, bool simple) {
-  return simple ? find_kernel<Family<true>>(dtype, world)
-                : find_kernel<Family<false>>(dtype, world);
+Kernel allreduce_twoshot_push(const Instance& i) {
+  return for_all(
+      i, [&]<DType D, int W, bool Simple>() { return as_kernel(twoshot_push<D, W, Simple>); });
 }
 
 }  // namespace collx::cuda

@@ -120,7 +120,7 @@ __device__ uint64_t lay_out(const KernelCall& call, const DeviceSplits& given, c
 }
 
 template <int W>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     device_splits(const __grid_constant__ KernelCall call, const __grid_constant__ Routes tensors,
                   const __grid_constant__ DeviceSplits given) {
   __shared__ Splits splits;
@@ -141,15 +141,10 @@ __global__ void __launch_bounds__(512, 2)
   }
 }
 
-struct Family {
-  template <int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(device_splits<W>);
-  }
-};
-
 }  // namespace
 
-Kernel alltoallv_device_splits(int world) { return find_world<Family>(world); }
+Kernel alltoallv_device_splits(const Instance& i) {
+  return for_world(i.world, [&]<int W>() { return as_kernel(device_splits<W>); });
+}
 
 }  // namespace collx::cuda

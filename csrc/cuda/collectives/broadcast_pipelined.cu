@@ -125,24 +125,17 @@ class Pipeline {
 };
 
 template <int W, bool Simple>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     pipelined(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes) {
   Session<Simple> session(call);
   Pipeline<W, Simple>(session, routes).run();
 }
 
-template <bool Simple>
-struct Family {
-  template <int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(pipelined<W, Simple>);
-  }
-};
-
 }  // namespace
 
-Kernel broadcast_pipelined(int world, bool simple) {
-  return simple ? find_world<Family<true>>(world) : find_world<Family<false>>(world);
+Kernel broadcast_pipelined(const Instance& i) {
+  return for_world_and_simple(
+      i, [&]<int W, bool Simple>() { return as_kernel(pipelined<W, Simple>); });
 }
 
 }  // namespace collx::cuda

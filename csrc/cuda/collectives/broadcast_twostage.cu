@@ -17,7 +17,7 @@ struct Kept {
 };
 
 template <int W>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     twostage(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes,
              const __grid_constant__ PullArguments pull) {
   constexpr int kRanks = World<W>::kRanks;
@@ -79,15 +79,10 @@ __global__ void __launch_bounds__(512, 2)
   session.finish();
 }
 
-struct Family {
-  template <int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(twostage<W>);
-  }
-};
-
 }  // namespace
 
-Kernel broadcast_twostage(int world) { return find_world<Family>(world); }
+Kernel broadcast_twostage(const Instance& i) {
+  return for_world(i.world, [&]<int W>() { return as_kernel(twostage<W>); });
+}
 
 }  // namespace collx::cuda

@@ -23,113 +23,142 @@ struct World {
   }
 };
 
-/// `Family::kernel<W>` for the world of a call.
-template <typename Family>
-Kernel find_world(int world) {
+/// What stands in the arguments of a kernel's template. A kernel that does not depend on one of
+/// them has the same instance for all.
+struct Instance {
+  DType dtype;
+  int world;
+  bool simple;  // one of the calls that session.cuh calls so
+};
+
+template <typename Function>
+Kernel as_kernel(Function* function) {
+  return reinterpret_cast<Kernel>(function);
+}
+
+/// f<W>() for the world of a call.
+template <typename F>
+Kernel for_world(int world, F f) {
   switch (world) {
     case 2:
-      return Family::template kernel<2>();
+      return f.template operator()<2>();
     case 4:
-      return Family::template kernel<4>();
+      return f.template operator()<4>();
     case 8:
-      return Family::template kernel<8>();
+      return f.template operator()<8>();
     default:
-      return Family::template kernel<0>();
+      return f.template operator()<0>();
   }
 }
 
-namespace detail {
-template <typename Family, DType D>
-struct OfDType {
-  template <int W>
-  static Kernel kernel() {
-    return Family::template kernel<D, W>();
-  }
-};
-}  // namespace detail
-
-/// `Family::kernel<D, W>` for the dtype and world of a call.
-template <typename Family>
-Kernel find_kernel(DType dtype, int world) {
-  const auto of_world = [world]<DType D>() -> Kernel {
-    return find_world<detail::OfDType<Family, D>>(world);
-  };
-  switch (dtype) {
-    case DType::float32:
-      return of_world.template operator()<DType::float32>();
-    case DType::float16:
-      return of_world.template operator()<DType::float16>();
-    case DType::bfloat16:
-      return of_world.template operator()<DType::bfloat16>();
-    case DType::float64:
-      return of_world.template operator()<DType::float64>();
-    case DType::int32:
-      return of_world.template operator()<DType::int32>();
-    case DType::int64:
-      return of_world.template operator()<DType::int64>();
-    case DType::int8:
-      return of_world.template operator()<DType::int8>();
-    default:
-      return of_world.template operator()<DType::uint8>();
-  }
-}
-
-/// `f<D>()` for the dtypes that are normalized.
+/// f<D>() for its dtype.
 template <typename F>
-Kernel find_norm_dtype(DType dtype, F f) {
+Kernel for_dtype(DType dtype, F f) {
   switch (dtype) {
     case DType::float32:
       return f.template operator()<DType::float32>();
     case DType::float16:
       return f.template operator()<DType::float16>();
-    default:
+    case DType::bfloat16:
       return f.template operator()<DType::bfloat16>();
+    case DType::float64:
+      return f.template operator()<DType::float64>();
+    case DType::int32:
+      return f.template operator()<DType::int32>();
+    case DType::int64:
+      return f.template operator()<DType::int64>();
+    case DType::int8:
+      return f.template operator()<DType::int8>();
+    case DType::uint8:
+      return f.template operator()<DType::uint8>();
+    case DType::count:
+      break;
   }
+  return nullptr;
 }
 
-/// `Family::kernel<D, W, Simple>` for a normalization. What is not simple is served for all worlds
-/// by one kernel of a dtype, since its options make it large.
-template <typename Family>
-Kernel find_norm_kernel(DType dtype, int world, bool simple) {
-  return find_norm_dtype(dtype, [=]<DType D>() -> Kernel {
-    if (!simple) return Family::template kernel<D, 0, false>();
-    switch (world) {
-      case 2:
-        return Family::template kernel<D, 2, true>();
-      case 4:
-        return Family::template kernel<D, 4, true>();
-      case 8:
-        return Family::template kernel<D, 8, true>();
-      default:
-        return Family::template kernel<D, 0, true>();
-    }
+/// f<D>() for the dtypes that are normalized.
+template <typename F>
+Kernel for_norm_dtype(DType dtype, F f) {
+  switch (dtype) {
+    case DType::float32:
+      return f.template operator()<DType::float32>();
+    case DType::float16:
+      return f.template operator()<DType::float16>();
+    case DType::bfloat16:
+      return f.template operator()<DType::bfloat16>();
+    case DType::float64:
+    case DType::int32:
+    case DType::int64:
+    case DType::int8:
+    case DType::uint8:
+    case DType::count:
+      break;
+  }
+  return nullptr;
+}
+
+/// f<D, W>()
+template <typename F>
+Kernel for_dtype_and_world(const Instance& i, F f) {
+  return for_dtype(i.dtype, [&]<DType D>() -> Kernel {
+    return for_world(i.world, [&]<int W>() -> Kernel { return f.template operator()<D, W>(); });
   });
 }
 
-// The algorithms, one file each. `simple`: for the calls that session.cuh calls so.
-Kernel allreduce_oneshot_push(DType dtype, int world, bool simple);
-Kernel allreduce_twoshot_push(DType dtype, int world, bool simple);
-Kernel allreduce_pull_push(DType dtype, int world, bool simple);
-Kernel allreduce_oneshot_pull(DType dtype, int world, bool simple);
-Kernel allreduce_twoshot_pull(DType dtype, int world, bool simple);
+/// f<D, W, Simple>()
+template <typename F>
+Kernel for_all(const Instance& i, F f) {
+  return for_dtype_and_world(i, [&]<DType D, int W>() -> Kernel {
+    return i.simple ? f.template operator()<D, W, true>() : f.template operator()<D, W, false>();
+  });
+}
 
-// `dtype`: of a reduction; copies know none.
-Kernel exchange_staged(bool reduces, DType dtype, int world, bool simple);
-Kernel channels_staged(bool reduces, DType dtype, int world, bool simple);
-Kernel exchange_direct(int world, bool plain);
-Kernel reduce_direct(DType dtype, int world);
-Kernel broadcast_pipelined(int world, bool simple);
-Kernel reduce_twostage(DType dtype, int world);
-Kernel broadcast_twostage(int world);
-Kernel alltoallv_device_splits(int world);
-Kernel rank_barrier();
+/// f<W, Simple>()
+template <typename F>
+Kernel for_world_and_simple(const Instance& i, F f) {
+  return for_world(i.world, [&]<int W>() -> Kernel {
+    return i.simple ? f.template operator()<W, true>() : f.template operator()<W, false>();
+  });
+}
+
+/// f<D, W, Simple>() for a normalization. What is not simple is served for all worlds by one kernel
+/// of a dtype, since its options make it large.
+template <typename F>
+Kernel for_norm(const Instance& i, F f) {
+  return for_norm_dtype(i.dtype, [&]<DType D>() -> Kernel {
+    if (!i.simple) return f.template operator()<D, 0, false>();
+    return for_world(i.world,
+                     [&]<int W>() -> Kernel { return f.template operator()<D, W, true>(); });
+  });
+}
+
+// The kernels, one file each. Their table is kernels.cu.
+Kernel allreduce_oneshot_push(const Instance& i);
+Kernel allreduce_twoshot_push(const Instance& i);
+Kernel allreduce_pull_push(const Instance& i);
+Kernel allreduce_oneshot_pull(const Instance& i);
+Kernel allreduce_twoshot_pull(const Instance& i);
+
+// Of a reduction, or of copies, which know no dtype.
+Kernel gather_scatter_staged_reduce(const Instance& i);
+Kernel gather_scatter_staged_copy(const Instance& i);
+Kernel gather_scatter_channels_reduce(const Instance& i);
+Kernel gather_scatter_channels_copy(const Instance& i);
+Kernel gather_scatter_direct(const Instance& i);  // `simple`: whole vectors alone
+Kernel reducescatter_direct(const Instance& i);
+Kernel broadcast_pipelined(const Instance& i);
+Kernel broadcast_twostage(const Instance& i);
+Kernel reduce_twostage(const Instance& i);
+Kernel alltoallv_device_splits(const Instance& i);
+Kernel rank_barrier(const Instance& i);
 
 // Fused normalizations.
-Kernel norm_oneshot_push(DType dtype, int world, bool simple);
-Kernel norm_twoshot_push(DType dtype, int world, bool simple);
-Kernel norm_twoshot_push_sums(DType dtype, int world, bool simple);
-Kernel norm_oneshot_pull(DType dtype);
-Kernel norm_twoshot_pull(DType dtype);
-Kernel norm_local(DType dtype);
+Kernel norm_oneshot_push(const Instance& i);
+Kernel norm_twoshot_push(const Instance& i);
+Kernel norm_twoshot_push_sums(const Instance& i);
+Kernel norm_oneshot_pull(const Instance& i);
+Kernel norm_twoshot_pull(const Instance& i);
+Kernel norm_local(const Instance& i);
 
 }  // namespace collx::cuda

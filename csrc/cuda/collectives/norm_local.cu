@@ -6,8 +6,9 @@ namespace collx::cuda {
 namespace {
 
 template <DType D>
-__global__ void __launch_bounds__(512, 2) local(const __grid_constant__ GatheredRows gathered,
-                                                const __grid_constant__ NormArguments norm) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    local(const __grid_constant__ GatheredRows gathered,
+          const __grid_constant__ NormArguments norm) {
   NormStage<D, false> stage(norm);
   if (norm.shape.steps == 1) stage.prefetch();
   for (uint64_t row = norm.cluster(); row < norm.rows; row += norm.clusters()) {
@@ -29,15 +30,10 @@ __global__ void __launch_bounds__(512, 2) local(const __grid_constant__ Gathered
   }
 }
 
-struct Family {
-  template <DType D>
-  Kernel operator()() const {
-    return reinterpret_cast<Kernel>(local<D>);
-  }
-};
-
 }  // namespace
 
-Kernel norm_local(DType dtype) { return find_norm_dtype(dtype, Family{}); }
+Kernel norm_local(const Instance& i) {
+  return for_norm_dtype(i.dtype, [&]<DType D>() { return as_kernel(local<D>); });
+}
 
 }  // namespace collx::cuda

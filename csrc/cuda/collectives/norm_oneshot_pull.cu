@@ -96,24 +96,20 @@ class NormOneshotPull {
 };
 
 template <DType D>
-__global__ void __launch_bounds__(512, 2) oneshot_pull(const __grid_constant__ KernelCall call,
-                                                       const __grid_constant__ NormArguments norm,
-                                                       const __grid_constant__ PullArguments pull) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    oneshot_pull(const __grid_constant__ KernelCall call,
+                 const __grid_constant__ NormArguments norm,
+                 const __grid_constant__ PullArguments pull) {
   Session<false> session(call);
   NormOneshotPull<D>(session, norm, pull).run();
   session.finish();
 }
 
-struct Family {
-  template <DType D>
-  Kernel operator()() const {
-    return reinterpret_cast<Kernel>(oneshot_pull<D>);
-  }
-};
-
 }  // namespace
 
 // The barriers take far longer than the code around them: one kernel for all worlds.
-Kernel norm_oneshot_pull(DType dtype) { return find_norm_dtype(dtype, Family{}); }
+Kernel norm_oneshot_pull(const Instance& i) {
+  return for_norm_dtype(i.dtype, [&]<DType D>() { return as_kernel(oneshot_pull<D>); });
+}
 
 }  // namespace collx::cuda

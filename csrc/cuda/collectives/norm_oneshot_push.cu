@@ -121,25 +121,20 @@ class NormOneshot {
 };
 
 template <DType D, int W, bool Simple>
-__global__ void __launch_bounds__(512, 2) oneshot_push(const __grid_constant__ KernelCall call,
-                                                       const __grid_constant__ NormArguments norm) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    oneshot_push(const __grid_constant__ KernelCall call,
+                 const __grid_constant__ NormArguments norm) {
   call.touch();
   NormStage<D, Simple> stage(norm);
   Session<Simple> session(call);
   NormOneshot<D, W, Simple>(session, norm, stage).run();
 }
 
-struct Family {
-  template <DType D, int W, bool Simple>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(oneshot_push<D, W, Simple>);
-  }
-};
-
 }  // namespace
 
-Kernel norm_oneshot_push(DType dtype, int world, bool simple) {
-  return find_norm_kernel<Family>(dtype, world, simple);
+Kernel norm_oneshot_push(const Instance& i) {
+  return for_norm(
+      i, [&]<DType D, int W, bool Simple>() { return as_kernel(oneshot_push<D, W, Simple>); });
 }
 
 }  // namespace collx::cuda

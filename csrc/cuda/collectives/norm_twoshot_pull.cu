@@ -198,24 +198,20 @@ class NormTwoshotPull {
 };
 
 template <DType D>
-__global__ void __launch_bounds__(512, 2) twoshot_pull(const __grid_constant__ KernelCall call,
-                                                       const __grid_constant__ NormArguments norm,
-                                                       const __grid_constant__ PullArguments pull) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    twoshot_pull(const __grid_constant__ KernelCall call,
+                 const __grid_constant__ NormArguments norm,
+                 const __grid_constant__ PullArguments pull) {
   Session<false> session(call);
   NormTwoshotPull<D>(session, norm, pull).run();
   session.finish();
 }
 
-struct Family {
-  template <DType D>
-  Kernel operator()() const {
-    return reinterpret_cast<Kernel>(twoshot_pull<D>);
-  }
-};
-
 }  // namespace
 
 // The barriers take far longer than the code around them: one kernel for all worlds.
-Kernel norm_twoshot_pull(DType dtype) { return find_norm_dtype(dtype, Family{}); }
+Kernel norm_twoshot_pull(const Instance& i) {
+  return for_norm_dtype(i.dtype, [&]<DType D>() { return as_kernel(twoshot_pull<D>); });
+}
 
 }  // namespace collx::cuda

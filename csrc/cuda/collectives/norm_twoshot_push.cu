@@ -182,25 +182,20 @@ class NormTwoshot : NormParts<D, W, Simple> {
 };
 
 template <DType D, int W, bool Simple>
-__global__ void __launch_bounds__(512, 2) twoshot_push(const __grid_constant__ KernelCall call,
-                                                       const __grid_constant__ NormArguments norm) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    twoshot_push(const __grid_constant__ KernelCall call,
+                 const __grid_constant__ NormArguments norm) {
   call.touch();
   NormStage<D, Simple> stage(norm);
   Session<Simple> session(call);
   NormTwoshot<D, W, Simple>(session, norm, stage).run();
 }
 
-struct Family {
-  template <DType D, int W, bool Simple>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(twoshot_push<D, W, Simple>);
-  }
-};
-
 }  // namespace
 
-Kernel norm_twoshot_push(DType dtype, int world, bool simple) {
-  return find_norm_kernel<Family>(dtype, world, simple);
+Kernel norm_twoshot_push(const Instance& i) {
+  return for_norm(
+      i, [&]<DType D, int W, bool Simple>() { return as_kernel(twoshot_push<D, W, Simple>); });
 }
 
 }  // namespace collx::cuda

@@ -136,7 +136,7 @@ class NormTwoshotSums : NormParts<D, W, Simple> {
 };
 
 template <DType D, int W, bool Simple>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     twoshot_push_sums(const __grid_constant__ KernelCall call,
                       const __grid_constant__ NormArguments norm) {
   call.touch();
@@ -145,17 +145,11 @@ __global__ void __launch_bounds__(512, 2)
   NormTwoshotSums<D, W, Simple>(session, norm, stage).run();
 }
 
-struct Family {
-  template <DType D, int W, bool Simple>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(twoshot_push_sums<D, W, Simple>);
-  }
-};
-
 }  // namespace
 
-Kernel norm_twoshot_push_sums(DType dtype, int world, bool simple) {
-  return find_norm_kernel<Family>(dtype, world, simple);
+Kernel norm_twoshot_push_sums(const Instance& i) {
+  return for_norm(
+      i, [&]<DType D, int W, bool Simple>() { return as_kernel(twoshot_push_sums<D, W, Simple>); });
 }
 
 }  // namespace collx::cuda

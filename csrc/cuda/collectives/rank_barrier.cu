@@ -6,7 +6,8 @@
 namespace collx::cuda {
 namespace {
 
-__global__ void __launch_bounds__(512, 2) meet(const __grid_constant__ KernelCall call) {
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
+    meet(const __grid_constant__ KernelCall call) {
   Session<false> session(call);
   BlockBarrier barrier(call, session.patience);
   barrier.sync(Phase::end_barrier);
@@ -16,6 +17,6 @@ __global__ void __launch_bounds__(512, 2) meet(const __grid_constant__ KernelCal
 
 }  // namespace
 
-Kernel rank_barrier() { return reinterpret_cast<Kernel>(meet); }
+Kernel rank_barrier(const Instance&) { return as_kernel(meet); }
 
 }  // namespace collx::cuda

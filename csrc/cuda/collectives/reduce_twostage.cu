@@ -105,21 +105,16 @@ class ReduceTwostage {
 };
 
 template <DType D, int W>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     twostage(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes) {
   Session<false> session(call);
   ReduceTwostage<D, W>(session, routes).run();
 }
 
-struct Family {
-  template <DType D, int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(twostage<D, W>);
-  }
-};
-
 }  // namespace
 
-Kernel reduce_twostage(DType dtype, int world) { return find_kernel<Family>(dtype, world); }
+Kernel reduce_twostage(const Instance& i) {
+  return for_dtype_and_world(i, [&]<DType D, int W>() { return as_kernel(twostage<D, W>); });
+}
 
 }  // namespace collx::cuda

@@ -9,7 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../../protocol/layout.h"
+#include "../../protocol/cuda_layout.h"
 #include "../ptx/memory.cuh"
 
 namespace collx::cuda {

@@ -1,13 +1,13 @@
 // Channels: messages between pairs of which some exchange nothing.
 //
-// MEMORY LAYOUT  protocol/layout.h: ChannelArea. Each ordered pair of ranks has, for each tile, two
-// slots at the receiver, and a count of uses at both ends.
-// MEMORY SEMANTICS  Words carry their own arrival, as in slots.cuh. The receiver ends a use with
-// bar.sync, then st.release.sys of its epoch to the sender's done word: everything that the block
-// read and re-armed comes before. The sender looks at that word with ld.acquire.sys before it
-// writes the same slot again, two uses later. So neither a kernel boundary nor a word in the other
-// direction is needed, and a pair that exchanges nothing stays untouched.
-// USAGE  A use: send to all, take from all, done(); both ends know the message's length.
+// MEMORY LAYOUT  protocol/cuda_layout.h: ChannelArea. Each ordered pair of ranks has, for each
+// tile, two slots at the receiver, and a count of uses at both ends. MEMORY SEMANTICS  Words carry
+// their own arrival, as in slots.cuh. The receiver ends a use with bar.sync, then st.release.sys of
+// its epoch to the sender's done word: everything that the block read and re-armed comes before.
+// The sender looks at that word with ld.acquire.sys before it writes the same slot again, two uses
+// later. So neither a kernel boundary nor a word in the other direction is needed, and a pair that
+// exchanges nothing stays untouched. USAGE  A use: send to all, take from all, done(); both ends
+// know the message's length.
 #pragma once
 
 #include "session.cuh"

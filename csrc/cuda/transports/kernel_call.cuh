@@ -11,8 +11,9 @@
 namespace collx::cuda {
 
 /// A kernel, for the launch: its arguments are a KernelCall and at most one struct more. Blocks of
-/// at most kFullBlock threads, two of them on a multiprocessor.
+/// at most kFullBlock threads, so many of them on a multiprocessor.
 using Kernel = const void*;
+inline constexpr int kBlocksHeld = 2;
 
 struct KernelCall {
   const void* input;
@@ -62,8 +63,8 @@ struct KernelCall {
 /// A second argument, for the kernels that pull. All by rank.
 struct PullArguments {
   char* region[kMaxCudaRanks];
-  const void* input[kMaxCudaRanks];  // null unless every rank's input is symmetric
-  void* output[kMaxCudaRanks];       // likewise
+  const void* input[kMaxCudaRanks];  // null where inputs are staged
+  void* output[kMaxCudaRanks];       // null unless every rank's output is symmetric
   uint64_t staging;                  // offsets in the region, each of two halves
   uint64_t staging_bytes;
   uint64_t results;

@@ -1,13 +1,13 @@
 // Slots: pushed data that carries its own arrival flag, so that no barrier is needed.
 //
-// MEMORY LAYOUT  protocol/layout.h: SlotArea. Vector i of a use stands at 16 i bytes (pairs: 32 i)
-// behind slot(stage, parity of the epoch, sender).
-// MEMORY SEMANTICS  Words are stored and polled relaxed: each is checked on its own, and nothing
-// else is inferred from it. The reader re-arms what it read. Between calls the kernel boundary
-// orders that before the rank's next pushes; inside a kernel a fence must (see docs/protocol.md).
+// MEMORY LAYOUT  protocol/cuda_layout.h: SlotArea. Vector i of a use stands at 16 i bytes (pairs:
+// 32 i) behind slot(stage, parity of the epoch, sender). MEMORY SEMANTICS  Words are stored and
+// polled relaxed: each is checked on its own, and nothing else is inferred from it. The reader
+// re-arms what it read. Between calls the kernel boundary orders that before the rank's next
+// pushes; inside a kernel a fence must (see docs/protocol.md).
 #pragma once
 
-#include "../../protocol/layout.h"
+#include "../../protocol/cuda_layout.h"
 #include "../ptx/memory.cuh"
 
 namespace collx::cuda {

@@ -38,13 +38,13 @@ def run(
         expected = reference.allreduce(inputs, "sum")
         own = inputs[communicator.rank].to(device)
         for algorithm in algorithms:
-            result = torch.empty_like(own)
+            result, given = torch.empty_like(own), own
             if algorithm == "pull_push":
                 assert sample is not None
                 result = _part(sample, 1, dtype)
-                own = _part(sample, 0, dtype).copy_(own)
+                given = _part(sample, 0, dtype).copy_(own)
             torch.ops.collx.allreduce.out(
-                own, "sum", communicator.name, algorithm, 0, out=result.fill_(-1)
+                given, "sum", communicator.name, algorithm, 0, out=result.fill_(-1)
             )
             got = result.cpu()
             communicator.check()  # on CUDA a call that fails leaves a record and returns

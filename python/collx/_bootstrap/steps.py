@@ -32,7 +32,6 @@ __all__ = ["STEPS", "Setup", "Step", "failure", "refusal", "run"]
 _log = logging.getLogger("collx")
 
 NO_CLUSTERS = "COLLX_NO_CLUSTERS"  # 1: as on GPUs whose blocks form no clusters
-PUSH_AND_PULL = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "pull_push")
 
 
 @dataclass
@@ -306,7 +305,8 @@ def _test(setup: Setup) -> None:
     assert communicator is not None
     # The fallback is the group's own path. Where it is not needed it stays untouched: a wait that
     # expires in it would cost the whole group, and NCCL would come up for nothing.
-    algorithms = PUSH_AND_PULL if setup.fallback_reason is None else ("fallback",)
+    on_peers = tuple(name for name in extension.algorithms("allreduce") if name != "fallback")
+    algorithms = on_peers if setup.fallback_reason is None else ("fallback",)
     with _current(given.device):
         if setup.sample is not None:
             nbytes = setup.sample.untyped_storage().nbytes()

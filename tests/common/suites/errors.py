@@ -16,6 +16,7 @@ from ..limits import timeout_now
 from ..pool import Pool
 from ..rank import Rank
 
+CARRIES_ONESTAGE = {"cpu": "staged", "cuda": "channels"}  # a small broadcast that asks for it
 FIELDS = ("communicator", "op", "phase", "rank", "peer", "sequence", "call", "peer_call")
 
 
@@ -116,6 +117,10 @@ def test_a_mismatch_has_both_calls(pool: Pool) -> None:
         first, second = calls[0], calls[1]
         assert (first["op"], first["shape"], first["reduce_op"]) == ("allreduce", (1000,), "sum")
         assert (second["op"], second["dtype"], second["root"]) == ("broadcast", "int32", 1)
+        runs = CARRIES_ONESTAGE[pool.world.device]
+        assert (second["algorithm"], second["runs"]) == ("onestage", runs)
+        assert f"by onestage, carried out by {runs}" in error["text"]
+        assert first["algorithm"] == first["runs"]
 
 
 def _failed_init(rank: Rank, timeout: float) -> dict[str, Any]:

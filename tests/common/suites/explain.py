@@ -48,6 +48,30 @@ def test_explain_knows_the_options_of_a_norm(pool: Pool) -> None:
         assert workspace["group"] >= workspace["tensor"]
 
 
+def _runs(rank: Rank) -> dict[str, tuple[str, str]]:
+    communicator = rank.communicator()
+
+    def explained(op: str, numel: int, **options: Any) -> tuple[str, str]:
+        found = communicator.explain(op, (numel,), torch.float32, **options)
+        return found.algorithm, found.runs
+
+    return {
+        "small": explained("broadcast", 1000, algorithm="onestage"),
+        "large": explained("broadcast", 4 << 20, algorithm="onestage", output_symmetric=True),
+        "named": explained("allreduce", 1000, algorithm="oneshot_push"),
+    }
+
+
+@pytest.mark.worlds(2, 4)
+def test_explain_says_what_carries_a_call_out(pool: Pool) -> None:
+    """A name may stand for several kernels, of which size and tensors pick one."""
+    small = {"cpu": "staged", "cuda": "channels"}[pool.world.device]
+    for found in pool.run(_runs):
+        assert found["small"] == ("onestage", small)
+        assert found["large"] == ("onestage", "direct")
+        assert found["named"] == ("oneshot_push", "oneshot_push")
+
+
 def _refused(rank: Rank) -> dict[str, Attempt]:
     communicator = rank.communicator()
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from ..attempt import Attempt, allreduce, attempt, call_until_failure, finish, ones, works
-from ..family_cases import ALGORITHMS
+from ..family_cases import OPS
 from ..limits import AT_ONCE, SLACK, assert_in_time, pace, timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
+ALGORITHMS = OPS["allreduce"].algorithms
 PUSHES_AND_PULLS = tuple(name for name in ALGORITHMS if name != "fallback")
 SHM = "/dev/shm"
 

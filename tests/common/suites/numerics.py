@@ -11,7 +11,6 @@ import pytest
 
 from ..check import assert_none
 from ..family_cases import (
-    ALGORITHMS,
     OPS,
     SYMMETRIC,
     Call,
@@ -25,7 +24,7 @@ from ..pool import Pool
 from ..sampling import sampled
 from ..values import DTYPES, REDUCE_OPS, legal_ops
 
-EVERY = ("auto", *ALGORITHMS)
+EVERY = ("auto", *OPS["allreduce"].algorithms)
 FORMS = OPS["allreduce"].forms
 STYLES = ("random", "bits", "special")
 LAYOUTS = ("contiguous", "transposed", "sliced", "spread")

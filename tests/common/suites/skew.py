@@ -9,7 +9,7 @@ import torch
 
 from ..attempt import finish
 from ..check import assert_none, differences
-from ..family_cases import ALGORITHMS, Call, legal
+from ..family_cases import OPS, Call, legal
 from ..family_check import run_call, run_calls
 from ..pool import Pool
 from ..rank import Rank
@@ -51,7 +51,7 @@ def _overwritten(rank: Rank, algorithm: str, numel: int, rounds: int, symmetric:
     return [found for result, expected in kept if (found := differences(result.cpu(), expected))]
 
 
-WAYS = [(name, symmetric) for name in ALGORITHMS for symmetric in (False, True)]
+WAYS = [(name, symmetric) for name in OPS["allreduce"].algorithms for symmetric in (False, True)]
 WAYS = [way for way in WAYS if way[0] != "fallback" and way != ("pull_push", False)]
 
 

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "protocol/exchange.h"
+#include "protocol/geometry.h"
 #include "protocol/names.h"
 
 namespace collx {

@@ -4,6 +4,7 @@
 // seen as [outer, units, inner]: `units` are divided among the ranks by partition.h.
 #pragma once
 
+#include "collectives.h"
 #include "partition.h"
 #include "types.h"
 
@@ -39,38 +40,6 @@ struct DeviceSplits {
   uint64_t capacity = 0;  // rows of the output; those behind the received ones are set to zero
 };
 
-/// Some pair of ranks exchanges nothing in one direction, or may do so.
-COLLX_HD constexpr bool is_one_way(Collective c) {
-  return c == Collective::broadcast || c == Collective::reduce || c == Collective::gather ||
-         c == Collective::scatter || c == Collective::alltoallv;
-}
-
-COLLX_HD constexpr bool is_reduction(Collective c) {
-  return c == Collective::allreduce || c == Collective::reducescatter || c == Collective::reduce;
-}
-
-/// A reduction fused with a normalization of its rows.
-COLLX_HD constexpr bool is_norm(Collective c) {
-  return c >= Collective::allreduce_rmsnorm && c < Collective::count;
-}
-
-/// One of those in which each rank gets its part of the rows alone.
-COLLX_HD constexpr bool scatters_rows(Collective c) {
-  return c == Collective::reducescatter_residual_rmsnorm ||
-         c == Collective::reducescatter_residual_rmsnorm_fp8;
-}
-
-COLLX_HD constexpr bool has_root(Collective c) {
-  return c == Collective::broadcast || c == Collective::reduce || c == Collective::gather ||
-         c == Collective::scatter;
-}
-
-/// Every rank sends the same bytes to all that it sends to.
-COLLX_HD constexpr bool sends_the_same(Collective c) {
-  return c == Collective::allgather || c == Collective::broadcast || c == Collective::gather ||
-         c == Collective::reduce;
-}
-
 constexpr Span dense_span(uint64_t bytes) { return {0, bytes > 0 ? 1u : 0u, bytes, bytes}; }
 
 /// The part of a rank inside of the unsplit tensor.
@@ -83,50 +52,49 @@ constexpr Span part_span(const Geometry& g, int world, int rank) {
 
 /// Whether a message goes from one rank to another. A rank's message to itself is what it keeps.
 constexpr bool has_message(Collective c, int root, int from, int to) {
-  switch (c) {
-    case Collective::broadcast:
-    case Collective::scatter:
+  switch (row_of(c).root) {
+    case Root::sends:
       return from == root;
-    case Collective::gather:
-      return to == root;
-    case Collective::reduce:
-      return to == root || from == to;  // who is not the root keeps its own values
-    default:
-      return true;
+    case Root::receives:
+      return to == root || (row_of(c).reduces && from == to);
+    case Root::none:
+      break;
   }
+  return true;
 }
 
-/// The message inside of the sender's input. Not for alltoallv.
+/// The message inside of the sender's input. Not where ranks count what they send.
 constexpr Span sent_span(Collective c, const Geometry& g, int world, int root, int from, int to) {
   if (!has_message(c, root, from, to)) return {};
-  switch (c) {
-    case Collective::reducescatter:
-    case Collective::scatter:
-    case Collective::alltoall:
+  switch (row_of(c).input) {
+    case Extent::divided:
       return part_span(g, world, to);
-    case Collective::allgather:
-    case Collective::gather:
+    case Extent::part:
       return dense_span(g.part_bytes(world, from));
-    default:
-      return dense_span(g.bytes());
+    case Extent::whole:
+      break;
   }
+  return dense_span(g.bytes());
 }
 
-/// The message inside of the receiver's output. Not for alltoallv.
+/// The message inside of the receiver's output. Not where ranks count what they send.
 constexpr Span received_span(Collective c, const Geometry& g, int world, int root, int from,
                              int to) {
   if (!has_message(c, root, from, to)) return {};
-  switch (c) {
-    case Collective::allgather:
-    case Collective::gather:
-    case Collective::alltoall:
+  switch (row_of(c).output) {
+    case Extent::divided:
       return part_span(g, world, from);
-    case Collective::reducescatter:
-    case Collective::scatter:
+    case Extent::part:
       return dense_span(g.part_bytes(world, to));
-    default:
-      return dense_span(g.bytes());
+    case Extent::whole:
+      break;
   }
+  return dense_span(g.bytes());
+}
+
+/// Bytes of the longest message between two ranks.
+constexpr uint64_t longest_message(Collective c, const Geometry& g, int world) {
+  return sends_all(c) ? g.bytes() : g.part_bytes(world, 0);  // low ranks have the long parts
 }
 
 }  // namespace collx

@@ -63,7 +63,7 @@ bool uses_tensors_of(const ExchangeSession& session, int peer) {
 
 }  // namespace
 
-bool exchange_direct(ExchangeSession& session, const CallKernels& kernels) {
+bool gather_scatter_direct(ExchangeSession& session, const CallKernels& kernels) {
   const ExchangeCall& call = session.call();
   if (!session.start_barrier()) return false;
   if (session.reduces()) {
@@ -71,7 +71,7 @@ bool exchange_direct(ExchangeSession& session, const CallKernels& kernels) {
   } else if (!is_reduction(call.collective) && !push(session, kernels)) {
     return false;
   }
-  const Use end = session.next_use(Channel::end_barrier);
+  const Use end = session.next_use(Area::end_barrier);
   session.publish(end, Word::arrived);
   if (!session.reduces()) keep_own(session, kernels.copy);
   for (int step = 1; step < session.world(); ++step) {

@@ -1,14 +1,14 @@
-// The symmetric region that each rank owns, one per communicator:
+// Where the areas of a GPU's region lie:
 //
 //   [ header | barrier epochs and flags | tile entries | slots | staging ]
 //
 // Offsets are equal on all ranks: they follow from world size and payload bytes alone, never from
-// the shape of a call. Remote ranks write the header's mailboxes, the flags and the slots; tile
-// entries and barrier epochs are their owner's alone.
+// the shape of a call. Remote ranks write the flags and the slots; tile entries and barrier epochs
+// are their owner's alone.
 #pragma once
 
 #include "epoch.h"
-#include "status.h"
+#include "region.h"
 #include "types.h"
 
 namespace collx {
@@ -16,36 +16,8 @@ namespace collx {
 inline constexpr uint32_t kTileBytes = 1024;  // of data: 64 vectors
 inline constexpr uint32_t kVectorBytes = 16;  // widest access of a thread
 inline constexpr uint32_t kTileVectors = kTileBytes / kVectorBytes;
+inline constexpr int kFullBlock = 512;   // threads; smaller blocks use proportionally less room
 inline constexpr int kMaxBlocks = 1024;  // blocks of a call that uses barriers
-inline constexpr uint64_t kDefaultPayloadBytes = 96ull << 20;
-
-/// Mailbox of one rank for checked mode: written by that rank, read by the region's owner.
-struct alignas(128) CheckSlot {
-  CallDescriptor descriptor;
-  uint64_t flag;  // {epoch : high 32, fingerprint : low 32}, stored with release after it
-};
-
-struct alignas(128) RegionHeader {
-  /// 0, or 1 + the rank that failed first. Written by any rank, read by every wait.
-  alignas(128) uint32_t poison;
-  /// The owner's own words, on a line of their own.
-  alignas(128) uint32_t claimed;  // CUDA: by the thread that writes the host's record
-  uint32_t check_epoch;           // advanced by the last block of a checked call
-  uint32_t check_blocks;          // blocks of this call that have passed the check
-  uint32_t counts_epoch;          // the same two for the exchange of counts
-  uint32_t counts_blocks;
-  uint32_t noted;     // CUDA: by the first thread that fails, which leaves the note
-  uint64_t sequence;  // calls completed
-  /// Notes of the ranks that failed, by rank. The first of them leaves its own before it sets
-  /// `poison`.
-  Note inbox[kMaxRanks];
-  /// Two of each, so that a fast rank's next call does not overwrite what is still read.
-  CheckSlot check[2][kMaxRanks];
-  /// Rows that each rank is about to send, where ranks do not know it: {rows : 40, epoch : 24}.
-  alignas(128) uint64_t counts[2][kMaxRanks];
-};
-
-inline constexpr int kCountEpochBits = 24;
 
 /// Slots for pushed data: for each stage, parity and sending rank, `tiles` tiles of `tile_bytes`.
 /// A use of tile t at epoch e takes parity e & 1.
@@ -81,7 +53,7 @@ inline constexpr uint64_t kBarrierEpochs = round_up<uint64_t>(sizeof(RegionHeade
 inline constexpr uint64_t kBarrierFlags = kBarrierEpochs + kMaxBlocks * sizeof(uint32_t);
 inline constexpr uint64_t kBarrierEnd = kBarrierFlags + kMaxBlocks * kMaxRanks * sizeof(uint64_t);
 
-struct RegionLayout {
+struct CudaLayout {
   uint64_t total_bytes;
   uint64_t barrier_epochs;  // uint32_t[kMaxBlocks]
   uint64_t barrier_flags;   // uint64_t[kMaxBlocks][kMaxRanks]: {epoch, fingerprint}
@@ -97,15 +69,6 @@ struct RegionLayout {
 };
 
 namespace detail {
-
-struct Cursor {
-  uint64_t at;
-  constexpr uint64_t take(uint64_t bytes) {
-    const uint64_t start = at;
-    at = round_up<uint64_t>(at + bytes, 256);
-    return start;
-  }
-};
 
 constexpr SlotArea take_slots(Cursor& cursor, uint64_t budget, uint32_t tile_bytes, int stages,
                               int world) {
@@ -133,15 +96,13 @@ constexpr ChannelArea take_channels(Cursor& cursor, uint64_t budget, int world) 
   return area;
 }
 
-constexpr uint64_t at_most(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
 }  // namespace detail
 
 /// The layout for GPUs. `payload_bytes` bounds the whole region; each area is capped where more
 /// would not be faster, and shrinks in proportion down to one tile.
-constexpr RegionLayout cuda_layout(int world, uint64_t payload_bytes) {
+constexpr CudaLayout cuda_layout(int world, uint64_t payload_bytes) {
   const uint64_t w = static_cast<uint64_t>(world);
-  RegionLayout layout{};
+  CudaLayout layout{};
   detail::Cursor cursor{kBarrierEnd};
   layout.barrier_epochs = kBarrierEpochs;
   layout.barrier_flags = kBarrierFlags;

@@ -10,7 +10,7 @@ namespace collx::cuda {
 namespace {
 
 template <DType D, int W>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     pull(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes) {
   constexpr int kRanks = World<W>::kRanks;
   Session<false> session(call);
@@ -36,15 +36,10 @@ __global__ void __launch_bounds__(512, 2)
   session.finish();
 }
 
-struct Family {
-  template <DType D, int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(pull<D, W>);
-  }
-};
-
 }  // namespace
 
-Kernel reduce_direct(DType dtype, int world) { return find_kernel<Family>(dtype, world); }
+Kernel reducescatter_direct(const Instance& i) {
+  return for_dtype_and_world(i, [&]<DType D, int W>() { return as_kernel(pull<D, W>); });
+}
 
 }  // namespace collx::cuda

@@ -15,7 +15,7 @@ constexpr int kInFlight = 4;  // vectors of a thread
 
 /// `Plain`: every message is one run of whole aligned vectors.
 template <int W, bool Plain>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     direct(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes) {
   constexpr int kRanks = World<W>::kRanks;
   Session<false> session(call);
@@ -49,18 +49,10 @@ __global__ void __launch_bounds__(512, 2)
   session.finish();
 }
 
-template <bool Plain>
-struct Family {
-  template <int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(direct<W, Plain>);
-  }
-};
-
 }  // namespace
 
-Kernel exchange_direct(int world, bool plain) {
-  return plain ? find_world<Family<true>>(world) : find_world<Family<false>>(world);
+Kernel gather_scatter_direct(const Instance& i) {
+  return for_world_and_simple(i, [&]<int W, bool Plain>() { return as_kernel(direct<W, Plain>); });
 }
 
 }  // namespace collx::cuda

@@ -6,7 +6,7 @@
 
 namespace collx::cpu {
 
-bool exchange_staged(ExchangeSession& session, const CallKernels& kernels) {
+bool gather_scatter_staged(ExchangeSession& session, const CallKernels& kernels) {
   const ExchangeCall& call = session.call();
   const CpuSlots slots =
       cpu_slots(session.layout(), call.collective, call.longest, session.world());
@@ -14,7 +14,7 @@ bool exchange_staged(ExchangeSession& session, const CallKernels& kernels) {
   // In place, a chunk is sent before the same bytes are overwritten by what is received.
   uint64_t at = 0;
   for (; at < call.longest; at += slots.chunk) {
-    const Use use = session.next_use(Channel::pull);
+    const Use use = session.next_use(Area::pull);
     if (!staging.send(use, at)) return false;
     session.publish_all(use);
     staging.keep(at, slots.chunk);

@@ -10,7 +10,7 @@ namespace collx::cuda {
 namespace {
 
 template <typename Combine, int W, bool Simple>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     exchange(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes) {
   using S = typename Combine::Slots;
   constexpr int kRanks = World<W>::kRanks;
@@ -73,30 +73,16 @@ __global__ void __launch_bounds__(512, 2)
   tiles.finish(session, use, n);
 }
 
-template <bool Simple>
-struct Reducing {
-  template <DType D, int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(exchange<Reduce<D>, W, Simple>);
-  }
-};
-
-template <bool Simple>
-struct Copying {
-  template <int W>
-  static Kernel kernel() {
-    return reinterpret_cast<Kernel>(exchange<Copy, W, Simple>);
-  }
-};
-
 }  // namespace
 
-Kernel exchange_staged(bool reduces, DType dtype, int world, bool simple) {
-  if (!reduces) {
-    return simple ? find_world<Copying<true>>(world) : find_world<Copying<false>>(world);
-  }
-  return simple ? find_kernel<Reducing<true>>(dtype, world)
-                : find_kernel<Reducing<false>>(dtype, world);
+Kernel gather_scatter_staged_reduce(const Instance& i) {
+  return for_all(
+      i, [&]<DType D, int W, bool Simple>() { return as_kernel(exchange<Reduce<D>, W, Simple>); });
+}
+
+Kernel gather_scatter_staged_copy(const Instance& i) {
+  return for_world_and_simple(
+      i, [&]<int W, bool Simple>() { return as_kernel(exchange<Copy, W, Simple>); });
 }
 
 }  // namespace collx::cuda

@@ -1,0 +1,42 @@
+// Which function carries out an algorithm of a collective: one row each. Where algorithms.h or the
+// selection name one that has none, nothing compiles.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "../../protocol/names.h"
+#include "../../protocol/selection.h"
+
+namespace collx::cpu {
+
+template <typename Steps>
+struct Body {
+  Algorithm algorithm;
+  Collectives serves;
+  Steps steps;
+};
+
+template <typename Steps, size_t N>
+constexpr const Body<Steps>* find_body(const Body<Steps> (&bodies)[N], Collective c, Algorithm a) {
+  for (const Body<Steps>& body : bodies) {
+    if (body.algorithm == a && (body.serves & only(c)) != 0) return &body;
+  }
+  return nullptr;
+}
+
+template <typename Steps, size_t N>
+constexpr bool are_complete(const Body<Steps> (&bodies)[N], Collectives collectives) {
+  return is_complete(DeviceKind::cpu, collectives,
+                     [&](Collective c, Algorithm a) { return find_body(bodies, c, a) != nullptr; });
+}
+
+template <typename Steps, size_t N>
+Steps require_body(const Body<Steps> (&bodies)[N], Collective c, Algorithm a) {
+  const Body<Steps>* const body = find_body(bodies, c, a);
+  if (body != nullptr) return body->steps;
+  throw std::invalid_argument("algorithm " + std::string(name_of(a)) + " of " +
+                              std::string(name_of(c)) + " has no CPU kernel");
+}
+
+}  // namespace collx::cpu

@@ -1,0 +1,145 @@
+// One row for each algorithm: all that is true of it, and from which the rest is derived.
+#pragma once
+
+#include "collectives.h"
+#include "types.h"
+
+namespace collx {
+
+/// The memory of the region through which ranks pass data, in parts that hold what each rank sends
+/// to each.
+enum class SlotsFor : uint8_t { none, oneshot, twoshot, channels };
+
+/// What of a call's data a grid goes through once, and a slot holds if the call is not done in
+/// several uses.
+enum class Share : uint8_t {
+  none,
+  tensor,   // all of it
+  part,     // that of one rank
+  message,  // the longest between two ranks
+  masked,   // with its masks
+  slice,    // of that, what each rank but the root passes on
+};
+
+struct AlgorithmRow {
+  Algorithm algorithm;
+  const char* name;
+  Collectives serves = 0;  // those that can ask for it by name
+  Share share = Share::none;
+  SlotsFor slots = SlotsFor::none;  // without them, barriers
+  int stages = 1;                   // of slots: how often data passes through them
+  bool staging = false;             // inputs are pulled by peers: from there, where not symmetric
+  bool results = false;             // so are results
+  bool in_place = false;            // peers touch the tensors, which are symmetric
+  bool on_cpu = true;
+};
+
+inline constexpr Collectives kReducesAll = only(Collective::allreduce) | kNorms;
+inline constexpr Collectives kBroadcast = only(Collective::broadcast);
+inline constexpr Collectives kPairs = kExchanges & ~kBroadcast;
+
+inline constexpr AlgorithmRow kAlgorithms[] = {
+    {.algorithm = Algorithm::automatic, .name = "auto", .serves = kWithTensors},
+    {.algorithm = Algorithm::oneshot_push,
+     .name = "oneshot_push",
+     .serves = kReducesAll,
+     .share = Share::tensor,
+     .slots = SlotsFor::oneshot},
+    {.algorithm = Algorithm::twoshot_push,
+     .name = "twoshot_push",
+     .serves = kReducesAll,
+     .share = Share::part,
+     .slots = SlotsFor::twoshot,
+     .stages = 2},
+    {.algorithm = Algorithm::pull_push,
+     .name = "pull_push",
+     .serves = only(Collective::allreduce),
+     .share = Share::part,
+     .in_place = true},
+    {.algorithm = Algorithm::oneshot_pull,
+     .name = "oneshot_pull",
+     .serves = kReducesAll,
+     .share = Share::tensor,
+     .staging = true},
+    {.algorithm = Algorithm::twoshot_pull,
+     .name = "twoshot_pull",
+     .serves = kReducesAll,
+     .share = Share::part,
+     .staging = true,
+     .results = true},
+    {.algorithm = Algorithm::fallback, .name = "fallback", .serves = kWithTensors},
+    // Messages through slots, or between the tensors themselves.
+    {.algorithm = Algorithm::staged,
+     .name = "staged",
+     .serves = kPairs | kScatteringNorms,
+     .share = Share::masked,
+     .slots = SlotsFor::twoshot},
+    {.algorithm = Algorithm::direct,
+     .name = "direct",
+     .serves = kPairs & ~only(Collective::alltoallv),
+     .share = Share::message,
+     .in_place = true},
+    {.algorithm = Algorithm::onestage,
+     .name = "onestage",
+     .serves = kBroadcast,
+     .share = Share::masked,
+     .slots = SlotsFor::channels},
+    {.algorithm = Algorithm::twostage,
+     .name = "twostage",
+     .serves = kBroadcast,
+     .share = Share::part,
+     .results = true},
+    {.algorithm = Algorithm::pipelined,
+     .name = "pipelined",
+     .serves = kBroadcast,
+     .share = Share::slice,
+     .slots = SlotsFor::twoshot},
+    {.algorithm = Algorithm::channels,
+     .name = "channels",
+     .share = Share::masked,
+     .slots = SlotsFor::channels,
+     .on_cpu = false},
+    {.algorithm = Algorithm::reduce_twostage,
+     .name = "reduce_twostage",
+     .share = Share::slice,
+     .slots = SlotsFor::twoshot,
+     .on_cpu = false},
+    {.algorithm = Algorithm::twoshot_push_sums,
+     .name = "twoshot_push_sums",
+     .share = Share::part,
+     .slots = SlotsFor::twoshot,
+     .stages = 2,
+     .on_cpu = false},
+#if defined(COLLX_EXTRA_ALGORITHMS)
+    COLLX_EXTRA_ALGORITHMS
+#endif
+};
+
+inline constexpr size_t kAlgorithmCount = sizeof(kAlgorithms) / sizeof(kAlgorithms[0]);
+static_assert(detail::is_table(kAlgorithms, &AlgorithmRow::algorithm));
+static_assert(kAlgorithmCount >= static_cast<size_t>(Algorithm::count));
+
+constexpr const AlgorithmRow& row_of(Algorithm a) { return kAlgorithms[static_cast<size_t>(a)]; }
+
+/// A set of algorithms, a bit each.
+using Algorithms = uint32_t;
+constexpr Algorithms only(Algorithm a) { return Algorithms{1} << static_cast<int>(a); }
+
+/// Whether a collective can ask for it.
+constexpr bool has_algorithm(Collective c, Algorithm a) {
+  return (row_of(a).serves & only(c)) != 0;
+}
+
+constexpr bool needs_symmetric(Algorithm a) { return row_of(a).in_place; }
+constexpr bool pushes_into_slots(Algorithm a) { return row_of(a).slots != SlotsFor::none; }
+/// Peers read the inputs, where they lie or where their owner has staged them.
+constexpr bool pulls_inputs(Algorithm a) { return row_of(a).staging; }
+
+/// Slots hold {data, epoch}, where neither a sentinel nor a mask says that data has come.
+constexpr bool in_pairs(Algorithm a, DType dtype) {
+  const Share share = row_of(a).share;
+  return pushes_into_slots(a) && !has_sentinel(dtype) &&
+         (share == Share::tensor || share == Share::part);
+}
+
+}  // namespace collx

@@ -1,0 +1,223 @@
+// One row for each collective: all that is true of it, and from which the rest is derived.
+#pragma once
+
+#include "types.h"
+
+namespace collx {
+
+/// What a rank's tensor is to its messages.
+enum class Extent : uint8_t {
+  whole,    // the tensor is the message
+  part,     // likewise; it is one rank's part of an unsplit tensor
+  divided,  // it is the unsplit tensor, a message the other rank's part of it
+};
+
+enum class Root : uint8_t { none, sends, receives };
+
+enum class Quantized : uint8_t { no, fp8, int8 };
+
+struct CollectiveRow {
+  Collective collective;
+  const char* name;
+  Extent input = Extent::whole;
+  Extent output = Extent::whole;
+  Root root = Root::none;
+  bool reduces = false;  // what arrives is reduced; whoever is not the root keeps its own values
+  bool counted = false;  // each rank says how much it sends to each other one
+  // A reduction fused with a normalization of its rows:
+  bool norm = false;
+  bool layer_norm = false;  // otherwise RMS
+  bool residual = false;    // added before the norm, and a result
+  bool scatters = false;    // each rank gets its part of the rows alone
+  Quantized quantized = Quantized::no;
+};
+
+inline constexpr CollectiveRow kCollectives[] = {
+    {Collective::none, "none"},
+    {.collective = Collective::allreduce, .name = "allreduce", .reduces = true},
+    {.collective = Collective::reducescatter,
+     .name = "reducescatter",
+     .input = Extent::divided,
+     .output = Extent::part,
+     .reduces = true},
+    {.collective = Collective::allgather,
+     .name = "allgather",
+     .input = Extent::part,
+     .output = Extent::divided},
+    {.collective = Collective::broadcast, .name = "broadcast", .root = Root::sends},
+    {.collective = Collective::reduce, .name = "reduce", .root = Root::receives, .reduces = true},
+    {.collective = Collective::gather,
+     .name = "gather",
+     .input = Extent::part,
+     .output = Extent::divided,
+     .root = Root::receives},
+    {.collective = Collective::scatter,
+     .name = "scatter",
+     .input = Extent::divided,
+     .output = Extent::part,
+     .root = Root::sends},
+    {.collective = Collective::alltoall,
+     .name = "alltoall",
+     .input = Extent::divided,
+     .output = Extent::divided},
+    {.collective = Collective::alltoallv,
+     .name = "alltoallv",
+     .input = Extent::divided,
+     .output = Extent::divided,
+     .counted = true},
+    {Collective::barrier, "barrier"},
+    {.collective = Collective::allreduce_rmsnorm, .name = "allreduce_rmsnorm", .norm = true},
+    {.collective = Collective::allreduce_residual_rmsnorm,
+     .name = "allreduce_residual_rmsnorm",
+     .norm = true,
+     .residual = true},
+    {.collective = Collective::allreduce_rmsnorm_fp8,
+     .name = "allreduce_rmsnorm_fp8",
+     .norm = true,
+     .quantized = Quantized::fp8},
+    {.collective = Collective::allreduce_residual_rmsnorm_fp8,
+     .name = "allreduce_residual_rmsnorm_fp8",
+     .norm = true,
+     .residual = true,
+     .quantized = Quantized::fp8},
+    {.collective = Collective::allreduce_rmsnorm_int8,
+     .name = "allreduce_rmsnorm_int8",
+     .norm = true,
+     .quantized = Quantized::int8},
+    {.collective = Collective::allreduce_residual_rmsnorm_int8,
+     .name = "allreduce_residual_rmsnorm_int8",
+     .norm = true,
+     .residual = true,
+     .quantized = Quantized::int8},
+    {.collective = Collective::allreduce_layernorm,
+     .name = "allreduce_layernorm",
+     .norm = true,
+     .layer_norm = true},
+    {.collective = Collective::allreduce_residual_layernorm,
+     .name = "allreduce_residual_layernorm",
+     .norm = true,
+     .layer_norm = true,
+     .residual = true},
+    {.collective = Collective::reducescatter_residual_rmsnorm,
+     .name = "reducescatter_residual_rmsnorm",
+     .input = Extent::divided,
+     .output = Extent::part,
+     .norm = true,
+     .residual = true,
+     .scatters = true},
+    {.collective = Collective::reducescatter_residual_rmsnorm_fp8,
+     .name = "reducescatter_residual_rmsnorm_fp8",
+     .input = Extent::divided,
+     .output = Extent::part,
+     .norm = true,
+     .residual = true,
+     .scatters = true,
+     .quantized = Quantized::fp8},
+#if defined(COLLX_EXTRA_COLLECTIVES)
+    COLLX_EXTRA_COLLECTIVES
+#endif
+};
+
+inline constexpr size_t kCollectiveCount = sizeof(kCollectives) / sizeof(kCollectives[0]);
+
+constexpr const CollectiveRow& row_of(Collective c) { return kCollectives[static_cast<size_t>(c)]; }
+
+constexpr bool is_reduction(Collective c) { return row_of(c).reduces; }
+constexpr bool is_norm(Collective c) { return row_of(c).norm; }
+constexpr bool scatters_rows(Collective c) { return row_of(c).scatters; }
+constexpr bool has_root(Collective c) { return row_of(c).root != Root::none; }
+
+/// It moves data: a barrier does not.
+constexpr bool has_tensors(Collective c) {
+  return c != Collective::none && c != Collective::barrier;
+}
+
+/// Some pair of ranks exchanges nothing in one direction, or may do so.
+constexpr bool is_one_way(Collective c) { return has_root(c) || row_of(c).counted; }
+
+/// Every rank sends the same bytes to all that it sends to.
+constexpr bool sends_the_same(Collective c) { return row_of(c).input != Extent::divided; }
+
+/// A message is the unsplit tensor, not a part of it.
+constexpr bool sends_all(Collective c) {
+  return row_of(c).input == Extent::whole && row_of(c).output == Extent::whole;
+}
+
+/// The result has the input's shape.
+constexpr bool keeps_shape(Collective c) {
+  return row_of(c).input == row_of(c).output && !row_of(c).counted;
+}
+
+/// The unsplit tensor is divided into parts along an axis, one for each rank: of any length, or,
+/// where a root has it or it is divided on both sides, equal ones along the first axis.
+constexpr bool has_parts(Collective c) { return !sends_all(c) && !row_of(c).counted; }
+constexpr bool has_equal_parts(Collective c) {
+  return has_parts(c) && (has_root(c) || keeps_shape(c));
+}
+
+/// What peers read or write where it lies, if it is symmetric.
+struct Touched {
+  bool input;
+  bool output;
+};
+constexpr Touched touched(Collective c) {
+  const CollectiveRow& row = row_of(c);
+  if (row.counted) return {false, false};  // where it lies, its owner alone knows
+  if (c == Collective::allreduce) return {true, true};
+  return {row.reduces || row.norm, !row.reduces && !row.norm};
+}
+
+/// A set of collectives, a bit each.
+using Collectives = uint64_t;
+constexpr Collectives only(Collective c) { return Collectives{1} << static_cast<int>(c); }
+
+template <typename F>
+constexpr Collectives collectives_where(F f) {
+  Collectives found = 0;
+  for (const CollectiveRow& row : kCollectives) {
+    if (f(row)) found |= only(row.collective);
+  }
+  return found;
+}
+
+inline constexpr Collectives kWithTensors =
+    collectives_where([](const CollectiveRow& row) { return has_tensors(row.collective); });
+/// Fused normalizations of all rows on every rank, and of a part of them on each.
+inline constexpr Collectives kNorms =
+    collectives_where([](const CollectiveRow& row) { return row.norm && !row.scatters; });
+inline constexpr Collectives kScatteringNorms =
+    collectives_where([](const CollectiveRow& row) { return row.scatters; });
+/// Messages between pairs of ranks, reduced where they arrive or not.
+inline constexpr Collectives kExchanges = collectives_where([](const CollectiveRow& row) {
+  return has_tensors(row.collective) && !row.norm && row.collective != Collective::allreduce;
+});
+
+/// Messages cannot go between the tensors themselves where the output is the input: every rank
+/// would overwrite what peers still need.
+constexpr bool overwrites_in_place(Collective c) {
+  return (kExchanges & only(c)) != 0 && keeps_shape(c) && !has_root(c);
+}
+
+namespace detail {
+constexpr bool same_text(const char* a, const char* b) {
+  for (; *a != 0 && *a == *b; ++a, ++b) {
+  }
+  return *a == *b;
+}
+
+/// Each row stands at its value, and names are given once.
+template <typename Row, size_t N, typename E>
+constexpr bool is_table(const Row (&rows)[N], E Row::*value) {
+  for (size_t i = 0; i < N; ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (same_text(rows[i].name, rows[j].name)) return false;
+    }
+  }
+  return stand_at_their_values(rows, value);
+}
+}  // namespace detail
+
+static_assert(detail::is_table(kCollectives, &CollectiveRow::collective));
+static_assert(kCollectiveCount >= static_cast<size_t>(Collective::count));
+
+}  // namespace collx

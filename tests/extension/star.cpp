@@ -1,0 +1,36 @@
+// An algorithm as somebody would add it: rank 0 pulls all inputs and reduces them, and the others
+// take the result from there.
+// Traffic of rank 0: W·n read, n written twice; of the others: n written to the staging, n read.
+// Two exchanges a chunk.
+#include "cpu/collectives/steps.h"
+
+namespace collx::cpu {
+
+bool allreduce_star(AllreduceSession& session, const CallKernels& kernels) {
+  const int rank = session.rank();
+  const uint64_t bytes = input_bytes(session), chunk = session.layout().result_bytes;
+  for (uint64_t at = 0; at < bytes; at += chunk) {
+    const uint64_t count = std::min(chunk, bytes - at);
+    const Use use = session.next_use(Area::pull);
+    if (!session.claim(use)) return false;
+    if (rank != 0) {
+      kernels.copy(session.staging(rank, use), session.input(at), count);
+      session.publish_all(use);
+      if (!session.await_from(0, use, Word::reduced, Phase::gather)) return false;
+      kernels.copy(session.output(at), session.results(0, use), count);
+      continue;
+    }
+    session.publish(use, Word::arrived);
+    if (!session.await(use, Word::arrived, Phase::stage_barrier)) return false;
+    Operands operands;
+    operands.sources[0] = session.input(at);
+    for_each_peer(session, [&](int r) { operands.sources[r] = session.staging(r, use); });
+    operands.add_target(session.results(0, use));
+    operands.add_target(session.output(at));
+    reduce(kernels, session, operands, count / element_bytes(session));
+    session.publish(use, Word::reduced);
+  }
+  return true;
+}
+
+}  // namespace collx::cpu

@@ -1,0 +1,72 @@
+"""An algorithm and a collective that are not in the library, added as docs/development.md says.
+
+Kernels with both, and their numeric suites, are a part of tests/cpp. Here all that the CPU has is
+built with them, and the suites of the operators are run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PARTS = ("csrc", "python", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+ROWS = ("star_rows.h", "everyone_rows.h")
+SUITES = ("numerics", "family_numerics", "family_forms", "family_skew", "skew", "tracing")
+THEIRS = "cpu2 and (star or reduce_to_everyone)"
+
+
+def extended(tree: Path) -> None:
+    """This repository with the file of the algorithm where such files are."""
+    built = shutil.ignore_patterns("_torch*", "__pycache__")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, tree / part, ignore=built)
+        elif (ROOT / part).exists():
+            shutil.copy(ROOT / part, tree / part)
+    source = (HERE / "star.cpp").read_text().replace('"cpu/collectives/', '"')
+    (tree / "csrc/cpu/collectives/allreduce_star.cpp").write_text(source)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2400)
+def test_rows_and_a_file_are_all_that_an_algorithm_and_a_collective_take(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    extended(tmp_path)
+    rows = " ".join(f"-include {tmp_path / 'tests/extension' / name}" for name in ROWS)
+
+    def run(*command: str, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "python"), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    run("setup.py", "build_ext", "--inplace", COLLX_CUDA="0", CFLAGS=rows)
+    said = run(
+        "-c",
+        "import collx, torch; from collx._extension import extension as e;"
+        "print(e.algorithms('allreduce'), e.algorithms('reduce_to_everyone'),"
+        "torch.ops.collx.reduce_to_everyone_.default._schema)",
+    )
+    for name in ("'star'", "'direct'", "reduce_op"):
+        assert name in said, said
+    suites = [f"tests/common/suites/{name}.py" for name in SUITES]
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", THEIRS, *suites)
+    passed = re.search(r"(\d+) passed", done)
+    assert passed is not None, done
+    assert int(passed[1]) > 20, done
