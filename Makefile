@@ -23,7 +23,7 @@ DOCS := $(VENV)/.installed-docs
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment build demo demo-llama test test-all test-cpp test-models bench lint format docs wheel clean
+.PHONY: help environment build kernels demo demo-llama test test-all test-cpp test-models bench lint format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -59,6 +59,9 @@ $(DOCS): pyproject.toml $(BASE) | $(BUILT)
 environment: $(BASE) ## .venv with PyTorch, and what builds need
 
 build: $(BUILT) ## the extension, in place
+
+kernels: $(BUILT) ## registers, stack, shared memory and instructions of every CUDA kernel
+	python tools/kernel_resources.py --code python/collx/_torch$(subst .,_,$(TORCH))/libcollx.so
 
 demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of this machine
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_embedding.py $(ARGS)

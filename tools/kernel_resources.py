@@ -1,6 +1,6 @@
 """Registers, stack and instructions of every kernel: a table, of a module or of object files.
 
-    python tools/kernel_resources.py python/collx/_torch*/libcollx.so > before.txt
+    python tools/kernel_resources.py --code python/collx/_torch*/libcollx.so > before.txt
 
 `stack` is what a thread keeps in local memory: spilled registers, and arrays that have an address.
 `code` counts instructions, with the disassembler, which takes a while (--code). --spills prints the

@@ -13,12 +13,11 @@ namespace {
 
 /// Slots of the algorithms that push; the others use barriers, whose flags carry fingerprints.
 const SlotArea* slots_of(const CudaLayout& layout, const AllreduceCall& call) {
-  const bool pairs = in_pairs(call.plan.algorithm, call.dtype);
   switch (row_of(call.plan.algorithm).slots) {
     case SlotsFor::oneshot:
-      return pairs ? &layout.oneshot_pairs : &layout.oneshot;
+      return &layout.oneshot;
     case SlotsFor::twoshot:
-      return pairs ? &layout.twoshot_pairs : &layout.twoshot;
+      return &layout.twoshot;
     case SlotsFor::channels:
       return &layout.channels.slots;
     case SlotsFor::none:
@@ -72,11 +71,13 @@ bool is_simple(const KernelCall& k, const CudaView& view, const AllreduceCall& c
          k.vectors <= k.capacity;
 }
 
-/// Vectors that each rank sends to each, per stage.
+/// Vectors that each rank sends to each in a stage, on the wire.
 uint64_t sent_vectors(const AllreduceCall& call, int world) {
   const uint64_t bytes = call.numel * static_cast<uint64_t>(dtype_size(call.dtype));
   const uint64_t vectors = ceil_div<uint64_t>(bytes, kVectorBytes);
-  return row_of(call.plan.algorithm).share == Share::part ? largest_part(vectors, world) : vectors;
+  const bool parts = row_of(call.plan.algorithm).share == Share::part;
+  return wire_vectors(is_masked(Collective::allreduce, call.dtype),
+                      parts ? largest_part(vectors, world) : vectors);
 }
 
 }  // namespace

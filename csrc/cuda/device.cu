@@ -14,32 +14,17 @@
 #include "launch.h"
 
 namespace collx::cuda {
-namespace {
-
-/// Fills one parity of every stage of an area.
-void fill(char* region, const SlotArea& area, int world, int stages, int parity, int byte,
-          Stream stream) {
-  const uint64_t bytes = static_cast<uint64_t>(world) * area.tiles * area.tile_bytes;
-  for (int stage = 0; stage < stages; ++stage) {
-    require(cudaMemsetAsync(region + area.slot(world, stage, parity, 0), byte, bytes, stream),
-            "arming the slots");
-  }
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void initialize(char* region, const CudaLayout& layout, int world, Stream stream) {
   require(cudaMemsetAsync(region, 0, layout.total_bytes, stream), "clearing the region");
-  const auto arm = [&](const SlotArea& area, int stages, bool pairs) {
-    fill(region, area, world, stages, 0, 0xFF, stream);
-    // Pairs of odd epochs start from zero, an even one: see PairSlots.
-    if (!pairs) fill(region, area, world, stages, 1, 0xFF, stream);
+  const auto arm = [&](const SlotArea& area, int stages) {
+    const uint64_t bytes = uint64_t{area.source_bytes} * static_cast<uint64_t>(2 * stages * world);
+    require(cudaMemsetAsync(region + area.slots, 0xFF, bytes, stream), "arming the slots");
   };
-  arm(layout.oneshot, 1, false);
-  arm(layout.twoshot, 2, false);
-  arm(layout.oneshot_pairs, 1, true);
-  arm(layout.twoshot_pairs, 2, true);
-  arm(layout.channels.slots, 1, false);
+  arm(layout.oneshot, 1);
+  arm(layout.twoshot, 2);
+  arm(layout.channels.slots, 1);
 }
 
 namespace {

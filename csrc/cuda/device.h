@@ -11,7 +11,7 @@ namespace collx::cuda {
 
 using Stream = CUstream_st*;
 
-/// Zeroes header, tables and pairs and arms the sentinel slots, in stream order. Peers may use the
+/// Zeroes header and tables and arms the slots, in stream order. Peers may use the
 /// region after the stream has been synchronized and a barrier passed.
 void initialize(char* region, const CudaLayout& layout, int world, Stream stream);
 

@@ -15,10 +15,7 @@ namespace {
 
 bool is_direct(const ExchangeCall& call) { return call.plan.algorithm == Algorithm::direct; }
 
-/// Masked words, or floats that give up a pattern.
-bool is_masked(const ExchangeCall& call) {
-  return !is_reduction(call.collective) || !has_sentinel(call.dtype);
-}
+bool is_masked(const ExchangeCall& call) { return collx::is_masked(call.collective, call.dtype); }
 
 Message message_of(const ExchangeCall& call, const void* tensor, const Span& span) {
   Message m{};
@@ -40,17 +37,10 @@ Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   const bool reduces_direct = is_direct(call) && is_reduction(call.collective);
   for (int d = 0; d < view.world; ++d) {
     const int rank = (view.rank + d) % view.world;
-    if (reduces_direct) {
-      routes.received[rank] = message_of(call, call.peer_input[rank], call.taken[rank]);
-      continue;
-    }
-    routes.sent[d] = message_of(call, call.input, call.sent[rank]);
-    routes.received[d] = copies_direct
-                             ? message_of(call, call.peer_output[rank], call.landing[rank])
-                             : message_of(call, call.output, call.received[rank]);
-  }
-  if (reduces_direct) {
-    routes.sent[0] = message_of(call, call.output, call.received[view.rank]);
+    routes.from[d] = reduces_direct ? message_of(call, call.peer_input[rank], call.taken[rank])
+                                    : message_of(call, call.input, call.sent[rank]);
+    routes.to[d] = copies_direct ? message_of(call, call.peer_output[rank], call.landing[rank])
+                                 : message_of(call, call.output, call.received[rank]);
   }
   routes.cleared = message_of(call, call.output, dense_span(call.cleared));
   // Gather and reduce have one message, or none.
@@ -59,7 +49,7 @@ Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   routes.has_root = call.root >= 0;
   routes.root = (call.root - view.rank + view.world) % view.world;
   // In place, what stays here is where it belongs.
-  if (call.input == call.output && !is_reduction(call.collective)) routes.received[0].bytes = 0;
+  if (call.input == call.output && !is_reduction(call.collective)) routes.to[0].bytes = 0;
   return routes;
 }
 
@@ -67,7 +57,7 @@ void use_channels(KernelCall& k, Routes& routes, const CudaView& view) {
   const ChannelArea& area = view.layout.channels;
   use_slots(k, area.slots, view, 0);
   for (int d = 1; d < view.world; ++d) {
-    k.vectors = std::max({k.vectors, routes.sent[d].wire, routes.received[d].wire});
+    k.vectors = std::max({k.vectors, routes.from[d].wire, routes.to[d].wire});
   }
   char* own = view.region[view.rank];
   routes.uses_sent = reinterpret_cast<uint32_t*>(own + area.sent);
@@ -87,7 +77,7 @@ bool whole(const Message& m) {
 
 bool all_whole(const Routes& routes, const CudaView& view) {
   for (int d = 0; d < view.world; ++d) {
-    if (!whole(routes.sent[d]) || !whole(routes.received[d])) return false;
+    if (!whole(routes.from[d]) || !whole(routes.to[d])) return false;
   }
   return whole(routes.cleared);
 }
@@ -133,9 +123,8 @@ void staged(Launch& l) {
 void with_device_splits(Launch& l) {
   const ExchangeCall& call = l.call;
   const DeviceSplits& splits = call.splits;
-  l.routes.sent[0] = message_of(call, call.input, dense_span(splits.rows * splits.row_bytes));
-  l.routes.received[0] =
-      message_of(call, call.output, dense_span(splits.capacity * splits.row_bytes));
+  l.routes.from[0] = message_of(call, call.input, dense_span(splits.rows * splits.row_bytes));
+  l.routes.to[0] = message_of(call, call.output, dense_span(splits.capacity * splits.row_bytes));
   use_channels(l.kernel_call, l.routes, l.view);
   DeviceSplits given = splits;
   l.run_kernel(alltoallv_device_splits({l.call.dtype, l.view.world, false}), &given);
@@ -157,8 +146,8 @@ void twostage(Launch& l) {
   l.kernel_call.vectors = longest(l.call);
   l.kernel_call.fingerprint = fingerprint(l.call.descriptor);
   // Every rank passes on a part of the whole tensor, whether or not it is the root.
-  l.routes.sent[0] = message_of(l.call, l.call.input, dense_span(l.call.longest));
-  l.routes.received[0] = message_of(l.call, l.call.output, dense_span(l.call.longest));
+  l.routes.from[0] = message_of(l.call, l.call.input, dense_span(l.call.longest));
+  l.routes.to[0] = message_of(l.call, l.call.output, dense_span(l.call.longest));
   l.run(false, &l.pull);
 }
 
@@ -185,8 +174,8 @@ void pipelined(Launch& l) {
     const int rank = (l.view.rank + d) % l.view.world;
     const bool is_root = l.view.rank == root;
     // From the root its slice, from another rank that rank's own. Nothing comes back to the root.
-    l.routes.sent[d] = is_root ? message_of(l.call, l.call.input, slices.of(rank)) : Message{};
-    l.routes.received[d] =
+    l.routes.from[d] = is_root ? message_of(l.call, l.call.input, slices.of(rank)) : Message{};
+    l.routes.to[d] =
         is_root ? Message{}
                 : message_of(l.call, l.call.output, slices.of(rank == root ? l.view.rank : rank));
   }
@@ -200,15 +189,15 @@ void reduce_in_two_stages(Launch& l) {
   for (int d = 0; d < l.view.world; ++d) {
     const int rank = (l.view.rank + d) % l.view.world;
     if (rank == root) continue;
-    l.routes.sent[d] = message_of(l.call, l.call.input, slices.of(rank));
+    l.routes.from[d] = message_of(l.call, l.call.input, slices.of(rank));
     if (l.view.rank == root) {
-      l.routes.received[d] = message_of(l.call, l.call.output, slices.of(rank));
+      l.routes.to[d] = message_of(l.call, l.call.output, slices.of(rank));
     }
   }
   if (l.view.rank != root) {  // what stays here, unless it is where it belongs
     const uint64_t bytes = l.call.input == l.call.output ? 0 : l.call.longest;
     l.routes.kept = message_of(l.call, l.call.input, dense_span(bytes));
-    l.routes.received[0] = message_of(l.call, l.call.output, dense_span(bytes));
+    l.routes.to[0] = message_of(l.call, l.call.output, dense_span(bytes));
   }
   use_twoshot_slots(l, slices.vectors());
   l.run();

@@ -35,7 +35,6 @@ KernelCall arguments_of(const CudaView& view, const Call& call) {
 
 PullArguments pull_arguments_of(const CudaView& view, const Call& call) {
   PullArguments p;
-  std::copy_n(view.region, kMaxCudaRanks, p.region);
   for (int rank = 0; rank < kMaxCudaRanks; ++rank) {
     p.input[rank] = call.plan.staged ? nullptr : call.peer_input[rank];
   }

@@ -127,14 +127,15 @@ uint64_t cpu_chunks(const CpuLayout& layout, Algorithm algorithm, const Request&
                            : cpu_chunk_bytes(layout, algorithm, r.world));
 }
 
-uint64_t slots_capacity(const CudaLayout& layout, SlotsFor slots, bool pairs) {
+/// Bytes that one use of all tiles carries from one rank to another.
+uint64_t slots_capacity(const CudaLayout& layout, SlotsFor slots) {
   switch (slots) {
     case SlotsFor::oneshot:
-      return (pairs ? layout.oneshot_pairs : layout.oneshot).capacity();
+      return layout.oneshot.source_bytes;
     case SlotsFor::twoshot:
-      return (pairs ? layout.twoshot_pairs : layout.twoshot).capacity();
+      return layout.twoshot.source_bytes;
     case SlotsFor::channels:
-      return layout.channels.slots.capacity();
+      return layout.channels.slots.source_bytes;
     case SlotsFor::none:
       break;
   }
@@ -146,14 +147,15 @@ uint64_t cuda_chunks(const CudaLayout& layout, Algorithm algorithm, const Reques
     return uses(r.bytes, fallback_chunk_bytes(r.world, r.dtype));
   }
   const AlgorithmRow& row = row_of(algorithm);
-  const bool masks = !is_reduction(r.collective) || !has_sentinel(r.dtype);
-  uint64_t chunks = uses(bytes_of(r, row.share, masks),
-                         slots_capacity(layout, row.slots, in_pairs(algorithm, r.dtype)));
+  uint64_t chunks =
+      uses(vectors_of(r, algorithm) * kVectorBytes, slots_capacity(layout, row.slots));
   const auto through = [&](uint64_t bytes, uint64_t capacity) {
     chunks = std::max(chunks, uses(bytes, capacity));
   };
   if (stages_inputs(r, algorithm)) through(r.bytes, layout.staging_bytes);
-  if (stages_results(r, algorithm)) through(bytes_of(r, Share::part), layout.result_bytes);
+  if (stages_results(r, algorithm)) {
+    through(data_vectors(r, Share::part) * kVectorBytes, layout.result_bytes);
+  }
   return chunks;
 }
 

@@ -69,13 +69,11 @@ Parts parts_of(const CpuLayout& layout, int world) {
 
 Parts parts_of(const CudaLayout& layout, int world) {
   const auto slots = [&](int stages, const SlotArea& area) {
-    return slots_of(stages, world, uint64_t{area.tiles} * area.tile_bytes);
+    return slots_of(stages, world, area.source_bytes);
   };
   return with_tables({{"header", sizeof(RegionHeader)},
                       {"oneshot", slots(1, layout.oneshot)},
-                      {"oneshot_pairs", slots(1, layout.oneshot_pairs)},
                       {"twoshot", slots(2, layout.twoshot)},
-                      {"twoshot_pairs", slots(2, layout.twoshot_pairs)},
                       {"channels", slots(1, layout.channels.slots)},
                       {"staging", 2 * layout.staging_bytes},
                       {"results", 2 * layout.result_bytes}},

@@ -10,14 +10,13 @@ namespace collx {
 /// to each.
 enum class SlotsFor : uint8_t { none, oneshot, twoshot, channels };
 
-/// What of a call's data a grid goes through once, and a slot holds if the call is not done in
-/// several uses.
+/// What of a call's data a grid goes through once, and a slot holds, with masks where there are
+/// some, if the call is not done in several uses.
 enum class Share : uint8_t {
   none,
   tensor,   // all of it
   part,     // that of one rank
   message,  // the longest between two ranks
-  masked,   // with its masks
   slice,    // of that, what each rank but the root passes on
 };
 
@@ -72,7 +71,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
     {.algorithm = Algorithm::staged,
      .name = "staged",
      .serves = kPairs | kScatteringNorms,
-     .share = Share::masked,
+     .share = Share::message,
      .slots = SlotsFor::twoshot},
     {.algorithm = Algorithm::direct,
      .name = "direct",
@@ -82,7 +81,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
     {.algorithm = Algorithm::onestage,
      .name = "onestage",
      .serves = kBroadcast,
-     .share = Share::masked,
+     .share = Share::message,
      .slots = SlotsFor::channels},
     {.algorithm = Algorithm::twostage,
      .name = "twostage",
@@ -96,7 +95,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .slots = SlotsFor::twoshot},
     {.algorithm = Algorithm::channels,
      .name = "channels",
-     .share = Share::masked,
+     .share = Share::message,
      .slots = SlotsFor::channels,
      .on_cpu = false},
     {.algorithm = Algorithm::reduce_twostage,
@@ -135,11 +134,10 @@ constexpr bool pushes_into_slots(Algorithm a) { return row_of(a).slots != SlotsF
 /// Peers read the inputs, where they lie or where their owner has staged them.
 constexpr bool pulls_inputs(Algorithm a) { return row_of(a).staging; }
 
-/// Slots hold {data, epoch}, where neither a sentinel nor a mask says that data has come.
-constexpr bool in_pairs(Algorithm a, DType dtype) {
-  const Share share = row_of(a).share;
-  return pushes_into_slots(a) && !has_sentinel(dtype) &&
-         (share == Share::tensor || share == Share::part);
+/// Words in slots that cannot give up a pattern as sentinel, and travel with masks: of integers,
+/// and of copies, whose bits are of any kind.
+constexpr bool is_masked(Collective c, DType dtype) {
+  return !(is_reduction(c) || is_norm(c)) || !has_sentinel(dtype);
 }
 
 }  // namespace collx

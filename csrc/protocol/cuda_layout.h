@@ -1,6 +1,6 @@
 // Where the areas of a GPU's region lie:
 //
-//   [ header | barrier epochs and flags | tile entries | slots | staging ]
+//   [ header | barrier epochs and flags | tile entries and counts | slots | staging ]
 //
 // Offsets are equal on all ranks: they follow from world size and payload bytes alone, never from
 // the shape of a call. Remote ranks write the flags and the slots; tile entries and barrier epochs
@@ -19,14 +19,18 @@ inline constexpr uint32_t kTileVectors = kTileBytes / kVectorBytes;
 inline constexpr int kFullBlock = 512;   // threads; smaller blocks use proportionally less room
 inline constexpr int kMaxBlocks = 1024;  // blocks of a call that uses barriers
 
-/// Slots for pushed data: for each stage, parity and sending rank, `tiles` tiles of `tile_bytes`.
+/// Vectors that data of `vectors` takes on the wire: with masks, of 32 one is theirs.
+COLLX_HD constexpr uint64_t wire_vectors(bool masked, uint64_t vectors) {
+  return masked ? ceil_div<uint64_t>(vectors, 31) * 32 : vectors;
+}
+
+/// Slots for pushed data: for each stage, parity and sending rank, `tiles` tiles.
 /// A use of tile t at epoch e takes parity e & 1.
 struct SlotArea {
   uint64_t entries;  // offset of TileEntry[tiles]
-  uint64_t slots;    // offset of byte[stages][2][world][tiles][tile_bytes]
+  uint64_t slots;    // offset of byte[stages][2][world][tiles][kTileBytes]
   uint32_t tiles;
-  uint32_t tile_bytes;    // on the wire: kTileBytes by sentinel, twice that as {data, epoch} pairs
-  uint32_t source_bytes;  // tiles * tile_bytes: from one rank, in one use of all tiles
+  uint32_t source_bytes;  // of all tiles: from one rank, in one use of them
 
   COLLX_HD constexpr uint64_t slot(int world, int stage, uint32_t parity, int source) const {
     const uint64_t index =
@@ -34,15 +38,13 @@ struct SlotArea {
         static_cast<uint64_t>(source);
     return slots + index * source_bytes;
   }
-  /// Bytes of data that one use of all tiles carries from one rank to another.
-  COLLX_HD constexpr uint64_t capacity() const { return static_cast<uint64_t>(tiles) * kTileBytes; }
 };
 
 /// Slots for messages between pairs of which some exchange nothing. Every ordered pair of ranks
 /// has a channel in each tile: its slots, and the uses that it has seen, counted by both ends. The
 /// sender writes a slot again when the receiver is done with the use two before.
 struct ChannelArea {
-  SlotArea slots;     // one stage, sentinel; entries hold busy marks alone
+  SlotArea slots;     // one stage; entries hold busy marks alone
   uint64_t sent;      // uint32_t[tiles][kMaxCudaRanks]: uses, by receiver; the sender's own
   uint64_t received;  // likewise: uses, by sender; the receiver's own
   uint64_t done;      // likewise: the last use that is over, by receiver, who writes it
@@ -57,10 +59,8 @@ struct CudaLayout {
   uint64_t total_bytes;
   uint64_t barrier_epochs;  // uint32_t[kMaxBlocks]
   uint64_t barrier_flags;   // uint64_t[kMaxBlocks][kMaxRanks]: {epoch, fingerprint}
-  SlotArea oneshot;         // one stage, sentinel
-  SlotArea oneshot_pairs;   // one stage, {data, epoch}
-  SlotArea twoshot;         // two stages, sentinel
-  SlotArea twoshot_pairs;   // two stages, {data, epoch}
+  SlotArea oneshot;         // one stage
+  SlotArea twoshot;         // two stages
   ChannelArea channels;
   uint64_t staging;  // byte[2][staging_bytes]: inputs that peers pull
   uint64_t staging_bytes;
@@ -70,30 +70,19 @@ struct CudaLayout {
 
 namespace detail {
 
-constexpr SlotArea take_slots(Cursor& cursor, uint64_t budget, uint32_t tile_bytes, int stages,
-                              int world) {
-  const uint64_t per_tile =
-      static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) * tile_bytes;
-  const uint64_t fitting = budget / per_tile;
+/// As many tiles as the budget has room for.
+constexpr SlotArea size_slots(uint64_t budget, int stages, int world, uint64_t more = 0) {
+  const uint64_t slots = static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world);
+  const uint64_t fitting = budget / (slots * kTileBytes + more);
   SlotArea area{};
   area.tiles = static_cast<uint32_t>(fitting < 1 ? 1 : fitting);
-  area.tile_bytes = tile_bytes;
-  area.source_bytes = area.tiles * tile_bytes;
-  area.entries = cursor.take(area.tiles * sizeof(TileEntry));
-  area.slots = cursor.take(per_tile * area.tiles);
+  area.source_bytes = area.tiles * kTileBytes;
   return area;
 }
 
-constexpr ChannelArea take_channels(Cursor& cursor, uint64_t budget, int world) {
-  constexpr uint64_t kRow = kMaxCudaRanks * sizeof(uint32_t);
-  const uint64_t slots = 2 * static_cast<uint64_t>(world) * kTileBytes;
-  const uint64_t tiles = budget / (slots + sizeof(TileEntry) + 3 * kRow);
-  ChannelArea area{};
-  area.slots = take_slots(cursor, tiles * slots, kTileBytes, 1, world);
-  area.sent = cursor.take(area.slots.tiles * kRow);
-  area.received = cursor.take(area.slots.tiles * kRow);
-  area.done = cursor.take(area.slots.tiles * kRow);
-  return area;
+constexpr void take_slots(Cursor& cursor, SlotArea& area, int stages, int world) {
+  area.slots = cursor.take(static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) *
+                           area.source_bytes);
 }
 
 }  // namespace detail
@@ -111,12 +100,26 @@ constexpr CudaLayout cuda_layout(int world, uint64_t payload_bytes) {
   const auto share = [&](uint64_t percent, uint64_t cap) {
     return detail::at_most(budget / 100 * percent, cap);
   };
-  layout.oneshot = detail::take_slots(cursor, share(8, 2 * w * (1024 << 10)), kTileBytes, 1, world);
-  layout.oneshot_pairs =
-      detail::take_slots(cursor, share(4, 4 * w * (256 << 10)), 2 * kTileBytes, 1, world);
-  layout.twoshot = detail::take_slots(cursor, share(67, 64 << 20), kTileBytes, 2, world);
-  layout.twoshot_pairs = detail::take_slots(cursor, share(4, 8 << 20), 2 * kTileBytes, 2, world);
-  layout.channels = detail::take_channels(cursor, share(11, 16 << 20), world);
+  // Caps of 1 MiB from each rank to each, and of 4 MiB between four ranks in two stages, with
+  // masks.
+  constexpr uint64_t kCounts = kMaxCudaRanks * sizeof(uint32_t);
+  layout.oneshot = detail::size_slots(share(9, 2 * w * (1058 << 10)), 1, world);
+  layout.twoshot = detail::size_slots(share(71, 16 * (4230 << 10)), 2, world);
+  ChannelArea& channels = layout.channels;
+  channels.slots =
+      detail::size_slots(share(14, 16 << 20), 1, world, sizeof(TileEntry) + 3 * kCounts);
+  // What a call looks up stands side by side, next to the header: a small one touches few pages.
+  SlotArea* const areas[] = {&layout.oneshot, &layout.twoshot, &channels.slots};
+  for (SlotArea* area : areas) {
+    area->entries = cursor.take(area->tiles * sizeof(TileEntry));
+  }
+  uint64_t* const tables[] = {&channels.sent, &channels.received, &channels.done};
+  for (uint64_t* counts : tables) {
+    *counts = cursor.take(channels.slots.tiles * kCounts);
+  }
+  detail::take_slots(cursor, layout.oneshot, 1, world);
+  detail::take_slots(cursor, layout.twoshot, 2, world);
+  detail::take_slots(cursor, channels.slots, 1, world);
   // Inputs take W/(W+1) of the share and results the rest.
   const uint64_t staged = share(6, 6 << 20) / 2 * w / (w + 1);
   layout.staging_bytes =

@@ -68,52 +68,38 @@ struct Request {
   Capabilities capabilities;
 };
 
-namespace detail {
-constexpr uint64_t with_masks(uint64_t units) { return units + units / 31; }
-constexpr uint64_t ranks_beside(int world) {
-  return world > 1 ? static_cast<uint64_t>(world) - 1 : 1;
-}
-}  // namespace detail
-
-/// Vectors that a grid goes through.
-constexpr uint64_t vectors_of(const Request& r, Algorithm algorithm) {
-  const uint64_t vectors = ceil_div<uint64_t>(r.bytes, kVectorBytes);
+/// Vectors of data that `share` stands for.
+constexpr uint64_t data_vectors(const Request& r, Share share) {
+  const auto world = static_cast<uint64_t>(r.world);
+  const uint64_t all = ceil_div<uint64_t>(r.bytes, kVectorBytes);
   const uint64_t message = ceil_div<uint64_t>(r.message, kVectorBytes);
-  switch (row_of(algorithm).share) {
-    case Share::tensor:
-      return vectors;
-    case Share::part:
-      return ceil_div<uint64_t>(vectors, static_cast<uint64_t>(r.world));
-    case Share::message:
-      return message;
-    case Share::masked:
-      return detail::with_masks(message) + 1;
-    case Share::slice:
-      return detail::with_masks(message) / detail::ranks_beside(r.world) + 1;
-    case Share::none:
-      break;
-  }
-  return 1;
-}
-
-/// Bytes that one rank sends to one other at a time, if the call is one use of the region.
-constexpr uint64_t bytes_of(const Request& r, Share share, bool masks = true) {
-  const uint64_t wire = masks ? detail::with_masks(r.message) : r.message;
   switch (share) {
     case Share::tensor:
-      return r.bytes;
+      return all;
     case Share::part:
-      return ceil_div<uint64_t>(r.bytes, static_cast<uint64_t>(r.world));
+      return ceil_div(all, world);
     case Share::message:
-      return r.message;
-    case Share::masked:
-      return wire;
+      return message;
     case Share::slice:
-      return ceil_div<uint64_t>(wire, detail::ranks_beside(r.world));
+      return ceil_div(message, world > 1 ? world - 1 : 1);
     case Share::none:
       break;
   }
   return 0;
+}
+
+/// Vectors of one stage: in slots, what one rank sends to one other.
+constexpr uint64_t vectors_of(const Request& r, Algorithm algorithm) {
+  const bool masked = pushes_into_slots(algorithm) && is_masked(r.collective, r.dtype);
+  return wire_vectors(masked, data_vectors(r, row_of(algorithm).share));
+}
+
+/// Vectors that a grid is made for: of messages as many without masks as with them.
+constexpr uint64_t work_of(const Request& r, Algorithm algorithm) {
+  const Share share = row_of(algorithm).share;
+  const bool messages = share == Share::message || share == Share::slice;
+  if (!messages || !pushes_into_slots(algorithm)) return vectors_of(r, algorithm);
+  return wire_vectors(true, data_vectors(r, share));
 }
 
 /// Up to this, between processes, staging with its single exchange is faster than the two barriers
@@ -136,29 +122,26 @@ constexpr bool stages_results(const Request& r, Algorithm a) {
 constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   const AlgorithmRow& row = row_of(algorithm);
   const auto world = static_cast<uint64_t>(r.world);
-  const auto tiled = [](uint64_t bytes) { return round_up<uint64_t>(bytes, kTileBytes); };
-  const uint64_t part = tiled(bytes_of(r, Share::part));
+  const auto tiled = [](uint64_t vectors) {
+    return round_up<uint64_t>(vectors, kTileVectors) * kVectorBytes;
+  };
+  const uint64_t part = tiled(data_vectors(r, Share::part));
   uint64_t bytes = 0;
-  if (row.slots != SlotsFor::none) {
-    const uint64_t wire = in_pairs(algorithm, r.dtype) ? 2 : 1;
-    bytes += static_cast<uint64_t>(row.stages) * world * wire * tiled(bytes_of(r, row.share));
+  if (pushes_into_slots(algorithm)) {
+    bytes += static_cast<uint64_t>(row.stages) * world * tiled(vectors_of(r, algorithm));
   }
   if (stages_inputs(r, algorithm)) {
-    bytes += row.share == Share::part ? world * part : tiled(r.bytes);
+    bytes += row.share == Share::part ? world * part : tiled(data_vectors(r, Share::tensor));
   }
   if (stages_results(r, algorithm)) bytes += part;
   return 2 * bytes;
 }
-
-/// Dtypes with a pattern to spare (has_sentinel), or those without.
-enum class Words : uint8_t { any, sentinel, plain };
 
 /// What a call that asks for one of `asked` takes, on a device.
 struct SelectionRow {
   Algorithms asked;
   Collectives collectives;
   DeviceKind device;
-  Words words;
   bool symmetric;  // needs that to be symmetric which peers would touch in place
   int max_world;   // for worlds up to this one
   uint64_t up_to;  // bytes
@@ -171,7 +154,6 @@ namespace detail::selection {
 
 using enum Algorithm;
 using enum DeviceKind;
-using enum Words;
 
 inline constexpr Algorithms kAuto = only(automatic);
 inline constexpr Algorithms kOnestage = only(onestage);
@@ -185,63 +167,59 @@ inline constexpr Collectives kOneWay =
 
 // The first row that fits is taken.
 inline constexpr SelectionRow kRows[] = {
-    {kAuto, kAllreduce, cuda, sentinel, false, 2, 1 << 20, oneshot_push},
-    {kAuto, kAllreduce, cuda, sentinel, false, 4, 192 << 10, oneshot_push},
-    {kAuto, kAllreduce, cuda, sentinel, false, 8, 96 << 10, oneshot_push},
-    {kAuto, kAllreduce, cuda, sentinel, false, 8, kAnySize, twoshot_push},
-    {kAuto, kAllreduce, cuda, plain, false, 8, 128 << 10, oneshot_push},
-    {kAuto, kAllreduce, cuda, plain, true, 8, kAnySize, pull_push},
-    {kAuto, kAllreduce, cuda, plain, false, 8, 2 << 20, twoshot_push},
-    {kAuto, kAllreduce, cuda, plain, false, 8, kAnySize, twoshot_pull},
-    {kAuto, kAllreduce, cpu, any, true, 2, 2 << 10, oneshot_pull},
-    {kAuto, kAllreduce, cpu, any, true, 2, kAnySize, pull_push},
-    {kAuto, kAllreduce, cpu, any, true, 16, 8 << 10, oneshot_pull},
-    {kAuto, kAllreduce, cpu, any, true, 16, kAnySize, pull_push},
-    {kAuto, kAllreduce, cpu, any, false, 2, 1 << 20, oneshot_pull},
-    {kAuto, kAllreduce, cpu, any, false, 16, 16 << 10, oneshot_pull},
-    {kAuto, kAllreduce, cpu, any, false, 16, kAnySize, twoshot_pull},
+    {kAuto, kAllreduce, cuda, false, 2, 1 << 20, oneshot_push},
+    {kAuto, kAllreduce, cuda, false, 4, 192 << 10, oneshot_push},
+    {kAuto, kAllreduce, cuda, false, 8, 96 << 10, oneshot_push},
+    {kAuto, kAllreduce, cuda, false, 8, kAnySize, twoshot_push},
+    {kAuto, kAllreduce, cpu, true, 2, 2 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, true, 2, kAnySize, pull_push},
+    {kAuto, kAllreduce, cpu, true, 16, 8 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, true, 16, kAnySize, pull_push},
+    {kAuto, kAllreduce, cpu, false, 2, 1 << 20, oneshot_pull},
+    {kAuto, kAllreduce, cpu, false, 16, 16 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, false, 16, kAnySize, twoshot_pull},
 
-    {kAuto, kBroadcast, cuda, any, true, 2, kAnySize, onestage},
-    {kAuto, kBroadcast, cuda, any, false, 2, 32 << 20, onestage},
-    {kAuto, kBroadcast, cuda, any, false, 8, 256 << 10, onestage},
-    {kAuto, kBroadcast, cuda, any, false, 8, kAnySize, pipelined},
-    {kAuto, kBroadcast, cpu, any, false, 16, kAnySize, onestage},
+    {kAuto, kBroadcast, cuda, true, 2, kAnySize, onestage},
+    {kAuto, kBroadcast, cuda, false, 2, 32 << 20, onestage},
+    {kAuto, kBroadcast, cuda, false, 8, 256 << 10, onestage},
+    {kAuto, kBroadcast, cuda, false, 8, kAnySize, pipelined},
+    {kAuto, kBroadcast, cpu, false, 16, kAnySize, onestage},
     // Up to this, slots are faster than the two barriers of what goes into symmetric outputs.
-    {kOnestage, kBroadcast, cuda, any, false, 8, 4 << 20, channels},
-    {kOnestage, kBroadcast, cuda, any, true, 8, kAnySize, direct},
-    {kOnestage, kBroadcast, cuda, any, false, 8, kAnySize, channels},
+    {kOnestage, kBroadcast, cuda, false, 8, 4 << 20, channels},
+    {kOnestage, kBroadcast, cuda, true, 8, kAnySize, direct},
+    {kOnestage, kBroadcast, cuda, false, 8, kAnySize, channels},
     // Likewise. Between two ranks there is nobody to relay to.
-    {kOnestage | kRelayed, kBroadcast, cpu, any, false, 2, 64 << 10, staged},
-    {kOnestage | kRelayed, kBroadcast, cpu, any, true, 2, kAnySize, direct},
-    {kOnestage | kRelayed, kBroadcast, cpu, any, false, 2, kAnySize, staged},
-    {kOnestage, kBroadcast, cpu, any, false, 16, 64 << 10, staged},
-    {kOnestage, kBroadcast, cpu, any, true, 16, kAnySize, direct},
-    {kOnestage, kBroadcast, cpu, any, false, 16, kAnySize, staged},
+    {kOnestage | kRelayed, kBroadcast, cpu, false, 2, 64 << 10, staged},
+    {kOnestage | kRelayed, kBroadcast, cpu, true, 2, kAnySize, direct},
+    {kOnestage | kRelayed, kBroadcast, cpu, false, 2, kAnySize, staged},
+    {kOnestage, kBroadcast, cpu, false, 16, 64 << 10, staged},
+    {kOnestage, kBroadcast, cpu, true, 16, kAnySize, direct},
+    {kOnestage, kBroadcast, cpu, false, 16, kAnySize, staged},
 
     // Pulling is slower than pushing: a reduction takes slots at any size.
-    {kAuto, kReductions | kAlltoallv, cuda, any, false, 8, kAnySize, staged},
-    {kAuto, kPairs, cuda, any, false, 8, 4 << 20, staged},
-    {kAuto, kPairs & ~kAlltoallv, cuda, any, true, 8, kAnySize, direct},
-    {kAuto, kPairs, cuda, any, false, 8, kAnySize, staged},
-    {kAuto, kAlltoallv, cpu, any, false, 16, kAnySize, staged},
-    {kAuto, kPairs & ~kAlltoallv, cpu, any, true, 16, kAnySize, direct},
-    {kAuto, kPairs, cpu, any, false, 16, kAnySize, staged},
+    {kAuto, kReductions | kAlltoallv, cuda, false, 8, kAnySize, staged},
+    {kAuto, kPairs, cuda, false, 8, 4 << 20, staged},
+    {kAuto, kPairs & ~kAlltoallv, cuda, true, 8, kAnySize, direct},
+    {kAuto, kPairs, cuda, false, 8, kAnySize, staged},
+    {kAuto, kAlltoallv, cpu, false, 16, kAnySize, staged},
+    {kAuto, kPairs & ~kAlltoallv, cpu, true, 16, kAnySize, direct},
+    {kAuto, kPairs, cpu, false, 16, kAnySize, staged},
     // A reduce that is large is shared among the ranks that are not the root.
-    {only(staged), kReduce, cuda, any, false, 2, 32 << 20, channels},
-    {only(staged), kReduce, cuda, any, false, 2, kAnySize, reduce_twostage},
-    {only(staged), kReduce, cuda, any, false, 8, 512 << 10, channels},
-    {only(staged), kReduce, cuda, any, false, 8, kAnySize, reduce_twostage},
-    {only(staged), kOneWay, cuda, any, false, 8, kAnySize, channels},
+    {only(staged), kReduce, cuda, false, 2, 32 << 20, channels},
+    {only(staged), kReduce, cuda, false, 2, kAnySize, reduce_twostage},
+    {only(staged), kReduce, cuda, false, 8, 512 << 10, channels},
+    {only(staged), kReduce, cuda, false, 8, kAnySize, reduce_twostage},
+    {only(staged), kOneWay, cuda, false, 8, kAnySize, channels},
 
-    {kAuto, kNorms, cuda, any, false, 2, 2 << 20, oneshot_push},
-    {kAuto, kNorms, cuda, any, false, 4, 512 << 10, oneshot_push},
-    {kAuto, kNorms, cuda, any, false, 8, 256 << 10, oneshot_push},
-    {kAuto, kNorms, cuda, any, false, 8, kAnySize, twoshot_push},
-    {kAuto, kNorms, cpu, any, false, 2, kAnySize, twoshot_pull},
-    {kAuto, kNorms, cpu, any, false, 16, 8 << 10, oneshot_pull},
-    {kAuto, kNorms, cpu, any, false, 16, kAnySize, twoshot_pull},
-    {kAuto, kScatteringNorms, cuda, any, false, 8, kAnySize, staged},
-    {kAuto, kScatteringNorms, cpu, any, false, 16, kAnySize, staged},
+    {kAuto, kNorms, cuda, false, 2, 2 << 20, oneshot_push},
+    {kAuto, kNorms, cuda, false, 4, 512 << 10, oneshot_push},
+    {kAuto, kNorms, cuda, false, 8, 256 << 10, oneshot_push},
+    {kAuto, kNorms, cuda, false, 8, kAnySize, twoshot_push},
+    {kAuto, kNorms, cpu, false, 2, kAnySize, twoshot_pull},
+    {kAuto, kNorms, cpu, false, 16, 8 << 10, oneshot_pull},
+    {kAuto, kNorms, cpu, false, 16, kAnySize, twoshot_pull},
+    {kAuto, kScatteringNorms, cuda, false, 8, kAnySize, staged},
+    {kAuto, kScatteringNorms, cpu, false, 16, kAnySize, staged},
 #if defined(COLLX_EXTRA_SELECTION)
     COLLX_EXTRA_SELECTION
 #endif
@@ -313,13 +291,12 @@ constexpr int find_row(const Request& r, Algorithm asked) {
       kSelectionRanges.of[static_cast<int>(r.device)][static_cast<size_t>(r.collective)]
                          [static_cast<size_t>(asked)];
   if (range.first == range.end) return -1;
-  const Words words = has_sentinel(r.dtype) ? Words::sentinel : Words::plain;
   const bool symmetric = is_symmetric(r);
   for (int i = range.first; i < range.end; ++i) {
     const SelectionRow& row = kSelection[i];
     if ((row.asked & only(asked)) != 0 && (row.collectives & only(r.collective)) != 0 &&
-        row.device == r.device && (row.words == Words::any || row.words == words) &&
-        (!row.symmetric || symmetric) && r.world <= row.max_world && r.bytes <= row.up_to) {
+        row.device == r.device && (!row.symmetric || symmetric) && r.world <= row.max_world &&
+        r.bytes <= row.up_to) {
       return i;
     }
   }
@@ -348,8 +325,7 @@ constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) 
         if (row.device != device || (row.asked & only(a)) == 0) continue;
         if ((row.collectives & only(c)) == 0) continue;
         if (!has(c, row.algorithm)) return false;
-        replaced |= row.words == Words::any && !row.symmetric && row.max_world == most &&
-                    row.up_to == kAnySize;
+        replaced |= !row.symmetric && row.max_world == most && row.up_to == kAnySize;
       }
       if (!replaced && !has(c, a)) return false;
     }
@@ -382,7 +358,7 @@ constexpr Plan select(const Request& r) {
   plan.staged = stages_inputs(r, plan.algorithm);
   if (r.device == DeviceKind::cpu || plan.algorithm == Algorithm::fallback) return plan;
 
-  const uint64_t work = vectors_of(r, plan.algorithm);
+  const uint64_t work = work_of(r, plan.algorithm);
   // Small blocks spread a small call over the device; large ones fill the links.
   const bool push = pushes_into_slots(plan.algorithm);
   plan.threads = kFullBlock;

@@ -23,13 +23,8 @@ CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 8448, 256, 144
 MAX_BLOCKS, MAX_RANKS = 1024, 16
 CHANNEL_TABLES, CUDA_RANKS = 3, 8  # uses sent, received and done, by rank
 CPU_CONTROL_BYTES, CPU_AREAS = 256, 4
-CUDA_AREAS = {
-    "oneshot": (1, 1024),
-    "oneshot_pairs": (1, 2048),
-    "twoshot": (2, 1024),
-    "twoshot_pairs": (2, 2048),
-    "channels": (1, 1024),
-}  # stages and bytes of a tile on the wire
+TILE_BYTES = 1024
+AREAS = {"oneshot": 1, "twoshot": 2, "channels": 1}  # stages
 
 
 def _aligned(nbytes: int) -> int:
@@ -56,20 +51,17 @@ def places(communicator: Any) -> Places:
     epochs = at
     flags = epochs + _aligned(4 * MAX_BLOCKS if on_cuda else CPU_CONTROL_BYTES)
     at = flags + _aligned(8 * MAX_BLOCKS * MAX_RANKS if on_cuda else 2 * ALIGNMENT)
-    entries = []
-    for name, (stages, tile_bytes) in CUDA_AREAS.items():
-        if on_cuda:
-            tiles = layout[name] // (stages * 2 * communicator.world_size * tile_bytes)
+    entries, counts = [], []
+    if on_cuda:
+        for name, stages in AREAS.items():
+            tiles = layout[name] // (stages * 2 * communicator.world_size * TILE_BYTES)
             entries.append((at, tiles))
             at += _aligned(8 * tiles)
-        at += _aligned(layout.get(name, 0))
-    counts = []
-    if on_cuda:
         _, tiles = entries.pop()
         for _ in range(CHANNEL_TABLES):
             counts.append((at, CUDA_RANKS * tiles))
             at += _aligned(4 * CUDA_RANKS * tiles)
-    staging = at
+    staging = at + sum(_aligned(layout.get(name, 0)) for name in AREAS)
     results = staging + _aligned(layout["staging"])
     behind = 0 if on_cuda else 2 * ALIGNMENT  # the counts of an alltoallv
     assert results + _aligned(layout["results"]) + behind == layout["total"]
@@ -133,7 +125,7 @@ def counters(communicator: Any) -> dict[str, torch.Tensor]:
         areas = _words(communicator, where.epochs + 4, CPU_AREAS).tolist()
         return {f"area {a}": torch.tensor([value]) for a, value in enumerate(areas)}
     found = {"barriers": _words(communicator, where.epochs, MAX_BLOCKS)}
-    for name, (at, tiles) in zip(CUDA_AREAS, where.entries, strict=False):
+    for name, (at, tiles) in zip(AREAS, where.entries, strict=False):
         found[f"tiles of {name}"] = _words(communicator, at, 2 * tiles)[::2]
     for name, (at, words) in zip(("sent", "received", "done"), where.counts, strict=True):
         found[f"uses {name}"] = _words(communicator, at, words)

@@ -19,7 +19,7 @@ void add_slots(std::vector<Range>& ranges, const std::string& name, const SlotAr
     for (uint32_t parity = 0; parity < 2; ++parity) {
       for (int source = 0; source < world; ++source) {
         ranges.push_back({name + " slot", area.slot(world, stage, parity, source),
-                          static_cast<uint64_t>(area.tiles) * area.tile_bytes});
+                          static_cast<uint64_t>(area.source_bytes)});
       }
     }
   }
@@ -35,9 +35,7 @@ std::vector<Range> ranges_of(const CudaLayout& layout, int world) {
       {"results", layout.results, 2 * layout.result_bytes},
   };
   add_slots(ranges, "oneshot", layout.oneshot, 1, world);
-  add_slots(ranges, "oneshot pairs", layout.oneshot_pairs, 1, world);
   add_slots(ranges, "twoshot", layout.twoshot, 2, world);
-  add_slots(ranges, "twoshot pairs", layout.twoshot_pairs, 2, world);
   const ChannelArea& channels = layout.channels;
   const uint64_t counters = channels.slots.tiles * kMaxCudaRanks * sizeof(uint32_t);
   add_slots(ranges, "channels", channels.slots, 1, world);
@@ -64,7 +62,7 @@ TEST_P(Layout, a_part_that_reaches_into_another_is_noticed) {
   bad.oneshot.entries -= sizeof(TileEntry) * bad.oneshot.tiles + 256;
   EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
   bad = good;
-  bad.twoshot.tiles += 1;  // the slots grow, nothing else does
+  bad.twoshot.source_bytes += kTileBytes;  // the slots grow, nothing else does
   EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
   EXPECT_NE(find_overlap(ranges_of(good, GetParam()), good.results), "");
 }
@@ -88,10 +86,9 @@ TEST_P(Layout, never_shrinks_when_the_payload_grows) {
 TEST_P(Layout, every_area_carries_at_least_one_tile) {
   for (const uint64_t payload : kPayloads) {
     const CudaLayout layout = cuda_layout(GetParam(), payload);
-    for (const SlotArea& area : {layout.oneshot, layout.oneshot_pairs, layout.twoshot,
-                                 layout.twoshot_pairs, layout.channels.slots}) {
+    for (const SlotArea& area : {layout.oneshot, layout.twoshot, layout.channels.slots}) {
       EXPECT_GE(area.tiles, 1u);
-      EXPECT_EQ(area.capacity(), static_cast<uint64_t>(area.tiles) * kTileBytes);
+      EXPECT_EQ(area.source_bytes, area.tiles * kTileBytes);
     }
     EXPECT_GE(layout.result_bytes, kTileBytes);
     EXPECT_EQ(layout.result_bytes * static_cast<uint64_t>(GetParam()), layout.staging_bytes);
@@ -109,12 +106,14 @@ TEST_P(Layout, slots_and_staging_are_aligned_to_whole_lines) {
   }
 }
 
-TEST(Layout, a_pair_takes_twice_the_wire_of_its_data) {
-  const CudaLayout layout = cuda_layout(4, kDefaultPayloadBytes);
-  EXPECT_EQ(layout.oneshot.tile_bytes, kTileBytes);
-  EXPECT_EQ(layout.twoshot.tile_bytes, kTileBytes);
-  EXPECT_EQ(layout.oneshot_pairs.tile_bytes, 2 * kTileBytes);
-  EXPECT_EQ(layout.twoshot_pairs.tile_bytes, 2 * kTileBytes);
+TEST(Layout, masks_cost_no_use_of_their_own_where_a_use_carries_whole_mebibytes) {
+  const auto masked = [](uint64_t bytes) {
+    return wire_vectors(true, bytes / kVectorBytes) * kVectorBytes;
+  };
+  EXPECT_GE(cuda_layout(2, kDefaultPayloadBytes).oneshot.source_bytes, masked(1 << 20));
+  EXPECT_GE(cuda_layout(2, kDefaultPayloadBytes).twoshot.source_bytes, masked(8 << 20));
+  EXPECT_GE(cuda_layout(4, kDefaultPayloadBytes).twoshot.source_bytes, masked(4 << 20));
+  EXPECT_GE(cuda_layout(8, kDefaultPayloadBytes).twoshot.source_bytes, masked(2 << 20));
 }
 
 TEST(Layout, both_parities_of_a_slot_differ_and_alternate_across_the_wrap_around) {

@@ -10,7 +10,6 @@
  *   STAGE_FENCE      a fence between the stages, too; needed from AHEAD = 1 on
  *   KERNEL           uses between two kernel boundaries: 1, or more for a call in chunks
  *   PARTIAL          a kernel's last use (KERNEL 1: every second one) covers the first word alone
- *   PAIRS            {data, epoch} words in place of sentinels: nothing is re-armed
  * Mutants: NO_REARM, NO_FENCE, NO_BLOCK_BARRIER, NO_FILLER, and SLOTS too few for AHEAD and LAG.
  *
  * Checked: no word lands on one that was not read and re-armed; a reader gets the words of its own
@@ -61,15 +60,10 @@
 #define EXCHANGES(a, b, use) true
 #endif
 
-#ifdef PAIRS
-#define ARRIVED(c, use) (cell[c] == (use))
-#define TAKE(t, c, use) taken[c] = use
-#else
-#define ARRIVED(c, use) (LOAD(c) != ARMED)
+#define ARRIVED(c) (LOAD(c) != ARMED)
 #define TAKE(t, c, use)   \
   assert(LOAD(c) == use); \
   REARM(t, c)
-#endif
 
 byte joined[W]; /* threads that have come to barriers of their block, ever */
 byte finished;
@@ -94,7 +88,7 @@ inline take(stage, use) {
   do
   :: p < W && p != me && COVERS(use, word) && EXCHANGES(me, p, use) ->
      atomic {
-       ARRIVED(CELL(me, p, stage, use, word), use) ->
+       ARRIVED(CELL(me, p, stage, use, word)) ->
        TAKE(THREAD(me, word), CELL(me, p, stage, use, word), use);
        p++
      }

@@ -48,21 +48,12 @@ SPIN = [
         "W=2 WORDS=2 USES=5 STAGES=2 KERNEL=2 PARTIAL",
         100_000,
     ),
-    Case("pairs", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL PAIRS", 20_000),
-    Case("pairs-3-ranks", "sentinel.pml", "W=3 USES=4 PAIRS", 20_000),
     Case("no-rearm", "sentinel.pml", "W=2 USES=4 NO_REARM"),
     Case("one-slot", "sentinel.pml", "W=2 USES=4 SLOTS=1"),
-    Case("pairs-one-slot", "sentinel.pml", "W=2 USES=4 SLOTS=1 PAIRS"),
     Case("pair-exchanges-nothing", "sentinel.pml", "W=3 USES=4 NO_FILLER"),
-    Case("pairs-pair-exchanges-nothing", "sentinel.pml", "W=3 USES=4 NO_FILLER PAIRS"),
     Case("no-fence", "sentinel.pml", "W=2 USES=4 KERNEL=4 NO_FENCE"),
     Case(
         "no-block-barrier", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL NO_BLOCK_BARRIER"
-    ),
-    Case(
-        "pairs-no-block-barrier",
-        "sentinel.pml",
-        "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL PAIRS NO_BLOCK_BARRIER",
     ),
     # Rings for kernels that push ahead: the depth that suffices, and one less.
     Case("ring-1-ahead", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=4", 4_000),

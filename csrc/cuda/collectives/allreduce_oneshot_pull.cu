@@ -3,7 +3,6 @@
 // and so are those that the call overwrites.
 //
 // Costs W-1 times the tensor on each link, and two barriers.
-#include "../transports/barrier.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
@@ -17,40 +16,29 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
   constexpr int kRanks = World<W>::kRanks;
   Session<false> session(call);
   const int world = World<W>::size(call);
-  BlockBarrier barrier(call, session.patience);
   const Tensor input(call.input, call.numel), output(call.output, call.numel);
-
   const bool staged = pull.input[0] == nullptr;
-  const uint64_t chunk =
-      staged ? pull.staging_bytes / kVectorBytes : (input.vectors() ? input.vectors() : 1);
-  const uint64_t stride = gridDim.x * blockDim.x;
-  bool going = true;
-  uint32_t half = 0;
-  for (uint64_t done = 0; done < input.vectors() && going; done += chunk, half ^= 1) {
-    const uint64_t left = input.vectors() - done, n = left < chunk ? left : chunk;
-    const uint64_t mine = blockIdx.x * blockDim.x + threadIdx.x;
-    const uint64_t staging = pull.staging + half * pull.staging_bytes;
-    if (staged) {
-      Vector* to = reinterpret_cast<Vector*>(call.own() + staging);
-      for (uint64_t i = mine; i < n; i += stride) to[i] = input.load(done + i);
-    }
-    // A half is written again only two barriers later, when all peers have read it.
-    going = barrier.sync(staged ? Phase::stage_barrier : Phase::start_barrier);
-    for (uint64_t i = mine; i < n && going; i += stride) {
+
+  const auto stage = [&](const Half& half) {
+    Vector* to = pull.staged(call, call.rank, half.parity);
+    for_own(half.count, [&](uint64_t i) { to[i] = input.load(half.first + i); });
+  };
+  const auto reduce = [&](const Half& half) {
+    for_own(half.count, [&](uint64_t i) {
+      const uint64_t j = half.first + i;
       Vector v[kRanks];
 #pragma unroll
       for (int peer = 0; peer < kRanks; ++peer) {
         if (peer >= world) continue;
-        v[peer] = staged ? ptx::ld_relaxed_sys(
-                               reinterpret_cast<const Vector*>(pull.region[peer] + staging) + i)
-                         : Tensor(pull.input[peer], call.numel).load_peer(done + i);
+        v[peer] = staged ? ptx::ld_relaxed_sys(pull.staged(call, peer, half.parity) + i)
+                         : Tensor(pull.input[peer], call.numel).load_peer(j);
       }
-      output.store(done + i, reduce_vectors<D>(v, world, call.reduce_op));
-    }
-  }
-  if (going) barrier.sync(Phase::end_barrier);
-  barrier.finish();
-  session.finish();
+      output.store(j, reduce_vectors<D>(v, world, call.reduce_op));
+    });
+  };
+  const uint64_t most = staged ? pull.staging_bytes / kVectorBytes : input.vectors();
+  run_barriers(session, !staged, input.vectors(), most, step(stage, Phase::stage_barrier, staged),
+               step(reduce));
 }
 
 }  // namespace

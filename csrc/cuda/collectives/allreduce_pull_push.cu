@@ -3,7 +3,6 @@
 //
 // Costs 2 (W-1)/W of the tensor on each link. Input and output may be the same tensor: an element
 // is read and written by its owner alone.
-#include "../transports/barrier.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
@@ -16,12 +15,10 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
   constexpr int kRanks = World<W>::kRanks;
   Session<false> session(call);
   const int world = World<W>::size(call), rank = call.rank;
-  BlockBarrier barrier(call, session.patience);
+  const Part part = partition(Tensor(call.input, call.numel).vectors(), world, rank);
 
-  if (barrier.sync(Phase::start_barrier)) {
-    const Part part = partition(Tensor(call.input, call.numel).vectors(), world, rank);
-    const uint32_t stride = gridDim.x * blockDim.x;
-    for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < part.count; i += stride) {
+  run_between_barriers(session, [&] {
+    for_own(part.count, [&](uint64_t i) {
       Vector v[kRanks];
 #pragma unroll
       for (int peer = 0; peer < kRanks; ++peer) {
@@ -36,11 +33,8 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
           Tensor(pull.output[(rank + hop) % world], call.numel).store(part.start + i, sum);
         }
       }
-    }
-    barrier.sync(Phase::end_barrier);
-  }
-  barrier.finish();
-  session.finish();
+    });
+  });
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 // are; others are staged first.
 //
 // Costs 2 (W-1)/W of the tensor on each link, and a barrier for each step of each chunk.
-#include "../transports/barrier.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
@@ -16,103 +15,86 @@ class TwoshotPull {
 
  public:
   __device__ TwoshotPull(Session<false>& session, const PullArguments& pull)
-      : call_(session.call),
+      : session_(session),
+        call_(session.call),
         pull_(pull),
-        barrier_(call_, session.patience),
         world_(World<W>::size(call_)),
+        most_(pull.result_bytes / kVectorBytes),
         input_(call_.input, call_.numel),
         output_(call_.output, call_.numel),
         parts_(input_.vectors(), world_) {}
 
   __device__ void run() {
     const bool staged = pull_.input[0] == nullptr;
-    const uint64_t largest = parts_.largest();
-    const uint64_t chunk = pull_.result_bytes / kVectorBytes;
-    bool going = staged || barrier_.sync(Phase::start_barrier);
-    // The halves take turns: one is written again only after two more barriers, when all peers
-    // have read it.
-    for (uint64_t done = 0; done < largest && going; done += chunk, half_ ^= 1) {
-      const uint64_t left = largest - done, n = left < chunk ? left : chunk;
-      if (staged) {
-        for_own(n, [&](uint64_t i) { stage(i, done + i, chunk); });
-        going = barrier_.sync(Phase::stage_barrier);
-      }
-      if (going) for_own(n, [&](uint64_t i) { reduce(i, done + i, chunk, staged); });
-      going = going && barrier_.sync(Phase::gather);
-      if (going) for_own(n, [&](uint64_t i) { gather(i, done + i); });
-    }
-    if (going) barrier_.sync(Phase::end_barrier);
-    barrier_.finish();
+    run_barriers(session_, !staged, parts_.largest(), most_,
+                 step([this](const Half& half) { stage(half); }, Phase::stage_barrier, staged),
+                 step([=, this](const Half& half) { reduce(half, staged); }, Phase::gather),
+                 step([this](const Half& half) { gather(half); }));
   }
 
  private:
-  template <typename F>
-  __device__ __forceinline__ void for_own(uint64_t n, F f) {
-    for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-      f(i);
-    }
+  /// Where the part of `owner` begins among the inputs that `rank` has staged.
+  __device__ __forceinline__ Vector* staging(int rank, int owner, const Half& half) const {
+    return pull_.staged(call_, rank, half.parity) + static_cast<uint64_t>(owner) * most_;
   }
 
-  __device__ __forceinline__ Part part_of(int rank) const { return parts_.part(rank); }
-  /// Vector i of the part of `owner` among the inputs that `rank` has staged.
-  __device__ __forceinline__ Vector* staging(int rank, int owner, uint64_t chunk,
-                                             uint64_t i) const {
-    return reinterpret_cast<Vector*>(pull_.region[rank] + pull_.staging +
-                                     half_ * pull_.staging_bytes) +
-           static_cast<uint64_t>(owner) * chunk + i;
-  }
-  __device__ __forceinline__ Vector* result(int rank, uint64_t i) const {
-    return reinterpret_cast<Vector*>(pull_.region[rank] + pull_.results +
-                                     half_ * pull_.result_bytes) +
-           i;
-  }
-
-  __device__ __forceinline__ void stage(uint64_t i, uint64_t j, uint64_t chunk) {
+  __device__ __forceinline__ void stage(const Half& half) {
+    for_own(half.count, [&](uint64_t i) {
 #pragma unroll
-    for (int owner = 0; owner < kRanks; ++owner) {
-      if (owner >= world_ || owner == call_.rank) continue;
-      const Part part = part_of(owner);
-      if (j < part.count) *staging(call_.rank, owner, chunk, i) = input_.load(part.start + j);
-    }
-  }
-
-  __device__ __forceinline__ void reduce(uint64_t i, uint64_t j, uint64_t chunk, bool staged) {
-    const Part part = part_of(call_.rank);
-    if (j >= part.count) return;
-    Vector v[kRanks];
-#pragma unroll
-    for (int peer = 0; peer < kRanks; ++peer) {
-      if (peer >= world_) continue;
-      if (peer == call_.rank) {
-        v[peer] = input_.load(part.start + j);
-      } else if (staged) {
-        v[peer] = ptx::ld_relaxed_sys(staging(peer, call_.rank, chunk, i));
-      } else {
-        v[peer] = Tensor(pull_.input[peer], call_.numel).load_peer(part.start + j);
+      for (int owner = 0; owner < kRanks; ++owner) {
+        if (owner >= world_ || owner == call_.rank) continue;
+        const Part part = parts_.part(owner);
+        const uint64_t j = half.first + i;
+        if (j < part.count) staging(call_.rank, owner, half)[i] = input_.load(part.start + j);
       }
-    }
-    const Vector sum = reduce_vectors<D>(v, world_, call_.reduce_op);
-    *result(call_.rank, i) = sum;
-    output_.store(part.start + j, sum);
+    });
   }
 
-  __device__ __forceinline__ void gather(uint64_t i, uint64_t j) {
+  __device__ __forceinline__ void reduce(const Half& half, bool staged) {
+    const Part part = parts_.part(call_.rank);
+    for_own(half.count, [&](uint64_t i) {
+      const uint64_t j = half.first + i;
+      if (j >= part.count) return;
+      Vector v[kRanks];
 #pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d >= world_) continue;
-      const int owner = (call_.rank + d) % world_;
-      const Part part = part_of(owner);
-      if (j < part.count) output_.store(part.start + j, ptx::ld_relaxed_sys(result(owner, i)));
-    }
+      for (int peer = 0; peer < kRanks; ++peer) {
+        if (peer >= world_) continue;
+        if (peer == call_.rank) {
+          v[peer] = input_.load(part.start + j);
+        } else if (staged) {
+          v[peer] = ptx::ld_relaxed_sys(staging(peer, call_.rank, half) + i);
+        } else {
+          v[peer] = Tensor(pull_.input[peer], call_.numel).load_peer(part.start + j);
+        }
+      }
+      const Vector sum = reduce_vectors<D>(v, world_, call_.reduce_op);
+      pull_.passed(call_, call_.rank, half.parity)[i] = sum;
+      output_.store(part.start + j, sum);
+    });
   }
 
+  __device__ __forceinline__ void gather(const Half& half) {
+    for_own(half.count, [&](uint64_t i) {
+#pragma unroll
+      for (int d = 1; d < kRanks; ++d) {
+        if (d >= world_) continue;
+        const int owner = (call_.rank + d) % world_;
+        const Part part = parts_.part(owner);
+        const uint64_t j = half.first + i;
+        if (j >= part.count) continue;
+        output_.store(part.start + j,
+                      ptx::ld_relaxed_sys(pull_.passed(call_, owner, half.parity) + i));
+      }
+    });
+  }
+
+  Session<false>& session_;
   const KernelCall& call_;
   const PullArguments& pull_;
-  BlockBarrier barrier_;
   const int world_;
+  const uint64_t most_;
   const Tensor input_, output_;
   const Partition parts_;
-  uint32_t half_ = 0;
 };
 
 template <DType D, int W>
@@ -121,7 +103,6 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
                  const __grid_constant__ PullArguments pull) {
   Session<false> session(call);
   TwoshotPull<D, W>(session, pull).run();
-  session.finish();
 }
 
 }  // namespace

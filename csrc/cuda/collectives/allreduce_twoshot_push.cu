@@ -23,92 +23,78 @@ class Twoshot {
         rank_(call_.rank),
         input_(call_.input, call_.numel),
         output_(call_.output, call_.numel),
-        parts_(input_.vectors(), world_),
-        tiles_(call_) {}
+        parts_(input_.vectors(), world_) {}
 
   __device__ void run() {
-    uint32_t use = 0, n = 0;
-    for (uint64_t done = 0; Simple || done < call_.vectors; done += n) {
-      const uint64_t left = call_.vectors - done;
-      n = Simple || left < call_.capacity ? static_cast<uint32_t>(left) : call_.capacity;
-      if (!Simple && use > 0) next_use();
-      if constexpr (Simple) {
-        tiles_.for_own(n, [&](uint32_t i) {
-          const uint32_t epoch = tiles_.epoch(i);
-          scatter(i, i, epoch);
-          reduce(i, i, epoch);
-          gather(i, i, epoch);
-        });
-        use = 1;
-        break;
-      } else {
-        for_own(n, use, [&](uint32_t i, uint32_t epoch) { scatter(done + i, i, epoch); });
-        for_own(n, use, [&](uint32_t i, uint32_t epoch) { reduce(done + i, i, epoch); });
-        for_own(n, use, [&](uint32_t i, uint32_t epoch) { gather(done + i, i, epoch); });
-        ++use;
-      }
-    }
-    tiles_.finish(session_, use, n);
+    run_slots<Order::phases>(
+        session_, [] {}, [this](const Place& at) { scatter(at); },
+        [this](const Place& at) { reduce(at); }, [this](const Place& at) { gather(at); });
   }
 
  private:
-  template <typename F>
-  __device__ __forceinline__ void for_own(uint32_t n, uint32_t use, F f) {
-    tiles_.for_own(n, [&](uint32_t i) { f(i, tiles_.epoch(i) + use); });
-  }
-
   __device__ __forceinline__ int peer(int distance) const { return (rank_ + distance) % world_; }
 
-  /// Vector j of the part of `owner`; a filler where that part is shorter than the largest one,
-  /// since every use of a tile must carry a word between every two ranks.
-  __device__ __forceinline__ Vector load(int owner, uint64_t j) const {
-    if constexpr (Simple) return input_.load(owner * call_.vectors + j);
+  /// Of the part of `owner`; a filler where that part is shorter than the largest one, since every
+  /// use of a tile must carry a word between every two ranks, and for a thread that has a mask.
+  __device__ __forceinline__ Vector load(int owner, const Place& at) const {
+    if constexpr (Simple && !S::kMasked) return input_.load(owner * call_.vectors + at.vector);
+    const uint64_t j = data_index<S>(at.vector);
     const Part part = parts_.part(owner);
     return j < part.count ? input_.load(part.start + j) : Vector{};
   }
-  __device__ __forceinline__ void store(int owner, uint64_t j, Vector v) const {
-    if constexpr (Simple) return output_.store(owner * call_.vectors + j, v);
+  __device__ __forceinline__ void store(int owner, const Place& at, Vector v) const {
+    if constexpr (Simple && !S::kMasked) {
+      return output_.store(owner * call_.vectors + at.vector, v);
+    }
+    const uint64_t j = data_index<S>(at.vector);
     const Part part = parts_.part(owner);
     if (j < part.count) output_.store(part.start + j, v);
   }
 
-  __device__ __forceinline__ void scatter(uint64_t j, uint32_t i, uint32_t epoch) {
+  __device__ __forceinline__ void scatter(const Place& at) {
     Vector v[kRanks];
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) v[d] = load(peer(d), j);
+      if (d < world_) v[d] = load(peer(d), at);
     }
-    if (!session_.alive()) return;
-    const uint32_t at = slot_offset<S>(call_, kScatter, epoch, i);
+    const uint32_t offset = slot_offset(call_, kScatter, at.epoch, at.i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) S::push(call_.outgoing[d] + at, S::sendable(v[d]), epoch);
+      if (d >= world_) continue;
+      v[d] = S::sendable(v[d]);
+      if (session_.alive()) S::push(call_.outgoing[d] + offset, v[d]);
     }
   }
 
-  __device__ __forceinline__ void reduce(uint64_t j, uint32_t i, uint32_t epoch) {
-    const Arrivals<kRanks> arrivals(call_, slot_offset<S>(call_, kScatter, epoch, i));
+  __device__ __forceinline__ void reduce(const Place& at) {
+    const Arrivals<kRanks> arrivals(call_, slot_offset(call_, kScatter, at.epoch, at.i));
+    const Vector own = S::own(load(rank_, at));
     Vector v[kRanks];
-    const Vector own = S::sendable(load(rank_, j));
-    if (!await_vectors<S>(session_, Phase::arrival, world_, epoch, own, arrivals, v)) return;
+    const bool arrived =
+        await_vectors<S>(session_, Phase::arrival, world_, at.epoch, own, arrivals, v);
+    unmask<S>(call_, world_, v);
     const Vector sum = reduce_vectors<D>(v, world_, Simple ? ReduceOp::sum : call_.reduce_op);
     const Vector sent = S::sendable(sum);
-    const uint32_t at = slot_offset<S>(call_, kGather, epoch, i);
+    if (!arrived) return;
+    const uint32_t offset = slot_offset(call_, kGather, at.epoch, at.i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) S::push(call_.outgoing[d] + at, sent, epoch);
+      if (d < world_) S::push(call_.outgoing[d] + offset, sent);
     }
-    store(rank_, j, sum);
+    store(rank_, at, sum);
     arrivals.template rearm<S>(world_);
   }
 
-  __device__ __forceinline__ void gather(uint64_t j, uint32_t i, uint32_t epoch) {
-    const Arrivals<kRanks> arrivals(call_, slot_offset<S>(call_, kGather, epoch, i));
+  __device__ __forceinline__ void gather(const Place& at) {
+    const Arrivals<kRanks> arrivals(call_, slot_offset(call_, kGather, at.epoch, at.i));
     Vector v[kRanks];
-    if (!await_vectors<S>(session_, Phase::gather, world_, epoch, Vector{}, arrivals, v)) return;
+    const bool arrived =
+        await_vectors<S>(session_, Phase::gather, world_, at.epoch, Vector{}, arrivals, v);
+    unmask<S>(call_, world_, v);
+    if (!arrived) return;
 #pragma unroll
     for (int owner = 0; owner < kRanks; ++owner) {
-      if (owner < world_ && owner != rank_) store(owner, j, v[owner]);
+      if (owner < world_ && owner != rank_) store(owner, at, v[owner]);
     }
     arrivals.template rearm<S>(world_);
   }
@@ -118,7 +104,6 @@ class Twoshot {
   const int world_, rank_;
   const Tensor input_, output_;
   const Partition parts_;
-  Tiles<Simple> tiles_;
 };
 
 template <DType D, int W, bool Simple>

@@ -108,14 +108,14 @@ __device__ uint64_t lay_out(const KernelCall& call, const DeviceSplits& given, c
     const int d = distance_to(call, call.world, rank);
     const auto sent = static_cast<uint64_t>(splits.sent[rank]);
     const auto received = static_cast<uint64_t>(splits.received[rank]);
-    routes.sent[d] = rows_of(tensors.sent[0], given.row_bytes, from, sent);
-    routes.received[d] = rows_of(tensors.received[0], given.row_bytes, to, received);
+    routes.from[d] = rows_of(tensors.from[0], given.row_bytes, from, sent);
+    routes.to[d] = rows_of(tensors.to[0], given.row_bytes, to, received);
     from += sent;
     to += received;
     if (blockIdx.x == 0) given.received[rank] = splits.received[rank];
-    if (d > 0) vectors = max(vectors, max(routes.sent[d].wire, routes.received[d].wire));
+    if (d > 0) vectors = max(vectors, max(routes.from[d].wire, routes.to[d].wire));
   }
-  routes.cleared = rows_of(tensors.received[0], given.row_bytes, to, given.capacity - to);
+  routes.cleared = rows_of(tensors.to[0], given.row_bytes, to, given.capacity - to);
   return vectors;
 }
 

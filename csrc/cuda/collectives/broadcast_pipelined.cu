@@ -5,7 +5,6 @@
 // second stage carries fillers to the root, so that every two ranks exchange words in both
 // directions in every use. The fillers use a direction of the links that is idle.
 #include "../stages/messages.cuh"
-#include "../transports/session.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
@@ -24,87 +23,64 @@ class Pipeline {
         call_(session.call),
         routes_(routes),
         world_(World<W>::size(call_)),
-        root_((call_.rank + routes.root) % world_),
-        tiles_(call_) {}
+        root_((call_.rank + routes.root) % world_) {}
 
   __device__ void run() {
-    uint32_t use = 0, n = 0;
-    for (uint64_t done = 0; done < call_.vectors; done += n) {
-      const uint64_t left = call_.vectors - done;
-      n = Simple || left < call_.capacity ? static_cast<uint32_t>(left) : call_.capacity;
-      if (!Simple && use > 0) next_use();
-      const auto send = [&](uint32_t i) {
-        const uint64_t j = data_index<S>(done + i);
-        const uint32_t epoch = tiles_.epoch(i) + use;
-        root_ == call_.rank ? scatter(j, i, epoch) : forward(j, i, epoch);
-      };
-      const auto take = [&](uint32_t i) {
-        gather(data_index<S>(done + i), i, tiles_.epoch(i) + use);
-      };
-      if constexpr (Simple) {
-        tiles_.for_own(n, send);
-        tiles_.for_own(n, take);
-      } else {
-        tiles_.for_own_behind(n, send, take);
-      }
-      ++use;
-      if (Simple) break;
-    }
-    copy_own<Simple>(routes_.sent[0], routes_.received[0]);
-    tiles_.finish(session_, use, n);
+    run_slots<Order::behind>(
+        session_, [this] { copy_own<Simple>(routes_.from[0], routes_.to[0]); },
+        [this](const Place& at) { root_ == call_.rank ? scatter(at) : forward(at); },
+        [this](const Place& at) { gather(at); });
   }
 
  private:
-  // j: which vector of a slice, if the lane carries one; i: of the use, on the wire.
-
   /// The root: a vector of each slice to the rank that forwards it.
-  __device__ __forceinline__ void scatter(uint64_t j, uint32_t i, uint32_t epoch) {
+  __device__ __forceinline__ void scatter(const Place& at) {
     Vector v[kRanks];
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) v[d] = load<Simple>(routes_.sent[d], j);
+      if (d < world_) v[d] = load<Simple>(routes_.from[d], data_index<S>(at.vector));
     }
-    const uint32_t at = slot_offset<S>(call_, kScatter, epoch, i);
+    const uint32_t offset = slot_offset(call_, kScatter, at.epoch, at.i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
       if (d >= world_) continue;
       v[d] = S::sendable(v[d]);
-      if (session_.alive()) S::push(call_.outgoing[d] + at, v[d], epoch);
+      if (session_.alive()) S::push(call_.outgoing[d] + offset, v[d]);
     }
   }
 
   /// Another rank: a vector of its slice, on to the others and to its output. The masks travel
   /// along.
-  __device__ __forceinline__ void forward(uint64_t j, uint32_t i, uint32_t epoch) {
-    char* slot = call_.arriving + slot_offset<S>(call_, kScatter, epoch, i) +
+  __device__ __forceinline__ void forward(const Place& at) {
+    char* slot = call_.arriving + slot_offset(call_, kScatter, at.epoch, at.i) +
                  static_cast<uint32_t>(root_) * call_.source_bytes;
     Vector wire{};
     const bool arrived = session_.patience.wait(
-        Phase::arrival, [&] { return S::poll(slot, wire, epoch) != ~0u; },
+        Phase::arrival, [&] { return S::poll(slot, wire) != ~0u; },
         [&] {
-          return Blame{root_, epoch, 0};
+          return Blame{root_, at.epoch, 0};
         });
-    const uint32_t at = slot_offset<S>(call_, kForward, epoch, i);
+    const uint32_t offset = slot_offset(call_, kForward, at.epoch, at.i);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
       if (d >= world_ || !arrived) continue;
-      S::push(call_.outgoing[d] + at, d == routes_.root ? Vector{} : wire, epoch);
+      S::push(call_.outgoing[d] + offset, d == routes_.root ? Vector{} : wire);
     }
     const Vector data = S::received(wire);
     if (!arrived) return;
-    store<Simple>(routes_.received[routes_.root], j, data);
+    store<Simple>(routes_.to[routes_.root], data_index<S>(at.vector), data);
     S::rearm(slot);
   }
 
   /// A vector of every slice that others forward; to the root, fillers.
-  __device__ __forceinline__ void gather(uint64_t j, uint32_t i, uint32_t epoch) {
-    const Arrivals<kRanks> arrivals(call_, slot_offset<S>(call_, kForward, epoch, i));
+  __device__ __forceinline__ void gather(const Place& at) {
+    const Arrivals<kRanks> arrivals(call_, slot_offset(call_, kForward, at.epoch, at.i));
     const auto forwards = [this](int source) {
       return source < world_ && source != call_.rank && source != root_;
     };
     Vector v[kRanks];
     const bool arrived =
-        await_vectors<S>(session_, Phase::gather, epoch, Vector{}, arrivals, v, forwards);
+        await_vectors<S>(session_, Phase::gather, at.epoch, Vector{}, arrivals, v, forwards);
 #pragma unroll
     for (int source = 0; source < kRanks; ++source) {
       if (!forwards(source)) continue;
@@ -112,7 +88,7 @@ class Pipeline {
       if (!arrived) continue;
       // Nothing is kept of the fillers: the root expects no message.
       const int d = source > call_.rank ? source - call_.rank : source - call_.rank + world_;
-      store<Simple>(routes_.received[d], j, v[source]);
+      store<Simple>(routes_.to[d], data_index<S>(at.vector), v[source]);
       S::rearm(arrivals.slot(source));
     }
   }
@@ -121,7 +97,6 @@ class Pipeline {
   const KernelCall& call_;
   const Routes& routes_;
   const int world_, root_;
-  Tiles<Simple> tiles_;
 };
 
 template <int W, bool Simple>

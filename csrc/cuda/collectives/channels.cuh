@@ -28,7 +28,7 @@ class OneWay {
     // In a reduction the root's own values go through the stage; everything else stays here.
     const bool keeps = !kReduces || routes_.root != 0;
     const auto keep_own = [&] {
-      if (keeps) copy_own<Simple>(routes_.sent[0], routes_.received[0]);
+      if (keeps) copy_own<Simple>(routes_.from[0], routes_.to[0]);
       clear<Simple>(routes_.cleared);
     };
     if constexpr (Simple) {
@@ -65,7 +65,7 @@ class OneWay {
     bool sends[kRanks] = {}, any = false;
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      any |= sends[d] = d < world_ && channels_.reaches(routes_.sent[d], use, i);
+      any |= sends[d] = d < world_ && channels_.reaches(routes_.from[d], use, i);
     }
     if (!any) return;
     const uint64_t j = index(use, i);
@@ -73,7 +73,7 @@ class OneWay {
     Vector v[kRanks];
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (sends[d]) v[d] = d > 1 && routes_.same ? v[1] : load<Simple>(routes_.sent[d], j);
+      if (sends[d]) v[d] = d > 1 && routes_.same ? v[1] : load<Simple>(routes_.from[d], j);
     }
     const Counts<kRanks> done = channels_.done(i);
 #pragma unroll
@@ -83,7 +83,7 @@ class OneWay {
       const Vector sent = S::sendable(v[d]);
       const uint32_t epoch = counts[peer] + use + 1;
       if (!channels_.writable(session_, peer, i, epoch, done[peer])) continue;
-      S::push(call_.outgoing[d] + slot_offset<S>(call_, 0, epoch, i), sent, epoch);
+      S::push(call_.outgoing[d] + slot_offset(call_, 0, epoch, i), sent);
     }
   }
 
@@ -98,14 +98,13 @@ class OneWay {
     uint32_t from = 0;
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_ && channels_.reaches(routes_.received[d], use, i)) from |= 1u << rank_at(d);
+      if (d < world_ && channels_.reaches(routes_.to[d], use, i)) from |= 1u << rank_at(d);
     }
     if (from == 0) return taken;
     const Counts<kRanks> counts = channels_.received(i);
-    const Vector own = kReduces ? load<Simple>(routes_.sent[0], index(use, i)) : Vector{};
-    const Arrivals<kRanks> arrivals(call_, [&](int source) {
-      return slot_offset<S>(call_, 0, counts.of[source] + use + 1, i);
-    });
+    const Vector own = kReduces ? load<Simple>(routes_.from[0], index(use, i)) : Vector{};
+    const Arrivals<kRanks> arrivals(
+        call_, [&](int source) { return slot_offset(call_, 0, counts.of[source] + use + 1, i); });
     const bool arrived = await_vectors<S>(session_, Phase::arrival, use, own, arrivals, taken.v,
                                           [=](int source) { return (from >> source & 1) != 0; });
 #pragma unroll

@@ -4,8 +4,6 @@
 // Costs the messages on each link. Nobody writes what a peer still reads: the first barrier says
 // that all outputs may be written, the last one that all of them have been.
 #include "../stages/messages.cuh"
-#include "../transports/barrier.cuh"
-#include "../transports/session.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
@@ -20,9 +18,8 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
   constexpr int kRanks = World<W>::kRanks;
   Session<false> session(call);
   const int world = World<W>::size(call);
-  BlockBarrier barrier(call, session.patience);
 
-  if (barrier.sync(Phase::start_barrier)) {
+  run_between_barriers(session, [&] {
     const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
     const uint64_t mine = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     Vector v[kInFlight];
@@ -34,19 +31,14 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
         if (hop >= world) continue;
         if (hop == 0 || d == 0 || !routes.same) {
 #pragma unroll
-          for (int k = 0; k < kInFlight; ++k) v[k] = load<Plain>(routes.sent[d], i + k * stride);
+          for (int k = 0; k < kInFlight; ++k) v[k] = load<Plain>(routes.from[d], i + k * stride);
         }
 #pragma unroll
-        for (int k = 0; k < kInFlight; ++k) {
-          store<Plain>(routes.received[d], i + k * stride, v[k]);
-        }
+        for (int k = 0; k < kInFlight; ++k) store<Plain>(routes.to[d], i + k * stride, v[k]);
       }
     }
     clear(routes.cleared);
-    barrier.sync(Phase::end_barrier);
-  }
-  barrier.finish();
-  session.finish();
+  });
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include "../../protocol/partition.h"
 #include "../stages/reduce.cuh"
 #include "../stages/vectors.cuh"
-#include "../transports/session.cuh"
+#include "../transports/schedules.cuh"
 
 namespace collx::cuda {
 

@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
           const __grid_constant__ NormArguments norm) {
   NormStage<D, false> stage(norm);
   if (norm.shape.steps == 1) stage.prefetch();
-  for (uint64_t row = norm.cluster(); row < norm.rows; row += norm.clusters()) {
+  norm.for_own(norm.rows, [&](uint64_t row) {
     const auto fetch = [&](uint32_t step, Share<D>& x) {
       const uint32_t i = stage.index(step);
       if (!stage.has(i)) return;
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
       stage.accumulate(x, stage.residual(row, i));
     };
     stage.row(fetch, ResultRow<D, false>(norm, row));
-  }
+  });
 }
 
 }  // namespace

@@ -26,21 +26,16 @@ class NormOneshot {
         pieces_(call_, norm) {}
 
   __device__ void run() {
-    const uint32_t most = norm_.shape.rows_per_use;
-    for (uint64_t done = 0; done < norm_.rows; done += most) {
-      const uint64_t left = norm_.rows - done;
-      const uint32_t n = left < most ? static_cast<uint32_t>(left) : most;
-      if (done > 0) pieces_.next();
-      if (Simple || norm_.shape.steps == 1) {
-        pieces_.for_own(n, [&](uint32_t p) { push(0, p, done + p); });
-      }
-      if (done == 0) {
-        pieces_.look();
-        if (Simple || norm_.shape.steps == 1) stage_.prefetch();
-      }
-      pieces_.for_own(n, [&](uint32_t p) { finish(p, done + p); });
-    }
-    pieces_.finish(session_);
+    const bool whole = Simple || norm_.shape.steps == 1;  // rows, in one step
+    run_rows(
+        session_, pieces_, norm_,
+        [&] {
+          if (whole) stage_.prefetch();
+        },
+        [&](uint32_t p, uint64_t j) {
+          if (whole) push(0, p, j);
+        },
+        [&](uint32_t p, uint64_t j) { finish(p, j); });
   }
 
  private:
@@ -94,7 +89,7 @@ class NormOneshot {
     for (int d = 1; d < kRanks; ++d) {
       if (d >= world_) continue;
       if (scatters()) v = load((call_.rank + d) % world_, j, i);
-      S::push(call_.outgoing[d] + to.offset, S::sendable(v), to.epoch);
+      S::push(call_.outgoing[d] + to.offset, S::sendable(v));
     }
   }
 

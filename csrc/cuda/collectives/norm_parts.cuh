@@ -30,20 +30,9 @@ class NormParts {
   /// `gather(p, j)` of all; row j of a part at position p.
   template <typename Reduce, typename Gather>
   __device__ __forceinline__ void run_uses(Reduce reduce, Gather gather) {
-    const uint32_t most = norm_.shape.rows_per_use;
-    for (uint64_t done = 0; done < norm_.rows; done += most) {
-      const uint64_t left = norm_.rows - done;
-      const uint32_t n = left < most ? static_cast<uint32_t>(left) : most;
-      if (done > 0) pieces_.next();
-      pieces_.for_own(n, [&](uint32_t p) { scatter(p, done + p); });
-      if (done == 0) {
-        pieces_.look();
-        stage_.prefetch();
-      }
-      pieces_.for_own(n, [&](uint32_t p) { reduce(p, done + p); });
-      pieces_.for_own(n, [&](uint32_t p) { gather(p, done + p); });
-    }
-    pieces_.finish(session_);
+    run_rows(
+        session_, pieces_, norm_, [this] { stage_.prefetch(); },
+        [this](uint32_t p, uint64_t j) { scatter(p, j); }, reduce, gather);
   }
 
   __device__ __forceinline__ int peer(int distance) const {
@@ -79,7 +68,7 @@ class NormParts {
     if (!session_.alive()) return;
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) S::push(call_.outgoing[d] + to.offset, S::sendable(v[d]), to.epoch);
+      if (d < world_) S::push(call_.outgoing[d] + to.offset, S::sendable(v[d]));
     }
   }
 
@@ -103,7 +92,7 @@ class NormParts {
     const PieceSlot to = pieces_.slot(kGather, p, byte);
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world_) T::push(call_.outgoing[d] + to.offset, v, to.epoch);
+      if (d < world_) T::push(call_.outgoing[d] + to.offset, v);
     }
   }
 

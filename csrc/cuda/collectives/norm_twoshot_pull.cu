@@ -5,8 +5,6 @@
 // Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and a barrier for each
 // step of each chunk.
 #include "../stages/norm.cuh"
-#include "../transports/barrier.cuh"
-#include "../transports/session.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
@@ -27,41 +25,23 @@ class NormTwoshotPull {
         norm_(norm),
         pull_(pull),
         session_(session),
-        barrier_(call_, session.patience),
         planes_(norm.shape, norm.residual_out != nullptr, norm.normalized != nullptr,
                 dtype_size(D)),
         stage_(norm) {}
 
-  // A block that has given up goes on through all its rows, without waiting: its neighbors in the
-  // cluster still count on it.
   __device__ void run() {
     const bool staged = pull_.input[0] == nullptr;
-    const uint64_t rows = norm_.rows, most = norm_.shape.rows_per_use;
     stage_.prefetch();
-    if (!staged) barrier_.sync(Phase::start_barrier);
-    // The halves take turns: one is written again only after two more barriers, when all peers
-    // have read it.
-    for (uint64_t done = 0; done < rows; done += most, half_ ^= 1) {
-      const uint64_t n = rows - done < most ? rows - done : most;
-      if (staged) {
-        for_own(n, [&](uint64_t p) { stage(p, done + p); });
-        barrier_.sync(Phase::stage_barrier);
-      }
-      for_own(n, [&](uint64_t p) {
-        if (exists(call_.rank, done + p)) finish_own(p, done + p, staged);
-      });
-      barrier_.sync(Phase::gather);
-      for_own(n, [&](uint64_t p) { gather(p, done + p); });
-    }
-    barrier_.sync(Phase::end_barrier);
-    barrier_.finish();
+    // A block that has given up goes on through all its rows, without waiting: its neighbors in the
+    // cluster still count on it.
+    run_barriers<true>(
+        session_, !staged, norm_.rows, norm_.shape.rows_per_use,
+        step([this](const Half& half) { stage(half); }, Phase::stage_barrier, staged),
+        step([=, this](const Half& half) { finish_own(half, staged); }, Phase::gather),
+        step([this](const Half& half) { gather(half); }));
   }
 
  private:
-  template <typename F>
-  __device__ __forceinline__ void for_own(uint64_t n, F f) {
-    for (uint64_t p = norm_.cluster(); p < n; p += norm_.clusters()) f(p);
-  }
   __device__ __forceinline__ bool exists(int owner, uint64_t j) const {
     return j < norm_.parts.part(owner).count;
   }
@@ -73,15 +53,16 @@ class NormTwoshotPull {
   }
 
   /// Vector i of the row at position p for `owner`, among the inputs that `rank` has staged.
-  __device__ __forceinline__ Vector* staging(int rank, int owner, uint64_t p, uint32_t i) const {
-    return reinterpret_cast<Vector*>(pull_.region[rank] + pull_.staging +
-                                     half_ * pull_.staging_bytes) +
+  __device__ __forceinline__ Vector* staging(int rank, int owner, const Half& half, uint64_t p,
+                                             uint32_t i) const {
+    return pull_.staged(call_, rank, half.parity) +
            (static_cast<uint64_t>(owner) * norm_.shape.rows_per_use + p) * norm_.vectors + i;
   }
   /// Of what `rank` passes on at position p, that byte of this block's piece.
-  __device__ __forceinline__ char* result(int rank, uint64_t p, uint32_t byte) const {
+  __device__ __forceinline__ char* result(int rank, const Half& half, uint64_t p,
+                                          uint32_t byte) const {
     const uint64_t piece = (p << norm_.cluster_bits) + norm_.cluster_rank();
-    return pull_.region[rank] + pull_.results + half_ * pull_.result_bytes +
+    return reinterpret_cast<char*>(pull_.passed(call_, rank, half.parity)) +
            piece * norm_.shape.piece_tiles * kTileBytes + byte;
   }
   __device__ __forceinline__ uint32_t scale_byte() const {
@@ -91,16 +72,20 @@ class NormTwoshotPull {
                                     : 0);
   }
 
-  __device__ __forceinline__ void stage(uint64_t p, uint64_t j) const {
+  __device__ __forceinline__ void stage(const Half& half) const {
     const uint32_t i = stage_.index();
     if (!stage_.has(i)) return;
-    for (int owner = 0; owner < call_.world; ++owner) {
-      if (owner == call_.rank || !exists(owner, j)) continue;
-      *staging(call_.rank, owner, p, i) = input_of(call_.input, row(owner, j)).load(i);
-    }
+    norm_.for_own(half.count, [&](uint64_t p) {
+      const uint64_t j = half.first + p;
+      for (int owner = 0; owner < call_.world; ++owner) {
+        if (owner == call_.rank || !exists(owner, j)) continue;
+        *staging(call_.rank, owner, half, p, i) = input_of(call_.input, row(owner, j)).load(i);
+      }
+    });
   }
 
-  __device__ __forceinline__ void reduce(uint64_t p, uint64_t r, bool staged, Share<D>& x) const {
+  __device__ __forceinline__ void reduce(const Half& half, uint64_t p, uint64_t r, bool staged,
+                                         Share<D>& x) const {
     const uint32_t i = stage_.index();
     Vector v[kMaxCudaRanks];
 #pragma unroll
@@ -109,7 +94,7 @@ class NormTwoshotPull {
       if (rank == call_.rank) {
         v[rank] = input_of(call_.input, r).load(i);
       } else {
-        v[rank] = staged ? ptx::ld_relaxed_sys(staging(rank, call_.rank, p, i))
+        v[rank] = staged ? ptx::ld_relaxed_sys(staging(rank, call_.rank, half, p, i))
                          : input_of(pull_.input[rank], r).load_peer(i);
       }
     }
@@ -119,71 +104,80 @@ class NormTwoshotPull {
   /// A sink for what the peers gather, and for this rank's tensors.
   struct Kept {
     const NormTwoshotPull& op;
+    const Half& half;
     const uint64_t p;
     const OwnRow row;
 
     __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
       *reinterpret_cast<Vector*>(
-          op.result(op.call_.rank, p, op.planes_.residual + threadIdx.x * kVectorBytes)) = v;
+          op.result(op.call_.rank, half, p, op.planes_.residual + threadIdx.x * kVectorBytes)) = v;
       row.residual(i, v);
     }
     __device__ __forceinline__ void normalized(uint32_t i, Vector v) const {
-      *reinterpret_cast<Vector*>(
-          op.result(op.call_.rank, p, op.planes_.normalized + threadIdx.x * kVectorBytes)) = v;
+      *reinterpret_cast<Vector*>(op.result(op.call_.rank, half, p,
+                                           op.planes_.normalized + threadIdx.x * kVectorBytes)) = v;
       row.normalized(i, v);
     }
     __device__ __forceinline__ void quantized(uint32_t i, Vector v) const {
-      Bytes::push(op.result(op.call_.rank, p, op.planes_.quantized + threadIdx.x * E::kCount), v,
-                  0);
+      Bytes::push(op.result(op.call_.rank, half, p, op.planes_.quantized + threadIdx.x * E::kCount),
+                  v);
       row.quantized(i, v);
     }
     __device__ __forceinline__ void scale(uint32_t i, uint32_t group, float value) const {
-      Word::push(op.result(op.call_.rank, p, op.scale_byte()), Vector{{bits_of(value)}}, 0);
+      Word::push(op.result(op.call_.rank, half, p, op.scale_byte()), Vector{{bits_of(value)}});
       row.scale(i, group, value);
     }
   };
 
-  __device__ __forceinline__ void finish_own(uint64_t p, uint64_t j, bool staged) {
-    const uint64_t r = row(call_.rank, j);
-    const auto fetch = [&](uint32_t, Share<D>& x) {
-      const uint32_t i = stage_.index();
-      if (!stage_.has(i) || !session_.alive()) return;
-      reduce(p, r, staged, x);
-      stage_.accumulate(x, stage_.residual(r, i));
-    };
-    stage_.row(fetch, Kept{*this, p, OwnRow(norm_, r)});
+  __device__ __forceinline__ void finish_own(const Half& half, bool staged) {
+    norm_.for_own(half.count, [&](uint64_t p) {
+      if (!exists(call_.rank, half.first + p)) return;
+      const uint64_t r = row(call_.rank, half.first + p);
+      const auto fetch = [&](uint32_t, Share<D>& x) {
+        const uint32_t i = stage_.index();
+        if (!stage_.has(i) || !session_.alive()) return;
+        reduce(half, p, r, staged, x);
+        stage_.accumulate(x, stage_.residual(r, i));
+      };
+      stage_.row(fetch, Kept{*this, half, p, OwnRow(norm_, r)});
+    });
   }
 
-  __device__ __forceinline__ void gather(uint64_t p, uint64_t j) {
+  __device__ __forceinline__ void gather(const Half& half) {
+    norm_.for_own(half.count, [&](uint64_t p) {
 #pragma unroll 1
-    for (int d = 1; d < call_.world; ++d) {
-      const int owner = (call_.rank + d) % call_.world;
-      if (exists(owner, j)) copy_results(owner, p, row(owner, j));
-    }
+      for (int d = 1; d < call_.world; ++d) {
+        const int owner = (call_.rank + d) % call_.world;
+        if (exists(owner, half.first + p)) copy_results(half, owner, p, row(owner, half.first + p));
+      }
+    });
   }
 
-  __device__ __forceinline__ Vector passed(int owner, uint64_t p, uint32_t byte) const {
-    return ptx::ld_relaxed_sys(reinterpret_cast<const Vector*>(result(owner, p, byte)));
+  __device__ __forceinline__ Vector passed(const Half& half, int owner, uint64_t p,
+                                           uint32_t byte) const {
+    return ptx::ld_relaxed_sys(reinterpret_cast<const Vector*>(result(owner, half, p, byte)));
   }
 
-  __device__ __forceinline__ void copy_results(int owner, uint64_t p, uint64_t r) const {
+  __device__ __forceinline__ void copy_results(const Half& half, int owner, uint64_t p,
+                                               uint64_t r) const {
     const uint32_t i = stage_.index(), vector = threadIdx.x * kVectorBytes;
     if (!stage_.has(i) || !session_.alive()) return;
     const OwnRow to(norm_, r);
-    if (norm_.residual_out != nullptr) to.residual(i, passed(owner, p, planes_.residual + vector));
+    if (norm_.residual_out != nullptr)
+      to.residual(i, passed(half, owner, p, planes_.residual + vector));
     if (norm_.normalized != nullptr) {
-      to.normalized(i, passed(owner, p, planes_.normalized + vector));
+      to.normalized(i, passed(half, owner, p, planes_.normalized + vector));
     }
     if (norm_.quantized == nullptr) return;
     Vector v{};
-    Bytes::poll(result(owner, p, planes_.quantized + threadIdx.x * E::kCount), v, 0);
+    Bytes::poll(result(owner, half, p, planes_.quantized + threadIdx.x * E::kCount), v);
     to.quantized(i, v);
     const NormOptions& o = norm_.options;
     if (o.scale_mode == ScaleMode::tensor) return;
     const bool groups = o.scale_mode == ScaleMode::group;
     const auto width = static_cast<uint32_t>(o.quant_group_size);
     if (groups ? i * E::kCount % width != 0 : i != 0) return;
-    Word::poll(result(owner, p, scale_byte()), v, 0);
+    Word::poll(result(owner, half, p, scale_byte()), v);
     to.scale(i, groups ? i * E::kCount / width : 0, float_of(v.word[0]));
   }
 
@@ -191,10 +185,8 @@ class NormTwoshotPull {
   const NormArguments& norm_;
   const PullArguments& pull_;
   Session<false>& session_;
-  BlockBarrier barrier_;
   const NormPlanes planes_;
   NormStage<D, false> stage_;
-  uint32_t half_ = 0;
 };
 
 template <DType D>
@@ -204,7 +196,6 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
                  const __grid_constant__ PullArguments pull) {
   Session<false> session(call);
   NormTwoshotPull<D>(session, norm, pull).run();
-  session.finish();
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ class NormTwoshot : NormParts<D, W, Simple> {
 
     __device__ __forceinline__ bool is() const { return is_; }
     __device__ __forceinline__ uint32_t poll(int owner, Vector (&v)[kRanks]) const {
-      return is_ ? T::poll(at(owner), v[owner], slot_.epoch) : 0;
+      return is_ ? T::poll(at(owner), v[owner]) : 0;
     }
     __device__ __forceinline__ void rearm(int owner) const {
       if (is_) T::rearm(at(owner));

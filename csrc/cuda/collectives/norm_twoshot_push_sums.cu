@@ -44,7 +44,7 @@ class NormTwoshotSums : NormParts<D, W, Simple> {
     this->template push_to_all<S>(p, threadIdx.x * kVectorBytes, rounded);
     // The own place among the arrivals, which nobody else writes, keeps it for the next phase.
     const PieceSlot own = pieces_.slot(kGather, p, threadIdx.x * kVectorBytes);
-    S::push(call_.arriving + own.offset + call_.rank * call_.source_bytes, rounded, own.epoch);
+    S::push(call_.arriving + own.offset + call_.rank * call_.source_bytes, rounded);
   }
 
   /// The row that each owner has at position p, one by one, or at once.
@@ -128,7 +128,7 @@ class NormTwoshotSums : NormParts<D, W, Simple> {
   }
   __device__ __forceinline__ bool await_one(int owner, const char* slot, Vector& v) {
     return session_.patience.wait(
-        Phase::gather, [&] { return S::poll(slot, v, 0) != ~0u; },
+        Phase::gather, [&] { return S::poll(slot, v) != ~0u; },
         [&] {
           return Blame{owner, 0, 0};
         });

@@ -1,6 +1,4 @@
 // A barrier of all ranks, in stream order: one block of one warp.
-#include "../transports/barrier.cuh"
-#include "../transports/session.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
@@ -9,10 +7,7 @@ namespace {
 __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
     meet(const __grid_constant__ KernelCall call) {
   Session<false> session(call);
-  BlockBarrier barrier(call, session.patience);
-  barrier.sync(Phase::end_barrier);
-  barrier.finish();
-  session.finish();
+  run_barriers(session, false, 0, 1);
 }
 
 }  // namespace

@@ -2,8 +2,7 @@
 // inputs. One loop between two barriers, no copy in between.
 //
 // Costs the messages on each link. The last barrier says that all inputs may be overwritten.
-#include "../stages/messages.cuh"
-#include "../transports/barrier.cuh"
+#include "../stages/combine.cuh"
 #include "kernel_table.cuh"
 
 namespace collx::cuda {
@@ -15,25 +14,19 @@ __global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
   constexpr int kRanks = World<W>::kRanks;
   Session<false> session(call);
   const int world = World<W>::size(call);
-  BlockBarrier barrier(call, session.patience);
+  const bool reduces = !routes.has_root || routes.root == 0;
 
-  if (barrier.sync(Phase::start_barrier)) {
-    const bool reduces = !routes.has_root || routes.root == 0;
-    const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
-    const uint64_t mine = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    for (uint64_t i = mine; reduces && i < call.vectors; i += stride) {
+  run_between_barriers(session, [&] {
+    if (!reduces) return copy_own(routes.from[0], routes.to[0]);
+    for_own(call.vectors, [&](uint64_t i) {
       Vector v[kRanks];
 #pragma unroll
       for (int rank = 0; rank < kRanks; ++rank) {
-        if (rank < world) v[rank] = load_peer(routes.received[rank], i);
+        if (rank < world) v[rank] = load_peer(routes.from[distance_to(call, world, rank)], i);
       }
-      store(routes.sent[0], i, reduce_vectors<D>(v, world, call.reduce_op));
-    }
-    if (!reduces) copy_own(routes.received[call.rank], routes.sent[0]);
-    barrier.sync(Phase::end_barrier);
-  }
-  barrier.finish();
-  session.finish();
+      store(routes.to[0], i, reduce_vectors<D>(v, world, call.reduce_op));
+    });
+  });
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct Copy {
 #pragma unroll
     for (int source = 0; source < Ranks; ++source) {
       if (source < world && (from >> source & 1) != 0) {
-        cuda::store<Simple>(routes.received[distance_to(call, world, source)], i, v[source]);
+        cuda::store<Simple>(routes.to[distance_to(call, world, source)], i, v[source]);
       }
     }
   }
@@ -34,13 +34,13 @@ struct Copy {
 /// All into one, in rank order.
 template <DType D>
 struct Reduce {
-  using Slots = ExchangeSlots<D>;
+  using Slots = cuda::Slots<D>;
   static constexpr bool kCopies = false;
   template <bool Simple, int Ranks>
   static __device__ __forceinline__ void store(const KernelCall& call, const Routes& routes,
                                                int world, uint64_t i, const Vector (&v)[Ranks]) {
     const ReduceOp op = Simple ? ReduceOp::sum : call.reduce_op;
-    cuda::store<Simple>(routes.received[0], i, reduce_vectors<D>(v, world, op));
+    cuda::store<Simple>(routes.to[0], i, reduce_vectors<D>(v, world, op));
   }
 };
 

@@ -47,6 +47,11 @@ struct NormArguments {
   __device__ __forceinline__ uint32_t cluster_rank() const {
     return blockIdx.x & ((1u << cluster_bits) - 1);
   }
+  /// f(p) for each of the first n rows, or of as many positions, that is this cluster's.
+  template <typename Index, typename F>
+  __device__ __forceinline__ void for_own(Index n, F f) const {
+    for (Index p = cluster(); p < n; p += clusters()) f(p);
+  }
 };
 
 /// Matrices of all ranks that lie here, by rank.

@@ -124,7 +124,7 @@ class Channels {
     const int d = distance_from(source);
     for_own_tiles([&](uint32_t i) {
       const uint32_t tile = i - i % kTileVectors;
-      if (!reaches(routes_.received[d], use, tile)) return;
+      if (!reaches(routes_.to[d], use, tile)) return;
       uint32_t* word = reinterpret_cast<uint32_t*>(call_.peer[d] + routes_.done_offset) +
                        tile / kTileVectors * kMaxCudaRanks + call_.rank;
       const uint32_t before = Simple ? received_[source] : row(routes_.uses_received, i)[source];
@@ -145,9 +145,8 @@ class Channels {
         const uint32_t tile = i - i % kTileVectors;
         if (peer != call_.rank) {
           uint32_t *sent = row(routes_.uses_sent, i), *received = row(routes_.uses_received, i);
-          sent[peer] = (Simple ? sent_[peer] : sent[peer]) + uses(routes_.sent[d], tile);
-          received[peer] =
-              (Simple ? received_[peer] : received[peer]) + uses(routes_.received[d], tile);
+          sent[peer] = (Simple ? sent_[peer] : sent[peer]) + uses(routes_.from[d], tile);
+          received[peer] = (Simple ? received_[peer] : received[peer]) + uses(routes_.to[d], tile);
         }
         if (leads()) call_.entries[i / kTileVectors].busy = 0;
       });

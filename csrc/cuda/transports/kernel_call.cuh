@@ -62,13 +62,22 @@ struct KernelCall {
 
 /// A second argument, for the kernels that pull. All by rank.
 struct PullArguments {
-  char* region[kMaxCudaRanks];
   const void* input[kMaxCudaRanks];  // null where inputs are staged
   void* output[kMaxCudaRanks];       // null unless every rank's output is symmetric
   uint64_t staging;                  // offsets in the region, each of two halves
   uint64_t staging_bytes;
   uint64_t results;
   uint64_t result_bytes;
+
+  /// What a rank has staged, and what it passes on.
+  __device__ __forceinline__ Vector* staged(const KernelCall& call, int rank,
+                                            uint32_t parity) const {
+    return reinterpret_cast<Vector*>(call.region(rank) + staging + parity * staging_bytes);
+  }
+  __device__ __forceinline__ Vector* passed(const KernelCall& call, int rank,
+                                            uint32_t parity) const {
+    return reinterpret_cast<Vector*>(call.region(rank) + results + parity * result_bytes);
+  }
 };
 
 /// Bytes inside of a tensor that go to a rank or come from it: runs of `width` bytes, `pitch`
@@ -83,14 +92,15 @@ struct Message {
   bool whole;     // vectors of 16 bytes are aligned, and none reaches over the end of a run
 };
 
-/// A second argument, for the kernels that exchange messages. By distance, 0 for what stays here;
-/// `received` is by rank in reductions that pull.
+/// A second argument, for the kernels that exchange messages. By distance, 0 for what stays here.
 struct Routes {
-  Message sent[kMaxCudaRanks];
-  Message received[kMaxCudaRanks];
+  // What is read: this rank's, or, where it pulls, what it takes there.
+  Message from[kMaxCudaRanks];
+  // Where it is stored: this rank's, or, where it pushes into tensors, there.
+  Message to[kMaxCudaRanks];
   Message cleared;  // set to zero
-  Message kept;     // the input of which all stays here, where sent[0] is a part of it
-  bool same;        // all of `sent`, but the own one, are the same bytes
+  Message kept;     // the input of which all stays here, where from[0] is a part of it
+  bool same;        // all of `from`, but the own one, are the same bytes
   bool has_root;
   int32_t root;  // distance of the root from this rank
   // Channels.

@@ -5,6 +5,7 @@
 // piece of the row, at the same place on every rank however large the grids are.
 #pragma once
 
+#include "../../protocol/uses.h"
 #include "../stages/norm_arguments.cuh"
 #include "session.cuh"
 
@@ -27,12 +28,6 @@ class Pieces {
   __device__ __forceinline__ void look() {
     for_tiles(
         [&](uint32_t, TileEntry* entry) { overlaps_ |= ptx::ld_relaxed_gpu(&entry->busy) != 1; });
-  }
-
-  /// f(p) for each position of this cluster among the first n.
-  template <typename F>
-  __device__ __forceinline__ void for_own(uint32_t n, F f) const {
-    for (uint32_t p = norm_.cluster(); p < n; p += norm_.clusters()) f(p);
   }
 
   /// The slot at that byte of the piece at position p.
@@ -73,8 +68,8 @@ class Pieces {
   template <typename F>
   __device__ __forceinline__ void for_tiles(F f) const {
     if (threadIdx.x >= norm_.shape.piece_tiles) return;
-    for_own(norm_.full_uses > 0 ? norm_.shape.rows_per_use : norm_.last_use,
-            [&](uint32_t p) { f(p, &call_.entries[first_tile(p) + threadIdx.x]); });
+    norm_.for_own(norm_.full_uses > 0 ? norm_.shape.rows_per_use : norm_.last_use,
+                  [&](uint32_t p) { f(p, &call_.entries[first_tile(p) + threadIdx.x]); });
   }
 
   const KernelCall& call_;
@@ -82,5 +77,26 @@ class Pieces {
   uint32_t use_ = 0;
   bool overlaps_ = false;
 };
+
+/// Through the slots of rows, use by use: each step(p, j) with this cluster's rows, row j at
+/// position p, before the next step. `prefetch` what peers are not needed for, behind the first
+/// stores to them.
+template <bool Simple, typename Prefetch, typename Push, typename... Steps>
+__device__ __forceinline__ void run_rows(Session<Simple>& session, Pieces& pieces,
+                                         const NormArguments& norm, Prefetch prefetch, Push push,
+                                         Steps... steps) {
+  for (Uses uses(norm.rows, norm.shape.rows_per_use); uses.any(); uses.next()) {
+    const auto n = static_cast<uint32_t>(uses.count());
+    const uint64_t first = uses.first();
+    if (first > 0) pieces.next();
+    norm.for_own(n, [&](uint32_t p) { push(p, first + p); });
+    if (first == 0) {
+      pieces.look();
+      prefetch();
+    }
+    (norm.for_own(n, [&](uint32_t p) { steps(p, first + p); }), ...);
+  }
+  pieces.finish(session);
+}
 
 }  // namespace collx::cuda

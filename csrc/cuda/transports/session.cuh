@@ -24,8 +24,8 @@ __device__ __forceinline__ void same_call(const KernelCall& call, Patience& pati
     uint32_t mark = call.fingerprint;
     if (pairs != nullptr && call.descriptor.collective == Collective::alltoallv) {
       const int distance = peer >= call.rank ? peer - call.rank : peer - call.rank + call.world;
-      sends = pairs->sent[distance].bytes;
-      expects = pairs->received[distance].bytes;
+      sends = pairs->from[distance].bytes;
+      expects = pairs->to[distance].bytes;
       mark = pair_fingerprint(mark, call.rank, peer, sends, expects);
     }
     const uint64_t value = static_cast<uint64_t>(epoch) << 32 | mark;
@@ -104,10 +104,9 @@ __device__ __forceinline__ void next_use() {
 }
 
 /// Offset of vector i of a use from the slots of stage 0 and parity 0 of the same sender.
-template <typename S>
 __device__ __forceinline__ uint32_t slot_offset(const KernelCall& call, int stage, uint32_t epoch,
                                                 uint32_t i) {
-  return (2 * stage + (epoch & 1)) * call.parity_bytes + i * S::kWireBytes;
+  return (2 * stage + (epoch & 1)) * call.parity_bytes + i * kVectorBytes;
 }
 
 /// Where one vector arrives from each rank; this rank's own place is never written by anyone else.
@@ -174,7 +173,7 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
         for (int source = 0; source < Ranks; ++source) {
           Vector seen = own;
           if (expects(source)) {
-            worst = max(worst, S::poll(arrivals.slot(source), seen, epoch));
+            worst = max(worst, S::poll(arrivals.slot(source), seen));
           }
           v[source] = seen;
         }
@@ -185,7 +184,7 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
         Vector seen;
 #pragma unroll
         for (int source = Ranks - 1; source >= 0; --source) {
-          if (expects(source) && S::poll(arrivals.slot(source), seen, epoch) == ~0u) {
+          if (expects(source) && S::poll(arrivals.slot(source), seen) == ~0u) {
             missing = source;
           }
         }
@@ -201,6 +200,17 @@ __device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase ph
   const int rank = session.call.rank;
   return await_vectors<S>(session, phase, epoch, own, arrivals, v,
                           [=](int source) { return source < world && source != rank; });
+}
+
+/// What came from the peers, without masks. By whole warps, whether or not all has arrived.
+template <typename S, int Ranks>
+__device__ __forceinline__ void unmask(const KernelCall& call, int world, Vector (&v)[Ranks]) {
+  if constexpr (S::kMasked) {
+#pragma unroll
+    for (int source = 0; source < Ranks; ++source) {
+      if (source < world && source != call.rank) v[source] = S::received(v[source]);
+    }
+  }
 }
 
 /// The tiles of the call's area that this block serves: vector i of a use belongs to tile

@@ -1,7 +1,7 @@
 // Slots: pushed data that carries its own arrival flag, so that no barrier is needed.
 //
-// MEMORY LAYOUT  protocol/cuda_layout.h: SlotArea. Vector i of a use stands at 16 i bytes (pairs:
-// 32 i) behind slot(stage, parity of the epoch, sender). MEMORY SEMANTICS  Words are stored and
+// MEMORY LAYOUT  protocol/cuda_layout.h: SlotArea. Vector i of a use stands at 16 i bytes
+// behind slot(stage, parity of the epoch, sender). MEMORY SEMANTICS  Words are stored and
 // polled relaxed: each is checked on its own, and nothing else is inferred from it. The reader
 // re-arms what it read. Between calls the kernel boundary orders that before the rank's next
 // pushes; inside a kernel a fence must (see docs/protocol.md).
@@ -17,7 +17,6 @@ template <DType D>
 struct SentinelSlots {
   static constexpr bool kMasked = false;
   static constexpr bool kWide = dtype_size(D) == 8;  // float64 is checked by whole words
-  static constexpr uint32_t kWireBytes = kVectorBytes;
 
   /// Never a word of all ones; NaNs stay NaNs, in every float type.
   static __device__ __forceinline__ Vector sendable(Vector v) {
@@ -32,8 +31,10 @@ struct SentinelSlots {
     }
     return v;
   }
+  /// A vector of this rank's, as the peers will have it.
+  static __device__ __forceinline__ Vector own(Vector v) { return sendable(v); }
 
-  static __device__ __forceinline__ void push(char* slot, Vector v, uint32_t) {
+  static __device__ __forceinline__ void push(char* slot, Vector v) {
     if constexpr (kWide) {
       ptx::st_relaxed_sys_b64(reinterpret_cast<Vector*>(slot), v);
     } else {
@@ -43,7 +44,7 @@ struct SentinelSlots {
 
   /// All ones while a word of the vector is still to come, something less once all are there:
   /// the largest of several answers says whether all of them have arrived.
-  static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v, uint32_t) {
+  static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v) {
     if constexpr (kWide) {
       v = ptx::ld_relaxed_sys_b64(reinterpret_cast<const Vector*>(slot));
       return max(v.word[0] & v.word[1], v.word[2] & v.word[3]);
@@ -56,7 +57,7 @@ struct SentinelSlots {
   static __device__ __forceinline__ Vector received(Vector v) { return v; }
 
   static __device__ __forceinline__ void rearm(char* slot) {
-    push(slot, Vector{{~0u, ~0u, ~0u, ~0u}}, 0);
+    push(slot, Vector{{~0u, ~0u, ~0u, ~0u}});
   }
 };
 
@@ -65,14 +66,14 @@ struct SentinelSlots {
 template <int Words>
 struct NarrowSlots {
   static_assert(Words == 1 || Words == 2);
-  static __device__ __forceinline__ void push(char* slot, Vector v, uint32_t) {
+  static __device__ __forceinline__ void push(char* slot, Vector v) {
     if constexpr (Words == 2) {
       ptx::st_relaxed_sys(reinterpret_cast<uint2*>(slot), make_uint2(v.word[0], v.word[1]));
     } else {
       ptx::st_relaxed_sys(reinterpret_cast<uint32_t*>(slot), v.word[0]);
     }
   }
-  static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v, uint32_t) {
+  static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v) {
     if constexpr (Words == 2) {
       const uint2 seen = ptx::ld_relaxed_sys(reinterpret_cast<const uint2*>(slot));
       v.word[0] = seen.x;
@@ -82,12 +83,12 @@ struct NarrowSlots {
       return v.word[0] = ptx::ld_relaxed_sys(reinterpret_cast<const uint32_t*>(slot));
     }
   }
-  static __device__ __forceinline__ void rearm(char* slot) { push(slot, Vector{{~0u, ~0u}}, 0); }
+  static __device__ __forceinline__ void rearm(char* slot) { push(slot, Vector{{~0u, ~0u}}); }
 };
 
-/// Bits of any kind. Of a warp's 32 vectors 31 carry data; words of all ones are sent as zeros, and
-/// the last lane's vector says which they were: bit l of its word w stands for word w of lane l. No
-/// word of it can be all ones, since it has no bit for itself.
+/// Bits of any kind: integers and copies. Of a warp's 32 vectors 31 carry data; words of all ones
+/// are sent as zeros, and the last lane's vector says which they were: bit l of its word w stands
+/// for word w of lane l. No word of it can be all ones, since it has no bit for itself.
 ///
 /// Every lane of a warp calls sendable() and received() together.
 struct MaskedSlots : SentinelSlots<DType::int32> {
@@ -106,6 +107,8 @@ struct MaskedSlots : SentinelSlots<DType::int32> {
     }
     return v;
   }
+
+  static __device__ __forceinline__ Vector own(Vector v) { return v; }
 
   static __device__ __forceinline__ Vector received(Vector v) {
 #pragma unroll
@@ -127,38 +130,6 @@ __device__ __forceinline__ uint64_t data_index(uint64_t wire) {
                                         : wire / MaskedSlots::kWarp * MaskedSlots::kMaskLane + lane;
 }
 
-/// Vectors that data of `vectors` takes on the wire.
-COLLX_HD constexpr uint64_t wire_vectors(bool masked, uint64_t vectors) {
-  return masked ? ceil_div<uint64_t>(vectors, 31) * 32 : vectors;
-}
-
-/// Integers, which can give up no pattern: 64-bit words {data, epoch}. Nothing to re-arm: the
-/// slot's next use has another epoch. Even epochs use one parity's slots and odd ones the other's,
-/// so fresh memory of even slots holds an odd number and the other way round (cuda::initialize):
-/// a word never written cannot be taken for one of any epoch, also across the wrap-around.
-struct PairSlots {
-  static constexpr uint32_t kWireBytes = 2 * kVectorBytes;
-
-  static __device__ __forceinline__ Vector sendable(Vector v) { return v; }
-
-  static __device__ __forceinline__ void push(char* slot, Vector v, uint32_t epoch) {
-    Vector* pairs = reinterpret_cast<Vector*>(slot);
-    ptx::st_relaxed_sys_b64(pairs, {{v.word[0], epoch, v.word[1], epoch}});
-    ptx::st_relaxed_sys_b64(pairs + 1, {{v.word[2], epoch, v.word[3], epoch}});
-  }
-
-  static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v, uint32_t epoch) {
-    const Vector* pairs = reinterpret_cast<const Vector*>(slot);
-    const Vector low = ptx::ld_relaxed_sys_b64(pairs), high = ptx::ld_relaxed_sys_b64(pairs + 1);
-    v = {{low.word[0], low.word[2], high.word[0], high.word[2]}};
-    const bool arrived = low.word[1] == epoch && low.word[3] == epoch && high.word[1] == epoch &&
-                         high.word[3] == epoch;
-    return arrived ? 0 : ~0u;
-  }
-
-  static __device__ __forceinline__ void rearm(char*) {}
-};
-
 namespace detail {
 template <DType D, bool sentinel>
 struct SlotsOf {
@@ -166,23 +137,11 @@ struct SlotsOf {
 };
 template <DType D>
 struct SlotsOf<D, false> {
-  using type = PairSlots;
-};
-template <DType D, bool sentinel>
-struct ExchangeSlotsOf {
-  using type = SentinelSlots<D>;
-};
-template <DType D>
-struct ExchangeSlotsOf<D, false> {
   using type = MaskedSlots;
 };
 }  // namespace detail
 
-/// Of one-stage exchanges: floats give up a pattern, everything else is masked.
-template <DType D>
-using ExchangeSlots = typename detail::ExchangeSlotsOf<D, has_sentinel(D)>::type;
-
-/// Of all-reduce.
+/// Of reductions: floats give up a pattern, integers are masked.
 template <DType D>
 using Slots = typename detail::SlotsOf<D, has_sentinel(D)>::type;
 

@@ -1,0 +1,120 @@
+// The loops of the kernels: which step a thread takes with which vector, and what ends a call. Each
+// kernel says what its steps are; what it opened (epochs, barriers, the session) is ended here, by
+// all threads of a block, whether or not they have failed.
+//
+// Collectives between pairs of which some exchange nothing have a loop of their own:
+// collectives/channels.cuh.
+#pragma once
+
+#include "../../protocol/uses.h"
+#include "barrier.cuh"
+#include "session.cuh"
+
+namespace collx::cuda {
+
+/// Of a vector in slots.
+struct Place {
+  uint64_t vector;  // which one of the call, on the wire
+  uint32_t i;       // which one of the use
+  uint32_t epoch;   // of its tile, in this use
+};
+
+/// In which order a thread takes the steps of its vectors, within a use. In a simple call it has
+/// one vector, and takes all steps in turn.
+enum class Order {
+  phases,  // a step with all of them, then the next step
+  behind,  // the second step one vector behind the first: what it waits for travels meanwhile
+};
+
+/// Through the slots of tiles, use by use: step(place) for each vector of this thread's. `local` is
+/// what is left to do within this rank.
+template <Order kOrder, bool Simple, typename Local, typename... Steps>
+__device__ __forceinline__ void run_slots(Session<Simple>& session, Local local, Steps... steps) {
+  const KernelCall& call = session.call;
+  Tiles<Simple> tiles(call);
+  if constexpr (Simple) {
+    const auto n = static_cast<uint32_t>(call.vectors);
+    tiles.for_own(n, [&](uint32_t i) {
+      const Place at{i, i, tiles.epoch(i)};
+      (steps(at), ...);
+    });
+    local();
+    tiles.finish(session, 1, n);
+  } else {
+    Uses uses(call.vectors, call.capacity);
+    uint32_t n = 0;
+    for (; uses.any(); uses.next()) {
+      if (uses.number() > 0) next_use();
+      n = static_cast<uint32_t>(uses.count());
+      const auto placed = [&](auto& step) {
+        return [&](uint32_t i) {
+          step(Place{uses.first() + i, i, tiles.epoch(i) + uses.number()});
+        };
+      };
+      if constexpr (kOrder == Order::behind) {
+        tiles.for_own_behind(n, placed(steps)...);
+      } else {
+        (tiles.for_own(n, placed(steps)), ...);
+      }
+    }
+    local();
+    tiles.finish(session, uses.number(), n);
+  }
+}
+
+/// What a rank does between two barriers, with a half of the staging memory.
+struct Half {
+  uint64_t first;   // of what the call goes through
+  uint64_t count;   // of these
+  uint32_t parity;  // which half; one is written again two barriers later, when all have read it
+};
+
+template <typename Work>
+struct BarrierStep {
+  Work work;    // by all threads, with a Half
+  Phase after;  // a barrier, if any
+  bool applies;
+};
+template <typename Work>
+__device__ __forceinline__ BarrierStep<Work> step(Work work, Phase after = Phase::none,
+                                                  bool applies = true) {
+  return {work, after, applies};
+}
+
+/// Through barriers: all steps for `most` of `total` at a time, with a barrier at the end, which
+/// says that nobody uses this rank's tensors any more. `opens`: a barrier first, after which peers'
+/// tensors may be used. Threads that have failed leave out what follows; `kAll`: steps of which
+/// other blocks may wait for this one, and which look for themselves, are taken all the same.
+template <bool kAll = false, typename... Steps>
+__device__ __forceinline__ void run_barriers(Session<false>& session, bool opens, uint64_t total,
+                                             uint64_t most, Steps... steps) {
+  BlockBarrier barrier(session.call, session.patience);
+  bool going = !opens || barrier.sync(Phase::start_barrier) || kAll;
+  for (Uses uses(total, most); uses.any() && going; uses.next()) {
+    const Half half{uses.first(), uses.count(), uses.number() & 1};
+    const auto take = [&](const auto& s) {
+      if (!s.applies || !going) return;
+      s.work(half);
+      if (s.after != Phase::none) going = barrier.sync(s.after) || kAll;
+    };
+    (take(steps), ...);
+  }
+  if (going) barrier.sync(Phase::end_barrier);
+  barrier.finish();
+  session.finish();
+}
+
+/// Between a barrier of all ranks and another one.
+template <typename Work>
+__device__ __forceinline__ void run_between_barriers(Session<false>& session, Work work) {
+  run_barriers(session, true, 1, 1, step([&](const Half&) { work(); }));
+}
+
+/// f(i) for each of the first n that is this thread's.
+template <typename F>
+__device__ __forceinline__ void for_own(uint64_t n, F f) {
+  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) f(i);
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,35 @@
+// How the vectors of a call are divided into uses of what carries them: plain arithmetic, which
+// tests go through on the host.
+#pragma once
+
+#include "types.h"
+
+namespace collx {
+
+/// One use after the other, all of them full but the last. Of no vectors there is none.
+class Uses {
+ public:
+  COLLX_HD constexpr Uses(uint64_t vectors, uint64_t capacity)
+      : vectors_(vectors), capacity_(capacity) {}
+
+  /// Whether there is a use at hand. The rest is asked of it.
+  COLLX_HD constexpr bool any() const { return first_ < vectors_; }
+  COLLX_HD constexpr uint64_t first() const { return first_; }  // its first vector
+  COLLX_HD constexpr uint64_t count() const {
+    const uint64_t left = vectors_ - first_;
+    return left < capacity_ ? left : capacity_;
+  }
+  COLLX_HD constexpr uint32_t number() const { return number_; }  // uses before it
+  COLLX_HD constexpr void next() {
+    first_ += count();
+    ++number_;
+  }
+
+ private:
+  uint64_t vectors_;
+  uint64_t capacity_;
+  uint64_t first_ = 0;
+  uint32_t number_ = 0;
+};
+
+}  // namespace collx

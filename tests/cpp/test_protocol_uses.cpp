@@ -1,0 +1,39 @@
+// Every vector of a call is in one use, in order, whatever the call's length.
+#include <gtest/gtest.h>
+
+#include "protocol/uses.h"
+
+namespace collx {
+namespace {
+
+TEST(Uses, take_every_vector_once_and_are_full_but_for_the_last) {
+  for (const uint64_t capacity : {1, 2, 7, 64, 1000}) {
+    for (const uint64_t vectors : {0, 1, 6, 7, 8, 63, 64, 65, 999, 1000, 1001, 4000}) {
+      uint64_t taken = 0;
+      uint32_t number = 0;
+      for (Uses uses(vectors, capacity); uses.any(); uses.next()) {
+        EXPECT_EQ(uses.first(), taken);
+        EXPECT_EQ(uses.number(), number++);
+        EXPECT_GE(uses.count(), 1u);
+        EXPECT_TRUE(uses.count() == capacity || taken + uses.count() == vectors);
+        taken += uses.count();
+      }
+      EXPECT_EQ(taken, vectors);
+      EXPECT_EQ(number, ceil_div(vectors, capacity));
+    }
+  }
+}
+
+TEST(Uses, go_past_four_billion_vectors) {
+  constexpr uint64_t kVectors = (uint64_t{1} << 32) + 5, kCapacity = uint64_t{1} << 30;
+  Uses uses(kVectors, kCapacity);
+  while (uses.number() < 4) uses.next();
+  EXPECT_EQ(uses.first(), uint64_t{1} << 32);
+  EXPECT_EQ(uses.count(), 5u);
+  uses.next();
+  EXPECT_FALSE(uses.any());
+  EXPECT_EQ(uses.number(), 5u);
+}
+
+}  // namespace
+}  // namespace collx

@@ -1,0 +1,139 @@
+"""What every operator computes in every algorithm and dtype, as hashes of the results: a line each.
+
+    torchrun --standalone --nproc-per-node 2 tools/record_bits.py --device cuda before.txt
+
+Two builds that compute the same bits write the same file, so `diff` compares them. Inputs follow
+from a seed: random bits, NaNs among them, of lengths around and above the borders of vectors, tiles
+and chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import collx
+from collx._extension import extension
+
+DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
+NORMALIZED = DTYPES[:3]
+LENGTHS = (5, 4096, 100_003, 3 << 20)  # elements
+PAYLOAD_BYTES = 8 << 20  # little, so that the longest calls take several uses
+
+Call = Callable[..., Any]
+OPS: dict[str, tuple[Call, bool]] = {  # with a reduce op?
+    "allreduce": (lambda x, o, **k: collx.allreduce(x, o, **k), True),
+    "reducescatter": (lambda x, o, **k: collx.reducescatter(x, o, **k), True),
+    "reduce": (lambda x, o, **k: collx.reduce(x, o, 1, **k), True),
+    "allgather": (lambda x, o, **k: collx.allgather(x, **k), False),
+    "broadcast": (lambda x, o, **k: collx.broadcast(x, 1, **k), False),
+    "gather": (lambda x, o, **k: collx.gather(x, 1, **k), False),
+    "scatter": (lambda x, o, **k: collx.scatter(x, 1, **k), False),
+    "alltoall": (lambda x, o, **k: collx.alltoall(x, **k), False),
+}
+NORMS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "parity": {"rounding": "parity_weight"},
+    "fp8": {"quantization": collx.Quantization("fp8")},
+    "int8": {"quantization": collx.Quantization("int8"), "keep_norm": True},
+}
+
+
+def random_bits(dtype: torch.dtype, length: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    size = (length * dtype.itemsize,)
+    return torch.randint(0, 256, size, dtype=torch.uint8, generator=generator).view(dtype)
+
+
+def digest(results: Any) -> str:
+    found = hashlib.sha256()
+    for result in results if isinstance(results, tuple) else (results,):
+        found.update(result.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()[:16]
+
+
+def place(values: torch.Tensor, device: torch.device, symmetric: bool) -> torch.Tensor:
+    if not symmetric:
+        return values.to(device)
+    tensor = collx.empty(*values.shape, dtype=values.dtype)
+    return tensor.copy_(values)
+
+
+def collectives(rank: int, world: int, device: torch.device) -> Iterator[tuple[str, str]]:
+    for op, (call, reduces) in OPS.items():
+        for name in DTYPES if reduces else ("uint8", "int64"):
+            dtype = getattr(torch, name)
+            whole = [o for o in ("sum", "max", "prod") if reduces] or [""]
+            for length in LENGTHS:
+                # Of any length where the operator takes it.
+                n = (
+                    length
+                    if op in ("allreduce", "reduce", "broadcast")
+                    else length // world * world
+                )
+                given = random_bits(dtype, n, 1000 * rank + length)
+                for symmetric in (False, True):
+                    x = place(given, device, symmetric)
+                    for algorithm in ("auto", *extension.algorithms(op)):
+                        for which in whole:
+                            out = None
+                            if symmetric:
+                                made = call(x, which, algorithm="fallback")
+                                out = collx.empty(*made.shape, dtype=dtype).zero_()
+                            elif algorithm in ("direct", "pull_push"):
+                                continue
+                            result = call(x, which, algorithm=algorithm, out=out)
+                            what = f"{op} {algorithm} {name} {n} {which} {int(symmetric)}"
+                            yield what, digest(result)
+
+
+def norms(rank: int, device: torch.device) -> Iterator[tuple[str, str]]:
+    for name in NORMALIZED:
+        dtype = getattr(torch, name)
+        for rows, cols in ((1, 64), (7, 1000), (130, 8192)):
+            generator = torch.Generator().manual_seed(rank)
+            x = torch.randn(rows, cols, generator=generator).to(dtype).to(device)
+            generator.manual_seed(99)
+            residual = torch.randn(rows, cols, generator=generator).to(dtype).to(device)
+            weight = torch.randn(cols, generator=generator).to(dtype).to(device)
+            for kind, options in NORMS.items():
+                for algorithm in ("auto", *extension.algorithms("allreduce_residual_rmsnorm")):
+                    result = collx.allreduce_rmsnorm(
+                        x, weight, 1e-6, residual=residual, algorithm=algorithm, **options
+                    )
+                    yield f"norm {algorithm} {name} {rows}x{cols} {kind}", digest(result)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path, help="each rank writes FILE.RANK")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    asked = parser.parse_args()
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    if asked.device == "cuda":
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo")
+    world = dist.get_world_size()
+    with (
+        collx.init(device=device, payload_bytes=PAYLOAD_BYTES),
+        asked.file.with_suffix(f".{rank}").open("w") as file,
+    ):
+        for found in (collectives(rank, world, device), norms(rank, device)):
+            for what, bits in found:
+                file.write(f"{bits} {what}\n")
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
