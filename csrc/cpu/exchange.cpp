@@ -35,22 +35,6 @@ Steps steps_of(const CpuView& view, const ExchangeCall& call) {
   return view.world == 1 || call.longest == 0 ? keep : algorithm;
 }
 
-/// Bytes between each two ranks, where these alone know them.
-struct PairBytes {
-  uint64_t sends[kMaxRanks];
-  uint64_t expects[kMaxRanks];
-};
-
-void tell_pairs(ExchangeSession& session, PairBytes& pairs) {
-  const ExchangeCall& call = session.call();
-  if (call.collective != Collective::alltoallv || call.splits.sent != nullptr) return;
-  for (int r = 0; r < session.world(); ++r) {
-    pairs.sends[r] = call.sent[r].bytes();
-    pairs.expects[r] = call.received[r].bytes();
-  }
-  session.set_counts(pairs.sends, pairs.expects);
-}
-
 }  // namespace
 
 bool exchange(const CpuView& view, const ExchangeCall& call) {
@@ -59,8 +43,9 @@ bool exchange(const CpuView& view, const ExchangeCall& call) {
       copy_kernel()};
   const Steps steps = steps_of(view, call);
   ExchangeSession session(view, call);
-  PairBytes pairs;
-  tell_pairs(session, pairs);
+  if (row_of(call.collective).counted && call.splits.sent == nullptr) {
+    session.set_counts(call.sends, call.expects);
+  }
   if (!session.enter()) return false;
   if (view.check && !session.meet(Phase::check)) return false;
   const FloatEnvironment environment;

@@ -37,10 +37,12 @@ Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   const bool reduces_direct = is_direct(call) && is_reduction(call.collective);
   for (int d = 0; d < view.world; ++d) {
     const int rank = (view.rank + d) % view.world;
-    routes.from[d] = reduces_direct ? message_of(call, call.peer_input[rank], call.taken[rank])
-                                    : message_of(call, call.input, call.sent[rank]);
-    routes.to[d] = copies_direct ? message_of(call, call.peer_output[rank], call.landing[rank])
-                                 : message_of(call, call.output, call.received[rank]);
+    routes.from[d] = reduces_direct
+                         ? message_of(call, call.peer_input[rank], call.sent(rank, view.rank))
+                         : message_of(call, call.input, call.sent(view.rank, rank));
+    routes.to[d] = copies_direct
+                       ? message_of(call, call.peer_output[rank], call.received(view.rank, rank))
+                       : message_of(call, call.output, call.received(rank, view.rank));
   }
   routes.cleared = message_of(call, call.output, dense_span(call.cleared));
   // Gather and reduce have one message, or none.

@@ -15,41 +15,11 @@ namespace collx {
 
 namespace {
 
-/// Rows `start` to `start + count` of a tensor.
-Span row_span(uint64_t start, uint64_t count, uint64_t row_bytes) {
-  Span span = dense_span(count * row_bytes);
-  span.offset = start * row_bytes;
-  return span;
-}
-
-void lay_out_splits(const Exchange& e, ExchangeCall& call) {
-  const uint64_t row_bytes = e.geometry.inner;
-  uint64_t from = 0, to = 0;
+void count_bytes(const Exchange& e, ExchangeCall& call) {
   for (size_t rank = 0; rank < e.sent_rows.size(); ++rank) {
-    const auto sent = static_cast<uint64_t>(e.sent_rows[rank]);
-    const auto received = static_cast<uint64_t>(e.received_rows[rank]);
-    call.sent[rank] = row_span(from, sent, row_bytes);
-    call.received[rank] = row_span(to, received, row_bytes);
-    call.longest = std::max({call.longest, call.sent[rank].bytes(), call.received[rank].bytes()});
-    from += sent;
-    to += received;
-  }
-}
-
-void lay_out(const Exchange& e, int world, int rank, ExchangeCall& call) {
-  const auto& g = e.geometry;
-  for (int r = 0; r < world; ++r) {
-    call.sent[r] = sent_span(e.collective, g, world, e.root, rank, r);
-    call.received[r] = received_span(e.collective, g, world, e.root, r, rank);
-  }
-  call.longest = longest_message(e.collective, g, world);
-}
-
-/// Where messages are in the peers' tensors.
-void lay_out_at_peers(const Exchange& e, int world, int rank, ExchangeCall& call) {
-  for (int r = 0; r < world; ++r) {
-    call.landing[r] = received_span(e.collective, e.geometry, world, e.root, rank, r);
-    call.taken[r] = sent_span(e.collective, e.geometry, world, e.root, r, rank);
+    call.sends[rank] = static_cast<uint64_t>(e.sent_rows[rank]) * e.geometry.inner;
+    call.expects[rank] = static_cast<uint64_t>(e.received_rows[rank]) * e.geometry.inner;
+    call.longest = std::max({call.longest, call.sends[rank], call.expects[rank]});
   }
 }
 
@@ -81,22 +51,24 @@ class ExchangeRun {
   ExchangeRun(const Exchange& e, Communicator& communicator, const at::Tensor& input,
               const at::Tensor& output)
       : e_(e), communicator_(communicator), input_(input), output_(output) {
-    const int world = communicator.options().world_size, rank = communicator.options().rank;
+    const CommunicatorOptions& o = communicator.options();
     call.input = input.const_data_ptr();
     call.output = output.mutable_data_ptr();
     call.collective = e.collective;
+    call.geometry = e.geometry;
+    call.world = o.world_size;
     call.root = e.root;
     call.element_bytes = static_cast<uint32_t>(input.element_size());
     call.dtype = e.dtype;
     call.reduce_op = e.reduce_op;
     call.splits = e.splits;
     if (counted()) {
-      lay_out_splits(e, call);
+      count_bytes(e, call);
     } else {
-      lay_out(e, world, rank, call);
+      call.longest = longest_message(e.collective, e.geometry, o.world_size);
     }
-    if (e.collective == Collective::gather && rank != e.root) call.cleared = output.nbytes();
-    bytes_ = counted() ? call.longest * static_cast<uint64_t>(world) : e.geometry.bytes();
+    if (e.collective == Collective::gather && o.rank != e.root) call.cleared = output.nbytes();
+    bytes_ = counted() ? call.longest * static_cast<uint64_t>(o.world_size) : e.geometry.bytes();
   }
 
   const char* op() const { return e_.op(); }
@@ -140,10 +112,6 @@ class ExchangeRun {
     request.in_place = in_place();
     request.algorithm = asked();
     call.plan = communicator_.tuned(select(request));
-    if (needs_symmetric(call.plan.algorithm)) {
-      const CommunicatorOptions& o = communicator_.options();
-      lay_out_at_peers(e_, o.world_size, o.rank, call);
-    }
     describe(e_, input_, call.descriptor);
   }
 

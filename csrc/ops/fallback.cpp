@@ -107,8 +107,10 @@ class Messages {
         input_(input),
         output_(output),
         longest_(call.longest) {
-    std::copy_n(call.sent, world_, sent_.begin());
-    std::copy_n(call.received, world_, received_.begin());
+    for (int r = 0; r < world_; ++r) {
+      sent_[static_cast<size_t>(r)] = call.sent(rank_, r);
+      received_[static_cast<size_t>(r)] = call.received(r, rank_);
+    }
   }
 
   void run() {

@@ -61,19 +61,11 @@ struct AllreduceCall : Call {
 };
 
 /// Any other collective: a message from each rank to each, some of them empty.
-struct ExchangeCall : Call {
-  Collective collective;
-  int32_t root;            // -1 where there is none
+struct ExchangeCall : Call, MessageMap {
   uint32_t element_bytes;  // an address and a length are multiples of it
   // Reductions: what came from all ranks is reduced into the output.
   DType dtype;
   ReduceOp reduce_op;
-  // By rank; the own entry is what stays here.
-  Span sent[kMaxRanks];      // in `input`: what goes to that rank
-  Span received[kMaxRanks];  // in `output`: what comes from that rank
-  // Where the algorithm needs symmetric tensors:
-  Span landing[kMaxRanks];  // in that rank's output: what goes there
-  Span taken[kMaxRanks];    // in that rank's input: what comes from there
   /// The longest message between any two ranks. An agreed value, but in alltoallv, where it is the
   /// longest that this rank knows of.
   uint64_t longest;

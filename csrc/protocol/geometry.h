@@ -1,4 +1,5 @@
-// What each rank sends to each in every collective but all-reduce: pure functions of the shape.
+// What each rank sends to each in every collective but all-reduce: pure functions of the shape, and
+// of what ranks count.
 //
 // The unsplit tensor (reducescatter, scatter, alltoall: an input; allgather, gather: an output) is
 // seen as [outer, units, inner]: `units` are divided among the ranks by partition.h.
@@ -63,34 +64,48 @@ constexpr bool has_message(Collective c, int root, int from, int to) {
   return true;
 }
 
-/// The message inside of the sender's input. Not where ranks count what they send.
-constexpr Span sent_span(Collective c, const Geometry& g, int world, int root, int from, int to) {
-  if (!has_message(c, root, from, to)) return {};
-  switch (row_of(c).input) {
-    case Extent::divided:
-      return part_span(g, world, to);
-    case Extent::part:
-      return dense_span(g.part_bytes(world, from));
-    case Extent::whole:
-      break;
-  }
-  return dense_span(g.bytes());
-}
+/// The messages of a call, and where each lies in the tensors of its two ranks.
+struct MessageMap {
+  Collective collective = Collective::none;
+  Geometry geometry;
+  int32_t world = 1;
+  int32_t root = -1;  // -1 where there is none
+  // Where ranks count what they send, and the host knows it: bytes to and from each rank. Then this
+  // rank knows its own messages alone.
+  uint64_t sends[kMaxRanks] = {};
+  uint64_t expects[kMaxRanks] = {};
 
-/// The message inside of the receiver's output. Not where ranks count what they send.
-constexpr Span received_span(Collective c, const Geometry& g, int world, int root, int from,
-                             int to) {
-  if (!has_message(c, root, from, to)) return {};
-  switch (row_of(c).output) {
-    case Extent::divided:
-      return part_span(g, world, from);
-    case Extent::part:
-      return dense_span(g.part_bytes(world, to));
-    case Extent::whole:
-      break;
+  /// Inside of the sender's input.
+  constexpr Span sent(int from, int to) const {
+    if (row_of(collective).counted) return counted_span(sends, to);
+    return span(row_of(collective).input, from, to, from, to);
   }
-  return dense_span(g.bytes());
-}
+  /// Inside of the receiver's output.
+  constexpr Span received(int from, int to) const {
+    if (row_of(collective).counted) return counted_span(expects, from);
+    return span(row_of(collective).output, from, to, to, from);
+  }
+
+ private:
+  /// In a tensor of the rank `own` of the two.
+  constexpr Span span(Extent tensor, int from, int to, int own, int other) const {
+    if (!has_message(collective, root, from, to)) return {};
+    switch (tensor) {
+      case Extent::divided:
+        return part_span(geometry, world, other);
+      case Extent::part:
+        return dense_span(geometry.part_bytes(world, own));
+      case Extent::whole:
+        break;
+    }
+    return dense_span(geometry.bytes());
+  }
+  static constexpr Span counted_span(const uint64_t* bytes, int rank) {
+    Span span = dense_span(bytes[rank]);
+    for (int r = 0; r < rank; ++r) span.offset += bytes[r];
+    return span;
+  }
+};
 
 /// Bytes of the longest message between two ranks.
 constexpr uint64_t longest_message(Collective c, const Geometry& g, int world) {

@@ -103,6 +103,8 @@ inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void
   call.plan = plan_of({c.collective, c.algorithm, c.symmetric}, c.dtype, c.shape.bytes(), world,
                       c.in_place);
   call.collective = c.collective;
+  call.geometry = c.shape;
+  call.world = world;
   call.root = c.root;
   call.element_bytes = static_cast<uint32_t>(c.element());
   call.dtype = c.dtype;
@@ -114,32 +116,20 @@ inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void
   d.reduce_op = c.op;
   d.root = static_cast<int16_t>(c.root);
   if (c.collective == Collective::alltoallv) {
-    uint64_t from = 0, to = 0;
     for (int r = 0; r < world; ++r) {
-      call.sent[r] = dense_span(c.rows_between(world, rank, r) * c.row_bytes);
-      call.received[r] = dense_span(c.rows_between(world, r, rank) * c.row_bytes);
-      call.sent[r].offset = from;
-      call.received[r].offset = to;
-      from += call.sent[r].bytes();
-      to += call.received[r].bytes();
-      call.longest = std::max({call.longest, call.sent[r].bytes(), call.received[r].bytes()});
+      call.sends[r] = c.rows_between(world, rank, r) * c.row_bytes;
+      call.expects[r] = c.rows_between(world, r, rank) * c.row_bytes;
+      call.longest = std::max({call.longest, call.sends[r], call.expects[r]});
     }
     return call;
   }
   d.numel = c.shape.bytes() / c.element();
-  const Geometry& g = c.shape;
-  for (int r = 0; r < world; ++r) {
-    call.sent[r] = sent_span(c.collective, g, world, c.root, rank, r);
-    call.received[r] = received_span(c.collective, g, world, c.root, r, rank);
-    call.landing[r] = received_span(c.collective, g, world, c.root, rank, r);
-    call.taken[r] = sent_span(c.collective, g, world, c.root, r, rank);
+  for (int from = 0; from < world; ++from) {
     for (int to = 0; to < world; ++to) {
-      if (to == r) continue;
-      call.longest =
-          std::max(call.longest, sent_span(c.collective, g, world, c.root, r, to).bytes());
+      if (to != from) call.longest = std::max(call.longest, call.sent(from, to).bytes());
     }
   }
-  if (c.collective == Collective::gather && rank != c.root) call.cleared = g.bytes();
+  if (c.collective == Collective::gather && rank != c.root) call.cleared = c.shape.bytes();
   return call;
 }
 

@@ -155,7 +155,7 @@ class CaseRunner {
     for (int r = 0; r < world(); ++r) {
       sent.push_back(int64_t(c.rows_between(world(), view.rank, r)));
       expected.push_back(int64_t(c.rows_between(world(), r, view.rank)));
-      call.sent[r] = call.received[r] = Span{};  // not known to the caller
+      call.sends[r] = call.expects[r] = 0;  // not known to the caller
     }
     call.longest = 0;
     call.splits = {sent.data(), received.data(), c.row_bytes, rows_sent(c, world(), view.rank),

@@ -18,6 +18,8 @@ constexpr Collective kCollectives[] = {
 struct Shape {
   Geometry geometry;
   int world;
+
+  MessageMap messages(Collective c, int root) const { return {c, geometry, world, root}; }
 };
 
 std::vector<Shape> shapes(Collective c) {
@@ -60,8 +62,8 @@ std::vector<uint64_t> bytes_of(const Span& span) {
 
 TEST(Exchange, both_ends_agree_on_the_length_of_a_message) {
   for_each_pair([](Collective c, const Shape& s, int root, int from, int to) {
-    const Span sent = sent_span(c, s.geometry, s.world, root, from, to);
-    const Span received = received_span(c, s.geometry, s.world, root, from, to);
+    const Span sent = s.messages(c, root).sent(from, to);
+    const Span received = s.messages(c, root).received(from, to);
     EXPECT_EQ(sent.bytes(), received.bytes()) << name_of(c) << ' ' << from << " to " << to;
     EXPECT_EQ(bytes_of(sent).size(), sent.bytes());
   });
@@ -70,8 +72,8 @@ TEST(Exchange, both_ends_agree_on_the_length_of_a_message) {
 TEST(Exchange, a_message_exists_where_the_collective_has_one) {
   for_each_pair([](Collective c, const Shape& s, int root, int from, int to) {
     if (has_message(c, root, from, to)) return;
-    EXPECT_EQ(sent_span(c, s.geometry, s.world, root, from, to).bytes(), 0u) << name_of(c);
-    EXPECT_EQ(received_span(c, s.geometry, s.world, root, from, to).bytes(), 0u) << name_of(c);
+    EXPECT_EQ(s.messages(c, root).sent(from, to).bytes(), 0u) << name_of(c);
+    EXPECT_EQ(s.messages(c, root).received(from, to).bytes(), 0u) << name_of(c);
   });
 }
 
@@ -107,9 +109,8 @@ Labels input_of(Collective c, const Shape& s, int rank) {
 using Placed = std::vector<std::pair<uint64_t, uint64_t>>;
 
 Placed carried(Collective c, const Shape& s, int root, int from, int to) {
-  const std::vector<uint64_t> source = bytes_of(sent_span(c, s.geometry, s.world, root, from, to));
-  const std::vector<uint64_t> target =
-      bytes_of(received_span(c, s.geometry, s.world, root, from, to));
+  const std::vector<uint64_t> source = bytes_of(s.messages(c, root).sent(from, to));
+  const std::vector<uint64_t> target = bytes_of(s.messages(c, root).received(from, to));
   const Labels input = input_of(c, s, from);
   Placed placed;
   for (size_t i = 0; i < source.size(); ++i) {
@@ -171,15 +172,29 @@ TEST(Exchange, spans_are_dense_where_there_is_one_row) {
   static_assert(Geometry{2, 5, 3}.bytes() == 30 && Geometry{2, 5, 3}.part_bytes(2, 0) == 18);
 }
 
+TEST(Exchange, counted_messages_lie_one_behind_the_other) {
+  constexpr MessageMap messages{Collective::alltoallv, {}, 4, -1, {3, 0, 5, 1}, {0, 2, 7, 0}};
+  constexpr int kOwn = 2;
+  EXPECT_EQ(bytes_of(messages.sent(kOwn, 0)), (std::vector<uint64_t>{0, 1, 2}));
+  EXPECT_EQ(messages.sent(kOwn, 1).bytes(), 0u);
+  EXPECT_EQ(bytes_of(messages.sent(kOwn, 2)), (std::vector<uint64_t>{3, 4, 5, 6, 7}));
+  EXPECT_EQ(bytes_of(messages.sent(kOwn, 3)), (std::vector<uint64_t>{8}));
+  EXPECT_EQ(messages.received(0, kOwn).bytes(), 0u);
+  EXPECT_EQ(bytes_of(messages.received(1, kOwn)), (std::vector<uint64_t>{0, 1}));
+  EXPECT_EQ(messages.received(2, kOwn).offset, 2u);
+  EXPECT_EQ(messages.received(3, kOwn).bytes(), 0u);
+}
+
 TEST(Exchange, kinds_are_as_the_collectives_are) {
   for (const Collective c : kCollectives) {
+    const MessageMap messages{c, {1, 8, 2}, 4, 1};
     bool same = true, one_way = false;
     for (int from = 0; from < 4; ++from) {
       for (int to = 0; to < 4; ++to) {
         if (from == to) continue;
         one_way = one_way || !has_message(c, 1, from, to);
-        const Span span = sent_span(c, {1, 8, 2}, 4, 1, from, to);
-        const Span other = sent_span(c, {1, 8, 2}, 4, 1, from, from == 3 ? 0 : 3);
+        const Span span = messages.sent(from, to);
+        const Span other = messages.sent(from, from == 3 ? 0 : 3);
         same = same && (span.bytes() == 0 || other.bytes() == 0 || span.offset == other.offset);
       }
     }

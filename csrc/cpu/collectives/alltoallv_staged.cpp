@@ -47,8 +47,7 @@ bool read_own(const ExchangeSession& session, Splits& splits) {
   const int world = session.world();
   splits.unit = in_memory(call) ? call.splits.row_bytes : 1;
   for (int r = 0; r < world; ++r) {
-    splits.sent[r] =
-        in_memory(call) ? static_cast<uint64_t>(call.splits.sent[r]) : call.sent[r].bytes();
+    splits.sent[r] = in_memory(call) ? static_cast<uint64_t>(call.splits.sent[r]) : call.sends[r];
   }
   if (!in_memory(call) || fit(splits.sent, world, call.splits.rows)) return true;
   return refuse(session, Phase::counts, call.splits.rows, sum(splits.sent, world));
@@ -58,7 +57,7 @@ void tell(const ExchangeSession& session, Use use, const Splits& splits) {
   const Counts counts = session.counts(session.rank(), use);
   for (int r = 0; r < session.world(); ++r) {
     counts.sends[r] = splits.sent[r];
-    if (!in_memory(session.call())) counts.expects[r] = session.call().received[r].bytes();
+    if (!in_memory(session.call())) counts.expects[r] = session.call().expects[r];
   }
 }
 
@@ -87,7 +86,7 @@ bool read_others(const ExchangeSession& session, Use use, Splits& splits) {
     }
     splits.received[from] = counts.sends[rank];
     if (in_memory(call)) continue;
-    const uint64_t expected = call.received[from].bytes();
+    const uint64_t expected = call.expects[from];
     if (splits.received[from] != expected) return refuse_pair(session, use, from, expected);
   }
   if (!in_memory(call)) return true;

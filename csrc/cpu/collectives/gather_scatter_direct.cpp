@@ -12,13 +12,14 @@ constexpr uint64_t kStrideBytes = 256 << 10;
 
 bool push(const ExchangeSession& session, const CallKernels& kernels) {
   const ExchangeCall& call = session.call();
+  const int own = session.rank();
   for (uint64_t at = 0; at < call.longest; at += kStrideBytes) {
     if (!session.alive()) return false;
     for_each_peer(session, [&](int peer) {
-      const uint64_t bytes = call.sent[peer].bytes();
-      if (at >= bytes) return;
-      copy(kernels.copy, rows_of(session.peer_output(peer), call.landing[peer]), at,
-           rows_of(session.input(), call.sent[peer]), at, std::min(kStrideBytes, bytes - at));
+      const Span sent = call.sent(own, peer);
+      if (at >= sent.bytes()) return;
+      copy(kernels.copy, rows_of(session.peer_output(peer), call.received(own, peer)), at,
+           rows_of(session.input(), sent), at, std::min(kStrideBytes, sent.bytes() - at));
     });
   }
   return true;
@@ -28,17 +29,16 @@ bool push(const ExchangeSession& session, const CallKernels& kernels) {
 /// more, since all have entered this call.
 void pull_and_reduce(const ExchangeSession& session, const CallKernels& kernels) {
   const ExchangeCall& call = session.call();
-  const int world = session.world();
-  const uint64_t total = call.received[session.rank()].bytes();
+  const int world = session.world(), own = session.rank();
+  const Span result = call.received(own, own);
+  const uint64_t total = result.bytes();
   const uint64_t room = session.layout().result_bytes;
-  char* const together = session.view().region[session.rank()] + session.layout().staging;
+  char* const together = session.view().region[own] + session.layout().staging;
   Source sources[kMaxRanks];
   for (int r = 0; r < world; ++r) {
-    const bool own = r == session.rank();
-    sources[r] =
-        rows_of(own ? session.input() : session.peer_input(r), own ? call.sent[r] : call.taken[r]);
+    sources[r] = rows_of(r == own ? session.input() : session.peer_input(r), call.sent(r, own));
   }
-  const Target target = rows_of(session.output(), call.received[session.rank()]);
+  const Target target = rows_of(session.output(), result);
   const uint64_t stride = sources[0].dense() ? total : std::min<uint64_t>(room, 16 << 10);
   for (uint64_t at = 0; at < total; at += stride) {
     const uint64_t bytes = std::min(stride, total - at);
@@ -58,7 +58,9 @@ void pull_and_reduce(const ExchangeSession& session, const CallKernels& kernels)
 /// Whether a peer uses this rank's tensors: reads its input, or writes its output.
 bool uses_tensors_of(const ExchangeSession& session, int peer) {
   const ExchangeCall& call = session.call();
-  return (is_reduction(call.collective) ? call.sent[peer] : call.received[peer]).bytes() > 0;
+  const int own = session.rank();
+  return (is_reduction(call.collective) ? call.sent(own, peer) : call.received(peer, own)).bytes() >
+         0;
 }
 
 }  // namespace

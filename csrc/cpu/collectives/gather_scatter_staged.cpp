@@ -10,7 +10,12 @@ bool gather_scatter_staged(ExchangeSession& session, const CallKernels& kernels)
   const ExchangeCall& call = session.call();
   const CpuSlots slots =
       cpu_slots(session.layout(), call.collective, call.longest, session.world());
-  const Staging staging(session, kernels, {call.sent, call.received}, slots);
+  Span sent[kMaxRanks], received[kMaxRanks];
+  for (int r = 0; r < session.world(); ++r) {
+    sent[r] = call.sent(session.rank(), r);
+    received[r] = call.received(r, session.rank());
+  }
+  const Staging staging(session, kernels, {sent, received}, slots);
   // In place, a chunk is sent before the same bytes are overwritten by what is received.
   uint64_t at = 0;
   for (; at < call.longest; at += slots.chunk) {

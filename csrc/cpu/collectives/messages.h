@@ -92,8 +92,9 @@ inline void copy(CopyKernel kernel, Target to, uint64_t to_at, Source from, uint
 
 /// Copies what stays on this rank.
 inline void keep_own(const ExchangeSession& session, CopyKernel kernel) {
-  const Span& sent = session.call().sent[session.rank()];
-  copy(kernel, rows_of(session.output(), session.call().received[session.rank()]), 0,
+  const int own = session.rank();
+  const Span sent = session.call().sent(own, own);
+  copy(kernel, rows_of(session.output(), session.call().received(own, own)), 0,
        rows_of(session.input(), sent), 0, sent.bytes());
 }
 
