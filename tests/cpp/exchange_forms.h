@@ -13,8 +13,6 @@ inline const std::vector<Form>& exchange_forms() {
   return forms;
 }
 
-inline constexpr DType kDTypes[] = {DType::float32, DType::float16, DType::bfloat16, DType::float64,
-                                    DType::int32,   DType::int64,   DType::int8,     DType::uint8};
 inline constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min,
                                     ReduceOp::prod};
 
@@ -66,7 +64,7 @@ inline Case case_of(const Form& form, int world, const Geometry& shape, DType dt
 }
 
 inline Case random_case(std::mt19937_64& random, const Form& form, int world, uint64_t most_bytes) {
-  const DType dtype = kDTypes[random() % std::size(kDTypes)];
+  const DType dtype = kDTypes[random() % std::size(kDTypes)].dtype;
   const uint64_t element = static_cast<uint64_t>(dtype_size(dtype));
   Geometry shape;
   shape.outer = random() % 3 == 0 ? 1 + random() % 5 : 1;

@@ -12,8 +12,6 @@ namespace {
 
 using Bytes = std::vector<char>;
 
-constexpr DType kDTypes[] = {DType::float32, DType::float16, DType::bfloat16, DType::float64,
-                             DType::int32,   DType::int64,   DType::int8,     DType::uint8};
 constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min,
                              ReduceOp::prod};
 constexpr char kCanary = 0x5a;
@@ -50,7 +48,8 @@ class Oracle {
     std::mt19937_64 random(20240607u + unsigned(world));
     uint64_t most[size_t(DType::count)] = {};
     for (const Case& c : cases) most[size_t(c.dtype)] = std::max(most[size_t(c.dtype)], c.numel);
-    for (const DType dtype : kDTypes) {
+    for (const DTypeRow& row : kDTypes) {
+      const DType dtype = row.dtype;
       const uint64_t bytes = most[size_t(dtype)] * uint64_t(dtype_size(dtype));
       for (int r = 0; r < world; ++r) {
         inputs_[size_t(dtype)].push_back(Bytes(bytes));
@@ -178,7 +177,7 @@ ReduceOp op_of(DType dtype, uint64_t i) {
 
 Case random_case(std::mt19937_64& random, uint64_t most_bytes) {
   const Form& form = forms()[random() % forms().size()];
-  const DType dtype = kDTypes[random() % std::size(kDTypes)];
+  const DType dtype = kDTypes[random() % std::size(kDTypes)].dtype;
   const uint64_t most = most_bytes / uint64_t(dtype_size(dtype));
   // Small sizes as often as large ones.
   const uint64_t numel = random() % (random() % 2 != 0 ? most : 40);
@@ -201,7 +200,8 @@ TEST_P(CpuAllreduce, every_algorithm_dtype_and_op_gives_the_reference_bits_in_th
   std::vector<Case> cases;
   uint64_t i = 0;
   for (const Form& form : forms()) {
-    for (const DType dtype : kDTypes) {
+    for (const DTypeRow& row : kDTypes) {
+      const DType dtype = row.dtype;
       for (const ReduceOp op : kOps) {
         if (op != op_of(dtype, size_t(op))) continue;
         cases.push_back(
@@ -217,7 +217,8 @@ TEST_P(CpuAllreduce, sizes_around_the_borders_of_chunks_and_parts_lose_nothing) 
   std::vector<Case> cases;
   uint64_t i = 0;
   for (const Form& form : forms()) {
-    for (const DType dtype : kDTypes) {
+    for (const DTypeRow& row : kDTypes) {
+      const DType dtype = row.dtype;
       for (const uint64_t numel : telling_sizes(ranks.layout(), form, dtype, GetParam())) {
         for (const bool in_place : {false, true}) {
           cases.push_back({dtype, op_of(dtype, i), form.algorithm, form.symmetric, in_place, numel,
@@ -272,7 +273,7 @@ TEST_P(CpuAllreduce, epochs_wrap_around_unnoticed) {
   // 300 calls of each form pass the wrap-around in every area, that of the barriers too.
   for (int i = 0; i < 300; ++i) {
     for (const Form& form : forms()) {
-      const DType dtype = kDTypes[size_t(i) % std::size(kDTypes)];
+      const DType dtype = kDTypes[size_t(i) % std::size(kDTypes)].dtype;
       cases.push_back({dtype, op_of(dtype, uint64_t(i)), form.algorithm, form.symmetric, i % 2 == 0,
                        1 + uint64_t(i) % 40, uint64_t(i) % kMostShift});
     }

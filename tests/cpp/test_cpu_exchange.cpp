@@ -18,7 +18,8 @@ TEST_P(CpuExchange, every_form_and_dtype_is_right_in_the_smallest_region) {
   std::vector<Case> cases;
   uint64_t i = 0;
   for (const Form& form : exchange_forms()) {
-    for (const DType dtype : kDTypes) {
+    for (const DTypeRow& row : kDTypes) {
+      const DType dtype = row.dtype;
       const auto element = static_cast<uint64_t>(dtype_size(dtype));
       cases.push_back(case_of(form, GetParam(), {1, 301, element}, dtype, i++));
       cases.push_back(case_of(form, GetParam(), {1, 37, 5 * element}, dtype, i++));
@@ -80,7 +81,8 @@ TEST_P(CpuExchange, parts_along_any_axis_are_found) {
   uint64_t i = 0;
   for (const Form& form : exchange_forms()) {
     if (!has_axis(form.collective)) continue;
-    for (const DType dtype : kDTypes) {
+    for (const DTypeRow& row : kDTypes) {
+      const DType dtype = row.dtype;
       for (const uint64_t outer : {2, 3, 65}) {
         for (const uint64_t units : {1, 5, 33}) {
           for (const uint64_t inner : {1, 2, 7}) {
