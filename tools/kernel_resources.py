@@ -47,7 +47,11 @@ def cuobjdump(option: str, path: Path) -> str:
     program = tool("cuobjdump")
     if program is None:
         raise SystemExit("cuobjdump was not found: it is part of CUDA, and of Triton")
-    done = subprocess.run([program, option, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run([program, option, str(path)], capture_output=True, text=True)
+    if "does not contain device code" in done.stderr:
+        raise SystemExit(f"{path} has no CUDA code: it was built without CUDA")
+    if done.returncode != 0:
+        raise SystemExit(done.stderr.strip())
     return done.stdout
 
 
@@ -98,9 +102,10 @@ def main() -> int:
     parser.add_argument("--code", action="store_true", help="count instructions, too")
     parser.add_argument("--spills", action="store_true", help="kernels with a stack alone")
     asked = parser.parse_args()
+    tables = {path: kernels(path) for path in asked.files}
     print(f"{'regs':>4} {'stack':>5} {'shared':>6} {'code':>6}  arch    kernel")
-    for path in asked.files:
-        found = [k for k in kernels(path) if k.stack > 0 or not asked.spills]
+    for path, table in tables.items():
+        found = [k for k in table if k.stack > 0 or not asked.spills]
         listings = code(path) if asked.code and found else {}
         rows = sorted(zip(readable([k.name for k in found]), found, strict=True))
         for name, k in rows:
