@@ -39,6 +39,11 @@ OPS: dict[str, tuple[Call, bool]] = {  # with a reduce op?
     "scatter": (lambda x, o, **k: collx.scatter(x, 1, **k), False),
     "alltoall": (lambda x, o, **k: collx.alltoall(x, **k), False),
 }
+SPLITS: dict[str, Callable[[int, int, int], int]] = {  # rows from one rank to another, about n
+    "even": lambda n, sender, receiver: n,
+    "uneven": lambda n, sender, receiver: n * (1 + sender + 2 * receiver) // 3,
+    "zeros": lambda n, sender, receiver: n if sender <= receiver else 0,
+}
 NORMS: dict[str, dict[str, Any]] = {
     "none": {},
     "parity": {"rounding": "parity_weight"},
@@ -95,6 +100,28 @@ def collectives(rank: int, world: int, device: torch.device) -> Iterator[tuple[s
                             yield what, digest(result)
 
 
+def alltoallv(rank: int, world: int, device: torch.device) -> Iterator[tuple[str, str]]:
+    for name in ("uint8", "int64"):
+        for length in LENGTHS:
+            for kind, rows in SPLITS.items():
+                n = -(-length // world)
+                sent = [rows(n, rank, peer) for peer in range(world)]
+                received = [rows(n, peer, rank) for peer in range(world)]
+                x = random_bits(getattr(torch, name), sum(sent), 1000 * rank + length).to(device)
+                on_device = torch.tensor(sent, device=device)
+                for algorithm in ("auto", *extension.algorithms("alltoallv")):
+                    what = f"alltoallv {algorithm} {name} {n} {kind}"
+                    result = collx.alltoallv(x, received, sent, algorithm=algorithm)
+                    yield f"{what} host", digest(result)
+                    results = collx.alltoallv(
+                        x,
+                        device_splits=on_device,
+                        capacity=sum(received) + 3,
+                        algorithm=algorithm,
+                    )
+                    yield f"{what} device", digest(results)
+
+
 def norms(rank: int, device: torch.device) -> Iterator[tuple[str, str]]:
     for name in NORMALIZED:
         dtype = getattr(torch, name)
@@ -128,7 +155,11 @@ def main() -> int:
         collx.init(device=device, payload_bytes=PAYLOAD_BYTES),
         asked.file.with_suffix(f".{rank}").open("w") as file,
     ):
-        for found in (collectives(rank, world, device), norms(rank, device)):
+        for found in (
+            collectives(rank, world, device),
+            alltoallv(rank, world, device),
+            norms(rank, device),
+        ):
             for what, bits in found:
                 file.write(f"{bits} {what}\n")
     dist.destroy_process_group()
