@@ -127,31 +127,17 @@ uint64_t cpu_chunks(const CpuLayout& layout, Algorithm algorithm, const Request&
                            : cpu_chunk_bytes(layout, algorithm, r.world));
 }
 
-/// Bytes that one use of all tiles carries from one rank to another.
-uint64_t slots_capacity(const CudaLayout& layout, SlotsFor slots) {
-  switch (slots) {
-    case SlotsFor::oneshot:
-      return layout.oneshot.source_bytes;
-    case SlotsFor::twoshot:
-      return layout.twoshot.source_bytes;
-    case SlotsFor::channels:
-      return layout.channels.slots.source_bytes;
-    case SlotsFor::none:
-      break;
-  }
-  return 0;
-}
-
 uint64_t cuda_chunks(const CudaLayout& layout, Algorithm algorithm, const Request& r) {
   if (algorithm == Algorithm::fallback) {
     return uses(r.bytes, fallback_chunk_bytes(r.world, r.dtype));
   }
-  const AlgorithmRow& row = row_of(algorithm);
-  uint64_t chunks =
-      uses(vectors_of(r, algorithm) * kVectorBytes, slots_capacity(layout, row.slots));
+  uint64_t chunks = 1;
   const auto through = [&](uint64_t bytes, uint64_t capacity) {
     chunks = std::max(chunks, uses(bytes, capacity));
   };
+  if (const SlotArea* slots = slots_of(layout, row_of(algorithm).slots)) {
+    through(vectors_of(r, algorithm) * kVectorBytes, slots->source_bytes);
+  }
   if (stages_inputs(r, algorithm)) through(r.bytes, layout.staging_bytes);
   if (stages_results(r, algorithm)) {
     through(data_vectors(r, Share::part) * kVectorBytes, layout.result_bytes);

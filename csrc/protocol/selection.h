@@ -118,6 +118,21 @@ constexpr bool stages_results(const Request& r, Algorithm a) {
   return row_of(a).results && (row_of(a).staging || !r.output_symmetric);
 }
 
+/// The slots of a region that `slots` stands for; null where that is none.
+constexpr const SlotArea* slots_of(const CudaLayout& layout, SlotsFor slots) {
+  switch (slots) {
+    case SlotsFor::oneshot:
+      return &layout.oneshot;
+    case SlotsFor::twoshot:
+      return &layout.twoshot;
+    case SlotsFor::channels:
+      return &layout.channels.slots;
+    case SlotsFor::none:
+      break;
+  }
+  return nullptr;
+}
+
 /// Bytes of the region that a call keeps occupied, if it is not to be done in several uses.
 constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   const AlgorithmRow& row = row_of(algorithm);

@@ -241,6 +241,17 @@ TEST(Selection, every_collective_has_its_own_algorithms) {
   EXPECT_TRUE(has_algorithm(Collective::broadcast, Algorithm::twostage));
 }
 
+TEST(Selection, slots_are_those_that_the_algorithm_pushes_into) {
+  constexpr CudaLayout layout = cuda_layout(4, 64 << 20);
+  const auto of = [&](Algorithm a) { return slots_of(layout, row_of(a).slots); };
+  EXPECT_EQ(of(Algorithm::oneshot_push), &layout.oneshot);
+  EXPECT_EQ(of(Algorithm::twoshot_push), &layout.twoshot);
+  EXPECT_EQ(of(Algorithm::channels), &layout.channels.slots);
+  for (const AlgorithmRow& row : kAlgorithms) {
+    EXPECT_EQ(of(row.algorithm) != nullptr, pushes_into_slots(row.algorithm)) << row.name;
+  }
+}
+
 TEST(Workspace, is_what_the_formulas_of_the_algorithms_say) {
   const uint64_t bytes = 4 << 20;
   const auto of = [&](Algorithm algorithm, DType dtype, bool symmetric) {
