@@ -46,8 +46,8 @@ NormRequest default_norm(const char* what, Collective op, const Request& request
   NormRequest r;
   static_cast<Request&>(r) = request;
   r.dtype = check_dtype(what, dtype);
-  TORCH_CHECK_TYPE(has_sentinel(r.dtype) && r.dtype != DType::float64, "collx.", what,
-                   ": dtype: got ", name_of(r.dtype), "; accepted: float32, float16, bfloat16");
+  TORCH_CHECK_TYPE(can_normalize(r.dtype), "collx.", what, ": dtype: got ", name_of(r.dtype),
+                   "; accepted: float32, float16, bfloat16");
   TORCH_CHECK_VALUE(cols > 0, "collx.", what,
                     ": shape: got rows of no element; accepted: [..., "
                     "cols], from 1 column");

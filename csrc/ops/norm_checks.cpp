@@ -43,8 +43,7 @@ float rounded(double value, at::ScalarType dtype) {
 
 DType check_input(const char* op, const at::Tensor& input, bool scatters) {
   const DType dtype = check_dtype(op, "input", input);
-  TORCH_CHECK_TYPE(dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16,
-                   "collx.", op, ": input: got dtype ", name_of(dtype),
+  TORCH_CHECK_TYPE(can_normalize(dtype), "collx.", op, ": input: got dtype ", name_of(dtype),
                    "; accepted: float32, float16, bfloat16");
   TORCH_CHECK_VALUE(scatters ? input.dim() == 2 : input.dim() >= 2, "collx.", op,
                     ": input: got shape ", input.sym_sizes(), "; accepted: [rows, cols]",

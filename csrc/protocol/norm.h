@@ -8,6 +8,11 @@ namespace collx {
 
 enum class Norm : uint8_t { rms, layer };
 
+/// Whether rows of a dtype can be normalized: there is arithmetic for these.
+COLLX_HD constexpr bool can_normalize(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+}
+
 /// Where values are rounded to the dtype: once, at the end; or where the unfused model does it,
 /// there with the weight multiplied in float32 (torch.nn.RMSNorm) or in the dtype (LlamaRMSNorm).
 enum class Rounding : uint8_t { fp32, parity, parity_weight, count };
