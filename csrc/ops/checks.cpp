@@ -189,11 +189,10 @@ void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& o
                     offset ? ", or where the one is this rank's part of the other" : "");
 }
 
-void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,
-                     bool output_symmetric) {
-  TORCH_CHECK_VALUE(!needs_symmetric(algorithm) || (input_symmetric && output_symmetric), "collx.",
-                    op, ": algorithm: got \"", name_of(algorithm), "\", which needs a symmetric ",
-                    input_symmetric ? "" : "input",
+void refuse_unsymmetric(const char* op, Algorithm algorithm, bool input_symmetric,
+                        bool output_symmetric) {
+  TORCH_CHECK_VALUE(false, "collx.", op, ": algorithm: got \"", name_of(algorithm),
+                    "\", which needs a symmetric ", input_symmetric ? "" : "input",
                     input_symmetric || output_symmetric ? "" : " and ",
                     output_symmetric ? "" : "output (give it as out=, or work in place)",
                     "; accepted: contiguous tensors from collx.empty or known by collx.register");
@@ -212,10 +211,8 @@ void check_direct(const char* op, Collective collective, Algorithm algorithm, bo
                     "still to be sent; accepted: auto, staged, fallback");
 }
 
-void check_peer_access(const char* op, Algorithm algorithm, const Communicator& communicator) {
-  TORCH_CHECK_NOT_IMPLEMENTED(communicator.has_regions() || algorithm == Algorithm::automatic ||
-                                  algorithm == Algorithm::fallback,
-                              "collx.", op, ": algorithm: got \"", name_of(algorithm),
+void refuse_without_regions(const char* op, Algorithm algorithm, const Communicator& communicator) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "collx.", op, ": algorithm: got \"", name_of(algorithm),
                               "\", but the ranks of \"", communicator.options().name,
                               "\" have no access to each other's memory; accepted: auto, fallback");
 }

@@ -7,11 +7,10 @@
 #include <optional>
 #include <string_view>
 
-#include "../protocol/types.h"
+#include "../protocol/algorithms.h"
+#include "communicator.h"
 
 namespace collx {
-
-class Communicator;
 
 /// What the strings and numbers of a call mean.
 struct ReductionOptions {
@@ -62,15 +61,28 @@ void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& o
 /// Every element of a tensor that is written has a location of its own.
 void check_writable(const char* op, const char* argument, const at::Tensor& tensor);
 
+[[noreturn, gnu::cold]] void refuse_unsymmetric(const char* op, Algorithm algorithm,
+                                                bool input_symmetric, bool output_symmetric);
+
 /// An algorithm that works on the ranks' own tensors needs them registered.
-void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,
-                     bool output_symmetric);
+inline void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,
+                            bool output_symmetric) {
+  if (!needs_symmetric(algorithm) || (input_symmetric && output_symmetric)) return;
+  refuse_unsymmetric(op, algorithm, input_symmetric, output_symmetric);
+}
 
 /// "direct": between the tensors themselves, so those that peers touch have to be registered.
 void check_direct(const char* op, Collective collective, Algorithm algorithm, bool input_symmetric,
                   bool output_symmetric, bool in_place);
 
+[[noreturn, gnu::cold]] void refuse_without_regions(const char* op, Algorithm algorithm,
+                                                    const Communicator& communicator);
+
 /// Without access to each other's memory ranks have the fallback alone.
-void check_peer_access(const char* op, Algorithm algorithm, const Communicator& communicator);
+inline void check_peer_access(const char* op, Algorithm algorithm,
+                              const Communicator& communicator) {
+  if (algorithm == Algorithm::automatic || algorithm == Algorithm::fallback) return;
+  if (!communicator.has_regions()) refuse_without_regions(op, algorithm, communicator);
+}
 
 }  // namespace collx

@@ -37,9 +37,7 @@ void run(Family& family, Communicator& communicator) {
   const Places places = family.find(communicator.symmetric());
   family.check(places);
   if (alone && family.needs_no_peers()) return family.alone();
-  if (!alone && family.asked() != Algorithm::automatic) {
-    check_peer_access(op, family.asked(), communicator);
-  }
+  if (!alone) check_peer_access(op, family.asked(), communicator);
   if (family.is_empty() && !communicator.options().check) return;
 
   auto& call = family.call;
