@@ -4,7 +4,9 @@
 
 `stack` is what a thread keeps in local memory: spilled registers, and arrays that have an address.
 `code` counts instructions, with the disassembler, which takes a while (--code). --spills prints the
-kernels with a stack alone. cuobjdump comes with CUDA, and with Triton, which comes with PyTorch.
+kernels with a stack alone; --stackless PATTERN ends with 1 where one of that name has any,
+--least N where one has fewer registers.
+cuobjdump comes with CUDA, and with Triton, which comes with PyTorch.
 """
 
 from __future__ import annotations
@@ -101,8 +103,11 @@ def main() -> int:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--code", action="store_true", help="count instructions, too")
     parser.add_argument("--spills", action="store_true", help="kernels with a stack alone")
+    parser.add_argument("--stackless", metavar="PATTERN", help="kernels that may have no stack")
+    parser.add_argument("--least", type=int, default=0, help="registers that each has to have")
     asked = parser.parse_args()
     tables = {path: kernels(path) for path in asked.files}
+    wrong = []
     print(f"{'regs':>4} {'stack':>5} {'shared':>6} {'code':>6}  arch    kernel")
     for path, table in tables.items():
         found = [k for k in table if k.stack > 0 or not asked.spills]
@@ -111,7 +116,13 @@ def main() -> int:
         for name, k in rows:
             count = len(listings[k.arch, k.name]) if listings else "-"
             print(f"{k.registers:>4} {k.stack:>5} {k.shared:>6} {count:>6}  {k.arch:7} {name}")
-    return 0
+            if asked.stackless and k.stack > 0 and re.search(asked.stackless, name):
+                wrong.append(f"{name} may have no stack")
+            if k.registers < asked.least:
+                wrong.append(f"{name} has less than {asked.least} registers")
+    if wrong:
+        print("\n".join(wrong), file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

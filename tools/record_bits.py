@@ -4,7 +4,11 @@
 
 Two builds that compute the same bits write the same file, so `diff` compares them. Inputs follow
 from a seed: random bits, NaNs among them, of lengths around and above the borders of vectors, tiles
-and chunks.
+and chunks. --short takes one dtype and few lengths, and as many ranks as there are share a GPU:
+enough for a checker to see every kernel's body.
+
+    compute-sanitizer --target-processes all torchrun --standalone --nproc-per-node 2 \\
+        tools/record_bits.py --device cuda --short checked.txt
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import argparse
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from collx._extension import extension
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
 NORMALIZED = DTYPES[:3]
 LENGTHS = (5, 4096, 100_003, 3 << 20)  # elements
+SHORT = (5, 4096, 100_003)
 PAYLOAD_BYTES = 8 << 20  # little, so that the longest calls take several uses
 
 Call = Callable[..., Any]
@@ -72,12 +77,14 @@ def place(values: torch.Tensor, device: torch.device, symmetric: bool) -> torch.
     return tensor.copy_(values)
 
 
-def collectives(rank: int, world: int, device: torch.device) -> Iterator[tuple[str, str]]:
+def collectives(
+    rank: int, world: int, device: torch.device, lengths: Sequence[int], dtypes: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     for op, (call, reduces) in OPS.items():
-        for name in DTYPES if reduces else ("uint8", "int64"):
+        for name in dtypes if reduces else ("uint8", "int64"):
             dtype = getattr(torch, name)
             whole = [o for o in ("sum", "max", "prod") if reduces] or [""]
-            for length in LENGTHS:
+            for length in lengths:
                 # Of any length where the operator takes it.
                 n = (
                     length
@@ -100,9 +107,11 @@ def collectives(rank: int, world: int, device: torch.device) -> Iterator[tuple[s
                             yield what, digest(result)
 
 
-def alltoallv(rank: int, world: int, device: torch.device) -> Iterator[tuple[str, str]]:
+def alltoallv(
+    rank: int, world: int, device: torch.device, lengths: Sequence[int]
+) -> Iterator[tuple[str, str]]:
     for name in ("uint8", "int64"):
-        for length in LENGTHS:
+        for length in lengths:
             for kind, rows in SPLITS.items():
                 n = -(-length // world)
                 sent = [rows(n, rank, peer) for peer in range(world)]
@@ -122,8 +131,8 @@ def alltoallv(rank: int, world: int, device: torch.device) -> Iterator[tuple[str
                     yield f"{what} device", digest(results)
 
 
-def norms(rank: int, device: torch.device) -> Iterator[tuple[str, str]]:
-    for name in NORMALIZED:
+def norms(rank: int, device: torch.device, dtypes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for name in [name for name in NORMALIZED if name in dtypes]:
         dtype = getattr(torch, name)
         for rows, cols in ((1, 64), (7, 1000), (130, 8192)):
             generator = torch.Generator().manual_seed(rank)
@@ -143,7 +152,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, help="each rank writes FILE.RANK")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--short", action="store_true", help="one dtype, few lengths")
     asked = parser.parse_args()
+    lengths, dtypes = (SHORT, ("bfloat16",)) if asked.short else (LENGTHS, DTYPES)
     rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cpu")
     if asked.device == "cuda":
@@ -156,9 +167,9 @@ def main() -> int:
         asked.file.with_suffix(f".{rank}").open("w") as file,
     ):
         for found in (
-            collectives(rank, world, device),
-            alltoallv(rank, world, device),
-            norms(rank, device),
+            collectives(rank, world, device, lengths, dtypes),
+            alltoallv(rank, world, device, lengths),
+            norms(rank, device, dtypes),
         ):
             for what, bits in found:
                 file.write(f"{bits} {what}\n")

@@ -186,8 +186,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("payload_bytes"));
   m.def("initialize_region", &collx::initialize_region, py::arg("ptr"), py::arg("device"),
         py::arg("world_size"), py::arg("payload_bytes"), NoGil());
-  m.def("load_kernels", &collx::load_kernels, py::arg("device"), py::arg("clusters") = true,
-        NoGil());
+  m.def("load_kernels", &collx::load_kernels, py::arg("device"), py::arg("world_size"),
+        py::arg("clusters") = true, NoGil());
   m.def(
       "workspace_bytes",
       [](std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype, int world_size,

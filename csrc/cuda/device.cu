@@ -14,7 +14,6 @@
 #include "launch.h"
 
 namespace collx::cuda {
-namespace {}  // namespace
 
 void initialize(char* region, const CudaLayout& layout, int world, Stream stream) {
   require(cudaMemsetAsync(region, 0, layout.total_bytes, stream), "clearing the region");
@@ -68,11 +67,11 @@ int resident_clusters(Kernel kernel, uint32_t threads, uint32_t size) {
 }
 
 /// Of all fused normalizations the smallest.
-Residency residency_of_norms(int multiprocessors, bool clusters) {
+Residency residency_of_norms(int world, int multiprocessors, bool clusters) {
   Residency least;
   Residency::for_each(least, [](uint32_t, uint32_t, int32_t& held) { held = INT_MAX; });
   std::set<std::pair<int, size_t>> asked;  // kernels that need the same are held alike
-  for_each_norm_kernel([&](Kernel kernel) {
+  for_each_norm_kernel(world, [&](Kernel kernel) {
     const cudaFuncAttributes needs = attributes_of(kernel);
     if (!asked.insert({needs.numRegs, needs.sharedSizeBytes}).second) return;
     Residency::for_each(least, [&](uint32_t threads, uint32_t size, int32_t& held) {
@@ -90,27 +89,29 @@ Residency residency_of_norms(int multiprocessors, bool clusters) {
 
 }  // namespace
 
-int resident_blocks(int threads) {
+int resident_blocks(int world, int threads) {
   int resident = kMaxBlocks;
-  for_each_kernel([&](Kernel kernel) {
+  for_each_kernel(world, [&](Kernel kernel) {
     resident = std::min(resident, held_together(kernel, static_cast<uint32_t>(threads)));
   });
   return resident * attribute_of_device(cudaDevAttrMultiProcessorCount);
 }
 
-Offer load_kernels(bool clusters) {
+Offer load_kernels(int world, bool clusters) {
   constexpr int kHopper = 9;
   bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= kHopper;
-  for_each_kernel([&](Kernel kernel) {
+  for_each_kernel(world, [&](Kernel kernel) {
     // A newer device may run code that was made for an older one.
     hopper &= attributes_of(kernel).ptxVersion >= 10 * kHopper;
   });
-  load_local_kernels();
+  for (int i = 0; i < static_cast<int>(DType::count); ++i) {  // which waits for nobody
+    attributes_of(reduce_local({static_cast<DType>(i), world, false}));
+  }
   const int multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
   Offer offer;
-  offer.blocks = resident_blocks(kFullBlock);
+  offer.blocks = resident_blocks(world, kFullBlock);
   offer.capabilities.dependent_launch = hopper;
-  offer.capabilities.residency = residency_of_norms(multiprocessors, clusters && hopper);
+  offer.capabilities.residency = residency_of_norms(world, multiprocessors, clusters && hopper);
   return offer;
 }
 

@@ -20,12 +20,13 @@ struct Offer {
   Capabilities capabilities;
 };
 
-/// Loads every kernel and says what the current device can do with them. `clusters`: false: as if
-/// it had none.
-Offer load_kernels(bool clusters);
+/// Loads every kernel of a world of that size, and says what the current device can do with them.
+/// `clusters`: false: as if it had none.
+Offer load_kernels(int world, bool clusters);
 
-/// How many blocks of so many threads the current device holds resident at once, of every kernel.
-int resident_blocks(int threads);
+/// How many blocks of so many threads the current device holds resident at once, of every kernel
+/// of such a world.
+int resident_blocks(int world, int threads);
 
 /// Host memory that kernels can write and the host can read while they run.
 HostStatus* allocate_status();

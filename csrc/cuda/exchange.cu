@@ -1,13 +1,7 @@
 // Launchers of every collective but all-reduce: messages become routes, a call becomes a kernel.
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
-#include "../protocol/names.h"
-#include "../protocol/selection.h"
-#include "collectives/kernel_table.cuh"
 #include "exchange.h"
-#include "kernels.h"
 #include "launch.h"
 
 namespace collx::cuda {
@@ -94,141 +88,149 @@ bool is_simple(const KernelCall& k, const Routes& routes, const CudaView& view,
   return all_whole(routes, view);
 }
 
-struct Launch {
-  const CudaView& view;
-  const ExchangeCall& call;
-  KernelCall kernel_call;
-  Routes routes;
-  PullArguments pull;
-  Stream stream;
+using ExchangeLaunch = Launch<ExchangeCall>;
 
-  void run(bool simple = false, void* third = nullptr) {
-    run_kernel(require_kernel(call.collective, call.plan.algorithm, call.dtype, view.world, simple),
-               third);
-  }
-  void run_kernel(Kernel kernel, void* third) {
-    void* arguments[] = {&kernel_call, &routes, third};  // a kernel takes as many as it has
-    launch(kernel, call.plan, view.pdl, arguments, stream, "launching a collective");
-  }
-};
-
-void use_twoshot_slots(Launch& l, uint64_t vectors) {
-  use_slots(l.kernel_call, l.view.layout.twoshot, l.view, wire_vectors(is_masked(l.call), vectors));
+KernelCall kernel_call_of(const ExchangeLaunch& l) {
+  KernelCall k = arguments_of(l.view, l.call);
+  k.reduce_op = l.call.reduce_op;
+  if (l.view.check) k.fingerprint = fingerprint(l.call.descriptor);
+  return k;
 }
 
-void staged(Launch& l) {
-  // One stage of all-reduce's two-shot slots: a use carries a word between all pairs, too.
-  use_twoshot_slots(l, longest(l.call));
-  l.run(is_simple(l.kernel_call, l.routes, l.view, l.call));
+/// Through barriers, whose flags carry fingerprints.
+KernelCall barrier_call_of(const ExchangeLaunch& l) {
+  KernelCall k = kernel_call_of(l);
+  k.vectors = longest(l.call);
+  k.fingerprint = fingerprint(l.call.descriptor);
+  return k;
 }
 
-void with_device_splits(Launch& l) {
-  const ExchangeCall& call = l.call;
-  const DeviceSplits& splits = call.splits;
-  l.routes.from[0] = message_of(call, call.input, dense_span(splits.rows * splits.row_bytes));
-  l.routes.to[0] = message_of(call, call.output, dense_span(splits.capacity * splits.row_bytes));
-  use_channels(l.kernel_call, l.routes, l.view);
-  DeviceSplits given = splits;
-  l.run_kernel(alltoallv_device_splits({l.call.dtype, l.view.world, false}), &given);
+/// `vectors` of data to each rank in each stage.
+KernelCall twoshot_call_of(const ExchangeLaunch& l, uint64_t vectors) {
+  KernelCall k = kernel_call_of(l);
+  use_slots(k, l.view.layout.twoshot, l.view, wire_vectors(is_masked(l.call), vectors));
+  return k;
 }
 
-void channels(Launch& l) {
+/// In one stage of all-reduce's two-shot slots: a use carries a word between all pairs, too.
+void staged(const ExchangeLaunch& l) {
+  KernelCall k = twoshot_call_of(l, longest(l.call));
+  Routes routes = routes_of(l.view, l.call);
+  l.run(is_simple(k, routes, l.view, l.call), k, routes);
+}
+
+void with_device_splits(const ExchangeLaunch& l) {
+  DeviceSplits splits = l.call.splits;
+  KernelCall k = kernel_call_of(l);
+  Routes routes = routes_of(l.view, l.call);
+  routes.from[0] = message_of(l.call, l.call.input, dense_span(splits.rows * splits.row_bytes));
+  routes.to[0] = message_of(l.call, l.call.output, dense_span(splits.capacity * splits.row_bytes));
+  use_channels(k, routes, l.view);
+  ExchangeLaunch{l.view, l.call, l.stream, alltoallv_device_splits}.run(false, k, routes, splits);
+}
+
+void channels(const ExchangeLaunch& l) {
   if (l.call.splits.sent != nullptr) return with_device_splits(l);
-  use_channels(l.kernel_call, l.routes, l.view);
-  l.run(is_simple(l.kernel_call, l.routes, l.view, l.call));
+  KernelCall k = kernel_call_of(l);
+  Routes routes = routes_of(l.view, l.call);
+  use_channels(k, routes, l.view);
+  l.run(is_simple(k, routes, l.view, l.call), k, routes);
 }
 
-void direct(Launch& l) {
-  l.kernel_call.vectors = longest(l.call);
-  l.kernel_call.fingerprint = fingerprint(l.call.descriptor);
-  l.run(all_whole(l.routes, l.view));
+void direct(const ExchangeLaunch& l) {
+  KernelCall k = barrier_call_of(l);
+  Routes routes = routes_of(l.view, l.call);
+  l.run(all_whole(routes, l.view), k, routes);
 }
 
-void twostage(Launch& l) {
-  l.kernel_call.vectors = longest(l.call);
-  l.kernel_call.fingerprint = fingerprint(l.call.descriptor);
-  // Every rank passes on a part of the whole tensor, whether or not it is the root.
-  l.routes.from[0] = message_of(l.call, l.call.input, dense_span(l.call.longest));
-  l.routes.to[0] = message_of(l.call, l.call.output, dense_span(l.call.longest));
-  l.run(false, &l.pull);
+/// Every rank passes on a part of the whole tensor, whether or not it is the root.
+void twostage(const ExchangeLaunch& l) {
+  KernelCall k = barrier_call_of(l);
+  Routes routes = routes_of(l.view, l.call);
+  routes.from[0] = message_of(l.call, l.call.input, dense_span(l.call.longest));
+  routes.to[0] = message_of(l.call, l.call.output, dense_span(l.call.longest));
+  PullArguments pull = pull_arguments_of(l.view, l.call);
+  l.run(false, k, routes, pull);
 }
 
 /// Slices of 1/(W-1), one for each rank that is not the root: those behind it in turn.
-struct Slices {
-  const Launch& l;
-  uint64_t vectors() const {
-    return ceil_div<uint64_t>(longest(l.call), static_cast<uint64_t>(l.view.world) - 1);
-  }
-  Span of(int rank) const {
-    const int world = l.view.world;
-    const Part part =
-        partition(longest(l.call), world - 1, (rank - l.call.root - 1 + world) % world);
-    const uint64_t from = std::min(part.start * kVectorBytes, l.call.longest);
-    const uint64_t to = std::min((part.start + part.count) * kVectorBytes, l.call.longest);
-    return {from, 1, to - from, to - from};
-  }
-};
+uint64_t slice_vectors(const ExchangeLaunch& l) {
+  return ceil_div<uint64_t>(longest(l.call), static_cast<uint64_t>(l.view.world) - 1);
+}
+Span slice_of(const ExchangeLaunch& l, int rank) {
+  const int world = l.view.world;
+  const Part part = partition(longest(l.call), world - 1, (rank - l.call.root - 1 + world) % world);
+  const uint64_t from = std::min(part.start * kVectorBytes, l.call.longest);
+  const uint64_t to = std::min((part.start + part.count) * kVectorBytes, l.call.longest);
+  return {from, 1, to - from, to - from};
+}
 
-void pipelined(Launch& l) {
-  const Slices slices{l};
-  const int root = l.call.root;
+void pipelined(const ExchangeLaunch& l) {
+  const ExchangeCall& call = l.call;
+  Routes routes = routes_of(l.view, call);
+  const bool is_root = l.view.rank == call.root;
   for (int d = 1; d < l.view.world; ++d) {
     const int rank = (l.view.rank + d) % l.view.world;
-    const bool is_root = l.view.rank == root;
     // From the root its slice, from another rank that rank's own. Nothing comes back to the root.
-    l.routes.from[d] = is_root ? message_of(l.call, l.call.input, slices.of(rank)) : Message{};
-    l.routes.to[d] =
-        is_root ? Message{}
-                : message_of(l.call, l.call.output, slices.of(rank == root ? l.view.rank : rank));
+    const int slice = rank == call.root ? l.view.rank : rank;
+    routes.from[d] = is_root ? message_of(call, call.input, slice_of(l, rank)) : Message{};
+    routes.to[d] = is_root ? Message{} : message_of(call, call.output, slice_of(l, slice));
   }
-  use_twoshot_slots(l, slices.vectors());
-  l.run(is_simple(l.kernel_call, l.routes, l.view, l.call));
+  KernelCall k = twoshot_call_of(l, slice_vectors(l));
+  l.run(is_simple(k, routes, l.view, call), k, routes);
 }
 
-void reduce_in_two_stages(Launch& l) {
-  const Slices slices{l};
-  const int root = l.call.root;
+void reduce_in_two_stages(const ExchangeLaunch& l) {
+  const ExchangeCall& call = l.call;
+  Routes routes = routes_of(l.view, call);
+  const bool is_root = l.view.rank == call.root;
   for (int d = 0; d < l.view.world; ++d) {
     const int rank = (l.view.rank + d) % l.view.world;
-    if (rank == root) continue;
-    l.routes.from[d] = message_of(l.call, l.call.input, slices.of(rank));
-    if (l.view.rank == root) {
-      l.routes.to[d] = message_of(l.call, l.call.output, slices.of(rank));
-    }
+    if (rank == call.root) continue;
+    routes.from[d] = message_of(call, call.input, slice_of(l, rank));
+    if (is_root) routes.to[d] = message_of(call, call.output, slice_of(l, rank));
   }
-  if (l.view.rank != root) {  // what stays here, unless it is where it belongs
-    const uint64_t bytes = l.call.input == l.call.output ? 0 : l.call.longest;
-    l.routes.kept = message_of(l.call, l.call.input, dense_span(bytes));
-    l.routes.to[0] = message_of(l.call, l.call.output, dense_span(bytes));
+  if (!is_root) {  // what stays here, unless it is where it belongs
+    const uint64_t bytes = call.input == call.output ? 0 : call.longest;
+    routes.kept = message_of(call, call.input, dense_span(bytes));
+    routes.to[0] = message_of(call, call.output, dense_span(bytes));
   }
-  use_twoshot_slots(l, slices.vectors());
-  l.run();
+  KernelCall k = twoshot_call_of(l, slice_vectors(l));
+  l.run(false, k, routes);
 }
 
-struct LauncherRow {
-  Algorithm algorithm;
-  void (*launch)(Launch&);
-};
+constexpr Collectives kReduce = only(Collective::reduce);
+constexpr Collectives kReductions =
+    kPairs & collectives_where([](const CollectiveRow& row) { return row.reduces; });
+constexpr Collectives kCopies = kPairs & ~kReductions;
+constexpr Collectives kCopiesToo = kCopies | kBroadcast;
 
-constexpr LauncherRow kLaunchers[] = {
-    {Algorithm::staged, staged},       {Algorithm::channels, channels},
-    {Algorithm::direct, direct},       {Algorithm::reduce_twostage, reduce_in_two_stages},
-    {Algorithm::pipelined, pipelined}, {Algorithm::twostage, twostage},
+constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
+    {Algorithm::staged, kReductions, {DTypes::all, gather_scatter_staged_reduce}, staged},
+    {Algorithm::staged, kCopies, {DTypes::any, gather_scatter_staged_copy}, staged},
+    {Algorithm::channels, kReduce, {DTypes::all, gather_scatter_channels_reduce}, channels},
+    {Algorithm::channels, kCopiesToo, {DTypes::any, gather_scatter_channels_copy}, channels},
+    {Algorithm::direct, kReductions, {DTypes::all, reducescatter_direct}, direct},
+    {Algorithm::direct, kCopiesToo, {DTypes::any, gather_scatter_direct}, direct},
+    {Algorithm::reduce_twostage, kReduce, {DTypes::all, reduce_twostage}, reduce_in_two_stages},
+    {Algorithm::pipelined, kBroadcast, {DTypes::any, broadcast_pipelined}, pipelined},
+    {Algorithm::twostage, kBroadcast, {DTypes::any, broadcast_twostage}, twostage},
 };
+static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorithm a) {
+  return find_row(kLaunchers, c, a) != nullptr;
+}));
 
 }  // namespace
 
+std::vector<KernelFamily> exchange_kernels() {
+  std::vector<KernelFamily> kernels = kernels_of(kLaunchers);
+  kernels.push_back({DTypes::any, alltoallv_device_splits});
+  kernels.push_back({DTypes::any, rank_barrier});
+  return kernels;
+}
+
 void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
-  Launch l{
-      view,  call, arguments_of(view, call), routes_of(view, call), pull_arguments_of(view, call),
-      stream};
-  l.kernel_call.reduce_op = call.reduce_op;
-  if (view.check) l.kernel_call.fingerprint = fingerprint(call.descriptor);
-  for (const LauncherRow& row : kLaunchers) {
-    if (row.algorithm == call.plan.algorithm) return row.launch(l);
-  }
-  throw std::runtime_error("collx: nothing launches algorithm " +
-                           std::string(name_of(call.plan.algorithm)));
+  launch_by(kLaunchers, view, call, stream);
 }
 
 void barrier(const CudaView& view, const CallDescriptor& descriptor, Stream stream) {
@@ -238,7 +240,7 @@ void barrier(const CudaView& view, const CallDescriptor& descriptor, Stream stre
   kernel_call.fingerprint = fingerprint(descriptor);
   void* arguments[] = {&kernel_call};
   launch(rank_barrier({}), Plan{Algorithm::direct, 1, 64}, view.pdl, arguments, stream,
-         "launching a barrier");
+         "a barrier");
 }
 
 }  // namespace collx::cuda

@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
 #include "launch.h"
 
@@ -60,7 +58,7 @@ void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64
 }
 
 void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
-            const char* what, uint32_t cluster) {
+            std::string_view what, uint32_t cluster) {
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (pdl != PdlLevel::off) {
@@ -77,7 +75,8 @@ void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Str
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = count;
-  require(cudaLaunchKernelExC(&config, kernel, arguments), what);
+  const cudaError_t error = cudaLaunchKernelExC(&config, kernel, arguments);
+  if (error != cudaSuccess) require(error, ("launching " + std::string(what)).c_str());
 }
 
 }  // namespace collx::cuda

@@ -3,6 +3,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../protocol/names.h"
+#include "collectives/kernel_table.h"
 #include "device.h"
 #include "transports/kernel_call.cuh"
 
@@ -21,11 +28,88 @@ inline bool whole_vectors(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
 }
 
-/// `cluster`: blocks of the grid that make a cluster, one after the other.
+/// `cluster`: blocks of the grid that make a cluster, one after the other. `what`: for the error.
 void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
-            const char* what, uint32_t cluster = 1);
+            std::string_view what, uint32_t cluster = 1);
 
-/// Those of the fallback, which wait for nobody.
-void load_local_kernels();
+inline Collective collective_of(const AllreduceCall&) { return Collective::allreduce; }
+inline Collective collective_of(const ExchangeCall& call) { return call.collective; }
+inline Collective collective_of(const NormCall& call) { return call.collective; }
+inline uint32_t cluster_of(const Call&) { return 1; }
+inline uint32_t cluster_of(const NormCall& call) { return call.shape.cluster; }
+
+/// A kernel and those that differ from it in their instance alone. Of which dtypes there are some:
+/// copies know none.
+enum class DTypes : uint8_t { any, all, normalized };
+struct KernelFamily {
+  DTypes dtypes;
+  FindKernel find;
+};
+
+/// A call on its way to its kernels.
+template <typename CallOf>
+struct Launch {
+  const CudaView& view;
+  const CallOf& call;
+  Stream stream;
+  FindKernel find;
+
+  /// The kernel's instance for the call, with what its template declares.
+  template <typename... Arguments>
+  void run(bool simple, Arguments&... arguments) const {
+    const Instance instance{call.dtype, view.world, simple};
+    const Kernel kernel = find(instance);
+    if (kernel == nullptr) {
+      throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) + " of " +
+                               std::string(name_of(call.dtype)) + " has no kernel");
+    }
+    void* given[] = {&arguments...};
+    launch(kernel, call.plan, view.pdl, given, stream, name_of(collective_of(call)),
+           cluster_of(call));
+  }
+};
+
+/// What carries out an algorithm, of some collectives. One that is no kernel of its own has a
+/// launcher alone.
+template <typename CallOf>
+struct LauncherRow {
+  Algorithm algorithm;
+  Collectives serves;
+  KernelFamily kernels;
+  void (*launch)(const Launch<CallOf>&);
+};
+
+template <typename CallOf, size_t N>
+constexpr const LauncherRow<CallOf>* find_row(const LauncherRow<CallOf> (&rows)[N], Collective c,
+                                              Algorithm a) {
+  for (const LauncherRow<CallOf>& row : rows) {
+    if (row.algorithm == a && (row.serves & only(c)) != 0) return &row;
+  }
+  return nullptr;
+}
+
+template <typename CallOf, size_t N>
+void launch_by(const LauncherRow<CallOf> (&rows)[N], const CudaView& view, const CallOf& call,
+               Stream stream) {
+  const Collective c = collective_of(call);
+  const LauncherRow<CallOf>* row = find_row(rows, c, call.plan.algorithm);
+  if (row == nullptr) {
+    throw std::runtime_error("collx: nothing carries out " + std::string(name_of(c)) + " by " +
+                             std::string(name_of(call.plan.algorithm)));
+  }
+  row->launch({view, call, stream, row->kernels.find});
+}
+
+template <typename CallOf, size_t N>
+std::vector<KernelFamily> kernels_of(const LauncherRow<CallOf> (&rows)[N]) {
+  std::vector<KernelFamily> kernels;
+  for (const LauncherRow<CallOf>& row : rows) kernels.push_back(row.kernels);
+  return kernels;
+}
+
+// What each file of launchers launches, for init to load.
+std::vector<KernelFamily> allreduce_kernels();
+std::vector<KernelFamily> exchange_kernels();
+std::vector<KernelFamily> norm_kernels();
 
 }  // namespace collx::cuda

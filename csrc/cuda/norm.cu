@@ -2,9 +2,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "../protocol/partition.h"
-#include "collectives/kernel_table.cuh"
-#include "kernels.h"
 #include "launch.h"
 #include "norm.h"
 #include "stages/norm_arguments.cuh"
@@ -51,29 +48,64 @@ bool is_simple(const CudaView& view, const NormCall& call) {
          (call.quantized == nullptr || o.scale_mode != ScaleMode::group);
 }
 
+using NormLaunch = Launch<NormCall>;
+
+NormArguments norm_arguments_of(const NormLaunch& l) {
+  const int world = l.view.world;
+  NormArguments norm = norm_arguments_of(
+      l.call, world, rows_to_do(l.call.collective, l.call.plan.algorithm, l.call.rows, world));
+  norm.scatters = l.call.scatters();
+  if (norm.scatters) norm.result_rows = norm.parts.part(l.view.rank).count;
+  return norm;
+}
+
+void push(const NormLaunch& l) {
+  KernelCall k = arguments_of(l.view, l.call);
+  const CudaLayout& layout = l.view.layout;
+  const SlotsFor slots =
+      l.call.shape.large_slots ? SlotsFor::twoshot : row_of(l.call.plan.algorithm).slots;
+  use_slots(k, *slots_of(layout, slots), l.view, 0);
+  if (l.view.check) k.fingerprint = fingerprint(l.call.descriptor);
+  NormArguments norm = norm_arguments_of(l);
+  l.run(is_simple(l.view, l.call), k, norm);
+}
+
+void pull(const NormLaunch& l) {
+  KernelCall k = arguments_of(l.view, l.call);
+  k.fingerprint = fingerprint(l.call.descriptor);
+  NormArguments norm = norm_arguments_of(l);
+  PullArguments pull = pull_arguments_of(l.view, l.call);
+  l.run(false, k, norm, pull);
+}
+
+constexpr LauncherRow<NormCall> kLaunchers[] = {
+    {Algorithm::oneshot_push,
+     kNorms | kScatteringNorms,
+     {DTypes::normalized, norm_oneshot_push},
+     push},
+    {Algorithm::twoshot_push, kNorms, {DTypes::normalized, norm_twoshot_push}, push},
+    {Algorithm::twoshot_push_sums, kNorms, {DTypes::normalized, norm_twoshot_push_sums}, push},
+    {Algorithm::oneshot_pull, kNorms, {DTypes::normalized, norm_oneshot_pull}, pull},
+    {Algorithm::twoshot_pull, kNorms, {DTypes::normalized, norm_twoshot_pull}, pull},
+};
+static_assert(is_complete(DeviceKind::cuda, kNorms, [](Collective c, Algorithm a) {
+  return find_row(kLaunchers, c, a) != nullptr;
+}));
+// plan_norm() pushes to every rank what these collectives ask for.
+static_assert(is_complete(DeviceKind::cuda, kScatteringNorms, [](Collective c, Algorithm) {
+  return find_row(kLaunchers, c, Algorithm::oneshot_push) != nullptr;
+}));
+
 }  // namespace
 
+std::vector<KernelFamily> norm_kernels() {
+  std::vector<KernelFamily> kernels = kernels_of(kLaunchers);
+  kernels.push_back({DTypes::normalized, norm_local});
+  return kernels;
+}
+
 void norm(const CudaView& view, const NormCall& call, Stream stream) {
-  KernelCall kernel_call = arguments_of(view, call);
-  NormArguments norm = norm_arguments_of(
-      call, view.world, rows_to_do(call.collective, call.plan.algorithm, call.rows, view.world));
-  norm.scatters = call.scatters();
-  if (norm.scatters) norm.result_rows = norm.parts.part(view.rank).count;
-  PullArguments pull;
-  const bool push = pushes_into_slots(call.plan.algorithm);
-  if (push) {
-    const bool large =
-        row_of(call.plan.algorithm).slots == SlotsFor::twoshot || call.shape.large_slots;
-    use_slots(kernel_call, large ? view.layout.twoshot : view.layout.oneshot, view, 0);
-  } else {
-    pull = pull_arguments_of(view, call);
-  }
-  if (view.check || !push) kernel_call.fingerprint = fingerprint(call.descriptor);
-  void* arguments[] = {&kernel_call, &norm, &pull};  // a kernel takes as many as it has
-  const Kernel kernel = require_kernel(call.collective, call.plan.algorithm, call.dtype, view.world,
-                                       is_simple(view, call));
-  launch(kernel, call.plan, view.pdl, arguments, stream, "launching a fused normalization",
-         call.shape.cluster);
+  launch_by(kLaunchers, view, call, stream);
 }
 
 void normalize(const void* const* inputs, int world, const NormCall& call, Stream stream) {
@@ -83,7 +115,7 @@ void normalize(const void* const* inputs, int world, const NormCall& call, Strea
   NormArguments norm = norm_arguments_of(call, 1, call.rows);
   void* arguments[] = {&gathered, &norm};
   launch(norm_local({call.dtype, 1, false}), call.plan, PdlLevel::off, arguments, stream,
-         "launching a local normalization", call.shape.cluster);
+         "a local normalization", call.shape.cluster);
 }
 
 }  // namespace collx::cuda

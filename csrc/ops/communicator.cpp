@@ -130,7 +130,7 @@ int Communicator::most_blocks(int threads) const {
 #if COLLX_CUDA
   if (on_cuda()) {
     const OnDevice guard(options_.device);
-    return std::min(kMaxBlocks, cuda::resident_blocks(threads));
+    return std::min(kMaxBlocks, cuda::resident_blocks(options_.world_size, threads));
   }
 #endif
   (void)threads;

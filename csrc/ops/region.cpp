@@ -110,11 +110,12 @@ void initialize_region(uint64_t address, c10::Device device, int world_size,
 #endif
 }
 
-Offer load_kernels(c10::Device device, [[maybe_unused]] bool clusters) {
+Offer load_kernels(c10::Device device, [[maybe_unused]] int world_size,
+                   [[maybe_unused]] bool clusters) {
   if (check_device_type(device.type()) == c10::DeviceType::CPU) return offer_of(1, Capabilities{});
 #if COLLX_CUDA
   const c10::cuda::CUDAGuard guard(device);
-  const cuda::Offer offer = cuda::load_kernels(clusters);
+  const cuda::Offer offer = cuda::load_kernels(world_size, clusters);
   return offer_of(offer.blocks, offer.capabilities);
 #else
   TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,

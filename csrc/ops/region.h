@@ -25,10 +25,10 @@ C10_EXPORT void initialize_region(uint64_t address, c10::Device device, int worl
 /// What a rank's device offers, by name. Ranks agree on the smallest of each.
 using Offer = std::map<std::string, int>;
 
-/// Loads every CUDA kernel. "blocks" of kFullBlock threads that the device holds resident, and its
-/// Capabilities; `clusters`: false: as if it had no hardware for them. On CPU nothing is to be
-/// loaded, and a rank is one thread.
-C10_EXPORT Offer load_kernels(c10::Device device, bool clusters);
+/// Loads every CUDA kernel of a world of that size. "blocks" of kFullBlock threads that the device
+/// holds resident, and its Capabilities; `clusters`: false: as if it had no hardware for them. On
+/// CPU nothing is to be loaded, and a rank is one thread.
+C10_EXPORT Offer load_kernels(c10::Device device, int world_size, bool clusters);
 
 C10_EXPORT Capabilities capabilities_of(const Offer& agreed);
 

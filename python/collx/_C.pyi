@@ -28,7 +28,7 @@ def region_layout(device_type: str, world_size: int, payload_bytes: int) -> dict
 def initialize_region(ptr: int, device: torch.device, world_size: int, payload_bytes: int) -> None:
     """Makes this rank's region ready for use (on CUDA: on the current stream, synchronized)."""
 
-def load_kernels(device: torch.device, clusters: bool = True) -> dict[str, int]:
+def load_kernels(device: torch.device, world_size: int, clusters: bool = True) -> dict[str, int]:
     """Loads every CUDA kernel; returns what the device offers: "blocks" of 512 threads that it
     holds resident, and what else the ranks agree on by taking the smallest of each.
     `clusters`: False: as if it had no hardware for clusters of blocks."""

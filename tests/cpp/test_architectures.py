@@ -15,8 +15,8 @@ KERNELS = ROOT / "csrc" / "cuda" / "collectives"
 HOPPER = re.compile(r"griddepcontrol|\bcluster\b|::cluster|mapa|mbarrier|st\.async")
 # One instance of each: a file of them takes a minute.
 INSTANCES = {
-    "allreduce_oneshot_push": "oneshot_push<DType::bfloat16, 2, true>",
-    "norm_oneshot_push": "oneshot_push<DType::bfloat16, 2, true>",
+    "allreduce_oneshot_push": "allreduce_oneshot_push_kernel<Reduce<DType::bfloat16>, 2, true>",
+    "norm_oneshot_push": "norm_oneshot_push_kernel<DType::bfloat16, 2, true>",
 }
 
 
@@ -30,12 +30,10 @@ def nvcc() -> str:
 
 def compiled(name: str, architecture: str, folder: Path) -> str:
     """PTX of one kernel, which the assembler has taken for that GPU without a warning."""
-    templates, table, _ = (KERNELS / f"{name}.cu").read_text().partition("}  // namespace\n")
-    assert table
-    templates = re.sub(r'#include "(\.\./)?', rf'#include "{KERNELS}/\1', templates)
     source = folder / f"{name}.cu"
     source.write_text(
-        f"{templates}}}\nconst void* kernel() {{\n"
+        f'#include "{KERNELS}/{name}.cuh"\n'
+        "namespace collx::cuda {\nconst void* kernel() {\n"
         f"  return reinterpret_cast<const void*>({INSTANCES[name]});\n}}\n}}\n"
     )
     flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr"]

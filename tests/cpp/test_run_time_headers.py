@@ -14,14 +14,47 @@ HEADERS = sorted((ROOT / "csrc" / "cuda").rglob("*.cuh"))
 CUDA_HEADERS = Path(torch.__file__).resolve().parents[1] / "nvidia" / "cu13" / "include"
 
 
-def compile_at_run_time(source: str, folder: Path) -> str:
-    """What NVRTC says of `source` for a GPU of generation 9.0: nothing when it compiles."""
+# The kernels that take a stage, with one that is not in the library.
+OWN = """
+namespace collx::cuda {
+struct Negated : Reduce<DType::bfloat16> {
+  template <bool Simple, typename Call, int Ranks>
+  static __device__ Vector reduced(const Call& call, int world, const Vector (&v)[Ranks]) {
+    Vector sum = Reduce::reduced<Simple>(call, world, v);
+    for (uint32_t& word : sum.word) word ^= 0x80008000u;
+    return sum;
+  }
+};
+}
+"""
+STAGED = {
+    "allreduce_oneshot_push": "Negated, 2, true",
+    "allreduce_oneshot_pull": "Negated, 4",
+    "allreduce_twoshot_push": "Negated, 8, false",
+    "allreduce_twoshot_pull": "Negated, 0",
+    "gather_scatter_staged": "Negated, 2, true",
+    "gather_scatter_channels": "Negated, 2, false",
+    "reducescatter_direct": "Negated, 4",
+    "reduce_twostage": "Negated, 2",
+    "reduce_local": "Negated",
+}
+
+
+def compile_at_run_time(source: str, folder: Path, kernel: str = "") -> str:
+    """What NVRTC says of `source`, and of that instance of a kernel's template, for a GPU of
+    generation 9.0: nothing when it compiles."""
     options = ["-arch=sm_90", "-std=c++20", "-fmad=false", "-default-device"]
     options += [f"-I{folder}", f"-I{CUDA_HEADERS}"]
     error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"test.cu", 0, [], [])
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    if kernel:
+        nvrtc.nvrtcAddNameExpression(program, kernel.encode())
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     if error == nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        if kernel:
+            error, name = nvrtc.nvrtcGetLoweredName(program, kernel.encode())
+            assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS
+            assert name
         return ""
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
     log = b" " * size
@@ -33,6 +66,20 @@ def compile_at_run_time(source: str, folder: Path) -> str:
 def test_kernel_header_compiles_at_run_time(header: Path) -> None:
     said = compile_at_run_time(f'#include "{header.name}"\n', header.parent)
     assert not said, said
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_kernels_are_made_at_run_time_with_a_stage_of_their_own(name: str) -> None:
+    source = f'#include "{name}.cuh"\n{OWN}'
+    kernel = f"collx::cuda::{name}_kernel<collx::cuda::{STAGED[name]}>"
+    said = compile_at_run_time(source, ROOT / "csrc" / "cuda" / "collectives", kernel)
+    assert not said, said
+
+
+def test_a_kernel_that_there_is_not_is_refused() -> None:
+    source = f'#include "allreduce_oneshot_push.cuh"\n{OWN}'
+    kernel = "collx::cuda::allreduce_oneshot_push_kernel<collx::cuda::Missing, 2, true>"
+    assert "Missing" in compile_at_run_time(source, ROOT / "csrc" / "cuda" / "collectives", kernel)
 
 
 def test_a_header_that_needs_the_standard_library_is_refused(tmp_path: Path) -> None:

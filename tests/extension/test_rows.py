@@ -103,7 +103,7 @@ def test_an_algorithm_without_a_kernel_does_not_compile(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if nvcc is None:
         pytest.skip("nvcc is not installed")
-    said = said_by([nvcc, "-c", "-o", "kernels.o"], CSRC, "cuda/kernels.cu", STAR, tmp_path)
+    said = said_by([nvcc, "-c", "-o", "allreduce.o"], CSRC, "cuda/allreduce.cu", STAR, tmp_path)
     assert "is_complete(DeviceKind::cuda" in said, said
 
 

@@ -1,77 +1,10 @@
-// Broadcast in two stages: the root scatters 1/W of the tensor to each rank, then all gather from
-// each other. Symmetric outputs are used where they are; otherwise the parts go through the region,
-// two halves in turn.
-//
-// Costs 2 (W-1)/W of the tensor on the root's link, and two barriers a chunk.
-#include "../stages/messages.cuh"
-#include "kernel_table.cuh"
+#include "broadcast_twostage.cuh"
+#include "kernel_table.h"
 
 namespace collx::cuda {
-namespace {
-
-struct Kept {
-  Message message;
-  uint64_t index;
-};
-
-template <int W>
-__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
-    twostage(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes,
-             const __grid_constant__ PullArguments pull) {
-  constexpr int kRanks = World<W>::kRanks;
-  Session<false> session(call);
-  const int world = World<W>::size(call);
-  const bool symmetric = pull.output[0] != nullptr, is_root = routes.root == 0;
-  const Partition parts(call.vectors, world);
-  const Message &input = routes.from[0], &output = routes.to[0];
-
-  // Where `owner` keeps vector i of a half of its part.
-  const auto kept = [&](int owner, const Half& half, uint64_t i) {
-    Message m = output;
-    if (symmetric) {
-      m.data = static_cast<char*>(pull.output[owner]);
-      return Kept{m, parts.part(owner).start + half.first + i};
-    }
-    m.data = reinterpret_cast<char*>(pull.passed(call, owner, half.parity));
-    m.bytes = m.width = pull.result_bytes;
-    m.whole = true;
-    return Kept{m, i};
-  };
-  const auto for_parts = [&](const Half& half, auto f) {
-#pragma unroll
-    for (int owner = 0; owner < kRanks; ++owner) {
-      if (owner >= world) continue;
-      const Part part = parts.part(owner);
-      for_own(half.count, [&](uint64_t i) {
-        if (half.first + i < part.count) f(owner, part.start + half.first + i, i);
-      });
-    }
-  };
-
-  const auto scatter = [&](const Half& half) {
-    if (!is_root) return;
-    for_parts(half, [&](int owner, uint64_t j, uint64_t i) {
-      const Kept to = kept(owner, half, i);
-      store(to.message, to.index, load(input, j));
-    });
-  };
-  const auto gather = [&](const Half& half) {
-    for_parts(half, [&](int owner, uint64_t j, uint64_t i) {
-      if (symmetric && owner == call.rank) return;  // it is there
-      if (is_root) return store(output, j, load(input, j));
-      const Kept from = kept(owner, half, i);
-      store(output, j, load_peer(from.message, from.index));
-    });
-  };
-  const uint64_t most = symmetric ? parts.largest() : pull.result_bytes / kVectorBytes;
-  run_barriers(session, symmetric, parts.largest(), most, step(scatter, Phase::gather),
-               step(gather));
-}
-
-}  // namespace
 
 Kernel broadcast_twostage(const Instance& i) {
-  return for_world(i.world, [&]<int W>() { return as_kernel(twostage<W>); });
+  return for_world(i.world, [&]<int W>() { return as_kernel(broadcast_twostage_kernel<W>); });
 }
 
 }  // namespace collx::cuda

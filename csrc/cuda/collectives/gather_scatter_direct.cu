@@ -1,50 +1,11 @@
-// Copies between the ranks' own tensors: every rank stores its messages where they belong in the
-// peers' symmetric outputs. One loop between two barriers, no copy in between.
-//
-// Costs the messages on each link. Nobody writes what a peer still reads: the first barrier says
-// that all outputs may be written, the last one that all of them have been.
-#include "../stages/messages.cuh"
-#include "kernel_table.cuh"
+#include "gather_scatter_direct.cuh"
+#include "kernel_table.h"
 
 namespace collx::cuda {
-namespace {
-
-constexpr int kInFlight = 4;  // vectors of a thread
-
-/// `Plain`: every message is one run of whole aligned vectors.
-template <int W, bool Plain>
-__global__ void __launch_bounds__(kFullBlock, kBlocksHeld)
-    direct(const __grid_constant__ KernelCall call, const __grid_constant__ Routes routes) {
-  constexpr int kRanks = World<W>::kRanks;
-  Session<false> session(call);
-  const int world = World<W>::size(call);
-
-  run_between_barriers(session, [&] {
-    const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
-    const uint64_t mine = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    Vector v[kInFlight];
-    for (uint64_t i = mine; i < call.vectors; i += kInFlight * stride) {
-#pragma unroll
-      for (int hop = 0; hop < kRanks; ++hop) {
-        // The own copy last: the links are what takes time.
-        const int d = hop + 1 < world ? hop + 1 : 0;
-        if (hop >= world) continue;
-        if (hop == 0 || d == 0 || !routes.same) {
-#pragma unroll
-          for (int k = 0; k < kInFlight; ++k) v[k] = load<Plain>(routes.from[d], i + k * stride);
-        }
-#pragma unroll
-        for (int k = 0; k < kInFlight; ++k) store<Plain>(routes.to[d], i + k * stride, v[k]);
-      }
-    }
-    clear(routes.cleared);
-  });
-}
-
-}  // namespace
 
 Kernel gather_scatter_direct(const Instance& i) {
-  return for_world_and_simple(i, [&]<int W, bool Plain>() { return as_kernel(direct<W, Plain>); });
+  return for_world_and_simple(
+      i, [&]<int W, bool Simple>() { return as_kernel(gather_scatter_direct_kernel<W, Simple>); });
 }
 
 }  // namespace collx::cuda

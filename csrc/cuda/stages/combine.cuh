@@ -1,47 +1,59 @@
-// What a receiver does with the vectors that came from all ranks: the stage between slots and
-// output. v is by rank; lengths and places of the messages follow from `routes`.
+// Stages: what is done with the vectors of all ranks on their way from a source to a sink. For each
+// there is the kind of slots that its words travel in.
 #pragma once
 
 #include "../transports/slots.cuh"
-#include "messages.cuh"
 #include "reduce.cuh"
+#include "vectors.cuh"
 
 namespace collx::cuda {
 
-/// Distance of a rank from this one.
-__device__ __forceinline__ int distance_to(const KernelCall& call, int world, int of) {
-  return of >= call.rank ? of - call.rank : of - call.rank + world;
-}
-
-/// Each into its place.
+/// Each goes where it belongs.
 struct Copy {
   using Slots = MaskedSlots;
-  static constexpr bool kCopies = true;
-  /// `from`: the ranks of which v holds something, one bit each.
-  template <bool Simple, int Ranks>
-  static __device__ __forceinline__ void store(const KernelCall& call, const Routes& routes,
-                                               int world, uint64_t i, const Vector (&v)[Ranks],
-                                               uint32_t from = ~0u) {
-#pragma unroll
-    for (int source = 0; source < Ranks; ++source) {
-      if (source < world && (from >> source & 1) != 0) {
-        cuda::store<Simple>(routes.to[distance_to(call, world, source)], i, v[source]);
-      }
-    }
-  }
+  static constexpr bool kReduces = false;
 };
 
-/// All into one, in rank order.
+/// One is made of them, in rank order.
 template <DType D>
 struct Reduce {
   using Slots = cuda::Slots<D>;
-  static constexpr bool kCopies = false;
-  template <bool Simple, int Ranks>
-  static __device__ __forceinline__ void store(const KernelCall& call, const Routes& routes,
-                                               int world, uint64_t i, const Vector (&v)[Ranks]) {
-    const ReduceOp op = Simple ? ReduceOp::sum : call.reduce_op;
-    cuda::store<Simple>(routes.to[0], i, reduce_vectors<D>(v, world, op));
+  using Elements = cuda::Elements<D>;
+  static constexpr bool kReduces = true;
+  static constexpr int kElementBytes = dtype_size(D);
+
+  /// `call`: whatever has a reduce_op.
+  template <bool Simple, typename Call, int Ranks>
+  static __device__ __forceinline__ Vector reduced(const Call& call, int world,
+                                                   const Vector (&v)[Ranks]) {
+    return reduce_vectors<D>(v, world, Simple ? ReduceOp::sum : call.reduce_op);
   }
 };
+
+/// A vector of each rank, reduced, to a sink. By whole warps.
+template <typename Stage, bool Simple = false, typename Call, typename Source, typename Sink>
+__device__ __forceinline__ void reduce_into(const Call& call, int world, const Source& source,
+                                            const Sink& sink) {
+  Vector v[Source::kRanks];
+  const bool arrived = source.take(v);
+  const auto prepared = sink.prepare(Stage::template reduced<Simple>(call, world, v));
+  if (!arrived) return;
+  sink.put(prepared);
+  source.rearm();
+}
+
+/// Each rank's vector, to its place among the messages that arrive. `ranks`: those that send one, a
+/// bit each.
+template <bool Simple, int Ranks>
+__device__ __forceinline__ void store_each(const KernelCall& call, const Routes& routes, int world,
+                                           uint64_t i, const Vector (&v)[Ranks],
+                                           uint32_t ranks = ~0u) {
+#pragma unroll
+  for (int rank = 0; rank < Ranks; ++rank) {
+    if (rank < world && (ranks >> rank & 1) != 0) {
+      store<Simple>(routes.to[call.distance_to(rank, world)], i, v[rank]);
+    }
+  }
+}
 
 }  // namespace collx::cuda

@@ -15,6 +15,16 @@ namespace collx::cuda {
 template <DType D>
 using Share = float[Elements<D>::kCount];
 
+/// The sum of the ranks' vectors, in rank order. False, where one does not come.
+template <DType D, typename Source>
+__device__ __forceinline__ bool add_up(Share<D>& x, int world, const Source& source) {
+  Vector v[Source::kRanks];
+  if (!source.take(v)) return false;
+  source.rearm();
+  fold<D>(x, v, world, [](float a, float b) { return a + b; });
+  return true;
+}
+
 /// A row from the sum over the ranks to its results, by all threads of a cluster together.
 ///
 /// `Simple`: an RMS norm of rows of whole aligned vectors with a weight of their dtype, in one step
@@ -52,12 +62,16 @@ class NormStage {
   /// Of the residual, row `row` of the results.
   __device__ __forceinline__ Vector residual(uint64_t row, uint32_t i) const {
     if (norm_.residual == nullptr) return {};
-    const char* rows = static_cast<const char*>(norm_.residual);
-    return VectorTensor<dtype_size(D), Simple>(rows + row * norm_.cols * dtype_size(D), norm_.cols)
-        .load(i);
+    return matrix_row<D, Simple>(norm_, norm_.residual, row).load(i);
   }
 
-  /// From the sum over the ranks to what is normalized.
+  /// From the ranks' vectors to what is normalized; nothing, where one does not come.
+  template <typename Source>
+  __device__ __forceinline__ void sum(Share<D>& x, int world, const Source& source,
+                                      const Vector& residual) const {
+    if (add_up<D>(x, world, source)) accumulate(x, residual);
+  }
+  /// The same from their sum.
   __device__ __forceinline__ void accumulate(Share<D>& x, const Vector& residual) const {
     const bool parity = norm_.options.rounding != Rounding::fp32;
     if (parity) round(x);
@@ -221,9 +235,9 @@ class NormStage {
   __device__ __forceinline__ Weights load(const void* data, uint32_t i) const {
     Weights w{};
     if (kOneWeight || !norm_.options.weight_float32) {
-      w.v[0] = VectorTensor<dtype_size(D), Simple>(data, norm_.cols).load(i);
+      w.v[0] = DenseTensor<dtype_size(D), Simple>(data, norm_.cols).load(i);
     } else if constexpr (!kOneWeight) {
-      const VectorTensor<4> tensor(data, norm_.cols);
+      const DenseTensor<4> tensor(data, norm_.cols);
       w.v[0] = tensor.load(2 * i);
       if (2 * i + 1 < tensor.vectors()) w.v[1] = tensor.load(2 * i + 1);
     }
@@ -343,10 +357,7 @@ class NormStage {
       for (int e = 0; e < kCount; ++e) y[e] = y[e] / scale;
     } else {
       const Scale scale = scale_of(largest_, o);
-      const uint32_t group = groups() ? i * kCount / static_cast<uint32_t>(o.quant_group_size) : 0;
-      const bool first =
-          groups() ? i * kCount % static_cast<uint32_t>(o.quant_group_size) == 0 : i == 0;
-      if (first) sink.scale(i, group, scale.scale);
+      if (leads_group<D, Simple>(norm_, i)) sink.scale(i, scale.scale);
 #pragma unroll
       for (int e = 0; e < kCount; ++e) y[e] = y[e] * scale.inverse;
     }

@@ -47,6 +47,13 @@ struct NormArguments {
   __device__ __forceinline__ uint32_t cluster_rank() const {
     return blockIdx.x & ((1u << cluster_bits) - 1);
   }
+  /// Row j of a rank's part: whether it is there, and which one of all it is.
+  __device__ __forceinline__ bool has_row(int owner, uint64_t j) const {
+    return j < parts.part(owner).count;
+  }
+  __device__ __forceinline__ uint64_t row(int owner, uint64_t j) const {
+    return parts.part(owner).start + j;
+  }
   /// f(p) for each of the first n rows, or of as many positions, that is this cluster's.
   template <typename Index, typename F>
   __device__ __forceinline__ void for_own(Index n, F f) const {
@@ -54,29 +61,56 @@ struct NormArguments {
   }
 };
 
+/// Blocks of kFullBlock threads that a multiprocessor holds of the kernels that serve every world.
+inline constexpr int kRowBlocksHeld = 2;
+
+/// Row `row` of a matrix [.., cols].
+template <DType D, bool Whole = false>
+__device__ __forceinline__ DenseTensor<dtype_size(D), Whole> matrix_row(const NormArguments& norm,
+                                                                        const void* matrix,
+                                                                        uint64_t row) {
+  return {static_cast<const char*>(matrix) + row * norm.cols * dtype_size(D), norm.cols};
+}
+
+/// The scale of vector i of a row: which one of the row it is, and whether its columns begin there.
+template <DType D, bool Simple>
+__device__ __forceinline__ uint32_t group_of(const NormArguments& norm, uint32_t i) {
+  const NormOptions& o = norm.options;
+  if (Simple || o.scale_mode != ScaleMode::group) return 0;
+  return i * Elements<D>::kCount / static_cast<uint32_t>(o.quant_group_size);
+}
+template <DType D, bool Simple>
+__device__ __forceinline__ bool leads_group(const NormArguments& norm, uint32_t i) {
+  const NormOptions& o = norm.options;
+  if (Simple || o.scale_mode != ScaleMode::group) return i == 0;
+  return i * Elements<D>::kCount % static_cast<uint32_t>(o.quant_group_size) == 0;
+}
+
 /// Matrices of all ranks that lie here, by rank.
 struct GatheredRows {
   const void* input[kMaxCudaRanks];
   int32_t world;
 };
 
-/// Row `row` of the results in this rank's tensors: a sink, to which NormStage hands a row's
-/// values. `i`: which vector of the row.
+/// Row `row` of the results in this rank's tensors, if it is there: a sink, to which NormStage
+/// hands a row's values. `i`: which vector of the row.
 template <DType D, bool Simple>
 class ResultRow {
   static constexpr int kCount = Elements<D>::kCount;
 
  public:
-  __device__ ResultRow(const NormArguments& norm, uint64_t row) : norm_(norm), row_(row) {}
+  __device__ ResultRow(const NormArguments& norm, uint64_t row, bool there = true)
+      : norm_(norm), row_(row), there_(there) {}
 
   __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
-    dense(norm_.residual_out).store(i, v);
+    if (there_) matrix_row<D, Simple>(norm_, norm_.residual_out, row_).store(i, v);
   }
   __device__ __forceinline__ void normalized(uint32_t i, Vector v) const {
-    dense(norm_.normalized).store(i, v);
+    if (there_) matrix_row<D, Simple>(norm_, norm_.normalized, row_).store(i, v);
   }
   /// A byte for each element of the vector, in the first words of v.
   __device__ __forceinline__ void quantized(uint32_t i, Vector v) const {
+    if (!there_) return;
     const uint64_t column = uint64_t{i} * kCount;
     char* to = static_cast<char*>(norm_.quantized) + row_ * norm_.cols + column;
     const bool aligned = reinterpret_cast<uint64_t>(to) % kCount == 0;
@@ -94,11 +128,13 @@ class ResultRow {
       }
     }
   }
-  /// `group`: 0 where a row has one scale.
-  __device__ __forceinline__ void scale(uint32_t /*i*/, uint32_t group, float value) const {
+  /// Of the group that vector i leads.
+  __device__ __forceinline__ void scale(uint32_t i, float value) const {
+    if (!there_) return;
     const NormOptions& o = norm_.options;
     uint64_t at = row_;
     if (!Simple && o.scale_mode == ScaleMode::group) {
+      const uint32_t group = group_of<D, Simple>(norm_, i);
       const uint64_t groups = norm_.cols / static_cast<uint32_t>(o.quant_group_size);
       at = o.column_major ? group * norm_.result_rows + row_ : row_ * groups + group;
     }
@@ -113,13 +149,9 @@ class ResultRow {
   }
 
  private:
-  using Tensor = VectorTensor<dtype_size(D), Simple>;
-  __device__ __forceinline__ Tensor dense(void* data) const {
-    return {static_cast<char*>(data) + row_ * norm_.cols * dtype_size(D), norm_.cols};
-  }
-
   const NormArguments& norm_;
   const uint64_t row_;
+  const bool there_;
 };
 
 }  // namespace collx::cuda

@@ -1,124 +1,175 @@
-// A dense tensor in 16-byte vectors: any length, any alignment of its elements. The last vector
-// may be partial; what lies behind the end reads as zero and is never written (hazard 19).
+// Tensors, and messages inside of them, in 16-byte vectors: any length, any alignment of elements.
+// The last vector may be partial; what lies behind the end reads as zero and is never written
+// (hazard 19).
 #pragma once
 
 #include "../ptx/memory.cuh"
+#include "../transports/kernel_call.cuh"
 
 namespace collx::cuda {
 
 namespace detail {
-template <int Size>
-struct Unsigned;
-template <>
-struct Unsigned<1> {
-  using type = uint8_t;
-};
-template <>
-struct Unsigned<2> {
-  using type = uint16_t;
-};
-template <>
-struct Unsigned<4> {
-  using type = uint32_t;
-};
-template <>
-struct Unsigned<8> {
-  using type = uint64_t;
-};
 
-// Element by element, the first `present` of a vector. Loops instead of straight code, and no
-// call: this is rare, and must not cost the common path registers.
-template <int Size>
-__device__ __forceinline__ Vector load_elements(const char* data, int present) {
-  const auto* from = reinterpret_cast<const volatile typename Unsigned<Size>::type*>(data);
-  Vector v{};
-  if constexpr (Size == 8) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const uint64_t element = e < present ? from[e] : 0;
-      v.word[2 * e] = static_cast<uint32_t>(element);
-      v.word[2 * e + 1] = static_cast<uint32_t>(element >> 32);
-    }
-  } else {
-    constexpr int per_word = 4 / Size;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
+/// Calls f(element's address, its place in the vector) for each element that vector i has. Loops
+/// instead of straight code: this is rare, and must not cost the common path registers.
+template <typename Tensor, typename F>
+__device__ __forceinline__ void for_elements(const Tensor& tensor, uint64_t i, int half, F f) {
+  const uint64_t offset = i * kVectorBytes + 8 * half;
 #pragma unroll 1
-      for (int e = 0; e < per_word && w * per_word + e < present; ++e) {
-        v.word[w] |= static_cast<uint32_t>(from[w * per_word + e]) << (e * Size * 8);
-      }
-    }
+  for (uint32_t at = 0; at < 8 && offset + at < tensor.bytes(); at += tensor.unit()) {
+    f(tensor.place(offset + at), 8 * at);
   }
-  return v;
 }
 
-template <int Size>
-__device__ __forceinline__ void store_elements(char* data, int present, Vector v) {
-  using Element = typename Unsigned<Size>::type;
-  auto* to = reinterpret_cast<Element*>(data);
-  if constexpr (Size == 8) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (e < present) to[e] = v.word[2 * e] | static_cast<uint64_t>(v.word[2 * e + 1]) << 32;
-    }
+// Volatile: these load from peers, too, and past the first-level cache.
+__device__ __forceinline__ uint64_t load_element(const volatile char* from, uint32_t unit) {
+  if (unit == 8) return *reinterpret_cast<const volatile uint64_t*>(from);
+  if (unit == 4) return *reinterpret_cast<const volatile uint32_t*>(from);
+  if (unit == 2) return *reinterpret_cast<const volatile uint16_t*>(from);
+  return *reinterpret_cast<const volatile uint8_t*>(from);
+}
+
+__device__ __forceinline__ void store_element(char* to, uint32_t unit, uint64_t element) {
+  if (unit == 8) {
+    *reinterpret_cast<uint64_t*>(to) = element;
+  } else if (unit == 4) {
+    *reinterpret_cast<uint32_t*>(to) = static_cast<uint32_t>(element);
+  } else if (unit == 2) {
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(element);
   } else {
-    constexpr int per_word = 4 / Size;
+    *to = static_cast<char>(element);
+  }
+}
+
+template <typename Tensor>
+__device__ __forceinline__ Vector load_elements(const Tensor& tensor, uint64_t i) {
+  uint64_t half[2] = {0, 0};
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-#pragma unroll 1
-      for (int e = 0; e < per_word && w * per_word + e < present; ++e) {
-        to[w * per_word + e] = static_cast<Element>(v.word[w] >> (e * Size * 8));
-      }
-    }
+  for (int h = 0; h < 2; ++h) {
+    for_elements(tensor, i, h, [&](const char* from, uint32_t bit) {
+      half[h] |= load_element(from, tensor.unit()) << bit;
+    });
+  }
+  return {{static_cast<uint32_t>(half[0]), static_cast<uint32_t>(half[0] >> 32),
+           static_cast<uint32_t>(half[1]), static_cast<uint32_t>(half[1] >> 32)}};
+}
+
+template <typename Tensor>
+__device__ __forceinline__ void store_elements(const Tensor& tensor, uint64_t i, Vector v) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint64_t half = v.word[2 * h] | static_cast<uint64_t>(v.word[2 * h + 1]) << 32;
+    for_elements(tensor, i, h,
+                 [&](char* to, uint32_t bit) { store_element(to, tensor.unit(), half >> bit); });
   }
 }
 
 }  // namespace detail
 
-/// `Size`: bytes of an element. `Whole`: known to be aligned and of whole vectors. Works on this
-/// rank's tensors and on those of peers, whose bytes are loaded past the first-level cache
-/// (relaxed, system scope).
-template <int Size, bool Whole = false>
-class VectorTensor {
+/// How any tensor is read and written by vectors. Of a `Tensor`: has(i), whether vector i begins
+/// before its end; whole(i), whether it is aligned and complete; place(offset) of a byte; bytes();
+/// unit(), those of an element.
+template <typename Tensor>
+class VectorAccess {
  public:
-  __device__ VectorTensor(const void* data, uint64_t numel)
-      : data_(static_cast<char*>(const_cast<void*>(data))),
-        bytes_(numel * Size),
-        aligned_((reinterpret_cast<uint64_t>(data) & (kVectorBytes - 1)) == 0) {}
-
-  __device__ uint64_t vectors() const { return ceil_div<uint64_t>(bytes_, kVectorBytes); }
-
-  __device__ __forceinline__ Vector load(uint64_t i) const {
-    if (__builtin_expect(whole(i), 1)) return ptx::ld_here(vector(i));
-    return detail::load_elements<Size>(data_ + i * kVectorBytes, present(i));
+  __device__ __forceinline__ uint64_t vectors() const {
+    return ceil_div<uint64_t>(self().bytes(), kVectorBytes);
   }
+
+  /// The load is where it is written: see ld_here.
+  __device__ __forceinline__ Vector load(uint64_t i) const {
+    if (!self().has(i)) return {};
+    if (__builtin_expect(self().whole(i), 1)) return ptx::ld_here(vector(i));
+    return detail::load_elements(self(), i);
+  }
+  /// From a peer's tensor, past the first-level cache.
   __device__ __forceinline__ Vector load_peer(uint64_t i) const {
-    if (__builtin_expect(whole(i), 1)) return ptx::ld_relaxed_sys(vector(i));
-    return detail::load_elements<Size>(data_ + i * kVectorBytes, present(i));
+    if (!self().has(i)) return {};
+    if (__builtin_expect(self().whole(i), 1)) return ptx::ld_relaxed_sys(vector(i));
+    return detail::load_elements(self(), i);
   }
   __device__ __forceinline__ void store(uint64_t i, Vector v) const {
-    if (__builtin_expect(whole(i), 1)) {
+    if (!self().has(i)) return;
+    if (__builtin_expect(self().whole(i), 1)) {
       *vector(i) = v;
     } else {
-      detail::store_elements<Size>(data_ + i * kVectorBytes, present(i), v);
+      detail::store_elements(self(), i, v);
     }
   }
 
  private:
+  __device__ __forceinline__ const Tensor& self() const {
+    return static_cast<const Tensor&>(*this);
+  }
+  __device__ __forceinline__ Vector* vector(uint64_t i) const {
+    return reinterpret_cast<Vector*>(self().place(i * kVectorBytes));
+  }
+};
+
+/// A dense tensor, of elements of `Size` bytes, of which nobody asks for what is behind the last.
+/// `Whole`: known to be aligned and of whole vectors.
+template <int Size, bool Whole = false>
+class DenseTensor : public VectorAccess<DenseTensor<Size, Whole>> {
+ public:
+  __device__ DenseTensor(const void* data, uint64_t numel)
+      : data_(static_cast<char*>(const_cast<void*>(data))),
+        bytes_(numel * Size),
+        aligned_((reinterpret_cast<uint64_t>(data) & (kVectorBytes - 1)) == 0) {}
+
+  __device__ __forceinline__ bool has(uint64_t /*i*/) const { return true; }
   __device__ __forceinline__ bool whole(uint64_t i) const {
     return Whole || (aligned_ && (i + 1) * kVectorBytes <= bytes_);
   }
-  __device__ __forceinline__ Vector* vector(uint64_t i) const {
-    return reinterpret_cast<Vector*>(data_) + i;
-  }
-  __device__ __forceinline__ int present(uint64_t i) const {
-    const uint64_t left = bytes_ - i * kVectorBytes;
-    return left < kVectorBytes ? static_cast<int>(left / Size) : kVectorBytes / Size;
-  }
+  __device__ __forceinline__ char* place(uint64_t offset) const { return data_ + offset; }
+  __device__ __forceinline__ uint64_t bytes() const { return bytes_; }
+  static __device__ __forceinline__ constexpr uint32_t unit() { return Size; }
 
+ private:
   char* data_;
   uint64_t bytes_;
   bool aligned_;
 };
+
+/// A message as a tensor: what is read and written of it. `Simple`: one run of whole vectors.
+template <bool Simple = false>
+class Run : public VectorAccess<Run<Simple>> {
+ public:
+  __device__ __forceinline__ explicit Run(const Message& m) : m_(m) {}
+
+  __device__ __forceinline__ bool has(uint64_t i) const { return i * kVectorBytes < m_.bytes; }
+  __device__ __forceinline__ bool whole(uint64_t i) const {
+    return Simple || (m_.whole && (i + 1) * kVectorBytes <= m_.bytes);
+  }
+  __device__ __forceinline__ char* place(uint64_t offset) const {
+    if (Simple || m_.width == m_.bytes) return m_.data + offset;
+    return m_.data + offset / m_.width * m_.pitch + offset % m_.width;
+  }
+  __device__ __forceinline__ uint64_t bytes() const { return m_.bytes; }
+  __device__ __forceinline__ uint32_t unit() const { return m_.unit; }
+
+ private:
+  const Message& m_;
+};
+
+template <bool Simple = false>
+__device__ __forceinline__ Vector load(const Message& m, uint64_t i) {
+  return Run<Simple>(m).load(i);
+}
+template <bool Simple = false>
+__device__ __forceinline__ void store(const Message& m, uint64_t i, Vector v) {
+  Run<Simple>(m).store(i, v);
+}
+
+/// Copies a message within this rank, by all threads of the grid.
+template <bool Simple = false>
+__device__ __forceinline__ void copy_own(const Message& from, const Message& to) {
+  for_own(Run<Simple>(from).vectors(),
+          [&](uint64_t i) { store<Simple>(to, i, load<Simple>(from, i)); });
+}
+
+template <bool Simple = false>
+__device__ __forceinline__ void clear(const Message& m) {
+  for_own(Run<Simple>(m).vectors(), [&](uint64_t i) { store<Simple>(m, i, Vector{}); });
+}
 
 }  // namespace collx::cuda

@@ -9,25 +9,25 @@
 // OVERFLOW  Epochs compare by signed difference. A peer can be one barrier ahead, never two.
 #pragma once
 
-#include "failure.cuh"
+#include "session.cuh"
 
 namespace collx::cuda {
 
-class BlockBarrier {
+class BlockBarrier : public Transport {
  public:
-  __device__ BlockBarrier(const KernelCall& call, Patience& patience)
-      : call_(call), patience_(patience), epoch_(*counter()) {}
+  __device__ __forceinline__ BlockBarrier(const KernelCall& call, const Patience&)
+      : call_(call), epoch_(*counter()) {}
 
   /// False, for the whole block, when a peer did not come.
-  __device__ bool sync(Phase phase) {
+  __device__ bool sync(Patience& patience, Phase phase) {
     __syncthreads();
     ++epoch_;
     const int peer = static_cast<int>(threadIdx.x);
-    if (peer < call_.world && peer != call_.rank && patience_.alive()) {
+    if (peer < call_.world && peer != call_.rank && patience.alive()) {
       const uint64_t value = static_cast<uint64_t>(epoch_) << 32 | call_.fingerprint;
       ptx::st_release_sys(flag(peer, call_.rank), value);
       uint64_t seen = 0;
-      const bool arrived = patience_.wait(
+      const bool arrived = patience.wait(
           phase,
           [&] {
             seen = ptx::ld_acquire_sys(flag(call_.rank, peer));
@@ -38,14 +38,14 @@ class BlockBarrier {
           });
       // One that is ahead has compared this barrier's fingerprints itself.
       if (arrived && seen >> 32 == epoch_ && seen != value) {
-        patience_.fail(Failure::mismatch, phase, Blame{peer, value & ~0u, seen & ~0u});
+        patience.fail(Failure::mismatch, phase, Blame{peer, value & ~0u, seen & ~0u});
       }
     }
-    return patience_.agree();
+    return patience.agree();
   }
 
-  /// Keeps the epoch for the block's next call. After the last sync().
-  __device__ void finish() {
+  /// Keeps the epoch for the block's next call.
+  __device__ __forceinline__ void end() {
     if (threadIdx.x == 0) *counter() = epoch_;
   }
 
@@ -59,7 +59,6 @@ class BlockBarrier {
   }
 
   const KernelCall& call_;
-  Patience& patience_;
   uint32_t epoch_;
 };
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "session.cuh"
+#include "slots.cuh"
 
 namespace collx::cuda {
 
@@ -55,12 +56,22 @@ struct Counts {
 ///
 /// In a simple call a thread has one tile, whose counts it asks for at once.
 template <int Ranks, bool Simple>
-class Channels {
+class Channels : public Transport {
  public:
+  static constexpr bool kSimple = Simple;
+  static constexpr int kRanks = Ranks;
+  static __device__ __forceinline__ const Routes* pairs(const Routes& routes) { return &routes; }
+
+  __device__ __forceinline__ Channels(const KernelCall& call, const Patience& patience,
+                                      const Routes& routes)
+      : Channels(call, patience, routes, call.vectors) {}
+
   /// `vectors`: on the wire, of the longest message.
-  __device__ Channels(const KernelCall& call, const Routes& routes, uint64_t vectors)
+  __device__ __forceinline__ Channels(const KernelCall& call, const Patience&, const Routes& routes,
+                                      uint64_t vectors)
       : call_(call),
         routes_(routes),
+        vectors_(vectors),
         used_(Simple || vectors < call.capacity ? static_cast<uint32_t>(vectors) : call.capacity) {
     if constexpr (Simple) {
       if (serves(first())) {
@@ -101,10 +112,10 @@ class Channels {
   }
 
   /// Waits until `peer` is done with the use two before `epoch`, of which `seen` may tell already.
-  __device__ __forceinline__ bool writable(Session<Simple>& session, int peer, uint32_t i,
-                                           uint32_t epoch, uint32_t seen) const {
+  __device__ __forceinline__ bool writable(Patience& patience, int peer, uint32_t i, uint32_t epoch,
+                                           uint32_t seen) const {
     const uint32_t* word = row(routes_.uses_done, i) + peer;
-    return session.patience.wait(
+    return patience.wait(
         Phase::release,
         [&] {
           const bool reached = epoch_reached(seen, epoch - 2);
@@ -117,11 +128,11 @@ class Channels {
   }
 
   /// Ends a use, by all threads of the block: tells the senders.
-  __device__ __forceinline__ void finish_use(Session<Simple>& session, uint32_t use) const {
+  __device__ __forceinline__ void finish_use(const Patience& patience, uint32_t use) const {
     __syncthreads();
     const int source = static_cast<int>(threadIdx.x % kTileVectors);
-    if (source >= call_.world || source == call_.rank || !session.alive()) return;
-    const int d = distance_from(source);
+    if (source >= call_.world || source == call_.rank || !patience.alive()) return;
+    const int d = call_.distance_to(source, call_.world);
     for_own_tiles([&](uint32_t i) {
       const uint32_t tile = i - i % kTileVectors;
       if (!reaches(routes_.to[d], use, tile)) return;
@@ -132,25 +143,27 @@ class Channels {
     });
   }
 
-  /// Last thing in a kernel, by all the block's threads: ends the session and counts the uses.
-  __device__ __forceinline__ void finish(Session<Simple>& session) const {
-    if (mark_ != 0 && session.alive()) {
-      session.patience.fail(Failure::overlap, Phase::none, Blame{call_.rank, 0, 1});
-    }
-    session.finish([&] {  // every thread of the block has read its counts
-      const int peer = static_cast<int>(threadIdx.x % kTileVectors);
-      if (peer >= call_.world) return;
-      const int d = distance_from(peer);
-      for_own_tiles([&](uint32_t i) {
-        const uint32_t tile = i - i % kTileVectors;
-        if (peer != call_.rank) {
-          uint32_t *sent = row(routes_.uses_sent, i), *received = row(routes_.uses_received, i);
-          sent[peer] = (Simple ? sent_[peer] : sent[peer]) + uses(routes_.from[d], tile);
-          received[peer] = (Simple ? received_[peer] : received[peer]) + uses(routes_.to[d], tile);
-        }
-        if (leads()) call_.entries[i / kTileVectors].busy = 0;
-      });
+  __device__ __forceinline__ bool overlaps() const { return mark_ != 0; }
+
+  /// Counts the uses.
+  __device__ __forceinline__ void end() const {
+    const int peer = static_cast<int>(threadIdx.x % kTileVectors);
+    if (peer >= call_.world) return;
+    const int d = call_.distance_to(peer, call_.world);
+    for_own_tiles([&](uint32_t i) {
+      const uint32_t tile = i - i % kTileVectors;
+      if (peer != call_.rank) {
+        uint32_t *sent = row(routes_.uses_sent, i), *received = row(routes_.uses_received, i);
+        sent[peer] = (Simple ? sent_[peer] : sent[peer]) + uses(routes_.from[d], tile);
+        received[peer] = (Simple ? received_[peer] : received[peer]) + uses(routes_.to[d], tile);
+      }
+      if (leads()) call_.entries[i / kTileVectors].busy = 0;
     });
+  }
+
+  /// Whether the messages go on behind that many uses.
+  __device__ __forceinline__ bool more(uint32_t uses) const {
+    return uint64_t{uses} * call_.capacity < vectors_;
   }
 
  private:
@@ -177,15 +190,13 @@ class Channels {
   __device__ __forceinline__ uint32_t* row(uint32_t* table, uint32_t i) const {
     return table + i / kTileVectors * kMaxCudaRanks;
   }
-  __device__ __forceinline__ int distance_from(int rank) const {
-    return rank >= call_.rank ? rank - call_.rank : rank - call_.rank + call_.world;
-  }
   __device__ bool leads() const { return threadIdx.x % kTileVectors == 0; }
   __device__ uint32_t first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
   __device__ uint32_t stride() const { return gridDim.x * blockDim.x; }
 
   const KernelCall& call_;
   const Routes& routes_;
+  const uint64_t vectors_;
   uint32_t used_;
   Counts<Ranks> sent_, received_;
   uint32_t mark_ = 0;

@@ -1,4 +1,4 @@
-// What arrives at a kernel, by value.
+// What arrives at a kernel, by value, and how its threads divide it.
 //
 // A small call pays for its arguments: the launch copies them, and each line of them that is
 // touched misses the constant cache once. So there are few, and what every call reads stands at
@@ -10,10 +10,19 @@
 
 namespace collx::cuda {
 
-/// A kernel, for the launch: its arguments are a KernelCall and at most one struct more. Blocks of
-/// at most kFullBlock threads, so many of them on a multiprocessor.
-using Kernel = const void*;
-inline constexpr int kBlocksHeld = 2;
+/// The ranks that a kernel is compiled for: `kRanks` registers' worth, `size` of them used. 0: any
+/// number, by loops that look how many there are.
+template <int W>
+struct World {
+  static constexpr int kRanks = W == 0 ? kMaxCudaRanks : W;
+  /// Blocks of kFullBlock threads on a multiprocessor. A vector of each of eight ranks takes the
+  /// registers that two blocks would share.
+  static constexpr int kBlocksHeld = kRanks <= 4 ? 2 : 1;
+  template <typename Call>
+  static __device__ __forceinline__ int size(const Call& call) {
+    return W == 0 ? call.world : W;
+  }
+};
 
 struct KernelCall {
   const void* input;
@@ -52,9 +61,15 @@ struct KernelCall {
   __device__ __forceinline__ RegionHeader* header() const {
     return reinterpret_cast<RegionHeader*>(peer[0]);
   }
-  __device__ __forceinline__ char* region(int of) const {
-    return peer[of >= rank ? of - rank : of - rank + world];
+  /// How far behind this rank another one stands. `ranks`: the world, where the compiler knows it.
+  __device__ __forceinline__ int distance_to(int of, int ranks) const {
+    return of >= rank ? of - rank : of - rank + ranks;
   }
+  __device__ __forceinline__ int rank_at(int distance, int ranks) const {
+    const int at = rank + distance;
+    return at < ranks ? at : at - ranks;
+  }
+  __device__ __forceinline__ char* region(int of) const { return peer[distance_to(of, world)]; }
   __device__ __forceinline__ RegionHeader* header(int of) const {
     return reinterpret_cast<RegionHeader*>(region(of));
   }
@@ -109,5 +124,12 @@ struct Routes {
   uint32_t* uses_done;      // likewise; the receivers write it
   uint64_t done_offset;     // of uses_done in a region
 };
+
+/// f(i) for each of the first n that is this thread's.
+template <typename F>
+__device__ __forceinline__ void for_own(uint64_t n, F f) {
+  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) f(i);
+}
 
 }  // namespace collx::cuda

@@ -7,7 +7,9 @@
 
 #include "../../protocol/uses.h"
 #include "../stages/norm_arguments.cuh"
-#include "session.cuh"
+#include "sinks.cuh"
+#include "sources.cuh"
+#include "tiles.cuh"
 
 namespace collx::cuda {
 
@@ -16,9 +18,14 @@ struct PieceSlot {
   uint32_t epoch;
 };
 
-class Pieces {
+template <bool Simple>
+class Pieces : public Transport {
  public:
-  __device__ Pieces(const KernelCall& call, const NormArguments& norm) : call_(call), norm_(norm) {
+  static constexpr bool kSimple = Simple;
+
+  __device__ __forceinline__ Pieces(const KernelCall& call, const Patience&,
+                                    const NormArguments& norm)
+      : call_(call), norm_(norm) {
     // Marks the tiles as busy, beside anybody else's mark.
     for_tiles([&](uint32_t, TileEntry* entry) { ptx::red_add(&entry->busy, 1u); });
   }
@@ -44,18 +51,14 @@ class Pieces {
     ++use_;
   }
 
-  /// Last thing in a kernel, by all threads of the block.
-  template <bool Simple>
-  __device__ __forceinline__ void finish(Session<Simple>& session) {
-    if (overlaps_ && session.alive()) {
-      session.patience.fail(Failure::overlap, Phase::none, Blame{call_.rank, 0, 1});
-    }
-    session.finish([&] {  // every thread of the block has read its epochs
-      for_tiles([&](uint32_t p, TileEntry* entry) {
-        const uint32_t uses = (norm_.full_uses + (p < norm_.last_use ? 1 : 0)) * norm_.shape.steps;
-        // One 8-byte store: the epoch never shows without the mark cleared.
-        *reinterpret_cast<uint2*>(entry) = make_uint2(ptx::ld_here(&entry->epoch) + uses, 0u);
-      });
+  __device__ __forceinline__ bool overlaps() const { return overlaps_; }
+
+  /// Advances the epochs by the uses of each tile.
+  __device__ __forceinline__ void end() const {
+    for_tiles([&](uint32_t p, TileEntry* entry) {
+      const uint32_t uses = (norm_.full_uses + (p < norm_.last_use ? 1 : 0)) * norm_.shape.steps;
+      // One 8-byte store: the epoch never shows without the mark cleared.
+      *reinterpret_cast<uint2*>(entry) = make_uint2(ptx::ld_here(&entry->epoch) + uses, 0u);
     });
   }
 
@@ -82,9 +85,10 @@ class Pieces {
 /// position p, before the next step. `prefetch` what peers are not needed for, behind the first
 /// stores to them.
 template <bool Simple, typename Prefetch, typename Push, typename... Steps>
-__device__ __forceinline__ void run_rows(Session<Simple>& session, Pieces& pieces,
+__device__ __forceinline__ void run_rows(Session<Pieces<Simple>>& session,
                                          const NormArguments& norm, Prefetch prefetch, Push push,
                                          Steps... steps) {
+  Pieces<Simple>& pieces = session.transport;
   for (Uses uses(norm.rows, norm.shape.rows_per_use); uses.any(); uses.next()) {
     const auto n = static_cast<uint32_t>(uses.count());
     const uint64_t first = uses.first();
@@ -96,7 +100,6 @@ __device__ __forceinline__ void run_rows(Session<Simple>& session, Pieces& piece
     }
     (norm.for_own(n, [&](uint32_t p) { steps(p, first + p); }), ...);
   }
-  pieces.finish(session);
 }
 
 }  // namespace collx::cuda

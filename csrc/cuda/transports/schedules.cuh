@@ -1,14 +1,13 @@
-// The loops of the kernels: which step a thread takes with which vector, and what ends a call. Each
-// kernel says what its steps are; what it opened (epochs, barriers, the session) is ended here, by
-// all threads of a block, whether or not they have failed.
-//
-// Collectives between pairs of which some exchange nothing have a loop of their own:
-// collectives/channels.cuh.
+// The loops of the kernels: which step a thread takes with which vector. Each kernel says what its
+// steps are. Rows of a normalization, which lie in pieces, have theirs in pieces.cuh; collectives
+// between pairs of which some exchange nothing in collectives/one_way.cuh.
 #pragma once
 
 #include "../../protocol/uses.h"
 #include "barrier.cuh"
-#include "session.cuh"
+#include "sinks.cuh"
+#include "sources.cuh"
+#include "tiles.cuh"
 
 namespace collx::cuda {
 
@@ -29,23 +28,19 @@ enum class Order {
 /// Through the slots of tiles, use by use: step(place) for each vector of this thread's. `local` is
 /// what is left to do within this rank.
 template <Order kOrder, bool Simple, typename Local, typename... Steps>
-__device__ __forceinline__ void run_slots(Session<Simple>& session, Local local, Steps... steps) {
+__device__ __forceinline__ void run_slots(Session<Tiles<Simple>>& session, Local local,
+                                          Steps... steps) {
   const KernelCall& call = session.call;
-  Tiles<Simple> tiles(call);
+  Tiles<Simple>& tiles = session.transport;
   if constexpr (Simple) {
-    const auto n = static_cast<uint32_t>(call.vectors);
-    tiles.for_own(n, [&](uint32_t i) {
+    tiles.for_own(static_cast<uint32_t>(call.vectors), [&](uint32_t i) {
       const Place at{i, i, tiles.epoch(i)};
       (steps(at), ...);
     });
-    local();
-    tiles.finish(session, 1, n);
   } else {
-    Uses uses(call.vectors, call.capacity);
-    uint32_t n = 0;
-    for (; uses.any(); uses.next()) {
+    for (Uses uses(call.vectors, call.capacity); uses.any(); uses.next()) {
       if (uses.number() > 0) next_use();
-      n = static_cast<uint32_t>(uses.count());
+      const auto n = static_cast<uint32_t>(uses.count());
       const auto placed = [&](auto& step) {
         return [&](uint32_t i) {
           step(Place{uses.first() + i, i, tiles.epoch(i) + uses.number()});
@@ -56,10 +51,10 @@ __device__ __forceinline__ void run_slots(Session<Simple>& session, Local local,
       } else {
         (tiles.for_own(n, placed(steps)), ...);
       }
+      tiles.count(uses.number() + 1, n);
     }
-    local();
-    tiles.finish(session, uses.number(), n);
   }
+  local();
 }
 
 /// What a rank does between two barriers, with a half of the staging memory.
@@ -86,35 +81,26 @@ __device__ __forceinline__ BarrierStep<Work> step(Work work, Phase after = Phase
 /// tensors may be used. Threads that have failed leave out what follows; `kAll`: steps of which
 /// other blocks may wait for this one, and which look for themselves, are taken all the same.
 template <bool kAll = false, typename... Steps>
-__device__ __forceinline__ void run_barriers(Session<false>& session, bool opens, uint64_t total,
-                                             uint64_t most, Steps... steps) {
-  BlockBarrier barrier(session.call, session.patience);
-  bool going = !opens || barrier.sync(Phase::start_barrier) || kAll;
+__device__ __forceinline__ void run_barriers(Session<BlockBarrier>& session, bool opens,
+                                             uint64_t total, uint64_t most, Steps... steps) {
+  const auto sync = [&](Phase phase) { return session.transport.sync(session.patience, phase); };
+  bool going = !opens || sync(Phase::start_barrier) || kAll;
   for (Uses uses(total, most); uses.any() && going; uses.next()) {
     const Half half{uses.first(), uses.count(), uses.number() & 1};
     const auto take = [&](const auto& s) {
       if (!s.applies || !going) return;
       s.work(half);
-      if (s.after != Phase::none) going = barrier.sync(s.after) || kAll;
+      if (s.after != Phase::none) going = sync(s.after) || kAll;
     };
     (take(steps), ...);
   }
-  if (going) barrier.sync(Phase::end_barrier);
-  barrier.finish();
-  session.finish();
+  if (going) sync(Phase::end_barrier);
 }
 
 /// Between a barrier of all ranks and another one.
 template <typename Work>
-__device__ __forceinline__ void run_between_barriers(Session<false>& session, Work work) {
+__device__ __forceinline__ void run_between_barriers(Session<BlockBarrier>& session, Work work) {
   run_barriers(session, true, 1, 1, step([&](const Half&) { work(); }));
-}
-
-/// f(i) for each of the first n that is this thread's.
-template <typename F>
-__device__ __forceinline__ void for_own(uint64_t n, F f) {
-  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) f(i);
 }
 
 }  // namespace collx::cuda

@@ -1,12 +1,11 @@
-// One call on a communicator, as one block sees it: what every kernel does first and last, and
-// the tiles that the block serves.
+// One call on a communicator, as one block sees it: what every kernel does first and last.
 //
-// USAGE  Session first thing in the kernel; Tiles for algorithms that push into slots; finish()
-// last, by every thread of the block.
+// USAGE  First thing in a kernel, with the transport that the call goes through: tiles, pieces,
+// channels, a barrier. Whatever the call opened is ended when the session goes out of scope, by all
+// threads of the block, whether or not they have failed: no thread returns early.
 #pragma once
 
 #include "failure.cuh"
-#include "slots.cuh"
 
 namespace collx::cuda {
 
@@ -23,7 +22,7 @@ __device__ __forceinline__ void same_call(const KernelCall& call, Patience& pati
     uint64_t sends = 0, expects = 0;
     uint32_t mark = call.fingerprint;
     if (pairs != nullptr && call.descriptor.collective == Collective::alltoallv) {
-      const int distance = peer >= call.rank ? peer - call.rank : peer - call.rank + call.world;
+      const int distance = call.distance_to(peer, call.world);
       sends = pairs->from[distance].bytes;
       expects = pairs->to[distance].bytes;
       mark = pair_fingerprint(mark, call.rank, peer, sends, expects);
@@ -59,236 +58,62 @@ __device__ __forceinline__ void same_call(const KernelCall& call, Patience& pati
   }
 }
 
-/// `Simple`, here and below: the call that is worth straight code of its own. A sum of whole
-/// vectors, of equal parts where there are parts, unchecked, in one use of the tiles, of at most
-/// one vector a thread.
-template <bool Simple>
+/// What most transports have nothing to say to.
+struct Transport {
+  static constexpr bool kSimple = false;
+  /// What the call exchanges with each rank, where no other rank knows it.
+  template <typename... Given>
+  static __device__ __forceinline__ const Routes* pairs(const Given&...) {
+    return nullptr;
+  }
+  /// Whether another call uses the same memory at the same time.
+  __device__ __forceinline__ bool overlaps() const { return false; }
+};
+
+/// `T`: made of the call, this thread's patience, and what else it is given; `end()` is called when
+/// every thread of the block has come so far.
+///
+/// T::kSimple: the call that is worth straight code of its own. A sum of whole vectors, of equal
+/// parts where there are parts, unchecked, in one use of the tiles, of at most one vector a thread.
+template <typename T>
 class Session {
  public:
+  static constexpr bool kSimple = T::kSimple;
+
   /// Waits for upstream work, then looks whether the communicator still works, and in checked
   /// mode whether all ranks make the same call.
-  __device__ explicit Session(const KernelCall& call, const Routes* pairs = nullptr)
-      : call(call), patience((ptx::griddepcontrol_wait(), call)) {
-    if (call.pdl == PdlLevel::early) ptx::griddepcontrol_launch_dependents();
-    if (!Simple && call.check) same_call(call, patience, pairs);
-  }
+  template <typename... Given>
+  __device__ __forceinline__ explicit Session(const KernelCall& call, Given&... given)
+      : call(call),
+        patience((ptx::griddepcontrol_wait(), call)),
+        transport((begin(T::pairs(given...)), call), patience, given...) {}
 
-  /// Whether this thread may still wait and store to peers: see Patience::alive.
-  __device__ __forceinline__ bool alive() const { return patience.alive(); }
-
-  /// `last` is what is left to do when every thread of the block has come so far.
-  template <typename F>
-  __device__ __forceinline__ void finish(F last) {
+  __device__ __forceinline__ ~Session() {
+    if (transport.overlaps() && alive()) {
+      patience.fail(Failure::overlap, Phase::none, Blame{call.rank, 0, 1});
+    }
     const bool failed = __syncthreads_or(!alive());
-    last();
+    transport.end();
     if (blockIdx.x == 0 && threadIdx.x == 0 && !failed) ptx::red_add(&call.header()->sequence, 1);
     if (call.pdl == PdlLevel::end) ptx::griddepcontrol_launch_dependents();
     // At the very end, where a call costs no registers.
     if (__builtin_expect(failed, 0)) patience.tell();
   }
-  __device__ __forceinline__ void finish() {
-    finish([] {});
-  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  /// Whether this thread may still wait and store to peers: see Patience::alive.
+  __device__ __forceinline__ bool alive() const { return patience.alive(); }
 
   const KernelCall& call;
   Patience patience;
-};
-
-/// Between two uses of the same tiles inside one kernel, by all threads of the block. The words of
-/// the next use let peers go on to the one after it, so everything that this block still had to
-/// read and re-arm comes first: of all its threads, since a tile's last use may be partial and
-/// leave some of them without a word of their own.
-__device__ __forceinline__ void next_use() {
-  __syncthreads();
-  ptx::fence_acq_rel_sys();
-}
-
-/// Offset of vector i of a use from the slots of stage 0 and parity 0 of the same sender.
-__device__ __forceinline__ uint32_t slot_offset(const KernelCall& call, int stage, uint32_t epoch,
-                                                uint32_t i) {
-  return (2 * stage + (epoch & 1)) * call.parity_bytes + i * kVectorBytes;
-}
-
-/// Where one vector arrives from each rank; this rank's own place is never written by anyone else.
-///
-/// Of a few ranks the addresses are kept, so that a polling loop does not compute them. Of many
-/// they would take the registers that the vectors need, and offsets take half as many.
-template <int Ranks>
-class Arrivals {
-  static constexpr bool kKept = Ranks <= 4;
-
- public:
-  /// `offset`: the vector's slot_offset.
-  __device__ __forceinline__ Arrivals(const KernelCall& call, uint32_t offset)
-      : Arrivals(call, [=](int) { return offset; }) {}
-
-  /// `offset_of(source)`: likewise, where sources differ in it.
-  template <typename OffsetOf>
-  __device__ __forceinline__ Arrivals(const KernelCall& call, OffsetOf offset_of) : call_(call) {
-#pragma unroll
-    for (int source = 0; source < Ranks; ++source) {
-      const uint32_t offset = offset_of(source) + source * call.source_bytes;
-      if constexpr (kKept) {
-        slot_[source] = ptx::keep(call.arriving + offset);
-      } else {
-        offset_[source] = offset;
-      }
-    }
-  }
-
-  __device__ __forceinline__ char* slot(int source) const {
-    if constexpr (kKept) {
-      return slot_[source];
-    } else {
-      return call_.arriving + ptx::keep(offset_[source]);
-    }
-  }
-
-  /// Arms what was read for its next use; with the own slot, which costs less than leaving it out.
-  template <typename S>
-  __device__ __forceinline__ void rearm(int world) const {
-#pragma unroll
-    for (int source = 0; source < Ranks; ++source) {
-      if (source < world) S::rearm(slot(source));
-    }
-  }
+  T transport;
 
  private:
-  const KernelCall& call_;
-  char* slot_[kKept ? Ranks : 1];
-  uint32_t offset_[kKept ? 1 : Ranks];
-};
-
-/// Waits for one vector from every rank that `expects(source)`, and takes `own` for the others': v
-/// in rank order.
-template <typename S, int Ranks, bool Simple, typename Expects>
-__device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase phase, uint32_t epoch,
-                                              const Vector& own, const Arrivals<Ranks>& arrivals,
-                                              Vector (&v)[Ranks], Expects expects) {
-  return session.patience.wait(
-      phase,
-      [&] {
-        uint32_t worst = 0;
-#pragma unroll
-        for (int source = 0; source < Ranks; ++source) {
-          Vector seen = own;
-          if (expects(source)) {
-            worst = max(worst, S::poll(arrivals.slot(source), seen));
-          }
-          v[source] = seen;
-        }
-        return worst != ~0u;
-      },
-      [&] {
-        int missing = session.call.rank;  // nobody: all have come since
-        Vector seen;
-#pragma unroll
-        for (int source = Ranks - 1; source >= 0; --source) {
-          if (expects(source) && S::poll(arrivals.slot(source), seen) == ~0u) {
-            missing = source;
-          }
-        }
-        return Blame{missing, epoch, 0};
-      });
-}
-
-/// The same from every peer.
-template <typename S, int Ranks, bool Simple>
-__device__ __forceinline__ bool await_vectors(Session<Simple>& session, Phase phase, int world,
-                                              uint32_t epoch, const Vector& own,
-                                              const Arrivals<Ranks>& arrivals, Vector (&v)[Ranks]) {
-  const int rank = session.call.rank;
-  return await_vectors<S>(session, phase, epoch, own, arrivals, v,
-                          [=](int source) { return source < world && source != rank; });
-}
-
-/// What came from the peers, without masks. By whole warps, whether or not all has arrived.
-template <typename S, int Ranks>
-__device__ __forceinline__ void unmask(const KernelCall& call, int world, Vector (&v)[Ranks]) {
-  if constexpr (S::kMasked) {
-#pragma unroll
-    for (int source = 0; source < Ranks; ++source) {
-      if (source < world && source != call.rank) v[source] = S::received(v[source]);
-    }
+  __device__ __forceinline__ void begin(const Routes* pairs) {
+    if (call.pdl == PdlLevel::early) ptx::griddepcontrol_launch_dependents();
+    if (!kSimple && call.check) same_call(call, patience, pairs);
   }
-}
-
-/// The tiles of the call's area that this block serves: vector i of a use belongs to tile
-/// i / kTileVectors. Blocks take runs of blockDim.x vectors in turn, a whole number of tiles.
-template <bool Simple>
-class Tiles {
- public:
-  __device__ explicit Tiles(const KernelCall& call)
-      : entries_(call.entries),
-        used_(Simple || call.vectors < call.capacity ? static_cast<uint32_t>(call.vectors)
-                                                     : call.capacity) {
-    // The first tile's answer is looked at when the call ends, so that nothing waits for it.
-    if (leads() && first() < used_) first_mark_ = atomicExch(&entry_of(first())->busy, 1u);
-    if constexpr (!Simple) {
-      for (uint32_t i = first() + stride(); leads() && i < used_; i += stride()) {
-        other_marks_ |= atomicExch(&entry_of(i)->busy, 1u);
-      }
-    }
-  }
-
-  /// Calls f with each of the first n vectors that are this thread's, n at most the capacity.
-  template <typename F>
-  __device__ __forceinline__ void for_own(uint32_t n, F f) const {
-    if constexpr (Simple) {
-      if (first() < n) f(first());
-    } else {
-      for (uint32_t i = first(); i < n; i += stride()) f(i);
-    }
-  }
-
-  /// Calls a with each of them, and b with each, one vector behind: what b waits for travels while
-  /// a sends. Slots of one use do not depend on each other.
-  template <typename A, typename B>
-  __device__ __forceinline__ void for_own_behind(uint32_t n, A a, B b) const {
-    uint32_t i = first();
-    if (i < n) a(i);
-    for (; i < n; i += stride()) {
-      if (i + stride() < n) a(i + stride());
-      b(i);
-    }
-  }
-
-  /// Epoch of the tile of vector i, before this call.
-  __device__ uint32_t epoch(uint32_t i) { return epoch_ = ptx::ld_here(&entry_of(i)->epoch); }
-
-  /// Last thing in a kernel, by all the block's threads: ends the session and advances the epochs
-  /// by the uses that this call made of each tile, the last of them of `last` vectors.
-  __device__ __forceinline__ void finish(Session<Simple>& session, uint32_t uses, uint32_t last) {
-    if ((first_mark_ | other_marks_) != 0 && session.alive()) {
-      session.patience.fail(Failure::overlap, Phase::none, Blame{session.call.rank, 0, 1});
-    }
-    session.finish([&] {  // every thread of the block has read its epochs
-      if (!leads()) return;
-      // One 8-byte store: the epoch never shows without the mark cleared.
-      const auto advance = [&](uint32_t i, uint32_t to) {
-        *reinterpret_cast<uint2*>(entry_of(i)) = make_uint2(to, 0u);
-      };
-      if constexpr (Simple) {
-        if (first() < used_) advance(first(), epoch_ + 1);
-      } else {
-        for_own(used_, [&](uint32_t i) { advance(i, epoch(i) + uses - (i < last ? 0u : 1u)); });
-      }
-    });
-  }
-
- private:
-  /// One thread of each tile does its bookkeeping.
-  __device__ bool leads() const { return threadIdx.x % kTileVectors == 0; }
-  __device__ TileEntry* entry_of(uint32_t i) const { return entries_ + i / kTileVectors; }
-
-  __device__ uint32_t first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
-  __device__ uint32_t stride() const { return gridDim.x * blockDim.x; }
-
-  TileEntry* entries_;
-  uint32_t used_;
-  uint32_t epoch_ = 0;  // as read last
-  uint32_t first_mark_ = 0;
-  uint32_t other_marks_ = 0;
 };
 
 }  // namespace collx::cuda

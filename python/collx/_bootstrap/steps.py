@@ -263,7 +263,7 @@ def _offer_blocks(setup: Setup) -> dict[str, int]:
     given = setup.arguments
     clusters = os.environ.get(NO_CLUSTERS) != "1"
     with _current(given.device):
-        offer = extension.load_kernels(given.device, clusters)
+        offer = extension.load_kernels(given.device, given.world_size, clusters)
     resident = offer["blocks"]
     if given.max_blocks is not None:
         if given.device.type == "cuda" and given.max_blocks > resident:

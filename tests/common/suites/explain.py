@@ -140,7 +140,7 @@ def _bounds(rank: Rank) -> dict[str, Any]:
     if rank.device.type == "cuda":
         from collx._extension import extension
 
-        resident = extension.load_kernels(rank.device)["blocks"]
+        resident = extension.load_kernels(rank.device, rank.size)["blocks"]
         found["resident"] = attempt(lambda: native.tune(resident, 512))
         assert works(rank, rank.communicator("tuned"))
         found["one more"] = attempt(lambda: native.tune(resident + 1, 512))

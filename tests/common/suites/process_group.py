@@ -36,7 +36,7 @@ def _without_regions(rank: Rank, group: Any, timeout: float) -> Any:
         timeout_ms=int(timeout * 1000),
         pdl="off",
         check=False,
-        agreed=extension.load_kernels(rank.device),
+        agreed=extension.load_kernels(rank.device, rank.size),
     )
 
 

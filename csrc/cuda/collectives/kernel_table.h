@@ -1,27 +1,14 @@
 // One kernel template, all its instances: dtypes at compile time, worlds 2, 4 and 8 too (their
-// loops unroll), other worlds by a run-time loop.
+// loops unroll), other worlds by a run-time loop. A .cuh has the template, the .cu of its name the
+// instances.
 #pragma once
 
-#include "../../protocol/call.h"
-#include "../../protocol/partition.h"
-#include "../stages/reduce.cuh"
-#include "../stages/vectors.cuh"
-#include "../transports/schedules.cuh"
+#include "../../protocol/types.h"
 
 namespace collx::cuda {
 
-/// One for each instance of World below.
-inline constexpr int kCompiledWorlds[] = {2, 3, 4, 8};
-
-/// The ranks that a kernel instance is compiled for: `Ranks` registers' worth, `world` of them
-/// used.
-template <int W>
-struct World {
-  static constexpr int kRanks = W == 0 ? kMaxCudaRanks : W;
-  static __device__ __forceinline__ int size(const KernelCall& call) {
-    return W == 0 ? call.world : W;
-  }
-};
+/// For the launch: the address of a kernel, whose blocks have at most kFullBlock threads.
+using Kernel = const void*;
 
 /// What stands in the arguments of a kernel's template. A kernel that does not depend on one of
 /// them has the same instance for all.
@@ -30,6 +17,8 @@ struct Instance {
   int world;
   bool simple;  // one of the calls that session.cuh calls so
 };
+
+using FindKernel = Kernel (*)(const Instance&);
 
 template <typename Function>
 Kernel as_kernel(Function* function) {
@@ -133,7 +122,7 @@ Kernel for_norm(const Instance& i, F f) {
   });
 }
 
-// The kernels, one file each. Their table is kernels.cu.
+// The kernels, one file each. Their rows are in allreduce.cu, exchange.cu and norm.cu.
 Kernel allreduce_oneshot_push(const Instance& i);
 Kernel allreduce_twoshot_push(const Instance& i);
 Kernel allreduce_pull_push(const Instance& i);
@@ -152,6 +141,7 @@ Kernel broadcast_twostage(const Instance& i);
 Kernel reduce_twostage(const Instance& i);
 Kernel alltoallv_device_splits(const Instance& i);
 Kernel rank_barrier(const Instance& i);
+Kernel reduce_local(const Instance& i);
 
 // Fused normalizations.
 Kernel norm_oneshot_push(const Instance& i);

@@ -1,0 +1,45 @@
+// All-reduce, one-shot, by pushing: every rank stores its tensor into its slots at every peer,
+// polls its own slots until all words are there, and reduces in rank order.
+//
+// Costs W-1 times the tensor on each link, and one flight over it: for small tensors.
+#pragma once
+
+#include "../stages/combine.cuh"
+#include "../transports/schedules.cuh"
+
+namespace collx::cuda {
+
+template <typename Stage, int W, bool Simple>
+__global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
+    allreduce_oneshot_push_kernel(const __grid_constant__ KernelCall call) {
+  using S = typename Stage::Slots;
+  using Tensor = DenseTensor<Stage::kElementBytes, Simple>;
+  constexpr int kRanks = World<W>::kRanks;
+  Session<Tiles<Simple>> session(call);
+  const int world = World<W>::size(call);
+  const Tensor input(call.input, call.numel), output(call.output, call.numel);
+  // Threads that have a mask, or nothing behind the tensor's end, go along.
+  const auto carries = [&](uint64_t j) { return !S::kMasked || j < input.vectors(); };
+  const auto load = [&](uint64_t j) { return carries(j) ? input.load(j) : Vector{}; };
+  Vector own;
+
+  // Epoch, data and the poison word are in flight together: none is looked at before all are.
+  const auto push = [&](const Place& at) {
+    own = load(data_index<S>(at.vector));
+    const PeerSlots<S, kRanks> slots{call, world, slot_offset(call, 0, at.epoch, at.i)};
+    const Vector wire = slots.prepare(own);
+    own = S::own(own);
+    if (session.alive()) slots.put(wire);
+  };
+  const auto reduce = [&](const Place& at) {
+    const uint64_t j = data_index<S>(at.vector);
+    if (!Simple) own = S::own(load(j));
+    const auto all = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
+                                           slot_offset(call, 0, at.epoch, at.i), world, own);
+    reduce_into<Stage, Simple>(call, world, all, TensorSink{output, j, carries(j)});
+  };
+  run_slots<Order::phases>(
+      session, [] {}, push, reduce);
+}
+
+}  // namespace collx::cuda

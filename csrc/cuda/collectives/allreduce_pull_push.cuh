@@ -1,0 +1,51 @@
+// All-reduce on symmetric tensors: the owner of a part pulls it from every peer's input, reduces,
+// and stores the result into every peer's output. One loop between two barriers, no copy.
+//
+// Costs 2 (W-1)/W of the tensor on each link. Input and output may be the same tensor: an element
+// is read and written by its owner alone.
+#pragma once
+
+#include "../../protocol/partition.h"
+#include "../stages/combine.cuh"
+#include "../transports/schedules.cuh"
+
+namespace collx::cuda {
+
+/// Every rank's output, beginning with the own one.
+template <typename Tensor, int Ranks>
+struct EveryOutput {
+  const KernelCall& call;
+  const PullArguments& pull;
+  int world;
+  uint64_t i;
+
+  __device__ __forceinline__ Vector prepare(Vector v) const { return v; }
+  __device__ __forceinline__ void put(Vector v) const {
+#pragma unroll
+    for (int d = 0; d < Ranks; ++d) {
+      if (d < world) Tensor(pull.output[call.rank_at(d, world)], call.numel).store(i, v);
+    }
+  }
+};
+
+template <typename Stage, int W>
+__global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
+    allreduce_pull_push_kernel(const __grid_constant__ KernelCall call,
+                               const __grid_constant__ PullArguments pull) {
+  using Tensor = DenseTensor<Stage::kElementBytes>;
+  constexpr int kRanks = World<W>::kRanks;
+  Session<BlockBarrier> session(call);
+  const int world = World<W>::size(call);
+  const Part part = partition(Tensor(call.input, call.numel).vectors(), world, call.rank);
+
+  run_between_barriers(session, [&] {
+    for_own(part.count, [&](uint64_t i) {
+      const uint64_t j = part.start + i;
+      const auto inputs = from_memory<kRanks>(
+          world, [&](int rank) { return Tensor(pull.input[rank], call.numel).load_peer(j); });
+      reduce_into<Stage>(call, world, inputs, EveryOutput<Tensor, kRanks>{call, pull, world, j});
+    });
+  });
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,75 @@
+// All-reduce, two-shot, by pulling: every rank reduces its part of all inputs into its region,
+// and after a barrier everyone gathers the parts from there. Symmetric inputs are read where they
+// are; others are staged first.
+//
+// Costs 2 (W-1)/W of the tensor on each link, and a barrier for each step of each chunk.
+#pragma once
+
+#include "../../protocol/partition.h"
+#include "../stages/combine.cuh"
+#include "../transports/schedules.cuh"
+
+namespace collx::cuda {
+
+template <typename Stage, int W>
+__global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
+    allreduce_twoshot_pull_kernel(const __grid_constant__ KernelCall call,
+                                  const __grid_constant__ PullArguments pull) {
+  using Tensor = DenseTensor<Stage::kElementBytes>;
+  constexpr int kRanks = World<W>::kRanks;
+  Session<BlockBarrier> session(call);
+  const int world = World<W>::size(call), rank = call.rank;
+  const Tensor input(call.input, call.numel), output(call.output, call.numel);
+  const Partition parts(input.vectors(), world);
+  const bool staged = pull.input[0] == nullptr;
+  const uint64_t most = pull.result_bytes / kVectorBytes;
+  // Where the part of `owner` begins among the inputs that a rank has staged.
+  const auto staging = [&](int of, int owner, const Half& half) {
+    return pull.staged(call, of, half.parity) + static_cast<uint64_t>(owner) * most;
+  };
+
+  const auto stage = [&](const Half& half) {
+    for_own(half.count, [&](uint64_t i) {
+#pragma unroll
+      for (int owner = 0; owner < kRanks; ++owner) {
+        if (owner >= world || owner == rank) continue;
+        const Part part = parts.part(owner);
+        const uint64_t j = half.first + i;
+        if (j < part.count) staging(rank, owner, half)[i] = input.load(part.start + j);
+      }
+    });
+  };
+  const auto reduce = [&](const Half& half) {
+    const Part part = parts.part(rank);
+    for_own(half.count, [&](uint64_t i) {
+      const uint64_t j = half.first + i;
+      if (j >= part.count) return;
+      const auto inputs = from_memory<kRanks>(world, [&](int peer) {
+        if (peer == rank) return input.load(part.start + j);
+        return staged ? ptx::ld_relaxed_sys(staging(peer, rank, half) + i)
+                      : Tensor(pull.input[peer], call.numel).load_peer(part.start + j);
+      });
+      reduce_into<Stage>(call, world, inputs,
+                         Both{PlaceSink{pull.passed(call, rank, half.parity) + i},
+                              TensorSink{output, part.start + j}});
+    });
+  };
+  const auto gather = [&](const Half& half) {
+    for_own(half.count, [&](uint64_t i) {
+#pragma unroll
+      for (int d = 1; d < kRanks; ++d) {
+        if (d >= world) continue;
+        const int owner = call.rank_at(d, world);
+        const Part part = parts.part(owner);
+        const uint64_t j = half.first + i;
+        if (j >= part.count) continue;
+        output.store(part.start + j,
+                     ptx::ld_relaxed_sys(pull.passed(call, owner, half.parity) + i));
+      }
+    });
+  };
+  run_barriers(session, !staged, parts.largest(), most, step(stage, Phase::stage_barrier, staged),
+               step(reduce, Phase::gather), step(gather));
+}
+
+}  // namespace collx::cuda

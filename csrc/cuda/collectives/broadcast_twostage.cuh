@@ -1,0 +1,74 @@
+// Broadcast in two stages: the root scatters 1/W of the tensor to each rank, then all gather from
+// each other. Symmetric outputs are used where they are; otherwise the parts go through the region,
+// two halves in turn.
+//
+// Costs 2 (W-1)/W of the tensor on the root's link, and two barriers a chunk.
+#pragma once
+
+#include "../../protocol/partition.h"
+#include "../stages/vectors.cuh"
+#include "../transports/schedules.cuh"
+
+namespace collx::cuda {
+
+struct Kept {
+  Message message;
+  uint64_t index;
+};
+
+template <int W>
+__global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
+    broadcast_twostage_kernel(const __grid_constant__ KernelCall call,
+                              const __grid_constant__ Routes routes,
+                              const __grid_constant__ PullArguments pull) {
+  constexpr int kRanks = World<W>::kRanks;
+  Session<BlockBarrier> session(call);
+  const int world = World<W>::size(call);
+  const bool symmetric = pull.output[0] != nullptr, is_root = routes.root == 0;
+  const Partition parts(call.vectors, world);
+  const Message &input = routes.from[0], &output = routes.to[0];
+
+  // Where `owner` keeps vector i of a half of its part.
+  const auto kept = [&](int owner, const Half& half, uint64_t i) {
+    Message m = output;
+    if (symmetric) {
+      m.data = static_cast<char*>(pull.output[owner]);
+      return Kept{m, parts.part(owner).start + half.first + i};
+    }
+    m.data = reinterpret_cast<char*>(pull.passed(call, owner, half.parity));
+    m.bytes = m.width = pull.result_bytes;
+    m.whole = true;
+    return Kept{m, i};
+  };
+  const auto for_parts = [&](const Half& half, auto f) {
+#pragma unroll
+    for (int owner = 0; owner < kRanks; ++owner) {
+      if (owner >= world) continue;
+      const Part part = parts.part(owner);
+      for_own(half.count, [&](uint64_t i) {
+        if (half.first + i < part.count) f(owner, part.start + half.first + i, i);
+      });
+    }
+  };
+
+  const auto scatter = [&](const Half& half) {
+    if (!is_root) return;
+    for_parts(half, [&](int owner, uint64_t j, uint64_t i) {
+      const Kept to = kept(owner, half, i);
+      store(to.message, to.index, load(input, j));
+    });
+  };
+  const auto gather = [&](const Half& half) {
+    for_parts(half, [&](int owner, uint64_t j, uint64_t i) {
+      if (symmetric && owner == call.rank) return;  // it is there
+      if (is_root) return store(output, j, load(input, j));
+      const Kept from = kept(owner, half, i);
+      store(output, j, Run<>(from.message).load_peer(from.index));
+    });
+  };
+  const uint64_t most = symmetric ? parts.largest() : pull.result_bytes / kVectorBytes;
+  run_barriers(session, symmetric, parts.largest(), most, step(scatter, Phase::gather),
+               step(gather));
+}
+
+}  // namespace collx::cuda

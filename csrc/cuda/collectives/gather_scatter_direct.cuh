@@ -1,0 +1,45 @@
+// Copies between the ranks' own tensors: every rank stores its messages where they belong in the
+// peers' symmetric outputs. One loop between two barriers, no copy in between.
+//
+// Costs the messages on each link. Nobody writes what a peer still reads: the first barrier says
+// that all outputs may be written, the last one that all of them have been.
+#pragma once
+
+#include "../stages/vectors.cuh"
+#include "../transports/schedules.cuh"
+
+namespace collx::cuda {
+
+/// `Plain`: every message is one run of whole aligned vectors.
+template <int W, bool Plain>
+__global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
+    gather_scatter_direct_kernel(const __grid_constant__ KernelCall call,
+                                 const __grid_constant__ Routes routes) {
+  constexpr int kRanks = World<W>::kRanks;
+  constexpr int kInFlight = 4;  // vectors of a thread
+  Session<BlockBarrier> session(call);
+  const int world = World<W>::size(call);
+
+  run_between_barriers(session, [&] {
+    const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
+    const uint64_t mine = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    Vector v[kInFlight];
+    for (uint64_t i = mine; i < call.vectors; i += kInFlight * stride) {
+#pragma unroll
+      for (int hop = 0; hop < kRanks; ++hop) {
+        // The own copy last: the links are what takes time.
+        const int d = hop + 1 < world ? hop + 1 : 0;
+        if (hop >= world) continue;
+        if (hop == 0 || d == 0 || !routes.same) {
+#pragma unroll
+          for (int k = 0; k < kInFlight; ++k) v[k] = load<Plain>(routes.from[d], i + k * stride);
+        }
+#pragma unroll
+        for (int k = 0; k < kInFlight; ++k) store<Plain>(routes.to[d], i + k * stride, v[k]);
+      }
+    }
+    clear(routes.cleared);
+  });
+}
+
+}  // namespace collx::cuda

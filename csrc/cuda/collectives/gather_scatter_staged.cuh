@@ -1,0 +1,56 @@
+// Allgather, alltoall and reducescatter through slots: every rank stores a message into its slots
+// at every peer, polls its own slots until all words are there, and copies or reduces them.
+//
+// Costs the messages on each link, and one flight over it. Every two ranks exchange words in both
+// directions in every use, fillers where a message is shorter than the longest.
+#pragma once
+
+#include "../stages/combine.cuh"
+#include "../transports/schedules.cuh"
+
+namespace collx::cuda {
+
+template <typename Stage, int W, bool Simple>
+__global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
+    gather_scatter_staged_kernel(const __grid_constant__ KernelCall call,
+                                 const __grid_constant__ Routes routes) {
+  using S = typename Stage::Slots;
+  constexpr int kRanks = World<W>::kRanks;
+  Session<Tiles<Simple>> session(call);
+  const int world = World<W>::size(call);
+  const Run<Simple> output(routes.to[0]);
+
+  const auto push = [&](const Place& at) {
+    const uint64_t j = data_index<S>(at.vector);
+    Vector v[kRanks];
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (d < world) v[d] = d > 1 && routes.same ? v[1] : load<Simple>(routes.from[d], j);
+    }
+    const uint32_t offset = slot_offset(call, 0, at.epoch, at.i);
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (d >= world) continue;
+      if (d == 1 || !routes.same) v[d] = S::sendable(v[d]);
+      if (session.alive()) S::push(call.outgoing[d] + offset, routes.same ? v[1] : v[d]);
+    }
+  };
+  const auto take = [&](const Place& at) {
+    const uint64_t j = data_index<S>(at.vector);
+    const auto all = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
+                                           slot_offset(call, 0, at.epoch, at.i), world,
+                                           load<Simple>(routes.from[0], j));
+    if constexpr (Stage::kReduces) {
+      reduce_into<Stage, Simple>(call, world, all, TensorSink{output, j});
+    } else {
+      Vector v[kRanks];
+      if (!all.take(v)) return;
+      store_each<Simple>(call, routes, world, j, v);
+      all.rearm();
+    }
+  };
+  run_slots<Order::behind>(
+      session, [] {}, push, take);
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,28 @@
+// Reduction and norm of rows that lie here already: what the fallback and a single rank need.
+#pragma once
+
+#include "../stages/norm.cuh"
+#include "../transports/sources.cuh"
+
+namespace collx::cuda {
+
+template <DType D>
+__global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
+    norm_local_kernel(const __grid_constant__ GatheredRows gathered,
+                      const __grid_constant__ NormArguments norm) {
+  NormStage<D, false> stage(norm);
+  if (norm.shape.steps == 1) stage.prefetch();
+  norm.for_own(norm.rows, [&](uint64_t row) {
+    const auto fetch = [&](uint32_t step, Share<D>& x) {
+      const uint32_t i = stage.index(step);
+      if (!stage.has(i)) return;
+      const auto inputs = from_memory<kMaxCudaRanks>(gathered.world, [&](int rank) {
+        return matrix_row<D>(norm, gathered.input[rank], row).load(i);
+      });
+      stage.sum(x, gathered.world, inputs, stage.residual(row, i));
+    };
+    stage.row(fetch, ResultRow<D, false>(norm, row));
+  });
+}
+
+}  // namespace collx::cuda

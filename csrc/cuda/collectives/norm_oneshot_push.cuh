@@ -1,0 +1,83 @@
+// All-reduce and norm, one-shot, by pushing: every rank stores its rows into its slots at every
+// peer, polls its own slots, and reduces, normalizes and quantizes every row, all in registers.
+// Where rows are scattered, a rank gets those of its part alone.
+//
+// Costs W-1 times the tensor on each link (scattered: its other parts), and one flight over it.
+#pragma once
+
+#include "../stages/norm.cuh"
+#include "../transports/pieces.cuh"
+
+namespace collx::cuda {
+
+template <DType D, int W, bool Simple>
+__global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : kRowBlocksHeld)
+    norm_oneshot_push_kernel(const __grid_constant__ KernelCall call,
+                             const __grid_constant__ NormArguments norm) {
+  using S = SentinelSlots<D>;
+  constexpr int kRanks = World<W>::kRanks;
+  call.touch();
+  NormStage<D, Simple> stage(norm);
+  Session<Pieces<Simple>> session(call, norm);
+  Pieces<Simple>& pieces = session.transport;
+  const int world = World<W>::size(call);
+  const bool scatters = !Simple && norm.scatters;
+  const bool whole = Simple || norm.shape.steps == 1;  // rows, in one step
+  const auto exists = [&](uint64_t j) { return !scatters || norm.has_row(call.rank, j); };
+  const auto slot = [&](uint32_t p) { return pieces.slot(0, p, threadIdx.x * kVectorBytes); };
+
+  // Vector i of row j for a rank: of all, or of its part. A filler where that part is shorter than
+  // the largest, since every use of a tile carries a word between every two ranks.
+  const auto load = [&](int rank, uint64_t j, uint32_t i) {
+    if (scatters && !norm.has_row(rank, j)) return Vector{};
+    return matrix_row<D, Simple>(norm, call.input, scatters ? norm.row(rank, j) : j).load(i);
+  };
+  const auto push = [&](uint32_t step, uint32_t p, uint64_t j) {
+    const uint32_t i = stage.index(step);
+    if (!stage.has(i)) return;
+    // Epoch, data and the poison word are in flight together.
+    const PieceSlot to = slot(p);
+    Vector v = load(call.rank, j, i);
+    if (!session.alive()) return;
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (d >= world) continue;
+      if (scatters) v = load(call.rank_at(d, world), j, i);
+      S::push(call.outgoing[d] + to.offset, S::sendable(v));
+    }
+  };
+  const auto receive = [&](uint32_t step, uint32_t p, uint64_t j, Share<D>& x) {
+    const uint32_t i = stage.index(step);
+    if (!stage.has(i)) return;
+    const PieceSlot from = slot(p);
+    const Vector own = S::sendable(load(call.rank, j, i));
+    const Vector residual = exists(j) ? stage.residual(j, i) : Vector{};
+    stage.sum(x, world,
+              from_slots<S, kRanks>(session, Phase::arrival, from.epoch, from.offset, world, own),
+              residual);
+  };
+  // Row j of the results. Rows of several steps come one at a time, each step in a use of its own.
+  const auto finish = [&](uint32_t p, uint64_t j) {
+    const auto fetch = [&](uint32_t step, Share<D>& x) {
+      if (!whole) {
+        if (step > 0) pieces.next();
+        push(step, p, j);
+      }
+      receive(step, p, j, x);
+    };
+    if (exists(j)) return stage.row(fetch, ResultRow<D, Simple>(norm, j));
+    Share<D> none;
+    for (uint32_t step = 0; step < norm.shape.steps; ++step) fetch(step, none);
+  };
+  run_rows(
+      session, norm,
+      [&] {
+        if (whole) stage.prefetch();
+      },
+      [&](uint32_t p, uint64_t j) {
+        if (whole) push(0, p, j);
+      },
+      finish);
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,118 @@
+// All-reduce and norm, two-shot, by pulling: every rank reduces, normalizes and quantizes its part
+// of the rows into its region, and after a barrier everyone gathers from there. Symmetric inputs
+// are read where they are; others are staged first.
+//
+// Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and a barrier for each
+// step of each chunk.
+#pragma once
+
+#include "../transports/schedules.cuh"
+#include "norm_passed.cuh"
+
+namespace collx::cuda {
+
+/// Puts results where peers find them, in a piece that begins there.
+template <DType D>
+struct PutForPeers {
+  using Passed = PassedRow<D, false>;
+  char* piece;
+
+  __device__ __forceinline__ void vector(uint32_t byte, Vector v) const {
+    *reinterpret_cast<Vector*>(piece + byte) = v;
+  }
+  __device__ __forceinline__ void bytes(uint32_t byte, Vector v) const {
+    Passed::Bytes::push(piece + byte, v);
+  }
+  __device__ __forceinline__ void word(uint32_t byte, Vector v) const {
+    Passed::Word::push(piece + byte, v);
+  }
+};
+
+template <DType D>
+__global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
+    norm_twoshot_pull_kernel(const __grid_constant__ KernelCall call,
+                             const __grid_constant__ NormArguments norm,
+                             const __grid_constant__ PullArguments pull) {
+  using Passed = PassedRow<D, false>;
+  using Row = ResultRow<D, false>;
+  Session<BlockBarrier> session(call);
+  const Passed passed(norm);
+  NormStage<D, false> stage(norm);
+  const uint32_t i = stage.index();
+  const bool staged = pull.input[0] == nullptr;
+  // This thread's vector of the row at position p for `owner`, among the inputs that a rank has
+  // staged.
+  const auto staging = [&](int rank, int owner, const Half& half, uint64_t p) {
+    const uint64_t row = static_cast<uint64_t>(owner) * norm.shape.rows_per_use + p;
+    return pull.staged(call, rank, half.parity) + row * norm.vectors + i;
+  };
+  // Of what a rank passes on at position p, this block's piece.
+  const auto piece_of = [&](int rank, const Half& half, uint64_t p) {
+    const uint64_t piece = (p << norm.cluster_bits) + norm.cluster_rank();
+    return reinterpret_cast<char*>(pull.passed(call, rank, half.parity)) +
+           piece * norm.shape.piece_tiles * kTileBytes;
+  };
+
+  const auto stage_inputs = [&](const Half& half) {
+    if (!stage.has(i)) return;
+    norm.for_own(half.count, [&](uint64_t p) {
+      const uint64_t j = half.first + p;
+      for (int owner = 0; owner < call.world; ++owner) {
+        if (owner == call.rank || !norm.has_row(owner, j)) continue;
+        *staging(call.rank, owner, half, p) =
+            matrix_row<D>(norm, call.input, norm.row(owner, j)).load(i);
+      }
+    });
+  };
+  const auto finish_own = [&](const Half& half) {
+    norm.for_own(half.count, [&](uint64_t p) {
+      if (!norm.has_row(call.rank, half.first + p)) return;
+      const uint64_t r = norm.row(call.rank, half.first + p);
+      const auto fetch = [&](uint32_t, Share<D>& x) {
+        if (!stage.has(i) || !session.alive()) return;
+        const auto inputs = from_memory<kMaxCudaRanks>(call.world, [&](int rank) {
+          if (rank == call.rank) return matrix_row<D>(norm, call.input, r).load(i);
+          return staged ? ptx::ld_relaxed_sys(staging(rank, call.rank, half, p))
+                        : matrix_row<D>(norm, pull.input[rank], r).load_peer(i);
+        });
+        stage.sum(x, call.world, inputs, stage.residual(r, i));
+      };
+      const PutForPeers<D> put{piece_of(call.rank, half, p)};
+      stage.row(fetch, PassingSink<D, false, PutForPeers<D>>{passed, put, Row(norm, r)});
+    });
+  };
+  const auto copy_results = [&](const char* piece, const Row& to) {
+    const auto vector = [&](uint32_t byte) {
+      return ptx::ld_relaxed_sys(reinterpret_cast<const Vector*>(piece + byte));
+    };
+    if (norm.residual_out != nullptr) to.residual(i, vector(passed.residual()));
+    if (norm.normalized != nullptr) to.normalized(i, vector(passed.normalized()));
+    if (norm.quantized == nullptr) return;
+    Vector v{};
+    Passed::Bytes::poll(piece + passed.quantized(), v);
+    to.quantized(i, v);
+    if (!passed.has_scale(i)) return;
+    Passed::Word::poll(piece + passed.scale(), v);
+    to.scale(i, float_of(v.word[0]));
+  };
+  const auto gather = [&](const Half& half) {
+    if (!stage.has(i) || !session.alive()) return;
+    norm.for_own(half.count, [&](uint64_t p) {
+      const uint64_t j = half.first + p;
+#pragma unroll 1
+      for (int d = 1; d < call.world; ++d) {
+        const int owner = call.rank_at(d, call.world);
+        if (!norm.has_row(owner, j)) continue;
+        copy_results(piece_of(owner, half, p), Row(norm, norm.row(owner, j)));
+      }
+    });
+  };
+  stage.prefetch();
+  // A block that has given up goes on through all its rows, without waiting: its neighbors in the
+  // cluster still count on it.
+  run_barriers<true>(session, !staged, norm.rows, norm.shape.rows_per_use,
+                     step(stage_inputs, Phase::stage_barrier, staged),
+                     step(finish_own, Phase::gather), step(gather));
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,146 @@
+// All-reduce and norm, two-shot, by pushing: every rank scatters its rows to their owners; an owner
+// polls, reduces, normalizes, quantizes, and pushes what comes out to all; everyone drains.
+//
+// Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and two flights.
+#pragma once
+
+#include "norm_parts.cuh"
+#include "norm_passed.cuh"
+
+namespace collx::cuda {
+
+/// Puts results at position p of this rank's part into slots of all peers.
+template <DType D, int W, bool Simple>
+struct PutToAll {
+  using Parts = NormParts<D, W, Simple>;
+  using Passed = PassedRow<D, Simple>;
+  const Parts& parts;
+  const uint32_t p;
+
+  __device__ __forceinline__ void vector(uint32_t byte, Vector v) const {
+    using S = typename Parts::S;
+    parts.template push_to_all<S>(p, byte, S::sendable(v));
+  }
+  __device__ __forceinline__ void bytes(uint32_t byte, Vector v) const {
+    parts.template push_to_all<typename Passed::Bytes>(
+        p, byte, disguised(v, parts.norm.options.quantization));
+  }
+  __device__ __forceinline__ void word(uint32_t byte, Vector v) const {
+    parts.template push_to_all<typename Passed::Word>(p, byte, v);
+  }
+};
+
+/// What this thread drains of one kind of result, if the call has it.
+template <typename S, int Ranks>
+struct Plane {
+  const KernelCall& call;
+  const bool is;
+  const PieceSlot slot;
+
+  __device__ __forceinline__ uint32_t poll(int owner, Vector (&v)[Ranks]) const {
+    return is ? S::poll(at(owner), v[owner]) : 0;
+  }
+  __device__ __forceinline__ void rearm(int owner) const {
+    if (is) S::rearm(at(owner));
+  }
+  /// Of many ranks computed in every turn of a polling loop: see Arrivals.
+  __device__ __forceinline__ char* at(int owner) const {
+    const uint32_t offset = Ranks > 4 ? ptx::keep(slot.offset) : slot.offset;
+    return call.arriving + offset + owner * call.source_bytes;
+  }
+};
+
+template <DType D, int W, bool Simple>
+__global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : kRowBlocksHeld)
+    norm_twoshot_push_kernel(const __grid_constant__ KernelCall call,
+                             const __grid_constant__ NormArguments norm) {
+  using Parts = NormParts<D, W, Simple>;
+  using Passed = PassedRow<D, Simple>;
+  using Row = ResultRow<D, Simple>;
+  using Put = PutToAll<D, W, Simple>;
+  constexpr int kRanks = World<W>::kRanks;
+  call.touch();
+  NormStage<D, Simple> stage(norm);
+  Session<Pieces<Simple>> session(call, norm);
+  const Parts parts{session, norm, stage};
+  const Passed passed(norm);
+  const int world = World<W>::size(call);
+  const uint32_t i = stage.index();
+
+  const auto finish_own = [&](uint32_t p, uint64_t j) {
+    const bool here = norm.has_row(call.rank, j);
+    const uint64_t r = norm.row(call.rank, j);
+    const auto fetch = [&](uint32_t, Share<D>& x) {
+      if (!stage.has(i)) return;
+      const Vector residual = here ? stage.residual(r, i) : Vector{};
+      if (parts.sum(p, j, x)) stage.accumulate(x, residual);
+    };
+    stage.row(fetch, PassingSink<D, Simple, Put>{passed, {parts, p}, Row(norm, r, here)});
+  };
+
+  const auto is_peer = [&](int owner) { return owner < world && owner != call.rank; };
+  const auto await_all = [&](auto arrived) {
+    return session.patience.wait(
+        Phase::gather,
+        [&] {
+          bool all = true;
+#pragma unroll
+          for (int owner = 0; owner < kRanks; ++owner) {
+            if (is_peer(owner)) all &= arrived(owner);
+          }
+          return all;
+        },
+        [&] {
+          int missing = call.rank;  // nobody: all have come since
+#pragma unroll
+          for (int owner = kRanks - 1; owner >= 0; --owner) {
+            if (is_peer(owner) && !arrived(owner)) missing = owner;
+          }
+          return Blame{missing, 0, 0};
+        });
+  };
+  const auto plane = [&]<typename S>(S, bool is, uint32_t p, uint32_t byte) {
+    return Plane<S, kRanks>{call, is, is ? parts.slot(Parts::kGather, p, byte) : PieceSlot{}};
+  };
+  // What every owner has passed on, all planes but one at once.
+  const auto drain = [&](uint32_t p, uint64_t j) {
+    if (!stage.has(i)) return;
+    const auto residual =
+        plane(typename Parts::S{}, norm.residual_out != nullptr, p, passed.residual());
+    const auto bytes =
+        plane(typename Passed::Bytes{}, norm.quantized != nullptr, p, passed.quantized());
+    const auto scale = plane(typename Passed::Word{}, passed.has_scale(i), p, passed.scale());
+    Vector r[kRanks], q[kRanks], s[kRanks];
+    const auto arrived = [&](int owner) {
+      return max(max(residual.poll(owner, r), bytes.poll(owner, q)), scale.poll(owner, s)) != ~0u;
+    };
+    if (await_all(arrived)) {
+#pragma unroll
+      for (int owner = 0; owner < kRanks; ++owner) {
+        if (!is_peer(owner)) continue;
+        residual.rearm(owner);
+        bytes.rearm(owner);
+        scale.rearm(owner);
+        if (!norm.has_row(owner, j)) continue;
+        const Row to(norm, norm.row(owner, j));
+        if (residual.is) to.residual(i, r[owner]);
+        if (bytes.is) to.quantized(i, disguised(q[owner], norm.options.quantization));
+        if (scale.is) to.scale(i, float_of(s[owner].word[0]));
+      }
+    }
+    if (norm.normalized == nullptr) return;
+    const auto normalized = plane(typename Parts::S{}, true, p, passed.normalized());
+    if (!await_all([&](int owner) { return normalized.poll(owner, r) != ~0u; })) return;
+#pragma unroll
+    for (int owner = 0; owner < kRanks; ++owner) {
+      if (!is_peer(owner)) continue;
+      normalized.rearm(owner);
+      if (norm.has_row(owner, j)) Row(norm, norm.row(owner, j)).normalized(i, r[owner]);
+    }
+  };
+  run_rows(
+      session, norm, [&] { stage.prefetch(); },
+      [&](uint32_t p, uint64_t j) { parts.scatter(p, j); }, finish_own, drain);
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,93 @@
+// All-reduce and norm, two-shot, by pushing, where the sums are rounded and fewer bytes than the
+// results: owners push those, and every rank finishes every row from there.
+//
+// Costs 2 (W-1)/W of the tensor on each link, as an all-reduce alone, and two flights.
+#pragma once
+
+#include "norm_parts.cuh"
+
+namespace collx::cuda {
+
+template <DType D, int W, bool Simple>
+__global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : kRowBlocksHeld)
+    norm_twoshot_push_sums_kernel(const __grid_constant__ KernelCall call,
+                                  const __grid_constant__ NormArguments norm) {
+  using Parts = NormParts<D, W, Simple>;
+  using E = Elements<D>;
+  using S = SentinelSlots<D>;
+  using Row = ResultRow<D, Simple>;
+  constexpr int kRanks = World<W>::kRanks;
+  call.touch();
+  NormStage<D, Simple> stage(norm);
+  Session<Pieces<Simple>> session(call, norm);
+  const Parts parts{session, norm, stage};
+  const int world = World<W>::size(call);
+  const uint32_t i = stage.index(), byte = threadIdx.x * kVectorBytes;
+
+  const auto reduce = [&](uint32_t p, uint64_t j) {
+    Share<D> x;
+    if (!stage.has(i) || !parts.sum(p, j, x)) return;
+    const Vector rounded = S::sendable(E::pack(x));
+    parts.template push_to_all<S>(p, byte, rounded);
+    // The own place among the arrivals, which nobody else writes, keeps it for the next phase.
+    const PieceSlot own = parts.slot(Parts::kGather, p, byte);
+    S::push(call.arriving + own.offset + call.rank * call.source_bytes, rounded);
+  };
+  const auto residual_of = [&](int owner, uint64_t j) {
+    return norm.has_row(owner, j) ? stage.residual(norm.row(owner, j), i) : Vector{};
+  };
+  const auto unpack = [&](const Vector& v, Share<D>& x) {
+#pragma unroll
+    for (int e = 0; e < E::kCount; ++e) x[e] = E::get(v, e);
+  };
+
+  // The row that each owner has at position p, all at once, or one by one.
+  const auto finish = [&](uint32_t p, uint64_t j) {
+    const PieceSlot from = parts.slot(Parts::kGather, p, byte);
+    if constexpr (Simple) {
+      Vector v[kRanks] = {};
+      if (stage.has(i)) {
+        Vector residual[kRanks];
+#pragma unroll
+        for (int owner = 0; owner < kRanks; ++owner) {
+          residual[owner] = owner < world ? residual_of(owner, j) : Vector{};
+        }
+        const Arrivals<kRanks> arrivals(call, from.offset);
+        const auto sums = from_slots_of<S>(session, Phase::gather, from.epoch, arrivals,
+                                           ~(~0u << world), Vector{});
+        if (sums.take(v)) sums.rearm();
+#pragma unroll
+        for (int owner = 0; owner < kRanks; ++owner) {
+          Share<D> x;
+          unpack(v[owner], x);
+          stage.accumulate(x, residual[owner]);
+          v[owner] = E::pack(x);
+        }
+      }
+      stage.rows(v, world,
+                 [&](int owner) { return Row(norm, norm.row(owner, j), norm.has_row(owner, j)); });
+    } else {
+#pragma unroll 1
+      for (int d = 0; d < world; ++d) {
+        const int owner = call.rank_at(d, world);
+        const auto fetch = [&](uint32_t, Share<D>& x) {
+          if (!stage.has(i)) return;
+          const Vector residual = residual_of(owner, j);
+          char* slot = call.arriving + from.offset + owner * call.source_bytes;
+          Vector v;
+          if (!take_one<S>(session, Phase::gather, owner, from.epoch, slot, v)) return;
+          S::rearm(slot);
+          unpack(v, x);
+          stage.accumulate(x, residual);
+        };
+        Share<D> none;
+        norm.has_row(owner, j) ? stage.row(fetch, Row(norm, norm.row(owner, j))) : fetch(0, none);
+      }
+    }
+  };
+  run_rows(
+      session, norm, [&] { stage.prefetch(); },
+      [&](uint32_t p, uint64_t j) { parts.scatter(p, j); }, reduce, finish);
+}
+
+}  // namespace collx::cuda

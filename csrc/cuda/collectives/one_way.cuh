@@ -1,0 +1,130 @@
+// A one-way collective over channels: every rank sends messages to some ranks, and takes messages
+// from some. For the kernels that differ in how the routes become known.
+#pragma once
+
+#include "../stages/combine.cuh"
+#include "../transports/channels.cuh"
+#include "../transports/sinks.cuh"
+#include "../transports/sources.cuh"
+
+namespace collx::cuda {
+
+/// What a thread does with one vector of a use.
+template <typename Stage, typename T>
+class OneWay {
+  using S = typename Stage::Slots;
+  static constexpr int kRanks = T::kRanks;
+  static constexpr bool kSimple = T::kSimple;
+
+ public:
+  __device__ __forceinline__ OneWay(Session<T>& session, const Routes& routes, int world)
+      : session_(session), call_(session.call), routes_(routes), world_(world) {}
+
+  __device__ __forceinline__ void send(uint32_t use, uint32_t i) {
+    const auto& channels = session_.transport;
+    bool sends[kRanks] = {}, any = false;
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      any |= sends[d] = d < world_ && channels.reaches(routes_.from[d], use, i);
+    }
+    if (!any) return;
+    const uint64_t j = index(use, i);
+    const Counts<kRanks> counts = channels.sent(i);
+    Vector v[kRanks];
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (sends[d]) v[d] = d > 1 && routes_.same ? v[1] : load<kSimple>(routes_.from[d], j);
+    }
+    const Counts<kRanks> done = channels.done(i);
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (!sends[d]) continue;
+      const int peer = call_.rank_at(d, world_);
+      const Vector sent = S::sendable(v[d]);
+      const uint32_t epoch = counts[peer] + use + 1;
+      if (!channels.writable(session_.patience, peer, i, epoch, done[peer])) continue;
+      S::push(call_.outgoing[d] + slot_offset(call_, 0, epoch, i), sent);
+    }
+  }
+
+  struct Taken {
+    Vector v[kRanks];
+    uint32_t ranks;  // a bit each; none where nothing has come
+  };
+
+  /// A vector from every rank of which a message reaches so far; the slots are armed again.
+  __device__ __forceinline__ Taken take(uint32_t use, uint32_t i) {
+    const auto& channels = session_.transport;
+    Taken taken{};
+    uint32_t ranks = 0;
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (d < world_ && channels.reaches(routes_.to[d], use, i)) {
+        ranks |= 1u << call_.rank_at(d, world_);
+      }
+    }
+    if (ranks == 0) return taken;
+    const Counts<kRanks> counts = channels.received(i);
+    const Vector own = Stage::kReduces ? load<kSimple>(routes_.from[0], index(use, i)) : Vector{};
+    const Arrivals<kRanks, false> arrivals(
+        call_, [&](int rank) { return slot_offset(call_, 0, counts.of[rank] + use + 1, i); });
+    const auto slots = from_slots_of<S>(session_, Phase::arrival, use, arrivals, ranks, own);
+    if (!slots.take(taken.v)) return taken;
+    taken.ranks = ranks;
+    slots.rearm();
+    return taken;
+  }
+
+  __device__ __forceinline__ void put(uint32_t use, uint32_t i, const Taken& taken) {
+    if (taken.ranks == 0) return;
+    const uint64_t j = index(use, i);
+    if constexpr (Stage::kReduces) {
+      store<kSimple>(routes_.to[0], j, Stage::template reduced<kSimple>(call_, world_, taken.v));
+    } else {
+      store_each<kSimple>(call_, routes_, world_, j, taken.v, taken.ranks);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint64_t index(uint32_t use, uint32_t i) const {
+    return data_index<S>(kSimple ? i : uint64_t{use} * call_.capacity + i);
+  }
+
+  Session<T>& session_;
+  const KernelCall& call_;
+  const Routes& routes_;
+  const int world_;
+};
+
+/// Through the slots of channels, use by use: sends to all, takes from all, and tells the senders.
+template <typename Stage, typename T>
+__device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& routes, int world) {
+  constexpr bool kSimple = T::kSimple;
+  T& channels = session.transport;
+  OneWay<Stage, T> way(session, routes, world);
+  // In a reduction the root's own values go through the stage; everything else stays here.
+  const auto keep_own = [&] {
+    if (!Stage::kReduces || routes.root != 0) copy_own<kSimple>(routes.from[0], routes.to[0]);
+    clear<kSimple>(routes.cleared);
+  };
+  if constexpr (kSimple) {
+    // The senders are told before the output is written: they wait for the slots alone.
+    typename OneWay<Stage, T>::Taken taken{};
+    channels.for_own([&](uint32_t i) { way.send(0, i); });
+    keep_own();
+    channels.for_own([&](uint32_t i) { taken = way.take(0, i); });
+    channels.finish_use(session.patience, 0);
+    channels.for_own([&](uint32_t i) { way.put(0, i, taken); });
+  } else {
+    uint32_t use = 0;
+    do {
+      channels.for_own([&](uint32_t i) { way.send(use, i); });
+      if (use == 0) keep_own();
+      channels.for_own([&](uint32_t i) { way.put(use, i, way.take(use, i)); });
+      channels.finish_use(session.patience, use);
+      ++use;
+    } while (channels.more(use));
+  }
+}
+
+}  // namespace collx::cuda

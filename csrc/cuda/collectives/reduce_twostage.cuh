@@ -1,0 +1,62 @@
+// Reduce of large tensors, in two stages: every rank sends each rank that is not the root its part,
+// 1/(W-1) of the tensor; that rank reduces it and passes the result on to the root.
+//
+// Costs the tensor once on each link, and two flights. In all-reduce's two-shot slots: every two
+// ranks exchange words in both directions in every use, since the root sends in the first stage and
+// receives in the second.
+#pragma once
+
+#include "../stages/combine.cuh"
+#include "../transports/schedules.cuh"
+
+namespace collx::cuda {
+
+template <typename Stage, int W>
+__global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
+    reduce_twostage_kernel(const __grid_constant__ KernelCall call,
+                           const __grid_constant__ Routes routes) {
+  using S = typename Stage::Slots;
+  constexpr int kRanks = World<W>::kRanks, kScatter = 0, kGather = 1;
+  Session<Tiles<false>> session(call);
+  const int world = World<W>::size(call);
+
+  const auto keep = [&] {
+    if (routes.root != 0) copy_own(routes.kept, routes.to[0]);
+  };
+  // To each rank but the root, a vector of the part that it reduces.
+  const auto scatter = [&](const Place& at) {
+    Vector v[kRanks];
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (d < world && d != routes.root) v[d] = load(routes.from[d], data_index<S>(at.vector));
+    }
+    const uint32_t offset = slot_offset(call, kScatter, at.epoch, at.i);
+#pragma unroll
+    for (int d = 1; d < kRanks; ++d) {
+      if (d >= world || d == routes.root) continue;
+      v[d] = S::sendable(v[d]);
+      if (session.alive()) S::push(call.outgoing[d] + offset, v[d]);
+    }
+  };
+  const auto reduce = [&](const Place& at) {
+    const auto parts = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
+                                             slot_offset(call, kScatter, at.epoch, at.i), world,
+                                             load(routes.from[0], data_index<S>(at.vector)));
+    char* root = call.outgoing[routes.root] + slot_offset(call, kGather, at.epoch, at.i);
+    reduce_into<Stage>(call, world, parts, OneSlot<S>{root});
+  };
+  // The root: a vector of every part.
+  const auto gather = [&](const Place& at) {
+    const auto sums =
+        from_slots<S, kRanks>(session, Phase::gather, at.epoch,
+                              slot_offset(call, kGather, at.epoch, at.i), world, Vector{});
+    Vector v[kRanks];
+    if (!sums.take(v)) return;
+    store_each<false>(call, routes, world, data_index<S>(at.vector), v, ~(1u << call.rank));
+    sums.rearm();
+  };
+  run_slots<Order::behind>(session, keep, scatter,
+                           [&](const Place& at) { routes.root == 0 ? gather(at) : reduce(at); });
+}
+
+}  // namespace collx::cuda

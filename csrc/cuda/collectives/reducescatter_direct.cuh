@@ -1,0 +1,32 @@
+// Reducescatter and reduce on symmetric inputs: a rank pulls what it has to reduce from the peers'
+// inputs. One loop between two barriers, no copy in between.
+//
+// Costs the messages on each link. The last barrier says that all inputs may be overwritten.
+#pragma once
+
+#include "../stages/combine.cuh"
+#include "../transports/schedules.cuh"
+
+namespace collx::cuda {
+
+template <typename Stage, int W>
+__global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
+    reducescatter_direct_kernel(const __grid_constant__ KernelCall call,
+                                const __grid_constant__ Routes routes) {
+  Session<BlockBarrier> session(call);
+  const int world = World<W>::size(call);
+  const bool reduces = !routes.has_root || routes.root == 0;
+  const Run<> output(routes.to[0]);
+
+  run_between_barriers(session, [&] {
+    if (!reduces) return copy_own(routes.from[0], routes.to[0]);
+    for_own(call.vectors, [&](uint64_t i) {
+      const auto inputs = from_memory<World<W>::kRanks>(world, [&](int rank) {
+        return Run<>(routes.from[call.distance_to(rank, world)]).load_peer(i);
+      });
+      reduce_into<Stage>(call, world, inputs, TensorSink{output, i});
+    });
+  });
+}
+
+}  // namespace collx::cuda
