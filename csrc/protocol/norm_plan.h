@@ -215,12 +215,10 @@ constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
     clusters = detail::at_most(clusters, static_cast<uint64_t>(r.max_blocks) / s.cluster);
   }
   if (clusters == 0) clusters = 1;
-  // Whole rounds of an agreed number of clusters, so that none has a row more than the others;
-  // three at most, since the last step of a use waits for the first one of all its rows.
+  // Whole rounds of an agreed number of clusters, so that none has a row more than the others.
   const uint64_t round = held(2 * r.room);
   if (push && round > 0 && s.rows_per_use > round) {
-    const uint64_t rounds = detail::at_most(s.rows_per_use / round, 3);
-    p.shape.rows_per_use = static_cast<uint32_t>(rounds * round);
+    p.shape.rows_per_use = static_cast<uint32_t>(s.rows_per_use / round * round);
   }
   if (s.steps > 1) {  // of long rows a block has one at a time, on every rank the same
     rows = detail::at_most(rows, detail::at_most(held(r.room), clusters));

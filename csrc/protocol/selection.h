@@ -226,7 +226,7 @@ inline constexpr SelectionRow kRows[] = {
     {only(staged), kReduce, cuda, false, 8, kAnySize, reduce_twostage},
     {only(staged), kOneWay, cuda, false, 8, kAnySize, channels},
 
-    {kAuto, kNorms, cuda, false, 2, 2 << 20, oneshot_push},
+    {kAuto, kNorms, cuda, false, 2, kAnySize, oneshot_push},
     {kAuto, kNorms, cuda, false, 4, 512 << 10, oneshot_push},
     {kAuto, kNorms, cuda, false, 8, 256 << 10, oneshot_push},
     {kAuto, kNorms, cuda, false, 8, kAnySize, twoshot_push},

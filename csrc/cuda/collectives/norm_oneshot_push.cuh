@@ -24,7 +24,10 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   const bool scatters = !Simple && norm.scatters;
   const bool whole = Simple || norm.shape.steps == 1;  // rows, in one step
   const auto exists = [&](uint64_t j) { return !scatters || norm.has_row(call.rank, j); };
-  const auto slot = [&](uint32_t p) { return pieces.slot(0, p, threadIdx.x * kVectorBytes); };
+  // Of the row that was pushed last, which is finished before the next one: where this thread's
+  // vector travels, and that of this rank.
+  PieceSlot at;
+  Vector own;
 
   // Vector i of row j for a rank: of all, or of its part. A filler where that part is shorter than
   // the largest, since every use of a tile carries a word between every two ranks.
@@ -36,24 +39,23 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
     const uint32_t i = stage.index(step);
     if (!stage.has(i)) return;
     // Epoch, data and the poison word are in flight together.
-    const PieceSlot to = slot(p);
-    Vector v = load(call.rank, j, i);
+    at = pieces.slot(0, p, threadIdx.x * kVectorBytes);
+    Vector v = own = load(call.rank, j, i);
     if (!session.alive()) return;
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
       if (d >= world) continue;
       if (scatters) v = load(call.rank_at(d, world), j, i);
-      S::push(call.outgoing[d] + to.offset, S::sendable(v));
+      S::push(call.outgoing[d] + at.offset, S::sendable(v));
     }
   };
-  const auto receive = [&](uint32_t step, uint32_t p, uint64_t j, Share<D>& x) {
+  const auto receive = [&](uint32_t step, uint64_t j, Share<D>& x) {
     const uint32_t i = stage.index(step);
     if (!stage.has(i)) return;
-    const PieceSlot from = slot(p);
-    const Vector own = S::sendable(load(call.rank, j, i));
     const Vector residual = exists(j) ? stage.residual(j, i) : Vector{};
     stage.sum(x, world,
-              from_slots<S, kRanks>(session, Phase::arrival, from.epoch, from.offset, world, own),
+              from_slots<S, kRanks>(session, Phase::arrival, at.epoch, at.offset, world,
+                                    S::sendable(own)),
               residual);
   };
   // Row j of the results. Rows of several steps come one at a time, each step in a use of its own.
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
         if (step > 0) pieces.next();
         push(step, p, j);
       }
-      receive(step, p, j, x);
+      receive(step, j, x);
     };
     if (exists(j)) return stage.row(fetch, ResultRow<D, Simple>(norm, j));
     Share<D> none;

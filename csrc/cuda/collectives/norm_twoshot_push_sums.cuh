@@ -41,10 +41,11 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
     for (int e = 0; e < E::kCount; ++e) x[e] = E::get(v, e);
   };
 
-  // The row that each owner has at position p, all at once, or one by one.
+  // The row that each owner has at position p: all at once, where the registers take as many as
+  // there are ranks, or one by one.
   const auto finish = [&](uint32_t p, uint64_t j) {
     const PieceSlot from = parts.slot(Parts::kGather, p, byte);
-    if constexpr (Simple) {
+    if constexpr (Simple && kRanks <= 4) {
       Vector v[kRanks] = {};
       if (stage.has(i)) {
         Vector residual[kRanks];

@@ -27,7 +27,10 @@ class Pieces : public Transport {
                                     const NormArguments& norm)
       : call_(call), norm_(norm) {
     // Marks the tiles as busy, beside anybody else's mark.
-    for_tiles([&](uint32_t, TileEntry* entry) { ptx::red_add(&entry->busy, 1u); });
+    for_tiles([&](uint32_t p, TileEntry* entry) {
+      if (p == norm.cluster()) first_epoch_ = ptx::ld_here(&entry->epoch);
+      ptx::red_add(&entry->busy, 1u);
+    });
   }
 
   /// Looks for others' marks. After the first stores to peers, so that nothing waits for the
@@ -57,8 +60,9 @@ class Pieces : public Transport {
   __device__ __forceinline__ void end() const {
     for_tiles([&](uint32_t p, TileEntry* entry) {
       const uint32_t uses = (norm_.full_uses + (p < norm_.last_use ? 1 : 0)) * norm_.shape.steps;
+      const uint32_t epoch = p == norm_.cluster() ? first_epoch_ : ptx::ld_here(&entry->epoch);
       // One 8-byte store: the epoch never shows without the mark cleared.
-      *reinterpret_cast<uint2*>(entry) = make_uint2(ptx::ld_here(&entry->epoch) + uses, 0u);
+      *reinterpret_cast<uint2*>(entry) = make_uint2(epoch + uses, 0u);
     });
   }
 
@@ -78,12 +82,13 @@ class Pieces : public Transport {
   const KernelCall& call_;
   const NormArguments& norm_;
   uint32_t use_ = 0;
+  uint32_t first_epoch_ = 0;  // of this thread's tile at the cluster's first position
   bool overlaps_ = false;
 };
 
-/// Through the slots of rows, use by use: each step(p, j) with this cluster's rows, row j at
-/// position p, before the next step. `prefetch` what peers are not needed for, behind the first
-/// stores to them.
+/// Through the slots of rows, use by use and row by row: each step(p, j) in turn, with row j at
+/// position p. While one block finishes a row, others have theirs on the wire. `prefetch` what
+/// peers are not needed for, behind the first stores to them.
 template <bool Simple, typename Prefetch, typename Push, typename... Steps>
 __device__ __forceinline__ void run_rows(Session<Pieces<Simple>>& session,
                                          const NormArguments& norm, Prefetch prefetch, Push push,
@@ -93,12 +98,17 @@ __device__ __forceinline__ void run_rows(Session<Pieces<Simple>>& session,
     const auto n = static_cast<uint32_t>(uses.count());
     const uint64_t first = uses.first();
     if (first > 0) pieces.next();
-    norm.for_own(n, [&](uint32_t p) { push(p, first + p); });
+    uint32_t p = norm.cluster();
+    if (p < n) push(p, first + p);
     if (first == 0) {
       pieces.look();
       prefetch();
     }
-    (norm.for_own(n, [&](uint32_t p) { steps(p, first + p); }), ...);
+    while (p < n) {
+      (steps(p, first + p), ...);
+      p += norm.clusters();
+      if (p < n) push(p, first + p);
+    }
   }
 }
 
