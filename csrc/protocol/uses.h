@@ -20,6 +20,11 @@ class Uses {
     return left < capacity_ ? left : capacity_;
   }
   COLLX_HD constexpr uint32_t number() const { return number_; }  // uses before it
+  /// How many there are from the first to the last.
+  COLLX_HD constexpr uint32_t all() const {
+    if (vectors_ <= capacity_) return vectors_ > 0 ? 1 : 0;
+    return static_cast<uint32_t>(ceil_div(vectors_, capacity_));
+  }
   COLLX_HD constexpr void next() {
     first_ += count();
     ++number_;

@@ -20,6 +20,7 @@ TEST(Uses, take_every_vector_once_and_are_full_but_for_the_last) {
       }
       EXPECT_EQ(taken, vectors);
       EXPECT_EQ(number, ceil_div(vectors, capacity));
+      EXPECT_EQ(Uses(vectors, capacity).all(), number);
     }
   }
 }

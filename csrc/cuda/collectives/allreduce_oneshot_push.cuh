@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
                                            slot_offset(call, 0, at.epoch, at.i), world, own);
     reduce_into<Stage, Simple>(call, world, all, TensorSink{output, j, carries(j)});
   };
-  run_slots<Order::phases>(
-      session, [] {}, push, reduce);
+  run_slots<Order::behind>(
+      session, [](Slice) {}, push, reduce);
 }
 
 }  // namespace collx::cuda

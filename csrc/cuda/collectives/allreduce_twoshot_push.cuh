@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     sums.rearm();
   };
   run_slots<Order::phases>(
-      session, [] {}, scatter, reduce, gather);
+      session, [](Slice) {}, scatter, reduce, gather);
 }
 
 }  // namespace collx::cuda

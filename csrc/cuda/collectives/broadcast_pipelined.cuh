@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     slices.rearm();
   };
   run_slots<Order::behind>(
-      session, [&] { copy_own<Simple>(routes.from[0], routes.to[0]); },
+      session, [&](Slice slice) { copy_own<Simple>(routes.from[0], routes.to[0], slice); },
       [&](const Place& at) { root == call.rank ? scatter(at) : forward(at); }, gather);
 }
 

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     }
   };
   run_slots<Order::behind>(
-      session, [] {}, push, take);
+      session, [](Slice) {}, push, take);
 }
 
 }  // namespace collx::cuda

@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   Session<Tiles<false>> session(call);
   const int world = World<W>::size(call);
 
-  const auto keep = [&] {
-    if (routes.root != 0) copy_own(routes.kept, routes.to[0]);
+  const auto keep = [&](Slice slice) {
+    if (routes.root != 0) copy_own(routes.kept, routes.to[0], slice);
   };
   // To each rank but the root, a vector of the part that it reduces.
   const auto scatter = [&](const Place& at) {

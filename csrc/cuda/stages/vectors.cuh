@@ -160,16 +160,20 @@ __device__ __forceinline__ void store(const Message& m, uint64_t i, Vector v) {
   Run<Simple>(m).store(i, v);
 }
 
-/// Copies a message within this rank, by all threads of the grid.
+/// Copies a slice of a message within this rank, by all threads of the grid. Nothing, where there
+/// is no place for it: in place it is where it belongs.
 template <bool Simple = false>
-__device__ __forceinline__ void copy_own(const Message& from, const Message& to) {
-  for_own(Run<Simple>(from).vectors(),
-          [&](uint64_t i) { store<Simple>(to, i, load<Simple>(from, i)); });
+__device__ __forceinline__ void copy_own(const Message& from, const Message& to, Slice slice = {}) {
+  if (to.bytes == 0) return;
+  for_own(
+      Run<Simple>(from).vectors(), [&](uint64_t i) { store<Simple>(to, i, load<Simple>(from, i)); },
+      slice);
 }
 
 template <bool Simple = false>
-__device__ __forceinline__ void clear(const Message& m) {
-  for_own(Run<Simple>(m).vectors(), [&](uint64_t i) { store<Simple>(m, i, Vector{}); });
+__device__ __forceinline__ void clear(const Message& m, Slice slice = {}) {
+  for_own(
+      Run<Simple>(m).vectors(), [&](uint64_t i) { store<Simple>(m, i, Vector{}); }, slice);
 }
 
 }  // namespace collx::cuda

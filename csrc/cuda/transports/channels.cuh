@@ -10,6 +10,7 @@
 // know the message's length.
 #pragma once
 
+#include "../../protocol/uses.h"
 #include "session.cuh"
 #include "slots.cuh"
 
@@ -161,9 +162,9 @@ class Channels : public Transport {
     });
   }
 
-  /// Whether the messages go on behind that many uses.
-  __device__ __forceinline__ bool more(uint32_t uses) const {
-    return uint64_t{uses} * call_.capacity < vectors_;
+  /// Of the longest message; one, where there is none.
+  __device__ __forceinline__ uint32_t all_uses() const {
+    return vectors_ == 0 ? 1 : Uses(vectors_, call_.capacity).all();
   }
 
  private:

@@ -125,11 +125,28 @@ struct Routes {
   uint64_t done_offset;     // of uses_done in a region
 };
 
-/// f(i) for each of the first n that is this thread's.
+/// A part of some work, of which all parts are done one after the other. It has four vectors of
+/// each thread, if there are so many: with less under way at once a thread mostly waits.
+struct Slice {
+  uint32_t part = 0;
+  uint32_t parts = 1;
+};
+
+/// f(i) for each of the first n that is this thread's, in a slice of them.
 template <typename F>
-__device__ __forceinline__ void for_own(uint64_t n, F f) {
+__device__ __forceinline__ void for_own(uint64_t n, F f, Slice slice = {}) {
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) f(i);
+  uint64_t each = n;
+  if (slice.parts > 1) {
+    // A part of n and a little more: dividing exactly takes longer than what slices save.
+    const float part = static_cast<float>(n) / static_cast<float>(slice.parts);
+    each = round_up<uint64_t>(static_cast<uint64_t>(part * 1.0001f) + 1, kTileVectors);
+    each = each < 4 * stride ? 4 * stride : each;
+  }
+  const uint64_t from = slice.part * each, to = from + each < n ? from + each : n;
+  for (uint64_t i = from + uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < to; i += stride) {
+    f(i);
+  }
 }
 
 }  // namespace collx::cuda

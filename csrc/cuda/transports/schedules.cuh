@@ -25,8 +25,9 @@ enum class Order {
   behind,  // the second step one vector behind the first: what it waits for travels meanwhile
 };
 
-/// Through the slots of tiles, use by use: step(place) for each vector of this thread's. `local` is
-/// what is left to do within this rank.
+/// Through the slots of tiles, use by use: step(place) for each vector of this thread's.
+/// `local(slice)`, what is left to do within this rank, stands behind what a use sends: copying
+/// takes the time that its last words travel.
 template <Order kOrder, bool Simple, typename Local, typename... Steps>
 __device__ __forceinline__ void run_slots(Session<Tiles<Simple>>& session, Local local,
                                           Steps... steps) {
@@ -37,24 +38,27 @@ __device__ __forceinline__ void run_slots(Session<Tiles<Simple>>& session, Local
       const Place at{i, i, tiles.epoch(i)};
       (steps(at), ...);
     });
+    local(Slice{});
   } else {
     for (Uses uses(call.vectors, call.capacity); uses.any(); uses.next()) {
       if (uses.number() > 0) next_use();
       const auto n = static_cast<uint32_t>(uses.count());
+      const Slice slice{uses.number(), uses.all()};
       const auto placed = [&](auto& step) {
         return [&](uint32_t i) {
           step(Place{uses.first() + i, i, tiles.epoch(i) + uses.number()});
         };
       };
       if constexpr (kOrder == Order::behind) {
-        tiles.for_own_behind(n, placed(steps)...);
+        tiles.for_own_behind(
+            n, [&] { local(slice); }, placed(steps)...);
       } else {
         (tiles.for_own(n, placed(steps)), ...);
+        local(slice);
       }
       tiles.count(uses.number() + 1, n);
     }
   }
-  local();
 }
 
 /// What a rank does between two barriers, with a half of the staging memory.

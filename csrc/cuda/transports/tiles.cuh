@@ -48,14 +48,16 @@ class Tiles : public Transport {
   }
 
   /// Calls a with each of them, and b with each, one vector behind: what b waits for travels while
-  /// a sends. Slots of one use do not depend on each other.
-  template <typename A, typename B>
-  __device__ __forceinline__ void for_own_behind(uint32_t n, A a, B b) const {
+  /// a sends. Slots of one use do not depend on each other. `meanwhile`, once, behind the last that
+  /// a sends.
+  template <typename Meanwhile, typename A, typename B>
+  __device__ __forceinline__ void for_own_behind(uint32_t n, Meanwhile meanwhile, A a, B b) const {
     uint32_t i = first();
     if (i < n) a(i);
-    for (; i < n; i += stride()) {
-      if (i + stride() < n) a(i + stride());
-      b(i);
+    for (bool more = true; more; i += stride()) {
+      more = i + stride() < n;
+      more ? a(i + stride()) : meanwhile();
+      if (i < n) b(i);
     }
   }
 
