@@ -1,12 +1,27 @@
-"""Samples of the calls of the fused normalizations in which every pair of options occurs."""
+"""Calls of the fused normalizations out of all that exist: samples in which every pair of options
+occurs, and random ones."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .norm_cases import DTYPES, FORMS, ROUNDINGS, Call, Fields, legal, quantizes
+from .norm_cases import (
+    COLS,
+    DTYPES,
+    FORMS,
+    OPS,
+    ROUNDINGS,
+    STYLES,
+    Call,
+    Fields,
+    algorithms_of,
+    legal,
+    quantizes,
+    scatters,
+)
 
 # How values are scaled, for the ops that quantize.
 SCALES: tuple[Fields, ...] = (
@@ -133,3 +148,30 @@ def modes_of(op: str) -> Factors:
 def forms_of(op: str) -> tuple[str, ...]:
     """How an op can be called. "updated": residual_out is the residual itself."""
     return (*FORMS, "updated") if "residual" in op else FORMS
+
+
+def placements(op: str) -> Factors:
+    """Where tensors lie, and how the call is made."""
+    return {
+        "algorithm": algorithms_of(op),
+        "form": forms_of(op),
+        "layout": ("contiguous", "sliced", "transposed", "spread"),
+        "output_layout": ("natural", "transposed", "spread"),
+        "input_offset": (0, 1, 5),
+        "output_offset": (0, 3, 8),
+        "folded": (False,) if scatters(op) else (False, True),
+        "symmetric": (False, True),
+        "max_blocks": (0, 1, 3),
+    }
+
+
+def random_call(choose: random.Random, largest: int) -> Call:
+    """A call drawn from all that exist. The same on every rank that has the same `choose`;
+    `largest` bounds the elements of its input."""
+    op = choose.choice(OPS)
+    cols = choose.choice([cols for cols in COLS if cols <= largest])
+    rows = int(2 ** choose.uniform(0, (largest // cols).bit_length())) - choose.randrange(2)
+    factors = {**modes_of(op), **placements(op), "style": STYLES}
+    fields = {name: choose.choice(values) for name, values in factors.items()}
+    fields.update(rows=min(rows, largest // cols), cols=cols)
+    return calls_of(op, [fields], seed=choose.randrange(1, 1000))[0]

@@ -13,12 +13,16 @@ from collections.abc import Sequence
 
 import pytest
 
+from .. import family_cases, norm_cases, norm_samples
 from ..check import assert_none
-from ..family_cases import OPS, Call, dtypes_and_ops, random_call
+from ..family_cases import OPS, dtypes_and_ops
 from ..family_check import run_call
+from ..norm_check import run_norm
 from ..pool import Pool
 from ..rank import Rank
 from ..worlds import seed_from_environment
+
+Call = family_cases.Call | norm_cases.Call
 
 KINDS = ("plain", "checked", "small")
 REDUCTION, ALL = ("allreduce",), tuple(OPS)
@@ -27,21 +31,30 @@ REDUCTION, ALL = ("allreduce",), tuple(OPS)
 LARGEST = {REDUCTION: 60_000, ALL: 30_000}
 LARGEST_SMALL = 2000
 CALLS = {
-    REDUCTION: {1: 300, 2: 800, 3: 400, 4: 400, 8: 120, 16: 40},
-    ALL: {1: 150, 2: 500, 3: 250, 4: 160, 8: 60, 16: 20},
+    REDUCTION: {1: 300, 2: 800, 3: 400, 4: 400, 5: 200, 6: 160, 7: 140, 8: 120, 16: 40},
+    ALL: {1: 150, 2: 500, 3: 250, 4: 160, 5: 120, 6: 80, 7: 70, 8: 60, 16: 20},
 }
 CALLS_SHARED = {
-    REDUCTION: {1: 60, 2: 40, 3: 30, 4: 24, 8: 12},
-    ALL: {1: 60, 2: 30, 3: 24, 4: 20, 8: 10},
+    REDUCTION: {1: 60, 2: 40, 3: 30, 4: 24, 5: 20, 6: 16, 7: 14, 8: 12},
+    ALL: {1: 60, 2: 30, 3: 24, 4: 20, 5: 16, 6: 14, 7: 12, 8: 10},
 }
+
+# Every world up to eight: kernels are compiled for 2, 4 and 8 ranks, and for any other number.
+WORLDS = pytest.mark.worlds(*CALLS[ALL])
 
 
 def fuzz_calls(
     seed: int, count: int, world: int, largest: int, ops: Sequence[str] = ALL
 ) -> list[Call]:
-    """The calls of a seed."""
+    """The calls of a seed. Where all ops are wanted, one in five is a fused normalization."""
     choose = random.Random(seed)
-    return [random_call(choose, largest, world, ops) for _ in range(count)]
+    norms = 0.2 if tuple(ops) == ALL else 0.0
+    return [
+        norm_samples.random_call(choose, largest)
+        if choose.random() < norms
+        else family_cases.random_call(choose, largest, world, ops)
+        for _ in range(count)
+    ]
 
 
 def _fuzz(
@@ -57,7 +70,10 @@ def _fuzz(
     for number, call in enumerate(fuzz_calls(seed, count, rank.size, largest, ops)):
         if pauses.random() < 0.05:
             time.sleep(pauses.random() * 0.003)
-        wrong = run_call(rank, communicator, call)
+        if isinstance(call, norm_cases.Call):
+            wrong = run_norm(rank, communicator, call)
+        else:
+            wrong = run_call(rank, communicator, call)
         if wrong:
             found.append(f"COLLX_FUZZ_SEED={seed}, call {number}: {call}: {wrong}")
     communicator.check()
@@ -74,6 +90,7 @@ def _check(pool: Pool, kind: str, ops: Sequence[str]) -> None:
     assert_none(pool.run(_fuzz, seed, count, kind, largest, ops))
 
 
+@WORLDS
 @pytest.mark.parametrize("kind", ["plain", "checked"])
 def test_random_calls_on_one_communicator(pool: Pool, kind: str) -> None:
     """Hazards 4 and 14: all-reduces of any sequence of sizes, dtypes, ops, algorithms, layouts and
@@ -81,10 +98,12 @@ def test_random_calls_on_one_communicator(pool: Pool, kind: str) -> None:
     _check(pool, kind, REDUCTION)
 
 
+@WORLDS
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_calls_of_all_ops_on_one_communicator(pool: Pool, kind: str) -> None:
-    """Hazards 4 and 14: any sequence of ops, roots, axes, splits, sizes, dtypes, algorithms and
-    forms, with and without the check of calls, and where nearly every call runs in chunks."""
+    """Hazards 4 and 14: any sequence of ops, fused normalizations among them, roots, axes, splits,
+    sizes, dtypes, algorithms and forms, with and without the check of calls, and where nearly every
+    call runs in chunks."""
     _check(pool, kind, ALL)
 
 
@@ -101,7 +120,8 @@ def test_the_seed_is_really_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_calls_cover_every_op_with_all_that_it_has() -> None:
     """The control of the fuzz: every op in every algorithm, dtype and form; every value of what
     several ops have in common."""
-    calls = fuzz_calls(1, 20_000, 4, LARGEST[ALL])
+    drawn = fuzz_calls(1, 25_000, 4, LARGEST[ALL])
+    calls = [call for call in drawn if isinstance(call, family_cases.Call)]
 
     def reached(op: str, name: str) -> set[object]:
         return {getattr(call, name) for call in calls if op in ("", call.op)}
@@ -125,9 +145,27 @@ def test_random_calls_cover_every_op_with_all_that_it_has() -> None:
     assert reached("alltoallv_device", "spare") == {0, 1, 3, 40}
 
 
+def test_random_calls_cover_every_fused_normalization() -> None:
+    """The same of the calls among them that are fused normalizations."""
+    drawn = fuzz_calls(1, 25_000, 4, LARGEST[ALL])
+    calls = [call for call in drawn if isinstance(call, norm_cases.Call)]
+    for op in norm_cases.OPS:
+        mine = [call for call in calls if call.op == op]
+        assert {call.algorithm for call in mine} == set(norm_cases.algorithms_of(op))
+        assert {call.form for call in mine} == set(norm_samples.forms_of(op))
+        assert {call.rounding for call in mine} == set(norm_cases.ROUNDINGS)
+        assert {call.dtype for call in mine} == set(norm_cases.DTYPES)
+        assert {call.cols for call in mine} == set(norm_cases.COLS)
+        modes = {call.scale_mode for call in mine}
+        assert modes == ({"row", "group", "tensor"} if norm_cases.quantizes(op) else {"row"})
+        assert {0, 1, 2, 3, 4} <= {call.rows for call in mine}
+    assert max(call.rows * call.cols for call in calls) > LARGEST[ALL] // 2
+
+
 def test_random_all_reduces_cover_what_there_is() -> None:
     """The same of the calls that are all of one op: every reduce op on every dtype that has it."""
-    calls = fuzz_calls(1, 2000, 4, LARGEST[REDUCTION], REDUCTION)
+    drawn = fuzz_calls(1, 2000, 4, LARGEST[REDUCTION], REDUCTION)
+    calls = [call for call in drawn if isinstance(call, family_cases.Call)]
     assert {call.op for call in calls} == {"allreduce"}
     for name, count in (("algorithm", 7), ("form", 7), ("symmetric", 4), ("layout", 3)):
         assert len({getattr(call, name) for call in calls}) == count, name
@@ -138,6 +176,7 @@ def test_random_all_reduces_cover_what_there_is() -> None:
 
 
 @pytest.mark.full
+@WORLDS
 @pytest.mark.parametrize(
     ("ops", "kind"),
     [(REDUCTION, "plain"), *((ALL, kind) for kind in KINDS)],

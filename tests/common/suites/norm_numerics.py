@@ -22,10 +22,9 @@ from ..norm_cases import (
     legal,
     outputs_of,
     quantizes,
-    scatters,
 )
 from ..norm_check import run_norms
-from ..norm_samples import SCALES, Factors, calls_of, forms_of, modes_of, pairwise, sizes
+from ..norm_samples import SCALES, Factors, calls_of, modes_of, pairwise, placements, sizes
 from ..pool import Pool
 from ..sampling import every
 
@@ -49,21 +48,6 @@ def share_of(pool: Pool, calls: Sequence[Call]) -> list[Call]:
 def check(pool: Pool, calls: Sequence[Call], key: str = "default") -> None:
     """Checks this world's share of the calls on all ranks."""
     assert_none(pool.run(run_norms, share_of(pool, calls), key))
-
-
-def placements(op: str) -> Factors:
-    """Where tensors lie, and how the call is made."""
-    return {
-        "algorithm": algorithms_of(op),
-        "form": forms_of(op),
-        "layout": ("contiguous", "sliced", "transposed", "spread"),
-        "output_layout": ("natural", "transposed", "spread"),
-        "input_offset": (0, 1, 5),
-        "output_offset": (0, 3, 8),
-        "folded": (False,) if scatters(op) else (False, True),
-        "symmetric": (False, True),
-        "max_blocks": (0, 1, 3),
-    }
 
 
 @pytest.mark.worlds(2, 3, 4, 8)
