@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TypeAlias, cast
 
 import torch.distributed as dist
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from collx.communicator import Communicator, find, forked
+from collx.communicator import Communicator, find, forked, names
 
 __all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
 
@@ -26,6 +27,14 @@ def name_of(group: Group) -> str:
     """The name under which operators find the communicator. TypeError for an object of another
     kind; ValueError for a group without a communicator here: this process is no member of it, or it
     is a mesh of several dimensions."""
+    if type(group) is str:
+        return group
+    if not is_dynamo_compiling():
+        chosen = distributed_c10d._world.default_pg if group is None else group
+        try:
+            return names[chosen]
+        except (KeyError, TypeError):  # TypeError: it has no hash
+            pass
     if isinstance(group, str):
         return group
     if isinstance(group, Communicator):

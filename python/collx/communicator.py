@@ -20,19 +20,34 @@ from collx._extension import extension
 from collx._memory import SymmetricMemory
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
-__all__ = ["Communicator", "find", "forked", "live", "of_group"]
+__all__ = ["Communicator", "find", "forked", "group_size_of", "live", "names", "of_group"]
 
 _log = logging.getLogger("collx")
 
 # The live ones, by name. A communicator stays until it is destroyed: operators find it by name,
 # whether or not the program keeps the object.
 _live: dict[str, Communicator] = {}
+names: dict[object, str] = {}
+"""Of the live ones; and of the process groups that they are the default ones of, since a group
+takes longer to say its name than a small call."""
 _initialized_in: set[int] = set()  # ids of the processes, this one or ancestors
 
 
 def find(name: str) -> Communicator | None:
     """The live communicator of a name."""
     return _live.get(name)
+
+
+def group_size_of(op: str, name: str) -> int:
+    """The number of ranks, which the schemas have so that Meta needs no communicator. `op`: whose
+    argument the name is."""
+    communicator = _live.get(name)
+    if communicator is None:
+        raise ValueError(
+            f'collx.{op}: group_name: "{name}" names no communicator of this process. '
+            "Communicators are made by collx.init(); destroy() removes them"
+        )
+    return communicator.world_size
 
 
 def live() -> tuple[Communicator, ...]:
@@ -91,6 +106,9 @@ class Communicator:
         self.fallback_reason = fallback_reason
         """Why this communicator goes through the process group; None when it does not."""
         _live[self.name] = self
+        names[self] = self.name
+        if self.name == group.group_name:
+            names[group] = self.name
         _initialized_in.add(self._process)
         _settle_pdl(self.device)
 
@@ -267,6 +285,9 @@ class Communicator:
     def _forget(self) -> None:
         if _live.get(self.name) is self:
             del _live[self.name]
+            for named in (self, self.group):
+                if names.get(named) == self.name:
+                    del names[named]
 
     def __enter__(self) -> Communicator:
         if self.destroyed:

@@ -1,14 +1,15 @@
-"""What all functions here do with their arguments before an operator is called."""
+"""What all functions here do with their arguments, and how they call an operator."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.compiler import is_dynamo_compiling
 
-from collx.communicator import find
-
-__all__ = ["ReduceOp", "group_size_of", "name_of_reduce_op"]
+__all__ = ["ReduceOp", "caller", "name_of_reduce_op"]
 
 ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
 """The name of a reduction, or PyTorch's value for it."""
@@ -43,12 +44,36 @@ def _repr(given: Any) -> str:
     return f"ReduceOp.{given.name}" if isinstance(given, dist.ReduceOp.RedOpType) else repr(given)
 
 
-def group_size_of(op: str, name: str) -> int:
-    """The number of ranks, which the schemas have so that Meta needs no communicator."""
-    communicator = find(name)
-    if communicator is None:
-        raise ValueError(
-            f'collx.{op}: group_name: "{name}" names no communicator of this process. '
-            "Communicators are made by collx.init(); destroy() removes them"
-        )
-    return communicator.world_size
+def caller(name: str) -> Callable[..., torch.Tensor]:
+    """A function that calls the operator of a name: with the tensor for `out`, or None for the
+    functional form; what it must be given, the input first; and its options. In place for one that
+    ends in "_", which returns its input.
+
+    It does what torch.ops.collx.NAME.default(...) does, in less time. The overloads are looked up
+    once. Options that are the defaults are left to the operator, since each one that is passed is
+    converted. What `OpOverload.__call__` calls is called, but where Dynamo looks on, which knows
+    the overloads alone."""
+    packet = getattr(torch.ops.collx, name)
+    make, write = packet.default, getattr(packet, "out", packet.default)
+    eager_make, eager_write = make._op, write._op
+    defaults = tuple(a.default_value for a in make._schema.arguments if a.has_default_value())
+
+    def call(
+        out: torch.Tensor | None, given: tuple[Any, ...], options: tuple[Any, ...]
+    ) -> torch.Tensor:
+        if options != defaults:
+            given += options
+        if out is None:
+            made: torch.Tensor = (make if is_dynamo_compiling() else eager_make)(*given)
+            return made
+        (write if is_dynamo_compiling() else eager_write)(*given, out=out)
+        return out
+
+    def call_in_place(given: tuple[Any, ...], options: tuple[Any, ...]) -> torch.Tensor:
+        if options != defaults:
+            given += options
+        (write if is_dynamo_compiling() else eager_write)(*given)
+        written: torch.Tensor = given[0]
+        return written
+
+    return call_in_place if name.endswith("_") else call

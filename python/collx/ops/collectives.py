@@ -20,12 +20,13 @@ shares no memory with `input` except as its function says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import torch
 
 from collx._groups import Group, name_of
-from collx.ops.arguments import ReduceOp, group_size_of, name_of_reduce_op
+from collx.communicator import group_size_of
+from collx.ops.arguments import ReduceOp, caller, name_of_reduce_op
 
 __all__ = [
     "allgather",
@@ -43,6 +44,20 @@ __all__ = [
     "reducescatter",
     "scatter",
 ]
+
+_allgather = caller("allgather")
+_allreduce = caller("allreduce")
+_allreduce_ = caller("allreduce_")
+_alltoall = caller("alltoall")
+_alltoall_ = caller("alltoall_")
+_alltoallv = caller("alltoallv")
+_broadcast = caller("broadcast")
+_broadcast_ = caller("broadcast_")
+_gather = caller("gather")
+_reduce = caller("reduce")
+_reduce_ = caller("reduce_")
+_reducescatter = caller("reducescatter")
+_scatter = caller("scatter")
 
 
 def allreduce(
@@ -75,9 +90,9 @@ def allreduce(
         CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned: this call on the CPU, or an
             earlier one, failed.
     """
-    op = torch.ops.collx.allreduce
-    which = name_of_reduce_op("allreduce", reduce_op)
-    return _call(op, out, input, which, name_of(group), algorithm, max_blocks)
+    if not isinstance(reduce_op, str):
+        reduce_op = name_of_reduce_op("allreduce", reduce_op)
+    return _allreduce(out, (input, reduce_op, name_of(group)), (algorithm, max_blocks))
 
 
 def allreduce_(
@@ -89,9 +104,9 @@ def allreduce_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`allreduce` in place: `input` takes the result, and is returned."""
-    which = name_of_reduce_op("allreduce_", reduce_op)
-    torch.ops.collx.allreduce_.default(input, which, name_of(group), algorithm, max_blocks)
-    return input
+    if not isinstance(reduce_op, str):
+        reduce_op = name_of_reduce_op("allreduce_", reduce_op)
+    return _allreduce_((input, reduce_op, name_of(group)), (algorithm, max_blocks))
 
 
 def reducescatter(
@@ -124,9 +139,9 @@ def reducescatter(
     """
     name = name_of(group)
     size = group_size_of("reducescatter", name)
-    op = torch.ops.collx.reducescatter
-    which = name_of_reduce_op("reducescatter", reduce_op)
-    return _call(op, out, input, which, size, name, axis, algorithm, max_blocks)
+    if not isinstance(reduce_op, str):
+        reduce_op = name_of_reduce_op("reducescatter", reduce_op)
+    return _reducescatter(out, (input, reduce_op, size, name), (axis, algorithm, max_blocks))
 
 
 def allgather(
@@ -158,8 +173,7 @@ def allgather(
     """
     name = name_of(group)
     size = group_size_of("allgather", name)
-    op = torch.ops.collx.allgather
-    return _call(op, out, input, size, name, axis, total, algorithm, max_blocks)
+    return _allgather(out, (input, size, name), (axis, total, algorithm, max_blocks))
 
 
 def broadcast(
@@ -184,8 +198,7 @@ def broadcast(
 
     Backward: refused (NotImplementedError).
     """
-    op = torch.ops.collx.broadcast
-    return _call(op, out, input, root, name_of(group), algorithm, max_blocks)
+    return _broadcast(out, (input, root, name_of(group)), (algorithm, max_blocks))
 
 
 def broadcast_(
@@ -197,8 +210,7 @@ def broadcast_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`broadcast` in place: `input` takes root's values, and is returned."""
-    torch.ops.collx.broadcast_.default(input, root, name_of(group), algorithm, max_blocks)
-    return input
+    return _broadcast_((input, root, name_of(group)), (algorithm, max_blocks))
 
 
 def reduce(
@@ -227,9 +239,9 @@ def reduce(
 
     Backward: refused (NotImplementedError).
     """
-    op = torch.ops.collx.reduce
-    which = name_of_reduce_op("reduce", reduce_op)
-    return _call(op, out, input, which, root, name_of(group), algorithm, max_blocks)
+    if not isinstance(reduce_op, str):
+        reduce_op = name_of_reduce_op("reduce", reduce_op)
+    return _reduce(out, (input, reduce_op, root, name_of(group)), (algorithm, max_blocks))
 
 
 def reduce_(
@@ -242,9 +254,10 @@ def reduce_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`reduce` in place: root's `input` takes the result, the others' stay. Returns `input`."""
-    which = name_of_reduce_op("reduce_", reduce_op)
-    torch.ops.collx.reduce_.default(input, which, root, name_of(group), algorithm, max_blocks)
-    return input
+    if not isinstance(reduce_op, str):
+        reduce_op = name_of_reduce_op("reduce_", reduce_op)
+    given = (input, reduce_op, root, name_of(group))
+    return _reduce_(given, (algorithm, max_blocks))
 
 
 def gather(
@@ -272,7 +285,7 @@ def gather(
     """
     name = name_of(group)
     size = group_size_of("gather", name)
-    return _call(torch.ops.collx.gather, out, input, root, size, name, algorithm, max_blocks)
+    return _gather(out, (input, root, size, name), (algorithm, max_blocks))
 
 
 def scatter(
@@ -300,7 +313,7 @@ def scatter(
     """
     name = name_of(group)
     size = group_size_of("scatter", name)
-    return _call(torch.ops.collx.scatter, out, input, root, size, name, algorithm, max_blocks)
+    return _scatter(out, (input, root, size, name), (algorithm, max_blocks))
 
 
 def alltoall(
@@ -327,7 +340,7 @@ def alltoall(
     """
     name = name_of(group)
     size = group_size_of("alltoall", name)
-    return _call(torch.ops.collx.alltoall, out, input, size, name, algorithm, max_blocks)
+    return _alltoall(out, (input, size, name), (algorithm, max_blocks))
 
 
 def alltoall_(
@@ -340,8 +353,7 @@ def alltoall_(
     """`alltoall` in place: `input` takes the result, and is returned."""
     name = name_of(group)
     size = group_size_of("alltoall_", name)
-    torch.ops.collx.alltoall_.default(input, size, name, algorithm, max_blocks)
-    return input
+    return _alltoall_((input, size, name), (algorithm, max_blocks))
 
 
 @overload
@@ -414,7 +426,6 @@ def alltoallv(
 
     Backward: alltoallv of the gradient with the splits exchanged; output_splits has no gradient.
     """
-    op = torch.ops.collx.alltoallv
     name = name_of(group)
     if device_splits is None:
         if output_splits is None or input_splits is None or capacity is not None:
@@ -422,11 +433,13 @@ def alltoallv(
                 "collx.alltoallv: output_splits, input_splits: accepted: both and no capacity, or "
                 "device_splits and capacity"
             )
-        return _call(op, out, input, output_splits, input_splits, name, algorithm, max_blocks)
+        splits = (input, output_splits, input_splits, name)
+        return _alltoallv(out, splits, (algorithm, max_blocks))
     if input_splits is not None or capacity is None:
         raise ValueError(
             "collx.alltoallv: device_splits: accepted: with capacity and without input_splits"
         )
+    op = torch.ops.collx.alltoallv
     given = (input, device_splits, capacity, name, algorithm, max_blocks)
     if out is None and output_splits is None:
         results: tuple[torch.Tensor, torch.Tensor] = op.device_splits(*given)
@@ -445,12 +458,3 @@ def barrier(group: Group = None) -> None:
     """Returns when all ranks have come. On CUDA the stream waits and the host does not: what is
     launched behind it starts when the streams of all ranks have come."""
     torch.ops.collx.barrier.default(name_of(group))
-
-
-def _call(op: Any, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
-    """The operator's functional form, or the one that writes `out`."""
-    if out is None:
-        result: torch.Tensor = op.default(*arguments)
-        return result
-    op.out(*arguments, out=out)
-    return out

@@ -41,10 +41,11 @@ None has a backward: an argument that requires grad is refused (NotImplementedEr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from collx._groups import Group, name_of
 from collx.ops.quantization import Quantization
@@ -83,15 +84,15 @@ def allreduce_rmsnorm(
         residual,
         weight,
         eps,
-        name_of(group),
-        Quantization.of(quantization),
+        group,
+        quantization,
         scale,
         keep_norm,
         out,
-        weight_offset=weight_offset,
-        rounding=rounding,
-        algorithm=algorithm,
-        max_blocks=max_blocks,
+        weight_offset,
+        rounding,
+        algorithm,
+        max_blocks,
     )
 
 
@@ -121,8 +122,8 @@ def reducescatter_rmsnorm(
     Returns:
         The same, of the rows that `residual` has.
     """
-    how = Quantization.of(quantization)
-    if how is not None and how.kind == "int8":
+    quantization = Quantization.of(quantization)
+    if quantization is not None and quantization.kind == "int8":
         raise NotImplementedError(
             "collx.reducescatter_rmsnorm: quantization: got int8; accepted: fp8, or None"
         )
@@ -132,15 +133,15 @@ def reducescatter_rmsnorm(
         residual,
         weight,
         eps,
-        name_of(group),
-        how,
+        group,
+        quantization,
         scale,
         keep_norm,
         out,
-        weight_offset=weight_offset,
-        rounding=rounding,
-        algorithm=algorithm,
-        max_blocks=max_blocks,
+        weight_offset,
+        rounding,
+        algorithm,
+        max_blocks,
     )
 
 
@@ -163,13 +164,12 @@ def allreduce_layernorm(
     Returns:
         The normalized tensor; with a residual, then the sum with it added.
     """
-    options = (eps, name_of(group), rounding, algorithm, max_blocks)
+    options = _changed(rounding, algorithm, max_blocks)
     if residual is None:
-        op = torch.ops.collx.allreduce_layernorm
-        return _called(op, False, ("out",), out, (input, weight, bias, *options), {})
-    op = torch.ops.collx.allreduce_residual_layernorm
-    names = ("out", "residual_out")
-    return _called(op, False, names, out, (input, residual, weight, bias, *options), {})
+        given: tuple[Any, ...] = (input, weight, bias, eps, name_of(group))
+        return _CALLERS["allreduce_layernorm"](out, given, options)
+    given = (input, residual, weight, bias, eps, name_of(group))
+    return _CALLERS["allreduce_residual_layernorm"](out, given, options)
 
 
 def _rmsnorm(
@@ -178,48 +178,84 @@ def _rmsnorm(
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
-    name: str,
-    quantization: Quantization | None,
+    group: Group,
+    quantization: Quantization | str | None,
     scale: torch.Tensor | None,
     keep_norm: bool,
     out: Results | None,
-    **options: Any,
+    weight_offset: float,
+    rounding: str,
+    algorithm: str,
+    max_blocks: int,
 ) -> Results:
-    names, given = ["out"], [input, weight, eps, name]
-    if residual is not None:
-        given.insert(1, residual)
-    op = f"{what}_rmsnorm" if residual is None else f"{what}_residual_rmsnorm"
-    if quantization is not None:
-        op, names = f"{op}_{quantization.kind}", ["q_out", "scale_out"]
-        options = {**options, **quantization.arguments(), "scale": scale}
+    kind = None
+    options = _changed(rounding, algorithm, max_blocks, weight_offset)
+    how = Quantization.of(quantization)
+    if how is not None:
+        kind = how.kind
+        options |= how.arguments() if is_dynamo_compiling() else how._changed
+        if scale is not None:
+            options["scale"] = scale
     elif keep_norm or scale is not None:
         which = "keep_norm" if keep_norm else "scale"
         raise ValueError(f"collx.{what}_rmsnorm: {which}: given without a quantization")
-    if residual is not None:
-        names.append("residual_out")
-    if keep_norm:
-        names.append("norm_out")
-    return _called(getattr(torch.ops.collx, op), keep_norm, names, out, given, options)
+    if residual is None:
+        given: tuple[Any, ...] = (input, weight, eps, name_of(group))
+    else:
+        given = (input, residual, weight, eps, name_of(group))
+    return _CALLERS[what, residual is not None, kind, keep_norm](out, given, options)
 
 
-def _called(
-    op: Any,
-    keep_norm: bool,
-    names: Sequence[str],
-    out: Results | None,
-    given: Sequence[Any],
-    options: dict[str, Any],
-) -> Results:
-    """The operator's functional form, or the one that writes `out`; `names` are its outputs."""
-    if out is None:
-        results: Results = (op.keep_norm if keep_norm else op.default)(*given, **options)
-        return results
-    outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
-    if len(outs) != len(names):
-        raise ValueError(
-            f"collx.{op.__name__}: out: {len(outs)} tensors; accepted: {len(names)}: "
-            f"{', '.join(names)}"
-        )
-    write = op.keep_norm_out if keep_norm else op.out
-    write(*given, **options, **dict(zip(names, outs, strict=True)))
-    return out
+def _changed(
+    rounding: str, algorithm: str, max_blocks: int, weight_offset: float = 0.0
+) -> dict[str, Any]:
+    """Those that are not what an operator takes by default: each one that is passed has to be
+    found and converted."""
+    options: dict[str, Any] = {}
+    if rounding != "fp32":
+        options["rounding"] = rounding
+    if algorithm != "auto":
+        options["algorithm"] = algorithm
+    if max_blocks != 0:
+        options["max_blocks"] = max_blocks
+    if weight_offset != 0.0:
+        options["weight_offset"] = weight_offset
+    return options
+
+
+def _caller(op: str, keep_norm: bool) -> Callable[..., Results]:
+    """As that of the collectives; options by name."""
+    packet = getattr(torch.ops.collx, op)
+    make = packet.keep_norm if keep_norm else packet.default
+    write = packet.keep_norm_out if keep_norm else packet.out
+    eager_make, eager_write = make._op, write._op
+    names = tuple(a.name for a in write._schema.arguments if a.is_out)
+
+    def call(out: Results | None, given: tuple[Any, ...], options: dict[str, Any]) -> Results:
+        if out is None:
+            made: Results = (make if is_dynamo_compiling() else eager_make)(*given, **options)
+            return made
+        outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        if len(outs) != len(names):
+            raise ValueError(
+                f"collx.{op}: out: {len(outs)} tensors; accepted: {len(names)}: {', '.join(names)}"
+            )
+        options.update(zip(names, outs, strict=True))
+        (write if is_dynamo_compiling() else eager_write)(*given, **options)
+        return out
+
+    return call
+
+
+_CALLERS: dict[object, Callable[..., Results]] = {
+    (what, residual, kind, keep_norm): _caller(
+        f"{what}{'_residual' if residual else ''}_rmsnorm{'_' + kind if kind else ''}", keep_norm
+    )
+    for what in ("allreduce", "reducescatter")
+    for residual in (False, True)
+    for kind in (None, "fp8", "int8")
+    for keep_norm in ((False, True) if kind else (False,))
+    if what == "allreduce" or (residual and kind != "int8")
+}
+for _op in ("allreduce_layernorm", "allreduce_residual_layernorm"):
+    _CALLERS[_op] = _caller(_op, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,7 +59,9 @@ class Quantization:
     @staticmethod
     def of(given: Quantization | str | None) -> Quantization | None:
         """ "fp8" and "int8" stand for their defaults."""
-        return Quantization(given) if isinstance(given, str) else given
+        if isinstance(given, str):
+            return _PLAIN.get(given) or Quantization(given)
+        return given
 
     def arguments(self) -> dict[str, Any]:
         """Of the fused operators, by name; all but the given scale."""
@@ -72,6 +75,12 @@ class Quantization:
         }
         return {**found, "fp8_dtype": self.fp8_dtype} if self.kind == "fp8" else found
 
+    @cached_property
+    def _changed(self) -> dict[str, Any]:
+        """Of the arguments, those that are not what the operators take by default."""
+        plain = _PLAIN[self.kind].arguments()
+        return {name: value for name, value in self.arguments().items() if value != plain[name]}
+
     @property
     def dtype(self) -> torch.dtype:
         """Of the quantized values."""
@@ -81,3 +90,6 @@ class Quantization:
     def limit(self) -> float:
         """The largest quantized value, which is 448, 57344 or 127."""
         return 127.0 if self.kind == "int8" else torch.finfo(self.dtype).max
+
+
+_PLAIN = {kind: Quantization(kind) for kind in _ACCEPTED["kind"]}
