@@ -212,6 +212,8 @@ def _changed(
     """Those that are not what an operator takes by default: each one that is passed has to be
     found and converted."""
     options: dict[str, Any] = {}
+    if (rounding, algorithm, max_blocks, weight_offset) == ("fp32", "auto", 0, 0.0):
+        return options
     if rounding != "fp32":
         options["rounding"] = rounding
     if algorithm != "auto":
@@ -235,12 +237,15 @@ def _caller(op: str, keep_norm: bool) -> Callable[..., Results]:
         if out is None:
             made: Results = (make if is_dynamo_compiling() else eager_make)(*given, **options)
             return made
-        outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        outs = (
+            out if type(out) is tuple else (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        )
         if len(outs) != len(names):
             raise ValueError(
                 f"collx.{op}: out: {len(outs)} tensors; accepted: {len(names)}: {', '.join(names)}"
             )
-        options.update(zip(names, outs, strict=True))
+        for i, tensor in enumerate(outs):
+            options[names[i]] = tensor
         (write if is_dynamo_compiling() else eager_write)(*given, **options)
         return out
 
