@@ -13,15 +13,16 @@
 
 namespace collx {
 
-at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like) {
+at::Tensor make_output(at::IntArrayRef sizes, [[maybe_unused]] const at::Tensor& like,
+                       at::ScalarType dtype) {
 #if COLLX_CUDA
   if (like.is_cuda()) {
-    return at::Tensor(at::detail::empty_cuda(sizes, like.scalar_type(), like.device(),
-                                             c10::MemoryFormat::Contiguous));
+    return at::Tensor(
+        at::detail::empty_cuda(sizes, dtype, like.device(), c10::MemoryFormat::Contiguous));
   }
 #endif
-  return at::Tensor(at::detail::empty_cpu(sizes, like.scalar_type(), /*pin_memory=*/false,
-                                          c10::MemoryFormat::Contiguous));
+  return at::Tensor(
+      at::detail::empty_cpu(sizes, dtype, /*pin_memory=*/false, c10::MemoryFormat::Contiguous));
 }
 
 void describe_tensor(const at::Tensor& tensor, CallDescriptor& d) {

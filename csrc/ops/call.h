@@ -14,9 +14,12 @@
 
 namespace collx {
 
-/// A contiguous tensor of that dtype and device, straight from the allocator: the dispatcher's way
-/// to it costs a good part of a small call.
-at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like);
+/// A contiguous tensor on that device, by default of that dtype, straight from the allocator: the
+/// dispatcher's way to it costs a good part of a small call.
+at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like, at::ScalarType dtype);
+inline at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like) {
+  return make_output(sizes, like, like.scalar_type());
+}
 
 /// Sizes and dtype of `tensor` for the descriptor.
 void describe_tensor(const at::Tensor& tensor, CallDescriptor& descriptor);

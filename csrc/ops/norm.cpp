@@ -23,21 +23,26 @@ using Results = c10::SmallVector<at::Tensor, 4>;
 
 /// Tensors that the backends can work on: dense, of the layout that the call describes.
 struct Operands {
-  c10::MaybeOwned<at::Tensor> input;
-  at::Tensor residual, weight, bias, scale;
+  c10::MaybeOwned<at::Tensor> input, residual, weight, bias, scale;
   Results results;
 };
 
-at::Tensor dense(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.contiguous() : tensor;
+c10::MaybeOwned<at::Tensor> dense(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.expect_contiguous()
+                          : c10::MaybeOwned<at::Tensor>::borrowed(tensor);
 }
 
-at::Tensor new_result(const NormResultShape& shape, const at::Tensor& like) {
+at::Tensor meta_result(const NormResultShape& shape, const at::Tensor& like) {
   const at::TensorOptions options = like.options().dtype(shape.dtype);
   if (shape.column_major) {
     return at::empty_strided_symint(shape.sizes, shape.strides(), options);
   }
   return at::empty_symint(shape.sizes, options);
+}
+
+at::Tensor new_result(const NormResultShape& shape, const at::Tensor& like) {
+  if (shape.column_major) return meta_result(shape, like);
+  return make_output(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(shape.sizes)), like, shape.dtype);
 }
 
 /// Addresses, and what the results have to do with each other.
@@ -52,10 +57,10 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   const auto address = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.const_data_ptr() : nullptr;
   };
-  call.residual = address(t.residual);
-  call.weight = address(t.weight);
-  call.bias = address(t.bias);
-  call.given_scale = static_cast<const float*>(address(t.scale));
+  call.residual = address(*t.residual);
+  call.weight = address(*t.weight);
+  call.bias = address(*t.bias);
+  call.given_scale = static_cast<const float*>(address(*t.scale));
   for (size_t i = 0; i < op.results.size(); ++i) {
     void* to = t.results[i].mutable_data_ptr();
     switch (op.results[i]) {
@@ -102,7 +107,7 @@ class NormRun {
     if (!op.is_fp8() && !op.is_int8()) return;
     // Not the kernels' work: one number, that no rank needs from another.
     if (check.options.scale_mode == ScaleMode::tensor) {
-      operands.results[1].copy_(operands.scale.view({1}));
+      operands.results[1].copy_(operands.scale->view({1}));
       call.scale = nullptr;
     }
   }
@@ -156,25 +161,43 @@ class NormRun {
   at::Tensor spill_;
 };
 
+/// Where a tensor lies, if it is dense.
+struct Occupied {
+  explicit Occupied(const at::Tensor& of)
+      : tensor(&of),
+        begin(static_cast<const char*>(of.const_data_ptr())),
+        end(begin + of.nbytes()) {}
+
+  bool is(const at::Tensor& other) const { return tensor == &other; }
+  bool is_apart_from(const Occupied& other) const {
+    return end <= other.begin || other.end <= begin;
+  }
+
+  const at::Tensor* tensor;
+  const char* begin;
+  const char* end;
+};
+
 /// Results share no memory with what is read, but for a residual that is updated in place, and none
 /// with each other.
 void check_apart(const NormOperator& op, const NormArguments& a) {
+  c10::SmallVector<Occupied, 9> others;
+  for (const at::Tensor* read : {&a.input, &a.residual, &a.weight, &a.bias}) {
+    if (read->defined()) others.emplace_back(*read);
+  }
+  if (a.scale) others.emplace_back(*a.scale);
   for (size_t i = 0; i < a.results.size(); ++i) {
-    const at::Tensor& result = a.results[i];
+    const Occupied result(a.results[i]);
     const char* argument = name_of(op.results[i]);
-    const bool updated = op.results[i] == NormResult::residual && a.residual.is_alias_of(result) &&
-                         a.residual.const_data_ptr() == result.const_data_ptr() &&
-                         a.residual.strides() == result.strides();
-    check_disjoint(op.name(), a.input, result, std::nullopt, argument);
-    if (a.residual.defined() && !updated) {
-      check_disjoint(op.name(), a.residual, result, std::nullopt, argument);
+    check_writable(op.name(), argument, a.results[i]);
+    for (const Occupied& other : others) {
+      if (other.is_apart_from(result)) continue;
+      const bool updated = op.results[i] == NormResult::residual && other.is(a.residual) &&
+                           other.begin == result.begin &&
+                           a.residual.strides() == a.results[i].strides();
+      if (!updated) check_disjoint(op.name(), *other.tensor, a.results[i], std::nullopt, argument);
     }
-    check_disjoint(op.name(), a.weight, result, std::nullopt, argument);
-    if (a.bias.defined()) check_disjoint(op.name(), a.bias, result, std::nullopt, argument);
-    if (a.scale) check_disjoint(op.name(), *a.scale, result, std::nullopt, argument);
-    for (size_t j = 0; j < i; ++j) {
-      check_disjoint(op.name(), a.results[j], result, std::nullopt, argument);
-    }
+    others.push_back(result);
   }
 }
 
@@ -196,7 +219,7 @@ Results call(const NormOperator& op, const NormArguments& a) {
                     dense(a.residual),
                     dense(a.weight),
                     dense(a.bias),
-                    a.scale ? dense(*a.scale) : at::Tensor(),
+                    a.scale ? dense(*a.scale) : c10::MaybeOwned<at::Tensor>(),
                     {}};
   for (size_t i = 0; i < check.results.size(); ++i) {
     const bool given = op.out && lies_as(a.results[i], check.results[i]);
@@ -217,7 +240,7 @@ Results call_meta(const NormOperator& op, const NormArguments& a) {
     if (op.out) {
       check_norm_out(op, a, check.results[i], a.results[i]);
     } else {
-      results.push_back(new_result(check.results[i], a.input));
+      results.push_back(meta_result(check.results[i], a.input));
     }
   }
   return results;

@@ -24,9 +24,11 @@ namespace {
 template <typename E, size_t N>
 E choose(const char* op, const char* argument, std::string_view given,
          const std::pair<std::string_view, E> (&choices)[N]) {
-  std::string accepted;
   for (const auto& [name, value] : choices) {
     if (name == given) return value;
+  }
+  std::string accepted;
+  for (const auto& [name, value] : choices) {
     accepted.append(accepted.empty() ? "" : ", ").append(name);
   }
   TORCH_CHECK_VALUE(false, "collx.", op, ": ", argument, ": got \"", given,
