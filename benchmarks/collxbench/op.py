@@ -39,7 +39,7 @@ class Op:
     expect: Callable[[list[Tensor], str, int], list[Tensor]]
     """Every rank's output, from every rank's input, the reduce op and the root."""
     arguments: Callable[[Given], tuple[Any, ...]]
-    """Of collx's operator, between the input and the algorithm."""
+    """Of collx's operator, behind the input; what has a default is left out."""
     link: Callable[[int, bool], float]
     """What must cross one rank's link in one direction, as a share of the full tensor; from the
     number of ranks, and whether the rank is the root."""

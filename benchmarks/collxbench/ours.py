@@ -28,10 +28,14 @@ class Compiled:
     IN_A_GRAPH = 10
 
     def __init__(
-        self, operator: Callable[..., Tensor], x: Tensor, arguments: tuple[Any, ...]
+        self,
+        operator: Callable[..., Tensor],
+        x: Tensor,
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
     ) -> None:
         def calls(x: Tensor) -> list[Tensor]:
-            return [operator(x, *arguments) for _ in range(self.IN_A_GRAPH)]
+            return [operator(x, *arguments, **options) for _ in range(self.IN_A_GRAPH)]
 
         self._calls = partial(torch.compile(calls, fullgraph=True, dynamic=False), x)
         self._made = 0
@@ -70,7 +74,7 @@ class Collx(Implementation):
     def prepare(self, case: Case) -> Call:
         x, y = self._empty(case, case.input_numel), self._empty(case, case.output_numel)
         operator = getattr(torch.ops.collx, case.op.name)
-        run = partial(operator.out, x, *case.op.arguments(case), *self._options, out=y)
+        run = partial(operator.out, x, *case.op.arguments(case), **self._options, out=y)
         return Call.of(case, run, x, y, algorithm=self._explained(case))
 
     def in_place(self, case: Case) -> Callable[[], Call] | None:
@@ -85,16 +89,16 @@ class Collx(Implementation):
     def _prepare_in_place(self, case: Case) -> Call:
         x = self._empty(case, case.numel)
         operator = getattr(torch.ops.collx, f"{case.op.name}_").default
-        return Call.of(case, partial(operator, x, *case.op.arguments(case), *self._options), x, x)
+        return Call.of(case, partial(operator, x, *case.op.arguments(case), **self._options), x, x)
 
     def _prepare_part_inside(self, case: Case) -> Call:
         x, y = ends_inside(case, self._empty(case, case.numel))
         operator = getattr(torch.ops.collx, case.op.name)
-        run = partial(operator.out, x, *case.op.arguments(case), *self._options, out=y)
+        run = partial(operator.out, x, *case.op.arguments(case), **self._options, out=y)
         return Call.of(case, run, x, y, in_place=True)
 
     def other_forms(self, case: Case) -> dict[str, Callable[[], object]]:
-        name, arguments = case.op.name, (*case.op.arguments(case), *self._options)
+        name, arguments, options = case.op.name, case.op.arguments(case), self._options
         x, y = self._empty(case, case.input_numel), self._empty(case, case.output_numel)
         case.load(x)
         splits = (even_splits(case),) * 2 if name == "alltoallv" else ()
@@ -103,29 +107,33 @@ class Collx(Implementation):
             getattr(collx, name),
             *(x, *splits),
             group=case.comm,
-            algorithm=self._algorithm,
-            max_blocks=self._max_blocks,
+            **options,
             **given,
         )
         found: dict[str, Callable[[], object]] = {
-            "operator, functional": partial(getattr(torch.ops.collx, name).default, x, *arguments),
+            "operator, functional": partial(
+                getattr(torch.ops.collx, name).default, x, *arguments, **options
+            ),
             "function, out": partial(function, out=y),
             "function, functional": function,
             "operator, compiled by tens": Compiled(
-                getattr(torch.ops.collx, name).default, x, arguments
+                getattr(torch.ops.collx, name).default, x, arguments, options
             ),
         }
         if hasattr(collx, f"{name}_"):
             in_place = getattr(torch.ops.collx, f"{name}_").default
-            found["operator, in place"] = partial(in_place, x, *arguments)
+            found["operator, in place"] = partial(in_place, x, *arguments, **options)
             found["function, in place"] = partial(
                 getattr(collx, f"{name}_"), *function.args, **function.keywords
             )
         return found
 
     @property
-    def _options(self) -> tuple[str, int]:
-        return self._algorithm, self._max_blocks
+    def _options(self) -> dict[str, Any]:
+        """Those that are not the default: each one that is passed has to be converted, of which
+        function and operator are to do alike."""
+        asked = {"algorithm": self._algorithm, "max_blocks": self._max_blocks}
+        return {name: value for name, value in asked.items() if value not in ("auto", 0)}
 
     def _empty(self, case: Case, numel: int) -> Tensor:
         if not self._symmetric:
@@ -170,7 +178,7 @@ class CollxDeviceSplits(Collx):
             splits,
             case.output_numel,
             case.comm.name,
-            *self._options,
+            **self._options,
             out=y,
             output_splits=arrived,
         )
@@ -225,11 +233,10 @@ class CollxNorm(Collx):
             EPS,
             case.comm,
             residual=case.residual,
-            rounding=case.problem.rounding,
             quantization=collx.Quantization(op.kind, scale_mode=op.scale_mode) if op.kind else None,
             scale=scale,
-            algorithm=self._algorithm,
-            max_blocks=self._max_blocks,
+            **self._rounding(case),
+            **self._options,
         )
 
     def _arguments(
@@ -238,14 +245,13 @@ class CollxNorm(Collx):
         """The tensors that come first, the options, and the outputs by their names."""
         x = case.as_rows(self._empty(case, case.numel))
         tensors = (x, case.weight) if case.residual is None else (x, case.residual, case.weight)
-        options = {
-            **case.problem.options,
-            "rounding": case.problem.rounding,
-            "algorithm": self._algorithm,
-            "max_blocks": self._max_blocks,
-        }
+        options = {**case.problem.options, **self._rounding(case), **self._options}
         named = zip(case.problem.op.results, case.wanted_results, strict=True)
         return tensors, options, {name: torch.empty_like(result) for name, result in named}
+
+    def _rounding(self, case: NormCase) -> dict[str, Any]:
+        rounding = case.problem.rounding
+        return {} if rounding == "fp32" else {"rounding": rounding}
 
     def _explained(self, case: Case) -> str:
         """As asked for, where the communicator does not explain the operator."""

@@ -116,12 +116,20 @@ def _aligned(lines: list[list[str]]) -> str:
 
 
 def host_times(results: Results) -> str:
+    """With what a Python function takes more than the operator in the same form."""
     rows = [row for row in results.rows if row.record.is_host_time]
-    lines = [["implementation", "form", "us", "min", "max"]]
+    operators = {(row.label, row.record.form): row.record for row in rows}
+    lines = [["implementation", "form", "us", "min", "max", "over operator", "of min"]]
     for row in rows:
         r = row.record
         times = (f"{value or 0:.2f}" for value in (r.us, r.us_min, r.us_max))
-        lines.append([row.label, r.form or "", *times])
+        form = r.form or ""
+        operator = operators.get((row.label, form.replace("function,", "operator,")))
+        over = ["", ""]
+        if form.startswith("function,") and operator is not None:
+            pairs = ((r.us, operator.us), (r.us_min, operator.us_min))
+            over = [f"{(mine or 0) - (its or 0):+.2f}" for mine, its in pairs]
+        lines.append([row.label, form, *times, *over])
     return _aligned(lines) if rows else ""
 
 

@@ -322,7 +322,8 @@ def test_flags_have_the_names_of_nccl_tests(
 
 
 def test_host_times_name_the_form_of_every_call(bench: tuple[str, Path]) -> None:
-    _, file = bench
+    printed, file = bench
+    assert "over operator" in printed
     forms: dict[tuple[str, str], set[str]] = {}
     for r in records_of(file):
         if r["op"].endswith("_host_time"):
