@@ -9,9 +9,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from collx.communicator import Communicator, find, forked, names
+from collx.communicator import Communicator, find, forked, group_size_of, known
 
-__all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
+__all__ = ["Group", "get", "is_initialized", "name_and_size", "name_of", "process_group"]
 
 Group: TypeAlias = "Communicator | str | dist.ProcessGroup | DeviceMesh | None"
 """A communicator; its name; a process group, or a device mesh of one dimension, whose default
@@ -32,7 +32,7 @@ def name_of(group: Group) -> str:
     if not is_dynamo_compiling():
         chosen = distributed_c10d._world.default_pg if group is None else group
         try:
-            return names[chosen]
+            return known[chosen][0]
         except (KeyError, TypeError):  # TypeError: it has no hash
             pass
     if isinstance(group, str):
@@ -40,6 +40,18 @@ def name_of(group: Group) -> str:
     if isinstance(group, Communicator):
         return group.name
     return str(_members(group).group_name)
+
+
+def name_and_size(op: str, group: Group) -> tuple[str, int]:
+    """With the number of ranks. ValueError where there is no communicator of that name; `op`: whose
+    argument the group is."""
+    if not is_dynamo_compiling():
+        try:
+            return known[distributed_c10d._world.default_pg if group is None else group]
+        except (KeyError, TypeError):
+            pass
+    name = name_of(group)
+    return name, group_size_of(op, name)
 
 
 def get(group: Group = None) -> Communicator:
@@ -108,7 +120,7 @@ def _named(name: str) -> dist.ProcessGroup:
     communicator = find(name)
     if communicator is not None:
         return communicator.group
-    for group, known in distributed_c10d._world.pg_names.items():
-        if known == name:
+    for group, its_name in distributed_c10d._world.pg_names.items():
+        if its_name == name:
             return group
     raise ValueError(f"init: {name!r} names no process group of this process")

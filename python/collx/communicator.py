@@ -20,16 +20,16 @@ from collx._extension import extension
 from collx._memory import SymmetricMemory
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
-__all__ = ["Communicator", "find", "forked", "group_size_of", "live", "names", "of_group"]
+__all__ = ["Communicator", "find", "forked", "group_size_of", "known", "live", "of_group"]
 
 _log = logging.getLogger("collx")
 
 # The live ones, by name. A communicator stays until it is destroyed: operators find it by name,
 # whether or not the program keeps the object.
 _live: dict[str, Communicator] = {}
-names: dict[object, str] = {}
-"""Of the live ones; and of the process groups that they are the default ones of, since a group
-takes longer to say its name than a small call."""
+known: dict[object, tuple[str, int]] = {}
+"""Name and world size of the live ones, by name, by themselves, and by the process groups that they
+are the default ones of: a group takes longer to say its name than a small call."""
 _initialized_in: set[int] = set()  # ids of the processes, this one or ancestors
 
 
@@ -106,9 +106,8 @@ class Communicator:
         self.fallback_reason = fallback_reason
         """Why this communicator goes through the process group; None when it does not."""
         _live[self.name] = self
-        names[self] = self.name
-        if self.name == group.group_name:
-            names[group] = self.name
+        named = (self, self.name, group) if self.name == group.group_name else (self, self.name)
+        known.update(dict.fromkeys(named, (self.name, self.world_size)))
         _initialized_in.add(self._process)
         _settle_pdl(self.device)
 
@@ -285,9 +284,9 @@ class Communicator:
     def _forget(self) -> None:
         if _live.get(self.name) is self:
             del _live[self.name]
-            for named in (self, self.group):
-                if names.get(named) == self.name:
-                    del names[named]
+            for named in (self, self.name, self.group):
+                if known.get(named) == (self.name, self.world_size):
+                    del known[named]
 
     def __enter__(self) -> Communicator:
         if self.destroyed:

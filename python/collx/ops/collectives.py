@@ -24,8 +24,7 @@ from typing import overload
 
 import torch
 
-from collx._groups import Group, name_of
-from collx.communicator import group_size_of
+from collx._groups import Group, name_and_size, name_of
 from collx.ops.arguments import ReduceOp, caller, name_of_reduce_op
 
 __all__ = [
@@ -137,8 +136,7 @@ def reducescatter(
 
     Backward: sum and avg gather the gradient; max, min and prod refuse (NotImplementedError).
     """
-    name = name_of(group)
-    size = group_size_of("reducescatter", name)
+    name, size = name_and_size("reducescatter", group)
     if not isinstance(reduce_op, str):
         reduce_op = name_of_reduce_op("reducescatter", reduce_op)
     return _reducescatter(out, (input, reduce_op, size, name), (axis, algorithm, max_blocks))
@@ -171,8 +169,7 @@ def allgather(
 
     Backward: reducescatter(sum) of the gradient.
     """
-    name = name_of(group)
-    size = group_size_of("allgather", name)
+    name, size = name_and_size("allgather", group)
     return _allgather(out, (input, size, name), (axis, total, algorithm, max_blocks))
 
 
@@ -283,8 +280,7 @@ def gather(
 
     Backward: refused (NotImplementedError).
     """
-    name = name_of(group)
-    size = group_size_of("gather", name)
+    name, size = name_and_size("gather", group)
     return _gather(out, (input, root, size, name), (algorithm, max_blocks))
 
 
@@ -311,8 +307,7 @@ def scatter(
 
     Backward: refused (NotImplementedError).
     """
-    name = name_of(group)
-    size = group_size_of("scatter", name)
+    name, size = name_and_size("scatter", group)
     return _scatter(out, (input, root, size, name), (algorithm, max_blocks))
 
 
@@ -338,8 +333,7 @@ def alltoall(
 
     Backward: alltoall of the gradient.
     """
-    name = name_of(group)
-    size = group_size_of("alltoall", name)
+    name, size = name_and_size("alltoall", group)
     return _alltoall(out, (input, size, name), (algorithm, max_blocks))
 
 
@@ -351,8 +345,7 @@ def alltoall_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`alltoall` in place: `input` takes the result, and is returned."""
-    name = name_of(group)
-    size = group_size_of("alltoall_", name)
+    name, size = name_and_size("alltoall_", group)
     return _alltoall_((input, size, name), (algorithm, max_blocks))
 
 
