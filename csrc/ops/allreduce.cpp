@@ -58,6 +58,7 @@ class Allreduce {
     d.dtype = options_.dtype;
     d.reduce_op = options_.reduce_op;
     d.max_blocks = options_.max_blocks;
+    d.epilogue = options_.epilogue;
     describe_tensor(input_, d);
   }
 

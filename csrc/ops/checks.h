@@ -18,6 +18,7 @@ struct ReductionOptions {
   ReduceOp reduce_op;
   Algorithm algorithm;
   int max_blocks;
+  uint64_t epilogue = 0;  // a hash of its expression
 };
 
 /// TypeError unless the tensor is strided and of a dtype that can be reduced.

@@ -68,7 +68,8 @@ Prepared prepare_with_shapes(const Given& given) {
 void carry_out(const Prepared& p, const at::Tensor& input, const at::Tensor& output) {
   const Exchange& e = p.exchange;
   if (e.collective != Collective::allreduce) return run(e, *p.communicator, input, output);
-  run_allreduce(*p.communicator, {e.dtype, e.reduce_op, e.algorithm, e.max_blocks}, input, output);
+  run_allreduce(*p.communicator, {e.dtype, e.reduce_op, e.algorithm, e.max_blocks, e.epilogue},
+                input, output);
 }
 
 /// Through a temporary where `out` has another order, or holes.
@@ -101,6 +102,7 @@ Prepared prepare(const Given& given) {
     e.reduce_op = o.reduce_op;
     e.algorithm = o.algorithm;
     e.max_blocks = o.max_blocks;
+    e.epilogue = given.epilogue;
   } else {
     check_copyable(op, "input", input);
     e.algorithm = check_algorithm(op, given.collective, given.algorithm);

@@ -30,6 +30,7 @@ void describe(const Exchange& e, const at::Tensor& input, CallDescriptor& d) {
   d.root = static_cast<int16_t>(e.root);
   d.axis = static_cast<int8_t>(e.axis);
   d.max_blocks = e.max_blocks;
+  d.epilogue = e.epilogue;
   describe_tensor(input, d);
   // What the ranks agree on: of the axis along which their parts may differ, the whole.
   const uint64_t element = input.element_size();

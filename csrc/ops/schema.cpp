@@ -4,6 +4,7 @@
 #include "barrier.h"
 #include "device_splits.h"
 #include "generated.h"
+#include "map_operators.h"
 #include "norm.h"
 
 namespace collx {
@@ -12,6 +13,7 @@ TORCH_LIBRARY(collx, library) {
   operators::for_each([&]<typename Op>(Op) { Generated<Op>::define(library); });
   define_device_splits(library);
   define_norms(library);
+  define_maps(library);
   library.def("barrier(str group_name) -> ()", {at::Tag::pt2_compliant_tag});
   // The layouts that are refused get the same kernels, whose checks say what is accepted; without
   // one, the dispatcher's own message would name neither argument nor cure.
@@ -23,6 +25,7 @@ TORCH_LIBRARY(collx, library) {
     operators::for_each([&]<typename Op>(Op) { Generated<Op>::add_kernels(library, key); });
     add_device_splits_kernels(library, key);
     add_norm_kernels(library, key);
+    add_map_kernels(library, key);
   }
   // No tensor says on which device: the communicator does.
   library.impl("barrier",

@@ -25,7 +25,10 @@ struct CallDescriptor {
   uint64_t input_offset = 0;  // offsets in the symmetric allocations
   uint64_t output_offset = 0;
   int64_t sizes[8] = {};
-  NormOptions norm;  // of a fused normalization
+  union {
+    NormOptions norm = {};  // of a fused normalization
+    uint64_t epilogue;      // of any other reduction: a hash of its expression, 0 without one
+  };
   // alltoallv: bytes for the rank that reads this, and bytes expected from it. Not part of the
   // fingerprint, see pair_fingerprint.
   uint64_t sends = 0;
@@ -61,10 +64,10 @@ constexpr uint32_t fingerprint(const CallDescriptor& d) {
   uint64_t h = 0xcbf29ce484222325ull;
   for (const uint64_t word : words) h = mix(h, word);
   for (const int64_t size : d.sizes) h = mix(h, static_cast<uint64_t>(size));
-  if (!is_norm(d.collective)) return fold(h);
   struct Words {
     uint64_t of[sizeof(NormOptions) / sizeof(uint64_t)];
   };
+  // The epilogue is the first of them.
   for (const uint64_t word : __builtin_bit_cast(Words, d.norm).of) h = mix(h, word);
   return fold(h);
 }

@@ -63,3 +63,19 @@ assert "collx.reference" in sys.modules
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_compiler_is_not_imported() -> None:
+    """It takes ten times as long as all the rest."""
+    program = """
+import sys, collx
+assert not {"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "../../protocol/names.h"
+#include "expression_kernels.h"
 #include "norm_kernels.h"
 #include "reduce_kernels.h"
 
@@ -71,6 +72,12 @@ ReduceKernel reduce_kernel(DType dtype, ReduceOp op) {
                                 " is not defined for dtype " + std::string(name_of(dtype)));
   }
   return kernel;
+}
+
+ExpressionKernel expression_kernel() {
+  const SimdLevel level = simd_level();
+  if (level == SimdLevel::avx512) return avx512_expression_kernel();
+  return level == SimdLevel::avx2 ? avx2_expression_kernel() : portable_expression_kernel();
 }
 
 CopyKernel copy_kernel() { return kernels(simd_level()).copy; }

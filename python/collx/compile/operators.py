@@ -9,7 +9,11 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["Writing", "making", "out_forms", "writing"]
+__all__ = ["LOCAL", "Writing", "making", "out_forms", "writing"]
+
+
+LOCAL = ("epilogue",)
+"""Operators that do not communicate: to the compiler functions like any others."""
 
 
 class Writing(NamedTuple):
@@ -48,10 +52,13 @@ def out_forms() -> dict[OpOverload, Writing]:
 
 
 def _overloads() -> Iterator[OpOverload]:
+    """Of what communicates."""
     for full in sorted(torch._C._dispatch_get_all_op_names()):
         namespace, _, name = full.partition("::")
         if namespace == "collx":
             packet, _, overload = name.partition(".")
+            if packet in LOCAL:
+                continue
             yield getattr(getattr(torch.ops.collx, packet), overload or "default")
 
 

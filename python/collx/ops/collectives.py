@@ -25,6 +25,7 @@ from typing import overload
 import torch
 
 from collx._groups import Group, name_and_size, name_of
+from collx.epilogues import Epilogue, expression_of
 from collx.ops.arguments import ReduceOp, caller, name_of_reduce_op
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
 _allgather = caller("allgather")
 _allreduce = caller("allreduce")
 _allreduce_ = caller("allreduce_")
+_allreduce_map = caller("allreduce_map")
 _alltoall = caller("alltoall")
 _alltoall_ = caller("alltoall_")
 _alltoallv = caller("alltoallv")
@@ -56,6 +58,7 @@ _gather = caller("gather")
 _reduce = caller("reduce")
 _reduce_ = caller("reduce_")
 _reducescatter = caller("reducescatter")
+_reducescatter_map = caller("reducescatter_map")
 _scatter = caller("scatter")
 
 
@@ -64,6 +67,9 @@ def allreduce(
     reduce_op: ReduceOp = "sum",
     group: Group = None,
     *,
+    epilogue: Epilogue | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
@@ -76,13 +82,20 @@ def allreduce(
         reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
             torch.distributed.ReduceOp that means it.
         group: the communicator.
+        epilogue: ``f(value, *extras)``, a function of elementwise PyTorch ops that every rank
+            applies to the reduced value: docs/epilogues.md. It sees float32 where the input is
+            narrower, and is rounded once, to the input's dtype or that of a cast which is its last
+            op.
+        extras: tensors of the input's dtype and device that broadcast to the result's shape. They
+            may differ from rank to rank.
+        index: f takes int64 coordinates of the element besides, one for each dimension.
         out: takes the result: `input` itself, or a tensor of its shape, dtype and device that
-            does not overlap it.
+            does not overlap it. With an epilogue, of its dtype.
         algorithm: "auto", or the name of one; the error for an unknown name lists them.
         max_blocks: CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
 
     Returns:
-        `out`, or a new tensor of the shape and dtype of `input`.
+        `out`, or a new tensor of the shape and dtype of `input`; with an epilogue, of its dtype.
 
     Raises:
         ValueError, TypeError, NotImplementedError: an argument is refused; nothing was launched.
@@ -91,6 +104,10 @@ def allreduce(
     """
     if not isinstance(reduce_op, str):
         reduce_op = name_of_reduce_op("allreduce", reduce_op)
+    if epilogue is not None:
+        text = _text("allreduce", epilogue, input, extras, index)
+        given = (input, reduce_op, text, list(extras), name_of(group))
+        return _allreduce_map(out, given, (algorithm, max_blocks))
     return _allreduce(out, (input, reduce_op, name_of(group)), (algorithm, max_blocks))
 
 
@@ -114,6 +131,9 @@ def reducescatter(
     group: Group = None,
     *,
     axis: int = 0,
+    epilogue: Epilogue | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
@@ -128,6 +148,8 @@ def reducescatter(
         group, algorithm, max_blocks: as everywhere.
         axis: is divided among the ranks: n // world elements each, the first n % world ranks get
             one more (`collx.reference.parts`).
+        epilogue, extras, index: as of `allreduce`, on this rank's part, with coordinates in the
+            full tensor.
         out: takes the result. With axis 0, or everything before the axis of size 1, it may be
             exactly this rank's part of `input`.
 
@@ -139,6 +161,10 @@ def reducescatter(
     name, size = name_and_size("reducescatter", group)
     if not isinstance(reduce_op, str):
         reduce_op = name_of_reduce_op("reducescatter", reduce_op)
+    if epilogue is not None:
+        text = _text("reducescatter", epilogue, input, extras, index)
+        given = (input, reduce_op, text, list(extras), size, name)
+        return _reducescatter_map(out, given, (axis, algorithm, max_blocks))
     return _reducescatter(out, (input, reduce_op, size, name), (axis, algorithm, max_blocks))
 
 
@@ -451,3 +477,12 @@ def barrier(group: Group = None) -> None:
     """Returns when all ranks have come. On CUDA the stream waits and the host does not: what is
     launched behind it starts when the streams of all ranks have come."""
     torch.ops.collx.barrier.default(name_of(group))
+
+
+def _text(
+    op: str, epilogue: Epilogue, input: torch.Tensor, extras: Sequence[torch.Tensor], index: bool
+) -> str:
+    """What the operator is given for the function."""
+    dims = input.dim() if index else None
+    text: str = expression_of(op, epilogue, input.dtype, len(extras), dims)
+    return text

@@ -62,6 +62,8 @@ def _given(rank: Rank, group_name: str, overload: Any) -> dict[str, Any]:
         "bias": tensor(COLS),
         "eps": 1e-6,
         "reduce_op": "sum",
+        "expression": "value.float32;neg.float32 0",
+        "extras": [],
         "root": 0,
         "group_size": rank.size,
         "group_name": group_name,

@@ -1,0 +1,261 @@
+// The types of the values of expressions, and functions of them. Part of the templates that are
+// compiled once for each level of vector instructions: see reduce_template.h.
+
+namespace collx::cpu::COLLX_SIMD_LEVEL {
+
+/// The type in which a value is kept: 16-bit floats in float, a bool in a byte.
+template <ValueType T>
+struct LaneOf;
+template <>
+struct LaneOf<ValueType::float32> {
+  using type = float;
+};
+template <>
+struct LaneOf<ValueType::float16> {
+  using type = float;
+};
+template <>
+struct LaneOf<ValueType::bfloat16> {
+  using type = float;
+};
+template <>
+struct LaneOf<ValueType::float64> {
+  using type = double;
+};
+template <>
+struct LaneOf<ValueType::int8> {
+  using type = int8_t;
+};
+template <>
+struct LaneOf<ValueType::uint8> {
+  using type = uint8_t;
+};
+template <>
+struct LaneOf<ValueType::int16> {
+  using type = int16_t;
+};
+template <>
+struct LaneOf<ValueType::int32> {
+  using type = int32_t;
+};
+template <>
+struct LaneOf<ValueType::int64> {
+  using type = int64_t;
+};
+template <>
+struct LaneOf<ValueType::boolean> {
+  using type = bool;
+};
+template <ValueType T>
+using Lane = typename LaneOf<T>::type;
+
+/// In memory.
+template <ValueType T>
+using Stored = std::conditional_t<detail::is_narrow(T), uint16_t, Lane<T>>;
+
+/// 16-bit floats from their bits, and to them, to nearest even. Without a branch, so that loops
+/// become vectors.
+template <ValueType T>
+float widened(uint16_t stored) {
+  const uint32_t half = stored;
+  if constexpr (T == ValueType::bfloat16) return std::bit_cast<float>(half << 16);
+  const uint32_t magnitude = half & 0x7fffu, shifted = magnitude << 13;
+  // A subnormal is its mantissa times 2^-24, exact in float32.
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
+  const uint32_t special = (shifted + (224u << 23)) | (magnitude > 0x7c00u ? 0x00400000u : 0u);
+  const uint32_t finite =
+      magnitude < 0x0400u ? std::bit_cast<uint32_t>(small) : shifted + (112u << 23);
+  return std::bit_cast<float>((magnitude >= 0x7c00u ? special : finite) | (half & 0x8000u) << 16);
+}
+template <ValueType T>
+uint16_t narrowed(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t magnitude = bits & 0x7fffffffu, sign = (bits >> 16) & 0x8000u;
+  const bool nan = magnitude > 0x7f800000u;
+  if constexpr (T == ValueType::bfloat16) {
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return static_cast<uint16_t>(nan ? sign | 0x7fc0u : rounded);
+  }
+  // Above the largest half the carry of the rounding gives infinity up to 65536, the limit here.
+  const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+  // Adding 0.5, whose last bit is 2^-24, rounds to the grid of subnormal halves.
+  const uint32_t small =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  const uint32_t finite = magnitude < 0x38800000u ? small : normal;
+  const uint32_t bounded = magnitude >= 0x47800000u ? 0x7c00u : finite;
+  return static_cast<uint16_t>((nan ? 0x7e00u : bounded) | sign);
+}
+
+template <ValueType T>
+Lane<T> loaded(Stored<T> stored) {
+  if constexpr (detail::is_narrow(T)) {
+    return widened<T>(stored);
+  } else {
+    return stored;
+  }
+}
+template <ValueType T>
+Stored<T> stored(Lane<T> value) {
+  if constexpr (detail::is_narrow(T)) {
+    return narrowed<T>(value);
+  } else {
+    return value;
+  }
+}
+
+/// f of the type, as a constant.
+template <typename F>
+void with_type(ValueType type, F f) {
+  using enum ValueType;
+  switch (type) {
+    case float32:
+      return f(std::integral_constant<ValueType, float32>{});
+    case float16:
+      return f(std::integral_constant<ValueType, float16>{});
+    case bfloat16:
+      return f(std::integral_constant<ValueType, bfloat16>{});
+    case float64:
+      return f(std::integral_constant<ValueType, float64>{});
+    case int32:
+      return f(std::integral_constant<ValueType, int32>{});
+    case int64:
+      return f(std::integral_constant<ValueType, int64>{});
+    case int8:
+      return f(std::integral_constant<ValueType, int8>{});
+    case uint8:
+      return f(std::integral_constant<ValueType, uint8>{});
+    case int16:
+      return f(std::integral_constant<ValueType, int16>{});
+    case boolean:
+      return f(std::integral_constant<ValueType, boolean>{});
+    case count:
+      break;
+  }
+}
+
+/// Integers wrap, which of signed ones is not defined in C++.
+template <typename T, typename F>
+T wrapped(T a, T b, F f) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+  } else {
+    return f(a, b);
+  }
+}
+
+/// Without a branch; of equal floats, which may be zeros of both signs, by their bits.
+template <typename T, typename Bits>
+T extreme(T a, T b, bool takes_b, Bits of_equal) {
+  const T x = takes_b ? b : a;
+  if constexpr (std::is_floating_point_v<T>) {
+    using Unsigned = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+    const T same =
+        std::bit_cast<T>(of_equal(std::bit_cast<Unsigned>(a), std::bit_cast<Unsigned>(b)));
+    const T number = a == b ? same : x;
+    return b != b ? b : number;
+  } else {
+    return x;
+  }
+}
+template <typename T>
+T least(T a, T b) {
+  return extreme(a, b, b < a, [](auto x, auto y) { return x | y; });
+}
+template <typename T>
+T most(T a, T b) {
+  return extreme(a, b, a < b, [](auto x, auto y) { return x & y; });
+}
+
+template <typename To, ValueType Type, typename From>
+To converted(From x) {
+  if constexpr (Type == ValueType::boolean) {
+    return x != From{0};
+  } else if constexpr (detail::is_narrow(Type)) {
+    return widened<Type>(narrowed<Type>(static_cast<float>(x)));
+  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+    // What no integer of 64 bits holds is undefined in PyTorch, too; here it is the smallest.
+    constexpr From kLimit = 9223372036854775808.0;
+    const bool holds = x >= -kLimit && x < kLimit;
+    return static_cast<To>(holds ? static_cast<int64_t>(x) : INT64_MIN);
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+/// e^x within 2 units of the last place of double, by operations of which loops become vectors.
+inline __attribute__((always_inline)) double exponential(double x) {
+  constexpr double kMagic = 0x1.8p52;  // added, it leaves the nearest integer in the low bits
+  constexpr double kHigh = 0x1.62e42fefa0000p-1, kLow = 0x1.cf79abc9e3b3ap-40;  // of ln 2
+  x = x > 710.0 ? 710.0 : x;                                                    // NaN stays
+  x = x < -750.0 ? -750.0 : x;
+  const double shifted = x * 0x1.71547652b82fep0 + kMagic, n = shifted - kMagic;
+  const double r = (x - n * kHigh) - n * kLow;
+  double p = 1.0 / 6227020800.0;  // Taylor's, |r| <= ln 2 / 2
+  p = p * r + 1.0 / 479001600.0;
+  p = p * r + 1.0 / 39916800.0;
+  p = p * r + 1.0 / 3628800.0;
+  p = p * r + 1.0 / 362880.0;
+  p = p * r + 1.0 / 40320.0;
+  p = p * r + 1.0 / 5040.0;
+  p = p * r + 1.0 / 720.0;
+  p = p * r + 1.0 / 120.0;
+  p = p * r + 1.0 / 24.0;
+  p = p * r + 1.0 / 6.0;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  // 2^n in two steps, since n may be beyond what one exponent holds.
+  const uint64_t bits = std::bit_cast<uint64_t>(shifted);
+  const auto whole = static_cast<int64_t>(bits << 32) >> 32;
+  const int64_t half = whole >> 1;
+  const auto power = [](int64_t k) {
+    return std::bit_cast<double>(static_cast<uint64_t>(k + 1023) << 52);
+  };
+  return p * power(half) * power(whole - half);
+}
+
+inline __attribute__((always_inline)) double logistic(double x) {
+  const double e = exponential(-std::abs(x));
+  return (x < 0 ? e : 1.0) / (1.0 + e);
+}
+
+/// sinh(x) / cosh(x) to float's precision.
+inline __attribute__((always_inline)) double hyperbolic_tangent(double x) {
+  const double e = exponential(-2.0 * std::abs(x)), squared = x * x;
+  const double large = (1.0 - e) / (1.0 + e);
+  const double small = 1.0 + squared * (-1.0 / 3.0 + squared * (2.0 / 15.0));  // over x
+  const double near = x * small, far = x < 0 ? -large : large;
+  return std::abs(x) < 0.01 ? near : far;
+}
+
+/// Functions of a real number, in double.
+inline double real_function(Do what, double x) {
+  using std::numbers::sqrt2;
+  switch (what) {
+    case Do::exp:
+      return std::exp(x);
+    case Do::log:
+      return std::log(x);
+    case Do::tanh:
+      return std::tanh(x);
+    case Do::sigmoid:
+    case Do::silu: {
+      // Without a difference of large numbers on either side.
+      const double e = std::exp(-std::abs(x));
+      const double sigmoid = (x < 0 ? e : 1.0) / (1.0 + e);
+      return what == Do::silu ? x * sigmoid : sigmoid;
+    }
+    case Do::erf:
+      return std::erf(x);
+    case Do::gelu:
+      return 0.5 * x * std::erfc(-x / sqrt2);
+    case Do::gelu_tanh: {
+      const double scale = sqrt2 * std::numbers::inv_sqrtpi;
+      return 0.5 * x * (1.0 + std::tanh(scale * (x + 0.044715 * x * x * x)));
+    }
+    default:
+      return x;
+  }
+}
+
+}  // namespace collx::cpu::COLLX_SIMD_LEVEL

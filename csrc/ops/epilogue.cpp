@@ -1,0 +1,116 @@
+#include "epilogue.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/arange.h>
+
+#include <functional>
+#include <unordered_map>
+
+#include "../cpu/simd/expression_kernels.h"
+#include "../cpu/simd/float_environment.h"
+#include "../protocol/names.h"
+#include "checks.h"
+
+namespace collx {
+
+std::shared_ptr<const Expression> check_expression(const char* op, std::string_view text,
+                                                   at::ScalarType dtype) {
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  using Known =
+      std::unordered_map<std::string, std::shared_ptr<const Expression>, Hash, std::equal_to<>>;
+  constexpr size_t kMost = 1024;  // before all are forgotten
+  static thread_local Known known[static_cast<size_t>(DType::count)];
+  const DType value = check_dtype(op, dtype);
+  Known& of_dtype = known[static_cast<size_t>(value)];
+  if (const auto found = of_dtype.find(text); found != of_dtype.end()) return found->second;
+  Expression expression;
+  const auto wrong = parse_expression(text, value, expression);
+  TORCH_CHECK_VALUE(!wrong, "collx.", op, ": expression: got ", *wrong,
+                    "; accepted for a value of ", dtype,
+                    ": what collx.epilogues.expression_of makes of a function");
+  if (of_dtype.size() >= kMost) of_dtype.clear();
+  auto shared = std::make_shared<const Expression>(std::move(expression));
+  of_dtype.emplace(text, shared);
+  return shared;
+}
+
+at::ScalarType scalar_type_of(ValueType type) {
+  constexpr at::ScalarType kTypes[] = {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble,
+                                       at::kInt,   at::kLong, at::kChar,     at::kByte,
+                                       at::kShort, at::kBool};
+  static_assert(std::size(kTypes) == static_cast<size_t>(ValueType::count));
+  return kTypes[static_cast<size_t>(type)];
+}
+
+void check_extras(const char* op, const Expression& expression, at::TensorList extras,
+                  const at::Tensor& value, c10::SymIntArrayRef sizes) {
+  TORCH_CHECK_VALUE(expression.extras <= static_cast<int>(extras.size()), "collx.", op,
+                    ": extras: got ", extras.size(), " tensors; accepted: at least ",
+                    expression.extras, ", as the epilogue takes");
+  TORCH_CHECK_VALUE(extras.size() <= kMostLeaves, "collx.", op, ": extras: got ", extras.size(),
+                    " tensors; accepted: up to ", kMostLeaves);
+  TORCH_CHECK_VALUE(expression.indices <= static_cast<int>(sizes.size()), "collx.", op,
+                    ": expression: takes coordinate ", expression.indices - 1, " of an output of ",
+                    sizes.size(), " dimensions");
+  for (size_t i = 0; i < extras.size(); ++i) {
+    const at::Tensor& extra = extras[i];
+    TORCH_CHECK_TYPE(extra.scalar_type() == value.scalar_type() && extra.layout() == at::kStrided,
+                     "collx.", op, ": extras[", i, "]: got ", extra.layout(), ", ",
+                     extra.scalar_type(), "; accepted: a strided tensor of ", value.scalar_type(),
+                     ", as the input");
+    TORCH_CHECK_VALUE(extra.device() == value.device(), "collx.", op, ": extras[", i,
+                      "]: got a tensor on ", extra.device(), "; accepted: ", value.device());
+    const auto has = extra.sym_sizes();
+    bool fits = has.size() <= sizes.size();
+    for (size_t d = 0; fits && d < has.size(); ++d) {
+      const c10::SymInt& size = has[has.size() - 1 - d];
+      fits = size == 1 || size == sizes[sizes.size() - 1 - d];
+    }
+    TORCH_CHECK_VALUE(fits, "collx.", op, ": extras[", i, "]: got shape ", has,
+                      "; accepted: what broadcasts to the output's, ", sizes);
+  }
+}
+
+at::Tensor coordinate(at::IntArrayRef sizes, int64_t dim, Origin origin,
+                      const c10::Device& device) {
+  const int64_t from = dim == origin.axis ? origin.start : 0;
+  std::vector<int64_t> shape(sizes.size(), 1);
+  shape[static_cast<size_t>(dim)] = sizes[static_cast<size_t>(dim)];
+  return at::arange(from, from + shape[static_cast<size_t>(dim)],
+                    at::TensorOptions().dtype(at::kLong).device(device))
+      .view(shape);
+}
+
+void apply(const Expression& expression, const at::Tensor& value, at::TensorList extras,
+           Origin origin, const at::Tensor& out) {
+  if (!value.is_cpu()) {
+    out.copy_(evaluate(expression, value, extras, origin));
+    return;
+  }
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(false).resize_outputs(false).add_output(out).add_const_input(value);
+  for (int i = 0; i < expression.extras; ++i)
+    config.add_const_input(extras[static_cast<size_t>(i)]);
+  std::vector<at::Tensor> coordinates;
+  for (int d = 0; d < expression.indices; ++d) {
+    coordinates.push_back(coordinate(value.sizes(), d, origin, value.device()));
+    config.add_const_input(coordinates.back());
+  }
+  at::TensorIterator iterator = config.build();
+  const auto operands = static_cast<size_t>(iterator.ntensors());
+  const cpu::ExpressionKernel evaluate = cpu::expression_kernel();
+  const auto lines = [&](char** data, const int64_t* strides, int64_t count, int64_t rows) {
+    const cpu::FloatEnvironment environment;
+    std::vector<char*> row(data, data + operands);
+    for (int64_t r = 0; r < rows; ++r) {
+      evaluate(expression, {row.data(), strides, count});
+      for (size_t i = 0; i < operands; ++i) row[i] += strides[operands + i];
+    }
+  };
+  iterator.for_each(lines, at::internal::GRAIN_SIZE);
+}
+
+}  // namespace collx

@@ -1,0 +1,327 @@
+// The expression of an epilogue: what an elementwise function does with a reduced value, as text.
+//
+//     value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;add.float32 1 3;cast.bfloat16 4
+//
+// Statements are separated by semicolons; each has a name, the type of its result, and what it is
+// made of: numbers of statements before it or, for a leaf, a number of its own. The last one is the
+// result. The text is an operator's argument, so it passes through every form of a graph, and what
+// kernels are made from is this, never what a user wrote.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "types.h"
+
+namespace collx {
+
+/// Types of values. The first are those of DType, in its order; 16-bit floats are kept in float32
+/// that has been rounded.
+enum class ValueType : uint8_t {
+  float32,
+  float16,
+  bfloat16,
+  float64,
+  int32,
+  int64,
+  int8,
+  uint8,
+  int16,
+  boolean,
+  count
+};
+
+struct ValueTypeRow {
+  ValueType type;
+  const char* name;
+  int bytes;
+};
+inline constexpr ValueTypeRow kValueTypes[] = {
+    {ValueType::float32, "float32", 4},   {ValueType::float16, "float16", 2},
+    {ValueType::bfloat16, "bfloat16", 2}, {ValueType::float64, "float64", 8},
+    {ValueType::int32, "int32", 4},       {ValueType::int64, "int64", 8},
+    {ValueType::int8, "int8", 1},         {ValueType::uint8, "uint8", 1},
+    {ValueType::int16, "int16", 2},       {ValueType::boolean, "bool", 1},
+};
+static_assert(stand_at_their_values(kValueTypes, &ValueTypeRow::type));
+
+/// What a statement does. `T` is the type that it names.
+enum class Do : uint8_t {
+  value,     // the reduced value, rounded to T, the dtype of the call
+  extra,     // of extra tensor N, of that dtype
+  index,     // coordinate N of the element in the output; of a reducescatter in the full tensor
+  constant,  // T, by its bits in hexadecimal
+  cast,      // from any type: to nearest even; of floats to integers towards zero
+  // Of T.
+  add,
+  sub,
+  mul,
+  div,  // of floats
+  neg,
+  abs,
+  minimum,  // NaN if either is; -0 below +0
+  maximum,
+  // The same, with the derivatives of their names.
+  clamp_min,
+  clamp_max,
+  relu,
+  floor_divide,  // of integers, by a positive constant
+  remainder,
+  where,  // of a bool and two of T
+  // To bool, of operands of one type.
+  lt,
+  le,
+  gt,
+  ge,
+  eq,
+  ne,
+  // Of bools.
+  land,
+  lor,
+  lxor,
+  lnot,
+  // Of float32 or float64. The square root is rounded once, and so the same everywhere; others are
+  // within 4 units of the last place.
+  sqrt,
+  rsqrt,
+  exp,
+  log,
+  tanh,
+  sigmoid,
+  silu,
+  erf,
+  gelu,
+  gelu_tanh,
+  count
+};
+
+/// Which types a statement has, and its operands.
+enum class Takes : uint8_t {
+  leaf,
+  anything,  // one, of any type
+  numbers,   // two of T, which is not bool
+  number,    // one
+  floats,    // two of T, float32 or float64
+  real,      // one
+  divisor,   // two of T, an integer type, the second a positive constant
+  choice,    // a bool and two of T
+  compared,  // two of one type; T is bool
+  bools,     // two bools; T is bool
+  one_bool,
+};
+
+struct DoRow {
+  Do what;
+  const char* name;
+  Takes takes;
+};
+inline constexpr DoRow kDo[] = {
+    {Do::value, "value", Takes::leaf},
+    {Do::extra, "extra", Takes::leaf},
+    {Do::index, "index", Takes::leaf},
+    {Do::constant, "constant", Takes::leaf},
+    {Do::cast, "cast", Takes::anything},
+    {Do::add, "add", Takes::numbers},
+    {Do::sub, "sub", Takes::numbers},
+    {Do::mul, "mul", Takes::numbers},
+    {Do::div, "div", Takes::floats},
+    {Do::neg, "neg", Takes::number},
+    {Do::abs, "abs", Takes::number},
+    {Do::minimum, "minimum", Takes::numbers},
+    {Do::maximum, "maximum", Takes::numbers},
+    {Do::clamp_min, "clamp_min", Takes::numbers},
+    {Do::clamp_max, "clamp_max", Takes::numbers},
+    {Do::relu, "relu", Takes::number},
+    {Do::floor_divide, "floor_divide", Takes::divisor},
+    {Do::remainder, "remainder", Takes::divisor},
+    {Do::where, "where", Takes::choice},
+    {Do::lt, "lt", Takes::compared},
+    {Do::le, "le", Takes::compared},
+    {Do::gt, "gt", Takes::compared},
+    {Do::ge, "ge", Takes::compared},
+    {Do::eq, "eq", Takes::compared},
+    {Do::ne, "ne", Takes::compared},
+    {Do::land, "and", Takes::bools},
+    {Do::lor, "or", Takes::bools},
+    {Do::lxor, "xor", Takes::bools},
+    {Do::lnot, "not", Takes::one_bool},
+    {Do::sqrt, "sqrt", Takes::real},
+    {Do::rsqrt, "rsqrt", Takes::real},
+    {Do::exp, "exp", Takes::real},
+    {Do::log, "log", Takes::real},
+    {Do::tanh, "tanh", Takes::real},
+    {Do::sigmoid, "sigmoid", Takes::real},
+    {Do::silu, "silu", Takes::real},
+    {Do::erf, "erf", Takes::real},
+    {Do::gelu, "gelu", Takes::real},
+    {Do::gelu_tanh, "gelu_tanh", Takes::real},
+};
+static_assert(stand_at_their_values(kDo, &DoRow::what));
+
+struct Statement {
+  Do what;
+  ValueType type;
+  uint16_t operands[3] = {};
+  uint64_t number = 0;  // of a leaf; of a constant its bits
+};
+
+struct Expression {
+  std::vector<Statement> statements;
+  int extras = 0;   // tensors that it needs
+  int indices = 0;  // coordinates, up to the last that it uses
+  ValueType result() const { return statements.back().type; }
+};
+
+inline constexpr size_t kMostStatements = 256;
+inline constexpr uint64_t kMostLeaves = 8;  // extra tensors; dimensions
+
+namespace detail {
+
+constexpr bool is_real(ValueType t) { return t == ValueType::float32 || t == ValueType::float64; }
+constexpr bool is_narrow(ValueType t) {
+  return t == ValueType::float16 || t == ValueType::bfloat16;
+}
+constexpr bool is_whole(ValueType t) {
+  return !is_real(t) && !is_narrow(t) && t != ValueType::boolean;
+}
+
+/// Reads a text, statement by statement. What is wrong with it, or nothing.
+class ExpressionReader {
+ public:
+  ExpressionReader(std::string_view text, ValueType value, Expression& to)
+      : text_(text), value_(value), to_(to) {}
+
+  std::optional<std::string> read() {
+    for (bool more = true; more;) {
+      more = text_.find(';') != std::string_view::npos;
+      const std::string_view statement = until(text_, ';');
+      if (to_.statements.size() == kMostStatements) {
+        return std::to_string(kMostStatements) + " statements and more";
+      }
+      Statement s{};
+      if (!read_statement(statement, s))
+        return std::string(1, '"').append(statement).append(1, '"');
+      to_.statements.push_back(s);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  /// What stands before a separator, which is taken off with it.
+  static std::string_view until(std::string_view& text, char separator) {
+    const size_t at = text.find(separator);
+    const std::string_view head = text.substr(0, at);
+    text = at == std::string_view::npos ? std::string_view() : text.substr(at + 1);
+    return head;
+  }
+
+  static std::optional<uint64_t> number(std::string_view text, unsigned base) {
+    if (text.empty() || text.size() > 16) return std::nullopt;
+    uint64_t value = 0;
+    for (const char c : text) {
+      const unsigned digit = c >= '0' && c <= '9'   ? static_cast<unsigned>(c - '0')
+                             : c >= 'a' && c <= 'f' ? static_cast<unsigned>(c - 'a') + 10
+                                                    : base;
+      if (digit >= base) return std::nullopt;
+      value = value * base + digit;
+    }
+    return value;
+  }
+
+  bool read_statement(std::string_view text, Statement& s) {
+    std::string_view head = until(text, ' ');
+    const std::string_view name = until(head, '.');
+    const DoRow* row = nullptr;
+    for (const DoRow& r : kDo) row = name == r.name ? &r : row;
+    const ValueTypeRow* type = nullptr;
+    for (const ValueTypeRow& r : kValueTypes) type = head == r.name ? &r : type;
+    if (row == nullptr || type == nullptr) return false;
+    s.what = row->what;
+    s.type = type->type;
+    if (row->takes == Takes::leaf) return read_leaf(text, s, type->bytes);
+    int count = 0;
+    while (!text.empty()) {
+      const auto operand = number(until(text, ' '), 10);
+      if (!operand || *operand >= to_.statements.size() || count == 3) return false;
+      s.operands[count++] = static_cast<uint16_t>(*operand);
+    }
+    return fits(s, row->takes, count);
+  }
+
+  bool read_leaf(std::string_view text, Statement& s, int bytes) {
+    if (s.what == Do::value) return text.empty() && s.type == value_;
+    const bool constant = s.what == Do::constant;
+    const auto value = number(text, constant ? 16 : 10);
+    if (!value) return false;
+    s.number = *value;
+    if (constant) {
+      return !is_narrow(s.type) && text.size() == 2 * static_cast<size_t>(bytes) &&
+             (s.type != ValueType::boolean || *value <= 1);
+    }
+    if (*value >= kMostLeaves) return false;
+    int& most = s.what == Do::extra ? to_.extras : to_.indices;
+    most = most > static_cast<int>(*value) ? most : static_cast<int>(*value) + 1;
+    return s.type == (s.what == Do::extra ? value_ : ValueType::int64);
+  }
+
+  bool fits(const Statement& s, Takes takes, int count) const {
+    const auto type = [&](int i) { return to_.statements[s.operands[i]].type; };
+    const auto are = [&](int from, int n, ValueType t) {
+      bool all = count == from + n;
+      for (int i = from; i < count; ++i) all = all && type(i) == t;
+      return all;
+    };
+    const ValueType t = s.type;
+    const bool number = !is_narrow(t) && t != ValueType::boolean;
+    switch (takes) {
+      case Takes::leaf:
+        return false;
+      case Takes::anything:
+        return count == 1;
+      case Takes::numbers:
+        return number && are(0, 2, t);
+      case Takes::number:
+        return number && are(0, 1, t);
+      case Takes::floats:
+        return is_real(t) && are(0, 2, t);
+      case Takes::real:
+        return is_real(t) && are(0, 1, t);
+      case Takes::divisor:
+        return is_whole(t) && are(0, 2, t) && is_positive(to_.statements[s.operands[1]]);
+      case Takes::choice:
+        return !is_narrow(t) && count == 3 && type(0) == ValueType::boolean && are(1, 2, t);
+      case Takes::compared:
+        return t == ValueType::boolean && count == 2 && are(0, 2, type(0)) && !is_narrow(type(0));
+      case Takes::bools:
+        return t == ValueType::boolean && are(0, 2, t);
+      case Takes::one_bool:
+        return t == ValueType::boolean && are(0, 1, t);
+    }
+    return false;
+  }
+
+  static bool is_positive(const Statement& s) {
+    const int bits = 8 * kValueTypes[static_cast<int>(s.type)].bytes;
+    const bool negative = s.type != ValueType::uint8 && (s.number >> (bits - 1) & 1) != 0;
+    return s.what == Do::constant && s.number != 0 && !negative;
+  }
+
+  std::string_view text_;
+  const ValueType value_;
+  Expression& to_;
+};
+
+}  // namespace detail
+
+/// Reads the text of an expression for a value of that dtype. What is wrong, or nothing: then `to`
+/// is an expression all of whose types fit.
+inline std::optional<std::string> parse_expression(std::string_view text, DType dtype,
+                                                   Expression& to) {
+  to = {};
+  return detail::ExpressionReader(text, static_cast<ValueType>(dtype), to).read();
+}
+
+}  // namespace collx

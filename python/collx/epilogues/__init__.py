@@ -1,0 +1,80 @@
+"""Elementwise Python functions behind a reduction, as the texts that the operators take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["Epilogue", "expression_of"]
+
+Epilogue = Callable[..., torch.Tensor]
+"""f(value, *extras), and behind them the coordinates where the call has index=True."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_KEPT = 4096  # texts, before all are forgotten
+_texts: dict[Hashable, str] = {}
+
+
+def _constant_to_dynamo(function: F) -> F:
+    """What torch.compiler.assume_constant_result does, which imports the compiler for it."""
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
+
+
+@_constant_to_dynamo
+def expression_of(
+    op: str, f: Epilogue, dtype: torch.dtype, extras: int = 0, dims: int | None = None
+) -> str:
+    """The text of an epilogue, which `lowering.py` describes.
+
+    Args:
+        op: whose argument it is, for errors.
+        f: a function of elementwise PyTorch ops. Traced once for its code, its default values and
+            what its closure holds; whatever else it reads is taken as it was then.
+        dtype: of the reduced value and of the extras.
+        extras: how many of them there are.
+        dims: how many coordinates f takes besides, the number of the output's dimensions; None for
+            none.
+
+    Raises:
+        TypeError: f is no function, or does what is not elementwise; the message names it.
+    """
+    key = _key(f, dtype, extras, dims)
+    text = _texts.get(key) if key is not None else None
+    if text is None:
+        from collx.epilogues.tracing import traced
+
+        text = traced(op, f, dtype, extras, dims)
+        if key is not None:
+            if len(_texts) >= _KEPT:
+                _texts.clear()
+            _texts[key] = text
+    return text
+
+
+def _key(f: Epilogue, *rest: Any) -> Hashable | None:
+    """Equal for functions that are written alike and hold the same: a lambda is a new object each
+    time. None where that cannot be told."""
+    if not inspect.isfunction(f):
+        key: tuple[Any, ...] = (f, *rest)
+    else:
+        held = tuple(_told_apart(cell.cell_contents) for cell in f.__closure__ or ())
+        defaults = _told_apart(f.__defaults__)
+        keywords = tuple((name, _told_apart(v)) for name, v in (f.__kwdefaults__ or {}).items())
+        key = (f.__module__, f.__code__, held, defaults, keywords, *rest)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _told_apart(value: Any) -> Any:
+    """1, 1.0 and True are equal, and so are 0.0 and -0.0, but not as operands."""
+    if isinstance(value, tuple):
+        return tuple(_told_apart(each) for each in value)
+    return type(value), repr(value) if isinstance(value, float) else value

@@ -1,0 +1,375 @@
+"""From the graph of an elementwise function to the text of an expression.
+
+A text is a list of statements, separated by semicolons, of which the last is the result:
+
+    value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;add.float32 1 3;cast.bfloat16 4
+
+Each has a name, a type, and its operands: numbers of statements, or for a leaf its own. No two are
+alike, so two functions that do the same have one text. csrc/protocol/expression.h reads it, and
+says what each name means.
+
+A function is traced in the wide type of the value, float32 for float16 and bfloat16, and rounded
+once at its end. What it casts to a narrow type by itself is rounded as often as PyTorch would.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["Refusal", "lower", "wide"]
+
+aten = torch.ops.aten
+
+_NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+}
+_NARROW = (torch.float16, torch.bfloat16)
+_FORMATS = {"float32": "f", "float64": "d"}
+
+
+class Refusal(Exception):
+    """What of a function cannot be an epilogue."""
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which arithmetic of a dtype is done."""
+    return torch.float32 if dtype in _NARROW else dtype
+
+
+class Writer:
+    """Statements, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self.types: list[torch.dtype] = []
+
+    def add(self, name: str, dtype: torch.dtype, *operands: int | str) -> int:
+        """The number of a statement of that result, written if it is new."""
+        if dtype not in _NAMES:
+            raise Refusal(f"dtype {dtype}; accepted: {', '.join(_NAMES.values())}")
+        text = " ".join([f"{name}.{_NAMES[dtype]}", *map(str, operands)])
+        if text not in self._numbers:
+            self._numbers[text] = len(self.types)
+            self.types.append(dtype)
+        return self._numbers[text]
+
+    def constant(self, value: float | bool, dtype: torch.dtype) -> int:
+        name = _NAMES[dtype]
+        if dtype.is_floating_point:
+            # Rounded to the type as PyTorch rounds a Python number; hexadecimal, so that all bits
+            # arrive.
+            rounded = torch.tensor(float(value), dtype=dtype).item()
+            bits = struct.pack(">" + _FORMATS[name], rounded).hex()
+        else:
+            width = 1 if dtype == torch.bool else dtype.itemsize
+            bits = format(int(value) & (1 << 8 * width) - 1, f"0{2 * width}x")
+        return self.add("constant", dtype, bits)
+
+    def cast(self, number: int, dtype: torch.dtype) -> int:
+        return number if self.types[number] == dtype else self.add("cast", dtype, number)
+
+    def text(self, last: int) -> str:
+        """With what `last` needs alone, and itself as the last one."""
+        texts = list(self._numbers)
+        operands = {n: self._operands(texts[n]) for n in range(len(texts))}
+        needed, pending = set(), [last]
+        while pending:
+            number = pending.pop()
+            if number not in needed:
+                needed.add(number)
+                pending += operands[number]
+        order = [*sorted(needed - {last}), last]
+        place = {number: at for at, number in enumerate(order)}
+        kept = []
+        for number in order:
+            name, *rest = texts[number].split(" ")
+            kept.append(
+                " ".join([name, *(str(place[n]) for n in operands[number])])
+                if operands[number]
+                else " ".join([name, *rest])
+            )
+        return ";".join(kept)
+
+    @staticmethod
+    def _operands(text: str) -> list[int]:
+        name, *rest = text.split(" ")
+        leaf = name.partition(".")[0] in ("value", "extra", "index", "constant")
+        return [] if leaf else [int(number) for number in rest]
+
+
+class _Lowering:
+    """The nodes of a graph, one after the other."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.numbers: dict[fx.Node, int] = {}
+
+    def operand(self, value: Any, dtype: torch.dtype) -> int:
+        """A node or a Python number, in that type."""
+        if isinstance(value, fx.Node):
+            return self.writer.cast(self.numbers[value], dtype)
+        if isinstance(value, (bool, int, float)):
+            return self.writer.constant(value, dtype)
+        raise Refusal(f"an operand {value!r}")
+
+    def arithmetic(self, node: fx.Node, name: str, *operands: Any) -> int:
+        dtype = wide(node.meta["val"].dtype)
+        return self.writer.add(name, dtype, *(self.operand(o, dtype) for o in operands))
+
+    def compared(self, name: str, *operands: Any) -> int:
+        """In the type to which PyTorch promotes the operands."""
+        values = [o.meta["val"] if isinstance(o, fx.Node) else o for o in operands]
+        dtype = wide(torch.result_type(*values))
+        numbers = [self.operand(o, dtype) for o in operands]
+        return self.writer.add(name, torch.bool, *numbers)
+
+    def node(self, node: fx.Node) -> int:
+        lower = _OPS.get(node.target)
+        if lower is None:
+            raise Refusal(f"{_name_of(node)}; accepted: {', '.join(_accepted())}")
+        number = lower(self, node, *node.args, **node.kwargs)
+        dtype = node.meta["val"].dtype
+        if dtype not in _NARROW:
+            return number
+        return self.writer.cast(self.writer.cast(number, dtype), wide(dtype))
+
+
+Lower = Callable[..., int]
+
+
+def _same(name: str) -> Lower:
+    """An op whose operands have the type of its result."""
+    return lambda low, node, *operands: low.arithmetic(node, name, *operands)
+
+
+def _compare(name: str) -> Lower:
+    return lambda low, node, *operands: low.compared(name, *operands)
+
+
+def _scaled(name: str) -> Lower:
+    def lower(low: _Lowering, node: fx.Node, a: Any, b: Any, *, alpha: float = 1) -> int:
+        if alpha not in (1, -1):
+            raise Refusal(
+                f"{_name_of(node)} with alpha={alpha!r}; accepted: 1 and -1, or a product"
+            )
+        sign = name if alpha == 1 else {"add": "sub", "sub": "add"}[name]
+        return low.arithmetic(node, sign, a, b)
+
+    return lower
+
+
+def _reversed_sub(low: _Lowering, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> int:
+    return _scaled("sub")(low, node, b, a, alpha=alpha)
+
+
+def _divide(low: _Lowering, node: fx.Node, a: Any, b: Any, rounding_mode: str | None = None) -> int:
+    if rounding_mode == "floor":
+        return _floor_divide("floor_divide")(low, node, a, b)
+    if rounding_mode is not None:
+        raise Refusal(f"div with rounding_mode={rounding_mode!r}; accepted: None, 'floor'")
+    return low.arithmetic(node, "div", a, b)
+
+
+def _floor_divide(name: str) -> Lower:
+    def lower(low: _Lowering, node: fx.Node, a: Any, b: Any) -> int:
+        if node.meta["val"].dtype.is_floating_point or not isinstance(b, int) or b <= 0:
+            raise Refusal(f"{_name_of(node)}; accepted: of integers, by a positive Python integer")
+        return low.arithmetic(node, name, a, b)
+
+    return lower
+
+
+def _clamp(low: _Lowering, node: fx.Node, x: Any, least: Any = None, most: Any = None) -> int:
+    dtype = wide(node.meta["val"].dtype)
+    number = low.operand(x, dtype)
+    if least is not None:
+        number = low.writer.add("clamp_min", dtype, number, low.operand(least, dtype))
+    if most is not None:
+        number = low.writer.add("clamp_max", dtype, number, low.operand(most, dtype))
+    return number
+
+
+def _gelu(low: _Lowering, node: fx.Node, x: Any, *, approximate: str = "none") -> int:
+    return low.arithmetic(node, "gelu" if approximate == "none" else "gelu_tanh", x)
+
+
+def _reciprocal(low: _Lowering, node: fx.Node, x: Any) -> int:
+    return low.arithmetic(node, "div", 1, x)
+
+
+def _power(low: _Lowering, node: fx.Node, x: Any, exponent: Any) -> int:
+    dtype = wide(node.meta["val"].dtype)
+    add, number = low.writer.add, low.operand(x, dtype)
+    if exponent in (1, 2, 3) and not isinstance(exponent, fx.Node):
+        power = number
+        for _ in range(int(exponent) - 1):
+            power = add("mul", dtype, power, number)
+        return power
+    if exponent == 0.5:
+        return add("sqrt", dtype, number)
+    if exponent == -1 and dtype.is_floating_point:
+        return add("div", dtype, low.operand(1, dtype), number)
+    raise Refusal(f"pow with exponent {exponent!r}; accepted: 1, 2, 3, 0.5, -1")
+
+
+def _where(low: _Lowering, node: fx.Node, condition: Any, a: Any, b: Any) -> int:
+    dtype = wide(node.meta["val"].dtype)
+    which = low.operand(condition, torch.bool)
+    return low.writer.add("where", dtype, which, low.operand(a, dtype), low.operand(b, dtype))
+
+
+def _cast(
+    low: _Lowering, node: fx.Node, x: Any, *, dtype: torch.dtype | None = None, **options: Any
+) -> int:
+    number = low.numbers[x]
+    return number if dtype is None else low.writer.cast(number, wide(dtype))
+
+
+def _number(low: _Lowering, node: fx.Node, value: Any, **options: Any) -> int:
+    return low.writer.constant(value, wide(node.meta["val"].dtype))
+
+
+def _filled(low: _Lowering, node: fx.Node, like: Any, value: Any = 0, **options: Any) -> int:
+    return _number(low, node, value)
+
+
+def _logical(name: str) -> Lower:
+    return lambda low, node, *operands: low.writer.add(
+        name, torch.bool, *(low.operand(o, torch.bool) for o in operands)
+    )
+
+
+def _bitwise(name: str) -> Lower:
+    def lower(low: _Lowering, node: fx.Node, *operands: Any) -> int:
+        if node.meta["val"].dtype != torch.bool:
+            raise Refusal(f"{_name_of(node)} of integers; accepted: of bools")
+        return _logical(name)(low, node, *operands)
+
+    return lower
+
+
+def _kept(low: _Lowering, node: fx.Node, x: Any, *rest: Any, **options: Any) -> int:
+    return low.numbers[x]
+
+
+_OPS: dict[Any, Lower] = {
+    aten.add.Tensor: _scaled("add"),
+    aten.sub.Tensor: _scaled("sub"),
+    aten.rsub.Scalar: _reversed_sub,
+    aten.rsub.Tensor: _reversed_sub,
+    aten.mul.Tensor: _same("mul"),
+    aten.div.Tensor: _divide,
+    aten.div.Tensor_mode: _divide,
+    aten.floor_divide.default: _floor_divide("floor_divide"),
+    aten.remainder.Scalar: _floor_divide("remainder"),
+    aten.remainder.Tensor: _floor_divide("remainder"),
+    aten.neg.default: _same("neg"),
+    aten.abs.default: _same("abs"),
+    aten.minimum.default: _same("minimum"),
+    aten.maximum.default: _same("maximum"),
+    aten.clamp.default: _clamp,
+    aten.clamp.Tensor: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_min.Tensor: _clamp,
+    aten.clamp_max.default: lambda low, node, x, most: _clamp(low, node, x, None, most),
+    aten.clamp_max.Tensor: lambda low, node, x, most: _clamp(low, node, x, None, most),
+    aten.relu.default: _same("relu"),
+    aten.pow.Tensor_Scalar: _power,
+    aten.reciprocal.default: _reciprocal,
+    aten.sqrt.default: _same("sqrt"),
+    aten.rsqrt.default: _same("rsqrt"),
+    aten.exp.default: _same("exp"),
+    aten.log.default: _same("log"),
+    aten.tanh.default: _same("tanh"),
+    aten.sigmoid.default: _same("sigmoid"),
+    aten.silu.default: _same("silu"),
+    aten.erf.default: _same("erf"),
+    aten.gelu.default: _gelu,
+    aten.where.self: _where,
+    aten.logical_and.default: _logical("and"),
+    aten.logical_or.default: _logical("or"),
+    aten.logical_xor.default: _logical("xor"),
+    aten.logical_not.default: _logical("not"),
+    aten.bitwise_and.Tensor: _bitwise("and"),
+    aten.bitwise_or.Tensor: _bitwise("or"),
+    aten.bitwise_xor.Tensor: _bitwise("xor"),
+    aten.bitwise_not.default: _bitwise("not"),
+    aten._to_copy.default: _cast,
+    aten.scalar_tensor.default: _number,
+    aten.full_like.default: _filled,
+    aten.zeros_like.default: _filled,
+    aten.ones_like.default: lambda low, node, like, **options: _number(low, node, 1),
+    aten.alias.default: _kept,
+    aten.clone.default: _kept,
+    aten.lift_fresh_copy.default: _kept,
+    aten.detach.default: _kept,
+    **{
+        getattr(getattr(aten, name), overload): _compare(name)
+        for name in ("lt", "le", "gt", "ge", "eq", "ne")
+        for overload in ("Tensor", "Scalar")
+    },
+}
+
+
+_NOT_WRITTEN = {"_to_copy", "alias", "clone", "detach", "lift_fresh_copy", "scalar_tensor"}
+
+
+def _accepted() -> list[str]:
+    """For the refusal of others."""
+    return [*sorted({op.overloadpacket.__name__ for op in _OPS} - _NOT_WRITTEN), "casts"]
+
+
+def _name_of(node: fx.Node) -> str:
+    target: Any = node.target
+    packet = getattr(target, "overloadpacket", None)
+    return packet.__name__ if packet is not None else str(target)
+
+
+def _constant_of(module: fx.GraphModule, node: fx.Node) -> int | float | bool:
+    tensor = operator.attrgetter(str(node.target))(module)
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1:
+        raise Refusal("a tensor that is neither the value nor an extra; accepted: numbers, extras=")
+    value: int | float | bool = tensor.item()
+    return value
+
+
+def lower(module: fx.GraphModule, leaves: Sequence[tuple[str, ...]], dtype: torch.dtype) -> str:
+    """The text of a traced function, whose inputs are the `leaves`: ("value",), ("extra", "0"),
+    ("index", "1"). Its result has `dtype`, or that of the cast which comes last."""
+    writer = Writer()
+    low = _Lowering(writer)
+    names = iter(leaves)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            name, *which = next(names)
+            leaf = torch.int64 if name == "index" else dtype
+            low.numbers[node] = writer.cast(writer.add(name, leaf, *which), wide(leaf))
+        elif node.op == "get_attr":
+            node.meta["val"] = operator.attrgetter(str(node.target))(module)
+            low.numbers[node] = writer.constant(
+                _constant_of(module, node), wide(node.meta["val"].dtype)
+            )
+        elif node.op == "call_function":
+            low.numbers[node] = low.node(node)
+        else:
+            (result,) = node.args
+    if not isinstance(result, fx.Node):
+        raise Refusal(f"a result {result!r}; accepted: one tensor")
+    is_cast = result.target is aten._to_copy.default
+    last = writer.cast(low.numbers[result], result.meta["val"].dtype if is_cast else dtype)
+    return writer.text(last)

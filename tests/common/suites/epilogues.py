@@ -1,0 +1,314 @@
+"""Reductions with an epilogue: what the function gives for the rounded sum, in every algorithm,
+form and layout; gradients; compiled code; refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from collx._extension import extension
+
+from ..attempt import Attempt, attempt, finish, ones, works
+from ..check import assert_none, differences
+from ..compiling import inductor, require_compiler
+from ..epilogues import (
+    CASES,
+    Call,
+    applied,
+    bias_relu,
+    close,
+    expected,
+    extras_of,
+    part_of,
+    random_calls,
+    scale_residual,
+    smooth,
+)
+from ..opcheck import PASSED, opcheck
+from ..pool import Pool
+from ..rank import Rank
+from ..values import inputs_and_reference
+
+COUNT = {1: 60, 2: 200, 3: 60, 4: 60, 8: 20, 16: 10}
+COUNT_SHARED = {1: 30, 2: 30, 3: 20, 4: 20, 8: 10}
+
+
+def algorithms(op: str) -> list[str]:
+    """What works on any tensor."""
+    named = [a for a in extension.algorithms(op) if a not in ("pull_push", "direct")]
+    return ["auto", *named]
+
+
+def _make(rank: Rank, communicator: Any, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of a call, and what it should be."""
+    import collx
+
+    case = CASES[call.case]
+    source, want = expected(call, rank.size, rank.rank)
+    extras = [t.to(rank.device) for t in extras_of(call, tuple(want.shape), rank.rank)]
+    options: dict[str, Any] = {
+        "epilogue": case.function,
+        "extras": extras,
+        "index": case.index,
+        "algorithm": call.algorithm,
+        "group": communicator,
+    }
+    if call.op == "reducescatter":
+        options["axis"] = call.axis
+    function = getattr(collx, call.op)
+    if call.form == "functional":
+        return function(source.to(rank.device), **options), want
+    out = torch.full_like(want, 77, device=rank.device)
+    if call.form == "strided_out":
+        out = torch.full((*want.shape, 2), 77, dtype=want.dtype, device=rank.device)[..., 0]
+    elif call.form == "onto_extra":
+        fitting = [e for e in extras if e.shape == out.shape and e.dtype == out.dtype]
+        out = fitting[0] if fitting else out
+    assert function(source.to(rank.device), out=out, **options) is out
+    return out, want
+
+
+def _wrong(rank: Rank, communicator: Any, call: Call) -> str:
+    got, want = _make(rank, communicator, call)
+    case = CASES[call.case]
+    if case.exact:
+        return differences(got.cpu(), want)
+    if got.dtype != want.dtype or got.shape != want.shape:
+        return f"{got.dtype} {tuple(got.shape)} instead of {want.dtype} {tuple(want.shape)}"
+    numel = int(torch.Size(call.shape).numel())
+    _, total = inputs_and_reference(rank.size, "random", call.dtype, "sum", numel, call.seed)
+    value, start = total.view(call.shape), 0
+    if call.op == "reducescatter":
+        start, count = part_of(call.shape, call.axis, rank.size, rank.rank)
+        value = value.narrow(call.axis, start, count)
+    extras = extras_of(call, tuple(value.shape), rank.rank)
+    exact = applied(case.function, value, extras, case.index, call.axis, start, torch.float64)
+    return "" if close(got.cpu(), call, exact) else "further off than documented"
+
+
+def _run(rank: Rank, calls: list[Call]) -> list[str]:
+    communicator = rank.communicator()
+    found = [(call, _wrong(rank, communicator, call)) for call in calls]
+    return [f"{call}: {wrong}" for call, wrong in found if wrong][:5]
+
+
+@pytest.mark.parametrize("which", range(len(CASES)), ids=[c.function.__name__ for c in CASES])
+@pytest.mark.worlds(1, 2, 3)
+def test_the_function_of_the_rounded_sum(pool: Pool, which: int) -> None:
+    """Every dtype of a case, odd lengths, both operators; extras that differ from rank to rank."""
+    calls = [
+        Call(which, op, dtype, shape, axis)
+        for dtype in CASES[which].dtypes
+        for op, axis in (("allreduce", 0), ("reducescatter", 0), ("reducescatter", 1))
+        for shape in ((5, 7), (1, 1), (0, 4), (33, 65))
+    ]
+    assert_none(pool.run(_run, calls[:: 6 if pool.shared else 1]))
+
+
+def test_random_calls(pool: Pool) -> None:
+    """Any function in any algorithm, shape, dtype, layout of the extras, and form."""
+    count = (COUNT_SHARED if pool.shared else COUNT)[pool.size]
+    assert_none(pool.run(_run, random_calls(count, 5, algorithms)))
+
+
+def _written_alike(rank: Rank) -> tuple[str, int]:
+    import collx
+    from collx import epilogues
+
+    communicator = rank.communicator()
+    x, results = ones(rank, 9), []
+    before = len(epilogues._texts)
+    for factor in (2.0, 2.0, 3.0):
+        y = collx.allreduce(x, epilogue=lambda v: v * factor, group=communicator)  # noqa: B023
+        results.append(y.cpu())
+    total = collx.allreduce(x, group=communicator).cpu()
+    wrong = differences(results[1], total * 2.0) or differences(results[2], total * 3.0)
+    return wrong, len(epilogues._texts) - before
+
+
+@pytest.mark.worlds(2)
+def test_a_function_that_is_written_alike_is_traced_once(pool: Pool) -> None:
+    """A lambda is a new object each time; with what it holds it is another function."""
+    assert pool.run(_written_alike) == [("", 2)] * 2
+
+
+def _taken_gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    taken = []
+    for tensor in tensors:
+        assert tensor.grad is not None
+        taken.append(tensor.grad.cpu())
+        tensor.grad = None
+    return taken
+
+
+def _gradients(rank: Rank, op: str) -> list[str]:
+    import collx
+
+    communicator = rank.communicator()
+    shape = (4, 6)
+    source = ones(rank, 24).view(shape) * (rank.rank + 1) / 7
+    own = collx.reducescatter(source, group=communicator) if op == "reducescatter" else source
+    gate = (torch.arange(own.numel(), device=rank.device).view(own.shape) - 5.0) / 9
+
+    def gradients(fused: bool) -> list[torch.Tensor]:
+        x, g = source.clone().requires_grad_(), gate.clone().requires_grad_()
+        function = getattr(collx, op)
+        if fused:
+            y = function(x, group=communicator, epilogue=smooth, extras=(g,))
+        else:
+            y = smooth(function(x, group=communicator), g)
+        (y * torch.linspace(0, 1, y.numel(), device=y.device).view_as(y)).sum().backward()
+        return _taken_gradients(x, g)
+
+    pairs = zip(gradients(True), gradients(False), strict=True)
+    return ["" if torch.allclose(a, b, 1e-5, 1e-6) else f"{a} instead of {b}" for a, b in pairs]
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
+def test_gradients_are_those_of_the_two_steps(pool: Pool, op: str) -> None:
+    """Of the input, through the reduction, and of the extras."""
+    for found in pool.run(_gradients, op):
+        assert found == ["", ""]
+
+
+def _compiled(rank: Rank) -> list[str]:
+    import collx
+
+    communicator = rank.communicator()
+    name = communicator.name
+    x, bias = ones(rank, 24).view(4, 6) * (rank.rank + 1), ones(rank, 6) * -3
+
+    def model(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = collx.allreduce(x * 2, group=name, epilogue=bias_relu, extras=(bias,)) + 1
+        return collx.reducescatter(y, group=name, epilogue=lambda v: v.clamp(max=5.0) * 0.5)
+
+    want = model(x, bias).cpu()
+    with inductor():
+        compiled = torch.compile(model, fullgraph=True)
+        found = [differences(compiled(x, bias).cpu(), want)]
+        x.requires_grad_()
+        bias.requires_grad_()
+        trained = compiled(x, bias)
+        found.append(differences(trained.detach().cpu(), want))
+        trained.sum().backward()
+        got = _taken_gradients(x, bias)
+        model(x, bias).sum().backward()
+        wanted = _taken_gradients(x, bias)
+    return found + [differences(g, w) for g, w in zip(got, wanted, strict=True)]
+
+
+@pytest.mark.worlds(2)
+def test_compiled_code_gives_the_same(pool: Pool) -> None:
+    """In one graph, with gradients and without; the function's text is a constant of it."""
+    require_compiler()
+    assert pool.run(_compiled) == [[""] * 4] * 2
+
+
+def _opchecks(rank: Rank) -> list[Any]:
+    from collx.epilogues import expression_of
+
+    name = rank.communicator().name
+    x, bias = ones(rank, 12).view(3, 4), ones(rank, 4)
+    text = expression_of("allreduce", bias_relu, torch.float32, 1)
+    ops = torch.ops.collx
+    wide = expression_of("allreduce", lambda v: v.to(torch.float64), torch.float32)
+    return [
+        opcheck(rank, ops.allreduce_map.default, (x, "sum", text, [bias], name)),
+        opcheck(
+            rank, ops.allreduce_map.default, (x.clone().requires_grad_(), "sum", text, [bias], name)
+        ),
+        opcheck(rank, ops.allreduce_map.default, (x, "sum", wide, [], name)),
+        opcheck(rank, ops.reducescatter_map.default, (x, "sum", text, [bias], rank.size, name)),
+        opcheck(rank, ops.epilogue.default, (x, text, [bias])),
+    ]
+
+
+@pytest.mark.worlds(1)
+def test_the_operators_pass_opcheck(pool: Pool) -> None:
+    for found in pool.run(_opchecks):
+        assert found == [PASSED] * 5
+
+
+def _another(rank: Rank, epilogues: bool) -> Attempt:
+    import collx
+
+    name = f"other-epilogue-{epilogues}"
+    communicator = rank.new_communicator(name, check=True, timeout=10.0)
+    factor = float(rank.rank)
+    options: dict[str, Any] = {"epilogue": lambda v: v * factor} if epilogues else {}
+    if not epilogues and rank.rank == 0:
+        options = {"epilogue": lambda v: v}
+
+    def call() -> None:
+        collx.allreduce(ones(rank), group=communicator, **options)
+        finish(communicator)
+
+    attempted = attempt(call)
+    communicator.destroy()
+    return attempted
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("epilogues", [True, False])
+def test_ranks_with_different_epilogues_are_a_mismatch(pool: Pool, epilogues: bool) -> None:
+    """In checked mode; also where some ranks have none."""
+    for attempted in pool.run(_another, epilogues):
+        assert attempted.error == "CollectiveMismatch", attempted
+        assert "with epilogue " in attempted.message
+
+
+def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
+    import collx
+
+    communicator = rank.communicator()
+    x = ones(rank, 12).view(3, 4)
+    elsewhere = torch.device("cpu" if rank.device.type == "cuda" else "meta")
+    calls: dict[str, dict[str, Any]] = {
+        "control flow": {"epilogue": lambda v: v if v.amax() > 0 else -v},
+        "random": {"epilogue": lambda v: v + torch.rand_like(v)},
+        "reduction": {"epilogue": lambda v: v - v.sum()},
+        "another op": {"epilogue": lambda v: torch.nn.functional.softplus(v)},
+        "a tensor it holds": {"epilogue": lambda v: v + x},
+        "two results": {"epilogue": lambda v: (v, v)},
+        "no function": {"epilogue": "relu"},
+        "in place": {"epilogue": lambda v: v.relu_()},
+        "shape": {"epilogue": bias_relu, "extras": (ones(rank, 5),)},
+        "dtype": {"epilogue": bias_relu, "extras": (ones(rank, 4, torch.float64),)},
+        "device": {"epilogue": bias_relu, "extras": (torch.ones(4, device=elsewhere),)},
+        "too few": {"epilogue": scale_residual, "extras": (ones(rank, 4),)},
+        "out": {"epilogue": lambda v: v.to(torch.int8), "out": torch.empty_like(x)},
+    }
+    attempted = attempt(lambda: collx.allreduce(x, group=communicator, **calls[which]))
+    return attempted, works(rank, communicator)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize(
+    ("which", "kind", "words"),
+    [
+        ("control flow", "TypeError", ("epilogue", "control flow")),
+        ("random", "TypeError", ("rand_like", "accepted", "tanh")),
+        ("reduction", "TypeError", ("sum", "accepted")),
+        ("another op", "TypeError", ("softplus", "accepted")),
+        ("a tensor it holds", "TypeError", ("epilogue", "extras=")),
+        ("two results", "TypeError", ("result", "one tensor")),
+        ("no function", "TypeError", ("got str", "a function")),
+        ("in place", "TypeError", ("relu_", "accepted")),
+        ("shape", "ValueError", ("extras[0]", "[5]", "[3, 4]")),
+        ("dtype", "TypeError", ("extras[0]", "Double", "Float")),
+        ("device", "ValueError", ("extras[0]", "accepted")),
+        ("too few", "TypeError", ("epilogue",)),
+        ("out", "TypeError", ("out", "float32", "int8")),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    pool: Pool, which: str, kind: str, words: tuple[str, ...]
+) -> None:
+    """On every rank before anything is launched, and the communicator works on."""
+    for attempted, well in pool.run(_refused, which):
+        assert attempted.error == kind, attempted
+        assert all(word in attempted.message for word in ("collx.allreduce", *words)), attempted
+        assert well

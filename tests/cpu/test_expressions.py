@@ -1,0 +1,264 @@
+"""Epilogues without ranks: what a function becomes, what that computes, which texts are refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import collx  # noqa: F401  (loads the operators)
+from collx.epilogues import expression_of
+
+from ..common.check import differences
+
+Function = Callable[..., torch.Tensor]
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+REAL: dict[str, Function] = {
+    "exp": torch.exp,
+    "log": torch.log,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "rsqrt": torch.rsqrt,
+    "sqrt": torch.sqrt,
+    "erf": torch.erf,
+}
+
+
+def apply(text: str, value: torch.Tensor, *extras: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.collx.epilogue(value, text, list(extras))
+    return result
+
+
+# --- what a function becomes ----------------------------------------------------------------------
+
+
+def test_arithmetic_of_narrow_types_is_in_float32_and_rounded_once() -> None:
+    text = expression_of("allreduce", lambda v, b: torch.relu(v + b), torch.bfloat16, 1)
+    assert text == (
+        "value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;add.float32 1 3;"
+        "relu.float32 4;cast.bfloat16 5"
+    )
+
+
+def test_the_last_cast_names_the_dtype_of_the_result() -> None:
+    half = torch.bfloat16
+    assert expression_of("allreduce", lambda v: v.float(), half).endswith("cast.float32 0")
+    assert expression_of("allreduce", lambda v: (v > 0).to(torch.int8), half).endswith(
+        "cast.int8 3"
+    )
+    assert expression_of("allreduce", lambda v: v > 0, half).endswith("cast.bfloat16 3")
+
+
+def test_functions_that_do_the_same_have_one_text() -> None:
+    def twice(v: torch.Tensor) -> torch.Tensor:
+        unused = v * 7  # noqa: F841
+        return (v + 1) * (v + 1)
+
+    def once(v: torch.Tensor) -> torch.Tensor:
+        w = 1 + v
+        return w * w
+
+    texts = [expression_of("allreduce", f, torch.float32) for f in (twice, once)]
+    assert texts[0] == "value.float32;constant.float32 3f800000;add.float32 0 1;mul.float32 2 2"
+    assert texts[1] == texts[0]
+
+
+def test_what_a_function_holds_is_part_of_it() -> None:
+    def scaled(by: float) -> str:
+        return expression_of("allreduce", lambda v: v * by, torch.float32)
+
+    assert scaled(2.0) == scaled(2.0) != scaled(3.0)
+    assert expression_of("allreduce", lambda v, by=1: v * by, torch.int32) != expression_of(
+        "allreduce", lambda v, by=True: v + by, torch.int32
+    )
+
+
+# --- what it computes -----------------------------------------------------------------------------
+
+
+def _random_function(choose: random.Random, dtype: torch.dtype) -> Function:
+    """Of up to 25 ops that have the same bits everywhere."""
+    float_ops: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        torch.add,
+        torch.sub,
+        torch.mul,
+        torch.div,
+        lambda a, b: -a,
+        lambda a, b: a.abs(),
+        lambda a, b: a.clamp(-2.5, 7),
+        lambda a, b: torch.where(a < b, a, b * 0.3),
+        lambda a, b: torch.where((a >= b) & ~(a == 0), b, 1 - a),
+        lambda a, b: torch.relu(a) + 1.5,
+        lambda a, b: a.to(torch.bfloat16).to(a.dtype),
+        lambda a, b: a.double().to(a.dtype),
+        lambda a, b: (a != b) * b,
+        lambda a, b: a**2,
+    ]
+    integer_ops: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        torch.add,
+        torch.sub,
+        torch.mul,
+        lambda a, b: -a,
+        lambda a, b: a.abs(),
+        lambda a, b: torch.minimum(a, b),
+        lambda a, b: torch.maximum(a, b),
+        lambda a, b: a // 7,
+        lambda a, b: b % 5,
+        lambda a, b: torch.where(a <= b, a, b + 3),
+        lambda a, b: a + (b > a),
+        lambda a, b: a.clamp(-50, 60) if dtype.is_signed else a.clamp(3, 60),
+    ]
+    ops = float_ops if dtype.is_floating_point else integer_ops
+    count = choose.randrange(1, 26)
+    steps = [(choose.choice(ops), choose.random(), choose.random()) for _ in range(count)]
+
+    def function(v: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        values = [v, e]
+        for op, first, second in steps:
+            a, b = (values[int(at * len(values))] for at in (first, second))
+            values.append(op(a, b))
+        return values[-1] * 1  # which is no cast
+
+    return function
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int32", "uint8"])
+def test_random_functions_have_the_bits_of_the_function(dtype: str) -> None:
+    """In the wide type, and rounded once; on values of all kinds."""
+    kind = getattr(torch, dtype)
+    choose = random.Random(dtype)
+    generator = torch.Generator().manual_seed(3)
+    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 3e38])
+    for _ in range(150):
+        function = _random_function(choose, kind)
+        if kind.is_floating_point:
+            pair = [torch.randn(300, generator=generator) * 4 for _ in range(2)]
+            pair[0][:7], pair[1][3:10] = special, special
+            v, e = (x.to(kind) for x in pair)
+        else:
+            v, e = (torch.randint(0, 120, (300,), generator=generator).to(kind) for _ in range(2))
+        text = expression_of("allreduce", function, kind, 1)
+        wide = WIDE.get(kind, kind)
+        want = function(v.to(wide), e.to(wide)).to(kind)
+        assert differences(apply(text, v, e), want) == "", text
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_transcendental_functions_are_within_four_ulp(name: str, dtype: torch.dtype) -> None:
+    """Of the same in the next wider type; float64 beside PyTorch's own."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.cat(
+        [
+            torch.randn(20_000, generator=generator, dtype=torch.float64) * 6,
+            torch.linspace(-120, 120, 4001, dtype=torch.float64),
+            torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")]).double(),
+        ]
+    ).to(dtype)
+    got = apply(expression_of("allreduce", REAL[name], dtype), x)
+    want = REAL[name](x.double())
+    finite = want.to(dtype).isfinite()
+    assert torch.equal(got[~finite].nan_to_num(), want[~finite].to(dtype).nan_to_num())
+    rounded = want[finite].to(dtype).abs()
+    # In the subnormal range and at the end of the largest binade a unit is that of its neighbors.
+    unit = (torch.nextafter(rounded, torch.zeros_like(rounded)) - rounded).abs().double()
+    unit = unit.clamp(min=torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
+    error = (got[finite].double() - want[finite]).abs() / unit
+    assert float(error.max()) <= (4 if dtype == torch.float32 else 8)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_is_within_its_bound(approximate: str) -> None:
+    x = torch.linspace(-30, 30, 60_001)
+    text = expression_of("allreduce", lambda v: F.gelu(v, approximate=approximate), torch.float32)
+    want = F.gelu(x.double(), approximate=approximate)
+    error = (apply(text, x).double() - want).abs()
+    assert bool((error <= x.double().abs() * 2**-21).all())
+
+
+def test_coordinates_are_those_of_the_whole_tensor() -> None:
+    text = expression_of("allreduce", lambda v, i, j: v + 100 * i + j, torch.int64, dims=2)
+    value = torch.zeros(2, 3, dtype=torch.int64)
+    got = torch.ops.collx.epilogue(value, text, [], 0, 5)
+    assert got.tolist() == [[500, 501, 502], [600, 601, 602]]
+
+
+def test_gradients_are_exact() -> None:
+    """Once and twice, of value and extras."""
+
+    def function(v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        gated = F.silu(v + b) * b.clamp(-0.5, 0.5) + torch.tanh(v / 2) * torch.where(
+            v > b, v, b * b
+        )
+        rest = F.gelu(v) + torch.maximum(v, b).abs().sqrt() + v.sigmoid().log()
+        return gated + rest - torch.erf(v) / (b * b + 1) + F.gelu(b, approximate="tanh")
+
+    generator = torch.Generator().manual_seed(2)
+    x, b = (
+        torch.randn(n, generator=generator, dtype=torch.float64).requires_grad_()
+        for n in ((6, 5), (5,))
+    )
+    text = expression_of("allreduce", function, torch.float64, 1)
+    fused: Function = lambda x, b: apply(text, x, b)  # noqa: E731
+    assert torch.autograd.gradcheck(fused, (x, b))
+    assert torch.autograd.gradgradcheck(fused, (x, b))
+
+
+def test_gradients_at_corners_are_those_of_the_function() -> None:
+    x = torch.tensor([-1.0, 0.0, 1.0, 2.0], requires_grad=True)
+    for function in (torch.relu, lambda v: v.clamp(0, 1), lambda v: torch.maximum(v, v * 0)):
+        text = expression_of("allreduce", function, torch.float32)
+        (fused,) = torch.autograd.grad(apply(text, x).sum(), x)
+        (own,) = torch.autograd.grad(function(x).sum(), x)
+        assert fused.tolist() == own.tolist()
+
+
+# --- which texts are refused ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "value",
+        "value.float64",
+        "value.float32;",
+        "value.float32 1",
+        "value.float32;add.float32 0",
+        "value.float32;add.float32 0 1",
+        "value.float32;add.float32 0 0 0",
+        "value.float32;add.float64 0 0",
+        "value.float32;add.bool 0 0",
+        "value.float32;lt.float32 0 0",
+        "value.float32;and.bool 0 0",
+        "value.float32;where.float32 0 0 0",
+        "value.float32;cast.float16 0;exp.float16 1",
+        "value.float32;constant.float32 3f8",
+        "value.float32;constant.float32 3F800000",
+        "value.float32;constant.bool 02",
+        "value.float32;cast.int32 0;constant.int32 00000000;floor_divide.int32 1 2",
+        "value.float32;cast.int32 0;constant.int32 ffffffff;remainder.int32 1 2",
+        "value.float32;cast.int32 0;floor_divide.int32 1 1",
+        "value.float32;extra.float64 0;cast.float32 1",
+        "value.float32;extra.float32 8",
+        "value.float32;index.int32 0;cast.float32 1",
+        "value.float32;system.float32 0",
+        "value.float32;add.float32 0 18446744073709551616",
+        ";".join(["value.float32"] * 257),
+    ],
+)
+def test_a_text_that_fits_nothing_is_refused(text: str) -> None:
+    """Nothing is believed of a text, wherever it comes from."""
+    with pytest.raises(ValueError, match="epilogue: expression: got"):
+        apply(text, torch.ones(3), torch.ones(3))
+
+
+def test_extras_and_coordinates_must_be_there() -> None:
+    with pytest.raises(ValueError, match="extras: got 0 tensors; accepted: at least 1"):
+        apply("extra.float32 0", torch.ones(3))
+    with pytest.raises(ValueError, match="coordinate 1 of an output of 1 dimensions"):
+        apply("index.int64 1;cast.float32 0", torch.ones(3))
