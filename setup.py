@@ -82,7 +82,7 @@ def extensions(cuda: bool) -> list[Extension]:
     device = "cuda" if cuda else "cpu"
     # As system headers, so that only our own files have to be free of warnings.
     foreign = [f for path in cpp_extension.include_paths(device) for f in ("-isystem", path)]
-    defines = [f"-DCOLLX_CUDA={int(cuda)}"]
+    defines = [f"-DCOLLX_CUDA={int(cuda)}", f"-DCOLLX_VERSION={VERSION}"]
     # No contraction to fma: results are the same bits on every device.
     host = ["-ffp-contract=off", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/="]
     strict = bool(environment_flag("COLLX_WERROR"))

@@ -16,10 +16,12 @@
 #include "../memory/boot_id.h"
 #include "../memory/cpu_allocator.h"
 #include "../ops/communicator.h"
+#include "../ops/epilogue.h"
 #include "../ops/errors.h"
 #include "../ops/explain.h"
 #include "../ops/region.h"
 #include "../ops/registry.h"
+#include "../ops/run_time_compiler.h"
 #include "../protocol/names.h"
 #include "../protocol/partition.h"
 #include "errors.h"
@@ -135,6 +137,30 @@ py::tuple built_for() {
 #endif
 }
 
+/// collx::GettingReady for a `with` statement.
+struct ReadyContext {
+  std::optional<collx::GettingReady> entered;
+};
+
+void bind_epilogues(py::module_& m) {
+  py::class_<ReadyContext>(m, "GettingReady")
+      .def(py::init<>())
+      .def("__enter__", [](ReadyContext& c) { c.entered.emplace(); })
+      .def("__exit__", [](ReadyContext& c, const py::args&) { c.entered.reset(); });
+  m.def("made_kernels", [] {
+    const collx::MadeKernels made = collx::made_kernels();
+    return py::make_tuple(made.compiled, made.found);
+  });
+  m.def(
+      "epilogue_program",
+      [](std::string_view expression, at::ScalarType dtype, std::string_view kernel,
+         bool has_simple, int world, bool simple) {
+        return collx::program_of(expression, dtype, {{kernel, has_simple}, world, simple});
+      },
+      py::arg("expression"), py::arg("dtype"), py::arg("kernel"), py::arg("has_simple"),
+      py::arg("world"), py::arg("simple"));
+}
+
 void bind_communicator(py::module_& m) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator")
       .def(py::init(&make_communicator), py::kw_only(), py::arg("name"), py::arg("group_name"),
@@ -179,6 +205,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("built_for") = built_for();
   collx::bind_errors(m);
   bind_communicator(m);
+  bind_epilogues(m);
   m.def("register_cpu_allocator",
         [] { collx::memory::register_cpu_allocator(collx::python_lock()); });
   m.def("boot_id", &collx::memory::boot_id);

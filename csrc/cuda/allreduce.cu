@@ -60,11 +60,23 @@ void pull(const AllreduceLaunch& l) {
 
 constexpr Collectives kServed = only(Collective::allreduce);
 constexpr LauncherRow<AllreduceCall> kLaunchers[] = {
-    {Algorithm::oneshot_push, kServed, {DTypes::all, allreduce_oneshot_push}, push},
-    {Algorithm::twoshot_push, kServed, {DTypes::all, allreduce_twoshot_push}, push},
+    {Algorithm::oneshot_push,
+     kServed,
+     {DTypes::all, allreduce_oneshot_push, {"allreduce_oneshot_push", true}},
+     push},
+    {Algorithm::twoshot_push,
+     kServed,
+     {DTypes::all, allreduce_twoshot_push, {"allreduce_twoshot_push", true}},
+     push},
     {Algorithm::pull_push, kServed, {DTypes::all, allreduce_pull_push}, pull},
-    {Algorithm::oneshot_pull, kServed, {DTypes::all, allreduce_oneshot_pull}, pull},
-    {Algorithm::twoshot_pull, kServed, {DTypes::all, allreduce_twoshot_pull}, pull},
+    {Algorithm::oneshot_pull,
+     kServed,
+     {DTypes::all, allreduce_oneshot_pull, {"allreduce_oneshot_pull"}},
+     pull},
+    {Algorithm::twoshot_pull,
+     kServed,
+     {DTypes::all, allreduce_twoshot_pull, {"allreduce_twoshot_pull"}},
+     pull},
 };
 static_assert(is_complete(DeviceKind::cuda, kServed, [](Collective c, Algorithm a) {
   return find_row(kLaunchers, c, a) != nullptr;

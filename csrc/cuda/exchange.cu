@@ -119,6 +119,8 @@ void staged(const ExchangeLaunch& l) {
   l.run(is_simple(k, routes, l.view, l.call), k, routes);
 }
 
+constexpr KernelFamily kDeviceSplits{DTypes::any, alltoallv_device_splits};
+
 void with_device_splits(const ExchangeLaunch& l) {
   DeviceSplits splits = l.call.splits;
   KernelCall k = kernel_call_of(l);
@@ -126,7 +128,7 @@ void with_device_splits(const ExchangeLaunch& l) {
   routes.from[0] = message_of(l.call, l.call.input, dense_span(splits.rows * splits.row_bytes));
   routes.to[0] = message_of(l.call, l.call.output, dense_span(splits.capacity * splits.row_bytes));
   use_channels(k, routes, l.view);
-  ExchangeLaunch{l.view, l.call, l.stream, alltoallv_device_splits}.run(false, k, routes, splits);
+  ExchangeLaunch{l.view, l.call, l.stream, kDeviceSplits}.run(false, k, routes, splits);
 }
 
 void channels(const ExchangeLaunch& l) {
@@ -206,11 +208,17 @@ constexpr Collectives kCopies = kPairs & ~kReductions;
 constexpr Collectives kCopiesToo = kCopies | kBroadcast;
 
 constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
-    {Algorithm::staged, kReductions, {DTypes::all, gather_scatter_staged_reduce}, staged},
+    {Algorithm::staged,
+     kReductions,
+     {DTypes::all, gather_scatter_staged_reduce, {"gather_scatter_staged", true}},
+     staged},
     {Algorithm::staged, kCopies, {DTypes::any, gather_scatter_staged_copy}, staged},
     {Algorithm::channels, kReduce, {DTypes::all, gather_scatter_channels_reduce}, channels},
     {Algorithm::channels, kCopiesToo, {DTypes::any, gather_scatter_channels_copy}, channels},
-    {Algorithm::direct, kReductions, {DTypes::all, reducescatter_direct}, direct},
+    {Algorithm::direct,
+     kReductions,
+     {DTypes::all, reducescatter_direct, {"reducescatter_direct"}},
+     direct},
     {Algorithm::direct, kCopiesToo, {DTypes::any, gather_scatter_direct}, direct},
     {Algorithm::reduce_twostage, kReduce, {DTypes::all, reduce_twostage}, reduce_in_two_stages},
     {Algorithm::pipelined, kBroadcast, {DTypes::any, broadcast_pipelined}, pipelined},
@@ -224,7 +232,7 @@ static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorit
 
 std::vector<KernelFamily> exchange_kernels() {
   std::vector<KernelFamily> kernels = kernels_of(kLaunchers);
-  kernels.push_back({DTypes::any, alltoallv_device_splits});
+  kernels.push_back(kDeviceSplits);
   kernels.push_back({DTypes::any, rank_barrier});
   return kernels;
 }

@@ -11,6 +11,7 @@
 #include "../protocol/names.h"
 #include "collectives/kernel_table.h"
 #include "device.h"
+#include "epilogue.h"
 #include "transports/kernel_call.cuh"
 
 namespace collx::cuda {
@@ -44,6 +45,7 @@ enum class DTypes : uint8_t { any, all, normalized };
 struct KernelFamily {
   DTypes dtypes;
   FindKernel find;
+  KernelTemplate with_epilogue = {};  // for calls that have one
 };
 
 /// A call on its way to its kernels.
@@ -52,13 +54,14 @@ struct Launch {
   const CudaView& view;
   const CallOf& call;
   Stream stream;
-  FindKernel find;
+  const KernelFamily& kernels;
 
   /// The kernel's instance for the call, with what its template declares.
   template <typename... Arguments>
   void run(bool simple, Arguments&... arguments) const {
+    if (call.epilogue != nullptr) return run_with_epilogue(simple, arguments...);
     const Instance instance{call.dtype, view.world, simple};
-    const Kernel kernel = find(instance);
+    const Kernel kernel = kernels.find(instance);
     if (kernel == nullptr) {
       throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) + " of " +
                                std::string(name_of(call.dtype)) + " has no kernel");
@@ -66,6 +69,24 @@ struct Launch {
     void* given[] = {&arguments...};
     launch(kernel, call.plan, view.pdl, given, stream, name_of(collective_of(call)),
            cluster_of(call));
+  }
+
+ private:
+  template <typename... Arguments>
+  void run_with_epilogue(bool simple, Arguments&... arguments) const {
+    const KernelTemplate& of = kernels.with_epilogue;
+    if (of.name.empty()) {
+      throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) +
+                               " takes no epilogue");
+    }
+    const ProgramOptions options{of, unrolled(view.world), of.simple && simple};
+    const int full_blocks = ceil_div(call.plan.blocks * call.plan.threads, kFullBlock);
+    const EpilogueCall& epilogue = *call.epilogue;
+    const Kernel kernel = epilogue.kernels.find(options, full_blocks, epilogue.op, epilogue.make);
+    if (!epilogue.launches) return;
+    EpilogueArguments last = epilogue.arguments;
+    void* given[] = {&arguments..., &last};
+    launch(kernel, call.plan, view.pdl, given, stream, name_of(collective_of(call)));
   }
 };
 
@@ -97,7 +118,7 @@ void launch_by(const LauncherRow<CallOf> (&rows)[N], const CudaView& view, const
     throw std::runtime_error("collx: nothing carries out " + std::string(name_of(c)) + " by " +
                              std::string(name_of(call.plan.algorithm)));
   }
-  row->launch({view, call, stream, row->kernels.find});
+  row->launch({view, call, stream, row->kernels});
 }
 
 template <typename CallOf, size_t N>

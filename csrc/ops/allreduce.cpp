@@ -1,6 +1,7 @@
 #include "allreduce.h"
 
 #include "../cpu/allreduce.h"
+#include "epilogue_kernels.h"
 #include "run.h"
 #if COLLX_CUDA
 #include "../cuda/allreduce.h"
@@ -24,6 +25,7 @@ class Allreduce {
     call.numel = static_cast<uint64_t>(input.numel());
     call.dtype = options.dtype;
     call.reduce_op = options.reduce_op;
+    epilogue_.use(communicator, options.algorithm, kOp, options.epilogue, output, call);
   }
 
   static const char* op() { return kOp; }
@@ -36,7 +38,7 @@ class Allreduce {
 
   Places find(SymmetricMemory& memory) const {
     const auto from = memory.find(call.input, bytes());
-    return {from, in_place() ? from : memory.find(call.output, bytes())};
+    return {from, in_place() ? from : memory.find(call.output, output_.nbytes())};
   }
   void check(const Places& places) const {
     if (is_empty()) return;
@@ -51,6 +53,7 @@ class Allreduce {
     request.input_symmetric = places.input.has_value();
     request.output_symmetric = places.output.has_value();
     request.in_place = in_place();
+    request.epilogue = call.epilogue != nullptr;
     request.algorithm = asked();
     call.plan = communicator_.tuned(select(request));
     CallDescriptor& d = call.descriptor;
@@ -58,7 +61,7 @@ class Allreduce {
     d.dtype = options_.dtype;
     d.reduce_op = options_.reduce_op;
     d.max_blocks = options_.max_blocks;
-    d.epilogue = options_.epilogue;
+    if (options_.epilogue != nullptr) d.epilogue = options_.epilogue->known.hash;
     describe_tensor(input_, d);
   }
 
@@ -76,6 +79,7 @@ class Allreduce {
   const ReductionOptions& options_;
   const at::Tensor& input_;
   const at::Tensor& output_;
+  KernelEpilogue epilogue_;
 };
 
 }  // namespace

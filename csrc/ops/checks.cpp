@@ -134,17 +134,15 @@ void check_device(const char* op, const char* argument, const at::Tensor& tensor
                     communicator.options().device);
 }
 
-void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& out) {
-  check_out(op, input, input.sym_sizes(), out);
-}
-
 void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef sizes,
-               const at::Tensor& out, const char* argument) {
+               const at::Tensor& out, const char* argument,
+               std::optional<at::ScalarType> epilogue) {
   TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": ", argument,
                    ": got a tensor of layout ", out.layout(), "; accepted: strided (dense)");
-  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "collx.", op, ": ", argument,
-                   ": got dtype ", dtype_name(out.scalar_type()), "; accepted: the input's, ",
-                   dtype_name(input.scalar_type()));
+  const at::ScalarType dtype = epilogue.value_or(input.scalar_type());
+  TORCH_CHECK_TYPE(out.scalar_type() == dtype, "collx.", op, ": ", argument, ": got dtype ",
+                   dtype_name(out.scalar_type()), "; accepted: the ",
+                   epilogue ? "epilogue's, " : "input's, ", dtype_name(dtype));
   TORCH_CHECK_VALUE(out.device() == input.device(), "collx.", op, ": ", argument,
                     ": got a tensor on ", out.device(), "; accepted: the input's device, ",
                     input.device());

@@ -18,7 +18,7 @@ struct ReductionOptions {
   ReduceOp reduce_op;
   Algorithm algorithm;
   int max_blocks;
-  uint64_t epilogue = 0;  // a hash of its expression
+  const struct Epilogue* epilogue = nullptr;
 };
 
 /// TypeError unless the tensor is strided and of a dtype that can be reduced.
@@ -46,10 +46,11 @@ void check_group(const char* op, int64_t group_size, const Communicator& communi
 void check_device(const char* op, const char* argument, const at::Tensor& tensor,
                   const Communicator& communicator);
 
-/// dtype, device and shape of `out`: what Meta can check as well.
-void check_out_like(const char* op, const at::Tensor& input, const at::Tensor& out);
+/// dtype, device and shape of `out`: what Meta can check as well. `epilogue`: its dtype, where one
+/// makes the result.
 void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef sizes,
-               const at::Tensor& out, const char* argument = "out");
+               const at::Tensor& out, const char* argument = "out",
+               std::optional<at::ScalarType> epilogue = {});
 
 /// `out` has one element per memory location, and is the input or shares nothing with it.
 void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& out);

@@ -3,6 +3,7 @@
 #include "allreduce.h"
 #include "call.h"
 #include "checks.h"
+#include "epilogue_kernels.h"
 #include "registry.h"
 
 namespace collx {
@@ -65,11 +66,29 @@ Prepared prepare_with_shapes(const Given& given) {
 }
 
 /// Both are contiguous.
-void carry_out(const Prepared& p, const at::Tensor& input, const at::Tensor& output) {
+void carry_out_all(const Prepared& p, const at::Tensor& input, const at::Tensor& output) {
   const Exchange& e = p.exchange;
   if (e.collective != Collective::allreduce) return run(e, *p.communicator, input, output);
   run_allreduce(*p.communicator, {e.dtype, e.reduce_op, e.algorithm, e.max_blocks, e.epilogue},
                 input, output);
+}
+
+/// With the epilogue: in the kernels, or behind them.
+void carry_out(const Prepared& p, const at::Tensor& input, const at::Tensor& output) {
+  const Epilogue* const epilogue = p.exchange.epilogue;
+  if (epilogue == nullptr || in_kernels(*p.communicator, p.exchange.algorithm)) {
+    return carry_out_all(p, input, output);
+  }
+  if (getting_ready()) return;
+  const bool here = output.scalar_type() == input.scalar_type() && epilogue->apart;
+  const at::Tensor value = here ? output : make_output(output.sizes(), input);
+  carry_out_all(p, input, value);
+  apply(epilogue->known.expression, value, epilogue->extras, epilogue->origin, output);
+}
+
+/// Of the epilogue, where there is one.
+std::optional<at::ScalarType> result_dtype(const Given& given) {
+  return given.epilogue ? std::optional(given.epilogue->result()) : std::nullopt;
 }
 
 /// Through a temporary where `out` has another order, or holes.
@@ -77,7 +96,7 @@ void into_dense(const Prepared& p, at::Tensor& out) {
   const OnDevice guard(p.input.device());
   const auto input = p.input.expect_contiguous();
   if (out.is_contiguous()) return carry_out(p, *input, out);
-  const at::Tensor dense = make_output(p.output_sizes(), p.input);
+  const at::Tensor dense = make_output(p.output_sizes(), p.input, out.scalar_type());
   carry_out(p, *input, dense);
   out.copy_(dense);
 }
@@ -121,22 +140,28 @@ Prepared prepare(const Given& given) {
 at::Tensor into_new(const Given& given) {
   const Prepared p = prepare_with_shapes(given);
   const OnDevice guard(given.input.device());
-  at::Tensor output = make_output(p.output_sizes(), given.input);
+  at::Tensor output = make_output(p.output_sizes(), given.input,
+                                  result_dtype(given).value_or(given.input.scalar_type()));
   carry_out(p, *given.input.expect_contiguous(), output);
   return output;
 }
 
 void into_like(const Given& given, at::Tensor& out) {
   const Prepared p = prepare_with_shapes(given);
-  check_out_like(given.op(), given.input, out);
-  check_overlap(given.op(), given.input, out);
+  check_out(given.op(), given.input, given.input.sym_sizes(), out, "out", result_dtype(given));
+  if (out.scalar_type() == given.input.scalar_type()) {
+    check_overlap(given.op(), given.input, out);
+  } else {
+    check_disjoint(given.op(), given.input, out, std::nullopt);
+  }
   into_dense(p, out);
 }
 
 void into_apart(const Given& given, at::Tensor& out) {
   const Prepared p = prepare_with_shapes(given);
-  check_out(given.op(), given.input, p.sizes, out);
-  check_disjoint(given.op(), given.input, out, p.own_part);
+  check_out(given.op(), given.input, p.sizes, out, "out", result_dtype(given));
+  const bool same = out.scalar_type() == given.input.scalar_type();
+  check_disjoint(given.op(), given.input, out, same ? p.own_part : std::nullopt);
   into_dense(p, out);
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 
 #include <functional>
+#include <mutex>
 #include <unordered_map>
 
 #include "../cpu/simd/expression_kernels.h"
@@ -14,16 +15,18 @@
 
 namespace collx {
 
-std::shared_ptr<const Expression> check_expression(const char* op, std::string_view text,
-                                                   at::ScalarType dtype) {
+std::shared_ptr<const KnownExpression> check_expression(const char* op, std::string_view text,
+                                                        at::ScalarType dtype) {
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };
-  using Known =
-      std::unordered_map<std::string, std::shared_ptr<const Expression>, Hash, std::equal_to<>>;
+  using Known = std::unordered_map<std::string, std::shared_ptr<const KnownExpression>, Hash,
+                                   std::equal_to<>>;
   constexpr size_t kMost = 1024;  // before all are forgotten
-  static thread_local Known known[static_cast<size_t>(DType::count)];
+  static std::mutex mutex;
+  static Known known[static_cast<size_t>(DType::count)];
   const DType value = check_dtype(op, dtype);
+  const std::lock_guard guard(mutex);
   Known& of_dtype = known[static_cast<size_t>(value)];
   if (const auto found = of_dtype.find(text); found != of_dtype.end()) return found->second;
   Expression expression;
@@ -32,10 +35,27 @@ std::shared_ptr<const Expression> check_expression(const char* op, std::string_v
                     "; accepted for a value of ", dtype,
                     ": what collx.epilogues.expression_of makes of a function");
   if (of_dtype.size() >= kMost) of_dtype.clear();
-  auto shared = std::make_shared<const Expression>(std::move(expression));
+  auto shared = std::make_shared<const KnownExpression>(std::move(expression),
+                                                        std::hash<std::string_view>()(text), value);
   of_dtype.emplace(text, shared);
   return shared;
 }
+
+std::pair<std::string, std::string> program_of(std::string_view text, at::ScalarType dtype,
+                                               const ProgramOptions& options) {
+  constexpr const char* kOp = "epilogue";
+  const auto known = check_expression(kOp, text, dtype);
+  return {epilogue_program(known->expression, check_dtype(kOp, dtype), options),
+          kernel_in_program(options)};
+}
+
+namespace {
+thread_local int ready_depth = 0;
+}
+
+GettingReady::GettingReady() { ++ready_depth; }
+GettingReady::~GettingReady() { --ready_depth; }
+bool getting_ready() { return ready_depth > 0; }
 
 at::ScalarType scalar_type_of(ValueType type) {
   constexpr at::ScalarType kTypes[] = {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble,
@@ -50,8 +70,8 @@ void check_extras(const char* op, const Expression& expression, at::TensorList e
   TORCH_CHECK_VALUE(expression.extras <= static_cast<int>(extras.size()), "collx.", op,
                     ": extras: got ", extras.size(), " tensors; accepted: at least ",
                     expression.extras, ", as the epilogue takes");
-  TORCH_CHECK_VALUE(extras.size() <= kMostLeaves, "collx.", op, ": extras: got ", extras.size(),
-                    " tensors; accepted: up to ", kMostLeaves);
+  TORCH_CHECK_VALUE(extras.size() <= static_cast<size_t>(kMostLeaves), "collx.", op,
+                    ": extras: got ", extras.size(), " tensors; accepted: up to ", kMostLeaves);
   TORCH_CHECK_VALUE(expression.indices <= static_cast<int>(sizes.size()), "collx.", op,
                     ": expression: takes coordinate ", expression.indices - 1, " of an output of ",
                     sizes.size(), " dimensions");

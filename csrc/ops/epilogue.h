@@ -2,19 +2,50 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/macros/Export.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "../protocol/expression.h"
+#include "../protocol/epilogue_program.h"
+#if COLLX_CUDA
+#include "../cuda/epilogue.h"
+#endif
 
 namespace collx {
 
+/// What the text of an expression says, for a value of some dtype, and the kernels made of it.
+struct KnownExpression {
+  KnownExpression(Expression of, uint64_t hash, [[maybe_unused]] DType dtype)
+      : expression(std::move(of)),
+        hash(hash)
+#if COLLX_CUDA
+        ,
+        kernels(expression, dtype)
+#endif
+  {
+  }
+
+  const Expression expression;
+  const uint64_t hash;  // of the text
+#if COLLX_CUDA
+  mutable cuda::EpilogueKernels kernels;
+#endif
+};
+
 /// ValueError unless the text is an expression of a value of that dtype. Kept for the calls to
 /// come.
-std::shared_ptr<const Expression> check_expression(const char* op, std::string_view text,
-                                                   at::ScalarType dtype);
+std::shared_ptr<const KnownExpression> check_expression(const char* op, std::string_view text,
+                                                        at::ScalarType dtype);
+
+/// The program that is compiled for an expression, and the kernel's name in it: for tests, which
+/// compile without a GPU.
+C10_EXPORT std::pair<std::string, std::string> program_of(std::string_view text,
+                                                          at::ScalarType dtype,
+                                                          const ProgramOptions& options);
 
 at::ScalarType scalar_type_of(ValueType type);
 
@@ -27,6 +58,16 @@ void check_extras(const char* op, const Expression& expression, at::TensorList e
 struct Origin {
   int64_t axis = 0;
   int64_t start = 0;
+};
+
+/// The epilogue of a call.
+struct Epilogue {
+  const KnownExpression& known;
+  at::TensorList extras;
+  Origin origin = {};
+  bool apart = true;  // the extras share nothing with the output
+
+  at::ScalarType result() const { return scalar_type_of(known.expression.result()); }
 };
 
 /// `out` may be `value`. Below autograd.
@@ -42,5 +83,16 @@ std::vector<at::Tensor> gradients(const Expression& expression, const at::Tensor
 
 /// Coordinate `dim` of each element of a tensor of those sizes, of one element in other dimensions.
 at::Tensor coordinate(at::IntArrayRef sizes, int64_t dim, Origin origin, const c10::Device& device);
+
+/// While one lives, calls with an epilogue of this thread get ready what they need, and launch
+/// nothing: other calls are not changed.
+class C10_EXPORT GettingReady {
+ public:
+  GettingReady();
+  ~GettingReady();
+  GettingReady(const GettingReady&) = delete;
+  GettingReady& operator=(const GettingReady&) = delete;
+};
+bool getting_ready();
 
 }  // namespace collx

@@ -118,21 +118,7 @@ std::vector<Tensor> values_of(const Expression& expression, const Tensor& value,
   values.reserve(expression.statements.size());
   for (const Statement& s : expression.statements) {
     const auto operand = [&](int i) { return values[s.operands[i]]; };
-    const int operands = [&] {
-      switch (kDo[static_cast<int>(s.what)].takes) {
-        case Takes::leaf:
-          return 0;
-        case Takes::anything:
-        case Takes::number:
-        case Takes::real:
-        case Takes::one_bool:
-          return 1;
-        case Takes::choice:
-          return 3;
-        default:
-          return 2;
-      }
-    }();
+    const int operands = operands_of(s.what);
     if (s.what == Do::value) {
       values.push_back(value);
     } else if (s.what == Do::extra) {

@@ -6,6 +6,7 @@
 
 #include "../cpu/exchange.h"
 #include "../protocol/names.h"
+#include "epilogue_kernels.h"
 #include "run.h"
 #if COLLX_CUDA
 #include "../cuda/exchange.h"
@@ -30,7 +31,7 @@ void describe(const Exchange& e, const at::Tensor& input, CallDescriptor& d) {
   d.root = static_cast<int16_t>(e.root);
   d.axis = static_cast<int8_t>(e.axis);
   d.max_blocks = e.max_blocks;
-  d.epilogue = e.epilogue;
+  if (e.epilogue != nullptr) d.epilogue = e.epilogue->known.hash;
   describe_tensor(input, d);
   // What the ranks agree on: of the axis along which their parts may differ, the whole.
   const uint64_t element = input.element_size();
@@ -63,6 +64,7 @@ class ExchangeRun {
     call.dtype = e.dtype;
     call.reduce_op = e.reduce_op;
     call.splits = e.splits;
+    epilogue_.use(communicator, e.algorithm, op(), e.epilogue, output, call);
     if (counted()) {
       count_bytes(e, call);
     } else {
@@ -131,6 +133,7 @@ class ExchangeRun {
   Communicator& communicator_;
   const at::Tensor& input_;
   const at::Tensor& output_;
+  KernelEpilogue epilogue_;
   uint64_t bytes_ = 0;  // of the full tensor
 };
 

@@ -19,7 +19,7 @@ struct Exchange {
   // Reductions.
   DType dtype = DType::uint8;
   ReduceOp reduce_op = ReduceOp::sum;
-  uint64_t epilogue = 0;  // a hash of its expression
+  const struct Epilogue* epilogue = nullptr;
   // alltoallv: rows for and from each rank, or where the device has them.
   at::IntArrayRef sent_rows;
   at::IntArrayRef received_rows;

@@ -27,19 +27,17 @@ struct Mapped {
   Given given;
   string_view text;
   TensorList extras;
-  std::shared_ptr<const Expression> expression = {};
+  std::shared_ptr<const KnownExpression> known = {};
   Sizes sizes = {};
 
   const char* op() const { return given.op(); }
-  at::ScalarType result() const { return scalar_type_of(expression->result()); }
-  bool keeps_dtype() const { return result() == given.input.scalar_type(); }
 
-  /// After Meta's checks, which need no data.
-  void check() {
-    expression = check_expression(op(), text, given.input.scalar_type());
-    given.epilogue = std::hash<string_view>()(text);
+  /// Without data: exact on any rank.
+  Epilogue check() {
+    known = check_expression(op(), text, given.input.scalar_type());
     sizes = check_meta(given);
-    check_extras(op(), *expression, extras, given.input, sizes);
+    check_extras(op(), known->expression, extras, given.input, sizes);
+    return {*known, extras};
   }
 };
 
@@ -52,54 +50,45 @@ Origin origin_of(const Given& given) {
   return {axis, static_cast<int64_t>(partition(units, o.world_size, o.rank).start)};
 }
 
-Tensor mapped_new(Mapped mapped) {
-  mapped.check();
-  const Tensor value = into_new(mapped.given);
-  Tensor out = mapped.keeps_dtype()
-                   ? value
-                   : at::empty(value.sizes(), value.options().dtype(mapped.result()));
-  apply(*mapped.expression, value, mapped.extras, origin_of(mapped.given), out);
-  return out;
+/// To be carried out.
+Epilogue epilogue_of(Mapped& mapped) {
+  Epilogue epilogue = mapped.check();
+  if (mapped.known->expression.indices > 0) epilogue.origin = origin_of(mapped.given);
+  return epilogue;
 }
 
-void check_result(const Mapped& mapped, const Tensor& out) {
-  // Of the result's dtype, which is not always the input's.
-  const Tensor like = at::empty({0}, mapped.given.input.options().dtype(mapped.result()));
-  check_out(mapped.op(), like, mapped.sizes, out);
+Tensor mapped_new(Mapped mapped) {
+  const Epilogue epilogue = epilogue_of(mapped);
+  mapped.given.epilogue = &epilogue;
+  return into_new(mapped.given);
 }
 
 void mapped_into(Mapped mapped, Tensor& out) {
-  const char* const op = mapped.op();
-  mapped.check();
-  check_result(mapped, out);
-  check_writable(op, "out", out);
-  bool apart = true;
+  Epilogue epilogue = epilogue_of(mapped);
   for (size_t i = 0; i < mapped.extras.size(); ++i) {
     const at::MemOverlapStatus overlap = at::get_overlap_status(mapped.extras[i], out);
-    apart = apart && overlap == at::MemOverlapStatus::No;
+    epilogue.apart = epilogue.apart && overlap == at::MemOverlapStatus::No;
     TORCH_CHECK_VALUE(
-        overlap != at::MemOverlapStatus::Partial, "collx.", op, ": extras[", i,
+        overlap != at::MemOverlapStatus::Partial, "collx.", mapped.op(), ": extras[", i,
         "]: overlaps out partly, or in another order; accepted: out itself, or a tensor that "
         "shares nothing with it");
   }
-  const bool here = mapped.keeps_dtype() && apart && out.is_contiguous();
-  if (here && mapped.given.collective == Collective::allreduce) {
+  mapped.given.epilogue = &epilogue;
+  if (mapped.given.collective == Collective::allreduce) {
     into_like(mapped.given, out);
-  } else if (here) {
+  } else {
     into_apart(mapped.given, out);
   }
-  const Tensor value = here ? out : into_new(mapped.given);
-  apply(*mapped.expression, value, mapped.extras, origin_of(mapped.given), out);
 }
 
 Tensor mapped_meta(Mapped mapped) {
-  mapped.check();
-  return at::empty_symint(mapped.sizes, mapped.given.input.options().dtype(mapped.result()));
+  const at::ScalarType result = mapped.check().result();
+  return at::empty_symint(mapped.sizes, mapped.given.input.options().dtype(result));
 }
 
 void check_result_meta(Mapped mapped, const Tensor& out) {
-  mapped.check();
-  check_result(mapped, out);
+  const at::ScalarType result = mapped.check().result();
+  check_out(mapped.op(), mapped.given.input, mapped.sizes, out, "out", result);
 }
 
 struct AllreduceMap {
@@ -165,19 +154,19 @@ constexpr const char* kEpilogue = "epilogue";
 /// Of a tensor that begins at `start` along `axis` in the one whose coordinates are meant.
 Tensor epilogue(const Tensor& value, string_view text, TensorList extras, int64_t axis,
                 int64_t start) {
-  const auto expression = check_expression(kEpilogue, text, value.scalar_type());
-  check_extras(kEpilogue, *expression, extras, value, value.sym_sizes());
-  Tensor out =
-      at::empty(value.sizes(), value.options().dtype(scalar_type_of(expression->result())));
-  apply(*expression, value, extras, {axis, start}, out);
+  const auto known = check_expression(kEpilogue, text, value.scalar_type());
+  const Expression& expression = known->expression;
+  check_extras(kEpilogue, expression, extras, value, value.sym_sizes());
+  Tensor out = at::empty(value.sizes(), value.options().dtype(scalar_type_of(expression.result())));
+  apply(expression, value, extras, {axis, start}, out);
   return out;
 }
 
 Tensor epilogue_meta(const Tensor& value, string_view text, TensorList extras, int64_t, int64_t) {
-  const auto expression = check_expression(kEpilogue, text, value.scalar_type());
-  check_extras(kEpilogue, *expression, extras, value, value.sym_sizes());
+  const auto known = check_expression(kEpilogue, text, value.scalar_type());
+  check_extras(kEpilogue, known->expression, extras, value, value.sym_sizes());
   return at::empty_symint(value.sym_sizes(),
-                          value.options().dtype(scalar_type_of(expression->result())));
+                          value.options().dtype(scalar_type_of(known->expression.result())));
 }
 
 using EpilogueSignature = Tensor(const Tensor&, string_view, TensorList, int64_t, int64_t);
@@ -219,11 +208,11 @@ struct RecordedEpilogue : torch::autograd::Function<RecordedEpilogue> {
     const Tensor& value = saved.at(0);
     const TensorList extras = TensorList(saved).slice(1);
     const auto& data = context->saved_data;
-    const auto expression =
+    const auto known =
         check_expression(kEpilogue, data.at("text").toStringRef(), value.scalar_type());
     const std::vector<Tensor> found =
-        gradients(*expression, value, extras, {data.at("axis").toInt(), data.at("start").toInt()},
-                  incoming.at(0));
+        gradients(known->expression, value, extras,
+                  {data.at("axis").toInt(), data.at("start").toInt()}, incoming.at(0));
     autograd::variable_list result{found[0], {}, {}};  // of the value, keys and text
     result.insert(result.end(), found.begin() + 1, found.end());
     result.resize(result.size() + 2);
@@ -264,9 +253,8 @@ struct Forms<Op, Tensor(A...)> {
     if (!wants_gradient(mapped.given.input, mapped.extras)) {
       return autograd::redispatch_below(op, keys, a...);
     }
-    const auto expression =
-        check_expression(mapped.op(), mapped.text, mapped.given.input.scalar_type());
-    const Origin origin = expression->indices > 0 ? origin_of(mapped.given) : Origin{};
+    const auto known = check_expression(mapped.op(), mapped.text, mapped.given.input.scalar_type());
+    const Origin origin = known->expression.indices > 0 ? origin_of(mapped.given) : Origin{};
     return epilogue_op().call(Op::reduce(mapped.given), mapped.text, mapped.extras, origin.axis,
                               origin.start);
   }

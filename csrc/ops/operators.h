@@ -31,7 +31,7 @@ struct Given {
   c10::SymIntArrayRef input_splits = {};
   std::string_view algorithm = {};
   int64_t max_blocks = 0;
-  uint64_t epilogue = 0;  // a hash of the expression behind a reduction
+  const struct Epilogue* epilogue = nullptr;  // behind a reduction
 
   const char* op() const { return name_of(collective).data(); }
 };

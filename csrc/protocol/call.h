@@ -9,6 +9,10 @@
 
 namespace collx {
 
+namespace cuda {
+struct EpilogueCall;
+}
+
 /// A communicator from one rank.
 struct RankView {
   char* region[kMaxRanks];  // every rank's region, as mapped here
@@ -51,6 +55,9 @@ struct Call {
   const void* peer_input[kMaxRanks];
   void* peer_output[kMaxRanks];
   CallDescriptor descriptor;
+  /// On CUDA: what is done with each element of a reduction's result on its way into the output,
+  /// whose dtype may be another then.
+  const cuda::EpilogueCall* epilogue;
 };
 
 /// One all-reduce. `input` and `output` may be equal, but overlap in no other way.

@@ -14,39 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "types.h"
+#include "epilogue.h"
 
 namespace collx {
-
-/// Types of values. The first are those of DType, in its order; 16-bit floats are kept in float32
-/// that has been rounded.
-enum class ValueType : uint8_t {
-  float32,
-  float16,
-  bfloat16,
-  float64,
-  int32,
-  int64,
-  int8,
-  uint8,
-  int16,
-  boolean,
-  count
-};
-
-struct ValueTypeRow {
-  ValueType type;
-  const char* name;
-  int bytes;
-};
-inline constexpr ValueTypeRow kValueTypes[] = {
-    {ValueType::float32, "float32", 4},   {ValueType::float16, "float16", 2},
-    {ValueType::bfloat16, "bfloat16", 2}, {ValueType::float64, "float64", 8},
-    {ValueType::int32, "int32", 4},       {ValueType::int64, "int64", 8},
-    {ValueType::int8, "int8", 1},         {ValueType::uint8, "uint8", 1},
-    {ValueType::int16, "int16", 2},       {ValueType::boolean, "bool", 1},
-};
-static_assert(stand_at_their_values(kValueTypes, &ValueTypeRow::type));
 
 /// What a statement does. `T` is the type that it names.
 enum class Do : uint8_t {
@@ -161,6 +131,28 @@ inline constexpr DoRow kDo[] = {
 };
 static_assert(stand_at_their_values(kDo, &DoRow::what));
 
+/// Operands of a statement.
+constexpr int operands_of(Do what) {
+  switch (kDo[static_cast<int>(what)].takes) {
+    case Takes::leaf:
+      return 0;
+    case Takes::anything:
+    case Takes::number:
+    case Takes::real:
+    case Takes::one_bool:
+      return 1;
+    case Takes::choice:
+      return 3;
+    case Takes::numbers:
+    case Takes::floats:
+    case Takes::divisor:
+    case Takes::compared:
+    case Takes::bools:
+      break;
+  }
+  return 2;
+}
+
 struct Statement {
   Do what;
   ValueType type;
@@ -176,14 +168,10 @@ struct Expression {
 };
 
 inline constexpr size_t kMostStatements = 256;
-inline constexpr uint64_t kMostLeaves = 8;  // extra tensors; dimensions
 
 namespace detail {
 
 constexpr bool is_real(ValueType t) { return t == ValueType::float32 || t == ValueType::float64; }
-constexpr bool is_narrow(ValueType t) {
-  return t == ValueType::float16 || t == ValueType::bfloat16;
-}
 constexpr bool is_whole(ValueType t) {
   return !is_real(t) && !is_narrow(t) && t != ValueType::boolean;
 }
@@ -261,7 +249,7 @@ class ExpressionReader {
       return !is_narrow(s.type) && text.size() == 2 * static_cast<size_t>(bytes) &&
              (s.type != ValueType::boolean || *value <= 1);
     }
-    if (*value >= kMostLeaves) return false;
+    if (*value >= static_cast<uint64_t>(kMostLeaves)) return false;
     int& most = s.what == Do::extra ? to_.extras : to_.indices;
     most = most > static_cast<int>(*value) ? most : static_cast<int>(*value) + 1;
     return s.type == (s.what == Do::extra ? value_ : ValueType::int64);

@@ -59,6 +59,7 @@ struct Request {
   bool input_symmetric = false;
   bool output_symmetric = false;
   bool in_place = false;                       // the output is the input
+  bool epilogue = false;                       // CUDA: each rank's kernel finishes its own output
   Algorithm algorithm = Algorithm::automatic;  // as asked for
   int max_blocks = 0;                          // as asked for; 0: no bound
   int room = 1;  // blocks of kFullBlock threads that the communicator may use at once
@@ -370,6 +371,9 @@ constexpr Plan select(const Request& r) {
   Plan plan;
   plan.named = select_algorithm(r);
   plan.algorithm = select_from_table(r, plan.named);
+  // Peers do not store into an output what its rank has still to finish.
+  if (r.epilogue && plan.algorithm == Algorithm::pull_push)
+    plan.algorithm = Algorithm::twoshot_pull;
   plan.staged = stages_inputs(r, plan.algorithm);
   if (r.device == DeviceKind::cpu || plan.algorithm == Algorithm::fallback) return plan;
 

@@ -48,6 +48,23 @@ def workspace_bytes(
 def algorithms(op: str) -> list[str]:
     """The names that an operator accepts, "auto" apart."""
 
+class GettingReady:
+    """While entered, calls of this thread with an epilogue get ready what they need, and launch
+    nothing."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+def made_kernels() -> tuple[int, int]:
+    """How many kernels this process has compiled for epilogues, and how many it found on disk."""
+
+def epilogue_program(
+    expression: str, dtype: torch.dtype, kernel: str, has_simple: bool, world: int, simple: bool
+) -> tuple[str, str]:
+    """The program that is compiled for an epilogue in a kernel of that template, and the kernel's
+    name in it."""
+
 class Communicator:
     """One rank's view of a communicator; entered into the C++ registry under `name`."""
 

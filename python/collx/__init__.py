@@ -53,6 +53,7 @@ from collx.ops.collectives import (
 from collx.ops.norms import allreduce_layernorm, allreduce_rmsnorm, reducescatter_rmsnorm
 from collx.ops.quantization import Quantization
 from collx.ops.symmetric import empty, empty_like, register, zeros
+from collx.ops.warm_up import warm_up
 
 if TYPE_CHECKING:
     from collx import reference
@@ -111,6 +112,7 @@ __all__ = [
     "reference",
     "register",
     "scatter",
+    "warm_up",
     "workspace_bytes",
     "zeros",
 ]

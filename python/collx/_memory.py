@@ -75,7 +75,7 @@ class SymmetricMemory:
             made.append(self._allocate(shape, dtype))
             return {"shape": list(shape), **self._identity(made[0])}
 
-        self._agree("empty", allocate)
+        self.agree("empty", allocate)
         return self._share("empty", made[0])
 
     def register(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ class SymmetricMemory:
             self._check_tensor(tensor)
             return self._identity(tensor)
 
-        self._agree("register", identify)
+        self.agree("register", identify)
         return self._share("register", tensor)
 
     def leave(self) -> None:
@@ -130,12 +130,12 @@ class SymmetricMemory:
             # A difference means that ranks would read other bytes than the peers wrote.
             return {"offset": offset}
 
-        self._agree(f"{what}: rendezvous", meet)
+        self.agree(f"{what}: rendezvous", meet)
         self._allocations += 1
         self._native.register(tensor, pointers, nbytes, self._allocations)
         return tensor
 
-    def _agree(self, what: str, run: Callable[[], Any]) -> None:
+    def agree(self, what: str, run: Callable[[], Any]) -> None:
         """Takes a step of which the same must come on every rank. All ranks raise if it does
         not."""
         self._require_usable()

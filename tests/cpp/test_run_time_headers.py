@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.common.run_time import SOURCES, compile_at_run_time
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="PyTorch was built without CUDA")
 
-ROOT = Path(__file__).resolve().parents[2]
-HEADERS = sorted((ROOT / "csrc" / "cuda").rglob("*.cuh"))
+HEADERS = sorted((SOURCES / "cuda").rglob("*.cuh"))
+KERNELS = SOURCES / "cuda" / "collectives"
 CUDA_HEADERS = Path(torch.__file__).resolve().parents[1] / "nvidia" / "cu13" / "include"
 
 
@@ -40,31 +41,16 @@ STAGED = {
 }
 
 
-def compile_at_run_time(source: str, folder: Path, kernel: str = "") -> str:
-    """What NVRTC says of `source`, and of that instance of a kernel's template, for a GPU of
-    generation 9.0: nothing when it compiles."""
-    options = ["-arch=sm_90", "-std=c++20", "-fmad=false", "-default-device"]
-    options += [f"-I{folder}", f"-I{CUDA_HEADERS}"]
-    error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"test.cu", 0, [], [])
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS
-    if kernel:
-        nvrtc.nvrtcAddNameExpression(program, kernel.encode())
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    if error == nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        if kernel:
-            error, name = nvrtc.nvrtcGetLoweredName(program, kernel.encode())
-            assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS
-            assert name
-        return ""
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
-    nvrtc.nvrtcGetProgramLog(program, log)
-    return log.decode() or str(error)
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.stem)
-def test_kernel_header_compiles_at_run_time(header: Path) -> None:
-    said = compile_at_run_time(f'#include "{header.name}"\n', header.parent)
+def test_kernel_header_compiles_at_run_time(header: Path, architecture: str) -> None:
+    source = f'#include "{header.name}"\n'
+    said = compile_at_run_time(
+        nvrtc, source, header.parent, CUDA_HEADERS, architecture=architecture
+    )
     assert not said, said
 
 
@@ -72,19 +58,20 @@ def test_kernel_header_compiles_at_run_time(header: Path) -> None:
 def test_kernels_are_made_at_run_time_with_a_stage_of_their_own(name: str) -> None:
     source = f'#include "{name}.cuh"\n{OWN}'
     kernel = f"collx::cuda::{name}_kernel<collx::cuda::{STAGED[name]}>"
-    said = compile_at_run_time(source, ROOT / "csrc" / "cuda" / "collectives", kernel)
+    said = compile_at_run_time(nvrtc, source, KERNELS, CUDA_HEADERS, kernel=kernel)
     assert not said, said
 
 
 def test_a_kernel_that_there_is_not_is_refused() -> None:
     source = f'#include "allreduce_oneshot_push.cuh"\n{OWN}'
     kernel = "collx::cuda::allreduce_oneshot_push_kernel<collx::cuda::Missing, 2, true>"
-    assert "Missing" in compile_at_run_time(source, ROOT / "csrc" / "cuda" / "collectives", kernel)
+    said = compile_at_run_time(nvrtc, source, KERNELS, CUDA_HEADERS, kernel=kernel)
+    assert "Missing" in said
 
 
 def test_a_header_that_needs_the_standard_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.cuh").write_text("#include <vector>\n")
-    assert "vector" in compile_at_run_time('#include "bad.cuh"\n', tmp_path)
+    assert "vector" in compile_at_run_time(nvrtc, '#include "bad.cuh"\n', tmp_path)
 
 
 def test_there_are_kernel_headers() -> None:

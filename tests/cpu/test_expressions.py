@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,20 +9,14 @@ from torch.nn import functional as F
 import collx  # noqa: F401  (loads the operators)
 from collx.epilogues import expression_of
 
-from ..common.check import differences
-
-Function = Callable[..., torch.Tensor]
-WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-REAL: dict[str, Function] = {
-    "exp": torch.exp,
-    "log": torch.log,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "rsqrt": torch.rsqrt,
-    "sqrt": torch.sqrt,
-    "erf": torch.erf,
-}
+from ..common.expressions import (
+    REAL,
+    Function,
+    error_of_real,
+    is_near_gelu,
+    most_ulp,
+    wrong_random_functions,
+)
 
 
 def apply(text: str, value: torch.Tensor, *extras: torch.Tensor) -> torch.Tensor:
@@ -80,104 +71,20 @@ def test_what_a_function_holds_is_part_of_it() -> None:
 # --- what it computes -----------------------------------------------------------------------------
 
 
-def _random_function(choose: random.Random, dtype: torch.dtype) -> Function:
-    """Of up to 25 ops that have the same bits everywhere."""
-    float_ops: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
-        torch.add,
-        torch.sub,
-        torch.mul,
-        torch.div,
-        lambda a, b: -a,
-        lambda a, b: a.abs(),
-        lambda a, b: a.clamp(-2.5, 7),
-        lambda a, b: torch.where(a < b, a, b * 0.3),
-        lambda a, b: torch.where((a >= b) & ~(a == 0), b, 1 - a),
-        lambda a, b: torch.relu(a) + 1.5,
-        lambda a, b: a.to(torch.bfloat16).to(a.dtype),
-        lambda a, b: a.double().to(a.dtype),
-        lambda a, b: (a != b) * b,
-        lambda a, b: a**2,
-    ]
-    integer_ops: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
-        torch.add,
-        torch.sub,
-        torch.mul,
-        lambda a, b: -a,
-        lambda a, b: a.abs(),
-        lambda a, b: torch.minimum(a, b),
-        lambda a, b: torch.maximum(a, b),
-        lambda a, b: a // 7,
-        lambda a, b: b % 5,
-        lambda a, b: torch.where(a <= b, a, b + 3),
-        lambda a, b: a + (b > a),
-        lambda a, b: a.clamp(-50, 60) if dtype.is_signed else a.clamp(3, 60),
-    ]
-    ops = float_ops if dtype.is_floating_point else integer_ops
-    count = choose.randrange(1, 26)
-    steps = [(choose.choice(ops), choose.random(), choose.random()) for _ in range(count)]
-
-    def function(v: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
-        values = [v, e]
-        for op, first, second in steps:
-            a, b = (values[int(at * len(values))] for at in (first, second))
-            values.append(op(a, b))
-        return values[-1] * 1  # which is no cast
-
-    return function
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int32", "uint8"])
 def test_random_functions_have_the_bits_of_the_function(dtype: str) -> None:
-    """In the wide type, and rounded once; on values of all kinds."""
-    kind = getattr(torch, dtype)
-    choose = random.Random(dtype)
-    generator = torch.Generator().manual_seed(3)
-    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 3e38])
-    for _ in range(150):
-        function = _random_function(choose, kind)
-        if kind.is_floating_point:
-            pair = [torch.randn(300, generator=generator) * 4 for _ in range(2)]
-            pair[0][:7], pair[1][3:10] = special, special
-            v, e = (x.to(kind) for x in pair)
-        else:
-            v, e = (torch.randint(0, 120, (300,), generator=generator).to(kind) for _ in range(2))
-        text = expression_of("allreduce", function, kind, 1)
-        wide = WIDE.get(kind, kind)
-        want = function(v.to(wide), e.to(wide)).to(kind)
-        assert differences(apply(text, v, e), want) == "", text
+    assert wrong_random_functions(apply, getattr(torch, dtype), 150) == []
 
 
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_transcendental_functions_are_within_four_ulp(name: str, dtype: torch.dtype) -> None:
-    """Of the same in the next wider type; float64 beside PyTorch's own."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.cat(
-        [
-            torch.randn(20_000, generator=generator, dtype=torch.float64) * 6,
-            torch.linspace(-120, 120, 4001, dtype=torch.float64),
-            torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")]).double(),
-        ]
-    ).to(dtype)
-    got = apply(expression_of("allreduce", REAL[name], dtype), x)
-    want = REAL[name](x.double())
-    finite = want.to(dtype).isfinite()
-    assert torch.equal(got[~finite].nan_to_num(), want[~finite].to(dtype).nan_to_num())
-    rounded = want[finite].to(dtype).abs()
-    # In the subnormal range and at the end of the largest binade a unit is that of its neighbors.
-    unit = (torch.nextafter(rounded, torch.zeros_like(rounded)) - rounded).abs().double()
-    unit = unit.clamp(min=torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
-    error = (got[finite].double() - want[finite]).abs() / unit
-    assert float(error.max()) <= (4 if dtype == torch.float32 else 8)
+    assert error_of_real(apply, name, dtype) <= most_ulp(dtype)
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_is_within_its_bound(approximate: str) -> None:
-    x = torch.linspace(-30, 30, 60_001)
-    text = expression_of("allreduce", lambda v: F.gelu(v, approximate=approximate), torch.float32)
-    want = F.gelu(x.double(), approximate=approximate)
-    error = (apply(text, x).double() - want).abs()
-    assert bool((error <= x.double().abs() * 2**-21).all())
+    assert is_near_gelu(apply, approximate)
 
 
 def test_coordinates_are_those_of_the_whole_tensor() -> None:

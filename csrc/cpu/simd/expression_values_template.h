@@ -51,7 +51,7 @@ using Lane = typename LaneOf<T>::type;
 
 /// In memory.
 template <ValueType T>
-using Stored = std::conditional_t<detail::is_narrow(T), uint16_t, Lane<T>>;
+using Stored = std::conditional_t<is_narrow(T), uint16_t, Lane<T>>;
 
 /// 16-bit floats from their bits, and to them, to nearest even. Without a branch, so that loops
 /// become vectors.
@@ -88,7 +88,7 @@ uint16_t narrowed(float x) {
 
 template <ValueType T>
 Lane<T> loaded(Stored<T> stored) {
-  if constexpr (detail::is_narrow(T)) {
+  if constexpr (is_narrow(T)) {
     return widened<T>(stored);
   } else {
     return stored;
@@ -96,7 +96,7 @@ Lane<T> loaded(Stored<T> stored) {
 }
 template <ValueType T>
 Stored<T> stored(Lane<T> value) {
-  if constexpr (detail::is_narrow(T)) {
+  if constexpr (is_narrow(T)) {
     return narrowed<T>(value);
   } else {
     return value;
@@ -170,7 +170,7 @@ template <typename To, ValueType Type, typename From>
 To converted(From x) {
   if constexpr (Type == ValueType::boolean) {
     return x != From{0};
-  } else if constexpr (detail::is_narrow(Type)) {
+  } else if constexpr (is_narrow(Type)) {
     return widened<Type>(narrowed<Type>(static_cast<float>(x)));
   } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
     // What no integer of 64 bits holds is undefined in PyTorch, too; here it is the smallest.

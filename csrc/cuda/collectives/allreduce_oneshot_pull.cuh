@@ -10,14 +10,16 @@
 
 namespace collx::cuda {
 
-template <typename Stage, int W>
+template <typename Stage, int W, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     allreduce_oneshot_pull_kernel(const __grid_constant__ KernelCall call,
-                                  const __grid_constant__ PullArguments pull) {
+                                  const __grid_constant__ PullArguments pull,
+                                  const __grid_constant__ Epilogue... epilogue) {
   using Tensor = DenseTensor<Stage::kElementBytes>;
   Session<BlockBarrier> session(call);
   const int world = World<W>::size(call);
-  const Tensor input(call.input, call.numel), output(call.output, call.numel);
+  const Tensor input(call.input, call.numel);
+  const auto output = Stage::template output<false>(call.output, call.numel, epilogue...);
   const bool staged = pull.input[0] == nullptr;
 
   const auto stage = [&](const Half& half) {

@@ -9,15 +9,17 @@
 
 namespace collx::cuda {
 
-template <typename Stage, int W, bool Simple>
+template <typename Stage, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
-    allreduce_oneshot_push_kernel(const __grid_constant__ KernelCall call) {
+    allreduce_oneshot_push_kernel(const __grid_constant__ KernelCall call,
+                                  const __grid_constant__ Epilogue... epilogue) {
   using S = typename Stage::Slots;
   using Tensor = DenseTensor<Stage::kElementBytes, Simple>;
   constexpr int kRanks = World<W>::kRanks;
   Session<Tiles<Simple>> session(call);
   const int world = World<W>::size(call);
-  const Tensor input(call.input, call.numel), output(call.output, call.numel);
+  const Tensor input(call.input, call.numel);
+  const auto output = Stage::template output<Simple>(call.output, call.numel, epilogue...);
   // Threads that have a mask, or nothing behind the tensor's end, go along.
   const auto carries = [&](uint64_t j) { return !S::kMasked || j < input.vectors(); };
   const auto load = [&](uint64_t j) { return carries(j) ? input.load(j) : Vector{}; };

@@ -11,15 +11,17 @@
 
 namespace collx::cuda {
 
-template <typename Stage, int W>
+template <typename Stage, int W, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     allreduce_twoshot_pull_kernel(const __grid_constant__ KernelCall call,
-                                  const __grid_constant__ PullArguments pull) {
+                                  const __grid_constant__ PullArguments pull,
+                                  const __grid_constant__ Epilogue... epilogue) {
   using Tensor = DenseTensor<Stage::kElementBytes>;
   constexpr int kRanks = World<W>::kRanks;
   Session<BlockBarrier> session(call);
   const int world = World<W>::size(call), rank = call.rank;
-  const Tensor input(call.input, call.numel), output(call.output, call.numel);
+  const Tensor input(call.input, call.numel);
+  const auto output = Stage::template output<false>(call.output, call.numel, epilogue...);
   const Partition parts(input.vectors(), world);
   const bool staged = pull.input[0] == nullptr;
   const uint64_t most = pull.result_bytes / kVectorBytes;
@@ -63,8 +65,8 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
         const Part part = parts.part(owner);
         const uint64_t j = half.first + i;
         if (j >= part.count) continue;
-        output.store(part.start + j,
-                     ptx::ld_relaxed_sys(pull.passed(call, owner, half.parity) + i));
+        const TensorSink sink(output, part.start + j);
+        sink.put(ptx::ld_relaxed_sys(pull.passed(call, owner, half.parity) + i));
       }
     });
   };

@@ -10,63 +10,56 @@
 
 namespace collx::cuda {
 
-/// The vectors of a tensor by parts, each of them as many as the largest part has: every use of a
-/// tile must carry a word between every two ranks.
-template <typename S, int Bytes, bool Simple>
-class PartedTensor {
+/// Where the vectors of a tensor's parts lie in it. Each part has as many places as the largest one
+/// has vectors: every use of a tile must carry a word between every two ranks.
+template <typename S, bool Simple>
+class Parts {
  public:
-  __device__ __forceinline__ PartedTensor(const KernelCall& call, const void* data, int world)
-      : call_(call), tensor_(data, call.numel), parts_(tensor_.vectors(), world) {}
+  __device__ __forceinline__ Parts(const KernelCall& call, uint64_t vectors, int world)
+      : call_(call), parts_(vectors, world) {}
 
-  /// A filler where a part has no such vector, and for a thread that has a mask.
-  __device__ __forceinline__ Vector load(int owner, const Place& at) const {
-    if constexpr (kEqual) return tensor_.load(owner * call_.vectors + at.vector);
+  struct Found {
+    uint64_t vector;  // of the tensor
+    bool has;         // false at a filler, and for a thread that has a mask
+  };
+  __device__ __forceinline__ Found find(int owner, const Place& at) const {
+    if constexpr (Simple && !S::kMasked) return {owner * call_.vectors + at.vector, true};
     const uint64_t j = data_index<S>(at.vector);
     const Part part = parts_.part(owner);
-    return j < part.count ? tensor_.load(part.start + j) : Vector{};
-  }
-  __device__ __forceinline__ void store(int owner, const Place& at, Vector v) const {
-    if constexpr (kEqual) return tensor_.store(owner * call_.vectors + at.vector, v);
-    const uint64_t j = data_index<S>(at.vector);
-    const Part part = parts_.part(owner);
-    if (j < part.count) tensor_.store(part.start + j, v);
+    return {part.start + j, j < part.count};
   }
 
  private:
-  static constexpr bool kEqual = Simple && !S::kMasked;
   const KernelCall& call_;
-  const DenseTensor<Bytes, Simple> tensor_;
   const Partition parts_;
 };
 
-/// Of such a tensor the vector at a place of one part.
-template <typename Tensor>
-struct PartSink {
-  const Tensor& tensor;
-  int owner;
-  const Place& at;
-
-  __device__ __forceinline__ Vector prepare(Vector v) const { return v; }
-  __device__ __forceinline__ void put(Vector v) const { tensor.store(owner, at, v); }
-};
-template <typename Tensor>
-PartSink(const Tensor&, int, const Place&) -> PartSink<Tensor>;
-
-template <typename Stage, int W, bool Simple>
+template <typename Stage, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
-    allreduce_twoshot_push_kernel(const __grid_constant__ KernelCall call) {
+    allreduce_twoshot_push_kernel(const __grid_constant__ KernelCall call,
+                                  const __grid_constant__ Epilogue... epilogue) {
   using S = typename Stage::Slots;
-  using Tensor = PartedTensor<S, Stage::kElementBytes, Simple>;
   constexpr int kRanks = World<W>::kRanks, kScatter = 0, kGather = 1;
   Session<Tiles<Simple>> session(call);
   const int world = World<W>::size(call), rank = call.rank;
-  const Tensor input(call, call.input, world), output(call, call.output, world);
+  const DenseTensor<Stage::kElementBytes, Simple> input(call.input, call.numel);
+  const auto output = Stage::template output<Simple>(call.output, call.numel, epilogue...);
+  using Output = decltype(output);
+  const Parts<S, Simple> parts(call, input.vectors(), world);
+  const auto load = [&](int owner, const Place& at) {
+    const auto [vector, has] = parts.find(owner, at);
+    return has ? input.load(vector) : Vector{};
+  };
+  const auto sink = [&](int owner, const Place& at) {
+    const auto [vector, has] = parts.find(owner, at);
+    return TensorSink(output, vector, has);
+  };
 
   const auto scatter = [&](const Place& at) {
     Vector v[kRanks];
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
-      if (d < world) v[d] = input.load(call.rank_at(d, world), at);
+      if (d < world) v[d] = load(call.rank_at(d, world), at);
     }
     const uint32_t offset = slot_offset(call, kScatter, at.epoch, at.i);
 #pragma unroll
@@ -77,22 +70,37 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     }
   };
   const auto reduce = [&](const Place& at) {
-    const auto parts = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
-                                             slot_offset(call, kScatter, at.epoch, at.i), world,
-                                             S::own(input.load(rank, at)));
+    const auto all_parts = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
+                                                 slot_offset(call, kScatter, at.epoch, at.i), world,
+                                                 S::own(load(rank, at)));
     const PeerSlots<S, kRanks> all{call, world, slot_offset(call, kGather, at.epoch, at.i)};
-    reduce_into<Stage, Simple>(call, world, parts, Both{all, PartSink{output, rank, at}});
+    reduce_into<Stage, Simple>(call, world, all_parts, Both{all, sink(rank, at)});
   };
   const auto gather = [&](const Place& at) {
     const auto sums =
         from_slots<S, kRanks>(session, Phase::gather, at.epoch,
                               slot_offset(call, kGather, at.epoch, at.i), world, Vector{});
+    // Of a few ranks, what an epilogue reads is asked for before the sums are there.
+    constexpr bool kEarly = Output::kAhead > 0 && Output::kAhead * kRanks <= 4;
+    typename Output::Ahead ahead[kRanks];
+    const auto ask = [&](int owner) {
+      const auto [vector, has] = parts.find(owner, at);
+      if (has) ahead[owner] = output.ahead(vector);
+    };
+    const auto others = [&](auto f) {
+#pragma unroll
+      for (int owner = 0; owner < kRanks; ++owner) {
+        if (owner < world && owner != rank) f(owner);
+      }
+    };
+    if constexpr (kEarly) others(ask);
     Vector v[kRanks];
     if (!sums.take(v)) return;
-#pragma unroll
-    for (int owner = 0; owner < kRanks; ++owner) {
-      if (owner < world && owner != rank) output.store(owner, at, v[owner]);
-    }
+    others([&](int owner) {
+      if constexpr (!kEarly) ask(owner);
+      const auto [vector, has] = parts.find(owner, at);
+      if (has) output.store(vector, v[owner], ahead[owner]);
+    });
     sums.rearm();
   };
   run_slots<Order::phases>(

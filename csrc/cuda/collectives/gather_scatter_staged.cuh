@@ -10,15 +10,15 @@
 
 namespace collx::cuda {
 
-template <typename Stage, int W, bool Simple>
+template <typename Stage, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     gather_scatter_staged_kernel(const __grid_constant__ KernelCall call,
-                                 const __grid_constant__ Routes routes) {
+                                 const __grid_constant__ Routes routes,
+                                 const __grid_constant__ Epilogue... epilogue) {
   using S = typename Stage::Slots;
   constexpr int kRanks = World<W>::kRanks;
   Session<Tiles<Simple>> session(call);
   const int world = World<W>::size(call);
-  const Run<Simple> output(routes.to[0]);
 
   const auto push = [&](const Place& at) {
     const uint64_t j = data_index<S>(at.vector);
@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
                                            slot_offset(call, 0, at.epoch, at.i), world,
                                            load<Simple>(routes.from[0], j));
     if constexpr (Stage::kReduces) {
+      const auto output = Stage::template output<Simple>(routes.to[0], epilogue...);
       reduce_into<Stage, Simple>(call, world, all, TensorSink{output, j});
     } else {
       Vector v[kRanks];

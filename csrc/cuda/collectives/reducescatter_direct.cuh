@@ -9,14 +9,15 @@
 
 namespace collx::cuda {
 
-template <typename Stage, int W>
+template <typename Stage, int W, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     reducescatter_direct_kernel(const __grid_constant__ KernelCall call,
-                                const __grid_constant__ Routes routes) {
+                                const __grid_constant__ Routes routes,
+                                const __grid_constant__ Epilogue... epilogue) {
   Session<BlockBarrier> session(call);
   const int world = World<W>::size(call);
   const bool reduces = !routes.has_root || routes.root == 0;
-  const Run<> output(routes.to[0]);
+  const auto output = Stage::template output<false>(routes.to[0], epilogue...);
 
   run_between_barriers(session, [&] {
     if (!reduces) return copy_own(routes.from[0], routes.to[0]);

@@ -22,6 +22,16 @@ struct Reduce {
   static constexpr bool kReduces = true;
   static constexpr int kElementBytes = dtype_size(D);
 
+  /// Where results go: a tensor, or the one message of a reduction. `Whole`: of whole vectors.
+  template <bool Whole>
+  static __device__ __forceinline__ auto output(void* data, uint64_t numel) {
+    return DenseTensor<kElementBytes, Whole>(data, numel);
+  }
+  template <bool Whole>
+  static __device__ __forceinline__ auto output(const Message& to) {
+    return Run<Whole>(to);
+  }
+
   /// `call`: whatever has a reduce_op.
   template <bool Simple, typename Call, int Ranks>
   static __device__ __forceinline__ Vector reduced(const Call& call, int world,

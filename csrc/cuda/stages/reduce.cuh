@@ -6,10 +6,8 @@
 // the ones that happen (docs/numerics.md).
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "../../protocol/cuda_layout.h"
+#include "../ptx/convert.cuh"
 #include "../ptx/memory.cuh"
 
 namespace collx::cuda {
@@ -45,8 +43,7 @@ struct Elements<DType::bfloat16> {
     Vector v;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(a[2 * i], a[2 * i + 1]);
-      v.word[i] = reinterpret_cast<const uint32_t&>(pair);
+      v.word[i] = ptx::cvt_rn_bf16x2(a[2 * i], a[2 * i + 1]);
     }
     return v;
   }
@@ -57,15 +54,13 @@ struct Elements<DType::float16> {
   using Acc = float;
   static constexpr int kCount = 8;
   static __device__ __forceinline__ Acc get(const Vector& v, int i) {
-    const __half_raw half{static_cast<unsigned short>(v.word[i / 2] >> (i % 2 * 16))};
-    return __half2float(half);
+    return ptx::cvt_f32_f16(v.word[i / 2] >> (i % 2 * 16));
   }
   static __device__ __forceinline__ Vector pack(const Acc* a) {
     Vector v;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const __half2 pair = __floats2half2_rn(a[2 * i], a[2 * i + 1]);
-      v.word[i] = reinterpret_cast<const uint32_t&>(pair);
+      v.word[i] = ptx::cvt_rn_f16x2(a[2 * i], a[2 * i + 1]);
     }
     return v;
   }

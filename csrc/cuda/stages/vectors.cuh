@@ -88,7 +88,11 @@ class VectorAccess {
     if (__builtin_expect(self().whole(i), 1)) return ptx::ld_relaxed_sys(vector(i));
     return detail::load_elements(self(), i);
   }
-  __device__ __forceinline__ void store(uint64_t i, Vector v) const {
+  /// Nothing is read before something is stored.
+  struct Ahead {};
+  static constexpr int kAhead = 0;
+  __device__ __forceinline__ Ahead ahead(uint64_t /*i*/) const { return {}; }
+  __device__ __forceinline__ void store(uint64_t i, Vector v, Ahead = {}) const {
     if (!self().has(i)) return;
     if (__builtin_expect(self().whole(i), 1)) {
       *vector(i) = v;

@@ -9,22 +9,27 @@
 
 namespace collx::cuda {
 
-/// Vector i of a tensor or of a message here, if it has one.
+/// Vector i of a tensor or of a message here, if it has one. What goes into it besides is asked for
+/// when the sink is made, before the vector is awaited.
 template <typename Tensor>
-struct TensorSink {
-  const Tensor& tensor;
-  uint64_t i;
-  bool has = true;
+class TensorSink {
+ public:
+  __device__ __forceinline__ TensorSink(const Tensor& tensor, uint64_t i, bool has = true)
+      : tensor_(tensor), i_(i), has_(has) {
+    if (has) ahead_ = tensor.ahead(i);
+  }
 
   __device__ __forceinline__ Vector prepare(Vector v) const { return v; }
   __device__ __forceinline__ void put(Vector v) const {
-    if (has) tensor.store(i, v);
+    if (has_) tensor_.store(i_, v, ahead_);
   }
+
+ private:
+  const Tensor& tensor_;
+  const uint64_t i_;
+  const bool has_;
+  typename Tensor::Ahead ahead_;
 };
-template <typename Tensor>
-TensorSink(const Tensor&, uint64_t) -> TensorSink<Tensor>;
-template <typename Tensor>
-TensorSink(const Tensor&, uint64_t, bool) -> TensorSink<Tensor>;
 
 /// This rank's slots at every peer: the same vector to all.
 template <typename S, int Ranks>

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -59,8 +59,10 @@ def expression_of(
 def _key(f: Epilogue, *rest: Any) -> Hashable | None:
     """Equal for functions that are written alike and hold the same: a lambda is a new object each
     time. None where that cannot be told."""
-    if not inspect.isfunction(f):
+    if type(f) is not FunctionType:
         key: tuple[Any, ...] = (f, *rest)
+    elif f.__closure__ is None and f.__defaults__ is None and f.__kwdefaults__ is None:
+        return (f.__module__, f.__code__, *rest)  # at once: a small call pays for each step
     else:
         held = tuple(_told_apart(cell.cell_contents) for cell in f.__closure__ or ())
         defaults = _told_apart(f.__defaults__)

@@ -3,6 +3,7 @@ form and layout; gradients; compiled code; refusals."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -25,6 +26,14 @@ from ..epilogues import (
     random_calls,
     scale_residual,
     smooth,
+)
+from ..expressions import (
+    REAL,
+    Apply,
+    error_of_real,
+    is_near_gelu,
+    most_ulp,
+    wrong_random_functions,
 )
 from ..opcheck import PASSED, opcheck
 from ..pool import Pool
@@ -111,6 +120,48 @@ def test_random_calls(pool: Pool) -> None:
     """Any function in any algorithm, shape, dtype, layout of the extras, and form."""
     count = (COUNT_SHARED if pool.shared else COUNT)[pool.size]
     assert_none(pool.run(_run, random_calls(count, 5, algorithms)))
+
+
+def _applied_by(rank: Rank) -> Apply:
+    """Applies an expression in an all-reduce whose largest value is the first rank's."""
+    name = rank.communicator().name
+
+    def apply(text: str, value: torch.Tensor, *extras: torch.Tensor) -> torch.Tensor:
+        least: float = torch.iinfo(value.dtype).min if not value.is_floating_point() else -math.inf
+        own = value if rank.rank == 0 else torch.full_like(value, least)
+        on_device = [tensor.to(rank.device) for tensor in extras]
+        made = torch.ops.collx.allreduce_map(own.to(rank.device), "max", text, on_device, name)
+        return made.cpu()
+
+    return apply
+
+
+def _random_functions(rank: Rank, dtype: str, count: int) -> list[str]:
+    return wrong_random_functions(_applied_by(rank), getattr(torch, dtype), count)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int32", "uint8"])
+def test_random_functions_have_the_bits_of_the_function(pool: Pool, dtype: str) -> None:
+    """Of up to 25 ops, in the wide type and rounded once. On CUDA each is a kernel to compile."""
+    count = 8 if pool.world.device == "cuda" else 60
+    assert_none(pool.run(_random_functions, dtype, count))
+
+
+def _errors(rank: Rank) -> list[str]:
+    apply, wrong = _applied_by(rank), []
+    for dtype in (torch.float32, torch.float64):
+        for name in REAL:
+            error = error_of_real(apply, name, dtype)
+            if error > most_ulp(dtype):
+                wrong.append(f"{name} of {dtype}: {error}")
+    wrong += [f"gelu, {a}" for a in ("none", "tanh") if not is_near_gelu(apply, a)]
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_transcendental_functions_are_within_their_bounds(pool: Pool) -> None:
+    assert_none(pool.run(_errors))
 
 
 def _written_alike(rank: Rank) -> tuple[str, int]:
@@ -311,4 +362,46 @@ def test_bad_input_is_refused_by_name(
     for attempted, well in pool.run(_refused, which):
         assert attempted.error == kind, attempted
         assert all(word in attempted.message for word in ("collx.allreduce", *words)), attempted
+        assert well
+
+
+def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:
+    import collx
+
+    communicator = rank.communicator()
+    x, bias = ones(rank, 12).view(3, 4), ones(rank, 4)
+    given: dict[str, Any] = {"epilogue": bias_relu, "extras": (bias,), "group": communicator}
+    function: Any = collx.allreduce
+    if which == "another function":
+        function = collx.allgather
+    elif which == "no epilogue":
+        del given["epilogue"]
+    elif which == "extras" or (which == "one rank's extras" and rank.rank == 0):
+        given["extras"] = (ones(rank, 5),)
+    out = torch.full_like(x, 77)
+    if which == "good":
+        given["out"] = out
+    attempted = attempt(lambda: collx.warm_up(function, x, **given))
+    assert differences(out.cpu(), torch.full((3, 4), 77.0)) == ""  # nothing was computed
+    return attempted, works(rank, communicator)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize(
+    ("which", "kind", "words"),
+    [
+        ("good", "", ()),
+        ("another function", "TypeError", ("allgather", "collx.allreduce")),
+        ("no epilogue", "ValueError", ("epilogue=",)),
+        ("extras", "ValueError", ("extras[0]", "[5]")),
+        ("one rank's extras", "InitError", ("rank 0", "extras[0]")),
+    ],
+)
+def test_warm_up_meets_all_ranks_and_calls_nothing(
+    pool: Pool, which: str, kind: str, words: tuple[str, ...]
+) -> None:
+    """What one rank refuses is raised on all of them, and the communicator works on."""
+    for attempted, well in pool.run(_warm_up, which):
+        assert attempted.error == kind, attempted
+        assert all(word in attempted.message for word in words), attempted
         assert well

@@ -1,0 +1,66 @@
+#include "epilogue.h"
+#include "launch.h"
+
+namespace collx::cuda {
+namespace {
+
+/// What a program assumes of its arguments must hold here: its headers are read when it is
+/// compiled.
+std::string with_sizes(std::string program) {
+  const auto has = [&](const char* type, size_t bytes) {
+    program += std::string("static_assert(sizeof(collx::") + type +
+               ") == " + std::to_string(bytes) + ", \"headers of another build\");\n";
+  };
+  has("cuda::KernelCall", sizeof(KernelCall));
+  has("cuda::PullArguments", sizeof(PullArguments));
+  has("cuda::Routes", sizeof(Routes));
+  has("EpilogueArguments", sizeof(EpilogueArguments));
+  return program;
+}
+
+Kernel load(const std::string& code) {
+  cudaLibrary_t library = nullptr;
+  require(cudaLibraryLoadData(&library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+          "loading the kernel of an epilogue");
+  cudaKernel_t kernel = nullptr;
+  require(cudaLibraryEnumerateKernels(&kernel, 1, library), "finding the kernel of an epilogue");
+  return kernel;
+}
+
+/// Blocks of kFullBlock threads that the current device holds. Asking loads the kernel there.
+int held_by_device(Kernel kernel, int device) {
+  int blocks = 0, multiprocessors = 0;
+  require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kFullBlock, 0),
+          "loading the kernel of an epilogue");
+  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+          "asking for the device's attributes");
+  return blocks * multiprocessors;
+}
+
+}  // namespace
+
+Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const char* op,
+                             MakeKernel make) {
+  int device = 0;
+  require(cudaGetDevice(&device), "asking for the device");
+  const std::lock_guard guard(mutex_);
+  const Entry* found = nullptr;
+  for (const Entry& entry : entries_) {
+    if (entry.device == device && entry.options == options) found = &entry;
+  }
+  if (found == nullptr) {
+    const std::string program = with_sizes(epilogue_program(expression_, dtype_, options));
+    const Kernel kernel = load(make(op, program, kernel_in_program(options)));
+    entries_.push_back({options, device, kernel, held_by_device(kernel, device)});
+    found = &entries_.back();
+  }
+  if (blocks > found->held) {
+    throw std::runtime_error(
+        "collx: the kernel of this epilogue needs so much of the device that " +
+        std::to_string(found->held) + " blocks are resident at once, of " + std::to_string(blocks) +
+        "; max_blocks= bounds them");
+  }
+  return found->kernel;
+}
+
+}  // namespace collx::cuda

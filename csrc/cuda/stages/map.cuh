@@ -1,0 +1,216 @@
+// A reduction with an epilogue behind it: every rank does something with the elements that it gets,
+// on their way into its output. The reduced values travel between the ranks, rounded, and not what
+// is made of them, so that extra tensors may differ from rank to rank.
+//
+// An epilogue is a struct `F` that cuda/epilogue.cu writes:
+//   kDType, kResult, kExtras, kCoordinates
+//   apply(value, extras, coordinates)    of one element
+#pragma once
+
+#include "combine.cuh"
+#include "values.cuh"
+
+namespace collx::cuda {
+
+namespace detail {
+
+/// The coordinates of an element, and of those behind it one after the other.
+template <int Count>
+class Coordinates {
+ public:
+  __device__ __forceinline__ Coordinates(const EpilogueArguments& epilogue, uint64_t first)
+      : epilogue_(epilogue) {
+#pragma unroll
+    for (int c = 0; c < Count; ++c) {
+      const Coordinate& of = epilogue.coordinate[c];
+      const uint64_t run = first / of.below;
+      rest_[c] = first - run * of.below;
+      at_[c] = run % of.size;
+    }
+  }
+  __device__ __forceinline__ int64_t operator[](int c) const {
+    return epilogue_.coordinate[c].start + static_cast<int64_t>(at_[c]);
+  }
+  __device__ __forceinline__ void next() {
+#pragma unroll
+    for (int c = 0; c < Count; ++c) {
+      const Coordinate& of = epilogue_.coordinate[c];
+      if (++rest_[c] < of.below) continue;
+      rest_[c] = 0;
+      if (++at_[c] == of.size) at_[c] = 0;
+    }
+  }
+
+ private:
+  const EpilogueArguments& epilogue_;
+  uint64_t rest_[Count > 0 ? Count : 1], at_[Count > 0 ? Count : 1];
+};
+
+/// Elements from the extra's first to the one that goes with element i of the output.
+__device__ __forceinline__ int64_t offset_of(const ExtraTensor& extra, uint64_t i) {
+  int64_t offset = 0;
+  for (int d = 0; d + 1 < extra.dims; ++d) {
+    // Most outputs have less than 2^32 elements, and a division of 64 bits takes long.
+    const uint64_t outer = i >> 32 == 0 && extra.size[d] >> 32 == 0
+                               ? static_cast<uint32_t>(i) / static_cast<uint32_t>(extra.size[d])
+                               : i / extra.size[d];
+    offset += static_cast<int64_t>(i - outer * extra.size[d]) * extra.stride[d];
+    i = outer;
+  }
+  return offset + static_cast<int64_t>(i) * extra.stride[extra.dims - 1];
+}
+
+/// A vector of an extra, element by element, as far as there are some. A function of its own: there
+/// is one for each place where a kernel takes a vector, and each would be compiled.
+template <int Size>
+__device__ __noinline__ Vector load_extra_elements(const ExtraTensor& extra, uint64_t first,
+                                                   uint64_t numel) {
+  constexpr int kCount = kVectorBytes / Size;
+  uint64_t half[2] = {0, 0}, element = 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll 1
+    for (int e = 0; e < kCount / 2; ++e) {
+      const uint64_t i = first + h * (kCount / 2) + e;
+      if (i >= numel) break;
+      if (extra.lies != Lies::same || i == first) {
+        element =
+            load_element(static_cast<const char*>(extra.data) + offset_of(extra, i) * Size, Size);
+      }
+      half[h] |= element << (8 * Size * e);
+    }
+  }
+  return {{static_cast<uint32_t>(half[0]), static_cast<uint32_t>(half[0] >> 32),
+           static_cast<uint32_t>(half[1]), static_cast<uint32_t>(half[1] >> 32)}};
+}
+
+/// Those elements of an extra that go with the vector of the output whose first element is `first`.
+template <int Size>
+__device__ __forceinline__ Vector load_extra(const ExtraTensor& extra, uint64_t first,
+                                             uint64_t numel) {
+  if (__builtin_expect(extra.lies == Lies::vectors && first + kVectorBytes / Size <= numel, 1)) {
+    const auto* data = static_cast<const char*>(extra.data);
+    return ptx::ld_here(reinterpret_cast<const Vector*>(data + offset_of(extra, first) * Size));
+  }
+  return load_extra_elements<Size>(extra, first, numel);
+}
+
+/// The bits of a result, in its low bytes.
+template <ValueType T>
+__device__ __forceinline__ uint64_t bits_of(values::Kept<T> y) {
+  if constexpr (T == ValueType::float32) {
+    return __float_as_uint(y);
+  } else if constexpr (T == ValueType::bfloat16) {
+    return ptx::cvt_rn_bf16x2(y, 0.0f);
+  } else if constexpr (T == ValueType::float16) {
+    return ptx::cvt_rn_f16x2(y, 0.0f);
+  } else if constexpr (T == ValueType::float64) {
+    return static_cast<uint64_t>(__double_as_longlong(y));
+  } else {
+    constexpr int kBytes = kValueTypes[static_cast<int>(T)].bytes;
+    return static_cast<uint64_t>(y) & (~0ull >> (64 - 8 * kBytes));
+  }
+}
+
+}  // namespace detail
+
+/// An output that takes reduced vectors, and keeps what the epilogue makes of them. Element i of it
+/// goes with element i of the reduced tensor, whatever their sizes.
+template <typename F, bool Whole>
+class MappedTensor {
+  using Value = Elements<F::kDType>;
+  static constexpr int kCount = Value::kCount;
+  static constexpr int kValueBytes = dtype_size(F::kDType);
+  static constexpr int kBytes = kValueTypes[static_cast<int>(F::kResult)].bytes;
+
+ public:
+  /// What it reads of the extras, asked for while the reduced vector is awaited.
+  struct Ahead {
+    Vector extra[F::kExtras > 0 ? F::kExtras : 1];
+  };
+  static constexpr int kAhead = F::kExtras;
+
+  __device__ __forceinline__ MappedTensor(void* data, uint64_t numel,
+                                          const EpilogueArguments& epilogue)
+      : data_(static_cast<char*>(data)), numel_(numel), epilogue_(epilogue) {}
+
+  __device__ __forceinline__ Ahead ahead(uint64_t i) const {
+    Ahead ahead;
+#pragma unroll
+    for (int x = 0; x < F::kExtras; ++x) {
+      ahead.extra[x] = detail::load_extra<kValueBytes>(epilogue_.extra[x], i * kCount, numel_);
+    }
+    return ahead;
+  }
+
+  __device__ __forceinline__ void store(uint64_t i, const Vector& v, const Ahead& ahead) const {
+    const uint64_t first = i * kCount;
+    if (first >= numel_) return;
+    detail::Coordinates<F::kCoordinates> at(epilogue_, first);
+    uint64_t y[kCount];
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      typename Value::Acc extras[F::kExtras > 0 ? F::kExtras : 1];
+#pragma unroll
+      for (int x = 0; x < F::kExtras; ++x) extras[x] = Value::get(ahead.extra[x], e);
+      y[e] = detail::bits_of<F::kResult>(F::apply(Value::get(v, e), extras, at));
+      at.next();
+    }
+    keep(first, y);
+  }
+
+ private:
+  __device__ __forceinline__ void keep(uint64_t first, const uint64_t (&y)[kCount]) const {
+    constexpr int kTotal = kCount * kBytes, kAligned = kTotal < 16 ? kTotal : 16;
+    char* to = data_ + first * kBytes;
+    const bool aligned = reinterpret_cast<uint64_t>(data_) % kAligned == 0;
+    if (!Whole && (!aligned || first + kCount > numel_)) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        if (first + e < numel_) detail::store_element(to + e * kBytes, kBytes, y[e]);
+      }
+      return;
+    }
+    uint32_t word[kTotal < 4 ? 1 : kTotal / 4] = {};
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      const int bit = 8 * kBytes * e;
+      word[bit / 32] |= static_cast<uint32_t>(y[e] << (bit % 32));
+      if constexpr (kBytes == 8) word[bit / 32 + 1] = static_cast<uint32_t>(y[e] >> 32);
+    }
+    if constexpr (kTotal == 2) {
+      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(word[0]);
+    } else if constexpr (kTotal == 4) {
+      *reinterpret_cast<uint32_t*>(to) = word[0];
+    } else if constexpr (kTotal == 8) {
+      *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
+    } else {
+#pragma unroll
+      for (int q = 0; q < kTotal / 16; ++q) {
+        reinterpret_cast<Vector*>(to)[q] = {
+            {word[4 * q], word[4 * q + 1], word[4 * q + 2], word[4 * q + 3]}};
+      }
+    }
+  }
+
+  char* data_;
+  uint64_t numel_;
+  const EpilogueArguments& epilogue_;
+};
+
+/// As Reduce, with outputs that an epilogue goes before.
+template <typename F>
+struct Map : Reduce<F::kDType> {
+  template <bool Whole>
+  static __device__ __forceinline__ auto output(void* data, uint64_t numel,
+                                                const EpilogueArguments& epilogue) {
+    return MappedTensor<F, Whole>(data, numel, epilogue);
+  }
+  template <bool Whole>
+  static __device__ __forceinline__ auto output(const Message& to,
+                                                const EpilogueArguments& epilogue) {
+    return MappedTensor<F, Whole>(to.data, to.bytes / Reduce<F::kDType>::kElementBytes, epilogue);
+  }
+};
+
+}  // namespace collx::cuda

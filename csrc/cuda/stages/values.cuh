@@ -1,0 +1,247 @@
+// What the statements of an epilogue do (protocol/expression.h), on single values: f.add<T>(a, b)
+// for "add.T". Compiled at run time alone, with --fmad=false, so that the bits of what is exact are
+// those of every other device (docs/epilogues.md).
+#pragma once
+
+#include "../../protocol/epilogue.h"
+#include "reduce.cuh"
+
+namespace collx::cuda::values {
+
+namespace detail {
+template <ValueType T>
+struct KeptAs;
+template <>
+struct KeptAs<ValueType::float32> {
+  using type = float;
+};
+template <>
+struct KeptAs<ValueType::float16> {
+  using type = float;
+};
+template <>
+struct KeptAs<ValueType::bfloat16> {
+  using type = float;
+};
+template <>
+struct KeptAs<ValueType::float64> {
+  using type = double;
+};
+template <>
+struct KeptAs<ValueType::int32> {
+  using type = int32_t;
+};
+template <>
+struct KeptAs<ValueType::int64> {
+  using type = int64_t;
+};
+template <>
+struct KeptAs<ValueType::int8> {
+  using type = int8_t;
+};
+template <>
+struct KeptAs<ValueType::uint8> {
+  using type = uint8_t;
+};
+template <>
+struct KeptAs<ValueType::int16> {
+  using type = int16_t;
+};
+template <>
+struct KeptAs<ValueType::boolean> {
+  using type = bool;
+};
+}  // namespace detail
+
+/// The type in which a value is kept.
+template <ValueType T>
+using Kept = typename detail::KeptAs<T>::type;
+
+template <typename V>
+inline constexpr bool kIsFloat = false;
+template <>
+inline constexpr bool kIsFloat<float> = true;
+template <>
+inline constexpr bool kIsFloat<double> = true;
+
+template <ValueType T>
+__device__ __forceinline__ Kept<T> constant(uint64_t bits) {
+  if constexpr (T == ValueType::float64) return __longlong_as_double(static_cast<int64_t>(bits));
+  if constexpr (T == ValueType::float32) return __uint_as_float(static_cast<uint32_t>(bits));
+  return static_cast<Kept<T>>(bits);
+}
+
+template <ValueType T, typename From>
+__device__ __forceinline__ Kept<T> cast(From x) {
+  if constexpr (T == ValueType::boolean) {
+    return x != From{0};
+  } else if constexpr (T == ValueType::bfloat16) {
+    return ptx::cvt_f32_bf16(ptx::cvt_rn_bf16x2(static_cast<float>(x), 0.0f));
+  } else if constexpr (T == ValueType::float16) {
+    return ptx::cvt_f32_f16(ptx::cvt_rn_f16x2(static_cast<float>(x), 0.0f));
+  } else if constexpr (kIsFloat<From> && !kIsFloat<Kept<T>>) {
+    // What no integer of 64 bits holds gives the smallest, as it does on the CPU.
+    constexpr From kLimit = 9223372036854775808.0;
+    const bool holds = x >= -kLimit && x < kLimit;
+    return static_cast<Kept<T>>(holds ? static_cast<int64_t>(x) : -0x7FFFFFFFFFFFFFFF - 1);
+  } else {
+    return static_cast<Kept<T>>(x);
+  }
+}
+
+/// Integers wrap, which of signed ones is not defined in C++.
+template <typename V, typename F>
+__device__ __forceinline__ V wrapped(V a, V b, F f) {
+  if constexpr (kIsFloat<V>) {
+    return f(a, b);
+  } else {
+    return static_cast<V>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+  }
+}
+
+template <ValueType T>
+__device__ __forceinline__ Kept<T> add(Kept<T> a, Kept<T> b) {
+  return wrapped(a, b, [](auto x, auto y) { return x + y; });
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> sub(Kept<T> a, Kept<T> b) {
+  return wrapped(a, b, [](auto x, auto y) { return x - y; });
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> mul(Kept<T> a, Kept<T> b) {
+  return wrapped(a, b, [](auto x, auto y) { return x * y; });
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> div(Kept<T> a, Kept<T> b) {
+  return a / b;
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> neg(Kept<T> a) {
+  if constexpr (kIsFloat<Kept<T>>) return -a;
+  return sub<T>(Kept<T>{0}, a);
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> abs(Kept<T> a) {
+  if constexpr (T == ValueType::float32) return fabsf(a);
+  if constexpr (T == ValueType::float64) return fabs(a);
+  return a < Kept<T>{0} ? neg<T>(a) : a;
+}
+
+template <ValueType T>
+__device__ __forceinline__ Kept<T> minimum(Kept<T> a, Kept<T> b) {
+  return cuda::detail::smaller(a, b);
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> maximum(Kept<T> a, Kept<T> b) {
+  return cuda::detail::larger(a, b);
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> clamp_min(Kept<T> a, Kept<T> least) {
+  return maximum<T>(a, least);
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> clamp_max(Kept<T> a, Kept<T> most) {
+  return minimum<T>(a, most);
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> relu(Kept<T> a) {
+  return maximum<T>(a, Kept<T>{0});
+}
+
+/// By a positive number, towards minus infinity.
+template <ValueType T>
+__device__ __forceinline__ Kept<T> floor_divide(Kept<T> a, Kept<T> b) {
+  return static_cast<Kept<T>>(a / b - (a % b < 0 ? 1 : 0));
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> remainder(Kept<T> a, Kept<T> b) {
+  const auto rest = a % b;
+  return static_cast<Kept<T>>(rest + (rest < 0 ? b : 0));
+}
+
+template <ValueType T>
+__device__ __forceinline__ Kept<T> where(bool which, Kept<T> a, Kept<T> b) {
+  return which ? a : b;
+}
+
+// To bool, which is the type that these are named by.
+template <ValueType, typename V>
+__device__ __forceinline__ bool lt(V a, V b) {
+  return a < b;
+}
+template <ValueType, typename V>
+__device__ __forceinline__ bool le(V a, V b) {
+  return a <= b;
+}
+template <ValueType, typename V>
+__device__ __forceinline__ bool gt(V a, V b) {
+  return a > b;
+}
+template <ValueType, typename V>
+__device__ __forceinline__ bool ge(V a, V b) {
+  return a >= b;
+}
+template <ValueType, typename V>
+__device__ __forceinline__ bool eq(V a, V b) {
+  return a == b;
+}
+template <ValueType, typename V>
+__device__ __forceinline__ bool ne(V a, V b) {
+  return a != b;
+}
+template <ValueType>
+__device__ __forceinline__ bool land(bool a, bool b) {
+  return a && b;
+}
+template <ValueType>
+__device__ __forceinline__ bool lor(bool a, bool b) {
+  return a || b;
+}
+template <ValueType>
+__device__ __forceinline__ bool lxor(bool a, bool b) {
+  return a != b;
+}
+template <ValueType>
+__device__ __forceinline__ bool lnot(bool a) {
+  return !a;
+}
+
+// Of float32 and float64: CUDA's own functions, whose errors its programming guide lists.
+#define COLLX_REAL(NAME, OF_FLOAT, OF_DOUBLE)                   \
+  template <ValueType T>                                        \
+  __device__ __forceinline__ Kept<T> NAME(Kept<T> x) {          \
+    if constexpr (T == ValueType::float32) return OF_FLOAT(x);  \
+    if constexpr (T == ValueType::float64) return OF_DOUBLE(x); \
+  }
+COLLX_REAL(sqrt, __fsqrt_rn, __dsqrt_rn)
+COLLX_REAL(rsqrt, rsqrtf, ::rsqrt)
+COLLX_REAL(exp, expf, ::exp)
+COLLX_REAL(log, logf, ::log)
+COLLX_REAL(tanh, tanhf, ::tanh)
+COLLX_REAL(erf, erff, ::erf)
+#undef COLLX_REAL
+
+/// Without a difference of large numbers on either side.
+template <ValueType T>
+__device__ __forceinline__ Kept<T> sigmoid(Kept<T> x) {
+  using V = Kept<T>;
+  const V e = exp<T>(-abs<T>(x));
+  return (x < V{0} ? e : V{1}) / (V{1} + e);
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> silu(Kept<T> x) {
+  return x * sigmoid<T>(x);
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> gelu(Kept<T> x) {
+  using V = Kept<T>;
+  return static_cast<V>(0.5) * x * (V{1} + erf<T>(x * static_cast<V>(0.70710678118654752440)));
+}
+template <ValueType T>
+__device__ __forceinline__ Kept<T> gelu_tanh(Kept<T> x) {
+  using V = Kept<T>;
+  constexpr V kScale = 0.79788456080286535588, kCubic = 0.044715;  // sqrt(2 / pi)
+  return static_cast<V>(0.5) * x * (V{1} + tanh<T>(kScale * (x + kCubic * x * x * x)));
+}
+
+}  // namespace collx::cuda::values

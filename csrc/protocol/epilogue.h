@@ -1,0 +1,108 @@
+// What a kernel with an epilogue needs besides its call: how extra tensors lie, and the coordinates
+// of elements. The types of an epilogue's values.
+#pragma once
+
+#include "cuda_layout.h"
+#include "types.h"
+
+namespace collx {
+
+/// Types of values. The first are those of DType, in its order; 16-bit floats are kept in float32
+/// that has been rounded.
+enum class ValueType : uint8_t {
+  float32,
+  float16,
+  bfloat16,
+  float64,
+  int32,
+  int64,
+  int8,
+  uint8,
+  int16,
+  boolean,
+  count
+};
+
+struct ValueTypeRow {
+  ValueType type;
+  const char* name;
+  int bytes;
+};
+inline constexpr ValueTypeRow kValueTypes[] = {
+    {ValueType::float32, "float32", 4},   {ValueType::float16, "float16", 2},
+    {ValueType::bfloat16, "bfloat16", 2}, {ValueType::float64, "float64", 8},
+    {ValueType::int32, "int32", 4},       {ValueType::int64, "int64", 8},
+    {ValueType::int8, "int8", 1},         {ValueType::uint8, "uint8", 1},
+    {ValueType::int16, "int16", 2},       {ValueType::boolean, "bool", 1},
+};
+static_assert(stand_at_their_values(kValueTypes, &ValueTypeRow::type));
+
+COLLX_HD constexpr bool is_narrow(ValueType t) {
+  return t == ValueType::float16 || t == ValueType::bfloat16;
+}
+
+inline constexpr int kMostLeaves = 8;  // extra tensors; dimensions
+inline constexpr int kExtraDims = 4;
+
+/// What a vector of an extra tensor is made of, which is asked for with a vector of the output.
+enum class Lies : uint8_t {
+  vectors,   // as many elements side by side, aligned, unless the output ends before
+  same,      // one element
+  anywhere,  // of elements one by one
+};
+
+/// An extra tensor, in the order of the output's elements.
+struct ExtraTensor {
+  const void* data = nullptr;
+  uint64_t size[kExtraDims] = {};   // of the output's dimensions, from the innermost on
+  int64_t stride[kExtraDims] = {};  // in elements; 0 along what it is broadcast over
+  int32_t dims = 0;
+  Lies lies = Lies::anywhere;
+};
+
+/// Element i has start + i / below % size.
+struct Coordinate {
+  uint64_t below = 1;  // elements of the dimensions inside of it
+  uint64_t size = 1;
+  int64_t start = 0;
+};
+
+struct EpilogueArguments {
+  ExtraTensor extra[kMostLeaves];
+  Coordinate coordinate[kMostLeaves];
+};
+
+/// Sizes of the output and strides of an extra that was broadcast to it, outermost first. False
+/// where it has too many dimensions, those that go on as one being one: a contiguous copy has few.
+inline bool lay_out(const void* data, const int64_t* sizes, const int64_t* strides, int dims,
+                    int element_bytes, ExtraTensor& to) {
+  const int64_t count = static_cast<int64_t>(kVectorBytes) / element_bytes;
+  to.data = data;
+  to.dims = 0;
+  for (int d = dims - 1; d >= 0; --d) {
+    if (sizes[d] == 1) continue;
+    const int last = to.dims - 1;
+    if (last >= 0 && strides[d] == to.stride[last] * static_cast<int64_t>(to.size[last])) {
+      to.size[last] *= static_cast<uint64_t>(sizes[d]);
+      continue;
+    }
+    if (to.dims == kExtraDims) return false;
+    to.size[to.dims] = static_cast<uint64_t>(sizes[d]);
+    to.stride[to.dims++] = strides[d];
+  }
+  if (to.dims == 0) {
+    to.size[0] = 1;
+    to.dims = 1;
+  }
+  // Whether a vector stays within one run of the innermost dimension.
+  const bool within = to.dims == 1 || to.size[0] % static_cast<uint64_t>(count) == 0;
+  bool aligned = to.stride[0] == 1 && reinterpret_cast<uint64_t>(data) % kVectorBytes == 0;
+  for (int d = 1; d < to.dims; ++d) aligned = aligned && to.stride[d] % count == 0;
+  to.lies = !within             ? Lies::anywhere
+            : to.stride[0] == 0 ? Lies::same
+            : aligned           ? Lies::vectors
+                                : Lies::anywhere;
+  return true;
+}
+
+}  // namespace collx

@@ -1,0 +1,118 @@
+// From an expression to the CUDA program of a kernel that has it as its epilogue. What the compiler
+// sees is made of a parsed expression: names from the tables here, numbers, and nothing else.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include "expression.h"
+
+namespace collx {
+
+/// The template of kernels in cuda/collectives/NAME.cuh, called NAME_kernel.
+struct KernelTemplate {
+  std::string_view name;
+  bool simple = false;  // it has a version for the calls that transports/session.cuh calls so
+
+  friend bool operator==(const KernelTemplate&, const KernelTemplate&) = default;
+};
+
+/// What stands in the template's arguments besides. `world`: 2, 4 or 8, or 0 for any.
+struct ProgramOptions {
+  KernelTemplate kernel;
+  int world = 0;
+  bool simple = false;
+
+  friend bool operator==(const ProgramOptions&, const ProgramOptions&) = default;
+};
+
+namespace detail {
+
+inline std::string type_in_program(ValueType type) {
+  return std::string("ValueType::") +
+         (type == ValueType::boolean ? "boolean" : kValueTypes[static_cast<int>(type)].name);
+}
+
+inline const char* name_in_program(Do what) {
+  switch (what) {  // "and" is a word of C++
+    case Do::land:
+      return "land";
+    case Do::lor:
+      return "lor";
+    case Do::lxor:
+      return "lxor";
+    case Do::lnot:
+      return "lnot";
+    default:
+      return kDo[static_cast<int>(what)].name;
+  }
+}
+
+inline std::string statement_in_program(const Statement& s) {
+  const auto number = std::to_string(s.number);
+  char bits[24];
+  switch (s.what) {
+    case Do::value:
+      return "value";
+    case Do::extra:
+      return "extras[" + number + "]";
+    case Do::index:
+      return "coordinates[" + number + "]";
+    case Do::constant:
+      std::snprintf(bits, sizeof(bits), "0x%llxull", static_cast<unsigned long long>(s.number));
+      return "values::constant<" + type_in_program(s.type) + ">(" + bits + ")";
+    default:
+      break;
+  }
+  std::string call =
+      std::string("values::") + name_in_program(s.what) + "<" + type_in_program(s.type) + ">(";
+  for (int i = 0; i < operands_of(s.what); ++i) {
+    call += (i > 0 ? ", v" : "v") + std::to_string(s.operands[i]);
+  }
+  return call + ")";
+}
+
+/// An element of the kernel's arithmetic as a value of its dtype.
+inline std::string leaf(const char* from, DType dtype) {
+  return "static_cast<values::Kept<" + type_in_program(static_cast<ValueType>(dtype)) + ">>(" +
+         from + ")";
+}
+
+}  // namespace detail
+
+inline std::string epilogue_program(const Expression& expression, DType dtype,
+                                    const ProgramOptions& options) {
+  const std::string name(options.kernel.name);
+  std::string p =
+      "#include \"cuda/collectives/" + name + ".cuh\"\n#include \"cuda/stages/map.cuh\"\n";
+  p += "namespace collx::cuda {\nstruct Expression {\n";
+  p += std::string("  static constexpr DType kDType = DType::") +
+       kValueTypes[static_cast<int>(dtype)].name + ";\n";
+  p += "  static constexpr ValueType kResult = " + detail::type_in_program(expression.result()) +
+       ";\n";
+  p += "  static constexpr int kExtras = " + std::to_string(expression.extras) + ";\n";
+  p += "  static constexpr int kCoordinates = " + std::to_string(expression.indices) + ";\n";
+  p += "  template <typename Acc, typename Coordinates>\n"
+       "  static __device__ __forceinline__ auto apply(Acc value, const Acc* extras,\n"
+       "                                               const Coordinates& coordinates) {\n";
+  for (size_t k = 0; k < expression.statements.size(); ++k) {
+    const Statement& s = expression.statements[k];
+    const std::string made = detail::statement_in_program(s);
+    const bool leaf = s.what == Do::value || s.what == Do::extra;
+    p += "    const auto v" + std::to_string(k) + " = " +
+         (leaf ? detail::leaf(made.c_str(), dtype) : made) + ";\n";
+  }
+  p += "    return v" + std::to_string(expression.statements.size() - 1) + ";\n  }\n};\n}\n";
+  return p;
+}
+
+/// The kernel's name in that program, as C++ has it.
+inline std::string kernel_in_program(const ProgramOptions& options) {
+  std::string name = "collx::cuda::" + std::string(options.kernel.name) +
+                     "_kernel<collx::cuda::Map<collx::cuda::Expression>, " +
+                     std::to_string(options.world);
+  if (options.kernel.simple) name += options.simple ? ", true" : ", false";
+  return name + ", collx::EpilogueArguments>";
+}
+
+}  // namespace collx

@@ -1,0 +1,115 @@
+"""The programs that epilogues become compile at run time: every op in every type, every kernel, on
+every generation of GPUs, with no headers but collx's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from collx._extension import extension
+from collx.epilogues import Epilogue, expression_of
+
+from ..common.epilogues import bias_relu, causal, halved, integers, positive, smooth, soft_cap
+from ..common.run_time import SOURCES, compile_at_run_time
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="PyTorch was built without CUDA")
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+# Of each kernel whether it has a version for simple calls.
+KERNELS = {
+    "allreduce_oneshot_push": True,
+    "allreduce_twoshot_push": True,
+    "allreduce_oneshot_pull": False,
+    "allreduce_twoshot_pull": False,
+    "gather_scatter_staged": True,
+    "reducescatter_direct": False,
+}
+
+
+def of_reals(v: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Every op that floats have."""
+    made = (v + other) * (v - other) / -v.abs()
+    made = torch.minimum(made, other) + torch.maximum(made, v).clamp(-1, 2) + torch.relu(v)
+    chosen = (v < other) & (v <= 1) | ~(v > other) ^ (v >= 2)
+    made = torch.where(chosen | (v == 3) | (v != v), made, other.clamp_min(0).clamp_max(1))
+    made = made.sqrt() + v.rsqrt() + v.exp() + v.log() + v.tanh() + v.sigmoid() + v.erf()
+    made = made + torch.nn.functional.silu(v) + torch.nn.functional.gelu(v)
+    made = made + torch.nn.functional.gelu(v, approximate="tanh") + v.reciprocal() + v**3
+    for dtype in (*FLOATS, *INTEGERS, torch.int16, torch.bool):
+        made = made + v.to(dtype)
+    return made
+
+
+def of_integers(v: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    made = (v + other) * (v - other) + -v.abs()
+    made = torch.minimum(made, other) + torch.maximum(made, v).clamp(1, 2) + torch.relu(v)
+    made = torch.where((v < other) | (v == 3), made // 7 + made % 5, other)
+    for dtype in (*FLOATS, *INTEGERS, torch.int16, torch.bool):
+        made = made + v.to(dtype).to(v.dtype)
+    return made
+
+
+def _compiled(
+    f: Epilogue,
+    dtype: torch.dtype,
+    architecture: str,
+    kernel: str = "allreduce_oneshot_push",
+    world: int = 2,
+    simple: bool = True,
+    extras: int = 1,
+    dims: int | None = None,
+) -> str:
+    text = expression_of("allreduce", f, dtype, extras, dims)
+    has_simple = KERNELS[kernel]
+    source, name = extension.epilogue_program(
+        text, dtype, kernel, has_simple, world, simple and has_simple
+    )
+    return compile_at_run_time(nvrtc, source, SOURCES, kernel=name, architecture=architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
+def test_every_op_of_a_type_compiles(dtype: torch.dtype, architecture: str) -> None:
+    f = of_reals if dtype.is_floating_point else of_integers
+    said = _compiled(f, dtype, architecture)
+    assert not said, said
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("world", "simple"), [(2, True), (4, False), (0, False)])
+def test_every_kernel_compiles(kernel: str, world: int, simple: bool, architecture: str) -> None:
+    said = _compiled(bias_relu, torch.bfloat16, architecture, kernel, world, simple)
+    assert not said, said
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype", "extras", "dims"),
+    [
+        (causal, torch.float16, 0, 2),
+        (positive, torch.float64, 0, None),
+        (positive, torch.int64, 0, None),
+        (halved, torch.float32, 0, None),
+        (soft_cap, torch.bfloat16, 0, None),
+        (smooth, torch.float32, 1, None),
+        (integers, torch.int8, 1, None),
+        (lambda v: v.to(torch.float64), torch.int8, 0, None),
+    ],
+)
+def test_results_of_every_width_compile(
+    f: Epilogue, dtype: torch.dtype, extras: int, dims: int | None
+) -> None:
+    for simple in (True, False):
+        said = _compiled(f, dtype, "sm_90", simple=simple, extras=extras, dims=dims)
+        assert not said, said
+
+
+def test_a_program_that_is_wrong_does_not_compile() -> None:
+    text = expression_of("allreduce", bias_relu, torch.float32, 1)
+    source, name = extension.epilogue_program(
+        text, torch.float32, "allreduce_oneshot_push", True, 2, True
+    )
+    broken = source.replace("values::relu", "values::nothing")
+    assert "nothing" in compile_at_run_time(nvrtc, broken, SOURCES, kernel=name)

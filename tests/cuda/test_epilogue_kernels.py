@@ -1,0 +1,179 @@
+"""Kernels of epilogues: when they are compiled, what is kept on disk, and CUDA graphs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.common.attempt import Attempt, attempt, ones, works
+from tests.common.check import differences
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+
+REMEMBERED = 1024  # expressions, before all are forgotten: csrc/ops/epilogue.cpp
+
+
+def _made() -> tuple[int, int]:
+    from collx._extension import extension
+
+    return extension.made_kernels()
+
+
+def _since(before: tuple[int, int]) -> tuple[int, int]:
+    """How many kernels have been compiled, and found on disk."""
+    after = _made()
+    return after[0] - before[0], after[1] - before[1]
+
+
+def _forget() -> None:
+    """Fills what the process remembers with other expressions, so that it looks on the disk."""
+    from collx._extension import extension
+
+    for number in range(REMEMBERED):
+        text = f"value.float32;constant.float32 {number:08x};add.float32 0 1"
+        extension.epilogue_program(text, torch.float32, "allreduce_oneshot_push", True, 2, True)
+
+
+def _scaled(rank: Rank, scale: float, **options: Any) -> dict[str, Any]:
+    """Arguments of a call whose kernel no other test asks for, `scale` being in it."""
+    bias = ones(rank, 24) * -2
+
+    def f(v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(v * scale + b)
+
+    x = ones(rank, 96).view(4, 24) * (rank.rank + 1)
+    return {"input": x, "epilogue": f, "extras": (bias,), **options}
+
+
+def _wrong(rank: Rank, scale: float, got: torch.Tensor) -> str:
+    total = rank.size * (rank.size + 1) / 2
+    return differences(got.cpu(), torch.full((4, 24), max(total * scale - 2, 0.0)))
+
+
+def _kept(rank: Rank, folder: str) -> list[Any]:
+    import collx
+
+    os.environ["COLLX_CACHE_DIR"] = folder
+    communicator = rank.communicator()
+    options = _scaled(rank, 1.25, group=communicator)
+    found: list[Any] = []
+
+    def call() -> None:
+        before = _made()
+        found.append(_wrong(rank, 1.25, collx.allreduce(**options)))
+        found.append(_since(before))
+
+    call()
+    call()  # loaded
+    _forget()
+    call()  # on the disk
+    for file in Path(folder).iterdir():
+        file.write_bytes(file.read_bytes()[:-1000])
+    _forget()
+    call()  # damaged
+    found.append(len(list(Path(folder).iterdir())))
+    del os.environ["COLLX_CACHE_DIR"]
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_kernel_is_compiled_once_and_kept(pool: Pool, tmp_path: Path) -> None:
+    """In the process; on disk, for others; and anew where the file is damaged. Both ranks compile
+    it at once, into one file."""
+    for found in pool.run(_kept, str(tmp_path)):
+        *seen, files = found
+        assert seen[:2] == ["", (1, 0)]
+        assert seen[2:4] == ["", (0, 0)]
+        assert seen[4:6] == ["", (0, 1)]
+        assert seen[6] == ""
+        assert sum(seen[7]) == 1  # the other rank may have mended it
+        assert files == 1
+
+
+def _unwritable(rank: Rank) -> tuple[str, tuple[int, int]]:
+    import collx
+
+    os.environ["COLLX_CACHE_DIR"] = "/proc/none"
+    before = _made()
+    options = _scaled(rank, 1.75, group=rank.communicator())
+    wrong = _wrong(rank, 1.75, collx.allreduce(**options))
+    del os.environ["COLLX_CACHE_DIR"]
+    return wrong, _since(before)
+
+
+@pytest.mark.worlds(2)
+def test_without_a_folder_to_keep_it_in(pool: Pool) -> None:
+    assert pool.run(_unwritable) == [("", (1, 0))] * 2
+
+
+def _captured(rank: Rank) -> tuple[Attempt, bool, list[str], tuple[int, int]]:
+    import collx
+
+    os.environ["COLLX_CACHE_DIR"] = ""
+    communicator = rank.communicator()
+    options = _scaled(rank, 2.5, group=communicator)
+    out = torch.empty_like(options["input"])
+
+    def capture() -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            collx.allreduce(**options, out=out)
+        return graph
+
+    refused = attempt(capture)
+    well = works(rank, communicator)
+    before = _made()
+    collx.warm_up(collx.allreduce, **options, out=out)
+    made = _since(before)
+    graph, wrong = capture(), []
+    for factor in (1, 3):
+        options["input"].fill_(float((rank.rank + 1) * factor))
+        graph.replay()
+        wrong.append(_wrong(rank, 2.5 * factor, out))
+    del os.environ["COLLX_CACHE_DIR"]
+    return refused, well, wrong, made
+
+
+@pytest.mark.worlds(2)
+def test_a_capture_needs_a_kernel_that_is_loaded(pool: Pool) -> None:
+    """Refused by name; after warm_up it is captured, and replays compute anew."""
+    for refused, well, wrong, made in pool.run(_captured):
+        assert refused.error == "RuntimeError"
+        for words in ("collx.allreduce", "not loaded", "collx.warm_up"):
+            assert words in refused.message
+        assert well
+        assert wrong == ["", ""]
+        assert made == (1, 0)
+
+
+def _warmed(rank: Rank) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
+    """What warm_up made, and what calls of other lengths had to make behind it."""
+    import collx
+
+    def options(rows: int) -> dict[str, Any]:
+        given = _scaled(rank, 3.5, group=rank.communicator(), axis=1)
+        given["input"] = given["input"][:1].expand(rows, 24).contiguous()
+        given["extras"] = (given["extras"][0][: 24 // rank.size],)
+        return given
+
+    before = _made()
+    collx.warm_up(collx.reducescatter, **options(4))
+    made, before = _since(before), _made()
+    total = rank.size * (rank.size + 1) / 2
+    wrong = []
+    for rows in (4, 12):
+        want = torch.full((rows, 24 // rank.size), total * 3.5 - 2)
+        wrong.append(differences(collx.reducescatter(**options(rows)).cpu(), want))
+    return made, _since(before), wrong
+
+
+@pytest.mark.worlds(2)
+def test_warm_up_makes_calls_alike_ready(pool: Pool) -> None:
+    for made, later, wrong in pool.run(_warmed):
+        assert sum(made) == 1
+        assert later == (0, 0)
+        assert wrong == ["", ""]
