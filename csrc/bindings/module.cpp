@@ -146,7 +146,12 @@ void bind_epilogues(py::module_& m) {
   py::class_<ReadyContext>(m, "GettingReady")
       .def(py::init<>())
       .def("__enter__", [](ReadyContext& c) { c.entered.emplace(); })
-      .def("__exit__", [](ReadyContext& c, const py::args&) { c.entered.reset(); });
+      .def(
+          "__exit__",
+          [](ReadyContext& c, const py::object&, const py::object&, const py::object&) {
+            c.entered.reset();
+          },
+          py::arg("kind"), py::arg("value"), py::arg("traceback"));
   m.def("made_kernels", [] {
     const collx::MadeKernels made = collx::made_kernels();
     return py::make_tuple(made.compiled, made.found);

@@ -84,8 +84,7 @@ struct Launch {
     const EpilogueCall& epilogue = *call.epilogue;
     const Kernel kernel = epilogue.kernels.find(options, full_blocks, epilogue.op, epilogue.make);
     if (!epilogue.launches) return;
-    EpilogueArguments last = epilogue.arguments;
-    void* given[] = {&arguments..., &last};
+    void* given[] = {&arguments..., const_cast<EpilogueArguments*>(&epilogue.arguments)};
     launch(kernel, call.plan, view.pdl, given, stream, name_of(collective_of(call)));
   }
 };

@@ -16,6 +16,7 @@ using autograd::Differentiable;
 using autograd::for_gradient;
 using autograd::Kernels;
 using autograd::NotDifferentiable;
+using autograd::RecordedElsewhere;
 
 void refuse_reduce_op(const char* op, std::string_view reduce_op) {
   TORCH_CHECK_NOT_IMPLEMENTED(reduce_op == "sum" || reduce_op == "avg", "collx.", op,
@@ -127,6 +128,15 @@ void add_all_kernels(torch::Library& library, Layer layer) {
 }
 
 }  // namespace
+
+at::Tensor autograd::as_if_reduced(const Given& g, const at::Tensor& result) {
+  if (g.collective == Collective::allreduce) {
+    return RecordedElsewhere<Formula<operators::Allreduce>>::apply(
+        g.input, &result, g.reduce_op, g.group_name, g.algorithm, g.max_blocks);
+  }
+  return RecordedElsewhere<Formula<operators::Reducescatter>>::apply(
+      g.input, &result, g.reduce_op, g.group_size, g.group_name, g.axis, g.algorithm, g.max_blocks);
+}
 
 TORCH_LIBRARY_IMPL(collx, Autograd, library) { add_all_kernels(library, Layer::autograd); }
 TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) { add_all_kernels(library, Layer::versions); }

@@ -24,6 +24,7 @@
 
 #include "../protocol/names.h"
 #include "../protocol/selection.h"
+#include "operators.h"
 
 namespace collx::autograd {
 
@@ -165,6 +166,20 @@ struct RecordedInplace : torch::autograd::Function<RecordedInplace<Op>> {
   }
 };
 
+/// A result that has been computed already, with the derivative of the operator.
+template <typename Op>
+struct RecordedElsewhere : torch::autograd::Function<RecordedElsewhere<Op>> {
+  template <typename... Options>
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor* result, Options... options) {
+    Kernels<Op>::save(*context, input, options...);
+    return *result;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return Kernels<Op>::backward(*context, gradients.at(0));
+  }
+};
+
 template <typename Op, typename... Options>
 struct Kernels<Op, at::Tensor(const at::Tensor&, Options...)> {
   using Functional = at::Tensor(const at::Tensor&, Options...);
@@ -245,5 +260,9 @@ struct Kernels<Op, at::Tensor(const at::Tensor&, Options...)> {
     return gradients;
   }
 };
+
+/// The result of an all-reduce or a reducescatter, which something else has computed, as if the
+/// operator had done so.
+at::Tensor as_if_reduced(const Given& given, const at::Tensor& result);
 
 }  // namespace collx::autograd

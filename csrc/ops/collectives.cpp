@@ -81,7 +81,9 @@ void carry_out(const Prepared& p, const at::Tensor& input, const at::Tensor& out
   }
   if (getting_ready()) return;
   const bool here = output.scalar_type() == input.scalar_type() && epilogue->apart;
-  const at::Tensor value = here ? output : make_output(output.sizes(), input);
+  const at::Tensor value = epilogue->value != nullptr ? *epilogue->value
+                           : here                     ? output
+                                                      : make_output(output.sizes(), input);
   carry_out_all(p, input, value);
   apply(epilogue->known.expression, value, epilogue->extras, epilogue->origin, output);
 }

@@ -65,7 +65,8 @@ struct Epilogue {
   const KnownExpression& known;
   at::TensorList extras;
   Origin origin = {};
-  bool apart = true;  // the extras share nothing with the output
+  bool apart = true;                  // the extras share nothing with the output
+  const at::Tensor* value = nullptr;  // where the reduced elements are wanted, too
 
   at::ScalarType result() const { return scalar_type_of(known.expression.result()); }
 };

@@ -33,6 +33,7 @@ const cuda::EpilogueCall& KernelEpilogue::prepare(const char* op, const Epilogue
   const Expression& expression = epilogue.known.expression;
   call_.emplace(cuda::EpilogueCall{epilogue.known.kernels, op, make_kernel, !getting_ready(), {}});
   EpilogueArguments& arguments = call_->arguments;
+  if (epilogue.value != nullptr) arguments.value = epilogue.value->mutable_data_ptr();
   const at::IntArrayRef sizes = output.sizes();
   for (size_t i = 0; i < static_cast<size_t>(expression.extras); ++i) {
     if (lay_out(epilogue.extras[i], sizes, dtype, arguments.extra[i])) continue;

@@ -68,6 +68,7 @@ struct Coordinate {
 };
 
 struct EpilogueArguments {
+  void* value = nullptr;  // where the reduced elements are kept, too, for a gradient
   ExtraTensor extra[kMostLeaves];
   Coordinate coordinate[kMostLeaves];
 };

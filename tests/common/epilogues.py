@@ -93,7 +93,7 @@ class Call:
     axis: int = 0
     algorithm: str = "auto"
     broadcast: str = "full"  # how the extras lie: "full", "row", "column", "number", "strided"
-    form: str = "functional"  # "out", "strided_out", "onto_extra"
+    form: str = "functional"  # "out", "strided_out", "onto_extra", "with_value"
     seed: int = 1
 
 
@@ -182,7 +182,9 @@ def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) 
                 axis=choose.randrange(dims) if op == "reducescatter" else 0,
                 algorithm=choose.choice(algorithms(op)),
                 broadcast=choose.choice(("full", "row", "column", "number", "strided")),
-                form=choose.choice(("functional", "out", "strided_out", "onto_extra")),
+                form=choose.choice(
+                    ("functional", "out", "strided_out", "onto_extra", "with_value")
+                ),
                 seed=choose.randrange(1, 1000),
             )
         )

@@ -146,6 +146,9 @@ class MappedTensor {
   __device__ __forceinline__ void store(uint64_t i, const Vector& v, const Ahead& ahead) const {
     const uint64_t first = i * kCount;
     if (first >= numel_) return;
+    if (epilogue_.value != nullptr) {
+      DenseTensor<kValueBytes, Whole>(epilogue_.value, numel_).store(i, v);
+    }
     detail::Coordinates<F::kCoordinates> at(epilogue_, first);
     uint64_t y[kCount];
 #pragma unroll

@@ -228,9 +228,14 @@ __device__ __forceinline__ Kept<T> sigmoid(Kept<T> x) {
   const V e = exp<T>(-abs<T>(x));
   return (x < V{0} ? e : V{1}) / (V{1} + e);
 }
+/// Far below zero the sigmoid is less than the smallest normal number, where the product is not
+/// yet: it is taken in two steps.
 template <ValueType T>
 __device__ __forceinline__ Kept<T> silu(Kept<T> x) {
-  return x * sigmoid<T>(x);
+  using V = Kept<T>;
+  if (x > V{-64}) return x * sigmoid<T>(x);
+  const V root = exp<T>(static_cast<V>(0.5) * x);
+  return x * root * root;
 }
 template <ValueType T>
 __device__ __forceinline__ Kept<T> gelu(Kept<T> x) {

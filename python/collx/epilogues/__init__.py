@@ -17,6 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _KEPT = 4096  # texts, before all are forgotten
 _texts: dict[Hashable, str] = {}
+# By the function itself, which is looked up in less time than what it is written like.
+_texts_of_plain: dict[Hashable, str] = {}
 
 
 def _constant_to_dynamo(function: F) -> F:
@@ -43,6 +45,12 @@ def expression_of(
     Raises:
         TypeError: f is no function, or does what is not elementwise; the message names it.
     """
+    call = (f, dtype, extras, dims)
+    try:
+        if call in _texts_of_plain:
+            return _texts_of_plain[call]
+    except TypeError:  # it has no hash
+        pass
     key = _key(f, dtype, extras, dims)
     text = _texts.get(key) if key is not None else None
     if text is None:
@@ -50,10 +58,23 @@ def expression_of(
 
         text = traced(op, f, dtype, extras, dims)
         if key is not None:
-            if len(_texts) >= _KEPT:
-                _texts.clear()
-            _texts[key] = text
+            _keep(_texts, key, text)
+    if _is_plain(f):
+        _keep(_texts_of_plain, call, text)
     return text
+
+
+def _keep(texts: dict[Hashable, str], key: Hashable, text: str) -> None:
+    if len(texts) >= _KEPT:
+        texts.clear()
+    texts[key] = text
+
+
+def _is_plain(f: Epilogue) -> bool:
+    """Whether it holds nothing that could be another thing the next time."""
+    if type(f) is not FunctionType:
+        return False
+    return f.__closure__ is None and f.__defaults__ is None and f.__kwdefaults__ is None
 
 
 def _key(f: Epilogue, *rest: Any) -> Hashable | None:
@@ -61,8 +82,6 @@ def _key(f: Epilogue, *rest: Any) -> Hashable | None:
     time. None where that cannot be told."""
     if type(f) is not FunctionType:
         key: tuple[Any, ...] = (f, *rest)
-    elif f.__closure__ is None and f.__defaults__ is None and f.__kwdefaults__ is None:
-        return (f.__module__, f.__code__, *rest)  # at once: a small call pays for each step
     else:
         held = tuple(_told_apart(cell.cell_contents) for cell in f.__closure__ or ())
         defaults = _told_apart(f.__defaults__)

@@ -67,6 +67,8 @@ def _make(rank: Rank, communicator: Any, call: Call) -> tuple[torch.Tensor, torc
     if call.op == "reducescatter":
         options["axis"] = call.axis
     function = getattr(collx, call.op)
+    if call.form == "with_value":
+        return _with_value(rank, communicator, call, source.to(rank.device), extras), want
     if call.form == "functional":
         return function(source.to(rank.device), **options), want
     out = torch.full_like(want, 77, device=rank.device)
@@ -77,6 +79,28 @@ def _make(rank: Rank, communicator: Any, call: Call) -> tuple[torch.Tensor, torc
         out = fitting[0] if fitting else out
     assert function(source.to(rank.device), out=out, **options) is out
     return out, want
+
+
+def _with_value(
+    rank: Rank, communicator: Any, call: Call, source: torch.Tensor, extras: list[torch.Tensor]
+) -> torch.Tensor:
+    """By the operator that autograd calls, whose second result has to be that of the reduction."""
+    import collx
+    from collx.epilogues import expression_of
+
+    case, name = CASES[call.case], communicator.name
+    dims = len(call.shape) if case.index else None
+    text = expression_of(call.op, case.function, source.dtype, len(extras), dims)
+    if call.op == "allreduce":
+        both = torch.ops.collx.allreduce_map_with_value
+        out, value = both(source, "sum", text, extras, name, call.algorithm)
+        plain = collx.allreduce(source, group=name)
+    else:
+        both = torch.ops.collx.reducescatter_map_with_value
+        out, value = both(source, "sum", text, extras, rank.size, name, call.axis, call.algorithm)
+        plain = collx.reducescatter(source, group=name, axis=call.axis)
+    assert differences(value.cpu(), plain.cpu()) == ""
+    return out
 
 
 def _wrong(rank: Rank, communicator: Any, call: Call) -> str:
@@ -274,13 +298,14 @@ def _opchecks(rank: Rank) -> list[Any]:
         opcheck(rank, ops.allreduce_map.default, (x, "sum", wide, [], name)),
         opcheck(rank, ops.reducescatter_map.default, (x, "sum", text, [bias], rank.size, name)),
         opcheck(rank, ops.epilogue.default, (x, text, [bias])),
+        opcheck(rank, ops.allreduce_map_with_value.default, (x, "sum", wide, [], name)),
     ]
 
 
 @pytest.mark.worlds(1)
 def test_the_operators_pass_opcheck(pool: Pool) -> None:
     for found in pool.run(_opchecks):
-        assert found == [PASSED] * 5
+        assert found == [PASSED] * 6
 
 
 def _another(rank: Rank, epilogues: bool) -> Attempt:
