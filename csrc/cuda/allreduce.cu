@@ -82,6 +82,8 @@ static_assert(is_complete(DeviceKind::cuda, kServed, [](Collective c, Algorithm 
   return find_row(kLaunchers, c, a) != nullptr;
 }));
 
+static_assert(take_epilogues(kLaunchers, kServed, Algorithm::pull_push));
+
 }  // namespace
 
 std::vector<KernelFamily> allreduce_kernels() { return kernels_of(kLaunchers); }

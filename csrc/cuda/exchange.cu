@@ -228,6 +228,8 @@ static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorit
   return find_row(kLaunchers, c, a) != nullptr;
 }));
 
+static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algorithm::automatic));
+
 }  // namespace
 
 std::vector<KernelFamily> exchange_kernels() {

@@ -120,6 +120,18 @@ void launch_by(const LauncherRow<CallOf> (&rows)[N], const CudaView& view, const
   row->launch({view, call, stream, row->kernels});
 }
 
+/// Whether every row of these collectives has kernels that take an epilogue, but those of `except`,
+/// in whose place a call with one goes another way.
+template <typename CallOf, size_t N>
+constexpr bool take_epilogues(const LauncherRow<CallOf> (&rows)[N], Collectives of,
+                              Algorithm except) {
+  for (const LauncherRow<CallOf>& row : rows) {
+    if ((row.serves & of) == 0 || row.algorithm == except) continue;
+    if (row.kernels.with_epilogue.name.empty()) return false;
+  }
+  return true;
+}
+
 template <typename CallOf, size_t N>
 std::vector<KernelFamily> kernels_of(const LauncherRow<CallOf> (&rows)[N]) {
   std::vector<KernelFamily> kernels;
