@@ -13,7 +13,7 @@ from collx.compile.matching import CONVERTS, prune, value
 from collx.compile.norms import Norm
 from collx.compile.quantization import Quantized
 
-__all__ = ["REDUCTIONS", "fuse", "operator_for"]
+__all__ = ["REDUCTIONS", "fuse", "operator_for", "positional"]
 
 _aten = torch.ops.aten
 _ops = torch.ops.collx
@@ -68,7 +68,7 @@ def fuse(
                 given[what] = made.call(_aten.reshape.default, given[what], rows)
         keep_norm = quantized is not None and quantized.keeps_norm
         op = getattr(getattr(_ops, name), "keep_norm" if keep_norm else "default")
-        results = made.results(op, _positional(op, given))
+        results = made.results(op, positional(op, given))
         replaced = _replaced(norm, quantized)
         fitting = [
             (old, made.like(old, new, leading))
@@ -94,7 +94,7 @@ def _replaced(norm: Norm, quantized: Quantized | None) -> list[Node | None]:
     return [quantized.q, quantized.scale, *acc, *kept]
 
 
-def _positional(op: OpOverload, given: dict[str, Any]) -> tuple[Any, ...]:
+def positional(op: OpOverload, given: dict[str, Any]) -> tuple[Any, ...]:
     """Arguments in the order of the schema, without the last ones that are left to defaults."""
     schema = op._schema.arguments
     named = [i for i, argument in enumerate(schema) if argument.name in given]

@@ -12,8 +12,9 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, GraphModule, Node
 
+from collx import epilogues
 from collx.communicator import live
-from collx.compile import functional
+from collx.compile import functional, pointwise
 from collx.compile.fusing import REDUCTIONS, fuse, operator_for
 from collx.compile.norms import Norm, norm_behind
 from collx.compile.quantization import Quantized, quantized_behind
@@ -32,12 +33,15 @@ class Report:
         collectives: those that became operators of collx, by the name of what they were.
         norms: reductions that became one operator with the norm behind them, by that operator and
             its rounding.
+        epilogues: reductions that became one operator with pointwise ops behind them, by that
+            operator, its rounding and the ops.
         left: what stayed as it was, and why: text to how often.
     """
 
     graphs: int = 0
     collectives: dict[str, int] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
+    epilogues: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -61,7 +65,7 @@ class Pass(CustomGraphPass):
     """A pass for torch._inductor.config.post_grad_custom_pre_pass: functional collectives of
     PyTorch become operators of collx, for the groups that have a communicator when the graph is
     compiled; then an all-reduce or a reduce-scatter becomes one operator with the norm behind it,
-    and with the quantization of that.
+    and with the quantization of that; or, if that is asked for, with pointwise ops.
 
     Args:
         norms: whether they do. The residual that is added and the weight are then taken to be the
@@ -69,12 +73,17 @@ class Pass(CustomGraphPass):
         rounding: where the fused operators round: "model", as the model did that they replace, or
             "fp32", once, at the end; quantization may then round once more or less than the
             model's.
+        epilogues: whether a reduction that is not fused with a norm becomes one operator with the
+            pointwise ops behind it, also where the model calls it as an operator of collx.
     """
 
-    def __init__(self, *, norms: bool = True, rounding: str = "model") -> None:
+    def __init__(
+        self, *, norms: bool = True, rounding: str = "model", epilogues: bool = False
+    ) -> None:
         if rounding not in ROUNDINGS:
             raise ValueError(f"rounding: {rounding!r} is none of {', '.join(ROUNDINGS)}")
         self._norms = norms
+        self._epilogues = epilogues
         self._rounding = rounding
 
     def __call__(self, graph: Graph) -> None:
@@ -92,6 +101,9 @@ class Pass(CustomGraphPass):
             _count(_report.collectives, what)
             if self._norms and node.target in REDUCTIONS:
                 self._fuse(graph, node)
+        if self._epilogues:
+            for reduced in pointwise.reductions(graph):
+                self._extend(graph, reduced)
         graph.lint()
 
     def _fuse(self, graph: Graph, node: Node) -> None:
@@ -124,14 +136,28 @@ class Pass(CustomGraphPass):
             _count(_report.norms, f"{op}, {rounding}")
         return why
 
+    def _extend(self, graph: Graph, reduced: pointwise.Reduced) -> None:
+        """Fuses what is pointwise behind a reduction."""
+        chain, ended = pointwise.chain_behind(reduced, self._rounding)
+        _left("epilogue", ended)
+        if chain is None:
+            return
+        why = pointwise.put(graph, reduced, chain)
+        _left("epilogue", why)
+        if not why:
+            what = f"{reduced.mapped}, {self._rounding}: {', '.join(chain.names) or 'a cast'}"
+            _count(_report.epilogues, what)
+
     def uuid(self) -> bytes:
         """Of all that the result depends on, the communicators included, which no graph holds."""
         communicators = sorted(
             (one.name, str(one.group.group_name), str(one.device), str(one.fallback_reason))
             for one in live()
         )
-        files = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
-        return get_hash_for_files(files, repr((self._norms, self._rounding, communicators)))
+        folders = (Path(__file__).parent, Path(epilogues.__file__).parent)
+        files = tuple(str(path) for folder in folders for path in sorted(folder.glob("*.py")))
+        options = (self._norms, self._rounding, self._epilogues)
+        return get_hash_for_files(files, repr((options, communicators)))
 
 
 def backend(
@@ -145,8 +171,8 @@ def backend(
 
     Args:
         mode: of Inductor, such as "reduce-overhead". torch.compile takes it or `options`.
-        options: of Inductor, as torch.compile takes them, and of `Pass`: "collx.norms" and
-            "collx.rounding".
+        options: of Inductor, as torch.compile takes them, and of `Pass`: "collx.norms",
+            "collx.rounding" and "collx.epilogues".
 
     Raises:
         RuntimeError: Inductor has no such mode.

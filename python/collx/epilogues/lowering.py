@@ -9,7 +9,8 @@ alike, so two functions that do the same have one text. csrc/protocol/expression
 says what each name means.
 
 A function is traced in the wide type of the value, float32 for float16 and bfloat16, and rounded
-once at its end. What it casts to a narrow type by itself is rounded as often as PyTorch would.
+once at its end. What it casts to a narrow type by itself is rounded as often as PyTorch would. So
+the ops of a model's graph, whose types are the narrow ones, are rounded one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["Refusal", "lower", "wide"]
+__all__ = [
+    "MOST_EXTRAS",
+    "MOST_STATEMENTS",
+    "Lowering",
+    "Refusal",
+    "accepts",
+    "lower",
+    "wide",
+]
 
 aten = torch.ops.aten
 
@@ -39,6 +48,10 @@ _NAMES = {
     torch.bool: "bool",
 }
 _NARROW = (torch.float16, torch.bfloat16)
+
+# Of csrc/protocol/expression.h.
+MOST_STATEMENTS = 256
+MOST_EXTRAS = 8
 _FORMATS = {"float32": "f", "float64": "d"}
 
 
@@ -112,16 +125,55 @@ class Writer:
         return [] if leaf else [int(number) for number in rest]
 
 
-class _Lowering:
-    """The nodes of a graph, one after the other."""
+class Lowering:
+    """The nodes of a graph, one after the other.
 
-    def __init__(self, writer: Writer) -> None:
-        self.writer = writer
+    Args:
+        unrounded: a narrow type to which nothing is rounded before the end.
+    """
+
+    def __init__(self, unrounded: torch.dtype | None = None) -> None:
+        self.writer = Writer()
         self.numbers: dict[fx.Node, int] = {}
+        self._unrounded = unrounded
+        self._rounded: dict[int, int] = {}  # by the number in the wide type, that in the narrow one
+
+    def leaf(self, node: fx.Node, dtype: torch.dtype, name: str, *which: str) -> None:
+        """A node that stands for the value, an extra or a coordinate."""
+        number = self.writer.add(name, dtype, *which)
+        self.numbers[node] = self.writer.cast(number, wide(dtype))
+
+    def constant(self, node: fx.Node, value: float | bool) -> None:
+        """A node that stands for a number."""
+        dtype = node.meta["val"].dtype
+        self.numbers[node] = self.writer.constant(self._number(value, dtype), wide(dtype))
+
+    def node(self, node: fx.Node) -> None:
+        """A call whose operands are known. Refusal: it is not elementwise."""
+        lower = _OPS.get(node.target)
+        if lower is None:
+            raise Refusal(f"{_name_of(node)}; accepted: {', '.join(_accepted())}")
+        number = lower(self, node, *node.args, **node.kwargs)
+        dtype = node.meta["val"].dtype
+        if self._rounds(dtype):
+            narrow = self.writer.cast(number, dtype)
+            number = self.writer.cast(narrow, wide(dtype))
+            self._rounded[number] = narrow
+        self.numbers[node] = number
+
+    def text(self, result: fx.Node, dtype: torch.dtype) -> str:
+        """Of an expression with that result, rounded to that type."""
+        number = self.numbers[result]
+        narrow = self._rounded.get(number)
+        if narrow is not None and self.writer.types[narrow] == dtype:
+            return self.writer.text(narrow)
+        return self.writer.text(self.writer.cast(number, dtype))
 
     def operand(self, value: Any, dtype: torch.dtype) -> int:
         """A node or a Python number, in that type."""
         if isinstance(value, fx.Node):
+            if value not in self.numbers:
+                raise Refusal(f"an operand {value}")
             return self.writer.cast(self.numbers[value], dtype)
         if isinstance(value, (bool, int, float)):
             return self.writer.constant(value, dtype)
@@ -132,21 +184,20 @@ class _Lowering:
         return self.writer.add(name, dtype, *(self.operand(o, dtype) for o in operands))
 
     def compared(self, name: str, *operands: Any) -> int:
-        """In the type to which PyTorch promotes the operands."""
+        """In the type to which PyTorch promotes the operands, numbers too."""
         values = [o.meta["val"] if isinstance(o, fx.Node) else o for o in operands]
-        dtype = wide(torch.result_type(*values))
-        numbers = [self.operand(o, dtype) for o in operands]
-        return self.writer.add(name, torch.bool, *numbers)
+        dtype = torch.result_type(*values)
+        given = [o if isinstance(o, fx.Node) else self._number(o, dtype) for o in operands]
+        return self.writer.add(name, torch.bool, *(self.operand(o, wide(dtype)) for o in given))
 
-    def node(self, node: fx.Node) -> int:
-        lower = _OPS.get(node.target)
-        if lower is None:
-            raise Refusal(f"{_name_of(node)}; accepted: {', '.join(_accepted())}")
-        number = lower(self, node, *node.args, **node.kwargs)
-        dtype = node.meta["val"].dtype
-        if dtype not in _NARROW:
-            return number
-        return self.writer.cast(self.writer.cast(number, dtype), wide(dtype))
+    def _rounds(self, dtype: torch.dtype) -> bool:
+        return dtype in _NARROW and dtype != self._unrounded
+
+    def _number(self, value: Any, dtype: torch.dtype) -> Any:
+        """A Python number as a tensor of that type would hold it."""
+        if not self._rounds(dtype) or not isinstance(value, (bool, int, float)):
+            return value
+        return torch.tensor(value, dtype=dtype).item()
 
 
 Lower = Callable[..., int]
@@ -162,7 +213,7 @@ def _compare(name: str) -> Lower:
 
 
 def _scaled(name: str) -> Lower:
-    def lower(low: _Lowering, node: fx.Node, a: Any, b: Any, *, alpha: float = 1) -> int:
+    def lower(low: Lowering, node: fx.Node, a: Any, b: Any, *, alpha: float = 1) -> int:
         if alpha not in (1, -1):
             raise Refusal(
                 f"{_name_of(node)} with alpha={alpha!r}; accepted: 1 and -1, or a product"
@@ -173,11 +224,11 @@ def _scaled(name: str) -> Lower:
     return lower
 
 
-def _reversed_sub(low: _Lowering, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> int:
+def _reversed_sub(low: Lowering, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> int:
     return _scaled("sub")(low, node, b, a, alpha=alpha)
 
 
-def _divide(low: _Lowering, node: fx.Node, a: Any, b: Any, rounding_mode: str | None = None) -> int:
+def _divide(low: Lowering, node: fx.Node, a: Any, b: Any, rounding_mode: str | None = None) -> int:
     if rounding_mode == "floor":
         return _floor_divide("floor_divide")(low, node, a, b)
     if rounding_mode is not None:
@@ -186,7 +237,7 @@ def _divide(low: _Lowering, node: fx.Node, a: Any, b: Any, rounding_mode: str | 
 
 
 def _floor_divide(name: str) -> Lower:
-    def lower(low: _Lowering, node: fx.Node, a: Any, b: Any) -> int:
+    def lower(low: Lowering, node: fx.Node, a: Any, b: Any) -> int:
         if node.meta["val"].dtype.is_floating_point or not isinstance(b, int) or b <= 0:
             raise Refusal(f"{_name_of(node)}; accepted: of integers, by a positive Python integer")
         return low.arithmetic(node, name, a, b)
@@ -194,7 +245,7 @@ def _floor_divide(name: str) -> Lower:
     return lower
 
 
-def _clamp(low: _Lowering, node: fx.Node, x: Any, least: Any = None, most: Any = None) -> int:
+def _clamp(low: Lowering, node: fx.Node, x: Any, least: Any = None, most: Any = None) -> int:
     dtype = wide(node.meta["val"].dtype)
     number = low.operand(x, dtype)
     if least is not None:
@@ -204,15 +255,15 @@ def _clamp(low: _Lowering, node: fx.Node, x: Any, least: Any = None, most: Any =
     return number
 
 
-def _gelu(low: _Lowering, node: fx.Node, x: Any, *, approximate: str = "none") -> int:
+def _gelu(low: Lowering, node: fx.Node, x: Any, *, approximate: str = "none") -> int:
     return low.arithmetic(node, "gelu" if approximate == "none" else "gelu_tanh", x)
 
 
-def _reciprocal(low: _Lowering, node: fx.Node, x: Any) -> int:
+def _reciprocal(low: Lowering, node: fx.Node, x: Any) -> int:
     return low.arithmetic(node, "div", 1, x)
 
 
-def _power(low: _Lowering, node: fx.Node, x: Any, exponent: Any) -> int:
+def _power(low: Lowering, node: fx.Node, x: Any, exponent: Any) -> int:
     dtype = wide(node.meta["val"].dtype)
     add, number = low.writer.add, low.operand(x, dtype)
     if exponent in (1, 2, 3) and not isinstance(exponent, fx.Node):
@@ -227,24 +278,28 @@ def _power(low: _Lowering, node: fx.Node, x: Any, exponent: Any) -> int:
     raise Refusal(f"pow with exponent {exponent!r}; accepted: 1, 2, 3, 0.5, -1")
 
 
-def _where(low: _Lowering, node: fx.Node, condition: Any, a: Any, b: Any) -> int:
+def _where(low: Lowering, node: fx.Node, condition: Any, a: Any, b: Any) -> int:
     dtype = wide(node.meta["val"].dtype)
     which = low.operand(condition, torch.bool)
     return low.writer.add("where", dtype, which, low.operand(a, dtype), low.operand(b, dtype))
 
 
 def _cast(
-    low: _Lowering, node: fx.Node, x: Any, *, dtype: torch.dtype | None = None, **options: Any
+    low: Lowering, node: fx.Node, x: Any, *, dtype: torch.dtype | None = None, **options: Any
 ) -> int:
     number = low.numbers[x]
     return number if dtype is None else low.writer.cast(number, wide(dtype))
 
 
-def _number(low: _Lowering, node: fx.Node, value: Any, **options: Any) -> int:
+def _converted(low: Lowering, node: fx.Node, x: Any, dtype: torch.dtype) -> int:
+    return _cast(low, node, x, dtype=dtype)
+
+
+def _number(low: Lowering, node: fx.Node, value: Any, **options: Any) -> int:
     return low.writer.constant(value, wide(node.meta["val"].dtype))
 
 
-def _filled(low: _Lowering, node: fx.Node, like: Any, value: Any = 0, **options: Any) -> int:
+def _filled(low: Lowering, node: fx.Node, like: Any, value: Any = 0, **options: Any) -> int:
     return _number(low, node, value)
 
 
@@ -255,7 +310,7 @@ def _logical(name: str) -> Lower:
 
 
 def _bitwise(name: str) -> Lower:
-    def lower(low: _Lowering, node: fx.Node, *operands: Any) -> int:
+    def lower(low: Lowering, node: fx.Node, *operands: Any) -> int:
         if node.meta["val"].dtype != torch.bool:
             raise Refusal(f"{_name_of(node)} of integers; accepted: of bools")
         return _logical(name)(low, node, *operands)
@@ -263,7 +318,7 @@ def _bitwise(name: str) -> Lower:
     return lower
 
 
-def _kept(low: _Lowering, node: fx.Node, x: Any, *rest: Any, **options: Any) -> int:
+def _kept(low: Lowering, node: fx.Node, x: Any, *rest: Any, **options: Any) -> int:
     return low.numbers[x]
 
 
@@ -310,6 +365,7 @@ _OPS: dict[Any, Lower] = {
     aten.bitwise_xor.Tensor: _bitwise("xor"),
     aten.bitwise_not.default: _bitwise("not"),
     aten._to_copy.default: _cast,
+    torch.ops.prims.convert_element_type.default: _converted,
     aten.scalar_tensor.default: _number,
     aten.full_like.default: _filled,
     aten.zeros_like.default: _filled,
@@ -326,7 +382,20 @@ _OPS: dict[Any, Lower] = {
 }
 
 
-_NOT_WRITTEN = {"_to_copy", "alias", "clone", "detach", "lift_fresh_copy", "scalar_tensor"}
+_NOT_WRITTEN = {
+    "_to_copy",
+    "alias",
+    "clone",
+    "convert_element_type",
+    "detach",
+    "lift_fresh_copy",
+    "scalar_tensor",
+}
+
+
+def accepts(target: Any) -> bool:
+    """Whether a call is of an op that may be in an expression, as far as that alone tells."""
+    return target in _OPS
 
 
 def _accepted() -> list[str]:
@@ -351,25 +420,20 @@ def _constant_of(module: fx.GraphModule, node: fx.Node) -> int | float | bool:
 def lower(module: fx.GraphModule, leaves: Sequence[tuple[str, ...]], dtype: torch.dtype) -> str:
     """The text of a traced function, whose inputs are the `leaves`: ("value",), ("extra", "0"),
     ("index", "1"). Its result has `dtype`, or that of the cast which comes last."""
-    writer = Writer()
-    low = _Lowering(writer)
+    low = Lowering()
     names = iter(leaves)
     for node in module.graph.nodes:
         if node.op == "placeholder":
             name, *which = next(names)
-            leaf = torch.int64 if name == "index" else dtype
-            low.numbers[node] = writer.cast(writer.add(name, leaf, *which), wide(leaf))
+            low.leaf(node, torch.int64 if name == "index" else dtype, name, *which)
         elif node.op == "get_attr":
             node.meta["val"] = operator.attrgetter(str(node.target))(module)
-            low.numbers[node] = writer.constant(
-                _constant_of(module, node), wide(node.meta["val"].dtype)
-            )
+            low.constant(node, _constant_of(module, node))
         elif node.op == "call_function":
-            low.numbers[node] = low.node(node)
+            low.node(node)
         else:
             (result,) = node.args
     if not isinstance(result, fx.Node):
         raise Refusal(f"a result {result!r}; accepted: one tensor")
     is_cast = result.target is aten._to_copy.default
-    last = writer.cast(low.numbers[result], result.meta["val"].dtype if is_cast else dtype)
-    return writer.text(last)
+    return low.text(result, result.meta["val"].dtype if is_cast else dtype)

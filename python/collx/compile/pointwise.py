@@ -1,0 +1,269 @@
+"""Pointwise ops in a graph, behind a reduction, as one epilogue of it.
+
+    sum     the all-reduce, or the reduce-scatter
+    chain   ops of the sum, of extras and of each other, up to one whose result is all of them that
+            is used elsewhere:
+
+                sum -> add(bias) -> mul(0.5) ---------> mul -> matmul
+                                 -> erf ----> add(1) ->
+
+An extra is a tensor of the sum's dtype that broadcasts to it. Each op is rounded to the dtype that
+its result has in the graph: as in the model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from collx.compile.fusing import REDUCTIONS, positional
+from collx.compile.matching import converted, prune, value
+from collx.epilogues.lowering import MOST_EXTRAS, MOST_STATEMENTS, Lowering, Refusal, accepts
+
+__all__ = ["Chain", "Reduced", "chain_behind", "put", "reductions"]
+
+_aten = torch.ops.aten
+_with_effects = torch.ops.higher_order.with_effects
+_COPIES = (_aten.alias.default, _aten.clone.default, _aten.detach.default)
+_COMMUNICATING = ("collx", "_c10d_functional", "c10d")
+_LAST_CASTS = 2  # statements that round the result at most
+
+
+class Reduced(NamedTuple):
+    """A reduction by an operator of collx: put into the graph by the pass or, with an effect token,
+    called by the model."""
+
+    call: Node
+    result: Node
+    op: OpOverload
+    given: dict[str, Any]
+    """Its arguments by their names."""
+    token: Node | None
+
+    @property
+    def mapped(self) -> str:
+        """The operator that takes an epilogue, too."""
+        return f"{REDUCTIONS[self.op]}_map"
+
+
+class Chain(NamedTuple):
+    """Pointwise ops behind a reduction."""
+
+    last: Node
+    text: str
+    extras: list[Node]
+    after: Node
+    """Behind this the operator has all that it takes."""
+    names: list[str]
+    """Of the ops, but for conversions."""
+
+
+def reductions(graph: Graph) -> list[Reduced]:
+    """Those of a graph, in its order."""
+    found = []
+    for node in graph.nodes:
+        if node.target in REDUCTIONS:
+            found.append(_reduced(node, node, node.target, node.args, None))
+        elif node.target is _with_effects and node.args[1] in REDUCTIONS:
+            token, op, *arguments = node.args
+            results = [user for user in node.users if user.args == (node, 1)]
+            found += [_reduced(node, result, op, arguments, token) for result in results]
+    return found
+
+
+def _reduced(call: Node, result: Node, op: Any, arguments: Sequence[Any], token: Any) -> Reduced:
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, arguments, strict=False)), **call.kwargs}
+    return Reduced(call, result, op, given, token)
+
+
+def chain_behind(reduced: Reduced, rounding: str) -> tuple[Chain | None, str]:
+    """The longest chain behind a reduction, None where there is none; and why it is not longer, ""
+    where what follows is no pointwise op.
+
+    rounding: "model", or "fp32": once, at its end."""
+    growing = _Growing(reduced, rounding)
+    waiting = list(reduced.result.users)
+    heapq.heapify(waiting)  # by their place in the graph
+    known, why = set(waiting), ""
+    while waiting and not why:
+        node = heapq.heappop(waiting)
+        if not accepts(node.target) or not isinstance(node.meta["val"], torch.Tensor):
+            break
+        try:
+            growing.add(node)
+        except Refusal as refusal:
+            why = f"{_name(node)}: {refusal}"
+        for user in node.users.keys() - known:
+            known.add(user)
+            heapq.heappush(waiting, user)
+    return growing.chain(), why or growing.left_over()
+
+
+class _Growing:
+    """Ops behind a reduction, as long as all are pointwise; and the longest chain of them."""
+
+    def __init__(self, reduced: Reduced, rounding: str) -> None:
+        self._sum = value(reduced.result)
+        self._lowering = Lowering(self._sum.dtype if rounding == "fp32" else None)
+        self._lowering.leaf(reduced.result, self._sum.dtype, "value")
+        self._inside = {reduced.result}
+        self._open = {reduced.result}  # what is used outside
+        self._nodes: list[Node] = []
+        self._extras: list[Node] = []
+        self._after = reduced.call
+        # Of the chain: how many of the nodes and of the extras, and where it may stand.
+        self._length, self._takes, self._stands = 0, 0, reduced.call
+
+    def add(self, node: Node) -> None:
+        """The next user of what there is. Refusal: it cannot be part of a chain."""
+        made = value(node)
+        if not _equal(made.shape, self._sum.shape) or made.device != self._sum.device:
+            raise Refusal("its result is not of the sum's shape and device")
+        for operand in node.all_input_nodes:
+            if operand not in self._lowering.numbers:
+                self._take(operand)
+        self._lowering.node(node)
+        if len(self._lowering.writer.types) > MOST_STATEMENTS - _LAST_CASTS:
+            raise Refusal("the epilogue is as long as one may be")
+        self._nodes.append(node)
+        self._inside.add(node)
+        self._open.add(node)
+        self._open -= {n for n in node.all_input_nodes if n.users.keys() <= self._inside}
+        if self._open == {node} and self._is_end(node):
+            self._length, self._takes = len(self._nodes), len(self._extras)
+            self._stands = self._after
+
+    def chain(self) -> Chain | None:
+        nodes = self._nodes[: self._length]
+        if not nodes:
+            return None
+        last = nodes[-1]
+        text = self._lowering.text(last, value(last).dtype)
+        names = [_name(node) for node in nodes if converted(node) is None]
+        return Chain(last, text, self._extras[: self._takes], self._stands, names)
+
+    def left_over(self) -> str:
+        """Why the last ones are not in the chain, though all are pointwise."""
+        if len(self._nodes) == self._length or len(self._open) == 1:
+            return ""
+        names = [_name(node) if node in self._nodes else "the sum" for node in sorted(self._open)]
+        return f"used elsewhere are the results of {', '.join(names)}"
+
+    def _is_end(self, node: Node) -> bool:
+        """Not where a copy or a wider one is made, which Inductor spares as it reads."""
+        narrower = converted(node)
+        widens = narrower is not None and value(node).itemsize > value(narrower).itemsize
+        return not widens and node.target not in _COPIES
+
+    def _take(self, operand: Node) -> None:
+        """An operand that does not come of the sum: a number, an extra, or one that is converted.
+        Refusal: it is none of them."""
+        tensor = operand.meta["val"]
+        if not isinstance(tensor, torch.Tensor):
+            raise Refusal("its operand is a size, or made of sizes")
+        if not _broadcasts(tensor.shape, self._sum.shape):
+            raise Refusal("its operand does not broadcast to the sum")
+        number = operand.args[1] if operand.target is _aten.full.default else None
+        if isinstance(number, (bool, int, float)):
+            self._lowering.constant(operand, number)
+            return
+        source = converted(operand) if tensor.dtype != self._sum.dtype else operand
+        if source is None or value(source).dtype != self._sum.dtype:
+            raise Refusal(f"its operand is {tensor.dtype}, the sum {self._sum.dtype}")
+        if tensor.device != self._sum.device:
+            raise Refusal(f"its operand is on {tensor.device}, the sum on {self._sum.device}")
+        if source not in self._lowering.numbers:
+            self._take_extra(source)
+        if source is not operand:
+            self._lowering.node(operand)
+
+    def _take_extra(self, source: Node) -> None:
+        if len(self._extras) == MOST_EXTRAS:
+            raise Refusal(f"it would be the operand beyond {MOST_EXTRAS} extras")
+        node = self._after
+        while node < source:
+            node = node.next
+            if _keeps_its_place(node):
+                raise Refusal("its operand is computed behind another collective")
+        self._after = node
+        self._lowering.leaf(source, self._sum.dtype, "extra", str(len(self._extras)))
+        self._extras.append(source)
+
+
+def put(graph: Graph, reduced: Reduced, chain: Chain) -> str:
+    """Puts one operator in the place of a reduction and the chain behind it; or says why it
+    cannot."""
+    op = getattr(torch.ops.collx, reduced.mapped).default
+    given = {**reduced.given, "expression": chain.text, "extras": chain.extras}
+    arguments = positional(op, given)
+    try:
+        made = op(*torch.fx.map_arg(arguments, lambda node: node.meta["val"]))
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as refusal:
+        return str(refusal).splitlines()[0]
+    if not _equal(made.stride(), value(chain.last).stride()):
+        return "its result is not contiguous"
+    with graph.inserting_after(chain.after):
+        if reduced.token is None:
+            call = result = graph.call_function(op, arguments)
+        else:
+            call = graph.call_function(_with_effects, (reduced.token, op, *arguments))
+    if reduced.token is not None:
+        result = _with_token(graph, reduced.call, call, made)
+    result.meta["val"] = made
+    chain.last.replace_all_uses_with(result)
+    prune(graph, [chain.last])
+    if reduced.token is None:
+        graph.erase_node(reduced.call)
+    return ""
+
+
+def _with_token(graph: Graph, old: Node, call: Node, made: torch.Tensor) -> Node:
+    """The result of a call that makes a token, too, which takes the place of another's."""
+    made_token, *_ = old.meta["val"]
+    call.meta["val"] = (made_token, made)
+    with graph.inserting_after(call):
+        result = graph.call_function(operator.getitem, (call, 1))
+        token = graph.call_function(operator.getitem, (call, 0))
+    token.meta["val"] = made_token
+    for user in list(old.users):
+        if user.args == (old, 0):
+            user.replace_all_uses_with(token)
+            graph.erase_node(user)
+    return result
+
+
+def _keeps_its_place(node: Node) -> bool:
+    """Whether a collective may not pass by it."""
+    if node.target is _with_effects or node.is_impure():
+        return True
+    target = node.target
+    return isinstance(target, OpOverload) and (
+        target.namespace in _COMMUNICATING or target._schema.is_mutable
+    )
+
+
+def _equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Of sizes that may be symbols, which it does not bind."""
+    return len(a) == len(b) and all(
+        statically_known_true(x == y) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _broadcasts(shape: Sequence[Any], to: Sequence[Any]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(
+        statically_known_true(size == 1) or statically_known_true(size == whole)
+        for size, whole in pairs
+    )
+
+
+def _name(node: Node) -> str:
+    return str(cast(OpOverload, node.target).overloadpacket.__name__)
