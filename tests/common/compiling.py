@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.effects import with_effects
 from torch.fx import Graph, GraphModule
 
 CALL = re.compile(r"torch\.ops\.collx\.(\w+)\.(\w+)\((.*)\)")
@@ -91,8 +92,23 @@ def through_pass(
 def operators_in(graphs: list[Graph]) -> list[str]:
     """The operators of collx that graphs call, in order, each with its overload if it has one."""
     return [
-        str(node.target).removeprefix("collx.").removesuffix(".default")
-        for graph in graphs
-        for node in graph.nodes
-        if getattr(node.target, "namespace", "") == "collx"
+        str(op).removeprefix("collx.").removesuffix(".default")
+        for op in _called(graphs)
+        if getattr(op, "namespace", "") == "collx"
     ]
+
+
+def others_in(graphs: list[Graph]) -> list[str]:
+    """The other ops that graphs call, in order, without their overloads."""
+    return [
+        str(op.overloadpacket.__name__)
+        for op in _called(graphs)
+        if getattr(op, "namespace", "collx") != "collx"
+    ]
+
+
+def _called(graphs: list[Graph]) -> Iterator[Any]:
+    """What graphs call, with an effect token or without."""
+    for graph in graphs:
+        for node in graph.nodes:
+            yield node.args[1] if node.target is with_effects else node.target

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
-from .compiling import operators_in, through_pass
+from .compiling import operators_in, others_in, through_pass
 from .rank import Rank
 
 COLS, EPS = 64, 1e-5
@@ -25,6 +25,7 @@ class Run(NamedTuple):
     results: Results
     operators: list[str]
     left: list[str]
+    others: list[str]
 
 
 def passed(model: Callable[..., Results], *given: Tensor, **options: Any) -> Run:
@@ -35,7 +36,7 @@ def passed(model: Callable[..., Results], *given: Tensor, **options: Any) -> Run
     torch._dynamo.reset()
     results = torch.compile(model, fullgraph=True, backend=through_pass(graphs, **options))(*given)
     left = [why for why, n in collx.compile.report().left.items() if n != before.get(why)]
-    return Run(results, operators_in(graphs), left)
+    return Run(results, operators_in(graphs), left, others_in(graphs))
 
 
 def group_of(rank: Rank) -> tuple[Any, Any]:

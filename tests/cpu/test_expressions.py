@@ -71,6 +71,17 @@ def test_what_a_function_holds_is_part_of_it() -> None:
 # --- what it computes -----------------------------------------------------------------------------
 
 
+def test_a_number_is_compared_in_the_dtype_of_the_tensor_beside_it() -> None:
+    """0.1 as bfloat16 is larger than 0.1."""
+    value = torch.tensor([0.09, 0.1, 0.11])
+
+    def equal(v: torch.Tensor) -> torch.Tensor:
+        return (v.to(torch.bfloat16) == 0.1) + 2 * (v == 0.1)
+
+    found = apply(expression_of("allreduce", equal, torch.float32), value)
+    assert found.tolist() == equal(value).tolist() == [0, 3, 0]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int32", "uint8"])
 def test_random_functions_have_the_bits_of_the_function(dtype: str) -> None:
     assert wrong_random_functions(apply, getattr(torch, dtype), 150) == []

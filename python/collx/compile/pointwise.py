@@ -31,7 +31,6 @@ __all__ = ["Chain", "Reduced", "chain_behind", "put", "reductions"]
 
 _aten = torch.ops.aten
 _with_effects = torch.ops.higher_order.with_effects
-_COPIES = (_aten.alias.default, _aten.clone.default, _aten.detach.default)
 _COMMUNICATING = ("collx", "_c10d_functional", "c10d")
 _LAST_CASTS = 2  # statements that round the result at most
 
@@ -137,7 +136,7 @@ class _Growing:
         self._inside.add(node)
         self._open.add(node)
         self._open -= {n for n in node.all_input_nodes if n.users.keys() <= self._inside}
-        if self._open == {node} and self._is_end(node):
+        if self._open == {node} and not _widens(node):
             self._length, self._takes = len(self._nodes), len(self._extras)
             self._stands = self._after
 
@@ -156,12 +155,6 @@ class _Growing:
             return ""
         names = [_name(node) if node in self._nodes else "the sum" for node in sorted(self._open)]
         return f"used elsewhere are the results of {', '.join(names)}"
-
-    def _is_end(self, node: Node) -> bool:
-        """Not where a copy or a wider one is made, which Inductor spares as it reads."""
-        narrower = converted(node)
-        widens = narrower is not None and value(node).itemsize > value(narrower).itemsize
-        return not widens and node.target not in _COPIES
 
     def _take(self, operand: Node) -> None:
         """An operand that does not come of the sum: a number, an extra, or one that is converted.
@@ -248,6 +241,12 @@ def _keeps_its_place(node: Node) -> bool:
     return isinstance(target, OpOverload) and (
         target.namespace in _COMMUNICATING or target._schema.is_mutable
     )
+
+
+def _widens(node: Node) -> bool:
+    """Whether it makes a wider copy, which Inductor spares: it converts as it reads."""
+    narrower = converted(node)
+    return narrower is not None and value(node).itemsize > value(narrower).itemsize
 
 
 def _equal(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -204,7 +204,7 @@ def _near_misses(rank: Rank) -> list[str]:
                     y = functional.all_reduce(x, "sum", group)
                 return nearly.model(y, residual, weight, scale)  # noqa: B023
 
-            _, kept, left = passed(model, x, residual)
+            _, kept, left, _ = passed(model, x, residual)
             if kept != nearly.operators or nearly.why not in "".join(left):
                 wrong.append(f"{what}: {kept}, {left}")
     return wrong

@@ -79,7 +79,7 @@ def _layer_norms(rank: Rank) -> list[str]:
                 y = _added(functional.all_reduce(x, "sum", group), residual, side)  # noqa: B023
                 return (norm(y), y) if side else (norm(y),)  # noqa: B023
 
-            found, kept, left = passed(model, x, residual)
+            found, kept, left, _ = passed(model, x, residual)
             bias = norm.bias if has_bias else torch.full_like(norm.weight, -0.0)
             op = "allreduce_residual_layernorm" if side else "allreduce_layernorm"
             given = (x, residual) if side else (x,)
@@ -207,7 +207,7 @@ def _quantizations(rank: Rank) -> list[str]:
             others = others if case.keep_norm else others[:-1]
 
             names = [f"{op}.keep_norm" if case.keep_norm else op]
-            found, kept, left = passed(
+            found, kept, left, _ = passed(
                 model, x, residual, rounding="model" if how.exact else "fp32"
             )
             wrong += [f"{case}: {kept}, {left}"] if (kept, left) != (names, []) else []
@@ -219,7 +219,7 @@ def _quantizations(rank: Rank) -> list[str]:
             if not torch.allclose(near, wanted, 0.25, 0.02):
                 wrong.append(f"{case}: not what the model gives")
             if not how.exact:
-                _, kept, left = passed(model, x, residual)
+                _, kept, left, _ = passed(model, x, residual)
                 wrong += [f"{case}: {kept}"] if kept != [op.removesuffix("_fp8")] else []
                 wrong += [] if "which no operator does" in "".join(left) else [f"{case}: {left}"]
             elif case.keep_norm:
@@ -264,7 +264,7 @@ def _scattered(rank: Rank) -> list[str]:
             y, *rest = getattr(torch.ops.collx, op)(*given, rounding=rounding)
             scales = (rest[0].reshape(*residual.shape[:-1], 1),) if quantizes else ()
             wanted = (y.view(residual.shape), *scales, rest[-1].view(residual.shape))
-            found, kept, left = passed(model, x, residual)
+            found, kept, left, _ = passed(model, x, residual)
             wrong += [f"{case}: {kept}, {left}"] if (kept, left) != ([op], []) else []
             wrong += _differ(case, found, wanted)
             wrong += [] if quantizes else _far(case, found, model(x, residual), dtype)
