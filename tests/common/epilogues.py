@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -97,14 +98,6 @@ class Call:
     seed: int = 1
 
 
-def part_of(shape: tuple[int, ...], axis: int, world: int, rank: int) -> tuple[int, int]:
-    """Where a rank's part begins along the axis, and its length."""
-    from collx import reference
-
-    counts = reference.parts(shape[axis], world)
-    return sum(counts[:rank]), counts[rank]
-
-
 def extras_of(call: Call, sizes: tuple[int, ...], rank: int) -> list[torch.Tensor]:
     """This rank's, which differ from the others'."""
     made = []
@@ -127,42 +120,39 @@ def extras_of(call: Call, sizes: tuple[int, ...], rank: int) -> list[torch.Tenso
     return made
 
 
+def reduced(call: Call, world: int, rank: int) -> torch.Tensor:
+    """What the function is applied to: the rank's part of the rounded sum."""
+    from collx import reference
+
+    inputs = _inputs(call, world)
+    if call.op == "allreduce":
+        return reference.allreduce(inputs)
+    return reference.reducescatter(inputs, axis=call.axis)[rank]
+
+
 def expected(call: Call, world: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's input; and its result, by the function itself on the sum rounded to the dtype."""
-    case = CASES[call.case]
+    """This rank's input; and its result."""
+    from collx import reference
+
+    case, inputs = CASES[call.case], _inputs(call, world)
+    options: dict[str, Any] = {"epilogue": case.function, "index": case.index}
+    if call.op == "allreduce":
+        extras = extras_of(call, call.shape, rank)
+        return inputs[rank], reference.allreduce(inputs, extras=extras, **options)
+    sizes = [
+        (*call.shape[: call.axis], count, *call.shape[call.axis + 1 :])
+        for count in reference.parts(call.shape[call.axis], world)
+    ]
+    own = [extras_of(call, size, r) for r, size in enumerate(sizes)]
+    return inputs[rank], reference.reducescatter(inputs, axis=call.axis, extras=own, **options)[
+        rank
+    ]
+
+
+def _inputs(call: Call, world: int) -> list[torch.Tensor]:
     numel = int(torch.Size(call.shape).numel())
-    inputs, total = inputs_and_reference(world, "random", call.dtype, "sum", numel, call.seed)
-    value = total.view(call.shape)
-    start = 0
-    if call.op == "reducescatter":
-        start, count = part_of(call.shape, call.axis, world, rank)
-        value = value.narrow(call.axis, start, count).contiguous()
-    extras = extras_of(call, tuple(value.shape), rank)
-    result = applied(case.function, value, extras, case.index, call.axis, start)
-    return inputs[rank].view(call.shape), result
-
-
-def applied(
-    function: Function,
-    value: torch.Tensor,
-    extras: list[torch.Tensor],
-    index: bool = False,
-    axis: int = 0,
-    start: int = 0,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """The function in its wide type, or in `dtype`, and one rounding."""
-    narrow = value.dtype in (torch.float16, torch.bfloat16)
-    wide = dtype or (torch.float32 if narrow else value.dtype)
-    given = [tensor.to(wide).expand(value.shape) for tensor in (value, *extras)]
-    if index:
-        for d, size in enumerate(value.shape):
-            first = start if d == axis else 0
-            along = [-1 if d == k else 1 for k in range(value.dim())]
-            given.append(torch.arange(first, first + size).view(along).expand(value.shape))
-    result = function(*given)
-    last = {positive: torch.int8, halved: torch.float16}
-    return result if dtype else result.to(last.get(function, value.dtype)).contiguous()
+    inputs, _ = inputs_and_reference(world, "random", call.dtype, "sum", numel, call.seed)
+    return [each.view(call.shape) for each in inputs]
 
 
 def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) -> list[Call]:
@@ -191,10 +181,16 @@ def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) 
     return calls
 
 
-def close(got: torch.Tensor, call: Call, value: torch.Tensor) -> bool:
-    """`value`: by the function in float64. Within what docs/epilogues.md grants each of the few
+def close(got: torch.Tensor, call: Call, world: int, rank: int) -> bool:
+    """To the function in float64: within what docs/epilogues.md grants each of the few
     transcendental functions of a case, and the rounding to the dtype."""
+    from collx import reference
+
+    value = reduced(call, world, rank)
+    extras = [extra.double() for extra in extras_of(call, tuple(value.shape), rank)]
+    function = CASES[call.case].function
+    exact = reference.allreduce([value.double()], epilogue=function, extras=extras)
     wide = got.double()
-    unit = torch.finfo(dtype_of(call.dtype)).eps * value.abs().clamp(min=1.0)
-    bound = unit + 64 * torch.finfo(torch.float32).eps * value.abs().clamp(min=1.0)
-    return bool(((wide - value).abs() <= bound).logical_or(wide.isnan() & value.isnan()).all())
+    unit = torch.finfo(dtype_of(call.dtype)).eps * exact.abs().clamp(min=1.0)
+    bound = unit + 64 * torch.finfo(torch.float32).eps * exact.abs().clamp(min=1.0)
+    return bool(((wide - exact).abs() <= bound).logical_or(wide.isnan() & exact.isnan()).all())

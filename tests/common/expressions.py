@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
+from collx import reference
 from collx.epilogues import expression_of
 
 from .check import differences
 
 Function = Callable[..., torch.Tensor]
 Apply = Callable[..., torch.Tensor]  # (text, value, *extras)
-WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 REAL: dict[str, Function] = {
     "exp": torch.exp,
     "log": torch.log,
@@ -89,8 +89,7 @@ def wrong_random_functions(apply: Apply, kind: torch.dtype, count: int) -> list[
         else:
             v, e = (torch.randint(0, 120, (300,), generator=generator).to(kind) for _ in range(2))
         text = expression_of("allreduce", function, kind, 1)
-        wide = WIDE.get(kind, kind)
-        want = function(v.to(wide), e.to(wide)).to(kind)
+        want = reference.allreduce([v], epilogue=function, extras=[e])
         if differences(apply(text, v, e), want):
             wrong.append(text)
     return wrong

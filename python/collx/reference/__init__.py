@@ -10,6 +10,10 @@ sum, avg and prod start as rank 0's value and accumulate the other ranks in orde
 even. avg divides the float32 sum by the number of ranks before that rounding. max and min
 propagate NaN, order +0 above -0, and are exact. Only the payload of a NaN is left open.
 
+`allreduce` and `reducescatter` take an epilogue, as the functions of collx do, and apply the
+function itself to the reduced value: what the operators compute wherever its ops are arithmetic,
+comparisons and casts; exp, tanh and their like are PyTorch's.
+
 Those fused with a normalization compute in float32, too, and round where `rounding` says; what
 they do step by step is in docs/numerics.md. `row_sum` is the order in which they sum up a row, and
 `unfused_rmsnorm` and `unfused_layernorm` are the models' own sequences that the parity modes keep

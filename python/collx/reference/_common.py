@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["alike", "exactly", "subnormals_kept"]
+__all__ = ["alike", "exactly", "larger", "smaller", "subnormals_kept"]
 
 
 def alike(op: str, inputs: Sequence[torch.Tensor], shapes: bool = True) -> torch.Tensor:
@@ -53,3 +53,18 @@ def exactly() -> Iterator[None]:
         finally:
             if threads > 1:
                 torch.set_num_threads(threads)
+
+
+def larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """NaN if either is; +0 above -0."""
+    greater = torch.maximum(a, b)
+    if not a.is_floating_point():
+        return greater
+    # The sum of two zeros is -0 only if both are.
+    return torch.where((a == 0) & (b == 0), a + b, greater)
+
+
+def smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if not a.is_floating_point():
+        return torch.minimum(a, b)
+    return -larger(-a, -b)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from collx.reference._common import alike, subnormals_kept
+from collx.reference._common import alike, larger, smaller, subnormals_kept
+from collx.reference._epilogues import Function, applied
 
 __all__ = [
     "REDUCE_OPS",
@@ -33,21 +34,35 @@ _CHUNK = 1 << 14
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def allreduce(inputs: Sequence[torch.Tensor], reduce_op: str = "sum") -> torch.Tensor:
+def allreduce(
+    inputs: Sequence[torch.Tensor],
+    reduce_op: str = "sum",
+    *,
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
+) -> torch.Tensor:
     """What every rank gets from an all-reduce of `inputs[r]`, the input of rank r.
 
     Args:
         inputs: one tensor a rank, of one shape, dtype and device.
         reduce_op: "sum", "avg", "max", "min" or "prod" ("product").
+        epilogue: f(value, *extras), which is computed in float32 for narrower floats, by PyTorch's
+            own ops on that device, and rounded once.
+        extras: those of the rank whose result it is.
+        index: f takes the coordinates besides.
 
     Returns:
-        A new contiguous tensor of that shape and dtype.
+        A new contiguous tensor of that shape and dtype; with an epilogue whose last op is a cast,
+        of its dtype.
 
     Raises:
-        ValueError: no inputs, unequal shapes or devices, an unknown reduce op.
-        TypeError: unequal dtypes, or avg of integers.
+        ValueError: no inputs, unequal shapes or devices, an unknown reduce op, an extra that does
+            not broadcast.
+        TypeError: unequal dtypes, also of an extra, or avg of integers.
     """
-    return _allreduce("allreduce", inputs, reduce_op)
+    whole = _allreduce("allreduce", inputs, reduce_op)
+    return whole if epilogue is None else applied("allreduce", epilogue, whole, extras, index)
 
 
 def parts(n: int, world: int) -> list[int]:
@@ -58,12 +73,29 @@ def parts(n: int, world: int) -> list[int]:
 
 
 def reducescatter(
-    inputs: Sequence[torch.Tensor], reduce_op: str = "sum", axis: int = 0
+    inputs: Sequence[torch.Tensor],
+    reduce_op: str = "sum",
+    axis: int = 0,
+    *,
+    epilogue: Function | None = None,
+    extras: Sequence[Sequence[torch.Tensor]] = (),
+    index: bool = False,
 ) -> list[torch.Tensor]:
-    """Rank r gets its part of the reduction: `axis` divided as `parts` says."""
+    """Rank r gets its part of the reduction: `axis` divided as `parts` says. With an epilogue, as
+    of `allreduce`, what that makes of it and of `extras[r]`; coordinates are those of the whole."""
     whole = _allreduce("reducescatter", inputs, reduce_op)
     axis = _axis("reducescatter", whole, axis)
-    return _split(whole, parts(whole.shape[axis], len(inputs)), axis)
+    counts = parts(whole.shape[axis], len(inputs))
+    values = _split(whole, counts, axis)
+    if epilogue is None:
+        return values
+    extras = extras or [()] * len(inputs)
+    if len(extras) != len(inputs):
+        raise ValueError(f"reducescatter: {len(inputs)} ranks, but extras of {len(extras)}")
+    return [
+        applied("reducescatter", epilogue, value, own, index, axis, sum(counts[:rank]))
+        for rank, (value, own) in enumerate(zip(values, extras, strict=True))
+    ]
 
 
 def allgather(inputs: Sequence[torch.Tensor], axis: int = 0) -> list[torch.Tensor]:
@@ -250,24 +282,10 @@ def _fold(values: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     return total.to(dtype)
 
 
-def _max(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    greater = torch.maximum(a, b)
-    if not a.is_floating_point():
-        return greater
-    # The sum of two zeros is -0 only if both are.
-    return torch.where((a == 0) & (b == 0), a + b, greater)
-
-
-def _min(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if not a.is_floating_point():
-        return torch.minimum(a, b)
-    return -_max(-a, -b)
-
-
 _STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "avg": torch.add,
-    "max": _max,
-    "min": _min,
+    "max": larger,
+    "min": smaller,
     "prod": torch.mul,
 }
