@@ -26,7 +26,7 @@ EIGHT_RANKS := (<|, )8(, (true|false))?>$$
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment build kernels demo demo-llama test test-all test-cpp test-models bench lint format docs wheel clean
+.PHONY: help environment build kernels demo demo-llama demo-epilogue test test-all test-cpp test-models bench lint format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -71,6 +71,9 @@ demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of thi
 
 demo-llama: $(BUILT) $(DEMO) ## a Llama split over them, all-reduce, residual and norm fused
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_llama.py $(ARGS)
+
+demo-epilogue: $(BUILT) ## a layer split over them, bias and activation in its all-reduce
+	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_epilogue.py $(ARGS)
 
 test: $(BUILT) $(DEV) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
 	python -m pytest $(ARGS)

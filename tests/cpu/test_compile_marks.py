@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,13 @@ def test_what_is_written_are_the_results_of_the_functional_form_in_their_order()
     assert inplace.written == ("input",)
     for form in forms.values():
         assert len(form.written) == len(form.functional._schema.returns)
+
+
+def test_graphs_of_other_options_are_told_apart() -> None:
+    """By the caches of PyTorch."""
+    ways: list[dict[str, Any]] = [{}, {"norms": False}, {"rounding": "fp32"}, {"epilogues": True}]
+    assert len({collx.compile.Pass(**way).uuid() for way in ways}) == len(ways)
+    assert collx.compile.Pass().uuid() == collx.compile.Pass().uuid()
 
 
 def test_the_backend_is_found_by_its_name() -> None:

@@ -61,6 +61,27 @@ def test_the_split_llama_chooses_the_tokens_of_the_unsplit_one(dtype: str) -> No
     assert timed(printed) == ["collx, fused", "collx, unfused", "gloo, unfused"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "activation", "same"), [("float32", "relu", True), ("bfloat16", "gelu", False)]
+)
+def test_an_epilogue_is_as_near_as_the_unfused_layer(
+    dtype: str, activation: str, same: bool
+) -> None:
+    """A sum and relu are exact or rounded as often in both forms, gelu is rounded once less."""
+    sizes = [
+        "--rows=5",
+        "--features=33",
+        "--outputs=70",
+    ]  # 17 features on one rank, 16 on the other
+    given = ["--device=cpu", f"--dtype={dtype}", f"--activation={activation}", *sizes]
+    printed = run("tensor_parallel_epilogue.py", *given)
+    assert checked(printed) == ["ok", "ok"]
+    found = re.search(r"^  (\d+) of 350 elements differ", printed, re.MULTILINE)
+    assert found is not None, printed
+    assert (int(found[1]) == 0) is same
+    assert len(re.findall(r"^  (float64|fused|unfused) ", printed, re.MULTILINE)) == 3
+
+
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Imports what the examples import, as the first of two ranks does."""

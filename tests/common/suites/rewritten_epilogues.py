@@ -257,6 +257,8 @@ def _several(rank: Rank) -> dict[str, tuple[list[str], list[str], str, str]]:
         "no option": (lambda x: torch.relu(reduced(x) + bias), {"epilogues": False}),
         "by default": (lambda x: torch.relu(reduced(x) + bias), {}),
         "maximum": (lambda x: reduced(x, "max") + bias, {"epilogues": True}),
+        "integers": (lambda x: (reduced((8 * x).int()) * 3 - 1).clamp(max=9), {"epilogues": True}),
+        "halved": (lambda x: reduced((8 * x).int()) / 2, {"epilogues": True}),
         "two sums": (lambda x: two(reduced(x), reduced(3 * x)), {"epilogues": True}),
         "a norm": (layers, {"epilogues": True}),
         "no norms": (layers, {"epilogues": True, "norms": False}),
@@ -280,6 +282,8 @@ def test_norms_go_first_and_no_collective_passes_by_another(pool: Pool) -> None:
         untouched = (["allreduce"], ["add", "relu"], "", "")
         assert found["no option"] == found["by default"] == untouched
         assert found["maximum"] == (MAP, [], "", "")
+        given = ["mul", "convert_element_type"]
+        assert found["integers"] == found["halved"] == (MAP, given, "", "")
         # What is left is a factor of its input. The first sum would have to wait for the second.
         behind = "epilogue: add: its operand is computed behind another collective"
         assert found["two sums"] == (MAP * 2, ["mul"], behind, "")
