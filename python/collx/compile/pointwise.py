@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -64,17 +64,17 @@ class Chain(NamedTuple):
     """Of the ops, but for conversions."""
 
 
-def reductions(graph: Graph) -> list[Reduced]:
-    """Those of a graph, in its order."""
-    found = []
-    for node in graph.nodes:
+def reductions(graph: Graph) -> Iterator[Reduced]:
+    """Those of a graph, in its order. Each is looked at when its turn comes: what it reduces may
+    have been put there for the one before."""
+    for node in list(graph.nodes):
         if node.target in REDUCTIONS:
-            found.append(_reduced(node, node, node.target, node.args, None))
+            yield _reduced(node, node, node.target, node.args, None)
         elif node.target is _with_effects and node.args[1] in REDUCTIONS:
             token, op, *arguments = node.args
             results = [user for user in node.users if user.args == (node, 1)]
-            found += [_reduced(node, result, op, arguments, token) for result in results]
-    return found
+            if results:
+                yield _reduced(node, results[0], op, arguments, token)
 
 
 def _reduced(call: Node, result: Node, op: Any, arguments: Sequence[Any], token: Any) -> Reduced:

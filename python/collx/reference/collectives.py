@@ -47,8 +47,8 @@ def allreduce(
     Args:
         inputs: one tensor a rank, of one shape, dtype and device.
         reduce_op: "sum", "avg", "max", "min" or "prod" ("product").
-        epilogue: f(value, *extras), which is computed in float32 for narrower floats, by PyTorch's
-            own ops on that device, and rounded once.
+        epilogue: ``f(value, *extras)``, which is computed in float32 for narrower floats, by
+            PyTorch's own ops on that device, and rounded once.
         extras: those of the rank whose result it is.
         index: f takes the coordinates besides.
 

@@ -229,6 +229,30 @@ def test_a_chain_ends_where_another_op_or_another_user_begins(pool: Pool) -> Non
     assert pool.run(_ends, deadline=500.0) == [[], []]
 
 
+def _stacked(rank: Rank, how: str) -> tuple[list[str], list[str], str]:
+    group, communicator = group_of(rank)
+    name = communicator.name
+    x, residual = (tensor_of(rank, (4, COLS), torch.bfloat16, own) for own in (True, False))
+
+    def model(x: Tensor, residual: Tensor, how: str) -> Tensor:
+        for scale in (0.5, 0.25, 0.125):
+            x = torch.relu(reduced_by(how, group, name, x) * scale + residual)
+        return x
+
+    with communicator, torch.no_grad():
+        (found,), kept, _, others = passed(
+            lambda x, residual: (model(x, residual, how),), x, residual, epilogues=True
+        )
+        wanted = model(x, residual, "operator")
+    return kept, others, differences(found.cpu(), wanted.cpu())
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("how", ["functional", "operator"])
+def test_what_one_chain_makes_is_reduced_by_the_next(pool: Pool, how: str) -> None:
+    assert pool.run(_stacked, how, deadline=300.0) == [(MAP * 3, [], "")] * 2
+
+
 def _several(rank: Rank) -> dict[str, tuple[list[str], list[str], str, str]]:
     """Models with other reductions than one all-reduce, and what an option changes."""
     group, communicator = group_of(rank)
