@@ -1,19 +1,11 @@
 #include "map_operators.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/MemoryOverlap.h>
-#include <ATen/ops/empty.h>
-
-#include <algorithm>
 #include <string>
 #include <tuple>
 
 #include "autograd_kernels.h"
-#include "call.h"
-#include "checks.h"
-#include "collectives.h"
-#include "epilogue.h"
-#include "registry.h"
+#include "epilogue_operator.h"
+#include "mapped.h"
 
 namespace collx {
 
@@ -22,105 +14,6 @@ namespace {
 using at::Tensor;
 using at::TensorList;
 using std::string_view;
-
-/// What an operator reduces, and what it does with the result.
-struct Mapped {
-  Given given;
-  string_view text;
-  TensorList extras;
-  std::shared_ptr<const KnownExpression> known = {};
-  Sizes sizes = {};
-
-  const char* op() const { return given.op(); }
-
-  /// Without data: exact on any rank.
-  Epilogue check() {
-    known = check_expression(op(), text, given.input.scalar_type());
-    sizes = check_meta(given);
-    check_extras(op(), known->expression, extras, given.input, sizes);
-    return {*known, extras};
-  }
-};
-
-/// Where this rank's part begins along the axis that is scattered.
-Origin origin_of(const Given& given) {
-  if (given.collective == Collective::allreduce) return {};
-  const int64_t axis = check_axis(given.op(), given.input, given.axis);
-  const CommunicatorOptions& o = registry::require(given.op(), given.group_name)->options();
-  const auto units = static_cast<uint64_t>(given.input.size(axis));
-  return {axis, static_cast<int64_t>(partition(units, o.world_size, o.rank).start)};
-}
-
-/// To be carried out.
-Epilogue epilogue_of(Mapped& mapped) {
-  Epilogue epilogue = mapped.check();
-  if (mapped.known->expression.indices > 0) epilogue.origin = origin_of(mapped.given);
-  return epilogue;
-}
-
-Tensor mapped_new(Mapped mapped) {
-  const Epilogue epilogue = epilogue_of(mapped);
-  mapped.given.epilogue = &epilogue;
-  return into_new(mapped.given);
-}
-
-/// `value`: where the reduced elements go, too, if they are wanted.
-void mapped_into(Mapped mapped, Tensor& out, const Tensor* value = nullptr) {
-  Epilogue epilogue = epilogue_of(mapped);
-  epilogue.value = value;
-  for (size_t i = 0; i < mapped.extras.size(); ++i) {
-    const at::MemOverlapStatus overlap = at::get_overlap_status(mapped.extras[i], out);
-    epilogue.apart = epilogue.apart && overlap == at::MemOverlapStatus::No;
-    TORCH_CHECK_VALUE(
-        overlap != at::MemOverlapStatus::Partial, "collx.", mapped.op(), ": extras[", i,
-        "]: overlaps out partly, or in another order; accepted: out itself, or a tensor that "
-        "shares nothing with it");
-  }
-  mapped.given.epilogue = &epilogue;
-  if (mapped.given.collective == Collective::allreduce) {
-    into_like(mapped.given, out);
-  } else {
-    into_apart(mapped.given, out);
-  }
-}
-
-/// And the reduced value, of which a derivative is made.
-std::tuple<Tensor, Tensor> mapped_with_value(Mapped mapped) {
-  Epilogue epilogue = epilogue_of(mapped);
-  const Tensor value = at::empty(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(mapped.sizes)),
-                                 mapped.given.input.options().requires_grad(false));
-  epilogue.value = &value;
-  mapped.given.epilogue = &epilogue;
-  return {into_new(mapped.given), value};
-}
-
-void check_value(Mapped& mapped, const Tensor& value) {
-  mapped.check();
-  check_out(mapped.op(), mapped.given.input, mapped.sizes, value, "value");
-}
-
-void mapped_into_with_value(Mapped mapped, Tensor& out, const Tensor& value) {
-  check_value(mapped, value);
-  TORCH_CHECK_VALUE(value.is_contiguous(), "collx.", mapped.op(), ": value: got strides ",
-                    value.strides(), "; accepted: a contiguous tensor");
-  check_disjoint(mapped.op(), mapped.given.input, value, std::nullopt, "value");
-  mapped_into(std::move(mapped), out, &value);
-}
-
-Tensor mapped_meta(Mapped mapped) {
-  const at::ScalarType result = mapped.check().result();
-  return at::empty_symint(mapped.sizes, mapped.given.input.options().dtype(result));
-}
-
-std::tuple<Tensor, Tensor> mapped_with_value_meta(Mapped mapped) {
-  Tensor out = mapped_meta(mapped);
-  return {std::move(out), at::empty_symint(check_meta(mapped.given), mapped.given.input.options())};
-}
-
-void check_result_meta(Mapped mapped, const Tensor& out) {
-  const at::ScalarType result = mapped.check().result();
-  check_out(mapped.op(), mapped.given.input, mapped.sizes, out, "out", result);
-}
 
 struct AllreduceMap {
   static constexpr const char* kName = "allreduce_map";
@@ -163,90 +56,6 @@ struct ReducescatterMap {
     return {given, expression, extras};
   }
 };
-
-// --- an epilogue by itself ---
-
-constexpr const char* kEpilogue = "epilogue";
-
-/// Of a tensor that begins at `start` along `axis` in the one whose coordinates are meant.
-Tensor epilogue(const Tensor& value, string_view text, TensorList extras, int64_t axis,
-                int64_t start) {
-  const auto known = check_expression(kEpilogue, text, value.scalar_type());
-  const Expression& expression = known->expression;
-  check_extras(kEpilogue, expression, extras, value, value.sym_sizes());
-  Tensor out = at::empty(value.sizes(), value.options().dtype(scalar_type_of(expression.result())));
-  apply(expression, value, extras, {axis, start}, out);
-  return out;
-}
-
-Tensor epilogue_meta(const Tensor& value, string_view text, TensorList extras, int64_t, int64_t) {
-  const auto known = check_expression(kEpilogue, text, value.scalar_type());
-  check_extras(kEpilogue, known->expression, extras, value, value.sym_sizes());
-  return at::empty_symint(value.sym_sizes(),
-                          value.options().dtype(scalar_type_of(known->expression.result())));
-}
-
-using EpilogueSignature = Tensor(const Tensor&, string_view, TensorList, int64_t, int64_t);
-
-const auto& epilogue_op() {
-  static const auto op = autograd::find_op<EpilogueSignature>(kEpilogue, "");
-  return op;
-}
-
-bool wants_gradient(const Tensor& value, TensorList extras) {
-  return autograd::wants_gradient(value) ||
-         std::any_of(extras.begin(), extras.end(),
-                     [](const Tensor& extra) { return autograd::wants_gradient(extra); });
-}
-
-void refuse_forward_mode(const char* op, const Tensor& value, TensorList extras) {
-  autograd::refuse_forward_mode(op, " (reverse mode works)", "input", value);
-  for (const Tensor& extra : extras) {
-    autograd::refuse_forward_mode(op, " (reverse mode works)", "extras", extra);
-  }
-}
-
-/// The derivative is made from the value and the extras alone. `made`: the result, computed
-/// already.
-struct RecordedEpilogue : torch::autograd::Function<RecordedEpilogue> {
-  static Tensor forward(autograd::AutogradContext* context, const Tensor& value, const Tensor* made,
-                        string_view text, TensorList extras, int64_t axis, int64_t start) {
-    autograd::variable_list saved{value};
-    saved.insert(saved.end(), extras.begin(), extras.end());
-    context->save_for_backward(std::move(saved));
-    context->saved_data["text"] = std::string(text);
-    context->saved_data["axis"] = axis;
-    context->saved_data["start"] = start;
-    return *made;
-  }
-  static autograd::variable_list backward(autograd::AutogradContext* context,
-                                          const autograd::variable_list& incoming) {
-    const autograd::variable_list saved = context->get_saved_variables();
-    const Tensor& value = saved.at(0);
-    const TensorList extras = TensorList(saved).slice(1);
-    const auto& data = context->saved_data;
-    const auto known =
-        check_expression(kEpilogue, data.at("text").toStringRef(), value.scalar_type());
-    const std::vector<Tensor> found =
-        gradients(known->expression, value, extras,
-                  {data.at("axis").toInt(), data.at("start").toInt()}, incoming.at(0));
-    autograd::variable_list result{found[0], {}, {}};  // of the value, what was made, and the text
-    result.insert(result.end(), found.begin() + 1, found.end());
-    result.resize(result.size() + 2);
-    return result;
-  }
-};
-
-Tensor epilogue_autograd(c10::DispatchKeySet keys, const Tensor& value, string_view text,
-                         TensorList extras, int64_t axis, int64_t start) {
-  refuse_forward_mode(kEpilogue, value, extras);
-  const Tensor made =
-      autograd::redispatch_below(epilogue_op(), keys, value, text, extras, axis, start);
-  if (!wants_gradient(value, extras)) return made;
-  return RecordedEpilogue::apply(value, &made, text, extras, axis, start);
-}
-
-// --- the forms of the two ---
 
 template <typename Op, typename Signature = typename Op::Functional>
 struct Forms;
@@ -293,8 +102,8 @@ struct Forms<Op, Tensor(A...)> {
     const auto known = check_expression(mapped.op(), mapped.text, mapped.given.input.scalar_type());
     const Origin origin = known->expression.indices > 0 ? origin_of(mapped.given) : Origin{};
     const auto [made, value] = autograd::redispatch_below(with_value, keys, a...);
-    return RecordedEpilogue::apply(autograd::as_if_reduced(mapped.given, value), &made, mapped.text,
-                                   mapped.extras, origin.axis, origin.start);
+    return as_if_applied(autograd::as_if_reduced(mapped.given, value), made, mapped.text,
+                         mapped.extras, origin);
   }
   /// By itself it has no derivative: that is of the operator which calls it.
   static std::tuple<Tensor, Tensor> with_value_autograd(c10::DispatchKeySet keys, A... a) {
@@ -361,9 +170,6 @@ void define_maps(torch::Library& library) {
     library.def((two + ".out(" + options + ", *, Tensor(a!) out, Tensor(b!) value) -> ()").c_str(),
                 out_tags);
   });
-  library.def(
-      "epilogue(Tensor value, str expression, Tensor[] extras, int axis=0, int start=0) -> Tensor",
-      tags);
 }
 
 void add_map_kernels(torch::Library& library, c10::DispatchKey key) {
@@ -376,7 +182,6 @@ void add_map_kernels(torch::Library& library, c10::DispatchKey key) {
     library.impl((name_with_value<Op>() + ".out").c_str(),
                  torch::dispatch(key, TORCH_FN(Forms<Op>::with_value_out)));
   });
-  library.impl(kEpilogue, torch::dispatch(key, TORCH_FN(epilogue)));
 }
 
 TORCH_LIBRARY_IMPL(collx, Meta, library) {
@@ -388,7 +193,6 @@ TORCH_LIBRARY_IMPL(collx, Meta, library) {
     library.impl((name_with_value<Op>() + ".out").c_str(),
                  TORCH_FN(Forms<Op>::with_value_out_meta));
   });
-  library.impl(kEpilogue, TORCH_FN(epilogue_meta));
 }
 
 TORCH_LIBRARY_IMPL(collx, Autograd, library) {
@@ -400,7 +204,6 @@ TORCH_LIBRARY_IMPL(collx, Autograd, library) {
     library.impl((name_with_value<Op>() + ".out").c_str(),
                  TORCH_FN(Forms<Op>::with_value_out_autograd));
   });
-  library.impl(kEpilogue, TORCH_FN(epilogue_autograd));
 }
 
 TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) {

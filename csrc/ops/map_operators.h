@@ -1,5 +1,4 @@
-// The reductions with an epilogue, allreduce_map and reducescatter_map, and the operator that
-// applies one to a tensor that is there already.
+// The operators that reduce with an epilogue: allreduce_map and reducescatter_map.
 #pragma once
 
 #include <torch/library.h>

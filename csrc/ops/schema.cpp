@@ -3,6 +3,7 @@
 
 #include "barrier.h"
 #include "device_splits.h"
+#include "epilogue_operator.h"
 #include "generated.h"
 #include "map_operators.h"
 #include "norm.h"
@@ -14,6 +15,7 @@ TORCH_LIBRARY(collx, library) {
   define_device_splits(library);
   define_norms(library);
   define_maps(library);
+  define_epilogue(library);
   library.def("barrier(str group_name) -> ()", {at::Tag::pt2_compliant_tag});
   // The layouts that are refused get the same kernels, whose checks say what is accepted; without
   // one, the dispatcher's own message would name neither argument nor cure.
@@ -26,6 +28,7 @@ TORCH_LIBRARY(collx, library) {
     add_device_splits_kernels(library, key);
     add_norm_kernels(library, key);
     add_map_kernels(library, key);
+    add_epilogue_kernel(library, key);
   }
   // No tensor says on which device: the communicator does.
   library.impl("barrier",

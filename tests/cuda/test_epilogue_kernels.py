@@ -82,16 +82,18 @@ def _kept(rank: Rank, folder: str) -> list[Any]:
 
 @pytest.mark.worlds(2)
 def test_a_kernel_is_compiled_once_and_kept(pool: Pool, tmp_path: Path) -> None:
-    """In the process; on disk, for others; and anew where the file is damaged. Both ranks compile
-    it at once, into one file."""
-    for found in pool.run(_kept, str(tmp_path)):
+    """In the process; on disk, for others; and anew where the file is damaged. Both ranks want it
+    at once, in one file: either may find what the other has compiled."""
+    ranks = pool.run(_kept, str(tmp_path))
+    for found in ranks:
         *seen, files = found
-        assert seen[:2] == ["", (1, 0)]
-        assert seen[2:4] == ["", (0, 0)]
-        assert seen[4:6] == ["", (0, 1)]
-        assert seen[6] == ""
-        assert sum(seen[7]) == 1  # the other rank may have mended it
+        assert seen[::2] == [""] * 4  # what came of each call
+        assert seen[3] == (0, 0)
+        assert seen[5] == (0, 1)
         assert files == 1
+    for call in (1, 7):
+        assert all(sum(found[call]) == 1 for found in ranks)
+        assert any(found[call] == (1, 0) for found in ranks)
 
 
 def _unwritable(rank: Rank) -> tuple[str, tuple[int, int]]:

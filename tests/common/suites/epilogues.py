@@ -135,6 +135,60 @@ def test_random_calls(pool: Pool) -> None:
     assert_none(pool.run(_run, random_calls(count, 5, algorithms)))
 
 
+def _symmetric(rank: Rank, op: str, shape: tuple[int, ...]) -> list[str]:
+    """Every algorithm on symmetric tensors: into another one, in place, and into a new one."""
+    import collx
+
+    communicator = rank.communicator()
+    wrong = []
+    for dtype in ("float32", "bfloat16"):
+        call = Call(0, op, dtype, shape)  # bias_relu
+        source, want = expected(call, rank.size, rank.rank)
+        extras = [t.to(rank.device) for t in extras_of(call, tuple(want.shape), rank.rank)]
+        x = collx.empty(shape, dtype=source.dtype, group=communicator)
+        apart = collx.empty(shape, dtype=source.dtype, group=communicator)
+        outs = (apart, x) if op == "allreduce" else (None,)
+        for algorithm in extension.algorithms(op):
+            for out in (*outs, None):
+                if algorithm == "pull_push" and out is None:
+                    continue  # it is refused without a symmetric output
+                x.copy_(source)
+                got = getattr(collx, op)(
+                    x,
+                    epilogue=CASES[0].function,
+                    extras=extras,
+                    out=out,
+                    algorithm=algorithm,
+                    group=communicator,
+                )
+                if differences(got.cpu(), want):
+                    where = "new" if out is None else "in place" if out is x else "apart"
+                    wrong.append(f"{dtype} {algorithm} {where}")
+    return wrong
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("shape", [(33, 65), (64, 128)])
+@pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
+def test_symmetric_tensors(pool: Pool, op: str, shape: tuple[int, ...]) -> None:
+    """Also where peers would store into the output, which each rank has to finish itself."""
+    assert_none(pool.run(_symmetric, op, shape))
+
+
+def _checked(rank: Rank) -> list[str]:
+    communicator = rank.new_communicator("checked-epilogues", check=True)
+    calls = random_calls(10, 8, algorithms)
+    found = [(call, _wrong(rank, communicator, call)) for call in calls]
+    communicator.destroy()
+    return [f"{call}: {wrong}" for call, wrong in found if wrong]
+
+
+@pytest.mark.worlds(2)
+def test_checked_mode_lets_equal_epilogues_pass(pool: Pool) -> None:
+    """The extras, which differ from rank to rank, are none of its business."""
+    assert_none(pool.run(_checked))
+
+
 def _applied_by(rank: Rank) -> Apply:
     """Applies an expression in an all-reduce whose largest value is the first rank's."""
     name = rank.communicator().name
