@@ -58,6 +58,16 @@ def test_functions_that_do_the_same_have_one_text() -> None:
     assert texts[1] == texts[0]
 
 
+def test_a_product_that_is_added_is_two_statements() -> None:
+    """Which newer compilers keep as one op; PyTorch multiplies by `value` first."""
+    text = expression_of("allreduce", lambda v, b: torch.addcmul(b, v, b), torch.float32, 1)
+    assert text == "value.float32;extra.float32 0;mul.float32 0 1;add.float32 1 2"
+    text = expression_of("allreduce", lambda v: torch.addcmul(v, v, v, value=2), torch.float32)
+    assert text == (
+        "value.float32;constant.float32 40000000;mul.float32 1 0;mul.float32 2 0;add.float32 0 3"
+    )
+
+
 def test_what_a_function_holds_is_part_of_it() -> None:
     def scaled(by: float) -> str:
         return expression_of("allreduce", lambda v: v * by, torch.float32)

@@ -259,6 +259,15 @@ def _gelu(low: Lowering, node: fx.Node, x: Any, *, approximate: str = "none") ->
     return low.arithmetic(node, "gelu" if approximate == "none" else "gelu_tanh", x)
 
 
+def _add_product(low: Lowering, node: fx.Node, a: Any, b: Any, c: Any, *, value: float = 1) -> int:
+    dtype = wide(node.meta["val"].dtype)
+    add, factor = low.writer.add, low.operand(b, dtype)
+    if value != 1:
+        factor = add("mul", dtype, low.operand(value, dtype), factor)
+    product = add("mul", dtype, factor, low.operand(c, dtype))
+    return add("add", dtype, low.operand(a, dtype), product)
+
+
 def _reciprocal(low: Lowering, node: fx.Node, x: Any) -> int:
     return low.arithmetic(node, "div", 1, x)
 
@@ -328,6 +337,7 @@ _OPS: dict[Any, Lower] = {
     aten.rsub.Scalar: _reversed_sub,
     aten.rsub.Tensor: _reversed_sub,
     aten.mul.Tensor: _same("mul"),
+    aten.addcmul.default: _add_product,
     aten.div.Tensor: _divide,
     aten.div.Tensor_mode: _divide,
     aten.floor_divide.default: _floor_divide("floor_divide"),
