@@ -159,11 +159,12 @@ void bind_epilogues(py::module_& m) {
   m.def(
       "epilogue_program",
       [](std::string_view expression, at::ScalarType dtype, std::string_view kernel,
-         bool has_simple, int world, bool simple) {
-        return collx::program_of(expression, dtype, {{kernel, has_simple}, world, simple});
+         bool has_simple, int world, bool simple, bool has_worlds, bool rows) {
+        const collx::KernelTemplate of{kernel, has_simple, has_worlds, rows};
+        return collx::program_of(expression, dtype, {of, world, simple});
       },
       py::arg("expression"), py::arg("dtype"), py::arg("kernel"), py::arg("has_simple"),
-      py::arg("world"), py::arg("simple"));
+      py::arg("world"), py::arg("simple"), py::arg("has_worlds") = true, py::arg("rows") = false);
 }
 
 void bind_communicator(py::module_& m) {

@@ -1,12 +1,13 @@
 #include "epilogue.h"
 #include "launch.h"
+#include "stages/norm_arguments.cuh"
 
 namespace collx::cuda {
 namespace {
 
 /// What a program assumes of its arguments must hold here: its headers are read when it is
 /// compiled.
-std::string with_sizes(std::string program) {
+std::string with_sizes(std::string program, bool rows) {
   const auto has = [&](const char* type, size_t bytes) {
     program += std::string("static_assert(sizeof(collx::") + type +
                ") == " + std::to_string(bytes) + ", \"headers of another build\");\n";
@@ -15,6 +16,10 @@ std::string with_sizes(std::string program) {
   has("cuda::PullArguments", sizeof(PullArguments));
   has("cuda::Routes", sizeof(Routes));
   has("EpilogueArguments", sizeof(EpilogueArguments));
+  if (rows) {
+    has("cuda::NormArguments", sizeof(NormArguments));
+    has("cuda::GatheredRows", sizeof(GatheredRows));
+  }
   return program;
 }
 
@@ -39,6 +44,13 @@ int held_by_device(Kernel kernel, int device) {
 
 }  // namespace
 
+Kernel find_with_epilogue(const EpilogueCall& epilogue, const ProgramOptions& options,
+                          const Plan& plan) {
+  const int full_blocks = ceil_div(plan.blocks * plan.threads, kFullBlock);
+  const Kernel kernel = epilogue.kernels.find(options, full_blocks, epilogue.op, epilogue.make);
+  return epilogue.launches ? kernel : nullptr;
+}
+
 Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const char* op,
                              MakeKernel make) {
   int device = 0;
@@ -49,7 +61,8 @@ Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const ch
     if (entry.device == device && entry.options == options) found = &entry;
   }
   if (found == nullptr) {
-    const std::string program = with_sizes(epilogue_program(expression_, dtype_, options));
+    const std::string program =
+        with_sizes(epilogue_program(expression_, dtype_, options), options.kernel.rows);
     const Kernel kernel = load(make(op, program, kernel_in_program(options)));
     entries_.push_back({options, device, kernel, held_by_device(kernel, device)});
     found = &entries_.back();

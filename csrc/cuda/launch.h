@@ -48,6 +48,10 @@ struct KernelFamily {
   KernelTemplate with_epilogue = {};  // for calls that have one
 };
 
+/// The kernel of a call with an epilogue; null where it was to be made ready, and that is all.
+Kernel find_with_epilogue(const EpilogueCall& epilogue, const ProgramOptions& options,
+                          const Plan& plan);
+
 /// A call on its way to its kernels.
 template <typename CallOf>
 struct Launch {
@@ -79,13 +83,12 @@ struct Launch {
       throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) +
                                " takes no epilogue");
     }
-    const ProgramOptions options{of, unrolled(view.world), of.simple && simple};
-    const int full_blocks = ceil_div(call.plan.blocks * call.plan.threads, kFullBlock);
-    const EpilogueCall& epilogue = *call.epilogue;
-    const Kernel kernel = epilogue.kernels.find(options, full_blocks, epilogue.op, epilogue.make);
-    if (!epilogue.launches) return;
-    void* given[] = {&arguments..., const_cast<EpilogueArguments*>(&epilogue.arguments)};
-    launch(kernel, call.plan, view.pdl, given, stream, name_of(collective_of(call)));
+    const ProgramOptions options{of, of.worlds ? unrolled(view.world) : 0, of.simple && simple};
+    const Kernel kernel = find_with_epilogue(*call.epilogue, options, call.plan);
+    if (kernel == nullptr) return;
+    void* given[] = {&arguments..., const_cast<EpilogueArguments*>(&call.epilogue->arguments)};
+    launch(kernel, call.plan, view.pdl, given, stream, name_of(collective_of(call)),
+           cluster_of(call));
   }
 };
 

@@ -31,6 +31,7 @@ NormArguments norm_arguments_of(const NormCall& call, int world, uint64_t rows) 
   a.cluster_bits = static_cast<uint32_t>(std::countr_zero(call.shape.cluster));
   a.options = call.options;
   a.given_scale = call.given_scale;
+  a.first_row = call.first_row;
   a.spill = call.spill;
   return a;
 }
@@ -78,16 +79,34 @@ void pull(const NormLaunch& l) {
   l.run(false, k, norm, pull);
 }
 
+/// Kernels that push are compiled for each world and for simple calls, the others for all calls.
+constexpr KernelTemplate mapping(std::string_view name, bool pushes = false) {
+  return {name, pushes, pushes, true};
+}
+
 constexpr LauncherRow<NormCall> kLaunchers[] = {
     {Algorithm::oneshot_push,
      kNorms | kScatteringNorms,
-     {DTypes::normalized, norm_oneshot_push},
+     {DTypes::normalized, norm_oneshot_push, mapping("norm_oneshot_push", true)},
      push},
-    {Algorithm::twoshot_push, kNorms, {DTypes::normalized, norm_twoshot_push}, push},
-    {Algorithm::twoshot_push_sums, kNorms, {DTypes::normalized, norm_twoshot_push_sums}, push},
-    {Algorithm::oneshot_pull, kNorms, {DTypes::normalized, norm_oneshot_pull}, pull},
-    {Algorithm::twoshot_pull, kNorms, {DTypes::normalized, norm_twoshot_pull}, pull},
+    {Algorithm::twoshot_push,
+     kNorms,
+     {DTypes::normalized, norm_twoshot_push, mapping("norm_twoshot_push", true)},
+     push},
+    {Algorithm::twoshot_push_sums,
+     kNorms,
+     {DTypes::normalized, norm_twoshot_push_sums, mapping("norm_twoshot_push_sums", true)},
+     push},
+    {Algorithm::oneshot_pull,
+     kNorms,
+     {DTypes::normalized, norm_oneshot_pull, mapping("norm_oneshot_pull")},
+     pull},
+    {Algorithm::twoshot_pull,
+     kNorms,
+     {DTypes::normalized, norm_twoshot_pull, mapping("norm_twoshot_pull")},
+     pull},
 };
+static_assert(take_epilogues(kLaunchers, kNorms | kScatteringNorms, Algorithm::automatic));
 static_assert(is_complete(DeviceKind::cuda, kNorms, [](Collective c, Algorithm a) {
   return find_row(kLaunchers, c, a) != nullptr;
 }));
@@ -113,9 +132,15 @@ void normalize(const void* const* inputs, int world, const NormCall& call, Strea
   std::copy_n(inputs, world, gathered.input);
   gathered.world = world;
   NormArguments norm = norm_arguments_of(call, 1, call.rows);
-  void* arguments[] = {&gathered, &norm};
-  launch(norm_local({call.dtype, 1, false}), call.plan, PdlLevel::off, arguments, stream,
-         "a local normalization", call.shape.cluster);
+  const EpilogueCall* epilogue = call.epilogue;
+  const Kernel kernel = epilogue == nullptr
+                            ? norm_local({call.dtype, 1, false})
+                            : find_with_epilogue(*epilogue, {mapping("norm_local")}, call.plan);
+  if (kernel == nullptr) return;
+  void* arguments[] = {&gathered, &norm, nullptr};
+  if (epilogue != nullptr) arguments[2] = const_cast<EpilogueArguments*>(&epilogue->arguments);
+  launch(kernel, call.plan, PdlLevel::off, arguments, stream, "a local normalization",
+         call.shape.cluster);
 }
 
 }  // namespace collx::cuda

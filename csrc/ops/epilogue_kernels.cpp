@@ -11,7 +11,6 @@ bool in_kernels(const Communicator& communicator, Algorithm asked) {
          communicator.options().world_size > 1 && asked != Algorithm::fallback;
 }
 
-#if COLLX_CUDA
 namespace {
 
 /// `extra` broadcast to `sizes`. False where its elements lie in too many runs.
@@ -28,13 +27,11 @@ bool lay_out(const at::Tensor& extra, at::IntArrayRef sizes, DType dtype, ExtraT
 
 }  // namespace
 
-const cuda::EpilogueCall& KernelEpilogue::prepare(const char* op, const Epilogue& epilogue,
-                                                  const at::Tensor& output, DType dtype) {
+EpilogueArguments KernelEpilogue::arguments_of(const Epilogue& epilogue, at::IntArrayRef sizes,
+                                               DType dtype) {
   const Expression& expression = epilogue.known.expression;
-  call_.emplace(cuda::EpilogueCall{epilogue.known.kernels, op, make_kernel, !getting_ready(), {}});
-  EpilogueArguments& arguments = call_->arguments;
+  EpilogueArguments arguments;
   if (epilogue.value != nullptr) arguments.value = epilogue.value->mutable_data_ptr();
-  const at::IntArrayRef sizes = output.sizes();
   for (size_t i = 0; i < static_cast<size_t>(expression.extras); ++i) {
     if (lay_out(epilogue.extras[i], sizes, dtype, arguments.extra[i])) continue;
     copies_.push_back(epilogue.extras[i].expand(sizes).contiguous());
@@ -49,8 +46,35 @@ const cuda::EpilogueCall& KernelEpilogue::prepare(const char* op, const Epilogue
     }
     below *= static_cast<uint64_t>(sizes[d]);
   }
-  return *call_;
+  return arguments;
+}
+
+#if COLLX_CUDA
+cuda::EpilogueCall& KernelEpilogue::on_cuda(const char* op, const Epilogue& epilogue,
+                                            at::IntArrayRef sizes, DType dtype) {
+  return call_.emplace(cuda::EpilogueCall{epilogue.known.kernels, op, make_kernel, !getting_ready(),
+                                          arguments_of(epilogue, sizes, dtype)});
 }
 #endif
+
+void KernelEpilogue::use_for_rows(const Communicator& communicator, const char* op,
+                                  const Epilogue& epilogue, at::IntArrayRef sizes, NormCall& call) {
+  call.descriptor.row_epilogue = epilogue.known.hash;
+  if (!communicator.on_cuda()) {
+    call.row_epilogue = &rows_.emplace(
+        cpu::RowEpilogue{epilogue.known.expression, arguments_of(epilogue, sizes, call.dtype)});
+    return;
+  }
+#if COLLX_CUDA
+  cuda::EpilogueCall& made = on_cuda(op, epilogue, sizes, call.dtype);
+  call.epilogue = &made;
+  if (call.cols * static_cast<uint64_t>(dtype_size(call.dtype)) % kVectorBytes == 0) return;
+  // Each row begins with a vector of its own, which then is not aligned in all of them.
+  for (ExtraTensor& extra : made.arguments.extra) {
+    if (extra.lies == Lies::vectors) extra.lies = Lies::anywhere;
+  }
+#endif
+  (void)op;
+}
 
 }  // namespace collx

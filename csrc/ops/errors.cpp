@@ -179,8 +179,8 @@ std::string describe(const CallDescriptor& call) {
   if (call.runs != call.algorithm)
     out << ", carried out by " << safe_name(kAlgorithmNames, call.runs);
   if (call.max_blocks > 0) out << ", max_blocks=" << call.max_blocks;
-  if (!is_norm(call.collective) && call.epilogue != 0) {
-    out << ", with epilogue " << std::hex << call.epilogue << std::dec;
+  if (const uint64_t epilogue = epilogue_of(call); epilogue != 0) {
+    out << ", with epilogue " << std::hex << epilogue << std::dec;
   }
   if (call.symmetric & 1u) write_place(out, "input", call.input_offset);
   if (call.symmetric & 2u) write_place(out, "output", call.output_offset);

@@ -31,6 +31,7 @@ NormCall rows_of(NormCall call, uint64_t start, uint64_t count) {
                               ? elements / static_cast<uint64_t>(o.quant_group_size)
                               : start;
   call.rows = count;
+  call.first_row += start;
   call.residual = behind(static_cast<const char*>(call.residual), bytes);
   call.residual_out = behind(static_cast<char*>(call.residual_out), bytes);
   call.normalized = behind(static_cast<char*>(call.normalized), bytes);

@@ -1,6 +1,7 @@
 #include "norm.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -8,6 +9,7 @@
 #include "../protocol/names.h"
 #include "../protocol/norm_plan.h"
 #include "autograd_kernels.h"
+#include "epilogue_kernels.h"
 #include "norm_checks.h"
 #include "registry.h"
 #include "run.h"
@@ -24,6 +26,7 @@ using Results = c10::SmallVector<at::Tensor, 4>;
 /// Tensors that the backends can work on: dense, of the layout that the call describes.
 struct Operands {
   c10::MaybeOwned<at::Tensor> input, residual, weight, bias, scale;
+  at::IntArrayRef sizes;  // of the normalized tensor
   Results results;
 };
 
@@ -97,13 +100,18 @@ class NormRun {
  public:
   NormCall call;
 
+  /// `epilogue`: null without one.
   NormRun(const NormOperator& op, Communicator& communicator, const NormCheck& check,
-          const Operands& operands)
+          const Operands& operands, const Epilogue* epilogue)
       : call(describe(op, check, operands)),
         op_(op),
         communicator_(communicator),
         check_(check),
         operands_(operands) {
+    if (epilogue != nullptr) {
+      epilogue_.use_for_rows(communicator, op.name(), *epilogue, operands.sizes, call);
+      if (getting_ready()) return;
+    }
     if (!op.is_fp8() && !op.is_int8()) return;
     // Not the kernels' work: one number, that no rank needs from another.
     if (check.options.scale_mode == ScaleMode::tensor) {
@@ -121,6 +129,12 @@ class NormRun {
     plan(Algorithm::fallback, false);
     const void* inputs[] = {call.input};
     normalize_locally(inputs, 1, call, input());
+  }
+
+  /// The kernels of the call alone: see GettingReady.
+  void get_ready() {
+    if (!communicator_.on_cuda()) return;
+    in_kernels(communicator_, asked()) ? collx::run(*this, communicator_) : alone();
   }
 
   Places find(SymmetricMemory& memory) const {
@@ -159,6 +173,7 @@ class NormRun {
   const NormCheck& check_;
   const Operands& operands_;
   at::Tensor spill_;
+  KernelEpilogue epilogue_;
 };
 
 /// Where a tensor lies, if it is dense.
@@ -201,6 +216,30 @@ void check_apart(const NormOperator& op, const NormArguments& a) {
   }
 }
 
+/// Where the rows of the results begin in the tensor that is normalized.
+Origin origin_of(const NormOperator& op, const NormArguments& a, const Communicator& communicator) {
+  if (!scatters_rows(op.collective)) return {};
+  const CommunicatorOptions& o = communicator.options();
+  const auto rows = static_cast<uint64_t>(a.input.size(0));
+  return {0, static_cast<int64_t>(partition(rows, o.world_size, o.rank).start)};
+}
+
+/// Extras of an epilogue that share nothing with the results. Where that cannot be told, a copy.
+std::vector<at::Tensor> extras_apart(const NormOperator& op, const NormArguments& a) {
+  std::vector<at::Tensor> extras = a.extras;
+  for (at::Tensor& extra : extras) {
+    for (size_t i = 0; i < a.results.size(); ++i) {
+      const at::MemOverlapStatus overlap = at::get_overlap_status(extra, a.results[i]);
+      if (overlap == at::MemOverlapStatus::TooHard) extra = extra.clone();
+      TORCH_CHECK_VALUE(
+          overlap == at::MemOverlapStatus::No || overlap == at::MemOverlapStatus::TooHard, "collx.",
+          op.name(), ": extras: one overlaps ", name_of(op.results[i]),
+          "; accepted: tensors that share nothing with the results");
+    }
+  }
+  return extras;
+}
+
 bool lies_as(const at::Tensor& tensor, const NormResultShape& shape) {
   return shape.column_major ? tensor.sym_strides().equals(shape.strides()) : tensor.is_contiguous();
 }
@@ -220,12 +259,23 @@ Results call(const NormOperator& op, const NormArguments& a) {
                     dense(a.weight),
                     dense(a.bias),
                     a.scale ? dense(*a.scale) : c10::MaybeOwned<at::Tensor>(),
+                    (a.residual.defined() ? a.residual : a.input).sizes(),
                     {}};
   for (size_t i = 0; i < check.results.size(); ++i) {
     const bool given = op.out && lies_as(a.results[i], check.results[i]);
     operands.results.push_back(given ? a.results[i] : new_result(check.results[i], a.input));
   }
-  NormRun norm(op, *communicator, check, operands);
+  std::vector<at::Tensor> extras;
+  std::optional<Epilogue> epilogue;
+  if (check.epilogue != nullptr) {
+    extras = extras_apart(op, a);
+    epilogue.emplace(Epilogue{*check.epilogue, extras, origin_of(op, a, *communicator)});
+  }
+  NormRun norm(op, *communicator, check, operands, epilogue ? &*epilogue : nullptr);
+  if (epilogue && getting_ready()) {
+    norm.get_ready();
+    return operands.results;
+  }
   run(norm, *communicator);
   for (size_t i = 0; i < a.results.size(); ++i) {
     if (!operands.results[i].is_same(a.results[i])) a.results[i].copy_(operands.results[i]);
@@ -303,19 +353,23 @@ class AutogradKernel final : public c10::OperatorKernel {
                   torch::jit::Stack* stack) {
     const size_t count = op_.arguments.size() + (op_.out ? op_.results.size() : 0);
     for (const c10::IValue& value : torch::jit::last(*stack, count)) {
-      if (!value.isTensor() || !value.toTensor().defined()) continue;
-      const at::Tensor& tensor = value.toTensor();
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          !autograd::wants_gradient(tensor) && !torch::autograd::isFwGradDefined(tensor), "collx.",
-          op_.name(),
-          ": has no automatic differentiation: got an argument that requires grad or has a "
-          "tangent; accepted: detached arguments, torch.no_grad(), or the unfused sequence "
-          "(collx.nn.unfused_rmsnorm)");
+      if (value.isTensor() && value.toTensor().defined()) refuse_gradient(value.toTensor());
+      if (!value.isTensorList()) continue;
+      for (const c10::IValue& extra : value.toListRef()) refuse_gradient(extra.toTensor());
     }
     VersionsKernel::write(op_, handle, keys, stack);
   }
 
  private:
+  void refuse_gradient(const at::Tensor& tensor) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !autograd::wants_gradient(tensor) && !torch::autograd::isFwGradDefined(tensor), "collx.",
+        op_.name(),
+        ": has no automatic differentiation: got an argument that requires grad or has a "
+        "tangent; accepted: detached arguments, torch.no_grad(), or the unfused sequence "
+        "(collx.nn.unfused_rmsnorm)");
+  }
+
   NormOperator op_;
 };
 

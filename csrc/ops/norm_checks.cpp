@@ -204,6 +204,23 @@ NormResultShape shape_of(NormResult result, const NormArguments& a, const NormOp
   return shape;
 }
 
+/// `sizes`: of the normalized tensor.
+std::shared_ptr<const KnownExpression> check_epilogue(const char* op, const NormArguments& a,
+                                                      c10::SymIntArrayRef sizes) {
+  if (a.expression.empty()) {
+    TORCH_CHECK_VALUE(a.extras.empty(), "collx.", op, ": extras: got ", a.extras.size(),
+                      " tensors without an expression; accepted: none");
+    return nullptr;
+  }
+  auto known = check_expression(op, a.expression, a.input.scalar_type());
+  const at::ScalarType result = scalar_type_of(known->expression.result());
+  TORCH_CHECK_TYPE(result == a.input.scalar_type(), "collx.", op, ": expression: gives ",
+                   dtype_name(result), "; accepted: the input's dtype, ",
+                   dtype_name(a.input.scalar_type()));
+  check_extras(op, known->expression, a.extras, a.input, sizes);
+  return known;
+}
+
 }  // namespace
 
 c10::SymDimVector NormResultShape::strides() const {
@@ -250,6 +267,7 @@ NormCheck check_norm(const NormOperator& operation, const NormArguments& a) {
   for (const NormResult result : operation.results) {
     check.results.push_back(shape_of(result, a, o));
   }
+  check.epilogue = check_epilogue(op, a, check.results[0].sizes);
   return check;
 }
 

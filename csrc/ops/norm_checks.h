@@ -4,6 +4,7 @@
 
 #include <c10/core/SymIntArrayRef.h>
 
+#include "epilogue.h"
 #include "norm_operators.h"
 
 namespace collx {
@@ -23,6 +24,7 @@ struct NormCheck {
   Algorithm algorithm;
   int max_blocks;
   c10::SmallVector<NormResultShape, 4> results;
+  std::shared_ptr<const KnownExpression> epilogue;  // null: none
 };
 
 /// Everything that shapes, dtypes and options say. ValueError or TypeError names the argument.

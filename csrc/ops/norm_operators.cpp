@@ -51,6 +51,13 @@ constexpr ArgumentRow kArguments[] = {
      [](A& a, const V& v) { a.algorithm = v.toStringView(); }},
     {NormArgument::max_blocks, "int max_blocks=0",
      [](A& a, const V& v) { a.max_blocks = v.toInt(); }},
+    {NormArgument::expression, "str expression=\"\"",
+     [](A& a, const V& v) { a.expression = v.toStringView(); }},
+    // A list of tensors has no default in a schema.
+    {NormArgument::extras, "Tensor[]? extras=None",
+     [](A& a, const V& v) {
+       if (!v.isNone()) a.extras = v.toTensorVector();
+     }},
 };
 static_assert(stand_at_their_values(kArguments, &ArgumentRow::argument));
 
@@ -72,7 +79,7 @@ std::vector<NormArgument> arguments_of(Collective c) {
     if (row.quantized == Quantized::fp8) add({fp8_dtype});
     add({scale_mode, scale, quant_group_size, ue8m0, scale_dtype, scale_layout});
   }
-  add({rounding, algorithm, max_blocks});
+  add({rounding, algorithm, max_blocks, expression, extras});
   return list;
 }
 

@@ -35,6 +35,8 @@ enum class NormArgument : uint8_t {
   rounding,
   algorithm,
   max_blocks,
+  expression,
+  extras,
 };
 
 enum class NormResult : uint8_t { quantized, scale, out, residual, normalized };
@@ -73,6 +75,8 @@ struct NormArguments {
   double eps = 0, weight_offset = 0;
   std::optional<double> scale_ub;
   std::string_view group_name, fp8_dtype, rounding, algorithm;
+  std::string_view expression;  // of the epilogue; empty: none
+  std::vector<at::Tensor> extras;
   std::string_view scale_mode = "row", scale_dtype = "float32", scale_layout = "row";
   int64_t quant_group_size = 0, max_blocks = 0;
   bool ue8m0 = false;

@@ -12,6 +12,9 @@ namespace collx {
 namespace cuda {
 struct EpilogueCall;
 }
+namespace cpu {
+struct RowEpilogue;
+}
 
 /// A communicator from one rank.
 struct RankView {
@@ -55,8 +58,8 @@ struct Call {
   const void* peer_input[kMaxRanks];
   void* peer_output[kMaxRanks];
   CallDescriptor descriptor;
-  /// On CUDA: what is done with each element of a reduction's result on its way into the output,
-  /// whose dtype may be another then.
+  /// On CUDA: what is done with each element of a result on its way into the output, whose dtype
+  /// may be another then.
   const cuda::EpilogueCall* epilogue;
 };
 
@@ -115,6 +118,10 @@ struct NormCall : Call {
   NormShape shape;           // on CUDA
   /// On CUDA, where shape.steps > 1: a row of float32 for each block; otherwise null.
   float* spill;
+  // What goes over each normalized row: on CUDA `epilogue`, on the CPU this one. Its elements are
+  // counted from a tensor in which the results begin with row `first_row`.
+  const cpu::RowEpilogue* row_epilogue;
+  uint64_t first_row;
 
   bool scatters() const { return scatters_rows(collective); }
 };

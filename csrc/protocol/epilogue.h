@@ -60,6 +60,20 @@ struct ExtraTensor {
   Lies lies = Lies::anywhere;
 };
 
+/// Elements from the extra's first to the one that goes with element i of the output.
+COLLX_HD constexpr int64_t offset_of(const ExtraTensor& extra, uint64_t i) {
+  int64_t offset = 0;
+  for (int d = 0; d + 1 < extra.dims; ++d) {
+    // Most outputs have less than 2^32 elements, and a GPU's division of 64 bits takes long.
+    const uint64_t outer = i >> 32 == 0 && extra.size[d] >> 32 == 0
+                               ? static_cast<uint32_t>(i) / static_cast<uint32_t>(extra.size[d])
+                               : i / extra.size[d];
+    offset += static_cast<int64_t>(i - outer * extra.size[d]) * extra.stride[d];
+    i = outer;
+  }
+  return offset + static_cast<int64_t>(i) * extra.stride[extra.dims - 1];
+}
+
 /// Element i has start + i / below % size.
 struct Coordinate {
   uint64_t below = 1;  // elements of the dimensions inside of it

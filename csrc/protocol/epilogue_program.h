@@ -13,6 +13,8 @@ namespace collx {
 struct KernelTemplate {
   std::string_view name;
   bool simple = false;  // it has a version for the calls that transports/session.cuh calls so
+  bool worlds = true;   // and one for each world
+  bool rows = false;    // it normalizes rows
 
   friend bool operator==(const KernelTemplate&, const KernelTemplate&) = default;
 };
@@ -83,8 +85,8 @@ inline std::string leaf(const char* from, DType dtype) {
 inline std::string epilogue_program(const Expression& expression, DType dtype,
                                     const ProgramOptions& options) {
   const std::string name(options.kernel.name);
-  std::string p =
-      "#include \"cuda/collectives/" + name + ".cuh\"\n#include \"cuda/stages/map.cuh\"\n";
+  std::string p = "#include \"cuda/collectives/" + name + ".cuh\"\n#include \"cuda/stages/" +
+                  (options.kernel.rows ? "map_rows" : "map") + ".cuh\"\n";
   p += "namespace collx::cuda {\nstruct Expression {\n";
   p += std::string("  static constexpr DType kDType = DType::") +
        kValueTypes[static_cast<int>(dtype)].name + ";\n";
@@ -109,8 +111,9 @@ inline std::string epilogue_program(const Expression& expression, DType dtype,
 /// The kernel's name in that program, as C++ has it.
 inline std::string kernel_in_program(const ProgramOptions& options) {
   std::string name = "collx::cuda::" + std::string(options.kernel.name) +
-                     "_kernel<collx::cuda::Map<collx::cuda::Expression>, " +
-                     std::to_string(options.world);
+                     "_kernel<collx::cuda::" + (options.kernel.rows ? "MapRows" : "Map") +
+                     "<collx::cuda::Expression>";
+  if (options.kernel.worlds) name += ", " + std::to_string(options.world);
   if (options.kernel.simple) name += options.simple ? ", true" : ", false";
   return name + ", collx::EpilogueArguments>";
 }

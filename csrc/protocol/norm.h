@@ -68,6 +68,24 @@ COLLX_HD constexpr float clamp(float value, float limit) {
   return value > limit ? limit : value < -limit ? -limit : value;
 }
 
+/// A float as the bits of the nearest fp8, ties to even: clamped, and 0x7F of NaN.
+template <Quantization To>
+COLLX_HD constexpr uint32_t to_fp8_bits(float value) {
+  static_assert(To == Quantization::e4m3fn || To == Quantization::e5m2);
+  constexpr bool kE4m3 = To == Quantization::e4m3fn;
+  constexpr int kDropped = kE4m3 ? 20 : 21;  // bits of the mantissa
+  constexpr uint32_t kRebias = (kE4m3 ? 127 - 7 : 127 - 15) << 23;
+  constexpr float kLeastNormal = kE4m3 ? 0x1p-6f : 0x1p-14f;
+  constexpr float kGrid = kE4m3 ? 0x1p14f : 0x1p7f;  // its last bit is the unit of subnormals
+  if (is_nan(value)) return 0x7Fu;
+  const uint32_t sign = bits_of(value) >> 24 & 0x80u;
+  const float size = clamp(float_of(magnitude(value)), largest_value(To));
+  if (size < kLeastNormal) return sign | (bits_of(size + kGrid) - bits_of(kGrid));
+  const uint32_t bits = bits_of(size);
+  return sign |
+         (bits + ((1u << (kDropped - 1)) - 1u) + (bits >> kDropped & 1u) - kRebias) >> kDropped;
+}
+
 /// The smallest power of two that is not below a positive float. 0, infinity and NaN stay.
 COLLX_HD constexpr float power_of_two_above(float value) {
   const uint32_t bits = bits_of(value);

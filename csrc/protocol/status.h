@@ -23,7 +23,10 @@ struct CallDescriptor {
   int32_t max_blocks = 0;
   uint64_t numel = 0;
   uint64_t input_offset = 0;  // offsets in the symmetric allocations
-  uint64_t output_offset = 0;
+  union {
+    uint64_t output_offset = 0;
+    uint64_t row_epilogue;  // as `epilogue`, of a fused normalization, whose results peers leave be
+  };
   int64_t sizes[8] = {};
   union {
     NormOptions norm = {};  // of a fused normalization
@@ -35,6 +38,11 @@ struct CallDescriptor {
   uint64_t expects = 0;
 };
 static_assert(sizeof(CallDescriptor) == 144);
+
+/// A hash of the expression that is the call's epilogue; 0 without one.
+constexpr uint64_t epilogue_of(const CallDescriptor& d) {
+  return is_norm(d.collective) ? d.row_epilogue : d.epilogue;
+}
 
 /// FNV-1a over the descriptor, folded to 32 bits. Which call it was stands beside it, in the epoch
 /// of the flag that carries it.

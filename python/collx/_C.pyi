@@ -60,7 +60,14 @@ def made_kernels() -> tuple[int, int]:
     """How many kernels this process has compiled for epilogues, and how many it found on disk."""
 
 def epilogue_program(
-    expression: str, dtype: torch.dtype, kernel: str, has_simple: bool, world: int, simple: bool
+    expression: str,
+    dtype: torch.dtype,
+    kernel: str,
+    has_simple: bool,
+    world: int,
+    simple: bool,
+    has_worlds: bool = True,
+    rows: bool = False,
 ) -> tuple[str, str]:
     """The program that is compiled for an epilogue in a kernel of that template, and the kernel's
     name in it."""

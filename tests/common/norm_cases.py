@@ -8,6 +8,8 @@ results.
                of which is LARGEST); "minus" (the sum and y are -1 throughout); "tiny" (scales have
                no reciprocal)
     folded     input has three dimensions
+    epilogue   one of EPILOGUES, or none
+    lies       how its extras broadcast: "full", "row", "column", "number"
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 
 from collx._extension import extension
 
+from .epilogues import Case, bias_relu, causal, ranges, scale_residual
 from .values import dtype_of, make_values
 
 Fields = dict[str, Any]
@@ -44,6 +47,16 @@ STYLES = ("random", "rows", "bits", "ones")
 FORMS = ("functional", "out", "python", "python_out")
 ROWS = (0, 1, 2, 7, 64, 513)
 COLS = (1, 8, 100, 384, 4096, 8192, 16384, 20000)
+EPILOGUES = {
+    case.function.__name__: case
+    for case in (
+        Case(bias_relu, DTYPES, 1),
+        Case(scale_residual, DTYPES, 2),
+        Case(ranges, DTYPES, 1),
+        Case(causal, DTYPES, index=True),
+    )
+}
+LIES = ("full", "row", "column", "number")
 LARGEST = 2.5  # magnitude of a gain with style "constant"
 TINY = 1e-38
 
@@ -99,6 +112,8 @@ class Call:
     scale_dtype: str = "float32"
     scale_layout: str = "row"
     keep_norm: bool = False
+    epilogue: str = ""
+    lies: str = "row"
     style: str = "random"
     seed: int = 1
     algorithm: str = "auto"
@@ -159,6 +174,8 @@ def legal(call: Call) -> Call:
         call = replace(call, ue8m0=True)
     if scatters(call.op):
         call = replace(call, folded=False)
+    if call.epilogue and EPILOGUES[call.epilogue].index:  # of rows and columns
+        call = replace(call, folded=False)
     if call.algorithm not in algorithms_of(call.op):
         call = replace(call, algorithm="auto")
     if call.form == "updated" and "residual" not in call.op:
@@ -182,6 +199,7 @@ class Data:
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: torch.Tensor | None
+    extras: list[list[torch.Tensor]]
     expected: list[Tensors]
 
 
@@ -248,6 +266,18 @@ def _vector(call: Call, which: int) -> torch.Tensor:
     return vector
 
 
+def _extras(call: Call, sizes: tuple[int, ...], seed: int) -> list[torch.Tensor]:
+    """Of results of those sizes."""
+    by_name = {"full": sizes, "row": sizes[-1:], "column": (*sizes[:-1], 1), "number": ()}
+    shape = torch.Size(by_name[call.lies])
+    count = EPILOGUES[call.epilogue].extras if call.epilogue else 0
+    made = []
+    for which in range(count):
+        values = make_values("random", call.dtype, shape.numel(), seed + which, 0)
+        made.append(values.view(shape))
+    return made
+
+
 def _data(call: Call, world: int) -> Data:
     inputs = [_input(call, rank, world).view(call.shape) for rank in range(world)]
     residuals = None
@@ -270,8 +300,13 @@ def _data(call: Call, world: int) -> Data:
     weight = _vector(call, 1)
     bias = _vector(call, 2) if "layernorm" in call.op else None
     scale = torch.tensor([call.given]) if call.scale_mode == "tensor" else None
-    expected = _expected(call, inputs, residuals, weight, bias, scale)
-    return Data(inputs, residuals, weight, bias, scale, expected)
+    own = [residuals[rank] if residuals else inputs[rank] for rank in range(world)]
+    extras = [
+        _extras(call, tuple(like.shape), call.seed + 900 + (scatters(call.op) and 7 * rank))
+        for rank, like in enumerate(own)
+    ]
+    expected = _expected(call, inputs, residuals, weight, bias, scale, extras)
+    return Data(inputs, residuals, weight, bias, scale, extras, expected)
 
 
 def _expected(
@@ -281,6 +316,7 @@ def _expected(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     scale: torch.Tensor | None,
+    extras: list[list[torch.Tensor]],
 ) -> list[Tensors]:
     from collx import reference
 
@@ -291,6 +327,10 @@ def _expected(
         given["weight_offset"] = call.weight_offset
     if quantizes(call.op):
         given.update(scale_options(call), scale=scale, keep_norm=call.keep_norm)
+    if call.epilogue:
+        case = EPILOGUES[call.epilogue]
+        given.update(epilogue=case.function, index=case.index)
+        given["extras"] = extras if scatters(call.op) else extras[0]
     function = getattr(reference, call.op)
     if scatters(call.op):
         results: list[Tensors] = function(inputs, residuals, **given)

@@ -13,6 +13,7 @@ from .check import Placed, arenas_of, bytes_around, differences, run_each, share
 from .family_cases import strides_of
 from .family_check import byte_differences
 from .norm_cases import (
+    EPILOGUES,
     Call,
     Fields,
     Tensors,
@@ -23,7 +24,7 @@ from .norm_cases import (
     scale_options,
 )
 from .rank import Rank
-from .values import unequal
+from .values import dtype_of, unequal
 
 NEW_TENSORS = ("functional", "python")  # forms that return them
 
@@ -51,14 +52,26 @@ def overload(op: str, keep_norm: bool, out: bool) -> Callable[..., Any]:
 
 def arguments_of(call: Call, group_name: str, tensors: Fields) -> Fields:
     """A rank's arguments of the op in torch.ops.collx, by name. `tensors`: input, weight, and
-    residual, bias and scale where the call has them."""
+    residual, bias, scale and extras_0, extras_1, ... where the call has them."""
     given: Fields = {**tensors, "eps": call.eps, "group_name": group_name}
+    if call.epilogue:
+        extras = [given.pop(name) for name in tensors if name.startswith("extras_")]
+        given.update(expression=_expression(call), extras=extras)
     if "layernorm" not in call.op:
         given["weight_offset"] = call.weight_offset
     if quantizes(call.op):
         given.update(scale_options(call))
     given["rounding"] = call.rounding
     return {**given, "algorithm": call.algorithm, "max_blocks": call.max_blocks}
+
+
+def _expression(call: Call) -> str:
+    from collx.epilogues import expression_of
+
+    case, dims = EPILOGUES[call.epilogue], len(call.shape)
+    return expression_of(
+        call.op, case.function, dtype_of(call.dtype), case.extras, dims if case.index else None
+    )
 
 
 def tensors_of(call: Call, world: int, rank: int, device: torch.device) -> Fields:
@@ -71,6 +84,7 @@ def tensors_of(call: Call, world: int, rank: int, device: torch.device) -> Field
         found["bias"] = data.bias
     if data.scale is not None:
         found["scale"] = data.scale
+    found.update({f"extras_{i}": extra for i, extra in enumerate(data.extras[rank])})
     return {name: tensor.to(device, copy=True) for name, tensor in found.items()}
 
 
@@ -79,6 +93,10 @@ def _by_python(communicator: Any, call: Call, given: Fields, outs: Tensors) -> T
 
     scaled = scale_options(call) if quantizes(call.op) else {}
     mine = {k: v for k, v in given.items() if k != "group_name" and k not in scaled}
+    if call.epilogue:
+        case = EPILOGUES[call.epilogue]
+        del mine["expression"]
+        mine.update(epilogue=case.function, index=case.index)
     if scaled:
         kind = call.op.rpartition("_")[2]
         mine["quantization"] = collx.Quantization(kind, **scaled)

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "norm_reference.h"
 #include "protocol/norm_plan.h"
 
 namespace collx {
@@ -220,6 +221,33 @@ TEST(NormScale, Float16RoundTrips) {
   EXPECT_EQ(to_float16_bits(65519.0f), 0x7BFFu);
   EXPECT_EQ(to_float16_bits(65520.0f), 0x7C00u);
   EXPECT_EQ(to_float16_bits(1e30f), 0x7C00u);
+}
+
+/// Every code, what lies halfway between two, and beside that; and floats of all magnitudes.
+template <Quantization To>
+void expect_nearest_fp8() {
+  const std::vector<double> values = cpu::code_values(To);
+  std::vector<float> asked = {1e30f, std::numeric_limits<float>::infinity(),
+                              std::numeric_limits<float>::quiet_NaN()};
+  for (size_t code = 0; code < values.size(); ++code) {
+    asked.push_back(static_cast<float>(values[code]));
+    if (code == 0) continue;
+    const auto middle = static_cast<float>((values[code - 1] + values[code]) / 2);
+    for (const float toward : {middle, 0.0f, 1e9f}) asked.push_back(std::nextafter(middle, toward));
+  }
+  for (uint64_t bits = 0; bits < 0x7F800000u; bits += 65521) {
+    asked.push_back(float_of(static_cast<uint32_t>(bits)));
+  }
+  for (const float value : asked) {
+    ASSERT_EQ(to_fp8_bits<To>(value), cpu::nearest_code(value, To)) << value;
+    const float below = -value;
+    ASSERT_EQ(to_fp8_bits<To>(below), cpu::nearest_code(below, To)) << below;
+  }
+}
+
+TEST(NormScale, Fp8IsTheNearest) {
+  expect_nearest_fp8<Quantization::e4m3fn>();
+  expect_nearest_fp8<Quantization::e5m2>();
 }
 
 TEST(NormScale, PowersOfTwoAreNotBelow) {

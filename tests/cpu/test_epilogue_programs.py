@@ -17,14 +17,20 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="PyTorch was built wit
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
-# Of each kernel whether it has a version for simple calls.
+# Of each kernel whether it has a version for simple calls, one for each world, and normalizes rows.
 KERNELS = {
-    "allreduce_oneshot_push": True,
-    "allreduce_twoshot_push": True,
-    "allreduce_oneshot_pull": False,
-    "allreduce_twoshot_pull": False,
-    "gather_scatter_staged": True,
-    "reducescatter_direct": False,
+    "allreduce_oneshot_push": (True, True, False),
+    "allreduce_twoshot_push": (True, True, False),
+    "allreduce_oneshot_pull": (False, True, False),
+    "allreduce_twoshot_pull": (False, True, False),
+    "gather_scatter_staged": (True, True, False),
+    "reducescatter_direct": (False, True, False),
+    "norm_oneshot_push": (True, True, True),
+    "norm_twoshot_push": (True, True, True),
+    "norm_twoshot_push_sums": (True, True, True),
+    "norm_oneshot_pull": (False, False, True),
+    "norm_twoshot_pull": (False, False, True),
+    "norm_local": (False, False, True),
 }
 
 
@@ -62,9 +68,9 @@ def _compiled(
     dims: int | None = None,
 ) -> str:
     text = expression_of("allreduce", f, dtype, extras, dims)
-    has_simple = KERNELS[kernel]
+    has_simple, has_worlds, rows = KERNELS[kernel]
     source, name = extension.epilogue_program(
-        text, dtype, kernel, has_simple, world, simple and has_simple
+        text, dtype, kernel, has_simple, world, simple and has_simple, has_worlds, rows
     )
     return compile_at_run_time(nvrtc, source, SOURCES, kernel=name, architecture=architecture)
 
@@ -77,9 +83,17 @@ def test_every_op_of_a_type_compiles(dtype: torch.dtype, architecture: str) -> N
     assert not said, said
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("world", "simple"), [(2, True), (4, False), (0, False)])
+def _versions() -> list[tuple[str, int, bool, str]]:
+    """Of every kernel all that there are for one architecture, and one for each of the others."""
+    found = []
+    for kernel, (_, has_worlds, _) in KERNELS.items():
+        found += [(kernel, 2, True, architecture) for architecture in ARCHITECTURES]
+        if has_worlds:
+            found += [(kernel, 4, False, "sm_90"), (kernel, 0, False, "sm_90")]
+    return found
+
+
+@pytest.mark.parametrize(("kernel", "world", "simple", "architecture"), _versions())
 def test_every_kernel_compiles(kernel: str, world: int, simple: bool, architecture: str) -> None:
     said = _compiled(bias_relu, torch.bfloat16, architecture, kernel, world, simple)
     assert not said, said

@@ -152,6 +152,43 @@ def test_a_capture_needs_a_kernel_that_is_loaded(pool: Pool) -> None:
         assert made == (1, 0)
 
 
+def _captured_norm(rank: Rank, algorithm: str) -> tuple[tuple[int, int], list[str]]:
+    import collx
+
+    os.environ["COLLX_CACHE_DIR"] = ""
+    communicator = rank.communicator()
+    x, weight = ones(rank, 96).view(4, 24), ones(rank, 24) * 3
+    shift = float(len(algorithm))  # so that no other call has the kernel made
+    options: dict[str, Any] = {
+        "group": communicator,
+        "epilogue": lambda v, b: torch.relu(v + b - shift),
+        "extras": (torch.arange(24.0, device=rank.device),),
+        "algorithm": algorithm,
+    }
+    out = torch.empty_like(x)
+    before = _made()
+    collx.warm_up(collx.allreduce_rmsnorm, x, weight, 0.0, **options, out=out)
+    made, graph, wrong = _since(before), torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        collx.allreduce_rmsnorm(x, weight, 0.0, **options, out=out)
+    for value in (2.0, -1.0):
+        x.fill_(value)
+        graph.replay()
+        norm = torch.full((4, 24), 3.0 if value > 0 else -3.0)
+        wrong.append(differences(out.cpu(), torch.relu(norm + torch.arange(24.0) - shift)))
+    del os.environ["COLLX_CACHE_DIR"]
+    return made, wrong
+
+
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("algorithm", ["auto", "twoshot_pull"])
+def test_a_norm_is_made_ready_and_captured(pool: Pool, algorithm: str) -> None:
+    """Of every kind of kernel one; and that of a rank by itself."""
+    for made, wrong in pool.run(_captured_norm, algorithm):
+        assert made == (1, 0)
+        assert wrong == ["", ""]
+
+
 def _warmed(rank: Rank) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
     """What warm_up made, and what calls of other lengths had to make behind it."""
     import collx

@@ -1,6 +1,7 @@
 #include "norm_rows.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace collx::cpu {
 namespace {
@@ -35,7 +36,54 @@ NormRows::NormRows(const NormCall& call, uint64_t rows)
       sums_(rows == 0 ? 0 : norm_room(call.cols)),
       tree_(rows == 0 ? 0 : norm_tree_room(call.cols)),
       gain_(rows == 0 ? 0 : norm_room(call.cols)),
-      bias_(rows == 0 || call.bias == nullptr ? 0 : norm_room(call.cols)) {}
+      bias_(rows == 0 || call.bias == nullptr ? 0 : norm_room(call.cols)) {
+  const RowEpilogue* const epilogue = call.row_epilogue;
+  if (epilogue == nullptr) return;
+  if (call.normalized == nullptr) mapped_.resize(call.cols * element_);
+  const Expression& e = epilogue->expression;
+  coordinates_.resize(static_cast<size_t>(e.indices));
+  // Within a row an extra goes on as its innermost dimension does, a coordinate one by one if it is
+  // that of the columns.
+  const auto step = static_cast<int64_t>(element_);
+  strides_ = {step, step};
+  for (int x = 0; x < e.extras; ++x) {
+    strides_.push_back(epilogue->arguments.extra[x].stride[0] * step);
+  }
+  for (int c = 0; c < e.indices; ++c) {
+    const bool columns = is_column(epilogue->arguments.coordinate[c]);
+    strides_.push_back(columns ? static_cast<int64_t>(sizeof(int64_t)) : 0);
+    if (!columns) continue;
+    columns_.resize(call.cols);
+    std::iota(columns_.begin(), columns_.end(), epilogue->arguments.coordinate[c].start);
+  }
+  operands_.resize(strides_.size());
+}
+
+bool NormRows::is_column(const Coordinate& c) const { return c.below == 1 && call_.cols > 1; }
+
+void NormRows::place_operands(uint64_t row, NormRow& task) {
+  const RowEpilogue& epilogue = *call_.row_epilogue;
+  const Expression& e = epilogue.expression;
+  const uint64_t first = (call_.first_row + row) * call_.cols;
+  char** to = operands_.data();
+  to[0] = to[1] = task.normalized == nullptr ? mapped_.data() : static_cast<char*>(task.normalized);
+  to += 2;
+  for (int x = 0; x < e.extras; ++x) {
+    const ExtraTensor& extra = epilogue.arguments.extra[x];
+    const int64_t offset = offset_of(extra, first) * static_cast<int64_t>(element_);
+    // The kernel only reads it.
+    *to++ = const_cast<char*>(static_cast<const char*>(extra.data)) + offset;
+  }
+  for (int c = 0; c < e.indices; ++c) {
+    const Coordinate& of = epilogue.arguments.coordinate[c];
+    int64_t& here = coordinates_[static_cast<size_t>(c)];
+    here = of.start + static_cast<int64_t>(first / of.below % of.size);
+    *to++ = reinterpret_cast<char*>(is_column(of) ? columns_.data() : &here);
+  }
+  task.epilogue = &e;
+  task.evaluate = expression_kernel();
+  task.line = {operands_.data(), strides_.data(), static_cast<int64_t>(call_.cols)};
+}
 
 void NormRows::widen(const void* weights, float* to, float offset) const {
   const NormOptions& o = call_.options;
@@ -74,6 +122,7 @@ void NormRows::finish(uint64_t row) {
   task.quantized = byte_of(call_.quantized, first);
   task.scales = scales.first;
   task.scale_stride = scales.stride;
+  if (call_.row_epilogue != nullptr) place_operands(row, task);
   kernels_.finish(task);
 }
 

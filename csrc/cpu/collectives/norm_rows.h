@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../../protocol/call.h"
+#include "../row_epilogue.h"
 #include "../simd/norm_kernels.h"
 
 namespace collx::cpu {
@@ -35,6 +36,8 @@ class NormRows {
   void widen(const void* weights, float* to, float offset) const;
   void sum(const void* const* sources, int world, uint64_t at, uint64_t count);
   void finish(uint64_t row);
+  bool is_column(const Coordinate& c) const;
+  void place_operands(uint64_t row, NormRow& task);
 
   const NormCall& call_;
   const NormKernels& kernels_;
@@ -42,6 +45,10 @@ class NormRows {
   uint64_t element_;
   bool prepared_ = false;
   Array sums_, tree_, gain_, bias_;
+  // Of an epilogue: a row that is no result, columns, and where its operands lie for one row.
+  std::vector<char> mapped_;
+  std::vector<int64_t> columns_, coordinates_, strides_;
+  std::vector<char*> operands_;
 };
 
 /// Scales of a row as they are stored.

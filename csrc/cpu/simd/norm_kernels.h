@@ -8,6 +8,7 @@
 
 #include "../../protocol/norm.h"
 #include "../../protocol/types.h"
+#include "expression_kernels.h"
 
 namespace collx::cpu {
 
@@ -41,6 +42,10 @@ struct NormRow {
   char* quantized;
   char* scales;
   uint64_t scale_stride;  // bytes from one group's scale to the next
+  // The epilogue, if there is one: from the first operand of `line`, a row of the dtype, to itself.
+  const Expression* epilogue;
+  ExpressionKernel evaluate;
+  Line line;
 };
 
 struct NormKernels {

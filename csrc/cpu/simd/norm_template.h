@@ -289,8 +289,8 @@ float weigh_layer(const NormRow& row) {
 // Results.
 
 template <typename F, typename LastOf>
-void store_normalized(const NormRow& row, const LastOf& last) {
-  char* const out = static_cast<char*>(row.normalized);
+void store_normalized(const NormRow& row, const LastOf& last, void* to_row) {
+  char* const out = static_cast<char*>(to_row);
   for (uint64_t at = 0; at < row.cols; at += kPair) {
     Floats two[2];
     for (int v = 0; v < 2; ++v) two[v] = last(load_vector<Floats>(row.values + at + v * kLanes));
@@ -420,13 +420,8 @@ void quantize(const NormRow& row, const LastOf& last) {
   quantize_groups<kTo>(row, grouped ? static_cast<uint64_t>(o.quant_group_size) : row.cols, last);
 }
 
-template <typename F, Rounding kRounding>
-void finish_as(const NormRow& row) {
-  put_zeros_behind(row.values, row.cols, kBlock);
-  const Last<F, kRounding != Rounding::fp32> last{row.options->norm == Norm::rms
-                                                      ? weigh_rms<F, kRounding>(row)
-                                                      : weigh_layer<F, kRounding>(row)};
-  if (row.normalized != nullptr) store_normalized<F>(row, last);
+template <typename F, typename LastOf>
+void quantize_as_asked(const NormRow& row, const LastOf& last) {
   switch (row.options->quantization) {
     case Quantization::e4m3fn:
       return quantize<Quantization::e4m3fn>(row, last);
@@ -437,6 +432,32 @@ void finish_as(const NormRow& row) {
     case Quantization::none:
       return;
   }
+}
+
+/// With an epilogue, what is quantized is what it made, rounded as it is stored.
+template <typename F>
+void map_row(const NormRow& row) {
+  const void* const mapped = row.line.data[0];
+  row.evaluate(*row.epilogue, row.line);
+  if (row.options->quantization == Quantization::none) return;
+  const NormPiece whole{&mapped, 1, nullptr, row.values, nullptr, row.cols};
+  sum_piece<F, false>(whole);
+  put_zeros_behind(row.values, row.cols, kBlock);
+  quantize_as_asked<F>(row, Last<F, false>{1});
+}
+
+template <typename F, Rounding kRounding>
+void finish_as(const NormRow& row) {
+  put_zeros_behind(row.values, row.cols, kBlock);
+  const Last<F, kRounding != Rounding::fp32> last{row.options->norm == Norm::rms
+                                                      ? weigh_rms<F, kRounding>(row)
+                                                      : weigh_layer<F, kRounding>(row)};
+  if (row.epilogue != nullptr) {
+    store_normalized<F>(row, last, row.line.data[0]);
+    return map_row<F>(row);
+  }
+  if (row.normalized != nullptr) store_normalized<F>(row, last, row.normalized);
+  quantize_as_asked<F>(row, last);
 }
 
 template <typename F>

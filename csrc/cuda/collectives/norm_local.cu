@@ -4,7 +4,8 @@
 namespace collx::cuda {
 
 Kernel norm_local(const Instance& i) {
-  return for_norm_dtype(i.dtype, [&]<DType D>() { return as_kernel(norm_local_kernel<D>); });
+  return for_norm_dtype(i.dtype,
+                        [&]<DType D>() { return as_kernel(norm_local_kernel<Normalized<D>>); });
 }
 
 }  // namespace collx::cuda

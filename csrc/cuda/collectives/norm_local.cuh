@@ -6,11 +6,13 @@
 
 namespace collx::cuda {
 
-template <DType D>
+template <typename Results, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
     norm_local_kernel(const __grid_constant__ GatheredRows gathered,
-                      const __grid_constant__ NormArguments norm) {
-  NormStage<D, false> stage(norm);
+                      const __grid_constant__ NormArguments norm,
+                      const __grid_constant__ Epilogue... epilogue) {
+  constexpr DType D = Results::kDType;
+  NormStage<Results, false> stage(norm, epilogue...);
   if (norm.shape.steps == 1) stage.prefetch();
   norm.for_own(norm.rows, [&](uint64_t row) {
     const auto fetch = [&](uint32_t step, Share<D>& x) {

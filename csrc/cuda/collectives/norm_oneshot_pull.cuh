@@ -9,13 +9,15 @@
 
 namespace collx::cuda {
 
-template <DType D>
+template <typename Results, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
     norm_oneshot_pull_kernel(const __grid_constant__ KernelCall call,
                              const __grid_constant__ NormArguments norm,
-                             const __grid_constant__ PullArguments pull) {
+                             const __grid_constant__ PullArguments pull,
+                             const __grid_constant__ Epilogue... epilogue) {
+  constexpr DType D = Results::kDType;
   Session<BlockBarrier> session(call);
-  NormStage<D, false> stage(norm);
+  NormStage<Results, false> stage(norm, epilogue...);
   const uint32_t i = stage.index();
   const bool staged = pull.input[0] == nullptr;
   const auto staging = [&](int rank, const Half& half, uint64_t p) {

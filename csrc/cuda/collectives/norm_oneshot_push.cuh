@@ -10,14 +10,16 @@
 
 namespace collx::cuda {
 
-template <DType D, int W, bool Simple>
+template <typename Results, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : kRowBlocksHeld)
     norm_oneshot_push_kernel(const __grid_constant__ KernelCall call,
-                             const __grid_constant__ NormArguments norm) {
+                             const __grid_constant__ NormArguments norm,
+                             const __grid_constant__ Epilogue... epilogue) {
+  constexpr DType D = Results::kDType;
   using S = SentinelSlots<D>;
   constexpr int kRanks = World<W>::kRanks;
   call.touch();
-  NormStage<D, Simple> stage(norm);
+  NormStage<Results, Simple> stage(norm, epilogue...);
   Session<Pieces<Simple>> session(call, norm);
   Pieces<Simple>& pieces = session.transport;
   const int world = World<W>::size(call);

@@ -7,8 +7,9 @@
 
 namespace collx::cuda {
 
-template <DType D, int W, bool Simple>
+template <typename Results, int W, bool Simple>
 struct NormParts {
+  static constexpr DType D = Results::kDType;
   static constexpr int kScatter = 0, kGather = 1;  // stages of the slots
   static constexpr int kRanks = World<W>::kRanks;
   using S = SentinelSlots<D>;
@@ -59,7 +60,7 @@ struct NormParts {
 
   Session<Pieces<Simple>>& session;
   const NormArguments& norm;
-  NormStage<D, Simple>& stage;
+  NormStage<Results, Simple>& stage;
 };
 
 }  // namespace collx::cuda

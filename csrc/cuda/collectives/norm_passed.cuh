@@ -47,6 +47,7 @@ struct PassingSink {
   const Put put;
   const ResultRow<D, Simple> row;
 
+  __device__ __forceinline__ uint64_t index() const { return row.index(); }
   __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
     put.vector(at.residual(), v);
     row.residual(i, v);

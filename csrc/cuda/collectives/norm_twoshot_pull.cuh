@@ -28,16 +28,18 @@ struct PutForPeers {
   }
 };
 
-template <DType D>
+template <typename Results, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
     norm_twoshot_pull_kernel(const __grid_constant__ KernelCall call,
                              const __grid_constant__ NormArguments norm,
-                             const __grid_constant__ PullArguments pull) {
+                             const __grid_constant__ PullArguments pull,
+                             const __grid_constant__ Epilogue... epilogue) {
+  constexpr DType D = Results::kDType;
   using Passed = PassedRow<D, false>;
   using Row = ResultRow<D, false>;
   Session<BlockBarrier> session(call);
   const Passed passed(norm);
-  NormStage<D, false> stage(norm);
+  NormStage<Results, false> stage(norm, epilogue...);
   const uint32_t i = stage.index();
   const bool staged = pull.input[0] == nullptr;
   // This thread's vector of the row at position p for `owner`, among the inputs that a rank has

@@ -5,7 +5,7 @@ namespace collx::cuda {
 
 Kernel norm_twoshot_push(const Instance& i) {
   return for_norm(i, [&]<DType D, int W, bool Simple>() {
-    return as_kernel(norm_twoshot_push_kernel<D, W, Simple>);
+    return as_kernel(norm_twoshot_push_kernel<Normalized<D>, W, Simple>);
   });
 }
 

@@ -10,10 +10,10 @@
 namespace collx::cuda {
 
 /// Puts results at position p of this rank's part into slots of all peers.
-template <DType D, int W, bool Simple>
+template <typename Results, int W, bool Simple>
 struct PutToAll {
-  using Parts = NormParts<D, W, Simple>;
-  using Passed = PassedRow<D, Simple>;
+  using Parts = NormParts<Results, W, Simple>;
+  using Passed = PassedRow<Results::kDType, Simple>;
   const Parts& parts;
   const uint32_t p;
 
@@ -50,17 +50,19 @@ struct Plane {
   }
 };
 
-template <DType D, int W, bool Simple>
+template <typename Results, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : kRowBlocksHeld)
     norm_twoshot_push_kernel(const __grid_constant__ KernelCall call,
-                             const __grid_constant__ NormArguments norm) {
-  using Parts = NormParts<D, W, Simple>;
+                             const __grid_constant__ NormArguments norm,
+                             const __grid_constant__ Epilogue... epilogue) {
+  constexpr DType D = Results::kDType;
+  using Parts = NormParts<Results, W, Simple>;
   using Passed = PassedRow<D, Simple>;
   using Row = ResultRow<D, Simple>;
-  using Put = PutToAll<D, W, Simple>;
+  using Put = PutToAll<Results, W, Simple>;
   constexpr int kRanks = World<W>::kRanks;
   call.touch();
-  NormStage<D, Simple> stage(norm);
+  NormStage<Results, Simple> stage(norm, epilogue...);
   Session<Pieces<Simple>> session(call, norm);
   const Parts parts{session, norm, stage};
   const Passed passed(norm);

@@ -5,7 +5,7 @@ namespace collx::cuda {
 
 Kernel norm_twoshot_push_sums(const Instance& i) {
   return for_norm(i, [&]<DType D, int W, bool Simple>() {
-    return as_kernel(norm_twoshot_push_sums_kernel<D, W, Simple>);
+    return as_kernel(norm_twoshot_push_sums_kernel<Normalized<D>, W, Simple>);
   });
 }
 

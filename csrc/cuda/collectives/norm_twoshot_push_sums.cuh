@@ -8,17 +8,19 @@
 
 namespace collx::cuda {
 
-template <DType D, int W, bool Simple>
+template <typename Results, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : kRowBlocksHeld)
     norm_twoshot_push_sums_kernel(const __grid_constant__ KernelCall call,
-                                  const __grid_constant__ NormArguments norm) {
-  using Parts = NormParts<D, W, Simple>;
+                                  const __grid_constant__ NormArguments norm,
+                                  const __grid_constant__ Epilogue... epilogue) {
+  constexpr DType D = Results::kDType;
+  using Parts = NormParts<Results, W, Simple>;
   using E = Elements<D>;
   using S = SentinelSlots<D>;
   using Row = ResultRow<D, Simple>;
   constexpr int kRanks = World<W>::kRanks;
   call.touch();
-  NormStage<D, Simple> stage(norm);
+  NormStage<Results, Simple> stage(norm, epilogue...);
   Session<Pieces<Simple>> session(call, norm);
   const Parts parts{session, norm, stage};
   const int world = World<W>::size(call);

@@ -1,9 +1,9 @@
-// Conversions between float32 and the 16-bit floats by their PTX names, to nearest even. CUDA's
+// Conversions between float32 and narrower floats by their PTX names, to nearest even. CUDA's
 // headers for these types have them, too, but a machine that compiles an epilogue need not have
 // those headers, and they would be most of what it compiles.
 #pragma once
 
-#include "../../protocol/types.h"
+#include "../../protocol/norm.h"
 
 namespace collx::cuda::ptx {
 
@@ -25,6 +25,23 @@ __device__ __forceinline__ float cvt_f32_f16(uint32_t word) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(word)));
   return value;
+}
+
+/// Two bytes of fp8, the first in the low one: clamped, and 0x7F of NaN, whatever its sign.
+template <Quantization To>
+__device__ __forceinline__ uint32_t cvt_rn_satfinite_fp8x2(float low, float high) {
+  static_assert(To == Quantization::e4m3fn || To == Quantization::e5m2);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  unsigned short pair;
+  if constexpr (To == Quantization::e4m3fn) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+#else
+  return to_fp8_bits<To>(low) | to_fp8_bits<To>(high) << 8;
+#endif
 }
 
 }  // namespace collx::cuda::ptx

@@ -46,20 +46,6 @@ class Coordinates {
   uint64_t rest_[Count > 0 ? Count : 1], at_[Count > 0 ? Count : 1];
 };
 
-/// Elements from the extra's first to the one that goes with element i of the output.
-__device__ __forceinline__ int64_t offset_of(const ExtraTensor& extra, uint64_t i) {
-  int64_t offset = 0;
-  for (int d = 0; d + 1 < extra.dims; ++d) {
-    // Most outputs have less than 2^32 elements, and a division of 64 bits takes long.
-    const uint64_t outer = i >> 32 == 0 && extra.size[d] >> 32 == 0
-                               ? static_cast<uint32_t>(i) / static_cast<uint32_t>(extra.size[d])
-                               : i / extra.size[d];
-    offset += static_cast<int64_t>(i - outer * extra.size[d]) * extra.stride[d];
-    i = outer;
-  }
-  return offset + static_cast<int64_t>(i) * extra.stride[extra.dims - 1];
-}
-
 /// A vector of an extra, element by element, as far as there are some. A function of its own: there
 /// is one for each place where a kernel takes a vector, and each would be compiled.
 template <int Size>

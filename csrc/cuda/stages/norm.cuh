@@ -25,12 +25,21 @@ __device__ __forceinline__ bool add_up(Share<D>& x, int world, const Source& sou
   return true;
 }
 
+/// What the results are made of: normalized rows as they are. MapRows makes something else of them.
+template <DType D>
+struct Normalized {
+  static constexpr DType kDType = D;
+  static constexpr bool kMaps = false;
+  struct Ahead {};  // what is read for a vector besides, asked for while its sum is awaited
+};
+
 /// A row from the sum over the ranks to its results, by all threads of a cluster together.
 ///
 /// `Simple`: an RMS norm of rows of whole aligned vectors with a weight of their dtype, in one step
 /// and without scales of groups.
-template <DType D, bool Simple>
+template <typename Results, bool Simple>
 class NormStage {
+  static constexpr DType D = Results::kDType;
   using E = Elements<D>;
   static constexpr int kCount = E::kCount;
   static constexpr bool kOneWeight = Simple || D == DType::float32;  // vector, of the dtype
@@ -39,8 +48,13 @@ class NormStage {
   };
 
  public:
-  __device__ explicit NormStage(const NormArguments& norm)
-      : norm_(norm), reduction_(norm), place_(norm.cluster_rank() * blockDim.x + threadIdx.x) {
+  /// `epilogue`: of Results that map.
+  template <typename... Epilogue>
+  __device__ explicit NormStage(const NormArguments& norm, const Epilogue&... epilogue)
+      : norm_(norm),
+        reduction_(norm),
+        map_{epilogue...},
+        place_(norm.cluster_rank() * blockDim.x + threadIdx.x) {
     norm.touch();
   }
 
@@ -57,6 +71,7 @@ class NormStage {
     if (!has(i)) return;
     weight_ = load(norm_.weight, i);
     if (layer()) bias_ = load(norm_.bias, i);
+    if (!Simple && norm_.shape.steps > 1) look_ahead(i);
   }
 
   /// Of the residual, row `row` of the results.
@@ -86,6 +101,8 @@ class NormStage {
   template <typename Fetch, typename Sink>
   __device__ __forceinline__ void row(Fetch fetch, const Sink& sink) {
     Share<D> x;
+    row_ = sink.index();
+    if (Simple || norm_.shape.steps == 1) look_ahead(index());
     if constexpr (Simple) {
       const bool mine = has(index());
       fetch(0, x);
@@ -96,6 +113,7 @@ class NormStage {
         if (!parity_weight()) multiply(x, largest);
       }
       complete(reduction_(leaf, magnitude(largest)));
+      if (Results::kMaps && mine) map(x, index());
       if (needs_second_look()) {
         largest_ = reduction_(0, mine ? largest_of(x, index()) : 0).largest;
       }
@@ -125,15 +143,26 @@ class NormStage {
     }
     RowTotal total[N];
     reduction_.reduce(leaf, largest, total);
-    if (needs_second_look()) {
+    float none = 0;
+    Vector mapped[Results::kMaps ? N : 1];
+    if (Results::kMaps || needs_second_look()) {
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         if (k >= n || !has(i)) continue;
         Share<D> x;
         unpack(values[k], x);
         complete(total[k]);
+        if constexpr (Results::kMaps) {
+          if (!parity_weight()) multiply(x, none);
+          row_ = sink_of(k).index();
+          look_ahead(i);
+          map(x, i);
+          mapped[k] = E::pack(x);
+        }
         largest[k] = largest_of(x, i);
       }
+    }
+    if (needs_second_look()) {
       RowTotal looked[N];
       reduction_.reduce(leaf, largest, looked);
 #pragma unroll
@@ -144,24 +173,26 @@ class NormStage {
     for (int k = 0; k < N; ++k) {
       if (k >= n) continue;
       Share<D> x;
-      unpack(values[k], x);
+      unpack(Results::kMaps ? mapped[k] : values[k], x);
       complete(total[k]);
-      if (parity_weight()) largest_ = total[k].largest;
-      float none = 0;
-      if (!parity_weight()) multiply(x, none);
+      if (!from_products()) largest_ = total[k].largest;
+      if (!Results::kMaps && !parity_weight()) multiply(x, none);
       emit(x, i, sink_of(k));
     }
   }
 
  private:
-  enum Pass { kFetch, kSquares, kLook, kEmit, kDone };
+  enum Pass { kFetch, kSquares, kMap, kLook, kEmit, kDone };
 
   template <typename Fetch, typename Sink>
   __device__ __forceinline__ void run_passes(Share<D>& x, Fetch fetch, const Sink& sink) {
     const uint32_t steps = norm_.shape.steps;
 #pragma unroll 1
     for (int pass = kFetch; pass < kDone; ++pass) {
-      if ((pass == kSquares && !layer()) || (pass == kLook && !needs_second_look())) continue;
+      if ((pass == kSquares && !layer()) || (pass == kMap && !Results::kMaps) ||
+          (pass == kLook && !needs_second_look())) {
+        continue;
+      }
       StepSums sums;
       uint32_t most = 0;
 #pragma unroll 1
@@ -172,6 +203,11 @@ class NormStage {
           fetch(step, x);
         } else if (steps > 1 && has(i)) {
           unspill(i, x);
+        }
+        if (Results::kMaps && pass == kMap) {
+          if (has(i)) map(x, i);
+          if (has(i) && steps > 1) spill(i, x);
+          continue;
         }
         if (pass == kEmit) {
           if (groups()) measure_group(step, x);
@@ -201,7 +237,7 @@ class NormStage {
         mean_ = (sums.total() + 0.0f) / static_cast<float>(norm_.cols);
       } else if (pass == kLook) {
         largest_ = most;
-      } else if (pass != kEmit) {
+      } else if (pass < kMap) {
         complete({sums.total(), most});
       }
     }
@@ -220,9 +256,12 @@ class NormStage {
   __device__ __forceinline__ bool needs_scale() const {
     return norm_.quantized != nullptr && norm_.options.scale_mode == ScaleMode::row;
   }
-  /// Here the largest result is not known from the products.
+  /// Whether the largest result is known from the largest product with the weight.
+  __device__ __forceinline__ bool from_products() const {
+    return !Results::kMaps && !parity_weight();
+  }
   __device__ __forceinline__ bool needs_second_look() const {
-    return parity_weight() && needs_scale();
+    return !from_products() && needs_scale();
   }
 
   /// To the dtype and back: a conversion takes two at once.
@@ -301,9 +340,39 @@ class NormStage {
     return magnitude(parity ? rounded<D>(largest) : largest);
   }
 
+  /// Elements of all results before those of vector i.
+  __device__ __forceinline__ uint64_t first_of(uint32_t i) const {
+    return (norm_.first_row + row_) * norm_.cols + uint64_t{i} * kCount;
+  }
+  __device__ __forceinline__ void look_ahead(uint32_t i) {
+    if constexpr (Results::kMaps) {
+      ahead_ = map_.ahead(first_of(i), (norm_.first_row + norm_.result_rows) * norm_.cols);
+    }
+  }
+  /// From what normalized() takes to the results of vector i.
+  __device__ __forceinline__ void map(Share<D>& x, uint32_t i) const {
+    if constexpr (Results::kMaps) {
+      Share<D> y;
+      normalized(x, y);
+      round(y);
+      map_.apply(y, first_of(i), ahead_);
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) x[e] = y[e];
+    }
+  }
+  /// Of values that map() has gone over, where there is something to map.
+  __device__ __forceinline__ void results(const Share<D>& x, Share<D>& y) const {
+    if constexpr (Results::kMaps) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) y[e] = x[e];
+    } else {
+      normalized(x, y);
+    }
+  }
+
   /// The normalized values, of what is already multiplied by the weight but in the modes where
   /// that comes last.
-  __device__ __forceinline__ void results(const Share<D>& x, Share<D>& y) const {
+  __device__ __forceinline__ void normalized(const Share<D>& x, Share<D>& y) const {
     if (layer()) return layer_results(x, y);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = x[e] * inverse_;
@@ -375,12 +444,12 @@ class NormStage {
         largest_ = max(largest_, __shfl_xor_sync(~0u, largest_, distance));
       }
     }
-    if (!parity_weight()) largest_ = largest_result(largest_);
+    if (from_products()) largest_ = largest_result(largest_);
   }
   /// Of one vector: the largest result, or the largest product where the result follows from it.
   __device__ __forceinline__ uint32_t largest_in_group(const Share<D>& x, uint32_t i) const {
     if (!has(i)) return 0;
-    if (parity_weight()) return largest_of(x, i);
+    if (!from_products()) return largest_of(x, i);
     float largest = 0;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) largest = larger_magnitude(largest, x[e]);
@@ -433,7 +502,10 @@ class NormStage {
 
   const NormArguments& norm_;
   RowReduction reduction_;
+  const Results map_;
   const uint32_t place_;  // of this thread's vector in a step
+  uint64_t row_ = 0;      // which of the results is under way
+  typename Results::Ahead ahead_;
   Weights weight_;
   Weights bias_;
   float mean_ = 0;

@@ -29,6 +29,7 @@ struct NormArguments {
   uint32_t last_use;     // rows of the one behind them
   Partition parts;       // of all rows, among the ranks
   uint64_t result_rows;  // of the residual and the results
+  uint64_t first_row;    // which one of those that an epilogue sees is the first of them
   const float* given_scale;
   float* spill;
 
@@ -102,6 +103,7 @@ class ResultRow {
   __device__ ResultRow(const NormArguments& norm, uint64_t row, bool there = true)
       : norm_(norm), row_(row), there_(there) {}
 
+  __device__ __forceinline__ uint64_t index() const { return row_; }
   __device__ __forceinline__ void residual(uint32_t i, Vector v) const {
     if (there_) matrix_row<D, Simple>(norm_, norm_.residual_out, row_).store(i, v);
   }

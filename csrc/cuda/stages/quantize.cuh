@@ -1,9 +1,7 @@
 // Conversions of single values: to the dtype and back, and to bytes.
 #pragma once
 
-#include <cuda_fp8.h>
-
-#include "../../protocol/norm.h"
+#include "../ptx/convert.cuh"
 #include "reduce.cuh"
 
 namespace collx::cuda {
@@ -22,34 +20,20 @@ __device__ __forceinline__ float larger_magnitude(float a, float b) {
 /// To the dtype, to nearest even, and back.
 template <DType D>
 __device__ __forceinline__ float rounded(float value) {
-  if constexpr (D == DType::bfloat16) return __bfloat162float(__float2bfloat16_rn(value));
-  if constexpr (D == DType::float16) return __half2float(__float2half_rn(value));
+  if constexpr (D == DType::bfloat16) return ptx::cvt_f32_bf16(ptx::cvt_rn_bf16x2(value, 0.0f));
+  if constexpr (D == DType::float16) return ptx::cvt_f32_f16(ptx::cvt_rn_f16x2(value, 0.0f));
   return value;
 }
 
 namespace detail {
 
-/// Two bytes of fp8, whose NaN is 0x7F here, whatever its sign.
-__device__ __forceinline__ uint32_t fp8_pair(float low, float high, __nv_fp8_interpretation_t to,
-                                             float limit) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, to);  // and no more
-#else
-  uint32_t pair = __nv_cvt_float2_to_fp8x2(make_float2(clamp(low, limit), clamp(high, limit)),
-                                           __NV_SATFINITE, to);
-  if (is_nan(low)) pair = (pair & 0xFF00u) | 0x7Fu;
-  if (is_nan(high)) pair = (pair & 0x00FFu) | 0x7F00u;
-  return pair;
-#endif
-}
-
-template <int N>
-__device__ __forceinline__ Vector fp8_bytes(const float (&value)[N], __nv_fp8_interpretation_t to,
-                                            float limit) {
+template <Quantization To, int N>
+__device__ __forceinline__ Vector fp8_bytes(const float (&value)[N]) {
   Vector bytes{};
 #pragma unroll
   for (int e = 0; e < N; e += 2) {
-    bytes.word[e / 4] |= fp8_pair(value[e], value[e + 1], to, limit) << e % 4 * 8;
+    const uint32_t pair = ptx::cvt_rn_satfinite_fp8x2<To>(value[e], value[e + 1]);
+    bytes.word[e / 4] |= pair << e % 4 * 8;
   }
   return bytes;
 }
@@ -60,11 +44,11 @@ __device__ __forceinline__ Vector fp8_bytes(const float (&value)[N], __nv_fp8_in
 /// 0 in int8.
 template <int N>
 __device__ __forceinline__ Vector quantized_bytes(const float (&value)[N], Quantization q) {
-  const float limit = largest_value(q);
   if (__builtin_expect(q == Quantization::e4m3fn, 1)) {
-    return detail::fp8_bytes(value, __NV_E4M3, limit);
+    return detail::fp8_bytes<Quantization::e4m3fn>(value);
   }
-  if (q == Quantization::e5m2) return detail::fp8_bytes(value, __NV_E5M2, limit);
+  if (q == Quantization::e5m2) return detail::fp8_bytes<Quantization::e5m2>(value);
+  const float limit = largest_value(q);
   Vector bytes{};
 #pragma unroll
   for (int e = 0; e < N; ++e) {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
-__all__ = ["ReduceOp", "caller", "name_of_reduce_op"]
+from collx.epilogues import Epilogue, expression_of
+
+__all__ = ["ReduceOp", "caller", "name_of_reduce_op", "refuse_without_epilogue", "text_of"]
 
 ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
 """The name of a reduction, or PyTorch's value for it."""
@@ -42,6 +44,21 @@ def _repr(given: Any) -> str:
     if isinstance(given, dist.ReduceOp) and given == premultiplied:
         return "ReduceOp.PREMUL_SUM"
     return f"ReduceOp.{given.name}" if isinstance(given, dist.ReduceOp.RedOpType) else repr(given)
+
+
+def text_of(
+    op: str, epilogue: Epilogue, input: torch.Tensor, extras: Sequence[torch.Tensor], index: bool
+) -> str:
+    """What an operator is given for the function."""
+    dims = input.dim() if index else None
+    text: str = expression_of(op, epilogue, input.dtype, len(extras), dims)
+    return text
+
+
+def refuse_without_epilogue(op: str, extras: Sequence[torch.Tensor]) -> NoReturn:
+    """Arguments of an epilogue that there is not."""
+    got = f"extras: got {len(extras)} tensors" if extras else "index: got True"
+    raise ValueError(f"collx.{op}: {got}; accepted: with an epilogue")
 
 
 def caller(name: str) -> Callable[..., torch.Tensor]:

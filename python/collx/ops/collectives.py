@@ -25,8 +25,14 @@ from typing import overload
 import torch
 
 from collx._groups import Group, name_and_size, name_of
-from collx.epilogues import Epilogue, expression_of
-from collx.ops.arguments import ReduceOp, caller, name_of_reduce_op
+from collx.epilogues import Epilogue
+from collx.ops.arguments import (
+    ReduceOp,
+    caller,
+    name_of_reduce_op,
+    refuse_without_epilogue,
+    text_of,
+)
 
 __all__ = [
     "allgather",
@@ -105,9 +111,11 @@ def allreduce(
     if not isinstance(reduce_op, str):
         reduce_op = name_of_reduce_op("allreduce", reduce_op)
     if epilogue is not None:
-        text = _text("allreduce", epilogue, input, extras, index)
+        text = text_of("allreduce", epilogue, input, extras, index)
         given = (input, reduce_op, text, list(extras), name_of(group))
         return _allreduce_map(out, given, (algorithm, max_blocks))
+    if extras or index:
+        refuse_without_epilogue("allreduce", extras)
     return _allreduce(out, (input, reduce_op, name_of(group)), (algorithm, max_blocks))
 
 
@@ -162,9 +170,11 @@ def reducescatter(
     if not isinstance(reduce_op, str):
         reduce_op = name_of_reduce_op("reducescatter", reduce_op)
     if epilogue is not None:
-        text = _text("reducescatter", epilogue, input, extras, index)
+        text = text_of("reducescatter", epilogue, input, extras, index)
         given = (input, reduce_op, text, list(extras), size, name)
         return _reducescatter_map(out, given, (axis, algorithm, max_blocks))
+    if extras or index:
+        refuse_without_epilogue("reducescatter", extras)
     return _reducescatter(out, (input, reduce_op, size, name), (axis, algorithm, max_blocks))
 
 
@@ -477,12 +487,3 @@ def barrier(group: Group = None) -> None:
     """Returns when all ranks have come. On CUDA the stream waits and the host does not: what is
     launched behind it starts when the streams of all ranks have come."""
     torch.ops.collx.barrier.default(name_of(group))
-
-
-def _text(
-    op: str, epilogue: Epilogue, input: torch.Tensor, extras: Sequence[torch.Tensor], index: bool
-) -> str:
-    """What the operator is given for the function."""
-    dims = input.dim() if index else None
-    text: str = expression_of(op, epilogue, input.dtype, len(extras), dims)
-    return text

@@ -21,6 +21,12 @@ order. What they have in common:
                    defaults; None: not at all
     scale          float32 [1]: the scale of scale_mode "tensor", which is returned as well
     keep_norm      with a quantization: the normalized tensor is one more result, the last
+    epilogue       ``f(value, *extras)``, a function of elementwise PyTorch ops, applied to the
+                   normalized value, rounded to the dtype; what it makes, rounded likewise, takes
+                   the place of that, also where it is quantized: docs/epilogues.md
+    extras         tensors of the input's dtype and device that broadcast to the normalized tensor's
+                   shape, of equal values on all ranks
+    index          f takes int64 coordinates of the element besides, one for each dimension
     out            takes the results, a tensor or a tuple of them in their order, and is returned.
                    It shares no memory with an argument, but that the sum may be the residual
     algorithm      "auto", or the name of one; the error for an unknown name lists them
@@ -41,13 +47,15 @@ None has a backward: an argument that requires grad is refused (NotImplementedEr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from collx._groups import Group, name_of
+from collx.epilogues import Epilogue
+from collx.ops.arguments import refuse_without_epilogue, text_of
 from collx.ops.quantization import Quantization
 
 __all__ = ["Results", "allreduce_layernorm", "allreduce_rmsnorm", "reducescatter_rmsnorm"]
@@ -67,6 +75,9 @@ def allreduce_rmsnorm(
     quantization: Quantization | str | None = None,
     scale: torch.Tensor | None = None,
     keep_norm: bool = False,
+    epilogue: Epilogue | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     out: Results | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
@@ -89,10 +100,8 @@ def allreduce_rmsnorm(
         scale,
         keep_norm,
         out,
-        weight_offset,
-        rounding,
-        algorithm,
-        max_blocks,
+        _changed(rounding, algorithm, max_blocks, weight_offset)
+        | _mapped("allreduce_rmsnorm", epilogue, input, extras, index),
     )
 
 
@@ -108,6 +117,9 @@ def reducescatter_rmsnorm(
     quantization: Quantization | str | None = None,
     scale: torch.Tensor | None = None,
     keep_norm: bool = False,
+    epilogue: Epilogue | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     out: Results | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
@@ -138,10 +150,8 @@ def reducescatter_rmsnorm(
         scale,
         keep_norm,
         out,
-        weight_offset,
-        rounding,
-        algorithm,
-        max_blocks,
+        _changed(rounding, algorithm, max_blocks, weight_offset)
+        | _mapped("reducescatter_rmsnorm", epilogue, input, extras, index),
     )
 
 
@@ -154,6 +164,9 @@ def allreduce_layernorm(
     *,
     residual: torch.Tensor | None = None,
     rounding: str = "fp32",
+    epilogue: Epilogue | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     out: Results | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
@@ -165,6 +178,7 @@ def allreduce_layernorm(
         The normalized tensor; with a residual, then the sum with it added.
     """
     options = _changed(rounding, algorithm, max_blocks)
+    options |= _mapped("allreduce_layernorm", epilogue, input, extras, index)
     if residual is None:
         given: tuple[Any, ...] = (input, weight, bias, eps, name_of(group))
         return _CALLERS["allreduce_layernorm"](out, given, options)
@@ -183,13 +197,9 @@ def _rmsnorm(
     scale: torch.Tensor | None,
     keep_norm: bool,
     out: Results | None,
-    weight_offset: float,
-    rounding: str,
-    algorithm: str,
-    max_blocks: int,
+    options: dict[str, Any],
 ) -> Results:
     kind = None
-    options = _changed(rounding, algorithm, max_blocks, weight_offset)
     how = Quantization.of(quantization)
     if how is not None:
         kind = how.kind
@@ -223,6 +233,21 @@ def _changed(
     if weight_offset != 0.0:
         options["weight_offset"] = weight_offset
     return options
+
+
+def _mapped(
+    op: str,
+    epilogue: Epilogue | None,
+    input: torch.Tensor,
+    extras: Sequence[torch.Tensor],
+    index: bool,
+) -> dict[str, Any]:
+    if epilogue is not None:
+        text = text_of(op, epilogue, input, extras, index)
+        return {"expression": text, "extras": list(extras)}
+    if extras or index:
+        refuse_without_epilogue(op, extras)
+    return {}
 
 
 def _caller(op: str, keep_norm: bool) -> Callable[..., Results]:

@@ -12,11 +12,21 @@ from collx._bootstrap.symmetric import refuse_in_capture
 from collx._extension import extension
 from collx._groups import get
 from collx.ops.collectives import allreduce, reducescatter
+from collx.ops.norms import allreduce_layernorm, allreduce_rmsnorm, reducescatter_rmsnorm
 
 __all__ = ["warm_up"]
 
 
-def warm_up(function: Callable[..., torch.Tensor], *args: Any, **options: Any) -> None:
+_FUNCTIONS = (
+    allreduce,
+    reducescatter,
+    allreduce_rmsnorm,
+    reducescatter_rmsnorm,
+    allreduce_layernorm,
+)
+
+
+def warm_up(function: Callable[..., Any], *args: Any, **options: Any) -> None:
     """Compiles and loads the kernel of a call with an epilogue, on every rank: `function` with the
     arguments of a call to come. That makes calls alike in dtype, algorithm and form ready, and
     those of other lengths that take the same kernel; on the CPU there is nothing to compile.
@@ -26,7 +36,7 @@ def warm_up(function: Callable[..., torch.Tensor], *args: Any, **options: Any) -
     of a CUDA graph, where it cannot be done, a call that is not ready is refused.
 
     Args:
-        function: collx.allreduce or collx.reducescatter.
+        function: collx.allreduce, collx.reducescatter, or that of a fused normalization.
         args, options: as of the call, with an epilogue. Tensors are not looked into; `out` is not
             written.
 
@@ -36,11 +46,10 @@ def warm_up(function: Callable[..., torch.Tensor], *args: Any, **options: Any) -
             on all of them.
         CollectiveTimeout: some rank did not come. The communicator is poisoned then.
     """
-    if function not in (allreduce, reducescatter):
+    if function not in _FUNCTIONS:
         name = getattr(function, "__name__", repr(function))
-        raise TypeError(
-            f"collx.warm_up: function: got {name}; accepted: collx.allreduce, collx.reducescatter"
-        )
+        accepted = ", ".join(f"collx.{known.__name__}" for known in _FUNCTIONS)
+        raise TypeError(f"collx.warm_up: function: got {name}; accepted: {accepted}")
     given = inspect.signature(function).bind(*args, **options).arguments
     if given.get("epilogue") is None:
         raise ValueError(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from collx.reference._common import alike, exactly
+from collx.reference._epilogues import Function, applied
 from collx.reference._scales import Quantizer
 from collx.reference.collectives import parts
 
@@ -26,6 +27,7 @@ __all__ = [
     "quantized",
     "reciprocal_root",
     "rounded",
+    "row_epilogue",
     "row_sum",
 ]
 
@@ -35,6 +37,12 @@ Tensors = tuple[torch.Tensor, ...]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PIECE = 1 << 16  # elements of the rows that are worked on at once
+
+
+def row_epilogue(
+    function: Function | None, extras: Sequence[torch.Tensor], index: bool, start: int = 0
+) -> RowEpilogue | None:
+    return None if function is None else RowEpilogue(function, extras, index, start)
 
 
 def row_sum(values: torch.Tensor) -> torch.Tensor:
@@ -48,6 +56,16 @@ def row_sum(values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class RowEpilogue:
+    """What is applied to normalized rows, of which the first is row `start` of the whole."""
+
+    function: Function
+    extras: Sequence[torch.Tensor]
+    index: bool
+    start: int = 0
+
+
+@dataclass(frozen=True)
 class Layer:
     """A normalization: with a bias it is a layer norm."""
 
@@ -57,6 +75,7 @@ class Layer:
     eps: float
     weight_offset: float
     rounding: str
+    epilogue: RowEpilogue | None = None
 
     def check(self, first: torch.Tensor) -> None:
         """Whether inputs like `first` can be normalized by it."""
@@ -173,6 +192,43 @@ def _checked(
     return first
 
 
+def _rows(
+    layer: Layer,
+    inputs: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
+    groups: int,
+) -> Iterator[Tensors]:
+    """Of one piece of rows after the other: y, the largest magnitudes, and the rounded sum."""
+    dtype, cols = inputs[0].dtype, inputs[0].shape[-1]
+    flat = [tensor.detach().reshape(-1, cols) for tensor in inputs]
+    added = None if residual is None else residual.detach().reshape(-1, cols)
+    step = max(1, _PIECE // cols)
+    for start in range(0, max(1, flat[0].shape[0]), step):
+        rows = slice(start, start + step)
+        acc = accumulated(
+            [tensor[rows] for tensor in flat],
+            None if added is None else added[rows],
+            layer.rounding,
+        )
+        yield (*layer.applied(acc, dtype, groups), acc.to(dtype))
+
+
+def _mapped(
+    op: str, epilogue: RowEpilogue, pieces: list[Tensors], like: torch.Tensor, groups: int
+) -> list[Tensors]:
+    """The same with what the epilogue makes of the rounded y in its place."""
+    e = epilogue
+    y = torch.cat([piece[0] for piece in pieces]).to(like.dtype).view(like.shape)
+    made = applied(op, e.function, y, e.extras, e.index, 0, e.start)
+    if made.dtype != like.dtype:
+        raise TypeError(f"{op}: the epilogue gives {made.dtype}, inputs are {like.dtype}")
+    rows = made.view(-1, like.shape[-1]).to(torch.float32).split([len(p[0]) for p in pieces])
+    return [
+        (mapped, _largest(mapped, groups), piece[2])
+        for mapped, piece in zip(rows, pieces, strict=True)
+    ]
+
+
 def _computed(
     layer: Layer,
     inputs: Sequence[torch.Tensor],
@@ -180,30 +236,24 @@ def _computed(
     quantizer: Quantizer | None,
 ) -> list[Tensors]:
     """Of one piece of rows after the other: out, residual_out, and if quantized q and scale."""
-    dtype, cols = inputs[0].dtype, inputs[0].shape[-1]
-    flat = [tensor.detach().reshape(-1, cols) for tensor in inputs]
-    added = None if residual is None else residual.detach().reshape(-1, cols)
-    pieces = []
-    step = max(1, _PIECE // cols)
+    first = inputs[0]
+    groups = quantizer.groups if quantizer else 1
+    computed = []
     with exactly():
-        for start in range(0, max(1, flat[0].shape[0]), step):
-            rows = slice(start, start + step)
-            acc = accumulated(
-                [tensor[rows] for tensor in flat],
-                None if added is None else added[rows],
-                layer.rounding,
-            )
-            y, largest = layer.applied(acc, dtype, quantizer.groups if quantizer else 1)
-            results: Tensors = (y.to(dtype), acc.to(dtype))
+        pieces = list(_rows(layer, inputs, residual, groups))
+        if layer.epilogue is not None:
+            pieces = _mapped(layer.op, layer.epilogue, pieces, first, groups)
+        for y, largest, acc in pieces:
+            results: Tensors = (y.to(first.dtype), acc)
             if quantizer is not None and quantizer.given is not None:
                 given = quantizer.given.detach().reshape(1)
                 results += (quantizer.quantized(y / given), given)
             elif quantizer is not None:
                 stored, inverse = quantizer.scales(largest)
-                each = inverse.repeat_interleave(cols // quantizer.groups, dim=1)
+                each = inverse.repeat_interleave(first.shape[-1] // groups, dim=1)
                 results += (quantizer.quantized(y * each), stored)
-            pieces.append(results)
-    return pieces
+            computed.append(results)
+    return computed
 
 
 def _joined(pieces: list[Tensors], which: int, shape: Sequence[int]) -> torch.Tensor:
@@ -211,7 +261,9 @@ def _joined(pieces: list[Tensors], which: int, shape: Sequence[int]) -> torch.Te
 
 
 def normalized(
-    layer: Layer, inputs: Sequence[torch.Tensor], residual: torch.Tensor | None
+    layer: Layer,
+    inputs: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
 ) -> Tensors:
     shape = _checked(layer, inputs, residual).shape
     pieces = _computed(layer, inputs, residual, None)
@@ -243,15 +295,25 @@ def quantized(
 
 
 def own_rows(
-    op: str, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]
-) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Of each rank: its rows of all inputs, and its residual."""
+    layer: Layer,
+    inputs: Sequence[torch.Tensor],
+    residuals: Sequence[torch.Tensor],
+    epilogue: Function | None,
+    extras: Sequence[Sequence[torch.Tensor]],
+    index: bool,
+) -> Iterator[tuple[Layer, list[torch.Tensor], torch.Tensor]]:
+    """Of each rank: the layer with its epilogue, its rows of all inputs, and its residual."""
+    op = layer.op
     first = alike(op, inputs)
     if first.dim() != 2:
         raise ValueError(f"{op}: inputs are {tuple(first.shape)}; accepted: [rows, cols]")
     if len(residuals) != len(inputs):
         raise ValueError(f"{op}: {len(inputs)} ranks, but {len(residuals)} residuals")
-    start = 0
-    for count, residual in zip(parts(first.shape[0], len(inputs)), residuals, strict=True):
-        yield [tensor[start : start + count] for tensor in inputs], residual
+    own = extras or [()] * len(inputs)
+    if len(own) != len(inputs):
+        raise ValueError(f"{op}: {len(inputs)} ranks, but extras of {len(own)}")
+    start, counts = 0, parts(first.shape[0], len(inputs))
+    for count, residual, mine in zip(counts, residuals, own, strict=True):
+        rows = [tensor[start : start + count] for tensor in inputs]
+        yield replace(layer, epilogue=row_epilogue(epilogue, mine, index, start)), rows, residual
         start += count

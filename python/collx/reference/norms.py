@@ -4,6 +4,9 @@
 `inputs` holds one tensor [..., cols] a rank, of float32, float16 or bfloat16; `weight` and `bias`
 are [cols], of that dtype or float32, and `residual` is what all ranks have. Options are those of
 the operators. `eps` and `weight_offset` become float32 before anything else is done with them.
+An `epilogue`, as that of `collx.reference.allreduce`, is applied to the normalized rows, rounded to
+the dtype; what it makes, which is of the dtype too, takes their place, also where they are
+quantized. Where rows are scattered, `extras` holds those of each rank.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from collx.reference._rows import Layer, Tensors, normalized, own_rows, quantized
+from collx.reference._rows import Layer, Tensors, normalized, own_rows, quantized, row_epilogue
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from collx.reference._epilogues import Function
     from collx.reference._scales import ScaleOptions
 
 __all__ = [
@@ -40,9 +44,20 @@ def allreduce_rmsnorm(
     eps: float,
     weight_offset: float = 0.0,
     rounding: str = "fp32",
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
 ) -> torch.Tensor:
     """What every rank gets: the sum's rows, normalized."""
-    layer = Layer("allreduce_rmsnorm", weight, None, eps, weight_offset, rounding)
+    layer = Layer(
+        "allreduce_rmsnorm",
+        weight,
+        None,
+        eps,
+        weight_offset,
+        rounding,
+        row_epilogue(epilogue, extras, index),
+    )
     return normalized(layer, inputs, None)[0]
 
 
@@ -53,9 +68,20 @@ def allreduce_residual_rmsnorm(
     eps: float,
     weight_offset: float = 0.0,
     rounding: str = "fp32",
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
 ) -> Tensors:
     """What every rank gets: (out, residual_out)."""
-    layer = Layer("allreduce_residual_rmsnorm", weight, None, eps, weight_offset, rounding)
+    layer = Layer(
+        "allreduce_residual_rmsnorm",
+        weight,
+        None,
+        eps,
+        weight_offset,
+        rounding,
+        row_epilogue(epilogue, extras, index),
+    )
     return normalized(layer, inputs, residual)
 
 
@@ -65,11 +91,24 @@ def allreduce_layernorm(
     bias: torch.Tensor,
     eps: float,
     rounding: str = "fp32",
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
 ) -> torch.Tensor:
     """What every rank gets: the sum's rows, normalized."""
-    return normalized(Layer("allreduce_layernorm", weight, bias, eps, 0.0, rounding), inputs, None)[
-        0
-    ]
+    return normalized(
+        Layer(
+            "allreduce_layernorm",
+            weight,
+            bias,
+            eps,
+            0.0,
+            rounding,
+            row_epilogue(epilogue, extras, index),
+        ),
+        inputs,
+        None,
+    )[0]
 
 
 def allreduce_residual_layernorm(
@@ -79,9 +118,20 @@ def allreduce_residual_layernorm(
     bias: torch.Tensor,
     eps: float,
     rounding: str = "fp32",
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
 ) -> Tensors:
     """What every rank gets: (out, residual_out)."""
-    layer = Layer("allreduce_residual_layernorm", weight, bias, eps, 0.0, rounding)
+    layer = Layer(
+        "allreduce_residual_layernorm",
+        weight,
+        bias,
+        eps,
+        0.0,
+        rounding,
+        row_epilogue(epilogue, extras, index),
+    )
     return normalized(layer, inputs, residual)
 
 
@@ -93,10 +143,21 @@ def allreduce_rmsnorm_fp8(
     fp8_dtype: str = "e4m3fn",
     rounding: str = "fp32",
     keep_norm: bool = False,
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
     """What every rank gets: (q, scale), with `keep_norm` (q, scale, norm)."""
-    layer = Layer("allreduce_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
+    layer = Layer(
+        "allreduce_rmsnorm_fp8",
+        weight,
+        None,
+        eps,
+        weight_offset,
+        rounding,
+        row_epilogue(epilogue, extras, index),
+    )
     return quantized(layer, inputs, None, fp8_dtype, keep_norm, options)
 
 
@@ -109,10 +170,21 @@ def allreduce_residual_rmsnorm_fp8(
     fp8_dtype: str = "e4m3fn",
     rounding: str = "fp32",
     keep_norm: bool = False,
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
     """What every rank gets: (q, scale, residual_out), with `keep_norm` the norm behind."""
-    layer = Layer("allreduce_residual_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
+    layer = Layer(
+        "allreduce_residual_rmsnorm_fp8",
+        weight,
+        None,
+        eps,
+        weight_offset,
+        rounding,
+        row_epilogue(epilogue, extras, index),
+    )
     return quantized(layer, inputs, residual, fp8_dtype, keep_norm, options)
 
 
@@ -123,10 +195,21 @@ def allreduce_rmsnorm_int8(
     weight_offset: float = 0.0,
     rounding: str = "fp32",
     keep_norm: bool = False,
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
     """What every rank gets: (q, scale), with `keep_norm` (q, scale, norm)."""
-    layer = Layer("allreduce_rmsnorm_int8", weight, None, eps, weight_offset, rounding)
+    layer = Layer(
+        "allreduce_rmsnorm_int8",
+        weight,
+        None,
+        eps,
+        weight_offset,
+        rounding,
+        row_epilogue(epilogue, extras, index),
+    )
     return quantized(layer, inputs, None, "int8", keep_norm, options)
 
 
@@ -138,10 +221,21 @@ def allreduce_residual_rmsnorm_int8(
     weight_offset: float = 0.0,
     rounding: str = "fp32",
     keep_norm: bool = False,
+    epilogue: Function | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
     """What every rank gets: (q, scale, residual_out), with `keep_norm` the norm behind."""
-    layer = Layer("allreduce_residual_rmsnorm_int8", weight, None, eps, weight_offset, rounding)
+    layer = Layer(
+        "allreduce_residual_rmsnorm_int8",
+        weight,
+        None,
+        eps,
+        weight_offset,
+        rounding,
+        row_epilogue(epilogue, extras, index),
+    )
     return quantized(layer, inputs, residual, "int8", keep_norm, options)
 
 
@@ -152,12 +246,14 @@ def reducescatter_residual_rmsnorm(
     eps: float,
     weight_offset: float = 0.0,
     rounding: str = "fp32",
+    epilogue: Function | None = None,
+    extras: Sequence[Sequence[torch.Tensor]] = (),
+    index: bool = False,
 ) -> list[Tensors]:
     """Rank r gets (out, residual_out) of its rows of the sum, to which it adds `residuals[r]`."""
     layer = Layer("reducescatter_residual_rmsnorm", weight, None, eps, weight_offset, rounding)
-    return [
-        normalized(layer, own, residual) for own, residual in own_rows(layer.op, inputs, residuals)
-    ]
+    ranks = own_rows(layer, inputs, residuals, epilogue, extras, index)
+    return [normalized(own, rows, residual) for own, rows, residual in ranks]
 
 
 def reducescatter_residual_rmsnorm_fp8(
@@ -169,11 +265,14 @@ def reducescatter_residual_rmsnorm_fp8(
     fp8_dtype: str = "e4m3fn",
     rounding: str = "fp32",
     keep_norm: bool = False,
+    epilogue: Function | None = None,
+    extras: Sequence[Sequence[torch.Tensor]] = (),
+    index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> list[Tensors]:
     """Rank r gets (q, scale, residual_out), with `keep_norm` the norm behind, of its rows."""
     layer = Layer("reducescatter_residual_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
     return [
-        quantized(layer, own, residual, fp8_dtype, keep_norm, options)
-        for own, residual in own_rows(layer.op, inputs, residuals)
+        quantized(own, rows, residual, fp8_dtype, keep_norm, options)
+        for own, rows, residual in own_rows(layer, inputs, residuals, epilogue, extras, index)
     ]

@@ -446,11 +446,18 @@ def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:
         del given["epilogue"]
     elif which == "extras" or (which == "one rank's extras" and rank.rank == 0):
         given["extras"] = (ones(rank, 5),)
-    out = torch.full_like(x, 77)
+    outs: list[torch.Tensor] = [torch.full_like(x, 77)]
     if which == "good":
-        given["out"] = out
+        given["out"] = outs[0]
+    elif which == "a norm":
+        function = collx.allreduce_rmsnorm
+        outs += [ones(rank, 1) * 77]
+        outs[0] = outs[0].to(torch.float8_e4m3fn)
+        scale = collx.Quantization("fp8", scale_mode="tensor")
+        given.update(weight=bias, eps=0.0, quantization=scale, scale=ones(rank, 1), out=outs)
     attempted = attempt(lambda: collx.warm_up(function, x, **given))
-    assert differences(out.cpu(), torch.full((3, 4), 77.0)) == ""  # nothing was computed
+    for out in outs:  # nothing was computed
+        assert bool((out.cpu().float() == torch.tensor(77.0).to(out.dtype).float()).all())
     return attempted, works(rank, communicator)
 
 
@@ -459,6 +466,7 @@ def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:
     ("which", "kind", "words"),
     [
         ("good", "", ()),
+        ("a norm", "", ()),
         ("another function", "TypeError", ("allgather", "collx.allreduce")),
         ("no epilogue", "ValueError", ("epilogue=",)),
         ("extras", "ValueError", ("extras[0]", "[5]")),

@@ -82,6 +82,7 @@ DIFFERENT: dict[str, tuple[Fields, tuple[str, ...]]] = {
     "scales": ({"scale_mode": "group"}, ()),
     "fp8 format": ({"fp8_dtype": "e5m2"}, ()),
     "one result more": ({"keep_norm": True}, ()),
+    "epilogue": ({"epilogue": "bias_relu"}, ("with epilogue ",)),
     "operator": ({"op": "allreduce_rmsnorm_fp8"}, ("allreduce_rmsnorm_fp8",)),
 }
 
