@@ -146,7 +146,7 @@ def main() -> int:
     if "LOCAL_RANK" not in os.environ:
         print("start the ranks with torchrun: torchrun --nproc-per-node 2 " + sys.argv[0])
         return 2
-    if options.no_multicast:
+    if not options.multicast:
         os.environ.update(WITHOUT_MULTICAST)
     good = measure(options)
     dist.destroy_process_group()

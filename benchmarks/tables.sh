@@ -10,7 +10,7 @@ bench() {  # NAME SECONDS ARGUMENT...: one process a rank, ended when it takes l
   shift 2
   timeout -k 10 "$seconds" python3 -m torch.distributed.run --standalone \
     --nproc-per-node "$ranks" "$here/bench.py" "$@" --device cuda --dtype bfloat16 --peers all \
-    --no-multicast --json "$folder/$name.json" >"$folder/$name.txt" 2>"$folder/$name.log" ||
+    --json "$folder/$name.json" >"$folder/$name.txt" 2>"$folder/$name.log" ||
     { echo "$name: exit status $?"; tail -n 5 "$folder/$name.log"; }
   cat "$folder/$name.txt"
 }

@@ -54,7 +54,7 @@ def measured(build: Path, options: argparse.Namespace) -> dict[Cell, float]:
     what = ["all", "--sizes", options.sizes, "--rows", options.rows]
     how = ["--rounding", "fp32,parity_weight", "--dtype", "bfloat16", "--device", options.device]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        others = ["--peers", "none", "--no-multicast", "--json", file.name]
+        others = ["--peers", "none", "--json", file.name]
         subprocess.run(
             [*torchrun, f"--nproc-per-node={options.ranks}", str(BENCH), *what, *how, *others],
             env={**os.environ, "PYTHONPATH": f"{build}:{os.environ.get('PYTHONPATH', '')}"},

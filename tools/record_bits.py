@@ -160,6 +160,7 @@ def main() -> int:
     if asked.device == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # whose order is not that of the ranks
     dist.init_process_group("gloo")
     world = dist.get_world_size()
     with (

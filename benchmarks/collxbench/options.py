@@ -143,7 +143,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--wire-gbs", type=float, help="link's GB/s, for the limit (360 on CUDA)")
     p.add_argument("--host-time", action="store_true", help="eager calls of all forms too")
     p.add_argument(
-        "--no-multicast", action="store_true", help="keeps every library off NVLink multicast"
+        "--multicast",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="leaves NVLink multicast to the libraries, which are kept off it otherwise",
     )
     return p
 

@@ -9,6 +9,14 @@ import collx
 
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
+# No example uses NVLink multicast. Read by PyTorch, NCCL and NVSHMEM when they set up memory.
+for name, value in (
+    ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("NVSHMEM_DISABLE_NVLS", "1"),
+):
+    os.environ.setdefault(name, value)
+
 
 def usable_gpus(wanted: str) -> int:
     """How many GPUs collx can use here: none where it was built without its CUDA kernels, which is
