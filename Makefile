@@ -22,6 +22,8 @@ DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 # Kernels that are compiled for eight ranks, whose vectors have to fit the registers.
 EIGHT_RANKS := (<|, )8(, (true|false))?>$$
+# Loads through NVLink multicast, which no kernel has that tests run.
+MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
@@ -64,7 +66,8 @@ environment: $(BASE) ## .venv with PyTorch, and what builds need
 build: $(BUILT) ## the extension, in place
 
 kernels: $(BUILT) ## registers, stack, shared memory and instructions of every CUDA kernel
-	python tools/kernel_resources.py --code --stackless '$(EIGHT_RANKS)' --least 57 python/collx/_torch$(subst .,_,$(TORCH))/libcollx.so
+	python tools/kernel_resources.py --code --stackless '$(EIGHT_RANKS)' --least 57 \
+	  --confine $(MULTICAST) python/collx/_torch$(subst .,_,$(TORCH))/libcollx.so
 
 demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of this machine
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_embedding.py $(ARGS)

@@ -5,7 +5,8 @@
 `stack` is what a thread keeps in local memory: spilled registers, and arrays that have an address.
 `code` counts instructions, with the disassembler, which takes a while (--code). --spills prints the
 kernels with a stack alone; --stackless PATTERN ends with 1 where one of that name has any,
---least N where one has fewer registers.
+--least N where one has fewer registers, --confine WORD PATTERN where an instruction that contains
+WORD is in a kernel of another name, or in none (with --code).
 cuobjdump comes with CUDA, and with Triton, which comes with PyTorch.
 """
 
@@ -105,7 +106,12 @@ def main() -> int:
     parser.add_argument("--spills", action="store_true", help="kernels with a stack alone")
     parser.add_argument("--stackless", metavar="PATTERN", help="kernels that may have no stack")
     parser.add_argument("--least", type=int, default=0, help="registers that each has to have")
+    parser.add_argument(
+        "--confine", nargs=2, metavar=("WORD", "PATTERN"), help="instructions of some kernels alone"
+    )
     asked = parser.parse_args()
+    word, pattern = asked.confine or ("", "")
+    confined = False
     tables = {path: kernels(path) for path in asked.files}
     wrong = []
     print(f"{'regs':>4} {'stack':>5} {'shared':>6} {'code':>6}  arch    kernel")
@@ -114,12 +120,19 @@ def main() -> int:
         listings = code(path) if asked.code and found else {}
         rows = sorted(zip(readable([k.name for k in found]), found, strict=True))
         for name, k in rows:
-            count = len(listings[k.arch, k.name]) if listings else "-"
+            listing = listings.get((k.arch, k.name), [])
+            count = len(listing) if listings else "-"
+            if word and any(word in line for line in listing):
+                confined = True
+                if not re.search(pattern, name):
+                    wrong.append(f"{name} may have no {word}")
             print(f"{k.registers:>4} {k.stack:>5} {k.shared:>6} {count:>6}  {k.arch:7} {name}")
             if asked.stackless and k.stack > 0 and re.search(asked.stackless, name):
                 wrong.append(f"{name} may have no stack")
             if k.registers < asked.least:
                 wrong.append(f"{name} has less than {asked.least} registers")
+    if word and not confined:
+        wrong.append(f"no kernel has any {word}")
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
     return 1 if wrong else 0

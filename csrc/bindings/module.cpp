@@ -45,16 +45,15 @@ collx::PdlLevel parse_pdl(std::string_view name) {
 
 std::string_view pdl_name(collx::PdlLevel level) { return kPdlNames[static_cast<size_t>(level)]; }
 
-std::shared_ptr<Communicator> make_communicator(std::string name, std::string group_name,
-                                                c10::Device device, int rank, int world_size,
-                                                std::vector<uint64_t> regions,
-                                                uint64_t payload_bytes, int64_t timeout_ms,
-                                                const std::string& pdl, bool check,
-                                                const collx::Offer& agreed, int spare_blocks) {
-  return Communicator::create(
-      CommunicatorOptions{std::move(name), std::move(group_name), device, rank, world_size,
-                          std::move(regions), payload_bytes, timeout_ms, parse_pdl(pdl), check,
-                          agreed.at("blocks"), spare_blocks, collx::capabilities_of(agreed)});
+std::shared_ptr<Communicator> make_communicator(
+    std::string name, std::string group_name, c10::Device device, int rank, int world_size,
+    std::vector<uint64_t> regions, uint64_t payload_bytes, int64_t timeout_ms,
+    const std::string& pdl, bool check, const collx::Offer& agreed, int spare_blocks,
+    uint64_t multicast, std::string no_multicast, bool simulated) {
+  return Communicator::create(CommunicatorOptions{
+      std::move(name), std::move(group_name), device, rank, world_size, std::move(regions),
+      payload_bytes, timeout_ms, parse_pdl(pdl), check, agreed.at("blocks"), spare_blocks,
+      collx::capabilities_of(agreed), multicast, std::move(no_multicast), simulated});
 }
 
 /// Poisons the communicator here and at the peers: `rank` waited in vain for `peer` to vote (-1:
@@ -69,13 +68,14 @@ void report_absent(Communicator& self, int rank, int peer) {
 }
 
 void register_tensor(Communicator& self, const at::Tensor& tensor,
-                     const std::vector<uint64_t>& pointers, uint64_t nbytes, uint64_t key) {
+                     const std::vector<uint64_t>& pointers, uint64_t nbytes, uint64_t key,
+                     uint64_t multicast) {
   TORCH_CHECK_VALUE(pointers.size() == static_cast<size_t>(self.options().world_size),
                     "collx.register: pointers: got ", pointers.size(), " for ",
                     self.options().world_size, " ranks");
   const auto held = self.lock();
   self.require_usable("register");
-  self.symmetric().add(tensor, pointers, nbytes, key, self.options().rank);
+  self.symmetric().add(tensor, pointers, multicast, nbytes, key, self.options().rank);
 }
 
 py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, uint64_t cols,
@@ -96,13 +96,14 @@ py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, 
   return d;
 }
 
-/// The names that an operator accepts, "auto" apart.
-std::vector<std::string_view> algorithms(std::string_view op) {
+/// The names that an operator accepts, "auto" apart; `multicast`: with those that need it.
+std::vector<std::string_view> algorithms(std::string_view op, bool multicast) {
   const auto collective = collx::find_name<collx::Collective>(collx::kCollectiveNames, op);
   TORCH_CHECK_VALUE(collective.has_value(), "collx.algorithms: op: got \"", op, "\"");
   std::vector<std::string_view> names;
   for (const collx::AlgorithmRow& row : collx::kAlgorithms) {
     if (row.algorithm == collx::Algorithm::automatic) continue;
+    if (row.multicast && !multicast) continue;
     if (collx::has_algorithm(*collective, row.algorithm)) names.emplace_back(row.name);
   }
   return names;
@@ -159,12 +160,14 @@ void bind_epilogues(py::module_& m) {
   m.def(
       "epilogue_program",
       [](std::string_view expression, at::ScalarType dtype, std::string_view kernel,
-         bool has_simple, int world, bool simple, bool has_worlds, bool rows) {
-        const collx::KernelTemplate of{kernel, has_simple, has_worlds, rows};
-        return collx::program_of(expression, dtype, {of, world, simple});
+         bool has_simple, int world, bool simple, bool has_worlds, bool rows, bool multicast,
+         bool simulated) {
+        const collx::KernelTemplate of{kernel, has_simple, has_worlds, rows, multicast};
+        return collx::program_of(expression, dtype, {of, world, simple, simulated});
       },
       py::arg("expression"), py::arg("dtype"), py::arg("kernel"), py::arg("has_simple"),
-      py::arg("world"), py::arg("simple"), py::arg("has_worlds") = true, py::arg("rows") = false);
+      py::arg("world"), py::arg("simple"), py::arg("has_worlds") = true, py::arg("rows") = false,
+      py::arg("multicast") = false, py::arg("simulated") = false);
 }
 
 void bind_communicator(py::module_& m) {
@@ -172,7 +175,8 @@ void bind_communicator(py::module_& m) {
       .def(py::init(&make_communicator), py::kw_only(), py::arg("name"), py::arg("group_name"),
            py::arg("device"), py::arg("rank"), py::arg("world_size"), py::arg("regions"),
            py::arg("payload_bytes"), py::arg("timeout_ms"), py::arg("pdl"), py::arg("check"),
-           py::arg("agreed"), py::arg("spare_blocks") = 0)
+           py::arg("agreed"), py::arg("spare_blocks") = 0, py::arg("multicast") = 0,
+           py::arg("no_multicast") = "it was not asked for", py::arg("simulated") = false)
       .def_property_readonly("name", [](const Communicator& c) { return c.options().name; })
       .def_property_readonly("group_name",
                              [](const Communicator& c) { return c.options().group_name; })
@@ -194,11 +198,12 @@ void bind_communicator(py::module_& m) {
            })
       // A call of another thread may hold the lock until its wait is over: never with the GIL.
       .def("register", &register_tensor, py::arg("tensor"), py::arg("pointers"), py::arg("nbytes"),
-           py::arg("key"), NoGil())
+           py::arg("key"), py::arg("multicast") = 0, NoGil())
       .def("explain", &explain, py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"),
            py::arg("input_symmetric"), py::arg("output_symmetric"), py::arg("algorithm"),
            py::arg("max_blocks"), py::arg("rounding"), py::arg("scale_mode"),
            py::arg("quant_group_size"), py::arg("keep_norm"))
+      .def_property_readonly("no_multicast", &Communicator::no_multicast)
       .def("report_absent", &report_absent, py::arg("rank"), py::arg("peer"), NoGil())
       .def("tune", &Communicator::tune, py::arg("blocks"), py::arg("threads"), NoGil())
       .def("destroy", &Communicator::destroy, NoGil());
@@ -229,7 +234,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"), py::arg("world_size"),
       py::arg("algorithm"), py::arg("symmetric"));
-  m.def("algorithms", &algorithms, py::arg("op"));
+  m.def("algorithms", &algorithms, py::arg("op"), py::arg("multicast") = false);
   m.def(
       "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
   m.def("part_of", &part_of, py::arg("numel"), py::arg("world_size"), py::arg("rank"));

@@ -58,6 +58,15 @@ void pull(const AllreduceLaunch& l) {
   l.run(false, k, pull);
 }
 
+/// Likewise, through memory that all ranks have at one address.
+void multimem(const AllreduceLaunch& l) {
+  KernelCall k = kernel_call_of(l);
+  k.fingerprint = fingerprint(l.call.descriptor);
+  PullArguments pull = pull_arguments_of(l.view, l.call);
+  MulticastArguments multicast = multicast_arguments_of(l.view, l.call);
+  l.run(false, k, pull, multicast);
+}
+
 constexpr Collectives kServed = only(Collective::allreduce);
 constexpr LauncherRow<AllreduceCall> kLaunchers[] = {
     {Algorithm::oneshot_push,
@@ -77,6 +86,18 @@ constexpr LauncherRow<AllreduceCall> kLaunchers[] = {
      kServed,
      {DTypes::all, allreduce_twoshot_pull, {"allreduce_twoshot_pull"}},
      pull},
+    {Algorithm::multimem_oneshot,
+     kServed,
+     {DTypes::summed,
+      allreduce_multimem_oneshot,
+      {.name = "allreduce_multimem_oneshot", .worlds = false, .multicast = true}},
+     multimem},
+    {Algorithm::multimem_twoshot,
+     kServed,
+     {DTypes::summed,
+      allreduce_multimem_twoshot,
+      {.name = "allreduce_multimem_twoshot", .worlds = false, .multicast = true}},
+     multimem},
 };
 static_assert(is_complete(DeviceKind::cuda, kServed, [](Collective c, Algorithm a) {
   return find_row(kLaunchers, c, a) != nullptr;

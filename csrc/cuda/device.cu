@@ -111,6 +111,7 @@ Offer load_kernels(int world, bool clusters) {
   Offer offer;
   offer.blocks = resident_blocks(world, kFullBlock);
   offer.capabilities.dependent_launch = hopper;
+  offer.capabilities.multicast = hopper;
   offer.capabilities.residency = residency_of_norms(world, multiprocessors, clusters && hopper);
   return offer;
 }

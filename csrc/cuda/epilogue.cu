@@ -14,6 +14,7 @@ std::string with_sizes(std::string program, bool rows) {
   };
   has("cuda::KernelCall", sizeof(KernelCall));
   has("cuda::PullArguments", sizeof(PullArguments));
+  has("cuda::MulticastArguments", sizeof(MulticastArguments));
   has("cuda::Routes", sizeof(Routes));
   has("EpilogueArguments", sizeof(EpilogueArguments));
   if (rows) {

@@ -1,5 +1,6 @@
 #include <set>
 
+#include "../protocol/algorithms.h"
 #include "../protocol/norm.h"
 #include "kernels.h"
 #include "launch.h"
@@ -20,9 +21,13 @@ class Once {
         const auto dtype = static_cast<DType>(i);
         if (family.dtypes == DTypes::any && i > 0) break;
         if (family.dtypes == DTypes::normalized && !can_normalize(dtype)) continue;
-        for (const bool simple : {false, true}) {
-          const Kernel kernel = family.find({dtype, world_, simple});
-          if (seen_.insert(kernel).second) visit_(kernel);
+        if (family.dtypes == DTypes::summed && !sums_by_multicast(ReduceOp::sum, dtype)) continue;
+        for (const bool other : {false, true}) {
+          for (const Instance& instance :
+               {Instance{dtype, world_, other}, Instance{dtype, world_, false, other}}) {
+            const Kernel kernel = family.find(instance);
+            if (seen_.insert(kernel).second) visit_(kernel);
+          }
         }
       }
     }

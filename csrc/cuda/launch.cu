@@ -44,6 +44,15 @@ PullArguments pull_arguments_of(const CudaView& view, const Call& call) {
   return p;
 }
 
+MulticastArguments multicast_arguments_of(const CudaView& view, const Call& call) {
+  MulticastArguments m;
+  m.region = view.multicast;
+  m.input =
+      call.plan.staged ? nullptr : static_cast<char*>(const_cast<void*>(call.multicast_input));
+  m.output = call.plan.into_outputs ? static_cast<char*>(call.multicast_output) : nullptr;
+  return m;
+}
+
 void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64_t vectors) {
   k.entries = reinterpret_cast<TileEntry*>(view.region[view.rank] + area.entries);
   k.arriving = view.region[view.rank] + area.slots;

@@ -21,6 +21,7 @@ void require(cudaError_t error, const char* what);
 
 KernelCall arguments_of(const CudaView& view, const Call& call);
 PullArguments pull_arguments_of(const CudaView& view, const Call& call);
+MulticastArguments multicast_arguments_of(const CudaView& view, const Call& call);
 
 /// Where the call's words go: `vectors` to each rank in each stage.
 void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64_t vectors);
@@ -41,7 +42,7 @@ inline uint32_t cluster_of(const NormCall& call) { return call.shape.cluster; }
 
 /// A kernel and those that differ from it in their instance alone. Of which dtypes there are some:
 /// copies know none.
-enum class DTypes : uint8_t { any, all, normalized };
+enum class DTypes : uint8_t { any, all, normalized, summed };
 struct KernelFamily {
   DTypes dtypes;
   FindKernel find;
@@ -64,7 +65,7 @@ struct Launch {
   template <typename... Arguments>
   void run(bool simple, Arguments&... arguments) const {
     if (call.epilogue != nullptr) return run_with_epilogue(simple, arguments...);
-    const Instance instance{call.dtype, view.world, simple};
+    const Instance instance{call.dtype, view.world, simple, view.simulated};
     const Kernel kernel = kernels.find(instance);
     if (kernel == nullptr) {
       throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) + " of " +
@@ -83,7 +84,8 @@ struct Launch {
       throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) +
                                " takes no epilogue");
     }
-    const ProgramOptions options{of, of.worlds ? unrolled(view.world) : 0, of.simple && simple};
+    const ProgramOptions options{of, of.worlds ? unrolled(view.world) : 0, of.simple && simple,
+                                 of.multicast && view.simulated};
     const Kernel kernel = find_with_epilogue(*call.epilogue, options, call.plan);
     if (kernel == nullptr) return;
     void* given[] = {&arguments..., const_cast<EpilogueArguments*>(&call.epilogue->arguments)};

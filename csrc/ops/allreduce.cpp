@@ -41,21 +41,14 @@ class Allreduce {
     return {from, in_place() ? from : memory.find(call.output, output_.nbytes())};
   }
   void check(const Places& places) const {
+    if (needs_multicast(asked())) check_multicast(kOp, request(places), communicator_);
     if (is_empty()) return;
     check_symmetric(kOp, asked(), places.input.has_value(), places.output.has_value());
   }
   static const Places& touched(const Places& places) { return places; }
 
   void plan(const Places& places) {
-    Request request = request_of(communicator_, Collective::allreduce, options_.max_blocks);
-    request.dtype = options_.dtype;
-    request.bytes = bytes();
-    request.input_symmetric = places.input.has_value();
-    request.output_symmetric = places.output.has_value();
-    request.in_place = in_place();
-    request.epilogue = call.epilogue != nullptr;
-    request.algorithm = asked();
-    call.plan = communicator_.tuned(select(request));
+    call.plan = communicator_.tuned(select(request(places)));
     CallDescriptor& d = call.descriptor;
     d.collective = Collective::allreduce;
     d.dtype = options_.dtype;
@@ -72,6 +65,17 @@ class Allreduce {
 #endif
 
  private:
+  Request request(const Places& places) const {
+    Request request = request_of(communicator_, Collective::allreduce, options_.max_blocks);
+    request.dtype = options_.dtype;
+    request.reduce_op = options_.reduce_op;
+    request.bytes = bytes();
+    place_in(request, places.input, places.output);
+    request.in_place = in_place();
+    request.epilogue = call.epilogue != nullptr;
+    request.algorithm = asked();
+    return request;
+  }
   bool in_place() const { return call.input == call.output; }
   uint64_t bytes() const { return call.numel * static_cast<uint64_t>(dtype_size(call.dtype)); }
 

@@ -40,9 +40,23 @@ void map_peers(const Communicator& communicator, const std::optional<SymmetricRa
     if (input) call.peer_input[rank] = input->allocation->pointers[rank] + input->offset;
     if (output) call.peer_output[rank] = output->allocation->pointers[rank] + output->offset;
   }
+  const auto at_once = [](const SymmetricRange& range) -> char* {
+    char* const all = range.allocation->multicast;
+    return all == nullptr ? nullptr : all + range.offset;
+  };
+  if (input) call.multicast_input = at_once(*input);
+  if (output) call.multicast_output = at_once(*output);
   if (input) call.descriptor.input_offset = input->place();
   if (output) call.descriptor.output_offset = output->place();
   call.descriptor.symmetric = static_cast<uint8_t>((input ? 1 : 0) | (output ? 2 : 0));
+}
+
+void place_in(Request& request, const std::optional<SymmetricRange>& input,
+              const std::optional<SymmetricRange>& output) {
+  request.input_symmetric = input.has_value();
+  request.output_symmetric = output.has_value();
+  request.input_multicast = input && input->allocation->multicast != nullptr;
+  request.output_multicast = output && output->allocation->multicast != nullptr;
 }
 
 Request request_of(const Communicator& communicator, Collective collective, int max_blocks) {

@@ -28,6 +28,10 @@ void describe_tensor(const at::Tensor& tensor, CallDescriptor& descriptor);
 void map_peers(const Communicator& communicator, const std::optional<SymmetricRange>& input,
                const std::optional<SymmetricRange>& output, Call& call);
 
+/// Whether tensors, and those of which all ranks' are at one address, are symmetric.
+void place_in(Request& request, const std::optional<SymmetricRange>& input,
+              const std::optional<SymmetricRange>& output);
+
 /// The communicator's part of a request to the selection.
 Request request_of(const Communicator& communicator, Collective collective, int max_blocks);
 

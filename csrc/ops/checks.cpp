@@ -209,6 +209,23 @@ void check_direct(const char* op, Collective collective, Algorithm algorithm, bo
                     "still to be sent; accepted: auto, staged, fallback");
 }
 
+void refuse_multicast(const char* op, const Request& request, const Communicator& communicator) {
+  Request automatic = request;
+  automatic.algorithm = Algorithm::automatic;
+  const std::string_view instead = name_of(select(automatic).named);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      request.capabilities.multicast, "collx.", op, ": algorithm: got \"",
+      name_of(request.algorithm), "\", which needs NVLink multicast, and \"",
+      communicator.options().name, "\" has none: ", communicator.no_multicast(),
+      "; \"auto\" takes ", instead, " for this call");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "collx.", op, ": algorithm: got \"",
+                              name_of(request.algorithm), "\" with reduce_op ",
+                              name_of(request.reduce_op), " and dtype ", name_of(request.dtype),
+                              "; NVLink multicast accepts sum of float32, float16, bfloat16, int32 "
+                              "and int64, and avg of float32; \"auto\" takes ",
+                              instead, " for this call");
+}
+
 void refuse_without_regions(const char* op, Algorithm algorithm, const Communicator& communicator) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "collx.", op, ": algorithm: got \"", name_of(algorithm),
                               "\", but the ranks of \"", communicator.options().name,

@@ -77,6 +77,18 @@ inline void check_symmetric(const char* op, Algorithm algorithm, bool input_symm
 void check_direct(const char* op, Collective collective, Algorithm algorithm, bool input_symmetric,
                   bool output_symmetric, bool in_place);
 
+[[noreturn, gnu::cold]] void refuse_multicast(const char* op, const Request& request,
+                                              const Communicator& communicator);
+
+/// NotImplementedError where the call asks for NVLink multicast, and that is not there or does not
+/// reduce so.
+inline void check_multicast(const char* op, const Request& request,
+                            const Communicator& communicator) {
+  if (!needs_multicast(request.algorithm)) return;
+  if (request.capabilities.multicast && sums_by_multicast(request.reduce_op, request.dtype)) return;
+  refuse_multicast(op, request, communicator);
+}
+
 [[noreturn, gnu::cold]] void refuse_without_regions(const char* op, Algorithm algorithm,
                                                     const Communicator& communicator);
 

@@ -39,6 +39,8 @@ void check_options(const CommunicatorOptions& o) {
                     "; accepted: 1 and more");
   TORCH_CHECK_VALUE(o.spare_blocks >= 0, "collx: spare_blocks: got ", o.spare_blocks,
                     "; accepted: 0 and more");
+  TORCH_CHECK_VALUE(!o.no_multicast.empty() || (o.multicast != 0 && o.device.is_cuda()),
+                    "collx: multicast: got no address on ", o.device, ", and no reason why");
   TORCH_CHECK_VALUE(o.blocks >= 1, "collx: blocks: got ", o.blocks, "; accepted: 1 and more");
 }
 
@@ -93,6 +95,7 @@ Communicator::Communicator(CommunicatorOptions options)
   view_.rank = options_.rank;
   view_.world = options_.world_size;
   view_.check = options_.check;
+  options_.capabilities.multicast = options_.no_multicast.empty();
 }
 
 // The status block is not given back here: nobody has said that no kernel is in flight.
@@ -101,7 +104,8 @@ Communicator::~Communicator() { registry::leave(*this); }
 bool Communicator::forked() const { return fork_generation_ != registry::fork_generation(); }
 
 CudaView Communicator::cuda_view() const {
-  CudaView view{view_, cuda_layout_};
+  CudaView view{view_, cuda_layout_, reinterpret_cast<char*>(options_.multicast),
+                options_.simulated};
   view.pdl = pdl();
   // With "early", dependents take up the device while a grid still spins: two communicators on two
   // streams could block each other across ranks.

@@ -41,6 +41,9 @@ struct CommunicatorOptions {
   int blocks;
   int spare_blocks;  // usable besides while no other communicator is on the device
   Capabilities capabilities = {};
+  uint64_t multicast = 0;    // the regions of all ranks at one address; 0: there is no such address
+  std::string no_multicast;  // why; empty where there is one
+  bool simulated = false;    // CudaView::simulated
 };
 
 /// The layouts, as every rank computes them. ValueError where a region would be too small.
@@ -83,6 +86,9 @@ class C10_EXPORT Communicator {
     const bool able = options_.capabilities.dependent_launch;
     pdl_.store(able ? level : PdlLevel::off, std::memory_order_relaxed);
   }
+
+  /// Why there is no NVLink multicast: the same on all ranks. Empty where there is.
+  const std::string& no_multicast() const { return options_.no_multicast; }
 
   /// For tuners: the grid that every later call on CUDA takes in place of the selected one; zeros
   /// give the choice back. An agreed value: the same on every rank. ValueError unless all blocks

@@ -108,10 +108,10 @@ class ExchangeRun {
     }
     Request request = request_of(communicator_, e_.collective, e_.max_blocks);
     request.dtype = e_.dtype;
+    request.reduce_op = e_.reduce_op;
     request.bytes = bytes_;
     request.message = call.longest;
-    request.input_symmetric = places.input.has_value();
-    request.output_symmetric = places.output.has_value();
+    place_in(request, places.input, places.output);
     request.in_place = in_place();
     request.algorithm = asked();
     call.plan = communicator_.tuned(select(request));

@@ -138,7 +138,7 @@ uint64_t cuda_chunks(const CudaLayout& layout, Algorithm algorithm, const Reques
   if (const SlotArea* slots = slots_of(layout, row_of(algorithm).slots)) {
     through(vectors_of(r, algorithm) * kVectorBytes, slots->source_bytes);
   }
-  if (stages_inputs(r, algorithm)) through(r.bytes, layout.staging_bytes);
+  if (uses_staging(r, algorithm)) through(r.bytes, layout.staging_bytes);
   if (stages_results(r, algorithm)) {
     through(data_vectors(r, Share::part) * kVectorBytes, layout.result_bytes);
   }
@@ -162,9 +162,10 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   if (is_reduction(collective)) request.dtype = check_dtype("explain", dtype);
   request.bytes = numel * itemsize;
   request.message = message_of(collective, request.bytes, request.world);
-  request.input_symmetric = input_symmetric;
-  request.output_symmetric = output_symmetric;
+  request.input_symmetric = request.input_multicast = input_symmetric;
+  request.output_symmetric = request.output_multicast = output_symmetric;
   request.algorithm = check_algorithm("explain", collective, algorithm);
+  check_multicast("explain", request, communicator);
   if (collective == Collective::allreduce) {
     check_symmetric("explain", request.algorithm, input_symmetric, output_symmetric);
   } else {
@@ -206,6 +207,7 @@ uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at:
   request.message = message_of(collective, request.bytes, world_size);
   request.world = world_size;
   request.input_symmetric = request.output_symmetric = symmetric;
+  request.input_multicast = request.output_multicast = symmetric;
   request.algorithm = check_algorithm("workspace_bytes", collective, algorithm);
   if (is_norm(collective)) {
     NormRequest r = default_norm("workspace_bytes", collective, request, numel, cols, dtype);

@@ -28,13 +28,16 @@ c10::DeviceType check_device_type(c10::DeviceType type) {
 }
 
 constexpr const char* kDependentLaunch = "dependent launch";
+constexpr const char* kMulticast = "multicast";
 
 std::string clusters_name(uint32_t threads, uint32_t size) {
   return "clusters of " + std::to_string(size) + " x " + std::to_string(threads);
 }
 
 Offer offer_of(int blocks, const Capabilities& capabilities) {
-  Offer offer{{"blocks", blocks}, {kDependentLaunch, capabilities.dependent_launch ? 1 : 0}};
+  Offer offer{{"blocks", blocks},
+              {kDependentLaunch, capabilities.dependent_launch ? 1 : 0},
+              {kMulticast, capabilities.multicast ? 1 : 0}};
   Residency::for_each(capabilities.residency,
                       [&](uint32_t threads, uint32_t size, const int32_t& held) {
                         offer[clusters_name(threads, size)] = held;

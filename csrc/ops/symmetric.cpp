@@ -14,7 +14,7 @@ void SymmetricMemory::purge() {
 }
 
 void SymmetricMemory::add(const at::Tensor& tensor, const std::vector<uint64_t>& pointers,
-                          uint64_t bytes, uint64_t key, int rank) {
+                          uint64_t multicast, uint64_t bytes, uint64_t key, int rank) {
   const c10::Storage& storage = tensor.storage();
   const auto start = reinterpret_cast<uint64_t>(storage.data());
   TORCH_CHECK_VALUE(pointers.at(static_cast<size_t>(rank)) == start, "collx.register: pointers[",
@@ -23,7 +23,8 @@ void SymmetricMemory::add(const at::Tensor& tensor, const std::vector<uint64_t>&
                     "; the tensor's storage has ", storage.nbytes());
   TORCH_CHECK_VALUE(key < 1ull << (64 - kAllocationShift) && bytes <= 1ull << kAllocationShift,
                     "collx.register: key ", key, " or nbytes ", bytes, " is too large");
-  SymmetricAllocation allocation{bytes, key, {}, storage.getWeakStorageImpl()};
+  SymmetricAllocation allocation{
+      bytes, key, {}, reinterpret_cast<char*>(multicast), storage.getWeakStorageImpl()};
   std::transform(pointers.begin(), pointers.end(), allocation.pointers.begin(),
                  [](uint64_t address) { return reinterpret_cast<char*>(address); });
   purge();

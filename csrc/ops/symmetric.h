@@ -26,6 +26,7 @@ struct SymmetricAllocation {
   uint64_t bytes;
   uint64_t key;  // agreed by all ranks
   std::array<char*, kMaxRanks> pointers;
+  char* multicast;  // of all of them at once; null: there is no such address
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
 };
 
@@ -42,7 +43,7 @@ struct SymmetricRange {
 class SymmetricMemory {
  public:
   C10_EXPORT void add(const at::Tensor& tensor, const std::vector<uint64_t>& pointers,
-                      uint64_t bytes, uint64_t key, int rank);
+                      uint64_t multicast, uint64_t bytes, uint64_t key, int rank);
   std::optional<SymmetricRange> find(const void* data, uint64_t bytes);
   void clear() { allocations_.clear(); }
 

@@ -30,6 +30,7 @@ struct AlgorithmRow {
   bool staging = false;             // inputs are pulled by peers: from there, where not symmetric
   bool results = false;             // so are results
   bool in_place = false;            // peers touch the tensors, which are symmetric
+  bool multicast = false;           // of GPUs alone, whose memory has a multicast address
   bool on_cpu = true;
 };
 
@@ -66,6 +67,21 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .share = Share::part,
      .staging = true,
      .results = true},
+    {.algorithm = Algorithm::multimem_oneshot,
+     .name = "multimem_oneshot",
+     .serves = only(Collective::allreduce),
+     .share = Share::tensor,
+     .staging = true,
+     .multicast = true,
+     .on_cpu = false},
+    // Results go through the memory for inputs, each to the place of the inputs that it is made of.
+    {.algorithm = Algorithm::multimem_twoshot,
+     .name = "multimem_twoshot",
+     .serves = only(Collective::allreduce),
+     .share = Share::part,
+     .staging = true,
+     .multicast = true,
+     .on_cpu = false},
     {.algorithm = Algorithm::fallback, .name = "fallback", .serves = kWithTensors},
     // Messages through slots, or between the tensors themselves.
     {.algorithm = Algorithm::staged,
@@ -133,6 +149,29 @@ constexpr bool needs_symmetric(Algorithm a) { return row_of(a).in_place; }
 constexpr bool pushes_into_slots(Algorithm a) { return row_of(a).slots != SlotsFor::none; }
 /// Peers read the inputs, where they lie or where their owner has staged them.
 constexpr bool pulls_inputs(Algorithm a) { return row_of(a).staging; }
+
+constexpr bool needs_multicast(Algorithm a) { return row_of(a).multicast; }
+
+/// What NVLink multicast adds up as the other algorithms do, but for the order of the ranks. Not
+/// the average of 16-bit floats, whose sums it has rounded already; nor max and min, whose NaN and
+/// zeros are other ones there; nor what it has no instruction for.
+constexpr bool sums_by_multicast(ReduceOp op, DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return op == ReduceOp::sum || op == ReduceOp::avg;
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::int32:
+    case DType::int64:
+      return op == ReduceOp::sum;
+    case DType::float64:
+    case DType::int8:
+    case DType::uint8:
+    case DType::count:
+      break;
+  }
+  return false;
+}
 
 /// Words in slots that cannot give up a pattern as sentinel, and travel with masks: of integers,
 /// and of copies, whose bits are of any kind.

@@ -33,6 +33,8 @@ struct RankView {
 
 struct CudaView : RankView {
   CudaLayout layout;
+  char* multicast;  // the regions of all ranks at one address; null: there is none
+  bool simulated;   // it is this rank's own, from which kernels find the others'
 };
 
 struct CpuView : RankView {
@@ -45,7 +47,8 @@ struct Plan {
   int32_t blocks = 1;                          // CUDA blocks; 1 on CPU
   int32_t threads = 1;                         // per block; 1 on CPU
   Algorithm named = Algorithm::automatic;      // as asked for, or selected
-  bool staged = false;  // peers pull inputs from the staging memory, not from where they lie
+  bool staged = false;        // peers pull inputs from the staging memory, not from where they lie
+  bool into_outputs = false;  // owners of parts store results into the outputs of all ranks
 };
 
 /// What all calls have in common. `input` and `output` are dense.
@@ -57,6 +60,9 @@ struct Call {
   /// registered symmetric tensors.
   const void* peer_input[kMaxRanks];
   void* peer_output[kMaxRanks];
+  /// Likewise, where that of all ranks is at once; null where there is no such address.
+  const void* multicast_input;
+  void* multicast_output;
   CallDescriptor descriptor;
   /// On CUDA: what is done with each element of a result on its way into the output, whose dtype
   /// may be another then.

@@ -12,9 +12,10 @@ namespace collx {
 /// The template of kernels in cuda/collectives/NAME.cuh, called NAME_kernel.
 struct KernelTemplate {
   std::string_view name;
-  bool simple = false;  // it has a version for the calls that transports/session.cuh calls so
-  bool worlds = true;   // and one for each world
-  bool rows = false;    // it normalizes rows
+  bool simple = false;     // it has a version for the calls that transports/session.cuh calls so
+  bool worlds = true;      // and one for each world
+  bool rows = false;       // it normalizes rows
+  bool multicast = false;  // it has a version for each policy of transports/multicast.cuh
 
   friend bool operator==(const KernelTemplate&, const KernelTemplate&) = default;
 };
@@ -24,6 +25,7 @@ struct ProgramOptions {
   KernelTemplate kernel;
   int world = 0;
   bool simple = false;
+  bool simulated = false;
 
   friend bool operator==(const ProgramOptions&, const ProgramOptions&) = default;
 };
@@ -114,6 +116,9 @@ inline std::string kernel_in_program(const ProgramOptions& options) {
                      "_kernel<collx::cuda::" + (options.kernel.rows ? "MapRows" : "Map") +
                      "<collx::cuda::Expression>";
   if (options.kernel.worlds) name += ", " + std::to_string(options.world);
+  if (options.kernel.multicast) {
+    name += options.simulated ? ", collx::cuda::Simulated" : ", collx::cuda::Switch";
+  }
   if (options.kernel.simple) name += options.simple ? ", true" : ", false";
   return name + ", collx::EpilogueArguments>";
 }

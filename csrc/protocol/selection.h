@@ -45,7 +45,8 @@ struct Residency {
 struct Capabilities {
   bool peer_access = true;  // ranks can read and write each other's memory
   bool dependent_launch =
-      true;  // a kernel may be launched before the one that it follows has ended
+      true;                // a kernel may be launched before the one that it follows has ended
+  bool multicast = false;  // an address can stand for the same memory of all ranks
   Residency residency;
 };
 
@@ -53,11 +54,14 @@ struct Request {
   Collective collective = Collective::allreduce;
   DeviceKind device = DeviceKind::cpu;
   DType dtype = DType::float32;
+  ReduceOp reduce_op = ReduceOp::sum;
   uint64_t bytes = 0;    // of the full tensor
   uint64_t message = 0;  // bytes of the longest message between two ranks; not of all-reduce
   int world = 1;
   bool input_symmetric = false;
   bool output_symmetric = false;
+  bool input_multicast = false;  // of all ranks at one address, too
+  bool output_multicast = false;
   bool in_place = false;                       // the output is the input
   bool epilogue = false;                       // CUDA: each rank's kernel finishes its own output
   Algorithm algorithm = Algorithm::automatic;  // as asked for
@@ -110,13 +114,25 @@ inline constexpr uint64_t kCpuStagedUpTo = 8 << 10;
 /// Peers find inputs in the staging memory, results in that for results.
 constexpr bool stages_inputs(const Request& r, Algorithm a) {
   if (!row_of(a).staging) return false;
-  if (!r.input_symmetric) return true;
+  if (!(row_of(a).multicast ? r.input_multicast : r.input_symmetric)) return true;
   if (row_of(a).share != Share::tensor) return false;
   // All of an input is read by all: in place it could change under a peer's eyes.
   return r.in_place || (r.device == DeviceKind::cpu && r.bytes <= kCpuStagedUpTo);
 }
 constexpr bool stages_results(const Request& r, Algorithm a) {
   return row_of(a).results && (row_of(a).staging || !r.output_symmetric);
+}
+
+/// By multicast, reduced parts go into the outputs of all ranks, unless each has still to finish
+/// its own; else into the staging memory of all.
+constexpr bool multicasts_parts(Algorithm a) {
+  return row_of(a).multicast && row_of(a).share == Share::part;
+}
+constexpr bool stores_into_outputs(const Request& r, Algorithm a) {
+  return multicasts_parts(a) && r.output_multicast && !r.epilogue;
+}
+constexpr bool uses_staging(const Request& r, Algorithm a) {
+  return stages_inputs(r, a) || (multicasts_parts(a) && !stores_into_outputs(r, a));
 }
 
 /// The slots of a region that `slots` stands for; null where that is none.
@@ -146,7 +162,7 @@ constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   if (pushes_into_slots(algorithm)) {
     bytes += static_cast<uint64_t>(row.stages) * world * tiled(vectors_of(r, algorithm));
   }
-  if (stages_inputs(r, algorithm)) {
+  if (uses_staging(r, algorithm)) {
     bytes += row.share == Share::part ? world * part : tiled(data_vectors(r, Share::tensor));
   }
   if (stages_results(r, algorithm)) bytes += part;
@@ -336,6 +352,7 @@ constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) 
       const Algorithm a = asked.algorithm;
       if (a == Algorithm::automatic || a == Algorithm::fallback) continue;
       if ((collectives & asked.serves & only(c)) == 0) continue;
+      if (asked.multicast && device == DeviceKind::cpu) continue;  // refused by name
       bool replaced = false;
       for (const SelectionRow& row : kSelection) {
         if (row.device != device || (row.asked & only(a)) == 0) continue;
@@ -375,6 +392,7 @@ constexpr Plan select(const Request& r) {
   if (r.epilogue && plan.algorithm == Algorithm::pull_push)
     plan.algorithm = Algorithm::twoshot_pull;
   plan.staged = stages_inputs(r, plan.algorithm);
+  plan.into_outputs = stores_into_outputs(r, plan.algorithm);
   if (r.device == DeviceKind::cpu || plan.algorithm == Algorithm::fallback) return plan;
 
   const uint64_t work = work_of(r, plan.algorithm);

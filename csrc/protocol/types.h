@@ -83,6 +83,9 @@ enum class Algorithm : uint8_t {
   pull_push,
   oneshot_pull,
   twoshot_pull,
+  // Through an address that stands for the same memory of all ranks.
+  multimem_oneshot,
+  multimem_twoshot,
   fallback,
   // All collectives but all-reduce: through the payload buffer, or between the tensors themselves.
   staged,

@@ -45,8 +45,8 @@ def workspace_bytes(
     algorithm: str,
     symmetric: bool,
 ) -> int: ...
-def algorithms(op: str) -> list[str]:
-    """The names that an operator accepts, "auto" apart."""
+def algorithms(op: str, multicast: bool = False) -> list[str]:
+    """The names that an operator accepts, "auto" apart. `multicast`: with those that need it."""
 
 class GettingReady:
     """While entered, calls of this thread with an epilogue get ready what they need, and launch
@@ -68,6 +68,8 @@ def epilogue_program(
     simple: bool,
     has_worlds: bool = True,
     rows: bool = False,
+    multicast: bool = False,
+    simulated: bool = False,
 ) -> tuple[str, str]:
     """The program that is compiled for an epilogue in a kernel of that template, and the kernel's
     name in it."""
@@ -90,11 +92,15 @@ class Communicator:
         check: bool,
         agreed: dict[str, int],
         spare_blocks: int = 0,
+        multicast: int = 0,
+        no_multicast: str = ...,
+        simulated: bool = False,
     ) -> None:
         """`regions`: address of every rank's region as mapped here; empty: fallback only.
         `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
         this communicator may use at once. `spare_blocks`: more of them, for algorithms that push,
-        while it is alone on the device."""
+        while it is alone on the device. `multicast`: the regions of all ranks at one address, or
+        0 and `no_multicast`, why there is none. `simulated`: for tests: it is this rank's own."""
 
     name: str
     group_name: str
@@ -104,6 +110,7 @@ class Communicator:
     pdl: str  # settable: "off", "end", "early"
     poisoned: bool
     destroyed: bool
+    no_multicast: str  # why the ranks have none; empty where they do
 
     def check(self) -> None:
         """Raises the failure that has been recorded, if any. Never waits."""
@@ -115,10 +122,12 @@ class Communicator:
         """Poisons the communicator, here and at the peers: `rank` waited in vain for `peer` to
         vote (-1: nobody knows for whom)."""
 
-    def register(self, tensor: torch.Tensor, pointers: list[int], nbytes: int, key: int) -> None:
+    def register(
+        self, tensor: torch.Tensor, pointers: list[int], nbytes: int, key: int, multicast: int = 0
+    ) -> None:
         """Enters the allocation under `tensor`'s storage, held weakly. `pointers[r]` is where the
         byte at the storage's start (nbytes of it) of rank r is mapped here; `key` is the agreed
-        id of the allocation."""
+        id of the allocation, `multicast` all of them at one address, if there is one."""
 
     def explain(
         self,

@@ -32,6 +32,7 @@ class Explanation:
         region: part of this rank's region to its bytes; empty where there is none.
         pdl: level of dependent launch.
         fallback_reason: why the call goes through the process group, or None.
+        no_multicast: why the ranks have no NVLink multicast, or None.
     """
 
     communicator: str
@@ -48,6 +49,7 @@ class Explanation:
     region: Mapping[str, int]
     pdl: str
     fallback_reason: str | None
+    no_multicast: str | None
 
     def __str__(self) -> str:
         carried = f", carried out by {self.runs}" if self.runs != self.algorithm else ""
@@ -61,6 +63,8 @@ class Explanation:
         ]
         if self.fallback_reason is not None:
             lines.append(f"  fallback   {self.fallback_reason}")
+        have = "yes" if self.no_multicast is None else f"none: {self.no_multicast}"
+        lines.append(f"  multicast  {have}")
         if self.region:
             lines.append("  region")
             parts = {part: n for part, n in self.region.items() if n > 0}

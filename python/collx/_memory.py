@@ -121,18 +121,19 @@ class SymmetricMemory:
         nbytes = tensor.untyped_storage().nbytes()
         if not self._direct or nbytes == 0:
             return tensor  # no peer reads it directly, so nothing is to be known of it
-        pointers: list[int] = []
+        mapped: list[symmetric.Mapped] = []
 
         def meet() -> dict[str, Any]:
             assert self._rendezvous is not None
-            mapped, offset = self._rendezvous.exchange(tensor)
-            pointers.extend(mapped)
-            # A difference means that ranks would read other bytes than the peers wrote.
-            return {"offset": offset}
+            mapped.append(self._rendezvous.exchange(tensor))
+            # A difference means that ranks would read other bytes than the peers wrote, or go
+            # different ways.
+            return {"offset": mapped[0].offset, "multicast": mapped[0].multicast != 0}
 
         self.agree(f"{what}: rendezvous", meet)
         self._allocations += 1
-        self._native.register(tensor, pointers, nbytes, self._allocations)
+        pointers, _, multicast = mapped[0]
+        self._native.register(tensor, pointers, nbytes, self._allocations, multicast)
         return tensor
 
     def agree(self, what: str, run: Callable[[], Any]) -> None:

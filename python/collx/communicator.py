@@ -122,6 +122,11 @@ class Communicator:
         return self._native.poisoned
 
     @property
+    def no_multicast(self) -> str | None:
+        """Why the ranks have no NVLink multicast; None where they have. Agreed at init."""
+        return self._native.no_multicast or None
+
+    @property
     def destroyed(self) -> bool:
         """Whether `destroy` has been called."""
         return self._native.destroyed
@@ -201,6 +206,7 @@ class Communicator:
             region=dict(self._region),
             pdl=self._native.pdl,
             fallback_reason=self.fallback_reason,
+            no_multicast=self.no_multicast,
             **call,
         )
 

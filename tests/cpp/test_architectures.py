@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from torch.utils import cpp_extension
+from tests.common.nvcc import KERNELS, nvcc
 
-ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "csrc" / "cuda" / "collectives"
 HOPPER = re.compile(r"griddepcontrol|\bcluster\b|::cluster|mapa|mbarrier|st\.async")
 # One instance of each: a file of them takes a minute.
 INSTANCES = {
     "allreduce_oneshot_push": "allreduce_oneshot_push_kernel<Reduce<DType::bfloat16>, 2, true>",
     "norm_oneshot_push": "norm_oneshot_push_kernel<DType::bfloat16, 2, true>",
 }
-
-
-def nvcc() -> str:
-    home = cpp_extension.CUDA_HOME
-    found = shutil.which("nvcc", path=f"{home}/bin" if home else None)
-    if found is None:
-        pytest.skip("nvcc is not installed")
-    return found
 
 
 def compiled(name: str, architecture: str, folder: Path) -> str:
@@ -36,14 +24,7 @@ def compiled(name: str, architecture: str, folder: Path) -> str:
         "namespace collx::cuda {\nconst void* kernel() {\n"
         f"  return reinterpret_cast<const void*>({INSTANCES[name]});\n}}\n}}\n"
     )
-    flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr"]
-    flags += ["-Werror=all-warnings", f"-arch=sm_{architecture}", "-cubin", "--keep"]
-    done = subprocess.run(
-        [nvcc(), *flags, f"--keep-dir={folder}", "-o", f"{folder}/{name}.cubin", str(source)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    nvcc(source, architecture, "-cubin", "--keep", f"--keep-dir={folder}")
     assert (folder / f"{name}.cubin").stat().st_size > 0
     return (folder / f"{name}.ptx").read_text()
 

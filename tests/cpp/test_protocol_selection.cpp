@@ -252,6 +252,73 @@ TEST(Selection, slots_are_those_that_the_algorithm_pushes_into) {
   }
 }
 
+TEST(Multicast, is_never_taken_by_itself) {
+  for (Request request : requests()) {
+    request.capabilities.multicast = true;
+    request.input_multicast = request.input_symmetric;
+    request.output_multicast = request.output_symmetric;
+    EXPECT_FALSE(needs_multicast(select(request).algorithm));
+  }
+}
+
+TEST(Multicast, adds_up_what_rounds_once) {
+  int accepted = 0;
+  for (const DTypeRow& row : kDTypes) {
+    for (int op = 0; op < static_cast<int>(ReduceOp::count); ++op) {
+      accepted += sums_by_multicast(static_cast<ReduceOp>(op), row.dtype) ? 1 : 0;
+    }
+    const bool sums = row.bytes > 1 && row.dtype != DType::float64;
+    EXPECT_EQ(sums_by_multicast(ReduceOp::sum, row.dtype), sums) << row.name;
+  }
+  EXPECT_TRUE(sums_by_multicast(ReduceOp::avg, DType::float32));
+  EXPECT_EQ(accepted, 6);
+}
+
+/// A call of 1 MiB between four ranks.
+Request multicast_request(Algorithm algorithm, bool input, bool output) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.algorithm = algorithm;
+  request.bytes = 1 << 20;
+  request.world = 4;
+  request.input_symmetric = request.input_multicast = input;
+  request.output_symmetric = request.output_multicast = output;
+  return request;
+}
+
+TEST(Multicast, reads_and_writes_in_place_what_has_such_an_address) {
+  for (const bool input : {false, true}) {
+    for (const bool output : {false, true}) {
+      Request oneshot = multicast_request(Algorithm::multimem_oneshot, input, output);
+      EXPECT_EQ(select(oneshot).staged, !input);
+      EXPECT_FALSE(select(oneshot).into_outputs) << "each rank writes its own";
+      oneshot.in_place = true;
+      EXPECT_TRUE(select(oneshot).staged) << "all of it is read by all";
+      Request twoshot = multicast_request(Algorithm::multimem_twoshot, input, output);
+      EXPECT_EQ(select(twoshot).staged, !input);
+      EXPECT_EQ(select(twoshot).into_outputs, output);
+      twoshot.epilogue = true;
+      EXPECT_FALSE(select(twoshot).into_outputs) << "each rank has still to finish its own";
+    }
+  }
+  Request other = multicast_request(Algorithm::multimem_twoshot, true, true);
+  other.input_multicast = other.output_multicast = false;
+  EXPECT_TRUE(select(other).staged) << "peers can reach it, a switch cannot";
+  EXPECT_FALSE(select(other).into_outputs);
+}
+
+TEST(Multicast, keeps_staging_memory_for_what_has_no_such_address) {
+  const auto of = [](Algorithm algorithm, bool input, bool output) {
+    return workspace_bytes(multicast_request(algorithm, input, output), algorithm);
+  };
+  EXPECT_EQ(of(Algorithm::multimem_oneshot, false, false), 2u << 20);
+  EXPECT_EQ(of(Algorithm::multimem_oneshot, true, false), 0u);
+  EXPECT_EQ(of(Algorithm::multimem_twoshot, false, false), 2u << 20);
+  EXPECT_EQ(of(Algorithm::multimem_twoshot, false, true), 2u << 20);
+  EXPECT_EQ(of(Algorithm::multimem_twoshot, true, false), 2u << 20);
+  EXPECT_EQ(of(Algorithm::multimem_twoshot, true, true), 0u);
+}
+
 TEST(Workspace, is_what_the_formulas_of_the_algorithms_say) {
   const uint64_t bytes = 4 << 20;
   const auto of = [&](Algorithm algorithm, DType dtype, bool symmetric) {

@@ -31,6 +31,8 @@ STAGED = {
     "allreduce_oneshot_pull": "Negated, 4",
     "allreduce_twoshot_push": "Negated, 8, false",
     "allreduce_twoshot_pull": "Negated, 0",
+    "allreduce_multimem_oneshot": "Negated, collx::cuda::Switch",
+    "allreduce_multimem_twoshot": "Negated, collx::cuda::Simulated",
     "gather_scatter_staged": "Negated, 2, true",
     "gather_scatter_channels": "Negated, 2, false",
     "reducescatter_direct": "Negated, 4",

@@ -31,6 +31,8 @@ KERNELS = {
     "norm_oneshot_pull": (False, False, True),
     "norm_twoshot_pull": (False, False, True),
     "norm_local": (False, False, True),
+    "allreduce_multimem_oneshot": (False, False, False),
+    "allreduce_multimem_twoshot": (False, False, False),
 }
 
 
@@ -70,7 +72,16 @@ def _compiled(
     text = expression_of("allreduce", f, dtype, extras, dims)
     has_simple, has_worlds, rows = KERNELS[kernel]
     source, name = extension.epilogue_program(
-        text, dtype, kernel, has_simple, world, simple and has_simple, has_worlds, rows
+        text,
+        dtype,
+        kernel,
+        has_simple,
+        world,
+        simple and has_simple,
+        has_worlds,
+        rows,
+        multicast="multimem" in kernel,
+        simulated=not simple,
     )
     return compile_at_run_time(nvrtc, source, SOURCES, kernel=name, architecture=architecture)
 
@@ -88,8 +99,10 @@ def _versions() -> list[tuple[str, int, bool, str]]:
     found = []
     for kernel, (_, has_worlds, _) in KERNELS.items():
         found += [(kernel, 2, True, architecture) for architecture in ARCHITECTURES]
+        if has_worlds or "multimem" in kernel:
+            found.append((kernel, 4, False, "sm_90"))
         if has_worlds:
-            found += [(kernel, 4, False, "sm_90"), (kernel, 0, False, "sm_90")]
+            found.append((kernel, 0, False, "sm_90"))
     return found
 
 

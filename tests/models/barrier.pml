@@ -7,11 +7,14 @@
  * call has ended, and looks at the output.
  * STAGED: each block copies its share into one of two halves of the region, in turn, CHUNKS times a
  * call, and reads the peers' shares after a barrier; one closing barrier ends the call.
+ * PASSED: as STAGED, with a share for each rank, who stores its result to the place of it at all ranks;
+ * behind another barrier everyone reads the results from its own half.
  *
  *   W, BLOCKS, CALLS, CHUNKS
  * Mutants: NO_CLOSING (no closing barrier), RELAXED (flags not held behind earlier stores), EQUAL
  * (a peer that is ahead is not let pass), UNSIGNED (no signed difference), ONE_HALF (staging in one
- * buffer), OTHER_BLOCK (a block reads what another block has staged).
+ * buffer), OTHER_BLOCK (a block reads what another block has staged), NO_GATHER (no barrier between
+ * results and those who read them).
  *
  * Checked: what is read is what its owner wrote for this very call and chunk; outputs are final
  * when the call has ended; every call ends.
@@ -45,6 +48,13 @@
 #endif
 
 /* Data cells: outputs [owner][writer][block], or staged shares [owner][half][block]. */
+#ifdef PASSED
+#define CELLS (W * HALVES * BLOCKS * W)
+#define PLACE(rank, half, block, owner) \
+  ((((rank) * HALVES + (half) % HALVES) * BLOCKS + (block)) * W + (owner))
+byte writer[CELLS]; /* of what flies there: a place has two, one after the other */
+#define WRITER(c) writer[c]
+#else
 #ifdef STAGED
 #define CELLS (W * HALVES * BLOCKS)
 #define CELL(rank, half, block) (((rank) * HALVES + (half) % HALVES) * BLOCKS + (block))
@@ -53,6 +63,7 @@
 #define CELLS (W * W * BLOCKS)
 #define CELL(rank, writer, block) (((rank) * W + (writer)) * BLOCKS + (block))
 #define WRITER(c) ((c) / BLOCKS % W * BLOCKS + (c) % BLOCKS)
+#endif
 #endif
 byte cell[CELLS];
 byte cell_flying[CELLS];
@@ -73,6 +84,9 @@ byte finished;
 inline store(c, value) {
   atomic {
     cell_flying[c] == 0 -> cell_flying[c] = value; flying[me * BLOCKS + block]++
+#ifdef PASSED
+    ; writer[c] = me * BLOCKS + block
+#endif
   }
 }
 
@@ -109,6 +123,39 @@ end:
   do
   :: call <= CALLS && launched[me] >= call && block >= blocks[call] -> call++
   :: call <= CALLS && launched[me] == call && block < blocks[call] ->
+#ifdef PASSED
+     chunk = 0;
+     do
+     :: chunk < CHUNKS ->
+        do
+        :: p < W -> store(PLACE(me, chunk, block, p), 2 * CHUNK(call, chunk)); p++
+        :: else -> break
+        od;
+        p = 0;
+        barrier();
+        do
+        :: p < W -> assert(cell[PLACE(p, chunk, block, me)] == 2 * CHUNK(call, chunk)); p++
+        :: else -> break
+        od;
+        p = 0;
+        do
+        :: p < W -> store(PLACE(p, chunk, block, me), 2 * CHUNK(call, chunk) + 1); p++
+        :: else -> break
+        od;
+        p = 0;
+#ifndef NO_GATHER
+        barrier();
+#endif
+        do
+        :: p < W -> assert(cell[PLACE(me, chunk, block, p)] == 2 * CHUNK(call, chunk) + 1); p++
+        :: else -> break
+        od;
+        p = 0;
+        chunk++
+     :: else -> break
+     od;
+     chunk = 0;
+#else
 #ifdef STAGED
      chunk = 0;
      do
@@ -141,6 +188,7 @@ end:
      od;
      p = 0;
 #endif
+#endif
 #ifndef NO_CLOSING
      barrier();
 #endif
@@ -158,7 +206,7 @@ proctype stream(byte me) {
   :: call <= CALLS ->
      atomic { input[me] = call; launched[me] = call; expected = expected + blocks[call] };
      ended[me] == expected;
-#ifndef STAGED
+#if !defined(STAGED) && !defined(PASSED)
      d_step {
        p = 0;
        do

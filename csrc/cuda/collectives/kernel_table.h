@@ -15,7 +15,8 @@ using Kernel = const void*;
 struct Instance {
   DType dtype;
   int world;
-  bool simple;  // one of the calls that session.cuh calls so
+  bool simple;             // one of the calls that session.cuh calls so
+  bool simulated = false;  // multicast.cuh
 };
 
 using FindKernel = Kernel (*)(const Instance&);
@@ -90,6 +91,29 @@ Kernel for_norm_dtype(DType dtype, F f) {
   return nullptr;
 }
 
+/// f<D>() for the dtypes that multicast adds up.
+template <typename F>
+Kernel for_summed_dtype(DType dtype, F f) {
+  switch (dtype) {
+    case DType::float32:
+      return f.template operator()<DType::float32>();
+    case DType::float16:
+      return f.template operator()<DType::float16>();
+    case DType::bfloat16:
+      return f.template operator()<DType::bfloat16>();
+    case DType::int32:
+      return f.template operator()<DType::int32>();
+    case DType::int64:
+      return f.template operator()<DType::int64>();
+    case DType::float64:
+    case DType::int8:
+    case DType::uint8:
+    case DType::count:
+      break;
+  }
+  return nullptr;
+}
+
 /// f<D, W>()
 template <typename F>
 Kernel for_dtype_and_world(const Instance& i, F f) {
@@ -131,6 +155,8 @@ Kernel allreduce_twoshot_push(const Instance& i);
 Kernel allreduce_pull_push(const Instance& i);
 Kernel allreduce_oneshot_pull(const Instance& i);
 Kernel allreduce_twoshot_pull(const Instance& i);
+Kernel allreduce_multimem_oneshot(const Instance& i);
+Kernel allreduce_multimem_twoshot(const Instance& i);
 
 // Of a reduction, or of copies, which know no dtype.
 Kernel gather_scatter_staged_reduce(const Instance& i);

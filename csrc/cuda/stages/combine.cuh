@@ -20,6 +20,7 @@ struct Reduce {
   using Slots = cuda::Slots<D>;
   using Elements = cuda::Elements<D>;
   static constexpr bool kReduces = true;
+  static constexpr DType kDType = D;
   static constexpr int kElementBytes = dtype_size(D);
 
   /// Where results go: a tensor, or the one message of a reduction. `Whole`: of whole vectors.

@@ -202,6 +202,23 @@ __device__ __forceinline__ void fold(typename Elements<D>::Acc* acc, const Vecto
   }
 }
 
+/// Their sum, of any number of ranks in the registers of two: `load(rank)` when its turn comes.
+template <DType D, typename Load>
+__device__ __forceinline__ Vector sum_of_ranks(int world, Load load) {
+  using E = Elements<D>;
+  typename E::Acc acc[E::kCount];
+  const Vector first = load(0);
+#pragma unroll
+  for (int i = 0; i < E::kCount; ++i) acc[i] = E::get(first, i);
+#pragma unroll 1
+  for (int rank = 1; rank < world; ++rank) {
+    const Vector v = load(rank);
+#pragma unroll
+    for (int i = 0; i < E::kCount; ++i) acc[i] = detail::add(acc[i], E::get(v, i));
+  }
+  return E::pack(acc);
+}
+
 template <DType D, int Ranks>
 __device__ __forceinline__ Vector reduce_vectors(const Vector (&v)[Ranks], int world, ReduceOp op) {
   using E = Elements<D>;

@@ -1,36 +1,60 @@
 // A barrier between block b of this rank and block b of every peer.
 //
 // MEMORY LAYOUT  flags[block][sender] in every rank's region: {epoch : high 32, fingerprint : low
-// 32}, counting up and never reset; the epoch reached is kept in the block's own counter.
+// 32}, counting up and never reset; the epoch reached is kept in the block's own counter. A sender
+// sets its flag in its own region, too.
 // MEMORY SEMANTICS  sync() is release and acquire at system scope for all threads of the block:
 // bar.sync makes the block's accesses visible to the thread that stores the flag, whose release is
 // cumulative; a flag read with acquire, then bar.sync, hands the peer's accesses to the block.
 // USAGE  All ranks launch equal grids. Every thread of the block calls sync().
 // OVERFLOW  Epochs compare by signed difference. A peer can be one barrier ahead, never two.
+//
+// `Flags` says how a flag gets to all ranks. Barriers of several kinds take turns at the same ones.
 #pragma once
 
 #include "session.cuh"
 
 namespace collx::cuda {
 
-class BlockBarrier : public Transport {
+/// By a store to each rank.
+class FlagsByStores {
  public:
-  __device__ __forceinline__ BlockBarrier(const KernelCall& call, const Patience&)
-      : call_(call), epoch_(*counter()) {}
+  __device__ __forceinline__ FlagsByStores(const KernelCall& call, uint64_t) : call_(call) {}
+
+  /// By the first threads, one for each rank. `offset`: of this rank's flag in every region.
+  __device__ __forceinline__ void set(int rank, uint64_t offset, uint64_t value) const {
+    ptx::st_release_sys(reinterpret_cast<uint64_t*>(call_.region(rank) + offset), value);
+  }
+  /// By all threads, when the flags of all ranks have been seen.
+  __device__ __forceinline__ void seen() const {}
+
+ private:
+  const KernelCall& call_;
+};
+
+template <typename Flags>
+class BarrierBy : public Transport {
+ public:
+  /// `given`: what the flags need besides.
+  template <typename... Given>
+  __device__ __forceinline__ BarrierBy(const KernelCall& call, const Patience&,
+                                       const Given&... given)
+      : call_(call), epoch_(*counter()), flags_(call, offset(call.rank), given...) {}
 
   /// False, for the whole block, when a peer did not come.
   __device__ bool sync(Patience& patience, Phase phase) {
     __syncthreads();
     ++epoch_;
     const int peer = static_cast<int>(threadIdx.x);
+    const uint64_t value = static_cast<uint64_t>(epoch_) << 32 | call_.fingerprint;
+    if (peer < call_.world && patience.alive()) flags_.set(peer, offset(call_.rank), value);
     if (peer < call_.world && peer != call_.rank && patience.alive()) {
-      const uint64_t value = static_cast<uint64_t>(epoch_) << 32 | call_.fingerprint;
-      ptx::st_release_sys(flag(peer, call_.rank), value);
+      const auto* flag = reinterpret_cast<const uint64_t*>(call_.own() + offset(peer));
       uint64_t seen = 0;
       const bool arrived = patience.wait(
           phase,
           [&] {
-            seen = ptx::ld_acquire_sys(flag(call_.rank, peer));
+            seen = ptx::ld_acquire_sys(flag);
             return epoch_reached(static_cast<uint32_t>(seen >> 32), epoch_);
           },
           [&] {
@@ -41,7 +65,9 @@ class BlockBarrier : public Transport {
         patience.fail(Failure::mismatch, phase, Blame{peer, value & ~0u, seen & ~0u});
       }
     }
-    return patience.agree();
+    const bool met = patience.agree();
+    flags_.seen();
+    return met;
   }
 
   /// Keeps the epoch for the block's next call.
@@ -53,13 +79,15 @@ class BlockBarrier : public Transport {
   __device__ uint32_t* counter() const {
     return reinterpret_cast<uint32_t*>(call_.own() + kBarrierEpochs) + blockIdx.x;
   }
-  __device__ uint64_t* flag(int owner, int sender) const {
-    return reinterpret_cast<uint64_t*>(call_.region(owner) + kBarrierFlags) +
-           blockIdx.x * kMaxRanks + sender;
+  static __device__ uint64_t offset(int sender) {
+    return kBarrierFlags + (blockIdx.x * kMaxRanks + sender) * sizeof(uint64_t);
   }
 
   const KernelCall& call_;
   uint32_t epoch_;
+  Flags flags_;
 };
+
+using BlockBarrier = BarrierBy<FlagsByStores>;
 
 }  // namespace collx::cuda

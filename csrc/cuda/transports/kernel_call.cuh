@@ -95,6 +95,13 @@ struct PullArguments {
   }
 };
 
+/// A third one, for those that go through multicast: where the memory of all ranks is at once.
+struct MulticastArguments {
+  char* region;
+  char* input;   // null where inputs are staged
+  char* output;  // null unless results go into the outputs of all ranks
+};
+
 /// Bytes inside of a tensor that go to a rank or come from it: runs of `width` bytes, `pitch`
 /// apart.
 struct Message {

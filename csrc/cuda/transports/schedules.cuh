@@ -84,8 +84,8 @@ __device__ __forceinline__ BarrierStep<Work> step(Work work, Phase after = Phase
 /// says that nobody uses this rank's tensors any more. `opens`: a barrier first, after which peers'
 /// tensors may be used. Threads that have failed leave out what follows; `kAll`: steps of which
 /// other blocks may wait for this one, and which look for themselves, are taken all the same.
-template <bool kAll = false, typename... Steps>
-__device__ __forceinline__ void run_barriers(Session<BlockBarrier>& session, bool opens,
+template <bool kAll = false, typename Flags, typename... Steps>
+__device__ __forceinline__ void run_barriers(Session<BarrierBy<Flags>>& session, bool opens,
                                              uint64_t total, uint64_t most, Steps... steps) {
   const auto sync = [&](Phase phase) { return session.transport.sync(session.patience, phase); };
   bool going = !opens || sync(Phase::start_barrier) || kAll;
@@ -102,8 +102,9 @@ __device__ __forceinline__ void run_barriers(Session<BlockBarrier>& session, boo
 }
 
 /// Between a barrier of all ranks and another one.
-template <typename Work>
-__device__ __forceinline__ void run_between_barriers(Session<BlockBarrier>& session, Work work) {
+template <typename Flags, typename Work>
+__device__ __forceinline__ void run_between_barriers(Session<BarrierBy<Flags>>& session,
+                                                     Work work) {
   run_barriers(session, true, 1, 1, step([&](const Half&) { work(); }));
 }
 

@@ -1,6 +1,6 @@
 // Sources: where a thread gets a vector of each rank, in rank order. All have
 //
-//   kRanks                 registers' worth of them
+//   kRanks                 registers' worth of them; one, where they come reduced already
 //   take(v)                waits until all are there; false, where something is missing for good.
 //                          By whole warps, since vectors may have to be unmasked together
 //   rearm()                when all of them have been read: their memory may be used again

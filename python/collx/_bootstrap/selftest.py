@@ -10,13 +10,13 @@ import torch
 
 from collx._extension import extension
 
-__all__ = ["SAMPLE_BYTES", "run"]
+__all__ = ["SAMPLE_BYTES", "run", "run_multicast"]
 
 # An odd length, so that vectors, tails, and parts of unequal size all occur.
 _NUMEL = 4099
 _DTYPES = (torch.float32, torch.bfloat16, torch.int32)
 
-_HALF = 16640  # bytes of one tensor, rounded up to whole cache lines
+_HALF = 32896  # bytes of one tensor, rounded up to whole cache lines
 SAMPLE_BYTES = 2 * _HALF
 """Bytes of symmetric memory that `run` needs: an input and an output."""
 
@@ -29,29 +29,57 @@ def run(
 ) -> None:
     """Runs each of `algorithms`. Collective; RuntimeError on wrong data. `sample` is registered
     symmetric memory, without which algorithms that need it must not be asked for."""
-    from collx import reference  # not before it is needed
-
     # A rank that stopped at its first wrong result would let the others wait in the next call.
     wrong: list[str] = []
     for dtype in _DTYPES:
         inputs = [_values(r, dtype) for r in range(communicator.world_size)]
-        expected = reference.allreduce(inputs, "sum")
-        own = inputs[communicator.rank].to(device)
         for algorithm in algorithms:
-            result, given = torch.empty_like(own), own
-            if algorithm == "pull_push":
-                assert sample is not None
-                result = _part(sample, 1, dtype)
-                given = _part(sample, 0, dtype).copy_(own)
-            torch.ops.collx.allreduce.out(
-                given, "sum", communicator.name, algorithm, 0, out=result.fill_(-1)
-            )
-            got = result.cpu()
-            communicator.check()  # on CUDA a call that fails leaves a record and returns
-            wrong += _difference(got, expected, algorithm)
+            memory = sample if algorithm == "pull_push" else None
+            wrong += _allreduce(communicator, device, inputs, algorithm, memory)
         wrong += _one_way(communicator, device, inputs, algorithms)
     if wrong:
         raise RuntimeError(wrong[0])
+
+
+def run_multicast(
+    communicator: extension.Communicator, device: torch.device, sample: torch.Tensor
+) -> str | None:
+    """Runs each algorithm that needs NVLink multicast, on symmetric tensors and on others.
+    Collective; returns what is wrong with the data. Sums of these values are exact before they are
+    rounded, so that the order in which a switch adds them up does not matter."""
+    wrong: list[str] = []
+    others = extension.algorithms("allreduce")
+    for dtype in (*_DTYPES, torch.float16, torch.int64):
+        inputs = [_values(r, dtype) for r in range(communicator.world_size)]
+        for algorithm in extension.algorithms("allreduce", multicast=True):
+            if algorithm in others:
+                continue
+            for memory in (None, sample):
+                wrong += _allreduce(communicator, device, inputs, algorithm, memory)
+    return wrong[0] if wrong else None
+
+
+def _allreduce(
+    communicator: extension.Communicator,
+    device: torch.device,
+    inputs: Sequence[torch.Tensor],
+    algorithm: str,
+    sample: torch.Tensor | None,
+) -> list[str]:
+    """`sample`: the memory to lie in."""
+    from collx import reference
+
+    own = inputs[communicator.rank]
+    result, given = torch.empty_like(own, device=device), own.to(device)
+    if sample is not None:
+        result = _part(sample, 1, own.dtype)
+        given = _part(sample, 0, own.dtype).copy_(own)
+    torch.ops.collx.allreduce.out(
+        given, "sum", communicator.name, algorithm, 0, out=result.fill_(-1)
+    )
+    got = result.cpu()
+    communicator.check()  # on CUDA a call that fails leaves a record and returns
+    return _difference(got, reference.allreduce(inputs, "sum"), algorithm)
 
 
 def _one_way(
@@ -93,4 +121,6 @@ def _values(rank: int, dtype: torch.dtype) -> torch.Tensor:
     """Values that tell both the rank and the position that they come from."""
     position = torch.arange(_NUMEL, dtype=torch.int64)
     mixed = (position * 2654435761 + (rank + 1) * 40503) % 65521 - 32760
-    return mixed.to(dtype) if dtype == torch.int32 else (mixed.to(torch.float32) / 64).to(dtype)
+    if not dtype.is_floating_point:
+        return mixed.to(dtype)
+    return (mixed.to(torch.float32) / 64).to(dtype)

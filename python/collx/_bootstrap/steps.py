@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collx._bootstrap import selftest, symmetric
+from collx._bootstrap import multicast, selftest, symmetric
 from collx._bootstrap.options import Arguments
 from collx._bootstrap.store import Ballot, VoteError, cause_of
 from collx._extension import extension
@@ -30,6 +30,8 @@ from collx.errors import InitError
 __all__ = ["STEPS", "Setup", "Step", "failure", "refusal", "run"]
 
 _log = logging.getLogger("collx")
+
+_NOWHERE = symmetric.Mapped([], 0)
 
 NO_CLUSTERS = "COLLX_NO_CLUSTERS"  # 1: as on GPUs whose blocks form no clusters
 
@@ -46,9 +48,10 @@ class Setup:
     rendezvous: symmetric.Rendezvous | None = None
     fallback_reason: str | None = None
     region: torch.Tensor | None = None
-    regions: list[int] = field(default_factory=list)
+    regions: symmetric.Mapped = _NOWHERE
+    no_multicast: str | None = None  # why the ranks have none
     sample: torch.Tensor | None = None  # symmetric memory for the self-test, and no longer
-    samples: list[int] = field(default_factory=list)
+    samples: symmetric.Mapped = _NOWHERE
     agreed: dict[str, int] = field(default_factory=dict)  # of what each rank's device offers
     spare_blocks: int = 0
     same_index: bool = False  # two ranks give different GPUs one index
@@ -61,7 +64,7 @@ class Setup:
         if self.rendezvous is not None:
             self.rendezvous.close()
         self.communicator = self.rendezvous = self.region = self.sample = None
-        self.regions = self.samples = []
+        self.regions = self.samples = _NOWHERE
 
 
 @dataclass(frozen=True)
@@ -246,14 +249,23 @@ def _initialize(setup: Setup) -> None:
             )
 
 
-def _meet(setup: Setup) -> None:
+def _meet(setup: Setup) -> str | None:
+    """What this rank lacks of multicast."""
+    given = setup.arguments
     if setup.region is None or setup.sample is None:
-        return
+        return "the ranks have no access to each other's memory"
     assert setup.rendezvous is not None
     if setup.same_index:
-        setup.rendezvous.tell_apart(setup.arguments.device.index)
-    setup.regions, _ = setup.rendezvous.exchange(setup.region)
-    setup.samples, _ = setup.rendezvous.exchange(setup.sample)
+        setup.rendezvous.tell_apart(given.device.index)
+    setup.regions = setup.rendezvous.exchange(setup.region)
+    setup.samples = setup.rendezvous.exchange(setup.sample)
+    if given.device.type != "cuda":
+        return "its memory is that of a CPU"
+    return multicast.missing(given.device, min(setup.regions.multicast, setup.samples.multicast))
+
+
+def _agree_on_multicast(setup: Setup, values: list[Any]) -> None:
+    setup.no_multicast = multicast.agreed(values)
 
 
 # --- the communicator ----------------------------------------------------------------------------
@@ -280,6 +292,8 @@ def _offer_blocks(setup: Setup) -> dict[str, int]:
 
 def _take_smallest(setup: Setup, values: list[Any]) -> None:
     setup.agreed = {name: min(offer[name] for offer in values) for name in values[0]}
+    if setup.no_multicast is None and not (setup.agreed["multicast"] or multicast.simulated):
+        setup.no_multicast = "some rank has kernels for GPUs before compute capability 9.0"
 
 
 def _create(setup: Setup) -> None:
@@ -290,17 +304,21 @@ def _create(setup: Setup) -> None:
         device=given.device,
         rank=given.rank,
         world_size=given.world_size,
-        regions=setup.regions,
+        regions=setup.regions.pointers,
         payload_bytes=given.payload_bytes,
         timeout_ms=math.ceil(given.timeout * 1000),
         pdl=given.pdl,
         check=given.check,
         agreed=setup.agreed,
         spare_blocks=setup.spare_blocks,
+        multicast=setup.regions.multicast,
+        no_multicast=setup.no_multicast or "",
+        simulated=multicast.simulated,
     )
 
 
-def _test(setup: Setup) -> None:
+def _test(setup: Setup) -> str | None:
+    """What is wrong with multicast, of which no rank makes use then."""
     given, communicator = setup.arguments, setup.communicator
     assert communicator is not None
     # The fallback is the group's own path. Where it is not needed it stays untouched: a wait that
@@ -310,12 +328,36 @@ def _test(setup: Setup) -> None:
     with _current(given.device):
         if setup.sample is not None:
             nbytes = setup.sample.untyped_storage().nbytes()
-            communicator.register(setup.sample, setup.samples, nbytes, 0)
+            pointers, _, at_once = setup.samples
+            communicator.register(setup.sample, pointers, nbytes, 0, at_once)
         selftest.run(communicator, given.device, algorithms, setup.sample)
+        if setup.no_multicast is not None:
+            return None
+        assert setup.sample is not None
+        try:
+            return selftest.run_multicast(communicator, given.device, setup.sample)
+        except Exception as reason:
+            return cause_of(reason)
 
 
 def _end_test(setup: Setup, values: list[Any]) -> None:
-    setup.sample, setup.samples = None, []  # all ranks have done with it
+    setup.sample, setup.samples = None, _NOWHERE  # all ranks have done with it
+    wrong = multicast.agreed(values)
+    if wrong is not None:
+        setup.no_multicast = f"it failed in the self-test of {wrong}"
+        _log.warning("%s: NVLink multicast: %s", setup.arguments.name, setup.no_multicast)
+        _begin_again(setup)
+
+
+def _begin_again(setup: Setup) -> None:
+    """Without multicast, on which the communicator may have failed. No rank's region is touched by
+    another one before the vote of the next step."""
+    assert setup.communicator is not None
+    setup.communicator.destroy()
+    if setup.arguments.device.type == "cuda":
+        torch.cuda.synchronize(setup.arguments.device)
+    _initialize(setup)
+    _create(setup)
 
 
 def _announce(setup: Setup) -> None:
@@ -339,7 +381,7 @@ STEPS: list[Step] = [
     Step("backend", _state_backend),
     Step("allocate", _allocate, _agree_on_size),
     Step("initialize", _initialize),
-    Step("rendezvous", _meet),
+    Step("rendezvous", _meet, _agree_on_multicast),
     Step("blocks", _offer_blocks, _take_smallest),
     Step("create", _create),
     Step("self-test", _test, _end_test),

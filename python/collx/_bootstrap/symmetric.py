@@ -18,15 +18,17 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed._symmetric_memory import _SymmetricMemory
 
+from collx._bootstrap import multicast
 from collx._bootstrap.store import bounded
 
-__all__ = ["SHARING", "Rendezvous", "allocate", "backend", "refuse_in_capture"]
+__all__ = ["SHARING", "Mapped", "Rendezvous", "allocate", "backend", "refuse_in_capture"]
 
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # PyTorch's own switch
 
@@ -124,6 +126,14 @@ class _BoundedStore(dist.Store):
         self._store.wait([self._renumbered(key) for key in keys], limit)
 
 
+class Mapped(NamedTuple):
+    """A storage of every rank, as it is mapped here."""
+
+    pointers: list[int]  # the first byte of each rank's
+    offset: int  # of that byte in its allocation
+    multicast: int = 0  # that of all ranks at one address; 0: there is no such address
+
+
 class Rendezvous:
     """The way of one communicator to its peers' memory.
 
@@ -145,13 +155,12 @@ class Rendezvous:
         if os.environ.get(SHARING) != "1":
             self._store.same_index = index
 
-    def exchange(self, tensor: torch.Tensor) -> tuple[list[int], int]:
-        """Meets the peers over `tensor`'s storage. Returns where the storage's first byte of each
-        rank is mapped here, and that byte's offset in its allocation. TimeoutError when it does
-        not end. The mapping lasts as long as the storage."""
+    def exchange(self, tensor: torch.Tensor) -> Mapped:
+        """Meets the peers over `tensor`'s storage. TimeoutError when it does not end. The mapping
+        lasts as long as the storage."""
         base = tensor.untyped_storage().data_ptr()
         if self._world_size == 1:
-            return [base], 0
+            return Mapped([base], 0)
 
         def meet() -> _SymmetricMemory:
             if tensor.is_cuda:
@@ -162,7 +171,9 @@ class Rendezvous:
         handle = bounded(meet, self._timeout + _GRACE, "rendezvous")
         # From a pool, the storage starts inside of the block that was exchanged.
         offset = base - handle.buffer_ptrs[handle.rank]
-        return [pointer + offset for pointer in handle.buffer_ptrs], offset
+        pointers = [pointer + offset for pointer in handle.buffer_ptrs]
+        at_once = multicast.address_of(handle) if offset == 0 else 0
+        return Mapped(pointers, offset, at_once)
 
     def forget(self) -> None:
         """Removes this rank's keys from the store, when no rank needs them any more."""

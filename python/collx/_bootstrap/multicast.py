@@ -1,0 +1,50 @@
+"""NVLink multicast: an address that stands for the same memory of all ranks.
+
+PyTorch's rendezvous makes such addresses where it can; nothing here makes any. Whether the ranks
+have them is agreed on: what one rank lacks, none uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch.distributed._symmetric_memory import _SymmetricMemory
+
+__all__ = ["OFF", "address_of", "agreed", "missing"]
+
+OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # PyTorch's own switch
+
+simulated = False
+"""Set by tests alone: kernels do by each rank's own address what a switch would do."""
+
+_LEAST = (9, 0)  # compute capability
+
+
+def address_of(handle: _SymmetricMemory) -> int:
+    """Where the memory of all ranks is at once that a rendezvous has been about; 0: nowhere."""
+    if handle.device.type != "cuda":
+        return 0
+    if simulated:
+        return int(handle.buffer_ptrs[handle.rank])
+    # Whether the address of what starts inside of a block has its offset depends on the version.
+    inside = handle.offset != 0  # type: ignore[attr-defined]
+    return 0 if inside else int(handle.multicast_ptr)
+
+
+def missing(device: torch.device, address: int) -> str | None:
+    """What this rank lacks. `address`: of its region."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST and not simulated:
+        major, minor = capability
+        return f"its GPU has compute capability {major}.{minor}, and 9.0 is needed"
+    if address == 0:
+        why = f" ({OFF} is set)" if os.environ.get(OFF) == "1" else ""
+        return f"PyTorch gives its memory no multicast address{why}"
+    return None
+
+
+def agreed(lacking: Sequence[str | None]) -> str | None:
+    """Why there is none, of what each rank lacks; None where there is one."""
+    found = (f"rank {rank}: {what}" for rank, what in enumerate(lacking) if what is not None)
+    return next(found, None)

@@ -1,0 +1,125 @@
+"""What the assembler makes of the kernels that go through NVLink multicast: for every dtype the
+right instruction of the right width, scope and order, and none of them in a kernel that tests run.
+
+No machine on which tests run may use multicast, so this stands in place of running them. A store to
+a multicast address and an addition there are ordinary instructions in machine code: of them the PTX
+says what they are, and of the loads both do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.common.nvcc import KERNELS, nvcc
+from tools.kernel_resources import code
+
+NAMES = ("allreduce_multimem_oneshot", "allreduce_multimem_twoshot")
+LOAD = "multimem.ld_reduce.relaxed.sys.global.add"
+STORE = "multimem.st.relaxed.sys.global.v4.f32"
+SIGNAL = "multimem.red.release.sys.global.add.u64"
+# Of each dtype the loads of 16 bytes, in PTX and in machine code, and how many it takes.
+LOADS = {
+    "float32": (f"{LOAD}.v4.f32", "LDGMC.E.ADD.F32x4.RN.STRONG.SYS", 1),
+    "float16": (f"{LOAD}.acc::f32.v4.f16x2", "LDGMC.E.F32ADD.F16x8.RN.STRONG.SYS", 1),
+    "bfloat16": (f"{LOAD}.acc::f32.v4.bf16x2", "LDGMC.E.F32ADD.BF16x8.RN.STRONG.SYS", 1),
+    "int32": (f"{LOAD}.u32", "LDGMC.E.ADD.32.STRONG.SYS", 4),
+    "int64": (f"{LOAD}.u64", "LDGMC.E.ADD.64.STRONG.SYS", 2),
+}
+# Places where a barrier stands in the code.
+BARRIERS = {"allreduce_multimem_oneshot": 3, "allreduce_multimem_twoshot": 4}
+DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64")  # as in types.h
+MULTIMEM = re.compile(r"\b(multimem\.[\w.:]+)")
+LOAD_IN_CODE = re.compile(r"\b(LDGMC[\w.]*)")
+ENTRY = re.compile(r"\.entry (\w+)\(")
+
+
+Listings = dict[str, list[str]]  # of kernels, by their names
+
+
+class Compiled(NamedTuple):
+    source: Path
+    ptx: Listings
+    code: Listings
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """The kernels, which the assembler has taken without a warning."""
+    folder = tmp_path_factory.mktemp("multimem")
+    source = folder / "multimem.cu"
+    made = [
+        f"reinterpret_cast<const void*>({name}_kernel<Reduce<DType::{dtype}>, {switch}>)"
+        for name in NAMES
+        for dtype in LOADS
+        for switch in ("Switch", "Simulated")
+    ]
+    includes = "".join(f'#include "{KERNELS}/{name}.cuh"\n' for name in NAMES)
+    table = f"const void* kernels[] = {{\n{','.join(made)}}};"
+    source.write_text(f"{includes}namespace collx::cuda {{\n{table}\n}}\n")
+    nvcc(source, "90", "-cubin", "--keep", f"--keep-dir={folder}")
+    listed = code(source.with_suffix(".cubin"))
+    return Compiled(source, ptx_of(folder), {name: lines for (_, name), lines in listed.items()})
+
+
+def ptx_of(folder: Path) -> Listings:
+    found: Listings = {}
+    lines: list[str] = []
+    for line in (folder / "multimem.ptx").read_text().splitlines():
+        if match := ENTRY.search(line):
+            lines = found.setdefault(match[1], [])
+        lines.append(line)
+    return found
+
+
+def of_kernel(found: Listings, name: str, dtype: str, switch: str) -> str:
+    number = DTYPES.index(dtype)
+    (lines,) = (
+        lines
+        for mangled, lines in found.items()
+        if f"{name}_kernel" in mangled and f"DTypeE{number}E" in mangled and switch in mangled
+    )
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("dtype", LOADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_ptx_has_the_right_instructions(compiled: Compiled, name: str, dtype: str) -> None:
+    assert len(compiled.ptx) == 2 * len(NAMES) * len(LOADS)
+    text = of_kernel(compiled.ptx, name, dtype, "Switch")
+    used = Counter(MULTIMEM.findall(text))
+    load, _, count = LOADS[dtype]
+    barriers = used.pop(SIGNAL)
+    assert used == {load: count, **({STORE: 1} if "twoshot" in name else {})}
+    # Behind each barrier a fence between the addresses that the same memory has.
+    assert barriers == text.count("fence.proxy.alias;") == BARRIERS[name]
+    # What is no whole vector: element by element, by the ranks' own addresses.
+    assert "ld.volatile.global" in text
+
+
+@pytest.mark.parametrize("dtype", LOADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_machine_code_has_the_right_loads(compiled: Compiled, name: str, dtype: str) -> None:
+    used = Counter(LOAD_IN_CODE.findall(of_kernel(compiled.code, name, dtype, "Switch")))
+    _, load, count = LOADS[dtype]
+    assert used == {load: count}
+
+
+@pytest.mark.parametrize("dtype", LOADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_tests_run_has_none_of_them(compiled: Compiled, name: str, dtype: str) -> None:
+    text = of_kernel(compiled.ptx, name, dtype, "Simulated")
+    assert "multimem." not in text
+    assert "fence.proxy" not in text
+    assert text.count("red.release.sys.global.add.u64") == BARRIERS[name]
+
+
+def test_older_gpus_get_none_of_them(compiled: Compiled, tmp_path: Path) -> None:
+    source = tmp_path / "multimem.cu"
+    source.write_text(compiled.source.read_text())
+    nvcc(source, "80", "-ptx")
+    found = ptx_of(tmp_path)
+    assert len(found) == 2 * len(NAMES) * len(LOADS)
+    assert not any("multimem." in line for lines in found.values() for line in lines)
