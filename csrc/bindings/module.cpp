@@ -161,13 +161,15 @@ void bind_epilogues(py::module_& m) {
       "epilogue_program",
       [](std::string_view expression, at::ScalarType dtype, std::string_view kernel,
          bool has_simple, int world, bool simple, bool has_worlds, bool rows, bool multicast,
-         bool simulated) {
+         bool simulated, bool layer, bool groups, bool steps) {
         const collx::KernelTemplate of{kernel, has_simple, has_worlds, rows, multicast};
-        return collx::program_of(expression, dtype, {of, world, simple, simulated});
+        return collx::program_of(expression, dtype,
+                                 {of, world, simple, simulated, {layer, groups, steps}});
       },
       py::arg("expression"), py::arg("dtype"), py::arg("kernel"), py::arg("has_simple"),
       py::arg("world"), py::arg("simple"), py::arg("has_worlds") = true, py::arg("rows") = false,
-      py::arg("multicast") = false, py::arg("simulated") = false);
+      py::arg("multicast") = false, py::arg("simulated") = false, py::arg("layer") = false,
+      py::arg("groups") = false, py::arg("steps") = false);
 }
 
 void bind_communicator(py::module_& m) {

@@ -39,6 +39,11 @@ inline Collective collective_of(const ExchangeCall& call) { return call.collecti
 inline Collective collective_of(const NormCall& call) { return call.collective; }
 inline uint32_t cluster_of(const Call&) { return 1; }
 inline uint32_t cluster_of(const NormCall& call) { return call.shape.cluster; }
+inline NormForm form_of(const Call&) { return {}; }
+inline NormForm form_of(const NormCall& call) {
+  return {call.options.norm == Norm::layer, call.options.scale_mode == ScaleMode::group,
+          call.shape.steps > 1};
+}
 
 /// A kernel and those that differ from it in their instance alone. Of which dtypes there are some:
 /// copies know none.
@@ -85,7 +90,7 @@ struct Launch {
                                " takes no epilogue");
     }
     const ProgramOptions options{of, of.worlds ? unrolled(view.world) : 0, of.simple && simple,
-                                 of.multicast && view.simulated};
+                                 of.multicast && view.simulated, form_of(call)};
     const Kernel kernel = find_with_epilogue(*call.epilogue, options, call.plan);
     if (kernel == nullptr) return;
     void* given[] = {&arguments..., const_cast<EpilogueArguments*>(&call.epilogue->arguments)};

@@ -133,9 +133,11 @@ void normalize(const void* const* inputs, int world, const NormCall& call, Strea
   gathered.world = world;
   NormArguments norm = norm_arguments_of(call, 1, call.rows);
   const EpilogueCall* epilogue = call.epilogue;
-  const Kernel kernel = epilogue == nullptr
-                            ? norm_local({call.dtype, 1, false})
-                            : find_with_epilogue(*epilogue, {mapping("norm_local")}, call.plan);
+  const Kernel kernel =
+      epilogue == nullptr
+          ? norm_local({call.dtype, 1, false})
+          : find_with_epilogue(*epilogue, {.kernel = mapping("norm_local"), .form = form_of(call)},
+                               call.plan);
   if (kernel == nullptr) return;
   void* arguments[] = {&gathered, &norm, nullptr};
   if (epilogue != nullptr) arguments[2] = const_cast<EpilogueArguments*>(&epilogue->arguments);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "expression.h"
+#include "norm.h"
 
 namespace collx {
 
@@ -26,6 +27,7 @@ struct ProgramOptions {
   int world = 0;
   bool simple = false;
   bool simulated = false;
+  NormForm form = {};  // where rows are normalized
 
   friend bool operator==(const ProgramOptions&, const ProgramOptions&) = default;
 };
@@ -94,6 +96,11 @@ inline std::string epilogue_program(const Expression& expression, DType dtype,
        kValueTypes[static_cast<int>(dtype)].name + ";\n";
   p += "  static constexpr ValueType kResult = " + detail::type_in_program(expression.result()) +
        ";\n";
+  if (options.kernel.rows) {
+    const auto word = [](bool is) { return is ? "true" : "false"; };
+    p += std::string("  static constexpr NormForm kForm = {") + word(options.form.layer) + ", " +
+         word(options.form.groups) + ", " + word(options.form.steps) + "};\n";
+  }
   p += "  static constexpr int kExtras = " + std::to_string(expression.extras) + ";\n";
   p += "  static constexpr int kCoordinates = " + std::to_string(expression.indices) + ";\n";
   p += "  template <typename Acc, typename Coordinates>\n"

@@ -22,6 +22,15 @@ enum class Quantization : uint8_t { none, e4m3fn, e5m2, int8 };
 /// One scale for a row, one given for the whole tensor, one for a group of columns.
 enum class ScaleMode : uint8_t { row, tensor, group, count };
 
+/// What takes most of a kernel's code, and what a kernel that is made for a call may leave out.
+struct NormForm {
+  bool layer = false;   // norms
+  bool groups = false;  // that scales are of
+  bool steps = false;   // that a row takes, more than one
+
+  friend bool operator==(const NormForm&, const NormForm&) = default;
+};
+
 /// How scales are stored.
 enum class ScaleType : uint8_t { float32, float16, bfloat16, float8_e8m0fnu };
 

@@ -70,6 +70,9 @@ def epilogue_program(
     rows: bool = False,
     multicast: bool = False,
     simulated: bool = False,
+    layer: bool = False,
+    groups: bool = False,
+    steps: bool = False,
 ) -> tuple[str, str]:
     """The program that is compiled for an epilogue in a kernel of that template, and the kernel's
     name in it."""

@@ -68,6 +68,7 @@ def _compiled(
     simple: bool = True,
     extras: int = 1,
     dims: int | None = None,
+    **form: bool,
 ) -> str:
     text = expression_of("allreduce", f, dtype, extras, dims)
     has_simple, has_worlds, rows = KERNELS[kernel]
@@ -82,6 +83,7 @@ def _compiled(
         rows,
         multicast="multimem" in kernel,
         simulated=not simple,
+        **form,
     )
     return compile_at_run_time(nvrtc, source, SOURCES, kernel=name, architecture=architecture)
 
@@ -109,6 +111,14 @@ def _versions() -> list[tuple[str, int, bool, str]]:
 @pytest.mark.parametrize(("kernel", "world", "simple", "architecture"), _versions())
 def test_every_kernel_compiles(kernel: str, world: int, simple: bool, architecture: str) -> None:
     said = _compiled(bias_relu, torch.bfloat16, architecture, kernel, world, simple)
+    assert not said, said
+
+
+@pytest.mark.parametrize("kernel", [name for name, (*_, rows) in KERNELS.items() if rows])
+def test_the_whole_of_a_norm_compiles(kernel: str) -> None:
+    """What a call asks for has less in it."""
+    whole = {"layer": True, "groups": True, "steps": True}
+    said = _compiled(bias_relu, torch.float16, "sm_90", kernel, 2, simple=False, **whole)
     assert not said, said
 
 

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   Pieces<Simple>& pieces = session.transport;
   const int world = World<W>::size(call);
   const bool scatters = !Simple && norm.scatters;
-  const bool whole = Simple || norm.shape.steps == 1;  // rows, in one step
+  const bool whole = stage.steps() == 1;  // rows
   const auto exists = [&](uint64_t j) { return !scatters || norm.has_row(call.rank, j); };
   // Of the row that was pushed last, which is finished before the next one: where this thread's
   // vector travels, and that of this rank.
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
     };
     if (exists(j)) return stage.row(fetch, ResultRow<D, Simple>(norm, j));
     Share<D> none;
-    for (uint32_t step = 0; step < norm.shape.steps; ++step) fetch(step, none);
+    for (uint32_t step = 0; step < stage.steps(); ++step) fetch(step, none);
   };
   run_rows(
       session, norm,

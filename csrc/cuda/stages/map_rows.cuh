@@ -1,5 +1,7 @@
 // Normalized rows with an epilogue behind them: what it makes of a row, rounded to the dtype, takes
-// the row's place before it is stored or quantized. `F` as in map.cuh; its result is of the dtype.
+// the row's place before it is stored or quantized. `F` as in map.cuh; its result is of the dtype,
+// and it has
+//   kForm    what the kernel has to be able to do
 #pragma once
 
 #include "map.cuh"
@@ -16,6 +18,7 @@ class MapRows {
  public:
   static constexpr DType kDType = F::kDType;
   static constexpr bool kMaps = true;
+  static constexpr NormForm kForm = F::kForm;
   struct Ahead {
     Vector extra[F::kExtras > 0 ? F::kExtras : 1];
   };

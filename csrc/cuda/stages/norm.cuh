@@ -30,6 +30,7 @@ template <DType D>
 struct Normalized {
   static constexpr DType kDType = D;
   static constexpr bool kMaps = false;
+  static constexpr NormForm kForm = {true, true, true};  // one kernel for all calls
   struct Ahead {};  // what is read for a vector besides, asked for while its sum is awaited
 };
 
@@ -59,6 +60,9 @@ class NormStage {
   }
 
   /// Which vector of its row is this thread's in a step.
+  __device__ __forceinline__ uint32_t steps() const {
+    return !Simple && Results::kForm.steps ? norm_.shape.steps : 1;
+  }
   __device__ __forceinline__ uint32_t index(uint32_t step = 0) const {
     return Simple ? place_ : step * norm_.shape.step_vectors() + place_;
   }
@@ -71,7 +75,7 @@ class NormStage {
     if (!has(i)) return;
     weight_ = load(norm_.weight, i);
     if (layer()) bias_ = load(norm_.bias, i);
-    if (!Simple && norm_.shape.steps > 1) look_ahead(i);
+    if (steps() > 1) look_ahead(i);
   }
 
   /// Of the residual, row `row` of the results.
@@ -102,7 +106,7 @@ class NormStage {
   __device__ __forceinline__ void row(Fetch fetch, const Sink& sink) {
     Share<D> x;
     row_ = sink.index();
-    if (Simple || norm_.shape.steps == 1) look_ahead(index());
+    if (steps() == 1) look_ahead(index());
     if constexpr (Simple) {
       const bool mine = has(index());
       fetch(0, x);
@@ -186,7 +190,7 @@ class NormStage {
 
   template <typename Fetch, typename Sink>
   __device__ __forceinline__ void run_passes(Share<D>& x, Fetch fetch, const Sink& sink) {
-    const uint32_t steps = norm_.shape.steps;
+    const uint32_t steps = this->steps();
 #pragma unroll 1
     for (int pass = kFetch; pass < kDone; ++pass) {
       if ((pass == kSquares && !layer()) || (pass == kMap && !Results::kMaps) ||
@@ -244,13 +248,14 @@ class NormStage {
   }
 
   __device__ __forceinline__ bool layer() const {
-    return !Simple && norm_.options.norm == Norm::layer;
+    return !Simple && Results::kForm.layer && norm_.options.norm == Norm::layer;
   }
   __device__ __forceinline__ bool parity_weight() const {
     return norm_.options.rounding == Rounding::parity_weight;
   }
   __device__ __forceinline__ bool groups() const {
-    return !Simple && norm_.quantized != nullptr && norm_.options.scale_mode == ScaleMode::group;
+    return !Simple && Results::kForm.groups && norm_.quantized != nullptr &&
+           norm_.options.scale_mode == ScaleMode::group;
   }
   /// A scale for each row.
   __device__ __forceinline__ bool needs_scale() const {
@@ -458,7 +463,7 @@ class NormStage {
   /// Of several warps, or even of several steps.
   __device__ __forceinline__ void measure_wide_group(uint32_t step, uint32_t lanes, Share<D>& x) {
     const uint32_t width = norm_.shape.step_vectors();
-    const uint32_t count = lanes > width ? lanes / width : 1;
+    const uint32_t count = steps() > 1 && lanes > width ? lanes / width : 1;
     __shared__ uint32_t largest[kFullBlock / kWarpLanes];
     __syncthreads();  // the step before has been read
     if (threadIdx.x < kFullBlock / kWarpLanes) largest[threadIdx.x] = 0;
