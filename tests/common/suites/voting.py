@@ -268,10 +268,10 @@ def _initialized_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attemp
         original(setup)
         ready = time.monotonic()
 
-    def meet(setup: Any, original: Callable[[Any], Any]) -> None:
+    def meet(setup: Any, original: Callable[[Any], Any]) -> Any:
         nonlocal known
         known = time.monotonic()
-        original(setup)
+        return original(setup)
 
     def make() -> None:
         with rank.new_communicator("initialized", timeout=timeout) as communicator:
