@@ -20,7 +20,7 @@ inline std::vector<Form> forms_of(Collectives collectives) {
     const Collective c = row.collective;
     for (const AlgorithmRow& algorithm : kAlgorithms) {
       const Algorithm a = algorithm.algorithm;
-      if (a == Algorithm::automatic || a == Algorithm::fallback) continue;
+      if (a == Algorithm::automatic || a == Algorithm::fallback || algorithm.multicast) continue;
       if ((collectives & algorithm.serves & only(c)) == 0) continue;
       if (!needs_symmetric(a)) forms.push_back({c, a, false});
       // Some may, and then go another way.

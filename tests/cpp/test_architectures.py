@@ -12,7 +12,7 @@ HOPPER = re.compile(r"griddepcontrol|\bcluster\b|::cluster|mapa|mbarrier|st\.asy
 # One instance of each: a file of them takes a minute.
 INSTANCES = {
     "allreduce_oneshot_push": "allreduce_oneshot_push_kernel<Reduce<DType::bfloat16>, 2, true>",
-    "norm_oneshot_push": "norm_oneshot_push_kernel<DType::bfloat16, 2, true>",
+    "norm_oneshot_push": "norm_oneshot_push_kernel<Normalized<DType::bfloat16>, 2, true>",
 }
 
 

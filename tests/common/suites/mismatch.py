@@ -32,6 +32,7 @@ NORM: dict[str, tuple[dict[str, Any], Any]] = {
     "rounding": ({"rounding": "fp32"}, "parity"),
     "algorithm": ({"algorithm": "twoshot_push"}, "twoshot_pull"),
     "max_blocks": ({"max_blocks": 0}, 7),
+    "expression": ({"expression": ""}, "value.bfloat16"),
 }
 NORM_TENSORS = ("rows", "cols", "dtype", "weight", "keep_norm", "op")
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -54,7 +55,7 @@ def test_every_option_of_a_norm_is_varied() -> None:
     import collx  # noqa: F401
 
     schema = torch.ops.collx.allreduce_residual_rmsnorm_fp8.default._schema
-    tensors = {"input", "residual", "weight", "scale", "group_name"}
+    tensors = {"input", "residual", "weight", "scale", "group_name", "extras"}
     assert {argument.name for argument in schema.arguments} - tensors == set(NORM)
 
 
