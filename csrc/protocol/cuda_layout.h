@@ -16,6 +16,7 @@ namespace collx {
 inline constexpr uint32_t kTileBytes = 1024;  // of data: 64 vectors
 inline constexpr uint32_t kVectorBytes = 16;  // widest access of a thread
 inline constexpr uint32_t kTileVectors = kTileBytes / kVectorBytes;
+inline constexpr uint32_t kWarpLanes = 32;
 inline constexpr int kFullBlock = 512;   // threads; smaller blocks use proportionally less room
 inline constexpr int kMaxBlocks = 1024;  // blocks of a call that uses barriers
 

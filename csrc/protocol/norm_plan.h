@@ -12,8 +12,6 @@
 
 namespace collx {
 
-inline constexpr uint32_t kWarpLanes = 32;
-
 /// Results of a call, as planned for and as passed on between ranks.
 struct NormResults {
   bool residual = false;

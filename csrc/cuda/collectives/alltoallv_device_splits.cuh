@@ -1,5 +1,6 @@
 // Alltoallv whose splits lie in device memory: the ranks tell each other how many rows they are
-// about to send, then go on as any collective over channels.
+// about to send, and send them, like any collective over channels. What comes is awaited when the
+// counts have come, with which the first rows travel.
 //
 // The counts travel as words {rows, epoch} in a mailbox that every call uses in both directions
 // between all ranks, so two of them suffice. Every block reads all counts for itself.
@@ -12,82 +13,23 @@ namespace collx::cuda {
 constexpr uint64_t kEpochMask = (1ull << kCountEpochBits) - 1;
 constexpr uint64_t kRefused = ~0ull >> kCountEpochBits;  // sent instead of rows
 
-struct Splits {
-  int64_t sent[kMaxCudaRanks];      // by rank
-  int64_t received[kMaxCudaRanks];  // likewise
+/// In memory of the block.
+struct Agreed {
+  uint64_t sent[kMaxCudaRanks];      // rows, by rank
+  uint64_t received[kMaxCudaRanks];  // likewise
+  uint32_t epoch;                    // of the counts
+  Routes routes;
 };
 
-/// The rows that the splits send, or kRefused when they do not fit the input.
-__device__ __forceinline__ uint64_t sum_of(const DeviceSplits& given, int world) {
+/// Rows before those of a rank, or of all ranks: kRefused when they do not fit.
+__device__ __forceinline__ uint64_t rows_before(const uint64_t* rows, int rank, uint64_t capacity) {
   uint64_t sum = 0;
-  for (int r = 0; r < world; ++r) {
+  for (int r = 0; r < rank; ++r) {
     // Each by itself, since a sum may wrap around.
-    const auto rows = static_cast<uint64_t>(given.sent[r]);
-    if (rows > given.rows) return kRefused;
-    sum += rows;
+    if (rows[r] > capacity) return kRefused;
+    sum += rows[r];
   }
-  return sum <= given.rows ? sum : kRefused;
-}
-
-/// By thread r < world of each block: rows for and from rank r.
-__device__ __forceinline__ void exchange_counts(const KernelCall& call, Patience& patience,
-                                                const DeviceSplits& given, Splits& splits) {
-  RegionHeader* own = call.header();
-  const uint32_t epoch = *reinterpret_cast<volatile uint32_t*>(&own->counts_epoch) + 1;
-  const uint64_t mark = epoch & kEpochMask;
-  const int peer = static_cast<int>(threadIdx.x);
-  if (peer < call.world) {
-    const int64_t rows = given.sent[peer];
-    splits.sent[peer] = rows;
-    splits.received[peer] = rows;
-    if (peer != call.rank && patience.alive()) {
-      if (blockIdx.x == 0) {
-        const bool refused = sum_of(given, call.world) == kRefused;
-        const uint64_t sent = refused ? kRefused : static_cast<uint64_t>(rows);
-        ptx::st_release_sys(&call.header(peer)->counts[epoch & 1][call.rank],
-                            sent << kCountEpochBits | mark);
-      }
-      uint64_t seen = 0;
-      patience.wait(
-          Phase::counts,
-          [&] {
-            seen = ptx::ld_acquire_sys(&own->counts[epoch & 1][peer]);
-            return (seen & kEpochMask) == mark;
-          },
-          [&] {
-            return Blame{peer, mark, seen & kEpochMask};
-          });
-      splits.received[peer] = static_cast<int64_t>(seen >> kCountEpochBits);
-      // Who refuses its splits reports it: wait for that, instead of failing by what follows.
-      if (seen >> kCountEpochBits == kRefused) {
-        patience.wait(
-            Phase::counts, [] { return false; },
-            [&] {
-              return Blame{peer, mark, seen & kEpochMask};
-            });
-      }
-    }
-  }
-  patience.agree();
-  if (threadIdx.x == 0 && atomicAdd(&own->counts_blocks, 1u) + 1 == gridDim.x) {
-    own->counts_blocks = 0;
-    own->counts_epoch = epoch;
-  }
-}
-
-/// By one thread: whether the splits fit the tensors.
-__device__ __forceinline__ bool check(const KernelCall& call, Patience& patience,
-                                      const DeviceSplits& given, const Splits& splits) {
-  uint64_t received = 0;
-  for (int r = 0; r < call.world; ++r) received += static_cast<uint64_t>(splits.received[r]);
-  const uint64_t sent = sum_of(given, call.world);
-  const bool valid = sent != kRefused;
-  const bool fit = valid && received <= given.capacity;
-  if (!fit && patience.alive()) {
-    patience.fail(Failure::splits, valid ? Phase::arrival : Phase::counts,
-                  Blame{call.rank, valid ? given.capacity : given.rows, valid ? received : sent});
-  }
-  return fit;
+  return sum <= capacity ? sum : kRefused;
 }
 
 __device__ __forceinline__ Message rows_of(const Message& tensor, uint64_t row_bytes,
@@ -100,57 +42,123 @@ __device__ __forceinline__ Message rows_of(const Message& tensor, uint64_t row_b
   return m;
 }
 
-/// By one thread: the messages. Returns the vectors of the longest.
-__device__ __forceinline__ uint64_t lay_out(const KernelCall& call, const DeviceSplits& given,
-                                            const Splits& splits, const Routes& tensors,
-                                            Routes& routes) {
-  uint64_t from = 0, to = 0, vectors = 0;
-  for (int rank = 0; rank < call.world; ++rank) {
-    const int d = call.distance_to(rank, call.world);
-    const auto sent = static_cast<uint64_t>(splits.sent[rank]);
-    const auto received = static_cast<uint64_t>(splits.received[rank]);
-    routes.from[d] = rows_of(tensors.from[0], given.row_bytes, from, sent);
-    routes.to[d] = rows_of(tensors.to[0], given.row_bytes, to, received);
-    from += sent;
-    to += received;
-    if (blockIdx.x == 0) given.received[rank] = splits.received[rank];
-    if (d > 0) vectors = max(vectors, max(routes.from[d].wire, routes.to[d].wire));
-  }
-  routes.cleared = rows_of(tensors.to[0], given.row_bytes, to, given.capacity - to);
+/// Of splits that do not fit.
+__device__ __forceinline__ void refuse(const KernelCall& call, Patience& patience, Phase phase,
+                                       const uint64_t* rows, uint64_t capacity) {
+  if (!patience.alive()) return;
+  uint64_t sum = 0;
+  for (int r = 0; r < call.world; ++r) sum += rows[r];
+  patience.fail(Failure::splits, phase, Blame{call.rank, capacity, sum});
+}
+
+/// Of messages to others, or from them.
+__device__ __forceinline__ uint64_t longest(const Message* messages, int world) {
+  uint64_t vectors = 0;
+  for (int d = 1; d < world; ++d) vectors = max(vectors, messages[d].wire);
   return vectors;
 }
 
-/// In memory of the block.
-struct Agreed {
-  Splits splits;
-  Routes routes;
-  uint64_t vectors;
-};
-
-/// Channels of which the routes are made first. Where the splits do not fit, the block has failed.
+/// Channels whose messages become known on the way: first what this rank sends, then what it gets.
+/// Thread r < world of each block sees to rank r.
 template <int Ranks>
-class AgreedChannels : public Channels<Ranks, false> {
+class SplitChannels : public Channels<Ranks, false> {
+  using Base = Channels<Ranks, false>;
+
  public:
   using Transport::pairs;
-  __device__ __forceinline__ AgreedChannels(const KernelCall& call, Patience& patience,
-                                            const Routes& tensors, const DeviceSplits& given,
-                                            Agreed& agreed)
-      : Channels<Ranks, false>(call, patience, agree(call, patience, tensors, given, agreed),
-                               agreed.vectors) {}
+  /// Tells the others what they get. Where the splits do not fit the input, the block has failed.
+  __device__ __forceinline__ SplitChannels(const KernelCall& call, Patience& patience,
+                                           const Routes& tensors, const DeviceSplits& given,
+                                           Agreed& agreed)
+      : Base(call, patience, announce(call, patience, tensors, given, agreed),
+             longest(agreed.routes.from, call.world)) {}
+
+  /// Waits for the counts, and lays out what comes. False, where it does not fit the output.
+  static __device__ __forceinline__ bool meet(Session<SplitChannels>& session,
+                                              const Routes& tensors, const DeviceSplits& given,
+                                              Agreed& agreed) {
+    const KernelCall& call = session.call;
+    Patience& patience = session.patience;
+    const int peer = static_cast<int>(threadIdx.x);
+    if (peer < call.world) {
+      const bool own = peer == call.rank;
+      agreed.received[peer] = own ? agreed.sent[peer] : count_of(call, patience, peer, agreed);
+    }
+    __syncwarp();
+    if (peer < call.world) {
+      const uint64_t start = rows_before(agreed.received, peer, given.capacity);
+      const uint64_t rows = agreed.received[peer];
+      agreed.routes.to[call.distance_to(peer, call.world)] =
+          rows_of(tensors.to[0], given.row_bytes, start, rows);
+      if (blockIdx.x == 0) given.received[peer] = static_cast<int64_t>(rows);
+    } else if (peer == call.world) {
+      const uint64_t rows = rows_before(agreed.received, call.world, given.capacity);
+      if (rows == kRefused) refuse(call, patience, Phase::arrival, agreed.received, given.capacity);
+      agreed.routes.cleared = rows_of(tensors.to[0], given.row_bytes, rows, given.capacity - rows);
+    }
+    if (!patience.agree()) return false;
+    session.transport.extend(longest(agreed.routes.to, call.world));
+    return true;
+  }
 
  private:
-  static __device__ __forceinline__ const Routes& agree(const KernelCall& call, Patience& patience,
-                                                        const Routes& tensors,
-                                                        const DeviceSplits& given, Agreed& agreed) {
-    exchange_counts(call, patience, given, agreed.splits);
-    if (threadIdx.x == 0) {
-      agreed.routes = tensors;
-      const bool fit = check(call, patience, given, agreed.splits);
-      agreed.vectors = fit ? lay_out(call, given, agreed.splits, tensors, agreed.routes) : 0;
+  static __device__ __forceinline__ const Routes& announce(const KernelCall& call,
+                                                           Patience& patience,
+                                                           const Routes& tensors,
+                                                           const DeviceSplits& given,
+                                                           Agreed& agreed) {
+    RegionHeader* own = call.header();
+    const int peer = static_cast<int>(threadIdx.x);
+    if (peer < call.world) agreed.sent[peer] = static_cast<uint64_t>(given.sent[peer]);
+    if (peer == 0) {
+      agreed.epoch = *reinterpret_cast<volatile uint32_t*>(&own->counts_epoch) + 1;
+    } else if (peer == kWarpLanes) {
+      static_cast<RouteFrame&>(agreed.routes) = tensors;
     }
-    __syncthreads();
+    __syncwarp();
+    const uint32_t epoch = agreed.epoch;
+    if (peer == 0 && atomicAdd(&own->counts_blocks, 1u) + 1 == gridDim.x) {
+      own->counts_blocks = 0;
+      own->counts_epoch = epoch;
+    }
+    if (peer < call.world) {
+      const uint64_t rows = agreed.sent[peer];
+      const uint64_t all = rows_before(agreed.sent, call.world, given.rows);
+      agreed.routes.from[call.distance_to(peer, call.world)] = rows_of(
+          tensors.from[0], given.row_bytes, rows_before(agreed.sent, peer, given.rows), rows);
+      if (blockIdx.x == 0 && peer != call.rank && patience.alive()) {
+        // One word, which orders nothing.
+        ptx::st_relaxed_sys(
+            &call.header(peer)->counts[epoch & 1][call.rank],
+            (all == kRefused ? kRefused : rows) << kCountEpochBits | (epoch & kEpochMask));
+      }
+      if (all == kRefused && peer == call.rank) {
+        refuse(call, patience, Phase::counts, agreed.sent, given.rows);
+      }
+    }
     patience.agree();
     return agreed.routes;
+  }
+
+  /// Rows from a peer.
+  static __device__ __forceinline__ uint64_t count_of(const KernelCall& call, Patience& patience,
+                                                      int peer, const Agreed& agreed) {
+    const uint64_t mark = agreed.epoch & kEpochMask;
+    uint64_t seen = 0;
+    const auto blame = [&] { return Blame{peer, mark, seen & kEpochMask}; };
+    patience.wait(
+        Phase::counts,
+        [&] {
+          seen = ptx::ld_relaxed_sys(&call.header()->counts[agreed.epoch & 1][peer]);
+          return (seen & kEpochMask) == mark;
+        },
+        blame);
+    const uint64_t rows = seen >> kCountEpochBits;
+    // Who refuses its splits reports it: wait for that, instead of failing by what follows.
+    if (rows == kRefused)
+      patience.wait(
+          Phase::counts, [] { return false; }, blame);
+    return rows;
   }
 };
 
@@ -159,9 +167,12 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     alltoallv_device_splits_kernel(const __grid_constant__ KernelCall call,
                                    const __grid_constant__ Routes tensors,
                                    const __grid_constant__ DeviceSplits given) {
+  using Splits = SplitChannels<World<W>::kRanks>;
   __shared__ Agreed agreed;
-  Session<AgreedChannels<World<W>::kRanks>> session(call, tensors, given, agreed);
-  if (session.alive()) run_one_way<Copy>(session, agreed.routes, World<W>::size(call));
+  Session<Splits> session(call, tensors, given, agreed);
+  if (!session.alive()) return;
+  run_one_way<Copy>(session, agreed.routes, World<W>::size(call),
+                    [&] { return Splits::meet(session, tensors, given, agreed); });
 }
 
 }  // namespace collx::cuda

@@ -96,9 +96,16 @@ class OneWay {
   const int world_;
 };
 
+/// For messages that are known from the start.
+struct Known {
+  __device__ __forceinline__ bool operator()() const { return true; }
+};
+
 /// Through the slots of channels, use by use: sends to all, takes from all, and tells the senders.
-template <typename Stage, typename T>
-__device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& routes, int world) {
+/// `meet`, behind the first sends, makes known what comes; false: nothing will.
+template <typename Stage, typename T, typename Meet = Known>
+__device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& routes, int world,
+                                            Meet meet = {}) {
   constexpr bool kSimple = T::kSimple;
   T& channels = session.transport;
   OneWay<Stage, T> way(session, routes, world);
@@ -117,9 +124,11 @@ __device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& r
     channels.finish_use(session.patience, 0);
     channels.for_own([&](uint32_t i) { way.put(0, i, taken); });
   } else {
-    const uint32_t uses = channels.all_uses();
+    uint32_t uses = 1;
     for (uint32_t use = 0; use < uses; ++use) {
       channels.for_own([&](uint32_t i) { way.send(use, i); });
+      if (use == 0 && !meet()) return;
+      uses = channels.all_uses();
       keep_own(Slice{use, uses});
       channels.for_own([&](uint32_t i) { way.put(use, i, way.take(use, i)); });
       channels.finish_use(session.patience, use);

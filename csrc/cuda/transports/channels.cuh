@@ -80,9 +80,16 @@ class Channels : public Transport {
         received_ = Counts<Ranks>::load(row(routes_.uses_received, first()));
       }
     }
-    for_own_tiles([&](uint32_t i) {
-      if (leads()) mark_ |= atomicExch(&call_.entries[i / kTileVectors].busy, 1u);
-    });
+    mark_tiles(0);
+  }
+
+  /// For messages that turn out to be longer than all that were known.
+  __device__ __forceinline__ void extend(uint64_t vectors) {
+    if (vectors <= vectors_) return;
+    const uint32_t marked = used_;
+    vectors_ = vectors;
+    used_ = vectors < call_.capacity ? static_cast<uint32_t>(vectors) : call_.capacity;
+    mark_tiles(marked);
   }
 
   /// Calls f with each vector of a use that is this thread's.
@@ -168,6 +175,13 @@ class Channels : public Transport {
   }
 
  private:
+  /// As busy: those that begin at vector `from` of a use, or behind it.
+  __device__ __forceinline__ void mark_tiles(uint32_t from) {
+    for_own_tiles([&](uint32_t i) {
+      if (leads() && i >= from) mark_ |= atomicExch(&call_.entries[i / kTileVectors].busy, 1u);
+    });
+  }
+
   template <typename F>
   __device__ __forceinline__ void for_own_tiles(F f) const {
     // A tile of which a message takes less than a warp's run still belongs to the block.
@@ -197,7 +211,7 @@ class Channels : public Transport {
 
   const KernelCall& call_;
   const Routes& routes_;
-  const uint64_t vectors_;
+  uint64_t vectors_;
   uint32_t used_;
   Counts<Ranks> sent_, received_;
   uint32_t mark_ = 0;

@@ -114,15 +114,19 @@ struct Message {
   bool whole;     // vectors of 16 bytes are aligned, and none reaches over the end of a run
 };
 
-/// A second argument, for the kernels that exchange messages. By distance, 0 for what stays here.
-struct Routes {
+/// By distance, 0 for what stays here.
+struct Messages {
   // What is read: this rank's, or, where it pulls, what it takes there.
   Message from[kMaxCudaRanks];
   // Where it is stored: this rank's, or, where it pushes into tensors, there.
   Message to[kMaxCudaRanks];
   Message cleared;  // set to zero
   Message kept;     // the input of which all stays here, where from[0] is a part of it
-  bool same;        // all of `from`, but the own one, are the same bytes
+};
+
+/// What they have in common.
+struct RouteFrame {
+  bool same;  // all of `from`, but the own one, are the same bytes
   bool has_root;
   int32_t root;  // distance of the root from this rank
   // Channels.
@@ -131,6 +135,9 @@ struct Routes {
   uint32_t* uses_done;      // likewise; the receivers write it
   uint64_t done_offset;     // of uses_done in a region
 };
+
+/// A second argument, for the kernels that exchange messages.
+struct Routes : Messages, RouteFrame {};
 
 /// A part of some work, of which all parts are done one after the other. It has four vectors of
 /// each thread, if there are so many: with less under way at once a thread mostly waits.
