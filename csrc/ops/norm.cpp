@@ -113,11 +113,12 @@ class NormRun {
       if (getting_ready()) return;
     }
     if (!op.is_fp8() && !op.is_int8()) return;
-    // Not the kernels' work: one number, that no rank needs from another.
-    if (check.options.scale_mode == ScaleMode::tensor) {
-      operands.results[1].copy_(operands.scale->view({1}));
-      call.scale = nullptr;
-    }
+    if (check.options.scale_mode != ScaleMode::tensor) return;
+    // A copy would be a kernel more.
+    if (communicator.on_cuda() && !is_empty())
+      call.returned_scale = static_cast<float*>(call.scale);
+    call.scale = nullptr;
+    if (call.returned_scale == nullptr) return_given_scale();
   }
 
   const char* op() const { return op_.name(); }
@@ -147,7 +148,11 @@ class NormRun {
   }
   void plan(const Places& places) { plan(asked(), places.input.has_value()); }
 
-  void fall_back() const { fallback_norm(communicator_, op(), call, input()); }
+  void fall_back() const {
+    // A rank may have no rows of its own.
+    if (call.returned_scale != nullptr) return_given_scale();
+    fallback_norm(communicator_, op(), call, input());
+  }
   bool run(const CpuView& view) const { return cpu::norm(view, call); }
 #if COLLX_CUDA
   void run(const CudaView& view, cuda::Stream stream) const { cuda::norm(view, call, stream); }
@@ -155,6 +160,8 @@ class NormRun {
 
  private:
   const at::Tensor& input() const { return *operands_.input; }
+
+  void return_given_scale() const { operands_.results[1].copy_(operands_.scale->view({1})); }
 
   void plan(Algorithm algorithm, bool input_symmetric) {
     NormRequest request =

@@ -4,6 +4,10 @@
 
 #include "types.h"
 
+#if !defined(__CUDACC_RTC__)
+#include <cmath>
+#endif
+
 namespace collx {
 
 enum class Norm : uint8_t { rms, layer };
@@ -173,6 +177,37 @@ COLLX_HD constexpr uint32_t stored_scale(float scale, ScaleType type) {
 COLLX_HD constexpr uint32_t scale_bytes(ScaleType type) {
   return type == ScaleType::float32 ? 4 : type == ScaleType::float8_e8m0fnu ? 1 : 2;
 }
+
+/// Many values over one divisor: the bits of `/` in every quotient that quantization tells from
+/// zero and from its largest value. An estimate by the reciprocal is corrected by what it leaves,
+/// twice; the second time the quotient is rounded as `/` rounds it, since a fused multiply-add
+/// makes the remainder exact (Markstein, IBM J. Res. Dev. 34, 1990). Far from 1 it might not be
+/// exact, and the estimate is as good.
+class Divisor {
+ public:
+  COLLX_HD explicit Divisor(float divisor)
+      : shift_(magnitude(divisor) < bits_of(0x1p-40f)  ? 0x1p100f
+               : magnitude(divisor) > bits_of(0x1p40f) ? 0x1p-84f
+                                                       : 1.0f),
+        divisor_(divisor * shift_),
+        inverse_(1.0f / divisor_) {}
+
+  COLLX_HD float divide(float value) const {
+    value = value * shift_;
+    const float estimate = value * inverse_;
+    const float quotient = corrected(corrected(estimate, value), value);
+    const uint32_t size = magnitude(estimate);
+    return size > bits_of(0x1p-40f) && size < bits_of(0x1p40f) ? quotient : estimate;
+  }
+
+ private:
+  COLLX_HD float corrected(float quotient, float value) const {
+    return fmaf(fmaf(-quotient, divisor_, value), inverse_, quotient);
+  }
+
+  float shift_;  // a power of two, which keeps the divisor in the middle of the floats
+  float divisor_, inverse_;
+};
 
 /// What values are stored with. They are multiplied by `inverse`, or divided by `scale` where it is
 /// given for the whole tensor.

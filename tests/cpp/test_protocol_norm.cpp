@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "norm_reference.h"
@@ -248,6 +249,32 @@ void expect_nearest_fp8() {
 TEST(NormScale, Fp8IsTheNearest) {
   expect_nearest_fp8<Quantization::e4m3fn>();
   expect_nearest_fp8<Quantization::e5m2>();
+}
+
+/// Of every divisor and value that bits can be, and of quotients of all moderate sizes: what is
+/// stored of it in eight bits, and where that depends on more, all of its bits.
+TEST(NormScale, DivisorsGiveTheQuotientsOfDivision) {
+  std::mt19937_64 random(1);
+  const auto bits = [&] { return static_cast<uint32_t>(random()); };
+  for (int i = 0; i < 3'000'000; ++i) {
+    const float divisor = float_of(bits());
+    const int exponent = static_cast<int>(bits() % 60) - 30;
+    const float value = i % 2 == 0
+                            ? float_of(bits())
+                            : std::ldexp(divisor * float_of(0x3F800000u | bits() >> 9), exponent);
+    const float expected = value / divisor;
+    const float found = Divisor(divisor).divide(value);
+    ASSERT_EQ(is_nan(expected), is_nan(found)) << value << " / " << divisor;
+    if (is_nan(expected)) continue;
+    ASSERT_EQ(std::signbit(expected), std::signbit(found)) << value << " / " << divisor;
+    const float size = std::abs(expected);
+    if (size > 0x1p-30f && size < 0x1p30f) {
+      ASSERT_EQ(expected, found) << value << " / " << divisor;
+    } else {
+      ASSERT_EQ(size < 1, std::abs(found) < 0x1p-29f) << value << " / " << divisor;
+      ASSERT_EQ(size > 1, std::abs(found) > 0x1p29f) << value << " / " << divisor;
+    }
+  }
 }
 
 TEST(NormScale, PowersOfTwoAreNotBelow) {

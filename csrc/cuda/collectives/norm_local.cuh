@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
                       const __grid_constant__ Epilogue... epilogue) {
   constexpr DType D = Results::kDType;
   NormStage<Results, false> stage(norm, epilogue...);
-  if (stage.steps() == 1) stage.prefetch();
+  stage.prefetch();
   norm.for_own(norm.rows, [&](uint64_t row) {
     const auto fetch = [&](uint32_t step, Share<D>& x) {
       const uint32_t i = stage.index(step);

@@ -26,10 +26,10 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   const bool scatters = !Simple && norm.scatters;
   const bool whole = stage.steps() == 1;  // rows
   const auto exists = [&](uint64_t j) { return !scatters || norm.has_row(call.rank, j); };
-  // Of the row that was pushed last, which is finished before the next one: where this thread's
-  // vector travels, and that of this rank.
+  // Of the row that was pushed last: where this thread's vector travels, and that of this rank. Of
+  // the next one, which is pushed when all of that has come: this rank's.
   PieceSlot at;
-  Vector own;
+  Vector own, next;
 
   // Vector i of row j for a rank: of all, or of its part. A filler where that part is shorter than
   // the largest, since every use of a tile carries a word between every two ranks.
@@ -37,12 +37,16 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
     if (scatters && !norm.has_row(rank, j)) return Vector{};
     return matrix_row<D, Simple>(norm, call.input, scatters ? norm.row(rank, j) : j).load(i);
   };
+  const auto look_up = [&](uint32_t step, uint64_t j) {
+    const uint32_t i = stage.index(step);
+    if (stage.has(i)) next = load(call.rank, j, i);
+  };
   const auto push = [&](uint32_t step, uint32_t p, uint64_t j) {
     const uint32_t i = stage.index(step);
     if (!stage.has(i)) return;
     // Epoch, data and the poison word are in flight together.
     at = pieces.slot(0, p, threadIdx.x * kVectorBytes);
-    Vector v = own = load(call.rank, j, i);
+    Vector v = own = next;
     if (!session.alive()) return;
 #pragma unroll
     for (int d = 1; d < kRanks; ++d) {
@@ -61,22 +65,24 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
               residual);
   };
   // Row j of the results. Rows of several steps come one at a time, each step in a use of its own.
-  const auto finish = [&](uint32_t p, uint64_t j) {
+  const auto finish = [&](uint32_t p, uint64_t j, auto push_next) {
     const auto fetch = [&](uint32_t step, Share<D>& x) {
       if (!whole) {
         if (step > 0) pieces.next();
+        look_up(step, j);
         push(step, p, j);
       }
       receive(step, j, x);
+      push_next();
     };
     if (exists(j)) return stage.row(fetch, ResultRow<D, Simple>(norm, j));
     Share<D> none;
     for (uint32_t step = 0; step < stage.steps(); ++step) fetch(step, none);
   };
   run_rows(
-      session, norm,
-      [&] {
-        if (whole) stage.prefetch();
+      session, norm, [&] { stage.prefetch(); },
+      [&](uint64_t j) {
+        if (whole) look_up(0, j);
       },
       [&](uint32_t p, uint64_t j) {
         if (whole) push(0, p, j);

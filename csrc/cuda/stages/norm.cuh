@@ -68,13 +68,18 @@ class NormStage {
   }
   __device__ __forceinline__ bool has(uint32_t i) const { return i < norm_.vectors; }
 
-  /// Asks for the weights of this thread's columns, which do not change from row to row. Nothing
-  /// waits for the answer yet.
+  /// Asks for the weights of this thread's columns, and for the scale if it is given, which do not
+  /// change from row to row. Nothing waits for the answer yet, but for who returns the scale.
   __device__ __forceinline__ void prefetch(uint32_t step = 0) {
     const uint32_t i = index(step);
     if (!has(i)) return;
     weight_ = load(norm_.weight, i);
     if (layer()) bias_ = load(norm_.bias, i);
+    if (norm_.given_scale != nullptr) {
+      given_scale_ = *norm_.given_scale;
+      const bool returns = norm_.returned_scale != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
+      if (returns) *norm_.returned_scale = given_scale_;
+    }
     if (steps() > 1) look_ahead(i);
   }
 
@@ -426,9 +431,9 @@ class NormStage {
     if (norm_.quantized == nullptr) return;
     const NormOptions& o = norm_.options;
     if (o.scale_mode == ScaleMode::tensor) {
-      const float scale = *norm_.given_scale;
+      const Divisor scale(given_scale_);
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) y[e] = y[e] / scale;
+      for (int e = 0; e < kCount; ++e) y[e] = scale.divide(y[e]);
     } else {
       const Scale scale = scale_of(largest_, o);
       if (leads_group<D, Simple>(norm_, i)) sink.scale(i, scale.scale);
@@ -513,6 +518,7 @@ class NormStage {
   typename Results::Ahead ahead_;
   Weights weight_;
   Weights bias_;
+  float given_scale_ = 0;
   float mean_ = 0;
   float inverse_ = 0;     // 1 / root of the mean square
   uint32_t largest_ = 0;  // magnitude, of the results of a row or of a group

@@ -86,28 +86,35 @@ class Pieces : public Transport {
   bool overlaps_ = false;
 };
 
-/// Through the slots of rows, use by use and row by row: each step(p, j) in turn, with row j at
-/// position p. While one block finishes a row, others have theirs on the wire. `prefetch` what
-/// peers are not needed for, behind the first stores to them.
-template <bool Simple, typename Prefetch, typename Push, typename... Steps>
+/// Through the slots of rows, use by use and row by row. `look_up(j)` asks for what is pushed of
+/// row j, `push(p, j)` pushes it to position p, and `row(p, j, push_next)` does the rest; it calls
+/// push_next() once for each of its steps, from then on the next row's words travel. `prefetch`,
+/// behind the first stores to peers, what these do not wait for.
+template <bool Simple, typename Prefetch, typename LookUp, typename Push, typename Row>
 __device__ __forceinline__ void run_rows(Session<Pieces<Simple>>& session,
-                                         const NormArguments& norm, Prefetch prefetch, Push push,
-                                         Steps... steps) {
+                                         const NormArguments& norm, Prefetch prefetch,
+                                         LookUp look_up, Push push, Row row) {
   Pieces<Simple>& pieces = session.transport;
   for (Uses uses(norm.rows, norm.shape.rows_per_use); uses.any(); uses.next()) {
     const auto n = static_cast<uint32_t>(uses.count());
     const uint64_t first = uses.first();
     if (first > 0) pieces.next();
     uint32_t p = norm.cluster();
-    if (p < n) push(p, first + p);
+    if (p < n) {
+      look_up(first + p);
+      push(p, first + p);
+    }
     if (first == 0) {
       pieces.look();
       prefetch();
     }
     while (p < n) {
-      (steps(p, first + p), ...);
-      p += norm.clusters();
-      if (p < n) push(p, first + p);
+      const uint32_t next = p + norm.clusters();
+      if (next < n) look_up(first + next);
+      row(p, first + p, [&] {
+        if (next < n) push(next, first + next);
+      });
+      p = next;
     }
   }
 }
