@@ -54,24 +54,49 @@ enum class Lies : uint8_t {
 /// An extra tensor, in the order of the output's elements.
 struct ExtraTensor {
   const void* data = nullptr;
-  uint64_t size[kExtraDims] = {};   // of the output's dimensions, from the innermost on
-  int64_t stride[kExtraDims] = {};  // in elements; 0 along what it is broadcast over
+  uint64_t size[kExtraDims] = {};        // of the output's dimensions, from the innermost on
+  uint64_t reciprocal[kExtraDims] = {};  // 2^64 / size, rounded up; 0 of outputs that are too large
+  int64_t stride[kExtraDims] = {};       // in elements; 0 along what it is broadcast over
   int32_t dims = 0;
   Lies lies = Lies::anywhere;
 };
 
-/// Elements from the extra's first to the one that goes with element i of the output.
-COLLX_HD constexpr int64_t offset_of(const ExtraTensor& extra, uint64_t i) {
+/// Whether offsets in it are found without divisions.
+COLLX_HD inline bool has_reciprocals(const ExtraTensor& extra) {
+  return extra.dims == 1 || extra.reciprocal[0] != 0;
+}
+
+/// Elements from the extra's first to the one that goes with element i of the output. Of an extra
+/// that has reciprocals: the product of one and a number of 32 bits is the exact quotient (Lemire,
+/// Kaser, Kurz, "Faster remainder by direct computation", 2019).
+COLLX_HD inline int64_t offset_by_reciprocals(const ExtraTensor& extra, uint64_t i) {
+  if (extra.dims == 1) return static_cast<int64_t>(i) * extra.stride[0];
+  auto rest = static_cast<uint32_t>(i);
   int64_t offset = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
   for (int d = 0; d + 1 < extra.dims; ++d) {
-    // Most outputs have less than 2^32 elements, and a GPU's division of 64 bits takes long.
-    const uint64_t outer = i >> 32 == 0 && extra.size[d] >> 32 == 0
-                               ? static_cast<uint32_t>(i) / static_cast<uint32_t>(extra.size[d])
-                               : i / extra.size[d];
-    offset += static_cast<int64_t>(i - outer * extra.size[d]) * extra.stride[d];
-    i = outer;
+    // The upper half of reciprocal * rest.
+    const uint64_t low = (extra.reciprocal[d] & 0xFFFFFFFFu) * rest;
+    const uint64_t high = (extra.reciprocal[d] >> 32) * rest + (low >> 32);
+    const auto outer = static_cast<uint32_t>(high >> 32);
+    offset +=
+        static_cast<int64_t>(rest - outer * static_cast<uint32_t>(extra.size[d])) * extra.stride[d];
+    rest = outer;
   }
-  return offset + static_cast<int64_t>(i) * extra.stride[extra.dims - 1];
+  return offset + static_cast<int64_t>(rest) * extra.stride[extra.dims - 1];
+}
+
+/// The same of any extra.
+COLLX_HD inline int64_t offset_of(const ExtraTensor& extra, uint64_t i) {
+  if (has_reciprocals(extra)) return offset_by_reciprocals(extra, i);
+  int64_t offset = 0;
+  for (int d = 0; d < extra.dims; ++d) {
+    offset += static_cast<int64_t>(i % extra.size[d]) * extra.stride[d];
+    i /= extra.size[d];
+  }
+  return offset;
 }
 
 /// Element i has start + i / below % size.
@@ -108,6 +133,11 @@ inline bool lay_out(const void* data, const int64_t* sizes, const int64_t* strid
   if (to.dims == 0) {
     to.size[0] = 1;
     to.dims = 1;
+  }
+  uint64_t numel = 1;
+  for (int d = 0; d < to.dims; ++d) numel *= to.size[d];
+  for (int d = 0; d < to.dims; ++d) {
+    to.reciprocal[d] = numel >> 32 == 0 && to.size[d] > 1 ? ~0ull / to.size[d] + 1 : 0;
   }
   // Whether a vector stays within one run of the innermost dimension.
   const bool within = to.dims == 1 || to.size[0] % static_cast<uint64_t>(count) == 0;

@@ -352,6 +352,13 @@ def test_a_decoding_step_is_timed_beside_its_peers() -> None:
         assert len(re.findall(rf"^  {name} +[0-9.]+ us +[0-9.]+x +[0-9.e+-]+$", printed, re.M)) == 2
 
 
+def test_epilogues_are_timed_beside_calls_without_one() -> None:
+    small = ("--device=cpu", "--sizes=4K,64K", "--rows=1,4", "--hidden=512")
+    printed = run_on_ranks(str(BENCHMARKS / "epilogues.py"), *small)
+    lines = re.findall(r"^(\w+).* +[0-9.]+ us +[0-9.]+ us +[0-9.]+x$", printed, re.M)
+    assert lines == ["allreduce", "reducescatter"] * 2 + ["rmsnorm"] * 4
+
+
 @needs_models
 def test_models_of_other_libraries_are_timed_with_and_without_collx() -> None:
     small = ("--hidden=64", "--rows=1", "--steps=1", "--models", "Llama", "DTensor", "FSDP2")

@@ -46,12 +46,17 @@ class Coordinates {
   uint64_t rest_[Count > 0 ? Count : 1], at_[Count > 0 ? Count : 1];
 };
 
-/// A vector of an extra, element by element, as far as there are some. A function of its own: there
-/// is one for each place where a kernel takes a vector, and each would be compiled.
+/// Those elements of an extra that go with the vector of the output whose first element is `first`,
+/// wherever they lie. A function of its own: there is one for each place where a kernel takes a
+/// vector, and each would be compiled.
 template <int Size>
-__device__ __noinline__ Vector load_extra_elements(const ExtraTensor& extra, uint64_t first,
-                                                   uint64_t numel) {
+__device__ __noinline__ Vector load_any_extra(const ExtraTensor& extra, uint64_t first,
+                                              uint64_t numel) {
   constexpr int kCount = kVectorBytes / Size;
+  const auto* data = static_cast<const char*>(extra.data);
+  if (extra.lies == Lies::vectors && first + kCount <= numel) {
+    return ptx::ld_here(reinterpret_cast<const Vector*>(data + offset_of(extra, first) * Size));
+  }
   uint64_t half[2] = {0, 0}, element = 0;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -60,8 +65,7 @@ __device__ __noinline__ Vector load_extra_elements(const ExtraTensor& extra, uin
       const uint64_t i = first + h * (kCount / 2) + e;
       if (i >= numel) break;
       if (extra.lies != Lies::same || i == first) {
-        element =
-            load_element(static_cast<const char*>(extra.data) + offset_of(extra, i) * Size, Size);
+        element = load_element(data + offset_of(extra, i) * Size, Size);
       }
       half[h] |= element << (8 * Size * e);
     }
@@ -70,33 +74,65 @@ __device__ __noinline__ Vector load_extra_elements(const ExtraTensor& extra, uin
            static_cast<uint32_t>(half[1]), static_cast<uint32_t>(half[1] >> 32)}};
 }
 
-/// Those elements of an extra that go with the vector of the output whose first element is `first`.
+/// The same, at once where they are a vector that is quickly found.
 template <int Size>
 __device__ __forceinline__ Vector load_extra(const ExtraTensor& extra, uint64_t first,
                                              uint64_t numel) {
-  if (__builtin_expect(extra.lies == Lies::vectors && first + kVectorBytes / Size <= numel, 1)) {
+  const bool quick = extra.lies == Lies::vectors && has_reciprocals(extra);
+  if (__builtin_expect(quick && first + kVectorBytes / Size <= numel, 1)) {
     const auto* data = static_cast<const char*>(extra.data);
-    return ptx::ld_here(reinterpret_cast<const Vector*>(data + offset_of(extra, first) * Size));
+    return ptx::ld_here(
+        reinterpret_cast<const Vector*>(data + offset_by_reciprocals(extra, first) * Size));
   }
-  return load_extra_elements<Size>(extra, first, numel);
+  return load_any_extra<Size>(extra, first, numel);
 }
 
-/// The bits of a result, in its low bytes.
-template <ValueType T>
-__device__ __forceinline__ uint64_t bits_of(values::Kept<T> y) {
-  if constexpr (T == ValueType::float32) {
-    return __float_as_uint(y);
-  } else if constexpr (T == ValueType::bfloat16) {
-    return ptx::cvt_rn_bf16x2(y, 0.0f);
-  } else if constexpr (T == ValueType::float16) {
-    return ptx::cvt_rn_f16x2(y, 0.0f);
-  } else if constexpr (T == ValueType::float64) {
-    return static_cast<uint64_t>(__double_as_longlong(y));
-  } else {
-    constexpr int kBytes = kValueTypes[static_cast<int>(T)].bytes;
-    return static_cast<uint64_t>(y) & (~0ull >> (64 - 8 * kBytes));
+/// Results side by side, as they are stored.
+template <ValueType T, int Count>
+struct Packed {
+  static constexpr int kBytes = kValueTypes[static_cast<int>(T)].bytes, kTotal = Count * kBytes;
+  static constexpr int kWords = kTotal < 4 ? 1 : kTotal / 4;
+  uint32_t word[kWords] = {};
+
+  __device__ __forceinline__ explicit Packed(const values::Kept<T> (&y)[Count]) {
+    if constexpr (is_narrow(T) && Count > 1) {  // floats that are rounded already
+#pragma unroll
+      for (int e = 0; e < Count; e += 2) {
+        word[e / 2] = T == ValueType::bfloat16
+                          ? __byte_perm(__float_as_uint(y[e]), __float_as_uint(y[e + 1]), 0x7632)
+                          : ptx::cvt_rn_f16x2(y[e], y[e + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < Count; ++e) {
+        const uint64_t bits = bits_of(y[e]);
+        const int bit = 8 * kBytes * e;
+        word[bit / 32] |= static_cast<uint32_t>(bits << (bit % 32));
+        if constexpr (kBytes == 8) word[bit / 32 + 1] = static_cast<uint32_t>(bits >> 32);
+      }
+    }
   }
-}
+
+  __device__ __forceinline__ uint64_t operator[](int e) const {
+    if constexpr (kBytes == 8) return word[2 * e] | static_cast<uint64_t>(word[2 * e + 1]) << 32;
+    return word[e * kBytes / 4] >> (8 * kBytes * e % 32);
+  }
+
+ private:
+  static __device__ __forceinline__ uint64_t bits_of(values::Kept<T> y) {
+    if constexpr (T == ValueType::float32) {
+      return __float_as_uint(y);
+    } else if constexpr (T == ValueType::bfloat16) {
+      return __float_as_uint(y) >> 16;
+    } else if constexpr (T == ValueType::float16) {
+      return ptx::cvt_rn_f16x2(y, 0.0f);
+    } else if constexpr (T == ValueType::float64) {
+      return static_cast<uint64_t>(__double_as_longlong(y));
+    } else {
+      return static_cast<uint64_t>(y) & (~0ull >> (64 - 8 * kBytes));
+    }
+  }
+};
 
 }  // namespace detail
 
@@ -107,7 +143,6 @@ class MappedTensor {
   using Value = Elements<F::kDType>;
   static constexpr int kCount = Value::kCount;
   static constexpr int kValueBytes = dtype_size(F::kDType);
-  static constexpr int kBytes = kValueTypes[static_cast<int>(F::kResult)].bytes;
 
  public:
   /// What it reads of the extras, asked for while the reduced vector is awaited.
@@ -136,21 +171,24 @@ class MappedTensor {
       DenseTensor<kValueBytes, Whole>(epilogue_.value, numel_).store(i, v);
     }
     detail::Coordinates<F::kCoordinates> at(epilogue_, first);
-    uint64_t y[kCount];
+    values::Kept<F::kResult> y[kCount];
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
       typename Value::Acc extras[F::kExtras > 0 ? F::kExtras : 1];
 #pragma unroll
       for (int x = 0; x < F::kExtras; ++x) extras[x] = Value::get(ahead.extra[x], e);
-      y[e] = detail::bits_of<F::kResult>(F::apply(Value::get(v, e), extras, at));
+      y[e] = F::apply(Value::get(v, e), extras, at);
       at.next();
     }
-    keep(first, y);
+    keep(first, Results(y));
   }
 
  private:
-  __device__ __forceinline__ void keep(uint64_t first, const uint64_t (&y)[kCount]) const {
-    constexpr int kTotal = kCount * kBytes, kAligned = kTotal < 16 ? kTotal : 16;
+  using Results = detail::Packed<F::kResult, kCount>;
+  static constexpr int kBytes = Results::kBytes;
+
+  __device__ __forceinline__ void keep(uint64_t first, const Results& y) const {
+    constexpr int kTotal = Results::kTotal, kAligned = kTotal < 16 ? kTotal : 16;
     char* to = data_ + first * kBytes;
     const bool aligned = reinterpret_cast<uint64_t>(data_) % kAligned == 0;
     if (!Whole && (!aligned || first + kCount > numel_)) {
@@ -160,13 +198,7 @@ class MappedTensor {
       }
       return;
     }
-    uint32_t word[kTotal < 4 ? 1 : kTotal / 4] = {};
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      const int bit = 8 * kBytes * e;
-      word[bit / 32] |= static_cast<uint32_t>(y[e] << (bit % 32));
-      if constexpr (kBytes == 8) word[bit / 32 + 1] = static_cast<uint32_t>(y[e] >> 32);
-    }
+    const auto& word = y.word;
     if constexpr (kTotal == 2) {
       *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(word[0]);
     } else if constexpr (kTotal == 4) {

@@ -8,13 +8,7 @@ namespace collx::cuda {
 
 /// The larger of two magnitudes, NaN when one is NaN.
 __device__ __forceinline__ float larger_magnitude(float a, float b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(fabsf(a)), "f"(fabsf(b)));
-  return larger;
-#else
-  return float_of(max(magnitude(a), magnitude(b)));
-#endif
+  return detail::larger(fabsf(a), fabsf(b));
 }
 
 /// To the dtype, to nearest even, and back.

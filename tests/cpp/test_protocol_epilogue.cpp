@@ -1,0 +1,87 @@
+// Where the elements of an epilogue's extra tensors lie.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "protocol/epilogue.h"
+
+namespace collx {
+namespace {
+
+struct Case {
+  std::vector<int64_t> sizes, strides;  // outermost first
+};
+
+uint64_t numel_of(const Case& c) {
+  uint64_t numel = 1;
+  for (const int64_t size : c.sizes) numel *= static_cast<uint64_t>(size);
+  return numel;
+}
+
+int64_t expected(const Case& c, uint64_t i) {
+  int64_t offset = 0;
+  for (size_t d = c.sizes.size(); d-- > 0;) {
+    const auto size = static_cast<uint64_t>(c.sizes[d]);
+    offset += static_cast<int64_t>(i % size) * c.strides[d];
+    i /= size;
+  }
+  return offset;
+}
+
+ExtraTensor laid_out(const Case& c) {
+  ExtraTensor extra;
+  EXPECT_TRUE(lay_out(nullptr, c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
+                      2, extra));
+  return extra;
+}
+
+void expect_offsets(const Case& c) {
+  const ExtraTensor extra = laid_out(c);
+  const uint64_t numel = numel_of(c);
+  std::mt19937_64 random(numel);
+  for (int k = 0; k < 2000; ++k) {
+    const uint64_t i = k == 0 ? 0 : k == 1 ? numel - 1 : random() % numel;
+    ASSERT_EQ(offset_of(extra, i), expected(c, i)) << i << " of " << numel;
+  }
+}
+
+TEST(Extras, OffsetsAreThoseOfTheirStrides) {
+  std::mt19937_64 random(1);
+  for (int k = 0; k < 500; ++k) {
+    Case c;
+    for (uint64_t d = 0, dims = 1 + random() % 4; d < dims; ++d) {
+      c.sizes.push_back(1 + static_cast<int64_t>(random() % (k % 2 == 0 ? 255 : 9)));
+      c.strides.push_back(static_cast<int64_t>(random() % 5) * (1 << (random() % 12)));
+    }
+    expect_offsets(c);
+  }
+}
+
+// Quotients next to a multiple of the size are those that a reciprocal would miss first.
+TEST(Extras, ReciprocalsGiveEveryQuotient) {
+  for (const int64_t size : {2, 3, 7, 255, 4095, 4097, 65535, 1 << 20, 0x7FFFFFFF}) {
+    const Case c{{0xFFFFFFFF / size, size}, {1 << 20, 1}};
+    const ExtraTensor extra = laid_out(c);
+    ASSERT_TRUE(has_reciprocals(extra));
+    for (uint64_t outer = 0; outer < static_cast<uint64_t>(c.sizes[0]);
+         outer += 1 + static_cast<uint64_t>(c.sizes[0]) / 5000) {
+      for (const uint64_t inner : {uint64_t{0}, static_cast<uint64_t>(size) - 1}) {
+        const uint64_t i = outer * static_cast<uint64_t>(size) + inner;
+        ASSERT_EQ(offset_of(extra, i), expected(c, i)) << i << " by " << size;
+      }
+    }
+  }
+}
+
+TEST(Extras, LargeOutputsAreDivided) {
+  const Case c{{1 << 17, 3, 1 << 16}, {1 << 16, 0, 1}};
+  EXPECT_FALSE(has_reciprocals(laid_out(c)));
+  expect_offsets(c);
+  const Case dense{{1 << 20, 1 << 16}, {1 << 16, 1}};
+  EXPECT_TRUE(has_reciprocals(laid_out(dense)));  // of one dimension, which takes no division
+  expect_offsets(dense);
+}
+
+}  // namespace
+}  // namespace collx
