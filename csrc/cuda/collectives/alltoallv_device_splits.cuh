@@ -21,7 +21,8 @@ struct Agreed {
   Routes routes;
 };
 
-/// Rows before those of a rank, or of all ranks: kRefused when they do not fit.
+/// The rows of all ranks before one, of all where it is the number of ranks: kRefused when they do
+/// not fit.
 __device__ __forceinline__ uint64_t rows_before(const uint64_t* rows, int rank, uint64_t capacity) {
   uint64_t sum = 0;
   for (int r = 0; r < rank; ++r) {
@@ -70,8 +71,9 @@ class SplitChannels : public Channels<Ranks, false> {
   __device__ __forceinline__ SplitChannels(const KernelCall& call, Patience& patience,
                                            const Routes& tensors, const DeviceSplits& given,
                                            Agreed& agreed)
-      : Base(call, patience, announce(call, patience, tensors, given, agreed),
-             longest(agreed.routes.from, call.world)) {}
+      // Braces: one argument after the other.
+      : Base{call, patience, announce(call, patience, tensors, given, agreed),
+             longest(agreed.routes.from, call.world)} {}
 
   /// Waits for the counts, and lays out what comes. False, where it does not fit the output.
   static __device__ __forceinline__ bool meet(Session<SplitChannels>& session,
@@ -155,9 +157,10 @@ class SplitChannels : public Channels<Ranks, false> {
         blame);
     const uint64_t rows = seen >> kCountEpochBits;
     // Who refuses its splits reports it: wait for that, instead of failing by what follows.
-    if (rows == kRefused)
+    if (rows == kRefused) {
       patience.wait(
           Phase::counts, [] { return false; }, blame);
+    }
     return rows;
   }
 };
