@@ -117,7 +117,7 @@ struct NormCall : Call {
   const void* weight;
   const void* bias;          // layer norm alone
   const float* given_scale;  // ScaleMode::tensor alone
-  float* returned_scale;     // where a GPU's kernel keeps it, too; null where that is done
+  float* returned_scale;     // where a GPU's kernel returns it; null where it need not
   void* residual_out;        // the dtype: what was normalized
   void* normalized;          // the dtype
   void* quantized;           // one byte an element

@@ -42,6 +42,18 @@ struct NormParts {
     }
   }
 
+  /// Row by row: scattered, then each of the steps in turn.
+  template <typename... Steps>
+  __device__ __forceinline__ void run(Steps... steps) const {
+    run_rows(
+        session, norm, [&] { stage.prefetch(); }, [](uint64_t) {},
+        [&](uint32_t p, uint64_t j) { scatter(p, j); },
+        [&](uint32_t p, uint64_t j, auto push_next) {
+          (steps(p, j), ...);
+          push_next();
+        });
+  }
+
   /// The sum of this thread's vector in the row of this rank's part.
   __device__ __forceinline__ bool sum(uint32_t p, uint64_t j, Share<D>& x) const {
     const PieceSlot from = slot(kScatter, p, threadIdx.x * kVectorBytes);

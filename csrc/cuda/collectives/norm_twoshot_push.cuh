@@ -140,14 +140,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
       if (norm.has_row(owner, j)) Row(norm, norm.row(owner, j)).normalized(i, r[owner]);
     }
   };
-  run_rows(
-      session, norm, [&] { stage.prefetch(); }, [](uint64_t) {},
-      [&](uint32_t p, uint64_t j) { parts.scatter(p, j); },
-      [&](uint32_t p, uint64_t j, auto push_next) {
-        finish_own(p, j);
-        drain(p, j);
-        push_next();
-      });
+  parts.run(finish_own, drain);
 }
 
 }  // namespace collx::cuda

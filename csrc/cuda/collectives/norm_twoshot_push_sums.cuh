@@ -88,14 +88,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
       }
     }
   };
-  run_rows(
-      session, norm, [&] { stage.prefetch(); }, [](uint64_t) {},
-      [&](uint32_t p, uint64_t j) { parts.scatter(p, j); },
-      [&](uint32_t p, uint64_t j, auto push_next) {
-        reduce(p, j);
-        finish(p, j);
-        push_next();
-      });
+  parts.run(reduce, finish);
 }
 
 }  // namespace collx::cuda

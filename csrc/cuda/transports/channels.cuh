@@ -70,10 +70,7 @@ class Channels : public Transport {
   /// `vectors`: on the wire, of the longest message.
   __device__ __forceinline__ Channels(const KernelCall& call, const Patience&, const Routes& routes,
                                       uint64_t vectors)
-      : call_(call),
-        routes_(routes),
-        vectors_(vectors),
-        used_(Simple || vectors < call.capacity ? static_cast<uint32_t>(vectors) : call.capacity) {
+      : call_(call), routes_(routes), vectors_(vectors), used_(used_of(vectors)) {
     if constexpr (Simple) {
       if (serves(first())) {
         sent_ = Counts<Ranks>::load(row(routes_.uses_sent, first()));
@@ -88,7 +85,7 @@ class Channels : public Transport {
     if (vectors <= vectors_) return;
     const uint32_t marked = used_;
     vectors_ = vectors;
-    used_ = vectors < call_.capacity ? static_cast<uint32_t>(vectors) : call_.capacity;
+    used_ = used_of(vectors);
     mark_tiles(marked);
   }
 
@@ -175,6 +172,11 @@ class Channels : public Transport {
   }
 
  private:
+  /// Vectors of the largest use.
+  __device__ __forceinline__ uint32_t used_of(uint64_t vectors) const {
+    return Simple || vectors < call_.capacity ? static_cast<uint32_t>(vectors) : call_.capacity;
+  }
+
   /// As busy: those that begin at vector `from` of a use, or behind it.
   __device__ __forceinline__ void mark_tiles(uint32_t from) {
     for_own_tiles([&](uint32_t i) {
