@@ -5,15 +5,15 @@
 
 Timed are all-reduce and reduce-scatter with bias and relu behind them, and the fused norm, without
 quantization and with FP8, with a clamp behind it; bfloat16, rows of --hidden. A turn is some calls,
-on GPUs some replays of a graph of calls. Printed are us per
-call, median over the turns, of the slowest rank: without an epilogue, with it, and the ratio.
+on GPUs some replays of a graph of calls. Printed are us per call, median over the turns, of the
+slowest rank: without an epilogue, with it, and the ratio.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
@@ -27,7 +27,7 @@ from collxbench.job import GlooRanks
 from collxbench.options import columns, row_counts, size_list
 from collxbench.timing import Turn, calls_of, time_by_turns
 
-Run = Callable[..., object]
+Call = partial[Any]
 EPS = 1e-6
 REPLAYS = 5  # in a turn
 
@@ -49,16 +49,16 @@ def clamped(value: torch.Tensor) -> torch.Tensor:
     return value.clamp(-3, 3)
 
 
-def cases(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[int, Run, Run]]:
+def cases(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[int, Call, Call]]:
     """By name the bytes of the input, the call without an epilogue, and with it."""
     new = partial(torch.randn, device=device, dtype=torch.bfloat16)
     world = dist.get_world_size()
-    found: dict[str, tuple[int, Run, Run]] = {}
+    found: dict[str, tuple[int, Call, Call]] = {}
     for nbytes in options.sizes:
         cols = min(options.hidden, nbytes // 2)
         x, bias = new(nbytes // 2 // cols, cols), new(cols)
         given = {"epilogue": bias_and_relu, "extras": (bias,)}
-        call: Run = partial(collx.allreduce, x, out=torch.empty_like(x))
+        call: Call = partial(collx.allreduce, x, out=torch.empty_like(x))
         found[f"allreduce {nbytes}"] = nbytes, call, partial(call, **given)
         if len(x) % world == 0:
             out = torch.empty_like(x[: len(x) // world])
@@ -73,7 +73,7 @@ def cases(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[
     return found
 
 
-def turn(run: Run, calls: int, on_gpu: bool) -> Turn:
+def turn(run: Call, calls: int, on_gpu: bool) -> Turn:
     if on_gpu:
         return Turn(capture(run, calls, 1).replay)
 
@@ -91,10 +91,10 @@ def main() -> int:
     ranks = GlooRanks()
     if on_gpu:
         torch.cuda.set_stream(torch.cuda.Stream())
-    synchronize = torch.cuda.synchronize if on_gpu else ranks.barrier
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     with collx.init(device=device):
         for name, (nbytes, plain, mapped) in cases(options, device).items():
-            collx.warm_up(mapped.func, *mapped.args, **mapped.keywords)  # type: ignore[attr-defined]
+            collx.warm_up(mapped.func, *mapped.args, **mapped.keywords)
             calls = calls_of(nbytes, 0)
             turns = {"plain": turn(plain, calls, on_gpu), "mapped": turn(mapped, calls, on_gpu)}
             us = time_by_turns(turns, REPLAYS, ranks, synchronize)
