@@ -28,7 +28,7 @@ MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment build kernels demo demo-llama demo-epilogue test test-all test-cpp test-models bench lint format docs wheel clean
+.PHONY: help environment build kernels demo demo-llama demo-epilogue test test-all test-cpp test-models test-multicast bench lint format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -89,6 +89,9 @@ test-cpp: $(BUILT) $(DEV) ## the C++ tests alone
 
 test-models: $(BUILT) $(DEV) ## the models of the protocol alone
 	python -m pytest tests/models $(ARGS)
+
+test-multicast: $(BUILT) $(DEV) ## where NVLink multicast is there and nobody else is: its algorithms on the switch
+	COLLX_TEST_MULTICAST=1 python -m pytest tests/cuda/test_multimem.py $(ARGS)
 
 bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." picks some
 	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py $(or $(OPS),all) \

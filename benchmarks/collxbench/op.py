@@ -59,10 +59,9 @@ class Op:
         """collx's name of it."""
         return self.name
 
-    @property
-    def algorithms(self) -> tuple[str, ...]:
-        """Besides "auto"."""
-        return tuple(extension.algorithms(self.operator))
+    def algorithms(self, multicast: bool = False) -> tuple[str, ...]:
+        """Besides "auto". `multicast`: with those that need it."""
+        return tuple(extension.algorithms(self.operator, multicast))
 
     @property
     def has_tensor(self) -> bool:

@@ -146,7 +146,8 @@ def parser() -> argparse.ArgumentParser:
         "--multicast",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="leaves NVLink multicast to the libraries, which are kept off it otherwise",
+        help="with collx's algorithms that need NVLink multicast, where --algorithms is all, and "
+        "other libraries may use it, which are kept off it otherwise",
     )
     return p
 
@@ -179,7 +180,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options.peers = _choice(p, "--peers", options.peers, CUDA_PEERS if on_cuda else CPU_PEERS)
     for op in (OPS[name] for name in options.ops):
         if op.has_tensor:
-            known = ("auto", *op.algorithms)
+            known = ("auto", *op.algorithms(multicast=True))
             _choice(p, f"--algorithms of {op.name}", options.algorithms, known)
     return options
 

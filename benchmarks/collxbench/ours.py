@@ -279,7 +279,7 @@ def chosen(options: argparse.Namespace, op: Op) -> list[Implementation]:
     symmetric, max_blocks = options.symmetric, options.max_blocks
     made = CollxNorm if isinstance(op, NormOp) else Collx
     found: list[Implementation] = []
-    for algorithm in _algorithms(options.algorithms, op):
+    for algorithm in _algorithms(options, op):
         only = symmetric or algorithm == op.symmetric_only
         if not only:
             found.append(made(algorithm, False, 0, max_blocks))
@@ -291,11 +291,13 @@ def chosen(options: argparse.Namespace, op: Op) -> list[Implementation]:
     return found
 
 
-def _algorithms(asked: list[str], op: Op) -> Sequence[str]:
-    return ("auto", *op.algorithms) if asked == ["all"] else asked
+def _algorithms(options: argparse.Namespace, op: Op) -> Sequence[str]:
+    if options.algorithms != ["all"]:
+        return list(options.algorithms)
+    return ("auto", *op.algorithms(options.multicast))
 
 
 def _gains(op: Op, algorithm: str) -> bool:
     """Whether symmetric tensors can be read or written in place by the peers."""
-    tried = op.algorithms if algorithm == "auto" else (algorithm,)
+    tried = op.algorithms() if algorithm == "auto" else (algorithm,)
     return any(name not in EITHER_WAY for name in tried)

@@ -49,11 +49,12 @@ std::shared_ptr<Communicator> make_communicator(
     std::string name, std::string group_name, c10::Device device, int rank, int world_size,
     std::vector<uint64_t> regions, uint64_t payload_bytes, int64_t timeout_ms,
     const std::string& pdl, bool check, const collx::Offer& agreed, int spare_blocks,
-    uint64_t multicast, std::string no_multicast, bool simulated) {
-  return Communicator::create(CommunicatorOptions{
-      std::move(name), std::move(group_name), device, rank, world_size, std::move(regions),
-      payload_bytes, timeout_ms, parse_pdl(pdl), check, agreed.at("blocks"), spare_blocks,
-      collx::capabilities_of(agreed), multicast, std::move(no_multicast), simulated});
+    uint64_t multicast, std::string no_multicast, bool simulated, bool deterministic) {
+  return Communicator::create(
+      CommunicatorOptions{std::move(name), std::move(group_name), device, rank, world_size,
+                          std::move(regions), payload_bytes, timeout_ms, parse_pdl(pdl), check,
+                          agreed.at("blocks"), spare_blocks, collx::capabilities_of(agreed),
+                          multicast, std::move(no_multicast), simulated, deterministic});
 }
 
 /// Poisons the communicator here and at the peers: `rank` waited in vain for `peer` to vote (-1:
@@ -178,7 +179,8 @@ void bind_communicator(py::module_& m) {
            py::arg("device"), py::arg("rank"), py::arg("world_size"), py::arg("regions"),
            py::arg("payload_bytes"), py::arg("timeout_ms"), py::arg("pdl"), py::arg("check"),
            py::arg("agreed"), py::arg("spare_blocks") = 0, py::arg("multicast") = 0,
-           py::arg("no_multicast") = "it was not asked for", py::arg("simulated") = false)
+           py::arg("no_multicast") = "it was not asked for", py::arg("simulated") = false,
+           py::arg("deterministic") = true)
       .def_property_readonly("name", [](const Communicator& c) { return c.options().name; })
       .def_property_readonly("group_name",
                              [](const Communicator& c) { return c.options().group_name; })
@@ -189,6 +191,7 @@ void bind_communicator(py::module_& m) {
       .def_property(
           "pdl", [](const Communicator& c) { return pdl_name(c.pdl()); },
           [](Communicator& c, const std::string& level) { c.set_pdl(parse_pdl(level)); })
+      .def_property("deterministic", &Communicator::deterministic, &Communicator::set_deterministic)
       .def_property_readonly("poisoned",
                              [](const Communicator& c) { return c.failure().has_value(); })
       .def_property_readonly("destroyed", &Communicator::destroyed)

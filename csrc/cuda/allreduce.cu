@@ -98,6 +98,12 @@ constexpr LauncherRow<AllreduceCall> kLaunchers[] = {
       allreduce_multimem_twoshot,
       {.name = "allreduce_multimem_twoshot", .worlds = false, .multicast = true}},
      multimem},
+    {Algorithm::multimem_gather,
+     kServed,
+     {DTypes::all,
+      allreduce_multimem_gather,
+      {.name = "allreduce_multimem_gather", .multicast = true}},
+     multimem},
 };
 static_assert(is_complete(DeviceKind::cuda, kServed, [](Collective c, Algorithm a) {
   return find_row(kLaunchers, c, a) != nullptr;

@@ -7,7 +7,17 @@
 namespace collx::cuda {
 namespace {
 
-bool is_direct(const ExchangeCall& call) { return call.plan.algorithm == Algorithm::direct; }
+/// Whether a rank reads what it reduces where the peers have it, or stores what it sends where they
+/// want it.
+bool reads_peers(const ExchangeCall& call) {
+  const Algorithm a = call.plan.algorithm;
+  return is_reduction(call.collective) &&
+         (a == Algorithm::direct || (a == Algorithm::multimem && !call.plan.staged));
+}
+bool writes_peers(const ExchangeCall& call) {
+  return !is_reduction(call.collective) &&
+         (call.plan.algorithm == Algorithm::direct || call.plan.into_outputs);
+}
 
 bool is_masked(const ExchangeCall& call) { return collx::is_masked(call.collective, call.dtype); }
 
@@ -27,16 +37,13 @@ Message message_of(const ExchangeCall& call, const void* tensor, const Span& spa
 /// This rank's messages between its own tensors and slots or peers' tensors.
 Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   Routes routes{};
-  const bool copies_direct = is_direct(call) && !is_reduction(call.collective);
-  const bool reduces_direct = is_direct(call) && is_reduction(call.collective);
+  const bool reads = reads_peers(call), writes = writes_peers(call);
   for (int d = 0; d < view.world; ++d) {
     const int rank = (view.rank + d) % view.world;
-    routes.from[d] = reduces_direct
-                         ? message_of(call, call.peer_input[rank], call.sent(rank, view.rank))
-                         : message_of(call, call.input, call.sent(view.rank, rank));
-    routes.to[d] = copies_direct
-                       ? message_of(call, call.peer_output[rank], call.received(view.rank, rank))
-                       : message_of(call, call.output, call.received(rank, view.rank));
+    routes.from[d] = reads ? message_of(call, call.peer_input[rank], call.sent(rank, view.rank))
+                           : message_of(call, call.input, call.sent(view.rank, rank));
+    routes.to[d] = writes ? message_of(call, call.peer_output[rank], call.received(view.rank, rank))
+                          : message_of(call, call.output, call.received(rank, view.rank));
   }
   routes.cleared = message_of(call, call.output, dense_span(call.cleared));
   // Gather and reduce have one message, or none.
@@ -145,6 +152,20 @@ void direct(const ExchangeLaunch& l) {
   l.run(all_whole(routes, l.view), k, routes);
 }
 
+/// Through memory that all ranks have at one address.
+void multimem(const ExchangeLaunch& l) {
+  KernelCall k = barrier_call_of(l);
+  Routes routes = routes_of(l.view, l.call);
+  // In place, too: the own message says where the others are.
+  if (l.call.plan.into_outputs) {
+    const int own = l.view.rank;
+    routes.to[0] = message_of(l.call, l.call.output, l.call.received(own, own));
+  }
+  PullArguments pull = pull_arguments_of(l.view, l.call);
+  MulticastArguments multicast = multicast_arguments_of(l.view, l.call);
+  l.run(false, k, routes, pull, multicast);
+}
+
 /// Every rank passes on a part of the whole tensor, whether or not it is the root.
 void twostage(const ExchangeLaunch& l) {
   KernelCall k = barrier_call_of(l);
@@ -220,6 +241,13 @@ constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
      {DTypes::all, reducescatter_direct, {"reducescatter_direct"}},
      direct},
     {Algorithm::direct, kCopiesToo, {DTypes::any, gather_scatter_direct}, direct},
+    {Algorithm::multimem,
+     kReductions,
+     {DTypes::summed,
+      reducescatter_multimem,
+      {.name = "reducescatter_multimem", .worlds = false, .multicast = true}},
+     multimem},
+    {Algorithm::multimem, kCopiesToo, {DTypes::any, allgather_multimem}, multimem},
     {Algorithm::reduce_twostage, kReduce, {DTypes::all, reduce_twostage}, reduce_in_two_stages},
     {Algorithm::pipelined, kBroadcast, {DTypes::any, broadcast_pipelined}, pipelined},
     {Algorithm::twostage, kBroadcast, {DTypes::any, broadcast_twostage}, twostage},

@@ -80,6 +80,15 @@ void pull(const NormLaunch& l) {
   l.run(false, k, norm, pull);
 }
 
+void multimem(const NormLaunch& l) {
+  KernelCall k = arguments_of(l.view, l.call);
+  k.fingerprint = fingerprint(l.call.descriptor);
+  NormArguments norm = norm_arguments_of(l);
+  PullArguments pull = pull_arguments_of(l.view, l.call);
+  MulticastArguments multicast = multicast_arguments_of(l.view, l.call);
+  l.run(false, k, norm, pull, multicast);
+}
+
 /// Kernels that push are compiled for each world and for simple calls, the others for all calls.
 constexpr KernelTemplate mapping(std::string_view name, bool pushes = false) {
   return {name, pushes, pushes, true};
@@ -106,6 +115,12 @@ constexpr LauncherRow<NormCall> kLaunchers[] = {
      kNorms,
      {DTypes::normalized, norm_twoshot_pull, mapping("norm_twoshot_pull")},
      pull},
+    {Algorithm::multimem_twoshot,
+     kNorms,
+     {DTypes::normalized,
+      norm_multimem_twoshot,
+      {.name = "norm_multimem_twoshot", .worlds = false, .rows = true, .multicast = true}},
+     multimem},
 };
 static_assert(take_epilogues(kLaunchers, kNorms | kScatteringNorms, Algorithm::automatic));
 static_assert(is_complete(DeviceKind::cuda, kNorms, [](Collective c, Algorithm a) {

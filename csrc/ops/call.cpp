@@ -67,6 +67,7 @@ Request request_of(const Communicator& communicator, Collective collective, int 
   request.max_blocks = max_blocks;
   request.room = communicator.options().blocks;
   request.spare_room = communicator.spare_blocks();
+  request.deterministic = communicator.deterministic();
   request.capabilities = communicator.options().capabilities;
   request.capabilities.peer_access = communicator.has_regions();
   return request;

@@ -218,6 +218,12 @@ void refuse_multicast(const char* op, const Request& request, const Communicator
       name_of(request.algorithm), "\", which needs NVLink multicast, and \"",
       communicator.options().name, "\" has none: ", communicator.no_multicast(),
       "; \"auto\" takes ", instead, " for this call");
+  TORCH_CHECK_NOT_IMPLEMENTED(!request.exact_sums, "collx.", op, ": algorithm: got \"",
+                              name_of(request.algorithm), "\" with rounding fp32 and dtype ",
+                              name_of(request.dtype),
+                              ", of which NVLink multicast rounds the sum; accepted: rounding "
+                              "parity or parity_weight, or float32; \"auto\" takes ",
+                              instead, " for this call");
   TORCH_CHECK_NOT_IMPLEMENTED(false, "collx.", op, ": algorithm: got \"",
                               name_of(request.algorithm), "\" with reduce_op ",
                               name_of(request.reduce_op), " and dtype ", name_of(request.dtype),

@@ -85,7 +85,8 @@ void check_direct(const char* op, Collective collective, Algorithm algorithm, bo
 inline void check_multicast(const char* op, const Request& request,
                             const Communicator& communicator) {
   if (!needs_multicast(request.algorithm)) return;
-  if (request.capabilities.multicast && sums_by_multicast(request.reduce_op, request.dtype)) return;
+  const bool adds = adds_by_multicast(request.collective, request.algorithm);
+  if (adds ? can_be_switched(request) : request.capabilities.multicast) return;
   refuse_multicast(op, request, communicator);
 }
 

@@ -76,6 +76,7 @@ Communicator::Communicator(CommunicatorOptions options)
     : options_(std::move(options)),
       status_(options_.device.is_cuda() && !options_.regions.empty()),
       pdl_(options_.capabilities.dependent_launch ? options_.pdl : PdlLevel::off),
+      deterministic_(options_.deterministic),
       fork_generation_(registry::fork_generation())
 #if COLLX_CUDA
       ,

@@ -44,6 +44,7 @@ struct CommunicatorOptions {
   uint64_t multicast = 0;    // the regions of all ranks at one address; 0: there is no such address
   std::string no_multicast;  // why; empty where there is one
   bool simulated = false;    // CudaView::simulated
+  bool deterministic = true;
 };
 
 /// The layouts, as every rank computes them. ValueError where a region would be too small.
@@ -86,6 +87,11 @@ class C10_EXPORT Communicator {
     const bool able = options_.capabilities.dependent_launch;
     pdl_.store(able ? level : PdlLevel::off, std::memory_order_relaxed);
   }
+
+  /// Whether every result is that of the order of the ranks, unless a call asks for an algorithm
+  /// with another one. An agreed value: the same on every rank.
+  bool deterministic() const { return deterministic_.load(std::memory_order_relaxed); }
+  void set_deterministic(bool is) { deterministic_.store(is, std::memory_order_relaxed); }
 
   /// Why there is no NVLink multicast: the same on all ranks. Empty where there is.
   const std::string& no_multicast() const { return options_.no_multicast; }
@@ -134,6 +140,7 @@ class C10_EXPORT Communicator {
   std::atomic<bool> followed_{false};
   std::mutex verdict_mutex_;
   std::atomic<PdlLevel> pdl_;
+  std::atomic<bool> deterministic_;
   int tuned_blocks_ = 0;
   int tuned_threads_ = 0;
   std::atomic<bool> failure_raised_{false};

@@ -91,6 +91,7 @@ class ExchangeRun {
     return {memory.find(call.input, input_.nbytes()), memory.find(call.output, output_.nbytes())};
   }
   void check(const Places& places) const {
+    if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
     if (call.longest == 0) return;
     check_direct(op(), e_.collective, asked(), places.input.has_value(), places.output.has_value(),
                  in_place());
@@ -106,15 +107,7 @@ class ExchangeRun {
     if (device_splits()) {
       call.longest = std::max(e_.splits.rows, e_.splits.capacity) * e_.splits.row_bytes;
     }
-    Request request = request_of(communicator_, e_.collective, e_.max_blocks);
-    request.dtype = e_.dtype;
-    request.reduce_op = e_.reduce_op;
-    request.bytes = bytes_;
-    request.message = call.longest;
-    place_in(request, places.input, places.output);
-    request.in_place = in_place();
-    request.algorithm = asked();
-    call.plan = communicator_.tuned(select(request));
+    call.plan = communicator_.tuned(select(request(places)));
     describe(e_, input_, call.descriptor);
   }
 
@@ -125,6 +118,17 @@ class ExchangeRun {
 #endif
 
  private:
+  Request request(const Places& places) const {
+    Request request = request_of(communicator_, e_.collective, e_.max_blocks);
+    request.dtype = e_.dtype;
+    request.reduce_op = e_.reduce_op;
+    request.bytes = bytes_;
+    request.message = call.longest;
+    place_in(request, places.input, places.output);
+    request.in_place = in_place();
+    request.algorithm = asked();
+    return request;
+  }
   bool counted() const { return row_of(e_.collective).counted; }
   bool device_splits() const { return e_.splits.sent != nullptr; }
   bool in_place() const { return call.input == call.output; }

@@ -100,7 +100,11 @@ NormRequest request_as_called(const Communicator& communicator, Collective colle
                       "collx.", op.name(),
                       ": scale_mode, quant_group_size: given to an operator without scales");
   }
-  return norm_request(communicator, op, check_norm(op, a), rows, cols, request.input_symmetric);
+  NormRequest called = norm_request(communicator, op, check_norm(op, a), rows, cols);
+  called.input_symmetric = request.input_symmetric;
+  called.input_multicast = request.input_multicast;
+  check_multicast(op.name(), called, communicator);
+  return called;
 }
 
 /// Of the slots or the staging memory, for all rows at once.
@@ -112,7 +116,7 @@ uint64_t norm_workspace(const NormRequest& r, Algorithm named) {
   const uint64_t passed = 2 * rows * s.steps * s.cluster * s.piece_tiles * kTileBytes;
   uint64_t bytes = 0;
   if (row.slots != SlotsFor::none) bytes += static_cast<uint64_t>(row.stages * r.world) * passed;
-  if (stages_inputs(r, algorithm)) bytes += 2 * r.bytes;
+  if (uses_staging(r, algorithm)) bytes += 2 * r.bytes;
   if (stages_results(r, algorithm)) bytes += passed;
   return bytes;
 }
@@ -165,7 +169,7 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   request.input_symmetric = request.input_multicast = input_symmetric;
   request.output_symmetric = request.output_multicast = output_symmetric;
   request.algorithm = check_algorithm("explain", collective, algorithm);
-  check_multicast("explain", request, communicator);
+  if (!is_norm(collective)) check_multicast("explain", request, communicator);
   if (collective == Collective::allreduce) {
     check_symmetric("explain", request.algorithm, input_symmetric, output_symmetric);
   } else {

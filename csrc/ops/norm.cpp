@@ -127,7 +127,7 @@ class NormRun {
   static bool needs_no_peers() { return true; }
   void alone() {
     if (is_empty()) return;
-    plan(Algorithm::fallback, false);
+    plan(Algorithm::fallback, {});
     const void* inputs[] = {call.input};
     normalize_locally(inputs, 1, call, input());
   }
@@ -141,12 +141,14 @@ class NormRun {
   Places find(SymmetricMemory& memory) const {
     return {memory.find(call.input, input().nbytes()), std::nullopt};
   }
-  void check(const Places&) const {}
+  void check(const Places& places) const {
+    if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
+  }
   Places touched(const Places& places) const {
     const bool pulls = pulls_inputs(call.plan.algorithm) || !communicator_.on_cuda();
     return {pulls ? places.input : std::nullopt, std::nullopt};
   }
-  void plan(const Places& places) { plan(asked(), places.input.has_value()); }
+  void plan(const Places& places) { plan(asked(), places); }
 
   void fall_back() const {
     // A rank may have no rows of its own.
@@ -163,11 +165,15 @@ class NormRun {
 
   void return_given_scale() const { operands_.results[1].copy_(operands_.scale->view({1})); }
 
-  void plan(Algorithm algorithm, bool input_symmetric) {
-    NormRequest request =
-        norm_request(communicator_, op_, check_, call.rows, call.cols, input_symmetric);
-    request.algorithm = algorithm;
-    const NormPlan plan = plan_norm(request, communicator_.cuda_layout());
+  NormRequest request(const Places& places) const {
+    NormRequest request = norm_request(communicator_, op_, check_, call.rows, call.cols);
+    place_in(request, places.input, places.output);
+    return request;
+  }
+  void plan(Algorithm algorithm, const Places& places) {
+    NormRequest wanted = request(places);
+    wanted.algorithm = algorithm;
+    const NormPlan plan = plan_norm(wanted, communicator_.cuda_layout());
     call.plan = plan.plan;
     call.shape = plan.shape;
     if (plan.spilled == 0) return;
@@ -394,17 +400,16 @@ void add_kernels(torch::Library& library, Kernel::Function function) {
 }  // namespace
 
 NormRequest norm_request(const Communicator& communicator, const NormOperator& op,
-                         const NormCheck& check, uint64_t rows, uint64_t cols,
-                         bool input_symmetric) {
+                         const NormCheck& check, uint64_t rows, uint64_t cols) {
   NormRequest request;
   static_cast<Request&>(request) = request_of(communicator, op.collective, check.max_blocks);
   request.dtype = check.dtype;
   request.rows = rows;
   request.cols = cols;
   request.bytes = rows * cols * static_cast<uint64_t>(dtype_size(check.dtype));
-  request.input_symmetric = input_symmetric;
   request.algorithm = check.algorithm;
   request.options = check.options;
+  request.exact_sums = check.options.rounding == Rounding::fp32 && check.dtype != DType::float32;
   request.results = op.planned();
   request.tuned_threads = communicator.tuned_threads();
   return request;

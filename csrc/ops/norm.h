@@ -9,10 +9,9 @@ namespace collx {
 
 class Communicator;
 
-/// What the plan of a call is made from.
+/// What the plan of a call is made from, but for where its tensors lie.
 NormRequest norm_request(const Communicator& communicator, const NormOperator& op,
-                         const NormCheck& check, uint64_t rows, uint64_t cols,
-                         bool input_symmetric);
+                         const NormCheck& check, uint64_t rows, uint64_t cols);
 
 /// Schemas of all of them.
 void define_norms(torch::Library& library);

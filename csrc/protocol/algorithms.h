@@ -31,6 +31,7 @@ struct AlgorithmRow {
   bool results = false;             // so are results
   bool in_place = false;            // peers touch the tensors, which are symmetric
   bool multicast = false;           // of GPUs alone, whose memory has a multicast address
+  bool by_switch = false;           // and what is reduced is reduced there, in an order of its own
   bool on_cpu = true;
 };
 
@@ -73,10 +74,19 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .share = Share::tensor,
      .staging = true,
      .multicast = true,
+     .by_switch = true,
      .on_cpu = false},
     // Results go through the memory for inputs, each to the place of the inputs that it is made of.
     {.algorithm = Algorithm::multimem_twoshot,
      .name = "multimem_twoshot",
+     .serves = kReducesAll,
+     .share = Share::part,
+     .staging = true,
+     .multicast = true,
+     .by_switch = true,
+     .on_cpu = false},
+    {.algorithm = Algorithm::multimem_gather,
+     .name = "multimem_gather",
      .serves = only(Collective::allreduce),
      .share = Share::part,
      .staging = true,
@@ -94,6 +104,16 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .serves = kPairs & ~only(Collective::alltoallv),
      .share = Share::message,
      .in_place = true},
+    // What all ranks get alike, or what is made of all of theirs.
+    {.algorithm = Algorithm::multimem,
+     .name = "multimem",
+     .serves = only(Collective::reducescatter) | only(Collective::reduce) |
+               only(Collective::allgather) | kBroadcast,
+     .share = Share::message,
+     .staging = true,
+     .multicast = true,
+     .by_switch = true,
+     .on_cpu = false},
     {.algorithm = Algorithm::onestage,
      .name = "onestage",
      .serves = kBroadcast,
@@ -151,6 +171,14 @@ constexpr bool pushes_into_slots(Algorithm a) { return row_of(a).slots != SlotsF
 constexpr bool pulls_inputs(Algorithm a) { return row_of(a).staging; }
 
 constexpr bool needs_multicast(Algorithm a) { return row_of(a).multicast; }
+/// What comes from the ranks comes as their sum, in the order of the switch.
+constexpr bool adds_by_multicast(Collective c, Algorithm a) {
+  return row_of(a).by_switch && reduces(c);
+}
+/// Something is stored to all ranks at once: reduced parts, or messages that all of them get.
+constexpr bool stores_by_multicast(Collective c, Algorithm a) {
+  return row_of(a).multicast && (row_of(a).share == Share::part || !reduces(c));
+}
 
 /// What NVLink multicast adds up as the other algorithms do, but for the order of the ranks. Not
 /// the average of 16-bit floats, whose sums it has rounded already; nor max and min, whose NaN and
@@ -175,8 +203,6 @@ constexpr bool sums_by_multicast(ReduceOp op, DType dtype) {
 
 /// Words in slots that cannot give up a pattern as sentinel, and travel with masks: of integers,
 /// and of copies, whose bits are of any kind.
-constexpr bool is_masked(Collective c, DType dtype) {
-  return !(is_reduction(c) || is_norm(c)) || !has_sentinel(dtype);
-}
+constexpr bool is_masked(Collective c, DType dtype) { return !reduces(c) || !has_sentinel(dtype); }
 
 }  // namespace collx

@@ -48,7 +48,7 @@ struct Plan {
   int32_t threads = 1;                         // per block; 1 on CPU
   Algorithm named = Algorithm::automatic;      // as asked for, or selected
   bool staged = false;        // peers pull inputs from the staging memory, not from where they lie
-  bool into_outputs = false;  // owners of parts store results into the outputs of all ranks
+  bool into_outputs = false;  // what is stored by multicast goes into the outputs of all ranks
 };
 
 /// What all calls have in common. `input` and `output` are dense.

@@ -124,6 +124,8 @@ constexpr const CollectiveRow& row_of(Collective c) { return kCollectives[static
 
 constexpr bool is_reduction(Collective c) { return row_of(c).reduces; }
 constexpr bool is_norm(Collective c) { return row_of(c).norm; }
+/// It makes something new of the ranks' values; the others copy them.
+constexpr bool reduces(Collective c) { return is_reduction(c) || is_norm(c); }
 constexpr bool scatters_rows(Collective c) { return row_of(c).scatters; }
 constexpr bool has_root(Collective c) { return row_of(c).root != Root::none; }
 

@@ -176,11 +176,12 @@ constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
   const uint64_t row_bytes = round_up<uint64_t>(r.cols * element, kVectorBytes);
   if (pushes_into_slots(runs) && owns_rows(Collective::none, runs)) {
     p.shape = norm_shape(r, runs, layout.twoshot.tiles);
-  } else if (runs == Algorithm::twoshot_pull) {
-    const uint64_t tiles = layout.result_bytes / kTileBytes;
+  } else if (runs == Algorithm::twoshot_pull || runs == Algorithm::multimem_twoshot) {
+    const bool passes_results = row_of(runs).results;
+    const uint64_t tiles = passes_results ? layout.result_bytes / kTileBytes : 0;
     p.shape = norm_shape(r, runs, static_cast<uint32_t>(tiles));
     const uint64_t staged = layout.staging_bytes / (row_bytes * static_cast<uint64_t>(r.world));
-    if (p.plan.staged && p.shape.rows_per_use > staged) {
+    if (!passes_results || (p.plan.staged && p.shape.rows_per_use > staged)) {
       p.shape.rows_per_use = static_cast<uint32_t>(staged);
     }
   } else if (runs == Algorithm::oneshot_pull) {

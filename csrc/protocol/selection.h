@@ -63,6 +63,8 @@ struct Request {
   bool input_multicast = false;  // of all ranks at one address, too
   bool output_multicast = false;
   bool in_place = false;                       // the output is the input
+  bool deterministic = true;                   // the order of the ranks is that of the reduction
+  bool exact_sums = false;                     // sums are not rounded to the dtype on their way
   bool epilogue = false;                       // CUDA: each rank's kernel finishes its own output
   Algorithm algorithm = Algorithm::automatic;  // as asked for
   int max_blocks = 0;                          // as asked for; 0: no bound
@@ -113,8 +115,8 @@ inline constexpr uint64_t kCpuStagedUpTo = 8 << 10;
 
 /// Peers find inputs in the staging memory, results in that for results.
 constexpr bool stages_inputs(const Request& r, Algorithm a) {
-  if (!row_of(a).staging) return false;
-  if (!(row_of(a).multicast ? r.input_multicast : r.input_symmetric)) return true;
+  if (!row_of(a).staging || !reduces(r.collective)) return false;
+  if (!(adds_by_multicast(r.collective, a) ? r.input_multicast : r.input_symmetric)) return true;
   if (row_of(a).share != Share::tensor) return false;
   // All of an input is read by all: in place it could change under a peer's eyes.
   return r.in_place || (r.device == DeviceKind::cpu && r.bytes <= kCpuStagedUpTo);
@@ -123,16 +125,24 @@ constexpr bool stages_results(const Request& r, Algorithm a) {
   return row_of(a).results && (row_of(a).staging || !r.output_symmetric);
 }
 
-/// By multicast, reduced parts go into the outputs of all ranks, unless each has still to finish
+/// What is stored by multicast goes into the outputs of all ranks, unless each has still to finish
 /// its own; else into the staging memory of all.
-constexpr bool multicasts_parts(Algorithm a) {
-  return row_of(a).multicast && row_of(a).share == Share::part;
-}
 constexpr bool stores_into_outputs(const Request& r, Algorithm a) {
-  return multicasts_parts(a) && r.output_multicast && !r.epilogue;
+  return stores_by_multicast(r.collective, a) && r.output_multicast && !r.epilogue;
 }
 constexpr bool uses_staging(const Request& r, Algorithm a) {
-  return stages_inputs(r, a) || (multicasts_parts(a) && !stores_into_outputs(r, a));
+  return stages_inputs(r, a) ||
+         (stores_by_multicast(r.collective, a) && !stores_into_outputs(r, a));
+}
+
+/// Whether a switch adds up so what the call reduces.
+constexpr bool can_be_switched(const Request& r) {
+  return r.capabilities.multicast && !r.exact_sums && sums_by_multicast(r.reduce_op, r.dtype);
+}
+/// And whether all lies at addresses of it.
+constexpr bool lies_for_switch(const Request& r) {
+  const Touched t = touched(r.collective);
+  return (!t.input || r.input_multicast) && (!t.output || r.output_multicast);
 }
 
 /// The slots of a region that `slots` stands for; null where that is none.
@@ -157,27 +167,37 @@ constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   const auto tiled = [](uint64_t vectors) {
     return round_up<uint64_t>(vectors, kTileVectors) * kVectorBytes;
   };
-  const uint64_t part = tiled(data_vectors(r, Share::part));
+  // Of those that share the tensor otherwise than by parts, some have one message for all.
+  const bool divided =
+      row.share == Share::part || (row.share == Share::message && !sends_all(r.collective));
   uint64_t bytes = 0;
   if (pushes_into_slots(algorithm)) {
     bytes += static_cast<uint64_t>(row.stages) * world * tiled(vectors_of(r, algorithm));
   }
   if (uses_staging(r, algorithm)) {
-    bytes += row.share == Share::part ? world * part : tiled(data_vectors(r, Share::tensor));
+    bytes += (divided ? world : 1) * tiled(data_vectors(r, row.share));
   }
-  if (stages_results(r, algorithm)) bytes += part;
+  if (stages_results(r, algorithm)) bytes += tiled(data_vectors(r, Share::part));
   return 2 * bytes;
 }
+
+/// What a row is for alone.
+enum class For : uint8_t {
+  all,
+  symmetric,  // calls of which that is symmetric which peers would touch in place
+  switched,   // calls that a switch may add up, in the order that it likes
+};
 
 /// What a call that asks for one of `asked` takes, on a device.
 struct SelectionRow {
   Algorithms asked;
   Collectives collectives;
   DeviceKind device;
-  bool symmetric;  // needs that to be symmetric which peers would touch in place
+  For calls;
   int max_world;   // for worlds up to this one
   uint64_t up_to;  // bytes
   Algorithm algorithm;
+  uint64_t from = 0;  // bytes
 };
 
 inline constexpr uint64_t kAnySize = ~0ull;
@@ -186,6 +206,7 @@ namespace detail::selection {
 
 using enum Algorithm;
 using enum DeviceKind;
+using enum For;
 
 inline constexpr Algorithms kAuto = only(automatic);
 inline constexpr Algorithms kOnestage = only(onestage);
@@ -199,59 +220,68 @@ inline constexpr Collectives kOneWay =
 
 // The first row that fits is taken.
 inline constexpr SelectionRow kRows[] = {
-    {kAuto, kAllreduce, cuda, false, 2, 1 << 20, oneshot_push},
-    {kAuto, kAllreduce, cuda, false, 4, 192 << 10, oneshot_push},
-    {kAuto, kAllreduce, cuda, false, 8, 96 << 10, oneshot_push},
-    {kAuto, kAllreduce, cuda, false, 8, kAnySize, twoshot_push},
-    {kAuto, kAllreduce, cpu, true, 2, 2 << 10, oneshot_pull},
-    {kAuto, kAllreduce, cpu, true, 2, kAnySize, pull_push},
-    {kAuto, kAllreduce, cpu, true, 16, 8 << 10, oneshot_pull},
-    {kAuto, kAllreduce, cpu, true, 16, kAnySize, pull_push},
-    {kAuto, kAllreduce, cpu, false, 2, 1 << 20, oneshot_pull},
-    {kAuto, kAllreduce, cpu, false, 16, 16 << 10, oneshot_pull},
-    {kAuto, kAllreduce, cpu, false, 16, kAnySize, twoshot_pull},
+    // Between two ranks a switch saves nothing. From where on it does between more is a guess:
+    // docs/performance.md.
+    {kAuto, kAllreduce, cuda, all, 2, 1 << 20, oneshot_push},
+    {kAuto, kAllreduce, cuda, all, 2, kAnySize, twoshot_push},
+    {kAuto, kAllreduce, cuda, switched, 4, kAnySize, multimem_twoshot, 6 << 20},
+    {kAuto, kAllreduce, cuda, switched, 8, kAnySize, multimem_twoshot, 2 << 20},
+    {kAuto, kAllreduce, cuda, all, 4, 192 << 10, oneshot_push},
+    {kAuto, kAllreduce, cuda, all, 8, 96 << 10, oneshot_push},
+    {kAuto, kAllreduce, cuda, all, 8, kAnySize, twoshot_push},
+    {kAuto, kAllreduce, cpu, symmetric, 2, 2 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, symmetric, 2, kAnySize, pull_push},
+    {kAuto, kAllreduce, cpu, symmetric, 16, 8 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, symmetric, 16, kAnySize, pull_push},
+    {kAuto, kAllreduce, cpu, all, 2, 1 << 20, oneshot_pull},
+    {kAuto, kAllreduce, cpu, all, 16, 16 << 10, oneshot_pull},
+    {kAuto, kAllreduce, cpu, all, 16, kAnySize, twoshot_pull},
 
-    {kAuto, kBroadcast, cuda, true, 2, kAnySize, onestage},
-    {kAuto, kBroadcast, cuda, false, 2, 32 << 20, onestage},
-    {kAuto, kBroadcast, cuda, false, 8, 256 << 10, onestage},
-    {kAuto, kBroadcast, cuda, false, 8, kAnySize, pipelined},
-    {kAuto, kBroadcast, cpu, false, 16, kAnySize, onestage},
+    {kAuto, kBroadcast, cuda, symmetric, 2, kAnySize, onestage},
+    {kAuto, kBroadcast, cuda, all, 2, 32 << 20, onestage},
+    {kAuto, kBroadcast, cuda, all, 8, 256 << 10, onestage},
+    {kAuto, kBroadcast, cuda, all, 8, kAnySize, pipelined},
+    {kAuto, kBroadcast, cpu, all, 16, kAnySize, onestage},
     // Up to this, slots are faster than the two barriers of what goes into symmetric outputs.
-    {kOnestage, kBroadcast, cuda, false, 8, 4 << 20, channels},
-    {kOnestage, kBroadcast, cuda, true, 8, kAnySize, direct},
-    {kOnestage, kBroadcast, cuda, false, 8, kAnySize, channels},
+    {kOnestage, kBroadcast, cuda, all, 8, 4 << 20, channels},
+    {kOnestage, kBroadcast, cuda, symmetric, 8, kAnySize, direct},
+    {kOnestage, kBroadcast, cuda, all, 8, kAnySize, channels},
     // Likewise. Between two ranks there is nobody to relay to.
-    {kOnestage | kRelayed, kBroadcast, cpu, false, 2, 64 << 10, staged},
-    {kOnestage | kRelayed, kBroadcast, cpu, true, 2, kAnySize, direct},
-    {kOnestage | kRelayed, kBroadcast, cpu, false, 2, kAnySize, staged},
-    {kOnestage, kBroadcast, cpu, false, 16, 64 << 10, staged},
-    {kOnestage, kBroadcast, cpu, true, 16, kAnySize, direct},
-    {kOnestage, kBroadcast, cpu, false, 16, kAnySize, staged},
+    {kOnestage | kRelayed, kBroadcast, cpu, all, 2, 64 << 10, staged},
+    {kOnestage | kRelayed, kBroadcast, cpu, symmetric, 2, kAnySize, direct},
+    {kOnestage | kRelayed, kBroadcast, cpu, all, 2, kAnySize, staged},
+    {kOnestage, kBroadcast, cpu, all, 16, 64 << 10, staged},
+    {kOnestage, kBroadcast, cpu, symmetric, 16, kAnySize, direct},
+    {kOnestage, kBroadcast, cpu, all, 16, kAnySize, staged},
 
+    {kAuto, kReduce, cuda, all, 2, kAnySize, staged},
+    {kAuto, kReduce, cuda, switched, 8, kAnySize, multimem, 4 << 20},
     // Pulling is slower than pushing: a reduction takes slots at any size.
-    {kAuto, kReductions | kAlltoallv, cuda, false, 8, kAnySize, staged},
-    {kAuto, kPairs, cuda, false, 8, 4 << 20, staged},
-    {kAuto, kPairs & ~kAlltoallv, cuda, true, 8, kAnySize, direct},
-    {kAuto, kPairs, cuda, false, 8, kAnySize, staged},
-    {kAuto, kAlltoallv, cpu, false, 16, kAnySize, staged},
-    {kAuto, kPairs & ~kAlltoallv, cpu, true, 16, kAnySize, direct},
-    {kAuto, kPairs, cpu, false, 16, kAnySize, staged},
+    {kAuto, kReductions | kAlltoallv, cuda, all, 8, kAnySize, staged},
+    {kAuto, kPairs, cuda, all, 8, 4 << 20, staged},
+    {kAuto, kPairs & ~kAlltoallv, cuda, symmetric, 8, kAnySize, direct},
+    {kAuto, kPairs, cuda, all, 8, kAnySize, staged},
+    {kAuto, kAlltoallv, cpu, all, 16, kAnySize, staged},
+    {kAuto, kPairs & ~kAlltoallv, cpu, symmetric, 16, kAnySize, direct},
+    {kAuto, kPairs, cpu, all, 16, kAnySize, staged},
     // A reduce that is large is shared among the ranks that are not the root.
-    {only(staged), kReduce, cuda, false, 2, 32 << 20, channels},
-    {only(staged), kReduce, cuda, false, 2, kAnySize, reduce_twostage},
-    {only(staged), kReduce, cuda, false, 8, 512 << 10, channels},
-    {only(staged), kReduce, cuda, false, 8, kAnySize, reduce_twostage},
-    {only(staged), kOneWay, cuda, false, 8, kAnySize, channels},
+    {only(staged), kReduce, cuda, all, 2, 32 << 20, channels},
+    {only(staged), kReduce, cuda, all, 2, kAnySize, reduce_twostage},
+    {only(staged), kReduce, cuda, all, 8, 512 << 10, channels},
+    {only(staged), kReduce, cuda, all, 8, kAnySize, reduce_twostage},
+    {only(staged), kOneWay, cuda, all, 8, kAnySize, channels},
 
-    {kAuto, kNorms, cuda, false, 2, kAnySize, oneshot_push},
-    {kAuto, kNorms, cuda, false, 4, 512 << 10, oneshot_push},
-    {kAuto, kNorms, cuda, false, 8, 256 << 10, oneshot_push},
-    {kAuto, kNorms, cuda, false, 8, kAnySize, twoshot_push},
-    {kAuto, kNorms, cpu, false, 2, kAnySize, twoshot_pull},
-    {kAuto, kNorms, cpu, false, 16, 8 << 10, oneshot_pull},
-    {kAuto, kNorms, cpu, false, 16, kAnySize, twoshot_pull},
-    {kAuto, kScatteringNorms, cuda, false, 8, kAnySize, staged},
-    {kAuto, kScatteringNorms, cpu, false, 16, kAnySize, staged},
+    {kAuto, kNorms, cuda, all, 2, kAnySize, oneshot_push},
+    {kAuto, kNorms, cuda, switched, 4, kAnySize, multimem_twoshot, 8 << 20},
+    {kAuto, kNorms, cuda, switched, 8, kAnySize, multimem_twoshot, 4 << 20},
+    {kAuto, kNorms, cuda, all, 4, 512 << 10, oneshot_push},
+    {kAuto, kNorms, cuda, all, 8, 256 << 10, oneshot_push},
+    {kAuto, kNorms, cuda, all, 8, kAnySize, twoshot_push},
+    {kAuto, kNorms, cpu, all, 2, kAnySize, twoshot_pull},
+    {kAuto, kNorms, cpu, all, 16, 8 << 10, oneshot_pull},
+    {kAuto, kNorms, cpu, all, 16, kAnySize, twoshot_pull},
+    {kAuto, kScatteringNorms, cuda, all, 8, kAnySize, staged},
+    {kAuto, kScatteringNorms, cpu, all, 16, kAnySize, staged},
 #if defined(COLLX_EXTRA_SELECTION)
     COLLX_EXTRA_SELECTION
 #endif
@@ -323,12 +353,13 @@ constexpr int find_row(const Request& r, Algorithm asked) {
       kSelectionRanges.of[static_cast<int>(r.device)][static_cast<size_t>(r.collective)]
                          [static_cast<size_t>(asked)];
   if (range.first == range.end) return -1;
-  const bool symmetric = is_symmetric(r);
+  const bool switched = !r.deterministic && can_be_switched(r) && lies_for_switch(r);
+  const bool fits[] = {true, is_symmetric(r), switched};
   for (int i = range.first; i < range.end; ++i) {
     const SelectionRow& row = kSelection[i];
     if ((row.asked & only(asked)) != 0 && (row.collectives & only(r.collective)) != 0 &&
-        row.device == r.device && (!row.symmetric || symmetric) && r.world <= row.max_world &&
-        r.bytes <= row.up_to) {
+        row.device == r.device && fits[static_cast<int>(row.calls)] && r.world <= row.max_world &&
+        r.bytes <= row.up_to && r.bytes >= row.from) {
       return i;
     }
   }
@@ -358,7 +389,7 @@ constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) 
         if (row.device != device || (row.asked & only(a)) == 0) continue;
         if ((row.collectives & only(c)) == 0) continue;
         if (!has(c, row.algorithm)) return false;
-        replaced |= !row.symmetric && row.max_world == most && row.up_to == kAnySize;
+        replaced |= row.calls == For::all && row.max_world == most && row.up_to == kAnySize;
       }
       if (!replaced && !has(c, a)) return false;
     }

@@ -86,10 +86,12 @@ enum class Algorithm : uint8_t {
   // Through an address that stands for the same memory of all ranks.
   multimem_oneshot,
   multimem_twoshot,
+  multimem_gather,
   fallback,
   // All collectives but all-reduce: through the payload buffer, or between the tensors themselves.
   staged,
   direct,
+  multimem,
   // Broadcast.
   onestage,
   twostage,

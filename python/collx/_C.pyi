@@ -98,12 +98,14 @@ class Communicator:
         multicast: int = 0,
         no_multicast: str = ...,
         simulated: bool = False,
+        deterministic: bool = True,
     ) -> None:
         """`regions`: address of every rank's region as mapped here; empty: fallback only.
         `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
         this communicator may use at once. `spare_blocks`: more of them, for algorithms that push,
         while it is alone on the device. `multicast`: the regions of all ranks at one address, or
-        0 and `no_multicast`, why there is none. `simulated`: for tests: it is this rank's own."""
+        0 and `no_multicast`, why there is none. `simulated`: for tests: it is this rank's own.
+        `deterministic`: "auto" takes algorithms alone that reduce in the order of the ranks."""
 
     name: str
     group_name: str
@@ -111,6 +113,7 @@ class Communicator:
     world_size: int
     blocks: int
     pdl: str  # settable: "off", "end", "early"
+    deterministic: bool  # settable; the same on every rank
     poisoned: bool
     destroyed: bool
     no_multicast: str  # why the ranks have none; empty where they do

@@ -33,6 +33,7 @@ class Explanation:
         pdl: level of dependent launch.
         fallback_reason: why the call goes through the process group, or None.
         no_multicast: why the ranks have no NVLink multicast, or None.
+        deterministic: whether "auto" reduces in the order of the ranks alone.
     """
 
     communicator: str
@@ -50,6 +51,7 @@ class Explanation:
     pdl: str
     fallback_reason: str | None
     no_multicast: str | None
+    deterministic: bool
 
     def __str__(self) -> str:
         carried = f", carried out by {self.runs}" if self.runs != self.algorithm else ""
@@ -64,7 +66,8 @@ class Explanation:
         if self.fallback_reason is not None:
             lines.append(f"  fallback   {self.fallback_reason}")
         have = "yes" if self.no_multicast is None else f"none: {self.no_multicast}"
-        lines.append(f"  multicast  {have}")
+        order = "" if self.deterministic else ", and may add up in its order"
+        lines.append(f"  multicast  {have}{order if self.no_multicast is None else ''}")
         if self.region:
             lines.append("  region")
             parts = {part: n for part, n in self.region.items() if n > 0}

@@ -28,6 +28,7 @@ def init(
     check: bool | None = None,
     pdl: str = "early",
     max_blocks: int | None = None,
+    deterministic: bool = True,
 ) -> Communicator:
     """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
 
@@ -51,6 +52,9 @@ def init(
         pdl: level of dependent launch on CUDA: "off", "end" or "early".
         max_blocks: thread blocks of 512 that a call may use on CUDA; of what the ranks give, the
             smallest counts. By default half of what the device holds.
+        deterministic: reduce in the order of the ranks, so that the inputs alone decide the bits.
+            False lets "auto" take NVLink multicast, whose switch adds up in an order of its own,
+            where there is any: in sums of large symmetric tensors between more than two ranks.
 
     Returns:
         The communicator, ready for torch.ops.collx by its name.
@@ -81,6 +85,7 @@ def init(
             check=check,
             pdl=pdl,
             max_blocks=max_blocks,
+            deterministic=deterministic,
             exists=lambda name: find(name) is not None,
         )
     except Exception as own:

@@ -207,6 +207,7 @@ class Communicator:
             pdl=self._native.pdl,
             fallback_reason=self.fallback_reason,
             no_multicast=self.no_multicast,
+            deterministic=self._native.deterministic,
             **call,
         )
 
@@ -225,6 +226,19 @@ class Communicator:
         finally:
             self._wanted_pdl = before
             _settle_pdl(self.device)
+
+    @contextmanager
+    def deterministic(self, value: bool) -> Iterator[None]:
+        """Sets within the block what `deterministic` of `collx.init` says. The same on every rank,
+        whose calls would not meet otherwise."""
+        if not isinstance(value, bool):
+            raise TypeError(f"deterministic: got a {type(value).__name__}; accepted: a bool")
+        before = self._native.deterministic
+        self._native.deterministic = value
+        try:
+            yield
+        finally:
+            self._native.deterministic = before
 
     def destroy(self) -> None:
         """Frees the communicator's memory once no rank uses it any more. Twice is harmless.

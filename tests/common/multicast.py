@@ -1,27 +1,69 @@
 """Communicators of tests whose kernels do by the ranks' own addresses what an NVLink switch does.
 
-No test makes an address of real multicast: worlds.MULTICAST_OFF sees to it."""
+No test makes an address of real multicast: worlds.MULTICAST_OFF sees to it. But with HARDWARE, for
+whoever has such a machine to himself, the same tests run on the switch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from collx._extension import extension
 
 from .check import run_each
-from .family_cases import Call
+from .family_cases import OPS, Call
 from .family_check import run_call
+from .norm_cases import OPS as NORMS
+from .norm_cases import Call as Norm
+from .norm_check import run_norm
 from .rank import Rank
+from .values import COPIED, DTYPES, legal_ops
+from .worlds import HARDWARE
 
-ALGORITHMS = tuple(
-    name
-    for name in extension.algorithms("allreduce", multicast=True)
-    if name not in extension.algorithms("allreduce")
-)
-SUMMED = ("float32", "float16", "bfloat16", "int32", "int64")
-ACCEPTED = (*((dtype, "sum") for dtype in SUMMED), ("float32", "avg"))
+
+def _ways(ops: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Every (op, algorithm) that needs multicast."""
+    return tuple(
+        (op, name)
+        for op in ops
+        for name in extension.algorithms(op, multicast=True)
+        if name not in extension.algorithms(op)
+    )
+
+
+WAYS = _ways(op for op in OPS if op not in ("barrier", "alltoallv_device"))
+NORM_WAYS = _ways(NORMS)
+ALGORITHMS = tuple(name for op, name in WAYS if op == "allreduce")
+ADDED = ("float32", "float16", "bfloat16", "int32", "int64")  # the dtypes
+STYLES = ("exact",) if HARDWARE else ("random", "bits", "special")
+"""Of values that are reduced. A switch adds up in an order of its own."""
+
+
+def adds(op: str, algorithm: str) -> bool:
+    """Whether the switch adds up, or the ranks in their order, or nobody."""
+    return OPS[op].reduces and algorithm != "multimem_gather"
+
+
+def accepted(op: str, algorithm: str) -> list[tuple[str, str]]:
+    """dtypes with their reduce ops."""
+    if adds(op, algorithm):
+        return [*((dtype, "sum") for dtype in ADDED), ("float32", "avg")]
+    if not OPS[op].reduces:
+        return [(dtype, "sum") for dtype in COPIED]
+    return [(dtype, other) for dtype in DTYPES for other in legal_ops(dtype)]
+
+
+def able(call: Call) -> Call:
+    """The call, made one that its algorithm accepts."""
+    if (call.dtype, call.reduce_op) in accepted(call.op, call.algorithm):
+        pass
+    elif call.dtype in ADDED or not adds(call.op, call.algorithm):
+        call = replace(call, reduce_op="sum")
+    else:
+        call = replace(call, reduce_op="sum", dtype="bfloat16")
+    return replace(call, style="exact") if HARDWARE and adds(call.op, call.algorithm) else call
 
 
 @contextmanager
@@ -30,7 +72,7 @@ def simulated() -> Iterator[None]:
     communicator have to be made so, on every rank."""
     from collx._bootstrap import multicast
 
-    multicast.simulated = True
+    multicast.simulated = not HARDWARE
     try:
         yield
     finally:
@@ -45,8 +87,17 @@ def communicator_of(rank: Rank, key: str = "simulated", **options: Any) -> Any:
         return rank.communicator(key, **options)
 
 
-def run_simulated(rank: Rank, calls: Iterable[Call], key: str = "simulated") -> list[str]:
-    """A job: makes the calls and tells what went wrong."""
+def _run(rank: Rank, calls: Iterable[Any], run: Callable[..., str], key: str) -> list[str]:
     communicator_of(rank, key)
     with simulated():
-        return run_each(rank, calls, run_call, key)
+        return run_each(rank, calls, run, key)
+
+
+def run_simulated(rank: Rank, calls: Iterable[Call], key: str = "simulated") -> list[str]:
+    """A job: makes the calls and tells what went wrong."""
+    return _run(rank, map(able, calls), run_call, key)
+
+
+def run_simulated_norms(rank: Rank, calls: Iterable[Norm], key: str = "simulated") -> list[str]:
+    """Likewise, of fused normalizations."""
+    return _run(rank, calls, run_norm, key)

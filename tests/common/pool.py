@@ -79,9 +79,9 @@ class Pool:
         return self.world.size
 
     @property
-    def shared(self) -> bool:
-        """Whether ranks share a GPU; tests then take fewer cases."""
-        return self.world.shared
+    def takes_turns(self) -> bool:
+        """Whether ranks take turns at a GPU; tests then take fewer cases."""
+        return self.world.takes_turns
 
     def run(
         self,
@@ -226,7 +226,7 @@ class Pool:
 def some_stand_for_all(pool: Pool, run_where_shared: bool) -> None:
     """Skips a case where ranks share a GPU, unless it is one of those that stand for the rest:
     there a call, and above all an init, takes a hundred times as long."""
-    if pool.shared and not run_where_shared:
+    if pool.takes_turns and not run_where_shared:
         pytest.skip("ranks share a GPU: other cases of this test stand for this one")
 
 

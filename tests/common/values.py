@@ -110,7 +110,8 @@ def make_values(style: str, dtype_name: str, numel: int, seed: int, rank: int) -
     Styles: "random" (normal floats, any integers), "bits" (any bit pattern), "special" (zeros,
     subnormals, infinities, NaNs, extreme integers in changing combinations), "ones" (all bits set:
     -1, 255, the NaN that arms the slots), "armed" (words that a slot could take for its own, alone
-    and in long stretches), "patterns" (each 16-bit pattern in turn)."""
+    and in long stretches), "patterns" (each 16-bit pattern in turn), "exact" (integers whose sums
+    over the ranks are not rounded, in whatever order)."""
     if dtype_name == "bool":
         return (make_values(style, "uint8", numel, seed, rank) & 1).view(torch.bool)
     if dtype_name in _MADE_OF:
@@ -125,6 +126,8 @@ def make_values(style: str, dtype_name: str, numel: int, seed: int, rank: int) -
         return patterns.to(torch.int16).view(dtype)
     if style == "armed":
         return _armed_words(dtype, numel, generator)
+    if style == "exact":
+        return torch.randint(-8, 9, (numel,), generator=generator).to(dtype)
     if style == "special":
         table = _special_floats(dtype) if dtype.is_floating_point else _special_ints(dtype)
         return table[torch.randint(0, len(table), (numel,), generator=generator)]

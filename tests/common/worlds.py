@@ -11,8 +11,12 @@ CPU_WORLDS = (1, 2, 3, 4, 8, 16)
 CUDA_WORLDS = (1, 2, 3, 4, 8)
 
 NEEDS_GPU = "needs a GPU"
+SHARE_OF_GPU = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
-# Multicast is never used: machines that share a switch are not ours to configure.
+# COLLX_TEST_MULTICAST=1: the tests of multicast run on the switch of this machine.
+HARDWARE = os.environ.get("COLLX_TEST_MULTICAST") == "1"
+
+# Otherwise multicast is never used: machines that share a switch are not ours to configure.
 MULTICAST_OFF = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NCCL_NVLS_ENABLE": "0",
@@ -30,8 +34,14 @@ class World:
 
     @property
     def shared(self) -> bool:
-        """Whether several ranks use one GPU: then a call takes tens of milliseconds."""
+        """Whether several ranks use one GPU."""
         return self.device == "cuda" and self.size > self.gpus
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether they do so for some milliseconds each: then a call takes tens of them. CUDA's
+        multi-process service, told the share of each rank, lets them run at once."""
+        return self.shared and SHARE_OF_GPU not in os.environ
 
     @property
     def backend(self) -> str:
@@ -61,7 +71,8 @@ def cuda_worlds(sizes: tuple[int, ...] | None) -> list[World]:
 
 def rank_environment(world: World) -> dict[str, str]:
     """Environment that a rank sets for itself before anything of CUDA or NCCL starts."""
-    environment = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **MULTICAST_OFF}
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    environment.update({} if HARDWARE else MULTICAST_OFF)
     environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if world.shared:
         environment["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.common.nvcc import KERNELS, nvcc
+from tests.common.nvcc import KERNELS as FOLDER
+from tests.common.nvcc import nvcc
 from tools.kernel_resources import code
 
-NAMES = ("allreduce_multimem_oneshot", "allreduce_multimem_twoshot")
 LOAD = "multimem.ld_reduce.relaxed.sys.global.add"
 STORE = "multimem.st.relaxed.sys.global.v4.f32"
 SIGNAL = "multimem.red.release.sys.global.add.u64"
@@ -28,9 +28,40 @@ LOADS = {
     "int32": (f"{LOAD}.u32", "LDGMC.E.ADD.32.STRONG.SYS", 4),
     "int64": (f"{LOAD}.u64", "LDGMC.E.ADD.64.STRONG.SYS", 2),
 }
-# Places where a barrier stands in the code.
-BARRIERS = {"allreduce_multimem_oneshot": 3, "allreduce_multimem_twoshot": 4}
-DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64")  # as in types.h
+DTYPES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "float64",
+    "int32",
+    "int64",
+    "int8",
+    "uint8",
+)  # as in types.h
+
+
+class Template(NamedTuple):
+    """A kernel: its template's arguments, and in how many places of it something stands."""
+
+    arguments: str
+    loads: int
+    stores: int
+    barriers: int
+    dtypes: tuple[str, ...] = tuple(LOADS)
+
+
+KERNELS = {
+    "allreduce_multimem_oneshot": Template("Reduce<DType::{dtype}>, {by}", 1, 0, 3),
+    "allreduce_multimem_twoshot": Template("Reduce<DType::{dtype}>, {by}", 1, 1, 4),
+    "allreduce_multimem_gather": Template("Reduce<DType::{dtype}>, 2, {by}", 0, 1, 4, DTYPES),
+    "reducescatter_multimem": Template("Reduce<DType::{dtype}>, {by}", 2, 0, 3),
+    "allgather_multimem": Template("{by}", 0, 2, 3, ("uint8",)),
+    "norm_multimem_twoshot": Template(
+        "Normalized<DType::{dtype}>, {by}", 2, 1, 4, ("float32", "float16", "bfloat16")
+    ),
+}
+EACH = [(name, dtype) for name, template in KERNELS.items() for dtype in template.dtypes]
+each = pytest.mark.parametrize(("name", "dtype"), EACH)
 MULTIMEM = re.compile(r"\b(multimem\.[\w.:]+)")
 LOAD_IN_CODE = re.compile(r"\b(LDGMC[\w.]*)")
 ENTRY = re.compile(r"\.entry (\w+)\(")
@@ -51,12 +82,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     folder = tmp_path_factory.mktemp("multimem")
     source = folder / "multimem.cu"
     made = [
-        f"reinterpret_cast<const void*>({name}_kernel<Reduce<DType::{dtype}>, {switch}>)"
-        for name in NAMES
-        for dtype in LOADS
-        for switch in ("Switch", "Simulated")
+        f"reinterpret_cast<const void*>({name}_kernel<{KERNELS[name].arguments}>)".format(
+            dtype=dtype, by=by
+        )
+        for name, dtype in EACH
+        for by in ("Switch", "Simulated")
     ]
-    includes = "".join(f'#include "{KERNELS}/{name}.cuh"\n' for name in NAMES)
+    includes = "".join(f'#include "{FOLDER}/{name}.cuh"\n' for name in KERNELS)
     table = f"const void* kernels[] = {{\n{','.join(made)}}};"
     source.write_text(f"{includes}namespace collx::cuda {{\n{table}\n}}\n")
     nvcc(source, "90", "-cubin", "--keep", f"--keep-dir={folder}")
@@ -79,41 +111,47 @@ def of_kernel(found: Listings, name: str, dtype: str, switch: str) -> str:
     (lines,) = (
         lines
         for mangled, lines in found.items()
-        if f"{name}_kernel" in mangled and f"DTypeE{number}E" in mangled and switch in mangled
+        if f"{name}_kernel" in mangled
+        and switch in mangled
+        and (f"DTypeE{number}E" in mangled or "DTypeE" not in mangled)
     )
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("dtype", LOADS)
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_ptx_has_the_right_instructions(compiled: Compiled, name: str, dtype: str) -> None:
-    assert len(compiled.ptx) == 2 * len(NAMES) * len(LOADS)
+    assert len(compiled.ptx) == 2 * len(EACH)
     text = of_kernel(compiled.ptx, name, dtype, "Switch")
     used = Counter(MULTIMEM.findall(text))
-    load, _, count = LOADS[dtype]
+    template = KERNELS[name]
     barriers = used.pop(SIGNAL)
-    assert used == {load: count, **({STORE: 1} if "twoshot" in name else {})}
+    assert used.pop(STORE, 0) == template.stores
+    if template.loads:
+        load, _, count = LOADS[dtype]
+        assert used.pop(load) == template.loads * count
+    assert not used
     # Behind each barrier a fence between the addresses that the same memory has.
-    assert barriers == text.count("fence.proxy.alias;") == BARRIERS[name]
+    assert barriers == text.count("fence.proxy.alias;") == template.barriers
     # What is no whole vector: element by element, by the ranks' own addresses.
     assert "ld.volatile.global" in text
 
 
-@pytest.mark.parametrize("dtype", LOADS)
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_machine_code_has_the_right_loads(compiled: Compiled, name: str, dtype: str) -> None:
     used = Counter(LOAD_IN_CODE.findall(of_kernel(compiled.code, name, dtype, "Switch")))
+    if not KERNELS[name].loads:
+        assert not used
+        return
     _, load, count = LOADS[dtype]
-    assert used == {load: count}
+    assert used == {load: KERNELS[name].loads * count}
 
 
-@pytest.mark.parametrize("dtype", LOADS)
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_what_tests_run_has_none_of_them(compiled: Compiled, name: str, dtype: str) -> None:
     text = of_kernel(compiled.ptx, name, dtype, "Simulated")
     assert "multimem." not in text
     assert "fence.proxy" not in text
-    assert text.count("red.release.sys.global.add.u64") == BARRIERS[name]
+    assert text.count("red.release.sys.global.add.u64") == KERNELS[name].barriers
 
 
 def test_older_gpus_get_none_of_them(compiled: Compiled, tmp_path: Path) -> None:
@@ -121,5 +159,5 @@ def test_older_gpus_get_none_of_them(compiled: Compiled, tmp_path: Path) -> None
     source.write_text(compiled.source.read_text())
     nvcc(source, "80", "-ptx")
     found = ptx_of(tmp_path)
-    assert len(found) == 2 * len(NAMES) * len(LOADS)
+    assert len(found) == 2 * len(EACH)
     assert not any("multimem." in line for lines in found.values() for line in lines)

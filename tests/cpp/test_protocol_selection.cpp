@@ -169,7 +169,10 @@ bool is_reached(const SelectionRow& row) {
     request.device = row.device;
     request.bytes = row.up_to;
     request.world = row.max_world;
-    request.input_symmetric = request.output_symmetric = row.symmetric;
+    request.input_symmetric = request.output_symmetric = row.calls != For::all;
+    request.input_multicast = request.output_multicast = row.calls == For::switched;
+    request.deterministic = row.calls != For::switched;
+    request.capabilities.multicast = true;
     for (const AlgorithmRow& asked : kAlgorithms) {
       if ((row.asked & only(asked.algorithm)) == 0) continue;
       if (find_row(request, asked.algorithm) == &row - kSelection) return true;
@@ -190,7 +193,7 @@ TEST(Selection, a_row_that_names_what_a_device_or_a_collective_lacks_does_not_co
   EXPECT_TRUE(names_what_there_is(row));
   row.algorithm = Algorithm::pipelined;
   EXPECT_FALSE(names_what_there_is(row)) << "of a broadcast";
-  row = {only(Algorithm::staged), only(Collective::reduce), DeviceKind::cpu, false, 2, 1,
+  row = {only(Algorithm::staged), only(Collective::reduce), DeviceKind::cpu, For::all, 2, 1,
          Algorithm::channels};
   EXPECT_FALSE(names_what_there_is(row)) << "between GPUs alone";
 }
@@ -305,6 +308,59 @@ TEST(Multicast, reads_and_writes_in_place_what_has_such_an_address) {
   other.input_multicast = other.output_multicast = false;
   EXPECT_TRUE(select(other).staged) << "peers can reach it, a switch cannot";
   EXPECT_FALSE(select(other).into_outputs);
+  other.algorithm = Algorithm::multimem_gather;
+  EXPECT_FALSE(select(other).staged) << "peers pull it";
+}
+
+TEST(Multicast, messages_that_all_get_go_into_outputs_and_others_are_read_from_inputs) {
+  for (const bool input : {false, true}) {
+    for (const bool output : {false, true}) {
+      Request r = multicast_request(Algorithm::multimem, input, output);
+      r.message = r.bytes / 4;
+      const auto kept = [&] { return workspace_bytes(r, r.algorithm); };
+      for (const Collective c : {Collective::reducescatter, Collective::reduce}) {
+        r.collective = c;
+        r.message = c == Collective::reduce ? r.bytes : r.bytes / 4;
+        EXPECT_EQ(select(r).staged, !input);
+        EXPECT_FALSE(select(r).into_outputs);
+        EXPECT_EQ(kept(), input ? 0u : 2u << 20);
+      }
+      for (const Collective c : {Collective::allgather, Collective::broadcast}) {
+        r.collective = c;
+        r.message = c == Collective::broadcast ? r.bytes : r.bytes / 4;
+        EXPECT_FALSE(select(r).staged);
+        EXPECT_EQ(select(r).into_outputs, output);
+        EXPECT_EQ(kept(), output ? 0u : 2u << 20);
+      }
+    }
+  }
+}
+
+TEST(Multicast, is_selected_where_any_order_will_do_and_it_can_add_up) {
+  Request r = multicast_request(Algorithm::automatic, true, true);
+  r.bytes = 64 << 20;
+  r.capabilities.multicast = true;
+  EXPECT_FALSE(needs_multicast(select(r).algorithm));
+  r.deterministic = false;
+  EXPECT_EQ(select(r).algorithm, Algorithm::multimem_twoshot);
+  const auto refused = [&](auto change) {
+    Request other = r;
+    change(other);
+    EXPECT_FALSE(needs_multicast(select(other).algorithm));
+  };
+  refused([](Request& o) { o.world = 2; });
+  refused([](Request& o) { o.bytes = 1 << 20; });
+  refused([](Request& o) { o.reduce_op = ReduceOp::max; });
+  refused([](Request& o) { o.dtype = DType::float64; });
+  refused([](Request& o) { o.exact_sums = true; });
+  refused([](Request& o) { o.input_multicast = false; });
+  refused([](Request& o) { o.output_multicast = false; });
+  refused([](Request& o) { o.capabilities.multicast = false; });
+  refused([](Request& o) { o.capabilities.peer_access = false; });
+  r.collective = Collective::reduce;
+  r.message = r.bytes;
+  r.output_multicast = false;  // the root's own
+  EXPECT_EQ(select(r).algorithm, Algorithm::multimem);
 }
 
 TEST(Multicast, keeps_staging_memory_for_what_has_no_such_address) {

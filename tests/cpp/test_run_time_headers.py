@@ -33,6 +33,8 @@ STAGED = {
     "allreduce_twoshot_pull": "Negated, 0",
     "allreduce_multimem_oneshot": "Negated, collx::cuda::Switch",
     "allreduce_multimem_twoshot": "Negated, collx::cuda::Simulated",
+    "allreduce_multimem_gather": "Negated, 4, collx::cuda::Switch",
+    "reducescatter_multimem": "Negated, collx::cuda::Switch",
     "gather_scatter_staged": "Negated, 2, true",
     "gather_scatter_channels": "Negated, 2, false",
     "reducescatter_direct": "Negated, 4",

@@ -33,6 +33,9 @@ KERNELS = {
     "norm_local": (False, False, True),
     "allreduce_multimem_oneshot": (False, False, False),
     "allreduce_multimem_twoshot": (False, False, False),
+    "allreduce_multimem_gather": (False, True, False),
+    "reducescatter_multimem": (False, False, False),
+    "norm_multimem_twoshot": (False, False, True),
 }
 
 

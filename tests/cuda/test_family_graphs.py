@@ -165,7 +165,7 @@ def _replays(rank: Rank, replays: int, between: int, level: str, every: bool) ->
 def test_every_replay_of_all_ops_is_right(pool: Pool, level: str) -> None:
     """Hazards 2, 3, 4 and 14: 1,000 replays (50 where ranks share a GPU) of every op by every
     algorithm, with other inputs and device splits each time, and eager calls between them."""
-    if pool.shared:
+    if pool.takes_turns:
         whole = level == "early" and pool.size == 2
         replays, between, every = (50, 10, False) if whole else (6, 3, False)
     else:
@@ -219,7 +219,7 @@ def _chain(rank: Rank, level: str, rounds: int) -> list[int]:
 @pytest.mark.parametrize("level", PDL_LEVELS)
 def test_each_op_waits_for_what_the_one_before_wrote(pool: Pool, level: str) -> None:
     """Hazard 13: no load of upstream data and no store to protocol memory before the wait."""
-    rounds = 4 if pool.shared else 100
+    rounds = 4 if pool.takes_turns else 100
     assert pool.run(_chain, level, rounds) == [[]] * pool.size
 
 

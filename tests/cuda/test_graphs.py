@@ -73,7 +73,7 @@ def _replays(rank: Rank, replays: int, between: int, level: str, calls: int) -> 
 def test_every_replay_is_right_with_eager_calls_between(pool: Pool, level: str) -> None:
     """Hazards 2, 3 and 4: epochs and slots live in device memory. 10,000 replays, 200 where ranks
     share a GPU, of calls of several sizes, with eager calls of other sizes between them."""
-    if pool.shared:
+    if pool.takes_turns:
         whole = level == "early" and pool.size == 2
         replays, between, calls = (200, 20, 2) if whole else (12, 4, 4)
     else:
@@ -156,7 +156,7 @@ def _chain(rank: Rank, level: str, rounds: int) -> list[int]:
 @pytest.mark.parametrize("level", PDL_LEVELS)
 def test_a_dependent_call_waits_for_a_slow_producer(pool: Pool, level: str) -> None:
     """Hazard 13: no load of upstream data and no store to protocol memory before the wait."""
-    rounds = 5 if pool.shared else 200
+    rounds = 5 if pool.takes_turns else 200
     assert pool.run(_chain, level, rounds) == [[]] * pool.size
 
 

@@ -1,12 +1,15 @@
-"""The kernels that go through NVLink multicast, with a switch that the ranks' own addresses make up
-for: the same steps, barriers, tails and chunks, and the bits of every other algorithm.
+"""The algorithms that go through NVLink multicast, with a switch that the ranks' own addresses make
+up for: the same steps, barriers, tails and chunks, and the bits of every other algorithm.
 
-What these tests do not show is that a switch does what PTX says of it: docs/multicast.md."""
+What these tests do not show is that a switch does what PTX says of it. COLLX_TEST_MULTICAST=1 runs
+them on one: docs/multicast.md."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,17 +19,33 @@ from tests.common.attempt import Attempt, allreduce, attempt, finish, ones, work
 from tests.common.check import assert_none, differences
 from tests.common.epilogues import CASES, expected, extras_of
 from tests.common.epilogues import Call as Mapped
-from tests.common.family_cases import IN_PLACE, Call, border_shapes, legal
-from tests.common.family_check import run_call
+from tests.common.family_cases import (
+    IN_PLACE,
+    SYMMETRIC,
+    Call,
+    border_shapes,
+    legal,
+    random_call,
+)
+from tests.common.family_check import Prepared, all_differences, run_call
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.multicast import (
-    ACCEPTED,
     ALGORITHMS,
-    SUMMED,
+    NORM_WAYS,
+    STYLES,
+    WAYS,
+    able,
+    accepted,
+    adds,
     communicator_of,
     run_simulated,
+    run_simulated_norms,
     simulated,
 )
+from tests.common.norm_cases import DTYPES as NORM_DTYPES
+from tests.common.norm_cases import EPILOGUES
+from tests.common.norm_cases import legal as legal_norm
+from tests.common.norm_samples import calls_of, modes_of, pairwise, placements, sizes
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 from tests.common.regions import BORDERS, past_the_wrap, run_on_poison
@@ -34,90 +53,183 @@ from tests.common.sampling import sampled
 from tests.common.suites.skew import delay
 from tests.common.suites.voting import _instead_of_step
 from tests.common.values import DTYPES, inputs_and_reference, legal_ops
+from tests.common.worlds import HARDWARE, seed_from_environment
 
 SHARED_BUDGET = {2: 48, 3: 24, 4: 20, 8: 12}
 WORLDS = (2, 3, 4, 8)
+Way = tuple[str, str]  # op and algorithm
+each_way = pytest.mark.parametrize("way", WAYS, ids="-".join)
 
 
-def call(dtype: str, size: int, algorithm: str, **more: Any) -> Call:
-    fields = {"style": "random", "seed": size + 1, **more}
-    return legal(Call("allreduce", dtype, (size,), algorithm, **fields))
+@pytest.fixture(autouse=True)
+def on_a_switch(pool: Pool) -> None:
+    if HARDWARE and pool.world.shared:
+        pytest.skip("needs a GPU for each rank")
 
 
-def check(pool: Pool, calls: Iterable[Call], key: str = "simulated") -> None:
-    budget = SHARED_BUDGET[pool.size] if pool.shared else 400
-    assert_none(pool.run(run_simulated, sampled(list(calls), budget), key))
+def call(dtype: str, size: int, way: Way | str, **more: Any) -> Call:
+    op, algorithm = ("allreduce", way) if isinstance(way, str) else way
+    fields = {"style": "random", "seed": size + 1, "shape": (size,), **more}
+    return able(legal(Call(op, dtype, algorithm=algorithm, **fields)))
+
+
+def check(
+    pool: Pool, calls: Iterable[Any], key: str = "simulated", run: Any = run_simulated
+) -> None:
+    budget = SHARED_BUDGET[pool.size] if pool.takes_turns else 400
+    assert_none(pool.run(run, sampled(list(calls), budget), key))
 
 
 @pytest.mark.worlds(*WORLDS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_is_accepted_gives_the_bits_of_the_reference(pool: Pool, algorithm: str) -> None:
-    styles = itertools.cycle(("random", "bits", "special"))
+@each_way
+def test_what_is_accepted_gives_the_bits_of_the_reference(pool: Pool, way: Way) -> None:
+    styles = itertools.cycle(STYLES)
     check(
         pool,
         [
-            call(dtype, size, algorithm, reduce_op=op, style=next(styles))
-            for (dtype, op), size in itertools.product(ACCEPTED, (1, 7, 1000, 40_003))
+            call(dtype, size, way, reduce_op=op, style=next(styles), root=size)
+            for (dtype, op), size in itertools.product(accepted(*way), (1, 7, 1000, 40_003))
         ],
     )
 
 
 @pytest.mark.worlds(*WORLDS)
-@pytest.mark.parametrize("symmetric", ["none", "input", "output", "both"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_no_tail_is_dropped(pool: Pool, algorithm: str, symmetric: str) -> None:
+@pytest.mark.parametrize("symmetric", SYMMETRIC)
+@each_way
+def test_no_tail_is_dropped(pool: Pool, way: Way, symmetric: str) -> None:
     """Sizes around the borders of vectors and parts, wherever the tensors lie; nothing is written
     around them."""
-    shapes = border_shapes(SUMMED, pool.size)
+    dtypes = sorted({dtype for dtype, _ in accepted(*way)})
     calls = [
-        call(fields["dtype"], fields["shape"][0], algorithm, symmetric=symmetric)
-        for fields in shapes
+        call(dtype=fields["dtype"], size=fields["shape"][0], way=way, symmetric=symmetric)
+        for fields in border_shapes(dtypes, pool.size)
     ]
     check(pool, calls)
 
 
 @pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_any_alignment_form_and_place(pool: Pool, algorithm: str) -> None:
-    """What is not aligned goes by the ranks' own addresses."""
+@each_way
+def test_any_shape_and_axis(pool: Pool, way: Way) -> None:
+    """Parts of an axis behind the first lie in runs, aligned or not; uneven ones, empty ones."""
     calls = [
-        call(dtype, size, algorithm, input_offset=a, output_offset=b, symmetric="both")
-        for dtype in SUMMED
+        call(dtype, 0, way, shape=shape, axis=axis, uneven=uneven, symmetric=symmetric, root=axis)
+        for dtype in ("float32", "bfloat16")
+        for shape in ((6, 64), (5, 96), (4, 7), (3, 8, 40), (1, 5))
+        for axis in range(len(shape))
+        for uneven in (False, True)
+        for symmetric in ("none", "both")
+    ]
+    check(pool, calls)
+
+
+@pytest.mark.worlds(2, 3)
+@each_way
+def test_any_alignment_form_and_place(pool: Pool, way: Way) -> None:
+    """What is not aligned goes by the ranks' own addresses."""
+    dtypes = sorted({dtype for dtype, _ in accepted(*way)})
+    calls = [
+        call(dtype, size, way, input_offset=a, output_offset=b, symmetric="both")
+        for dtype in dtypes
         for size in (5, 1030)
         for a, b in ((0, 1), (1, 0), (1, 1), (3, 7), (8, 16))
     ]
     calls += [
-        call(dtype, size, algorithm, form=form, symmetric=symmetric)
+        call(dtype, size, way, form=form, symmetric=symmetric, root=size)
         for dtype in ("float32", "bfloat16")
         for size in (9, 20_001)
-        for form in (*IN_PLACE, "functional", "python_out")
+        for form in (*IN_PLACE, "part", "functional", "python_out")
         for symmetric in ("none", "both")
     ]
     check(pool, calls)
 
 
 @pytest.mark.worlds(2, 3, 8)
-@pytest.mark.parametrize("symmetric", ["none", "input", "both"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_calls_larger_than_the_payload_run_in_chunks(
-    pool: Pool, algorithm: str, symmetric: str
-) -> None:
+@pytest.mark.parametrize("symmetric", SYMMETRIC)
+@each_way
+def test_calls_larger_than_the_payload_run_in_chunks(pool: Pool, way: Way, symmetric: str) -> None:
     """Two halves of the staging memory in turn, for inputs and for results."""
-    sizes = (1000, 6001) if pool.shared else (1, 1000, 4096, 30_001)
+    sizes = (1000, 6001) if pool.takes_turns else (1, 1000, 4096, 30_001)
     calls = [
-        call(dtype, size, algorithm, symmetric=symmetric, max_blocks=blocks)
+        call(dtype, size, way, symmetric=symmetric, max_blocks=blocks, root=blocks)
         for dtype, size, blocks in itertools.product(("float32", "bfloat16"), sizes, (0, 1, 3))
     ]
     check(pool, calls, "simulated-small")
 
 
+@pytest.mark.worlds(2, 3)
+def test_random_calls_of_all_ops(pool: Pool) -> None:
+    """Any of them behind any other, and behind calls that go other ways."""
+    choose = random.Random(seed_from_environment())
+    calls = []
+    for number in range(3 * SHARED_BUDGET[pool.size] if pool.takes_turns else 3000):
+        op, algorithm = WAYS[number % len(WAYS)]
+        drawn = random_call(choose, 1 << 14, pool.size, (op,))
+        taken = drawn.algorithm if number % 4 == 3 else algorithm
+        calls.append(legal(able(replace(drawn, algorithm=taken))) if taken == algorithm else drawn)
+    assert_none(pool.run(run_simulated, calls))
+
+
+# --- fused normalizations ------------------------------------------------------------------------
+
+
+def norm_calls(
+    op: str, algorithm: str, factors: dict[str, Any], largest: int = 1 << 15
+) -> list[Any]:
+    """In the modes that a switch serves: it rounds sums of 16-bit floats."""
+    if HARDWARE:
+        factors = {**factors, "style": ("exact",)}
+    made = []
+    for one in calls_of(op, pairwise(factors, sizes(largest))):
+        exact = one.rounding == "fp32" and one.dtype != "float32"
+        rounding = "parity" if exact else one.rounding
+        made.append(replace(legal_norm(one), rounding=rounding, algorithm=algorithm))
+    return made
+
+
+each_norm = pytest.mark.parametrize("way", NORM_WAYS, ids="-".join)
+
+
+@pytest.mark.worlds(*WORLDS)
+@each_norm
+def test_norms_give_the_bits_of_the_reference(pool: Pool, way: Way) -> None:
+    factors = {
+        "rows": (1, 2, 7, 18),
+        "cols": (1, 8, 100, 384, 4096, 8192, 20_000),
+        **modes_of(way[0]),
+    }
+    factors["style"] = ("random", "rows", "bits")
+    check(pool, norm_calls(*way, factors), run=run_simulated_norms)
+
+
+@pytest.mark.worlds(2, 3)
+@each_norm
+def test_norms_of_any_placement(pool: Pool, way: Way) -> None:
+    """Rows that begin where no vector does; symmetric inputs and others, with an epilogue, too."""
+    factors = {"rows": (1, 5, 9), "cols": (1, 8, 37, 384, 2080), **placements(way[0])}
+    factors.update(dtype=NORM_DTYPES, style=("random", "rows"), epilogue=("", *EPILOGUES))
+    check(pool, norm_calls(*way, factors), run=run_simulated_norms)
+
+
+@pytest.mark.worlds(2, 3, 8)
+@each_norm
+def test_norms_larger_than_the_payload(pool: Pool, way: Way) -> None:
+    factors = {"rows": (1, 3, 19), "cols": (8, 384, 2048, 9000), "dtype": NORM_DTYPES}
+    factors.update(style=("random", "rows"), symmetric=(False, True))
+    calls = norm_calls(*way, factors, 20_000)
+    check(pool, calls, "simulated-small", run_simulated_norms)
+
+
+# --- order, failure, what is told ----------------------------------------------------------------
+
+
 def _turns(rank: Rank, rounds: int) -> list[str]:
     communicator = communicator_of(rank)
-    calls = itertools.cycle((*ALGORITHMS, "oneshot_pull", "pull_push", "twoshot_push"))
+    others = ("oneshot_pull", "pull_push", "twoshot_push")
+    calls = itertools.cycle([*WAYS, *(("allreduce", str(name)) for name in others)])
     found = []
     with simulated():
-        for number, algorithm in zip(range(rounds), calls, strict=False):
-            one = call("float32", 17 * number + 3, algorithm, max_blocks=number % 4)
+        for number, way in zip(range(rounds), calls, strict=False):
+            one = call("float32", 17 * number + 3, way, max_blocks=number % 4, root=number)
             if number % 7 == rank.rank:
                 delay(rank, 1.0)
             wrong = run_call(rank, communicator, one)
@@ -131,14 +243,14 @@ def _turns(rank: Rank, rounds: int) -> list[str]:
 @pytest.mark.worlds(2, 4)
 def test_barriers_of_both_kinds_take_turns(pool: Pool) -> None:
     """At the same flags: what the one adds follows from what the other has stored."""
-    assert_none(pool.run(_turns, 15 if pool.shared else 100))
+    assert_none(pool.run(_turns, 20 if pool.takes_turns else 200))
 
 
 def _wrap(rank: Rank, border: int, rounds: int) -> list[str]:
     calls = [
-        call("float32", 700, algorithm, seed=number % 5)
+        call("float32", 700, way, seed=number % 5)
         for number in range(rounds)
-        for algorithm in (*ALGORITHMS, "oneshot_pull")
+        for way in [*WAYS, ("allreduce", "oneshot_pull")]
     ]
     with simulated():
         return past_the_wrap(rank, border, rounds, calls, run_call)
@@ -147,7 +259,7 @@ def _wrap(rank: Rank, border: int, rounds: int) -> list[str]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("border", BORDERS, ids=["unsigned", "signed"])
 def test_epochs_survive_the_wrap_around(pool: Pool, border: int) -> None:
-    assert_none(pool.run(_wrap, border, 3 if pool.shared else 100))
+    assert_none(pool.run(_wrap, border, 3 if pool.takes_turns else 100))
 
 
 def _poisoned(rank: Rank, calls: list[Call]) -> list[str]:
@@ -161,52 +273,59 @@ def _poisoned(rank: Rank, calls: list[Call]) -> list[str]:
 
 @pytest.mark.worlds(2, 3)
 def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
-    calls = [call("float32", 3000, algorithm) for algorithm in ALGORITHMS] * 3
+    calls = [call("float32", 3000, way) for way in WAYS] * 3
     assert_none(pool.run(_poisoned, calls))
 
 
-def _overwritten(rank: Rank, algorithm: str, symmetric: bool) -> list[str]:
+def _overwritten(rank: Rank, way: Way, symmetric: bool) -> list[str]:
+    """What a rank gives is gone at once, while another one is late; what it got is taken away as
+    soon as it has been read."""
     communicator = communicator_of(rank)
+    kept: list[tuple[Prepared, Any]] = []
     with simulated():
-        make = communicator.empty if symmetric else (lambda n: torch.empty(n, device=rank.device))
-        source, out = make(1003), make(1003)
-    kept = []
-    for number in range(6):
-        inputs, want = inputs_and_reference(rank.size, "random", "float32", "sum", 1003, number % 3)
-        source.copy_(inputs[rank.rank].to(rank.device))
-        out.fill_(float("nan"))
-        if rank.rank == number % rank.size:
-            delay(rank, 3.0)
-        torch.ops.collx.allreduce.out(source, "sum", communicator.name, algorithm, 0, out=out)
-        source.fill_(float("nan"))
-        kept.append((out.clone(), want))
-        out.fill_(-7.0)
+        for number in range(6):
+            lies = "both" if symmetric else "none"
+            one = call("float32", 1003, way, seed=number % 3, symmetric=lies)
+            prepared = Prepared(rank, communicator, one)
+            if rank.rank == number % rank.size:
+                delay(rank, 3.0)
+            results = prepared.make()
+            prepared.source.view.fill_(float("nan"))
+            kept.append((prepared, tuple(result.clone() for result in results)))
+            for result in results:
+                result.fill_(-7.0)
     finish(communicator)
-    return [found for result, want in kept if (found := differences(result.cpu(), want))]
+    wrong = (
+        all_differences(prepared.call, rank.size, rank.rank, results, prepared.expected)
+        for prepared, results in kept
+    )
+    return [found for found in wrong if found]
 
 
 @pytest.mark.worlds(2, 4)
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_input_may_be_overwritten_at_once(pool: Pool, algorithm: str, symmetric: bool) -> None:
-    assert_none(pool.run(_overwritten, algorithm, symmetric))
+@each_way
+def test_input_may_be_overwritten_at_once(pool: Pool, way: Way, symmetric: bool) -> None:
+    assert_none(pool.run(_overwritten, way, symmetric))
 
 
-def _mapped(rank: Rank, shape: tuple[int, ...]) -> list[str]:
+def _mapped(rank: Rank, op: str, shape: tuple[int, ...]) -> list[str]:
     import collx
 
     communicator = communicator_of(rank)
     wrong = []
-    for dtype, algorithm in itertools.product(("float32", "bfloat16"), ALGORITHMS):
-        one = Mapped(0, "allreduce", dtype, shape)  # bias and relu
+    algorithms = ALGORITHMS if op == "allreduce" else ("multimem",)
+    for dtype, algorithm in itertools.product(("float32", "bfloat16"), algorithms):
+        one = Mapped(0, op, dtype, shape)  # bias and relu
         source, want = expected(one, rank.size, rank.rank)
         extras = [t.to(rank.device) for t in extras_of(one, tuple(want.shape), rank.rank)]
         with simulated():
             x = communicator.empty(shape, dtype=source.dtype)
             apart = communicator.empty(shape, dtype=source.dtype)
-        for given, out in ((x, apart), (x, x), (x, None), (source.to(rank.device), None)):
+        results = [(x, apart), (x, x), (x, None)] if op == "allreduce" else [(x, None)]
+        for given, out in (*results, (source.to(rank.device), None)):
             given.copy_(source)
-            got = collx.allreduce(
+            got = getattr(collx, op)(
                 given,
                 epilogue=CASES[0].function,
                 extras=extras,
@@ -219,110 +338,182 @@ def _mapped(rank: Rank, shape: tuple[int, ...]) -> list[str]:
     return wrong
 
 
+@pytest.mark.skipif(HARDWARE, reason="of values whose sums are rounded")
 @pytest.mark.worlds(2, 3)
-def test_epilogues(pool: Pool) -> None:
+@pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
+def test_epilogues(pool: Pool, op: str) -> None:
     """Compiled at run time with the same switch; each rank finishes its own output."""
-    assert_none(pool.run(_mapped, (33, 65)))
+    assert_none(pool.run(_mapped, op, (33, 65)))
 
 
 def _replayed(rank: Rank, replays: int) -> list[str]:
-    communicator = communicator_of(rank)
+    communicator, graph = communicator_of(rank), torch.cuda.CUDAGraph()
     with simulated():
-        symmetric = communicator.empty(4099)
-    ordinary, graph = ones(rank, 4099), torch.cuda.CUDAGraph()
-
-    def calls() -> list[torch.Tensor]:
-        return [
-            allreduce(communicator, tensor, algorithm)
-            for algorithm in ALGORITHMS
-            for tensor in (symmetric, ordinary)
+        calls = [
+            Prepared(rank, communicator, call("float32", 4099, way, symmetric=symmetric), at << 17)
+            for symmetric in ("none", "both")
+            for at, way in enumerate(WAYS)
         ]
-
-    calls()
+    for one in calls:
+        one.make()
     rank.synchronize()
     with torch.cuda.graph(graph):
-        results = calls()
+        results = [one.make() for one in calls]
     wrong = []
-    for number in range(1, replays + 1):
-        symmetric.fill_(number + rank.rank)
-        ordinary.fill_(number + rank.rank)
+    for number in range(replays):
+        for made in results:
+            for result in made:
+                result.fill_(float(number))
         graph.replay()
         finish(communicator)
-        want = number * rank.size + rank.size * (rank.size - 1) // 2
-        wrong += [f"replay {number}" for result in results if not bool((result == want).all())]
+        for one, made in zip(calls, results, strict=True):
+            found = all_differences(one.call, rank.size, rank.rank, made, one.expected)
+            wrong += [f"replay {number}: {one.call}: {found}"] if found else []
     return wrong
 
 
 @pytest.mark.worlds(2, 4)
 def test_every_replay_of_a_graph_is_right(pool: Pool) -> None:
-    assert_none(pool.run(_replayed, 4 if pool.shared else 1000))
+    assert_none(pool.run(_replayed, 4 if pool.takes_turns else 100))
 
 
-def _refused(rank: Rank) -> tuple[dict[tuple[str, str, str], Attempt], bool]:
+def _refused(rank: Rank, way: Way) -> tuple[dict[tuple[str, str], Attempt], bool]:
+    op, algorithm = way
     communicator = communicator_of(rank)
-    found = {
-        (algorithm, dtype, op): attempt(
-            lambda: allreduce(communicator, ones(rank, 40, getattr(torch, dtype)), algorithm, op)  # noqa: B023
-        )
-        for algorithm in ALGORITHMS
-        for dtype in DTYPES
-        for op in legal_ops(dtype)
-    }
+    found = {}
+    for dtype, reduce_op in ((name, other) for name in DTYPES for other in legal_ops(name)):
+        one = Call(op, dtype, (40,), algorithm, reduce_op=reduce_op)
+        with simulated():
+            prepared = Prepared(rank, communicator, one)
+        found[dtype, reduce_op] = attempt(prepared.make)
     return found, works(rank, communicator)
 
 
 @pytest.mark.worlds(2)
-def test_what_a_switch_does_not_add_up_is_refused_by_name(pool: Pool) -> None:
+@pytest.mark.parametrize("way", [way for way in WAYS if adds(*way)], ids="-".join)
+def test_what_a_switch_does_not_add_up_is_refused_by_name(pool: Pool, way: Way) -> None:
     """max and min, prod, 8-bit integers, float64, an average that would be rounded twice."""
-    for found, well in pool.run(_refused):
+    op, algorithm = way
+    for found, well in pool.run(_refused, way):
         assert well
-        for (algorithm, dtype, op), result in found.items():
-            if (dtype, op) in ACCEPTED:
-                assert result.error == "", result
+        assert {key for key, result in found.items() if not result.error} == set(accepted(*way))
+        for (dtype, reduce_op), result in found.items():
+            if not result.error:
                 continue
-            assert result.error == "NotImplementedError", (dtype, op, result)
-            for word in ("collx.allreduce", algorithm, dtype, op, '"auto" takes oneshot_push'):
+            assert result.error == "NotImplementedError", (dtype, reduce_op, result)
+            for word in (f"collx.{op}", f'"{algorithm}"', dtype, reduce_op, '"auto" takes '):
                 assert word in result.message, (word, result)
+
+
+def _exact(rank: Rank, dtype: torch.dtype, rounding: str) -> Attempt:
+    communicator = communicator_of(rank)
+    x, weight = ones(rank, 64, dtype).view(4, 16), ones(rank, 16, dtype)
+    given = (x, weight, 1e-6, communicator.name, 0.0, rounding)
+    return attempt(lambda: torch.ops.collx.allreduce_rmsnorm(*given, algorithm="multimem_twoshot"))
+
+
+@pytest.mark.worlds(2)
+def test_sums_that_are_not_to_be_rounded_are_refused(pool: Pool) -> None:
+    for found in pool.run(_exact, torch.bfloat16, "fp32"):
+        assert found.error == "NotImplementedError", found
+        for word in ("allreduce_rmsnorm", "rounding fp32", "bfloat16", '"auto" takes oneshot_push'):
+            assert word in found.message, (word, found)
+    for dtype, rounding in ((torch.float32, "fp32"), (torch.bfloat16, "parity")):
+        assert not any(found.error for found in pool.run(_exact, dtype, rounding))
+
+
+LARGE = 2 << 20  # elements of float32
 
 
 def _told(rank: Rank) -> tuple[Any, ...]:
     communicator = communicator_of(rank)
     found = communicator.explain("allreduce", 1000, algorithm="multimem_twoshot")
-    automatic = communicator.explain("allreduce", 1 << 20, input_symmetric=True)
-    return communicator.no_multicast, found.runs, str(found), automatic.algorithm
+
+    def taken(op: str, symmetric: bool = True) -> str:
+        places = {"input_symmetric": symmetric, "output_symmetric": symmetric}
+        return communicator.explain(op, LARGE, **places).algorithm
+
+    def auto() -> dict[str, str]:
+        return {op: taken(op) for op in ("allreduce", "reduce", "reducescatter", "allgather")}
+
+    with communicator.deterministic(False):
+        free, staged = auto(), taken("allreduce", False)
+        text = str(communicator.explain("allreduce", LARGE))
+    return communicator.no_multicast, found.runs, str(found), auto(), free, staged, text
 
 
-@pytest.mark.worlds(2)
-def test_explain_tells_and_auto_does_not_take_it(pool: Pool) -> None:
-    """The order of a switch is not that of the ranks."""
-    for none, runs, text, automatic in pool.run(_told):
+@pytest.mark.worlds(2, 4)
+def test_auto_takes_it_where_any_order_will_do(pool: Pool) -> None:
+    """The order of a switch is not that of the ranks. Between two ranks it saves nothing; what is
+    not symmetric is not sent through the region for it."""
+    pushes = "twoshot_push"
+    for none, runs, said, ordered, free, staged, text in pool.run(_told):
         assert none is None
         assert runs == "multimem_twoshot"
-        assert "multicast  yes" in text
-        assert automatic == "twoshot_push"
+        assert "multicast  yes\n" in said
+        assert "multicast  yes, and may add up in its order\n" in text
+        assert (ordered["allreduce"], ordered["reduce"]) == (pushes, "staged")
+        some = pool.size > 2
+        assert free["allreduce"] == ("multimem_twoshot" if some else pushes)
+        assert free["reduce"] == ("multimem" if some else "staged")
+        assert staged == pushes
+        for op in ("reducescatter", "allgather"):
+            assert free[op] == ordered[op], op
 
 
-def _absent(rank: Rank, timeout: float, algorithm: str) -> Attempt:
+def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
+    with simulated():
+        communicator = rank.new_communicator("simulated-free", deterministic=False, timeout=timeout)
+        x, out = (communicator.empty(LARGE) for _ in range(2))
+    given, want = inputs_and_reference(rank.size, STYLES[0], "float32", "sum", LARGE, 1)
+    x.copy_(given[rank.rank])
+    torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out)
+    finish(communicator)
+    found = differences(out.cpu(), want)
+    # One rank alone changes its mind.
+    with communicator.deterministic(rank.rank == 0):
+        attempt(lambda: torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out))
+    apart = attempt(lambda: finish(communicator))
+    rank.barrier()
+    communicator.destroy()
+    return [found] if found else [], apart
+
+
+@pytest.mark.worlds(4)
+def test_init_lets_auto_take_it(pool: Pool) -> None:
+    found = pool.run(_free, timeout_now(pool))
+    assert_none([wrong for wrong, _ in found])
+    assert any(apart.error for _, apart in found), "ranks that take different ways do not meet"
+
+
+def _absent(rank: Rank, timeout: float, way: Way) -> Attempt:
     with simulated():
         communicator = rank.new_communicator("simulated-late", timeout=timeout)
-    assert works(rank, communicator, algorithm)
+        prepared = Prepared(rank, communicator, call("float32", 1000, way))
+
+        def run() -> None:
+            prepared.make()
+            finish(communicator)
+
+        run()
     rank.barrier()
     if rank.rank < rank.size - 1:
-        found = attempt(lambda: works(rank, communicator, algorithm))
+        found = attempt(run)
         rank.barrier()
     else:
         rank.barrier()  # the others have given up
         found = attempt(communicator.check)
+    rank.arenas.pop(communicator.name, None)
     communicator.destroy()
     return found
 
 
 @pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rank_that_never_comes_is_named(pool: Pool, algorithm: str) -> None:
+@each_way
+def test_a_rank_that_never_comes_is_named(pool: Pool, way: Way) -> None:
     """Each rank has a flag of its own, also where one addition reaches all."""
     timeout, absent = timeout_now(pool), pool.size - 1
-    for rank, found in enumerate(pool.run(_absent, timeout, algorithm)):
+    for rank, found in enumerate(pool.run(_absent, timeout, way)):
         assert found.error == "CollectiveTimeout", found
         assert f"rank {absent}" in found.message, found
         assert_in_time(found, 0.0 if rank == absent else timeout)
@@ -355,7 +546,7 @@ def test_calls_that_differ_are_a_mismatch(pool: Pool, checked: bool) -> None:
 def _checked(rank: Rank) -> list[str]:
     with simulated():
         communicator = rank.new_communicator("simulated-checked", check=True)
-        made = [call("bfloat16", size, a) for a in ALGORITHMS for size in (9, 4000)]
+        made = [call("bfloat16", size, way) for way in WAYS for size in (9, 4000)]
         wrong = [f"{one}: {run_call(rank, communicator, one)}" for one in made]
         rank.arenas.pop(communicator.name, None)
         communicator.destroy()

@@ -58,4 +58,4 @@ def test_rows_of_many_blocks_give_the_same_bits_without_clusters(pool: Pool, op:
         for algorithm in algorithms_of(op)
     ]
     pool.run(_grids)  # makes the communicator
-    assert_none(pool.run(run_norms, calls[:: 9 if pool.shared else 1], KEY))
+    assert_none(pool.run(run_norms, calls[:: 9 if pool.takes_turns else 1], KEY))

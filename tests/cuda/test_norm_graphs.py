@@ -92,7 +92,7 @@ def _replays(rank: Rank, calls: list[Call], replays: int, between: int, level: s
 def test_ten_thousand_replays_of_a_norm_are_right(pool: Pool, op: str) -> None:
     """Hazards 2, 3, 4 and 14: 10,000 replays (200 where ranks share a GPU) with other values each
     time, and eager calls of other shapes between them."""
-    replays, between = (200, 40) if pool.shared else (10_000, 50)
+    replays, between = (200, 40) if pool.takes_turns else (10_000, 50)
     call = Call(op, "bfloat16", 7, 4096, keep_norm=quantizes(op))
     assert pool.run(_replays, [call], replays, between, "early") == [[]] * pool.size
 
@@ -100,7 +100,7 @@ def test_ten_thousand_replays_of_a_norm_are_right(pool: Pool, op: str) -> None:
 @pytest.mark.parametrize("level", PDL_LEVELS)
 def test_every_replay_of_all_norms_is_right(pool: Pool, level: str) -> None:
     """Every op by every algorithm in one graph."""
-    if pool.shared:
+    if pool.takes_turns:
         whole = level == "early" and pool.size == 2
         replays, between, every = (20, 10, False) if whole else (4, 2, False)
     else:
@@ -150,7 +150,7 @@ def _chain(rank: Rank, level: str, rounds: int) -> list[int]:
 @pytest.mark.parametrize("level", PDL_LEVELS)
 def test_each_norm_waits_for_what_the_one_before_wrote(pool: Pool, level: str) -> None:
     """Hazard 13: no load of upstream data and no store to protocol memory before the wait."""
-    assert pool.run(_chain, level, 4 if pool.shared else 100) == [[]] * pool.size
+    assert pool.run(_chain, level, 4 if pool.takes_turns else 100) == [[]] * pool.size
 
 
 def _capture_first(rank: Rank, op: str) -> list[int]:

@@ -36,7 +36,7 @@ def _hopping(rank: Rank, rounds: int) -> list[int]:
 @pytest.mark.worlds(1, 2, 4)
 def test_one_communicator_follows_from_stream_to_stream(pool: Pool) -> None:
     """Hazard 1: nobody orders the streams; the communicator does."""
-    assert pool.run(_hopping, 12 if pool.shared else 200) == [[]] * pool.size
+    assert pool.run(_hopping, 12 if pool.takes_turns else 200) == [[]] * pool.size
 
 
 def _crossed(rank: Rank, rounds: int) -> int:
@@ -69,7 +69,7 @@ def _crossed(rank: Rank, rounds: int) -> int:
 @pytest.mark.worlds(2, 4)
 def test_two_communicators_on_two_streams_in_opposite_order(pool: Pool) -> None:
     """Hazard 1: each has flags and blocks of its own, so ranks may start them in any order."""
-    assert pool.run(_crossed, 5 if pool.shared else 200) == [0] * pool.size
+    assert pool.run(_crossed, 5 if pool.takes_turns else 200) == [0] * pool.size
 
 
 def _captured(communicator: Any, source: torch.Tensor) -> torch.cuda.CUDAGraph:

@@ -55,12 +55,12 @@ ROWS = (
     Rows(
         "a selection of what the CPU lacks",
         "#define COLLX_EXTRA_SELECTION "
-        "{only(staged), kReduce, cpu, false, 16, kAnySize, reduce_twostage},",
+        "{only(staged), kReduce, cpu, all, 16, kAnySize, reduce_twostage},",
         says="names_what_there_is",
     ),
     Rows(
         "a selection of what the collective lacks",
-        "#define COLLX_EXTRA_SELECTION {kAuto, kReduce, cpu, false, 16, kAnySize, pipelined},",
+        "#define COLLX_EXTRA_SELECTION {kAuto, kReduce, cpu, all, 16, kAnySize, pipelined},",
         says="names_what_there_is",
     ),
 )

@@ -9,6 +9,8 @@
  * call, and reads the peers' shares after a barrier; one closing barrier ends the call.
  * PASSED: as STAGED, with a share for each rank, who stores its result to the place of it at all ranks;
  * behind another barrier everyone reads the results from its own half.
+ * SENT: the second half of PASSED alone: each rank stores its message into a half at all ranks, which
+ * they read behind a barrier. No barrier opens the call.
  *
  *   W, BLOCKS, CALLS, CHUNKS
  * Mutants: NO_CLOSING (no closing barrier), RELAXED (flags not held behind earlier stores), EQUAL
@@ -21,6 +23,9 @@
  */
 #ifndef CHUNKS
 #define CHUNKS 1
+#endif
+#ifdef SENT
+#define PASSED
 #endif
 #define FIRST_EPOCH 6
 #define EPOCHS 8
@@ -127,6 +132,7 @@ end:
      chunk = 0;
      do
      :: chunk < CHUNKS ->
+#ifndef SENT
         do
         :: p < W -> store(PLACE(me, chunk, block, p), 2 * CHUNK(call, chunk)); p++
         :: else -> break
@@ -138,6 +144,7 @@ end:
         :: else -> break
         od;
         p = 0;
+#endif
         do
         :: p < W -> store(PLACE(p, chunk, block, me), 2 * CHUNK(call, chunk) + 1); p++
         :: else -> break

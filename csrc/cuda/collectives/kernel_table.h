@@ -157,6 +157,7 @@ Kernel allreduce_oneshot_pull(const Instance& i);
 Kernel allreduce_twoshot_pull(const Instance& i);
 Kernel allreduce_multimem_oneshot(const Instance& i);
 Kernel allreduce_multimem_twoshot(const Instance& i);
+Kernel allreduce_multimem_gather(const Instance& i);
 
 // Of a reduction, or of copies, which know no dtype.
 Kernel gather_scatter_staged_reduce(const Instance& i);
@@ -165,6 +166,8 @@ Kernel gather_scatter_channels_reduce(const Instance& i);
 Kernel gather_scatter_channels_copy(const Instance& i);
 Kernel gather_scatter_direct(const Instance& i);  // `simple`: whole vectors alone
 Kernel reducescatter_direct(const Instance& i);
+Kernel reducescatter_multimem(const Instance& i);
+Kernel allgather_multimem(const Instance& i);
 Kernel broadcast_pipelined(const Instance& i);
 Kernel broadcast_twostage(const Instance& i);
 Kernel reduce_twostage(const Instance& i);
@@ -178,6 +181,7 @@ Kernel norm_twoshot_push(const Instance& i);
 Kernel norm_twoshot_push_sums(const Instance& i);
 Kernel norm_oneshot_pull(const Instance& i);
 Kernel norm_twoshot_pull(const Instance& i);
+Kernel norm_multimem_twoshot(const Instance& i);
 Kernel norm_local(const Instance& i);
 
 }  // namespace collx::cuda

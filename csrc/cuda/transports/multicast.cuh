@@ -17,8 +17,8 @@
 
 namespace collx::cuda {
 
-/// Bytes that every rank has. `all`: of all of them at once. `tensors`: by rank, each rank's own;
-/// null: `offset` bytes into the regions.
+/// Bytes that every rank has. `all`: of all of them at once. They begin `offset` bytes into
+/// `tensors`, by rank each rank's own, or, where that is null, into the regions.
 struct EveryRank {
   const KernelCall& call;
   char* all;
@@ -26,8 +26,9 @@ struct EveryRank {
   uint64_t offset;
 
   __device__ __forceinline__ char* at(int rank) const {
-    return tensors != nullptr ? static_cast<char*>(const_cast<void*>(tensors[rank]))
-                              : call.region(rank) + offset;
+    char* from = tensors == nullptr ? call.region(rank)
+                                    : static_cast<char*>(const_cast<void*>(tensors[rank]));
+    return from + offset;
   }
 };
 
@@ -131,7 +132,7 @@ class EveryTensor {
 template <typename Every>
 struct SumSource {
   static constexpr int kRanks = 1;
-  const Every& tensor;
+  Every tensor;
   uint64_t i;
 
   __device__ __forceinline__ bool take(Vector (&v)[1]) const {
@@ -141,18 +142,18 @@ struct SumSource {
   __device__ __forceinline__ void rearm() const {}
 };
 template <typename Every>
-SumSource(const Every&, uint64_t) -> SumSource<Every>;
+SumSource(Every, uint64_t) -> SumSource<Every>;
 
 template <typename Every>
 struct EverySink {
-  const Every& tensor;
+  Every tensor;
   uint64_t i;
 
   __device__ __forceinline__ Vector prepare(Vector v) const { return v; }
   __device__ __forceinline__ void put(Vector v) const { tensor.store(i, v); }
 };
 template <typename Every>
-EverySink(const Every&, uint64_t) -> EverySink<Every>;
+EverySink(Every, uint64_t) -> EverySink<Every>;
 
 /// The staging memory of all ranks, a half of it.
 template <typename M, DType D>

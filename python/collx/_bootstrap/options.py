@@ -40,6 +40,7 @@ class Arguments:
     check: bool
     pdl: str
     max_blocks: int | None
+    deterministic: bool
 
 
 def limit(timeout: object) -> float:
@@ -58,6 +59,7 @@ def check(
     check: bool | None,
     pdl: str,
     max_blocks: int | None,
+    deterministic: bool,
     exists: Callable[[str], bool],
 ) -> Arguments:
     """Fills in the defaults. ValueError or TypeError names the argument that is refused;
@@ -68,6 +70,8 @@ def check(
         raise ValueError(f"init: timeout={timeout}; a finite number of seconds above 0 is needed")
     if pdl not in PDL_LEVELS:
         raise ValueError(f"init: pdl={pdl!r} is none of {', '.join(PDL_LEVELS)}")
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"init: deterministic is a {type(deterministic).__name__}, not a bool")
     chosen = _device(device, group)
     refuse_in_capture("init", chosen)
     world_size = dist.get_world_size(group)
@@ -100,6 +104,7 @@ def check(
         check=_flag("COLLX_CHECK") if check is None else bool(check),
         pdl=pdl,
         max_blocks=max_blocks,
+        deterministic=deterministic,
     )
 
 

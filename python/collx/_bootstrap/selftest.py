@@ -48,15 +48,20 @@ def run_multicast(
     Collective; returns what is wrong with the data. Sums of these values are exact before they are
     rounded, so that the order in which a switch adds them up does not matter."""
     wrong: list[str] = []
-    others = extension.algorithms("allreduce")
     for dtype in (*_DTYPES, torch.float16, torch.int64):
         inputs = [_values(r, dtype) for r in range(communicator.world_size)]
-        for algorithm in extension.algorithms("allreduce", multicast=True):
-            if algorithm in others:
-                continue
-            for memory in (None, sample):
+        for memory in (None, sample):
+            for algorithm in _of_multicast("allreduce"):
                 wrong += _allreduce(communicator, device, inputs, algorithm, memory)
+            for op in ("reducescatter", "reduce", "allgather", "broadcast"):
+                for algorithm in _of_multicast(op):
+                    wrong += _messages(communicator, device, inputs, op, algorithm, memory)
     return wrong[0] if wrong else None
+
+
+def _of_multicast(op: str) -> list[str]:
+    others = extension.algorithms(op)
+    return [name for name in extension.algorithms(op, multicast=True) if name not in others]
 
 
 def _allreduce(
@@ -80,6 +85,39 @@ def _allreduce(
     got = result.cpu()
     communicator.check()  # on CUDA a call that fails leaves a record and returns
     return _difference(got, reference.allreduce(inputs, "sum"), algorithm)
+
+
+def _messages(
+    communicator: extension.Communicator,
+    device: torch.device,
+    inputs: Sequence[torch.Tensor],
+    op: str,
+    algorithm: str,
+    sample: torch.Tensor | None,
+) -> list[str]:
+    """Of a collective other than all-reduce. `sample`: as of `_allreduce`."""
+    from collx import reference
+
+    world, rank, name = communicator.world_size, communicator.rank, communicator.name
+    given, root = list(inputs), world - 1
+    if op == "allgather":
+        given = list(inputs[0].split(reference.parts(_NUMEL, world)))
+    expected, arguments = {
+        "reducescatter": lambda: (reference.reducescatter(given), ("sum", world, name, 0)),
+        "reduce": lambda: (reference.reduce(given, "sum", root), ("sum", root, name)),
+        "allgather": lambda: (reference.allgather(given), (world, name, 0, _NUMEL)),
+        "broadcast": lambda: (reference.broadcast(given, root), (root, name)),
+    }[op]()
+    own, want = given[rank], expected[rank]
+    source, result = own.to(device), torch.empty_like(want, device=device)
+    if sample is not None:
+        source = _part(sample, 0, own.dtype)[: own.numel()].copy_(own)
+        result = _part(sample, 1, want.dtype)[: want.numel()]
+    call = getattr(torch.ops.collx, op).out
+    call(source, *arguments, algorithm, 0, out=result.fill_(-1))
+    got = result.cpu()
+    communicator.check()
+    return _difference(got, want, f"{op} by {algorithm}")
 
 
 def _one_way(

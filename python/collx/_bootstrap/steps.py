@@ -129,6 +129,7 @@ def _state_arguments(setup: Setup) -> dict[str, Any]:
         "payload_bytes": given.payload_bytes,
         "check": given.check,
         "pdl": given.pdl,
+        "deterministic": given.deterministic,
         "version": package,
         "torch version": str(torch.__version__),
         "token": os.urandom(8).hex(),
@@ -314,6 +315,7 @@ def _create(setup: Setup) -> None:
         multicast=setup.regions.multicast,
         no_multicast=setup.no_multicast or "",
         simulated=multicast.simulated,
+        deterministic=given.deterministic,
     )
 
 

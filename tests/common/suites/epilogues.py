@@ -126,12 +126,12 @@ def test_the_function_of_the_rounded_sum(pool: Pool, which: int) -> None:
         for op, axis in (("allreduce", 0), ("reducescatter", 0), ("reducescatter", 1))
         for shape in ((5, 7), (1, 1), (0, 4), (33, 65))
     ]
-    assert_none(pool.run(_run, calls[:: 6 if pool.shared else 1]))
+    assert_none(pool.run(_run, calls[:: 6 if pool.takes_turns else 1]))
 
 
 def test_random_calls(pool: Pool) -> None:
     """Any function in any algorithm, shape, dtype, layout of the extras, and form."""
-    count = (COUNT_SHARED if pool.shared else COUNT)[pool.size]
+    count = (COUNT_SHARED if pool.takes_turns else COUNT)[pool.size]
     assert_none(pool.run(_run, random_calls(count, 5, algorithms)))
 
 

@@ -189,7 +189,7 @@ def test_checked_mode_names_what_differs_in_calls_of_the_family(pool: Pool, what
     """Hazards 5 and 14: every rank raises, and both calls are shown."""
     some_stand_for_all(pool, pool.size == 2 and what in ("root", "op"))
     ops, _, _, words = DIFFERENT[what]
-    if pool.shared or pool.size > 2:
+    if pool.takes_turns or pool.size > 2:
         ops = ops[:2]
     elif pool.world.device == "cuda":  # an init a call
         ops = ops[::3]

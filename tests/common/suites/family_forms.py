@@ -55,7 +55,7 @@ def test_every_form_and_layout_gives_what_the_reference_gives(pool: Pool, op: st
         each("splits", ("uneven", "even")),
         each("root", range(pool.size)),
     )
-    check(pool, op, "auto", *dimensions, count=(12 if pool.shared else 160) // pool.size)
+    check(pool, op, "auto", *dimensions, count=(12 if pool.takes_turns else 160) // pool.size)
 
 
 def _plain(rank: Rank, call: Call) -> tuple[dict[str, Any], Tensors]:

@@ -54,7 +54,7 @@ def check(
 ) -> None:
     """Checks a sample of the combinations, `count` of them if given, on all ranks."""
     own = BUDGET_OF_GPUS if pool.world.device == "cuda" else BUDGET
-    budget = (BUDGET_SHARED if pool.shared else own)[pool.size]
+    budget = (BUDGET_SHARED if pool.takes_turns else own)[pool.size]
     seed = crc32(f"{pool.world} {op} {algorithm} {[len(values) for values in dimensions]}".encode())
     calls = [
         legal(Call(op, **{"algorithm": algorithm, "seed": number + 1, **fields}))
@@ -103,7 +103,7 @@ def test_calls_larger_than_the_payload_run_in_chunks_of_it(
     """Hazard 17: a communicator with the smallest payload carries any size."""
     # On CPU the smallest slot is one line, so these are hundreds of chunks: a change of process
     # for each of them where ranks outnumber the cores.
-    largest = 30_001 if pool.size <= 2 and not pool.shared else 4001
+    largest = 30_001 if pool.size <= 2 and not pool.takes_turns else 4001
     share = pool.size if OPS[op].widens else 1
     numels = sizes(*(-(-numel // share) for numel in (1, 600, largest // 3, largest)))
     styles, splits = each("style", ("bits", "armed")), each("splits", SPLITS)
@@ -218,7 +218,7 @@ def test_full_cross_product_of_the_family(pool: Pool, op: str, algorithm: str) -
         each("symmetric", SYMMETRIC),
         forms(op),
     )
-    count = (100 if pool.shared else 2000) // pool.size
+    count = (100 if pool.takes_turns else 2000) // pool.size
     # Where there are reduce ops, those of the shape's dtype that do not exist become sums.
     shapes = border_shapes(OPS[op].dtypes, pool.size)
     kinds = each("reduce_op", REDUCE_OPS if OPS[op].reduces else ("sum",))

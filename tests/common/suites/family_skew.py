@@ -98,13 +98,13 @@ def test_tensors_are_free_when_the_call_has_completed(
     are overwritten and outputs reused at once."""
     some_stand_for_all(pool, pool.size == 2 or (algorithm == "auto" and not symmetric))
     share = pool.size if OPS[op].widens else 1
-    numels = (1000,) if pool.shared else (1000, 24_000)
+    numels = (1000,) if pool.takes_turns else (1000, 24_000)
     for dtype, numel in zip(("float32", "int32"), numels, strict=False):
         style = "random" if OPS[op].reduces else "bits"
         shape = (-(-numel // share),)
         call = Call(op, dtype, shape, algorithm, style=style, splits="uneven", spare=5)
         call = legal(replace(call, symmetric="both" if symmetric else "none"))
-        rounds = pool.size if pool.shared else 2 * pool.size
+        rounds = pool.size if pool.takes_turns else 2 * pool.size
         assert_none(pool.run(_overwritten, call, rounds))
 
 
@@ -114,7 +114,7 @@ def test_a_tensor_changed_in_place_is_final(pool: Pool, op: str) -> None:
     """Hazard 11 in the forms that work on one tensor."""
     for form in ("inplace", "alias"):
         call = Call(op, "float32", (600,), form=form, style="random")
-        assert_none(pool.run(_overwritten, call, 2 if pool.shared else 2 * pool.size))
+        assert_none(pool.run(_overwritten, call, 2 if pool.takes_turns else 2 * pool.size))
 
 
 def _in_a_row(rank: Rank, calls: list[Call], key: str) -> list[str]:
@@ -175,7 +175,7 @@ def test_roots_and_splits_change_from_call_to_call(pool: Pool, op: str) -> None:
             ((0, 900), (1, 40), (0, 900), (2, 900), (2, 1), (1, 900))
         )
     ]
-    assert_none(pool.run(_in_a_row, calls[:3] if pool.shared else calls, "default"))
+    assert_none(pool.run(_in_a_row, calls[:3] if pool.takes_turns else calls, "default"))
 
 
 @pytest.mark.worlds(2, 3, 4, 8)
@@ -186,7 +186,7 @@ def test_all_ops_follow_each_other(pool: Pool, backwards: bool) -> None:
         _call(op, algorithm, (700, 90, 5)[number % 3], pool.size, root=number)
         for number, (op, algorithm) in enumerate(DIRECTLY)
     ]
-    calls = every(calls, 3 if pool.shared else 1)
+    calls = every(calls, 3 if pool.takes_turns else 1)
     assert_none(pool.run(_in_a_row, calls[::-1] if backwards else calls, "default"))
 
 
@@ -205,16 +205,16 @@ def test_counters_of_the_family_survive_the_wrap_around(pool: Pool, border: int)
     """Hazards 3 and 4: epochs, and uses of channels, that start just before 2^32 (and 2^31)."""
     calls = every(
         [_call(op, algorithm, 300, pool.size) for op, algorithm in DIRECTLY],
-        3 if pool.shared else 1,
+        3 if pool.takes_turns else 1,
     )
-    assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 12, calls))
+    assert_none(pool.run(_past_the_wrap, border, 3 if pool.takes_turns else 12, calls))
 
 
 @pytest.mark.worlds(2, 3, 4)
 def test_nothing_of_the_family_is_read_before_it_has_arrived(pool: Pool) -> None:
     """Hazard 20: staging and results hold NaN before each call, and outputs do."""
     calls = [_call(op, algorithm, 3000, pool.size) for op, algorithm in DIRECTLY]
-    assert_none(pool.run(run_on_poison, every(calls, 4 if pool.shared else 1), run_call))
+    assert_none(pool.run(run_on_poison, every(calls, 4 if pool.takes_turns else 1), run_call))
 
 
 def _in_barrier(rank: Rank, late: int) -> tuple[float, float]:

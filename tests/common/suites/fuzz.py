@@ -83,7 +83,7 @@ def _fuzz(
 def _check(pool: Pool, kind: str, ops: Sequence[str]) -> None:
     """What the environment asks for, or so many calls of the usual seed; printed."""
     seed = seed_from_environment()
-    usual = (CALLS_SHARED if pool.shared else CALLS)[tuple(ops)][pool.size]
+    usual = (CALLS_SHARED if pool.takes_turns else CALLS)[tuple(ops)][pool.size]
     count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
     print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
     largest = LARGEST_SMALL if kind == "small" else LARGEST[tuple(ops)]
@@ -185,6 +185,6 @@ def test_random_all_reduces_cover_what_there_is() -> None:
 def test_many_more_random_calls(pool: Pool, ops: Sequence[str], kind: str) -> None:
     """Ten seeds and larger tensors."""
     for seed in range(10):
-        count = 60 if pool.shared else (1500 if ops == REDUCTION else 1200) // pool.size
+        count = 60 if pool.takes_turns else (1500 if ops == REDUCTION else 1200) // pool.size
         largest = LARGEST_SMALL if kind == "small" else LARGEST[tuple(ops)]
         assert_none(pool.run(_fuzz, seed, count, kind, 2 * largest, ops))

@@ -106,7 +106,7 @@ def _cycles(rank: Rank, count: int) -> tuple[dict[str, int], dict[str, int], int
 @pytest.mark.parametrize("cycles", [100, pytest.param(1000, marks=pytest.mark.full)])
 def test_many_lives_leave_nothing_behind(pool: Pool, cycles: int) -> None:
     """Hazard 24: memory, descriptors, threads and mappings after so many communicators."""
-    count = 40 if pool.shared else cycles
+    count = 40 if pool.takes_turns else cycles
     for before, after, lost in pool.run(_cycles, count, deadline=850.0):
         assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
         assert after["threads"] <= before["threads"] + 1, (before, after)

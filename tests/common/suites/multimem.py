@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ..attempt import Attempt, allreduce, attempt, ones, works
-from ..multicast import ALGORITHMS
+from ..multicast import ALGORITHMS, NORM_WAYS, WAYS
+from ..norm_cases import OPS as NORMS
 from ..pool import Pool
 from ..rank import Rank
 
@@ -39,4 +40,11 @@ def test_refused_with_what_is_missing_and_what_auto_takes(pool: Pool) -> None:
 
 
 def test_there_are_such_algorithms() -> None:
-    assert ALGORITHMS == ("multimem_oneshot", "multimem_twoshot")
+    assert ALGORITHMS == ("multimem_oneshot", "multimem_twoshot", "multimem_gather")
+    assert [op for op, name in WAYS if name == "multimem"] == [
+        "reducescatter",
+        "allgather",
+        "broadcast",
+        "reduce",
+    ]
+    assert [op for op, _ in NORM_WAYS] == [op for op in NORMS if not op.startswith("reducescatter")]

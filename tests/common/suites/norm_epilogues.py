@@ -27,7 +27,7 @@ SHARE_SHARED = 40
 
 
 def _check(pool: Pool, calls: list[Call], key: str = "default") -> None:
-    step = SHARE_SHARED if pool.shared else SHARE[pool.world.device][pool.size]
+    step = SHARE_SHARED if pool.takes_turns else SHARE[pool.world.device][pool.size]
     assert_none(pool.run(run_norms, every(calls, step, pool.size), key))
 
 

@@ -136,7 +136,7 @@ def test_the_check_lets_equal_calls_pass(pool: Pool, op: str) -> None:
         for algorithm in algorithms_of(op)
         for rows, form in ((1, "functional"), (4, "out"), (0, "out"))
     ]
-    assert_none(pool.run(_checked_calls, every(calls, 6 if pool.shared else 1)))
+    assert_none(pool.run(_checked_calls, every(calls, 6 if pool.takes_turns else 1)))
 
 
 def test_a_scattering_norm_is_among_those_that_fail() -> None:

@@ -41,7 +41,7 @@ SHARE_SHARED = {2: 30, 3: 40, 4: 40, 8: 60}
 def share_of(pool: Pool, calls: Sequence[Call]) -> list[Call]:
     """The calls that this world makes: where there are few, at least one."""
     own = SHARE_OF_GPUS if pool.world.device == "cuda" else SHARE
-    step = (SHARE_SHARED if pool.shared else own)[pool.size]
+    step = (SHARE_SHARED if pool.takes_turns else own)[pool.size]
     return every(calls, step, pool.size)
 
 
@@ -92,7 +92,7 @@ def test_all_algorithms_give_the_same_bits(pool: Pool, op: str) -> None:
         for dtype, rows in itertools.product(DTYPES, (1, 18))
         for algorithm in algorithms_of(op)
     ]
-    assert_none(pool.run(run_norms, every(calls, 8 if pool.shared else 1, pool.size)))
+    assert_none(pool.run(run_norms, every(calls, 8 if pool.takes_turns else 1, pool.size)))
 
 
 @pytest.mark.worlds(2, 3, 8)
@@ -130,7 +130,7 @@ def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
     calls = calls_of(op, combinations)
     # 7 divides neither 2 nor the number of scales: all of them occur.
     assert_none(
-        pool.run(run_norms, every(calls, 43 if pool.shared else (1, 1, 1, 3, 7)[pool.size]))
+        pool.run(run_norms, every(calls, 43 if pool.takes_turns else (1, 1, 1, 3, 7)[pool.size]))
     )
 
 
@@ -150,7 +150,7 @@ def test_bounds_of_scales_are_exact(pool: Pool, op: str) -> None:
     combinations += [{**tiny, "scale": scale} for scale in SCALES]
     combinations += [{**tiny, "scale": scale, "dtype": "float16"} for scale in SCALES]
     calls = calls_of(op, combinations)
-    assert_none(pool.run(run_norms, every(calls, 12 if pool.shared else 1)))
+    assert_none(pool.run(run_norms, every(calls, 12 if pool.takes_turns else 1)))
 
 
 @pytest.mark.worlds(2, 3, 4)
@@ -167,7 +167,7 @@ def test_every_kind_of_row_in_every_rounding(pool: Pool, op: str) -> None:
     ]
     base = {"style": "rows", "rows": 18, "cols": 96, "keep_norm": True}
     calls = calls_of(op, [{**base, **combination} for combination in combinations])
-    assert_none(pool.run(run_norms, every(calls, 9 if pool.shared else 1, pool.size)))
+    assert_none(pool.run(run_norms, every(calls, 9 if pool.takes_turns else 1, pool.size)))
 
 
 # --- everything -----------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_full_cross_product_of_small_sizes(pool: Pool, op: str, dtype: str, roun
         legal(replace(call, seed=number % 7 + 1, **turns[number % len(turns)]))
         for number, call in enumerate(calls_of(op, combinations))
     ]
-    calls = every(calls, 200 if pool.shared else 1)
+    calls = every(calls, 200 if pool.takes_turns else 1)
     for start in range(0, len(calls), JOB):
         assert_none(pool.run(run_norms, calls[start : start + JOB]))
 

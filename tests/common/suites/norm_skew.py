@@ -114,7 +114,7 @@ def test_tensors_of_a_norm_are_free_when_the_call_has_completed(
     for rows in (3, 40):
         call = Call(op, rows=rows, cols=512, algorithm=algorithm, keep_norm=quantizes(op))
         call = legal(replace(call, symmetric=symmetric))
-        assert_none(pool.run(_overwritten, call, pool.size if pool.shared else 2 * pool.size))
+        assert_none(pool.run(_overwritten, call, pool.size if pool.takes_turns else 2 * pool.size))
 
 
 Step = Call | FamilyCall
@@ -185,7 +185,7 @@ def test_all_norms_follow_each_other(pool: Pool, backwards: bool) -> None:
         if number % 5 == 0:
             name = ("allreduce", "reducescatter", "broadcast", "allgather")[number // 5 % 4]
             steps.append(_other(name, 200))
-    steps = every(steps, 6 if pool.shared else 1)
+    steps = every(steps, 6 if pool.takes_turns else 1)
     assert_none(pool.run(_in_a_row, steps[::-1] if backwards else steps, "default"))
 
 
@@ -200,9 +200,9 @@ def test_counters_of_the_norms_survive_the_wrap_around(pool: Pool, border: int) 
     """Hazards 3 and 4: epochs that start just before 2^32 (and 2^31)."""
     calls = every(
         [Call(op, rows=4, cols=256, algorithm=algorithm) for op, algorithm in DIRECTLY],
-        4 if pool.shared else 1,
+        4 if pool.takes_turns else 1,
     )
-    assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 8, calls))
+    assert_none(pool.run(_past_the_wrap, border, 3 if pool.takes_turns else 8, calls))
 
 
 @pytest.mark.worlds(2, 3, 4)
@@ -213,7 +213,7 @@ def test_nothing_of_a_norm_is_read_before_it_has_arrived(pool: Pool) -> None:
         for op, algorithm in ways()
         if algorithm != "fallback"
     ]
-    assert_none(pool.run(run_on_poison, every(calls, 6 if pool.shared else 1), run_norm))
+    assert_none(pool.run(run_on_poison, every(calls, 6 if pool.takes_turns else 1), run_norm))
 
 
 def test_every_kind_of_output_is_among_those_that_are_reused() -> None:

@@ -42,7 +42,7 @@ def call(dtype: str, reduce_op: str, size: int | Shape, algorithm: str, **more: 
 
 def check(pool: Pool, calls: Iterable[Call], key: str = "default", budget: int = 600) -> None:
     """Makes the calls on all ranks; fewer of them where each takes long."""
-    if pool.shared:
+    if pool.takes_turns:
         budget = min(budget, SHARED_BUDGET[pool.size])
     elif pool.world.device == "cpu":
         # Every rank hands a core over to every other one.
@@ -85,8 +85,8 @@ def test_calls_larger_than_the_payload_run_in_chunks(pool: Pool, algorithm: str)
     """Hazard 17: a communicator with the smallest payload carries any size."""
     # On CPU the smallest slot is one line, so these are hundreds of chunks: a change of process
     # for each of them where ranks outnumber the cores.
-    largest = 30_001 if pool.size <= 2 and not pool.shared else 6001
-    sizes = (1000, largest) if pool.shared else (1, 1000, 4096, largest)
+    largest = 30_001 if pool.size <= 2 and not pool.takes_turns else 6001
+    sizes = (1000, largest) if pool.takes_turns else (1, 1000, 4096, largest)
     calls = [
         call(dtype, op, size, algorithm, seed=size, style="bits")
         for size, (dtype, op) in itertools.product(

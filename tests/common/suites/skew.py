@@ -60,8 +60,8 @@ WAYS = [way for way in WAYS if way[0] != "fallback" and way != ("pull_push", Fal
 def test_input_may_be_overwritten_at_once(pool: Pool, algorithm: str, symmetric: bool) -> None:
     """Hazard 11: each rank in turn is milliseconds late, inputs are overwritten and outputs
     reused as soon as the call has completed in stream order."""
-    rounds = 6 if pool.shared else 24
-    for numel in (1000,) if pool.shared else (7, 1000, 50_000):
+    rounds = 6 if pool.takes_turns else 24
+    for numel in (1000,) if pool.takes_turns else (7, 1000, 50_000):
         assert_none(pool.run(_overwritten, algorithm, numel, rounds, symmetric))
 
 
@@ -94,7 +94,7 @@ def _alternating(rank: Rank, rounds: int) -> list[str]:
 
 def test_calls_of_changing_size_dtype_and_algorithm_follow_each_other(pool: Pool) -> None:
     """Hazards 2, 4 and 14: tiles, slots and counters of consecutive calls do not meet."""
-    assert_none(pool.run(_alternating, 30 if pool.shared else 210))
+    assert_none(pool.run(_alternating, 30 if pool.takes_turns else 210))
 
 
 def _past_the_wrap(rank: Rank, border: int, rounds: int) -> list[str]:
@@ -111,14 +111,14 @@ def _past_the_wrap(rank: Rank, border: int, rounds: int) -> list[str]:
 @pytest.mark.parametrize("border", BORDERS, ids=["unsigned", "signed"])
 def test_epochs_survive_the_wrap_around(pool: Pool, border: int) -> None:
     """Hazards 3 and 4: counters that start just before 2^32 (and 2^31) go on past it."""
-    assert_none(pool.run(_past_the_wrap, border, 3 if pool.shared else 150))
+    assert_none(pool.run(_past_the_wrap, border, 3 if pool.takes_turns else 150))
 
 
 @pytest.mark.worlds(2, 3, 4)
 def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
     """Hazard 20: staging and results hold NaN before each call (slots are armed with it)."""
     algorithms = ("oneshot_pull", "twoshot_pull", "oneshot_push", "twoshot_push")
-    calls = [_call(3000, algorithm) for algorithm in algorithms] * (3 if pool.shared else 15)
+    calls = [_call(3000, algorithm) for algorithm in algorithms] * (3 if pool.takes_turns else 15)
     assert_none(pool.run(run_on_poison, calls, run_call))
 
 
@@ -126,4 +126,4 @@ def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
 def test_ranks_that_outnumber_the_cores_make_progress(pool: Pool) -> None:
     """Hazard 23: many calls in a row without a pause."""
     calls = [_call(64, "auto", seed % 3) for seed in range(200)]
-    assert_none(pool.run(run_calls, every(calls, 10 if pool.shared else 1), deadline=200.0))
+    assert_none(pool.run(run_calls, every(calls, 10 if pool.takes_turns else 1), deadline=200.0))

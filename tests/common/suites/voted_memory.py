@@ -271,6 +271,7 @@ INIT: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "pdl": ({"pdl": "late"}, "ValueError", ("pdl", "late")),
     "max_blocks": ({"max_blocks": "many"}, "TypeError", ("max_blocks", "str")),
     "device": ({"device": "meta"}, "ValueError", ("device", "meta")),
+    "deterministic": ({"deterministic": "no"}, "TypeError", ("deterministic", "str")),
 }
 
 

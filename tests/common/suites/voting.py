@@ -204,6 +204,7 @@ _DIFFERENT: dict[str, tuple[Any, Any]] = {
     "timeout": (30.0, 45.0),
     "check": (True, False),
     "pdl": ("off", "early"),
+    "deterministic": (True, False),
 }
 
 

@@ -1,0 +1,13 @@
+#include "kernel_table.h"
+#include "norm_multimem_twoshot.cuh"
+
+namespace collx::cuda {
+
+Kernel norm_multimem_twoshot(const Instance& i) {
+  return for_norm_dtype(i.dtype, [&]<DType D>() {
+    return i.simulated ? as_kernel(norm_multimem_twoshot_kernel<Normalized<D>, Simulated>)
+                       : as_kernel(norm_multimem_twoshot_kernel<Normalized<D>, Switch>);
+  });
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,13 @@
+#include "kernel_table.h"
+#include "reducescatter_multimem.cuh"
+
+namespace collx::cuda {
+
+Kernel reducescatter_multimem(const Instance& i) {
+  return for_summed_dtype(i.dtype, [&]<DType D>() {
+    return i.simulated ? as_kernel(reducescatter_multimem_kernel<Reduce<D>, Simulated>)
+                       : as_kernel(reducescatter_multimem_kernel<Reduce<D>, Switch>);
+  });
+}
+
+}  // namespace collx::cuda
