@@ -38,17 +38,18 @@ Message message_of(const ExchangeCall& call, const void* tensor, const Span& spa
 Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   Routes routes{};
   const bool reads = reads_peers(call), writes = writes_peers(call);
+  // Gather and reduce have one message, or none.
+  routes.same =
+      call.collective == Collective::allgather || call.collective == Collective::broadcast;
   for (int d = 0; d < view.world; ++d) {
     const int rank = (view.rank + d) % view.world;
-    routes.from[d] = reads ? message_of(call, call.peer_input[rank], call.sent(rank, view.rank))
-                           : message_of(call, call.input, call.sent(view.rank, rank));
+    routes.from[d] = routes.same && d > 0 ? routes.from[0]
+                     : reads ? message_of(call, call.peer_input[rank], call.sent(rank, view.rank))
+                             : message_of(call, call.input, call.sent(view.rank, rank));
     routes.to[d] = writes ? message_of(call, call.peer_output[rank], call.received(view.rank, rank))
                           : message_of(call, call.output, call.received(rank, view.rank));
   }
   routes.cleared = message_of(call, call.output, dense_span(call.cleared));
-  // Gather and reduce have one message, or none.
-  routes.same =
-      call.collective == Collective::allgather || call.collective == Collective::broadcast;
   routes.has_root = call.root >= 0;
   routes.root = (call.root - view.rank + view.world) % view.world;
   // In place, what stays here is where it belongs.
