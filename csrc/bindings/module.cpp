@@ -26,6 +26,7 @@
 #include "../protocol/partition.h"
 #include "errors.h"
 #include "interpreter_lock.h"
+#include "quick_call.h"
 
 namespace py = pybind11;
 
@@ -242,5 +243,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("algorithms", &algorithms, py::arg("op"), py::arg("multicast") = false);
   m.def(
       "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
+  m.def("quick_call", &collx::quick_call, py::arg("name"), py::arg("overload"), py::arg("usual"));
   m.def("part_of", &part_of, py::arg("numel"), py::arg("world_size"), py::arg("rank"));
 }

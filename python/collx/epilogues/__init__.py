@@ -47,10 +47,11 @@ def expression_of(
     """
     call = (f, dtype, extras, dims)
     try:
-        if call in _texts_of_plain:
-            return _texts_of_plain[call]
+        text = _texts_of_plain.get(call)
     except TypeError:  # it has no hash
-        pass
+        text = None
+    if text is not None:
+        return text
     key = _key(f, dtype, extras, dims)
     text = _texts.get(key) if key is not None else None
     if text is None:

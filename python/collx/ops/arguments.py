@@ -9,9 +9,17 @@ import torch
 import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
+from collx._extension import extension
 from collx.epilogues import Epilogue, expression_of
 
-__all__ = ["ReduceOp", "caller", "name_of_reduce_op", "refuse_without_epilogue", "text_of"]
+__all__ = [
+    "ReduceOp",
+    "caller",
+    "name_of_reduce_op",
+    "quick",
+    "refuse_without_epilogue",
+    "text_of",
+]
 
 ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
 """The name of a reduction, or PyTorch's value for it."""
@@ -61,6 +69,14 @@ def refuse_without_epilogue(op: str, extras: Sequence[torch.Tensor]) -> NoReturn
     raise ValueError(f"collx.{op}: {got}; accepted: with an epilogue")
 
 
+def quick(overload: Any) -> Callable[..., Any]:
+    """A function that does what the overload does, in less time, of what it must be given, of its
+    options by name, or None, and of the tensors for its results. Not for Dynamo, which knows the
+    overloads alone."""
+    schema = overload._schema
+    return extension.quick_call(schema.name, schema.overload_name, overload._op)
+
+
 def caller(name: str) -> Callable[..., torch.Tensor]:
     """A function that calls the operator of a name: with the tensor for `out`, or None for the
     functional form; what it must be given, the input first; and its options. In place for one that
@@ -68,11 +84,10 @@ def caller(name: str) -> Callable[..., torch.Tensor]:
 
     It does what torch.ops.collx.NAME.default(...) does, in less time. The overloads are looked up
     once. Options that are the defaults are left to the operator, since each one that is passed is
-    converted. What `OpOverload.__call__` calls is called, but where Dynamo looks on, which knows
-    the overloads alone."""
+    converted."""
     packet = getattr(torch.ops.collx, name)
     make, write = packet.default, getattr(packet, "out", packet.default)
-    eager_make, eager_write = make._op, write._op
+    eager_make, eager_write = quick(make), quick(write)
     defaults = tuple(a.default_value for a in make._schema.arguments if a.has_default_value())
 
     def call(
@@ -81,15 +96,23 @@ def caller(name: str) -> Callable[..., torch.Tensor]:
         if options != defaults:
             given += options
         if out is None:
-            made: torch.Tensor = (make if is_dynamo_compiling() else eager_make)(*given)
+            made: torch.Tensor = (
+                make(*given) if is_dynamo_compiling() else eager_make(given, None, ())
+            )
             return made
-        (write if is_dynamo_compiling() else eager_write)(*given, out=out)
+        if is_dynamo_compiling():
+            write(*given, out=out)
+        else:
+            eager_write(given, None, (out,))
         return out
 
     def call_in_place(given: tuple[Any, ...], options: tuple[Any, ...]) -> torch.Tensor:
         if options != defaults:
             given += options
-        (write if is_dynamo_compiling() else eager_write)(*given)
+        if is_dynamo_compiling():
+            write(*given)
+        else:
+            eager_write(given, None, ())
         written: torch.Tensor = given[0]
         return written
 

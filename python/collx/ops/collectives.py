@@ -58,6 +58,7 @@ _allreduce_map = caller("allreduce_map")
 _alltoall = caller("alltoall")
 _alltoall_ = caller("alltoall_")
 _alltoallv = caller("alltoallv")
+_barrier = caller("barrier")
 _broadcast = caller("broadcast")
 _broadcast_ = caller("broadcast_")
 _gather = caller("gather")
@@ -486,4 +487,4 @@ def alltoallv(
 def barrier(group: Group = None) -> None:
     """Returns when all ranks have come. On CUDA the stream waits and the host does not: what is
     launched behind it starts when the streams of all ranks have come."""
-    torch.ops.collx.barrier.default(name_of(group))
+    _barrier(None, (name_of(group),), ())

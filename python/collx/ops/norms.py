@@ -55,7 +55,7 @@ from torch.compiler import is_dynamo_compiling
 
 from collx._groups import Group, name_of
 from collx.epilogues import Epilogue
-from collx.ops.arguments import refuse_without_epilogue, text_of
+from collx.ops.arguments import quick, refuse_without_epilogue, text_of
 from collx.ops.quantization import Quantization
 
 __all__ = ["Results", "allreduce_layernorm", "allreduce_rmsnorm", "reducescatter_rmsnorm"]
@@ -255,24 +255,30 @@ def _caller(op: str, keep_norm: bool) -> Callable[..., Results]:
     packet = getattr(torch.ops.collx, op)
     make = packet.keep_norm if keep_norm else packet.default
     write = packet.keep_norm_out if keep_norm else packet.out
-    eager_make, eager_write = make._op, write._op
+    eager_make, eager_write = quick(make), quick(write)
     names = tuple(a.name for a in write._schema.arguments if a.is_out)
 
     def call(out: Results | None, given: tuple[Any, ...], options: dict[str, Any]) -> Results:
-        if out is None:
-            made: Results = (make if is_dynamo_compiling() else eager_make)(*given, **options)
-            return made
-        outs = (
-            out if type(out) is tuple else (out,) if isinstance(out, torch.Tensor) else tuple(out)
-        )
-        if len(outs) != len(names):
-            raise ValueError(
-                f"collx.{op}: out: {len(outs)} tensors; accepted: {len(names)}: {', '.join(names)}"
+        outs: tuple[torch.Tensor, ...] = ()
+        if out is not None:
+            outs = (
+                out
+                if type(out) is tuple
+                else (out,)
+                if isinstance(out, torch.Tensor)
+                else tuple(out)
             )
-        for i, tensor in enumerate(outs):
-            options[names[i]] = tensor
-        (write if is_dynamo_compiling() else eager_write)(*given, **options)
-        return out
+            if len(outs) != len(names):
+                raise ValueError(
+                    f"collx.{op}: out: {len(outs)} tensors; accepted: {len(names)}: "
+                    f"{', '.join(names)}"
+                )
+        if is_dynamo_compiling():
+            options.update(zip(names, outs, strict=False))
+            made: Results = (write if outs else make)(*given, **options)
+        else:
+            made = (eager_write if outs else eager_make)(given, options, outs)
+        return made if out is None else out
 
     return call
 
