@@ -120,15 +120,10 @@ void apply(const Expression& expression, const at::Tensor& value, at::TensorList
     config.add_const_input(coordinates.back());
   }
   at::TensorIterator iterator = config.build();
-  const auto operands = static_cast<size_t>(iterator.ntensors());
   const cpu::ExpressionKernel evaluate = cpu::expression_kernel();
   const auto lines = [&](char** data, const int64_t* strides, int64_t count, int64_t rows) {
     const cpu::FloatEnvironment environment;
-    std::vector<char*> row(data, data + operands);
-    for (int64_t r = 0; r < rows; ++r) {
-      evaluate(expression, {row.data(), strides, count});
-      for (size_t i = 0; i < operands; ++i) row[i] += strides[operands + i];
-    }
+    evaluate(expression, {data, strides, count, rows});
   };
   iterator.for_each(lines, at::internal::GRAIN_SIZE);
 }

@@ -1,10 +1,12 @@
 // The interpreter of expressions: the same bits at every level of vector instructions, on any line.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/simd/expression_kernels.h"
@@ -65,30 +67,155 @@ constexpr Sample kSamples[] = {
      "value.int32;constant.int32 00000007;floor_divide.int32 0 1;remainder.int32 0 1;"
      "mul.int32 2 3"},
     {DType::int8, "value.int8;extra.int8 0;minimum.int8 0 1;abs.int8 2;neg.int8 3"},
+    // Values that are used again, as the second operand, twice, behind what is no step of a run;
+    // and rounding in between.
+    {DType::float32,
+     "value.float32;extra.float32 0;sub.float32 1 0;mul.float32 2 2;div.float32 0 3;"
+     "cast.bfloat16 4;cast.float32 5;clamp_max.float32 6 2;neg.float32 7;sub.float32 2 8"},
+    {DType::bfloat16,
+     "value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;sub.float32 3 1;"
+     "lt.bool 4 3;abs.float32 1;where.float32 5 4 6;cast.float16 7;cast.float32 8;"
+     "maximum.float32 1 9;mul.float32 10 4;cast.bfloat16 11"},
+    {DType::float16,
+     "value.float16;cast.float32 0;constant.float32 3f000000;mul.float32 2 1;"
+     "silu.float32 3;extra.float16 0;cast.float32 5;add.float32 6 4;relu.float32 7;"
+     "cast.float16 8"},
+    // With a uniform extra, a number or a zero or NaN.
+    {DType::float32, "value.float32;extra.float32 0;minimum.float32 0 1;abs.float32 2"},
+    {DType::float32, "value.float32;extra.float32 0;clamp_min.float32 0 1"},
+    {DType::float32, "value.float32;extra.float32 0;abs.float32 0;minimum.float32 1 2"},
+    {DType::bfloat16,
+     "value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;maximum.float32 3 1;"
+     "clamp_max.float32 4 3;cast.bfloat16 5"},
+    // Results of another type, and of no op.
+    {DType::bfloat16, "value.bfloat16;cast.float32 0;abs.float32 1;cast.float16 2"},
+    {DType::bfloat16,
+     "value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;add.float32 1 3"},
+    {DType::float32, "value.float32;extra.float32 0;add.float32 0 1;cast.bfloat16 2"},
+    {DType::bfloat16, "value.bfloat16;extra.bfloat16 0"},
+    {DType::float32, "value.float32;constant.float32 40490fdb"},
 };
+
+/// Zeros of both signs among them, and some of moderate size: of float32 one half.
+Bytes random_elements(std::mt19937_64& random, DType dtype, int64_t n, int64_t stride) {
+  const auto size = static_cast<size_t>(dtype_size(dtype));
+  Bytes bytes(static_cast<size_t>(n * stride));
+  for (int64_t i = 0; i < n; ++i) {
+    uint64_t word = random();
+    const auto moderate = static_cast<float>(static_cast<int64_t>(word % 4001) - 2000) / 99;
+    if (dtype == DType::float32 && i % 2 == 0) std::memcpy(&word, &moderate, 4);
+    if (word % 7 == 0) word = (word >> 8 & 1) << (8 * size - 1);
+    std::memcpy(bytes.data() + i * stride, &word, size);
+  }
+  return bytes;
+}
 
 TEST(CpuExpression, EveryLevelGivesTheSameBits) {
   std::mt19937_64 random(5);
   for (const Sample& sample : kSamples) {
     const Expression e = parsed(sample.text, sample.dtype);
-    const int size = dtype_size(sample.dtype);
-    for (const int64_t stride : {int64_t{8}, int64_t{24}}) {
+    const int64_t size = dtype_size(sample.dtype);
+    const int64_t made = kValueTypes[static_cast<int>(e.result())].bytes;
+    for (const int64_t stride : {std::max(size, made), int64_t{8}, int64_t{24}}) {
       for (const int64_t n : {1, 3, 255, 256, 257, 1003}) {
-        Bytes value(static_cast<size_t>(n * stride)), extra = value;
-        for (Bytes* bytes : {&value, &extra}) {
-          for (int64_t i = 0; i < n; ++i) {
-            uint64_t word = random();
-            // Half of them of moderate size.
-            const auto moderate = static_cast<float>(static_cast<int64_t>(word % 4001) - 2000) / 99;
-            if (sample.dtype == DType::float32 && i % 2 == 0) std::memcpy(&word, &moderate, 4);
-            std::memcpy(bytes->data() + i * stride, &word, static_cast<size_t>(size));
-          }
-        }
+        const Bytes value = random_elements(random, sample.dtype, n, stride);
+        const Bytes extra = random_elements(random, sample.dtype, n, stride);
         std::vector<Bytes> results;
         at_every_level([&] { results.push_back(evaluated(e, value, extra, stride, n)); });
         for (const Bytes& result : results) EXPECT_EQ(result, results[0]) << sample.text;
       }
     }
+  }
+}
+
+/// How the operands of a line lie: elements so many times their size apart, in rows of so many.
+struct Lying {
+  int64_t columns, result, value, extra;
+};
+
+/// Of value[i] and extra[i % columns], or extra[i / columns] where it does not go on within a row.
+Bytes laid_out(const Expression& e, DType dtype, const Bytes& value, const Bytes& extra, int64_t n,
+               const Lying& lies) {
+  const int64_t size = dtype_size(dtype), rows = n / lies.columns;
+  const int64_t made = kValueTypes[static_cast<int>(e.result())].bytes;
+  const auto spread = [&](const Bytes& from, int64_t apart) {
+    Bytes to(static_cast<size_t>(n * size * std::max<int64_t>(apart, 1)), 55);
+    for (int64_t i = 0; i < n; ++i) {
+      std::memcpy(to.data() + i * size * std::max<int64_t>(apart, 1), from.data() + i * size,
+                  static_cast<size_t>(size));
+    }
+    return to;
+  };
+  Bytes v = spread(value, lies.value), x = spread(extra, lies.extra);
+  Bytes result(static_cast<size_t>(n * made * lies.result + 64), 77);
+  char* data[] = {result.data(), v.data(), x.data()};
+  std::vector<int64_t> strides = {made * lies.result, size * lies.value, size * lies.extra};
+  strides.resize(static_cast<size_t>(2 + e.extras));
+  strides.insert(strides.end(), {strides[0] * lies.columns, strides[1] * lies.columns,
+                                 lies.extra == 0 ? size : 0});
+  expression_kernel()(e, {data, strides.data(), lies.columns, rows});
+  for (size_t i = result.size() - 64; i < result.size(); ++i) EXPECT_EQ(result[i], 77);
+  Bytes dense(static_cast<size_t>(n * made));
+  for (int64_t i = 0; i < n; ++i) {
+    std::memcpy(dense.data() + i * made, result.data() + i * made * lies.result,
+                static_cast<size_t>(made));
+  }
+  return dense;
+}
+
+TEST(CpuExpression, HowOperandsLieDoesNotMatter) {
+  std::mt19937_64 random(6);
+  for (const Sample& sample : kSamples) {
+    const Expression e = parsed(sample.text, sample.dtype);
+    const auto size = static_cast<size_t>(dtype_size(sample.dtype));
+    for (const int64_t columns : {1, 7, 64, 520, 1031}) {
+      const int64_t rows = columns > 600 ? 2 : 3, n = rows * columns;
+      const Bytes value = random_elements(random, sample.dtype, n, static_cast<int64_t>(size));
+      const Bytes extra = random_elements(random, sample.dtype, n, static_cast<int64_t>(size));
+      at_every_level([&] {
+        for (const int64_t step : {0, 1, 2}) {
+          // One element after the other, each with its element of the extra.
+          Bytes want;
+          for (int64_t i = 0; i < n; ++i) {
+            const auto at = [&](const Bytes& of, int64_t k) {
+              return Bytes(of.begin() + k * static_cast<int64_t>(size),
+                           of.begin() + (k + 1) * static_cast<int64_t>(size));
+            };
+            const Bytes one =
+                laid_out(e, sample.dtype, at(value, i),
+                         at(extra, step == 0 ? i / columns : i % columns), 1, {1, 1, 1, 1});
+            want.insert(want.end(), one.begin(), one.end());
+          }
+          for (const auto& [result, of_value] :
+               {std::pair(1, 1), std::pair(2, 1), std::pair(1, 3)}) {
+            ASSERT_EQ(laid_out(e, sample.dtype, value, extra, n, {columns, result, of_value, step}),
+                      want)
+                << sample.text << ", " << columns << " columns, " << result << of_value << step;
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(CpuExpression, ResultsMayTakeThePlaceOfTheValueOrOfAnExtra) {
+  std::mt19937_64 random(7);
+  for (const Sample& sample : kSamples) {
+    const Expression e = parsed(sample.text, sample.dtype);
+    if (e.result() != static_cast<ValueType>(sample.dtype)) continue;
+    const int64_t size = dtype_size(sample.dtype), n = 1111;
+    const Bytes value = random_elements(random, sample.dtype, n, size);
+    const Bytes extra = random_elements(random, sample.dtype, n, size);
+    at_every_level([&] {
+      const Bytes want = evaluated(e, value, extra, size, n);
+      for (const int operand : {1, 2}) {
+        Bytes v = value, x = extra;
+        char* data[] = {operand == 1 ? v.data() : x.data(), v.data(), x.data()};
+        const int64_t strides[] = {size, size, size};
+        expression_kernel()(e, {data, strides, n});
+        EXPECT_EQ(operand == 1 ? v : x, want) << sample.text << ", operand " << operand;
+      }
+    });
   }
 }
 

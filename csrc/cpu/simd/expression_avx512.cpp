@@ -5,13 +5,22 @@
 #include <memory>
 #include <numbers>
 #include <type_traits>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "expression_kernels.h"
 
 #define COLLX_SIMD_LEVEL avx512
-// Below the includes: what they define is compiled for any machine.
+// Below the includes: what they define is compiled for any machine. The compiler's own macros do
+// not follow the pragma, hence the vector size in one of ours.
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c,prfchw")
+#define COLLX_VECTOR_BYTES 64
+#else
+#define COLLX_VECTOR_BYTES 16
 #endif
 #include "expression_template.h"
 

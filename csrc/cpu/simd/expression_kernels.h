@@ -9,12 +9,14 @@
 
 namespace collx::cpu {
 
-/// Where n elements of the operands lie, and in bytes how far one from the next: the result, the
-/// value, then the extras and the coordinates (int64), by their numbers.
+/// Where elements of the operands lie, and in bytes how far one from the next: the result, the
+/// value, then the extras and the coordinates (int64), by their numbers. Of several rows the
+/// strides from one to the next stand behind those.
 struct Line {
   char* const* data;
   const int64_t* strides;
   int64_t count;
+  int64_t rows = 1;
 };
 
 /// Expects a FloatEnvironment.

@@ -1,85 +1,87 @@
 // The interpreter of expressions. Part of the templates that are compiled once for each level of
 // vector instructions: see reduce_template.h.
 
-#include "expression_values_template.h"
+#include "expression_plan_template.h"
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
-
-/// Elements at a time: what a few statements make of them stays in the first cache, and they are
-/// many beside what it takes to find out what a statement does.
-constexpr int64_t kLanes = 512;
 
 /// What a loop writes may be what it reads, element by element, but nothing else.
 #define COLLX_APART _Pragma("GCC ivdep")
 
-/// Room for the values of every statement, and where they are.
-class Lanes {
- public:
-  template <typename T>
-  T* of(size_t statement) {
-    return reinterpret_cast<T*>(memory_.get() + statement * kLanes);
-  }
-  const void*& place(size_t statement) { return places_[statement]; }
-  void reserve(size_t statements) {
-    if (statements <= held_) return;
-    memory_ = std::make_unique<uint64_t[]>(statements * kLanes);
-    places_ = std::make_unique<const void*[]>(statements);
-    held_ = statements;
-  }
-
- private:
-  std::unique_ptr<uint64_t[]> memory_;
-  std::unique_ptr<const void*[]> places_;
-  size_t held_ = 0;
-};
-
-class Evaluation {
+class Evaluation : Plan {
  public:
   Evaluation(const Expression& expression, const Line& line, Lanes& lanes)
-      : expression_(expression),
-        line_(line),
-        lanes_(lanes),
-        last_(expression.statements.size() - 1),
-        computed_(expression.statements.size()),
-        stored_(last_) {
-    lanes.reserve(expression.statements.size());
-    for (size_t k = 0; k <= last_; ++k) {
-      const Statement& s = expression.statements[k];
-      if (s.what == Do::constant) fill(k, s);
-    }
-    const Statement& s = expression.statements[last_];
-    if (s.what == Do::cast && is_narrow(s.type) && is_float(type_of(s, 0))) {
-      // It is rounded when it is stored.
-      computed_ = last_;
-      stored_ = s.operands[0];
-    }
-    const bool made = kDo[static_cast<int>(s.what)].takes != Takes::leaf && !is_kept(s);
-    in_place_ = made && !is_narrow(s.type) && line.strides[0] == bytes_of(s.type);
+      : Plan(expression, line, lanes),
+        operands_(static_cast<size_t>(2 + expression.extras + expression.indices)) {
+    std::copy_n(line.data, operands_, data_);
   }
 
   void run() {
-    for (at_ = 0; at_ < line_.count; at_ += kLanes) {
-      n_ = std::min(kLanes, line_.count - at_);
-      for (size_t k = 0; k < computed_; ++k) step(k);
-      if (!in_place_) store();
+    // What stays in registers from where it is read to the result needs no lanes, of any length.
+    const auto& places = lanes_.places;
+    const bool in_lanes = std::any_of(places.begin(), places.end(), [](auto* p) { return p; });
+    const int64_t most = in_lanes ? kLanes : line_.count;
+    for (int64_t row = 0;;) {
+      read_uniform();
+      for (at_ = 0; at_ < line_.count; at_ += most) {
+        count_ = std::min(most, line_.count - at_);
+        // Of a tile that is not full, the elements are not the first ones where they are paired.
+        n_ = paired_ ? (count_ + kTile - 1) / kTile * kTile : count_;
+        for (const Part& part : lanes_.parts) carry_out(part);
+        if (stores_) store();
+      }
+      if (++row == line_.rows) return;
+      for (size_t i = 0; i < operands_; ++i) data_[i] += line_.strides[operands_ + i];
     }
   }
 
  private:
-  void fill(size_t k, const Statement& s) {
-    with_type(s.type, [&](auto type) {
-      using T = Lane<type.value>;
-      T value;
-      std::memcpy(&value, &s.number, sizeof(T));  // the low bytes, which stand first
-      std::fill_n(made<T>(k), kLanes, value);
+  void read_uniform() {
+    for (Step& step : lanes_.steps) {
+      if (step.form != Form::uniform || !step.in_line()) continue;
+      with_type(statement(step.statement).type, [&](auto type) {
+        Stored<type.value> value;
+        std::memcpy(&value, data_[step.line], sizeof(value));
+        step.uniform = static_cast<float>(loaded<type.value>(value));
+      });
+    }
+  }
+
+  void carry_out(const Part& part) {
+    if (part.statement != kNone) return compute(part.statement);
+    Step* const first = lanes_.steps.data() + part.first_step;
+    Step* const last = lanes_.steps.data() + part.last_step;
+    for (Step* s = first; s != last; ++s) {
+      if (s->in_line()) s->at = data_[s->line] + at_ * s->bytes();
+    }
+    const int64_t whole = count_ / kTile * kTile;
+    run_tiles(first, last, 0, whole);
+    if (whole < count_) run_rest(first, last, whole);
+  }
+
+  /// Fewer elements than a tile, by way of one that has room in the lanes.
+  void run_rest(Step* first, Step* last, int64_t from) {
+    const auto each_in_line = [&](auto copy) {
+      for (Step* s = first; s != last; ++s) {
+        if (!s->in_line() || s->form == Form::uniform) continue;
+        const int64_t bytes = s->bytes();
+        copy(*s, lanes_.rest_of(s->statement), data_[s->line] + (at_ + from) * bytes,
+             static_cast<size_t>((count_ - from) * bytes));
+        s->at = lanes_.rest_of(s->statement) - from * bytes;
+      }
+    };
+    each_in_line([](const Step& s, char* room, const char* there, size_t bytes) {
+      if (s.act != Act::put) std::memcpy(room, there, bytes);
+    });
+    run_tiles(first, last, from, from + kTile);
+    each_in_line([](const Step& s, const char* room, char* there, size_t bytes) {
+      if (s.act == Act::put) std::memcpy(there, room, bytes);
     });
   }
 
-  void step(size_t k) {
+  void compute(size_t k) {
     const Statement& s = expression_.statements[k];
     switch (s.what) {
-      case Do::constant:
-        return;
       case Do::value:
         return load(k, s.type, 1);
       case Do::extra:
@@ -87,10 +89,6 @@ class Evaluation {
       case Do::index:
         return load(k, s.type, 2 + static_cast<uint64_t>(expression_.extras) + s.number);
       case Do::cast:
-        if (is_kept(s)) {
-          lanes_.place(k) = lanes_.place(s.operands[0]);
-          return;
-        }
         return cast(k, s);
       default:
         break;
@@ -112,29 +110,18 @@ class Evaluation {
     }
   }
 
-  ValueType type_of(const Statement& s, int operand) const {
-    return expression_.statements[s.operands[operand]].type;
-  }
-  static int64_t bytes_of(ValueType type) { return kValueTypes[static_cast<int>(type)].bytes; }
-  static bool is_float(ValueType type) { return is_narrow(type) || type == ValueType::float32; }
-  /// A cast that changes nothing of what is kept.
-  bool is_kept(const Statement& s) const {
-    if (s.what != Do::cast) return false;
-    return type_of(s, 0) == s.type || (s.type == ValueType::float32 && is_narrow(type_of(s, 0)));
-  }
-
   template <typename T>
   const T* operand(const Statement& s, int i) {
-    return static_cast<const T*>(lanes_.place(s.operands[i]));
+    return static_cast<const T*>(lanes_.places[root(s, i)]);
   }
   /// Where a statement's values are to be: the last one's, where the result is.
   template <typename T>
   T* made(size_t k) {
     T* to = lanes_.of<T>(k);
     if (k == last_ && in_place_) {
-      to = reinterpret_cast<T*>(line_.data[0] + at_ * static_cast<int64_t>(sizeof(T)));
+      to = reinterpret_cast<T*>(data_[0] + at_ * static_cast<int64_t>(sizeof(T)));
     }
-    lanes_.place(k) = to;
+    lanes_.places[k] = to;
     return to;
   }
 
@@ -142,9 +129,9 @@ class Evaluation {
     with_type(type, [&](auto type) {
       using M = Stored<type.value>;
       const int64_t stride = line_.strides[from];
-      const char* data = line_.data[from] + at_ * stride;
+      const char* data = data_[from] + at_ * stride;
       if (std::is_same_v<M, Lane<type.value>> && stride == sizeof(M)) {
-        lanes_.place(k) = data;
+        lanes_.places[k] = data;
         return;
       }
       auto* to = made<Lane<type.value>>(k);
@@ -161,9 +148,9 @@ class Evaluation {
   void store() {
     with_type(expression_.result(), [&](auto type) {
       using M = Stored<type.value>;
-      const auto* from = static_cast<const Lane<type.value>*>(lanes_.place(stored_));
+      const auto* from = static_cast<const Lane<type.value>*>(lanes_.places[stored_]);
       const int64_t stride = line_.strides[0];
-      char* data = line_.data[0] + at_ * stride;
+      char* data = data_[0] + at_ * stride;
       const auto put = [&](int64_t step) {
         COLLX_APART
         for (int64_t i = 0; i < n_; ++i) {
@@ -197,43 +184,11 @@ class Evaluation {
 
   template <typename T>
   void arithmetic(size_t k, const Statement& s) {
-    const auto wrap = [&](auto f) { each<T>(k, s, [f](T a, T b) { return wrapped(a, b, f); }); };
-    switch (s.what) {
-      case Do::add:
-        return wrap([](auto a, auto b) { return a + b; });
-      case Do::sub:
-        return wrap([](auto a, auto b) { return a - b; });
-      case Do::mul:
-        return wrap([](auto a, auto b) { return a * b; });
-      case Do::div:
-        if constexpr (std::is_floating_point_v<T>)
-          each<T>(k, s, [](T a, T b) -> T { return a / b; });
-        return;
-      case Do::neg:
-        return each<T>(k, s, [](T a, T) {
-          if constexpr (std::is_floating_point_v<T>) return -a;
-          return wrapped(T{0}, a, [](auto zero, auto x) { return zero - x; });
-        });
-      case Do::abs:
-        return each<T>(k, s, [](T a, T) {
-          if constexpr (std::is_floating_point_v<T>) return std::abs(a);
-          return a < T{0} ? wrapped(T{0}, a, [](auto zero, auto x) { return zero - x; }) : a;
-        });
-      case Do::minimum:
-      case Do::clamp_max:
-        return each<T>(k, s, least<T>);
-      case Do::maximum:
-      case Do::clamp_min:
-        return each<T>(k, s, most<T>);
-      case Do::relu:
-        return each<T>(k, s, [](T a, T) { return most(a, T{0}); });
-      case Do::floor_divide:
-      case Do::remainder:
-        if constexpr (std::is_integral_v<T>) divide<T>(k, s);
-        return;
-      default:
-        return;
+    if (s.what == Do::floor_divide || s.what == Do::remainder) {
+      if constexpr (std::is_integral_v<T>) divide<T>(k, s);
+      return;
     }
+    with_function(s.what, false, [&](auto f) { each<T>(k, s, f); });
   }
 
   /// By a positive number, towards minus infinity.
@@ -315,15 +270,11 @@ class Evaluation {
     }
   }
 
-  const Expression& expression_;
-  const Line& line_;
-  Lanes& lanes_;
-  const size_t last_;  // statement
-  size_t computed_;    // statements that are taken one by one
-  size_t stored_;      // the one whose values are stored
-  bool in_place_;      // where the result is, the last one puts them itself
+  const size_t operands_;
+  char* data_[2 + 2 * kMostLeaves];  // of the operands, in the row
   int64_t at_ = 0;
-  int64_t n_ = 0;
+  int64_t count_ = 0;  // of elements from there on
+  int64_t n_ = 0;      // of lanes
 };
 
 inline void evaluate(const Expression& expression, const Line& line) {

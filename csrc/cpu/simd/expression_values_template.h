@@ -1,6 +1,8 @@
 // The types of the values of expressions, and functions of them. Part of the templates that are
 // compiled once for each level of vector instructions: see reduce_template.h.
 
+#include "formats_template.h"
+
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
 /// The type in which a value is kept: 16-bit floats in float, a bool in a byte.
@@ -74,7 +76,7 @@ uint16_t narrowed(float x) {
   const bool nan = magnitude > 0x7f800000u;
   if constexpr (T == ValueType::bfloat16) {
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return static_cast<uint16_t>(nan ? sign | 0x7fc0u : rounded);
+    return static_cast<uint16_t>(nan ? 0x7fc0u : rounded);
   }
   // Above the largest half the carry of the rounding gives infinity up to 65536, the limit here.
   const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
@@ -83,7 +85,7 @@ uint16_t narrowed(float x) {
       std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   const uint32_t finite = magnitude < 0x38800000u ? small : normal;
   const uint32_t bounded = magnitude >= 0x47800000u ? 0x7c00u : finite;
-  return static_cast<uint16_t>((nan ? 0x7e00u : bounded) | sign);
+  return static_cast<uint16_t>(nan ? 0x7e00u : bounded | sign);
 }
 
 template <ValueType T>
@@ -133,37 +135,110 @@ void with_type(ValueType type, F f) {
   }
 }
 
+/// What follows takes one value, or a vector of floats.
+template <typename V>
+inline constexpr bool kIsWhole = std::is_integral_v<V>;
+
 /// Integers wrap, which of signed ones is not defined in C++.
-template <typename T, typename F>
-T wrapped(T a, T b, F f) {
-  if constexpr (std::is_integral_v<T>) {
-    return static_cast<T>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+template <typename V, typename F>
+V wrapped(V a, V b, F f) {
+  if constexpr (kIsWhole<V>) {
+    return static_cast<V>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
   } else {
     return f(a, b);
   }
 }
 
-/// Without a branch; of equal floats, which may be zeros of both signs, by their bits.
-template <typename T, typename Bits>
-T extreme(T a, T b, bool takes_b, Bits of_equal) {
-  const T x = takes_b ? b : a;
-  if constexpr (std::is_floating_point_v<T>) {
-    using Unsigned = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-    const T same =
-        std::bit_cast<T>(of_equal(std::bit_cast<Unsigned>(a), std::bit_cast<Unsigned>(b)));
-    const T number = a == b ? same : x;
-    return b != b ? b : number;
+template <typename V>
+struct PatternOf {
+  using Type = std::conditional_t<sizeof(V) == 4, uint32_t, uint64_t>;
+};
+template <>
+struct PatternOf<Floats> {
+  using Type = Bits32;
+};
+
+/// f of the bits.
+template <typename V, typename F, typename... Vs>
+V by_bits(F f, const V& a, const Vs&... others) {
+  using Pattern = typename PatternOf<V>::Type;
+  return bits<V>(f(bits<Pattern>(a), bits<Pattern>(others)...));
+}
+
+/// Of two numbers that are no zeros; a NaN that comes first stays.
+template <typename V>
+V lesser(V a, V b) {
+  return b < a ? b : a;
+}
+template <typename V>
+V greater(V a, V b) {
+  return a < b ? b : a;
+}
+
+/// Of any two. Without a branch; of equal floats, which may be zeros of both signs, by their bits.
+template <typename V, typename F>
+V extreme(V a, V b, V of_numbers, F of_equal) {
+  if constexpr (kIsWhole<V>) {
+    return of_numbers;
   } else {
-    return x;
+    const V number = a == b ? by_bits(of_equal, a, b) : of_numbers;
+    return b != b ? b : number;
   }
 }
-template <typename T>
-T least(T a, T b) {
-  return extreme(a, b, b < a, [](auto x, auto y) { return x | y; });
+template <typename V>
+V least(V a, V b) {
+  return extreme(a, b, lesser(a, b), [](auto x, auto y) { return x | y; });
 }
-template <typename T>
-T most(T a, T b) {
-  return extreme(a, b, a < b, [](auto x, auto y) { return x & y; });
+template <typename V>
+V most(V a, V b) {
+  return extreme(a, b, greater(a, b), [](auto x, auto y) { return x & y; });
+}
+template <typename V>
+V magnitude(V a) {
+  if constexpr (kIsWhole<V>) {
+    return a < V{} ? wrapped(V{}, a, [](auto zero, auto x) { return zero - x; }) : a;
+  } else {
+    return by_bits([](auto x) { return x << 1 >> 1; }, a);
+  }
+}
+
+/// Passes on what an op of numbers does with two of them, the second of which may be of no use, or
+/// be `ordinary`: a number, and no zero.
+template <typename G>
+inline __attribute__((always_inline)) void with_function(Do what, bool ordinary, G g) {
+  const auto wrapping = [&](auto f) { g([f](auto a, auto b) { return wrapped(a, b, f); }); };
+  switch (what) {
+    case Do::add:
+      return wrapping([](auto a, auto b) { return a + b; });
+    case Do::sub:
+      return wrapping([](auto a, auto b) { return a - b; });
+    case Do::mul:
+      return wrapping([](auto a, auto b) { return a * b; });
+    case Do::div:
+      return g([](auto a, auto b) {
+        if constexpr (kIsWhole<decltype(a)>) {
+          return a;  // there is none of integers
+        } else {
+          return a / b;
+        }
+      });
+    case Do::neg:
+      return wrapping([](auto a, auto) { return -a; });
+    case Do::abs:
+      return g([](auto a, auto) { return magnitude(a); });
+    case Do::minimum:
+    case Do::clamp_max:
+      if (ordinary) return g([](auto a, auto b) { return lesser(a, b); });
+      return g([](auto a, auto b) { return least(a, b); });
+    case Do::maximum:
+    case Do::clamp_min:
+      if (ordinary) return g([](auto a, auto b) { return greater(a, b); });
+      return g([](auto a, auto b) { return most(a, b); });
+    case Do::relu:
+      return g([](auto a, auto) { return a <= decltype(a){} ? decltype(a){} : a; });  // NaN stays
+    default:
+      return;
+  }
 }
 
 template <typename To, ValueType Type, typename From>

@@ -1,0 +1,276 @@
+// What is carried out for an expression, in which order: runs of steps where that can be, otherwise
+// statement by statement. Part of the templates that are compiled once for each level of vector
+// instructions: see reduce_template.h.
+
+#include "expression_runs_template.h"
+
+namespace collx::cpu::COLLX_SIMD_LEVEL {
+
+/// Elements at a time: what a few statements make of them stays in the first cache, and they are
+/// many beside what it takes to find out what a statement does.
+constexpr int64_t kLanes = 512;
+static_assert(kLanes % kTile == 0);
+
+constexpr size_t kNone = SIZE_MAX;
+
+/// What is carried out at once: a statement, or a run.
+struct Part {
+  size_t statement = kNone;
+  size_t first_step = 0, last_step = 0;
+};
+
+/// Room for the values of every statement, and for the plan: kept for the calls to come.
+struct Lanes {
+  struct alignas(64) Values {
+    char bytes[kLanes * sizeof(uint64_t)];
+  };
+
+  template <typename T>
+  T* of(size_t statement) {
+    return reinterpret_cast<T*>(memory[statement].bytes);
+  }
+  /// For elements that do not fill a tile: behind the floats.
+  char* rest_of(size_t statement) { return of<char>(statement) + kLanes * sizeof(float); }
+  void reserve(size_t statements) {
+    if (statements > held) memory = std::make_unique<Values[]>(held = statements);
+    places.assign(statements, nullptr);
+    roots.assign(statements, 0);
+    uses.assign(statements, 0);
+    steps.clear();
+    parts.clear();
+  }
+
+  std::unique_ptr<Values[]> memory;
+  size_t held = 0;
+  std::vector<const void*> places;  // of values; null where they are in registers alone
+  std::vector<size_t> roots;        // the statement whose values a cast keeps, or itself
+  std::vector<int> uses;            // of its values
+  std::vector<Step> steps;
+  std::vector<Part> parts;
+};
+
+/// Statements of float32 that follow each other's results are a run, and so are the reading of
+/// their operands and the rounding of the result. What other statements take, and what a run cannot
+/// read as it lies, goes by way of lanes.
+class Plan {
+ protected:
+  Plan(const Expression& expression, const Line& line, Lanes& lanes)
+      : expression_(expression),
+        line_(line),
+        lanes_(lanes),
+        last_(expression.statements.size() - 1) {
+    lanes.reserve(expression.statements.size());
+    const Statement& s = statement(last_);
+    rounds_ = s.what == Do::cast && is_narrow(s.type) && is_float(type_of(s, 0));
+    in_place_ = kDo[static_cast<int>(s.what)].takes != Takes::leaf && !is_kept(s) &&
+                !is_narrow(s.type) && line.strides[0] == bytes_of(s.type);
+    find_order();
+    count_uses();
+    plan();
+  }
+
+  const Statement& statement(size_t k) const { return expression_.statements[k]; }
+  ValueType type_of(const Statement& s, int operand) const {
+    return statement(s.operands[operand]).type;
+  }
+  size_t root(const Statement& s, int operand) const { return lanes_.roots[s.operands[operand]]; }
+  static int64_t bytes_of(ValueType type) { return kValueTypes[static_cast<int>(type)].bytes; }
+  static bool is_float(ValueType type) { return is_narrow(type) || type == ValueType::float32; }
+  /// A cast that changes nothing of what is kept.
+  bool is_kept(const Statement& s) const {
+    if (s.what != Do::cast) return false;
+    return type_of(s, 0) == s.type || (s.type == ValueType::float32 && is_narrow(type_of(s, 0)));
+  }
+  /// A float that nothing is computed for.
+  static bool is_source(const Statement& s) {
+    return is_float(s.type) && kDo[static_cast<int>(s.what)].takes == Takes::leaf;
+  }
+  /// Whether it is a step of a run.
+  bool runs(const Statement& s) const {
+    if (s.what == Do::cast) return is_narrow(s.type) && is_float(type_of(s, 0));
+    const Takes takes = kDo[static_cast<int>(s.what)].takes;
+    return s.type == ValueType::float32 &&
+           (takes == Takes::numbers || takes == Takes::number || takes == Takes::floats);
+  }
+  static size_t operand_of_line(const Statement& s) {
+    return s.what == Do::value ? 1 : 2 + static_cast<size_t>(s.number);
+  }
+
+ private:
+  /// Formats whose vectors are the even and the odd elements can be taken as they come if that is
+  /// the order of all.
+  void find_order() {
+    const ValueType type = expression_.result();
+    paired_ = is_narrow(type) && line_.strides[0] == bytes_of(type) && expression_.indices == 0;
+    for (const Statement& s : expression_.statements) {
+      if (s.what != Do::value && s.what != Do::extra) continue;
+      const int64_t stride = line_.strides[operand_of_line(s)];
+      paired_ = paired_ && s.type == type && (stride == 0 || stride == bytes_of(type));
+    }
+  }
+  /// How vectors of it are read or written, if they can be.
+  Form form_of(ValueType type, int64_t stride) const {
+    if (stride != bytes_of(type)) return Form::none;
+    if (type == ValueType::float32) return Form::wide;
+    if (type == ValueType::bfloat16 && (paired_ || !BFloat16::kEvenOdd)) return Form::bfloat16;
+    if (type == ValueType::float16 && (paired_ || !Float16::kEvenOdd)) return Form::float16;
+    return Form::none;
+  }
+
+  void count_uses() {
+    for (size_t k = 0; k <= last_; ++k) {
+      const Statement& s = statement(k);
+      lanes_.roots[k] = is_kept(s) ? root(s, 0) : k;
+      const int operands = is_kept(s) ? 0 : operands_of(s.what);
+      for (int i = 0; i < operands; ++i) ++lanes_.uses[root(s, i)];
+    }
+    stored_ = rounds_ ? root(statement(last_), 0) : lanes_.roots[last_];
+    ++lanes_.uses[stored_];
+  }
+
+  void plan() {
+    const size_t end = rounds_ ? last_ : last_ + 1;
+    for (size_t k = 0; k < end; ++k) {
+      const Statement& s = statement(k);
+      if (is_kept(s) || is_source(s) || s.what == Do::constant) continue;
+      if (runs(s)) {
+        extend(k, s);
+        continue;
+      }
+      close();
+      for (int i = 0; i < operands_of(s.what); ++i) into_lanes(root(s, i));
+      lanes_.parts.push_back({k});
+      lanes_.places[k] = lanes_.of<char>(k);
+    }
+    finish();
+  }
+
+  void extend(size_t k, const Statement& s) {
+    const bool two = operands_of(s.what) == 2;
+    Step step{.act = Act::compute, .what = s.what};
+    if (s.what == Do::cast) {
+      step.act = Act::round;
+      step.form = s.type == ValueType::bfloat16 ? Form::bfloat16 : Form::float16;
+    }
+    const size_t first = root(s, 0), second = two ? root(s, 1) : first;
+    if (open_ != kNone && (open_ == first || open_ == second)) {
+      if (lanes_.uses[open_] > 1) put_into_lanes();
+      step.swapped = open_ != first;
+    } else {
+      close();
+      open_ = first;
+      take(first);
+    }
+    if (two) set_source(step, step.swapped ? first : second);
+    lanes_.steps.push_back(step);
+    open_ = k;
+  }
+
+  void take(size_t k) {
+    Step step{.act = Act::take};
+    set_source(step, k);
+    lanes_.steps.push_back(step);
+  }
+  void put_into_lanes() {
+    if (lanes_.places[open_] != nullptr) return;
+    lanes_.places[open_] = lanes_.of<char>(open_);
+    lanes_.steps.push_back({.act = Act::put, .form = Form::wide, .at = lanes_.of<char>(open_)});
+  }
+  void end_run() {
+    lanes_.parts.push_back({kNone, first_step_, lanes_.steps.size()});
+    first_step_ = lanes_.steps.size();
+    open_ = kNone;
+  }
+  void close() {
+    if (open_ == kNone) return;
+    put_into_lanes();
+    end_run();
+  }
+
+  /// Where a step finds a value.
+  void set_source(Step& step, size_t k) {
+    const Statement& s = statement(k);
+    step.statement = static_cast<uint16_t>(k);
+    if (s.what == Do::constant) {
+      step.form = Form::uniform;
+      std::memcpy(&step.uniform, &s.number, sizeof(float));  // the low bytes, which stand first
+      return;
+    }
+    if (is_source(s) && (lanes_.places[k] == nullptr || s.type == ValueType::float32)) {
+      const size_t operand = operand_of_line(s);
+      const int64_t stride = line_.strides[operand];
+      step.form = stride == 0 ? Form::uniform : form_of(s.type, stride);
+      step.line = static_cast<int16_t>(operand);
+      if (step.form != Form::none) return;
+      step.line = -1;
+      into_lanes(k);
+    }
+    step.form = Form::wide;
+    step.at = lanes_.of<char>(k);
+  }
+
+  void fill(size_t k, const Statement& s) {
+    with_type(s.type, [&](auto type) {
+      using T = Lane<type.value>;
+      T value;
+      std::memcpy(&value, &s.number, sizeof(T));  // the low bytes, which stand first
+      std::fill_n(lanes_.of<T>(k), kLanes, value);
+    });
+    lanes_.places[k] = lanes_.of<char>(k);
+  }
+
+  /// Between runs.
+  void into_lanes(size_t k) {
+    if (lanes_.places[k] != nullptr) return;
+    const Statement& s = statement(k);
+    if (s.what == Do::constant) {
+      fill(k, s);
+      return;
+    }
+    const int64_t stride = line_.strides[operand_of_line(s)];
+    if (is_narrow(s.type) && (stride == 0 || form_of(s.type, stride) != Form::none)) {
+      take(k);
+      open_ = k;
+      return close();
+    }
+    lanes_.parts.push_back({k});
+    lanes_.places[k] = lanes_.of<char>(k);
+  }
+
+  /// What the last statement has made goes to where the result is, unless it is there.
+  void finish() {
+    const ValueType type = expression_.result();
+    const Form form = is_float(type) ? form_of(type, line_.strides[0]) : Form::none;
+    const bool made = in_place_ && !runs(statement(last_));
+    if (form == Form::none || made) {
+      close();
+      into_lanes(stored_);
+      stores_ = !made;
+      return;
+    }
+    if (open_ != stored_) {
+      close();
+      take(stored_);
+    }
+    lanes_.steps.push_back(
+        {.act = Act::put, .form = form, .line = 0, .statement = static_cast<uint16_t>(last_)});
+    end_run();
+  }
+
+ protected:
+  const Expression& expression_;
+  const Line& line_;
+  Lanes& lanes_;
+  const size_t last_;      // statement
+  size_t stored_ = 0;      // the one whose values are the result
+  bool rounds_ = false;    // the last one is no more than how they are stored
+  bool in_place_ = false;  // it puts them where the result is
+  bool stores_ = false;    // what no part stores
+  bool paired_ = false;    // vectors of narrow types come as they lie
+
+ private:
+  size_t open_ = kNone;    // the last statement of the run that is being made
+  size_t first_step_ = 0;  // of it
+};
+
+}  // namespace collx::cpu::COLLX_SIMD_LEVEL
