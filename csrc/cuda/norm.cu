@@ -31,7 +31,6 @@ NormArguments norm_arguments_of(const NormCall& call, int world, uint64_t rows) 
   a.cluster_bits = static_cast<uint32_t>(std::countr_zero(call.shape.cluster));
   a.options = call.options;
   a.given_scale = call.given_scale;
-  a.returned_scale = call.returned_scale;
   a.first_row = call.first_row;
   a.spill = call.spill;
   return a;

@@ -29,7 +29,8 @@ NormCall rows_of(NormCall call, uint64_t start, uint64_t count) {
   const uint64_t bytes = elements * static_cast<uint64_t>(dtype_size(call.dtype));
   const uint64_t scales = o.scale_mode == ScaleMode::group
                               ? elements / static_cast<uint64_t>(o.quant_group_size)
-                              : start;
+                          : o.scale_mode == ScaleMode::row ? start
+                                                           : 0;
   call.rows = count;
   call.first_row += start;
   call.residual = behind(static_cast<const char*>(call.residual), bytes);

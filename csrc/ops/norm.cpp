@@ -112,13 +112,7 @@ class NormRun {
       epilogue_.use_for_rows(communicator, op.name(), *epilogue, operands.sizes, call);
       if (getting_ready()) return;
     }
-    if (!op.is_fp8() && !op.is_int8()) return;
-    if (check.options.scale_mode != ScaleMode::tensor) return;
-    // A copy would be a kernel more.
-    if (communicator.on_cuda() && !is_empty())
-      call.returned_scale = static_cast<float*>(call.scale);
-    call.scale = nullptr;
-    if (call.returned_scale == nullptr) return_given_scale();
+    if (is_empty()) return_given_scale();  // no backend will
   }
 
   const char* op() const { return op_.name(); }
@@ -151,8 +145,7 @@ class NormRun {
   void plan(const Places& places) { plan(asked(), places); }
 
   void fall_back() const {
-    // A rank may have no rows of its own.
-    if (call.returned_scale != nullptr) return_given_scale();
+    return_given_scale();  // a rank may have no rows of its own
     fallback_norm(communicator_, op(), call, input());
   }
   bool run(const CpuView& view) const { return cpu::norm(view, call); }
@@ -163,7 +156,9 @@ class NormRun {
  private:
   const at::Tensor& input() const { return *operands_.input; }
 
-  void return_given_scale() const { operands_.results[1].copy_(operands_.scale->view({1})); }
+  void return_given_scale() const {
+    if (call.given_scale != nullptr) operands_.results[1].copy_(operands_.scale->view({1}));
+  }
 
   NormRequest request(const Places& places) const {
     NormRequest request = norm_request(communicator_, op_, check_, call.rows, call.cols);

@@ -116,8 +116,7 @@ struct NormCall : Call {
   const void* residual;  // null: none; equal on all ranks but where rows are scattered
   const void* weight;
   const void* bias;          // layer norm alone
-  const float* given_scale;  // ScaleMode::tensor alone
-  float* returned_scale;     // where a GPU's kernel returns it; null where it need not
+  const float* given_scale;  // ScaleMode::tensor alone, where it is what is stored as the scale
   void* residual_out;        // the dtype: what was normalized
   void* normalized;          // the dtype
   void* quantized;           // one byte an element

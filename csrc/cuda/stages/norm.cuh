@@ -69,7 +69,7 @@ class NormStage {
   __device__ __forceinline__ bool has(uint32_t i) const { return i < norm_.vectors; }
 
   /// Asks for the weights of this thread's columns, and for the scale if it is given, which do not
-  /// change from row to row. Nothing waits for the answer yet, but for who returns the scale.
+  /// change from row to row. Nothing waits for the answer yet, but for who stores the scale.
   __device__ __forceinline__ void prefetch(uint32_t step = 0) {
     const uint32_t i = index(step);
     if (!has(i)) return;
@@ -77,8 +77,7 @@ class NormStage {
     if (layer()) bias_ = load(norm_.bias, i);
     if (norm_.given_scale != nullptr) {
       given_scale_ = *norm_.given_scale;
-      const bool returns = norm_.returned_scale != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
-      if (returns) *norm_.returned_scale = given_scale_;
+      if (blockIdx.x == 0 && threadIdx.x == 0) *static_cast<float*>(norm_.scale) = given_scale_;
     }
     if (steps() > 1) look_ahead(i);
   }

@@ -31,7 +31,6 @@ struct NormArguments {
   uint64_t result_rows;  // of the residual and the results
   uint64_t first_row;    // which one of those that an epilogue sees is the first of them
   const float* given_scale;
-  float* returned_scale;
   float* spill;
 
   /// Brings the lines of the arguments near, all at once; otherwise a call would wait for each when
