@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ..attempt import Attempt, allreduce, attempt, ones, works
+from ..family_cases import Call
+from ..family_check import run_call
 from ..multicast import ALGORITHMS, NORM_WAYS, WAYS
 from ..norm_cases import OPS as NORMS
+from ..norm_cases import Call as Norm
+from ..norm_check import run_norm
 from ..pool import Pool
 from ..rank import Rank
 
@@ -37,6 +41,42 @@ def test_refused_with_what_is_missing_and_what_auto_takes(pool: Pool) -> None:
                 assert word in found.message, (word, found)
         if pool.world.device == "cpu":
             assert "CPU" in why
+
+
+def _others_refused(rank: Rank) -> tuple[dict[tuple[str, str], Attempt], bool]:
+    """Of every operator the call, of data and of none, and what explain() says."""
+    communicator = rank.communicator()
+    found = {}
+    for op, algorithm in WAYS:
+        for size in (40, 0):
+            one = Call(op, "float32", (size,), algorithm)
+            found[op, f"{algorithm} of {size}"] = attempt(
+                lambda: run_call(rank, communicator, one)  # noqa: B023
+            )
+    for op, algorithm in NORM_WAYS:
+        for rows in (2, 0):
+            norm = Norm(op, "float32", rows=rows, algorithm=algorithm)
+            found[op, f"{algorithm} of {rows}"] = attempt(
+                lambda: run_norm(rank, communicator, norm)  # noqa: B023
+            )
+    for op, algorithm in (*WAYS, *NORM_WAYS):
+        found[op, f"{algorithm} explained"] = attempt(
+            lambda: communicator.explain(op, (2, 64), algorithm=algorithm)  # noqa: B023
+        )
+    return found, works(rank, communicator)
+
+
+@pytest.mark.worlds(1, 2)
+def test_every_operator_refuses_it(pool: Pool) -> None:
+    for found, well in pool.run(_others_refused):
+        assert well
+        assert len(found) == 3 * len(WAYS + NORM_WAYS)
+        for (op, call), refused in found.items():
+            assert refused.error == "NotImplementedError", (op, call, refused)
+            for word in (f'"{call.split()[0]}"', "NVLink multicast", "has none", '"auto" takes '):
+                assert word in refused.message, (op, call, word, refused)
+            if "explained" not in call:
+                assert f"collx.{op}: algorithm" in refused.message, (op, refused)
 
 
 def test_there_are_such_algorithms() -> None:
