@@ -52,8 +52,10 @@ Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   routes.cleared = message_of(call, call.output, dense_span(call.cleared));
   routes.has_root = call.root >= 0;
   routes.root = (call.root - view.rank + view.world) % view.world;
-  // In place, what stays here is where it belongs.
-  if (call.input == call.output && !is_reduction(call.collective)) routes.to[0].bytes = 0;
+  // In place, what stays here is where it belongs. Of what is stored into all outputs at once, the
+  // own message says where the others are.
+  const bool copies = !is_reduction(call.collective) && !call.plan.into_outputs;
+  if (call.input == call.output && copies) routes.to[0].bytes = 0;
   return routes;
 }
 
@@ -157,11 +159,6 @@ void direct(const ExchangeLaunch& l) {
 void multimem(const ExchangeLaunch& l) {
   KernelCall k = barrier_call_of(l);
   Routes routes = routes_of(l.view, l.call);
-  // In place, too: the own message says where the others are.
-  if (l.call.plan.into_outputs) {
-    const int own = l.view.rank;
-    routes.to[0] = message_of(l.call, l.call.output, l.call.received(own, own));
-  }
   PullArguments pull = pull_arguments_of(l.view, l.call);
   MulticastArguments multicast = multicast_arguments_of(l.view, l.call);
   l.run(false, k, routes, pull, multicast);
