@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -49,6 +50,12 @@ class QuickCall {
     if (at::impl::torch_function_mode_enabled() || !fill(stack, given, options, outs)) {
       return call_usual(given, options, outs);
     }
+    // The last reference to a tensor besides Python's own is given up with the interpreter's lock,
+    // which would be taken anew for each of them when the operator is done with its arguments.
+    torch::jit::Stack held;
+    held.reserve(stack.size());
+    std::copy_if(stack.begin(), stack.end(), std::back_inserter(held),
+                 [](const c10::IValue& value) { return value.isTensor() || value.isTensorList(); });
     {
       const py::gil_scoped_release others_run;
       op_.callBoxed(stack);
