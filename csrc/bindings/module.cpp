@@ -9,6 +9,7 @@
 #include <cuda.h>
 #endif
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -163,15 +164,22 @@ void bind_epilogues(py::module_& m) {
       "epilogue_program",
       [](std::string_view expression, at::ScalarType dtype, std::string_view kernel,
          bool has_simple, int world, bool simple, bool has_worlds, bool rows, bool multicast,
-         bool simulated, bool layer, bool groups, bool steps) {
+         bool simulated, bool layer, bool groups, bool steps,
+         const std::optional<std::vector<int32_t>>& whole, bool keeps) {
         const collx::KernelTemplate of{kernel, has_simple, has_worlds, rows, multicast};
+        collx::EpilogueForm form{whole.has_value(), keeps};
+        for (size_t x = 0; whole && x < whole->size(); ++x) {
+          const int32_t dims = whole->at(x);
+          form.extra[x] = {dims > 0 ? collx::Lies::vectors : collx::Lies::same, std::max(dims, 2)};
+        }
         return collx::program_of(expression, dtype,
-                                 {of, world, simple, simulated, {layer, groups, steps}});
+                                 {of, world, simple, simulated, {layer, groups, steps}, form});
       },
       py::arg("expression"), py::arg("dtype"), py::arg("kernel"), py::arg("has_simple"),
       py::arg("world"), py::arg("simple"), py::arg("has_worlds") = true, py::arg("rows") = false,
       py::arg("multicast") = false, py::arg("simulated") = false, py::arg("layer") = false,
-      py::arg("groups") = false, py::arg("steps") = false);
+      py::arg("groups") = false, py::arg("steps") = false, py::arg("whole") = std::nullopt,
+      py::arg("keeps") = false);
 }
 
 void bind_communicator(py::module_& m) {

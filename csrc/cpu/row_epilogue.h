@@ -9,7 +9,7 @@ namespace collx::cpu {
 /// What goes over each normalized row, which it takes rounded to the dtype and leaves so.
 struct RowEpilogue {
   const Expression& expression;
-  EpilogueArguments arguments;  // in the order of the results' elements
+  EpilogueArguments arguments = {};  // in the order of the results' elements
 };
 
 }  // namespace collx::cpu

@@ -1,9 +1,14 @@
+#include <cstddef>
+
 #include "epilogue.h"
 #include "launch.h"
 #include "stages/norm_arguments.cuh"
 
 namespace collx::cuda {
 namespace {
+
+// A launch reads as much as the kernel takes.
+static_assert(offsetof(ExtraArguments<1>, extra) == offsetof(EpilogueArguments, extra));
 
 /// What a program assumes of its arguments must hold here: its headers are read when it is
 /// compiled.
@@ -45,8 +50,8 @@ int held_by_device(Kernel kernel, int device) {
 
 }  // namespace
 
-Kernel find_with_epilogue(const EpilogueCall& epilogue, const ProgramOptions& options,
-                          const Plan& plan) {
+Kernel find_with_epilogue(const EpilogueCall& epilogue, ProgramOptions options, const Plan& plan) {
+  options.epilogue = epilogue.form;
   const int full_blocks = ceil_div(plan.blocks * plan.threads, kFullBlock);
   const Kernel kernel = epilogue.kernels.find(options, full_blocks, epilogue.op, epilogue.make);
   return epilogue.launches ? kernel : nullptr;
@@ -64,7 +69,7 @@ Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const ch
   if (found == nullptr) {
     const std::string program =
         with_sizes(epilogue_program(expression_, dtype_, options), options.kernel.rows);
-    const Kernel kernel = load(make(op, program, kernel_in_program(options)));
+    const Kernel kernel = load(make(op, program, kernel_in_program(expression_, options)));
     entries_.push_back({options, device, kernel, held_by_device(kernel, device)});
     found = &entries_.back();
   }

@@ -46,7 +46,8 @@ struct EpilogueCall {
   const char* op;
   MakeKernel make;
   bool launches;  // false: the kernel is made ready, and that is all
-  EpilogueArguments arguments;
+  EpilogueArguments arguments = {};
+  EpilogueForm form = {};
 };
 
 }  // namespace collx::cuda

@@ -55,8 +55,7 @@ struct KernelFamily {
 };
 
 /// The kernel of a call with an epilogue; null where it was to be made ready, and that is all.
-Kernel find_with_epilogue(const EpilogueCall& epilogue, const ProgramOptions& options,
-                          const Plan& plan);
+Kernel find_with_epilogue(const EpilogueCall& epilogue, ProgramOptions options, const Plan& plan);
 
 /// A call on its way to its kernels.
 template <typename CallOf>

@@ -25,20 +25,22 @@ std::shared_ptr<const KnownExpression> check_expression(const char* op, std::str
   constexpr size_t kMost = 1024;  // before all are forgotten
   static std::mutex mutex;
   static Known known[static_cast<size_t>(DType::count)];
+  // A loop asks for the same one again and again, which takes no look into the table.
+  thread_local std::shared_ptr<const KnownExpression> last;
   const DType value = check_dtype(op, dtype);
+  if (last != nullptr && last->dtype == value && last->text == text) return last;
   const std::lock_guard guard(mutex);
   Known& of_dtype = known[static_cast<size_t>(value)];
-  if (const auto found = of_dtype.find(text); found != of_dtype.end()) return found->second;
+  if (const auto found = of_dtype.find(text); found != of_dtype.end()) return last = found->second;
   Expression expression;
   const auto wrong = parse_expression(text, value, expression);
   TORCH_CHECK_VALUE(!wrong, "collx.", op, ": expression: got ", *wrong,
                     "; accepted for a value of ", dtype,
                     ": what collx.epilogues.expression_of makes of a function");
   if (of_dtype.size() >= kMost) of_dtype.clear();
-  auto shared = std::make_shared<const KnownExpression>(std::move(expression),
-                                                        std::hash<std::string_view>()(text), value);
-  of_dtype.emplace(text, shared);
-  return shared;
+  last = std::make_shared<const KnownExpression>(std::move(expression), text, value);
+  of_dtype.emplace(text, last);
+  return last;
 }
 
 std::pair<std::string, std::string> program_of(std::string_view text, at::ScalarType dtype,
@@ -46,7 +48,7 @@ std::pair<std::string, std::string> program_of(std::string_view text, at::Scalar
   constexpr const char* kOp = "epilogue";
   const auto known = check_expression(kOp, text, dtype);
   return {epilogue_program(known->expression, check_dtype(kOp, dtype), options),
-          kernel_in_program(options)};
+          kernel_in_program(known->expression, options)};
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/macros/Export.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,9 +20,11 @@ namespace collx {
 
 /// What the text of an expression says, for a value of some dtype, and the kernels made of it.
 struct KnownExpression {
-  KnownExpression(Expression of, uint64_t hash, [[maybe_unused]] DType dtype)
+  KnownExpression(Expression of, std::string_view said, DType dtype)
       : expression(std::move(of)),
-        hash(hash)
+        text(said),
+        hash(std::hash<std::string_view>()(said)),
+        dtype(dtype)
 #if COLLX_CUDA
         ,
         kernels(expression, dtype)
@@ -30,7 +33,9 @@ struct KnownExpression {
   }
 
   const Expression expression;
+  const std::string text;
   const uint64_t hash;  // of the text
+  const DType dtype;    // of the value
 #if COLLX_CUDA
   mutable cuda::EpilogueKernels kernels;
 #endif

@@ -1,5 +1,7 @@
 #include "epilogue_kernels.h"
 
+#include <algorithm>
+
 #if COLLX_CUDA
 #include "run_time_compiler.h"
 #endif
@@ -27,10 +29,10 @@ bool lay_out(const at::Tensor& extra, at::IntArrayRef sizes, DType dtype, ExtraT
 
 }  // namespace
 
-EpilogueArguments KernelEpilogue::arguments_of(const Epilogue& epilogue, at::IntArrayRef sizes,
-                                               DType dtype) {
+void KernelEpilogue::place(const Epilogue& epilogue, at::IntArrayRef sizes,
+                           EpilogueArguments& arguments) {
   const Expression& expression = epilogue.known.expression;
-  EpilogueArguments arguments;
+  const DType dtype = epilogue.known.dtype;
   if (epilogue.value != nullptr) arguments.value = epilogue.value->mutable_data_ptr();
   for (size_t i = 0; i < static_cast<size_t>(expression.extras); ++i) {
     if (lay_out(epilogue.extras[i], sizes, dtype, arguments.extra[i])) continue;
@@ -46,14 +48,27 @@ EpilogueArguments KernelEpilogue::arguments_of(const Epilogue& epilogue, at::Int
     }
     below *= static_cast<uint64_t>(sizes[d]);
   }
-  return arguments;
 }
 
 #if COLLX_CUDA
+bool KernelEpilogue::is_whole(const Epilogue& epilogue, const at::Tensor& output) {
+  const auto aligned = [](const at::Tensor& t, int64_t bytes) {
+    const auto address = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+    return address % std::min<uint64_t>(bytes, kVectorBytes) == 0;
+  };
+  // Elements of a vector of the value.
+  const int64_t count = kVectorBytes / dtype_size(epilogue.known.dtype);
+  return output.numel() % count == 0 && aligned(output, count * output.element_size()) &&
+         (epilogue.value == nullptr || aligned(*epilogue.value, kVectorBytes));
+}
+
 cuda::EpilogueCall& KernelEpilogue::on_cuda(const char* op, const Epilogue& epilogue,
-                                            at::IntArrayRef sizes, DType dtype) {
-  return call_.emplace(cuda::EpilogueCall{epilogue.known.kernels, op, make_kernel, !getting_ready(),
-                                          arguments_of(epilogue, sizes, dtype)});
+                                            at::IntArrayRef sizes, bool whole) {
+  const KnownExpression& known = epilogue.known;
+  auto& call = call_.emplace(known.kernels, op, make_kernel, !getting_ready());
+  place(epilogue, sizes, call.arguments);
+  call.form = form_of(call.arguments, known.expression.extras, whole);
+  return call;
 }
 #endif
 
@@ -61,15 +76,15 @@ void KernelEpilogue::use_for_rows(const Communicator& communicator, const char* 
                                   const Epilogue& epilogue, at::IntArrayRef sizes, NormCall& call) {
   call.descriptor.row_epilogue = epilogue.known.hash;
   if (!communicator.on_cuda()) {
-    call.row_epilogue = &rows_.emplace(
-        cpu::RowEpilogue{epilogue.known.expression, arguments_of(epilogue, sizes, call.dtype)});
-    return;
+    call.row_epilogue = &rows_.emplace(epilogue.known.expression);
+    return place(epilogue, sizes, rows_->arguments);
   }
 #if COLLX_CUDA
-  cuda::EpilogueCall& made = on_cuda(op, epilogue, sizes, call.dtype);
+  // Each row begins with a vector of its own, which then is aligned in all of them or not.
+  const bool whole = call.cols * static_cast<uint64_t>(dtype_size(call.dtype)) % kVectorBytes == 0;
+  cuda::EpilogueCall& made = on_cuda(op, epilogue, sizes, whole);
   call.epilogue = &made;
-  if (call.cols * static_cast<uint64_t>(dtype_size(call.dtype)) % kVectorBytes == 0) return;
-  // Each row begins with a vector of its own, which then is not aligned in all of them.
+  if (whole) return;
   for (ExtraTensor& extra : made.arguments.extra) {
     if (extra.lies == Lies::vectors) extra.lies = Lies::anywhere;
   }

@@ -23,7 +23,7 @@ class KernelEpilogue {
            const Epilogue* epilogue, const at::Tensor& output, Call& call) {
     if (epilogue == nullptr || !in_kernels(communicator, asked)) return;
 #if COLLX_CUDA
-    call.epilogue = &on_cuda(op, *epilogue, output.sizes(), call.dtype);
+    call.epilogue = &on_cuda(op, *epilogue, output.sizes(), is_whole(*epilogue, output));
 #endif
     (void)op, (void)output, (void)call;
   }
@@ -34,11 +34,13 @@ class KernelEpilogue {
                     at::IntArrayRef sizes, NormCall& call);
 
  private:
-  EpilogueArguments arguments_of(const Epilogue& epilogue, at::IntArrayRef sizes, DType dtype);
+  void place(const Epilogue& epilogue, at::IntArrayRef sizes, EpilogueArguments& arguments);
 
 #if COLLX_CUDA
+  /// `whole`: as EpilogueForm has it, of the output.
   cuda::EpilogueCall& on_cuda(const char* op, const Epilogue& epilogue, at::IntArrayRef sizes,
-                              DType dtype);
+                              bool whole);
+  static bool is_whole(const Epilogue& epilogue, const at::Tensor& output);
 
   std::optional<cuda::EpilogueCall> call_;
 #endif

@@ -61,6 +61,15 @@ struct ExtraTensor {
   Lies lies = Lies::anywhere;
 };
 
+/// What a kernel is compiled to know of an extra; by default nothing. Of one dimension and of two
+/// it is the same kernel: a bias has one dimension where there is a single row.
+struct ExtraForm {
+  Lies lies = Lies::anywhere;
+  int32_t dims = 0;
+
+  friend bool operator==(const ExtraForm&, const ExtraForm&) = default;
+};
+
 /// Whether offsets in it are found without divisions.
 COLLX_HD inline bool has_reciprocals(const ExtraTensor& extra) {
   return extra.dims == 1 || extra.reciprocal[0] != 0;
@@ -69,23 +78,26 @@ COLLX_HD inline bool has_reciprocals(const ExtraTensor& extra) {
 /// Elements from the extra's first to the one that goes with element i of the output. Of an extra
 /// that has reciprocals: the product of one and a number of 32 bits is the exact quotient (Lemire,
 /// Kaser, Kurz, "Faster remainder by direct computation", 2019).
+template <ExtraForm kForm = ExtraForm{}>
 COLLX_HD inline int64_t offset_by_reciprocals(const ExtraTensor& extra, uint64_t i) {
-  if (extra.dims == 1) return static_cast<int64_t>(i) * extra.stride[0];
+  const int dims = kForm.dims > 0 ? kForm.dims : extra.dims;
+  const int64_t innermost = kForm.dims == 0 ? extra.stride[0] : kForm.lies == Lies::vectors ? 1 : 0;
+  if (dims == 1) return static_cast<int64_t>(i) * innermost;
   auto rest = static_cast<uint32_t>(i);
   int64_t offset = 0;
 #if defined(__CUDA_ARCH__)
-#pragma unroll 1
+#pragma unroll(kForm.dims > 0 ? kForm.dims : 1)
 #endif
-  for (int d = 0; d + 1 < extra.dims; ++d) {
+  for (int d = 0; d + 1 < dims; ++d) {
     // The upper half of reciprocal * rest.
     const uint64_t low = (extra.reciprocal[d] & 0xFFFFFFFFu) * rest;
     const uint64_t high = (extra.reciprocal[d] >> 32) * rest + (low >> 32);
     const auto outer = static_cast<uint32_t>(high >> 32);
-    offset +=
-        static_cast<int64_t>(rest - outer * static_cast<uint32_t>(extra.size[d])) * extra.stride[d];
+    offset += static_cast<int64_t>(rest - outer * static_cast<uint32_t>(extra.size[d])) *
+              (d == 0 ? innermost : extra.stride[d]);
     rest = outer;
   }
-  return offset + static_cast<int64_t>(rest) * extra.stride[extra.dims - 1];
+  return offset + static_cast<int64_t>(rest) * extra.stride[dims - 1];
 }
 
 /// The same of any extra.
@@ -111,6 +123,34 @@ struct EpilogueArguments {
   ExtraTensor extra[kMostLeaves];
   Coordinate coordinate[kMostLeaves];
 };
+
+/// What they begin with, as a kernel takes them that asks for no coordinates: what it does not take
+/// is not copied to the device with each call.
+template <int Extras>
+struct ExtraArguments {
+  void* value;
+  ExtraTensor extra[Extras > 0 ? Extras : 1];
+};
+
+/// What the kernel of a call with an epilogue has to be able to do; another call has another one.
+struct EpilogueForm {
+  bool whole = false;  // the output is of aligned vectors, and extras are found without divisions
+  bool keeps = false;  // the reduced elements are kept, too
+  ExtraForm extra[kMostLeaves] = {};  // known of whole ones
+
+  friend bool operator==(const EpilogueForm&, const EpilogueForm&) = default;
+};
+
+/// `whole`: whether the output is.
+inline EpilogueForm form_of(const EpilogueArguments& arguments, int extras, bool whole) {
+  EpilogueForm form{whole, arguments.value != nullptr};
+  for (int x = 0; x < extras; ++x) {
+    const ExtraTensor& extra = arguments.extra[x];
+    form.extra[x] = {extra.lies, extra.dims < 2 ? 2 : extra.dims};
+    form.whole = form.whole && extra.lies != Lies::anywhere && extra.reciprocal[0] != 0;
+  }
+  return form.whole ? form : EpilogueForm{false, form.keeps};
+}
 
 /// Sizes of the output and strides of an extra that was broadcast to it, outermost first. False
 /// where it has too many dimensions, those that go on as one being one: a contiguous copy has few.

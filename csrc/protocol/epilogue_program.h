@@ -28,6 +28,7 @@ struct ProgramOptions {
   bool simple = false;
   bool simulated = false;
   NormForm form = {};  // where rows are normalized
+  EpilogueForm epilogue = {};
 
   friend bool operator==(const ProgramOptions&, const ProgramOptions&) = default;
 };
@@ -84,6 +85,30 @@ inline std::string leaf(const char* from, DType dtype) {
          from + ")";
 }
 
+inline const char* word(bool is) { return is ? "true" : "false"; }
+
+inline std::string form_in_program(const EpilogueForm& form, int extras) {
+  std::string text = std::string("{") + word(form.whole) + ", " + word(form.keeps) + ", {";
+  for (int x = 0; form.whole && x < extras; ++x) {
+    text += std::string("{Lies::") + (form.extra[x].lies == Lies::same ? "same" : "vectors") +
+            ", " + std::to_string(form.extra[x].dims) + "}, ";
+  }
+  return text + "}}";
+}
+
+/// What the kernel takes of EpilogueArguments.
+inline std::string arguments_in_program(const Expression& expression) {
+  if (expression.indices > 0) return "collx::EpilogueArguments";
+  return "collx::ExtraArguments<" + std::to_string(expression.extras) + ">";
+}
+
+/// Whether the last statement rounds a float32 to 16 bits, which several elements can do at once.
+inline bool rounds_last(const Expression& expression) {
+  const Statement& last = expression.statements.back();
+  return last.what == Do::cast && is_narrow(last.type) &&
+         expression.statements[last.operands[0]].type == ValueType::float32;
+}
+
 }  // namespace detail
 
 inline std::string epilogue_program(const Expression& expression, DType dtype,
@@ -92,15 +117,18 @@ inline std::string epilogue_program(const Expression& expression, DType dtype,
   std::string p = "#include \"cuda/collectives/" + name + ".cuh\"\n#include \"cuda/stages/" +
                   (options.kernel.rows ? "map_rows" : "map") + ".cuh\"\n";
   p += "namespace collx::cuda {\nstruct Expression {\n";
+  p += "  using Arguments = " + detail::arguments_in_program(expression) + ";\n";
   p += std::string("  static constexpr DType kDType = DType::") +
        kValueTypes[static_cast<int>(dtype)].name + ";\n";
   p += "  static constexpr ValueType kResult = " + detail::type_in_program(expression.result()) +
        ";\n";
   if (options.kernel.rows) {
-    const auto word = [](bool is) { return is ? "true" : "false"; };
-    p += std::string("  static constexpr NormForm kForm = {") + word(options.form.layer) + ", " +
-         word(options.form.groups) + ", " + word(options.form.steps) + "};\n";
+    p += std::string("  static constexpr NormForm kForm = {") + detail::word(options.form.layer) +
+         ", " + detail::word(options.form.groups) + ", " + detail::word(options.form.steps) +
+         "};\n";
   }
+  p += "  static constexpr EpilogueForm kEpilogueForm = " +
+       detail::form_in_program(options.epilogue, expression.extras) + ";\n";
   p += "  static constexpr int kExtras = " + std::to_string(expression.extras) + ";\n";
   p += "  static constexpr int kCoordinates = " + std::to_string(expression.indices) + ";\n";
   p += "  template <typename Acc, typename Coordinates>\n"
@@ -113,12 +141,16 @@ inline std::string epilogue_program(const Expression& expression, DType dtype,
     p += "    const auto v" + std::to_string(k) + " = " +
          (leaf ? detail::leaf(made.c_str(), dtype) : made) + ";\n";
   }
-  p += "    return v" + std::to_string(expression.statements.size() - 1) + ";\n  }\n};\n}\n";
+  const bool rounds = !options.kernel.rows && detail::rounds_last(expression);
+  const Statement& last = expression.statements.back();
+  const size_t result = rounds ? last.operands[0] : expression.statements.size() - 1;
+  p += "    return v" + std::to_string(result) + ";\n  }\n";
+  p += std::string("  static constexpr bool kRounded = ") + detail::word(!rounds) + ";\n};\n}\n";
   return p;
 }
 
 /// The kernel's name in that program, as C++ has it.
-inline std::string kernel_in_program(const ProgramOptions& options) {
+inline std::string kernel_in_program(const Expression& expression, const ProgramOptions& options) {
   std::string name = "collx::cuda::" + std::string(options.kernel.name) +
                      "_kernel<collx::cuda::" + (options.kernel.rows ? "MapRows" : "Map") +
                      "<collx::cuda::Expression>";
@@ -127,7 +159,7 @@ inline std::string kernel_in_program(const ProgramOptions& options) {
     name += options.simulated ? ", collx::cuda::Simulated" : ", collx::cuda::Switch";
   }
   if (options.kernel.simple) name += options.simple ? ", true" : ", false";
-  return name + ", collx::EpilogueArguments>";
+  return name + ", " + detail::arguments_in_program(expression) + ">";
 }
 
 }  // namespace collx

@@ -1,7 +1,7 @@
 # ruff: noqa: N999  (the name that PyTorch gives to extension modules)
 """The compiled extension: operators (torch.ops.collx.*), and what the Python side needs of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,9 +74,12 @@ def epilogue_program(
     layer: bool = False,
     groups: bool = False,
     steps: bool = False,
+    whole: Sequence[int] | None = None,
+    keeps: bool = False,
 ) -> tuple[str, str]:
     """The program that is compiled for an epilogue in a kernel of that template, and the kernel's
-    name in it."""
+    name in it. `whole`: where the output and all extras are of whole vectors, the dimensions in
+    which each extra lies; 0 for one that is the same for a whole vector."""
 
 class Communicator:
     """One rank's view of a communicator; entered into the C++ registry under `name`."""

@@ -85,6 +85,10 @@ CASES = (
 )
 
 
+# "middle": the same along the last dimension but one. "mixed": a number, and then a row.
+LIES = ("full", "row", "column", "middle", "number", "strided", "mixed")
+
+
 @dataclass(frozen=True)
 class Call:
     case: int  # of CASES
@@ -93,7 +97,7 @@ class Call:
     shape: tuple[int, ...]
     axis: int = 0
     algorithm: str = "auto"
-    broadcast: str = "full"  # how the extras lie: "full", "row", "column", "number", "strided"
+    broadcast: str = "full"  # how the extras lie: one of LIES
     form: str = "functional"  # "out", "strided_out", "onto_extra", "with_value"
     seed: int = 1
 
@@ -103,11 +107,14 @@ def extras_of(call: Call, sizes: tuple[int, ...], rank: int) -> list[torch.Tenso
     made = []
     for which in range(CASES[call.case].extras):
         lies = call.broadcast
+        if lies == "mixed":
+            lies = ("number", "row")[which % 2]
         shape = {
             "full": sizes,
             "strided": sizes,
             "row": sizes[-1:],
             "column": (*sizes[:-1], 1),
+            "middle": (*sizes[:-2], 1, *sizes[-1:])[-len(sizes) :],
             "number": (),
         }[lies]
         numel = int(torch.Size(shape).numel())
@@ -171,7 +178,7 @@ def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) 
                 shape,
                 axis=choose.randrange(dims) if op == "reducescatter" else 0,
                 algorithm=choose.choice(algorithms(op)),
-                broadcast=choose.choice(("full", "row", "column", "number", "strided")),
+                broadcast=choose.choice(LIES),
                 form=choose.choice(
                     ("functional", "out", "strided_out", "onto_extra", "with_value")
                 ),

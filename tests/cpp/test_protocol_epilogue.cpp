@@ -1,6 +1,7 @@
 // Where the elements of an epilogue's extra tensors lie.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -72,6 +73,46 @@ TEST(Extras, ReciprocalsGiveEveryQuotient) {
       }
     }
   }
+}
+
+template <Lies kLies, int kDims>
+void expect_known(const std::vector<int64_t>& sizes, std::vector<int64_t> strides) {
+  strides.back() = kLies == Lies::vectors ? 1 : 0;
+  const Case c{sizes, strides};
+  const ExtraTensor extra = laid_out(c);
+  ASSERT_EQ(extra.lies, kLies);
+  ASSERT_EQ(std::max(extra.dims, 2), kDims);
+  for (uint64_t i = 0; i < numel_of(c); ++i) {
+    ASSERT_EQ((offset_by_reciprocals<ExtraForm{kLies, kDims}>(extra, i)), expected(c, i)) << i;
+  }
+}
+
+TEST(Extras, WhatAKernelIsCompiledToKnowGivesTheSameOffsets) {
+  expect_known<Lies::vectors, 2>({640}, {1});
+  expect_known<Lies::vectors, 2>({9, 64}, {0, 1});
+  expect_known<Lies::vectors, 3>({3, 5, 32}, {32, 0, 1});
+  expect_known<Lies::vectors, 4>({3, 5, 7, 16}, {16, 0, 48, 1});
+  expect_known<Lies::same, 2>({640}, {0});
+  expect_known<Lies::same, 2>({9, 64}, {3, 0});
+  expect_known<Lies::same, 3>({3, 5, 32}, {7, 2, 0});
+  expect_known<Lies::same, 4>({3, 5, 7, 16}, {5, 0, 1, 0});
+}
+
+TEST(Extras, AFormIsWholeIfAllAre) {
+  EpilogueArguments arguments;
+  arguments.extra[0] = laid_out({{9, 64}, {0, 1}});
+  arguments.extra[1] = laid_out({{9, 64}, {1, 0}});
+  arguments.extra[2] = laid_out({{9, 64}, {64, 2}});  // every other element
+  const EpilogueForm whole = form_of(arguments, 2, true);
+  EXPECT_TRUE(whole.whole);
+  EXPECT_EQ(whole.extra[0], (ExtraForm{Lies::vectors, 2}));
+  EXPECT_EQ(whole.extra[1], (ExtraForm{Lies::same, 2}));
+  EXPECT_EQ(whole.extra[2], ExtraForm{});
+  EXPECT_EQ(form_of(arguments, 3, true), EpilogueForm{});
+  EXPECT_EQ(form_of(arguments, 2, false), EpilogueForm{});
+  char kept = 0;
+  arguments.value = &kept;
+  EXPECT_EQ(form_of(arguments, 3, true), (EpilogueForm{false, true}));
 }
 
 TEST(Extras, LargeOutputsAreDivided) {

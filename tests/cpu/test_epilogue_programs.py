@@ -3,6 +3,8 @@ every generation of GPUs, with no headers but collx's own."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -71,7 +73,7 @@ def _compiled(
     simple: bool = True,
     extras: int = 1,
     dims: int | None = None,
-    **form: bool,
+    **form: Any,
 ) -> str:
     text = expression_of("allreduce", f, dtype, extras, dims)
     has_simple, has_worlds, rows = KERNELS[kernel]
@@ -99,21 +101,33 @@ def test_every_op_of_a_type_compiles(dtype: torch.dtype, architecture: str) -> N
     assert not said, said
 
 
-def _versions() -> list[tuple[str, int, bool, str]]:
+def _versions() -> list[tuple[str, int, bool, bool, str]]:
     """Of every kernel all that there are for one architecture, and one for each of the others."""
     found = []
     for kernel, (_, has_worlds, _) in KERNELS.items():
-        found += [(kernel, 2, True, architecture) for architecture in ARCHITECTURES]
+        found += [(kernel, 2, True, True, architecture) for architecture in ARCHITECTURES]
+        found.append((kernel, 2, True, False, "sm_90"))
         if has_worlds or "multimem" in kernel:
-            found.append((kernel, 4, False, "sm_90"))
+            found.append((kernel, 4, False, True, "sm_90"))
         if has_worlds:
-            found.append((kernel, 0, False, "sm_90"))
+            found.append((kernel, 0, False, False, "sm_90"))
     return found
 
 
-@pytest.mark.parametrize(("kernel", "world", "simple", "architecture"), _versions())
-def test_every_kernel_compiles(kernel: str, world: int, simple: bool, architecture: str) -> None:
-    said = _compiled(bias_relu, torch.bfloat16, architecture, kernel, world, simple)
+@pytest.mark.parametrize(("kernel", "world", "simple", "whole", "architecture"), _versions())
+def test_every_kernel_compiles(
+    kernel: str, world: int, simple: bool, whole: bool, architecture: str
+) -> None:
+    """`whole`: with the dimensions of the one extra, which then is of whole vectors."""
+    dims = [2] if whole else None
+    said = _compiled(bias_relu, torch.bfloat16, architecture, kernel, world, simple, whole=dims)
+    assert not said, said
+
+
+@pytest.mark.parametrize("dims", [0, 2, 3, 4])
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
+def test_what_is_known_of_extras_compiles(dtype: torch.dtype, dims: int) -> None:
+    said = _compiled(bias_relu, dtype, "sm_90", whole=[dims], keeps=True)
     assert not said, said
 
 

@@ -3,8 +3,10 @@
 // is made of them, so that extra tensors may differ from rank to rank.
 //
 // An epilogue is a struct `F` that cuda/epilogue.cu writes:
-//   kDType, kResult, kExtras, kCoordinates
+//   Arguments                            what it takes of EpilogueArguments
+//   kDType, kResult, kExtras, kCoordinates, kEpilogueForm
 //   apply(value, extras, coordinates)    of one element
+//   kRounded                             whether that is rounded to kResult: else it is float32
 #pragma once
 
 #include "combine.cuh"
@@ -15,13 +17,15 @@ namespace collx::cuda {
 namespace detail {
 
 /// The coordinates of an element, and of those behind it one after the other.
-template <int Count>
+template <typename F>
 class Coordinates {
+  static constexpr int kCount = F::kCoordinates;
+
  public:
-  __device__ __forceinline__ Coordinates(const EpilogueArguments& epilogue, uint64_t first)
+  __device__ __forceinline__ Coordinates(const typename F::Arguments& epilogue, uint64_t first)
       : epilogue_(epilogue) {
 #pragma unroll
-    for (int c = 0; c < Count; ++c) {
+    for (int c = 0; c < kCount; ++c) {
       const Coordinate& of = epilogue.coordinate[c];
       const uint64_t run = first / of.below;
       rest_[c] = first - run * of.below;
@@ -33,7 +37,7 @@ class Coordinates {
   }
   __device__ __forceinline__ void next() {
 #pragma unroll
-    for (int c = 0; c < Count; ++c) {
+    for (int c = 0; c < kCount; ++c) {
       const Coordinate& of = epilogue_.coordinate[c];
       if (++rest_[c] < of.below) continue;
       rest_[c] = 0;
@@ -42,8 +46,14 @@ class Coordinates {
   }
 
  private:
-  const EpilogueArguments& epilogue_;
-  uint64_t rest_[Count > 0 ? Count : 1], at_[Count > 0 ? Count : 1];
+  const typename F::Arguments& epilogue_;
+  uint64_t rest_[kCount > 0 ? kCount : 1], at_[kCount > 0 ? kCount : 1];
+};
+template <typename F>
+requires(F::kCoordinates == 0) class Coordinates<F> {
+ public:
+  __device__ __forceinline__ Coordinates(const typename F::Arguments&, uint64_t) {}
+  __device__ __forceinline__ void next() {}
 };
 
 /// Those elements of an extra that go with the vector of the output whose first element is `first`,
@@ -87,20 +97,97 @@ __device__ __forceinline__ Vector load_extra(const ExtraTensor& extra, uint64_t 
   return load_any_extra<Size>(extra, first, numel);
 }
 
-/// Results side by side, as they are stored.
-template <ValueType T, int Count>
+/// The same where its form is known; of one that is the same for the whole vector the first element
+/// alone.
+template <int Size, ExtraForm kForm>
+__device__ __forceinline__ Vector load_known_extra(const ExtraTensor& extra, uint64_t first,
+                                                   uint64_t numel) {
+  if (first >= numel) return {};
+  const char* from =
+      static_cast<const char*>(extra.data) + offset_by_reciprocals<kForm>(extra, first) * Size;
+  if constexpr (kForm.lies == Lies::vectors) {
+    return ptx::ld_here(reinterpret_cast<const Vector*>(from));
+  } else {
+    const uint64_t element = load_element(from, Size);
+    return {{static_cast<uint32_t>(element), static_cast<uint32_t>(element >> 32)}};
+  }
+}
+
+/// What goes with one vector of the output, of all extras.
+template <typename F>
+class Extras {
+  using Value = Elements<F::kDType>;
+  using Acc = typename Value::Acc;
+  static constexpr int kBytes = dtype_size(F::kDType), kRoom = F::kExtras > 0 ? F::kExtras : 1;
+  static constexpr EpilogueForm kForm = F::kEpilogueForm;
+
+ public:
+  Extras() = default;
+  /// Asks for it. `first`, `numel`: of the output's elements.
+  __device__ __forceinline__ Extras(const typename F::Arguments& epilogue, uint64_t first,
+                                    uint64_t numel) {
+    for_each([&]<int X>() {
+      if constexpr (kForm.whole) {
+        vector_[X] = load_known_extra<kBytes, kForm.extra[X]>(epilogue.extra[X], first, numel);
+      } else {
+        vector_[X] = load_extra<kBytes>(epilogue.extra[X], first, numel);
+      }
+    });
+  }
+
+  /// Those of element e of the vector.
+  __device__ __forceinline__ void get(int e, Acc (&elements)[kRoom]) const {
+    for_each([&]<int X>() {
+      constexpr bool kSame = kForm.whole && kForm.extra[X].lies == Lies::same;
+      elements[X] = Value::get(vector_[X], kSame ? 0 : e);
+    });
+  }
+
+ private:
+  template <int X = 0, typename Do>
+  static __device__ __forceinline__ void for_each(Do each) {
+    if constexpr (X < F::kExtras) {
+      each.template operator()<X>();
+      for_each<X + 1>(each);
+    }
+  }
+
+  Vector vector_[kRoom];
+};
+
+/// What F makes of a vector's elements: make(e, what it makes of `value(e)`), one after the other.
+template <typename F, typename Value, typename Make>
+__device__ __forceinline__ void map(const typename F::Arguments& epilogue, uint64_t first,
+                                    const Extras<F>& extras, Value value, Make make) {
+  Coordinates<F> at(epilogue, first);
+#pragma unroll
+  for (int e = 0; e < Elements<F::kDType>::kCount; ++e) {
+    typename Elements<F::kDType>::Acc elements[F::kExtras > 0 ? F::kExtras : 1];
+    extras.get(e, elements);
+    make(e, F::apply(value(e), elements, at));
+    at.next();
+  }
+}
+
+/// Results side by side, as they are stored. `Rounded`: they are values of T; else they are
+/// float32, and are rounded here, by twos.
+template <ValueType T, int Count, bool Rounded>
 struct Packed {
   static constexpr int kBytes = kValueTypes[static_cast<int>(T)].bytes, kTotal = Count * kBytes;
   static constexpr int kWords = kTotal < 4 ? 1 : kTotal / 4;
   uint32_t word[kWords] = {};
 
   __device__ __forceinline__ explicit Packed(const values::Kept<T> (&y)[Count]) {
-    if constexpr (is_narrow(T) && Count > 1) {  // floats that are rounded already
+    if constexpr (is_narrow(T) && Count > 1) {
 #pragma unroll
       for (int e = 0; e < Count; e += 2) {
-        word[e / 2] = T == ValueType::bfloat16
-                          ? __byte_perm(__float_as_uint(y[e]), __float_as_uint(y[e + 1]), 0x7632)
-                          : ptx::cvt_rn_f16x2(y[e], y[e + 1]);
+        if constexpr (T == ValueType::float16) {
+          word[e / 2] = ptx::cvt_rn_f16x2(y[e], y[e + 1]);
+        } else if constexpr (Rounded) {
+          word[e / 2] = __byte_perm(__float_as_uint(y[e]), __float_as_uint(y[e + 1]), 0x7632);
+        } else {
+          word[e / 2] = ptx::cvt_rn_bf16x2(y[e], y[e + 1]);
+        }
       }
     } else {
 #pragma unroll
@@ -141,50 +228,37 @@ struct Packed {
 template <typename F, bool Whole>
 class MappedTensor {
   using Value = Elements<F::kDType>;
+  using Arguments = typename F::Arguments;
+  static constexpr EpilogueForm kForm = F::kEpilogueForm;
   static constexpr int kCount = Value::kCount;
-  static constexpr int kValueBytes = dtype_size(F::kDType);
 
  public:
   /// What it reads of the extras, asked for while the reduced vector is awaited.
-  struct Ahead {
-    Vector extra[F::kExtras > 0 ? F::kExtras : 1];
-  };
+  using Ahead = detail::Extras<F>;
   static constexpr int kAhead = F::kExtras;
 
-  __device__ __forceinline__ MappedTensor(void* data, uint64_t numel,
-                                          const EpilogueArguments& epilogue)
+  __device__ __forceinline__ MappedTensor(void* data, uint64_t numel, const Arguments& epilogue)
       : data_(static_cast<char*>(data)), numel_(numel), epilogue_(epilogue) {}
 
   __device__ __forceinline__ Ahead ahead(uint64_t i) const {
-    Ahead ahead;
-#pragma unroll
-    for (int x = 0; x < F::kExtras; ++x) {
-      ahead.extra[x] = detail::load_extra<kValueBytes>(epilogue_.extra[x], i * kCount, numel_);
-    }
-    return ahead;
+    return Ahead(epilogue_, i * kCount, numel_);
   }
 
   __device__ __forceinline__ void store(uint64_t i, const Vector& v, const Ahead& ahead) const {
     const uint64_t first = i * kCount;
     if (first >= numel_) return;
-    if (epilogue_.value != nullptr) {
-      DenseTensor<kValueBytes, Whole>(epilogue_.value, numel_).store(i, v);
+    if constexpr (kForm.keeps) {
+      DenseTensor<dtype_size(F::kDType), kForm.whole>(epilogue_.value, numel_).store(i, v);
     }
-    detail::Coordinates<F::kCoordinates> at(epilogue_, first);
     values::Kept<F::kResult> y[kCount];
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      typename Value::Acc extras[F::kExtras > 0 ? F::kExtras : 1];
-#pragma unroll
-      for (int x = 0; x < F::kExtras; ++x) extras[x] = Value::get(ahead.extra[x], e);
-      y[e] = F::apply(Value::get(v, e), extras, at);
-      at.next();
-    }
+    detail::map<F>(
+        epilogue_, first, ahead, [&](int e) { return Value::get(v, e); },
+        [&](int e, auto made) { y[e] = made; });
     keep(first, Results(y));
   }
 
  private:
-  using Results = detail::Packed<F::kResult, kCount>;
+  using Results = detail::Packed<F::kResult, kCount, F::kRounded>;
   static constexpr int kBytes = Results::kBytes;
 
   __device__ __forceinline__ void keep(uint64_t first, const Results& y) const {
@@ -216,7 +290,7 @@ class MappedTensor {
 
   char* data_;
   uint64_t numel_;
-  const EpilogueArguments& epilogue_;
+  const Arguments& epilogue_;
 };
 
 /// As Reduce, with outputs that an epilogue goes before.
@@ -224,13 +298,14 @@ template <typename F>
 struct Map : Reduce<F::kDType> {
   template <bool Whole>
   static __device__ __forceinline__ auto output(void* data, uint64_t numel,
-                                                const EpilogueArguments& epilogue) {
-    return MappedTensor<F, Whole>(data, numel, epilogue);
+                                                const typename F::Arguments& epilogue) {
+    constexpr bool kWhole = Whole || F::kEpilogueForm.whole;
+    return MappedTensor<F, kWhole>(data, numel, epilogue);
   }
   template <bool Whole>
   static __device__ __forceinline__ auto output(const Message& to,
-                                                const EpilogueArguments& epilogue) {
-    return MappedTensor<F, Whole>(to.data, to.bytes / Reduce<F::kDType>::kElementBytes, epilogue);
+                                                const typename F::Arguments& epilogue) {
+    return output<Whole>(to.data, to.bytes / Reduce<F::kDType>::kElementBytes, epilogue);
   }
 };
 

@@ -12,44 +12,30 @@ namespace collx::cuda {
 /// As Normalized.
 template <typename F>
 class MapRows {
-  using Value = Elements<F::kDType>;
-  static constexpr int kCount = Value::kCount;
+  static constexpr int kCount = Elements<F::kDType>::kCount;
 
  public:
   static constexpr DType kDType = F::kDType;
   static constexpr bool kMaps = true;
   static constexpr NormForm kForm = F::kForm;
-  struct Ahead {
-    Vector extra[F::kExtras > 0 ? F::kExtras : 1];
-  };
+  using Ahead = detail::Extras<F>;
 
-  __device__ __forceinline__ explicit MapRows(const EpilogueArguments& epilogue)
+  __device__ __forceinline__ explicit MapRows(const typename F::Arguments& epilogue)
       : epilogue_(epilogue) {}
 
   __device__ __forceinline__ Ahead ahead(uint64_t first, uint64_t numel) const {
-    Ahead ahead;
-#pragma unroll
-    for (int x = 0; x < F::kExtras; ++x) {
-      ahead.extra[x] = detail::load_extra<dtype_size(kDType)>(epilogue_.extra[x], first, numel);
-    }
-    return ahead;
+    return Ahead(epilogue_, first, numel);
   }
 
   __device__ __forceinline__ void apply(float (&y)[kCount], uint64_t first,
                                         const Ahead& ahead) const {
-    detail::Coordinates<F::kCoordinates> at(epilogue_, first);
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-      float extras[F::kExtras > 0 ? F::kExtras : 1];
-#pragma unroll
-      for (int x = 0; x < F::kExtras; ++x) extras[x] = Value::get(ahead.extra[x], e);
-      y[e] = F::apply(y[e], extras, at);
-      at.next();
-    }
+    detail::map<F>(
+        epilogue_, first, ahead, [&](int e) { return y[e]; },
+        [&](int e, float made) { y[e] = made; });
   }
 
  private:
-  const EpilogueArguments& epilogue_;
+  const typename F::Arguments& epilogue_;
 };
 
 }  // namespace collx::cuda

@@ -16,6 +16,7 @@ from ..check import assert_none, differences
 from ..compiling import inductor, require_compiler
 from ..epilogues import (
     CASES,
+    LIES,
     Call,
     bias_relu,
     close,
@@ -129,6 +130,20 @@ def test_the_function_of_the_rounded_sum(pool: Pool, which: int) -> None:
     assert_none(pool.run(_run, calls[:: 6 if pool.takes_turns else 1]))
 
 
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whole_vectors_wherever_extras_lie(pool: Pool, dtype: str) -> None:
+    """On GPUs each way in which they lie is a kernel of its own, with the reduced value or not."""
+    calls = [
+        Call(which, op, dtype, (6, 4, 64), broadcast=lies, form=form)
+        for which, case in enumerate(CASES[:2])
+        for lies in LIES
+        for op, form in (("allreduce", "functional"), ("reducescatter", "with_value"))
+        if lies != "mixed" or case.extras > 1
+    ]
+    assert_none(pool.run(_run, calls[:: 3 if pool.takes_turns else 1]))
+
+
 def test_random_calls(pool: Pool) -> None:
     """Any function in any algorithm, shape, dtype, layout of the extras, and form."""
     count = (COUNT_SHARED if pool.takes_turns else COUNT)[pool.size]
@@ -173,6 +188,31 @@ def _symmetric(rank: Rank, op: str, shape: tuple[int, ...]) -> list[str]:
 def test_symmetric_tensors(pool: Pool, op: str, shape: tuple[int, ...]) -> None:
     """Also where peers would store into the output, which each rank has to finish itself."""
     assert_none(pool.run(_symmetric, op, shape))
+
+
+def _off_by_one(rank: Rank) -> list[str]:
+    """Contiguous, but behind the first element of memory: of the output, and of the value."""
+    from collx.epilogues import expression_of
+
+    name, wrong = rank.communicator().name, []
+    text = expression_of("allreduce", bias_relu, torch.float32, 1)
+    x, bias = ones(rank, 512).view(8, 64), ones(rank, 64) * -3
+    want = torch.full((8, 64), float(rank.size))
+    for off_out, off_value in ((0, 1), (1, 0), (1, 1)):
+        out, value = (
+            torch.empty(520, device=rank.device)[off:][:512].view(8, 64)
+            for off in (off_out, off_value)
+        )
+        both = torch.ops.collx.allreduce_map_with_value.out
+        both(x, "sum", text, [bias], name, out=out, value=value)
+        wrong.append(differences(value.cpu(), want))
+        wrong.append(differences(out.cpu(), torch.relu(want - 3)))
+    return [each for each in wrong if each]
+
+
+@pytest.mark.worlds(1, 2, 4)
+def test_results_that_are_not_aligned(pool: Pool) -> None:
+    assert_none(pool.run(_off_by_one))
 
 
 def _checked(rank: Rank) -> list[str]:
