@@ -21,6 +21,8 @@
  *   LENGTH      words of the longest message. More than WORDS: several uses in a call
  *   GIVEN       so many calls at the start are not chosen but COPY, all messages of LENGTH words
  *   BROADCAST   COPY goes from rank 0 alone
+ *   PUT_OFF     the done word of a message's last use in a call is told by the next call in which
+ *               the pair has a message: in its first iteration, behind its sends. That needs APART
  * All calls run in one kernel: a fence stands behind a two-way use, nothing behind a one-way call.
  * Kernel boundaries only take behavior away; APART puts one behind every call, for mutants that
  * fail even so.
@@ -34,7 +36,8 @@
  * late.
  *
  * Mutants: SHARED (one slot area and epoch for all, no done words), NO_FILLER (in PIPELINED),
- * NO_DONE (nothing waits), SLOTS=1, DONE_EARLY (sent before the re-arm), DONE_RELAXED (not held
+ * NO_DONE (nothing waits), NOT_TOLD (what is put off), TOLD_AHEAD (with the use that is under way),
+ * PUT_OFF_TWO (the last two uses of a call), PUT_OFF without APART, SLOTS=1, DONE_EARLY (sent before the re-arm), DONE_RELAXED (not held
  * behind the re-arm), NO_BLOCK_BARRIER (before the done word), ONE_END (the receiver counts calls,
  * the sender uses), EPOCH_PER_TILE (a rank counts its uses for all its channels alike),
  * RECEIVE_FIRST (before sending), SEND_ALL_FIRST (a message whole, before anything is received).
@@ -373,11 +376,35 @@ inline receive() {
   p = 0
 }
 
+/* What earlier calls were done with, by one thread: it has landed since. */
+#ifdef TOLD_AHEAD
+#define TOLD(p) ((received[p] + 1) % EPOCHS)
+#else
+#define TOLD(p) received[p]
+#endif
+inline hand_back() {
+  do
+  :: p < W && p != me && REACHES(LEN(p, me)) -> DONE(p, me) = TOLD(p); p++
+  :: p < W && !(p != me && REACHES(LEN(p, me))) -> p++
+  :: p == W -> break
+  od;
+  p = 0
+}
+
+/* Whether the done word of this use leaves with it. */
+#if defined(PUT_OFF_TWO)
+#define TELLS(length) ((length) > (u + 2) * WORDS)
+#elif defined(PUT_OFF)
+#define TELLS(length) ((length) > (u + 1) * WORDS)
+#else
+#define TELLS(length) REACHES(length)
+#endif
+
 /* The done words of this use, by one thread. They cover the re-arms of the whole block. */
 inline release() {
   d_step {
     do
-    :: p < W && p != me && REACHES(LEN(p, me)) ->
+    :: p < W && p != me && TELLS(LEN(p, me)) ->
        do
        :: q < WORDS ->
 #ifndef DONE_RELAXED
@@ -389,7 +416,7 @@ inline release() {
        q = 0;
        DONE(p, me) = (received[p] + u + 1) % EPOCHS;
        p++
-    :: p < W && !(p != me && REACHES(LEN(p, me))) -> p++
+    :: p < W && !(p != me && TELLS(LEN(p, me))) -> p++
     :: p == W -> break
     od;
     p = 0
@@ -422,6 +449,14 @@ inline one_way() {
 #else
 #ifndef SEND_ALL_FIRST
      atomic { send() };
+#endif
+#if defined(PUT_OFF) && !defined(NOT_TOLD)
+     atomic {
+       if
+       :: u == 0 && word == 0 -> hand_back()
+       :: else
+       fi
+     };
 #endif
      atomic { receive() };
 #endif

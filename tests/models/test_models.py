@@ -87,6 +87,15 @@ SPIN = [
         "W=2 WORDS=2 CALLS=2 LENGTH=3 KINDS=16 BROADCAST",
         300_000,
     ),
+    Case("mixed-put-off", "mixed.pml", "W=2 CALLS=5 LENGTH=3 KINDS=16 PUT_OFF APART", 5_000_000),
+    Case("mixed-put-off-3-ranks", "mixed.pml", "W=3 CALLS=2 GIVEN=1 PUT_OFF APART", 1_000_000),
+    Case("mixed-put-off-behind-others", "mixed.pml", "W=2 CALLS=3 PUT_OFF APART", 100_000),
+    Case(
+        "mixed-put-off-threads",
+        "mixed.pml",
+        "W=2 WORDS=2 CALLS=2 LENGTH=3 KINDS=16 BROADCAST PUT_OFF APART",
+        100_000,
+    ),
     Case("mixed-broadcast-x3-shared", "mixed.pml", "W=2 CALLS=3 KINDS=16 BROADCAST SHARED APART"),
     Case(
         "mixed-allreduce-broadcast-allreduce-shared",
@@ -96,6 +105,14 @@ SPIN = [
     Case("mixed-no-filler", "mixed.pml", "W=3 CALLS=3 KINDS=1 SECOND=4 NO_FILLER APART"),
     Case("mixed-no-done-word", "mixed.pml", "W=2 CALLS=3 NO_DONE APART"),
     Case("mixed-one-slot", "mixed.pml", "W=2 CALLS=3 SLOTS=1 APART"),
+    Case(
+        "mixed-put-off-not-told",
+        "mixed.pml",
+        "W=2 CALLS=4 LENGTH=1 KINDS=16 PUT_OFF NOT_TOLD APART",
+    ),
+    Case("mixed-put-off-told-ahead", "mixed.pml", "W=2 CALLS=3 PUT_OFF TOLD_AHEAD APART"),
+    Case("mixed-put-off-two", "mixed.pml", "W=2 CALLS=3 KINDS=16 PUT_OFF PUT_OFF_TWO APART"),
+    Case("mixed-put-off-one-kernel", "mixed.pml", "W=2 CALLS=4 LENGTH=1 KINDS=16 PUT_OFF"),
     Case("mixed-done-before-rearm", "mixed.pml", "W=2 CALLS=3 DONE_EARLY"),
     Case("mixed-done-relaxed", "mixed.pml", "W=2 CALLS=3 DONE_RELAXED"),
     Case(
