@@ -31,8 +31,9 @@ bool is_plain_or_list(PyObject* value) {
 }
 
 /// PyTorch looks up each argument that is not given, by a string that it makes of the name: with
-/// many options that is a good part of a small call. Here the strings are made once. What is not
-/// plain, or does not fit the schema, is left to PyTorch, with its words for what is wrong.
+/// many options that is a good part of a small call. Here the strings are made once, and a text is
+/// copied when it is another one than before. What is not plain, or does not fit the schema, is
+/// left to PyTorch, with its words for what is wrong.
 class QuickCall {
  public:
   QuickCall(const std::string& name, const std::string& overload, py::object usual)
@@ -42,6 +43,7 @@ class QuickCall {
       names_.push_back(
           py::reinterpret_steal<py::object>(PyUnicode_InternFromString(argument.name().c_str())));
     }
+    texts_.resize(names_.size());
   }
 
   py::object operator()(const py::tuple& given, const std::optional<py::dict>& options,
@@ -93,9 +95,17 @@ class QuickCall {
         stack.push_back(*argument.default_value());
         continue;
       }
+      Text& last = texts_[i];
+      if (value == last.given.ptr()) {
+        stack.push_back(last.value);
+        continue;
+      }
       if (!is_plain_or_list(value)) return false;
       try {
         stack.push_back(torch::jit::toIValue(value, argument.real_type(), argument.N()));
+        if (PyUnicode_CheckExact(value)) {
+          last = {py::reinterpret_borrow<py::object>(value), stack.back()};
+        }
       } catch (const py::cast_error&) {
         return false;
       } catch (const py::error_already_set&) {
@@ -115,8 +125,15 @@ class QuickCall {
   }
 
   c10::OperatorHandle op_;
+  /// A text does not change: the object that came last needs no other copy.
+  struct Text {
+    py::object given;
+    c10::IValue value;
+  };
+
   py::object usual_;
-  std::vector<py::object> names_;  // of the arguments, interned
+  std::vector<py::object> names_;    // of the arguments, interned
+  mutable std::vector<Text> texts_;  // likewise; with the interpreter's lock
 };
 
 }  // namespace

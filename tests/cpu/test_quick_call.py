@@ -58,6 +58,18 @@ def test_plain_arguments_go_to_the_operator(
     assert usual.calls == 0
 
 
+def test_the_last_text_is_not_taken_for_another_one() -> None:
+    """By turns, in an equal text that is another object, and behind one that was refused."""
+    product = expression_of("epilogue", lambda v, e: v * e, torch.float32, 1)
+    usual = Usual(EPILOGUE)
+    for text, want in ((TEXT, VALUE + VALUE), (product, VALUE * VALUE)) * 2:
+        for same in (text, text, "".join(list(text))):
+            assert torch.equal(usual.quick((VALUE, same, [VALUE]), None, ()), want)
+        with pytest.raises(ValueError, match="expression"):
+            usual.quick((VALUE, text + "?", [VALUE]), None, ())
+    assert usual.calls == 0
+
+
 def test_results_are_a_tuple_or_the_given_tensors() -> None:
     given = (rows(2, 8), rows(2, 8), rows(8), 1e-6, "nobody")
     usual = Usual(NORM.default)
