@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -168,9 +169,10 @@ void bind_epilogues(py::module_& m) {
          const std::optional<std::vector<int32_t>>& whole, bool keeps) {
         const collx::KernelTemplate of{kernel, has_simple, has_worlds, rows, multicast};
         collx::EpilogueForm form{whole.has_value(), keeps};
-        for (size_t x = 0; whole && x < whole->size(); ++x) {
+        for (size_t x = 0; whole && x < std::min(whole->size(), std::size(form.extra)); ++x) {
           const int32_t dims = whole->at(x);
-          form.extra[x] = {dims > 0 ? collx::Lies::vectors : collx::Lies::same, std::max(dims, 2)};
+          form.extra[x] =
+              collx::known_form(dims > 0 ? collx::Lies::vectors : collx::Lies::same, dims);
         }
         return collx::program_of(expression, dtype,
                                  {of, world, simple, simulated, {layer, groups, steps}, form});

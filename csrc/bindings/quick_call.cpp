@@ -72,6 +72,12 @@ class QuickCall {
   }
 
  private:
+  /// A text does not change: the object that came last needs no other copy.
+  struct Text {
+    py::object given;
+    c10::IValue value;
+  };
+
   bool fill(torch::jit::Stack& stack, const py::tuple& given,
             const std::optional<py::dict>& options, const py::tuple& outs) const {
     const std::vector<c10::Argument>& arguments = op_.schema().arguments();
@@ -125,12 +131,6 @@ class QuickCall {
   }
 
   c10::OperatorHandle op_;
-  /// A text does not change: the object that came last needs no other copy.
-  struct Text {
-    py::object given;
-    c10::IValue value;
-  };
-
   py::object usual_;
   std::vector<py::object> names_;    // of the arguments, interned
   mutable std::vector<Text> texts_;  // likewise; with the interpreter's lock

@@ -61,14 +61,16 @@ struct ExtraTensor {
   Lies lies = Lies::anywhere;
 };
 
-/// What a kernel is compiled to know of an extra; by default nothing. Of one dimension and of two
-/// it is the same kernel: a bias has one dimension where there is a single row.
+/// What a kernel is compiled to know of an extra; by default nothing.
 struct ExtraForm {
   Lies lies = Lies::anywhere;
   int32_t dims = 0;
 
   friend bool operator==(const ExtraForm&, const ExtraForm&) = default;
 };
+
+/// Of one dimension and of two it is the same kernel: a bias has one where there is a single row.
+constexpr ExtraForm known_form(Lies lies, int32_t dims) { return {lies, dims < 2 ? 2 : dims}; }
 
 /// Whether offsets in it are found without divisions.
 COLLX_HD inline bool has_reciprocals(const ExtraTensor& extra) {
@@ -146,7 +148,7 @@ inline EpilogueForm form_of(const EpilogueArguments& arguments, int extras, bool
   EpilogueForm form{whole, arguments.value != nullptr};
   for (int x = 0; x < extras; ++x) {
     const ExtraTensor& extra = arguments.extra[x];
-    form.extra[x] = {extra.lies, extra.dims < 2 ? 2 : extra.dims};
+    form.extra[x] = known_form(extra.lies, extra.dims);
     form.whole = form.whole && extra.lies != Lies::anywhere && extra.reciprocal[0] != 0;
   }
   return form.whole ? form : EpilogueForm{false, form.keeps};

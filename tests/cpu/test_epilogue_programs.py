@@ -105,10 +105,10 @@ def _versions() -> list[tuple[str, int, bool, bool, str]]:
     """Of every kernel all that there are for one architecture, and one for each of the others."""
     found = []
     for kernel, (_, has_worlds, _) in KERNELS.items():
-        found += [(kernel, 2, True, True, architecture) for architecture in ARCHITECTURES]
-        found.append((kernel, 2, True, False, "sm_90"))
-        if has_worlds or "multimem" in kernel:
-            found.append((kernel, 4, False, True, "sm_90"))
+        for whole in (False, True):
+            found += [(kernel, 2, True, whole, architecture) for architecture in ARCHITECTURES]
+            if has_worlds or "multimem" in kernel:
+                found.append((kernel, 4, False, whole, "sm_90"))
         if has_worlds:
             found.append((kernel, 0, False, False, "sm_90"))
     return found

@@ -25,7 +25,7 @@
  *               the pair has a message: in its first iteration, behind its sends. That needs APART
  * All calls run in one kernel: a fence stands behind a two-way use, nothing behind a one-way call.
  * Kernel boundaries only take behavior away; APART puts one behind every call, for mutants that
- * fail even so.
+ * fail even so, and for what relies on it.
  *
  * Memory. A fill lands at once: that it takes its time is the same as its one reader looking later.
  * A re-arm is seen at once by its owner and lands as late as it may, at a fence or at the release
@@ -37,10 +37,10 @@
  *
  * Mutants: SHARED (one slot area and epoch for all, no done words), NO_FILLER (in PIPELINED),
  * NO_DONE (nothing waits), NOT_TOLD (what is put off), TOLD_AHEAD (with the use that is under way),
- * PUT_OFF_TWO (the last two uses of a call), PUT_OFF without APART, SLOTS=1, DONE_EARLY (sent before the re-arm), DONE_RELAXED (not held
- * behind the re-arm), NO_BLOCK_BARRIER (before the done word), ONE_END (the receiver counts calls,
- * the sender uses), EPOCH_PER_TILE (a rank counts its uses for all its channels alike),
- * RECEIVE_FIRST (before sending), SEND_ALL_FIRST (a message whole, before anything is received).
+ * PUT_OFF_TWO (the last two uses of a call), PUT_OFF without APART, SLOTS=1, DONE_EARLY (sent before
+ * the re-arm), DONE_RELAXED (not held behind the re-arm), NO_BLOCK_BARRIER (before the done word),
+ * ONE_END (the receiver counts calls, the sender uses), EPOCH_PER_TILE (a rank counts its uses for
+ * all its channels alike), RECEIVE_FIRST (before sending), SEND_ALL_FIRST (a message whole, before anything is received).
  *
  * Checked: no word lands on one that was not read and re-armed; a reader gets the words of its own
  * call, use and sender, and no others; every thread completes every call.

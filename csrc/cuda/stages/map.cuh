@@ -2,7 +2,7 @@
 // on their way into its output. The reduced values travel between the ranks, rounded, and not what
 // is made of them, so that extra tensors may differ from rank to rank.
 //
-// An epilogue is a struct `F` that cuda/epilogue.cu writes:
+// An epilogue is a struct `F` that protocol/epilogue_program.h writes:
 //   Arguments                            what it takes of EpilogueArguments
 //   kDType, kResult, kExtras, kCoordinates, kEpilogueForm
 //   apply(value, extras, coordinates)    of one element
@@ -47,7 +47,7 @@ class Coordinates {
 
  private:
   const typename F::Arguments& epilogue_;
-  uint64_t rest_[kCount > 0 ? kCount : 1], at_[kCount > 0 ? kCount : 1];
+  uint64_t rest_[kCount], at_[kCount];
 };
 template <typename F>
 requires(F::kCoordinates == 0) class Coordinates<F> {
