@@ -11,7 +11,9 @@
  *   REDUCE      stage 0 to all but the root; stage 1 to the root
  * One-way: every ordered pair of ranks has a channel: two slots at the receiver that take turns by
  * the pair's epoch, which each end counts for itself, and a done word at the sender. Iteration u of
- * a call makes the use u of every message that is so long: send, receive, done words.
+ * a call makes the use u of every message that is so long: send, receive, done words of messages
+ * that have another use. The last use's done word is put off: the first iteration of the next call
+ * in which the pair has a message tells it, behind its sends.
  *   COPY        a message from every rank to every other, each of its own length, or of none:
  *               all-to-all-v, and by its lengths broadcast, reduce, gather and scatter
  *
@@ -21,11 +23,7 @@
  *   LENGTH      words of the longest message. More than WORDS: several uses in a call
  *   GIVEN       so many calls at the start are not chosen but COPY, all messages of LENGTH words
  *   BROADCAST   COPY goes from rank 0 alone
- *   PUT_OFF     the done word of a message's last use in a call is told by the next call in which
- *               the pair has a message: in its first iteration, behind its sends. That needs APART
- * All calls run in one kernel: a fence stands behind a two-way use, nothing behind a one-way call.
- * Kernel boundaries only take behavior away; APART puts one behind every call, for mutants that
- * fail even so, and for what relies on it.
+ * Every call is a kernel: what it has armed has landed before the next one begins.
  *
  * Memory. A fill lands at once: that it takes its time is the same as its one reader looking later.
  * A re-arm is seen at once by its owner and lands as late as it may, at a fence or at the release
@@ -37,10 +35,11 @@
  *
  * Mutants: SHARED (one slot area and epoch for all, no done words), NO_FILLER (in PIPELINED),
  * NO_DONE (nothing waits), NOT_TOLD (what is put off), TOLD_AHEAD (with the use that is under way),
- * PUT_OFF_TWO (the last two uses of a call), PUT_OFF without APART, SLOTS=1, DONE_EARLY (sent before
- * the re-arm), DONE_RELAXED (not held behind the re-arm), NO_BLOCK_BARRIER (before the done word),
- * ONE_END (the receiver counts calls, the sender uses), EPOCH_PER_TILE (a rank counts its uses for
- * all its channels alike), RECEIVE_FIRST (before sending), SEND_ALL_FIRST (a message whole, before anything is received).
+ * PUT_OFF_TWO (the last two uses of a call), ONE_KERNEL (nothing stands between calls), SLOTS=1,
+ * DONE_EARLY (sent before the re-arm), DONE_RELAXED (not held behind the re-arm), NO_BLOCK_BARRIER
+ * (before the done word), ONE_END (the receiver counts calls, the sender uses), EPOCH_PER_TILE (a
+ * rank counts its uses for all its channels alike), RECEIVE_FIRST (before sending), SEND_ALL_FIRST
+ * (a message whole, before anything is received).
  *
  * Checked: no word lands on one that was not read and re-armed; a reader gets the words of its own
  * call, use and sender, and no others; every thread completes every call.
@@ -391,20 +390,18 @@ inline hand_back() {
   p = 0
 }
 
-/* Whether the done word of this use leaves with it. */
-#if defined(PUT_OFF_TWO)
-#define TELLS(length) ((length) > (u + 2) * WORDS)
-#elif defined(PUT_OFF)
-#define TELLS(length) ((length) > (u + 1) * WORDS)
+/* Whether the message has a use behind this one, whose done word is not put off. */
+#ifdef PUT_OFF_TWO
+#define ANOTHER(length) ((length) > (u + 2) * WORDS)
 #else
-#define TELLS(length) REACHES(length)
+#define ANOTHER(length) ((length) > (u + 1) * WORDS)
 #endif
 
 /* The done words of this use, by one thread. They cover the re-arms of the whole block. */
 inline release() {
   d_step {
     do
-    :: p < W && p != me && TELLS(LEN(p, me)) ->
+    :: p < W && p != me && ANOTHER(LEN(p, me)) ->
        do
        :: q < WORDS ->
 #ifndef DONE_RELAXED
@@ -416,7 +413,7 @@ inline release() {
        q = 0;
        DONE(p, me) = (received[p] + u + 1) % EPOCHS;
        p++
-    :: p < W && !(p != me && TELLS(LEN(p, me))) -> p++
+    :: p < W && !(p != me && ANOTHER(LEN(p, me))) -> p++
     :: p == W -> break
     od;
     p = 0
@@ -450,7 +447,7 @@ inline one_way() {
 #ifndef SEND_ALL_FIRST
      atomic { send() };
 #endif
-#if defined(PUT_OFF) && !defined(NOT_TOLD)
+#ifndef NOT_TOLD
      atomic {
        if
        :: u == 0 && word == 0 -> hand_back()
@@ -500,7 +497,7 @@ proctype thread(byte me; byte word) {
      :: mutual -> two_way()
      :: else -> one_way()
      fi;
-#ifdef APART
+#ifndef ONE_KERNEL
      fence();
      BLOCK_BARRIER
 #endif

@@ -115,24 +115,17 @@ __device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& r
       copy_own<kSimple>(routes.from[0], routes.to[0], slice);
     clear<kSimple>(routes.cleared, slice);
   };
-  if constexpr (kSimple) {
-    // The senders are told before the output is written: they wait for the slots alone.
-    typename OneWay<Stage, T>::Taken taken{};
-    channels.for_own([&](uint32_t i) { way.send(0, i); });
-    keep_own(Slice{});
-    channels.for_own([&](uint32_t i) { taken = way.take(0, i); });
-    channels.finish_use(session.patience, 0);
-    channels.for_own([&](uint32_t i) { way.put(0, i, taken); });
-  } else {
-    uint32_t uses = 1;
-    for (uint32_t use = 0; use < uses; ++use) {
-      channels.for_own([&](uint32_t i) { way.send(use, i); });
-      if (use == 0 && !meet()) return;
-      uses = channels.all_uses();
-      keep_own(Slice{use, uses});
-      channels.for_own([&](uint32_t i) { way.put(use, i, way.take(use, i)); });
-      channels.finish_use(session.patience, use);
+  uint32_t uses = 1;
+  for (uint32_t use = 0; use < uses; ++use) {
+    channels.for_own([&](uint32_t i) { way.send(use, i); });
+    if (use == 0) {
+      if (!meet()) return;
+      channels.hand_back(session.patience);
+      if constexpr (!kSimple) uses = channels.all_uses();
     }
+    keep_own(Slice{use, uses});
+    channels.for_own([&](uint32_t i) { way.put(use, i, way.take(use, i)); });
+    channels.finish_use(session.patience, use, uses);
   }
 }
 

@@ -1,12 +1,14 @@
 // Channels: messages between pairs of which some exchange nothing.
 //
 // MEMORY LAYOUT  protocol/cuda_layout.h: ChannelArea. Each ordered pair of ranks has, for each
-// tile, two slots at the receiver, and a count of uses at both ends. MEMORY SEMANTICS  Words carry
-// their own arrival, as in slots.cuh. The receiver ends a use with bar.sync, then st.release.sys of
-// its epoch to the sender's done word: everything that the block read and re-armed comes before.
-// The sender looks at that word with ld.acquire.sys before it writes the same slot again, two uses
-// later. So neither a kernel boundary nor a word in the other direction is needed, and a pair that
-// exchanges nothing stays untouched. USAGE  A use: send to all, take from all, done(); both ends
+// tile, two slots at the receiver, and a count of uses at both ends.
+// MEMORY SEMANTICS  Words carry their own arrival, as in slots.cuh. Before it writes the same slot
+// again, two uses later, the sender looks with ld.acquire.sys at its done word. The receiver stores
+// that behind bar.sync with st.release.sys, so that everything that the block read and re-armed
+// comes before; for the last use of a call it does so in the next call, where the kernel boundary
+// has ordered that already. So no word in the other direction is needed, and a pair that exchanges
+// nothing stays untouched.
+// USAGE  A use: send to all, in the first one hand_back(), take from all, finish_use(); both ends
 // know the message's length.
 #pragma once
 
@@ -132,20 +134,20 @@ class Channels : public Transport {
         });
   }
 
-  /// Ends a use, by all threads of the block: tells the senders.
-  __device__ __forceinline__ void finish_use(const Patience& patience, uint32_t use) const {
+  /// Tells the senders of this call's messages that what earlier calls took is read and armed
+  /// again. In the first use, when all that come are known.
+  __device__ __forceinline__ void hand_back(const Patience& patience) const {
+    tell(patience, 0, [](uint32_t* word, uint32_t before) { ptx::st_relaxed_sys(word, before); });
+  }
+
+  /// Ends a use, by all threads of the block: tells the senders of those messages that have another
+  /// one. Of `uses`; that of the last one costs a fence less in the next call.
+  __device__ __forceinline__ void finish_use(const Patience& patience, uint32_t use,
+                                             uint32_t uses) const {
+    if (Simple || use + 1 >= uses) return;
     __syncthreads();
-    const int source = static_cast<int>(threadIdx.x % kTileVectors);
-    if (source >= call_.world || source == call_.rank || !patience.alive()) return;
-    const int d = call_.distance_to(source, call_.world);
-    for_own_tiles([&](uint32_t i) {
-      const uint32_t tile = i - i % kTileVectors;
-      if (!reaches(routes_.to[d], use, tile)) return;
-      uint32_t* word = reinterpret_cast<uint32_t*>(call_.peer[d] + routes_.done_offset) +
-                       tile / kTileVectors * kMaxCudaRanks + call_.rank;
-      const uint32_t before = Simple ? received_[source] : row(routes_.uses_received, i)[source];
-      ptx::st_release_sys(word, before + use + 1);
-    });
+    tell(patience, use + 1,
+         [=](uint32_t* word, uint32_t before) { ptx::st_release_sys(word, before + use + 1); });
   }
 
   __device__ __forceinline__ bool overlaps() const { return mark_ != 0; }
@@ -181,6 +183,22 @@ class Channels : public Transport {
   __device__ __forceinline__ void mark_tiles(uint32_t from) {
     for_own_tiles([&](uint32_t i) {
       if (leads() && i >= from) mark_ |= atomicExch(&call_.entries[i / kTileVectors].busy, 1u);
+    });
+  }
+
+  /// store(done word, uses before this call) for each sender whose message reaches into that use,
+  /// by one thread of each tile.
+  template <typename Store>
+  __device__ __forceinline__ void tell(const Patience& patience, uint32_t use, Store store) const {
+    const int source = static_cast<int>(threadIdx.x % kTileVectors);
+    if (source >= call_.world || source == call_.rank || !patience.alive()) return;
+    const int d = call_.distance_to(source, call_.world);
+    for_own_tiles([&](uint32_t i) {
+      const uint32_t tile = i - i % kTileVectors;
+      if (!reaches(routes_.to[d], use, tile)) return;
+      uint32_t* word = reinterpret_cast<uint32_t*>(call_.peer[d] + routes_.done_offset) +
+                       tile / kTileVectors * kMaxCudaRanks + call_.rank;
+      store(word, Simple ? received_[source] : row(routes_.uses_received, i)[source]);
     });
   }
 
