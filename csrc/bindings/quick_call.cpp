@@ -24,6 +24,18 @@ bool is_plain(PyObject* value) {
          PyLong_CheckExact(value) || PyFloat_CheckExact(value) || PyBool_Check(value);
 }
 
+/// Of a list of tensors, which PyTorch makes by way of two others.
+std::optional<c10::List<at::Tensor>> tensors_of(PyObject* value) {
+  if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) return std::nullopt;
+  PyObject** const items = PySequence_Fast_ITEMS(value);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(value);
+  if (!std::all_of(items, items + count, THPVariable_CheckExact)) return std::nullopt;
+  c10::List<at::Tensor> tensors;
+  tensors.reserve(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) tensors.push_back(THPVariable_Unpack(items[i]));
+  return tensors;
+}
+
 bool is_plain_or_list(PyObject* value) {
   if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) return is_plain(value);
   PyObject** const items = PySequence_Fast_ITEMS(value);
@@ -42,6 +54,7 @@ class QuickCall {
     for (const c10::Argument& argument : op_.schema().arguments()) {
       names_.push_back(
           py::reinterpret_steal<py::object>(PyUnicode_InternFromString(argument.name().c_str())));
+      takes_tensors_.push_back(*argument.real_type() == *c10::ListType::ofTensors());
     }
     texts_.resize(names_.size());
   }
@@ -106,6 +119,12 @@ class QuickCall {
         stack.push_back(last.value);
         continue;
       }
+      if (takes_tensors_[i]) {
+        if (auto tensors = tensors_of(value)) {
+          stack.emplace_back(*std::move(tensors));
+          continue;
+        }
+      }
       if (!is_plain_or_list(value)) return false;
       try {
         stack.push_back(torch::jit::toIValue(value, argument.real_type(), argument.N()));
@@ -133,6 +152,7 @@ class QuickCall {
   c10::OperatorHandle op_;
   py::object usual_;
   std::vector<py::object> names_;    // of the arguments, interned
+  std::vector<bool> takes_tensors_;  // a list of them, each argument
   mutable std::vector<Text> texts_;  // likewise; with the interpreter's lock
 };
 

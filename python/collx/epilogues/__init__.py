@@ -47,11 +47,9 @@ def expression_of(
     """
     call = (f, dtype, extras, dims)
     try:
-        text = _texts_of_plain.get(call)
-    except TypeError:  # it has no hash
-        text = None
-    if text is not None:
-        return text
+        return _texts_of_plain[call]
+    except (KeyError, TypeError):  # it is new here, or has no hash
+        pass
     key = _key(f, dtype, extras, dims)
     text = _texts.get(key) if key is not None else None
     if text is None:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
 from collx._extension import extension
-from collx.epilogues import Epilogue, expression_of
 
 __all__ = [
     "ReduceOp",
@@ -18,7 +17,6 @@ __all__ = [
     "name_of_reduce_op",
     "quick",
     "refuse_without_epilogue",
-    "text_of",
 ]
 
 ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
@@ -52,15 +50,6 @@ def _repr(given: Any) -> str:
     if isinstance(given, dist.ReduceOp) and given == premultiplied:
         return "ReduceOp.PREMUL_SUM"
     return f"ReduceOp.{given.name}" if isinstance(given, dist.ReduceOp.RedOpType) else repr(given)
-
-
-def text_of(
-    op: str, epilogue: Epilogue, input: torch.Tensor, extras: Sequence[torch.Tensor], index: bool
-) -> str:
-    """What an operator is given for the function."""
-    dims = input.dim() if index else None
-    text: str = expression_of(op, epilogue, input.dtype, len(extras), dims)
-    return text
 
 
 def refuse_without_epilogue(op: str, extras: Sequence[torch.Tensor]) -> NoReturn:

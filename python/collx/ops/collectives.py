@@ -25,13 +25,12 @@ from typing import overload
 import torch
 
 from collx._groups import Group, name_and_size, name_of
-from collx.epilogues import Epilogue
+from collx.epilogues import Epilogue, expression_of
 from collx.ops.arguments import (
     ReduceOp,
     caller,
     name_of_reduce_op,
     refuse_without_epilogue,
-    text_of,
 )
 
 __all__ = [
@@ -112,8 +111,9 @@ def allreduce(
     if not isinstance(reduce_op, str):
         reduce_op = name_of_reduce_op("allreduce", reduce_op)
     if epilogue is not None:
-        text = text_of("allreduce", epilogue, input, extras, index)
-        given = (input, reduce_op, text, list(extras), name_of(group))
+        dims = input.dim() if index else None
+        text = expression_of("allreduce", epilogue, input.dtype, len(extras), dims)
+        given = (input, reduce_op, text, [*extras], name_of(group))
         return _allreduce_map(out, given, (algorithm, max_blocks))
     if extras or index:
         refuse_without_epilogue("allreduce", extras)
@@ -171,8 +171,9 @@ def reducescatter(
     if not isinstance(reduce_op, str):
         reduce_op = name_of_reduce_op("reducescatter", reduce_op)
     if epilogue is not None:
-        text = text_of("reducescatter", epilogue, input, extras, index)
-        given = (input, reduce_op, text, list(extras), size, name)
+        dims = input.dim() if index else None
+        text = expression_of("reducescatter", epilogue, input.dtype, len(extras), dims)
+        given = (input, reduce_op, text, [*extras], size, name)
         return _reducescatter_map(out, given, (axis, algorithm, max_blocks))
     if extras or index:
         refuse_without_epilogue("reducescatter", extras)

@@ -54,8 +54,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from collx._groups import Group, name_of
-from collx.epilogues import Epilogue
-from collx.ops.arguments import quick, refuse_without_epilogue, text_of
+from collx.epilogues import Epilogue, expression_of
+from collx.ops.arguments import quick, refuse_without_epilogue
 from collx.ops.quantization import Quantization
 
 __all__ = ["Results", "allreduce_layernorm", "allreduce_rmsnorm", "reducescatter_rmsnorm"]
@@ -243,8 +243,9 @@ def _mapped(
     index: bool,
 ) -> dict[str, Any]:
     if epilogue is not None:
-        text = text_of(op, epilogue, input, extras, index)
-        return {"expression": text, "extras": list(extras)}
+        dims = input.dim() if index else None
+        text = expression_of(op, epilogue, input.dtype, len(extras), dims)
+        return {"expression": text, "extras": [*extras]}
     if extras or index:
         refuse_without_epilogue(op, extras)
     return {}
