@@ -24,7 +24,10 @@ class Once {
         if (family.dtypes == DTypes::summed && !sums_by_multicast(ReduceOp::sum, dtype)) continue;
         for (const bool other : {false, true}) {
           for (const Instance& instance :
-               {Instance{dtype, world_, other}, Instance{dtype, world_, false, other}}) {
+               {Instance{dtype, world_, other}, Instance{dtype, world_, false, other},
+                Instance{dtype, world_, true, false, CommonNorm::values},
+                Instance{dtype, world_, true, false, CommonNorm::e4m3fn_row},
+                Instance{dtype, world_, true, false, CommonNorm::e4m3fn_tensor}}) {
             const Kernel kernel = family.find(instance);
             if (seen_.insert(kernel).second) visit_(kernel);
           }

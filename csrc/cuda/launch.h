@@ -39,6 +39,19 @@ inline Collective collective_of(const ExchangeCall& call) { return call.collecti
 inline Collective collective_of(const NormCall& call) { return call.collective; }
 inline uint32_t cluster_of(const Call&) { return 1; }
 inline uint32_t cluster_of(const NormCall& call) { return call.shape.cluster; }
+inline CommonNorm common_of(const Call&) { return CommonNorm::other; }
+inline CommonNorm common_of(const NormCall& call) {
+  const NormOptions& o = call.options;
+  if (call.residual == nullptr || call.residual_out == nullptr || o.rounding != Rounding::fp32) {
+    return CommonNorm::other;
+  }
+  if (call.quantized == nullptr) return CommonNorm::values;
+  if (call.normalized != nullptr || o.quantization != Quantization::e4m3fn ||
+      o.scale_mode == ScaleMode::group) {
+    return CommonNorm::other;
+  }
+  return o.scale_mode == ScaleMode::row ? CommonNorm::e4m3fn_row : CommonNorm::e4m3fn_tensor;
+}
 inline NormForm form_of(const Call&) { return {}; }
 inline NormForm form_of(const NormCall& call) {
   return {call.options.norm == Norm::layer, call.options.scale_mode == ScaleMode::group,
@@ -69,7 +82,7 @@ struct Launch {
   template <typename... Arguments>
   void run(bool simple, Arguments&... arguments) const {
     if (call.epilogue != nullptr) return run_with_epilogue(simple, arguments...);
-    const Instance instance{call.dtype, view.world, simple, view.simulated};
+    const Instance instance{call.dtype, view.world, simple, view.simulated, common_of(call)};
     const Kernel kernel = kernels.find(instance);
     if (kernel == nullptr) {
       throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) + " of " +

@@ -26,11 +26,16 @@ enum class Quantization : uint8_t { none, e4m3fn, e5m2, int8 };
 /// One scale for a row, one given for the whole tensor, one for a group of columns.
 enum class ScaleMode : uint8_t { row, tensor, group, count };
 
+/// Calls that models make most of all, rounded once and with a residual that is kept: for the
+/// normalized values alone, or for bytes of e4m3fn alone, with a scale for each row or a given one.
+enum class CommonNorm : uint8_t { other, values, e4m3fn_row, e4m3fn_tensor };
+
 /// What takes most of a kernel's code, and what a kernel that is made for a call may leave out.
 struct NormForm {
   bool layer = false;   // norms
   bool groups = false;  // that scales are of
   bool steps = false;   // that a row takes, more than one
+  CommonNorm common = CommonNorm::other;
 
   friend bool operator==(const NormForm&, const NormForm&) = default;
 };

@@ -3,7 +3,7 @@
 // instances.
 #pragma once
 
-#include "../../protocol/types.h"
+#include "../../protocol/norm.h"
 
 namespace collx::cuda {
 
@@ -17,6 +17,7 @@ struct Instance {
   int world;
   bool simple;             // one of the calls that session.cuh calls so
   bool simulated = false;  // multicast.cuh
+  CommonNorm common = CommonNorm::other;
 };
 
 using FindKernel = Kernel (*)(const Instance&);
@@ -147,6 +148,25 @@ Kernel for_norm(const Instance& i, F f) {
     return for_world(i.world,
                      [&]<int W>() -> Kernel { return f.template operator()<D, W, true>(); });
   });
+}
+
+/// f<C>() for what a simple call is known to be, of the dtypes that models run in. All others take
+/// the kernel for any call.
+template <DType D, bool Simple, typename F>
+Kernel for_common(const Instance& i, F f) {
+  if constexpr (Simple && dtype_size(D) == 2) {
+    switch (i.common) {
+      case CommonNorm::values:
+        return f.template operator()<CommonNorm::values>();
+      case CommonNorm::e4m3fn_row:
+        return f.template operator()<CommonNorm::e4m3fn_row>();
+      case CommonNorm::e4m3fn_tensor:
+        return f.template operator()<CommonNorm::e4m3fn_tensor>();
+      case CommonNorm::other:
+        break;
+    }
+  }
+  return f.template operator()<CommonNorm::other>();
 }
 
 // The kernels, one file each. Their rows are in allreduce.cu, exchange.cu and norm.cu.

@@ -5,7 +5,9 @@ namespace collx::cuda {
 
 Kernel norm_oneshot_push(const Instance& i) {
   return for_norm(i, [&]<DType D, int W, bool Simple>() {
-    return as_kernel(norm_oneshot_push_kernel<Normalized<D>, W, Simple>);
+    return for_common<D, Simple>(i, [&]<CommonNorm C>() {
+      return as_kernel(norm_oneshot_push_kernel<Normalized<D, C>, W, Simple>);
+    });
   });
 }
 

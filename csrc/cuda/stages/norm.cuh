@@ -1,6 +1,6 @@
 // The stages behind a reduction: add the residual, normalize the row, quantize. docs/numerics.md
 // has the formulas; the order of the operations here is theirs. Which of them a call has is uniform
-// over the grid and known at run time.
+// over the grid and known at run time, but in kernels for common calls, which know it beforehand.
 #pragma once
 
 #include "norm_arguments.cuh"
@@ -26,11 +26,11 @@ __device__ __forceinline__ bool add_up(Share<D>& x, int world, const Source& sou
 }
 
 /// What the results are made of: normalized rows as they are. MapRows makes something else of them.
-template <DType D>
+template <DType D, CommonNorm C = CommonNorm::other>
 struct Normalized {
   static constexpr DType kDType = D;
   static constexpr bool kMaps = false;
-  static constexpr NormForm kForm = {true, true, true};  // one kernel for all calls
+  static constexpr NormForm kForm = {true, true, true, C};  // else one kernel for all calls
   struct Ahead {};  // what is read for a vector besides, asked for while its sum is awaited
 };
 
@@ -75,7 +75,7 @@ class NormStage {
     if (!has(i)) return;
     weight_ = load(norm_.weight, i);
     if (layer()) bias_ = load(norm_.bias, i);
-    if (norm_.given_scale != nullptr) {
+    if (has_given_scale()) {
       given_scale_ = *norm_.given_scale;
       if (blockIdx.x == 0 && threadIdx.x == 0) *static_cast<float*>(norm_.scale) = given_scale_;
     }
@@ -84,7 +84,7 @@ class NormStage {
 
   /// Of the residual, row `row` of the results.
   __device__ __forceinline__ Vector residual(uint64_t row, uint32_t i) const {
-    if (norm_.residual == nullptr) return {};
+    if (!has_residual()) return {};
     return matrix_row<D, Simple>(norm_, norm_.residual, row).load(i);
   }
 
@@ -96,9 +96,9 @@ class NormStage {
   }
   /// The same from their sum.
   __device__ __forceinline__ void accumulate(Share<D>& x, const Vector& residual) const {
-    const bool parity = norm_.options.rounding != Rounding::fp32;
+    const bool parity = options().rounding != Rounding::fp32;
     if (parity) round(x);
-    if (norm_.residual == nullptr) return;
+    if (!has_residual()) return;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) x[e] = x[e] + E::get(residual, e);
     if (parity) round(x);
@@ -117,7 +117,7 @@ class NormStage {
       float leaf = 0, largest = 0;
       if (mine) {
         leaf = squares(x);
-        if (norm_.residual_out != nullptr) sink.residual(index(), E::pack(x));
+        if (keeps_residual()) sink.residual(index(), E::pack(x));
         if (!parity_weight()) multiply(x, largest);
       }
       complete(reduction_(leaf, magnitude(largest)));
@@ -144,7 +144,7 @@ class NormStage {
       Share<D> x;
       unpack(values[k], x);
       leaf[k] = squares(x);
-      if (norm_.residual_out != nullptr) sink_of(k).residual(i, values[k]);
+      if (keeps_residual()) sink_of(k).residual(i, values[k]);
       float most = 0;
       if (!parity_weight()) multiply(x, most);
       largest[k] = magnitude(most);
@@ -224,7 +224,7 @@ class NormStage {
         }
         float leaf = 0, largest = 0;
         if (has(i) && pass == kFetch) {
-          if (norm_.residual_out != nullptr) sink.residual(i, E::pack(x));
+          if (keeps_residual()) sink.residual(i, E::pack(x));
           if (layer()) {
             leaf = tree(x);
           } else {
@@ -251,19 +251,48 @@ class NormStage {
     }
   }
 
+  static constexpr CommonNorm kCall = Results::kForm.common;
+  static constexpr bool kCommon = kCall != CommonNorm::other;
+
+  /// Of the call, with what is known of it put in.
+  __device__ __forceinline__ NormOptions options() const {
+    NormOptions o = norm_.options;
+    if constexpr (kCommon) {
+      o.rounding = Rounding::fp32;
+      o.quantization = kCall == CommonNorm::values ? Quantization::none : Quantization::e4m3fn;
+      o.scale_mode = kCall == CommonNorm::e4m3fn_tensor ? ScaleMode::tensor : ScaleMode::row;
+    }
+    return o;
+  }
+  __device__ __forceinline__ bool has_residual() const {
+    return kCommon || norm_.residual != nullptr;
+  }
+  __device__ __forceinline__ bool keeps_residual() const {
+    return kCommon || norm_.residual_out != nullptr;
+  }
+  __device__ __forceinline__ bool keeps_values() const {
+    return kCommon ? kCall == CommonNorm::values : norm_.normalized != nullptr;
+  }
+  __device__ __forceinline__ bool quantizes() const {
+    return kCommon ? kCall != CommonNorm::values : norm_.quantized != nullptr;
+  }
+  __device__ __forceinline__ bool has_given_scale() const {
+    return kCommon ? kCall == CommonNorm::e4m3fn_tensor : norm_.given_scale != nullptr;
+  }
+
   __device__ __forceinline__ bool layer() const {
     return !Simple && Results::kForm.layer && norm_.options.norm == Norm::layer;
   }
   __device__ __forceinline__ bool parity_weight() const {
-    return norm_.options.rounding == Rounding::parity_weight;
+    return options().rounding == Rounding::parity_weight;
   }
   __device__ __forceinline__ bool groups() const {
-    return !Simple && Results::kForm.groups && norm_.quantized != nullptr &&
-           norm_.options.scale_mode == ScaleMode::group;
+    return !Simple && Results::kForm.groups && quantizes() &&
+           options().scale_mode == ScaleMode::group;
   }
   /// A scale for each row.
   __device__ __forceinline__ bool needs_scale() const {
-    return norm_.quantized != nullptr && norm_.options.scale_mode == ScaleMode::row;
+    return quantizes() && options().scale_mode == ScaleMode::row;
   }
   /// Whether the largest result is known from the largest product with the weight.
   __device__ __forceinline__ bool from_products() const {
@@ -345,7 +374,7 @@ class NormStage {
   /// From the largest product with the weight.
   __device__ __forceinline__ uint32_t largest_result(uint32_t product) const {
     const float largest = float_of(product) * inverse_;
-    const bool parity = norm_.options.rounding != Rounding::fp32;
+    const bool parity = options().rounding != Rounding::fp32;
     return magnitude(parity ? rounded<D>(largest) : largest);
   }
 
@@ -385,7 +414,7 @@ class NormStage {
     if (layer()) return layer_results(x, y);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = x[e] * inverse_;
-    if (norm_.options.rounding == Rounding::fp32) return;
+    if (options().rounding == Rounding::fp32) return;
     round(y);
     if (!parity_weight()) return;
     Share<D> gain;
@@ -426,9 +455,9 @@ class NormStage {
   __device__ __forceinline__ void emit(const Share<D>& x, uint32_t i, const Sink& sink) const {
     Share<D> y;
     results(x, y);
-    if (norm_.normalized != nullptr) sink.normalized(i, E::pack(y));
-    if (norm_.quantized == nullptr) return;
-    const NormOptions& o = norm_.options;
+    if (keeps_values()) sink.normalized(i, E::pack(y));
+    if (!quantizes()) return;
+    const NormOptions o = options();
     if (o.scale_mode == ScaleMode::tensor) {
       const Divisor scale(given_scale_);
 #pragma unroll
