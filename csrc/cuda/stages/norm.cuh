@@ -53,6 +53,7 @@ class NormStage {
   template <typename... Epilogue>
   __device__ explicit NormStage(const NormArguments& norm, const Epilogue&... epilogue)
       : norm_(norm),
+        asked_{norm},
         reduction_(norm),
         map_{epilogue...},
         place_(norm.cluster_rank() * blockDim.x + threadIdx.x) {
@@ -75,7 +76,7 @@ class NormStage {
     if (!has(i)) return;
     weight_ = load(norm_.weight, i);
     if (layer()) bias_ = load(norm_.bias, i);
-    if (has_given_scale()) {
+    if (asked_.given_scale()) {
       given_scale_ = *norm_.given_scale;
       if (blockIdx.x == 0 && threadIdx.x == 0) *static_cast<float*>(norm_.scale) = given_scale_;
     }
@@ -84,7 +85,7 @@ class NormStage {
 
   /// Of the residual, row `row` of the results.
   __device__ __forceinline__ Vector residual(uint64_t row, uint32_t i) const {
-    if (!has_residual()) return {};
+    if (!asked_.residual()) return {};
     return matrix_row<D, Simple>(norm_, norm_.residual, row).load(i);
   }
 
@@ -96,9 +97,9 @@ class NormStage {
   }
   /// The same from their sum.
   __device__ __forceinline__ void accumulate(Share<D>& x, const Vector& residual) const {
-    const bool parity = options().rounding != Rounding::fp32;
+    const bool parity = asked_.options().rounding != Rounding::fp32;
     if (parity) round(x);
-    if (!has_residual()) return;
+    if (!asked_.residual()) return;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) x[e] = x[e] + E::get(residual, e);
     if (parity) round(x);
@@ -117,7 +118,7 @@ class NormStage {
       float leaf = 0, largest = 0;
       if (mine) {
         leaf = squares(x);
-        if (keeps_residual()) sink.residual(index(), E::pack(x));
+        if (asked_.keeps_residual()) sink.residual(index(), E::pack(x));
         if (!parity_weight()) multiply(x, largest);
       }
       complete(reduction_(leaf, magnitude(largest)));
@@ -144,7 +145,7 @@ class NormStage {
       Share<D> x;
       unpack(values[k], x);
       leaf[k] = squares(x);
-      if (keeps_residual()) sink_of(k).residual(i, values[k]);
+      if (asked_.keeps_residual()) sink_of(k).residual(i, values[k]);
       float most = 0;
       if (!parity_weight()) multiply(x, most);
       largest[k] = magnitude(most);
@@ -224,7 +225,7 @@ class NormStage {
         }
         float leaf = 0, largest = 0;
         if (has(i) && pass == kFetch) {
-          if (keeps_residual()) sink.residual(i, E::pack(x));
+          if (asked_.keeps_residual()) sink.residual(i, E::pack(x));
           if (layer()) {
             leaf = tree(x);
           } else {
@@ -251,48 +252,19 @@ class NormStage {
     }
   }
 
-  static constexpr CommonNorm kCall = Results::kForm.common;
-  static constexpr bool kCommon = kCall != CommonNorm::other;
-
-  /// Of the call, with what is known of it put in.
-  __device__ __forceinline__ NormOptions options() const {
-    NormOptions o = norm_.options;
-    if constexpr (kCommon) {
-      o.rounding = Rounding::fp32;
-      o.quantization = kCall == CommonNorm::values ? Quantization::none : Quantization::e4m3fn;
-      o.scale_mode = kCall == CommonNorm::e4m3fn_tensor ? ScaleMode::tensor : ScaleMode::row;
-    }
-    return o;
-  }
-  __device__ __forceinline__ bool has_residual() const {
-    return kCommon || norm_.residual != nullptr;
-  }
-  __device__ __forceinline__ bool keeps_residual() const {
-    return kCommon || norm_.residual_out != nullptr;
-  }
-  __device__ __forceinline__ bool keeps_values() const {
-    return kCommon ? kCall == CommonNorm::values : norm_.normalized != nullptr;
-  }
-  __device__ __forceinline__ bool quantizes() const {
-    return kCommon ? kCall != CommonNorm::values : norm_.quantized != nullptr;
-  }
-  __device__ __forceinline__ bool has_given_scale() const {
-    return kCommon ? kCall == CommonNorm::e4m3fn_tensor : norm_.given_scale != nullptr;
-  }
-
   __device__ __forceinline__ bool layer() const {
     return !Simple && Results::kForm.layer && norm_.options.norm == Norm::layer;
   }
   __device__ __forceinline__ bool parity_weight() const {
-    return options().rounding == Rounding::parity_weight;
+    return asked_.options().rounding == Rounding::parity_weight;
   }
   __device__ __forceinline__ bool groups() const {
-    return !Simple && Results::kForm.groups && quantizes() &&
-           options().scale_mode == ScaleMode::group;
+    return !Simple && Results::kForm.groups && asked_.quantizes() &&
+           asked_.options().scale_mode == ScaleMode::group;
   }
   /// A scale for each row.
   __device__ __forceinline__ bool needs_scale() const {
-    return quantizes() && options().scale_mode == ScaleMode::row;
+    return asked_.quantizes() && asked_.options().scale_mode == ScaleMode::row;
   }
   /// Whether the largest result is known from the largest product with the weight.
   __device__ __forceinline__ bool from_products() const {
@@ -374,7 +346,7 @@ class NormStage {
   /// From the largest product with the weight.
   __device__ __forceinline__ uint32_t largest_result(uint32_t product) const {
     const float largest = float_of(product) * inverse_;
-    const bool parity = options().rounding != Rounding::fp32;
+    const bool parity = asked_.options().rounding != Rounding::fp32;
     return magnitude(parity ? rounded<D>(largest) : largest);
   }
 
@@ -414,7 +386,7 @@ class NormStage {
     if (layer()) return layer_results(x, y);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = x[e] * inverse_;
-    if (options().rounding == Rounding::fp32) return;
+    if (asked_.options().rounding == Rounding::fp32) return;
     round(y);
     if (!parity_weight()) return;
     Share<D> gain;
@@ -455,9 +427,9 @@ class NormStage {
   __device__ __forceinline__ void emit(const Share<D>& x, uint32_t i, const Sink& sink) const {
     Share<D> y;
     results(x, y);
-    if (keeps_values()) sink.normalized(i, E::pack(y));
-    if (!quantizes()) return;
-    const NormOptions o = options();
+    if (asked_.keeps_values()) sink.normalized(i, E::pack(y));
+    if (!asked_.quantizes()) return;
+    const NormOptions o = asked_.options();
     if (o.scale_mode == ScaleMode::tensor) {
       const Divisor scale(given_scale_);
 #pragma unroll
@@ -539,6 +511,7 @@ class NormStage {
   }
 
   const NormArguments& norm_;
+  const Asked<Results::kForm.common> asked_;
   RowReduction reduction_;
   const Results map_;
   const uint32_t place_;  // of this thread's vector in a step

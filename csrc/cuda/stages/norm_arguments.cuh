@@ -62,6 +62,36 @@ struct NormArguments {
   }
 };
 
+/// What a call asks for. Of a common one the kernel knows it, whatever the arguments say.
+template <CommonNorm C>
+struct Asked {
+  static constexpr bool kCommon = C != CommonNorm::other;
+  const NormArguments& norm;
+
+  __device__ __forceinline__ NormOptions options() const {
+    NormOptions o = norm.options;
+    if constexpr (kCommon) {
+      o.rounding = Rounding::fp32;
+      o.quantization = C == CommonNorm::values ? Quantization::none : Quantization::e4m3fn;
+      o.scale_mode = C == CommonNorm::e4m3fn_tensor ? ScaleMode::tensor : ScaleMode::row;
+    }
+    return o;
+  }
+  __device__ __forceinline__ bool residual() const { return kCommon || norm.residual != nullptr; }
+  __device__ __forceinline__ bool keeps_residual() const {
+    return kCommon || norm.residual_out != nullptr;
+  }
+  __device__ __forceinline__ bool keeps_values() const {
+    return kCommon ? C == CommonNorm::values : norm.normalized != nullptr;
+  }
+  __device__ __forceinline__ bool quantizes() const {
+    return kCommon ? C != CommonNorm::values : norm.quantized != nullptr;
+  }
+  __device__ __forceinline__ bool given_scale() const {
+    return kCommon ? C == CommonNorm::e4m3fn_tensor : norm.given_scale != nullptr;
+  }
+};
+
 /// Blocks of kFullBlock threads that a multiprocessor holds of the kernels that serve every world.
 inline constexpr int kRowBlocksHeld = 2;
 
