@@ -102,6 +102,7 @@ class C10_EXPORT Communicator {
   void tune(int blocks, int threads);
   /// The selected plan, or the tuner's.
   Plan tuned(Plan plan) const;
+  int tuned_blocks() const { return tuned_blocks_; }
   int tuned_threads() const { return tuned_threads_; }
   /// Blocks that nobody else on the device counts on at present.
   int spare_blocks() const;

@@ -406,6 +406,7 @@ NormRequest norm_request(const Communicator& communicator, const NormOperator& o
   request.options = check.options;
   request.exact_sums = check.options.rounding == Rounding::fp32 && check.dtype != DType::float32;
   request.results = op.planned();
+  request.tuned_blocks = communicator.tuned_blocks();
   request.tuned_threads = communicator.tuned_threads();
   return request;
 }

@@ -36,7 +36,9 @@ struct NormRequest : Request {
   uint64_t cols = 0;
   NormOptions options;
   NormResults results;
-  int tuned_threads = 0;  // a tuner's wish for those of a block, a power of two; 0: none
+  // A tuner's wish for the grid; zeros: none.
+  int tuned_blocks = 0;
+  int tuned_threads = 0;  // of a block, a power of two
 };
 
 /// The two-shot form that passes what is the least.
@@ -124,9 +126,16 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
   NormShape s;
   const bool together = has_wide_groups(r.options, elements);
   uint32_t most_cluster = together ? 1 : kMostCluster;
-  while (r.max_blocks > 0 && most_cluster > static_cast<uint32_t>(r.max_blocks)) most_cluster /= 2;
+  // Neither the call's bound nor the communicator's share of the device may be exceeded.
+  const auto most_blocks =
+      static_cast<uint32_t>(r.max_blocks > 0 && r.max_blocks < r.room ? r.max_blocks
+                            : r.room > 1                              ? r.room
+                                                                      : 1);
   const Residency& device = r.capabilities.residency;
-  while (most_cluster > 1 && device.clusters(kFullBlock, most_cluster) == 0) most_cluster /= 2;
+  while (most_cluster > most_blocks ||
+         (most_cluster > 1 && device.clusters(kFullBlock, most_cluster) == 0)) {
+    most_cluster /= 2;
+  }
   // Few rows are spread over clusters; many fill the device by themselves.
   const uint32_t wished = rows <= 8 ? kMostCluster : rows <= 32 ? 4 : 1;
   s.cluster = detail::power_of_two(ceil_div<uint64_t>(vectors, kTileVectors), 1,
@@ -210,6 +219,10 @@ constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
   // Blocks of another communicator may stand between multiprocessors that clusters need together.
   const bool alone = push && r.spare_room > 0;
   if (s.cluster > 2 && !alone) clusters /= 2;
+  if (r.tuned_blocks > 0) {
+    clusters = detail::at_most(r.capabilities.residency.clusters(s.threads, s.cluster),
+                               static_cast<uint64_t>(r.tuned_blocks) / s.cluster);
+  }
   if (r.max_blocks > 0) {
     clusters = detail::at_most(clusters, static_cast<uint64_t>(r.max_blocks) / s.cluster);
   }

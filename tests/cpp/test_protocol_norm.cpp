@@ -161,6 +161,31 @@ TEST(NormPlan, GridsFitWhatTheDeviceHolds) {
   }
 }
 
+TEST(NormPlan, GridsStayWithinTheBlocksOfTheCommunicator) {
+  for (const int room : {1, 2, 3, 4, 7, 16}) {
+    for_each_request([&](NormRequest r) {
+      r.room = room;
+      r.spare_room = 0;
+      const NormPlan p = plan_norm(r, cuda_layout(r.world, kDefaultPayloadBytes));
+      ASSERT_LE(p.plan.blocks * p.plan.threads, room * kFullBlock)
+          << r.rows << " x " << r.cols << " in room " << room;
+    });
+  }
+}
+
+TEST(NormPlan, ATunedGridIsTaken) {
+  NormRequest r = request(64, 8192);
+  r.tuned_threads = 256;
+  const CudaLayout layout = cuda_layout(r.world, kDefaultPayloadBytes);
+  for (const int blocks : {4, 16, 40}) {
+    r.tuned_blocks = blocks;
+    const NormPlan p = plan_norm(r, layout);
+    EXPECT_EQ(p.plan.threads, 256);
+    EXPECT_EQ(p.plan.blocks, std::min(blocks, 64) / static_cast<int>(p.shape.cluster) *
+                                 static_cast<int>(p.shape.cluster));
+  }
+}
+
 TEST(NormPlan, DevicesWithSmallerGroupsTakeSmallerClusters) {
   NormRequest r = request(1, 8192);
   r.capabilities.residency.held[3][3] = 0;  // none of eight blocks of 512 threads
