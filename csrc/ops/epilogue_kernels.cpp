@@ -74,7 +74,7 @@ cuda::EpilogueCall& KernelEpilogue::on_cuda(const char* op, const Epilogue& epil
 
 void KernelEpilogue::use_for_rows(const Communicator& communicator, const char* op,
                                   const Epilogue& epilogue, at::IntArrayRef sizes, NormCall& call) {
-  call.descriptor.row_epilogue = epilogue.known.hash;
+  call.descriptor.epilogue = epilogue.known.hash;
   if (!communicator.on_cuda()) {
     call.row_epilogue = &rows_.emplace(epilogue.known.expression);
     return place(epilogue, sizes, rows_->arguments);

@@ -179,7 +179,7 @@ std::string describe(const CallDescriptor& call) {
   if (call.runs != call.algorithm)
     out << ", carried out by " << safe_name(kAlgorithmNames, call.runs);
   if (call.max_blocks > 0) out << ", max_blocks=" << call.max_blocks;
-  if (const uint64_t epilogue = epilogue_of(call); epilogue != 0) {
+  if (const uint64_t epilogue = call.epilogue; epilogue != 0) {
     out << ", with epilogue " << std::hex << epilogue << std::dec;
   }
   if (call.symmetric & 1u) write_place(out, "input", call.input_offset);

@@ -19,13 +19,17 @@ struct alignas(128) RegionHeader {
   /// 0, or 1 + the rank that failed first. Written by any rank, read by every wait.
   alignas(128) uint32_t poison;
   /// The owner's own words, on a line of their own.
-  alignas(128) uint32_t claimed;  // CUDA: by the thread that writes the host's record
+  alignas(128) uint32_t claimed;  // CUDA: by the thread that writes HostStatus::by_kernel
   uint32_t check_epoch;           // advanced by the last block of a checked call
   uint32_t check_blocks;          // blocks of this call that have passed the check
   uint32_t counts_epoch;          // the same two for the exchange of counts
   uint32_t counts_blocks;
   uint32_t noted;     // CUDA: by the first thread that fails, which leaves the note
   uint64_t sequence;  // calls completed
+  // CUDA, while init measures what devices hold at once: blocks of the grid that have started, and
+  // blocks that did not see all ranks' grids complete.
+  uint32_t started;
+  uint32_t unmet;
   /// Notes of the ranks that failed, by rank. The first of them leaves its own before it sets
   /// `poison`.
   Note inbox[kMaxRanks];
@@ -33,6 +37,8 @@ struct alignas(128) RegionHeader {
   CheckSlot check[2][kMaxRanks];
   /// Rows that each rank is about to send, where ranks do not know it: {rows : 40, epoch : 24}.
   alignas(128) uint64_t counts[2][kMaxRanks];
+  /// CUDA, likewise: by rank, the number of the last trial whose grid was complete there.
+  alignas(128) uint32_t met[kMaxRanks];
 };
 
 inline constexpr int kCountEpochBits = 24;

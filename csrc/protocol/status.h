@@ -23,26 +23,16 @@ struct CallDescriptor {
   int32_t max_blocks = 0;
   uint64_t numel = 0;
   uint64_t input_offset = 0;  // offsets in the symmetric allocations
-  union {
-    uint64_t output_offset = 0;
-    uint64_t row_epilogue;  // as `epilogue`, of a fused normalization, whose results peers leave be
-  };
+  uint64_t output_offset = 0;
+  uint64_t epilogue = 0;  // a hash of the expression of a reduction's epilogue; 0 without one
   int64_t sizes[8] = {};
-  union {
-    NormOptions norm = {};  // of a fused normalization
-    uint64_t epilogue;      // of any other reduction: a hash of its expression, 0 without one
-  };
+  NormOptions norm = {};  // of a fused normalization
   // alltoallv: bytes for the rank that reads this, and bytes expected from it. Not part of the
   // fingerprint, see pair_fingerprint.
   uint64_t sends = 0;
   uint64_t expects = 0;
 };
-static_assert(sizeof(CallDescriptor) == 144);
-
-/// A hash of the expression that is the call's epilogue; 0 without one.
-constexpr uint64_t epilogue_of(const CallDescriptor& d) {
-  return is_norm(d.collective) ? d.row_epilogue : d.epilogue;
-}
+static_assert(sizeof(CallDescriptor) == 152);
 
 /// FNV-1a over the descriptor, folded to 32 bits. Which call it was stands beside it, in the epoch
 /// of the flag that carries it.
@@ -68,6 +58,7 @@ constexpr uint32_t fingerprint(const CallDescriptor& d) {
       d.numel,
       d.input_offset,
       d.output_offset,
+      d.epilogue,
   };
   uint64_t h = 0xcbf29ce484222325ull;
   for (const uint64_t word : words) h = mix(h, word);
@@ -75,7 +66,6 @@ constexpr uint32_t fingerprint(const CallDescriptor& d) {
   struct Words {
     uint64_t of[sizeof(NormOptions) / sizeof(uint64_t)];
   };
-  // The epilogue is the first of them.
   for (const uint64_t word : __builtin_bit_cast(Words, d.norm).of) h = mix(h, word);
   return fold(h);
 }
@@ -134,29 +124,44 @@ struct alignas(128) Note {
   uint32_t missed[kMaxRanks];
 };
 
-/// Memory that the host can read while kernels run. `ready` is written last, with release order.
-struct alignas(64) HostStatus {
+/// A record and whether it is complete. `ready` is written last, with release order.
+struct alignas(64) Recorded {
   uint32_t ready;
-  uint32_t claimed;  // by the thread of this process that records
-  uint32_t padding[14];
+  uint32_t padding[15];
   StatusRecord record;
 };
 
+/// Memory that the host can read while kernels run. Kernels and host threads record in places of
+/// their own: an atomic operation of a GPU on host memory is not atomic for the CPU, so no word
+/// could be claimed by both. Each place has one claim word, which only its writers use.
+struct HostStatus {
+  Recorded by_kernel;  // claimed by RegionHeader::claimed
+  Recorded by_host;
+  uint32_t claimed;  // by the thread of this process that writes by_host
+};
+
 #if !defined(__CUDACC_RTC__)
-/// True for one thread of the process, which may record then. No other does.
+/// True for one host thread of the process, which may then record. No other may.
 inline bool claim(HostStatus& status) {
   return __atomic_exchange_n(&status.claimed, 1u, __ATOMIC_ACQ_REL) == 0;
 }
 /// Only after claim().
 inline void record_claimed(HostStatus& status, const StatusRecord& record) {
-  status.record = record;
-  __atomic_store_n(&status.ready, 1u, __ATOMIC_RELEASE);
+  status.by_host.record = record;
+  __atomic_store_n(&status.by_host.ready, 1u, __ATOMIC_RELEASE);
 }
-inline bool is_recorded(const HostStatus& status) {
-  return __atomic_load_n(&status.ready, __ATOMIC_ACQUIRE) != 0;
+/// The failure of this rank; null where none is recorded. Of two that were recorded at the same
+/// moment it is the host's from then on.
+inline const StatusRecord* recorded(const HostStatus& status) {
+  const auto ready = [](const Recorded& place) {
+    return __atomic_load_n(&place.ready, __ATOMIC_ACQUIRE) != 0;
+  };
+  if (ready(status.by_host)) return &status.by_host.record;
+  return ready(status.by_kernel) ? &status.by_kernel.record : nullptr;
 }
-/// Records a failure that concerns this process alone, or that the peers have been told of. The
-/// first one stays, a kernel's as well.
+inline bool is_recorded(const HostStatus& status) { return recorded(status) != nullptr; }
+/// Records a failure that concerns this process only, or that the peers have been told of. The
+/// first one stays, also if a kernel has recorded it.
 inline void record_first(HostStatus& status, const StatusRecord& record) {
   if (!is_recorded(status) && claim(status)) record_claimed(status, record);
 }

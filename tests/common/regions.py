@@ -19,7 +19,7 @@ BORDERS = (1 << 32, 1 << 31)  # where counters wrap around, by their bits and by
 
 ALIGNMENT = 256  # of every part of a region
 LINE = 64
-CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 8448, 256, 144
+CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 8448, 256, 152
 MAX_BLOCKS, MAX_RANKS = 1024, 16
 CHANNEL_TABLES, CUDA_RANKS = 3, 8  # uses sent, received and done, by rank
 CPU_CONTROL_BYTES, CPU_AREAS = 256, 4

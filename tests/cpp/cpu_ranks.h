@@ -59,6 +59,7 @@ class Ranks {
   const CpuLayout& layout() const { return layout_; }
   char* region(int r) const { return view_.region[r]; }
   const HostStatus& status(int r) const { return statuses_[size_t(r)]; }
+  const StatusRecord& record(int r) const { return status(r).by_host.record; }
 
   CpuView view(int r) {
     CpuView view = view_;

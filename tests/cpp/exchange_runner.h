@@ -92,8 +92,8 @@ class CaseRunner {
     Bytes wanted_outputs(used, kCanary);
     if (!carry_out(view, c)) {
       ADD_FAILURE() << describe(c) << " failed on rank " << view.rank << " in phase "
-                    << int(view.status->record.phase) << " of failure "
-                    << int(view.status->record.failure);
+                    << int(view.status->by_host.record.phase) << " of failure "
+                    << int(view.status->by_host.record.failure);
       return false;
     }
     Bytes& wanted = c.in_place ? wanted_inputs : wanted_outputs;

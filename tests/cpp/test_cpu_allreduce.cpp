@@ -128,7 +128,7 @@ class CaseRunner {
     }
     if (!allreduce(view, call)) {
       ADD_FAILURE() << describe(c) << " failed on rank " << view.rank << " in phase "
-                    << int(view.status->record.phase);
+                    << int(view.status->by_host.record.phase);
       return false;
     }
     check(view, c, out, out_offset, bytes);

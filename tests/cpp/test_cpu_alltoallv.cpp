@@ -74,7 +74,7 @@ TEST_P(CpuAlltoallv, a_call_without_rows_still_meets) {
   Ranks ranks(GetParam(), kDefaultPayloadBytes, 50'000'000);
   const Case c = with_rows(kHost, GetParam(), 4, filled(GetParam(), 0));
   EXPECT_FALSE(exchange(ranks.view(0), make_exchange(c, GetParam(), 0, nullptr, nullptr)));
-  EXPECT_EQ(ranks.status(0).record.phase, Phase::counts);
+  EXPECT_EQ(ranks.record(0).phase, Phase::counts);
 }
 
 /// Two ranks that disagree: rank 0 sends rank 1 five rows, which expects three.
@@ -92,7 +92,7 @@ void disagree(bool check) {
     while (exchange(ranks.view(rank), call)) EXPECT_NE(rank, 1);
   });
   for (int rank = 0; rank < 3; ++rank) {
-    const StatusRecord& record = ranks.status(rank).record;
+    const StatusRecord& record = ranks.record(rank);
     EXPECT_EQ(record.failure, Failure::mismatch);
     const bool by_1 = record.rank == 1;
     EXPECT_EQ(record.rank + record.peer, 1) << "between ranks 0 and 1";
@@ -147,7 +147,7 @@ TEST_P(CpuDeviceSplits, that_do_not_fit_fail_on_all_ranks_and_write_nothing_outs
     call.splits = {sent.data(), received.data(), 4, 8, p.capacity};
     while (exchange(ranks.view(rank), call)) {
     }
-    const StatusRecord& record = ranks.status(rank).record;
+    const StatusRecord& record = ranks.record(rank);
     EXPECT_EQ(record.failure, Failure::splits);
     EXPECT_EQ(record.phase, p.phase);
     EXPECT_EQ(record.rank, p.phase == Phase::counts ? 1 : 2);

@@ -54,10 +54,10 @@ class Chain {
   }
   void expect_named_at(int rank, int end) {
     const HostStatus& status = ranks_.status(rank);
-    ASSERT_EQ(status.ready, 1u) << rank;
-    EXPECT_EQ(status.record.failure, Failure::timeout) << rank;
-    EXPECT_EQ(status.record.peer, end) << "named by rank " << rank;
-    EXPECT_EQ(waits_.at(status.record.rank), end) << "named by rank " << rank;
+    ASSERT_TRUE(is_recorded(status)) << rank;
+    EXPECT_EQ(status.by_host.record.failure, Failure::timeout) << rank;
+    EXPECT_EQ(status.by_host.record.peer, end) << "named by rank " << rank;
+    EXPECT_EQ(waits_.at(status.by_host.record.rank), end) << "named by rank " << rank;
   }
 
  private:
@@ -154,8 +154,8 @@ TEST(CpuBlame, of_ranks_that_wait_for_each_other_falls_on_one_of_them_alike) {
   const uint64_t timeout = short_timeout_ns();
   chain.run([&](int rank) { return rank == 0 ? timeout : kPatient; }, [&](int) { chain.meet(); });
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(chain.ranks().status(rank).record.rank, 0);
-    EXPECT_EQ(chain.ranks().status(rank).record.peer, 1);
+    EXPECT_EQ(chain.ranks().record(rank).rank, 0);
+    EXPECT_EQ(chain.ranks().record(rank).peer, 1);
   }
 }
 
@@ -175,8 +175,8 @@ TEST(CpuBlame, falls_on_what_else_has_failed) {
   chain.run([&](int) { return timeout; }, [](int) {});
   other.join();
   for (const int rank : {0, 1}) {
-    EXPECT_EQ(chain.ranks().status(rank).record.failure, Failure::mismatch);
-    EXPECT_EQ(chain.ranks().status(rank).record.rank, 1);
+    EXPECT_EQ(chain.ranks().record(rank).failure, Failure::mismatch);
+    EXPECT_EQ(chain.ranks().record(rank).rank, 1);
   }
 }
 
@@ -186,8 +186,8 @@ TEST(CpuBlame, is_learnt_by_who_comes_late) {
   chain.run([&](int) { return timeout; }, [&](int) { chain.meet(); });
   Call call{};
   EXPECT_FALSE(Session(chain.ranks().view(2), call).enter());
-  EXPECT_EQ(chain.ranks().status(2).record.rank, 1);
-  EXPECT_EQ(chain.ranks().status(2).record.peer, 2);
+  EXPECT_EQ(chain.ranks().record(2).rank, 1);
+  EXPECT_EQ(chain.ranks().record(2).peer, 2);
   chain.expect_named(2);
 }
 

@@ -81,8 +81,8 @@ TEST_P(AbsentFrom, a_rank_that_never_comes_is_named_within_the_timeout_and_a_sec
       EXPECT_FALSE(exchange(ranks.view(2), tensors.call(c, 2))) << "a late rank is refused";
       EXPECT_TRUE(tensors.untouched(2));
       for (int rank = 0; rank < kWorld; ++rank) {
-        const StatusRecord& record = ranks.status(rank).record;
-        ASSERT_EQ(ranks.status(rank).ready, 1u) << rank;
+        const StatusRecord& record = ranks.record(rank);
+        ASSERT_TRUE(is_recorded(ranks.status(rank))) << rank;
         EXPECT_EQ(record.failure, Failure::timeout);
         EXPECT_EQ(record.peer, 2);
         EXPECT_NE(record.rank, 2);
@@ -106,9 +106,9 @@ TEST(CpuExchangeFailure, who_waits_for_a_waiting_rank_names_the_one_that_is_miss
     if (rank == 1) view.timeout_ns = timeout;
     while (exchange(view, tensors.call(c, rank))) {
     }
-    EXPECT_EQ(ranks.status(rank).record.rank, 0);
-    EXPECT_EQ(ranks.status(rank).record.peer, 2);
-    EXPECT_EQ(ranks.status(rank).record.phase, Phase::release);
+    EXPECT_EQ(ranks.record(rank).rank, 0);
+    EXPECT_EQ(ranks.record(rank).peer, 2);
+    EXPECT_EQ(ranks.record(rank).phase, Phase::release);
   });
 }
 
@@ -118,7 +118,7 @@ TEST(CpuExchangeFailure, a_rank_that_died_while_it_waited_is_named_itself) {
   Tensors tensors;
   const Case c = case_with({Collective::broadcast, Algorithm::onestage, false}, 1);
   EXPECT_FALSE(exchange(ranks.view(0), tensors.call(c, 0)));
-  EXPECT_EQ(ranks.status(0).record.peer, 1);
+  EXPECT_EQ(ranks.record(0).peer, 1);
 }
 
 TEST(CpuExchangeFailure, a_rank_that_misses_a_barrier_is_named) {
@@ -132,10 +132,10 @@ TEST(CpuExchangeFailure, a_rank_that_misses_a_barrier_is_named) {
       EXPECT_FALSE(barrier(ranks.view(rank), descriptor));
     });
     for (int rank = 0; rank < kWorld; rank += 2) {
-      EXPECT_EQ(ranks.status(rank).record.peer, 1);
-      EXPECT_EQ(ranks.status(rank).record.sequence, 1u);
-      EXPECT_EQ(ranks.status(rank).record.own.collective, Collective::barrier);
-      EXPECT_EQ(ranks.status(rank).record.phase, check ? Phase::check : Phase::start_barrier);
+      EXPECT_EQ(ranks.record(rank).peer, 1);
+      EXPECT_EQ(ranks.record(rank).sequence, 1u);
+      EXPECT_EQ(ranks.record(rank).own.collective, Collective::barrier);
+      EXPECT_EQ(ranks.record(rank).phase, check ? Phase::check : Phase::start_barrier);
     }
   }
 }
@@ -154,7 +154,7 @@ TEST(CpuExchangeFailure, checked_mode_names_different_collectives_and_roots) {
       EXPECT_FALSE(exchange(ranks.view(rank), tensors.call(rank == 2 ? odd : most, rank)));
     });
     for (int rank = 0; rank < kWorld; ++rank) {
-      const StatusRecord& record = ranks.status(rank).record;
+      const StatusRecord& record = ranks.record(rank);
       EXPECT_EQ(record.failure, Failure::mismatch);
       EXPECT_EQ(record.phase, Phase::check);
       EXPECT_TRUE(record.rank == 2 || record.peer == 2);
@@ -176,8 +176,8 @@ TEST(CpuExchangeFailure, symmetric_offsets_that_differ_are_named_without_checked
       ExchangeCall call = tensors.call(c, rank);
       call.descriptor.output_offset = rank == 1 ? 64 : 0;
       EXPECT_FALSE(exchange(ranks.view(rank), call));
-      EXPECT_EQ(ranks.status(rank).record.failure, Failure::mismatch);
-      EXPECT_EQ(ranks.status(rank).record.phase, Phase::start_barrier);
+      EXPECT_EQ(ranks.record(rank).failure, Failure::mismatch);
+      EXPECT_EQ(ranks.record(rank).phase, Phase::start_barrier);
     });
   }
 }

@@ -73,17 +73,18 @@ TEST_P(AbsentRank, is_named_everywhere_within_the_timeout_and_a_second) {
 
   for (int rank = 0; rank < 3; ++rank) {
     const HostStatus& status = ranks.status(rank);
-    ASSERT_EQ(status.ready, 1u) << rank;
-    EXPECT_EQ(status.record.failure, Failure::timeout);
-    EXPECT_EQ(status.record.phase, p.phase);
-    EXPECT_NE(status.record.rank, 2);
-    EXPECT_EQ(status.record.peer, 2);
-    EXPECT_EQ(status.record.sequence, 1u);
-    EXPECT_EQ(status.record.own.algorithm, p.algorithm);
-    EXPECT_EQ(status.record.own.numel, kNumel);
+    ASSERT_TRUE(is_recorded(status)) << rank;
+    EXPECT_EQ(status.by_host.record.failure, Failure::timeout);
+    EXPECT_EQ(status.by_host.record.phase, p.phase);
+    EXPECT_NE(status.by_host.record.rank, 2);
+    EXPECT_EQ(status.by_host.record.peer, 2);
+    EXPECT_EQ(status.by_host.record.sequence, 1u);
+    EXPECT_EQ(status.by_host.record.own.algorithm, p.algorithm);
+    EXPECT_EQ(status.by_host.record.own.numel, kNumel);
     // Descriptors alternate between two mailboxes: the one awaited was written two calls ago.
     const bool mailbox = p.phase == Phase::check || p.phase == Phase::start_barrier;
-    EXPECT_EQ(uint32_t(status.record.expected - status.record.seen), mailbox ? 2u : 1u);
+    EXPECT_EQ(uint32_t(status.by_host.record.expected - status.by_host.record.seen),
+              mailbox ? 2u : 1u);
   }
 }
 
@@ -97,8 +98,8 @@ TEST(CpuFailure, ranks_that_sleep_are_woken_by_the_first_that_gives_up) {
     CpuView view = ranks.view(rank);
     if (rank == 0) view.timeout_ns = timeout;
     EXPECT_FALSE(allreduce(view, tensors.call(rank, Algorithm::twoshot_pull)));
-    EXPECT_EQ(view.status->record.rank, 0);
-    EXPECT_EQ(view.status->record.peer, 3);
+    EXPECT_EQ(view.status->by_host.record.rank, 0);
+    EXPECT_EQ(view.status->by_host.record.peer, 3);
   });
   EXPECT_TRUE(watch.within(std::chrono::nanoseconds(timeout) + 1s));
 }
@@ -113,7 +114,7 @@ TEST(CpuFailure, a_poisoned_communicator_refuses_at_once_and_keeps_the_first_rep
     EXPECT_FALSE(allreduce(ranks.view(0), tensors.call(0, Algorithm::pull_push, true)));
   }
   EXPECT_TRUE(watch.within(timeout));
-  EXPECT_EQ(ranks.status(0).record.own.algorithm, Algorithm::oneshot_push);
+  EXPECT_EQ(ranks.record(0).own.algorithm, Algorithm::oneshot_push);
 }
 
 TEST(CpuFailure, checked_mode_names_both_sides_on_every_rank_and_touches_nothing) {
@@ -131,7 +132,7 @@ TEST(CpuFailure, checked_mode_names_both_sides_on_every_rank_and_touches_nothing
     EXPECT_FALSE(allreduce(ranks.view(rank), call));
   });
   for (int rank = 0; rank < 4; ++rank) {
-    const StatusRecord& record = ranks.status(rank).record;
+    const StatusRecord& record = ranks.record(rank);
     EXPECT_EQ(record.failure, Failure::mismatch);
     EXPECT_EQ(record.phase, Phase::check);
     EXPECT_TRUE(record.rank == 2 || record.peer == 2);
@@ -149,7 +150,7 @@ TEST(CpuFailure, checked_mode_looks_at_empty_calls_too) {
     AllreduceCall call = tensors.call(rank, Algorithm::oneshot_pull);
     if (rank == 0) call.numel = call.descriptor.numel = 0;
     EXPECT_FALSE(allreduce(ranks.view(rank), call));
-    EXPECT_EQ(ranks.status(rank).record.failure, Failure::mismatch);
+    EXPECT_EQ(ranks.record(rank).failure, Failure::mismatch);
   });
 }
 
@@ -160,8 +161,8 @@ TEST(CpuFailure, symmetric_offsets_that_differ_are_named_without_checked_mode) {
     AllreduceCall call = tensors.call(rank, Algorithm::pull_push, true);
     call.descriptor.input_offset = rank == 0 ? 0 : 64;
     EXPECT_FALSE(allreduce(ranks.view(rank), call));
-    EXPECT_EQ(ranks.status(rank).record.failure, Failure::mismatch);
-    EXPECT_EQ(ranks.status(rank).record.phase, Phase::start_barrier);
+    EXPECT_EQ(ranks.record(rank).failure, Failure::mismatch);
+    EXPECT_EQ(ranks.record(rank).phase, Phase::start_barrier);
   });
 }
 
@@ -176,8 +177,8 @@ TEST(CpuFailure, overlapping_calls_of_one_rank_are_refused_by_name) {
   first.join();
   EXPECT_FALSE(allreduce(ranks.view(1), tensors.call(1, Algorithm::oneshot_push)));
   for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(ranks.status(rank).record.failure, Failure::overlap);
-    EXPECT_EQ(ranks.status(rank).record.rank, 0);
+    EXPECT_EQ(ranks.record(rank).failure, Failure::overlap);
+    EXPECT_EQ(ranks.record(rank).rank, 0);
   }
 }
 
@@ -222,8 +223,8 @@ TEST(CpuFailure, a_failure_noticed_outside_reaches_the_peers_and_the_first_stays
   report(ranks.view(1), fallback_record(1, 0));
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_FALSE(allreduce(ranks.view(rank), tensors.call(rank, Algorithm::oneshot_push)));
-    EXPECT_EQ(ranks.status(rank).record.phase, Phase::fallback);
-    EXPECT_EQ(ranks.status(rank).record.peer, 2);
+    EXPECT_EQ(ranks.record(rank).phase, Phase::fallback);
+    EXPECT_EQ(ranks.record(rank).peer, 2);
   }
 }
 
@@ -234,8 +235,8 @@ TEST(CpuFailure, a_communicator_without_regions_keeps_its_own_report) {
   view.status = &status;
   report(view, fallback_record(0, 1));
   report(view, fallback_record(0, 2));
-  EXPECT_EQ(status.ready, 1u);
-  EXPECT_EQ(status.record.peer, 1);
+  EXPECT_TRUE(is_recorded(status));
+  EXPECT_EQ(status.by_host.record.peer, 1);
 }
 
 }  // namespace

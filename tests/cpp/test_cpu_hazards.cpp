@@ -146,7 +146,7 @@ class LateRun {
     });
     sigaction(SIGSEGV, &before, nullptr);
     EXPECT_TRUE(late.held) << "rank 1 was never late";
-    return {wrong_[0] + wrong_[1], Failure(ranks_.status(0).record.failure)};
+    return {wrong_[0] + wrong_[1], Failure(ranks_.record(0).failure)};
   }
 
  private:

@@ -260,7 +260,7 @@ class NormRunner {
     const CpuView view = ranks_.view(rank);
     const bool done = norm(view, call);
     std::fill_n(input, values.size(), char(0xff));
-    EXPECT_TRUE(done) << describe(c) << " in phase " << int(view.status->record.phase);
+    EXPECT_TRUE(done) << describe(c) << " in phase " << int(view.status->by_host.record.phase);
     if (!done) return false;
     EXPECT_EQ(outputs.compare(p.expected[p.expected.size() > 1 ? size_t(rank) : 0]), "")
         << describe(c) << " " << name_of(way.algorithm) << (way.symmetric ? " symmetric" : "")

@@ -56,6 +56,7 @@ std::vector<Change> changes() {
       {"symmetric output", [](CallDescriptor& c) { c.symmetric = 3; }},
       {"input offset", [](CallDescriptor& c) { c.input_offset += 16; }},
       {"output offset", [](CallDescriptor& c) { c.output_offset += 16; }},
+      {"epilogue", [](CallDescriptor& c) { c.epilogue += 1; }},
       {"scalar type", [](CallDescriptor& c) { c.scalar_type = 24; }},
       {"another scalar type", [](CallDescriptor& c) { c.scalar_type = 25; }},
       {"sizes in another order", [](CallDescriptor& c) { std::swap(c.sizes[0], c.sizes[1]); }},

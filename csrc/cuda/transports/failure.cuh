@@ -34,15 +34,15 @@ struct FailureNote {
   uint64_t sends, expects;  // of `own` with that peer, where only the two of them know it
 };
 
-__device__ inline void publish(HostStatus* status, const StatusRecord& record) {
-  status->record = record;
+__device__ inline void publish(Recorded& place, const StatusRecord& record) {
+  place.record = record;
   __threadfence_system();
-  *reinterpret_cast<volatile uint32_t*>(&status->ready) = 1;
+  *reinterpret_cast<volatile uint32_t*>(&place.ready) = 1;
 }
 
 /// To the host, by the first of this rank's threads that has something to say.
 __device__ inline void publish_first(const KernelCall& call, const StatusRecord& record) {
-  if (atomicCAS(&call.header()->claimed, 0u, 1u) == 0) publish(call.status, record);
+  if (atomicCAS(&call.header()->claimed, 0u, 1u) == 0) publish(call.status->by_kernel, record);
 }
 
 /// Copies a record by loads of which many are under way at once. It is here that every kernel gets
