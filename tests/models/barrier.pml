@@ -12,11 +12,15 @@
  * SENT: the second half of PASSED alone: each rank stores its message into a half at all ranks, which
  * they read behind a barrier. No barrier opens the call.
  *
+ * MULTICAST: a flag reaches all ranks by one addition, of what the own flag lacks to the next epoch. A
+ * kernel reads its own flag once, when it starts. The addition to the own flag may land late, also
+ * after the kernel has ended, so every barrier waits for it.
+ *
  *   W, BLOCKS, CALLS, CHUNKS
  * Mutants: NO_CLOSING (no closing barrier), RELAXED (flags not held behind earlier stores), EQUAL
  * (a peer that is ahead is not let pass), UNSIGNED (no signed difference), ONE_HALF (staging in one
  * buffer), OTHER_BLOCK (a block reads what another block has staged), NO_GATHER (no barrier between
- * results and those who read them).
+ * results and those who read them), NOT_OWN (by multicast, no wait for the own flag).
  *
  * Checked: what is read is what its owner wrote for this very call and chunk; outputs are final
  * when the call has ended; every call ends.
@@ -76,6 +80,16 @@ byte cell_flying[CELLS];
 #define FLAG(owner, block, sender) (((owner) * BLOCKS + (block)) * W + (sender))
 byte flag[W * BLOCKS * W]; /* lands at once: taking its time is the same as its reader looking later */
 
+#ifdef MULTICAST
+byte own_flying[W * BLOCKS]; /* additions to own flags that have not landed, one after the other */
+#endif
+
+#if defined(MULTICAST) && !defined(NOT_OWN)
+#define AWAITED(p) true
+#else
+#define AWAITED(p) ((p) != me)
+#endif
+
 byte flying[W * BLOCKS]; /* stores of each block that have not landed */
 byte input[W];           /* number of the call that the user has written it for */
 byte blocks[CALLS + 1];  /* of call 1, 2, ... */
@@ -101,14 +115,24 @@ inline barrier() {
     epoch = (epoch + 1) % EPOCHS;
     p = 0;
     do
+#ifdef MULTICAST
+    :: p < W && p != me ->
+       flag[FLAG(p, block, me)] = (flag[FLAG(p, block, me)] + EPOCHS + epoch - base) % EPOCHS; p++
+    :: p == me ->
+       own_flying[me * BLOCKS + block] = own_flying[me * BLOCKS + block] + EPOCHS + epoch - base; p++
+#else
     :: p < W -> flag[FLAG(p, block, me)] = epoch; p++
-    :: else -> break
+#endif
+    :: p == W -> break
     od;
+#ifdef MULTICAST
+    base = epoch;
+#endif
     p = 0
   };
   do
-  :: p < W && p != me -> REACHED(flag[FLAG(me, block, p)], epoch) -> p++
-  :: p == me -> p++
+  :: p < W && AWAITED(p) -> REACHED(flag[FLAG(me, block, p)], epoch) -> p++
+  :: p < W && !AWAITED(p) -> p++
   :: p == W -> break
   od;
   p = 0
@@ -122,12 +146,18 @@ inline barrier() {
 
 proctype thread_block(byte me; byte block) {
   byte epoch, call, p, chunk;
+#ifdef MULTICAST
+  byte base; /* what this block takes its own flag for */
+#endif
   epoch = FIRST_EPOCH;
   call = 1;
 end:
   do
   :: call <= CALLS && launched[me] >= call && block >= blocks[call] -> call++
   :: call <= CALLS && launched[me] == call && block < blocks[call] ->
+#ifdef MULTICAST
+     base = flag[FLAG(me, block, me)];
+#endif
 #ifdef PASSED
      chunk = 0;
      do
@@ -235,6 +265,20 @@ proctype stream(byte me) {
   finished++
 }
 
+#ifdef MULTICAST
+proctype own_wire(byte me; byte block) {
+end:
+  do
+  :: atomic {
+       own_flying[me * BLOCKS + block] != 0 ->
+       flag[FLAG(me, block, me)] =
+         (flag[FLAG(me, block, me)] + own_flying[me * BLOCKS + block]) % EPOCHS;
+       own_flying[me * BLOCKS + block] = 0
+     }
+  od
+}
+#endif
+
 proctype cell_wire(byte c) {
 end:
   do
@@ -267,7 +311,11 @@ init {
     od;
     i = 0;
     do
-    :: i < W * BLOCKS -> run thread_block(i / BLOCKS, i % BLOCKS); i++
+    :: i < W * BLOCKS ->
+#ifdef MULTICAST
+       run own_wire(i / BLOCKS, i % BLOCKS);
+#endif
+       run thread_block(i / BLOCKS, i % BLOCKS); i++
     :: else -> break
     od;
     i = 0;

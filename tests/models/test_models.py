@@ -130,6 +130,9 @@ SPIN = [
     # Barriers: symmetric tensors, then staged ones.
     Case("barrier", "barrier.pml", "W=2 BLOCKS=2 CALLS=3", 500_000),
     Case("barrier-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=3", 50_000),
+    Case("barrier-multicast", "barrier.pml", "W=2 BLOCKS=1 CALLS=3 MULTICAST", 1_000),
+    Case("barrier-multicast-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=2 MULTICAST", 10_000),
+    Case("barrier-multicast-not-own", "barrier.pml", "W=2 BLOCKS=1 CALLS=3 MULTICAST NOT_OWN"),
     Case("barrier-staged", "barrier.pml", "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED", 500_000),
     Case("barrier-passed", "barrier.pml", "W=2 BLOCKS=1 CALLS=2 CHUNKS=3 PASSED", 5_000),
     Case("barrier-passed-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=1 CHUNKS=2 PASSED", 150_000),

@@ -19,6 +19,9 @@ namespace collx::cuda {
 /// By a store to each rank.
 class FlagsByStores {
  public:
+  /// Nothing reads this rank's own flag.
+  static constexpr bool kAwaitsOwn = false;
+
   __device__ __forceinline__ FlagsByStores(const KernelCall& call, uint64_t) : call_(call) {}
 
   /// By the first threads, one for each rank. `offset`: of this rank's flag in every region.
@@ -48,7 +51,7 @@ class BarrierBy : public Transport {
     const int peer = static_cast<int>(threadIdx.x);
     const uint64_t value = static_cast<uint64_t>(epoch_) << 32 | call_.fingerprint;
     if (peer < call_.world && patience.alive()) flags_.set(peer, offset(call_.rank), value);
-    if (peer < call_.world && peer != call_.rank && patience.alive()) {
+    if (peer < call_.world && (Flags::kAwaitsOwn || peer != call_.rank) && patience.alive()) {
       const auto* flag = reinterpret_cast<const uint64_t*>(call_.own() + offset(peer));
       uint64_t seen = 0;
       const bool arrived = patience.wait(

@@ -80,6 +80,10 @@ struct Simulated {
 template <typename M>
 class FlagsByMulticast {
  public:
+  /// The next call computes its addition from this rank's own flag. Without a wait the addition of
+  /// the last barrier could still be on its way there, and the next one would overshoot.
+  static constexpr bool kAwaitsOwn = true;
+
   __device__ __forceinline__ FlagsByMulticast(const KernelCall& call, uint64_t offset,
                                               const MulticastArguments& multicast)
       : regions_{call, multicast.region, nullptr, 0},
