@@ -52,10 +52,12 @@ Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   routes.cleared = message_of(call, call.output, dense_span(call.cleared));
   routes.has_root = call.root >= 0;
   routes.root = (call.root - view.rank + view.world) % view.world;
-  // In place, what stays here is where it belongs. Of what is stored into all outputs at once, the
-  // own message says where the others are.
-  const bool copies = !is_reduction(call.collective) && !call.plan.into_outputs;
-  if (call.input == call.output && copies) routes.to[0].bytes = 0;
+  // In place, what stays on this rank is already where it belongs. A rank that reduces stores its
+  // result there. Of what is stored into all outputs at once, the own message says where the others
+  // are.
+  const bool stores =
+      is_reduction(call.collective) ? !routes.has_root || routes.root == 0 : call.plan.into_outputs;
+  if (call.input == call.output && !stores) routes.to[0].bytes = 0;
   return routes;
 }
 

@@ -62,8 +62,8 @@ inline NormForm form_of(const NormCall& call) {
 /// copies know none.
 enum class DTypes : uint8_t { any, all, normalized, summed };
 struct KernelFamily {
-  DTypes dtypes;
-  FindKernel find;
+  DTypes dtypes = DTypes::any;
+  FindKernel find = nullptr;
   KernelTemplate with_epilogue = {};  // for calls that have one
 };
 
@@ -83,7 +83,7 @@ struct Launch {
   void run(bool simple, Arguments&... arguments) const {
     if (call.epilogue != nullptr) return run_with_epilogue(simple, arguments...);
     const Instance instance{call.dtype, view.world, simple, view.simulated, common_of(call)};
-    const Kernel kernel = kernels.find(instance);
+    const Kernel kernel = kernels.find != nullptr ? kernels.find(instance) : nullptr;
     if (kernel == nullptr) {
       throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) + " of " +
                                std::string(name_of(call.dtype)) + " has no kernel");
@@ -111,8 +111,8 @@ struct Launch {
   }
 };
 
-/// What carries out an algorithm, of some collectives. One that is no kernel of its own has a
-/// launcher alone.
+/// What carries out an algorithm for some collectives. A row whose launcher uses no kernel of its
+/// own has `kernels` without `find`.
 template <typename CallOf>
 struct LauncherRow {
   Algorithm algorithm;
@@ -142,13 +142,13 @@ void launch_by(const LauncherRow<CallOf> (&rows)[N], const CudaView& view, const
   row->launch({view, call, stream, row->kernels});
 }
 
-/// Whether every row of these collectives has kernels that take an epilogue, but those of `except`,
-/// in whose place a call with one goes another way.
+/// Whether every row with kernels of these collectives takes an epilogue. `except`: an algorithm
+/// that selection replaces for calls with an epilogue.
 template <typename CallOf, size_t N>
 constexpr bool take_epilogues(const LauncherRow<CallOf> (&rows)[N], Collectives of,
                               Algorithm except) {
   for (const LauncherRow<CallOf>& row : rows) {
-    if ((row.serves & of) == 0 || row.algorithm == except) continue;
+    if ((row.serves & of) == 0 || row.algorithm == except || row.kernels.find == nullptr) continue;
     if (row.kernels.with_epilogue.name.empty()) return false;
   }
   return true;
@@ -157,7 +157,9 @@ constexpr bool take_epilogues(const LauncherRow<CallOf> (&rows)[N], Collectives 
 template <typename CallOf, size_t N>
 std::vector<KernelFamily> kernels_of(const LauncherRow<CallOf> (&rows)[N]) {
   std::vector<KernelFamily> kernels;
-  for (const LauncherRow<CallOf>& row : rows) kernels.push_back(row.kernels);
+  for (const LauncherRow<CallOf>& row : rows) {
+    if (row.kernels.find != nullptr) kernels.push_back(row.kernels);
+  }
   return kernels;
 }
 
