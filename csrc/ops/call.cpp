@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
 
@@ -67,7 +68,8 @@ Request request_of(const Communicator& communicator, Collective collective, int 
   request.max_blocks = max_blocks;
   request.room = communicator.options().blocks;
   request.spare_room = communicator.spare_blocks();
-  request.deterministic = communicator.deterministic();
+  request.deterministic =
+      communicator.deterministic() || at::globalContext().deterministicAlgorithms();
   request.capabilities = communicator.options().capabilities;
   request.capabilities.peer_access = communicator.has_regions();
   return request;

@@ -1,5 +1,6 @@
 #include "checks.h"
 
+#include <ATen/Context.h>
 #include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
@@ -207,6 +208,14 @@ void check_direct(const char* op, Collective collective, Algorithm algorithm, bo
   TORCH_CHECK_VALUE(!in_place || !overwrites_in_place(collective), "collx.", op,
                     ": algorithm: got \"direct\" in place, where peers would overwrite what is "
                     "still to be sent; accepted: auto, staged, fallback");
+}
+
+void alert_order_of_switch(const char* op, const Request& request) {
+  at::Context& context = at::globalContext();
+  if (!context.deterministicAlgorithms() || is_integer(request.dtype)) return;
+  const std::string algorithm(name_of(request.algorithm));
+  context.alertNotDeterministic("collx." + std::string(op) + " with algorithm \"" + algorithm +
+                                '"');
 }
 
 void refuse_multicast(const char* op, const Request& request, const Communicator& communicator) {

@@ -80,13 +80,19 @@ void check_direct(const char* op, Collective collective, Algorithm algorithm, bo
 [[noreturn, gnu::cold]] void refuse_multicast(const char* op, const Request& request,
                                               const Communicator& communicator);
 
+/// torch.use_deterministic_algorithms: RuntimeError, or a warning, for a sum whose order the NVLink
+/// switch chooses. Integer sums are the same in any order.
+void alert_order_of_switch(const char* op, const Request& request);
+
 /// NotImplementedError where the call asks for NVLink multicast, and that is not there or does not
 /// reduce so.
 inline void check_multicast(const char* op, const Request& request,
                             const Communicator& communicator) {
   if (!needs_multicast(request.algorithm)) return;
   const bool adds = adds_by_multicast(request.collective, request.algorithm);
-  if (adds ? can_be_switched(request) : request.capabilities.multicast) return;
+  if (adds ? can_be_switched(request) : request.capabilities.multicast) {
+    return adds ? alert_order_of_switch(op, request) : void();
+  }
   refuse_multicast(op, request, communicator);
 }
 

@@ -461,6 +461,33 @@ def test_auto_takes_it_where_any_order_will_do(pool: Pool) -> None:
             assert free[op] == ordered[op], op
 
 
+def _deterministic(rank: Rank) -> tuple[str, list[Attempt]]:
+    communicator = communicator_of(rank)
+    places = {"input_symmetric": True, "output_symmetric": True}
+    x = ones(rank, 64, torch.float32)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with communicator.deterministic(False):
+            taken = communicator.explain("allreduce", LARGE, **places).algorithm
+        given = ("sum", communicator.name, "multimem_oneshot")
+        called = [attempt(lambda: torch.ops.collx.allreduce(x, *given))]
+        called += [attempt(lambda: torch.ops.collx.allreduce(x.int(), *given))]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    finish(communicator)
+    return taken, called
+
+
+@pytest.mark.worlds(4)
+def test_deterministic_algorithms_keep_the_order_of_the_ranks(pool: Pool) -> None:
+    for taken, (floats, integers) in pool.run(_deterministic):
+        assert taken == "twoshot_push"
+        assert floats.error == "RuntimeError"
+        assert "collx.allreduce" in floats.message
+        assert "multimem_oneshot" in floats.message
+        assert not integers.error, integers
+
+
 def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
     with simulated():
         communicator = rank.new_communicator("simulated-free", deterministic=False, timeout=timeout)
