@@ -22,7 +22,6 @@ from torch.utils import cpp_extension
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
-CHECKOUT_ARCHITECTURES = "9.0"
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 
 TORCH = ".".join(torch.__version__.split(".")[:2])
@@ -36,6 +35,12 @@ def environment_flag(name: str) -> bool | None:
     if value not in ("", "0", "1"):
         raise SystemExit(f"{name} is {value!r}; it can be 0, 1 or unset")
     return None if value == "" else value == "1"
+
+
+def architectures_here() -> str:
+    """Of the GPUs of this machine; where there are none, Hopper's."""
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return ";".join(f"{major}.{minor}" for major, minor in sorted(found)) or "9.0"
 
 
 def check_torch() -> None:
@@ -129,7 +134,7 @@ def extensions(cuda: bool) -> list[Extension]:
 class BuildExtension(cpp_extension.BuildExtension):
     def run(self) -> None:
         in_checkout = self.inplace or self.editable_mode
-        architectures = CHECKOUT_ARCHITECTURES if in_checkout else WHEEL_ARCHITECTURES
+        architectures = architectures_here() if in_checkout else WHEEL_ARCHITECTURES
         architectures = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", architectures)
         os.environ.setdefault("MAX_JOBS", "2")
         # Kept, and common to all that is built alike: pip would take a fresh folder each time.
@@ -139,6 +144,10 @@ class BuildExtension(cpp_extension.BuildExtension):
         if cuda:  # the module tells what it was built for
             named = ",".join(architectures.replace(";", " ").split())
             self.extensions[1].extra_compile_args["cxx"].append(f"-DCOLLX_ARCHITECTURES={named}")
+        if cuda:  # kernels that stand in for an NVLink switch in tests; a wheel has none of them
+            self.extensions[0].extra_compile_args["nvcc"].append(
+                f"-DCOLLX_SIMULATED={int(in_checkout)}"
+            )
         if in_checkout:
             (ROOT / "python" / PACKAGE.replace(".", "/")).mkdir(exist_ok=True)
         super().run()

@@ -241,7 +241,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("initialize_region", &collx::initialize_region, py::arg("ptr"), py::arg("device"),
         py::arg("world_size"), py::arg("payload_bytes"), NoGil());
   m.def("load_kernels", &collx::load_kernels, py::arg("device"), py::arg("world_size"),
-        py::arg("clusters") = true, NoGil());
+        py::arg("clusters") = true, py::arg("simulated") = false, NoGil());
+  m.def("held_at_once", &collx::held_at_once, py::arg("wanted"), py::arg("regions"),
+        py::arg("device"), py::arg("rank"), py::arg("number"), py::arg("limit_ms"),
+        py::arg("timeout_ms"), NoGil());
   m.def(
       "workspace_bytes",
       [](std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype, int world_size,

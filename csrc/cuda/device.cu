@@ -1,16 +1,10 @@
 // What a communicator needs of its device besides the collectives.
-#include <algorithm>
 #include <array>
 #include <chrono>
-#include <climits>
-#include <set>
 #include <thread>
-#include <utility>
 
 #include "../protocol/blame.h"
-#include "../protocol/selection.h"
 #include "device.h"
-#include "kernels.h"
 #include "launch.h"
 
 namespace collx::cuda {
@@ -24,96 +18,6 @@ void initialize(char* region, const CudaLayout& layout, int world, Stream stream
   arm(layout.oneshot, 1);
   arm(layout.twoshot, 2);
   arm(layout.channels.slots, 1);
-}
-
-namespace {
-
-int attribute_of_device(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  require(cudaGetDevice(&device), "asking for the device");
-  require(cudaDeviceGetAttribute(&value, attribute, device), "asking for the device's attributes");
-  return value;
-}
-
-cudaFuncAttributes attributes_of(Kernel kernel) {
-  cudaFuncAttributes attributes{};
-  require(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's attributes");
-  return attributes;
-}
-
-/// Blocks of a kernel on one multiprocessor. Asking loads it: later, loading could synchronize with
-/// the device while another kernel spins there.
-int held_together(Kernel kernel, uint32_t threads) {
-  int blocks = 0;
-  require(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, static_cast<int>(threads), 0),
-      "loading the kernels");
-  return blocks;
-}
-
-int resident_clusters(Kernel kernel, uint32_t threads, uint32_t size) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {size, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(size);
-  config.blockDim = dim3(threads);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  require(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
-          "asking for the clusters that the device holds");
-  return clusters;
-}
-
-/// Of all fused normalizations the smallest.
-Residency residency_of_norms(int world, int multiprocessors, bool clusters) {
-  Residency least;
-  Residency::for_each(least, [](uint32_t, uint32_t, int32_t& held) { held = INT_MAX; });
-  std::set<std::pair<int, size_t>> asked;  // kernels that need the same are held alike
-  for_each_norm_kernel(world, [&](Kernel kernel) {
-    const cudaFuncAttributes needs = attributes_of(kernel);
-    if (!asked.insert({needs.numRegs, needs.sharedSizeBytes}).second) return;
-    Residency::for_each(least, [&](uint32_t threads, uint32_t size, int32_t& held) {
-      int here = 0;
-      if (size == 1) {
-        here = held_together(kernel, threads) * multiprocessors;
-      } else if (clusters) {
-        here = resident_clusters(kernel, threads, size);
-      }
-      held = std::min(held, here);
-    });
-  });
-  return least;
-}
-
-}  // namespace
-
-int resident_blocks(int world, int threads) {
-  int resident = kMaxBlocks;
-  for_each_kernel(world, [&](Kernel kernel) {
-    resident = std::min(resident, held_together(kernel, static_cast<uint32_t>(threads)));
-  });
-  return resident * attribute_of_device(cudaDevAttrMultiProcessorCount);
-}
-
-Offer load_kernels(int world, bool clusters) {
-  constexpr int kHopper = 9;
-  bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= kHopper;
-  for_each_kernel(world, [&](Kernel kernel) {
-    // A newer device may run code that was made for an older one.
-    hopper &= attributes_of(kernel).ptxVersion >= 10 * kHopper;
-  });
-  for (int i = 0; i < static_cast<int>(DType::count); ++i) {  // which waits for nobody
-    attributes_of(reduce_local({static_cast<DType>(i), world, false}));
-  }
-  const int multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
-  Offer offer;
-  offer.blocks = resident_blocks(world, kFullBlock);
-  offer.capabilities.dependent_launch = hopper;
-  offer.capabilities.multicast = hopper;
-  offer.capabilities.residency = residency_of_norms(world, multiprocessors, clusters && hopper);
-  return offer;
 }
 
 HostStatus* allocate_status() {
@@ -188,7 +92,7 @@ StatusRecord end_of_chain(const CudaView& view) {
   const RegionHeader& own = *view.header(view.rank);
   uint32_t poison = 0;
   stream.read(poison, own.poison);
-  if (poison == 0) return view.status->record;  // it did not reach the region
+  if (poison == 0) return *recorded(*view.status);  // it did not reach the region
   const int first = static_cast<int>(poison) - 1;
   std::array<Note, kMaxRanks> inbox;
   uint32_t left = 1u << first;

@@ -21,12 +21,23 @@ struct Offer {
 };
 
 /// Loads every kernel of a world of that size, and says what the current device can do with them.
-/// `clusters`: false: as if it had none.
-Offer load_kernels(int world, bool clusters);
+/// `clusters`: false: as if it had none. `simulated`: see CudaView.
+Offer load_kernels(int world, bool clusters, bool simulated);
+
+/// Numbers that a call of held_at_once takes.
+inline constexpr uint32_t kTrials = 32;
+
+/// Whether the devices of all ranks hold so many clusters at the same time: of what is `wanted`,
+/// the numbers that they held, and 0 for the others. Collective: ranks call with equal arguments.
+/// What the driver computes holds for a device of one's own alone: processes that share one by
+/// CUDA's multi-process service take each other's places. `number`: kTrials more in each call.
+/// `limit_ns`: of a trial. std::runtime_error if a rank does not call within view.timeout_ns.
+Residency held_at_once(const CudaView& view, const Residency& wanted, uint32_t number,
+                       uint64_t limit_ns, Stream stream);
 
 /// How many blocks of so many threads the current device holds resident at once, of every kernel
 /// of such a world.
-int resident_blocks(int world, int threads);
+int resident_blocks(int world, bool simulated, int threads);
 
 /// Host memory that kernels can write and the host can read while they run.
 HostStatus* allocate_status();

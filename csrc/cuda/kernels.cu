@@ -1,4 +1,5 @@
 #include <set>
+#include <stdexcept>
 
 #include "../protocol/algorithms.h"
 #include "../protocol/norm.h"
@@ -13,7 +14,8 @@ using Visit = std::function<void(Kernel)>;
 /// Visits each kernel once: many are the instances of several dtypes.
 class Once {
  public:
-  Once(int world, const Visit& visit) : world_(world), visit_(visit) {}
+  Once(int world, bool simulated, const Visit& visit)
+      : world_(world), simulated_(simulated), visit_(visit) {}
 
   void operator()(const std::vector<KernelFamily>& families) {
     for (const KernelFamily& family : families) {
@@ -22,15 +24,15 @@ class Once {
         if (family.dtypes == DTypes::any && i > 0) break;
         if (family.dtypes == DTypes::normalized && !can_normalize(dtype)) continue;
         if (family.dtypes == DTypes::summed && !sums_by_multicast(ReduceOp::sum, dtype)) continue;
-        for (const bool other : {false, true}) {
-          for (const Instance& instance :
-               {Instance{dtype, world_, other}, Instance{dtype, world_, false, other},
-                Instance{dtype, world_, true, false, CommonNorm::values},
-                Instance{dtype, world_, true, false, CommonNorm::e4m3fn_row},
-                Instance{dtype, world_, true, false, CommonNorm::e4m3fn_tensor}}) {
-            const Kernel kernel = family.find(instance);
-            if (seen_.insert(kernel).second) visit_(kernel);
-          }
+        for (const Instance& instance :
+             {Instance{dtype, world_, false, simulated_}, Instance{dtype, world_, true, simulated_},
+              Instance{dtype, world_, true, simulated_, CommonNorm::values},
+              Instance{dtype, world_, true, simulated_, CommonNorm::e4m3fn_row},
+              Instance{dtype, world_, true, simulated_, CommonNorm::e4m3fn_tensor}}) {
+          const Kernel kernel = family.find(instance);
+          if (kernel == nullptr)
+            throw std::runtime_error("collx: this build simulates no multicast");
+          if (seen_.insert(kernel).second) visit_(kernel);
         }
       }
     }
@@ -38,16 +40,19 @@ class Once {
 
  private:
   const int world_;
+  const bool simulated_;
   const Visit& visit_;
   std::set<Kernel> seen_;
 };
 
 }  // namespace
 
-void for_each_norm_kernel(int world, const Visit& visit) { Once(world, visit)(norm_kernels()); }
+void for_each_norm_kernel(int world, bool simulated, const Visit& visit) {
+  Once(world, simulated, visit)(norm_kernels());
+}
 
-void for_each_kernel(int world, const Visit& visit) {
-  Once once(world, visit);
+void for_each_kernel(int world, bool simulated, const Visit& visit) {
+  Once once(world, simulated, visit);
   once(allreduce_kernels());
   once(exchange_kernels());
   once(norm_kernels());

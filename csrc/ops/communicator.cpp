@@ -135,7 +135,8 @@ int Communicator::most_blocks(int threads) const {
 #if COLLX_CUDA
   if (on_cuda()) {
     const OnDevice guard(options_.device);
-    return std::min(kMaxBlocks, cuda::resident_blocks(options_.world_size, threads));
+    return std::min(kMaxBlocks,
+                    cuda::resident_blocks(options_.world_size, options_.simulated, threads));
   }
 #endif
   (void)threads;
@@ -155,7 +156,7 @@ Plan Communicator::tuned(Plan plan) const {
 
 std::optional<StatusRecord> Communicator::failure() const {
   if (status_given_back_.load(std::memory_order_acquire) || !status_.ready()) return std::nullopt;
-  return followed_.load(std::memory_order_acquire) ? verdict_ : status_.get()->record;
+  return followed_.load(std::memory_order_acquire) ? verdict_ : *recorded(*status_.get());
 }
 
 std::string Communicator::describe_failure(const StatusRecord& record) const {

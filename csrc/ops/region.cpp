@@ -34,14 +34,27 @@ std::string clusters_name(uint32_t threads, uint32_t size) {
   return "clusters of " + std::to_string(size) + " x " + std::to_string(threads);
 }
 
+Offer clusters_of(const Residency& residency) {
+  Offer offer;
+  Residency::for_each(residency, [&](uint32_t threads, uint32_t size, const int32_t& held) {
+    offer[clusters_name(threads, size)] = held;
+  });
+  return offer;
+}
+
+Residency residency_of(const Offer& offer) {
+  Residency residency;
+  Residency::for_each(residency, [&](uint32_t threads, uint32_t size, int32_t& held) {
+    held = offer.at(clusters_name(threads, size));
+  });
+  return residency;
+}
+
 Offer offer_of(int blocks, const Capabilities& capabilities) {
-  Offer offer{{"blocks", blocks},
-              {kDependentLaunch, capabilities.dependent_launch ? 1 : 0},
-              {kMulticast, capabilities.multicast ? 1 : 0}};
-  Residency::for_each(capabilities.residency,
-                      [&](uint32_t threads, uint32_t size, const int32_t& held) {
-                        offer[clusters_name(threads, size)] = held;
-                      });
+  Offer offer = clusters_of(capabilities.residency);
+  offer["blocks"] = blocks;
+  offer[kDependentLaunch] = capabilities.dependent_launch ? 1 : 0;
+  offer[kMulticast] = capabilities.multicast ? 1 : 0;
   return offer;
 }
 
@@ -114,12 +127,35 @@ void initialize_region(uint64_t address, c10::Device device, int world_size,
 }
 
 Offer load_kernels(c10::Device device, [[maybe_unused]] int world_size,
-                   [[maybe_unused]] bool clusters) {
+                   [[maybe_unused]] bool clusters, [[maybe_unused]] bool simulated) {
   if (check_device_type(device.type()) == c10::DeviceType::CPU) return offer_of(1, Capabilities{});
 #if COLLX_CUDA
   const c10::cuda::CUDAGuard guard(device);
-  const cuda::Offer offer = cuda::load_kernels(world_size, clusters);
+  const cuda::Offer offer = cuda::load_kernels(world_size, clusters, simulated);
   return offer_of(offer.blocks, offer.capabilities);
+#else
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,
+                              "; this build has no CUDA kernels");
+#endif
+}
+
+Offer held_at_once(const Offer& wanted, [[maybe_unused]] const std::vector<uint64_t>& regions,
+                   c10::Device device, [[maybe_unused]] int rank, [[maybe_unused]] uint32_t number,
+                   [[maybe_unused]] int64_t limit_ms, [[maybe_unused]] int64_t timeout_ms) {
+  const Residency residency = residency_of(wanted);
+  if (check_device_type(device.type()) == c10::DeviceType::CPU) return clusters_of(residency);
+#if COLLX_CUDA
+  CudaView view{};
+  view.rank = rank;
+  view.world = static_cast<int32_t>(regions.size());
+  check_world(device.type(), view.world);
+  for (size_t i = 0; i < regions.size(); ++i) view.region[i] = reinterpret_cast<char*>(regions[i]);
+  constexpr uint64_t kMillisecond = 1'000'000;
+  view.timeout_ns = static_cast<uint64_t>(timeout_ms) * kMillisecond;
+  const c10::cuda::CUDAGuard guard(device);
+  const auto stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+  return clusters_of(cuda::held_at_once(view, residency, number,
+                                        static_cast<uint64_t>(limit_ms) * kMillisecond, stream));
 #else
   TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,
                               "; this build has no CUDA kernels");
@@ -129,9 +165,7 @@ Offer load_kernels(c10::Device device, [[maybe_unused]] int world_size,
 Capabilities capabilities_of(const Offer& agreed) {
   Capabilities capabilities;
   capabilities.dependent_launch = agreed.at(kDependentLaunch) != 0;
-  Residency::for_each(capabilities.residency, [&](uint32_t threads, uint32_t size, int32_t& held) {
-    held = agreed.at(clusters_name(threads, size));
-  });
+  capabilities.residency = residency_of(agreed);
   return capabilities;
 }
 

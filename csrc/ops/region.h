@@ -27,8 +27,14 @@ using Offer = std::map<std::string, int>;
 
 /// Loads every CUDA kernel of a world of that size. "blocks" of kFullBlock threads that the device
 /// holds resident, and its Capabilities; `clusters`: false: as if it had no hardware for them. On
-/// CPU nothing is to be loaded, and a rank is one thread.
-C10_EXPORT Offer load_kernels(c10::Device device, int world_size, bool clusters);
+/// CPU nothing is to be loaded, and a rank is one thread. `simulated`: see CudaView.
+C10_EXPORT Offer load_kernels(c10::Device device, int world_size, bool clusters, bool simulated);
+
+/// Whether the devices of all ranks hold the clusters of an offer at the same time: those that they
+/// held, with 0 for the others; see cuda::held_at_once. `regions`: of every rank, as mapped here.
+C10_EXPORT Offer held_at_once(const Offer& wanted, const std::vector<uint64_t>& regions,
+                              c10::Device device, int rank, uint32_t number, int64_t limit_ms,
+                              int64_t timeout_ms);
 
 C10_EXPORT Capabilities capabilities_of(const Offer& agreed);
 

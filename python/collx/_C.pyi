@@ -29,10 +29,26 @@ def region_layout(device_type: str, world_size: int, payload_bytes: int) -> dict
 def initialize_region(ptr: int, device: torch.device, world_size: int, payload_bytes: int) -> None:
     """Makes this rank's region ready for use (on CUDA: on the current stream, synchronized)."""
 
-def load_kernels(device: torch.device, world_size: int, clusters: bool = True) -> dict[str, int]:
+def load_kernels(
+    device: torch.device, world_size: int, clusters: bool = True, simulated: bool = False
+) -> dict[str, int]:
     """Loads every CUDA kernel; returns what the device offers: "blocks" of 512 threads that it
     holds resident, and what else the ranks agree on by taking the smallest of each.
-    `clusters`: False: as if it had no hardware for clusters of blocks."""
+    `clusters`: False: as if it had no hardware for clusters of blocks. `simulated`: with the
+    kernels by which tests simulate multicast, in place of those for a switch."""
+
+def held_at_once(
+    wanted: dict[str, int],
+    regions: Sequence[int],
+    device: torch.device,
+    rank: int,
+    number: int,
+    limit_ms: int,
+    timeout_ms: int,
+) -> dict[str, int]:
+    """Launches the "clusters of ..." of `wanted` on all ranks at once. Returns the numbers that
+    were all resident at the same time within `limit_ms`, and 0 for the others. Collective.
+    `number`: how many trials this communicator has had."""
 
 def boot_id() -> str:
     """What tells this machine from others, containers of one machine being one."""

@@ -49,6 +49,19 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     return made
 
 
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [([], "9.0"), ([(8, 0), (8, 0)], "8.0"), ([(9, 0), (8, 6)], "8.6;9.0")]
+)
+def test_a_build_in_place_is_for_the_gpus_of_the_machine(
+    gpus: list[tuple[int, int]], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: gpus[index])
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.setenv("COLLX_CUDA", "0")
+    assert runpy.run_path(str(ROOT / "setup.py"))["architectures_here"]() == expected
+
+
 @pytest.fixture
 def nvcc(tmp_path: Path) -> Path:
     """A CUDA_HOME with an nvcc, which nothing here runs."""

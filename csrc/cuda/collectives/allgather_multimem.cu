@@ -4,8 +4,7 @@
 namespace collx::cuda {
 
 Kernel allgather_multimem(const Instance& i) {
-  return i.simulated ? as_kernel(allgather_multimem_kernel<Simulated>)
-                     : as_kernel(allgather_multimem_kernel<Switch>);
+  return for_multicast(i, [&]<typename M>() { return as_kernel(allgather_multimem_kernel<M>); });
 }
 
 }  // namespace collx::cuda

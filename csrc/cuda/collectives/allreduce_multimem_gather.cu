@@ -5,8 +5,9 @@ namespace collx::cuda {
 
 Kernel allreduce_multimem_gather(const Instance& i) {
   return for_dtype_and_world(i, [&]<DType D, int W>() {
-    return i.simulated ? as_kernel(allreduce_multimem_gather_kernel<Reduce<D>, W, Simulated>)
-                       : as_kernel(allreduce_multimem_gather_kernel<Reduce<D>, W, Switch>);
+    return for_multicast(i, [&]<typename M>() {
+      return as_kernel(allreduce_multimem_gather_kernel<Reduce<D>, W, M>);
+    });
   });
 }
 

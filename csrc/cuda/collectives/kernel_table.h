@@ -150,6 +150,18 @@ Kernel for_norm(const Instance& i, F f) {
   });
 }
 
+struct Switch;
+struct Simulated;
+
+/// f<M>() for what carries multicast out. Only builds for tests have kernels with `Simulated`.
+template <typename F>
+Kernel for_multicast(const Instance& i, F f) {
+#if COLLX_SIMULATED
+  if (i.simulated) return f.template operator()<Simulated>();
+#endif
+  return i.simulated ? nullptr : f.template operator()<Switch>();
+}
+
 /// f<C>() for what a simple call is known to be, of the dtypes that models run in. All others take
 /// the kernel for any call.
 template <DType D, bool Simple, typename F>

@@ -5,8 +5,8 @@ namespace collx::cuda {
 
 Kernel norm_multimem_twoshot(const Instance& i) {
   return for_norm_dtype(i.dtype, [&]<DType D>() {
-    return i.simulated ? as_kernel(norm_multimem_twoshot_kernel<Normalized<D>, Simulated>)
-                       : as_kernel(norm_multimem_twoshot_kernel<Normalized<D>, Switch>);
+    return for_multicast(
+        i, [&]<typename M>() { return as_kernel(norm_multimem_twoshot_kernel<Normalized<D>, M>); });
   });
 }
 

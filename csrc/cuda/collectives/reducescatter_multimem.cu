@@ -5,8 +5,8 @@ namespace collx::cuda {
 
 Kernel reducescatter_multimem(const Instance& i) {
   return for_summed_dtype(i.dtype, [&]<DType D>() {
-    return i.simulated ? as_kernel(reducescatter_multimem_kernel<Reduce<D>, Simulated>)
-                       : as_kernel(reducescatter_multimem_kernel<Reduce<D>, Switch>);
+    return for_multicast(
+        i, [&]<typename M>() { return as_kernel(reducescatter_multimem_kernel<Reduce<D>, M>); });
   });
 }
 

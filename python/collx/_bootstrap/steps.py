@@ -55,6 +55,9 @@ class Setup:
     agreed: dict[str, int] = field(default_factory=dict)  # of what each rank's device offers
     spare_blocks: int = 0
     same_index: bool = False  # two ranks give different GPUs one index
+    shared_device: bool = False  # two ranks use one GPU
+    trial: dict[str, int] = field(default_factory=dict)  # clusters still to be shown at once
+    trials: int = 0  # numbers that trials have taken
     communicator: extension.Communicator | None = None
 
     def release(self) -> None:
@@ -70,20 +73,22 @@ class Setup:
 @dataclass(frozen=True)
 class Step:
     """`run` is local and may fail or return a value that JSON holds; `conclude` gets the values
-    of all ranks in rank order, and does or raises the same on each of them."""
+    of all ranks in rank order, and does or raises the same on each of them. The step is taken
+    again while `conclude` returns True."""
 
     name: str
     run: Callable[[Setup], Any]
-    conclude: Callable[[Setup, list[Any]], None] | None = None
+    conclude: Callable[[Setup, list[Any]], bool | None] | None = None
 
 
 def run(setup: Setup) -> None:
     """Takes all STEPS. InitError, the same on every rank, when one does not succeed."""
     for step in tuple(STEPS):
+        again: bool | None = True
         try:
-            values = setup.ballot.take(step.name, partial(step.run, setup))
-            if step.conclude is not None:
-                step.conclude(setup, values)
+            while again:
+                values = setup.ballot.take(step.name, partial(step.run, setup))
+                again = step.conclude is not None and step.conclude(setup, values)
         except (VoteError, _DisagreementError) as reason:
             raise failure(setup.arguments.name, step.name, reason) from None
         _log.debug("%s: step %r is done on all ranks", setup.arguments.name, step.name)
@@ -192,6 +197,7 @@ def _agree_on_peer_access(setup: Setup, values: list[Any]) -> None:
         return
     places = {(own, index) for own, index, *_ in values}
     setup.same_index = len({index for _, index in places}) < len(places)
+    setup.shared_device = len({own for own, *_ in values}) < len(values)
     for rank, (own, _index, *unreachable) in enumerate(values):
         for peer, (device, *_) in enumerate(values):
             if peer != rank and device in unreachable:
@@ -276,7 +282,9 @@ def _offer_blocks(setup: Setup) -> dict[str, int]:
     given = setup.arguments
     clusters = os.environ.get(NO_CLUSTERS) != "1"
     with _current(given.device):
-        offer = extension.load_kernels(given.device, given.world_size, clusters)
+        offer = extension.load_kernels(
+            given.device, given.world_size, clusters, multicast.simulated
+        )
     resident = offer["blocks"]
     if given.max_blocks is not None:
         if given.device.type == "cuda" and given.max_blocks > resident:
@@ -295,6 +303,72 @@ def _take_smallest(setup: Setup, values: list[Any]) -> None:
     setup.agreed = {name: min(offer[name] for offer in values) for name in values[0]}
     if setup.no_multicast is None and not (setup.agreed["multicast"] or multicast.simulated):
         setup.no_multicast = "some rank has kernels for GPUs before compute capability 9.0"
+
+
+_CLUSTERS = "clusters of "  # the names in an offer: "clusters of 8 x 64" has blocks, threads
+_SHARED_CLUSTERS = 32  # blocks of the first trial where ranks share a GPU
+_TRIAL_MS = 50
+_TRIAL_NUMBERS = 32
+
+
+def _try_clusters(setup: Setup) -> dict[str, int]:
+    """What of `setup.trial` the devices of all ranks hold at the same time."""
+    given = setup.arguments
+    if given.device.type == "cpu" or not setup.regions.pointers:
+        return {}
+    if not setup.trial:
+        setup.trial = {name: n for name, n in setup.agreed.items() if name.startswith(_CLUSTERS)}
+        if setup.shared_device:
+            for name, n in setup.trial.items():
+                if (size := _cluster_size(name)) > 1:
+                    setup.trial[name] = min(n, _SHARED_CLUSTERS // size)
+    setup.trials += _TRIAL_NUMBERS
+    with _current(given.device):
+        return extension.held_at_once(
+            setup.trial,
+            setup.regions.pointers,
+            given.device,
+            given.rank,
+            setup.trials,
+            _TRIAL_MS,
+            math.ceil(given.timeout * 1000),
+        )
+
+
+def _cluster_size(name: str) -> int:
+    return int(name.removeprefix(_CLUSTERS).split(" ")[0])
+
+
+def _agree_on_clusters(setup: Setup, values: list[dict[str, int]]) -> bool:
+    """Offers what was shown, and tries half of the rest again. What the driver says holds only for
+    a device that no other process uses: ranks that share one by CUDA's multi-process service take
+    each other's places. There the next call's clusters can stand beside those of the one that its
+    peers are still in (early dependent launch), so half of what was shown is offered."""
+    margin = 2 if setup.shared_device else 1
+    again = False
+    for name, wanted in setup.trial.items():
+        if not values[0] or wanted == 0:
+            continue
+        needed = margin if _cluster_size(name) > 1 else 1
+        if all(held[name] == wanted for held in values):
+            setup.agreed[name] = wanted // needed
+            setup.trial[name] = 0  # settled
+        else:
+            setup.trial[name] = wanted // 2 if wanted // 2 >= needed else 0
+            setup.agreed[name] = 0
+            again |= setup.trial[name] > 0
+    if not again:
+        _take_whole_sizes(setup)
+    return again
+
+
+def _take_whole_sizes(setup: Setup) -> None:
+    """A size of clusters that some block size does not allow is not used with any."""
+    names = [name for name in setup.agreed if name.startswith(_CLUSTERS)]
+    for size in {_cluster_size(name) for name in names}:
+        of_size = [name for name in names if _cluster_size(name) == size]
+        if size > 1 and any(setup.agreed[name] == 0 for name in of_size):
+            setup.agreed.update(dict.fromkeys(of_size, 0))
 
 
 def _create(setup: Setup) -> None:
@@ -385,6 +459,7 @@ STEPS: list[Step] = [
     Step("initialize", _initialize),
     Step("rendezvous", _meet, _agree_on_multicast),
     Step("blocks", _offer_blocks, _take_smallest),
+    Step("clusters", _try_clusters, _agree_on_clusters),
     Step("create", _create),
     Step("self-test", _test, _end_test),
     Step("ready", _announce),

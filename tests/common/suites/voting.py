@@ -29,6 +29,7 @@ STEP_NAMES = (
     "initialize",
     "rendezvous",
     "blocks",
+    "clusters",
     "create",
     "self-test",
     "ready",

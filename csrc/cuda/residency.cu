@@ -1,0 +1,210 @@
+// What a device holds at once: blocks and clusters, as the driver computes it and as trials show
+// it.
+#include <algorithm>
+#include <climits>
+#include <set>
+#include <utility>
+
+#include "../protocol/epoch.h"
+#include "../protocol/selection.h"
+#include "device.h"
+#include "kernels.h"
+#include "launch.h"
+#include "ptx/launch.cuh"
+#include "ptx/memory.cuh"
+
+namespace collx::cuda {
+
+namespace {
+
+int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  require(cudaGetDevice(&device), "asking for the device");
+  require(cudaDeviceGetAttribute(&value, attribute, device), "asking for the device's attributes");
+  return value;
+}
+
+cudaFuncAttributes attributes_of(Kernel kernel) {
+  cudaFuncAttributes attributes{};
+  require(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's attributes");
+  return attributes;
+}
+
+/// Blocks of a kernel on one multiprocessor. Asking loads it: later, loading could synchronize with
+/// the device while another kernel spins there.
+int held_together(Kernel kernel, uint32_t threads) {
+  int blocks = 0;
+  require(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, static_cast<int>(threads), 0),
+      "loading the kernels");
+  return blocks;
+}
+
+int resident_clusters(Kernel kernel, uint32_t threads, uint32_t size) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {size, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(size);
+  config.blockDim = dim3(threads);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  require(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
+          "asking for the clusters that the device holds");
+  return clusters;
+}
+
+/// The smallest of all fused normalizations.
+Residency residency_of_norms(int world, bool simulated, int multiprocessors, bool clusters) {
+  Residency least;
+  Residency::for_each(least, [](uint32_t, uint32_t, int32_t& held) { held = INT_MAX; });
+  std::set<std::pair<int, size_t>> asked;  // kernels that need the same are held alike
+  for_each_norm_kernel(world, simulated, [&](Kernel kernel) {
+    const cudaFuncAttributes needs = attributes_of(kernel);
+    if (!asked.insert({needs.numRegs, needs.sharedSizeBytes}).second) return;
+    Residency::for_each(least, [&](uint32_t threads, uint32_t size, int32_t& held) {
+      int here = 0;
+      if (size == 1) {
+        here = held_together(kernel, threads) * multiprocessors;
+      } else if (clusters) {
+        here = resident_clusters(kernel, threads, size);
+      }
+      held = std::min(held, here);
+    });
+  });
+  return least;
+}
+
+}  // namespace
+
+int resident_blocks(int world, bool simulated, int threads) {
+  int resident = kMaxBlocks;
+  for_each_kernel(world, simulated, [&](Kernel kernel) {
+    resident = std::min(resident, held_together(kernel, static_cast<uint32_t>(threads)));
+  });
+  return resident * attribute_of_device(cudaDevAttrMultiProcessorCount);
+}
+
+Offer load_kernels(int world, bool clusters, bool simulated) {
+  constexpr int kHopper = 9;
+  bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= kHopper;
+  for_each_kernel(world, simulated, [&](Kernel kernel) {
+    // A newer device may run code that was made for an older one.
+    hopper &= attributes_of(kernel).ptxVersion >= 10 * kHopper;
+  });
+  for (int i = 0; i < static_cast<int>(DType::count); ++i) {  // which waits for nobody
+    attributes_of(reduce_local({static_cast<DType>(i), world, false}));
+  }
+  const int multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
+  Offer offer;
+  offer.blocks = resident_blocks(world, simulated, kFullBlock);
+  offer.capabilities.dependent_launch = hopper;
+  offer.capabilities.multicast = hopper;
+  offer.capabilities.residency =
+      residency_of_norms(world, simulated, multiprocessors, clusters && hopper);
+  return offer;
+}
+
+namespace {
+
+/// The regions of all ranks, as a trial needs them.
+struct Everyone {
+  RegionHeader* header[kMaxCudaRanks];
+  int32_t rank;
+  int32_t world;
+};
+
+/// A grid whose blocks stay until the grids of all ranks are complete. `mark`: what to leave in
+/// `unmet` if that does not happen within `limit_ns`.
+__global__ void __launch_bounds__(kFullBlock)
+    meet(const __grid_constant__ Everyone all, uint32_t number, uint32_t mark, uint64_t limit_ns) {
+  if (threadIdx.x == 0) {
+    RegionHeader* own = all.header[all.rank];
+    if (atomicAdd(&own->started, 1u) + 1 == gridDim.x) {
+      own->started = 0;  // every block has added; the next grid starts behind this one
+      for (int rank = 0; rank < all.world; ++rank) {
+        ptx::st_release_sys(&all.header[rank]->met[all.rank], number);
+      }
+    }
+    const uint64_t began = ptx::globaltimer();
+    for (int rank = 0; rank < all.world; ++rank) {
+      while (!epoch_reached(ptx::ld_acquire_sys(&own->met[rank]), number)) {
+        if (ptx::globaltimer() - began < limit_ns) continue;
+        atomicOr(&own->unmet, mark);
+        rank = all.world;
+        break;
+      }
+    }
+  }
+  __syncthreads();
+}
+
+/// Dynamic shared memory with which a multiprocessor holds as many blocks of the trial as of the
+/// kernels that the trial stands for.
+size_t filling(int blocks_held, int multiprocessors) {
+  const int each = std::max(blocks_held / std::max(multiprocessors, 1), 1);
+  const int all = attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  const int reserved = attribute_of_device(cudaDevAttrReservedSharedMemoryPerBlock);
+  const int most = attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return static_cast<size_t>(std::clamp(all / each - reserved, 0, most) / 128 * 128);
+}
+
+}  // namespace
+
+Residency held_at_once(const CudaView& view, const Residency& wanted, uint32_t number,
+                       uint64_t limit_ns, Stream stream) {
+  Everyone all{};
+  for (int rank = 0; rank < view.world; ++rank) all.header[rank] = view.header(rank);
+  all.rank = view.rank;
+  all.world = view.world;
+  const int multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
+  require(cudaFuncSetAttribute(meet, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin)),
+          "preparing the trial of what the device holds");
+  RegionHeader* own = view.header(view.rank);
+  require(cudaMemsetAsync(&own->unmet, 0, sizeof(own->unmet), stream), "clearing the trial's mark");
+
+  const auto try_one = [&](uint32_t mark, uint32_t threads, uint32_t size, uint32_t count,
+                           size_t shared, uint64_t limit) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {size, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(count * size);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = size > 1 ? 1 : 0;
+    require(cudaLaunchKernelEx(&config, meet, all, ++number, mark, limit),
+            "launching the trial of what the device holds");
+  };
+  // Ranks begin together, whenever each of them comes.
+  uint32_t mark = 1;
+  try_one(mark, kWarpLanes, 1, 1, 0, view.timeout_ns);
+  Residency::for_each(wanted, [&](uint32_t threads, uint32_t size, const int32_t& count) {
+    mark *= 2;
+    if (count == 0) return void(++number);  // on all ranks alike
+    const auto blocks = static_cast<int>(wanted.clusters(threads, 1));
+    try_one(mark, threads, size, static_cast<uint32_t>(count), filling(blocks, multiprocessors),
+            limit_ns);
+  });
+  uint32_t unmet = 0;
+  require(cudaMemcpyAsync(&unmet, &own->unmet, sizeof(unmet), cudaMemcpyDeviceToHost, stream),
+          "reading the trial's marks");
+  require(cudaStreamSynchronize(stream), "trying what the device holds at once");
+  if ((unmet & 1u) != 0) {
+    throw std::runtime_error(
+        "collx: a rank did not come to the trial of what devices hold at once");
+  }
+  Residency held = wanted;
+  mark = 1;
+  Residency::for_each(held, [&](uint32_t, uint32_t, int32_t& count) {
+    mark *= 2;
+    if ((unmet & mark) != 0) count = 0;
+  });
+  return held;
+}
+
+}  // namespace collx::cuda
