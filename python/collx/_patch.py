@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,9 @@ __all__ = ["Patch", "patch"]
 
 _ops = torch.ops.collx
 
+_Function: TypeAlias = Callable[..., Any]
+
 _patches: list[Patch] = []
-_original: dict[str, Callable[..., Any]] = {}
-"""What stands in torch.distributed while nothing is patched. Kept for good: a module that was
-imported meanwhile may have taken one of ours for it."""
 _library: torch.library.Library | None = None
 
 
@@ -37,9 +37,13 @@ class Patch:
     def __init__(self, communicators: dict[str, Communicator]) -> None:
         """For `collx.patch` alone. `communicators`: by the name of the process group."""
         self.communicators = communicators
-        _patches.append(self)
-        if len(_patches) == 1:
+        try:
             _install()
+        except BaseException:
+            if not _patches:
+                _uninstall()
+            raise
+        _patches.append(self)
 
     def remove(self) -> None:
         """Gives the groups back to torch.distributed. A second call does nothing."""
@@ -146,12 +150,6 @@ def _chosen(
     return _serving(str(members.group_name), tensors[0])
 
 
-def _first(*names: str) -> Callable[..., Any]:
-    """What PyTorch has under the first of these names that it knows: a version that has both calls
-    the first in the second."""
-    return next(_original[name] for name in names if name in _original)
-
-
 def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
     """What collx calls a reduction, if it reduces the dtype so."""
     try:
@@ -161,7 +159,8 @@ def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
     return word if _reduces(word, dtype) else None
 
 
-def all_reduce(
+def _all_reduce(
+    original: _Function,
     tensor: Tensor,
     op: Any = dist.ReduceOp.SUM,
     group: dist.ProcessGroup | None = None,
@@ -170,13 +169,14 @@ def all_reduce(
     communicator = _chosen(group, async_op, tensor)
     word = _reduction(op, tensor.dtype) if communicator else None
     if communicator is None or word is None:
-        return _original["all_reduce"](tensor, op, group, async_op)
+        return original(tensor, op, group, async_op)
     with torch._C._AutoDispatchBelowAutograd():
         _ops.allreduce_.default(tensor, word, communicator.name)
     return None
 
 
-def broadcast(
+def _broadcast(
+    original: _Function,
     tensor: Tensor,
     src: int | None = None,
     group: dist.ProcessGroup | None = None,
@@ -185,7 +185,7 @@ def broadcast(
 ) -> Any:
     communicator = _chosen(group, async_op, tensor)
     if communicator is None or (src is None) == (group_src is None):
-        return _original["broadcast"](tensor, src, group, async_op, group_src)
+        return original(tensor, src, group, async_op, group_src)
     root = group_src
     if src is not None:
         root = dist.get_group_rank(communicator.group, src)
@@ -194,7 +194,8 @@ def broadcast(
     return None
 
 
-def all_gather_into_tensor(
+def _all_gather_into_tensor(
+    original: _Function,
     output_tensor: Tensor,
     input_tensor: Tensor,
     group: dist.ProcessGroup | None = None,
@@ -202,7 +203,6 @@ def all_gather_into_tensor(
 ) -> Any:
     communicator = _chosen(group, async_op, input_tensor)
     if communicator is None:
-        original = _first("all_gather_single", "all_gather_into_tensor")
         return original(output_tensor, input_tensor, group, async_op)
     # One behind the other or stacked: the elements are the same.
     with torch._C._AutoDispatchBelowAutograd():
@@ -215,7 +215,8 @@ def all_gather_into_tensor(
     return None
 
 
-def reduce_scatter_tensor(
+def _reduce_scatter_tensor(
+    original: _Function,
     output: Tensor,
     input: Tensor,
     op: Any = dist.ReduceOp.SUM,
@@ -225,7 +226,6 @@ def reduce_scatter_tensor(
     communicator = _chosen(group, async_op, input)
     word = _reduction(op, input.dtype) if communicator else None
     if communicator is None or word is None:
-        original = _first("reduce_scatter_single", "reduce_scatter_tensor")
         return original(output, input, op, group, async_op)
     with torch._C._AutoDispatchBelowAutograd():
         _ops.reducescatter.out(
@@ -234,7 +234,8 @@ def reduce_scatter_tensor(
     return None
 
 
-def all_to_all_single(
+def _all_to_all_single(
+    original: _Function,
     output: Tensor,
     input: Tensor,
     output_split_sizes: list[int] | None = None,
@@ -244,9 +245,7 @@ def all_to_all_single(
 ) -> Any:
     communicator = _chosen(group, async_op, input)
     if communicator is None:
-        return _original["all_to_all_single"](
-            output, input, output_split_sizes, input_split_sizes, group, async_op
-        )
+        return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
     size = communicator.world_size
     with torch._C._AutoDispatchBelowAutograd():
         _ops.alltoallv.out(
@@ -259,15 +258,60 @@ def all_to_all_single(
     return None
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "all_reduce": all_reduce,
-    "broadcast": broadcast,
-    "all_gather_into_tensor": all_gather_into_tensor,
-    "all_gather_single": all_gather_into_tensor,  # what later versions call it
-    "reduce_scatter_tensor": reduce_scatter_tensor,
-    "reduce_scatter_single": reduce_scatter_tensor,
-    "all_to_all_single": all_to_all_single,
+_FUNCTIONS: dict[str, _Function] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "all_gather_into_tensor": _all_gather_into_tensor,
+    "all_gather_single": _all_gather_into_tensor,  # what later versions call it
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "reduce_scatter_single": _reduce_scatter_tensor,
+    "all_to_all_single": _all_to_all_single,
 }
+_LATER_NAMES = {
+    "all_gather_into_tensor": "all_gather_single",
+    "reduce_scatter_tensor": "reduce_scatter_single",
+}
+_MODULES = (dist, distributed_c10d)
+
+
+class _Wrapper(NamedTuple):
+    """A function of ours in torch.distributed."""
+
+    name: str
+    replaced: _Function
+    """What stood there when the wrapper was made, and stands there again when it goes."""
+    call: _Function
+
+
+_wrappers: list[_Wrapper] = []
+"""Another tool may wrap or restore the same functions at any time, so that one of ours stays
+beneath the tool's, or comes back after it was removed. None of that makes a circle: a wrapper only
+ever calls what was there before the wrapper was made, and serves nothing while nothing is patched.
+They are kept for good, since a module may have imported one."""
+
+
+def _wrapper(name: str, replaced: _Function, original: _Function) -> _Wrapper:
+    """`original`: what carries out the calls that collx does not serve."""
+    for known in _wrappers:
+        if known.name == name and known.replaced is replaced:
+            return known
+    function = _FUNCTIONS[name]
+
+    @functools.wraps(replaced)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    # Dynamo has traceable functions in the place of those of torch.distributed.
+    if inspect.isfunction(replaced) and replaced in traceable_collective_remaps:
+        traceable_collective_remaps[call] = traceable_collective_remaps[replaced]
+    _wrappers.append(_Wrapper(name, replaced, call))
+    return _wrappers[-1]
+
+
+def _installed(module: ModuleType, name: str) -> _Wrapper | None:
+    """Which of ours stands in a module."""
+    standing = getattr(module, name)
+    return next((each for each in _wrappers if each.call is standing), None)
 
 
 def _kernel(op: OpOverload) -> Callable[..., Any]:
@@ -287,26 +331,31 @@ def _kernel(op: OpOverload) -> Callable[..., Any]:
 
 
 def _install() -> None:
+    """Puts in place what is not in place already."""
     global _library
-    _original.update({name: getattr(dist, name) for name in _FUNCTIONS if hasattr(dist, name)})
-    for name, original in _original.items():
-        function = _FUNCTIONS[name]
-        # Dynamo has traceable functions in the place of those of torch.distributed.
-        if original in traceable_collective_remaps:
-            traceable_collective_remaps[function] = traceable_collective_remaps[original]
-        for module in (dist, distributed_c10d):
-            setattr(module, name, function)
-    _library = torch.library.Library("_c10d_functional", "IMPL")
-    for op in functional.REPLACED:
-        for device in ("CPU", "CUDA"):
-            _library.impl(op._schema.name.partition("::")[2], _kernel(op), device)
+    if _library is None:
+        _library = torch.library.Library("_c10d_functional", "IMPL")
+        for op in functional.REPLACED:
+            for device in ("CPU", "CUDA"):
+                _library.impl(op._schema.name.partition("::")[2], _kernel(op), device)
+    for module in _MODULES:
+        standing = {name: getattr(module, name) for name in _FUNCTIONS if hasattr(module, name)}
+        for name, replaced in standing.items():
+            if _installed(module, name) is None:
+                # A version that has both calls the later one in the earlier one.
+                later = _LATER_NAMES.get(name, name)
+                made = _wrapper(name, replaced, standing.get(later, replaced))
+                setattr(module, name, made.call)
 
 
 def _uninstall() -> None:
+    """Takes away what is in place. A wrapper beneath another tool's is not: it only passes on."""
     global _library
-    for name, original in _original.items():
-        for module in (dist, distributed_c10d):
-            setattr(module, name, original)
+    for module in _MODULES:
+        for name in _FUNCTIONS:
+            wrapper = _installed(module, name) if hasattr(module, name) else None
+            if wrapper is not None:
+                setattr(module, name, wrapper.replaced)
     if _library is not None:
         _library._destroy()
         _library = None

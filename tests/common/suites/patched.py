@@ -336,3 +336,102 @@ def _refused(rank: Rank) -> str:
 def test_a_group_without_a_communicator_is_refused(pool: Pool) -> None:
     for message in pool.run(_refused):
         assert "call collx.init first" in message
+
+
+def _with_other_tools(rank: Rank) -> list[str]:
+    """Another tool that counts calls, and comes and goes at any time."""
+    import collx
+
+    group, standing = rank.fresh_group(), dist.all_reduce
+    own = torch.device("cpu") if rank.world.shared else rank.device
+    counted = []
+
+    def counting(beneath: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counted.append(1)
+            return beneath(*args, **kwargs)
+
+        return call
+
+    def checked(what: str, served: bool, counts: int) -> list[str]:
+        x = _given(rank).to(rank.device if served else own)
+        counted.clear()
+        _, ops = seen(lambda: dist.all_reduce(x.clone(), group=group))
+        found = (ops, len(counted) // 2)  # `seen` calls twice
+        wanted = (["allreduce_"] if served else [], counts)
+        return [] if found == wanted else [f"{what}: {found}"]
+
+    wrong = []
+    with rank.new_communicator("patched", group):
+        try:
+            with collx.patch(group):
+                ours = dist.all_reduce
+                dist.all_reduce = counting(ours)
+                wrong += checked("wrapped while patched", True, 1)
+            wrong += checked("the patch ends beneath the wrapper", False, 1)
+            with collx.patch(group):
+                wrong += checked("patched over the wrapper", True, 0)
+                wrong += [] if dist.all_reduce is not ours else ["the wrapper is lost"]
+            wrong += checked("and no longer", False, 1)
+            dist.all_reduce = ours
+            wrong += checked("ours is restored after its end", False, 0)
+            with collx.patch(group):
+                wrong += checked("patched where it was restored", True, 0)
+                work = dist.all_reduce(_given(rank).to(own), group=group, async_op=True)
+                assert work is not None
+                work.wait()
+            wrong += [] if dist.all_reduce is standing else ["what stood there is not back"]
+            with collx.patch(group):
+                dist.all_reduce = standing
+                wrong += checked("restored beneath a patch", False, 0)
+                with collx.patch(group):
+                    wrong += checked("patched once more", True, 0)
+            wrong += [] if dist.all_reduce is standing else ["what stood there is not back"]
+        finally:
+            dist.all_reduce = standing
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_other_tools_may_wrap_and_restore_in_any_order(pool: Pool) -> None:
+    assert pool.run(_with_other_tools) == [[]] * 2
+
+
+PATCHED = (
+    "all_reduce",
+    "broadcast",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+)
+
+
+def _fails(rank: Rank) -> list[str]:
+    """Another tool has the functional broadcast, which a library may override once."""
+    import collx
+
+    group, standing = rank.fresh_group(), {name: getattr(dist, name) for name in PATCHED}
+    wrong = []
+    with rank.new_communicator("patched", group):
+        taken = torch.library.Library("_c10d_functional", "IMPL")
+        taken.impl("broadcast", lambda *_: None, "CPU")
+        try:
+            collx.patch(group)
+            wrong.append("patched")
+        except RuntimeError:
+            pass
+        finally:
+            taken._destroy()
+        wrong += [name for name in PATCHED if getattr(dist, name) is not standing[name]]
+        own = torch.device("cpu") if rank.world.shared else rank.device
+        call = FUNCTIONAL["all_reduce"][0]
+        wrong += seen(lambda: call(_given(rank).to(own), group).clone())[1]
+        with collx.patch(group):
+            _, ops = seen(lambda: call(_given(rank), group).clone())
+        wrong += [] if ops == ["allreduce"] else [f"patched afterwards: {ops}"]
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_a_patch_that_fails_leaves_nothing_behind(pool: Pool) -> None:
+    assert pool.run(_fails) == [[]] * 2
