@@ -17,6 +17,7 @@ from collx.nn import TensorParallelRMSNorm
 from collx.nn import gradients as module_under_test
 from collx.nn.known_norms import KNOWN
 from tests.common.pool import Pool
+from tests.common.posing import posing
 from tests.common.rank import Rank
 
 COLS, EPS = 96, 1e-5
@@ -87,9 +88,17 @@ def test_a_known_norm_of_transformers_is_computed_as_there(pool: Pool, name: str
     assert (low != expected).float().mean() < 0.02
 
 
+def named(name: str) -> type[torch.nn.Module]:
+    return type(name, (torch.nn.Module,), {"forward": lambda self, x: x})
+
+
 def like(name: str, **attributes: Any) -> torch.nn.Module:
-    """A module whose class has that name, with a weight."""
-    made: torch.nn.Module = type(name, (torch.nn.Module,), {})()
+    """A module of the class that transformers has under that name, with a weight."""
+    return made_of(posing(named(name)), **attributes)
+
+
+def made_of(kind: type[torch.nn.Module], **attributes: Any) -> torch.nn.Module:
+    made = kind()
     made.weight = torch.nn.Parameter(torch.ones(COLS))
     for attribute, value in attributes.items():
         setattr(made, attribute, value)
@@ -115,12 +124,28 @@ class Changed(torch.nn.RMSNorm):
     """Computes who knows what."""
 
 
+def changed(name: str) -> torch.nn.Module:
+    made = like(name, variance_epsilon=EPS)
+    type(made).forward = lambda self, x: -x
+    return made
+
+
+def pretending(name: str) -> torch.nn.Module:
+    """Its module says that it has the class, and has another one."""
+    kind = posing(named(name))
+    posing(named(name))
+    return made_of(kind, variance_epsilon=EPS)
+
+
 UNKNOWN: dict[str, torch.nn.Module] = {
     "a norm with a mean and a bias": torch.nn.LayerNorm(COLS),
     "an unknown name": like("RMSNorm", eps=EPS),
     "an unknown name with Llama's attribute": like("CohereLayerNorm", variance_epsilon=EPS),
     "a norm with a gate": like("Qwen3NextRMSNormGated", variance_epsilon=EPS),
     "a known name without its eps": like("LlamaRMSNorm", eps=EPS),
+    "a class of one's own with a known name": made_of(named("LlamaRMSNorm"), variance_epsilon=EPS),
+    "a known class with another forward": changed("MistralRMSNorm"),
+    "a class in place of a known one": pretending("MixtralRMSNorm"),
     "a class derived from a known one": Changed(COLS),
     "two dimensions": torch.nn.RMSNorm([2, COLS]),
     "no weight": torch.nn.RMSNorm(COLS, elementwise_affine=False),

@@ -1,12 +1,14 @@
 """Which RMSNorms TensorParallelRMSNorm can take the place of, and how each of them computes.
 
 Modules that have a weight and an eps may compute anything (a mean that is subtracted, a bias, a
-weight that is added to 1), so only types that are known are taken. Those of transformers are known
-by name: nothing is imported for it.
+weight that is added to 1), so only known types are taken: those of PyTorch, and those of
+transformers, which collx does not import. A class counts as one of transformers if it has a known
+name, and transformers has this very class, with the forward that it came with.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -45,7 +47,7 @@ KNOWN = {f"{model}RMSNorm": form for form, models in _FORMS.items() for model in
 
 ACCEPTED = (
     "torch.nn.RMSNorm over the last dimension, with a weight; TensorParallelRMSNorm; and of "
-    f"transformers, by name, {', '.join(sorted(KNOWN))}"
+    f"transformers {', '.join(sorted(KNOWN))}"
 )
 
 
@@ -57,7 +59,16 @@ def form_of(norm: nn.Module) -> Form | None:
     if type(norm) is nn.RMSNorm:
         return Form(norm.eps, "parity", 0.0)
     known = KNOWN.get(type(norm).__name__)
-    if known is None or not hasattr(norm, known[0]):
+    if known is None or not hasattr(norm, known[0]) or not _of_transformers(type(norm)):
         return None
     eps: Any = getattr(norm, known[0])
     return Form(eps, *known[1:])
+
+
+def _of_transformers(kind: type[nn.Module]) -> bool:
+    """Whether this is a class of a model of transformers, unchanged: others give a class of their
+    own the name, or put a forward of their own into the class."""
+    modules = (kind.__module__, getattr(kind.forward, "__module__", None))
+    return all(
+        isinstance(name, str) and name.startswith("transformers.models.") for name in modules
+    ) and (getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind)

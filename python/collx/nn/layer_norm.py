@@ -3,6 +3,8 @@ operator."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -13,6 +15,9 @@ from collx.ops.norms import Results, allreduce_layernorm
 from collx.ops.quantization import ROUNDINGS
 
 __all__ = ["TensorParallelLayerNorm"]
+
+_OPTIONS = ("eps", "group", "rounding", "algorithm", "max_blocks")
+"""Arguments of the constructor and attributes alike."""
 
 
 class TensorParallelLayerNorm(nn.Module):
@@ -26,17 +31,18 @@ class TensorParallelLayerNorm(nn.Module):
     torch's layer norm behind it, so that it trains, rounded as "parity" is; all ranks must agree
     on that.
 
-    The state is `weight` and `bias`, as in torch.nn.LayerNorm.
+    The state is `weight` and `bias`, or `weight` alone, as in torch.nn.LayerNorm.
     """
 
     weight: nn.Parameter
-    bias: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(
         self,
         size: int,
         eps: float = 1e-5,
         *,
+        bias: bool = True,
         group: Group = None,
         rounding: str = "fp32",
         algorithm: str = "auto",
@@ -48,6 +54,7 @@ class TensorParallelLayerNorm(nn.Module):
         Args:
             size: columns.
             eps: is added to the variance.
+            bias: whether there is one.
             group: the communicator, as in `collx.allreduce`; looked up in each call.
             rounding: "fp32", "parity" or "parity_weight" (docs/numerics.md).
             algorithm, max_blocks: of the fused operator.
@@ -68,47 +75,46 @@ class TensorParallelLayerNorm(nn.Module):
         self.algorithm = algorithm
         self.max_blocks = max_blocks
         self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
 
     @classmethod
     def from_module(
-        cls,
-        norm: nn.LayerNorm,
-        *,
-        group: Group = None,
-        rounding: str = "parity",
-        algorithm: str = "auto",
-        max_blocks: int = 0,
+        cls, norm: nn.Module, *, rounding: str | None = None, **options: Any
     ) -> TensorParallelLayerNorm:
-        """Takes the place of a torch.nn.LayerNorm over the last dimension, and shares its weight
-        and bias. TypeError for anything else: it may compute something else."""
-        if type(norm) is not nn.LayerNorm or norm.weight is None or norm.weight.dim() != 1:
+        """Takes the place of a norm, and shares its weight and bias.
+
+        Args:
+            norm: a torch.nn.LayerNorm over the last dimension, with a weight; or a
+                TensorParallelLayerNorm, of which the new one keeps all options.
+            rounding: by default that of the norm, "parity" for torch.nn.LayerNorm.
+            options: as of the constructor, but for the bias, which the norm has or has not.
+
+        Raises:
+            TypeError: another norm: it may compute something else.
+        """
+        weight: Any = getattr(norm, "weight", None)
+        if type(norm) in (TensorParallelLayerNorm, cls):
+            kept = {name: getattr(norm, name) for name in _OPTIONS}
+        elif type(norm) is nn.LayerNorm and weight is not None and weight.dim() == 1:
+            kept = {"eps": norm.eps, "rounding": "parity"}
+        else:
             raise TypeError(
                 f"TensorParallelLayerNorm.from_module: norm: got {norm!r}; accepted: "
-                "torch.nn.LayerNorm over the last dimension, with a weight"
+                "torch.nn.LayerNorm over the last dimension, with a weight; "
+                "TensorParallelLayerNorm"
             )
-        made = cls(
-            norm.weight.numel(),
-            norm.eps,
-            group=group,
-            rounding=rounding,
-            algorithm=algorithm,
-            max_blocks=max_blocks,
-            device="meta",
-        )
-        made.weight = norm.weight
-        made.bias = (
-            norm.bias
-            if norm.bias is not None
-            else nn.Parameter(torch.zeros_like(norm.weight), requires_grad=False)
-        )
+        bias: Any = norm.bias
+        given = options if rounding is None else {"rounding": rounding, **options}
+        made = cls(weight.numel(), bias=bias is not None, device="meta", **{**kept, **given})
+        made.weight, made.bias = weight, bias
         return made.train(norm.training)
 
     def reset_parameters(self) -> None:
         """Sets the weight to 1 and the bias to 0."""
         nn.init.ones_(self.weight)
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, partial: torch.Tensor, residual: torch.Tensor | None = None) -> Results:
         """
@@ -130,10 +136,12 @@ class TensorParallelLayerNorm(nn.Module):
                 total, self.weight.shape, self.weight, self.bias, self.eps
             )
             return normalized if residual is None else (normalized, total)
+        # The operator adds a bias always. Of all numbers only -0 changes no value: 0 makes 0 of -0.
+        bias = torch.full_like(self.weight, -0.0) if self.bias is None else self.bias
         return allreduce_layernorm(
             partial,
             self.weight,
-            self.bias,
+            bias,
             self.eps,
             self.group,
             residual=residual,
@@ -143,4 +151,5 @@ class TensorParallelLayerNorm(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, eps={self.eps}, rounding={self.rounding!r}"
+        without = ", bias=False" if self.bias is None else ""
+        return f"{self.weight.numel()}, eps={self.eps}{without}, rounding={self.rounding!r}"

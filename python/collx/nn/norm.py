@@ -11,13 +11,26 @@ from torch import nn
 
 from collx._groups import Group, name_of
 from collx.nn import gradients
-from collx.nn.known_norms import ACCEPTED, Form, form_of
+from collx.nn.known_norms import ACCEPTED, form_of
 from collx.nn.pairs import reduce_from_ranks
 from collx.nn.quantized import quantized
 from collx.ops.norms import Results, allreduce_rmsnorm
 from collx.ops.quantization import ROUNDINGS, Quantization
 
 __all__ = ["TensorParallelRMSNorm", "unfused_rmsnorm"]
+
+_OPTIONS = (
+    "eps",
+    "group",
+    "weight_offset",
+    "rounding",
+    "quantization",
+    "scale",
+    "keep_norm",
+    "algorithm",
+    "max_blocks",
+)
+"""Of a TensorParallelRMSNorm: arguments of its constructor and attributes alike."""
 
 
 def unfused_rmsnorm(
@@ -176,20 +189,22 @@ class TensorParallelRMSNorm(nn.Module):
         """Takes the place of a norm, and shares its weight.
 
         Args:
-            norm: torch.nn.RMSNorm, an RMSNorm of transformers by the name of its class (those of
-                Llama, Qwen, Mistral, Gemma and others: what is unknown is refused with all of
-                them), or a TensorParallelRMSNorm.
+            norm: torch.nn.RMSNorm, an RMSNorm of transformers (those of Llama, Qwen, Mistral, Gemma
+                and others: what is unknown is refused with a list of them), or a
+                TensorParallelRMSNorm, of which the new one keeps all options.
             rounding: by default that of the norm.
             options: as of the constructor; weight_offset by default that of the norm, 1 for
-                Gemma's.
+                Gemma's. A new quantization comes with a scale and a keep_norm of its own.
 
         Raises:
             TypeError: a norm that is not known: it may compute something else.
         """
-        if isinstance(norm, TensorParallelRMSNorm):
-            form = Form(norm.eps, norm.rounding, norm.weight_offset)
-        elif (known := form_of(norm)) is not None:
-            form = known
+        if type(norm) in (TensorParallelRMSNorm, cls):
+            kept = {name: getattr(norm, name) for name in _OPTIONS}
+            if "quantization" in options:
+                del kept["scale"], kept["keep_norm"]
+        elif (form := form_of(norm)) is not None:
+            kept = form._asdict()
         else:
             raise TypeError(
                 f"TensorParallelRMSNorm.from_module: norm: got a {type(norm).__name__}; accepted: "
@@ -198,9 +213,8 @@ class TensorParallelRMSNorm(nn.Module):
                 "computes, then made.weight = norm.weight"
             )
         weight: Any = norm.weight
-        options = {"rounding": rounding or form.rounding, **options}
-        options.setdefault("weight_offset", form.weight_offset)
-        made = cls(weight.numel(), form.eps, device="meta", **options)
+        given = options if rounding is None else {"rounding": rounding, **options}
+        made = cls(weight.numel(), device="meta", **{**kept, **given})
         made.weight = weight
         return made.train(norm.training)
 

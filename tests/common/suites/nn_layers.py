@@ -91,6 +91,38 @@ def test_layers_that_are_made_anew(pool: Pool) -> None:
         assert all(found.values()), found
 
 
+def _without_bias(rank: Rank) -> list[str]:
+    """Its state, and the sign of its zeros."""
+    from collx import nn
+
+    communicator = rank.communicator()
+    whole = torch_nn.LayerNorm(8, bias=False).to(rank.device)
+    taken = nn.TensorParallelLayerNorm.from_module(whole, group=communicator)
+    again = nn.TensorParallelLayerNorm.from_module(taken, max_blocks=2)
+    made = nn.TensorParallelLayerNorm(8, bias=False, group=communicator, device=rank.device)
+    wrong = [repr(norm) for norm in (taken, again, made) if list(norm.state_dict()) != ["weight"]]
+    made.load_state_dict(whole.state_dict())
+    kept = (again.group, again.rounding, again.eps, again.weight is whole.weight)
+    if kept != (communicator.name, "parity", whole.eps, True):
+        wrong.append(f"kept: {kept}")
+    # In the middle of the row there are zeros, which the weight's sign makes -0.
+    x = torch.tensor([[-2.0, -1, -1, 0, 0, 1, 1, 2]], device=rank.device) / rank.size
+    with torch.no_grad():
+        whole.weight.fill_(-1.0)
+        for norm in (taken, again):
+            y: Any = norm(x)
+            wrong += [] if y[0, 3:5].signbit().all() else [f"{y} of {norm}"]
+    trained: Any = taken(x.requires_grad_())
+    trained.sum().backward()
+    wrong += [] if whole.weight.grad is not None else ["no gradient"]
+    return wrong
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_layer_norm_without_a_bias_has_none(pool: Pool) -> None:
+    assert pool.run(_without_bias) == [[]] * pool.size
+
+
 def _layer_norms(rank: Rank, dtype: torch.dtype, rounding: str) -> list[str]:
     """Fused, with gradients, and as a model writes it."""
     from collx import nn

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..check import differences
 from ..pool import Pool, some_stand_for_all
+from ..posing import posing
 from ..rank import Rank
 
 COLS, ROWS = 96, 5
@@ -37,6 +38,7 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 }
 
 
+@posing
 class LlamaRMSNorm(torch.nn.Module):
     """The norm of a Llama as transformers writes it."""
 
@@ -311,6 +313,7 @@ def test_it_compiles_into_one_graph(pool: Pool) -> None:
 
 
 def _shares_and_describes(rank: Rank) -> list[str]:
+    import collx
     from collx import nn
 
     norm = torch.nn.RMSNorm(COLS, EPS)
@@ -319,6 +322,19 @@ def _shares_and_describes(rank: Rank) -> list[str]:
     norm.load_state_dict(state)
     made.load_state_dict(norm.state_dict())
     gemma = nn.TensorParallelRMSNorm(COLS, weight_offset=1.0)
+    options: dict[str, Any] = {
+        "eps": None,
+        "group": "mine",
+        "weight_offset": 0.5,
+        "rounding": "parity_weight",
+        "quantization": collx.Quantization("fp8", scale_mode="tensor"),
+        "keep_norm": True,
+        "algorithm": "oneshot_push",
+        "max_blocks": 3,
+    }
+    first = nn.TensorParallelRMSNorm(COLS, scale=torch.ones(1), **options)
+    again = nn.TensorParallelRMSNorm.from_module(first)
+    other = nn.TensorParallelRMSNorm.from_module(first, quantization="int8")
     good = {
         "parameter": made.weight is norm.weight,
         "eps": made.eps == EPS,
@@ -327,6 +343,11 @@ def _shares_and_describes(rank: Rank) -> list[str]:
         "llama": nn.TensorParallelRMSNorm.from_module(LlamaRMSNorm(4, EPS)).rounding
         == "parity_weight",
         "state": list(state) == ["weight"],
+        "options": all(getattr(again, name) == value for name, value in options.items()),
+        "its weight": again.weight is first.weight,
+        "its scale": again.scale is first.scale,
+        "another quantization": (other.scale, other.keep_norm, other.group)
+        == (None, False, "mine"),
         "offset": bool((gemma.weight == 0).all()),
         "text": "eps=1e-05, rounding='parity', quantization='int8' by row" in repr(made),
     }
