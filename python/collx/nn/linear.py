@@ -3,11 +3,15 @@
 A column-parallel layer keeps some of the outputs: a rank computes its own attention heads, or its
 own part of an MLP's hidden units, from the whole input. The row-parallel layer behind it keeps the
 weights of the matching inputs; its products are summands of the whole output.
+
+A new layer draws the whole weight and bias as torch.nn.Linear does, and keeps this rank's part. So
+the ranks together have the layer that torch.nn.Linear makes, provided that all of them draw from
+the same seed, on devices of one kind. Their random number generators then stand where they would
+behind that layer. On the "meta" device nothing is drawn, and the whole weight takes no memory.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -73,8 +77,8 @@ class ColumnParallelLinear(nn.Module):
         self.out_features = out_features
         self.gather_output = gather_output
         self.group = None if group is None else name_of(group)
-        own = _units(units, out_features, group)
-        rows = own.stop - own.start
+        self.units = _units(units, out_features, group)
+        rows = self.units.stop - self.units.start
         self.weight = nn.Parameter(torch.empty(rows, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
@@ -98,17 +102,17 @@ class ColumnParallelLinear(nn.Module):
             gather_output=gather_output,
             device="meta",
         )
-        own = _units(units, full.out_features, group)
-        made.weight = _kept(full.weight[own])
-        made.bias = None if full.bias is None else _kept(full.bias[own])
+        made.weight = _kept(full.weight[made.units])
+        made.bias = None if full.bias is None else _kept(full.bias[made.units])
         return made.train(full.training)
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias as torch.nn.Linear does, each rank its own."""
-        bound = 1 / math.sqrt(max(1, self.in_features))
-        nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
+        """Draws the whole weight and bias as torch.nn.Linear does, and keeps this rank's part."""
+        weight, bias = _drawn(self.in_features, self.out_features, self.weight, self.bias)
+        with torch.no_grad():
+            self.weight.copy_(weight[self.units])
+            if self.bias is not None and bias is not None:
+                self.bias.copy_(bias[self.units])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
@@ -174,8 +178,8 @@ class RowParallelLinear(nn.Module):
         self.out_features = out_features
         self.reduce = reduce
         self.group = None if group is None else name_of(group)
-        own = _units(units, in_features, group)
-        columns = own.stop - own.start
+        self.units = _units(units, in_features, group)
+        columns = self.units.stop - self.units.start
         self.weight = nn.Parameter(torch.empty(out_features, columns, device=device, dtype=dtype))
         self.bias = (
             nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
@@ -201,18 +205,18 @@ class RowParallelLinear(nn.Module):
             reduce=reduce,
             device="meta",
         )
-        own = _units(units, full.in_features, group)
-        made.weight = _kept(full.weight[:, own])
+        made.weight = _kept(full.weight[:, made.units])
         made.bias = None if full.bias is None else _kept(full.bias)
         return made.train(full.training)
 
     def reset_parameters(self) -> None:
-        """Draws the weight as torch.nn.Linear does, each rank its own. The bias becomes 0: it has
-        to be the same on all ranks."""
-        bound = 1 / math.sqrt(max(1, self.in_features))
-        nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        """Draws the whole weight and bias as torch.nn.Linear does, and keeps this rank's part of
+        the weight. All ranks must draw from the same seed, since all add the same bias."""
+        weight, bias = _drawn(self.in_features, self.out_features, self.weight, self.bias)
+        with torch.no_grad():
+            self.weight.copy_(weight[:, self.units])
+            if self.bias is not None and bias is not None:
+                self.bias.copy_(bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
@@ -241,6 +245,16 @@ def _units(units: slice | None, count: int, group: Group) -> slice:
         return slice(*units.indices(count)[:2])
     communicator = get(group)
     return part(count, communicator.world_size, communicator.rank)
+
+
+def _drawn(
+    in_features: int, out_features: int, weight: nn.Parameter, bias: nn.Parameter | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias of a new torch.nn.Linear, of the dtype and on the device of these."""
+    whole = nn.Linear(
+        in_features, out_features, bias is not None, device=weight.device, dtype=weight.dtype
+    )
+    return whole.weight, whole.bias
 
 
 def _kept(values: torch.Tensor) -> nn.Parameter:

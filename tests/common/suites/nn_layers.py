@@ -76,7 +76,6 @@ def _made(rank: Rank) -> dict[str, bool]:
     return {
         "column": column.weight.shape == (own, IN) and column.bias is None,
         "row": row.weight.shape == (OUT, own) and row.weight.dtype == torch.float64,
-        "bias": row.bias is not None and bool((row.bias == 0).all()),
         "units": heads.weight.shape == (5, IN) and heads(torch.ones(1, IN)).shape == (1, 5),
         "partial": torch.equal(partial(hidden), hidden @ partial.weight.t()),
         "state": set(row.state_dict()) == {"weight", "bias"},
@@ -89,6 +88,35 @@ def _made(rank: Rank) -> dict[str, bool]:
 def test_layers_that_are_made_anew(pool: Pool) -> None:
     for found in pool.run(_made):
         assert all(found.values()), found
+
+
+def _drawn(rank: Rank, dtype: torch.dtype) -> list[str]:
+    """Layers of one seed, whole and split."""
+    from collx import nn
+
+    where: Any = {"device": rank.device, "dtype": dtype}
+    torch.manual_seed(11)
+    wholes = [torch_nn.Linear(IN, HIDDEN, **where), torch_nn.Linear(HIDDEN, OUT, **where)]
+    after = torch.rand(3, device=rank.device)
+    torch.manual_seed(11)
+    communicator = rank.communicator()
+    column = nn.ColumnParallelLinear(IN, HIDDEN, group=communicator, **where)
+    row = nn.RowParallelLinear(HIDDEN, OUT, group=communicator, **where)
+    own = nn.part(HIDDEN, rank.size, rank.rank)
+    pairs = {
+        "column's": (column.weight, wholes[0].weight[own]),
+        "column's bias": (column.bias, wholes[0].bias[own]),
+        "row's": (row.weight, wholes[1].weight[:, own]),
+        "row's bias": (row.bias, wholes[1].bias),
+        "what is drawn next": (torch.rand(3, device=rank.device), after),
+    }
+    return [what for what, (a, b) in pairs.items() if a is None or not torch.equal(a, b)]
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_new_layers_are_parts_of_what_torch_draws(pool: Pool, dtype: torch.dtype) -> None:
+    assert pool.run(_drawn, dtype) == [[]] * pool.size
 
 
 def _without_bias(rank: Rank) -> list[str]:
