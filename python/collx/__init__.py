@@ -14,7 +14,6 @@ The operators are torch.ops.collx.*; `collx.reference` says in plain PyTorch wha
 
 import contextlib
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,9 @@ from collx._extension import Build, build, extension
 from collx._groups import get, is_initialized
 from collx._init import init
 from collx._patch import patch
+from collx._version import VERSION
 from collx.communicator import Communicator
-from collx.compile import marks
+from collx.compile import marks, registration
 from collx.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -58,10 +58,7 @@ from collx.ops.warm_up import warm_up
 if TYPE_CHECKING:
     from collx import reference
 
-try:
-    __version__ = version("collx")
-except PackageNotFoundError:  # imported from a tree that was never installed
-    __version__ = "unknown"
+__version__ = VERSION
 
 cuda_built: bool = build.cuda is not None
 """Whether this build has the CUDA kernels. Without them `init` takes the CPU alone, GPUs or not."""
@@ -71,6 +68,7 @@ cuda_built: bool = build.cuda is not None
 with contextlib.suppress(RuntimeError):
     extension.register_cpu_allocator()
 marks.register()
+registration.register()
 
 __all__ = [
     "Build",

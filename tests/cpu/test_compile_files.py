@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -72,6 +73,51 @@ print(json.dumps({"same": same}))
 )
 
 
+# Whose parts of five rows are of unequal size, so that no two ranks have the same graph.
+RANKS = """
+import json, sys
+import torch
+import torch.distributed as dist
+import collx
+from torch._dynamo.utils import counters
+
+meeting, way, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+torch.set_grad_enabled(False)
+torch._inductor.config.cpp_cache_precompile_headers = False
+torch._inductor.config.cpp.vec_isa_ok = True
+if way == "bundled":  # what PyTorch caches with tokens and without a word of collx
+    torch._functorch.config.bundled_autograd_cache = True
+if way == "marked":
+    marked = {"torch.ops.higher_order.with_effects": "1"}
+    torch._inductor.config.unsafe_marked_cacheable_functions = marked
+backend = "collx" if way == "collx" else "inductor"
+weight = torch.linspace(-1, 1, 8)
+
+@torch.compile(backend=backend, fullgraph=True)
+def plain(x):
+    return collx.reducescatter(x + 1, "sum", "ranks") * 2
+
+@torch.compile(backend=backend, fullgraph=True)
+def fused(x):
+    rest = collx.reducescatter(x, "max", "ranks")
+    return collx.reducescatter_rmsnorm(x, rest, weight, 1e-5, "ranks")
+
+comm = collx.init(device="cpu", name="ranks", payload_bytes=4 << 20, timeout=30)
+x = torch.randn(5, 8, generator=torch.Generator().manual_seed(rank))
+part = collx.reducescatter(x + 1, "sum", "ranks") * 2
+rest = collx.reducescatter(x, "max", "ranks")
+wanted = [part, *collx.reducescatter_rmsnorm(x, rest, weight, 1e-5, "ranks")]
+found = [plain(x), *fused(x)]
+print(json.dumps({
+    "hits": counters["inductor"]["fxgraph_cache_hit"]
+    + counters["aot_autograd"]["autograd_cache_hit"],
+    "rows": [len(part), *(len(each) for each in found)],
+    "same": all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)),
+}))
+"""
+
+
 def said(program: str, *arguments: str, **environment: str) -> Any:
     """What a Python program prints last."""
     require_compiler()
@@ -80,6 +126,36 @@ def said(program: str, *arguments: str, **environment: str) -> Any:
     done = quietly(["env", *given, sys.executable, "-c", program, *arguments])
     assert done.returncode == 0, done.stdout
     return json.loads(done.stdout.splitlines()[-1]) | {"output": done.stdout}
+
+
+def ranks(way: str, size: int) -> list[list[Any]]:
+    """What the ranks of two runs say, whose caches are the same folder."""
+    folder = mkdtemp()
+
+    def rank(run: int, number: int) -> Any:
+        where = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+        return said(RANKS, f"{folder}/{run}", way, str(number), str(size), **where)
+
+    with ThreadPoolExecutor(size) as pool:
+        return [list(pool.map(rank, [run] * size, range(size))) for run in range(2)]
+
+
+@pytest.mark.ahead(work=ranks)
+@pytest.mark.parametrize(
+    ("way", "size"), [("collx", 2), ("collx", 3), ("bundled", 2), ("marked", 3)]
+)
+def test_a_rank_never_gets_the_graph_of_another(
+    ahead: list[list[Any]], way: str, size: int
+) -> None:
+    assert way  # of caching
+    cold, warm = ahead
+    for rank in range(size):
+        rows = 5 // size + (rank < 5 % size)
+        for found in (cold[rank], warm[rank]):
+            assert found["same"]
+            assert set(found["rows"]) == {rows}
+        assert cold[rank]["hits"] == 0
+        assert warm[rank]["hits"] >= 2  # its own
 
 
 def cached() -> list[Any]:

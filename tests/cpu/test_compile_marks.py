@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.backends.registry import lookup_backend
+from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.lowering import lowerings
 from torch._library.effects import EffectType
 from torch._library.simple_registry import singleton
 
 import collx
-from collx.compile import lowering
+from collx.compile import keys, lowering
 from collx.compile.operators import LOCAL, making, out_forms, writing
+from collx.compile.registration import BACKEND
 
 
 def lacking() -> list[str]:
@@ -73,9 +78,82 @@ def test_graphs_of_other_options_are_told_apart() -> None:
     assert collx.compile.Pass().uuid() == collx.compile.Pass().uuid()
 
 
-def test_the_backend_is_found_by_its_name() -> None:
+@pytest.mark.parametrize("what", ["version", "schema", "rank"])
+def test_the_keys_of_the_caches_change_with(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(keys, "live", lambda: made)
+
+    def found() -> tuple[bytes, bytes]:
+        keys._package.cache_clear()
+        return custom_backend_passes["collx"].uuid(), collx.compile.Pass().uuid()  # type: ignore
+
+    member = SimpleNamespace(
+        name="a",
+        rank=0,
+        world_size=2,
+        device="cpu",
+        fallback_reason=None,
+        group=SimpleNamespace(group_name="0"),
+    )
+    made.append(member)
+    before = found()
+    assert found() == before
+    library = torch.library.Library("collx", "FRAGMENT")
     try:
-        version("collx")
-    except PackageNotFoundError:
-        pytest.skip("collx is not installed")
-    assert lookup_backend("collx") is collx.compile.backend
+        if what == "version":
+            monkeypatch.setattr(keys, "VERSION", "another")
+        elif what == "schema":
+            library.define("another(Tensor input, str group_name) -> Tensor")
+        else:
+            member.rank = 1
+        assert not set(found()) & set(before)
+    finally:
+        library._destroy()
+        keys._package.cache_clear()
+
+
+ORDERS = {
+    "collx first": "import collx, torch._dynamo",
+    "the compiler first": "import torch._dynamo, collx",
+    # An installed package has an entry point, whose backend imports collx.
+    "by the entry point": "import torch._dynamo as d; d.backends.registry.lookup_backend('collx')",
+    "listed before": "import torch._dynamo as d; d.backends.registry.list_backends()",
+}
+FOUND = """
+import collx
+from torch._dynamo.backends import registry
+assert registry.lookup_backend("collx") is collx.compile.backend
+assert registry.list_backends().count("collx") == 1
+assert registry.lookup_backend("collx") is collx.compile.backend
+from torch._inductor.codegen.common import custom_backend_passes
+assert "collx" in custom_backend_passes
+import torch._inductor.codecache
+"""
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_backend_is_found_by_its_name(tmp_path: Path, installed: bool, order: str) -> None:
+    if not installed and order == "by the entry point":
+        pytest.skip("there is none")
+    if installed:
+        info = tmp_path / "collx-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: collx\nVersion: 1\n")
+        line = f"collx = {BACKEND.value}"
+        (info / "entry_points.txt").write_text(f"[{BACKEND.group}]\n{line}\n")
+    source = Path(collx.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ORDERS[order]}\n{FOUND}"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{source}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_installed_package_has_the_same_entry_point() -> None:
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    section = project.read_text().split(f"[project.entry-points.{BACKEND.group}]\n")[1]
+    assert section.startswith(f'{BACKEND.name} = "{BACKEND.value}"\n')

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule, Node
 
-from collx import epilogues
-from collx.communicator import live
-from collx.compile import functional, pointwise
+from collx.compile import functional, keys, pointwise
 from collx.compile.fusing import REDUCTIONS, fuse, operator_for
 from collx.compile.norms import Norm, norm_behind
 from collx.compile.quantization import Quantized, quantized_behind
@@ -150,14 +147,7 @@ class Pass(CustomGraphPass):
 
     def uuid(self) -> bytes:
         """Of all that the result depends on, the communicators included, which no graph holds."""
-        communicators = sorted(
-            (one.name, str(one.group.group_name), str(one.device), str(one.fallback_reason))
-            for one in live()
-        )
-        folders = (Path(__file__).parent, Path(epilogues.__file__).parent)
-        files = tuple(str(path) for folder in folders for path in sorted(folder.glob("*.py")))
-        options = (self._norms, self._rounding, self._epilogues)
-        return get_hash_for_files(files, repr((options, communicators)))
+        return keys.state(self._norms, self._rounding, self._epilogues)
 
 
 def backend(

@@ -1,0 +1,50 @@
+"""Actions that wait for a module which `import collx` must not import itself, as it is slow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+__all__ = ["after_import"]
+
+
+def after_import(name: str, action: Callable[[], None]) -> None:
+    """Calls `action` once, as soon as the module has been imported; at once if it has been."""
+    if name in sys.modules:
+        action()
+    else:
+        sys.meta_path.insert(0, _Watch(name, action))
+
+
+class _Watch(MetaPathFinder):
+    """Finds one module as the other finders do, and runs the action behind the module's code."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_act(module: ModuleType) -> None:
+            execute(module)
+            # Stays for another attempt if the module's code raises.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._action()
+
+        # On the loader itself, so that whoever asks the module for its loader gets the usual one.
+        spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,17 @@
+"""The version of the package."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["VERSION"]
+
+
+def _version() -> str:
+    try:
+        return version("collx")
+    except PackageNotFoundError:  # imported from a tree that was never installed
+        return "unknown"
+
+
+VERSION = _version()

@@ -1,0 +1,67 @@
+"""What the keys of PyTorch's caches of compiled graphs hold of collx.
+
+The shapes in a graph can depend on the rank: `reducescatter` divides sizes that are not divisible
+by the number of ranks into unequal parts. The graph itself holds the name of the communicator only,
+and ranks often share a cache. So every key has the rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from torch.fx import GraphModule
+
+from collx._version import VERSION
+from collx.communicator import live
+from collx.compile.operators import making, writing
+
+__all__ = ["register", "state"]
+
+
+def state(*options: object) -> bytes:
+    """A hash of everything outside of a graph that the code made of it depends on: this version of
+    collx, its operators, the live communicators with this process's rank, and `options`."""
+    communicators = sorted(
+        (
+            one.name,
+            one.rank,
+            one.world_size,
+            str(one.group.group_name),
+            str(one.device),
+            str(one.fallback_reason),
+        )
+        for one in live()
+    )
+    return hashlib.sha256(repr((_package(), communicators, options)).encode()).digest()
+
+
+@cache
+def _package() -> str:
+    hasher = hashlib.sha256(VERSION.encode())
+    for op in (*making(), *(form.op for form in writing())):
+        hasher.update(str(op._schema).encode())
+    here = Path(__file__).parent
+    for folder in (here, here.with_name("epilogues")):
+        for path in sorted(folder.glob("*.py")):
+            hasher.update(path.read_bytes())
+    return hasher.hexdigest()
+
+
+def register() -> None:
+    """Makes `state` a part of every key, whatever backend asks Inductor for code."""
+    from torch._inductor.codegen.common import custom_backend_passes
+    from torch._inductor.custom_graph_pass import CustomGraphModulePass
+
+    class Key(CustomGraphModulePass):
+        """Inductor reads the uuid of every pass that is registered for a kind of device into every
+        key, and runs the pass on graphs with tensors there. No device is of this kind."""
+
+        def __call__(self, gm: GraphModule) -> None:
+            raise AssertionError("a graph has tensors on a device named collx")
+
+        def uuid(self) -> bytes:
+            return state()
+
+    custom_backend_passes["collx"] = Key()

@@ -1,0 +1,28 @@
+"""What PyTorch's compiler is told of collx, when a program imports the compiler: the name of the
+backend, and a part of the keys of its caches."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+from collx._imports import after_import
+from collx.compile import keys
+
+__all__ = ["register"]
+
+BACKEND = EntryPoint("collx", "collx.compile.rewriting:backend", "torch_dynamo_backends")
+"""As in pyproject.toml, which only serves an installed package."""
+
+
+def register() -> None:
+    """Once, by `import collx`, which must not import the compiler."""
+    after_import("torch._dynamo.backends.registry", _add_backend)
+    after_import("torch._inductor.codegen.common", keys.register)
+
+
+def _add_backend() -> None:
+    from torch._dynamo.backends import registry
+
+    # Not register_backend(): PyTorch calls it itself for the entry point of an installed package,
+    # and refuses a second function of the same name.
+    registry._BACKENDS.setdefault(BACKEND.name, BACKEND)
