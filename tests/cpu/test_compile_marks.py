@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch._inductor.codegen.common import custom_backend_passes
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.lowering import lowerings
 from torch._library.effects import EffectType
 from torch._library.simple_registry import singleton
+from torch.fx import Graph
 
 import collx
 from collx.compile import keys, lowering
@@ -78,6 +80,38 @@ def test_graphs_of_other_options_are_told_apart() -> None:
     assert collx.compile.Pass().uuid() == collx.compile.Pass().uuid()
 
 
+class Own(CustomGraphPass):
+    """A pass of the program's."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self._uuid = uuid
+
+    def __call__(self, graph: Graph) -> None:
+        pass
+
+    def uuid(self) -> str | None:
+        return self._uuid
+
+
+def uuid_beside(own: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of all that the backend hands to Inductor."""
+    from torch._inductor import compile_fx
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda *_, **options: given.update(options))
+    collx.compile.backend(None, [], options={"post_grad_custom_pre_pass": own})  # type: ignore
+    return given["config_patches"]["post_grad_custom_pre_pass"].uuid()
+
+
+def test_graphs_of_other_passes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the program's own; and of one that PyTorch cannot tell apart there is no cache."""
+    passes: list[Any] = [None, Own("1"), Own("2"), [Own("1"), Own("2")], [Own("2"), Own("1")]]
+    assert len({uuid_beside(own, monkeypatch) for own in passes}) == len(passes)
+    assert uuid_beside(Own("1"), monkeypatch) == uuid_beside(Own("1"), monkeypatch)
+    assert uuid_beside(Own(None), monkeypatch) is None
+    assert uuid_beside(lambda graph: None, monkeypatch) is None
+
+
 @pytest.mark.parametrize("what", ["version", "schema", "rank"])
 def test_the_keys_of_the_caches_change_with(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
@@ -110,6 +144,23 @@ def test_the_keys_of_the_caches_change_with(what: str, monkeypatch: pytest.Monke
     finally:
         library._destroy()
         keys._package.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["collx.norm", "colx.norms", "max_autotun"])
+def test_an_option_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"accepted: collx\.norms, collx\.rounding, collx\.epi"
+    ) as e:
+        collx.compile.backend(None, [], options={name: True})  # type: ignore
+    assert f"got {name!r}" in str(e.value)
+
+
+def test_a_report_begins_anew() -> None:
+    collx.compile.report().left["a reason"] = 1
+    before = collx.compile.report(reset=True)
+    assert before.left["a reason"] == 1
+    assert collx.compile.report() == collx.compile.Report()
+    assert collx.compile.report() is collx.compile.report()
 
 
 ORDERS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from collx.compile.quantization import Quantized, quantized_behind
 __all__ = ["Pass", "Report", "backend", "report"]
 
 ROUNDINGS = ("model", "fp32")
+OPTIONS = {f"collx.{option}": option for option in ("norms", "rounding", "epilogues")}
+"""Of the backend, and what `Pass` calls them."""
 
 
 @dataclass
@@ -52,10 +54,18 @@ class Report:
 _report = Report()
 
 
-def report() -> Report:
+def report(*, reset: bool = False) -> Report:
     """What has been rewritten in this process, and what was left and why. A graph that came from
-    the cache on disk was rewritten by the process that put it there, and is not counted."""
-    return _report
+    the cache on disk was rewritten by the process that put it there, and is not counted.
+
+    Args:
+        reset: whether counting starts anew. What is returned then no longer changes.
+    """
+    global _report
+    current = _report
+    if reset:
+        _report = Report()
+    return current
 
 
 class Pass(CustomGraphPass):
@@ -150,6 +160,22 @@ class Pass(CustomGraphPass):
         return keys.state(self._norms, self._rounding, self._epilogues)
 
 
+class _InOrder(CustomGraphPass):
+    """Several passes as one."""
+
+    def __init__(self, passes: Sequence[Callable[[Graph], None]]) -> None:
+        self._passes = passes
+
+    def __call__(self, graph: Graph) -> None:
+        for each in self._passes:
+            each(graph)
+
+    def uuid(self) -> tuple[Any, ...] | None:
+        """None, with which PyTorch caches nothing, if one of the passes has none."""
+        found = tuple(each.uuid() for each in self._passes if isinstance(each, CustomGraphPass))
+        return found if len(found) == len(self._passes) and all(found) else None
+
+
 def backend(
     model: GraphModule,
     inputs: list[torch.Tensor],
@@ -162,31 +188,52 @@ def backend(
     Args:
         mode: of Inductor, such as "reduce-overhead". torch.compile takes it or `options`.
         options: of Inductor, as torch.compile takes them, and of `Pass`: "collx.norms",
-            "collx.rounding" and "collx.epilogues".
+            "collx.rounding" and "collx.epilogues". The passes of "post_grad_custom_pre_pass", here
+            or in torch._inductor.config, run before collx's own.
 
     Raises:
+        ValueError: there is no such option, or it has no such value.
         RuntimeError: Inductor has no such mode.
     """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
     given = {**list_mode_options(mode or "default"), **(options or {})}
-    own = {
-        name.removeprefix("collx."): given.pop(name)
-        for name in list(given)
-        if name.startswith("collx.")
-    }
-    rewriting = Pass(**own)
-    # PyTorch saves no graph with a token, unless it is told when such a graph is another one.
-    cacheable = dict(config.unsafe_marked_cacheable_functions)
-    cacheable["torch.ops.higher_order.with_effects"] = rewriting.uuid().hex()
+    _check_names(given)
+    own = {option: given.pop(name) for name, option in OPTIONS.items() if name in given}
+    last = Pass(**own)
+    others = given.pop("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass) or []
+    # Another one of ours would rewrite what this one is to fuse.
+    before = [each for each in _listed(others) if not isinstance(each, Pass)]
+    cacheable = "unsafe_marked_cacheable_functions"
     patches = {
-        "post_grad_custom_pre_pass": rewriting,
-        "unsafe_marked_cacheable_functions": cacheable,
         **given,
+        "post_grad_custom_pre_pass": _InOrder([*before, last]),
+        # PyTorch saves no graph with a token, unless it is told when such a graph is another one.
+        cacheable: {
+            **given.get(cacheable, config.unsafe_marked_cacheable_functions),
+            "torch.ops.higher_order.with_effects": last.uuid().hex(),
+        },
     }
     compiled: Any = compile_fx(model, inputs, config_patches=patches)
     return compiled  # type: ignore[no-any-return]
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    from torch._inductor import list_options
+
+    known = {*OPTIONS, *list_options()}
+    for name in options:
+        if name not in known:
+            raise ValueError(
+                f"collx.compile.backend: options: got {name!r}; accepted: {', '.join(OPTIONS)}, "
+                "and what torch._inductor.list_options() lists"
+            )
+
+
+def _listed(passes: Any) -> list[Callable[[Graph], None]]:
+    """PyTorch takes a pass, and from 2.15 on also a list of them."""
+    return list(passes) if isinstance(passes, (list, tuple)) else [passes]
 
 
 def _left(what: str, why: str) -> None:

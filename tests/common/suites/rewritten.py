@@ -4,6 +4,7 @@ come to call, and that results stay those of the model."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -223,6 +224,49 @@ def test_functional_collectives_become_operators(pool: Pool) -> None:
         assert wrong == [""] * 5
         assert kept == [ops]
         assert counted == 1
+
+
+class Seeing:
+    """A program's own pass, which writes down the collectives that it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __call__(self, graph: Graph) -> None:
+        targets = [str(node.target) for node in graph.nodes]
+        self.seen += [name for name in targets if "all_reduce" in name or "allreduce" in name]
+
+
+def _own_passes(rank: Rank) -> list[Any]:
+    import collx
+
+    group, communicator = _group(rank)
+    norm = _with_weight(rank, Llama(torch.bfloat16))
+    x, _ = _tensors(rank, (4, COLS), torch.bfloat16)
+
+    def model(x: Tensor) -> Tensor:
+        return norm(functional.all_reduce(x, "sum", group))
+
+    found: list[Any] = []
+    for how in ("option", "global"):
+        own = Seeing()
+        options: Any = {"post_grad_custom_pre_pass": own} if how == "option" else None
+        everywhere = {} if how == "option" else {"post_grad_custom_pre_pass": own}
+        with communicator if how == "global" else nullcontext(), torch.no_grad(), inductor():
+            from torch._inductor import config
+
+            with config.patch(everywhere):
+                compiled = torch.compile(model, backend=collx.compile.backend, options=options)
+                _, kept = code_of(compiled, x)
+        found += [own.seen, kept]
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_pass_of_the_programs_own_runs_before(pool: Pool) -> None:
+    require_compiler()
+    seen, kept = ["_c10d_functional.all_reduce.default"], [["allreduce_rmsnorm"]]
+    assert pool.run(_own_passes, deadline=300.0) == [[seen, kept] * 2] * 2
 
 
 def _left_alone(rank: Rank) -> tuple[list[str], str]:
