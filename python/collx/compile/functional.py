@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -9,10 +10,20 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from collx.communicator import Communicator, of_group
+from collx.communicator import of_group
 from collx.compile.operators import making
 
-__all__ = ["REPLACED", "Collective", "collectives", "mark", "replace", "replacement"]
+__all__ = [
+    "COALESCED",
+    "REPLACED",
+    "Collective",
+    "collectives",
+    "mark",
+    "others",
+    "replace",
+    "replacement",
+    "separate",
+]
 
 _aten = torch.ops.aten
 _c10d = torch.ops._c10d_functional
@@ -37,6 +48,16 @@ REPLACED: dict[Any, Callable[..., tuple[OpOverload, tuple[Any, ...]]]] = {
 }
 
 
+COALESCED = {
+    _c10d.all_reduce_coalesced.default: _c10d.all_reduce.default,
+    _c10d.reduce_scatter_tensor_coalesced.default: _c10d.reduce_scatter_tensor.default,
+    _c10d.all_gather_into_tensor_coalesced.default: _c10d.all_gather_into_tensor.default,
+}
+"""By collectives of several tensors, those that do the same to one of them."""
+
+_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+
+
 class Collective(NamedTuple):
     """A collective of PyTorch's that is started at one node and awaited at another."""
 
@@ -45,8 +66,9 @@ class Collective(NamedTuple):
     group: str
 
     @property
-    def communicator(self) -> Communicator | None:
-        return of_group(self.group)
+    def name(self) -> str:
+        """Of the operator in the model's graph."""
+        return str(self.started.meta.get("coalesced", self.started.target))
 
 
 def collectives(graph: Graph) -> Iterator[Collective]:
@@ -58,6 +80,55 @@ def collectives(graph: Graph) -> Iterator[Collective]:
                 yield Collective(started, node, str(started.args[-1]))
 
 
+def others(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """PyTorch's collectives that are left in a graph, and why collx has no operator in their
+    place."""
+    for node in graph.nodes:
+        target = node.target
+        if not isinstance(target, OpOverload) or target.namespace not in _NAMESPACES:
+            continue
+        if target in REPLACED:
+            yield node, "its result is not awaited by a wait_tensor of its own"
+        elif not target._opname.startswith("wait_tensor"):
+            yield node, "collx has no operator that does the same"
+
+
+def separate(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Makes collectives of several tensors, and waiting for several, into those of single ones.
+
+    Where collx does not serve all of the tensors, the collective stays: the process group is
+    faster with several at once. Yields those, and why."""
+    for node in list(graph.nodes):
+        # Not every version has it.
+        is_wait = str(node.target) == "_c10d_functional.wait_tensors.default"
+        if node.target not in COALESCED and not is_wait:
+            continue
+        given, *rest = node.args
+        values = node.meta.get("val")
+        if is_wait and not isinstance(values, (list, tuple)):
+            continue
+        if any(user.target is not operator.getitem for user in node.users):
+            if not is_wait:
+                yield node, "its results are used as a list"
+            continue
+        single = _c10d.wait_tensor.default if is_wait else COALESCED[node.target]
+        if not is_wait:
+            refused = (_chosen(single, (x, *rest), y) for x, y in zip(given, values, strict=True))
+            why = next((each for each in refused if isinstance(each, str)), "")
+            if why:
+                yield node, why
+                continue
+        made = []
+        with graph.inserting_before(node):
+            for tensor, value in zip(given, values, strict=True):
+                made.append(graph.call_function(single, (tensor, *rest)))
+                made[-1].meta.update({"val": value, "coalesced": str(node.target)})
+        for user in list(node.users):
+            user.replace_all_uses_with(made[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
 def replacement(
     collective: Any, given: tuple[Any, ...], name: str
 ) -> tuple[OpOverload, tuple[Any, ...]]:
@@ -67,26 +138,45 @@ def replacement(
     return REPLACED[collective](*given, name)
 
 
-def replace(graph: Graph, found: Collective) -> Node | str:
-    """Puts an operator of collx in the place of a collective; or says why it cannot be."""
-    communicator = found.communicator
+class _Chosen(NamedTuple):
+    """An operator of collx in the place of a collective of PyTorch's."""
+
+    op: OpOverload
+    arguments: tuple[Any, ...]
+    value: torch.Tensor
+    """What it returns, as a fake tensor."""
+
+
+def _chosen(collective: OpOverload, given: tuple[Any, ...], value: torch.Tensor) -> _Chosen | str:
+    """What stands for a collective that returns `value`; or why nothing can."""
+    arguments, group = given[:-1], given[-1]
+    communicator = of_group(str(group))
     if communicator is None:
-        return f"group {found.group!r} has no communicator"
+        return f"group {group!r} has no communicator"
     if communicator.fallback_reason is not None:
         why = communicator.fallback_reason
         return f"{communicator.name!r} goes through the process group: {why}"
-    if len(found.started.users) != 1:
-        return "its result is used before it is awaited, or awaited twice"
-    value = found.awaited.meta["val"]
     if value.device.type != communicator.device.type:
         return f"the tensor is on {value.device}, the communicator on {communicator.device}"
-    op, arguments = replacement(found.started.target, found.started.args[:-1], communicator.name)
+    op, arguments = replacement(collective, arguments, communicator.name)
     try:
         made = op(*torch.fx.map_arg(arguments, lambda node: node.meta["val"]))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as refusal:
         return str(refusal).splitlines()[0]
     if made.stride() != value.stride():
         return "its result is not contiguous"
+    return _Chosen(op, arguments, made)
+
+
+def replace(graph: Graph, found: Collective) -> Node | str:
+    """Puts an operator of collx in the place of a collective; or says why it cannot be."""
+    collective = cast(OpOverload, found.started.target)
+    chosen = _chosen(collective, found.started.args, found.awaited.meta["val"])
+    if isinstance(chosen, str):
+        return chosen
+    if len(found.started.users) != 1:
+        return "its result is used before it is awaited, or awaited twice"
+    op, arguments, made = chosen
     with graph.inserting_before(found.awaited):
         node = graph.call_function(op, arguments)
     node.meta["val"] = made

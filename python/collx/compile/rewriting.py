@@ -99,15 +99,17 @@ class Pass(CustomGraphPass):
         lowering.register()
         functional.mark()
         _report.graphs += 1
+        left = dict(functional.separate(graph))
         for found in functional.collectives(graph):
-            what = str(found.started.target)
             node = functional.replace(graph, found)
             if isinstance(node, str):
-                _count(_report.left, f"{what}: {node}")
+                left[found.started] = node
                 continue
-            _count(_report.collectives, what)
+            _count(_report.collectives, found.name)
             if self._norms and node.target in REDUCTIONS:
                 self._fuse(graph, node)
+        for node, why in (dict(functional.others(graph)) | left).items():
+            _left(str(node.target), why)
         if self._epilogues:
             for reduced in pointwise.reductions(graph):
                 self._extend(graph, reduced)

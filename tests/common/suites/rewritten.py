@@ -3,8 +3,8 @@ come to call, and that results stay those of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -224,6 +224,119 @@ def test_functional_collectives_become_operators(pool: Pool) -> None:
         assert wrong == [""] * 5
         assert kept == [ops]
         assert counted == 1
+
+
+@contextmanager
+def _waiting_for_several() -> Iterator[Any]:
+    """PyTorch's wait_tensors, which not every version has."""
+    if hasattr(torch.ops._c10d_functional, "wait_tensors"):
+        yield
+        return
+    wait = torch.ops._c10d_functional.wait_tensor
+    library = torch.library.Library("_c10d_functional", "FRAGMENT")
+    library.define("wait_tensors(Tensor[] inputs) -> Tensor[]")
+    kernels: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
+        "CompositeExplicitAutograd": lambda given: [wait(x) for x in given],
+        "Meta": lambda given: [torch.empty_like(x) for x in given],
+    }
+    for key, kernel in kernels.items():
+        library.impl("wait_tensors", kernel, key)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _several(rank: Rank) -> tuple[list[str], list[str], dict[str, int], list[str]]:
+    """Collectives of several tensors, and the same of each."""
+    import collx
+
+    group, communicator = _group(rank)
+    name, size = group.group_name, rank.size
+    x = torch.arange(12.0 * size, device=rank.device).view(2 * size, 6) + rank.rank
+    c10d = torch.ops._c10d_functional
+
+    def model(x: Tensor) -> list[Tensor]:
+        joined = c10d.all_reduce_coalesced([x, x + 1], "max", name)
+        return [
+            *functional.all_reduce_coalesced([x, x * 2], "sum", group),
+            *functional.reduce_scatter_tensor_coalesced([x, x + 1], "sum", [0, 0], group),
+            *functional.all_gather_into_tensor_coalesced([x, x * 3], group),
+            *c10d.wait_tensors(joined),
+        ]
+
+    graphs: list[Graph] = []
+    collx.compile.report(reset=True)
+    with communicator, torch.no_grad(), _waiting_for_several():
+        torch._dynamo.reset()
+        results = torch.compile(model, fullgraph=True, backend=through_pass(graphs))(x)
+        wanted = [
+            *(collx.allreduce(each, "sum", communicator) for each in (x, x * 2)),
+            *(collx.reducescatter(each, "sum", communicator) for each in (x, x + 1)),
+            *(collx.allgather(each, communicator) for each in (x, x * 3)),
+            *(collx.allreduce(each, "max", communicator) for each in (x, x + 1)),
+        ]
+    report = collx.compile.report()
+    wrong = [differences(a.cpu(), b.cpu()) for a, b in zip(results, wanted, strict=True)]
+    return wrong, operators_in(graphs), report.collectives, list(report.left)
+
+
+@pytest.mark.worlds(2)
+def test_collectives_of_several_tensors_become_operators_of_each(pool: Pool) -> None:
+    for wrong, ops, counts, left in pool.run(_several, deadline=300.0):
+        assert wrong == [""] * 8
+        assert sorted(ops) == ["allgather"] * 2 + ["allreduce"] * 4 + ["reducescatter"] * 2
+        assert counts == {
+            "_c10d_functional.all_reduce_coalesced.default": 4,
+            "_c10d_functional.reduce_scatter_tensor_coalesced.default": 2,
+            "_c10d_functional.all_gather_into_tensor_coalesced.default": 2,
+        }
+        assert [why for why in left if why.startswith("_c10d")] == []
+
+
+def _told(rank: Rank) -> tuple[list[str], list[str]]:
+    """What the report says of collectives that stay: of several tensors without a communicator, of
+    one that is not awaited, and of a kind that collx does not have."""
+    import collx
+
+    group, communicator = _group(rank)
+    other = rank.fresh_group()
+    c10d = torch.ops._c10d_functional
+    # A kind of collective that collx does not have, now or later.
+    library = torch.library.Library("_c10d_functional", "FRAGMENT")
+    library.define("all_shuffle(Tensor input, str group_name) -> Tensor")
+    library.impl("all_shuffle", lambda x, _: x.clone(), "CompositeExplicitAutograd")
+
+    def model(x: Tensor) -> Any:
+        several = functional.all_reduce_coalesced([x, x * 2], "sum", other)
+        started = c10d.all_reduce(x, "sum", group.group_name)
+        shuffled = c10d.wait_tensor(c10d.all_shuffle(x, group.group_name))
+        return [*several, shuffled], started
+
+    graphs: list[Graph] = []
+    collx.compile.report(reset=True)
+    try:
+        with communicator, torch.no_grad():
+            torch._dynamo.reset()
+            x = torch.ones(4, device=rank.device)
+            c10d.wait_tensor(
+                torch.compile(model, fullgraph=True, backend=through_pass(graphs))(x)[1]
+            )
+    finally:
+        library._destroy()
+    return operators_in(graphs), sorted(collx.compile.report().left)
+
+
+@pytest.mark.worlds(2)
+def test_the_report_names_every_collective_that_stays(pool: Pool) -> None:
+    for ops, left in pool.run(_told, deadline=300.0):
+        assert ops == []
+        started, several, shuffled = left
+        assert "_c10d_functional.all_reduce_coalesced.default: group" in several
+        assert "has no communicator" in several
+        unawaited = "_c10d_functional.all_reduce.default: its result is not awaited"
+        assert started.startswith(unawaited)
+        assert shuffled.startswith("_c10d_functional.all_shuffle.default: collx has no operator")
 
 
 class Seeing:
