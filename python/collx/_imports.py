@@ -1,4 +1,4 @@
-"""Actions that wait for a module which `import collx` must not import itself, as it is slow."""
+"""Actions that run when a module is imported: `import collx` does not import slow ones itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def after_import(name: str, action: Callable[[], None]) -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Finds one module as the other finders do, and runs the action behind the module's code."""
+    """Finds one module as the other finders do, and runs the action after the module's code."""
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self._name = name

@@ -1,8 +1,8 @@
-"""What the keys of PyTorch's caches of compiled graphs hold of collx.
+"""The part of PyTorch's compile cache keys that depends on collx.
 
-The shapes in a graph can depend on the rank: `reducescatter` divides sizes that are not divisible
-by the number of ranks into unequal parts. The graph itself holds the name of the communicator only,
-and ranks often share a cache. So every key has the rank.
+The shapes in a graph can depend on the rank: `reducescatter` divides a size that is not divisible
+by the number of ranks into unequal parts. The graph itself only contains the name of the
+communicator, and ranks often share a cache. So every key contains the rank.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["register", "state"]
 
 
 def state(*options: object) -> bytes:
-    """A hash of everything outside of a graph that the code made of it depends on: this version of
-    collx, its operators, the live communicators with this process's rank, and `options`."""
+    """A hash of everything outside of a graph that affects its code: the version of collx, its
+    operators, the live communicators with this process's rank in each, and `options`."""
     communicators = sorted(
         (
             one.name,
@@ -50,13 +50,13 @@ def _package() -> str:
 
 
 def register() -> None:
-    """Makes `state` a part of every key, whatever backend asks Inductor for code."""
+    """Adds `state` to every key of Inductor and AOTAutograd, whichever backend uses them."""
     from torch._inductor.codegen.common import custom_backend_passes
     from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
     class Key(CustomGraphModulePass):
-        """Inductor reads the uuid of every pass that is registered for a kind of device into every
-        key, and runs the pass on graphs with tensors there. No device is of this kind."""
+        """Every key contains the uuid of each pass that is registered for a device type. Inductor
+        runs the pass on graphs that use this type, and no device has it."""
 
         def __call__(self, gm: GraphModule) -> None:
             raise AssertionError("a graph has tensors on a device named collx")

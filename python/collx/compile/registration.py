@@ -1,5 +1,5 @@
-"""What PyTorch's compiler is told of collx, when a program imports the compiler: the name of the
-backend, and a part of the keys of its caches."""
+"""Registers collx with PyTorch's compiler when a program imports the compiler: the backend, and a
+part of the cache keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKEND = EntryPoint("collx", "collx.compile.rewriting:backend", "torch_dynamo_b
 
 
 def register() -> None:
-    """Once, by `import collx`, which must not import the compiler."""
+    """Called once, by `import collx`, which must not import the compiler itself."""
     after_import("torch._dynamo.backends.registry", _add_backend)
     after_import("torch._inductor.codegen.common", keys.register)
 
