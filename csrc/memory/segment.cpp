@@ -13,6 +13,11 @@
 namespace collx::memory {
 namespace {
 
+#ifdef MFD_NOEXEC_SEAL
+constexpr unsigned kNoExecSeal = MFD_NOEXEC_SEAL;
+#else
+constexpr unsigned kNoExecSeal = 0x0008;  // headers older than the kernel
+#endif
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 [[noreturn]] void throw_errno(const char* call, size_t bytes) {
@@ -31,6 +36,14 @@ size_t whole_pages(size_t bytes) {
   return bytes == 0 ? page : (bytes + page - 1) / page * page;
 }
 
+/// Not executable, which vm.memfd_noexec=2 demands. Kernels before 6.3 do not know the flag.
+UniqueFd create_memfd(const char* label) {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  UniqueFd fd(::memfd_create(label, kFlags | kNoExecSeal));
+  if (!fd && errno == EINVAL) fd = UniqueFd(::memfd_create(label, kFlags));
+  return fd;
+}
+
 std::byte* map_shared(int fd, size_t bytes) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) throw_errno("mmap", bytes);
@@ -41,7 +54,7 @@ std::byte* map_shared(int fd, size_t bytes) {
 
 Segment Segment::create(size_t bytes, const char* label) {
   const size_t size = whole_pages(bytes);
-  UniqueFd fd(::memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  UniqueFd fd = create_memfd(label);
   if (!fd) throw_errno("memfd_create", size);
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) throw_errno("ftruncate", size);
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw_errno("sealing", size);

@@ -3,6 +3,8 @@ all ranks are well. How it fails: test_symmetric_memory_failure.py."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 import time
 from typing import Any
@@ -283,6 +285,30 @@ def _allocate_much(rank: Rank) -> None:
 @pytest.mark.worlds(1)
 def test_memory_is_zeroed_aligned_and_taken_only_where_touched(pool: Pool) -> None:
     pool.run(_allocate_much)
+
+
+_F_GET_SEALS, _F_SEAL_EXEC, _MFD_NOEXEC_SEAL = 1034, 0x20, 0x8  # as in linux/fcntl.h, memfd.h
+
+
+def _seals(rank: Rank) -> int:
+    tensor = allocate(8)
+    files = {f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")}
+    own = [file for file in files if os.path.lexists(file) and "collx buffer" in os.readlink(file)]
+    with open(own[-1], "rb") as file:
+        seals = fcntl.fcntl(file, _F_GET_SEALS)
+    del tensor
+    return seals
+
+
+@pytest.mark.worlds(1)
+def test_memory_is_not_executable(pool: Pool) -> None:
+    """A machine with vm.memfd_noexec=2 allows no other; kernels before 6.3 do not know the seal."""
+    try:
+        os.close(os.memfd_create("probe", _MFD_NOEXEC_SEAL))
+    except OSError:
+        pytest.skip("this kernel does not know MFD_NOEXEC_SEAL")
+    (seals,) = pool.run(_seals)
+    assert seals & _F_SEAL_EXEC
 
 
 def _meet_the_registry(rank: Rank) -> None:
