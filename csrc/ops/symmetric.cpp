@@ -9,6 +9,14 @@ namespace collx {
 
 uint64_t SymmetricRange::place() const { return allocation->key << kAllocationShift | offset; }
 
+bool SymmetricAllocation::in_place() const {
+  const auto held = storage.lock();
+  if (!held) return false;
+  const c10::DataPtr& now = held->data_ptr();
+  return now.get() == data && now.get_context() == context && now.get_deleter() == deleter &&
+         held->nbytes() >= bytes;
+}
+
 void SymmetricMemory::purge() {
   std::erase_if(allocations_, [](const auto& entry) { return entry.second.storage.expired(); });
 }
@@ -16,19 +24,24 @@ void SymmetricMemory::purge() {
 void SymmetricMemory::add(const at::Tensor& tensor, const std::vector<uint64_t>& pointers,
                           uint64_t multicast, uint64_t bytes, uint64_t key, int rank) {
   const c10::Storage& storage = tensor.storage();
-  const auto start = reinterpret_cast<uint64_t>(storage.data());
-  TORCH_CHECK_VALUE(pointers.at(static_cast<size_t>(rank)) == start, "collx.register: pointers[",
-                    rank, "] is not where the tensor's storage begins on this rank");
-  TORCH_CHECK_VALUE(bytes > 0 && bytes <= storage.nbytes(), "collx.register: nbytes: got ", bytes,
-                    "; the tensor's storage has ", storage.nbytes());
+  const uint64_t start = pointers.at(static_cast<size_t>(rank));
   TORCH_CHECK_VALUE(key < 1ull << (64 - kAllocationShift) && bytes <= 1ull << kAllocationShift,
                     "collx.register: key ", key, " or nbytes ", bytes, " is too large");
-  SymmetricAllocation allocation{
-      bytes, key, {}, reinterpret_cast<char*>(multicast), storage.getWeakStorageImpl()};
+  const c10::DataPtr& memory = storage.data_ptr();
+  SymmetricAllocation allocation{bytes,
+                                 key,
+                                 {},
+                                 reinterpret_cast<char*>(multicast),
+                                 storage.getWeakStorageImpl(),
+                                 reinterpret_cast<void*>(start),
+                                 memory.get_context(),
+                                 memory.get_deleter()};
   std::transform(pointers.begin(), pointers.end(), allocation.pointers.begin(),
                  [](uint64_t address) { return reinterpret_cast<char*>(address); });
   purge();
-  allocations_.insert_or_assign(start, std::move(allocation));
+  // Entries in this range had memory that is gone by now. They would hide parts of the new one.
+  allocations_.erase(allocations_.lower_bound(start), allocations_.lower_bound(start + bytes));
+  allocations_.emplace(start, std::move(allocation));
 }
 
 std::optional<SymmetricRange> SymmetricMemory::find(const void* data, uint64_t bytes) {
@@ -43,6 +56,7 @@ std::optional<SymmetricRange> SymmetricMemory::find(const void* data, uint64_t b
   }
   const uint64_t offset = address - found->first;
   if (offset > found->second.bytes || bytes > found->second.bytes - offset) return std::nullopt;
+  if (!found->second.in_place()) return std::nullopt;
   return SymmetricRange{&found->second, offset};
 }
 

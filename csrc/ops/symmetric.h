@@ -3,6 +3,13 @@
 //
 // OWNERSHIP  Storages are held weakly. An allocation whose storage has died is forgotten at the
 // next look-up, so that memory that another tensor got later is never taken for symmetric.
+//
+// REPLACED   A storage that lives on may get other memory: share_memory_() and swaps of storages
+// do that. Each look-up therefore compares the memory that the storage has now with the
+// registered one. An address is not enough, since the freed one may be given out again: the
+// deleter and its context tell two allocations at one address apart. The entry stays until its
+// storage dies or its addresses are registered again. So whether a tensor is symmetric follows from
+// the tensor alone, not from earlier look-ups, which may differ between ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +35,13 @@ struct SymmetricAllocation {
   std::array<char*, kMaxRanks> pointers;
   char* multicast;  // of all of them at once; null: there is no such address
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  // The memory that the storage had when the ranks met.
+  void* data;
+  void* context;
+  c10::DeleterFnPtr deleter;
+
+  /// Whether the storage lives and has the registered memory.
+  bool in_place() const;
 };
 
 /// A range inside of a live allocation. Valid until the map changes.

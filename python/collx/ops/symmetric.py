@@ -28,7 +28,9 @@ def empty(
 
     Returns:
         A contiguous tensor, not initialized. Every rank must keep its own while any rank uses
-        them in a call.
+        them in a call. It is symmetric as long as its storage keeps this memory. After
+        `share_memory_()` or `set_()`, which replace it, the tensor is an ordinary one; all ranks
+        have to agree on that, as on all arguments.
 
     Raises:
         ValueError, TypeError: arguments that every rank refuses.

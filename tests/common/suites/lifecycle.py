@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -261,6 +262,88 @@ def test_memory_of_a_dead_symmetric_tensor_is_not_taken_for_symmetric(pool: Pool
     """The registry holds storages weakly."""
     for found in pool.run(_recycled):
         assert found == [""] * 20
+
+
+def _share(tensor: torch.Tensor) -> None:
+    tensor.share_memory_()
+
+
+def _set(tensor: torch.Tensor) -> None:
+    tensor.set_(torch.empty_like(tensor))  # type: ignore[call-overload]
+
+
+def _swap(tensor: torch.Tensor) -> None:
+    tensor.data = torch.empty_like(tensor)
+
+
+def _replaced(
+    rank: Rank, change: Callable[[torch.Tensor], None], ranks: int, algorithm: str
+) -> dict[str, Any]:
+    import collx
+
+    numel = 3 << 18  # memory of which malloc makes a mapping of its own, at addresses just freed
+    inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", numel, 3)
+    communicator = rank.new_communicator("replaced", rank.fresh_group(), timeout=3.0)
+    symmetric = communicator.empty((numel,)).zero_()
+    address = symmetric.data_ptr()
+    if rank.rank < ranks:
+        change(symmetric)
+    symmetric = symmetric[:numel].copy_(inputs[rank.rank])
+    others = [inputs[rank.rank].to(rank.device, copy=True) for _ in range(20)]
+    found: dict[str, Any] = {"same": symmetric.data_ptr() == address}
+    found["recycled"] = any(each.data_ptr() == address for each in others)
+    rank.barrier()
+    if ranks < rank.size:
+        found["wrong"] = []
+
+        def call() -> None:
+            out = communicator.empty((numel,)) if algorithm == "pull_push" else None
+            result = collx.allreduce(symmetric, group=communicator, algorithm=algorithm, out=out)
+            finish(communicator)
+            found["wrong"].append(differences(result.cpu(), expected))
+
+        found["call"] = attempt(call)
+    else:
+        found["refused"] = attempt(partial(allreduce, communicator, symmetric, "pull_push"))
+        results = [allreduce(communicator, each, algorithm).cpu() for each in [symmetric, *others]]
+        found["wrong"] = [differences(result, expected) for result in results]
+    rank.barrier()
+    communicator.destroy()
+    return found
+
+
+# PyTorch resizes no storage of symmetric memory.
+_REPLACEMENTS = [_share, _set, _swap]
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("change", _REPLACEMENTS, ids=lambda f: f.__name__)
+def test_a_symmetric_tensor_with_other_memory_is_an_ordinary_one(
+    pool: Pool, change: Callable[[torch.Tensor], None]
+) -> None:
+    """Neither the tensor nor what lies at its old address is taken for symmetric."""
+    if pool.world.device == "cuda" and change is _share:
+        pytest.skip("share_memory_ leaves the memory of GPUs where it is")
+    for found in pool.run(_replaced, change, pool.size, "auto"):
+        assert not found["same"]
+        assert found["refused"].error == "ValueError", found
+        assert set(found["wrong"]) == {""}
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("algorithm", ["auto", "oneshot_pull", "twoshot_pull", "pull_push"])
+def test_other_memory_on_one_rank_alone_ends_in_an_error(pool: Pool, algorithm: str) -> None:
+    """Whether a tensor is symmetric is a fact that the ranks have to agree on."""
+    results = pool.run(_replaced, _set, 1, algorithm)
+    for found in results:
+        # A result that does not depend on what differs is right.
+        assert set(found["wrong"]) <= {""}, results
+    errors = [found["call"].error for found in results]
+    if algorithm == "pull_push":  # which rank 0 has refused by then
+        assert errors == ["ValueError", "CollectiveTimeout"], results
+    else:
+        assert set(errors) <= {"", "CollectiveTimeout", "CollectiveMismatch"}, results
+        assert len(set(errors)) == 1 or "" not in errors, results
 
 
 def _facts_of_one_rank(rank: Rank) -> list[tuple[dict[str, Any], str]]:
