@@ -206,7 +206,9 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("poisoned",
                              [](const Communicator& c) { return c.failure().has_value(); })
       .def_property_readonly("destroyed", &Communicator::destroyed)
-      .def("check", [](Communicator& c) { c.check("check"); })
+      .def(
+          "check", [](Communicator& c, bool wait) { c.check("check", {}, wait); },
+          py::arg("wait") = true, NoGil())
       .def("status",
            [](const Communicator& c) -> std::optional<py::dict> {
              const auto record = c.failure();

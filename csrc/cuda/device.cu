@@ -85,24 +85,24 @@ void adopt_reported(const CudaView& view) {
   record_first(*view.status, record);
 }
 
-StatusRecord end_of_chain(const CudaView& view) {
+Verdict end_of_chain(const CudaView& view, bool wait) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::nanoseconds(grace_ns(view.timeout_ns));
   CopyStream stream;
   const RegionHeader& own = *view.header(view.rank);
   uint32_t poison = 0;
   stream.read(poison, own.poison);
-  if (poison == 0) return *recorded(*view.status);  // it did not reach the region
+  if (poison == 0) return {*recorded(*view.status), wait};  // it did not reach the region
   const int first = static_cast<int>(poison) - 1;
   std::array<Note, kMaxRanks> inbox;
   uint32_t left = 1u << first;
-  for (bool over = false;; over = Clock::now() >= deadline) {
+  for (bool over = false;; over = !wait || Clock::now() >= deadline) {
     stream.read(inbox, reinterpret_cast<const decltype(inbox)&>(own.inbox));
     const Verdict verdict = judge(inbox.data(), left, 0, first, view.world);
-    if (verdict.final || over) return verdict.record;
+    if (verdict.final || over) return {verdict.record, verdict.final || wait};
     // A copy is not made at one moment: a note that it shows as left is whole in the next one.
     for (int rank = 0; rank < view.world; ++rank) left |= (inbox[rank].left & 1u) << rank;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (wait) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

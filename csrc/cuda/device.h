@@ -2,6 +2,7 @@
 // header either, so that ops/ can be built without nvcc.
 #pragma once
 
+#include "../protocol/blame.h"
 #include "../protocol/call.h"
 #include "../protocol/selection.h"
 
@@ -51,7 +52,8 @@ void report(const CudaView& view, const StatusRecord& record);
 void adopt_reported(const CudaView& view);
 
 /// What a wait in vain comes to, by the notes of all ranks (protocol/blame.h). Reads the region
-/// likewise, until the notes settle it or ranks have had time enough to leave them.
-StatusRecord end_of_chain(const CudaView& view);
+/// likewise. `wait`: until the notes settle it or ranks have had time enough to leave them, so that
+/// the result is final; else only what the notes say now.
+Verdict end_of_chain(const CudaView& view, bool wait);
 
 }  // namespace collx::cuda

@@ -179,21 +179,28 @@ void Communicator::adopt_reported() {
 }
 
 // A kernel can record its own wait alone. On CPU the record says already whom it comes to.
-void Communicator::follow_blame() {
+void Communicator::follow_blame([[maybe_unused]] bool wait) {
 #if COLLX_CUDA
   const std::optional<StatusRecord> record = failure();
   if (!record || record->failure != Failure::timeout || !on_cuda() || !has_regions()) return;
   if (destroyed() || forked() || capturing(options_.device)) return;
-  const std::lock_guard held(verdict_mutex_);
+  std::unique_lock held(verdict_mutex_, std::defer_lock);
+  if (wait) {
+    held.lock();
+  } else if (!held.try_lock()) {
+    return;  // another thread waits for the notes
+  }
   if (followed_.load(std::memory_order_relaxed)) return;
-  verdict_ = cuda::end_of_chain(cuda_view());
+  const Verdict verdict = cuda::end_of_chain(cuda_view(), wait);
+  if (!verdict.final) return;
+  verdict_ = verdict.record;
   followed_.store(true, std::memory_order_release);
 #endif
 }
 
-void Communicator::check(const char* op, const std::string& detail) {
+void Communicator::check(const char* op, const std::string& detail, bool wait) {
   adopt_reported();
-  follow_blame();
+  follow_blame(wait);
   const std::optional<StatusRecord> record = failure();
   if (!record) return refuse_if_destroyed(op);
   failure_raised_.store(true, std::memory_order_relaxed);
@@ -219,6 +226,7 @@ void Communicator::require_usable(const char* op) {
   if (!status_.ready()) [[likely]]
     return;
   if (!failure_raised_.load(std::memory_order_relaxed)) check(op);
+  follow_blame(/*wait=*/true);
   const std::optional<StatusRecord> first = failure();
   raise_error({ErrorKind::poisoned,
                "collx." + std::string(op) + ": communicator \"" + options_.name +

@@ -70,8 +70,9 @@ class C10_EXPORT Communicator {
   void require_usable(const char* op);
   void refuse_if_destroyed(const char* op) const;
   /// Raises the failure that was recorded, by its own class, each time; CommunicatorPoisoned after
-  /// destroy(). `detail` is added to the words.
-  void check(const char* op, const std::string& detail = {});
+  /// destroy(). `detail` is added to the words. Without `wait` it waits for no peer to say more of
+  /// a time-out, and may then name a rank that itself waits for another one.
+  void check(const char* op, const std::string& detail = {}, bool wait = true);
   std::optional<StatusRecord> failure() const;
   bool destroyed() const { return destroyed_.load(std::memory_order_acquire); }
   bool forked() const;
@@ -127,8 +128,8 @@ class C10_EXPORT Communicator {
  private:
   /// Takes over what a peer has reported while no call of this rank was there to see it.
   void adopt_reported();
-  /// Finds out who is to be named (protocol/blame.h), once.
-  void follow_blame();
+  /// Finds out who is to be named (protocol/blame.h), until that is final.
+  void follow_blame(bool wait);
   int most_blocks(int threads) const;
   std::string describe_failure(const StatusRecord& record) const;
 

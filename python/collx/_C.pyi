@@ -138,8 +138,9 @@ class Communicator:
     destroyed: bool
     no_multicast: str  # why the ranks have none; empty where they do
 
-    def check(self) -> None:
-        """Raises the failure that has been recorded, if any. Never waits."""
+    def check(self, wait: bool = True) -> None:
+        """Raises the failure that has been recorded, if any. `wait`: for what the peers have to say
+        of a time-out, so that it names the same rank everywhere."""
 
     def status(self) -> dict[str, Any] | None:
         """The recorded failure as a dict, or None."""

@@ -132,19 +132,25 @@ class Communicator:
         return self._native.destroyed
 
     def check(self) -> None:
-        """Raises what has failed on this communicator, if anything has. Never waits.
+        """Raises what has failed on this communicator, if anything has.
+
+        Waits neither for work on the device nor for peers. On a GPU it copies a few words from the
+        device on a stream of its own. After a time-out it names the missing rank as far as that is
+        known at the moment; `synchronize` gives the peers time to say whom they wait for.
 
         Raises:
             CollectiveTimeout, CollectiveMismatch, CollectiveOverlap: the recorded failure.
             CommunicatorPoisoned: it has been destroyed.
         """
-        self._native.check()
+        self._native.check(wait=False)
 
     def synchronize(self) -> None:
-        """Waits for all work on the device, then does as `check`."""
+        """Waits for all work on the device, then raises what has failed, as `check` does. After a
+        time-out it waits up to half a second for the peers' reports, so that all ranks name the
+        same missing rank."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.check()
+        self._native.check()
 
     def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """`collx.empty` on this communicator and its device."""
