@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from collx._bootstrap import options, steps
-from collx._bootstrap.store import Ballot, next_prefix
+from collx._bootstrap.store import Ballot
 from collx._groups import Group, process_group
 from collx._memory import SymmetricMemory
 from collx.communicator import Communicator, find
@@ -62,19 +62,18 @@ def init(
     Raises:
         ValueError, TypeError: arguments that every rank refuses; or `group` is none to work with.
         InitError: some rank refused its arguments, or a step failed there; rank and cause are
-            named on all of them. What was allocated is freed and the group works on. (After a
-            rendezvous that did not end, its thread remains.)
+            named on all of them. What was allocated is freed and the group works on, so all ranks
+            may call init again. (After a rendezvous that did not end, its thread remains.)
     """
     chosen, store = process_group(group)
     rank, world_size = dist.get_rank(chosen), dist.get_world_size(chosen)
     key = name if isinstance(name, str) and name else str(chosen.group_name)
     limit = options.limit(timeout)
     try:
-        # Counted before anything can be refused, so that ranks of which one was refused meet again.
-        prefix = next_prefix(store, key, rank, limit)
+        # Before anything can be refused, so that the peers hear of it.
+        ballot = Ballot(store, key, rank, world_size, limit)
     except Exception as reason:
         raise steps.failure(key, "arguments", f"the store failed: {reason}") from None
-    ballot = Ballot(store, prefix, rank, world_size, limit)
     try:
         given = options.check(
             chosen,

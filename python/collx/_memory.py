@@ -15,7 +15,7 @@ import torch
 from collx._bootstrap import symmetric
 from collx._bootstrap.store import LEFT, Ballot, VoteError
 from collx._extension import extension
-from collx.errors import CollectiveMismatch, CollectiveTimeout, InitError
+from collx.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, InitError
 
 __all__ = ["SymmetricMemory"]
 
@@ -133,6 +133,8 @@ class SymmetricMemory:
         self.agree(f"{what}: rendezvous", meet)
         self._allocations += 1
         pointers, _, multicast = mapped[0]
+        # No vote follows, so this refuses nothing that only one rank could have to refuse. In
+        # particular it accepts a communicator that a peer has poisoned since: the next call raises.
         self._native.register(tensor, pointers, nbytes, self._allocations, multicast)
         return tensor
 
@@ -163,6 +165,13 @@ class SymmetricMemory:
         """What a vote that did not pass is raised as: the same class on every rank."""
         name = self._native.name
         message = f"collx.{what} on {name!r}: {verdict}"
+        if verdict.left:
+            # A rank that raises what its communicator has recorded has left. If the failure has
+            # been reported here, too, this rank raises the same.
+            try:
+                self._native.check()
+            except CollectiveError as recorded:
+                return recorded
         gone = verdict.absent + verdict.left
         if gone or verdict.store_failed:
             # A rank may never make the call that its peers have given up: nothing would fit.

@@ -44,12 +44,14 @@ class Setup:
     group: dist.ProcessGroup
     store: dist.Store
     ballot: Ballot
+    token: str = ""  # makes names of the attempt unique; agreed by all ranks
     layout: dict[str, int] = field(default_factory=dict)
     rendezvous: symmetric.Rendezvous | None = None
     fallback_reason: str | None = None
     region: torch.Tensor | None = None
     regions: symmetric.Mapped = _NOWHERE
     no_multicast: str | None = None  # why the ranks have none
+    multicast_failed: bool = False  # in the self-test
     sample: torch.Tensor | None = None  # symmetric memory for the self-test, and no longer
     samples: symmetric.Mapped = _NOWHERE
     agreed: dict[str, int] = field(default_factory=dict)  # of what each rank's device offers
@@ -72,9 +74,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Step:
-    """`run` is local and may fail or return a value that JSON holds; `conclude` gets the values
-    of all ranks in rank order, and does or raises the same on each of them. The step is taken
-    again while `conclude` returns True."""
+    """`run` is local and may fail or return a value that JSON holds. `conclude` gets the values of
+    all ranks in rank order and only computes with them: nothing in it can fail on one rank alone.
+    The step is taken again while `conclude` returns True."""
 
     name: str
     run: Callable[[Setup], Any]
@@ -146,16 +148,7 @@ def _agree_on_arguments(setup: Setup, values: list[Any]) -> None:
         if key != "token" and any(value[key] != values[0][key] for value in values):
             each = ", ".join(f"rank {r}: {value[key]!r}" for r, value in enumerate(values))
             raise _DisagreementError(f"{key} differs between the ranks ({each})")
-    given = setup.arguments
-    # PyTorch keeps what a rendezvous gave under a name for as long as the memory lives, so no
-    # name may come twice: rank 0's token makes it new on all ranks alike.
-    setup.rendezvous = symmetric.Rendezvous(
-        f"collx/{given.name}/{values[0]['token']}",
-        setup.store,
-        given.rank,
-        given.world_size,
-        given.timeout,
-    )
+    setup.token = values[0]["token"]
 
 
 # --- machine, peers, backend ---------------------------------------------------------------------
@@ -261,7 +254,15 @@ def _meet(setup: Setup) -> str | None:
     given = setup.arguments
     if setup.region is None or setup.sample is None:
         return "the ranks have no access to each other's memory"
-    assert setup.rendezvous is not None
+    # PyTorch keeps what a rendezvous gave under a name for as long as the memory lives, so no
+    # name may come twice: rank 0's token makes it new on all ranks alike.
+    setup.rendezvous = symmetric.Rendezvous(
+        f"collx/{given.name}/{setup.token}",
+        setup.store,
+        given.rank,
+        given.world_size,
+        given.timeout,
+    )
     if setup.same_index:
         setup.rendezvous.tell_apart(given.device.index)
     setup.regions = setup.rendezvous.exchange(setup.region)
@@ -421,13 +422,15 @@ def _end_test(setup: Setup, values: list[Any]) -> None:
     wrong = multicast.agreed(values)
     if wrong is not None:
         setup.no_multicast = f"it failed in the self-test of {wrong}"
+        setup.multicast_failed = True
         _log.warning("%s: NVLink multicast: %s", setup.arguments.name, setup.no_multicast)
-        _begin_again(setup)
 
 
-def _begin_again(setup: Setup) -> None:
+def _create_again(setup: Setup) -> None:
     """Without multicast, on which the communicator may have failed. No rank's region is touched by
-    another one before the vote of the next step."""
+    another one between the votes before and after this step."""
+    if not setup.multicast_failed:
+        return
     assert setup.communicator is not None
     setup.communicator.destroy()
     if setup.arguments.device.type == "cuda":
@@ -441,7 +444,7 @@ def _announce(setup: Setup) -> None:
         warnings.warn(
             f"collx communicator {setup.arguments.name!r} uses the process group instead of "
             f"direct access: {setup.fallback_reason}",
-            stacklevel=4,
+            stacklevel=5,  # _announce, Ballot.take, run, init, its caller
         )
 
 
@@ -462,6 +465,7 @@ STEPS: list[Step] = [
     Step("clusters", _try_clusters, _agree_on_clusters),
     Step("create", _create),
     Step("self-test", _test, _end_test),
+    Step("create again", _create_again),
     Step("ready", _announce),
 ]
 """The steps of init, in order. Tests put faults and delays in their place."""

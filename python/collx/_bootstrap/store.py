@@ -4,6 +4,12 @@ A ballot is a sequence of votes. In each vote every rank casts what came of a lo
 with a value or failure with a cause, and all ranks get one verdict: the first that any of them
 reaches is fixed by a compare-and-set in the store. So a rank that waited in vain and one whose
 peer came a moment later still do the same.
+
+Ballots under one name are numbered attempts. The store holds the number of the attempt that is
+open: a rank that begins joins that one, however often it or its peers have begun before. An attempt
+closes for good before its first verdict is fixed. A rank that comes later therefore begins the next
+attempt, and no rank of an old attempt can meet ranks of a new one: all keys of an attempt have its
+number.
 """
 
 from __future__ import annotations
@@ -18,9 +24,11 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["LEFT", "Ballot", "VoteError", "bounded", "cause_of", "next_prefix"]
+__all__ = ["LEFT", "Ballot", "VoteError", "bounded", "cause_of"]
 
 T = TypeVar("T")
+
+_OPEN = "open"  # key of the number of the open attempt
 
 # How causes begin: of a rank that did not vote, that takes part no more, that is at another step.
 ABSENT = "no answer"
@@ -51,8 +59,11 @@ class VoteError(Exception):
         """Ranks that take part in no vote any more."""
         self.apart = bool(self._ranks(APART))
         """Whether nothing failed, but the ranks are at different steps."""
-        self.everywhere = len(failures) == world_size and not (self.absent or self.left)
-        """Whether the step failed on every rank."""
+        classes = {cause.partition(":")[0] for cause in failures.values()}
+        self.everywhere = (
+            len(failures) == world_size and len(classes) == 1 and not (self.absent or self.left)
+        )
+        """Whether the step failed on every rank with an exception of the same class."""
         super().__init__("; ".join(f"rank {r}: {cause}" for r, cause in sorted(failures.items())))
 
     def _ranks(self, beginning: str) -> list[int]:
@@ -62,20 +73,36 @@ class VoteError(Exception):
 class Ballot:
     """The votes of one communicator, from its init to its destruction.
 
-    `prefix` is unique to the communicator and equal on its ranks. Waits are bounded by `timeout`
-    seconds.
+    Joins the open attempt under `name`. Waits are bounded by `timeout` seconds. Raises whatever the
+    store raises, TimeoutError if it does not answer.
     """
 
     def __init__(
-        self, store: dist.Store, prefix: str, rank: int, world_size: int, timeout: float
+        self, store: dist.Store, name: str, rank: int, world_size: int, timeout: float
     ) -> None:
-        self._store = dist.PrefixStore(prefix, store)
+        self._attempts = dist.PrefixStore(f"collx/{name}", store)
         self._rank = rank
         self._world_size = world_size
         self.timeout = timeout
         self.broken = False
         """Whether the store has failed, so that nothing more is to be expected of it."""
         self._number = 0
+        self._attempt, self._store = bounded(self._join, timeout + _STORE_GRACE, "store")
+
+    def _join(self) -> tuple[int, dist.Store]:
+        while True:
+            attempt = int(self._attempts.compare_set(_OPEN, "", "0"))
+            store = dist.PrefixStore(str(attempt), self._attempts)
+            if store.add(f"joined/{self._rank}", 1) == 1:
+                return attempt, store
+            # This rank was in this attempt before and gave it up without a verdict, as when its
+            # store did not answer. Its old ballot may stand there, so the attempt must not succeed.
+            self._close(attempt)
+            failed = json.dumps({self._rank: f"{LEFT}: it began again"})
+            store.compare_set(self._key(0, "verdict"), "", failed)
+
+    def _close(self, attempt: int) -> None:
+        self._attempts.compare_set(_OPEN, str(attempt), str(attempt + 1))
 
     def vote(
         self, step: str, value: Any = None, error: str | None = None, spent: float = 0.0
@@ -140,11 +167,14 @@ class Ballot:
             bounded(self._leave, self.timeout, "store")
 
     def _leave(self) -> None:
+        self._close(self._attempt)  # This rank may leave without having seen a verdict.
         if self._store.add("left", 1) == self._world_size:
             for number in range(max(0, self._number - 2), self._number + 1):
                 for rank in range(self._world_size):
                     self._store.delete_key(self._key(number, rank))
                 self._store.delete_key(self._key(number, "verdict"))
+            for rank in range(self._world_size):
+                self._store.delete_key(f"joined/{rank}")
             self._store.delete_key("left")
 
     def _key(self, number: int, owner: int | str) -> str:
@@ -160,13 +190,16 @@ class Ballot:
         store.set(self._key(number, self._rank), ballot)
         ballots = self._collect(number, patience)
         failures = self._judge(ballots)
+        if number == 0:
+            self._close(self._attempt)  # before there is a verdict that a late rank could miss
         verdict = store.compare_set(self._key(number, "verdict"), "", json.dumps(failures))
         agreed = {int(rank): str(cause) for rank, cause in json.loads(verdict).items()}
         if not agreed and None in ballots:
             # A verdict without failures was reached on all ballots, so all of them are there by
             # now, even if this rank's own patience ended a moment before.
             ballots = [store.get(key).decode() for key in self._keys(number)]
-        self._forget(number - 1)
+        if None not in ballots:
+            self._forget(number - 1)
         return [text or "" for text in ballots], agreed
 
     def _collect(self, number: int, patience: float) -> list[str | None]:
@@ -193,8 +226,8 @@ class Ballot:
         return failures
 
     def _forget(self, number: int) -> None:
-        # All ranks have taken part in the next vote, so none reads this one any more, unless the
-        # verdict was that some did not come: then the last rank to leave removes them.
+        # All ranks have cast their ballots in the next vote, so none reads this one any more. If
+        # some have not, the last rank to leave removes this one.
         if number >= 0:
             self._store.delete_key(self._key(number, self._rank))
             if self._rank == 0:
@@ -204,16 +237,6 @@ class Ballot:
 def cause_of(error: BaseException) -> str:
     """How a rank's exception is cast."""
     return f"{type(error).__name__}: {error}"
-
-
-def next_prefix(store: dist.Store, name: str, rank: int, timeout: float) -> str:
-    """A prefix for the next ballot under `name`, the same on all ranks that have asked equally
-    often. The store counts that: it lives as long as the group, which no counter of a process
-    does."""
-    number = bounded(
-        lambda: store.add(f"collx/{name}/opened/{rank}", 1), timeout + _STORE_GRACE, "store"
-    )
-    return f"collx/{name}/{number}"
 
 
 def bounded(function: Callable[[], T], seconds: float, what: str) -> T:

@@ -224,6 +224,83 @@ def test_a_rank_that_is_absent_from_empty_is_a_timeout(pool: Pool) -> None:
         assert destroyed.error == "", destroyed
 
 
+def _begun_again(rank: Rank, call: str) -> list[Attempt]:
+    """One rank does not make a collective call; then all ranks destroy and begin again."""
+    communicator = rank.new_communicator("again", timeout=SHORT)
+    given = _ordinary(communicator)
+    arguments = {"empty": 8, "register": given}
+    found = []
+    if rank.rank != 0:
+        found.append(attempt(lambda: getattr(communicator, call)(arguments[call])))
+    rank.barrier()
+    found.append(attempt(communicator.destroy))
+    with rank.new_communicator("again", timeout=TIMEOUT) as another:
+        assert _all_calls_work(rank, another)
+    return found
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("call", ["empty", "register"])
+def test_a_name_works_again_after_a_rank_was_absent(pool: Pool, call: str) -> None:
+    """A rank that misses one call of all is at the same attempt of init as its peers."""
+    some_stand_for_all(pool, call == "empty")
+    (destroyed,), (found, also) = pool.run(_begun_again, call)
+    assert found.error == "CollectiveTimeout", found
+    assert destroyed.error == "CollectiveTimeout", destroyed  # the absent rank hears of it here
+    assert also.error == "", also
+
+
+def _poisoned_meanwhile(rank: Rank) -> list[Attempt]:
+    """A peer poisons the communicator when all ranks have agreed that a tensor is shared."""
+    communicator = rank.new_communicator("meanwhile", rank.fresh_group(), timeout=TIMEOUT)
+    native = communicator._memory._native
+    stand_in = mock.Mock(wraps=native)
+    stand_in.name, stand_in.destroyed = native.name, False
+
+    def register(*arguments: Any) -> None:
+        if rank.rank == 0:
+            native.report_absent(0, 1)
+        rank.barrier()
+        native.register(*arguments)
+
+    stand_in.register = register
+    with mock.patch.object(communicator._memory, "_native", stand_in):
+        found = [attempt(lambda: communicator.empty(8))]
+    found.append(attempt(lambda: communicator.empty(8)))
+    rank.barrier()
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_failure_after_the_last_vote_is_left_to_the_next_call(pool: Pool) -> None:
+    """What no vote follows raises on no rank alone."""
+    for first, second in pool.run(_poisoned_meanwhile):
+        assert first.error == "", first
+        assert second.error == "CollectiveTimeout", second
+
+
+def _refused_differently(rank: Rank) -> list[Attempt]:
+    communicator = rank.new_communicator("differently", timeout=TIMEOUT)
+    wrong = "8" if rank.rank == 0 else -8
+    found = [attempt(lambda: communicator.empty(wrong))]
+    assert _all_calls_work(rank, communicator)
+    communicator.destroy()
+    options: dict[str, Any] = {"pdl": "late"} if rank.rank == 0 else {"max_blocks": "many"}
+    found.append(attempt(lambda: rank.new_communicator("differently", **options)))
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_ranks_that_refuse_by_different_classes_raise_one(pool: Pool) -> None:
+    """A TypeError here and a ValueError there: all ranks raise the InitError that names both."""
+    for found in pool.run(_refused_differently):
+        for result in found:
+            assert result.error == "InitError", result
+            assert "TypeError" in result.message
+            assert "ValueError" in result.message
+
+
 def _apart(rank: Rank) -> tuple[Attempt, Attempt]:
     communicator = rank.new_communicator("apart", timeout=TIMEOUT)
     first = attempt(communicator.destroy if rank.rank == 0 else lambda: communicator.empty(8))

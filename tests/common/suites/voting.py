@@ -7,9 +7,10 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import torch
 from ..attempt import Attempt, allreduce, attempt, ones, works
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, some_stand_for_all
-from ..rank import Rank
+from ..rank import PAYLOAD_BYTES, TIMEOUT, Rank
 
 STEPS_WHERE_SHARED = ("arguments", "allocate", "rendezvous", "self-test")
 STEP_NAMES = (
@@ -32,6 +33,7 @@ STEP_NAMES = (
     "clusters",
     "create",
     "self-test",
+    "create again",
     "ready",
 )
 
@@ -123,7 +125,15 @@ def _absence(rank: Rank, where: int, step: str, timeout: float) -> Attempt:
     if rank.rank != where:
         rank.barrier()
     rank.barrier()
+    if step != "rendezvous":  # a process whose rendezvous was given up need not be reusable
+        assert _begins_again(rank, "voted")
     return found
+
+
+def _begins_again(rank: Rank, name: str) -> bool:
+    """Whether init under a name that has failed succeeds, and the communicator works."""
+    with rank.new_communicator(name) as communicator:
+        return works(rank, communicator)
 
 
 @pytest.mark.worlds(2)
@@ -140,7 +150,7 @@ def test_a_rank_that_never_reaches_a_step_fails_init_in_time(pool: Pool, step: s
     # PyTorch's own rendezvous is given its limit, and the vote after it another.
     assert_in_time(present, (2 if step == "rendezvous" else 1) * timeout)
     if step == "rendezvous":
-        pool.kill()  # a process whose rendezvous was given up need not be reusable
+        pool.kill()
 
 
 def _delay(rank: Rank, step: str, timeout: float) -> Attempt:
@@ -186,18 +196,87 @@ def _nobody_else(rank: Rank, timeout: float) -> Attempt:
     if rank.rank == 0:
         found = attempt(lambda: rank.new_communicator("alone", timeout=timeout))
     rank.barrier()
+    assert _begins_again(rank, "alone")
     return found
 
 
 @pytest.mark.worlds(2, 3)
 def test_init_on_one_rank_only_ends(pool: Pool) -> None:
-    """Hazard 6: the others never call init at all."""
+    """Hazard 6: the others never call init at all. Then all of them do, and it succeeds."""
     timeout = timeout_now(pool)
     found = pool.run(_nobody_else, timeout)[0]
     assert found.error == "InitError"
     assert "rank 1" in found.message
     assert_in_time(found, timeout)
-    pool.kill()
+
+
+def _refused_before_it_asks(rank: Rank, timeout: float) -> Attempt:
+    import collx
+
+    group = "no such group" if rank.rank == 0 else None
+    found = attempt(
+        lambda: collx.init(group, name="test-early", device=rank.device, timeout=timeout)
+    )
+    rank.barrier()
+    assert _begins_again(rank, "early")
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_init_works_after_a_rank_refused_its_group(pool: Pool) -> None:
+    """The rank that does not know its peers cannot tell them. The next attempt succeeds."""
+    first, *others = pool.run(_refused_before_it_asks, timeout_now(pool))
+    assert first.error == "ValueError", first
+    for found in others:
+        assert found.error == "InitError", found
+        assert "rank 0: no answer" in found.message
+
+
+def _late(rank: Rank, timeout: float) -> list[Attempt]:
+    """When all ranks but the last begin a second time, the last one begins its first time."""
+    found = []
+    if rank.rank != rank.size - 1:
+        found.append(attempt(lambda: rank.new_communicator("late", timeout=timeout)))
+    rank.barrier()
+    if rank.rank == rank.size - 1:
+        time.sleep(0.1)
+    found.append(attempt(lambda: _begins_again(rank, "late")))
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_a_rank_that_is_an_attempt_late_joins_the_next_one(pool: Pool) -> None:
+    """Attempts are numbered by agreement, not by what each rank has counted."""
+    *others, last = pool.run(_late, timeout_now(pool))
+    assert [found.error for found in last] == [""], last
+    for found in others:
+        assert [each.error for each in found] == ["InitError", ""], found
+
+
+def _stuck_in_an_old_attempt(rank: Rank, timeout: float) -> list[Attempt]:
+    """Rank 1 is in the first attempt while the others wait for it in the second."""
+    found = []
+
+    def hold() -> None:
+        rank.barrier()  # the others have given up
+        time.sleep(timeout / 2)
+
+    with _before_step("allocate", hold) if rank.rank == 1 else nullcontext():
+        found.append(attempt(lambda: rank.new_communicator("stuck", timeout=timeout)))
+    if rank.rank != 1:
+        rank.barrier()
+    found.append(attempt(lambda: _begins_again(rank, "stuck")))
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_ranks_of_an_abandoned_attempt_do_not_meet_those_of_the_next(pool: Pool) -> None:
+    """The one that was given up learns of it by the words of the old attempt, and joins the new."""
+    for first, second in pool.run(_stuck_in_an_old_attempt, timeout_now(pool)):
+        assert first.error == "InitError", first
+        assert "allocate" in first.message
+        assert "rank 1: no answer" in first.message
+        assert second.error == "", second
 
 
 _DIFFERENT: dict[str, tuple[Any, Any]] = {
@@ -230,6 +309,7 @@ def test_options_that_differ_between_ranks_are_refused_by_name(pool: Pool, optio
 def _different_name(rank: Rank, timeout: float) -> Attempt:
     found = attempt(lambda: rank.new_communicator(f"name{rank.rank}", timeout=timeout))
     rank.barrier()
+    assert all(_begins_again(rank, f"name{each}") for each in range(rank.size))
     return found
 
 
@@ -240,7 +320,6 @@ def test_names_that_differ_between_ranks_end_in_an_error(pool: Pool) -> None:
     for result in pool.run(_different_name, timeout):
         assert result.error == "InitError", result
         assert_in_time(result, timeout)
-    pool.kill()
 
 
 @contextmanager
@@ -304,7 +383,39 @@ def test_a_region_is_ready_before_a_peer_can_know_it(pool: Pool, swapped: bool) 
         assert [found.error for found, *_ in results] == [""] * pool.size, results
 
 
+def _created_again(rank: Rank, fails: bool) -> Attempt:
+    from collx._extension import extension
+
+    calls = 0
+
+    def initialize(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if fails and rank.rank == 0 and calls == 2:
+            _raise()
+        original(*arguments)
+
+    original = extension.initialize_region
+    found_wrong = _instead_of_step("self-test", lambda setup, run: run(setup) or "wrong data")
+    with found_wrong, mock.patch.object(extension, "initialize_region", initialize):
+        found = attempt(lambda: _begins_again(rank, "again"))
+    rank.barrier()
+    assert calls == 2, calls
+    return found
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
+def test_what_follows_a_failed_test_of_multicast_is_voted(pool: Pool, fails: bool) -> None:
+    """Each rank makes its communicator again, without multicast. A failure there is everybody's."""
+    for found in pool.run(_created_again, fails):
+        assert found.error == ("InitError" if fails else ""), found
+        assert not fails or "rank 0: OSError: the injected fault" in found.message, found
+
+
 def _apart(rank: Rank, step: str) -> dict[str, Any]:
+    import collx
+
     def elsewhere(setup: Any, original: Callable[[Any], Any]) -> Any:
         value = original(setup)
         if rank.rank != rank.size - 1:
@@ -321,10 +432,13 @@ def _apart(rank: Rank, step: str) -> dict[str, Any]:
     other = elsewhere if step == "machine" else unreachable
     with _instead_of_step(step, other), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        communicator = rank.new_communicator("apart")
+        communicator = collx.init(
+            name="apart", device=rank.device, payload_bytes=PAYLOAD_BYTES, timeout=TIMEOUT
+        )
     found = {
         "reason": communicator.fallback_reason,
         "warned": [str(warning.message) for warning in caught],
+        "where": {warning.filename for warning in caught},
         "works": works(rank, communicator),
         "algorithm": communicator.explain("allreduce", 100).algorithm,
         "forced": attempt(lambda: allreduce(communicator, ones(rank), "oneshot_push")),
@@ -349,6 +463,7 @@ def test_without_direct_access_all_ranks_fall_back_and_say_why(pool: Pool, step:
         assert found["algorithm"] == "fallback"
         assert found["forced"].error == "NotImplementedError", found
         assert (rank == 0) == any(found["reason"] in text for text in found["warned"])
+        assert rank != 0 or found["where"] == {__file__}, "a warning points at the caller of init"
 
 
 def _wrong_data(rank: Rank, timeout: float) -> Attempt:
