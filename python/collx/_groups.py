@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TypeAlias, cast
 
 import torch.distributed as dist
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import assume_constant_result, is_dynamo_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from collx.communicator import Communicator, find, forked, group_size_of, known
+from collx.communicator import Communicator, find, forked, group_size_of, known, of_group
 
 __all__ = ["Group", "get", "is_initialized", "name_and_size", "name_of", "process_group"]
 
 Group: TypeAlias = "Communicator | str | dist.ProcessGroup | DeviceMesh | None"
-"""A communicator; its name; a process group, or a device mesh of one dimension, whose default
-communicator is meant; or None for the default group's."""
+"""A communicator; its name; a process group, or a device mesh of one dimension; or None for the
+default group. A group stands for the communicator that has the group's own name, else for the only
+one that was made from it."""
 
 _ACCEPTED = (
     "a Communicator, its name, a ProcessGroup, a DeviceMesh of one dimension, or None for the "
@@ -24,9 +25,10 @@ _ACCEPTED = (
 
 
 def name_of(group: Group) -> str:
-    """The name under which operators find the communicator. TypeError for an object of another
-    kind; ValueError for a group without a communicator here: this process is no member of it, or it
-    is a mesh of several dimensions."""
+    """The name under which operators find the communicator. A group without one gives its own name,
+    under which there may be one later. TypeError for an object of another kind; ValueError for a
+    group that cannot have one here, since this process is no member of it or it is a mesh of
+    several dimensions, and for one that several communicators were made from."""
     if type(group) is str:
         return group
     if not is_dynamo_compiling():
@@ -39,7 +41,22 @@ def name_of(group: Group) -> str:
         return group
     if isinstance(group, Communicator):
         return group.name
-    return str(_members(group).group_name)
+    name: str = _name_for_group(str(_members(group).group_name))
+    return name
+
+
+# Dynamo calls this while it traces and keeps the name as a constant, which is what graphs hold.
+@assume_constant_result
+def _name_for_group(group_name: str) -> str:
+    communicator = of_group(group_name)
+    if communicator is not None:
+        return communicator.name
+    if find(group_name) is not None:
+        raise ValueError(
+            f"group: process group {group_name!r} has no communicator, and the communicator with "
+            "that name was made from another group; call collx.init for the group, with a name"
+        )
+    return group_name
 
 
 def name_and_size(op: str, group: Group) -> tuple[str, int]:
@@ -67,6 +84,8 @@ def is_initialized(group: Group = None) -> bool:
     """Whether the communicator exists."""
     if group is None and not dist.is_initialized():
         return False
+    if group is None or isinstance(group, (dist.ProcessGroup, DeviceMesh)):
+        return of_group(_members(group)) is not None
     return find(name_of(group)) is not None
 
 

@@ -11,7 +11,7 @@ from collx._bootstrap import options, steps
 from collx._bootstrap.store import Ballot
 from collx._groups import Group, process_group
 from collx._memory import SymmetricMemory
-from collx.communicator import Communicator, find
+from collx.communicator import Communicator, find, making
 
 __all__ = ["init"]
 
@@ -41,7 +41,8 @@ def init(
             communicator, whose group is taken; the default group if None. At most 8 ranks on CUDA,
             16 on CPU.
         name: of the communicator; by default the group's own. One group may have several
-            communicators, each with a name, a region and thread blocks of its own.
+            communicators, each with a name, a region and thread blocks of its own. The name of
+            another process group is refused.
         device: by default the current CUDA device for a group that was made for GPUs, else "cpu".
             Where this build has no CUDA kernels (`collx.cuda_built`), a group that takes GPU
             tensors alone is refused, and one that takes both gives "cpu" and a warning.
@@ -68,39 +69,40 @@ def init(
     chosen, store = process_group(group)
     rank, world_size = dist.get_rank(chosen), dist.get_world_size(chosen)
     key = name if isinstance(name, str) and name else str(chosen.group_name)
-    limit = options.limit(timeout)
-    try:
-        # Before anything can be refused, so that the peers hear of it.
-        ballot = Ballot(store, key, rank, world_size, limit)
-    except Exception as reason:
-        raise steps.failure(key, "arguments", f"the store failed: {reason}") from None
-    try:
-        given = options.check(
-            chosen,
-            name=name,
-            device=device,
-            timeout=timeout,
-            payload_bytes=payload_bytes,
-            check=check,
-            pdl=pdl,
-            max_blocks=max_blocks,
-            deterministic=deterministic,
-            exists=lambda name: find(name) is not None,
-        )
-    except Exception as own:
-        refused = steps.refusal(ballot, key, own)
-        raise refused from (None if refused is own else own)
-    setup = steps.Setup(arguments=given, group=chosen, store=store, ballot=ballot)
-    try:
-        steps.run(setup)
-    except BaseException:
-        # What the rendezvous wrote stays in the store: a late rank may yet have to read it.
-        ballot.leave()
-        setup.release()
-        raise
-    native = setup.communicator
-    assert native is not None
-    memory = SymmetricMemory(native, given.device, ballot, setup.rendezvous, setup.region)
-    made = Communicator(given, native, memory, chosen, setup.layout, setup.fallback_reason)
+    with making(key):
+        limit = options.limit(timeout)
+        try:
+            # Before anything can be refused, so that the peers hear of it.
+            ballot = Ballot(store, key, rank, world_size, limit)
+        except Exception as reason:
+            raise steps.failure(key, "arguments", f"the store failed: {reason}") from None
+        try:
+            given = options.check(
+                chosen,
+                name=name,
+                device=device,
+                timeout=timeout,
+                payload_bytes=payload_bytes,
+                check=check,
+                pdl=pdl,
+                max_blocks=max_blocks,
+                deterministic=deterministic,
+                exists=lambda name: find(name) is not None,
+            )
+        except Exception as own:
+            refused = steps.refusal(ballot, key, own)
+            raise refused from (None if refused is own else own)
+        setup = steps.Setup(arguments=given, group=chosen, store=store, ballot=ballot)
+        try:
+            steps.run(setup)
+        except BaseException:
+            # What the rendezvous wrote stays in the store: a late rank may yet have to read it.
+            ballot.leave()
+            setup.release()
+            raise
+        native = setup.communicator
+        assert native is not None
+        memory = SymmetricMemory(native, given.device, ballot, setup.rendezvous, setup.region)
+        made = Communicator(given, native, memory, chosen, setup.layout, setup.fallback_reason)
     _log.info("%s: %r is ready", given.name, made)
     return made

@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import traceable_collective_remaps
 from torch.utils._python_dispatch import _disable_current_modes
 
-from collx._groups import Group, get, name_of
+from collx._groups import Group, get
 from collx.communicator import Communicator, of_group
 from collx.compile import functional
 from collx.ops.arguments import name_of_reduce_op
@@ -95,7 +95,7 @@ def patch(target: nn.Module | Group = None) -> Patch:
                 "communicator; call collx.init for its group, or give the group"
             )
     else:
-        found = [of_group(name_of(target)) or get(target)]
+        found = [get(target)]
     for communicator in found:
         if communicator.fallback_reason is not None:
             raise ValueError(

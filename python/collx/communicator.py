@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from collx._bootstrap.options import PDL_LEVELS, Arguments
 from collx._bootstrap.store import LEFT, VoteError
@@ -20,16 +22,23 @@ from collx._extension import extension
 from collx._memory import SymmetricMemory
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
-__all__ = ["Communicator", "find", "forked", "group_size_of", "known", "live", "of_group"]
+__all__ = ["Communicator", "find", "forked", "group_size_of", "known", "live", "making", "of_group"]
 
 _log = logging.getLogger("collx")
 
+# Guards what follows where it changes, and where it is read more than once. Reentrant, since a
+# destructor may run in between.
+_lock = threading.RLock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 # The live ones, by name. A communicator stays until it is destroyed: operators find it by name,
 # whether or not the program keeps the object.
 _live: dict[str, Communicator] = {}
+_in_making: set[str] = set()  # names
 known: dict[object, tuple[str, int]] = {}
 """Name and world size of the live ones, by name, by themselves, and by the process groups that they
-are the default ones of: a group takes longer to say its name than a small call."""
+stand for: a group takes longer to say its name than a small call."""
 _initialized_in: set[int] = set()  # ids of the processes, this one or ancestors
 
 
@@ -55,11 +64,51 @@ def live() -> tuple[Communicator, ...]:
     return tuple(_live.values())
 
 
-def of_group(name: str) -> Communicator | None:
-    """The live communicator that stands for the process group of a name: its default one, or the
-    first that was made from it."""
-    made = (one for one in _live.values() if one.group.group_name == name)
-    return _live.get(name) or next(made, None)
+def of_group(group: dist.ProcessGroup | str) -> Communicator | None:
+    """The live communicator that stands for a process group, or for the group of a name: the one
+    that has the group's own name, else the only one that was made from the group. ValueError if
+    several were and none has that name."""
+    names = distributed_c10d._world.pg_names  # of groups that have not been destroyed
+    made = [one for one in live() if one.group is group or names.get(one.group) == group]
+    for one in made:
+        if one.has_name_of_group:
+            return one
+    if len(made) > 1:
+        raise ValueError(
+            f"group: {len(made)} communicators were made from process group "
+            f"{str(made[0].group.group_name)!r}: {', '.join(repr(one.name) for one in made)}; "
+            "accepted: one of them, or its name"
+        )
+    return made[0] if made else None
+
+
+@contextmanager
+def making(name: str) -> Iterator[None]:
+    """`collx.init` of a name is under way. ValueError where another thread is at the same."""
+    with _lock:
+        if name in _in_making:
+            raise ValueError(
+                f"init: another thread is making a communicator with the name {name!r}; "
+                "give another name"
+            )
+        _in_making.add(name)
+    try:
+        yield
+    finally:
+        with _lock:
+            _in_making.discard(name)
+
+
+def _settle_known(group: dist.ProcessGroup) -> None:
+    """After a communicator of the group has come or gone."""
+    try:
+        one = of_group(group)
+    except ValueError:
+        one = None
+    if one is None:
+        known.pop(group, None)
+    else:
+        known[group] = (one.name, one.world_size)
 
 
 def forked() -> bool:
@@ -105,11 +154,13 @@ class Communicator:
         self.group = group
         self.fallback_reason = fallback_reason
         """Why this communicator goes through the process group; None when it does not."""
-        _live[self.name] = self
-        named = (self, self.name, group) if self.name == group.group_name else (self, self.name)
-        known.update(dict.fromkeys(named, (self.name, self.world_size)))
-        _initialized_in.add(self._process)
-        _settle_pdl(self.device)
+        self.has_name_of_group = given.name == given.group_name
+        with _lock:
+            _live[self.name] = self
+            known.update(dict.fromkeys((self, self.name), (self.name, self.world_size)))
+            _settle_known(group)
+            _initialized_in.add(self._process)
+            _settle_pdl(self.device)
 
     @property
     def max_blocks(self) -> int:
@@ -308,11 +359,11 @@ class Communicator:
         self._native.destroy()
 
     def _forget(self) -> None:
-        if _live.get(self.name) is self:
-            del _live[self.name]
-            for named in (self, self.name, self.group):
-                if known.get(named) == (self.name, self.world_size):
-                    del known[named]
+        with _lock:
+            if _live.get(self.name) is self:
+                del _live[self.name]
+                del known[self], known[self.name]
+                _settle_known(self.group)
 
     def __enter__(self) -> Communicator:
         if self.destroyed:
@@ -346,14 +397,15 @@ class Communicator:
 def _settle_pdl(device: torch.device) -> None:
     """Two communicators on one device can block each other across ranks when dependents of a
     spinning kernel may take its place, so "early" needs a communicator that is alone."""
-    sharing = [communicator for communicator in _live.values() if communicator.device == device]
-    for communicator in sharing:
-        wanted = communicator._wanted_pdl
-        communicator._native.pdl = "end" if wanted == "early" and len(sharing) > 1 else wanted
+    with _lock:
+        sharing = [communicator for communicator in live() if communicator.device == device]
+        for communicator in sharing:
+            wanted = communicator._wanted_pdl
+            communicator._native.pdl = "end" if wanted == "early" and len(sharing) > 1 else wanted
 
 
 @atexit.register
 def _at_exit() -> None:
     # Peers may have gone long ago. Nothing is waited for, and the memory goes with the process.
-    for communicator in list(_live.values()):
+    for communicator in live():
         communicator._abandon()

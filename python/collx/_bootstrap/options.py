@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from collx._bootstrap.symmetric import refuse_in_capture
 from collx._extension import build, extension
@@ -88,6 +89,14 @@ def check(
     group_name = str(group.group_name)
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"init: name={name!r}; a string that is not empty is needed")
+    if name is not None and any(
+        named == name and other is not group
+        for other, named in distributed_c10d._world.pg_names.items()
+    ):
+        raise ValueError(
+            f"init: name={name!r} is the name of another process group, whose communicator it "
+            "would seem to be; accepted: any other name"
+        )
     if exists(name or group_name):
         raise ValueError(
             f"init: communicator {name or group_name!r} exists already; destroy it first, "

@@ -150,7 +150,10 @@ class _Chosen(NamedTuple):
 def _chosen(collective: OpOverload, given: tuple[Any, ...], value: torch.Tensor) -> _Chosen | str:
     """What stands for a collective that returns `value`; or why nothing can."""
     arguments, group = given[:-1], given[-1]
-    communicator = of_group(str(group))
+    try:
+        communicator = of_group(str(group))
+    except ValueError as ambiguous:
+        return str(ambiguous)
     if communicator is None:
         return f"group {group!r} has no communicator"
     if communicator.fallback_reason is not None:

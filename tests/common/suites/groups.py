@@ -53,6 +53,104 @@ def test_a_group_is_given_as_what_the_program_has(pool: Pool) -> None:
         assert set(found.values()) == {pool.size}, found
 
 
+def _under_another_name(rank: Rank) -> dict[str, Any]:
+    """What stands for a group whose communicators have names of their own."""
+    import collx
+    from collx.communicator import of_group
+
+    group, other = rank.fresh_group(), rank.fresh_group()
+    name = str(group.group_name)
+    settings: dict[str, Any] = {"device": rank.device, "payload_bytes": 4 << 20}
+    x = ones(rank)
+    found: dict[str, Any] = {"none": collx.is_initialized(group)}
+
+    def meant() -> list[str]:
+        compiled = torch.compile(lambda x: collx.allreduce(x, group=group), backend="eager")
+        calls = (collx.allreduce(x, group=group), compiled(x))
+        assert all(bool((result == rank.size).all()) for result in calls)
+        layer = collx.nn.RowParallelLinear(2 * rank.size, 3, group=group, device=rank.device)
+        assert collx.is_initialized(group)
+        with collx.patch(group) as patched:
+            served = [one.name for one in patched.communicators.values()]
+        by_name = of_group(name)
+        assert by_name is not None
+        return [collx.get(group).name, by_name.name, str(layer.group), *served]
+
+    with collx.init(group, name="mine", **settings):
+        found["one"] = meant()
+        with collx.init(group, name="yours", **settings):
+            found["several"] = [attempt(lambda: collx.allreduce(x, group=group))]
+            found["several"].append(attempt(lambda: collx.get(group)))
+            found["several"].append(attempt(lambda: collx.patch(group)))
+            with collx.init(group, **settings):
+                found["default"] = meant()
+            found["several"].append(attempt(lambda: collx.allreduce(x, group=group)))
+        found["one again"] = meant()
+        found["other"] = attempt(lambda: collx.allreduce(x, group=other))
+    found["default"] = [name if each == name else f"not {each}" for each in found["default"]]
+    found["name"] = name
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_group_stands_for_its_communicator_under_any_name(pool: Pool) -> None:
+    """Functions, layers, patches and compiled code find the same one."""
+    for found in pool.run(_under_another_name):
+        assert found["none"] is False
+        assert set(found["one"]) == set(found["one again"]) == {"mine"}, found
+        assert set(found["default"]) == {found["name"]}, found
+        for result in found["several"]:
+            assert result.error == "ValueError", result
+            assert "'mine', 'yours'" in result.message, result
+        assert found["other"].error == "ValueError", found
+
+
+def _names_of_others(rank: Rank) -> dict[str, Any]:
+    import collx
+
+    settings: dict[str, Any] = {"device": rank.device, "payload_bytes": 4 << 20}
+    groups = [dist.new_group([r]) for r in range(rank.size)]
+    world = str(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    alone = groups[rank.rank]
+    of_first = rank.gather(str(alone.group_name))[0]
+    found: dict[str, Any] = {"taken": attempt(lambda: collx.init(alone, name=world, **settings))}
+    if rank.size > 1:
+        found["taken on one"] = attempt(lambda: collx.init(name=of_first, **settings))
+    # PyTorch may give a name later that a communicator has already.
+    later = str(dist.distributed_c10d._world.group_count)
+    with collx.init(alone, name=later, **settings):
+        group = rank.fresh_group()
+        found["same"] = str(group.group_name) == later
+        found["later"] = [attempt(lambda: collx.allreduce(ones(rank), group=group))]
+        found["later"].append(attempt(lambda: collx.empty(3, group=group)))
+        found["later"].append(
+            attempt(
+                lambda: torch.compile(lambda x: collx.allreduce(x, group=group), backend="eager")(
+                    ones(rank)
+                )
+            )
+        )
+        found["initialized"] = collx.is_initialized(group)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_no_group_stands_for_a_communicator_of_other_ranks(pool: Pool) -> None:
+    """PyTorch names its groups "0", "1", and so on. A communicator with such a name would answer
+    for ranks that it does not have: a sum over the wrong ranks, without a word."""
+    for found in pool.run(_names_of_others):
+        assert found["taken"].error == "ValueError", found
+        assert "name of another process group" in found["taken"].message
+        if pool.size > 1:
+            assert found["taken on one"].error == "InitError", found
+            assert "name of another process group" in found["taken on one"].message
+        assert found["same"]
+        assert found["initialized"] is False
+        for result in found["later"]:
+            assert result.error, result
+            assert "made from another group" in result.message, result
+
+
 def _wrong_groups(rank: Rank) -> dict[str, Attempt]:
     import collx
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,76 @@ def test_several_communicators_on_one_group(pool: Pool) -> None:
     """Each has its own region; one may go while the other stays."""
     for found in pool.run(_several):
         assert found == [""] * 31
+
+
+def _from_threads(rank: Rank, lives: int) -> list[str]:
+    """Every thread makes and destroys communicators on a group of its own."""
+    import collx
+
+    groups = [rank.fresh_group() for _ in range(4)]
+    wrong: list[str] = []
+
+    def live(number: int) -> None:
+        for _ in range(lives):
+            with rank.new_communicator(f"thread{number}", groups[number]) as communicator:
+                fine = collx.get(groups[number]) is communicator and works(rank, communicator)
+                wrong.extend([] if fine else [f"thread {number}"])
+
+    threads = [threading.Thread(target=lambda n=n: wrong.extend(_error(live, n))) for n in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    return wrong
+
+
+def _error(function: Callable[[int], None], number: int) -> list[str]:
+    found = attempt(partial(function, number))
+    return [f"{found.error}: {found.message}"] if found.error else []
+
+
+@pytest.mark.worlds(1)
+def test_threads_make_and_destroy_communicators_at_once(pool: Pool) -> None:
+    """One rank: threads of several would wait for each other at the connection to the store."""
+    assert pool.run(_from_threads, 25) == [[]]
+
+
+def _one_name_from_two_threads(rank: Rank) -> list[Attempt]:
+    """The second thread begins when the first one is in the midst of init, on every rank."""
+    from collx._bootstrap import steps
+
+    found = []
+    position = [step.name for step in steps.STEPS].index("machine")
+    original = steps.STEPS[position]
+
+    def run(setup: Any) -> Any:
+        second = threading.Thread(
+            target=lambda: found.append(attempt(lambda: rank.new_communicator("twin")))
+        )
+        second.start()
+        second.join()
+        return original.run(setup)
+
+    steps.STEPS[position] = replace(original, run=run)
+    try:
+        with rank.new_communicator("twin") as communicator:
+            assert works(rank, communicator)
+    finally:
+        steps.STEPS[position] = original
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_name_that_another_thread_is_making_is_refused(pool: Pool) -> None:
+    """The attempt that is under way is not disturbed."""
+    for (found,) in pool.run(_one_name_from_two_threads):
+        assert found.error == "ValueError", found
+        assert "another thread" in found.message
 
 
 def _different_order(rank: Rank) -> tuple[Attempt, bool]:
