@@ -29,6 +29,7 @@ REAL: dict[str, Function] = {
 
 def random_function(choose: random.Random, dtype: torch.dtype) -> Function:
     """Of up to 25 ops that have the same bits everywhere."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
     float_ops: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
         torch.add,
         torch.sub,
@@ -40,8 +41,8 @@ def random_function(choose: random.Random, dtype: torch.dtype) -> Function:
         lambda a, b: torch.where(a < b, a, b * 0.3),
         lambda a, b: torch.where((a >= b) & ~(a == 0), b, 1 - a),
         lambda a, b: torch.relu(a) + 1.5,
-        lambda a, b: a.to(torch.bfloat16).to(a.dtype),
-        lambda a, b: a.double().to(a.dtype),
+        lambda a, b: a.to(torch.bfloat16).to(wide),
+        lambda a, b: a.double().to(wide),
         lambda a, b: (a != b) * b,
         lambda a, b: a**2,
     ]

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import math
+import types
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -76,6 +83,218 @@ def test_what_a_function_holds_is_part_of_it() -> None:
     assert expression_of("allreduce", lambda v, by=1: v * by, torch.int32) != expression_of(
         "allreduce", lambda v, by=True: v + by, torch.int32
     )
+
+
+factor = 2.0
+table = {"scale": [2.0, 3.0]}
+
+
+def by_factor(v: torch.Tensor) -> torch.Tensor:
+    return v * factor
+
+
+def scaled_and_shifted(by: float, v: torch.Tensor, *, shift: float = 0.0) -> torch.Tensor:
+    return v * by + shift
+
+
+def countdown(v: torch.Tensor, n: int = 3) -> torch.Tensor:
+    return v * factor if n == 0 else countdown(v, n - 1)
+
+
+READERS: dict[str, Function] = {
+    "a global": by_factor,
+    "of a nested function": lambda v: sum((lambda w: w * factor)(v) for _ in range(2)),
+    "of a function that is called": lambda v: torch.relu(by_factor(v)),
+    "of a function that calls itself": countdown,
+    "by way of a partial": functools.partial(lambda by, v: by * by_factor(v), 3.0),
+    "of a table": lambda v: v * table["scale"][0],
+}
+
+
+@pytest.mark.parametrize("which", READERS)
+def test_a_number_that_a_function_reads_is_part_of_it(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f = READERS[which]
+    before = expression_of("allreduce", f, torch.float32)
+    monkeypatch.setitem(table, "scale", [5.0, 3.0])
+    monkeypatch.setattr(f"{__name__}.factor", 5.0)
+    changed = expression_of("allreduce", f, torch.float32)
+    monkeypatch.undo()
+    assert changed != before
+    assert "40a00000" in changed  # 5
+    assert expression_of("allreduce", f, torch.float32) == before
+
+
+def test_a_number_of_another_module_is_part_of_it() -> None:
+    settings = types.ModuleType("settings")
+    texts = []
+    for settings.scale in (2.0, 3.0):  # type: ignore[attr-defined]
+        texts.append(expression_of("allreduce", lambda v: v * settings.scale, torch.float32))
+    assert texts[0] != texts[1]
+
+
+def test_a_function_that_takes_the_place_of_another_is_traced() -> None:
+    def applied(activation: Function) -> str:
+        return expression_of("allreduce", lambda v: activation(v), torch.float32)
+
+    found = [applied(f) for f in (torch.relu, torch.sigmoid, lambda v: v * 2, lambda v: v * 3)]
+    assert len(set(found)) == 4
+
+
+def test_what_a_partial_holds_is_part_of_it() -> None:
+    found = [
+        expression_of(
+            "allreduce", functools.partial(scaled_and_shifted, by, shift=shift), torch.float32
+        )
+        for by, shift in ((2.0, 0.0), (3.0, 0.0), (2.0, 1.0))
+    ]
+    assert len(set(found)) == 3
+
+
+def test_functions_of_pytorch_and_of_python_may_be_read() -> None:
+    """With its constants; and a function of PyTorch may be the epilogue itself."""
+    for own in (torch.relu, F.silu, torch.Tensor.abs, functools.partial(torch.clamp, min=0.0)):
+        assert expression_of("allreduce", own, torch.float32)
+
+    def f(v: torch.Tensor) -> torch.Tensor:
+        w = F.gelu(v, approximate="tanh") * math.pi + torch.finfo(torch.float32).eps
+        return functools.reduce(torch.maximum, [w, torch.zeros_like(v), max(1, 2) * v])
+
+    assert expression_of("allreduce", f, torch.float32)
+
+
+class Holder:
+    """Has a number that may change, and is a function of it."""
+
+    scale = 2.0
+
+    def __call__(self, v: torch.Tensor) -> torch.Tensor:
+        return v * self.scale
+
+    def method(self, v: torch.Tensor) -> torch.Tensor:
+        return v * self.scale
+
+
+holder, weight = Holder(), torch.ones(3)
+
+
+def counting(v: torch.Tensor) -> torch.Tensor:
+    global factor
+    factor = 3.0
+    return v
+
+
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (holder, ("Holder", "attributes")),
+        (holder.method, ("method of Holder",)),
+        (torch.nn.ReLU(), ("ReLU", "attributes")),
+        (lambda v: v * holder.scale, ("holder.scale", "attribute of Holder", "extras=")),
+        (lambda v: holder(v), ("holder", "object of Holder", "extras=")),
+        (lambda v: v * Holder.scale, ("Holder.scale", "extras=")),
+        (lambda v: v * weight, ("weight", "a tensor", "extras=")),
+        (lambda v: v * weight.sum(), ("weight.sum", "a tensor", "extras=")),
+        (lambda v, w=weight: v * w, ("default", "a tensor", "extras=")),
+        (lambda v: v * [1.0, weight][1], ("weight", "a tensor")),
+        (functools.partial(torch.mul, weight), ("a tensor", "extras=")),
+        (lambda v: v * torch.distributed.get_world_size(), ("get_world_size",)),
+        (lambda v: v * torch.get_num_threads(), ("get_num_threads",)),
+        (lambda v: v * eval("factor"), ("eval",)),
+        (counting, ("writes factor",)),
+        (lambda v: v if isinstance(v, torch.FloatTensor) else -v, ("torch.FloatTensor",)),
+    ],
+    ids=str,
+)
+def test_what_can_change_unseen_is_refused_by_name(f: Function, words: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError) as refused:
+        expression_of("allreduce", f, torch.float32)
+    for word in ("collx.allreduce", "epilogue", *words):
+        assert word in str(refused.value)
+
+
+def test_nothing_that_a_function_holds_is_kept() -> None:
+    def f(v: torch.Tensor, values: Any = (1.0, [2.0])) -> torch.Tensor:
+        return v * values[0] * values[1][0]
+
+    expression_of("allreduce", f, torch.float32)
+    known = weakref.ref(f)
+    del f
+    gc.collect()
+    assert known() is None
+
+
+VALUES: tuple[Function, ...] = (
+    lambda v: v if v.amax() > 0 else -v,
+    lambda v: v * v.mean().item(),
+    lambda v: v * int(v[0]),
+    lambda v: v * float(v[0]),
+    lambda v: v * v.tolist()[0],
+    lambda v: v * [1.0, 2.0][v[0].int()],
+    lambda v: v if v[0] in (1.0, 2.0) else -v,
+)
+
+
+@pytest.mark.parametrize("f", VALUES, ids=range(len(VALUES)))
+def test_what_depends_on_values_is_refused_by_name(f: Function) -> None:
+    with pytest.raises(TypeError, match=r"epilogue: <lambda> has .* depends on values, as control"):
+        expression_of("allreduce", f, torch.float32)
+
+
+LOOKS: dict[str, Function] = {
+    "torch.Tensor.shape": lambda v: v / v.shape[-1],
+    "torch.Tensor.dtype": lambda v: v.half().to(v.dtype),
+    "torch.Tensor.device": lambda v: v if v.device.type == "cpu" else -v,
+    "torch.Tensor.is_cuda": lambda v: v if v.is_cuda else -v,
+    "torch.Tensor.ndim": lambda v: v * v.ndim,
+    "torch.Tensor.itemsize": lambda v: v * v.itemsize,
+    "torch.Tensor.requires_grad": lambda v: v if v.requires_grad else -v,
+    "torch.Tensor.grad": lambda v: v if v.grad is None else -v,
+    "torch.Tensor.size": lambda v: v / v.size(-1),
+    "torch.Tensor.numel": lambda v: v / v.numel(),
+    "torch.Tensor.stride": lambda v: v * v.stride(0),
+    "torch.Tensor.is_contiguous": lambda v: v if v.is_contiguous() else -v,
+    "torch.Tensor.type": lambda v: v if v.type() else -v,
+    "torch.Tensor.to": lambda v: v.half().to(v),
+    "torch.Tensor.type_as": lambda v: v.half().type_as(v),
+    "torch.Tensor.__len__": lambda v: v / len(v),
+    "torch.numel": lambda v: v / torch.numel(v),
+    "torch.is_floating_point": lambda v: v if torch.is_floating_point(v) else -v,
+    "torch.result_type": lambda v: v.to(torch.result_type(v, 1.0)),
+    "torch.Tensor.__repr__": lambda v: v * len(repr(v)),
+    "torch.Tensor.data_ptr": lambda v: v * v.data_ptr(),
+    "torch.Tensor.dim": lambda v: next(iter(v)),  # which asks for that
+    "torch.Tensor.unbind": lambda v: v.unbind()[0],
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_a_tensor_looks_like_is_refused_by_name(name: str) -> None:
+    """It would be that of the tensor which stands for it while the function is traced."""
+    f = LOOKS[name]
+    with pytest.raises(TypeError, match=f"epilogue: <lambda> (has|reads) {name}, .*extras="):
+        expression_of("allreduce", f, torch.bfloat16)
+
+
+def test_what_an_extra_looks_like_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"epilogue: <lambda> has torch.Tensor.shape, "):
+        expression_of("allreduce", lambda v, e: v * e.shape[0], torch.float32, 1)
+    with pytest.raises(TypeError, match=r"epilogue: <lambda> has torch.Tensor.dtype, "):
+        expression_of("allreduce", lambda v, row: v * row.dtype.itemsize, torch.float32, dims=1)
+
+
+def test_no_attribute_tells_what_a_tensor_looks_like() -> None:
+    """Of all that there are, in this PyTorch."""
+    described = []
+    for name, attribute in vars(torch._C.TensorBase).items():
+        if type(attribute) is types.GetSetDescriptorType and not name.startswith("_"):
+            try:
+                expression_of("allreduce", lambda v, n=name: (getattr(v, n), v)[1], torch.float32)
+            except TypeError:
+                continue
+            described.append(name)
+    assert set(described) <= {"H", "T", "data", "mH", "mT", "real"}  # tensors
 
 
 # --- what it computes -----------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
+
+from collx.epilogues.reads import Unkeyed, check_reads, is_plain, key_of
 
 __all__ = ["Epilogue", "expression_of"]
 
@@ -17,7 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _KEPT = 4096  # texts, before all are forgotten
 _texts: dict[Hashable, str] = {}
-# By the function itself, which is looked up in less time than what it is written like.
+# By the function itself, which is looked up in less time than its key is made. It holds nothing
+# but its code and its module.
 _texts_of_plain: dict[Hashable, str] = {}
 
 
@@ -35,31 +37,41 @@ def expression_of(
 
     Args:
         op: whose argument it is, for errors.
-        f: a function of elementwise PyTorch ops. Traced once for its code, its default values and
-            what its closure holds; whatever else it reads is taken as it was then.
+        f: a function of elementwise PyTorch ops. It is traced once for its code and for the
+            numbers that it reads: default values, and variables of its closure and its module.
         dtype: of the reduced value and of the extras.
         extras: how many of them there are.
         dims: how many coordinates f takes besides, the number of the output's dimensions; None for
             none.
 
     Raises:
-        TypeError: f is no function, or does what is not elementwise; the message names it.
+        TypeError: f is no function, does what is not elementwise, or reads what can change from
+            call to call; the message names it.
     """
-    call = (f, dtype, extras, dims)
+    rest = (dtype, extras, dims)
     try:
-        return _texts_of_plain[call]
+        return _texts_of_plain[f, rest]
     except (KeyError, TypeError):  # it is new here, or has no hash
         pass
-    key = _key(f, dtype, extras, dims)
-    text = _texts.get(key) if key is not None else None
+    if not callable(f):
+        raise TypeError(
+            f"collx.{op}: epilogue: got {type(f).__name__}; accepted: a function of tensors"
+        )
+    try:
+        key = (key_of(f), rest)
+        text = _texts.get(key)
+        if text is None:
+            check_reads(f)
+    except Unkeyed as unkeyed:
+        name = getattr(f, "__name__", type(f).__name__)
+        raise TypeError(f"collx.{op}: epilogue: {name} {unkeyed}") from None
     if text is None:
         from collx.epilogues.tracing import traced
 
         text = traced(op, f, dtype, extras, dims)
-        if key is not None:
-            _keep(_texts, key, text)
-    if _is_plain(f):
-        _keep(_texts_of_plain, call, text)
+        _keep(_texts, key, text)
+    if is_plain(f):
+        _keep(_texts_of_plain, (f, rest), text)
     return text
 
 
@@ -67,34 +79,3 @@ def _keep(texts: dict[Hashable, str], key: Hashable, text: str) -> None:
     if len(texts) >= _KEPT:
         texts.clear()
     texts[key] = text
-
-
-def _is_plain(f: Epilogue) -> bool:
-    """Whether it holds nothing that could be another thing the next time."""
-    if type(f) is not FunctionType:
-        return False
-    return f.__closure__ is None and f.__defaults__ is None and f.__kwdefaults__ is None
-
-
-def _key(f: Epilogue, *rest: Any) -> Hashable | None:
-    """Equal for functions that are written alike and hold the same: a lambda is a new object each
-    time. None where that cannot be told."""
-    if type(f) is not FunctionType:
-        key: tuple[Any, ...] = (f, *rest)
-    else:
-        held = tuple(_told_apart(cell.cell_contents) for cell in f.__closure__ or ())
-        defaults = _told_apart(f.__defaults__)
-        keywords = tuple((name, _told_apart(v)) for name, v in (f.__kwdefaults__ or {}).items())
-        key = (f.__module__, f.__code__, held, defaults, keywords, *rest)
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _told_apart(value: Any) -> Any:
-    """1, 1.0 and True are equal, and so are 0.0 and -0.0, but not as operands."""
-    if isinstance(value, tuple):
-        return tuple(_told_apart(each) for each in value)
-    return type(value), repr(value) if isinstance(value, float) else value

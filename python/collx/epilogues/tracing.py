@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import _disable_current_modes
 
 from collx.epilogues.lowering import Refusal, lower, wide
@@ -21,31 +20,24 @@ def traced(
     op: str, f: Callable[..., torch.Tensor], dtype: torch.dtype, extras: int, dims: int | None
 ) -> str:
     """The text of a function; arguments and errors are those of `expression_of`."""
-    if not callable(f):
-        raise TypeError(
-            f"collx.{op}: epilogue: got {type(f).__name__}; accepted: a function of tensors"
-        )
     leaves = [("value",), *(("extra", str(i)) for i in range(extras))]
     leaves += [("index", str(i)) for i in range(dims or 0)]
     try:
-        # Neither the caller's modes nor its data take part.
-        with _disable_current_modes(), FakeTensorMode(), torch.no_grad(), _Casts():
+        # Neither the caller's modes nor its data take part. Stand-ins are of no subclass, whose
+        # attributes no mode would see.
+        with _disable_current_modes(), torch.no_grad():
             given = [
-                torch.empty(2, dtype=torch.int64 if name == "index" else wide(dtype))
+                torch.empty(2, dtype=torch.int64 if name == "index" else wide(dtype), device="meta")
                 for name, *_ in leaves
             ]
-            # By way of a lambda: tracing counts the parameters of what it is given.
-            module = make_fx(lambda *given: f(*given), tracing_mode="fake")(*given)
+            # With as many parameters as tracing counts, and no calls in the mode but those of f.
+            module = make_fx(lambda *given: _Calls.of(f, given), tracing_mode="real")(*given)
         module.graph.eliminate_dead_code()
         return lower(module, leaves, dtype)
     except Refusal as refusal:
         what: str = str(refusal)
-    except DataDependentOutputException as error:
-        what = f"what depends on values, as control flow does ({error})"
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        if "FakeTensor" in what:
-            what = "a tensor that is neither the value nor an extra; accepted: extras="
         raise TypeError(_message(op, f, what)) from error
     raise TypeError(_message(op, f, what))
 
@@ -64,9 +56,21 @@ _CASTS: dict[Any, torch.dtype] = {
 }
 
 
-class _Casts(TorchFunctionMode):
+_VALUES = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("__bool__", "__float__", "__index__", "__int__", "item", "tolist")
+)
+
+
+class _Calls(TorchFunctionMode):
     """Traces every cast, also one to the type that a tensor has while it is traced: the last one
-    says what the result is to be."""
+    says what the result is to be. Refuses what does not give a tensor, as shape and dtype do: they
+    would be those of the stand-ins."""
+
+    @classmethod
+    def of(cls, f: Callable[..., torch.Tensor], given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        with cls():
+            return f(*given)
 
     def __torch_function__(
         self,
@@ -78,15 +82,36 @@ class _Casts(TorchFunctionMode):
         dtype = _CASTS.get(func)
         if func is torch.Tensor.to:
             given = [*args[1:], *(kwargs or {}).values()]
-            named = [
-                v if isinstance(v, torch.dtype) else v.dtype
-                for v in given
-                if isinstance(v, (torch.dtype, torch.Tensor))
-            ]
+            if any(isinstance(v, torch.Tensor) for v in given):
+                raise _refused(func)
+            named = [v for v in given if isinstance(v, torch.dtype)]
             dtype = named[0] if named else None
-        if dtype is None:
-            return func(*args, **(kwargs or {}))
-        return torch.ops.aten._to_copy.default(args[0], dtype=dtype)
+        if dtype is not None:
+            return torch.ops.aten._to_copy.default(args[0], dtype=dtype)
+        if func in _VALUES:
+            raise Refusal(f"{_name_of(func)}, which depends on values, as control flow does")
+        result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.type_as or not (
+            isinstance(result, torch.Tensor) or result is NotImplemented or not _has_tensor(args)
+        ):
+            raise _refused(func)
+        return result
+
+
+def _has_tensor(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(arg, torch.Tensor) for arg in args)
+
+
+def _name_of(func: Any) -> str:
+    name: str = resolve_name(func) or getattr(func, "__name__", str(func))
+    return name.removesuffix(".__get__")
+
+
+def _refused(func: Any) -> Refusal:
+    return Refusal(
+        f"{_name_of(func)}, which depends on more than the elements; accepted: ops "
+        "that give one tensor, and numbers in extras="
+    )
 
 
 def _message(op: str, f: Callable[..., torch.Tensor], what: str) -> str:

@@ -1,0 +1,243 @@
+"""What a function reads besides its arguments, as a key: functions with equal keys have one text.
+
+The names are found in the bytecode, and their values are looked up at each call. A value that can
+change without a trace in the key is refused by name: a tensor, and any object with attributes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from enum import Enum
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Unkeyed", "check_reads", "is_plain", "key_of"]
+
+
+class Unkeyed(Exception):
+    """A function reads what cannot be part of a key."""
+
+
+class _Read(NamedTuple):
+    """A name, and the attributes that are read of it, one of the other."""
+
+    name: str
+    attributes: tuple[str, ...]
+    cell: int = -1
+    """Of the closure; -1: a name of the module."""
+
+    def __str__(self) -> str:
+        return ".".join([self.name, *self.attributes])
+
+
+class _Reads(NamedTuple):
+    """Of a function with that code."""
+
+    names: tuple[_Read, ...]
+    refused: str
+
+
+_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_SIMPLE = frozenset([bool, int, str, bytes, complex, type(None), type(...), *_TORCH])
+_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+# Modules whose functions depend on their arguments alone.
+_PURE = ("builtins", "math", "cmath", "_operator", "operator", "_functools", "itertools", "typing")
+_READERS = frozenset(
+    getattr(builtins, name)
+    for name in ("__import__", "eval", "exec", "globals", "input", "locals", "open", "vars")
+)
+_IMPORTED = ("torch", *_PURE)
+_UNSET = "unset"  # the function raises when it reads the name
+
+
+def key_of(f: Callable[..., Any]) -> Hashable:
+    """Equal for functions that are written alike and read equal values. Unkeyed: f reads what can
+    change without a new key; the message names it. What f reads of PyTorch is not looked at."""
+    return _key(f, "", ())
+
+
+def check_reads(f: Callable[..., Any]) -> None:
+    """Unkeyed: f reads what depends on more than its arguments, also of PyTorch and of Python."""
+    _key(f, "", (), check=True)
+
+
+def is_plain(f: Callable[..., Any]) -> bool:
+    """Whether a function reads nothing but functions of PyTorch and of Python, by their modules, so
+    that its key is always the same."""
+    if type(f) is not FunctionType or f.__closure__ or f.__defaults__ or f.__kwdefaults__:
+        return False
+    values = f.__globals__
+    return all(
+        _is_pure(values[read.name]) if read.name in values else hasattr(builtins, read.name)
+        for read in _reads_of(f.__code__).names
+    )
+
+
+def _is_pure(value: Any) -> bool:
+    """Whether it is a module of PyTorch or of Python, whose functions do not change."""
+    return isinstance(value, ModuleType) and value.__name__.partition(".")[0] in _IMPORTED
+
+
+@functools.lru_cache(maxsize=4096)
+def _reads_of(code: CodeType) -> _Reads:
+    names, refused = set(), ""
+    for read, why in _reads_in(code, code.co_freevars):
+        if why:
+            refused = why
+        else:
+            names.add(read)
+    return _Reads(tuple(sorted(names)), refused)
+
+
+def _reads_in(code: CodeType, free: Sequence[str]) -> Iterator[tuple[_Read, str]]:
+    """free: names of the outermost function's closure. With a reason where it is refused."""
+    pending: _Read | None = None
+    for instruction in dis.get_instructions(code):
+        op, name = instruction.opname, instruction.argval
+        if pending is not None and op in ("LOAD_ATTR", "LOAD_METHOD"):
+            pending = pending._replace(attributes=(*pending.attributes, name))
+            continue
+        if pending is not None and op != "EXTENDED_ARG":
+            yield pending, ""
+            pending = None
+        inside = name not in free or (code.co_freevars != free and name not in code.co_freevars)
+        if op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            pending = _Read(name, ())
+        elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
+            pending = None if inside else _Read(name, (), free.index(name))
+        elif op in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
+            op in ("STORE_DEREF", "DELETE_DEREF") and not inside
+        ):
+            yield _Read(name, ()), f"writes {name}, which it does not own"
+        elif op == "IMPORT_NAME" and name.partition(".")[0] not in _IMPORTED:
+            yield _Read(name, ()), f"imports {name}; accepted: an import outside of it"
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _reads_in(constant, free)
+
+
+def _key(value: Any, name: str, within: tuple[int, ...], check: bool = False) -> Hashable:
+    """Of a value. 1, 1.0 and True are equal, and so are 0.0 and -0.0, but not as operands."""
+    kind = type(value)
+    if kind is float:
+        return kind, repr(value)
+    if kind in _SIMPLE:
+        return kind, value
+    if kind is FunctionType and not _is_of_torch(value):
+        return _key_of_function(value, within, check)
+    if kind is tuple or kind is list:
+        each = enumerate(value)
+        return kind, tuple([_key(v, f"{name}[{i}]", within, check) for i, v in each])
+    if kind is dict:
+        items = value.items()
+        return kind, tuple([(k, _key(v, f"{name}[{k!r}]", within, check)) for k, v in items])
+    if kind is functools.partial:
+        parts = (value.func, value.args, value.keywords)
+        return kind, tuple([_key(part, name, within, check) for part in parts])
+    if isinstance(value, Enum):
+        return kind, value
+    if not isinstance(value, torch.Tensor) and _depends_on_arguments_alone(value):
+        return id(value)  # of a module, which keeps it
+    what = f"reads {name}, {_described(value)}" if name else f"is {_described(value)}"
+    raise Unkeyed(f"{what}; accepted: functions, and numbers and tensors in extras=")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor that is neither the value nor an extra"
+    if isinstance(value, MethodType):
+        return f"a method of {type(value.__self__).__name__}, whose attributes can change"
+    if isinstance(value, ModuleType):
+        return "a module, by a name that is not known"
+    if callable(value) and getattr(value, "__module__", None) and hasattr(value, "__name__"):
+        return f"which is {value.__module__}.{value.__name__} and may depend on more"
+    return f"an object of {type(value).__name__}, whose attributes can change"
+
+
+def _key_of_function(f: FunctionType, within: tuple[int, ...], check: bool) -> Hashable:
+    if id(f) in within:  # it calls itself
+        return within.index(id(f))
+    within = (*within, id(f))
+    reads = _reads_of(f.__code__)
+    if reads.refused:
+        raise Unkeyed(reads.refused)
+    values: list[Hashable] = [f.__code__]
+    for read in reads.names:
+        if read.cell < 0:
+            value = f.__globals__.get(read.name, _UNSET)
+            if value is _UNSET:
+                value = getattr(builtins, read.name, _UNSET)
+        else:
+            value = _content(f, read.cell)
+        values.append(_key_of_read(read, value, within, check))
+    for given in (f.__defaults__, f.__kwdefaults__):
+        values.append(_key(given, "default values", within, check) if given else None)
+    return tuple(values)
+
+
+def _content(f: FunctionType, cell: int) -> Any:
+    try:
+        return f.__closure__[cell].cell_contents if f.__closure__ else _UNSET
+    except ValueError:
+        return _UNSET
+
+
+def _key_of_read(read: _Read, value: Any, within: tuple[int, ...], check: bool) -> Hashable:
+    """Through modules alone."""
+    kind = type(value)
+    if not read.attributes and (kind is float or kind in _SIMPLE):
+        return kind, repr(value) if kind is float else value
+    if read.attributes and not check and _is_pure(value):
+        return value.__name__, read
+    for attribute in read.attributes:
+        if isinstance(value, torch.Tensor):
+            break
+        if not _has_fixed_attributes(value):
+            raise Unkeyed(
+                f"reads {read}, an attribute of {type(value).__name__}, which can change; "
+                "accepted: numbers and tensors in extras="
+            )
+        value = getattr(value, attribute, _UNSET)
+    return _key(value, str(read), within, check)
+
+
+def _has_fixed_attributes(value: Any) -> bool:
+    """Or those whose values are looked up at each call: of a module."""
+    return isinstance(value, (ModuleType, *_OPS)) or value is torch.Tensor or type(value) in _SIMPLE
+
+
+def _is_of_torch(f: FunctionType) -> bool:
+    """Or a function that PyTorch has wrapped, whose code is its own."""
+    return str(f.__globals__.get("__name__", "")).partition(".")[0] == "torch"
+
+
+@functools.cache
+def _functions_of_torch() -> frozenset[Any]:
+    """What is done with tensors, and what makes them of numbers."""
+    found = {f for of in torch.overrides.get_overridable_functions().values() for f in of}
+    names = {name for name in dir(torch) if name.endswith("_like")}
+    names |= {"arange", "as_tensor", "full", "ones", "rand", "randn", "scalar_tensor", "tensor"}
+    names |= {"Size", "Tensor", "finfo", "iinfo", "is_tensor", "promote_types", "zeros"}
+    return frozenset(found | {getattr(torch, name) for name in names})
+
+
+def _depends_on_arguments_alone(value: Any) -> bool:
+    if isinstance(value, _OPS):
+        return True
+    try:
+        if value in _functions_of_torch():
+            return True
+    except TypeError:  # it has no hash
+        return False
+    kind = type(value)
+    if kind is type:
+        return value.__module__ in _PURE
+    if kind is not BuiltinFunctionType or value in _READERS:
+        return False
+    of = value.__self__
+    return isinstance(of, ModuleType) and of.__name__ in _PURE
