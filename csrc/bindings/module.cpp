@@ -21,6 +21,7 @@
 #include "../ops/epilogue.h"
 #include "../ops/errors.h"
 #include "../ops/explain.h"
+#include "../ops/kernel_cache.h"
 #include "../ops/region.h"
 #include "../ops/registry.h"
 #include "../ops/run_time_compiler.h"
@@ -160,6 +161,20 @@ void bind_epilogues(py::module_& m) {
     const collx::MadeKernels made = collx::made_kernels();
     return py::make_tuple(made.compiled, made.found);
   });
+  m.def(
+      "read_kernel",
+      [](const std::string& folder, const std::string& name) {
+        std::string code;
+        {
+          const py::gil_scoped_release others_run;
+          code = collx::kernel_cache::read(folder, name);
+        }
+        return py::bytes(code);
+      },
+      py::arg("folder"), py::arg("name"));
+  m.def("keep_kernel", &collx::kernel_cache::keep, py::arg("folder"), py::arg("name"),
+        py::arg("code"), py::arg("most_bytes") = collx::kernel_cache::kMostBytes,
+        py::call_guard<py::gil_scoped_release>());
   m.def(
       "epilogue_program",
       [](std::string_view expression, at::ScalarType dtype, std::string_view kernel,

@@ -15,7 +15,6 @@ MadeKernels made_kernels() { return {}; }
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nvrtc.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,6 +25,7 @@ MadeKernels made_kernels() { return {}; }
 #include <sstream>
 #include <vector>
 
+#include "kernel_cache.h"
 #include "streams.h"
 
 namespace collx {
@@ -138,31 +138,6 @@ fs::path cache_folder() {
   return home && !home->empty() ? fs::path(*home) / ".cache" / "collx" : fs::path();
 }
 
-/// A file holds the code behind the hash of it, so that a damaged one is known.
-constexpr size_t kHashLength = 40;
-
-std::string read_kept(const fs::path& file) {
-  std::string kept = contents_of(file);
-  if (kept.size() <= kHashLength) return {};
-  std::string code = kept.substr(kHashLength);
-  return c10::sha1(code).str() == kept.substr(0, kHashLength) ? code : std::string();
-}
-
-/// Under a name of its own first: whoever reads the file sees all of it, however many write it.
-void keep(const fs::path& file, const std::string& code) {
-  std::error_code ignored;  // a cache that cannot be written is none
-  fs::create_directories(file.parent_path(), ignored);
-  const fs::path written = file.string() + "." + std::to_string(getpid());
-  std::ofstream out(written, std::ios::binary);
-  out << c10::sha1(code).str() << code;
-  out.close();
-  if (out) {
-    fs::rename(written, file, ignored);
-  } else {
-    fs::remove(written, ignored);
-  }
-}
-
 std::string compile(const std::string& program, const std::string& kernel,
                     const std::vector<std::string>& options) {
   const Nvrtc& n = nvrtc();
@@ -205,11 +180,11 @@ std::string make_kernel(const char* op, const std::string& program, const std::s
                                             "--fmad=false", "-default-device",
                                             "-I" + headers().string()};
   const fs::path folder = cache_folder();
-  fs::path file;
+  std::string name;
   if (!folder.empty()) {
     const std::string key = program + kernel + options[0] + versions() + hash_of_headers();
-    file = folder / (c10::sha1(key).str() + ".cubin");
-    std::string code = read_kept(file);
+    name = c10::sha1(key).str() + ".cubin";
+    std::string code = kernel_cache::read(folder, name);
     if (!code.empty()) {
       ++found_count;
       return code;
@@ -221,7 +196,7 @@ std::string make_kernel(const char* op, const std::string& program, const std::s
   LOG(WARNING) << "collx." << op << ": compiled a kernel for its epilogue, which took "
                << std::chrono::duration<double>(Clock::now() - began).count()
                << " s; collx.warm_up does that ahead of the first call";
-  if (!file.empty()) keep(file, code);
+  if (!folder.empty()) kernel_cache::keep(folder, name, code);
   return code;
 }
 

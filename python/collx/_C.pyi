@@ -76,6 +76,10 @@ class GettingReady:
 def made_kernels() -> tuple[int, int]:
     """How many kernels this process has compiled for epilogues, and how many it found on disk."""
 
+def read_kernel(folder: str, name: str) -> bytes:
+    """A file of the cache of compiled kernels; b"" where there is none that can be trusted."""
+
+def keep_kernel(folder: str, name: str, code: bytes, most_bytes: int = ...) -> None: ...
 def epilogue_program(
     expression: str,
     dtype: torch.dtype,
