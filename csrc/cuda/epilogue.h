@@ -15,7 +15,8 @@ namespace collx::cuda {
 using MakeKernel = std::string (*)(const char* op, const std::string& program,
                                    const std::string& kernel);
 
-/// The kernels of one expression of one dtype. They stay loaded.
+/// The kernels of one expression of one dtype. They stay loaded, also when the expression is
+/// forgotten: a captured graph may hold one, and CUDA does not tell.
 class EpilogueKernels {
  public:
   /// `expression` lives as long.

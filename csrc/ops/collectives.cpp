@@ -85,7 +85,7 @@ void carry_out(const Prepared& p, const at::Tensor& input, const at::Tensor& out
                            : here                     ? output
                                                       : make_output(output.sizes(), input);
   carry_out_all(p, input, value);
-  apply(epilogue->known.expression, value, epilogue->extras, epilogue->origin, output);
+  apply(epilogue->expression(), value, epilogue->extras, epilogue->origin, output);
 }
 
 /// Of the epilogue, where there is one.

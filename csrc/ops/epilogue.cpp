@@ -3,6 +3,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/arange.h>
+#include <pthread.h>
 
 #include <functional>
 #include <mutex>
@@ -15,22 +16,39 @@
 
 namespace collx {
 
+namespace {
+
+struct Hash : std::hash<std::string_view> {
+  using is_transparent = void;
+};
+using Known =
+    std::unordered_map<std::string, std::shared_ptr<const KnownExpression>, Hash, std::equal_to<>>;
+
+struct Table {
+  std::mutex mutex;
+  Known known[static_cast<size_t>(DType::count)];
+};
+
+// Never destroyed, since threads may look up expressions at any point of the exit. The lock is held
+// across fork(), so that a child never inherits it locked by a thread it lacks.
+Table& table() {
+  static auto* const kept = new Table;
+  [[maybe_unused]] static const int registered = pthread_atfork(
+      [] { kept->mutex.lock(); }, [] { kept->mutex.unlock(); }, [] { kept->mutex.unlock(); });
+  return *kept;
+}
+
+}  // namespace
+
 std::shared_ptr<const KnownExpression> check_expression(const char* op, std::string_view text,
                                                         at::ScalarType dtype) {
-  struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;
-  };
-  using Known = std::unordered_map<std::string, std::shared_ptr<const KnownExpression>, Hash,
-                                   std::equal_to<>>;
   constexpr size_t kMost = 1024;  // before all are forgotten
-  static std::mutex mutex;
-  static Known known[static_cast<size_t>(DType::count)];
   // A loop asks for the same one again and again, which takes no look into the table.
   thread_local std::shared_ptr<const KnownExpression> last;
   const DType value = check_dtype(op, dtype);
   if (last != nullptr && last->dtype == value && last->text == text) return last;
-  const std::lock_guard guard(mutex);
-  Known& of_dtype = known[static_cast<size_t>(value)];
+  const std::lock_guard guard(table().mutex);
+  Known& of_dtype = table().known[static_cast<size_t>(value)];
   if (const auto found = of_dtype.find(text); found != of_dtype.end()) return last = found->second;
   Expression expression;
   const auto wrong = parse_expression(text, value, expression);
@@ -65,6 +83,25 @@ at::ScalarType scalar_type_of(ValueType type) {
                                        at::kShort, at::kBool};
   static_assert(std::size(kTypes) == static_cast<size_t>(ValueType::count));
   return kTypes[static_cast<size_t>(type)];
+}
+
+std::optional<Expression> with_numbers(const char* op, const Expression& expression,
+                                       at::ArrayRef<double> numbers) {
+  TORCH_CHECK_VALUE(expression.numbers <= static_cast<int>(numbers.size()) &&
+                        numbers.size() <= static_cast<size_t>(kMostLeaves),
+                    "collx.", op, ": numbers: got ", numbers.size(), "; accepted: from ",
+                    expression.numbers, ", as the epilogue takes, to ", kMostLeaves);
+  if (expression.numbers == 0) return std::nullopt;
+  Expression bound = expression;
+  for (Statement& s : bound.statements) {
+    if (s.what != Do::number) continue;
+    const auto bits = bits_of_number(numbers[s.number], s.type);
+    TORCH_CHECK_VALUE(bits, "collx.", op, ": numbers[", s.number, "]: got ", numbers[s.number],
+                      "; accepted: a number of ", scalar_type_of(s.type));
+    s.what = Do::constant;
+    s.number = *bits;
+  }
+  return bound;
 }
 
 void check_extras(const char* op, const Expression& expression, at::TensorList extras,

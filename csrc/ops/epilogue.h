@@ -4,8 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/macros/Export.h>
 
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,7 +23,7 @@ struct KnownExpression {
   KnownExpression(Expression of, std::string_view said, DType dtype)
       : expression(std::move(of)),
         text(said),
-        hash(std::hash<std::string_view>()(said)),
+        hash(hash_of_text(said)),
         dtype(dtype)
 #if COLLX_CUDA
         ,
@@ -54,6 +54,11 @@ C10_EXPORT std::pair<std::string, std::string> program_of(std::string_view text,
 
 at::ScalarType scalar_type_of(ValueType type);
 
+/// The expression with the numbers of a call as constants of it. Nothing where it takes none.
+/// ValueError unless they are as many as it takes, and have its types.
+std::optional<Expression> with_numbers(const char* op, const Expression& expression,
+                                       at::ArrayRef<double> numbers);
+
 /// One tensor for each that the expression takes, of the value's dtype and device, which broadcast
 /// to `sizes`. What Meta can check as well.
 void check_extras(const char* op, const Expression& expression, at::TensorList extras,
@@ -69,10 +74,13 @@ struct Origin {
 struct Epilogue {
   const KnownExpression& known;
   at::TensorList extras;
+  std::optional<Expression> bound = {};  // to the numbers of the call
   Origin origin = {};
   bool apart = true;                  // the extras share nothing with the output
   const at::Tensor* value = nullptr;  // where the reduced elements are wanted, too
 
+  /// What is computed: without numbers of the call, which kernels alone know.
+  const Expression& expression() const { return bound ? *bound : known.expression; }
   at::ScalarType result() const { return scalar_type_of(known.expression.result()); }
 };
 

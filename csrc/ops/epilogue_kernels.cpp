@@ -39,6 +39,12 @@ void KernelEpilogue::place(const Epilogue& epilogue, at::IntArrayRef sizes,
     copies_.push_back(epilogue.extras[i].expand(sizes).contiguous());
     lay_out(copies_.back(), sizes, dtype, arguments.extra[i]);
   }
+  int numbers = 0;
+  for (size_t k = 0; epilogue.bound && k < expression.statements.size(); ++k) {
+    if (expression.statements[k].what == Do::number) {
+      arguments.number[numbers++] = epilogue.bound->statements[k].number;
+    }
+  }
   uint64_t below = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     if (d < static_cast<size_t>(expression.indices)) {
@@ -76,7 +82,7 @@ void KernelEpilogue::use_for_rows(const Communicator& communicator, const char* 
                                   const Epilogue& epilogue, at::IntArrayRef sizes, NormCall& call) {
   call.descriptor.epilogue = epilogue.known.hash;
   if (!communicator.on_cuda()) {
-    call.row_epilogue = &rows_.emplace(epilogue.known.expression);
+    call.row_epilogue = &rows_.emplace(epilogue.expression());
     return place(epilogue, sizes, rows_->arguments);
   }
 #if COLLX_CUDA

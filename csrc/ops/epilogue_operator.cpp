@@ -13,6 +13,7 @@ namespace collx {
 using at::Tensor;
 using at::TensorList;
 using std::string_view;
+using Numbers = at::ArrayRef<double>;
 
 bool wants_gradient(const Tensor& value, TensorList extras) {
   return autograd::wants_gradient(value) ||
@@ -33,23 +34,26 @@ constexpr const char* kEpilogue = "epilogue";
 
 /// Of a tensor that begins at `start` along `axis` in the one whose coordinates are meant.
 Tensor epilogue(const Tensor& value, string_view text, TensorList extras, int64_t axis,
-                int64_t start) {
+                int64_t start, Numbers numbers) {
   const auto known = check_expression(kEpilogue, text, value.scalar_type());
-  const Expression& expression = known->expression;
+  const auto bound = with_numbers(kEpilogue, known->expression, numbers);
+  const Expression& expression = bound ? *bound : known->expression;
   check_extras(kEpilogue, expression, extras, value, value.sym_sizes());
   Tensor out = at::empty(value.sizes(), value.options().dtype(scalar_type_of(expression.result())));
   apply(expression, value, extras, {axis, start}, out);
   return out;
 }
 
-Tensor epilogue_meta(const Tensor& value, string_view text, TensorList extras, int64_t, int64_t) {
+Tensor epilogue_meta(const Tensor& value, string_view text, TensorList extras, int64_t, int64_t,
+                     Numbers numbers) {
   const auto known = check_expression(kEpilogue, text, value.scalar_type());
+  with_numbers(kEpilogue, known->expression, numbers);
   check_extras(kEpilogue, known->expression, extras, value, value.sym_sizes());
   return at::empty_symint(value.sym_sizes(),
                           value.options().dtype(scalar_type_of(known->expression.result())));
 }
 
-using EpilogueSignature = Tensor(const Tensor&, string_view, TensorList, int64_t, int64_t);
+using EpilogueSignature = Tensor(const Tensor&, string_view, TensorList, int64_t, int64_t, Numbers);
 
 const auto& epilogue_op() {
   static const auto op = autograd::find_op<EpilogueSignature>(kEpilogue, "");
@@ -60,13 +64,15 @@ const auto& epilogue_op() {
 /// already.
 struct RecordedEpilogue : torch::autograd::Function<RecordedEpilogue> {
   static Tensor forward(autograd::AutogradContext* context, const Tensor& value, const Tensor* made,
-                        string_view text, TensorList extras, int64_t axis, int64_t start) {
+                        string_view text, TensorList extras, int64_t axis, int64_t start,
+                        const Numbers* numbers) {
     autograd::variable_list saved{value};
     saved.insert(saved.end(), extras.begin(), extras.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["text"] = std::string(text);
     context->saved_data["axis"] = axis;
     context->saved_data["start"] = start;
+    context->saved_data["numbers"] = numbers->vec();
     return *made;
   }
   static autograd::variable_list backward(autograd::AutogradContext* context,
@@ -77,12 +83,14 @@ struct RecordedEpilogue : torch::autograd::Function<RecordedEpilogue> {
     const auto& data = context->saved_data;
     const auto known =
         check_expression(kEpilogue, data.at("text").toStringRef(), value.scalar_type());
+    const auto bound =
+        with_numbers(kEpilogue, known->expression, data.at("numbers").toDoubleVector());
     const std::vector<Tensor> found =
-        gradients(known->expression, value, extras,
+        gradients(bound ? *bound : known->expression, value, extras,
                   {data.at("axis").toInt(), data.at("start").toInt()}, incoming.at(0));
     autograd::variable_list result{found[0], {}, {}};  // of the value, what was made, and the text
     result.insert(result.end(), found.begin() + 1, found.end());
-    result.resize(result.size() + 2);
+    result.resize(result.size() + 3);  // the place, and the numbers
     return result;
   }
 };
@@ -90,26 +98,27 @@ struct RecordedEpilogue : torch::autograd::Function<RecordedEpilogue> {
 }  // namespace
 
 Tensor as_if_applied(const Tensor& value, const Tensor& made, string_view text, TensorList extras,
-                     Origin origin) {
-  return RecordedEpilogue::apply(value, &made, text, extras, origin.axis, origin.start);
+                     Origin origin, Numbers numbers) {
+  return RecordedEpilogue::apply(value, &made, text, extras, origin.axis, origin.start, &numbers);
 }
 
 namespace {
 
 Tensor epilogue_autograd(c10::DispatchKeySet keys, const Tensor& value, string_view text,
-                         TensorList extras, int64_t axis, int64_t start) {
+                         TensorList extras, int64_t axis, int64_t start, Numbers numbers) {
   refuse_forward_mode(kEpilogue, value, extras);
   const Tensor made =
-      autograd::redispatch_below(epilogue_op(), keys, value, text, extras, axis, start);
+      autograd::redispatch_below(epilogue_op(), keys, value, text, extras, axis, start, numbers);
   if (!wants_gradient(value, extras)) return made;
-  return as_if_applied(value, made, text, extras, {axis, start});
+  return as_if_applied(value, made, text, extras, {axis, start}, numbers);
 }
 
 }  // namespace
 
 void define_epilogue(torch::Library& library) {
   library.def(
-      "epilogue(Tensor value, str expression, Tensor[] extras, int axis=0, int start=0) -> Tensor",
+      "epilogue(Tensor value, str expression, Tensor[] extras, int axis=0, int start=0, "
+      "float[] numbers=[]) -> Tensor",
       {at::Tag::pt2_compliant_tag});
 }
 

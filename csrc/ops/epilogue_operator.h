@@ -15,6 +15,6 @@ void refuse_forward_mode(const char* op, const at::Tensor& value, at::TensorList
 
 /// `made`, which something else has made of the value, as if the operator had done so.
 at::Tensor as_if_applied(const at::Tensor& value, const at::Tensor& made, std::string_view text,
-                         at::TensorList extras, Origin origin);
+                         at::TensorList extras, Origin origin, at::ArrayRef<double> numbers);
 
 }  // namespace collx

@@ -126,7 +126,7 @@ std::vector<Tensor> values_of(const Expression& expression, const Tensor& value,
     } else if (s.what == Do::index) {
       values.push_back(
           coordinate(value.sizes(), static_cast<int64_t>(s.number), origin, value.device()));
-    } else if (s.what == Do::constant) {
+    } else if (s.what == Do::constant) {  // a number, too: see with_numbers
       values.push_back(
           at::scalar_tensor(number_of(s), value.options().dtype(scalar_type_of(s.type))));
     } else {

@@ -14,24 +14,26 @@ namespace {
 using at::Tensor;
 using at::TensorList;
 using std::string_view;
+using Numbers = at::ArrayRef<double>;
 
 struct AllreduceMap {
   static constexpr const char* kName = "allreduce_map";
   static constexpr const char* kOptions =
       "Tensor input, str reduce_op, str expression, Tensor[] extras, str group_name, "
-      "str algorithm=\"auto\", int max_blocks=0";
+      "str algorithm=\"auto\", int max_blocks=0, "
+      "float[] numbers=[]";
   using Functional = Tensor(const Tensor&, string_view, string_view, TensorList, string_view,
-                            string_view, int64_t);
+                            string_view, int64_t, Numbers);
 
   static Mapped mapped(const Tensor& input, string_view reduce_op, string_view expression,
                        TensorList extras, string_view group_name, string_view algorithm,
-                       int64_t max_blocks) {
+                       int64_t max_blocks, Numbers numbers) {
     Given given{Collective::allreduce, input};
     given.reduce_op = reduce_op;
     given.group_name = group_name;
     given.algorithm = algorithm;
     given.max_blocks = max_blocks;
-    return {given, expression, extras};
+    return {given, expression, extras, numbers};
   }
 };
 
@@ -39,13 +41,14 @@ struct ReducescatterMap {
   static constexpr const char* kName = "reducescatter_map";
   static constexpr const char* kOptions =
       "Tensor input, str reduce_op, str expression, Tensor[] extras, int group_size, "
-      "str group_name, int axis=0, str algorithm=\"auto\", int max_blocks=0";
+      "str group_name, int axis=0, str algorithm=\"auto\", int max_blocks=0, "
+      "float[] numbers=[]";
   using Functional = Tensor(const Tensor&, string_view, string_view, TensorList, int64_t,
-                            string_view, int64_t, string_view, int64_t);
+                            string_view, int64_t, string_view, int64_t, Numbers);
 
   static Mapped mapped(const Tensor& input, string_view reduce_op, string_view expression,
                        TensorList extras, int64_t group_size, string_view group_name, int64_t axis,
-                       string_view algorithm, int64_t max_blocks) {
+                       string_view algorithm, int64_t max_blocks, Numbers numbers) {
     Given given{Collective::reducescatter, input};
     given.reduce_op = reduce_op;
     given.group_size = group_size;
@@ -53,7 +56,7 @@ struct ReducescatterMap {
     given.axis = axis;
     given.algorithm = algorithm;
     given.max_blocks = max_blocks;
-    return {given, expression, extras};
+    return {given, expression, extras, numbers};
   }
 };
 
@@ -103,7 +106,7 @@ struct Forms<Op, Tensor(A...)> {
     const Origin origin = known->expression.indices > 0 ? origin_of(mapped.given) : Origin{};
     const auto [made, value] = autograd::redispatch_below(with_value, keys, a...);
     return as_if_applied(autograd::as_if_reduced(mapped.given, value), made, mapped.text,
-                         mapped.extras, origin);
+                         mapped.extras, origin, mapped.numbers);
   }
   /// By itself it has no derivative: that is of the operator which calls it.
   static std::tuple<Tensor, Tensor> with_value_autograd(c10::DispatchKeySet keys, A... a) {

@@ -17,7 +17,7 @@ Epilogue Mapped::check() {
   known = check_expression(op(), text, given.input.scalar_type());
   sizes = check_meta(given);
   check_extras(op(), known->expression, extras, given.input, sizes);
-  return {*known, extras};
+  return {*known, extras, with_numbers(op(), known->expression, numbers)};
 }
 
 Origin origin_of(const Given& given) {

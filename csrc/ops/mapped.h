@@ -14,6 +14,7 @@ struct Mapped {
   Given given;
   std::string_view text;
   at::TensorList extras;
+  at::ArrayRef<double> numbers;
   std::shared_ptr<const KnownExpression> known = {};
   Sizes sizes = {};
 

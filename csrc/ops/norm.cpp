@@ -277,7 +277,9 @@ Results call(const NormOperator& op, const NormArguments& a) {
   std::optional<Epilogue> epilogue;
   if (check.epilogue != nullptr) {
     extras = extras_apart(op, a);
-    epilogue.emplace(Epilogue{*check.epilogue, extras, origin_of(op, a, *communicator)});
+    epilogue.emplace(Epilogue{*check.epilogue, extras,
+                              with_numbers(op.name(), check.epilogue->expression, a.numbers),
+                              origin_of(op, a, *communicator)});
   }
   NormRun norm(op, *communicator, check, operands, epilogue ? &*epilogue : nullptr);
   if (epilogue && getting_ready()) {

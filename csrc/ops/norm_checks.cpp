@@ -210,6 +210,8 @@ std::shared_ptr<const KnownExpression> check_epilogue(const char* op, const Norm
   if (a.expression.empty()) {
     TORCH_CHECK_VALUE(a.extras.empty(), "collx.", op, ": extras: got ", a.extras.size(),
                       " tensors without an expression; accepted: none");
+    TORCH_CHECK_VALUE(a.numbers.empty(), "collx.", op, ": numbers: got ", a.numbers.size(),
+                      " without an expression; accepted: none");
     return nullptr;
   }
   auto known = check_expression(op, a.expression, a.input.scalar_type());
@@ -218,6 +220,7 @@ std::shared_ptr<const KnownExpression> check_epilogue(const char* op, const Norm
                    dtype_name(result), "; accepted: the input's dtype, ",
                    dtype_name(a.input.scalar_type()));
   check_extras(op, known->expression, a.extras, a.input, sizes);
+  with_numbers(op, known->expression, a.numbers);
   return known;
 }
 

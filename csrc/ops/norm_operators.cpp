@@ -58,6 +58,8 @@ constexpr ArgumentRow kArguments[] = {
      [](A& a, const V& v) {
        if (!v.isNone()) a.extras = v.toTensorVector();
      }},
+    {NormArgument::numbers, "float[] numbers=[]",
+     [](A& a, const V& v) { a.numbers = v.toDoubleVector(); }},
 };
 static_assert(stand_at_their_values(kArguments, &ArgumentRow::argument));
 
@@ -79,7 +81,7 @@ std::vector<NormArgument> arguments_of(Collective c) {
     if (row.quantized == Quantized::fp8) add({fp8_dtype});
     add({scale_mode, scale, quant_group_size, ue8m0, scale_dtype, scale_layout});
   }
-  add({rounding, algorithm, max_blocks, expression, extras});
+  add({rounding, algorithm, max_blocks, expression, extras, numbers});
   return list;
 }
 

@@ -37,6 +37,7 @@ enum class NormArgument : uint8_t {
   max_blocks,
   expression,
   extras,
+  numbers,
 };
 
 enum class NormResult : uint8_t { quantized, scale, out, residual, normalized };
@@ -77,6 +78,7 @@ struct NormArguments {
   std::string_view group_name, fp8_dtype, rounding, algorithm;
   std::string_view expression;  // of the epilogue; empty: none
   std::vector<at::Tensor> extras;
+  std::vector<double> numbers;
   std::string_view scale_mode = "row", scale_dtype = "float32", scale_layout = "row";
   int64_t quant_group_size = 0, max_blocks = 0;
   bool ue8m0 = false;

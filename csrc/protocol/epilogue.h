@@ -124,10 +124,11 @@ struct EpilogueArguments {
   void* value = nullptr;  // where the reduced elements are kept, too, for a gradient
   ExtraTensor extra[kMostLeaves];
   Coordinate coordinate[kMostLeaves];
+  uint64_t number[kMostLeaves] = {};  // bits, one after the other as the expression takes them
 };
 
-/// What they begin with, as a kernel takes them that asks for no coordinates: what it does not take
-/// is not copied to the device with each call.
+/// What they begin with, as a kernel takes them without coordinates and numbers: what it does not
+/// take is not copied to the device with each call.
 template <int Extras>
 struct ExtraArguments {
   void* value;

@@ -55,7 +55,8 @@ inline const char* name_in_program(Do what) {
   }
 }
 
-inline std::string statement_in_program(const Statement& s) {
+/// `numbers`: those that stand before it.
+inline std::string statement_in_program(const Statement& s, int& numbers) {
   const auto number = std::to_string(s.number);
   char bits[24];
   switch (s.what) {
@@ -68,6 +69,9 @@ inline std::string statement_in_program(const Statement& s) {
     case Do::constant:
       std::snprintf(bits, sizeof(bits), "0x%llxull", static_cast<unsigned long long>(s.number));
       return "values::constant<" + type_in_program(s.type) + ">(" + bits + ")";
+    case Do::number:
+      return "values::constant<" + type_in_program(s.type) + ">(arguments.number[" +
+             std::to_string(numbers++) + "])";
     default:
       break;
   }
@@ -98,7 +102,7 @@ inline std::string form_in_program(const EpilogueForm& form, int extras) {
 
 /// What the kernel takes of EpilogueArguments.
 inline std::string arguments_in_program(const Expression& expression) {
-  if (expression.indices > 0) return "collx::EpilogueArguments";
+  if (expression.indices > 0 || expression.numbers > 0) return "collx::EpilogueArguments";
   return "collx::ExtraArguments<" + std::to_string(expression.extras) + ">";
 }
 
@@ -133,10 +137,12 @@ inline std::string epilogue_program(const Expression& expression, DType dtype,
   p += "  static constexpr int kCoordinates = " + std::to_string(expression.indices) + ";\n";
   p += "  template <typename Acc, typename Coordinates>\n"
        "  static __device__ __forceinline__ auto apply(Acc value, const Acc* extras,\n"
-       "                                               const Coordinates& coordinates) {\n";
+       "                                               const Coordinates& coordinates,\n"
+       "                                               const Arguments& arguments) {\n";
+  int numbers = 0;
   for (size_t k = 0; k < expression.statements.size(); ++k) {
     const Statement& s = expression.statements[k];
-    const std::string made = detail::statement_in_program(s);
+    const std::string made = detail::statement_in_program(s, numbers);
     const bool leaf = s.what == Do::value || s.what == Do::extra;
     p += "    const auto v" + std::to_string(k) + " = " +
          (leaf ? detail::leaf(made.c_str(), dtype) : made) + ";\n";

@@ -8,6 +8,7 @@
 // kernels are made from is this, never what a user wrote.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,6 +25,7 @@ enum class Do : uint8_t {
   extra,     // of extra tensor N, of that dtype
   index,     // coordinate N of the element in the output; of a reducescatter in the full tensor
   constant,  // T, by its bits in hexadecimal
+  number,    // number N of the call, as T
   cast,      // from any type: to nearest even; of floats to integers towards zero
   // Of T.
   add,
@@ -93,6 +95,7 @@ inline constexpr DoRow kDo[] = {
     {Do::extra, "extra", Takes::leaf},
     {Do::index, "index", Takes::leaf},
     {Do::constant, "constant", Takes::leaf},
+    {Do::number, "number", Takes::leaf},
     {Do::cast, "cast", Takes::anything},
     {Do::add, "add", Takes::numbers},
     {Do::sub, "sub", Takes::numbers},
@@ -163,6 +166,7 @@ struct Statement {
 struct Expression {
   std::vector<Statement> statements;
   int extras = 0;   // tensors that it needs
+  int numbers = 0;  // of the call, up to the last that it uses
   int indices = 0;  // coordinates, up to the last that it uses
   ValueType result() const { return statements.back().type; }
 };
@@ -250,8 +254,9 @@ class ExpressionReader {
              (s.type != ValueType::boolean || *value <= 1);
     }
     if (*value >= static_cast<uint64_t>(kMostLeaves)) return false;
-    int& most = s.what == Do::extra ? to_.extras : to_.indices;
+    int& most = s.what == Do::extra ? to_.extras : s.what == Do::number ? to_.numbers : to_.indices;
     most = most > static_cast<int>(*value) ? most : static_cast<int>(*value) + 1;
+    if (s.what == Do::number) return !is_narrow(s.type) && ++number_leaves_ <= kMostLeaves;
     return s.type == (s.what == Do::extra ? value_ : ValueType::int64);
   }
 
@@ -300,6 +305,7 @@ class ExpressionReader {
   std::string_view text_;
   const ValueType value_;
   Expression& to_;
+  int number_leaves_ = 0;
 };
 
 }  // namespace detail
@@ -310,6 +316,24 @@ inline std::optional<std::string> parse_expression(std::string_view text, DType 
                                                    Expression& to) {
   to = {};
   return detail::ExpressionReader(text, static_cast<ValueType>(dtype), to).read();
+}
+
+/// The bits of a number as PyTorch converts it to that type, which is not a narrow one: integers
+/// wrap. Nothing for a number that no 64-bit integer is near.
+inline std::optional<uint64_t> bits_of_number(double number, ValueType type) {
+  if (type == ValueType::float64) return std::bit_cast<uint64_t>(number);
+  if (type == ValueType::float32) return std::bit_cast<uint32_t>(static_cast<float>(number));
+  if (type == ValueType::boolean) return number != 0 ? 1 : 0;
+  if (!(number >= -0x1p63 && number < 0x1p63)) return std::nullopt;
+  const int bits = 8 * kValueTypes[static_cast<int>(type)].bytes;
+  return static_cast<uint64_t>(static_cast<int64_t>(number)) & (~0ull >> (64 - bits));
+}
+
+/// The hash of a text in descriptors, the same in every process: FNV-1a.
+constexpr uint64_t hash_of_text(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return hash;
 }
 
 }  // namespace collx

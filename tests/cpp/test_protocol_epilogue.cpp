@@ -1,11 +1,14 @@
-// Where the elements of an epilogue's extra tensors lie.
+// Where the elements of an epilogue's extra tensors lie; its numbers; the hash of its text.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <random>
 #include <vector>
 
 #include "protocol/epilogue.h"
+#include "protocol/expression.h"
 
 namespace collx {
 namespace {
@@ -122,6 +125,21 @@ TEST(Extras, LargeOutputsAreDivided) {
   const Case dense{{1 << 20, 1 << 16}, {1 << 16, 1}};
   EXPECT_TRUE(has_reciprocals(laid_out(dense)));  // of one dimension, which takes no division
   expect_offsets(dense);
+}
+
+TEST(Expressions, HashIsTheSameInEveryProcess) {
+  static_assert(hash_of_text("") == 0xcbf29ce484222325ull);
+  static_assert(hash_of_text("foobar") == 0x85944171f73967e8ull);
+}
+
+TEST(Expressions, NumbersAreConvertedAsPyTorchDoes) {
+  EXPECT_EQ(bits_of_number(0.1, ValueType::float32), 0x3dcccccdu);
+  EXPECT_EQ(bits_of_number(-1, ValueType::int8), 0xffu);
+  EXPECT_EQ(bits_of_number(300, ValueType::uint8), 44u);
+  EXPECT_EQ(bits_of_number(-2.5, ValueType::int64), ~uint64_t{0} - 1);
+  EXPECT_EQ(bits_of_number(0.5, ValueType::boolean), 1u);
+  EXPECT_EQ(bits_of_number(0x1p63, ValueType::int64), std::nullopt);
+  EXPECT_EQ(bits_of_number(std::nan(""), ValueType::int32), std::nullopt);
 }
 
 }  // namespace

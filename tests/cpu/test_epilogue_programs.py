@@ -160,6 +160,38 @@ def test_results_of_every_width_compile(
         assert not said, said
 
 
+def scaled(v: torch.Tensor, other: torch.Tensor, by: float, times: int) -> torch.Tensor:
+    return torch.relu(v * by + other * times) * (1 - by)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kernel", ["allreduce_oneshot_push", "norm_oneshot_push"])
+def test_numbers_are_arguments_of_the_kernel(kernel: str, architecture: str) -> None:
+    """The program has none of them: it is the same for all."""
+    kinds = ("tensor", "float", "int")
+    text = expression_of("allreduce", scaled, torch.bfloat16, kinds)
+    rows = KERNELS[kernel][2]
+    source, name = extension.epilogue_program(
+        text, torch.bfloat16, kernel, True, 2, True, rows=rows, whole=[2]
+    )
+    for slot in range(3):  # one for each type of a number
+        assert source.count(f"arguments.number[{slot}]") == 1
+    assert "number[3]" not in source
+    said = compile_at_run_time(nvrtc, source, SOURCES, kernel=name, architecture=architecture)
+    assert not said, said
+
+
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
+def test_numbers_of_every_type_compile(dtype: torch.dtype) -> None:
+    for kind in ("float", "int", "bool"):
+        text = expression_of("allreduce", lambda v, n: v * n, dtype, (kind,))
+        source, name = extension.epilogue_program(
+            text, dtype, "allreduce_twoshot_pull", False, 2, False
+        )
+        said = compile_at_run_time(nvrtc, source, SOURCES, kernel=name, architecture="sm_90")
+        assert not said, said
+
+
 def test_a_program_that_is_wrong_does_not_compile() -> None:
     text = expression_of("allreduce", bias_relu, torch.float32, 1)
     source, name = extension.epilogue_program(

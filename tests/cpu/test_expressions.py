@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import subprocess
+import sys
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,8 +29,12 @@ from ..common.expressions import (
 )
 
 
-def apply(text: str, value: torch.Tensor, *extras: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.collx.epilogue(value, text, list(extras))
+def apply(
+    text: str, value: torch.Tensor, *extras: torch.Tensor, numbers: Sequence[float] = ()
+) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.collx.epilogue(
+        value, text, list(extras), numbers=[float(number) for number in numbers]
+    )
     return result
 
 
@@ -311,6 +318,67 @@ def test_a_number_is_compared_in_the_dtype_of_the_tensor_beside_it() -> None:
     assert found.tolist() == equal(value).tolist() == [0, 3, 0]
 
 
+WITH_NUMBER: dict[str, Function] = {
+    "product": lambda v, n: v * n,
+    "difference": lambda v, n: n - v,
+    "quotient": lambda v, n: v / (n + 0.1),
+    "clamp": lambda v, n: v.clamp(-n, n),
+    "clamp with a constant": lambda v, n: v.clamp(0, n),
+    "largest": lambda v, n: v.clamp(max=n),
+    "comparison": lambda v, n: torch.where(v.bfloat16() == n, 1.0, torch.where(v > n, v, -v)),
+    "of itself": lambda v, n: v * (1 - n * n) + n / 3 - (n + 1) * v,
+    "comparison of itself": lambda v, n: torch.where(torch.as_tensor(n) < 0.3, v, -v),
+    "in two types": lambda v, n: (v.double() * n).float() * n,
+}
+
+
+@pytest.mark.parametrize("which", WITH_NUMBER)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8], ids=str
+)
+def test_a_number_of_the_call_gives_what_a_constant_gives(which: str, dtype: torch.dtype) -> None:
+    """To the bit, and with one text for all numbers of a kind."""
+    f = WITH_NUMBER[which]
+    value = (torch.arange(-6, 7) * 0.1 * (1 if dtype.is_floating_point else 30)).to(dtype)
+    for kind, numbers in {"float": (0.1, 2.5, 1e-40), "int": (1, 3), "bool": (True, False)}.items():
+        if kind == "bool" and which in ("clamp", "of itself"):
+            continue  # PyTorch has no negative of a bool, and no product that is an integer
+        text = expression_of("allreduce", f, dtype, (kind,))
+        for number in numbers:
+            constant = expression_of("allreduce", lambda v, n=number: f(v, n), dtype)
+            got, want = apply(text, value, numbers=[number]), apply(constant, value)
+            assert got.dtype == want.dtype
+            assert torch.equal(got, want), (number, got, want)
+
+
+def test_extras_and_numbers_are_counted_apart() -> None:
+    def f(v: torch.Tensor, a: float, b: torch.Tensor, c: float) -> torch.Tensor:
+        return v * a + b * c
+
+    text = expression_of("allreduce", f, torch.float32, ("float", "tensor", "int"))
+    got = apply(text, torch.ones(2), torch.full((2,), 10.0), numbers=[2.0, 3])
+    assert got.tolist() == [32.0, 32.0]
+
+
+def test_a_number_has_no_gradient_and_takes_part_in_others() -> None:
+    x, b = (torch.rand(4, dtype=torch.float64).requires_grad_() for _ in range(2))
+    text = expression_of(
+        "allreduce", lambda v, n, b: F.silu(v * n) + b * n * n, torch.float64, ("float", "tensor")
+    )
+    assert torch.autograd.gradcheck(lambda x, b: apply(text, x, b, numbers=[0.7]), (x, b))
+    assert torch.autograd.gradgradcheck(lambda x, b: apply(text, x, b, numbers=[0.7]), (x, b))
+
+
+def test_numbers_must_be_there_and_fit() -> None:
+    text = expression_of("allreduce", lambda v, n: v * n, torch.int32, ("int",))
+    with pytest.raises(ValueError, match="epilogue: numbers: got 0; accepted: from 1"):
+        apply(text, torch.ones(2, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"numbers\[0\]: got nan; accepted: a number of Int"):
+        apply(text, torch.ones(2, dtype=torch.int32), numbers=[math.nan])
+    with pytest.raises(ValueError, match="numbers: got 9"):
+        apply("value.float32", torch.ones(2), numbers=[1.0] * 9)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int32", "uint8"])
 def test_random_functions_have_the_bits_of_the_function(dtype: str) -> None:
     assert wrong_random_functions(apply, getattr(torch, dtype), 150) == []
@@ -392,6 +460,9 @@ def test_gradients_at_corners_are_those_of_the_function() -> None:
         "value.float32;cast.int32 0;floor_divide.int32 1 1",
         "value.float32;extra.float64 0;cast.float32 1",
         "value.float32;extra.float32 8",
+        "value.float32;number.float32 8",
+        "value.float32;number.float32",
+        "value.float32;number.bfloat16 0;cast.float32 1",
         "value.float32;index.int32 0;cast.float32 1",
         "value.float32;system.float32 0",
         "value.float32;add.float32 0 18446744073709551616",
@@ -409,3 +480,29 @@ def test_extras_and_coordinates_must_be_there() -> None:
         apply("extra.float32 0", torch.ones(3))
     with pytest.raises(ValueError, match="coordinate 1 of an output of 1 dimensions"):
         apply("index.int64 1;cast.float32 0", torch.ones(3))
+
+
+_FORKS = """
+import os, threading, torch, collx
+last = "neg.float32 0"
+def texts(first):
+    for number in range(first, first + 1000000):
+        yield f"value.float32;constant.float32 {number:08x};" + 200 * "add.float32 0 1;" + last
+def look_up(first):
+    for text in texts(first):
+        torch.ops.collx.epilogue(x, text, [])
+x = torch.ones(1)
+threading.Thread(target=look_up, args=(0,), daemon=True).start()
+for number in range(60):
+    child = os.fork()
+    if child == 0:
+        torch.ops.collx.epilogue(x, next(texts(100000000 + number)), [])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+os._exit(0)
+"""
+
+
+def test_a_child_looks_expressions_up() -> None:
+    """Also where another thread was looking one up when the process forked."""
+    subprocess.run([sys.executable, "-c", _FORKS], timeout=120, check=True)

@@ -5,7 +5,7 @@
 // An epilogue is a struct `F` that protocol/epilogue_program.h writes:
 //   Arguments                            what it takes of EpilogueArguments
 //   kDType, kResult, kExtras, kCoordinates, kEpilogueForm
-//   apply(value, extras, coordinates)    of one element
+//   apply(value, extras, coordinates, arguments)   of one element
 //   kRounded                             whether that is rounded to kResult: else it is float32
 #pragma once
 
@@ -164,7 +164,7 @@ __device__ __forceinline__ void map(const typename F::Arguments& epilogue, uint6
   for (int e = 0; e < Elements<F::kDType>::kCount; ++e) {
     typename Elements<F::kDType>::Acc elements[F::kExtras > 0 ? F::kExtras : 1];
     extras.get(e, elements);
-    make(e, F::apply(value(e), elements, at));
+    make(e, F::apply(value(e), elements, at, epilogue));
     at.next();
   }
 }

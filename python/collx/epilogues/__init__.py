@@ -31,7 +31,11 @@ def _constant_to_dynamo(function: F) -> F:
 
 @_constant_to_dynamo
 def expression_of(
-    op: str, f: Epilogue, dtype: torch.dtype, extras: int = 0, dims: int | None = None
+    op: str,
+    f: Epilogue,
+    dtype: torch.dtype,
+    extras: int | tuple[str, ...] = 0,
+    dims: int | None = None,
 ) -> str:
     """The text of an epilogue, which `lowering.py` describes.
 
@@ -40,7 +44,7 @@ def expression_of(
         f: a function of elementwise PyTorch ops. It is traced once for its code and for the
             numbers that it reads: default values, and variables of its closure and its module.
         dtype: of the reduced value and of the extras.
-        extras: how many of them there are.
+        extras: how many of them there are; or what each is: "tensor", "float", "int" or "bool".
         dims: how many coordinates f takes besides, the number of the output's dimensions; None for
             none.
 
@@ -68,7 +72,8 @@ def expression_of(
     if text is None:
         from collx.epilogues.tracing import traced
 
-        text = traced(op, f, dtype, extras, dims)
+        kinds = extras if isinstance(extras, tuple) else ("tensor",) * extras
+        text = traced(op, f, dtype, kinds, dims)
         _keep(_texts, key, text)
     if is_plain(f):
         _keep(_texts_of_plain, (f, rest), text)

@@ -121,7 +121,7 @@ class Writer:
     @staticmethod
     def _operands(text: str) -> list[int]:
         name, *rest = text.split(" ")
-        leaf = name.partition(".")[0] in ("value", "extra", "index", "constant")
+        leaf = name.partition(".")[0] in ("value", "extra", "index", "constant", "number")
         return [] if leaf else [int(number) for number in rest]
 
 
@@ -136,10 +136,18 @@ class Lowering:
         self.writer = Writer()
         self.numbers: dict[fx.Node, int] = {}
         self._unrounded = unrounded
+        # Numbers of a call, and what is made of them alone: as Python has it, in float64 and int64.
+        # In an op with a tensor they have its type, as Python's numbers have.
+        self._scalars: set[fx.Node] = set()
+        self._given: dict[fx.Node, str] = {}  # of them those that are not computed
         self._rounded: dict[int, int] = {}  # by the number in the wide type, that in the narrow one
 
     def leaf(self, node: fx.Node, dtype: torch.dtype, name: str, *which: str) -> None:
-        """A node that stands for the value, an extra or a coordinate."""
+        """A node that stands for the value, an extra, a coordinate or a number."""
+        if name == "number":
+            self._scalars.add(node)
+            self._given[node] = which[0]
+            dtype = self.type_of(node)
         number = self.writer.add(name, dtype, *which)
         self.numbers[node] = self.writer.cast(number, wide(dtype))
 
@@ -153,6 +161,8 @@ class Lowering:
         lower = _OPS.get(node.target)
         if lower is None:
             raise Refusal(f"{_name_of(node)}; accepted: {', '.join(_accepted())}")
+        if node.all_input_nodes and self._scalars.issuperset(node.all_input_nodes):
+            self._scalars.add(node)
         number = lower(self, node, *node.args, **node.kwargs)
         dtype = node.meta["val"].dtype
         if self._rounds(dtype):
@@ -174,21 +184,40 @@ class Lowering:
         if isinstance(value, fx.Node):
             if value not in self.numbers:
                 raise Refusal(f"an operand {value}")
+            if value in self._given:
+                return self.writer.add("number", dtype, self._given[value])
             return self.writer.cast(self.numbers[value], dtype)
         if isinstance(value, (bool, int, float)):
             return self.writer.constant(value, dtype)
         raise Refusal(f"an operand {value!r}")
 
+    def type_of(self, node: fx.Node) -> torch.dtype:
+        """In which a node is computed."""
+        dtype: torch.dtype = node.meta["val"].dtype
+        if node not in self._scalars or dtype == torch.bool:
+            return wide(dtype)
+        return torch.float64 if dtype.is_floating_point else torch.int64
+
     def arithmetic(self, node: fx.Node, name: str, *operands: Any) -> int:
-        dtype = wide(node.meta["val"].dtype)
+        dtype = self.type_of(node)
         return self.writer.add(name, dtype, *(self.operand(o, dtype) for o in operands))
 
-    def compared(self, name: str, *operands: Any) -> int:
+    def compared(self, node: fx.Node, name: str, *operands: Any) -> int:
         """In the type to which PyTorch promotes the operands, numbers too."""
         values = [o.meta["val"] if isinstance(o, fx.Node) else o for o in operands]
         dtype = torch.result_type(*values)
-        given = [o if isinstance(o, fx.Node) else self._number(o, dtype) for o in operands]
-        return self.writer.add(name, torch.bool, *(self.operand(o, wide(dtype)) for o in given))
+        if node in self._scalars:
+            dtype = torch.float64 if dtype.is_floating_point else torch.int64
+        return self.writer.add(name, torch.bool, *(self._compared(o, dtype) for o in operands))
+
+    def _compared(self, operand: Any, dtype: torch.dtype) -> int:
+        """Numbers are rounded to the type."""
+        if not isinstance(operand, fx.Node):
+            return self.operand(self._number(operand, dtype), wide(dtype))
+        number = self.operand(operand, wide(dtype))
+        if operand in self._scalars and self._rounds(dtype):
+            number = self.writer.cast(self.writer.cast(number, dtype), wide(dtype))
+        return number
 
     def _rounds(self, dtype: torch.dtype) -> bool:
         return dtype in _NARROW and dtype != self._unrounded
@@ -209,7 +238,7 @@ def _same(name: str) -> Lower:
 
 
 def _compare(name: str) -> Lower:
-    return lambda low, node, *operands: low.compared(name, *operands)
+    return lambda low, node, *operands: low.compared(node, name, *operands)
 
 
 def _scaled(name: str) -> Lower:
@@ -246,7 +275,7 @@ def _floor_divide(name: str) -> Lower:
 
 
 def _clamp(low: Lowering, node: fx.Node, x: Any, least: Any = None, most: Any = None) -> int:
-    dtype = wide(node.meta["val"].dtype)
+    dtype = low.type_of(node)
     number = low.operand(x, dtype)
     if least is not None:
         number = low.writer.add("clamp_min", dtype, number, low.operand(least, dtype))
@@ -260,7 +289,7 @@ def _gelu(low: Lowering, node: fx.Node, x: Any, *, approximate: str = "none") ->
 
 
 def _add_product(low: Lowering, node: fx.Node, a: Any, b: Any, c: Any, *, value: float = 1) -> int:
-    dtype = wide(node.meta["val"].dtype)
+    dtype = low.type_of(node)
     add, factor = low.writer.add, low.operand(b, dtype)
     if value != 1:
         factor = add("mul", dtype, low.operand(value, dtype), factor)
@@ -273,7 +302,7 @@ def _reciprocal(low: Lowering, node: fx.Node, x: Any) -> int:
 
 
 def _power(low: Lowering, node: fx.Node, x: Any, exponent: Any) -> int:
-    dtype = wide(node.meta["val"].dtype)
+    dtype = low.type_of(node)
     add, number = low.writer.add, low.operand(x, dtype)
     if exponent in (1, 2, 3) and not isinstance(exponent, fx.Node):
         power = number
@@ -288,7 +317,7 @@ def _power(low: Lowering, node: fx.Node, x: Any, exponent: Any) -> int:
 
 
 def _where(low: Lowering, node: fx.Node, condition: Any, a: Any, b: Any) -> int:
-    dtype = wide(node.meta["val"].dtype)
+    dtype = low.type_of(node)
     which = low.operand(condition, torch.bool)
     return low.writer.add("where", dtype, which, low.operand(a, dtype), low.operand(b, dtype))
 
@@ -429,7 +458,7 @@ def _constant_of(module: fx.GraphModule, node: fx.Node) -> int | float | bool:
 
 def lower(module: fx.GraphModule, leaves: Sequence[tuple[str, ...]], dtype: torch.dtype) -> str:
     """The text of a traced function, whose inputs are the `leaves`: ("value",), ("extra", "0"),
-    ("index", "1"). Its result has `dtype`, or that of the cast which comes last."""
+    ("number", "0"), ("index", "1"). Its result has `dtype`, or that of the last cast."""
     low = Lowering()
     names = iter(leaves)
     for node in module.graph.nodes:

@@ -17,19 +17,27 @@ __all__ = ["traced"]
 
 
 def traced(
-    op: str, f: Callable[..., torch.Tensor], dtype: torch.dtype, extras: int, dims: int | None
+    op: str,
+    f: Callable[..., torch.Tensor],
+    dtype: torch.dtype,
+    extras: tuple[str, ...],
+    dims: int | None,
 ) -> str:
     """The text of a function; arguments and errors are those of `expression_of`."""
-    leaves = [("value",), *(("extra", str(i)) for i in range(extras))]
+    leaves: list[tuple[str, ...]] = [("value",)]
+    given = [_stand_in(wide(dtype))]
+    counts = {"extra": 0, "number": 0}
+    for kind in extras:
+        name = "extra" if kind == "tensor" else "number"
+        leaves.append((name, str(counts[name])))
+        given.append(_stand_in(wide(dtype)) if kind == "tensor" else _number(kind))
+        counts[name] += 1
     leaves += [("index", str(i)) for i in range(dims or 0)]
+    given += [_stand_in(torch.int64) for _ in range(dims or 0)]
     try:
         # Neither the caller's modes nor its data take part. Stand-ins are of no subclass, whose
         # attributes no mode would see.
         with _disable_current_modes(), torch.no_grad():
-            given = [
-                torch.empty(2, dtype=torch.int64 if name == "index" else wide(dtype), device="meta")
-                for name, *_ in leaves
-            ]
             # With as many parameters as tracing counts, and no calls in the mode but those of f.
             module = make_fx(lambda *given: _Calls.of(f, given), tracing_mode="real")(*given)
         module.graph.eliminate_dead_code()
@@ -40,6 +48,16 @@ def traced(
         what = f"{type(error).__name__}: {error}"
         raise TypeError(_message(op, f, what)) from error
     raise TypeError(_message(op, f, what))
+
+
+def _stand_in(dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(2, dtype=dtype, device="meta")
+
+
+def _number(kind: str) -> torch.Tensor:
+    """Of no dimension and of the default dtype: types are then promoted as with Python's number."""
+    dtypes = {"float": torch.get_default_dtype(), "int": torch.int64, "bool": torch.bool}
+    return torch.empty((), dtype=dtypes[kind], device="meta")
 
 
 _CASTS: dict[Any, torch.dtype] = {
@@ -60,6 +78,13 @@ _VALUES = frozenset(
     getattr(torch.Tensor, name)
     for name in ("__bool__", "__float__", "__index__", "__int__", "item", "tolist")
 )
+
+
+_CLAMPS = frozenset(getattr(of, name) for of in (torch, torch.Tensor) for name in ("clamp", "clip"))
+
+
+def _as_tensor(bound: Any) -> Any:
+    return torch.tensor(bound) if isinstance(bound, (bool, int, float)) else bound
 
 
 class _Calls(TorchFunctionMode):
@@ -90,6 +115,10 @@ class _Calls(TorchFunctionMode):
             return torch.ops.aten._to_copy.default(args[0], dtype=dtype)
         if func in _VALUES:
             raise Refusal(f"{_name_of(func)}, which depends on values, as control flow does")
+        if func in _CLAMPS and _has_tensor((*args[1:], *(kwargs or {}).values())):
+            # Bounds are two tensors then, and no number and a tensor.
+            args = tuple(map(_as_tensor, args))
+            kwargs = {name: _as_tensor(bound) for name, bound in (kwargs or {}).items()}
         result = func(*args, **(kwargs or {}))
         if func is torch.Tensor.type_as or not (
             isinstance(result, torch.Tensor) or result is NotImplemented or not _has_tensor(args)

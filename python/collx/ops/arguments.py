@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -12,8 +12,10 @@ from torch.compiler import is_dynamo_compiling
 from collx._extension import extension
 
 __all__ = [
+    "Extra",
     "ReduceOp",
     "caller",
+    "extras_of",
     "name_of_reduce_op",
     "quick",
     "refuse_without_epilogue",
@@ -52,9 +54,53 @@ def _repr(given: Any) -> str:
     return f"ReduceOp.{given.name}" if isinstance(given, dist.ReduceOp.RedOpType) else repr(given)
 
 
-def refuse_without_epilogue(op: str, extras: Sequence[torch.Tensor]) -> NoReturn:
+Extra = torch.Tensor | float
+"""Of an epilogue: a tensor, or a number that its kernel takes as an argument."""
+
+
+class Extras(NamedTuple):
+    """Extras as the operators take them."""
+
+    tensors: list[torch.Tensor]
+    numbers: list[float]
+    kinds: int | tuple[str, ...]
+    """As `expression_of` takes them."""
+
+
+def extras_of(op: str, extras: Sequence[Extra]) -> Extras:
+    for extra in extras:
+        if not isinstance(extra, torch.Tensor):
+            return _with_numbers(op, extras)
+    return Extras([*extras], [], len(extras))  # type: ignore[list-item]
+
+
+def _with_numbers(op: str, extras: Sequence[Extra]) -> Extras:
+    found = Extras([], [], ())
+    kinds = []
+    for which, extra in enumerate(extras):
+        if isinstance(extra, torch.Tensor):
+            kinds.append("tensor")
+            found.tensors.append(extra)
+            continue
+        if not isinstance(extra, (bool, int, float)):
+            raise TypeError(
+                f"collx.{op}: extras[{which}]: got {type(extra).__name__}; accepted: a tensor, or "
+                "a Python float, int or bool"
+            )
+        if isinstance(extra, int) and (abs(extra) > 2**1023 or float(extra) != extra):
+            raise ValueError(
+                f"collx.{op}: extras[{which}]: got {extra}; accepted: an integer that is a float64 "
+                "without rounding, as all up to 2**53 are"
+            )
+        kind = bool if isinstance(extra, bool) else int if isinstance(extra, int) else float
+        kinds.append(kind.__name__)
+        found.numbers.append(float(extra))
+    return found._replace(kinds=tuple(kinds))
+
+
+def refuse_without_epilogue(op: str, extras: Sequence[Extra]) -> NoReturn:
     """Arguments of an epilogue that there is not."""
-    got = f"extras: got {len(extras)} tensors" if extras else "index: got True"
+    got = f"extras: got {len(extras)}" if extras else "index: got True"
     raise ValueError(f"collx.{op}: {got}; accepted: with an epilogue")
 
 

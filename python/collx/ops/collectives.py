@@ -27,8 +27,10 @@ import torch
 from collx._groups import Group, name_and_size, name_of
 from collx.epilogues import Epilogue, expression_of
 from collx.ops.arguments import (
+    Extra,
     ReduceOp,
     caller,
+    extras_of,
     name_of_reduce_op,
     refuse_without_epilogue,
 )
@@ -74,7 +76,7 @@ def allreduce(
     group: Group = None,
     *,
     epilogue: Epilogue | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
@@ -92,8 +94,9 @@ def allreduce(
             applies to the reduced value: docs/epilogues.md. It sees float32 where the input is
             narrower, and is rounded once, to the input's dtype or that of a cast which is its last
             op.
-        extras: tensors of the input's dtype and device that broadcast to the result's shape. They
-            may differ from rank to rank.
+        extras: tensors of the input's dtype and device that broadcast to the result's shape, and
+            Python numbers, which compile nothing when they change. They may differ from rank to
+            rank.
         index: f takes int64 coordinates of the element besides, one for each dimension.
         out: takes the result: `input` itself, or a tensor of its shape, dtype and device that
             does not overlap it. With an epilogue, of its dtype.
@@ -112,9 +115,10 @@ def allreduce(
         reduce_op = name_of_reduce_op("allreduce", reduce_op)
     if epilogue is not None:
         dims = input.dim() if index else None
-        text = expression_of("allreduce", epilogue, input.dtype, len(extras), dims)
-        given = (input, reduce_op, text, [*extras], name_of(group))
-        return _allreduce_map(out, given, (algorithm, max_blocks))
+        tensors, numbers, kinds = extras_of("allreduce", extras)
+        text = expression_of("allreduce", epilogue, input.dtype, kinds, dims)
+        given = (input, reduce_op, text, tensors, name_of(group))
+        return _allreduce_map(out, given, (algorithm, max_blocks, numbers))
     if extras or index:
         refuse_without_epilogue("allreduce", extras)
     return _allreduce(out, (input, reduce_op, name_of(group)), (algorithm, max_blocks))
@@ -141,7 +145,7 @@ def reducescatter(
     *,
     axis: int = 0,
     epilogue: Epilogue | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
@@ -172,9 +176,10 @@ def reducescatter(
         reduce_op = name_of_reduce_op("reducescatter", reduce_op)
     if epilogue is not None:
         dims = input.dim() if index else None
-        text = expression_of("reducescatter", epilogue, input.dtype, len(extras), dims)
-        given = (input, reduce_op, text, [*extras], size, name)
-        return _reducescatter_map(out, given, (axis, algorithm, max_blocks))
+        tensors, numbers, kinds = extras_of("reducescatter", extras)
+        text = expression_of("reducescatter", epilogue, input.dtype, kinds, dims)
+        given = (input, reduce_op, text, tensors, size, name)
+        return _reducescatter_map(out, given, (axis, algorithm, max_blocks, numbers))
     if extras or index:
         refuse_without_epilogue("reducescatter", extras)
     return _reducescatter(out, (input, reduce_op, size, name), (axis, algorithm, max_blocks))

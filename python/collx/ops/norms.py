@@ -55,7 +55,7 @@ from torch.compiler import is_dynamo_compiling
 
 from collx._groups import Group, name_of
 from collx.epilogues import Epilogue, expression_of
-from collx.ops.arguments import quick, refuse_without_epilogue
+from collx.ops.arguments import Extra, extras_of, quick, refuse_without_epilogue
 from collx.ops.quantization import Quantization
 
 __all__ = ["Results", "allreduce_layernorm", "allreduce_rmsnorm", "reducescatter_rmsnorm"]
@@ -76,7 +76,7 @@ def allreduce_rmsnorm(
     scale: torch.Tensor | None = None,
     keep_norm: bool = False,
     epilogue: Epilogue | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     out: Results | None = None,
     algorithm: str = "auto",
@@ -118,7 +118,7 @@ def reducescatter_rmsnorm(
     scale: torch.Tensor | None = None,
     keep_norm: bool = False,
     epilogue: Epilogue | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     out: Results | None = None,
     algorithm: str = "auto",
@@ -165,7 +165,7 @@ def allreduce_layernorm(
     residual: torch.Tensor | None = None,
     rounding: str = "fp32",
     epilogue: Epilogue | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     out: Results | None = None,
     algorithm: str = "auto",
@@ -239,13 +239,17 @@ def _mapped(
     op: str,
     epilogue: Epilogue | None,
     input: torch.Tensor,
-    extras: Sequence[torch.Tensor],
+    extras: Sequence[Extra],
     index: bool,
 ) -> dict[str, Any]:
     if epilogue is not None:
         dims = input.dim() if index else None
-        text = expression_of(op, epilogue, input.dtype, len(extras), dims)
-        return {"expression": text, "extras": [*extras]}
+        tensors, numbers, kinds = extras_of(op, extras)
+        text = expression_of(op, epilogue, input.dtype, kinds, dims)
+        given: dict[str, Any] = {"expression": text, "extras": tensors}
+        if numbers:
+            given["numbers"] = numbers
+        return given
     if extras or index:
         refuse_without_epilogue(op, extras)
     return {}

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from collx.reference._common import exactly, larger, smaller
 
-__all__ = ["Function", "applied"]
+__all__ = ["Extra", "Function", "applied"]
 
 Function = Callable[..., torch.Tensor]
+Extra = torch.Tensor | float
 
 aten = torch.ops.aten
 
@@ -22,7 +23,7 @@ def applied(
     op: str,
     f: Function,
     value: torch.Tensor,
-    extras: Sequence[torch.Tensor],
+    extras: Sequence[Extra],
     index: bool,
     axis: int = 0,
     start: int = 0,
@@ -33,6 +34,8 @@ def applied(
     With `index`, f takes the coordinates too, of a tensor in which `value` begins at `start` along
     `axis`."""
     for which, extra in enumerate(extras):
+        if not isinstance(extra, torch.Tensor):
+            continue
         if extra.dtype != value.dtype:
             raise TypeError(f"{op}: extras[{which}] is {extra.dtype}, the value {value.dtype}")
         sizes = [*reversed(extra.shape)], [*reversed(value.shape)]
@@ -44,7 +47,10 @@ def applied(
             )
     narrow = value.dtype in (torch.float16, torch.bfloat16)
     wide = torch.float32 if narrow else value.dtype
-    given = [tensor.detach().to(wide).expand(value.shape) for tensor in (value, *extras)]
+    given: list[Extra] = [
+        extra.detach().to(wide).expand(value.shape) if isinstance(extra, torch.Tensor) else extra
+        for extra in (value, *extras)
+    ]
     if index:
         given += [_coordinate(value, d, start if d == axis else 0) for d in range(value.dim())]
     with torch.no_grad(), exactly(), _Zeros(), _Casts() as casts:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from collx.reference._common import alike, exactly
-from collx.reference._epilogues import Function, applied
+from collx.reference._epilogues import Extra, Function, applied
 from collx.reference._scales import Quantizer
 from collx.reference.collectives import parts
 
@@ -40,7 +40,7 @@ _PIECE = 1 << 16  # elements of the rows that are worked on at once
 
 
 def row_epilogue(
-    function: Function | None, extras: Sequence[torch.Tensor], index: bool, start: int = 0
+    function: Function | None, extras: Sequence[Extra], index: bool, start: int = 0
 ) -> RowEpilogue | None:
     return None if function is None else RowEpilogue(function, extras, index, start)
 
@@ -60,7 +60,7 @@ class RowEpilogue:
     """What is applied to normalized rows, of which the first is row `start` of the whole."""
 
     function: Function
-    extras: Sequence[torch.Tensor]
+    extras: Sequence[Extra]
     index: bool
     start: int = 0
 
@@ -299,7 +299,7 @@ def own_rows(
     inputs: Sequence[torch.Tensor],
     residuals: Sequence[torch.Tensor],
     epilogue: Function | None,
-    extras: Sequence[Sequence[torch.Tensor]],
+    extras: Sequence[Sequence[Extra]],
     index: bool,
 ) -> Iterator[tuple[Layer, list[torch.Tensor], torch.Tensor]]:
     """Of each rank: the layer with its epilogue, its rows of all inputs, and its residual."""

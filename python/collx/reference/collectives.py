@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from collx.reference._common import alike, larger, smaller, subnormals_kept
-from collx.reference._epilogues import Function, applied
+from collx.reference._epilogues import Extra, Function, applied
 
 __all__ = [
     "REDUCE_OPS",
@@ -39,7 +39,7 @@ def allreduce(
     reduce_op: str = "sum",
     *,
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
     """What every rank gets from an all-reduce of `inputs[r]`, the input of rank r.
@@ -78,7 +78,7 @@ def reducescatter(
     axis: int = 0,
     *,
     epilogue: Function | None = None,
-    extras: Sequence[Sequence[torch.Tensor]] = (),
+    extras: Sequence[Sequence[Extra]] = (),
     index: bool = False,
 ) -> list[torch.Tensor]:
     """Rank r gets its part of the reduction: `axis` divided as `parts` says. With an epilogue, as

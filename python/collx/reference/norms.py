@@ -21,7 +21,7 @@ from collx.reference._rows import Layer, Tensors, normalized, own_rows, quantize
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from collx.reference._epilogues import Function
+    from collx.reference._epilogues import Extra, Function
     from collx.reference._scales import ScaleOptions
 
 __all__ = [
@@ -45,7 +45,7 @@ def allreduce_rmsnorm(
     weight_offset: float = 0.0,
     rounding: str = "fp32",
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
     """What every rank gets: the sum's rows, normalized."""
@@ -69,7 +69,7 @@ def allreduce_residual_rmsnorm(
     weight_offset: float = 0.0,
     rounding: str = "fp32",
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> Tensors:
     """What every rank gets: (out, residual_out)."""
@@ -92,7 +92,7 @@ def allreduce_layernorm(
     eps: float,
     rounding: str = "fp32",
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
     """What every rank gets: the sum's rows, normalized."""
@@ -119,7 +119,7 @@ def allreduce_residual_layernorm(
     eps: float,
     rounding: str = "fp32",
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> Tensors:
     """What every rank gets: (out, residual_out)."""
@@ -144,7 +144,7 @@ def allreduce_rmsnorm_fp8(
     rounding: str = "fp32",
     keep_norm: bool = False,
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
@@ -171,7 +171,7 @@ def allreduce_residual_rmsnorm_fp8(
     rounding: str = "fp32",
     keep_norm: bool = False,
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
@@ -196,7 +196,7 @@ def allreduce_rmsnorm_int8(
     rounding: str = "fp32",
     keep_norm: bool = False,
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
@@ -222,7 +222,7 @@ def allreduce_residual_rmsnorm_int8(
     rounding: str = "fp32",
     keep_norm: bool = False,
     epilogue: Function | None = None,
-    extras: Sequence[torch.Tensor] = (),
+    extras: Sequence[Extra] = (),
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
@@ -247,7 +247,7 @@ def reducescatter_residual_rmsnorm(
     weight_offset: float = 0.0,
     rounding: str = "fp32",
     epilogue: Function | None = None,
-    extras: Sequence[Sequence[torch.Tensor]] = (),
+    extras: Sequence[Sequence[Extra]] = (),
     index: bool = False,
 ) -> list[Tensors]:
     """Rank r gets (out, residual_out) of its rows of the sum, to which it adds `residuals[r]`."""
@@ -266,7 +266,7 @@ def reducescatter_residual_rmsnorm_fp8(
     rounding: str = "fp32",
     keep_norm: bool = False,
     epilogue: Function | None = None,
-    extras: Sequence[Sequence[torch.Tensor]] = (),
+    extras: Sequence[Sequence[Extra]] = (),
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> list[Tensors]:

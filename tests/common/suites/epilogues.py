@@ -292,6 +292,53 @@ def test_a_function_that_is_written_alike_is_traced_once(pool: Pool) -> None:
     assert pool.run(_written_alike) == [("", 2)] * 2
 
 
+def _numbers(rank: Rank) -> tuple[list[str], int]:
+    """Of every function that takes an epilogue, with a number that changes; and how many texts they
+    have."""
+    import collx
+    from collx import epilogues, reference
+
+    def f(v: torch.Tensor, by: float, bias: torch.Tensor, times: int) -> torch.Tensor:
+        return v * (1 - by) + bias * times
+
+    x, bias, group = ones(rank, 32).view(2, 16), ones(rank, 1), rank.communicator()
+    inputs, weight, wrong = [torch.ones(2, 16)] * rank.size, torch.ones(16), []
+    before = len(epilogues._texts)
+    for by in (0.25, 0.5):
+        given: dict[str, Any] = {"epilogue": f, "extras": (by, bias, 2), "group": group}
+        once: dict[str, Any] = {"epilogue": f, "extras": (by, torch.ones(1), 2)}
+        each: dict[str, Any] = {"epilogue": f, "extras": [once["extras"]] * rank.size}
+        own = x.clone().requires_grad_()
+        y = collx.allreduce(own, **given)
+        y.sum().backward()
+        scattered = collx.reducescatter(x, axis=1, **given)
+        normalized = collx.allreduce_rmsnorm(x, ones(rank, 16), 1e-6, **given)
+        assert own.grad is not None
+        assert isinstance(normalized, torch.Tensor)
+        wanted = reference.allreduce_rmsnorm(inputs, weight, 1e-6, **once)
+        assert isinstance(wanted, torch.Tensor)
+        wrong += [
+            differences(y.detach().cpu(), reference.allreduce(inputs, **once)),
+            differences(own.grad.cpu(), torch.full((2, 16), (1 - by) * rank.size)),
+            differences(
+                scattered.cpu(), reference.reducescatter(inputs, axis=1, **each)[rank.rank]
+            ),
+            differences(normalized.cpu(), wanted),
+        ]
+    own_number = rank.rank / 4
+    y = collx.allreduce(x, group=group, epilogue=f, extras=(own_number, bias, 2))
+    wrong.append(differences(y.cpu(), torch.full((2, 16), rank.size * (1 - own_number) + 2)))
+    return [message for message in wrong if message], len(epilogues._texts) - before
+
+
+@pytest.mark.worlds(1, 2)
+def test_numbers_that_change_make_no_new_epilogue(pool: Pool) -> None:
+    """They are arguments of the same kernel; and may differ from rank to rank."""
+    for wrong, texts in pool.run(_numbers):
+        assert wrong == []
+        assert texts == 1
+
+
 def _taken_gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
     taken = []
     for tensor in tensors:
@@ -341,7 +388,9 @@ def _compiled(rank: Rank) -> list[str]:
 
     def model(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         y = collx.allreduce(x * 2, group=name, epilogue=bias_relu, extras=(bias,)) + 1
-        return collx.reducescatter(y, group=name, epilogue=lambda v: v.clamp(max=5.0) * 0.5)
+        return collx.reducescatter(
+            y, group=name, epilogue=lambda v, n: v.clamp(max=5.0) * n, extras=(0.5,)
+        )
 
     want = model(x, bias).cpu()
     with inductor():
@@ -437,6 +486,8 @@ def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
         "shape": {"epilogue": bias_relu, "extras": (ones(rank, 5),)},
         "dtype": {"epilogue": bias_relu, "extras": (ones(rank, 4, torch.float64),)},
         "device": {"epilogue": bias_relu, "extras": (torch.ones(4, device=elsewhere),)},
+        "no number": {"epilogue": bias_relu, "extras": ("1",)},
+        "a long integer": {"epilogue": bias_relu, "extras": (2**53 + 1,)},
         "too few": {"epilogue": scale_residual, "extras": (ones(rank, 4),)},
         "out": {"epilogue": lambda v: v.to(torch.int8), "out": torch.empty_like(x)},
     }
@@ -459,6 +510,8 @@ def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
         ("shape", "ValueError", ("extras[0]", "[5]", "[3, 4]")),
         ("dtype", "TypeError", ("extras[0]", "Double", "Float")),
         ("device", "ValueError", ("extras[0]", "accepted")),
+        ("no number", "TypeError", ("extras[0]", "str", "float")),
+        ("a long integer", "ValueError", ("extras[0]", "9007199254740993", "2**53")),
         ("too few", "TypeError", ("epilogue",)),
         ("out", "TypeError", ("out", "float32", "int8")),
     ],
