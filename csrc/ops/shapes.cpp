@@ -1,10 +1,12 @@
 #include "shapes.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/safe_numerics.h>
 
 #include "../protocol/partition.h"
 #include "communicator.h"
 #include "registry.h"
+#include "torch_version.h"
 
 namespace collx {
 
@@ -28,12 +30,36 @@ c10::SymInt part_of(const char* op, const c10::SymInt& units, int64_t group_size
 
 c10::SymInt sum_of(const char* op, const char* argument, c10::SymIntArrayRef splits) {
   c10::SymInt sum = 0;
+  int64_t known = 0;  // of the splits that are not symbolic
   for (const c10::SymInt& rows : splits) {
     TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(rows.sym_ge(0)), "collx.", op, ": ", argument, ": got ",
                       splits, "; accepted: numbers of rows, none of them negative");
+    const std::optional<int64_t> number = rows.maybe_as_int();
+    TORCH_CHECK_VALUE(!number || !c10::add_overflows(known, *number, &known), "collx.", op, ": ",
+                      argument, ": got ", splits,
+                      ", whose sum is more than int64 can hold; "
+                      "accepted: numbers of rows of a tensor");
     sum = sum + rows;
   }
   return sum;
+}
+
+/// Refuses a result that no memory can hold, whose number of bytes would wrap around. `given` is
+/// the value of `argument`, from which the sizes follow.
+template <typename T>
+void check_bytes(const char* op, const char* argument, const T& given, const Sizes& sizes,
+                 const at::Tensor& input) {
+  int64_t bytes = static_cast<int64_t>(input.dtype().itemsize());
+  bool empty = false, fits = true;
+  for (const c10::SymInt& size : sizes) {
+    const std::optional<int64_t> number = size.maybe_as_int();
+    empty |= number == 0;
+    fits &= !number || !c10::mul_overflows(bytes, *number, &bytes);
+  }
+  TORCH_CHECK_VALUE(empty || fits, "collx.", op, ": ", argument, ": got ", given,
+                    ", for a result of shape ", c10::SymIntArrayRef(sizes), " and dtype ",
+                    dtype_name(input.scalar_type()),
+                    "; accepted: sizes whose bytes int64 can hold");
 }
 
 }  // namespace
@@ -110,6 +136,7 @@ Sizes sizes_by_splits(const Given& g) {
                     ": input_splits: got ", g.input_splits, ", which add up to ", sent,
                     "; accepted: the rows of the input, ", sizes[0]);
   sizes[0] = sum_of(op, "output_splits", g.output_splits);
+  check_bytes(op, "output_splits", g.output_splits, sizes, g.input);
   return sizes;
 }
 
@@ -137,6 +164,7 @@ Sizes device_splits_sizes(const char* op, const at::Tensor& input, const at::Ten
                     capacity, "; accepted: 0 and more");
   Sizes sizes = sizes_of(input);
   sizes[0] = capacity;
+  check_bytes(op, "capacity", capacity, sizes, input);
   return sizes;
 }
 

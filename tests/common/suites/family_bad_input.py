@@ -36,6 +36,7 @@ CHANGED = tuple(op for op in NEW if "inplace" in OPS[op].forms)  # those that ha
 
 VALUE, TYPE = ("ValueError",), ("TypeError",)
 NOWHERE = "no such group"
+MOST = 2**63 - 1
 
 
 @dataclass
@@ -76,6 +77,12 @@ def _given(rank: Rank, op: str) -> Given:
 
 def _resplit(given: Given, which: str, change: Callable[[list[int]], list[int]]) -> Fields:
     return {which: change(list(given.arguments[which]))}
+
+
+def _empty(given: Given, *splits: int) -> Fields:
+    """An input without rows, and these splits in both directions."""
+    both = [*splits, *[0] * given.world][: given.world]
+    return {"input": given.input[:0], "input_splits": both, "output_splits": both}
 
 
 def _device_splits(given: Given, **options: Any) -> Fields:
@@ -186,6 +193,30 @@ WRONG: dict[str, Wrong] = {
         lambda given: _resplit(given, "input_splits", lambda splits: [splits[0] + 1, *splits[1:]]),
         VALUE,
         ("input_splits",),
+    ),
+    "negative input split of an empty input": Wrong(
+        ("alltoallv",), lambda given: _empty(given, -1, 1), VALUE, ("input_splits", "-1")
+    ),
+    "input splits whose sum wraps around": Wrong(
+        ("alltoallv",),
+        lambda given: _empty(given, MOST, MOST, 2),
+        VALUE,
+        ("input_splits", str(MOST)),
+    ),
+    "output splits whose sum wraps around": Wrong(
+        ("alltoallv",),
+        lambda given: {"output_splits": [MOST, MOST, 2][: given.world]},
+        VALUE,
+        ("output_splits", str(MOST)),
+    ),
+    "output splits whose bytes wrap around": Wrong(
+        ("alltoallv",),
+        lambda given: _resplit(given, "output_splits", lambda splits: [2**60, *splits[1:]]),
+        VALUE,
+        ("output_splits", str(2**60), "bytes"),
+    ),
+    "capacity whose bytes wrap around": Wrong(
+        ("alltoallv_device",), lambda given: {"capacity": 2**60}, VALUE, ("capacity", str(2**60))
     ),
     "device splits of another dtype": Wrong(
         ("alltoallv_device",),
@@ -397,6 +428,28 @@ def test_a_wrong_argument_of_the_family_is_refused_by_name(pool: Pool, what: str
                 assert word.lower() in text, (op, word, result.message)
 
 
+SPLITS = tuple(what for what, row in WRONG.items() if row.ops == ("alltoallv",) and "split" in what)
+
+
+def _splits_on_meta(rank: Rank) -> dict[str, Attempt]:
+    found = {}
+    for what in SPLITS:
+        given = _given(rank, "alltoallv")
+        arguments = {**given.arguments, **WRONG[what].change(given)}
+        arguments["input"] = arguments["input"].to("meta")
+        found[what] = attempt(lambda: overload("alltoallv", "functional")(**arguments))  # noqa: B023
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_wrong_splits_are_refused_on_meta_tensors(pool: Pool) -> None:
+    for found in pool.run(_splits_on_meta):
+        assert len(found) > 7
+        for what, result in found.items():
+            assert result.error == "ValueError", (what, result)
+            assert all(word in result.message for word in WRONG[what].words), (what, result)
+
+
 def _input_elsewhere(rank: Rank) -> dict[str, Attempt]:
     found = {}
     elsewhere = "cpu" if rank.device.type == "cuda" else "cuda"
@@ -468,11 +521,13 @@ def test_python_functions_refuse_as_their_ops_do(pool: Pool) -> None:
             assert word in result.message, (name, result)
 
 
-# Splits that the device alone knows: what is wrong with those of the last rank, on which rows.
-DEVICE_SPLITS = {
-    "capacity too small": (0, 0, 1),
-    "negative split": (-3, 0, 0),
-    "sum beyond the input": (0, 1000, 0),
+# Splits that the device alone knows: those of the last rank to the first ranks, and the rows that
+# are missing in its result.
+DEVICE_SPLITS: dict[str, tuple[list[int], int]] = {
+    "capacity too small": ([], 1),
+    "negative split": ([-3], 0),
+    "sum beyond the input": ([1006], 0),
+    "sum that wraps around": ([MOST, MOST, 2], 0),
 }
 ROWS = 6
 
@@ -480,7 +535,7 @@ ROWS = 6
 def _wrong_on_the_device(
     rank: Rank, what: str, check: bool, timeout: float
 ) -> tuple[Attempt, Attempt, str]:
-    less, more, missing = DEVICE_SPLITS[what]
+    splits, missing = DEVICE_SPLITS[what]
     communicator = rank.new_communicator(
         "device-splits", rank.fresh_group(), timeout=timeout, check=check
     )
@@ -488,7 +543,8 @@ def _wrong_on_the_device(
     prepared = Prepared(rank, communicator, call)
     last = rank.rank == rank.size - 1
     if last:
-        prepared.given["input_splits"][0] = less if less else ROWS + more
+        for other, rows in enumerate(splits[: rank.size]):
+            prepared.given["input_splits"][other] = rows
         if missing:
             # The rows of `out` behind the capacity are a canary: they must not be written to.
             prepared.outs[0] = prepared.outs[0].part(0, 0, ROWS * rank.size - missing)
