@@ -7,6 +7,7 @@
 #include "generated.h"
 #include "map_operators.h"
 #include "norm.h"
+#include "shared_kernels.h"
 
 namespace collx {
 
@@ -33,6 +34,7 @@ TORCH_LIBRARY(collx, library) {
   // No tensor says on which device: the communicator does.
   library.impl("barrier",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(barrier)));
+  add_shared_kernels(library);
 }
 
 }  // namespace collx

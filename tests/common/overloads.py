@@ -1,0 +1,94 @@
+"""Every overload of the operators, from the schemas that are registered, and arguments for it: a
+new operator is tested as soon as it is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .rank import Rank
+
+COLS = 256
+
+
+def all_overloads() -> list[Any]:
+    import collx  # noqa: F401
+
+    found = []
+    for full in sorted(torch._C._dispatch_get_all_op_names()):
+        if not full.startswith("collx::"):
+            continue
+        name, _, overload = full.removeprefix("collx::").partition(".")
+        found.append(getattr(getattr(torch.ops.collx, name), overload or "default"))
+    return found
+
+
+def written_by(overload: Any) -> list[str]:
+    """The arguments that it writes."""
+    return [
+        argument.name
+        for argument in overload._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def writing_overloads() -> list[Any]:
+    return [overload for overload in all_overloads() if written_by(overload)]
+
+
+def name_in_errors(overload: Any) -> str:
+    """`overload`, or its name as text."""
+    return str(overload).removeprefix("collx.").split(".")[0].removesuffix("_")
+
+
+def arguments_without_outs(
+    rank: Rank, group_name: str, overload: Any, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """What is read, and what is written in place: everything that has no default."""
+    name = str(overload)
+    rows = 2 * rank.size
+    norm = "norm" in name
+    own = 2 if "reducescatter" in name else rows
+
+    def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, dtype=dtype, generator=generator).to(rank.device)
+
+    splits: Any = [2] * rank.size
+    values = {
+        "input": tensor(rows, COLS, seed=1 + rank.rank),
+        "value": tensor(rows, COLS),
+        "residual": tensor(own, COLS),
+        "weight": tensor(COLS),
+        "bias": tensor(COLS),
+        "eps": 1e-6,
+        "reduce_op": "sum",
+        "expression": "value.float32;neg.float32 0",
+        "extras": [],
+        "root": 0,
+        "group_size": rank.size,
+        "group_name": group_name,
+        "output_splits": splits,
+        "input_splits": torch.tensor(splits, device=rank.device) if "device" in name else splits,
+        "capacity": rows,
+    }
+    return {
+        argument.name: values[argument.name]
+        for argument in overload._schema.arguments
+        if not argument.has_default_value() and not (argument.kwarg_only and argument.is_out)
+    } | ({"scale_mode": "row"} if norm and "8" in name else {})
+
+
+def arguments_for(
+    rank: Rank, group_name: str, overload: Any, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """All arguments: for those of the forms with out=, what the functional form has returned."""
+    given = arguments_without_outs(rank, group_name, overload, dtype)
+    outs = [name for name in written_by(overload) if name not in given]
+    if outs:
+        sibling = overload._overloadname.removesuffix("out").removesuffix("_") or "default"
+        results = getattr(overload._overloadpacket, sibling)(**given)
+        results = results if isinstance(results, tuple) else (results,)
+        given.update(zip(outs, results, strict=True))
+    return given

@@ -1,0 +1,242 @@
+"""Views that PyTorch has only marked as conjugate or negative, as arguments of every overload: what
+is read is read as the view shows it, and what is written is written so that the view shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ..attempt import attempt, works
+from ..overloads import (
+    all_overloads,
+    arguments_for,
+    name_in_errors,
+    writing_overloads,
+    written_by,
+)
+from ..pool import Pool
+from ..rank import Rank
+from ..values import unequal
+
+GUARD = 7.0  # the real parts beside negative views
+
+
+def _lazy(tensor: torch.Tensor, dense: bool = False) -> torch.Tensor | None:
+    """A view with the same values and a bit; None where PyTorch cannot negate the dtype."""
+    if tensor.is_complex():
+        return tensor.conj_physical().conj()
+    if not dense and tensor.dtype in (torch.float32, torch.float64):
+        parts = torch.stack([torch.full_like(tensor, GUARD), -tensor], -1)
+        return torch.view_as_complex(parts).conj().imag
+    if tensor.dtype in (torch.float32, torch.int8, torch.int64):
+        return torch._neg_view(-tensor)
+    return None
+
+
+def _make_lazy(call: dict[str, Any], names: list[str]) -> list[str]:
+    """Replaces these arguments of the call where that can be. Returns which."""
+    found = []
+    for name in names:
+        # The reduced value of an epilogue has to be contiguous.
+        lazy = _lazy(call[name], dense=name == "value")
+        if lazy is not None:
+            call[name] = lazy
+            found.append(name)
+    return found
+
+
+def _is_lazy(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+
+
+def _copied(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with tensors of its own. Outputs hold something else than the results."""
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+
+
+def _spoiled(call: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    for name in names:
+        if name != "input":  # not written in place
+            call[name].view(torch.uint8).fill_(1)
+    return call
+
+
+def _results(overload: Any, call: dict[str, Any]) -> list[torch.Tensor]:
+    result = overload(**call)
+    if written_by(overload):
+        assert result is None
+        return [call[name] for name in written_by(overload)]
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def _compare(overload: Any, plain: dict[str, Any], chosen: list[str]) -> str:
+    """What is wrong when these arguments are lazy, those apart that cannot be."""
+    written = written_by(overload)
+    expected = _results(overload, _spoiled(_copied(plain), written))
+    call = _spoiled(_copied(plain), written)
+    lazy_ones = _make_lazy(call, chosen)
+    versions = {name: call[name]._version for name in lazy_ones}
+    results = _results(overload, call)
+    for name in lazy_ones:
+        if not _is_lazy(call[name]):
+            return f"{name} is no longer lazy"
+        if call[name]._version - versions[name] != (name in written):
+            return f"{name} got {call[name]._version - versions[name]} new versions"
+        if not call[name].is_contiguous() and not bool((call[name]._base[..., 0] == GUARD).all()):
+            return f"memory beside {name} changed"
+    for number, (got, want) in enumerate(zip(results, expected, strict=True)):
+        if bool(unequal(got.resolve_conj().resolve_neg(), want).any()):
+            return f"result {number} differs"
+    return ""
+
+
+def _dtypes(overload: Any) -> list[torch.dtype]:
+    """Complex numbers as well where the operator only copies."""
+    names = {argument.name for argument in overload._schema.arguments}
+    reduces = names & {"reduce_op", "eps", "expression", "value"}
+    return [torch.float32] if reduces else [torch.float32, torch.complex64]
+
+
+def _every_overload(rank: Rank) -> tuple[list[str], int]:
+    communicator = rank.communicator()
+    wrong, count = [], 0
+    for overload in all_overloads():
+        for dtype in _dtypes(overload):
+            plain = arguments_for(rank, communicator.name, overload, dtype)
+            tensors = [name for name, value in plain.items() if isinstance(value, torch.Tensor)]
+            if not tensors:
+                continue
+            for chosen in (*([name] for name in tensors), tensors):
+                count += 1
+                found = _compare(overload, plain, chosen)
+                if found:
+                    wrong.append(f"{overload} of {dtype}, lazy {chosen}: {found}")
+    communicator.check()
+    return wrong, count
+
+
+@pytest.mark.worlds(1, 2)
+def test_every_overload_reads_and_writes_lazy_views(pool: Pool) -> None:
+    """Each tensor of each overload by itself, and all of them together: the bits that plain tensors
+    give, one new version of what is written, and nothing written beside it."""
+    for wrong, count in pool.run(_every_overload):
+        assert not wrong, "\n".join(wrong)
+        assert count > 150
+
+
+def _in_inference_mode(rank: Rank) -> list[str]:
+    communicator = rank.communicator()
+    wrong = []
+    with torch.inference_mode():
+        for overload in writing_overloads():
+            plain = arguments_for(rank, communicator.name, overload)
+            expected = _results(overload, _copied(plain))
+            call = _copied(plain)
+            _make_lazy(call, written_by(overload))
+            for got, want in zip(_results(overload, call), expected, strict=True):
+                if bool(unequal(got.resolve_neg(), want).any()):
+                    wrong.append(str(overload))
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_lazy_inference_tensors_are_written(pool: Pool) -> None:
+    assert pool.run(_in_inference_mode) == [[]] * pool.size
+
+
+def _refused(rank: Rank) -> list[str]:
+    communicator = rank.communicator()
+    wrong = []
+    for overload in writing_overloads():
+        call = arguments_for(rank, communicator.name, overload)
+        call["group_name"] = "no such group"
+        before = {name: call[name].clone() for name in _make_lazy(call, written_by(overload))}
+        found = attempt(lambda: overload(**call))  # noqa: B023
+        if found.error != "ValueError" or "no such group" not in found.message:
+            wrong.append(f"{overload}: {found}")
+        wrong += [
+            f"{overload}: {name} changed"
+            for name, value in before.items()
+            if bool(unequal(call[name].resolve_neg(), value).any())
+        ]
+    assert works(rank, communicator)
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_a_refused_call_leaves_lazy_views_as_they_are(pool: Pool) -> None:
+    for wrong in pool.run(_refused):
+        assert not wrong, "\n".join(wrong)
+
+
+def _overlapping(rank: Rank) -> list[str]:
+    communicator = rank.communicator()
+    wrong = []
+    for overload in writing_overloads():
+        for name in written_by(overload):
+            call = arguments_for(rank, communicator.name, overload)
+            if not _make_lazy(call, [name]):
+                continue
+            call[name] = call[name].narrow(0, 0, 1).expand(call[name].shape)
+            found = attempt(lambda: overload(**call))  # noqa: B023
+            op = name_in_errors(overload).partition("_map")[0]
+            if found.error != "ValueError" or f"collx.{op}: {name}: " not in found.message:
+                wrong.append(f"{overload}: {name}: {found}")
+    assert works(rank, communicator)
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_a_lazy_view_that_overlaps_itself_is_refused(pool: Pool) -> None:
+    """Before anything is launched, as without the bit."""
+    for wrong in pool.run(_overlapping):
+        assert not wrong, "\n".join(wrong)
+
+
+def _write(z: torch.Tensor, memory: torch.Tensor, other: torch.Tensor, name: str) -> None:
+    torch.ops.collx.broadcast.out(memory, 0, name, out=other.conj())
+    torch.ops.collx.allreduce_(memory.conj().imag, "sum", name)
+    torch.ops.collx.broadcast_(z.conj(), 0, name)
+
+
+def _tensors(rank: Rank) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = torch.arange(12.0, device=rank.device) + rank.rank
+    return torch.complex(x, -x), torch.complex(x, x), torch.complex(-x, x)
+
+
+def _compiled(rank: Rank, backend: str) -> list[bool]:
+    name = rank.communicator().name
+    eager, compiled = _tensors(rank), _tensors(rank)
+    _write(*eager, name)
+    torch.compile(_write, backend=backend, fullgraph=True)(*compiled, name)
+    return [bool(unequal(a, b).any()) for a, b in zip(eager, compiled, strict=True)]
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_graphs_write_lazy_views(pool: Pool, backend: str) -> None:
+    assert pool.run(_compiled, backend) == [[False] * 3] * pool.size
+
+
+def _symmetric(rank: Rank) -> list[bool]:
+    communicator = rank.communicator()
+    x = torch.arange(64.0, device=rank.device) + rank.rank
+    memory = communicator.empty(64)
+    out = torch._neg_view(memory)
+    # Both algorithms need symmetric memory: a temporary would be refused.
+    torch.ops.collx.allgather.out(
+        x[: 64 // rank.size].contiguous(), rank.size, communicator.name, 0, None, "direct", out=out
+    )
+    parts = [torch.arange(64.0)[: 64 // rank.size] + other for other in range(rank.size)]
+    gathered = out.cpu().equal(torch.cat(parts))
+    source = communicator.empty(64).copy_(x)
+    torch.ops.collx.allreduce.out(source, "sum", communicator.name, "pull_push", out=out)
+    total = rank.size * torch.arange(64.0) + sum(range(rank.size))
+    return [gathered, out.cpu().equal(total)]
+
+
+@pytest.mark.worlds(2)
+def test_lazy_views_of_symmetric_memory_stay_symmetric(pool: Pool) -> None:
+    assert pool.run(_symmetric) == [[True, True]] * pool.size
