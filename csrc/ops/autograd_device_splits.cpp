@@ -70,6 +70,7 @@ Results alltoallv_device_splits(c10::DispatchKeySet keys, const at::Tensor& inpu
     return autograd::redispatch_below(functional_op(), keys, input, input_splits,
                                       std::move(capacity), group_name, algorithm, max_blocks);
   }
+  autograd::refuse_transforms(kOp);
   const variable_list results = AlltoallvDeviceSplits::apply(
       input, input_splits, capacity, group_name, algorithm, max_blocks, keys);
   return {results.at(0), results.at(1)};

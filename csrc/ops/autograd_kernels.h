@@ -10,6 +10,7 @@
 // that serve kernels of another shape as well.
 #pragma once
 
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
@@ -57,6 +58,22 @@ inline void check_versioned(const char* op, const char* argument, const at::Tens
               "collx.", op, ": ", argument,
               ": got an inference tensor outside of torch.inference_mode(), which cannot be "
               "written there; accepted: any other tensor, or a call within that mode");
+}
+
+/// Before a function is recorded. C++ functions refuse transforms by themselves, but with words
+/// that name neither the operator nor a cure, and after the collective where that runs first.
+inline void refuse_transforms(const char* op) {
+  const auto& transforms = at::functorch::functorchTLSAccessor();
+  if (!transforms) return;
+  try {
+    transforms->checkSupportsCppAutogradFunction();
+  } catch (const c10::Error&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, "collx.", op,
+        ": input: got a tensor that a transform of torch.func differentiates (grad, vjp, jacrev); "
+        "accepted: torch.autograd.grad or backward(), outside of all transforms, or a detached "
+        "tensor");
+  }
 }
 
 inline bool wants_gradient(const at::Tensor& tensor) {
@@ -202,8 +219,9 @@ struct Kernels<Op, at::Tensor(const at::Tensor&, Options...)> {
   static at::Tensor functional(c10::DispatchKeySet keys, const at::Tensor& input,
                                Options... options) {
     refuse_forward_mode(Op::kName, Op::kReverse, "input", input);
-    if (wants_gradient(input)) return Recorded<Op>::apply(input, keys, options...);
-    return redispatch_below(functional_op(), keys, input, options...);
+    if (!wants_gradient(input)) return redispatch_below(functional_op(), keys, input, options...);
+    refuse_transforms(Op::kName);
+    return Recorded<Op>::apply(input, keys, options...);
   }
 
   static void out(c10::DispatchKeySet keys, const at::Tensor& input, Options... options,
@@ -225,6 +243,7 @@ struct Kernels<Op, at::Tensor(const at::Tensor&, Options...)> {
   static void inplace(c10::DispatchKeySet keys, at::Tensor& input, Options... options) {
     refuse_forward_mode(Op::kName, Op::kReverse, "input", input);
     if (wants_gradient(input)) {
+      refuse_transforms(Op::kName);
       // Before anything is launched; the function's own check would come after.
       torch::autograd::check_inplace(input, /*requires_grad=*/true);
       RecordedInplace<Op>::apply(input, keys, options...);

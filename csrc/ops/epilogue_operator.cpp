@@ -107,9 +107,11 @@ namespace {
 Tensor epilogue_autograd(c10::DispatchKeySet keys, const Tensor& value, string_view text,
                          TensorList extras, int64_t axis, int64_t start, Numbers numbers) {
   refuse_forward_mode(kEpilogue, value, extras);
+  const bool recorded = wants_gradient(value, extras);
+  if (recorded) autograd::refuse_transforms(kEpilogue);
   const Tensor made =
       autograd::redispatch_below(epilogue_op(), keys, value, text, extras, axis, start, numbers);
-  if (!wants_gradient(value, extras)) return made;
+  if (!recorded) return made;
   return as_if_applied(value, made, text, extras, {axis, start}, numbers);
 }
 

@@ -102,6 +102,7 @@ struct Forms<Op, Tensor(A...)> {
     if (!wants_gradient(mapped.given.input, mapped.extras)) {
       return autograd::redispatch_below(op, keys, a...);
     }
+    autograd::refuse_transforms(Op::kName);
     const auto known = check_expression(mapped.op(), mapped.text, mapped.given.input.scalar_type());
     const Origin origin = known->expression.indices > 0 ? origin_of(mapped.given) : Origin{};
     const auto [made, value] = autograd::redispatch_below(with_value, keys, a...);
@@ -118,13 +119,14 @@ struct Forms<Op, Tensor(A...)> {
     return autograd::redispatch_below(op, keys, a...);
   }
   static void out_autograd(c10::DispatchKeySet keys, A... a, Tensor& out) {
-    refuse_gradients(Op::mapped(a...), out);
+    refuse_gradients(Op::kName, Op::mapped(a...), out);
     write_out(keys, a..., out);
   }
   static void with_value_out_autograd(c10::DispatchKeySet keys, A... a, Tensor& out,
                                       Tensor& value) {
-    refuse_gradients(Op::mapped(a...), out);
-    refuse_gradients(Op::mapped(a...), value);
+    static const std::string name = name_with_value<Op>();
+    refuse_gradients(name.c_str(), Op::mapped(a...), out);
+    refuse_gradients(name.c_str(), Op::mapped(a...), value);
     write_with_value_out(keys, a..., out, value);
   }
   static void write_out(c10::DispatchKeySet keys, A... a, Tensor& out) {
@@ -144,11 +146,11 @@ struct Forms<Op, Tensor(A...)> {
   }
 
  private:
-  static void refuse_gradients(const Mapped& mapped, const Tensor& out) {
-    refuse_forward_mode(Op::kName, mapped.given.input, mapped.extras);
-    autograd::refuse_gradient_of_out(Op::kName, mapped.given.input, out);
+  static void refuse_gradients(const char* op, const Mapped& mapped, const Tensor& out) {
+    refuse_forward_mode(op, mapped.given.input, mapped.extras);
+    autograd::refuse_gradient_of_out(op, mapped.given.input, out);
     for (const Tensor& extra : mapped.extras) {
-      autograd::refuse_gradient_of_out(Op::kName, extra, out);
+      autograd::refuse_gradient_of_out(op, extra, out);
     }
   }
 };
