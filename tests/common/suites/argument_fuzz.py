@@ -1,0 +1,538 @@
+"""Fuzz of arguments: calls of every operator of which one or two arguments are replaced by others
+of the same type, right ones and wrong ones. A call gives the bits of the reference, or all ranks
+raise an exception before anything is launched and the communicator works on.
+
+hypothesis draws the calls in the process of the tests, so all ranks get the same ones.
+COLLX_FUZZ_SEED=n draws others, COLLX_FUZZ_CALLS=n more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies
+
+from .. import family_cases, family_check, norm_cases, norm_check, norm_samples
+from ..attempt import Attempt, attempt, works
+from ..family_cases import Fields, legal
+from ..overloads import all_overloads, arguments_for, written_by
+from ..pool import Pool
+from ..rank import Rank
+from ..values import COPIED, legal_ops, unequal
+from ..worlds import seed_from_environment
+
+CALLS, CALLS_SHARED = 800, 40
+LARGEST = 2000  # elements of the input of a fused normalization
+
+FAMILY = tuple(op for op in family_cases.OPS if op != "barrier")
+MAPS = tuple(
+    f"{op}{value}" for op in ("allreduce_map", "reducescatter_map") for value in ("", "_with_value")
+)
+# What an argument is replaced by leaves the result as it is; or may be refused, but leaves the
+# result as it is if not; or may be refused, or give another result; or has to be refused. In any
+# case all ranks do the same.
+VERDICTS = SAME, RIGHT, EITHER, REFUSED = "same", "right", "either", "refused"
+
+WORLD = -1  # in numbers below: the number of ranks
+HUGE = (2**31, 2**32, 2**62, 2**63 - 1, -(2**63), 2**63)
+
+
+class Plain(torch.Tensor):
+    """A subclass without anything of its own."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another value for an argument: a key of CHANGES, and a number that picks one of several."""
+
+    argument: str
+    what: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """A right call, by its overload, and what is changed in it."""
+
+    call: family_cases.Call | norm_cases.Call | str  # the name of an operator of MAPS
+    overload: str
+    changes: tuple[Change, ...]
+    mode: str
+    quick: bool  # through the shortcut of the Python functions
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "grad": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+# --- Values that replace a tensor. None: this tensor cannot be changed so.
+
+
+def _lazy(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
+    if tensor.is_complex():
+        return tensor.conj_physical().conj()
+    if tensor.dtype in (torch.float32, torch.float64):
+        return torch.view_as_complex(torch.stack([tensor, -tensor], -1)).conj().imag
+    return None
+
+
+def _spread(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
+    strides = family_cases.strides_of("spread", tuple(tensor.shape))
+    memory = torch.zeros(
+        2 * tensor.numel() * tensor.element_size() + 16, dtype=torch.uint8, device=tensor.device
+    )
+    start = number % 3 * tensor.element_size()
+    whole = memory[start : start + 2 * tensor.numel() * tensor.element_size()]
+    if whole.data_ptr() % tensor.element_size() or whole.storage_offset() % tensor.element_size():
+        return None
+    return whole.view(tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
+
+
+def _transposed(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    strides = family_cases.strides_of("transposed", tuple(tensor.shape))
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def _overlapping(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
+    wide = [axis for axis, size in enumerate(tensor.shape) if size > 1]
+    if not wide or tensor.numel() == 0:
+        return None
+    return tensor.narrow(wide[0], 0, 1).expand(tensor.shape)
+
+
+def _inference(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    with torch.inference_mode():
+        return tensor.clone()
+
+
+def _other_dtype(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
+    dtypes = [getattr(torch, name) for name in COPIED]
+    others = [dtype for dtype in dtypes if dtype != tensor.dtype]
+    return torch.zeros(tensor.shape, dtype=torch.uint8, device=tensor.device).to(
+        others[number % len(others)]
+    )
+
+
+def _sparse(tensor: torch.Tensor, number: int) -> Any:
+    zeros = torch.zeros(tensor.shape, device=tensor.device)
+    if number % 2 and tensor.dim() == 2 and tensor.numel():
+        return zeros.to_sparse_csr()
+    return zeros.to_sparse() if tensor.dim() else None
+
+
+def _other_shape(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    shapes = [(*tensor.shape, 2), (*tensor.shape[:-1], 999), (0,), (7,) * 6, (2**40, 0)]
+    return torch.zeros(shapes[number % len(shapes)], dtype=tensor.dtype, device=tensor.device)
+
+
+def _wrapped(tensor: torch.Tensor, number: int) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    if number % 2:
+        return TwoTensor(tensor.clone(), tensor.clone())
+    return FakeTensorMode(allow_non_fake_inputs=True).from_tensor(tensor)
+
+
+def _nested(tensor: torch.Tensor, number: int) -> Any:
+    layout = (torch.strided, torch.jagged)[number % 2]
+    try:
+        return torch.nested.nested_tensor([tensor, tensor], layout=layout)
+    except (NotImplementedError, RuntimeError):
+        return None  # not of every dtype and shape
+
+
+def _elsewhere(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    device = "cpu" if tensor.is_cuda and number % 2 else "meta"
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+
+TENSORS: dict[str, tuple[str, Callable[[torch.Tensor, int], Any]]] = {
+    "lazy": (SAME, _lazy),
+    "spread": (SAME, _spread),
+    "transposed": (SAME, _transposed),
+    "subclass": (SAME, lambda t, n: t.as_subclass(Plain)),
+    "parameter": (SAME, lambda t, n: torch.nn.Parameter(t, requires_grad=False)),
+    "inference": (RIGHT, _inference),
+    "gradient": (
+        RIGHT,
+        lambda t, n: (
+            t.requires_grad_()
+            if t.is_floating_point() and t.is_leaf and not t.is_inference()
+            else None
+        ),
+    ),
+    "overlapping": (EITHER, _overlapping),
+    "other dtype": (EITHER, _other_dtype),
+    "other shape": (EITHER, _other_shape),
+    "elsewhere": (EITHER, _elsewhere),  # a meta input has a meta result
+    "wrapped": (EITHER, _wrapped),
+    "nested": (EITHER, _nested),
+    "sparse": (REFUSED, _sparse),
+    "no tensor": (REFUSED, lambda t, n: (1, 2.5, "x", object())[n % 4]),
+}
+
+# Rows that do not fit the splits of one rank, or splits that the device alone knows, are found
+# inside the call.
+CHANGES_ROWS = ("other shape", "overlapping")
+
+# A Meta kernel looks up no group.
+ONLY_TRACED = ("elsewhere", "wrapped")
+
+# Both the input and an output, in one piece of memory.
+ALIASED = "aliased"
+
+TEXTS: tuple[Any, ...] = ("", "x", "sum\0", " auto", "AUTO", "0", "é" * 5000, None, 1, [])
+SCALARS: dict[str, tuple[Any, ...]] = {
+    "root": (-2, WORLD, *HUGE, None, "0", 0.5),
+    "axis": (99, -99, *HUGE, "0", 0.5),
+    "group_size": (0, -2, 17, *HUGE, "2"),
+    "total": (-2, *HUGE, "2"),
+    "capacity": (-2, -99, "2"),
+    "max_blocks": (-2, *HUGE[:1], *HUGE[2:], "2"),
+    "eps": ("x", None),
+    "reduce_op": TEXTS,
+    "algorithm": TEXTS,
+    "group_name": TEXTS[:1] + TEXTS[2:5] + TEXTS[6:],
+    "expression": TEXTS[1:],
+    "rounding": TEXTS,
+    "fp8_dtype": TEXTS,
+    "scale_mode": TEXTS,
+    "scale_dtype": TEXTS,
+    "scale_layout": TEXTS,
+}
+LOOSE: dict[str, tuple[Any, ...]] = {
+    "eps": (0.0, -1.0, float("nan"), float("inf"), 1e300, 2**63),
+    "weight_offset": (float("nan"), -float("inf"), 1e300, "x"),
+    "scale_ub": (0.0, -1.0, float("nan"), float("inf"), "x"),
+    "quant_group_size": (0, -1, 3, *HUGE),
+    "ue8m0": (True, 2, "x", None),
+    "expression": ("value.float32;", ";" * 999, "value.float32;neg.float32 " + "0 " * 999),
+}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"algorithm": ("auto", "fallback"), "max_blocks": (1, 7)}
+
+
+def _splits(given: Any, number: int, rank: Rank) -> Any:
+    """Wrong ones, of which this rank can know."""
+    spoiled = list(given)
+    mine = rank.rank
+    changes: list[Callable[[], Any]] = [
+        lambda: spoiled.__setitem__(mine, -1),
+        lambda: spoiled.__setitem__(mine, spoiled[mine] + 1),
+        lambda: spoiled.__setitem__(mine, 2**63 - 1),
+        lambda: spoiled.__setitem__(slice(None), [2**63 - 1] * len(spoiled)),
+        lambda: spoiled.__setitem__(slice(None), [-(2**63)] * len(spoiled)),
+        lambda: spoiled.__setitem__(mine, 2**63),
+        lambda: spoiled.append(0),
+        lambda: spoiled.pop(),
+        spoiled.clear,
+        lambda: spoiled.__setitem__(mine, 0.5),
+        lambda: spoiled.__setitem__(mine, None),
+    ]
+    changes[number % len(changes)]()
+    return spoiled
+
+
+def _alias(arguments: Fields, change: Change) -> bool:
+    """Puts the input and this output into one piece of memory. False where that cannot be."""
+    source, out = arguments["input"], arguments[change.argument]
+    if source.dtype != out.dtype:
+        return False
+    step = (0, 1, source.numel() // 2, source.numel() - 1)[change.number % 4]
+    memory = torch.zeros(
+        source.numel() + out.numel() + 1, dtype=torch.uint8, device=source.device
+    ).to(source.dtype)
+    strides = family_cases.strides_of("contiguous", tuple(source.shape))
+    arguments["input"] = memory.as_strided(source.shape, strides, 0).copy_(source)
+    strides = family_cases.strides_of("contiguous", tuple(out.shape))
+    arguments[change.argument] = memory.as_strided(out.shape, strides, max(0, step))
+    return True
+
+
+def _changed(example: Example, change: Change, value: Any, rank: Rank) -> tuple[str, Any] | None:
+    """What has to follow, and the new value; None where there is none."""
+    if isinstance(value, torch.Tensor):
+        if "alltoallv" in example.overload and change.what in CHANGES_ROWS:
+            return None
+        verdict, make = TENSORS[change.what]
+        made = make(value, change.number)
+        # Some algorithms need symmetric tensors, and the value of an epilogue is contiguous.
+        asked = not isinstance(example.call, str) and example.call.algorithm != "auto"
+        if verdict == SAME and (asked or change.argument == "value"):
+            verdict = RIGHT
+        return None if made is None else (verdict, made)
+    if change.argument in ("input_splits", "output_splits"):
+        return REFUSED, _splits(value, change.number, rank)
+    if change.argument == "extras":
+        if not isinstance(value, list):
+            return None
+        wrong: tuple[Any, ...] = ([*value, torch.ones(3, device=rank.device)], [None], 1, ["x"])
+        return REFUSED, wrong[change.number % len(wrong)]
+    verdict, table = {
+        "wrong": (REFUSED, SCALARS),
+        "loose": (EITHER, LOOSE),
+        "neutral": (SAME, NEUTRAL),
+    }[change.what]
+    values = table.get(change.argument)
+    if not values:
+        return None
+    made = values[change.number % len(values)]
+    return verdict, rank.size if made == WORLD and isinstance(made, int) else made
+
+
+# --- The calls.
+
+
+@dataclass
+class Made:
+    """A right call on a rank: arguments by name, the right results, and what checks the memory."""
+
+    overload: Any
+    arguments: Fields
+    expected: list[torch.Tensor]
+
+
+def _overload_of(example: Example) -> Any:
+    packet, _, name = example.overload.partition(".")
+    return getattr(getattr(torch.ops.collx, packet), name)
+
+
+def _made(rank: Rank, communicator: Any, example: Example) -> Made:
+    overload, call = _overload_of(example), example.call
+    if isinstance(call, str):
+        arguments = arguments_for(rank, communicator.name, overload)
+        return Made(overload, arguments, _mapped(rank, overload, arguments))
+    if isinstance(call, norm_cases.Call):
+        norm = norm_check.Prepared(rank, communicator, call)
+        outs = dict(zip(norm_cases.outputs_of(call.op, call.keep_norm), norm.outs, strict=True))
+        given, expected = norm.given, norm.expected
+    else:
+        prepared = family_check.Prepared(rank, communicator, call)
+        outs = dict(zip(family_check.OUTS, prepared.outs, strict=False))
+        given, expected = prepared.given, prepared.expected
+    written = set(written_by(overload)) - set(given)
+    assert written <= set(outs), overload
+    arguments = {**given, **{name: outs[name].view for name in outs if name in written}}
+    return Made(overload, arguments, list(expected))
+
+
+def _mapped(rank: Rank, overload: Any, arguments: Fields) -> list[torch.Tensor]:
+    """`expression` negates."""
+    from collx import reference
+
+    inputs = [
+        torch.randn(arguments["input"].shape, generator=torch.Generator().manual_seed(1 + other))
+        for other in range(rank.size)
+    ]
+    if "reducescatter" in str(overload):
+        value = reference.reducescatter(inputs, "sum")[rank.rank]
+    else:
+        value = reference.allreduce(inputs, "sum")
+    return [-value, value] if "with_value" in str(overload) else [-value]
+
+
+def _call(example: Example, overload: Any, arguments: Fields) -> Any:
+    if not example.quick:
+        return overload(**arguments)
+    from collx._extension import extension
+
+    schema = overload._schema
+    quick = extension.quick_call(schema.name, schema.overload_name, overload._op)
+    first = [a.name for a in schema.arguments if not a.kwarg_only and not a.has_default_value()]
+    last = [a.name for a in schema.arguments if a.kwarg_only]
+    options = {k: v for k, v in arguments.items() if k not in (*first, *last)}
+    return quick(
+        tuple(arguments[name] for name in first), options, tuple(arguments[name] for name in last)
+    )
+
+
+def _results(overload: Any, returned: Any, arguments: Fields) -> list[torch.Tensor]:
+    if written_by(overload):
+        return [arguments[name] for name in written_by(overload)]
+    return list(returned) if isinstance(returned, tuple) else [returned]
+
+
+def _unequal(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """By their bits; any NaN is as good as another."""
+    plain = got.detach().resolve_conj().resolve_neg().cpu().as_subclass(torch.Tensor)
+    if plain.shape != want.shape or plain.dtype != want.dtype:
+        return True
+    differs = unequal(plain, want)
+    if want.is_floating_point() and want.element_size() > 1:
+        differs &= ~(plain.isnan() & want.isnan()).contiguous().view(-1)
+    return bool(differs.any())
+
+
+def _run(rank: Rank, example: Example) -> tuple[str, str, Attempt]:
+    """What had to follow, what is wrong besides, and how the call went."""
+    communicator = rank.communicator("argument-fuzz", payload_bytes=1 << 20, timeout=10.0)
+    verdicts = {SAME}
+    returned: list[Any] = []
+    with MODES[example.mode]():
+        made = _made(rank, communicator, example)
+        for change in example.changes:
+            if change.argument not in made.arguments:
+                continue
+            if change.what == ALIASED:
+                if _alias(made.arguments, change):
+                    verdicts.add(RIGHT)
+                continue
+            changed = _changed(example, change, made.arguments[change.argument], rank)
+            if changed is not None:
+                verdicts.add(changed[0])
+                made.arguments[change.argument] = changed[1]
+        found = attempt(lambda: returned.append(_call(example, made.overload, made.arguments)))
+    communicator.synchronize()
+    wrong = ""
+    if verdicts <= {SAME, RIGHT} and not found.error:
+        # Unless another rank's input has changed.
+        for got, want in zip(
+            _results(made.overload, returned[0], made.arguments), made.expected, strict=True
+        ):
+            if _unequal(got, want):
+                wrong = "not the bits of the reference"
+    assert works(rank, communicator), example
+    verdict = next(verdict for verdict in reversed(VERDICTS) if verdict in verdicts)
+    if any(change.what in ONLY_TRACED for change in example.changes):
+        verdict = EITHER
+    return verdict, wrong, replace(found, seconds=0.0, started=0.0)
+
+
+# --- What is drawn.
+
+
+def _family_call(draw: Any, op: str, world: int) -> family_cases.Call:
+    described = family_cases.OPS[op]
+    dtype = draw(strategies.sampled_from(described.dtypes))
+    dims = draw(strategies.integers(described.least_dims, 3))
+    shape = tuple(draw(strategies.integers(0, 5)) for _ in range(dims))
+    forms = [form for form in described.forms if form in ("functional", "out", "inplace")]
+    return legal(
+        family_cases.Call(
+            op=op,
+            dtype=dtype,
+            shape=shape,
+            form=draw(strategies.sampled_from(forms)),
+            style="random",
+            reduce_op=draw(
+                strategies.sampled_from(legal_ops(dtype) if described.reduces else ["sum"])
+            ),
+            root=draw(strategies.integers(0, world - 1)),
+            axis=draw(strategies.integers(-dims, dims - 1)) if dims else 0,
+            algorithm=draw(strategies.sampled_from(["auto", *described.algorithms])),
+            symmetric=draw(strategies.sampled_from(family_cases.SYMMETRIC)),
+            splits=draw(strategies.sampled_from(family_cases.SPLITS)),
+            layout=draw(strategies.sampled_from(["contiguous", "transposed", "sliced"])),
+            seed=draw(strategies.integers(1, 5)),
+        )
+    )
+
+
+def _norm_call(draw: Any) -> norm_cases.Call:
+    seed = draw(strategies.integers(0, 10_000))
+    call = norm_samples.random_call(random.Random(seed), LARGEST)
+    form = draw(strategies.sampled_from(["functional", "out"]))
+    return norm_cases.legal(replace(call, form=form))
+
+
+def _change(draw: Any, overload: Any) -> Change:
+    argument = draw(strategies.sampled_from(overload._schema.arguments))
+    tensor = "Tensor" in str(argument.type) and "List" not in str(argument.type)
+    what = sorted(TENSORS) if tensor else ["loose", "neutral", "wrong"]
+    if argument.kwarg_only and argument.is_out:
+        what = [ALIASED, *what]
+    return Change(
+        argument.name,
+        draw(strategies.sampled_from(what)),
+        draw(strategies.integers(0, 20)),
+    )
+
+
+@strategies.composite
+def examples(draw: Any, world: int) -> Example:
+    op = draw(strategies.sampled_from((*FAMILY, *norm_cases.OPS, *MAPS)))
+    call: family_cases.Call | norm_cases.Call | str
+    if op in MAPS:
+        call = op
+        overload = getattr(
+            getattr(torch.ops.collx, op), draw(strategies.sampled_from(["default", "out"]))
+        )
+    elif op in FAMILY:
+        call = _family_call(draw, op, world)
+        overload = family_check.overload(op, call.form)
+    else:
+        call = _norm_call(draw)
+        overload = norm_check.overload(call.op, call.keep_norm, call.form == "out")
+    count = draw(strategies.sampled_from([0, 1, 1, 1, 2]))
+    return Example(
+        call,
+        str(overload).removeprefix("collx."),
+        tuple({c.argument: c for c in (_change(draw, overload) for _ in range(count))}.values()),
+        draw(strategies.sampled_from(sorted(MODES))),
+        draw(strategies.booleans()),
+    )
+
+
+AFTER_THE_LAUNCH = ("CollectiveTimeout", "CollectiveMismatch", "CommunicatorPoisoned")
+
+
+def _judge(answers: list[tuple[str, str, Attempt]]) -> None:
+    verdict = max((verdict for verdict, _, _ in answers), key=VERDICTS.index)
+    for _, wrong, found in answers:
+        assert found.error not in AFTER_THE_LAUNCH, found
+        assert "INTERNAL ASSERT" not in found.message, found
+        assert verdict not in (SAME, RIGHT) or not wrong
+        assert verdict != SAME or not found.error, found
+        assert verdict != REFUSED or found.error, "a wrong argument was taken"
+    assert len({bool(found.error) for _, _, found in answers}) == 1, answers
+
+
+@pytest.mark.worlds(2)
+def test_an_argument_is_taken_as_the_reference_does_or_refused(pool: Pool) -> None:
+    """Whatever stands in for an argument: no crash, no wrong bits, and the next call works."""
+    usual = CALLS_SHARED if pool.takes_turns else CALLS
+    count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
+    seed = seed_from_environment()
+    print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        print_blob=False,
+    )
+    @hypothesis.given(examples(pool.size))
+    def check(example: Example) -> None:
+        _judge(pool.run(_run, example, deadline=60.0))
+
+    check()
+
+
+def test_every_overload_can_be_drawn() -> None:
+    """A new operator needs a right call here, of which arguments are then changed."""
+    drawn = set()
+    for op in FAMILY:
+        for form in ("functional", "out", "inplace"):
+            if form in family_cases.OPS[op].forms:
+                drawn.add(family_check.overload(op, form))
+    for op in norm_cases.OPS:
+        for keep_norm in (False, True)[: 1 + norm_cases.quantizes(op)]:
+            drawn |= {norm_check.overload(op, keep_norm, out) for out in (False, True)}
+    for op in MAPS:
+        drawn |= {getattr(torch.ops.collx, op).default, getattr(torch.ops.collx, op).out}
+    not_collective = {torch.ops.collx.barrier.default, torch.ops.collx.epilogue.default}
+    assert drawn == set(all_overloads()) - not_collective
