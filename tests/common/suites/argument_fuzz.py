@@ -415,7 +415,9 @@ def _run(rank: Rank, example: Example) -> tuple[str, str, Attempt]:
 
 def _family_call(draw: Any, op: str, world: int) -> family_cases.Call:
     described = family_cases.OPS[op]
-    dtype = draw(strategies.sampled_from(described.dtypes))
+    # Half of them such as have conjugate or negative views.
+    lazy = [name for name in ("float32", "complex64") if name in described.dtypes]
+    dtype = draw(strategies.sampled_from(draw(strategies.sampled_from([described.dtypes, lazy]))))
     dims = draw(strategies.integers(described.least_dims, 3))
     shape = tuple(draw(strategies.integers(0, 5)) for _ in range(dims))
     forms = [form for form in described.forms if form in ("functional", "out", "inplace")]
@@ -448,11 +450,14 @@ def _norm_call(draw: Any) -> norm_cases.Call:
 
 
 def _change(draw: Any, overload: Any) -> Change:
-    argument = draw(strategies.sampled_from(overload._schema.arguments))
+    arguments = overload._schema.arguments
+    outs = [argument for argument in arguments if argument.alias_info is not None]
+    argument = draw(strategies.sampled_from([*arguments, *outs * 4]))
     tensor = "Tensor" in str(argument.type) and "List" not in str(argument.type)
     what = sorted(TENSORS) if tensor else ["loose", "neutral", "wrong"]
-    if argument.kwarg_only and argument.is_out:
-        what = [ALIASED, *what]
+    if argument in outs:
+        places = ["lazy", "spread", "transposed", *[ALIASED] * argument.kwarg_only]
+        what = draw(strategies.sampled_from([places, what]))
     return Change(
         argument.name,
         draw(strategies.sampled_from(what)),
