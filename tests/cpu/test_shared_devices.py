@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from collx._bootstrap import steps, symmetric
+from collx._extension import extension
 
 THREADS, SIZES = (64, 128, 256, 512), (1, 2, 4, 8)
 WORLD = 2
@@ -33,7 +34,7 @@ def agreed(monkeypatch: pytest.MonkeyPatch, offer: Holds, holds: Holds, shared: 
             for limit in [holds(size, threads)]
         }
 
-    monkeypatch.setattr(steps.extension, "held_at_once", held_at_once)
+    monkeypatch.setattr(extension, "held_at_once", held_at_once)
     monkeypatch.setattr(steps, "_current", lambda device: torch.no_grad())
     arguments: Any = type("Given", (), {"device": torch.device("cuda"), "rank": 0, "timeout": 1.0})
     setup = steps.Setup(arguments, *([None] * 3))  # type: ignore[arg-type]
