@@ -15,9 +15,9 @@ from tests.common.worlds import NEEDS_GPU, gpu_count
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_the_example_of_the_readme_runs(device: str, tmp_path: Path) -> None:
-    if device == "cuda" and gpu_count() < 2:
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_the_example_of_the_readme_runs(where: str, tmp_path: Path) -> None:
+    if where == "cuda" and gpu_count() < 2:
         pytest.skip(f"{NEEDS_GPU} for each rank")
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(code.splitlines()) <= 12
@@ -25,7 +25,7 @@ def test_the_example_of_the_readme_runs(device: str, tmp_path: Path) -> None:
     # The last line of the example shows that everything before it went well.
     script.write_text(code)
     environment = dict(os.environ)
-    if device == "cpu":
+    if where == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
