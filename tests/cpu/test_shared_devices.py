@@ -79,6 +79,7 @@ def test_ranks_that_share_a_device_offer_half_of_what_it_held(
         assert found[name_of(4, threads)] == 1
         assert 0 < found[name_of(2, threads)] <= 14
         assert 0 < found[name_of(1, threads)] <= 14
+    assert found["blocks"] == found[name_of(1, 512)]
 
 
 def test_a_size_that_some_block_size_excludes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,6 +307,7 @@ def _take_smallest(setup: Setup, values: list[Any]) -> None:
 
 
 _CLUSTERS = "clusters of "  # the names in an offer: "clusters of 8 x 64" has blocks, threads
+_FULL_BLOCK = 512  # threads of the blocks that "blocks" counts
 _SHARED_CLUSTERS = 32  # blocks of the first trial where ranks share a GPU
 _TRIAL_MS = 50
 _TRIAL_NUMBERS = 32
@@ -358,8 +359,11 @@ def _agree_on_clusters(setup: Setup, values: list[dict[str, int]]) -> bool:
             setup.trial[name] = wanted // 2 if wanted // 2 >= needed else 0
             setup.agreed[name] = 0
             again |= setup.trial[name] > 0
-    if not again:
+    if not again and values[0]:
         _take_whole_sizes(setup)
+        blocks = setup.agreed[f"{_CLUSTERS}1 x {_FULL_BLOCK}"]
+        if blocks < setup.agreed["blocks"]:  # never on a device of one's own
+            setup.agreed["blocks"], setup.spare_blocks = max(1, blocks), 0
     return again
 
 

@@ -29,7 +29,7 @@ from ..rank import Rank
 from ..values import COPIED, legal_ops, unequal
 from ..worlds import seed_from_environment
 
-CALLS, CALLS_SHARED = 800, 40
+CALLS, CALLS_SHARED = {"cpu": 800, "cuda": 200}, 40  # on GPUs each new epilogue is compiled
 LARGEST = 2000  # elements of the input of a fused normalization
 
 FAMILY = tuple(op for op in family_cases.OPS if op != "barrier")
@@ -507,7 +507,7 @@ def _judge(answers: list[tuple[str, str, Attempt]]) -> None:
 @pytest.mark.worlds(2)
 def test_an_argument_is_taken_as_the_reference_does_or_refused(pool: Pool) -> None:
     """Whatever stands in for an argument: no crash, no wrong bits, and the next call works."""
-    usual = CALLS_SHARED if pool.takes_turns else CALLS
+    usual = CALLS_SHARED if pool.takes_turns else CALLS[pool.world.device]
     count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
     seed = seed_from_environment()
     print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
