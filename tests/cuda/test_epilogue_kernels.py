@@ -216,3 +216,30 @@ def test_warm_up_makes_calls_alike_ready(pool: Pool) -> None:
         assert sum(made) == 1
         assert later == (0, 0)
         assert wrong == ["", ""]
+
+
+def _scaled_by(v: torch.Tensor, number: float) -> torch.Tensor:
+    return v * number + 0.8125
+
+
+def _numbers(rank: Rank) -> tuple[list[str], list[tuple[int, int]]]:
+    import collx
+
+    communicator = rank.communicator()
+    x = ones(rank, 1000) * (rank.rank + 1)
+    total = rank.size * (rank.size + 1) / 2
+    before, wrong, made = _made(), [], []
+    for number in (0.5, 0.75, -3, 8.0):
+        got = collx.allreduce(x, group=communicator, epilogue=_scaled_by, extras=(number,))
+        wrong.append(differences(got.cpu(), torch.full((1000,), total * number + 0.8125)))
+        made.append(_since(before))
+    communicator.check()
+    return [text for text in wrong if text], made
+
+
+@pytest.mark.worlds(2)
+def test_a_number_that_changes_compiles_nothing(pool: Pool) -> None:
+    for wrong, made in pool.run(_numbers):
+        assert wrong == []
+        assert sum(made[0]) <= 1  # or another rank has left the kernel on the disk
+        assert set(made) == {made[0]}
