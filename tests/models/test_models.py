@@ -119,6 +119,31 @@ SPIN = [
     Case("counts-first-block-advances", "counts.pml", "W=2 BLOCKS=2 CALLS=5 FIRST_ADVANCES"),
     Case("counts-in-two-words", "counts.pml", "W=2 BLOCKS=2 CALLS=5 TWO_WORDS"),
     Case("counts-nothing-sent", "counts.pml", "W=2 BLOCKS=2 CALLS=5 NOTHING_SENT"),
+    # Chunks in lanes, which no kernel uses yet. KINDS, FIRST, SECOND: see lanes.pml.
+    Case("lanes", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3", 1_500_000),
+    Case("lanes-3-ranks", "lanes.pml", "W=3 R=2 CALLS=1 CHUNKS=2 KINDS=1", 100_000),
+    Case(
+        "lanes-different-grids",
+        "lanes.pml",
+        "W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 BLOCKS1=2",
+        50_000,
+    ),
+    Case("lanes-no-credit", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 NO_CREDIT"),
+    Case("lanes-relaxed", "lanes.pml", "W=2 R=2 CALLS=1 CHUNKS=2 RELAXED"),
+    Case(
+        "lanes-oneshot-twoshot", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 FIRST=2 SECOND=1 NO_CARRY"
+    ),
+    Case(
+        "lanes-broadcast-oneshot", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 FIRST=4 SECOND=2 NOT_TOLD"
+    ),
+    Case(
+        "lanes-direct-staged",
+        "lanes.pml",
+        "W=2 R=2 CALLS=2 CHUNKS=3 FIRST=8 SECOND=1 NO_END_CREDIT",
+    ),
+    Case("lanes-geometry", "lanes.pml", "W=2 R=4 CALLS=3 CHUNKS=3 GEOMETRY"),
+    Case("lanes-before-entry", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=1 SECOND=16 NO_ENTRY"),
+    Case("lanes-other-order", "lanes.pml", "W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 OTHER_ORDER"),
     # Epochs of tiles.
     Case("tiles", "tiles.pml", "W=2 CALLS=3 CHUNKS=1", 50_000),
     Case("tiles-in-chunks", "tiles.pml", "W=2 CALLS=2 CHUNKS=2", 200_000),
