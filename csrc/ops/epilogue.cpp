@@ -38,6 +38,10 @@ Table& table() {
   return *kept;
 }
 
+// Made when the library is loaded: a child that is forked while another thread makes it would wait
+// for ever.
+[[maybe_unused]] const Table& made_at_load = table();
+
 }  // namespace
 
 std::shared_ptr<const KnownExpression> check_expression(const char* op, std::string_view text,

@@ -50,6 +50,10 @@ Registry& instance() {
   return *registry;
 }
 
+// Made when the library is loaded: a child that is forked while another thread makes it would wait
+// for ever.
+[[maybe_unused]] const Registry& made_at_load = instance();
+
 int counted_on(const c10::Device& device) { return device.is_cuda() ? device.index() : -1; }
 
 std::string known_names() {

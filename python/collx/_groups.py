@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TypeAlias, cast
 
+import torch
 import torch.distributed as dist
-from torch.compiler import assume_constant_result, is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from collx._imports import after_import
 from collx.communicator import Communicator, find, forked, group_size_of, known, of_group
 
 __all__ = ["Group", "get", "is_initialized", "name_and_size", "name_of", "process_group"]
@@ -45,8 +47,6 @@ def name_of(group: Group) -> str:
     return name
 
 
-# Dynamo calls this while it traces and keeps the name as a constant, which is what graphs hold.
-@assume_constant_result
 def _name_for_group(group_name: str) -> str:
     communicator = of_group(group_name)
     if communicator is not None:
@@ -57,6 +57,11 @@ def _name_for_group(group_name: str) -> str:
             "that name was made from another group; call collx.init for the group, with a name"
         )
     return group_name
+
+
+# Dynamo calls it while it traces and keeps the name as a constant, which is what graphs hold. Not a
+# decorator, since assume_constant_result imports Dynamo.
+after_import("torch._dynamo", lambda: torch.compiler.assume_constant_result(_name_for_group))
 
 
 def name_and_size(op: str, group: Group) -> tuple[str, int]:

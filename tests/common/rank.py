@@ -62,14 +62,15 @@ class Rank:
 
         return bisect_left(range(PAYLOAD_BYTES), True, key=accepted)
 
-    def new_communicator(self, key: str, group: Any = None, **options: Any) -> Any:
-        """A new communicator over the whole pool (or `group`). Collective."""
+    def new_communicator(self, key: str | None, group: Any = None, **options: Any) -> Any:
+        """A new communicator over the whole pool (or `group`); without `key` under the group's own
+        name. Collective."""
         import collx
 
         settings: dict[str, Any] = {"payload_bytes": PAYLOAD_BYTES, "timeout": TIMEOUT}
         settings.update(options)
         settings.setdefault("device", self.device)
-        return collx.init(group, name=f"test-{key}", **settings)
+        return collx.init(group, name=None if key is None else f"test-{key}", **settings)
 
     def fresh_group(self) -> Any:
         """A process group of all ranks that nothing has used: what fails in it ends with it."""

@@ -487,13 +487,14 @@ import os, threading, torch, collx
 last = "neg.float32 0"
 def texts(first):
     for number in range(first, first + 1000000):
-        yield f"value.float32;constant.float32 {number:08x};" + 200 * "add.float32 0 1;" + last
+        yield f"value.float32;constant.float32 {number:08x};" + 20 * "add.float32 0 1;" + last
 def look_up(first):
     for text in texts(first):
         torch.ops.collx.epilogue(x, text, [])
 x = torch.ones(1)
+torch.ops.collx.epilogue(x, "value.float32;" + last, [])  # PyTorch prepares a first call
 threading.Thread(target=look_up, args=(0,), daemon=True).start()
-for number in range(60):
+for number in range(30):
     child = os.fork()
     if child == 0:
         torch.ops.collx.epilogue(x, next(texts(100000000 + number)), [])

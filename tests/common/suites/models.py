@@ -56,7 +56,7 @@ def _transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: str) -> dic
 
     ids = torch.randint(128, (2, 7), generator=torch.Generator().manual_seed(3)).to(rank.device)
     graphs: list[Graph] = []
-    with rank.new_communicator("models", dist.group.WORLD), torch.no_grad():
+    with rank.new_communicator(None, dist.group.WORLD), torch.no_grad():
         model = _split_by_transformers(rank, kind, dtype, folder)
 
         def logits(run: Callable[..., Any] = model) -> Tensor:
@@ -178,7 +178,7 @@ def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
             out = run(x)
         return [out.full_tensor() if isinstance(out, DTensor) else out]
 
-    with rank.new_communicator("models", dist.group.WORLD):
+    with rank.new_communicator(None, dist.group.WORLD):
         whole = output(model)
         rows = Shard(0)
         plan: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -239,7 +239,7 @@ def _fsdp(rank: Rank) -> dict[str, Any]:
     torch.manual_seed(0)
     model = Blocks().to(rank.device)
     x = torch.randn(8, COLS, device=rank.device) + rank.rank
-    with rank.new_communicator("models", dist.group.WORLD):
+    with rank.new_communicator(None, dist.group.WORLD):
         for block in model.blocks:
             block.compile(backend="aot_eager")
             fully_shard(block, mesh=mesh)

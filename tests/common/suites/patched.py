@@ -274,7 +274,7 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
     unknown = DeviceMesh.from_group(rank.fresh_group(), rank.device.type)
     alone.weight = nn.Parameter(DTensor.from_local(x, unknown, run_check=False))
     without = refused(alone)
-    with rank.new_communicator("patched", dist.group.WORLD):
+    with rank.new_communicator(None, dist.group.WORLD):
         wanted = trained()
         with collx.patch(model):
             found, ops = seen(trained)
