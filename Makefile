@@ -22,6 +22,8 @@ DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 # Kernels that are compiled for eight ranks, whose vectors have to fit the registers.
 EIGHT_RANKS := (<|, )8(, (true|false))?>$$
+# The trial of what devices hold at once: no call runs beside it.
+TRIAL := ^meet$$
 # Loads through NVLink multicast, which no kernel has that tests run.
 MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 
@@ -66,7 +68,7 @@ environment: $(BASE) ## .venv with PyTorch, and what builds need
 build: $(BUILT) ## the extension, in place
 
 kernels: $(BUILT) ## registers, stack, shared memory and instructions of every CUDA kernel
-	python tools/kernel_resources.py --code --stackless '$(EIGHT_RANKS)' --least 57 \
+	python tools/kernel_resources.py --code --stackless '$(EIGHT_RANKS)' --least 57 --small '$(TRIAL)' \
 	  --confine $(MULTICAST) python/collx/_torch$(subst .,_,$(TORCH))/libcollx.so
 
 demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of this machine

@@ -5,8 +5,8 @@
 `stack` is what a thread keeps in local memory: spilled registers, and arrays that have an address.
 `code` counts instructions, with the disassembler, which takes a while (--code). --spills prints the
 kernels with a stack alone; --stackless PATTERN ends with 1 where one of that name has any,
---least N where one has fewer registers, --confine WORD PATTERN where an instruction that contains
-WORD is in a kernel of another name, or in none (with --code).
+--least N where one has fewer registers (--small PATTERN excepts kernels), --confine WORD PATTERN
+where an instruction that contains WORD is in a kernel of another name, or in none (with --code).
 cuobjdump comes with CUDA, and with Triton, which comes with PyTorch.
 """
 
@@ -106,6 +106,7 @@ def main() -> int:
     parser.add_argument("--spills", action="store_true", help="kernels with a stack alone")
     parser.add_argument("--stackless", metavar="PATTERN", help="kernels that may have no stack")
     parser.add_argument("--least", type=int, default=0, help="registers that each has to have")
+    parser.add_argument("--small", metavar="PATTERN", help="kernels that may have fewer")
     parser.add_argument(
         "--confine", nargs=2, metavar=("WORD", "PATTERN"), help="instructions of some kernels alone"
     )
@@ -129,7 +130,8 @@ def main() -> int:
             print(f"{k.registers:>4} {k.stack:>5} {k.shared:>6} {count:>6}  {k.arch:7} {name}")
             if asked.stackless and k.stack > 0 and re.search(asked.stackless, name):
                 wrong.append(f"{name} may have no stack")
-            if k.registers < asked.least:
+            small = asked.small is not None and re.search(asked.small, name)
+            if k.registers < asked.least and not small:
                 wrong.append(f"{name} has less than {asked.least} registers")
     if word and not confined:
         wrong.append(f"no kernel has any {word}")
