@@ -245,19 +245,32 @@ def _splits(given: Any, number: int, rank: Rank) -> Any:
     return spoiled
 
 
-def _alias(arguments: Fields, change: Change) -> bool:
-    """Puts the input and this output into one piece of memory. False where that cannot be."""
+def _alias(overload: str, arguments: Fields, change: Change, rank: Rank) -> bool:
+    """Puts the input and this output into one piece of memory. False where that cannot be.
+
+    An operator decides from the distance of the two whether to accept them. A rank's own part of
+    the other tensor is accepted, so the place of the smaller one depends on the rank. Where sizes
+    differ between ranks, the decision can too, and nothing is changed.
+    """
     source, out = arguments["input"], arguments[change.argument]
-    if source.dtype != out.dtype:
+    small, large = sorted((source.numel(), out.numel()))
+    uneven = "alltoallv" in overload or (
+        "reducescatter" in overload and any(size % rank.size for size in source.shape)
+    )
+    if source.dtype != out.dtype or uneven or large not in (small, rank.size * small):
         return False
-    step = (0, 1, source.numel() // 2, source.numel() - 1)[change.number % 4]
-    memory = torch.zeros(
-        source.numel() + out.numel() + 1, dtype=torch.uint8, device=source.device
-    ).to(source.dtype)
-    strides = family_cases.strides_of("contiguous", tuple(source.shape))
-    arguments["input"] = memory.as_strided(source.shape, strides, 0).copy_(source)
-    strides = family_cases.strides_of("contiguous", tuple(out.shape))
-    arguments[change.argument] = memory.as_strided(out.shape, strides, max(0, step))
+    step = rank.rank * small
+    if small == large:
+        step = max(0, (0, 1, small // 2, small - 1)[change.number % 4])
+    places = (0, step) if source.numel() >= out.numel() else (step, 0)
+    memory = torch.zeros(2 * large + 1, dtype=torch.uint8, device=source.device).to(source.dtype)
+    inside = [
+        memory.as_strided(
+            tensor.shape, family_cases.strides_of("contiguous", tuple(tensor.shape)), place
+        )
+        for tensor, place in zip((source, out), places, strict=True)
+    ]
+    arguments["input"], arguments[change.argument] = inside[0].copy_(source), inside[1]
     return True
 
 
@@ -386,7 +399,7 @@ def _run(rank: Rank, example: Example) -> tuple[str, str, Attempt]:
             if change.argument not in made.arguments:
                 continue
             if change.what == ALIASED:
-                if _alias(made.arguments, change):
+                if _alias(example.overload, made.arguments, change, rank):
                     verdicts.add(RIGHT)
                 continue
             changed = _changed(example, change, made.arguments[change.argument], rank)
