@@ -337,7 +337,9 @@ def _install() -> None:
         _library = torch.library.Library("_c10d_functional", "IMPL")
         for op in functional.REPLACED:
             for device in ("CPU", "CUDA"):
-                _library.impl(op._schema.name.partition("::")[2], _kernel(op), device)
+                # Explicitly: PyTorch 2.15 by default replaces the kernel of another tool.
+                name = op._schema.name.partition("::")[2]
+                _library.impl(name, _kernel(op), device, allow_override=False)
     for module in _MODULES:
         standing = {name: getattr(module, name) for name in _FUNCTIONS if hasattr(module, name)}
         for name, replaced in standing.items():
