@@ -28,6 +28,8 @@ BoundedGather::BoundedGather(Communicator& communicator, const char* op,
                               "\" serves neither");
 }
 
+BoundedGather::~BoundedGather() = default;
+
 at::Tensor BoundedGather::operator()(at::Tensor bytes) {
   const int64_t world = communicator_.options().world_size;
   at::Tensor gathered = at::empty({world * bytes.numel()}, bytes.options());

@@ -5,9 +5,13 @@
 
 #include <chrono>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "communicator.h"
+
+namespace c10d {
+class ProcessGroup;
+class Work;
+}  // namespace c10d
 
 namespace collx {
 
@@ -16,6 +20,9 @@ namespace collx {
 class BoundedGather {
  public:
   BoundedGather(Communicator& communicator, const char* op, const CallDescriptor& descriptor);
+  ~BoundedGather();
+  BoundedGather(const BoundedGather&) = delete;
+  BoundedGather& operator=(const BoundedGather&) = delete;
 
   /// Whether gathered bytes arrive in CPU memory.
   bool through_cpu() const { return through_cpu_; }

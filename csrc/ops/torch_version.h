@@ -4,7 +4,10 @@
 #include <c10/core/ScalarType.h>
 
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace at {
+class Tensor;
+}
 
 namespace collx {
 
@@ -14,10 +17,9 @@ inline std::string dtype_name(at::ScalarType type) {
 }
 
 /// All ranks' `input`, one after the other. The newer name where the group knows it: there the
-/// older one is deprecated.
-template <typename Group = c10d::ProcessGroup>
-c10::intrusive_ptr<c10d::Work> all_gather(Group& group, at::Tensor& output, at::Tensor& input,
-                                          const c10d::AllgatherOptions& options) {
+/// older one is deprecated. Group: c10d::ProcessGroup, whose header takes seconds to compile.
+template <typename Group, typename Options>
+auto all_gather(Group& group, at::Tensor& output, at::Tensor& input, const Options& options) {
   if constexpr (requires { group.all_gather_single(output, input, options); }) {
     return group.all_gather_single(output, input, options);
   } else {
