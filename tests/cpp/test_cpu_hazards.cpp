@@ -1,6 +1,6 @@
 // Hazards 3, 4, 11, 14 and 20 at their worst moment: rank 1 is late, and rank 0 goes as far ahead
-// as it is let. Built twice: as the product is, and with the mutants of cpu/mutants.h, where the
-// same checks must notice each of them.
+// as it is let. In the plain build the same checks must notice each of the mutants of
+// cpu/mutants.h, which are not in the builds with a sanitizer.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
