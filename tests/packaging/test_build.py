@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -27,18 +28,20 @@ Plan = Callable[..., dict[str, Any]]
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """What setup.py would do: what it hands to setuptools, in an environment and with a command,
-    a PyTorch and a CUDA_HOME that the test names. SystemExit when it refuses."""
+    a PyTorch, a CUDA_HOME and GPUs that the test names. SystemExit when it refuses."""
 
     def made(
         command: str = "build",
         version: str = str(torch.__version__),
         home: Path | None = None,
+        gpus: int = 1,
         **environment: str,
     ) -> dict[str, Any]:
         given: dict[str, Any] = {}
         with monkeypatch.context() as patch:
             patch.setattr(torch, "__version__", version)
             patch.setattr(cpp_extension, "CUDA_HOME", home and str(home))
+            patch.setattr(torch.cuda, "device_count", lambda: gpus)
             patch.setattr(setuptools, "setup", given.update)
             patch.setattr(sys, "argv", ["setup.py", command])
             for name in ("COLLX_CUDA", "COLLX_WERROR"):
@@ -90,6 +93,11 @@ def test_the_kernels_are_left_out_on_demand_where_nvcc_is(plan: Plan, nvcc: Path
     assert "-DCOLLX_CUDA=1" in flags(with_kernels)
     assert "-DCOLLX_CUDA=1" not in flags(without)
     assert "-DCOLLX_CUDA=0" in flags(without)
+
+
+def test_a_machine_without_a_gpu_gets_the_kernels_on_demand(plan: Plan, nvcc: Path) -> None:
+    assert "-DCOLLX_CUDA=0" in flags(plan(home=nvcc, gpus=0))
+    assert "-DCOLLX_CUDA=1" in flags(plan(home=nvcc, gpus=0, COLLX_CUDA="1"))
 
 
 def test_the_version_says_what_a_build_is_for(plan: Plan, nvcc: Path) -> None:
@@ -191,3 +199,41 @@ def test_a_wheel_is_complete_and_runs(tmp_path: Path) -> None:
         "False",
     ]
     assert said[3].endswith(f"+torch{TORCH}.cpu")
+
+
+def retagged(folder: Path) -> Path:
+    """The wheel as `make wheel` leaves it: for a platform that auditwheel names."""
+    wheel(folder).close()
+    (plain,) = folder.glob("*.whl")
+    excluded = ["libc10*.so", "libtorch*.so", "libcudart.so.*"]
+    options = [part for library in excluded for part in ("--exclude", library)]
+    auditwheel = [sys.executable, "-m", "auditwheel"]
+    run(*auditwheel, "repair", *options, "-w", str(folder / "repaired"), str(plain))
+    (made,) = (folder / "repaired").glob("*.whl")
+    return made
+
+
+@pytest.mark.timeout(1200)
+def test_a_wheel_serves_a_clean_environment(tmp_path: Path) -> None:
+    """auditwheel names a platform for it, and the model of `make demo` runs from it."""
+    pytest.importorskip("auditwheel")
+    pytest.importorskip("transformers")
+    made = retagged(tmp_path)
+    shown = run(sys.executable, "-m", "auditwheel", "show", str(made)).stdout
+    assert re.search(r'following\s+platform\s+tag:\s+"manylinux_2_\d+_x86_64"', shown), shown
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", venv)
+    # PyTorch and the model's packages are those of this run: downloading them takes minutes.
+    site = next(venv.glob("lib/python*/site-packages"))
+    (site / "of_this_run.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    bin = venv / "bin"
+    run(bin / "python", "-m", "pip", "install", "--no-deps", "--no-index", str(made))
+    example = ROOT / "examples" / "tensor_parallel_embedding.py"
+    torchrun: list[str | Path] = [bin / "python", "-m", "torch.distributed.run", "--standalone"]
+    said = run(
+        *torchrun, "--nproc-per-node", "2", str(example), "--device", "cpu", where=tmp_path
+    ).stdout
+    assert "WRONG" not in said
+    assert "  ok " in said, said
+    where = run(bin / "python", "-c", "import collx; print(collx.__file__)", where=tmp_path).stdout
+    assert where.startswith(str(site))
