@@ -1,42 +1,82 @@
 """Time over size, as a picture."""
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from collxbench.call import Kind
 from collxbench.op import Op
 from collxbench.runner import Results
 from collxbench.units import size_name
 
+GRAY = "#80868b"  # readable on white and on black, as are these
+OURS, PEERS = "#e4572e", ("#3b82f6", "#a78bfa", "#22a06b", "#c99a00", "#d16ba5", "#17a2b8")
+
+
+class Line(NamedTuple):
+    label: str
+    points: Sequence[tuple[int, float]]  # bytes, microseconds
+    ours: bool
+    style: str = "o-"
+
 
 def draw(file: Path, op: Op, results: Results, wire_gbs: float | None) -> None:
-    """All lines on logarithmic axes; dashed: the wire limit at `wire_gbs` (10^9 bytes/s)."""
+    """Every row of a run; dashed: the wire limit at `wire_gbs` (10^9 bytes/s)."""
+    rows = [r for r in results.rows if r.record.us is not None and not r.record.is_host_time]
+    lines = []
+    for label in dict.fromkeys(row.label for row in rows):
+        mine = [row for row in rows if row.label == label]
+        points = sorted((row.record.bytes, row.record.us or 0.0) for row in mine)
+        lines.append(Line(label, points, any(row.kind is Kind.OURS for row in mine)))
+    title = op.name
+    if rows:
+        first = rows[0].record
+        title = f"{first.op}, {first.dtype}, {first.world} ranks, {first.device}"
+    if wire_gbs and rows:
+        sizes = sorted({row.record.bytes for row in rows})
+        limit = [
+            op.bytes_on_link(nbytes, rows[0].record.world) / wire_gbs / 1e3 for nbytes in sizes
+        ]
+        label = f"wire limit, {wire_gbs:g} GB/s"
+        lines.append(Line(label, list(zip(sizes, limit, strict=True)), False, "--"))
+    picture(file, lines, title, size=(9, 6))
+
+
+def picture(file: Path, lines: Sequence[Line], title: str, size: tuple[float, float]) -> None:
+    """All lines on logarithmic axes. The time axis starts at half of the shortest measured time."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
-    rows = [r for r in results.rows if r.record.us is not None and not r.record.is_host_time]
-    figure, axes = pyplot.subplots(figsize=(9, 6))
-    for label in dict.fromkeys(row.label for row in rows):
-        points = sorted((r.record.bytes, r.record.us) for r in rows if r.label == label)
-        ours = any(r.kind is Kind.OURS for r in rows if r.label == label)
-        axes.plot(
-            *zip(*points, strict=True), marker="o", label=label, linewidth=2.5 if ours else 1.2
-        )
-    sizes = sorted({row.record.bytes for row in rows})
-    if wire_gbs and rows:
-        world = rows[0].record.world
-        limit = [op.bytes_on_link(nbytes, world) / (wire_gbs * 1e3) for nbytes in sizes]
-        axes.plot(sizes, limit, "k--", label=f"wire limit, {wire_gbs:g} GB/s")
-        axes.set_ylim(bottom=min(r.record.us for r in rows if r.record.us) / 2)
+    pyplot.rcParams["svg.hashsalt"] = "collx"  # the same file for the same figures
+    figure, axes = pyplot.subplots(figsize=size)
+    colors = itertools.cycle(PEERS)
+    for line in lines:
+        color = GRAY if line.style == "--" else OURS if line.ours else next(colors)
+        weight = 2.6 if line.ours else 1.4
+        axes.plot(*zip(*line.points, strict=True), line.style, label=line.label, color=color)
+        axes.lines[-1].set(linewidth=weight, markersize=3.5)
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds per call")
-    axes.set_xticks(sizes, [size_name(nbytes) for nbytes in sizes])
+    measured = [us for line in lines if line.style != "--" for _, us in line.points]
+    if measured:
+        axes.set_ylim(bottom=min(measured) / 2)
+        axes.legend(frameon=False, labelcolor=GRAY, fontsize="small")
+    sizes = sorted({nbytes for line in lines for nbytes, _ in line.points})
+    shown = sizes[:: 1 + len(sizes) // 12]
+    axes.set_xticks(shown, [size_name(nbytes) for nbytes in shown])
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    if rows:
-        first = rows[0].record
-        axes.set_title(f"{first.op}, {first.dtype}, {first.world} ranks, {first.device}")
-        axes.legend()
+    axes.grid(alpha=0.3, color=GRAY)
+    axes.set_title(title, color=GRAY, fontsize="medium")
+    axes.tick_params(colors=GRAY)
+    for part in (axes.xaxis.label, axes.yaxis.label):
+        part.set_color(GRAY)
+    for edge in axes.spines.values():
+        edge.set_color(GRAY)
     figure.tight_layout()
-    figure.savefig(file, dpi=150)
+    metadata = {"Date": None} if file.suffix == ".svg" else None
+    figure.savefig(file, dpi=150, transparent=True, metadata=metadata)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands there."""
+"""The code of the README runs as it is printed there."""
 
 from __future__ import annotations
 
@@ -12,18 +12,46 @@ import pytest
 
 from tests.common.worlds import NEEDS_GPU, gpu_count
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+# What the two versions of the layer refer to.
+BEFORE = """
+import os
+import torch
+import torch.distributed as dist
+import collx
+
+device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
+dist.init_process_group()
+comm = collx.init(device=device, timeout=10)
+torch.manual_seed(dist.get_rank())
+attention, mlp = (torch.nn.Linear(256, 256, bias=False, device=device) for _ in range(2))
+norm1, norm2 = (torch.nn.RMSNorm(256, eps=1e-6, device=device) for _ in range(2))
+torch.manual_seed(1)
+given = torch.randn(8, 256, device=device), torch.randn(8, 256, device=device)
+torch.set_grad_enabled(False)
+"""
+BETWEEN = "before = layer(*given)\n"
+AFTER = """
+after = layer(*given)
+for one, other in zip(before, after):
+    assert one.shape == (8, 256)
+    torch.testing.assert_close(one, other)
+comm.destroy()
+print("equal")
+"""
 
 
-@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_the_example_of_the_readme_runs(where: str, tmp_path: Path) -> None:
+def code() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def run(program: str, where: str, folder: Path) -> str:
     if where == "cuda" and gpu_count() < 2:
         pytest.skip(f"{NEEDS_GPU} for each rank")
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(code.splitlines()) <= 12
-    script = tmp_path / "example.py"
-    # The last line of the example shows that everything before it went well.
-    script.write_text(code)
+    script = folder / "example.py"
+    script.write_text(program)
     environment = dict(os.environ)
     if where == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -37,4 +65,29 @@ def test_the_example_of_the_readme_runs(where: str, tmp_path: Path) -> None:
         env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("allreduce of 32,768 x bfloat16") == 2, done.stdout
+    return done.stdout
+
+
+EVERYWHERE = pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+
+
+@EVERYWHERE
+def test_the_quick_start_runs(where: str, tmp_path: Path) -> None:
+    example = code()[0]
+    assert len(example.splitlines()) <= 12
+    # The last line of the example shows that everything before it went well.
+    assert run(example, where, tmp_path).count("allreduce of 32,768 x bfloat16") == 2
+
+
+@EVERYWHERE
+def test_the_layer_before_and_after_gives_the_same(where: str, tmp_path: Path) -> None:
+    _, before, after = code()
+    program = "".join([BEFORE, before, BETWEEN, after, AFTER])
+    assert run(program, where, tmp_path).count("equal") == 2
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= 150
+    links = re.findall(r"\]\(([^)#]+)", README)
+    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+    assert not missing

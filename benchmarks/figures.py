@@ -1,0 +1,69 @@
+"""Draws the figures of the README from JSON files of bench.py.
+
+    python benchmarks/figures.py docs/figures/*.json
+
+Beside each FILE.json a FILE.svg is written: latency over size, one line for each library. A library
+stands with the fastest of its forms at each size. The background is transparent and the text is
+gray, so a figure is readable on light and dark pages.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from collxbench.plot import Line, picture
+from collxbench.units import HOST_TIME
+
+Records = list[dict[str, Any]]
+
+# By the start of the name of an implementation.
+LIBRARIES = {
+    "collx": "collx",
+    "flashinfer": "FlashInfer",
+    "vllm": "vLLM",
+    "torch": "PyTorch symmetric memory",
+    "nccl": "NCCL",
+}
+TITLES = {
+    "allreduce": "All-reduce",
+    "allreduce_residual_rmsnorm": "All-reduce + residual + RMSNorm",
+    "allreduce_residual_rmsnorm_fp8": "All-reduce + residual + RMSNorm + FP8",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, help="JSON files of one operator each")
+    for file in parser.parse_args().files:
+        records = [r for r in json.loads(file.read_text()) if r.get("us") is not None]
+        records = [r for r in records if not r["op"].endswith(HOST_TIME) and r["op"] != "init"]
+        picture(file.with_suffix(".svg"), lines(records), title(records), size=(7.2, 3.6))
+
+
+def title(records: Records) -> str:
+    (op,) = {record["op"] for record in records}
+    first = records[0]
+    return f"{TITLES.get(op, op)}, {first['dtype']}, {first['world']} ranks"
+
+
+def lines(records: Records) -> list[Line]:
+    """One for each library, collx first."""
+    return [
+        Line(label, fastest(r for r in records if r["impl"].startswith(start)), start == "collx")
+        for start, label in LIBRARIES.items()
+        if any(record["impl"].startswith(start) for record in records)
+    ]
+
+
+def fastest(records: Iterable[dict[str, Any]]) -> list[tuple[int, float]]:
+    """(bytes, microseconds) of the fastest form at each size."""
+    best: dict[int, float] = {}
+    for record in records:
+        best[record["bytes"]] = min(record["us"], best.get(record["bytes"], record["us"]))
+    return sorted(best.items())
+
+
+if __name__ == "__main__":
+    main()
