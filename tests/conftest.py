@@ -20,6 +20,8 @@ from tests.common.ahead import Ahead  # noqa: E402
 from tests.common.pool import Pool, Pools  # noqa: E402
 from tests.common.worlds import NEEDS_GPU, World, cpu_worlds, cuda_worlds, gpu_count  # noqa: E402
 
+TWO_RANKS = World("cpu", 2)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: full cross-products; left out unless -m full")
@@ -30,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the full cross-products, too")
+    parser.addoption("--quick", action="store_true", help="run what `make check` runs, alone")
+
+
+def _is_full(config: pytest.Config) -> bool:
+    return bool(config.getoption("--full") or "full" in config.getoption("markexpr", ""))
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m takes its choice
@@ -37,13 +44,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _devices_of(item.path) == ("cuda",):
             item.add_marker(pytest.mark.cuda)
-    asked = config.getoption("--full") or "full" in config.getoption("markexpr", "")
-    if asked:
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
-    items[:] = [item for item in items if item not in left_out]
-    if left_out:
+    quick = config.getoption("--quick")
+    full = _is_full(config)
+    kept = [
+        item
+        for item in items
+        if (full or not item.get_closest_marker("full")) and (not quick or _is_quick(item))
+    ]
+    if left_out := [item for item in items if item not in set(kept)]:
+        items[:] = kept
         config.hook.pytest_deselected(items=left_out)
+
+
+# The files of `make check`: of those with ranks, the tests with two on the CPU.
+QUICK = (
+    "cpu/test_readme.py",
+    "suites/compiled.py",
+    "suites/failure.py",
+    "suites/family_forms.py",
+    "suites/family_numerics.py",
+    "suites/forms.py",
+    "suites/norm_forms.py",
+    "suites/norm_numerics.py",
+    "suites/numerics.py",
+)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    parameters = getattr(item, "callspec", None)
+    pool = parameters.params.get("pool", TWO_RANKS) if parameters else TWO_RANKS
+    return pool == TWO_RANKS and "/".join(item.path.parts[-2:]) in QUICK
 
 
 def _devices_of(path: Path) -> tuple[str, ...]:
@@ -57,10 +87,10 @@ def _marked(value: Any, device: str, lacking: str = "") -> Any:
     return pytest.param(value, id=str(value), marks=marks)
 
 
-def _worlds(device: str, mark: pytest.Mark | None, own_gpu: bool) -> list[Any]:
+def _worlds(device: str, mark: pytest.Mark | None, own_gpu: bool, full: bool) -> list[Any]:
     """The worlds of a device that a test wants; without a GPU, one that is skipped."""
     sizes = tuple(mark.args) if mark else None
-    worlds = cpu_worlds(sizes) if device == "cpu" else cuda_worlds(sizes)
+    worlds = cpu_worlds(sizes, full) if device == "cpu" else cuda_worlds(sizes)
     each = f"{NEEDS_GPU} for each rank"
     found = [_marked(world, device, each if own_gpu and world.shared else "") for world in worlds]
     return found or [_marked(device, device, NEEDS_GPU)]
@@ -73,7 +103,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "pool" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("worlds")
         own = metafunc.definition.get_closest_marker("own_gpu") is not None
-        values = [value for device in devices for value in _worlds(device, mark, own)]
+        full = _is_full(metafunc.config)
+        values = [value for device in devices for value in _worlds(device, mark, own, full)]
         metafunc.parametrize("pool", values, indirect=True, scope="session")
     elif "device" in metafunc.fixturenames:
         gpus = gpu_count()

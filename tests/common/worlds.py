@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 CPU_WORLDS = (1, 2, 3, 4, 8, 16)
+USUAL_CPU_WORLDS = (1, 2, 3, 16)  # without --full, where a test does not say
 CUDA_WORLDS = (1, 2, 3, 4, 8)
 
 NEEDS_GPU = "needs a GPU"
@@ -57,9 +58,13 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
-def cpu_worlds(sizes: tuple[int, ...] | None) -> list[World]:
-    """The pools of CPU ranks that a test wants; all of them when it does not say."""
-    return [World("cpu", size) for size in sizes or CPU_WORLDS]
+def cpu_worlds(sizes: tuple[int, ...] | None, full: bool) -> list[World]:
+    """The pools of CPU ranks that a test wants. All, if it does not say which; without `full` the
+    usual ones, and no 4 ranks where a test names other worlds of several."""
+    wanted = sizes or (CPU_WORLDS if full else USUAL_CPU_WORLDS)
+    if not full and len(wanted) > 2:
+        wanted = tuple(size for size in wanted if size != 4)
+    return [World("cpu", size) for size in wanted]
 
 
 def cuda_worlds(sizes: tuple[int, ...] | None) -> list[World]:
