@@ -97,14 +97,17 @@ check: $(BUILT) $(DEV) ## the quick part of the tests: every operator with two C
 	ruff check .
 	python -m pytest --quick $(ARGS)
 
+# In this order, since builds and model checkers go on behind the tests before them.
+LAST_TESTS := tests/models/ tests/cpp/
+OTHER_TESTS := $(filter-out tests/common/ tests/__pycache__/ $(LAST_TESTS),$(wildcard tests/*/)) $(LAST_TESTS)
 # Without ARGS in two halves side by side: the tests of rank processes, many of which wait for a
 # time-out, and all others, among them builds and model checkers.
 test: $(BUILT) $(DEV) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
 ifdef ARGS
 	python -m pytest $(ARGS)
 else
-	$(call say,'Running the tests: about 12 minutes$(comma) C++ tests and models in the background')
-	@mkdir -p build; python -m pytest tests --ignore=tests/common >build/test.log 2>&1 & others=$$!; \
+	$(call say,'Running the tests: about 20 minutes$(comma) C++ tests and models in the background')
+	@mkdir -p build; python -m pytest $(OTHER_TESTS) >build/test.log 2>&1 & others=$$!; \
 	  status=0; python -m pytest tests/common || status=1; \
 	  wait $$others || status=1; cat build/test.log; exit $$status
 endif

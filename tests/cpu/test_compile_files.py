@@ -24,7 +24,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 torch.set_grad_enabled(False)
 torch._inductor.config.cpp_cache_precompile_headers = False
 torch._inductor.config.cpp.vec_isa_ok = True
-comm = collx.init(device="cpu", name="files", payload_bytes=4 << 20)
+comm = collx.init(device="cpu", name="files", payload_bytes=4 << 20, timeout=600)
 x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
 norm = torch.nn.RMSNorm(64, eps=1e-5, dtype=torch.bfloat16)
 """
@@ -103,7 +103,7 @@ def fused(x):
     rest = collx.reducescatter(x, "max", "ranks")
     return collx.reducescatter_rmsnorm(x, rest, weight, 1e-5, "ranks")
 
-comm = collx.init(device="cpu", name="ranks", payload_bytes=4 << 20, timeout=30)
+comm = collx.init(device="cpu", name="ranks", payload_bytes=4 << 20, timeout=600)
 x = torch.randn(5, 8, generator=torch.Generator().manual_seed(rank))
 part = collx.reducescatter(x + 1, "sum", "ranks") * 2
 rest = collx.reducescatter(x, "max", "ranks")
