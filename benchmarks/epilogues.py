@@ -24,7 +24,7 @@ import collx
 from _shared.devices import start_ranks
 from collxbench.cuda_timing import capture
 from collxbench.job import GlooRanks
-from collxbench.options import columns, row_counts, size_list
+from collxbench.options import columns, count, row_counts, size_list
 from collxbench.timing import Turn, calls_of, time_by_turns
 
 Call = partial[Any]
@@ -38,6 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     p.add_argument("--sizes", type=size_list, default=[1 << 14, 1 << 16, 1 << 20, 1 << 22, 1 << 24])
     p.add_argument("--rows", type=row_counts, default=[1, 16, 64, 512], help="of the norms")
     p.add_argument("--hidden", type=columns, default=8192)
+    p.add_argument("-n", "--iterations", type=count, default=0, help="calls a turn")
     return p.parse_args()
 
 
@@ -95,7 +96,7 @@ def main() -> int:
     with collx.init(device=device):
         for name, (nbytes, plain, mapped) in cases(options, device).items():
             collx.warm_up(mapped.func, *mapped.args, **mapped.keywords)
-            calls = calls_of(nbytes, 0)
+            calls = calls_of(nbytes, options.iterations)
             turns = {"plain": turn(plain, calls, on_gpu), "mapped": turn(mapped, calls, on_gpu)}
             us = time_by_turns(turns, REPLAYS, ranks, synchronize)
             before, after = us["plain"] / calls, us["mapped"] / calls

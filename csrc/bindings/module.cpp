@@ -3,7 +3,6 @@
 //
 // pybind11 is the copy in torch/include: it shares types and exceptions with PyTorch's own modules.
 #include <torch/csrc/utils/pybind.h>
-#include <torch/extension.h>
 #include <torch/version.h>
 #if COLLX_CUDA
 #include <cuda.h>

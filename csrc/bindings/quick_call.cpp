@@ -2,14 +2,23 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Export.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
+
+// torch/csrc/jit/python/pybind_utils.h declares these two. Including it doubles the time that this
+// file takes to compile.
+namespace torch::jit {
+TORCH_PYTHON_API c10::IValue toIValue(pybind11::handle value, const c10::TypePtr& type,
+                                      std::optional<int32_t> count);
+TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue value);
+}  // namespace torch::jit
 
 namespace collx {
 

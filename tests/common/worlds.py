@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 CPU_WORLDS = (1, 2, 3, 4, 8, 16)
-USUAL_CPU_WORLDS = (1, 2, 3, 16)  # without --full, where a test does not say
+MOST_USUAL_RANKS = 3  # without --full, since the C++ tests run 16 ranks as threads
 CUDA_WORLDS = (1, 2, 3, 4, 8)
 
 NEEDS_GPU = "needs a GPU"
@@ -59,11 +59,11 @@ def gpu_count() -> int:
 
 
 def cpu_worlds(sizes: tuple[int, ...] | None, full: bool) -> list[World]:
-    """The pools of CPU ranks that a test wants. All, if it does not say which; without `full` the
-    usual ones, and no 4 ranks where a test names other worlds of several."""
-    wanted = sizes or (CPU_WORLDS if full else USUAL_CPU_WORLDS)
+    """The pools of CPU ranks that a test wants: all sizes, if it does not name any. Without
+    `full`, a test that runs in three worlds or more has the small ones of them."""
+    wanted = sizes or CPU_WORLDS
     if not full and len(wanted) > 2:
-        wanted = tuple(size for size in wanted if size != 4)
+        wanted = tuple(size for size in wanted if size <= MOST_USUAL_RANKS)
     return [World("cpu", size) for size in wanted]
 
 

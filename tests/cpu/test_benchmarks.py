@@ -353,7 +353,7 @@ def test_a_decoding_step_is_timed_beside_its_peers() -> None:
 
 
 def test_epilogues_are_timed_beside_calls_without_one() -> None:
-    small = ("--device=cpu", "--sizes=4K,64K", "--rows=1,4", "--hidden=512")
+    small = ("--device=cpu", "--sizes=4K,64K", "--rows=1,4", "--hidden=512", "-n=2")
     printed = run_on_ranks(str(BENCHMARKS / "epilogues.py"), *small)
     lines = re.findall(r"^(\w+).* +[0-9.]+ us +[0-9.]+ us +[0-9.]+x$", printed, re.M)
     assert lines == ["allreduce", "reducescatter"] * 2 + ["rmsnorm"] * 4

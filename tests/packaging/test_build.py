@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -219,8 +220,11 @@ def test_a_wheel_serves_a_clean_environment(tmp_path: Path) -> None:
     pytest.importorskip("auditwheel")
     pytest.importorskip("transformers")
     made = retagged(tmp_path)
-    shown = run(sys.executable, "-m", "auditwheel", "show", str(made)).stdout
-    assert re.search(r'following\s+platform\s+tag:\s+"manylinux_2_\d+_x86_64"', shown), shown
+    shown = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", str(made)).stdout)
+    assert re.fullmatch(r"manylinux_2_\d+_x86_64", shown["sym_tag"])
+    assert made.name.endswith(f"-{shown['sym_tag']}.whl")
+    of_torch = {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"}
+    assert set(shown["external_libs"]) == of_torch
     venv = tmp_path / "venv"
     run(sys.executable, "-m", "venv", venv)
     # PyTorch and the model's packages are those of this run: downloading them takes minutes.
@@ -233,7 +237,6 @@ def test_a_wheel_serves_a_clean_environment(tmp_path: Path) -> None:
     said = run(
         *torchrun, "--nproc-per-node", "2", str(example), "--device", "cpu", where=tmp_path
     ).stdout
-    assert "WRONG" not in said
-    assert "  ok " in said, said
+    assert re.search(r"largest difference .*, within ", said), said
     where = run(bin / "python", "-c", "import collx; print(collx.__file__)", where=tmp_path).stdout
     assert where.startswith(str(site))
