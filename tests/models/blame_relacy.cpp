@@ -9,16 +9,6 @@
 // RELAXED_MARK (the order between busy and poison is left to chance).
 #include "relacy_run.h"
 
-#ifdef RELAXED_STORE
-#define RELEASE rl::mo_relaxed
-#else
-#define RELEASE rl::mo_release
-#endif
-#ifdef RELAXED_LOAD
-#define ACQUIRE rl::mo_relaxed
-#else
-#define ACQUIRE rl::mo_acquire
-#endif
 #ifdef RELAXED_MARK
 #define TOTAL rl::mo_acq_rel
 #define TOTAL_LOAD rl::mo_acquire

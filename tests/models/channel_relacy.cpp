@@ -7,16 +7,6 @@
 // Mutants: RELAXED_STORE, RELAXED_LOAD, SLOTS=1, SCATTER_EARLY (one more chunk ahead).
 #include "relacy_run.h"
 
-#ifdef RELAXED_STORE
-#define RELEASE rl::mo_relaxed
-#else
-#define RELEASE rl::mo_release
-#endif
-#ifdef RELAXED_LOAD
-#define ACQUIRE rl::mo_relaxed
-#else
-#define ACQUIRE rl::mo_acquire
-#endif
 #ifndef SLOTS
 #define SLOTS 2
 #endif

@@ -1,11 +1,11 @@
-// A lane between two ranks, in C++'s memory model: a ring of R slots each way, and one word
+// A lane between two ranks, in C++'s memory model: a ring of two slots each way, and one word
 // {sent, consumed} that each rank stores at the other. A rank's block has two roles of two threads
 // each: one scatters, one reduces. Slots are plain memory, so that a read or an overwrite without
 // an order is a data race.
 //
-// One call. Both ranks send, and announcements carry `consumed`: there the wait before an
-// announcement implies the credit, which calls before this one need. With ONE_WAY only rank 0
-// sends, and rank 1 tells what it has consumed after each chunk.
+// One call. Both ranks send, and announcements carry `consumed`. With two slots the wait before an
+// announcement implies the credit, so that mutants of the credit need ONE_WAY: only rank 0 sends,
+// and rank 1 tells what it has consumed after each chunk.
 //
 // What must hold in the memory model itself:
 // - The announcement, stored with release by one thread behind the block barrier, covers the stores
@@ -20,22 +20,6 @@
 // that scatters), NO_CREDIT (no wait for what the peer has consumed).
 #include "relacy_run.h"
 
-#ifndef R
-#define R 2
-#endif
-#ifndef CHUNKS
-#define CHUNKS 4
-#endif
-#ifdef RELAXED_STORE
-#define RELEASE rl::mo_relaxed
-#else
-#define RELEASE rl::mo_release
-#endif
-#ifdef RELAXED_LOAD
-#define ACQUIRE rl::mo_relaxed
-#else
-#define ACQUIRE rl::mo_acquire
-#endif
 #ifdef RELAXED_CREDIT
 #define ACQUIRE_CREDIT rl::mo_relaxed
 #else
@@ -49,6 +33,8 @@
 
 namespace {
 
+constexpr unsigned kSlots = 2;
+constexpr unsigned kChunks = 4;
 constexpr unsigned kFirst = 0xFFFE;  // counters of 16 bits here, which wrap around
 
 constexpr bool reached(unsigned seen, unsigned expected) {
@@ -56,9 +42,9 @@ constexpr bool reached(unsigned seen, unsigned expected) {
 }
 
 struct Lanes : rl::test_suite<Lanes, 8> {
-  rl::var<unsigned> slot[2][R][2];   // at each rank: what the other one sends, two words a chunk
-  rl::atomic<unsigned> word[2];      // at each rank: {sent, consumed} of the other one
-  rl::atomic<unsigned> progress[2];  // chunks that the role that reduces is done with
+  rl::var<unsigned> slot[2][kSlots][2];  // at each rank: two words of each chunk that is sent to it
+  rl::atomic<unsigned> word[2];          // at each rank: {sent, consumed} of the other one
+  rl::atomic<unsigned> progress[2];      // chunks that the role that reduces is done with
   model::BlockBarrier<2> scattering[2];
   model::BlockBarrier<2> reducing[2];
 
@@ -82,23 +68,23 @@ struct Lanes : rl::test_suite<Lanes, 8> {
   /// One thread waits for the credit, and for what makes its announcement worth telling.
   unsigned wait_to_send(unsigned me, unsigned chunk) {
 #ifndef NO_CREDIT
-    while (!reached((word[me]($).load(ACQUIRE_CREDIT) & 0xFFFF) + R, kFirst + chunk + 1)) {
+    while (!reached((word[me]($).load(ACQUIRE_CREDIT) & 0xFFFF) + kSlots, kFirst + chunk + 1)) {
       rl::yield(1, $);
     }
 #endif
     unsigned consumed = 0;
 #ifndef ONE_WAY
-    while ((consumed = progress[me]($).load(rl::mo_acquire)) + R < chunk + 2) rl::yield(1, $);
+    while ((consumed = progress[me]($).load(rl::mo_acquire)) + kSlots < chunk + 2) rl::yield(1, $);
 #endif
     return consumed;
   }
 
   void scatter(unsigned me, unsigned thread) {
     const unsigned peer = 1 - me;
-    for (unsigned chunk = 0; chunk < CHUNKS; ++chunk) {
+    for (unsigned chunk = 0; chunk < kChunks; ++chunk) {
       const unsigned consumed = thread == 0 ? wait_to_send(me, chunk) : 0;
       scattering[me].sync();
-      slot[peer][chunk % R][thread]($) = value(me, chunk, thread);
+      slot[peer][chunk % kSlots][thread]($) = value(me, chunk, thread);
 #ifndef NO_SEND_BARRIER
       scattering[me].sync();
 #endif
@@ -108,12 +94,12 @@ struct Lanes : rl::test_suite<Lanes, 8> {
   }
 
   void reduce(unsigned me, unsigned thread) {
-    for (unsigned chunk = 0; chunk < CHUNKS; ++chunk) {
+    for (unsigned chunk = 0; chunk < kChunks; ++chunk) {
       if (thread == 0) {
         while (!reached(word[me]($).load(ACQUIRE) >> 16, kFirst + chunk + 1)) rl::yield(1, $);
       }
       reducing[me].sync();
-      RL_ASSERT(slot[me][chunk % R][thread]($) == value(1 - me, chunk, thread));
+      RL_ASSERT(slot[me][chunk % kSlots][thread]($) == value(1 - me, chunk, thread));
 #ifndef NO_TAKE_BARRIER
       reducing[me].sync();
 #endif

@@ -12,17 +12,6 @@
 // re-arms).
 #include "relacy_run.h"
 
-#ifdef RELAXED_STORE
-#define RELEASE rl::mo_relaxed
-#else
-#define RELEASE rl::mo_release
-#endif
-#ifdef RELAXED_LOAD
-#define ACQUIRE rl::mo_relaxed
-#else
-#define ACQUIRE rl::mo_acquire
-#endif
-
 namespace {
 
 constexpr unsigned kArmed = ~0u;

@@ -7,6 +7,18 @@
 #include <iostream>
 #include <relacy/relacy.hpp>
 
+// What a test orders by, unless the mutants RELAXED_STORE and RELAXED_LOAD take it away.
+#ifdef RELAXED_STORE
+#define RELEASE rl::mo_relaxed
+#else
+#define RELEASE rl::mo_release
+#endif
+#ifdef RELAXED_LOAD
+#define ACQUIRE rl::mo_relaxed
+#else
+#define ACQUIRE rl::mo_acquire
+#endif
+
 namespace model {
 
 /// Runs the test on random schedules, each with random choices of what a weak load may return.
