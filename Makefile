@@ -106,8 +106,7 @@ check: $(BUILT) $(DEV) ## the quick part of the tests: every operator with two C
 
 # Without ARGS three parts run side by side: the tests of rank processes, many of which wait for a
 # time-out, those of builds and models, and all others.
-TEST_PARTS := test-ranks test-others test-built
-test: $(if $(ARGS),$(BUILT) $(DEV),$(TEST_PARTS)) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
+test: $(if $(ARGS),$(BUILT) $(DEV),test-ranks test-others test-built) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
 	$(if $(ARGS),python -m pytest $(ARGS))
 
 RANKS_TESTS := tests/common/
@@ -117,7 +116,7 @@ OTHER_TESTS := $(filter-out $(RANKS_TESTS) $(BUILT_TESTS) tests/__pycache__/,$(w
 PYTEST_TO_LOG = @mkdir -p build; python -m pytest $(1) >build/$@.log 2>&1; status=$$?; cat build/$@.log; exit $$status
 
 test-ranks: $(BUILT) $(DEV)
-	$(call say,'Running the tests in three parts side by side: about 15 minutes')
+	$(call say,'Running the tests in three parts side by side: about 20 minutes')
 	python -m pytest $(RANKS_TESTS)
 
 test-others: $(BUILT) $(DEV)

@@ -63,7 +63,7 @@ def cpu_worlds(sizes: tuple[int, ...] | None, full: bool) -> list[World]:
     `full`, a test that runs in three worlds or more has the small ones of them."""
     wanted = sizes or CPU_WORLDS
     if not full and len(wanted) > 2:
-        wanted = tuple(size for size in wanted if size <= MOST_USUAL_RANKS)
+        wanted = tuple(size for size in wanted if size <= MOST_USUAL_RANKS) or wanted
     return [World("cpu", size) for size in wanted]
 
 

@@ -223,8 +223,9 @@ def test_a_wheel_serves_a_clean_environment(tmp_path: Path) -> None:
     shown = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", str(made)).stdout)
     assert re.fullmatch(r"manylinux_2_\d+_x86_64", shown["sym_tag"])
     assert made.name.endswith(f"-{shown['sym_tag']}.whl")
-    of_torch = {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"}
-    assert set(shown["external_libs"]) <= of_torch
+    # Some versions of PyTorch have nothing in libtorch.so that is linked to.
+    of_torch = {"libc10.so", "libtorch_cpu.so", "libtorch_python.so"}
+    assert set(shown["external_libs"]) - {"libtorch.so"} == of_torch
     venv = tmp_path / "venv"
     run(sys.executable, "-m", "venv", venv)
     # PyTorch and the model's packages are those of this run: downloading them takes minutes.
