@@ -1,9 +1,11 @@
 // Launchers of all-reduce, and the local reduction of the fallback.
 #include <algorithm>
 
+#include "../protocol/uses.h"
 #include "allreduce.h"
 #include "collectives/reduce_local.cuh"
 #include "launch.h"
+#include "transports/lanes.cuh"
 
 namespace collx::cuda {
 namespace {
@@ -25,20 +27,25 @@ uint64_t bytes_of(const AllreduceCall& call) {
 uint64_t sent_vectors(const AllreduceCall& call, int world) {
   const uint64_t vectors = ceil_div<uint64_t>(bytes_of(call), kVectorBytes);
   const bool parts = row_of(call.plan.algorithm).share == Share::part;
-  return wire_vectors(is_masked(Collective::allreduce, call.dtype),
-                      parts ? largest_part(vectors, world) : vectors);
+  const bool masked =
+      pushes_into_slots(call.plan.algorithm) && is_masked(Collective::allreduce, call.dtype);
+  return wire_vectors(masked, parts ? largest_part(vectors, world) : vectors);
+}
+
+/// Whether the call is a sum of a multiple of `unit` bytes, of aligned vectors.
+bool is_whole_sum(const AllreduceCall& call, uint64_t unit) {
+  return call.reduce_op == ReduceOp::sum && bytes_of(call) % unit == 0 &&
+         whole_vectors(call.input) && whole_vectors(call.output);
 }
 
 /// Whether the call is one of those that session.cuh calls simple. Ranks may differ in it: it
 /// changes the code that runs, not what is exchanged.
 bool is_simple(const KernelCall& k, const CudaView& view, const AllreduceCall& call) {
-  const uint64_t bytes = bytes_of(call);
   const uint64_t unit = row_of(call.plan.algorithm).share == Share::part
                             ? uint64_t{kVectorBytes} * static_cast<uint32_t>(view.world)
                             : uint64_t{kVectorBytes};
   const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
-  return call.reduce_op == ReduceOp::sum && !view.check && bytes > 0 && bytes % unit == 0 &&
-         whole_vectors(call.input) && whole_vectors(call.output) && k.vectors <= threads &&
+  return is_whole_sum(call, unit) && !view.check && call.numel > 0 && k.vectors <= threads &&
          k.vectors <= k.capacity;
 }
 
@@ -48,6 +55,36 @@ void push(const AllreduceLaunch& l) {
             sent_vectors(l.call, l.view.world));
   if (l.view.check) k.fingerprint = fingerprint(l.call.descriptor);
   l.run(is_simple(k, l.view, l.call), k);
+}
+
+/// Results go into the outputs of all ranks if these are symmetric and of whole vectors, and if no
+/// rank has still to finish its own.
+bool goes_into_outputs(const AllreduceCall& call) {
+  return call.peer_output[0] != nullptr && call.epilogue == nullptr && whole_vectors(call.output) &&
+         bytes_of(call) % kVectorBytes == 0;
+}
+
+/// By chunks, in as many lanes as the call has blocks.
+void lanes(const AllreduceLaunch& l) {
+  KernelCall k = kernel_call_of(l);
+  k.fingerprint = fingerprint(l.call.descriptor);
+  const bool direct = goes_into_outputs(l.call);
+  CallDescriptor common = l.call.descriptor;
+  common.input_offset = 0;
+  common.symmetric &= direct ? kOutputSymmetric : 0;
+  if (!direct) common.output_offset = 0;
+  LaneArguments lanes{};
+  lanes.area = l.view.layout.lanes;
+  lanes.fingerprint = fingerprint(common);
+  const LaneChunks chunks(sent_vectors(l.call, l.view.world), l.call.plan.blocks,
+                          lanes.area.slot_bytes / kVectorBytes);
+  lanes.chunks = chunks.count;
+  lanes.chunk_vectors = chunks.vectors;
+  for (int distance = 0; direct && distance < l.view.world; ++distance) {
+    lanes.output[distance] =
+        static_cast<char*>(l.call.peer_output[(l.view.rank + distance) % l.view.world]);
+  }
+  l.run(is_whole_sum(l.call, kVectorBytes), k, lanes);
 }
 
 /// Through barriers, whose flags carry fingerprints.
@@ -77,6 +114,10 @@ constexpr LauncherRow<AllreduceCall> kLaunchers[] = {
      kServed,
      {DTypes::all, allreduce_twoshot_push, {"allreduce_twoshot_push", true}},
      push},
+    {Algorithm::twoshot_lanes,
+     kServed,
+     {DTypes::all, allreduce_lanes, {"allreduce_lanes", true}},
+     lanes},
     {Algorithm::pull_push, kServed, {DTypes::all, allreduce_pull_push}, pull},
     {Algorithm::oneshot_pull,
      kServed,

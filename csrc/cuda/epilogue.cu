@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cstddef>
 
 #include "epilogue.h"
 #include "launch.h"
 #include "stages/norm_arguments.cuh"
+#include "transports/lanes.cuh"
 
 namespace collx::cuda {
 namespace {
@@ -21,6 +23,7 @@ std::string with_sizes(std::string program, bool rows) {
   has("cuda::PullArguments", sizeof(PullArguments));
   has("cuda::MulticastArguments", sizeof(MulticastArguments));
   has("cuda::Routes", sizeof(Routes));
+  has("cuda::LaneArguments", sizeof(LaneArguments));
   has("EpilogueArguments", sizeof(EpilogueArguments));
   if (rows) {
     has("cuda::NormArguments", sizeof(NormArguments));
@@ -38,10 +41,14 @@ Kernel load(const std::string& code) {
   return kernel;
 }
 
-/// Blocks of kFullBlock threads that the current device holds. Asking loads the kernel there.
+/// Blocks of kFullBlock threads that the current device holds, or of the most threads that the
+/// kernel can have. Asking loads the kernel there.
 int held_by_device(Kernel kernel, int device) {
+  cudaFuncAttributes attributes{};
+  require(cudaFuncGetAttributes(&attributes, kernel), "loading the kernel of an epilogue");
+  const int threads = std::min(kFullBlock, attributes.maxThreadsPerBlock);
   int blocks = 0, multiprocessors = 0;
-  require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kFullBlock, 0),
+  require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0),
           "loading the kernel of an epilogue");
   require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
           "asking for the device's attributes");

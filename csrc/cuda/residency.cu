@@ -30,13 +30,15 @@ cudaFuncAttributes attributes_of(Kernel kernel) {
   return attributes;
 }
 
-/// Blocks of a kernel on one multiprocessor. Asking loads it: later, loading could synchronize with
-/// the device while another kernel spins there.
+/// Blocks of a kernel on one multiprocessor, of so many threads or of the most that it can have.
+/// Asking loads it: later, loading could synchronize with the device while another kernel spins
+/// there.
 int held_together(Kernel kernel, uint32_t threads) {
+  const int most = attributes_of(kernel).maxThreadsPerBlock;
   int blocks = 0;
-  require(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, static_cast<int>(threads), 0),
-      "loading the kernels");
+  require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+              &blocks, kernel, std::min(static_cast<int>(threads), most), 0),
+          "loading the kernels");
   return blocks;
 }
 

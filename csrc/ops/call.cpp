@@ -49,7 +49,8 @@ void map_peers(const Communicator& communicator, const std::optional<SymmetricRa
   if (output) call.multicast_output = at_once(*output);
   if (input) call.descriptor.input_offset = input->place();
   if (output) call.descriptor.output_offset = output->place();
-  call.descriptor.symmetric = static_cast<uint8_t>((input ? 1 : 0) | (output ? 2 : 0));
+  call.descriptor.symmetric =
+      static_cast<uint8_t>((input ? kInputSymmetric : 0) | (output ? kOutputSymmetric : 0));
 }
 
 void place_in(Request& request, const std::optional<SymmetricRange>& input,
@@ -72,6 +73,9 @@ Request request_of(const Communicator& communicator, Collective collective, int 
       communicator.deterministic() || at::globalContext().deterministicAlgorithms();
   request.capabilities = communicator.options().capabilities;
   request.capabilities.peer_access = communicator.has_regions();
+  if (communicator.on_cuda() && communicator.has_regions()) {
+    request.lanes = static_cast<int>(communicator.cuda_layout().lanes.lanes);
+  }
   return request;
 }
 

@@ -149,6 +149,10 @@ int Communicator::spare_blocks() const {
 
 Plan Communicator::tuned(Plan plan) const {
   if (tuned_blocks_ == 0 || plan.algorithm == Algorithm::fallback || !on_cuda()) return plan;
+  if (row_of(plan.algorithm).lanes) {
+    plan.blocks = std::min(plan.blocks, tuned_blocks_);  // a block for each lane, of a fixed size
+    return plan;
+  }
   plan.blocks = tuned_blocks_;
   plan.threads = tuned_threads_;
   return plan;

@@ -112,7 +112,9 @@ void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContex
   if (r.own.collective == Collective::none) {  // the host met its peers, for no operator
     out << "a vote of the ranks";
   } else {
-    out << "phase " << name_of(r.phase) << " of " << describe(r.own);
+    out << "phase " << name_of(r.phase);
+    if (r.lane >= 0) out << ", lane " << r.lane << ',';
+    out << " of " << describe(r.own);
   }
 }
 

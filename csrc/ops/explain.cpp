@@ -8,6 +8,7 @@
 #include "../protocol/cpu_layout.h"
 #include "../protocol/names.h"
 #include "../protocol/norm_plan.h"
+#include "../protocol/uses.h"
 #include "call.h"
 #include "checks.h"
 #include "communicator.h"
@@ -141,6 +142,11 @@ uint64_t cuda_chunks(const CudaLayout& layout, Algorithm algorithm, const Reques
   };
   if (const SlotArea* slots = slots_of(layout, row_of(algorithm).slots)) {
     through(vectors_of(r, algorithm) * kVectorBytes, slots->source_bytes);
+  }
+  if (row_of(algorithm).lanes) {
+    chunks = LaneChunks(vectors_of(r, algorithm), select(r).blocks,
+                        layout.lanes.slot_bytes / kVectorBytes)
+                 .count;
   }
   if (uses_staging(r, algorithm)) through(r.bytes, layout.staging_bytes);
   if (stages_results(r, algorithm)) {

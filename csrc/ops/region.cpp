@@ -87,13 +87,17 @@ Parts parts_of(const CudaLayout& layout, int world) {
   const auto slots = [&](int stages, const SlotArea& area) {
     return slots_of(stages, world, area.source_bytes);
   };
-  return with_tables({{"header", sizeof(RegionHeader)},
-                      {"oneshot", slots(1, layout.oneshot)},
-                      {"twoshot", slots(2, layout.twoshot)},
-                      {"channels", slots(1, layout.channels.slots)},
-                      {"staging", 2 * layout.staging_bytes},
-                      {"results", 2 * layout.result_bytes}},
-                     layout.total_bytes);
+  const auto peers = static_cast<uint64_t>(world - 1);
+  return with_tables(
+      {{"header", sizeof(RegionHeader)},
+       {"oneshot", slots(1, layout.oneshot)},
+       {"twoshot", slots(2, layout.twoshot)},
+       {"channels", slots(1, layout.channels.slots)},
+       {"lane_tables", layout.lanes.lanes * kLaneTableBytes},
+       {"lanes", kLaneStages * layout.lanes.lanes * peers * kRingSlots * layout.lanes.slot_bytes},
+       {"staging", 2 * layout.staging_bytes},
+       {"results", 2 * layout.result_bytes}},
+      layout.total_bytes);
 }
 
 }  // namespace

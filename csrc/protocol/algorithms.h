@@ -25,13 +25,14 @@ struct AlgorithmRow {
   const char* name;
   Collectives serves = 0;  // those that can ask for it by name
   Share share = Share::none;
-  SlotsFor slots = SlotsFor::none;  // without them, barriers
-  int stages = 1;                   // of slots: how often data passes through them
-  bool staging = false;             // inputs are pulled by peers: from there, where not symmetric
-  bool results = false;             // so are results
-  bool in_place = false;            // peers touch the tensors, which are symmetric
-  bool multicast = false;           // of GPUs alone, whose memory has a multicast address
-  bool by_switch = false;           // and what is reduced is reduced there, in an order of its own
+  SlotsFor slots = SlotsFor::none;  // without them, lanes or barriers
+  int stages = 1;                   // how often data passes through slots or lanes
+  bool lanes = false;
+  bool staging = false;    // inputs are pulled by peers: from there, where not symmetric
+  bool results = false;    // so are results
+  bool in_place = false;   // peers touch the tensors, which are symmetric
+  bool multicast = false;  // of GPUs alone, whose memory has a multicast address
+  bool by_switch = false;  // and what is reduced is reduced there, in an order of its own
   bool on_cpu = true;
 };
 
@@ -144,6 +145,13 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .share = Share::part,
      .slots = SlotsFor::twoshot,
      .stages = 2,
+     .on_cpu = false},
+    {.algorithm = Algorithm::twoshot_lanes,
+     .name = "twoshot_lanes",
+     .serves = only(Collective::allreduce),
+     .share = Share::part,
+     .stages = 2,
+     .lanes = true,
      .on_cpu = false},
 #if defined(COLLX_EXTRA_ALGORITHMS)
     COLLX_EXTRA_ALGORITHMS

@@ -1,10 +1,11 @@
 // Where the areas of a GPU's region lie:
 //
-//   [ header | barrier epochs and flags | tile entries and counts | slots | staging ]
+//   [ header | barrier epochs and flags | tile entries and counts | lane tables | slots | rings |
+//     staging ]
 //
 // Offsets are equal on all ranks: they follow from world size and payload bytes alone, never from
-// the shape of a call. Remote ranks write the flags and the slots; tile entries and barrier epochs
-// are their owner's alone.
+// the shape of a call. Remote ranks write the flags, the lanes' words, the slots and the rings;
+// tile entries, barrier epochs and the lanes' counts are their owner's alone.
 #pragma once
 
 #include "epoch.h"
@@ -51,6 +52,56 @@ struct ChannelArea {
   uint64_t done;      // likewise: the last use that is over, by receiver, who writes it
 };
 
+// Threads of a block that serves a lane. With fewer than kFullBlock each has the registers to move
+// more at a time.
+inline constexpr int kLaneBlock = 320;
+inline constexpr uint32_t kMostLanes = 132;  // one for each multiprocessor of an H100
+inline constexpr uint32_t kRingSlots = 4;    // of a ring; a power of two, since counts wrap around
+inline constexpr int kLaneStages = 2;        // what is scattered, and the results
+inline constexpr uint32_t kMostLaneSlotBytes = 32 << 10;
+inline constexpr uint32_t kLeastLaneSlotBytes = 1 << 10;
+
+/// What another rank tells about a lane. It alone stores these words, at each of its peers.
+struct alignas(128) LaneWords {
+  /// For each stage {sent : high 32, consumed : low 32}: chunks that the other rank has sent into
+  /// its ring here, and chunks that it has consumed of this rank's ring there.
+  struct alignas(32) Ring {
+    uint64_t word;
+  } ring[kLaneStages];
+  alignas(32) uint32_t direct;  // calls whose results the other rank has stored in full
+  uint32_t fingerprint;         // of the call in which it sends
+};
+
+/// What this rank counts of a lane that it shares with another rank, kept between calls.
+struct alignas(32) LaneCounts {
+  uint32_t sent[kLaneStages];
+  uint32_t consumed[kLaneStages];
+  uint32_t direct;  // calls with results that are stored into outputs
+};
+
+/// Of the words, counts and mark of a lane.
+inline constexpr uint64_t kLaneTableBytes =
+    kMaxCudaRanks * (sizeof(LaneWords) + sizeof(LaneCounts)) + sizeof(uint32_t);
+
+/// A lane has a ring of kRingSlots slots for each stage and each ordered pair of ranks. A call uses
+/// the first lanes, and the first bytes of each slot.
+struct LaneArea {
+  uint64_t words;   // offset of LaneWords[lanes][kMaxCudaRanks], by the rank that stores them
+  uint64_t counts;  // offset of LaneCounts[lanes][kMaxCudaRanks], by the other rank
+  uint64_t busy;    // offset of uint32_t[lanes]: marks of calls in progress
+  uint64_t rings;   // offset of byte[kLaneStages][lanes][world - 1][kRingSlots][slot_bytes]
+  uint32_t lanes;
+  uint32_t slot_bytes;
+
+  /// Of the ring by which the rank at `distance` behind the region's owner sends to it.
+  COLLX_HD constexpr uint64_t ring(int world, int stage, uint32_t lane, int distance) const {
+    const uint64_t index =
+        (static_cast<uint64_t>(stage) * lanes + lane) * static_cast<uint64_t>(world - 1) +
+        static_cast<uint64_t>(distance - 1);
+    return rings + index * kRingSlots * slot_bytes;
+  }
+};
+
 // On GPUs the barriers stand at fixed places behind the header, which kernels know.
 inline constexpr uint64_t kBarrierEpochs = round_up<uint64_t>(sizeof(RegionHeader), 256);
 inline constexpr uint64_t kBarrierFlags = kBarrierEpochs + kMaxBlocks * sizeof(uint32_t);
@@ -63,6 +114,7 @@ struct CudaLayout {
   SlotArea oneshot;         // one stage
   SlotArea twoshot;         // two stages
   ChannelArea channels;
+  LaneArea lanes;
   uint64_t staging;  // byte[2][staging_bytes]: inputs that peers pull
   uint64_t staging_bytes;
   uint64_t results;  // byte[2][result_bytes]: reduced parts that peers pull
@@ -81,9 +133,34 @@ constexpr SlotArea size_slots(uint64_t budget, int stages, int world, uint64_t m
   return area;
 }
 
+constexpr uint64_t slot_bytes(const SlotArea& area, int stages, int world) {
+  return static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) * area.source_bytes;
+}
+
 constexpr void take_slots(Cursor& cursor, SlotArea& area, int stages, int world) {
-  area.slots = cursor.take(static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) *
-                           area.source_bytes);
+  area.slots = cursor.take(slot_bytes(area, stages, world));
+}
+
+/// Slots of a lane, of all rings at one rank.
+constexpr uint64_t slots_of_lane(int world) {
+  return kLaneStages * kRingSlots * static_cast<uint64_t>(world - 1);
+}
+constexpr uint64_t least_lane_bytes(int world) {
+  return slots_of_lane(world) * kLeastLaneSlotBytes + kLaneTableBytes;
+}
+
+/// As many lanes as the budget has room for, and slots as large as it has room for.
+constexpr LaneArea size_lanes(uint64_t budget, int world) {
+  const uint64_t slots = slots_of_lane(world);
+  const uint64_t lanes = at_most(budget / least_lane_bytes(world), kMostLanes);
+  LaneArea area{};
+  area.lanes = static_cast<uint32_t>(lanes < 1 ? 1 : lanes);
+  const uint64_t each =
+      budget / area.lanes > kLaneTableBytes ? budget / area.lanes - kLaneTableBytes : 0;
+  const uint64_t bytes = slots == 0 ? 0 : each / slots / kLeastLaneSlotBytes * kLeastLaneSlotBytes;
+  area.slot_bytes = static_cast<uint32_t>(
+      at_most(bytes < kLeastLaneSlotBytes ? kLeastLaneSlotBytes : bytes, kMostLaneSlotBytes));
+  return area;
 }
 
 }  // namespace detail
@@ -96,7 +173,8 @@ constexpr CudaLayout cuda_layout(int world, uint64_t payload_bytes) {
   detail::Cursor cursor{kBarrierEnd};
   layout.barrier_epochs = kBarrierEpochs;
   layout.barrier_flags = kBarrierFlags;
-  const uint64_t fixed = cursor.at + (128 << 10);  // tile entries and rounding
+  const uint64_t one_lane = detail::least_lane_bytes(world);
+  const uint64_t fixed = cursor.at + one_lane + (128 << 10);  // tile entries and rounding
   const uint64_t budget = payload_bytes > fixed ? payload_bytes - fixed : 0;
   const auto share = [&](uint64_t percent, uint64_t cap) {
     return detail::at_most(budget / 100 * percent, cap);
@@ -104,11 +182,24 @@ constexpr CudaLayout cuda_layout(int world, uint64_t payload_bytes) {
   // Caps of 1 MiB from each rank to each, and of 4 MiB between four ranks in two stages, with
   // masks.
   constexpr uint64_t kCounts = kMaxCudaRanks * sizeof(uint32_t);
-  layout.oneshot = detail::size_slots(share(9, 2 * w * (1058 << 10)), 1, world);
-  layout.twoshot = detail::size_slots(share(71, 16 * (4230 << 10)), 2, world);
+  layout.oneshot = detail::size_slots(share(7, 2 * w * (1058 << 10)), 1, world);
+  layout.twoshot = detail::size_slots(share(53, 16 * (4230 << 10)), 2, world);
   ChannelArea& channels = layout.channels;
-  channels.slots =
-      detail::size_slots(share(14, 16 << 20), 1, world, sizeof(TileEntry) + 3 * kCounts);
+  constexpr uint64_t kTables = sizeof(TileEntry) + 3 * kCounts;
+  channels.slots = detail::size_slots(share(11, 16 << 20), 1, world, kTables);
+  // Inputs take W/(W+1) of the share and results the rest.
+  const uint64_t staged = share(5, 6 << 20) / 2 * w / (w + 1);
+  layout.staging_bytes =
+      staged < w * kTileBytes ? w * kTileBytes : staged / (w * kTileBytes) * (w * kTileBytes);
+  layout.result_bytes = layout.staging_bytes / w;
+  // Lanes take what is left.
+  const uint64_t taken =
+      detail::slot_bytes(layout.oneshot, 1, world) + detail::slot_bytes(layout.twoshot, 2, world) +
+      detail::slot_bytes(channels.slots, 1, world) + channels.slots.tiles * kTables +
+      2 * (layout.staging_bytes + layout.result_bytes);
+  const uint64_t left = budget > taken ? budget - taken : 0;
+  LaneArea& lanes = layout.lanes;
+  lanes = detail::size_lanes(detail::at_most(one_lane + left, 34 << 20), world);
   // What a call looks up stands side by side, next to the header: a small one touches few pages.
   SlotArea* const areas[] = {&layout.oneshot, &layout.twoshot, &channels.slots};
   for (SlotArea* area : areas) {
@@ -118,14 +209,13 @@ constexpr CudaLayout cuda_layout(int world, uint64_t payload_bytes) {
   for (uint64_t* counts : tables) {
     *counts = cursor.take(channels.slots.tiles * kCounts);
   }
+  lanes.words = cursor.take(lanes.lanes * kMaxCudaRanks * sizeof(LaneWords));
+  lanes.counts = cursor.take(lanes.lanes * kMaxCudaRanks * sizeof(LaneCounts));
+  lanes.busy = cursor.take(lanes.lanes * sizeof(uint32_t));
   detail::take_slots(cursor, layout.oneshot, 1, world);
   detail::take_slots(cursor, layout.twoshot, 2, world);
   detail::take_slots(cursor, channels.slots, 1, world);
-  // Inputs take W/(W+1) of the share and results the rest.
-  const uint64_t staged = share(6, 6 << 20) / 2 * w / (w + 1);
-  layout.staging_bytes =
-      staged < w * kTileBytes ? w * kTileBytes : staged / (w * kTileBytes) * (w * kTileBytes);
-  layout.result_bytes = layout.staging_bytes / w;
+  lanes.rings = cursor.take(kLaneStages * lanes.lanes * (w - 1) * kRingSlots * lanes.slot_bytes);
   layout.staging = cursor.take(2 * layout.staging_bytes);
   layout.results = cursor.take(2 * layout.result_bytes);
   layout.total_bytes = cursor.at;

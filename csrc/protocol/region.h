@@ -7,7 +7,7 @@
 
 namespace collx {
 
-inline constexpr uint64_t kDefaultPayloadBytes = 96ull << 20;
+inline constexpr uint64_t kDefaultPayloadBytes = 128ull << 20;
 
 /// Mailbox of one rank for checked mode: written by that rank, read by the region's owner.
 struct alignas(128) CheckSlot {

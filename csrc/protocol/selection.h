@@ -72,8 +72,12 @@ struct Request {
   // More of them, for algorithms that push: their grids need not be equal, since epochs belong to
   // tiles, so this one value may differ from rank to rank.
   int spare_room = 0;
+  int lanes = static_cast<int>(kMostLanes);  // of the communicator
   Capabilities capabilities;
 };
+
+/// A lane serves as many vectors, if there are more lanes: with fewer, waits take most of its time.
+inline constexpr uint64_t kLeastLaneVectors = kLeastLaneSlotBytes / kVectorBytes;
 
 /// Vectors of data that `share` stands for.
 constexpr uint64_t data_vectors(const Request& r, Share share) {
@@ -178,6 +182,12 @@ constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
     bytes += (divided ? world : 1) * tiled(data_vectors(r, row.share));
   }
   if (stages_results(r, algorithm)) bytes += tiled(data_vectors(r, Share::part));
+  if (row.lanes) {
+    // A full ring for each lane, if the call has so many chunks.
+    const uint64_t sent = data_vectors(r, row.share) * kVectorBytes;
+    const uint64_t rings = uint64_t{kMostLanes} * kRingSlots * kMostLaneSlotBytes;
+    return kLaneStages * (world - 1) * (sent < rings ? sent : rings);
+  }
   return 2 * bytes;
 }
 
@@ -210,6 +220,10 @@ using enum For;
 
 inline constexpr Algorithms kAuto = only(automatic);
 inline constexpr Algorithms kOnestage = only(onestage);
+inline constexpr Algorithms kTwoshot = only(twoshot_push);
+inline constexpr Algorithms kLanes = only(twoshot_lanes);
+/// Between two ranks lanes are faster than slots from so many bytes on.
+inline constexpr uint64_t kLanesFrom = 12 << 20;
 inline constexpr Algorithms kRelayed = only(twostage) | only(pipelined);
 inline constexpr Collectives kAllreduce = only(Collective::allreduce);
 inline constexpr Collectives kReduce = only(Collective::reduce);
@@ -223,7 +237,10 @@ inline constexpr SelectionRow kRows[] = {
     // Between two ranks a switch saves nothing. From where on it does between more is a guess:
     // docs/performance.md.
     {kAuto, kAllreduce, cuda, all, 2, 1 << 20, oneshot_push},
-    {kAuto, kAllreduce, cuda, all, 2, kAnySize, twoshot_push},
+    {kAuto, kAllreduce, cuda, all, 2, kLanesFrom - 1, twoshot_push},
+    {kAuto, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes},
+    {kTwoshot, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes, kLanesFrom},
+    {kLanes, kAllreduce, cpu, all, 16, kAnySize, twoshot_push},
     {kAuto, kAllreduce, cuda, switched, 4, kAnySize, multimem_twoshot, 6 << 20},
     {kAuto, kAllreduce, cuda, switched, 8, kAnySize, multimem_twoshot, 2 << 20},
     {kAuto, kAllreduce, cuda, all, 4, 192 << 10, oneshot_push},
@@ -427,6 +444,15 @@ constexpr Plan select(const Request& r) {
   if (r.device == DeviceKind::cpu || plan.algorithm == Algorithm::fallback) return plan;
 
   const uint64_t work = work_of(r, plan.algorithm);
+  if (row_of(plan.algorithm).lanes) {
+    // A block for each lane. Ranks must agree, so that spare blocks are left alone.
+    const int room = r.max_blocks > 0 && r.max_blocks < r.room ? r.max_blocks : r.room;
+    const int most = room < r.lanes ? room : r.lanes;
+    plan.threads = kLaneBlock;
+    plan.blocks =
+        detail::clamp_blocks(ceil_div(work, kLeastLaneVectors), static_cast<uint64_t>(most));
+    return plan;
+  }
   // Small blocks spread a small call over the device; large ones fill the links.
   const bool push = pushes_into_slots(plan.algorithm);
   plan.threads = kFullBlock;

@@ -7,6 +7,8 @@
 
 namespace collx {
 
+inline constexpr uint8_t kInputSymmetric = 1, kOutputSymmetric = 2;
+
 /// One call as a rank sees it. In checked mode ranks exchange it and compare the fingerprints.
 struct CallDescriptor {
   Collective collective = Collective::none;
@@ -16,7 +18,7 @@ struct CallDescriptor {
   Algorithm runs = Algorithm::automatic;       // what carries it out
   uint8_t dims = 0;         // number of dimensions; the first eight sizes stand below
   uint8_t scalar_type = 0;  // 1 + PyTorch's code, since copies know more dtypes than reductions
-  uint8_t symmetric = 0;    // bit 0: input, bit 1: output
+  uint8_t symmetric = 0;    // kInputSymmetric, kOutputSymmetric
   int8_t axis = -1;
   bool keeps_norm = false;  // the normalized tensor is a result besides the quantized one
   int16_t root = -1;
@@ -106,8 +108,10 @@ enum class Phase : uint32_t {
 struct StatusRecord {
   Failure failure = Failure::none;
   Phase phase = Phase::none;
-  int32_t rank = -1;      // who gave up
-  int32_t peer = -1;      // whom it waited for
+  int32_t rank = -1;  // who gave up
+  int32_t peer = -1;  // whom it waited for
+  int32_t lane = -1;  // in which it waited; -1 where there are no lanes
+  int32_t padding = 0;
   uint64_t sequence = 0;  // calls completed by `rank` on this communicator before
   uint64_t expected = 0;  // epoch or word awaited
   uint64_t seen = 0;      // epoch or word found

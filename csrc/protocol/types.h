@@ -100,6 +100,8 @@ enum class Algorithm : uint8_t {
   channels,
   reduce_twostage,
   twoshot_push_sums,
+  // All-reduce, by chunks in lanes.
+  twoshot_lanes,
   count
 };
 

@@ -2,6 +2,7 @@
 // tests go through on the host.
 #pragma once
 
+#include "cuda_layout.h"
 #include "types.h"
 
 namespace collx {
@@ -35,6 +36,22 @@ class Uses {
   uint64_t capacity_;
   uint64_t first_ = 0;
   uint32_t number_ = 0;
+};
+
+/// How the vectors that each rank sends to each in a stage lie in lanes: in chunks of equal size,
+/// which the lanes take in turn.
+struct LaneChunks {
+  uint32_t count = 0;    // in each lane
+  uint32_t vectors = 0;  // of each chunk; a whole number of lines of 128 bytes
+
+  COLLX_HD constexpr LaneChunks(uint64_t all, int lanes, uint32_t slot_vectors) {
+    const uint64_t share = ceil_div(all, static_cast<uint64_t>(lanes));
+    if (share == 0) return;
+    const uint64_t chunks = ceil_div(share, uint64_t{slot_vectors});
+    count = static_cast<uint32_t>(chunks);
+    vectors =
+        static_cast<uint32_t>(round_up(ceil_div(share, chunks), uint64_t{128 / kVectorBytes}));
+  }
 };
 
 }  // namespace collx

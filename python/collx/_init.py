@@ -47,7 +47,7 @@ def init(
             Where this build has no CUDA kernels (`collx.cuda_built`), a group that takes GPU
             tensors alone is refused, and one that takes both gives "cpu" and a warning.
         timeout: seconds that any wait for a peer takes at most.
-        payload_bytes: bytes of the region; 96 MiB by default. A smaller one does more in chunks.
+        payload_bytes: bytes of the region; 128 MiB by default. A smaller one does more in chunks.
         check: compare every call between the ranks before it starts; by default what
             COLLX_CHECK=1 says.
         pdl: level of dependent launch on CUDA: "off", "end" or "early".

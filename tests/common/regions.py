@@ -22,6 +22,9 @@ LINE = 64
 CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 8448, 256, 152
 MAX_BLOCKS, MAX_RANKS = 1024, 16
 CHANNEL_TABLES, CUDA_RANKS = 3, 8  # uses sent, received and done, by rank
+# Of a lane with another rank: 32 words that this one stores, 8 counts, and a mark for all of them.
+LANE_WORDS, LANE_COUNTS = 32, 8
+COUNTING_WORDS, COUNTING_COUNTS = (0, 1, 8, 9, 16), (0, 1, 2, 3, 4)  # those of them that count
 CPU_CONTROL_BYTES, CPU_AREAS = 256, 4
 TILE_BYTES = 1024
 AREAS = {"oneshot": 1, "twoshot": 2, "channels": 1}  # stages
@@ -39,6 +42,9 @@ class Places:
     flags: int
     entries: list[tuple[int, int]]  # offset and number of tiles of each area with epochs
     counts: list[tuple[int, int]]  # offset and number of the words that count uses of channels
+    lanes: int  # their number
+    lane_words: int
+    lane_counts: int
     staging: int
     results: int
 
@@ -61,16 +67,30 @@ def places(communicator: Any) -> Places:
         for _ in range(CHANNEL_TABLES):
             counts.append((at, CUDA_RANKS * tiles))
             at += _aligned(4 * CUDA_RANKS * tiles)
-    staging = at + sum(_aligned(layout.get(name, 0)) for name in AREAS)
+    per_rank = 4 * CUDA_RANKS
+    lanes = layout.get("lane_tables", 0) // (per_rank * (LANE_WORDS + LANE_COUNTS) + 4)
+    lane_words = at
+    lane_counts = lane_words + _aligned(per_rank * LANE_WORDS * lanes)
+    at = lane_counts + _aligned(per_rank * LANE_COUNTS * lanes) + _aligned(4 * lanes)
+    staging = at + sum(_aligned(layout.get(name, 0)) for name in (*AREAS, "lanes"))
     results = staging + _aligned(layout["staging"])
     behind = 0 if on_cuda else 2 * ALIGNMENT  # the counts of an alltoallv
     assert results + _aligned(layout["results"]) + behind == layout["total"]
-    return Places(epochs, flags, entries, counts, staging, results)
+    return Places(epochs, flags, entries, counts, lanes, lane_words, lane_counts, staging, results)
 
 
 def _words(communicator: Any, start: int, count: int) -> torch.Tensor:
     region: torch.Tensor = communicator._memory._region
     return region[start : start + 4 * count].view(torch.int32)
+
+
+def _lane_counters(communicator: Any, where: Places) -> list[torch.Tensor]:
+    """Views of the words that count chunks: those that other ranks store here, and the own ones."""
+    pairs = CUDA_RANKS * where.lanes
+    told = _words(communicator, where.lane_words, LANE_WORDS * pairs).view(pairs, LANE_WORDS)
+    own = _words(communicator, where.lane_counts, LANE_COUNTS * pairs).view(pairs, LANE_COUNTS)
+    found = [told[:, word] for word in COUNTING_WORDS]
+    return found + [own[:, word] for word in COUNTING_COUNTS]
 
 
 def _as_int32(value: int) -> int:
@@ -110,6 +130,8 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
             _words(communicator, start, 2 * tiles)[::2].fill_(value)
         for start, words in where.counts:
             _words(communicator, start, words).fill_(value)
+        for counter in _lane_counters(communicator, where):
+            counter.fill_(value)
     _words(communicator, CHECK_EPOCH, 1).fill_(value)
     for slot in range(2 * MAX_RANKS):
         at = CHECK_SLOTS + slot * CHECK_SLOT_BYTES + CHECK_FLAG
@@ -129,6 +151,8 @@ def counters(communicator: Any) -> dict[str, torch.Tensor]:
         found[f"tiles of {name}"] = _words(communicator, at, 2 * tiles)[::2]
     for name, (at, words) in zip(("sent", "received", "done"), where.counts, strict=True):
         found[f"uses {name}"] = _words(communicator, at, words)
+    *_, scattered, results, _, _, _ = _lane_counters(communicator, where)
+    found["chunks scattered"], found["chunks of results"] = scattered, results
     return {name: words.cpu() for name, words in found.items()}
 
 

@@ -42,6 +42,19 @@ std::vector<Range> ranges_of(const CudaLayout& layout, int world) {
   ranges.push_back({"channel uses, sent", channels.sent, counters});
   ranges.push_back({"channel uses, received", channels.received, counters});
   ranges.push_back({"channel uses, done", channels.done, counters});
+  const LaneArea& lanes = layout.lanes;
+  const uint64_t pairs = lanes.lanes * uint64_t{kMaxCudaRanks};
+  ranges.push_back({"lane words", lanes.words, pairs * sizeof(LaneWords)});
+  ranges.push_back({"lane counts", lanes.counts, pairs * sizeof(LaneCounts)});
+  ranges.push_back({"lane marks", lanes.busy, lanes.lanes * sizeof(uint32_t)});
+  for (int stage = 0; stage < kLaneStages; ++stage) {
+    for (uint32_t lane = 0; lane < lanes.lanes; ++lane) {
+      for (int distance = 1; distance < world; ++distance) {
+        ranges.push_back({"ring", lanes.ring(world, stage, lane, distance),
+                          uint64_t{kRingSlots} * lanes.slot_bytes});
+      }
+    }
+  }
   return ranges;
 }
 
@@ -65,6 +78,10 @@ TEST_P(Layout, a_part_that_reaches_into_another_is_noticed) {
   bad.twoshot.source_bytes += kTileBytes;  // the slots grow, nothing else does
   EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
   EXPECT_NE(find_overlap(ranges_of(good, GetParam()), good.results), "");
+  if (GetParam() == 1) return;  // no peers, no rings
+  bad = good;
+  bad.lanes.slot_bytes += kVectorBytes;
+  EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
 }
 
 TEST_P(Layout, stays_within_the_payload_wherever_one_tile_of_each_fits) {
@@ -104,6 +121,23 @@ TEST_P(Layout, slots_and_staging_are_aligned_to_whole_lines) {
     EXPECT_EQ(layout.staging_bytes % kVectorBytes, 0u);
     EXPECT_EQ(layout.result_bytes % kVectorBytes, 0u);
   }
+}
+
+TEST_P(Layout, there_is_a_lane_and_slots_are_between_their_bounds) {
+  for (const uint64_t payload : kPayloads) {
+    const LaneArea& lanes = cuda_layout(GetParam(), payload).lanes;
+    EXPECT_GE(lanes.lanes, 1u);
+    EXPECT_LE(lanes.lanes, kMostLanes);
+    EXPECT_GE(lanes.slot_bytes, kLeastLaneSlotBytes);
+    EXPECT_LE(lanes.slot_bytes, kMostLaneSlotBytes);
+    EXPECT_EQ(lanes.slot_bytes % kLeastLaneSlotBytes, 0u);
+  }
+}
+
+TEST(Layout, two_ranks_have_all_lanes_with_the_largest_slots) {
+  const LaneArea& lanes = cuda_layout(2, kDefaultPayloadBytes).lanes;
+  EXPECT_EQ(lanes.lanes, kMostLanes);
+  EXPECT_EQ(lanes.slot_bytes, kMostLaneSlotBytes);
 }
 
 TEST(Layout, masks_cost_no_use_of_their_own_where_a_use_carries_whole_mebibytes) {

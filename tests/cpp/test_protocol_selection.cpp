@@ -244,6 +244,51 @@ TEST(Selection, every_collective_has_its_own_algorithms) {
   EXPECT_TRUE(has_algorithm(Collective::broadcast, Algorithm::twostage));
 }
 
+TEST(Selection, large_calls_of_two_ranks_take_lanes) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.world = 2;
+  request.room = 132;
+  request.bytes = 64 << 20;
+  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_lanes);
+  request.algorithm = Algorithm::twoshot_push;
+  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_lanes);
+  EXPECT_EQ(select(request).named, Algorithm::twoshot_push);
+  request.bytes = 10 << 20;
+  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
+  request.world = 4;
+  request.bytes = 64 << 20;
+  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
+  request.device = DeviceKind::cpu;
+  request.algorithm = Algorithm::twoshot_lanes;
+  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
+}
+
+TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.world = 2;
+  request.algorithm = Algorithm::twoshot_lanes;
+  const auto lanes = [&](uint64_t bytes, int room, int lanes_there, int max_blocks) {
+    request.bytes = bytes;
+    request.room = room;
+    request.lanes = lanes_there;
+    request.max_blocks = max_blocks;
+    request.spare_room = 0;
+    const Plan plan = select(request);
+    request.spare_room = 1000;
+    EXPECT_EQ(select(request).blocks, plan.blocks) << "ranks may differ in their spare blocks";
+    EXPECT_EQ(plan.threads, kLaneBlock);
+    return plan.blocks;
+  };
+  EXPECT_EQ(lanes(64 << 20, 132, 132, 0), 132);
+  EXPECT_EQ(lanes(64 << 20, 40, 132, 0), 40);
+  EXPECT_EQ(lanes(64 << 20, 132, 7, 0), 7);
+  EXPECT_EQ(lanes(64 << 20, 132, 132, 3), 3);
+  EXPECT_EQ(lanes(16, 132, 132, 0), 1);
+  EXPECT_EQ(lanes(2 * 5 * kLeastLaneSlotBytes, 132, 132, 0), 5);
+}
+
 TEST(Selection, slots_are_those_that_the_algorithm_pushes_into) {
   constexpr CudaLayout layout = cuda_layout(4, 64 << 20);
   const auto of = [&](Algorithm a) { return slots_of(layout, row_of(a).slots); };
@@ -397,6 +442,7 @@ TEST(Workspace, is_what_the_formulas_of_the_algorithms_say) {
   EXPECT_EQ(of(Algorithm::oneshot_pull, DType::float32, false), 2 * bytes);
   EXPECT_LE(of(Algorithm::twoshot_pull, DType::float32, true), 2 * bytes);
   EXPECT_EQ(of(Algorithm::pull_push, DType::float32, true), 0u);
+  EXPECT_EQ(of(Algorithm::twoshot_lanes, DType::int32, false), 2 * 3 * bytes / 4);
   EXPECT_EQ(of(Algorithm::fallback, DType::float32, false), 0u);
 }
 

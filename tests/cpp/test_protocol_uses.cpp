@@ -36,5 +36,25 @@ TEST(Uses, go_past_four_billion_vectors) {
   EXPECT_EQ(uses.number(), 5u);
 }
 
+TEST(LaneChunks, take_every_vector_and_fit_into_slots) {
+  for (const uint32_t slot : {64u, 192u, 2048u}) {
+    for (const int lanes : {1, 3, 132}) {
+      for (const uint64_t all : {0, 1, 31, 32, 33, 64 * 132, 64 * 132 + 1, 524288, 1000003}) {
+        const LaneChunks chunks(all, lanes, slot);
+        EXPECT_LE(chunks.vectors, slot);
+        EXPECT_EQ(chunks.vectors * kVectorBytes % 128, 0u);
+        const uint64_t round = chunks.vectors * static_cast<uint64_t>(lanes);
+        EXPECT_GE(round * chunks.count, all);
+        if (all == 0) {
+          EXPECT_EQ(chunks.count, 0u);
+        } else {
+          EXPECT_EQ(chunks.count, ceil_div(all, uint64_t{slot} * static_cast<uint64_t>(lanes)));
+          EXPECT_LT(round * (chunks.count - 1), all) << "a round of chunks without a vector";
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace collx

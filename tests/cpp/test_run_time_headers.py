@@ -30,6 +30,7 @@ STAGED = {
     "allreduce_oneshot_push": "Negated, 2, true",
     "allreduce_oneshot_pull": "Negated, 4",
     "allreduce_twoshot_push": "Negated, 8, false",
+    "allreduce_lanes": "Negated, 2, true",
     "allreduce_twoshot_pull": "Negated, 0",
     "allreduce_multimem_oneshot": "Negated, collx::cuda::Switch",
     "allreduce_multimem_twoshot": "Negated, collx::cuda::Simulated",

@@ -23,6 +23,7 @@ INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 KERNELS = {
     "allreduce_oneshot_push": (True, True, False),
     "allreduce_twoshot_push": (True, True, False),
+    "allreduce_lanes": (True, True, False),
     "allreduce_oneshot_pull": (False, True, False),
     "allreduce_twoshot_pull": (False, True, False),
     "gather_scatter_staged": (True, True, False),

@@ -21,6 +21,8 @@ CALLS = (
     (4097, "oneshot_pull", torch.float32, 0),
     (5000, "twoshot_push", torch.int32, 0),
     (20_001, "twoshot_pull", torch.float32, 2),
+    (150_001, "twoshot_lanes", torch.bfloat16, 0),
+    (60_000, "twoshot_lanes", torch.int32, 3),
 )
 
 

@@ -4,7 +4,8 @@
  *
  * For each lane, stage and ordered pair there is one word {sent, consumed}, which the first rank
  * stores at the second: how many chunks it has sent into its ring there, and how many it has consumed
- * of the ring by which the other one sends to it.
+ * of the ring by which the other one sends to it. A call tells at its start what the calls before have
+ * consumed. Results that go into outputs use no ring; a word of its own tells that all of them stand.
  *
  * A block has three roles, each of which goes through the block's lanes in ascending order and through
  * each lane to its end: one scatters, one reduces, one drains. How many blocks serve the lanes differs
@@ -19,8 +20,8 @@
  * FIRST, SECOND: the kinds of the first and of the second call, instead of any.
  * Mutants: NO_CREDIT (no wait for what the peer has consumed), RELAXED (an announcement overtakes its
  * chunk), NO_CARRY (an announcement does not wait until the own consumption is worth telling),
- * NOT_TOLD (a receiver of a broadcast does not tell what it has consumed), NO_END_CREDIT (a call with
- * direct outputs does not tell it at its end), GEOMETRY (a call of one chunk uses half of each ring),
+ * NOT_TOLD (a receiver of a broadcast does not tell what it has consumed), DIRECT_IN_RING (chunks that
+ * go into outputs count as sent into the ring), GEOMETRY (a call of one chunk uses half of each ring),
  * NO_ENTRY (a peer's output is written before the peer has entered the call), OTHER_ORDER (rank 1
  * serves its lanes in descending order).
  *
@@ -71,7 +72,7 @@ byte consumed[PAIRS];
 byte has_sent[PAIRS];   /* the same where p counts it */
 byte has_consumed[PAIRS];
 byte used[PAIRS];       /* chunks of this call that p has consumed of what q sent, in shared memory */
-byte reduced[LANES * W]; /* chunks of this call of which the role that reduces has told the result */
+byte stored[LANES * W * W]; /* of p at q: the last call with direct outputs of which p has stored all */
 byte entry[W * W];      /* of p at q: the last call with direct outputs that p has entered */
 byte output[W * LANES]; /* number of the call that wrote it */
 
@@ -212,10 +213,6 @@ inline next_taken() {
   fi
 }
 inline next_result() {
-  if
-  :: i + 1 == chunks[call] -> reduced[l * W + me] = chunks[call]
-  :: else
-  fi;
   taken = false;
   next_chunk()
 }
@@ -251,8 +248,14 @@ end:
   :: atomic {
        ACTIVE && taken && DIRECT && ENTERED ->
        output[p * LANES + l] = call;
+#ifdef DIRECT_IN_RING
        has_sent[PAIR(1, l, me, p)]++;
        tell(1);
+#endif
+       if
+       :: i + 1 == chunks[call] -> stored[(l * W + me) * W + p] = call
+       :: else
+       fi;
        p = NEXT_PEER;
        if
        :: p >= W -> next_result()
@@ -264,35 +267,18 @@ end:
 
 proctype drain_role(byte me; byte block) {
   byte call, p, l, k, i, b;
-  bool ending;
   begin();
 end:
   do
   :: atomic { ACTIVE && !STAGES_RESULTS && !DIRECT -> next_chunk() }
   :: atomic { ACTIVE && STAGES_RESULTS && COME(1) -> take(1); next_peer() }
   :: atomic {
-       ACTIVE && DIRECT && !ending && COME(1) ->
-       has_consumed[PAIR(1, l, me, p)]++;
+       ACTIVE && DIRECT && stored[(l * W + p) * W + me] == call ->
        p = NEXT_PEER;
        if
-       :: p >= W ->
-          p = FIRST_PEER;
-          i++;
-          ending = (i == chunks[call])
+       :: p >= W -> p = FIRST_PEER; next_lane()
        :: else
        fi
-     }
-  :: atomic { /* the word has one writer at a time */
-       ACTIVE && DIRECT && ending && reduced[l * W + me] == chunks[call] ->
-#ifndef NO_END_CREDIT
-       do
-       :: p < W -> tell(1); p = NEXT_PEER
-       :: else -> break
-       od;
-#endif
-       ending = false;
-       p = FIRST_PEER;
-       next_lane()
      }
   od
 }
@@ -324,12 +310,14 @@ proctype stream(byte me) {
           p++
        :: else -> break
        od;
-       p = 0; l = 0;
+       p = 0;
        do
-       :: l < LANES -> reduced[l * W + me] = 0; l++
-       :: else -> break
+       :: p < PAIRS && p / W % W == me && p % W != me && (p < PAIRS / 2 || !DIRECT) ->
+          consumed[p] = has_consumed[p]; p++
+       :: p < PAIRS && !(p / W % W == me && p % W != me && (p < PAIRS / 2 || !DIRECT)) -> p++
+       :: p >= PAIRS -> break
        od;
-       l = 0
+       p = 0
      };
      if
      :: kind[call] == ALLGATHER_DIRECT ->

@@ -119,8 +119,8 @@ SPIN = [
     Case("counts-first-block-advances", "counts.pml", "W=2 BLOCKS=2 CALLS=5 FIRST_ADVANCES"),
     Case("counts-in-two-words", "counts.pml", "W=2 BLOCKS=2 CALLS=5 TWO_WORDS"),
     Case("counts-nothing-sent", "counts.pml", "W=2 BLOCKS=2 CALLS=5 NOTHING_SENT"),
-    # Chunks in lanes, which no kernel uses yet. KINDS, FIRST, SECOND: see lanes.pml.
-    Case("lanes", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3", 1_500_000),
+    # Chunks in lanes. KINDS, FIRST, SECOND: see lanes.pml.
+    Case("lanes", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3", 700_000),
     Case("lanes-3-ranks", "lanes.pml", "W=3 R=2 CALLS=1 CHUNKS=2 KINDS=1", 100_000),
     Case(
         "lanes-different-grids",
@@ -139,7 +139,7 @@ SPIN = [
     Case(
         "lanes-direct-staged",
         "lanes.pml",
-        "W=2 R=2 CALLS=2 CHUNKS=3 FIRST=8 SECOND=1 NO_END_CREDIT",
+        "W=2 R=2 CALLS=2 CHUNKS=3 FIRST=8 SECOND=1 DIRECT_IN_RING",
     ),
     Case("lanes-geometry", "lanes.pml", "W=2 R=4 CALLS=3 CHUNKS=3 GEOMETRY"),
     Case("lanes-before-entry", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=1 SECOND=16 NO_ENTRY"),

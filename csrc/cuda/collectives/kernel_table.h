@@ -184,6 +184,7 @@ Kernel for_common(const Instance& i, F f) {
 // The kernels, one file each. Their rows are in allreduce.cu, exchange.cu and norm.cu.
 Kernel allreduce_oneshot_push(const Instance& i);
 Kernel allreduce_twoshot_push(const Instance& i);
+Kernel allreduce_lanes(const Instance& i);
 Kernel allreduce_pull_push(const Instance& i);
 Kernel allreduce_oneshot_pull(const Instance& i);
 Kernel allreduce_twoshot_pull(const Instance& i);

@@ -22,6 +22,7 @@ struct Blame {
   int peer;
   uint64_t expected;
   uint64_t seen;
+  int lane = -1;
 };
 
 /// What a block has to report when it ends. A call from within a polling loop would cost every
@@ -79,6 +80,7 @@ __device__ __noinline__ inline void report(const KernelCall& call, const Failure
   record.phase = note.phase;
   record.rank = call.rank;
   record.peer = note.blame.peer;
+  record.lane = note.blame.lane;
   record.sequence = call.header()->sequence;
   record.expected = note.blame.expected;
   record.seen = note.blame.seen;

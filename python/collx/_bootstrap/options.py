@@ -18,7 +18,7 @@ from collx._extension import build, extension
 __all__ = ["DEFAULT_TIMEOUT", "PDL_LEVELS", "Arguments", "check", "limit"]
 
 DEFAULT_TIMEOUT = 30.0
-DEFAULT_PAYLOAD_BYTES = 96 << 20  # the most that a rank's region takes
+DEFAULT_PAYLOAD_BYTES = 128 << 20  # the most that a rank's region takes
 PDL_LEVELS = ("off", "end", "early")
 WITHOUT_KERNELS = (
     "this build of collx has no CUDA kernels (collx.cuda_built is False); reinstall it from source "

@@ -69,10 +69,13 @@ def _call(numel: int, algorithm: str, seed: int = 1, dtype: str = "float32") -> 
     return Call("allreduce", dtype, (numel,), algorithm, style="random", seed=seed)
 
 
+THROUGH_REGIONS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull", "twoshot_lanes")
+
+
 def _alternating(rank: Rank, rounds: int) -> list[str]:
     communicator = rank.communicator()
     sizes = (5, 4000, 1, 0, 60_000, 300, 257)
-    algorithms = ("oneshot_push", "twoshot_push", "oneshot_pull", "auto", "twoshot_pull")
+    algorithms = (*THROUGH_REGIONS, "auto")
     found = []
     for number in range(rounds):
         call = Call(
@@ -102,7 +105,7 @@ def _past_the_wrap(rank: Rank, border: int, rounds: int) -> list[str]:
         _call(700, algorithm, number % 5, dtype)
         for number in range(rounds)
         for dtype in ("float32", "int32")
-        for algorithm in ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
+        for algorithm in THROUGH_REGIONS
     ]
     return past_the_wrap(rank, border, rounds, calls, run_call)
 

@@ -1,0 +1,180 @@
+"""Lanes: random calls of several rings, and ranks that fail in the middle of a call."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.common.attempt import Attempt, attempt, call_until_failure, finish, ones
+from tests.common.check import assert_none, differences
+from tests.common.family_cases import SYMMETRIC, Call, legal
+from tests.common.family_check import run_call
+from tests.common.limits import assert_in_time, timeout_now
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+from tests.common.suites.fuzz import fuzz_calls
+from tests.common.suites.skew import delay
+from tests.common.values import inputs_and_reference
+from tests.common.worlds import seed_from_environment
+
+WORLDS = pytest.mark.worlds(2, 3, 4, 5, 6, 7, 8)
+# Slots of 1 KiB, the smallest: two ranks have 8 lanes.
+PAYLOAD_BYTES = 512 << 10
+LARGEST = 60_000  # elements; of 4 bytes, more than three rings in all lanes of two ranks
+CALLS = {2: 400, 3: 200, 4: 150, 5: 100, 6: 80, 7: 60, 8: 50}
+# Lanes most of the time, and others between, which leave other counters and slots behind.
+ALGORITHMS = ("twoshot_lanes",) * 4 + ("oneshot_push", "twoshot_push", "auto", "pull_push")
+
+
+def lane_calls(seed: int, count: int, world: int) -> list[Call]:
+    """All-reduces of a seed."""
+    choose = random.Random(seed)
+    return [
+        legal(replace(call, algorithm=choose.choice(ALGORITHMS)))
+        for call in fuzz_calls(seed, count, world, LARGEST, ("allreduce",))
+        if isinstance(call, Call)
+    ]
+
+
+def _random_calls(rank: Rank, seed: int, count: int) -> list[str]:
+    communicator = rank.communicator("lanes", payload_bytes=PAYLOAD_BYTES)
+    pauses = random.Random(seed * 31 + rank.rank)
+    found = []
+    for number, call in enumerate(lane_calls(seed, count, rank.size)):
+        if pauses.random() < 0.05:
+            delay(rank, 3.0 * pauses.random())
+        wrong = run_call(rank, communicator, call)
+        if wrong:
+            found.append(f"COLLX_FUZZ_SEED={seed}, call {number}: {call}: {wrong}")
+    communicator.check()
+    return found[:5]
+
+
+@WORLDS
+def test_random_calls_on_lanes(pool: Pool) -> None:
+    """Lengths from one chunk to more than three rings, ordinary and symmetric tensors, numbers of
+    lanes that change from call to call, calls through slots between, and late ranks."""
+    seed = seed_from_environment()
+    usual = 20 if pool.takes_turns else CALLS[pool.size]
+    count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
+    print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
+    assert_none(pool.run(_random_calls, seed, count, deadline=60.0 + count / 20))
+
+
+def test_random_calls_reach_all_that_lanes_have() -> None:
+    """The control of the test above."""
+    calls = [c for c in lane_calls(1, 4000, 2) if c.algorithm == "twoshot_lanes"]
+    assert len({(c.dtype, c.reduce_op) for c in calls}) >= 30
+    assert {c.symmetric for c in calls} == set(SYMMETRIC)
+    assert {c.max_blocks for c in calls} >= {0, 1, 2, 3}
+    assert any(c.output_offset % 2 for c in calls)
+
+
+def _overwritten(rank: Rank, numel: int, rounds: int, symmetric: bool) -> list[str]:
+    communicator = rank.communicator("lanes", payload_bytes=PAYLOAD_BYTES)
+    make = communicator.empty if symmetric else (lambda s: torch.empty(s, device=rank.device))
+    source, out = make((numel,)), make((numel,))
+    kept = []
+    for number in range(rounds):
+        inputs, expected = inputs_and_reference(
+            rank.size, "random", "float32", "sum", numel, number % 3
+        )
+        source.copy_(inputs[rank.rank].to(rank.device))
+        out.fill_(float("nan"))
+        if rank.rank == number % rank.size:
+            delay(rank, 3.0)
+        blocks = (0, 1, 5)[number % 3]
+        torch.ops.collx.allreduce.out(
+            source, "sum", communicator.name, "twoshot_lanes", blocks, out=out
+        )
+        source.fill_(float("nan"))  # at once, in stream order: a peer that still reads it sees this
+        kept.append((out.clone(), expected))
+        out.fill_(-7.0)
+    finish(communicator)
+    return [found for result, expected in kept if (found := differences(result.cpu(), expected))]
+
+
+@pytest.mark.worlds(2, 4)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_inputs_of_several_rings_may_be_overwritten_at_once(pool: Pool, symmetric: bool) -> None:
+    assert_none(pool.run(_overwritten, 180_001, 3 if pool.takes_turns else 12, symmetric))
+
+
+def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: bool) -> Attempt:
+    communicator = rank.communicator("lanes-fail", group=rank.fresh_group(), timeout=timeout)
+    numel = (1 if rank.world.shared else 16) << 20
+    source = ones(rank, numel)
+    out = communicator.empty((numel,)) if symmetric else torch.empty_like(source)
+
+    def call() -> None:
+        torch.ops.collx.allreduce.out(source, "sum", communicator.name, "twoshot_lanes", 0, out=out)
+
+    call()
+    finish(communicator)
+    graph: Any = torch.cuda.CUDAGraph()
+    if captured:
+        with torch.cuda.graph(graph):
+            for _ in range(3):
+                call()
+
+    def once() -> None:
+        graph.replay() if captured else call()
+        finish(communicator)
+
+    return call_until_failure(rank, once)
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_fails_within_a_large_call_is_named(
+    pool: Pool, how: signal.Signals, captured: bool, symmetric: bool
+) -> None:
+    """Calls of 64 MiB one after the other, so that the signal comes in the middle of one."""
+    victim = pool.size - 1
+    pool.kill()  # no word of another test is left in the store
+    timeout = timeout_now(pool)
+    pool.submit(_large_until_failure, timeout, captured, symmetric)
+    pool.wait_for("calling")
+    pool.signal(victim, how)
+    survivors = [rank for rank in range(pool.size) if rank != victim]
+    try:
+        for result in pool.collect(survivors):
+            assert result.error == "CollectiveTimeout", result
+            assert f"rank {victim}" in result.message
+            assert_in_time(result, timeout)
+    finally:
+        if how == signal.SIGSTOP:
+            pool.signal(victim, signal.SIGCONT)
+    if how == signal.SIGSTOP:
+        (stopped,) = pool.collect([victim])
+        assert stopped.error in ("CollectiveTimeout", "CommunicatorPoisoned")
+    pool.kill()
+
+
+def _other_sizes(rank: Rank, timeout: float) -> Attempt:
+    communicator = rank.new_communicator("lanes-differ", rank.fresh_group(), timeout=timeout)
+    numel = 100_000 if rank.rank == 0 else 300_000
+    source = ones(rank, numel)
+
+    def once() -> None:
+        out = torch.empty_like(source)
+        torch.ops.collx.allreduce.out(source, "sum", communicator.name, "twoshot_lanes", 0, out=out)
+        finish(communicator)
+
+    return attempt(once)
+
+
+@pytest.mark.worlds(2)
+def test_ranks_that_make_different_calls_are_told_so_without_a_check(pool: Pool) -> None:
+    """The fingerprint stands beside the words of each lane, also where calls are not checked."""
+    results = pool.run(_other_sizes, timeout_now(pool))
+    assert {result.error for result in results} & {"CollectiveMismatch"}, results
+    assert all(result.error for result in results)
