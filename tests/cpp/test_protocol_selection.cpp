@@ -126,7 +126,18 @@ TEST(Selection, obeys_a_forced_algorithm) {
   for (int i = 1; i < static_cast<int>(Algorithm::count); ++i) {
     for (Request request : requests()) {
       request.algorithm = static_cast<Algorithm>(i);
-      ASSERT_EQ(select(request).algorithm, request.algorithm);
+      const Plan plan = select(request);
+      ASSERT_EQ(plan.named, request.algorithm);
+      // Two forms of one algorithm: by slots, and by lanes.
+      const bool cpu = request.device == DeviceKind::cpu;
+      if (plan.named == Algorithm::twoshot_lanes && cpu) {
+        ASSERT_EQ(plan.algorithm, Algorithm::twoshot_push);
+      } else if (plan.named == Algorithm::twoshot_push && !cpu && request.world <= 2 &&
+                 request.bytes >= 12 << 20) {
+        ASSERT_EQ(plan.algorithm, Algorithm::twoshot_lanes);
+      } else {
+        ASSERT_EQ(plan.algorithm, request.algorithm);
+      }
     }
   }
 }
@@ -142,7 +153,7 @@ TEST(Selection, keeps_grids_within_what_can_be_resident) {
       ASSERT_LE(static_cast<int64_t>(plan.blocks) * plan.threads,
                 static_cast<int64_t>(room) * kFullBlock);
       ASSERT_TRUE(plan.threads == 64 || plan.threads == 128 || plan.threads == 256 ||
-                  plan.threads == kFullBlock);
+                  plan.threads == kFullBlock || plan.threads == kLaneBlock);
     }
   }
 }

@@ -617,7 +617,7 @@ def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
 @pytest.mark.worlds(2, 3)
 def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(pool: Pool) -> None:
     """The check compares what a pair exchanges: all ranks raise, with both numbers."""
-    for call, later in pool.run(_disagree, True, timeout_now(pool)):
+    for call, later in pool.run(_disagree, True, timeout_now(pool, 10.0)):
         found = call if call.error else later
         assert found.error == "CollectiveMismatch", found
         for word in ("alltoallv", str(SENT), str(EXPECTED), "rank 0", f"rank {pool.size - 1}"):

@@ -167,7 +167,8 @@ def test_random_all_reduces_cover_what_there_is() -> None:
     drawn = fuzz_calls(1, 2000, 4, LARGEST[REDUCTION], REDUCTION)
     calls = [call for call in drawn if isinstance(call, family_cases.Call)]
     assert {call.op for call in calls} == {"allreduce"}
-    for name, count in (("algorithm", 7), ("form", 7), ("symmetric", 4), ("layout", 3)):
+    algorithms = 1 + len(OPS["allreduce"].algorithms)  # and "auto"
+    for name, count in (("algorithm", algorithms), ("form", 7), ("symmetric", 4), ("layout", 3)):
         assert len({getattr(call, name) for call in calls}) == count, name
     reached = {(call.dtype, call.reduce_op) for call in calls}
     wanted = {(fields["dtype"], fields["reduce_op"]) for fields in dtypes_and_ops("allreduce")}

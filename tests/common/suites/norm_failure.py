@@ -114,7 +114,7 @@ def _disagree(rank: Rank, what: str, timeout: float) -> list[Attempt]:
 def test_norms_that_differ_between_ranks_are_named_in_checked_mode(pool: Pool, what: str) -> None:
     """Every option that changes results takes part in the comparison."""
     some_stand_for_all(pool, pool.size == 2 and what in ("rows", "rounding"))
-    for call, later in pool.run(_disagree, what, timeout_now(pool, 2.0)):
+    for call, later in pool.run(_disagree, what, timeout_now(pool, 10.0)):
         found = call if call.error else later
         assert found.error == "CollectiveMismatch", found
         for word in ("allreduce_residual_rmsnorm_fp8", *DIFFERENT[what][1]):
