@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstddef>
 
 #include "epilogue.h"
@@ -41,18 +40,12 @@ Kernel load(const std::string& code) {
   return kernel;
 }
 
-/// Blocks of kFullBlock threads that the current device holds, or of the most threads that the
-/// kernel can have. Asking loads the kernel there.
+/// Blocks that the current device holds: see held_together.
 int held_by_device(Kernel kernel, int device) {
-  cudaFuncAttributes attributes{};
-  require(cudaFuncGetAttributes(&attributes, kernel), "loading the kernel of an epilogue");
-  const int threads = std::min(kFullBlock, attributes.maxThreadsPerBlock);
-  int blocks = 0, multiprocessors = 0;
-  require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0),
-          "loading the kernel of an epilogue");
+  int multiprocessors = 0;
   require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
           "asking for the device's attributes");
-  return blocks * multiprocessors;
+  return held_together(kernel, kFullBlock) * multiprocessors;
 }
 
 }  // namespace

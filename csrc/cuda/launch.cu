@@ -11,6 +11,21 @@ void require(cudaError_t error, const char* what) {
   }
 }
 
+cudaFuncAttributes attributes_of(Kernel kernel) {
+  cudaFuncAttributes attributes{};
+  require(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's attributes");
+  return attributes;
+}
+
+int held_together(Kernel kernel, int threads) {
+  const int most = attributes_of(kernel).maxThreadsPerBlock;
+  int blocks = 0;
+  require(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, std::min(threads, most), 0),
+      "loading a kernel");
+  return blocks;
+}
+
 KernelCall arguments_of(const CudaView& view, const Call& call) {
   KernelCall k;
   k.input = call.input;

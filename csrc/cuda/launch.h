@@ -19,6 +19,13 @@ namespace collx::cuda {
 /// std::runtime_error that says what failed.
 void require(cudaError_t error, const char* what);
 
+cudaFuncAttributes attributes_of(Kernel kernel);
+
+/// Blocks of a kernel that one multiprocessor holds, with `threads` threads or with as many as the
+/// kernel can have. The query loads the kernel: loading it later could synchronize with the device
+/// while another kernel spins there.
+int held_together(Kernel kernel, int threads);
+
 KernelCall arguments_of(const CudaView& view, const Call& call);
 PullArguments pull_arguments_of(const CudaView& view, const Call& call);
 MulticastArguments multicast_arguments_of(const CudaView& view, const Call& call);

@@ -24,24 +24,6 @@ int attribute_of_device(cudaDeviceAttr attribute) {
   return value;
 }
 
-cudaFuncAttributes attributes_of(Kernel kernel) {
-  cudaFuncAttributes attributes{};
-  require(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's attributes");
-  return attributes;
-}
-
-/// Blocks of a kernel on one multiprocessor, of so many threads or of the most that it can have.
-/// Asking loads it: later, loading could synchronize with the device while another kernel spins
-/// there.
-int held_together(Kernel kernel, uint32_t threads) {
-  const int most = attributes_of(kernel).maxThreadsPerBlock;
-  int blocks = 0;
-  require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-              &blocks, kernel, std::min(static_cast<int>(threads), most), 0),
-          "loading the kernels");
-  return blocks;
-}
-
 int resident_clusters(Kernel kernel, uint32_t threads, uint32_t size) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -68,7 +50,7 @@ Residency residency_of_norms(int world, bool simulated, int multiprocessors, boo
     Residency::for_each(least, [&](uint32_t threads, uint32_t size, int32_t& held) {
       int here = 0;
       if (size == 1) {
-        here = held_together(kernel, threads) * multiprocessors;
+        here = held_together(kernel, static_cast<int>(threads)) * multiprocessors;
       } else if (clusters) {
         here = resident_clusters(kernel, threads, size);
       }
@@ -83,7 +65,7 @@ Residency residency_of_norms(int world, bool simulated, int multiprocessors, boo
 int resident_blocks(int world, bool simulated, int threads) {
   int resident = kMaxBlocks;
   for_each_kernel(world, simulated, [&](Kernel kernel) {
-    resident = std::min(resident, held_together(kernel, static_cast<uint32_t>(threads)));
+    resident = std::min(resident, held_together(kernel, threads));
   });
   return resident * attribute_of_device(cudaDevAttrMultiProcessorCount);
 }

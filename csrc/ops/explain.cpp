@@ -132,7 +132,8 @@ uint64_t cpu_chunks(const CpuLayout& layout, Algorithm algorithm, const Request&
                            : cpu_chunk_bytes(layout, algorithm, r.world));
 }
 
-uint64_t cuda_chunks(const CudaLayout& layout, Algorithm algorithm, const Request& r) {
+uint64_t cuda_chunks(const CudaLayout& layout, const Plan& plan, const Request& r) {
+  const Algorithm algorithm = plan.algorithm;
   if (algorithm == Algorithm::fallback) {
     return uses(r.bytes, fallback_chunk_bytes(r.world, r.dtype));
   }
@@ -144,9 +145,9 @@ uint64_t cuda_chunks(const CudaLayout& layout, Algorithm algorithm, const Reques
     through(vectors_of(r, algorithm) * kVectorBytes, slots->source_bytes);
   }
   if (row_of(algorithm).lanes) {
-    chunks = LaneChunks(vectors_of(r, algorithm), select(r).blocks,
-                        layout.lanes.slot_bytes / kVectorBytes)
-                 .count;
+    chunks =
+        LaneChunks(vectors_of(r, algorithm), plan.blocks, layout.lanes.slot_bytes / kVectorBytes)
+            .count;
   }
   if (uses_staging(r, algorithm)) through(r.bytes, layout.staging_bytes);
   if (stages_results(r, algorithm)) {
@@ -155,9 +156,9 @@ uint64_t cuda_chunks(const CudaLayout& layout, Algorithm algorithm, const Reques
   return chunks;
 }
 
-uint64_t chunks_of(const Communicator& communicator, Algorithm algorithm, const Request& r) {
-  return communicator.on_cuda() ? cuda_chunks(communicator.cuda_layout(), algorithm, r)
-                                : cpu_chunks(communicator.cpu_layout(), algorithm, r);
+uint64_t chunks_of(const Communicator& communicator, const Plan& plan, const Request& r) {
+  return communicator.on_cuda() ? cuda_chunks(communicator.cuda_layout(), plan, r)
+                                : cpu_chunks(communicator.cpu_layout(), plan.algorithm, r);
 }
 
 }  // namespace
@@ -192,7 +193,7 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
     const uint64_t chunks =
         communicator.on_cuda()
             ? ceil_div<uint64_t>(rows, std::max(p.shape.rows_per_use, 1u)) * p.shape.steps
-            : chunks_of(communicator, p.plan.algorithm, r);
+            : chunks_of(communicator, p.plan, r);
     return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes, norm_workspace(r, p.plan.algorithm)};
   }
 
@@ -200,7 +201,7 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
                     "collx.explain: rounding, scale_mode, quant_group_size, ",
                     "keep_norm: given for ", op, ", which has none of them");
   const Plan plan = communicator.tuned(select(request));
-  return {plan, chunks_of(communicator, plan.algorithm, request), request.bytes,
+  return {plan, chunks_of(communicator, plan, request), request.bytes,
           workspace_bytes(request, plan.algorithm)};
 }
 
