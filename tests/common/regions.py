@@ -22,9 +22,9 @@ LINE = 64
 CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 8448, 256, 152
 MAX_BLOCKS, MAX_RANKS = 1024, 16
 CHANNEL_TABLES, CUDA_RANKS = 3, 8  # uses sent, received and done, by rank
-# Of a lane with another rank: 32 words that this one stores, 8 counts, and a mark for all of them.
+# 32-bit words of LaneWords and LaneCounts, and the offsets in them of the words that are counters.
 LANE_WORDS, LANE_COUNTS = 32, 8
-COUNTING_WORDS, COUNTING_COUNTS = (0, 1, 8, 9, 16), (0, 1, 2, 3, 4)  # those of them that count
+COUNTERS_IN_WORDS, COUNTERS_IN_COUNTS = (0, 1, 8, 9, 16), (0, 1, 2, 3, 4)
 CPU_CONTROL_BYTES, CPU_AREAS = 256, 4
 TILE_BYTES = 1024
 AREAS = {"oneshot": 1, "twoshot": 2, "channels": 1}  # stages
@@ -89,8 +89,8 @@ def _lane_counters(communicator: Any, where: Places) -> list[torch.Tensor]:
     pairs = CUDA_RANKS * where.lanes
     told = _words(communicator, where.lane_words, LANE_WORDS * pairs).view(pairs, LANE_WORDS)
     own = _words(communicator, where.lane_counts, LANE_COUNTS * pairs).view(pairs, LANE_COUNTS)
-    found = [told[:, word] for word in COUNTING_WORDS]
-    return found + [own[:, word] for word in COUNTING_COUNTS]
+    found = [told[:, word] for word in COUNTERS_IN_WORDS]
+    return found + [own[:, word] for word in COUNTERS_IN_COUNTS]
 
 
 def _as_int32(value: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from dataclasses import replace
@@ -12,16 +11,13 @@ import pytest
 import torch
 
 from tests.common.attempt import Attempt, attempt, call_until_failure, finish, ones
-from tests.common.check import assert_none, differences
+from tests.common.check import assert_none
 from tests.common.family_cases import SYMMETRIC, Call, legal
-from tests.common.family_check import run_call
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.pool import Pool
 from tests.common.rank import Rank
-from tests.common.suites.fuzz import fuzz_calls
-from tests.common.suites.skew import delay
-from tests.common.values import inputs_and_reference
-from tests.common.worlds import seed_from_environment
+from tests.common.suites.fuzz import fuzz_calls, make_calls, seed_and_count
+from tests.common.suites.skew import delay, overwritten
 
 WORLDS = pytest.mark.worlds(2, 3, 4, 5, 6, 7, 8)
 # Slots of 1 KiB, the smallest: two ranks have 8 lanes.
@@ -44,26 +40,15 @@ def lane_calls(seed: int, count: int, world: int) -> list[Call]:
 
 def _random_calls(rank: Rank, seed: int, count: int) -> list[str]:
     communicator = rank.communicator("lanes", payload_bytes=PAYLOAD_BYTES)
-    pauses = random.Random(seed * 31 + rank.rank)
-    found = []
-    for number, call in enumerate(lane_calls(seed, count, rank.size)):
-        if pauses.random() < 0.05:
-            delay(rank, 3.0 * pauses.random())
-        wrong = run_call(rank, communicator, call)
-        if wrong:
-            found.append(f"COLLX_FUZZ_SEED={seed}, call {number}: {call}: {wrong}")
-    communicator.check()
-    return found[:5]
+    calls = lane_calls(seed, count, rank.size)
+    return make_calls(rank, communicator, seed, calls, lambda ms: delay(rank, ms))
 
 
 @WORLDS
 def test_random_calls_on_lanes(pool: Pool) -> None:
     """Lengths from one chunk to more than three rings, ordinary and symmetric tensors, numbers of
     lanes that change from call to call, calls through slots between, and late ranks."""
-    seed = seed_from_environment()
-    usual = 20 if pool.takes_turns else CALLS[pool.size]
-    count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
-    print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
+    seed, count = seed_and_count(20 if pool.takes_turns else CALLS[pool.size])
     assert_none(pool.run(_random_calls, seed, count, deadline=60.0 + count / 20))
 
 
@@ -76,34 +61,24 @@ def test_random_calls_reach_all_that_lanes_have() -> None:
     assert any(c.output_offset % 2 for c in calls)
 
 
-def _overwritten(rank: Rank, numel: int, rounds: int, symmetric: bool) -> list[str]:
-    communicator = rank.communicator("lanes", payload_bytes=PAYLOAD_BYTES)
-    make = communicator.empty if symmetric else (lambda s: torch.empty(s, device=rank.device))
-    source, out = make((numel,)), make((numel,))
-    kept = []
-    for number in range(rounds):
-        inputs, expected = inputs_and_reference(
-            rank.size, "random", "float32", "sum", numel, number % 3
-        )
-        source.copy_(inputs[rank.rank].to(rank.device))
-        out.fill_(float("nan"))
-        if rank.rank == number % rank.size:
-            delay(rank, 3.0)
-        blocks = (0, 1, 5)[number % 3]
-        torch.ops.collx.allreduce.out(
-            source, "sum", communicator.name, "twoshot_lanes", blocks, out=out
-        )
-        source.fill_(float("nan"))  # at once, in stream order: a peer that still reads it sees this
-        kept.append((out.clone(), expected))
-        out.fill_(-7.0)
-    finish(communicator)
-    return [found for result, expected in kept if (found := differences(result.cpu(), expected))]
+def _overwritten(rank: Rank, rounds: int, symmetric: bool) -> list[str]:
+    blocks = (0, 1, 5)
+    return overwritten(
+        rank,
+        "twoshot_lanes",
+        180_001,
+        rounds,
+        symmetric,
+        blocks,
+        "lanes",
+        payload_bytes=PAYLOAD_BYTES,
+    )
 
 
 @pytest.mark.worlds(2, 4)
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_inputs_of_several_rings_may_be_overwritten_at_once(pool: Pool, symmetric: bool) -> None:
-    assert_none(pool.run(_overwritten, 180_001, 3 if pool.takes_turns else 12, symmetric))
+    assert_none(pool.run(_overwritten, 3 if pool.takes_turns else 12, symmetric))
 
 
 def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: bool) -> Attempt:

@@ -9,7 +9,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -65,11 +66,23 @@ def _fuzz(
     if kind == "small":
         options["payload_bytes"] = rank.smallest_payload()
     communicator = rank.communicator(f"fuzz-{kind}", **options)
+    calls = fuzz_calls(seed, count, rank.size, largest, ops)
+    return make_calls(rank, communicator, seed, calls, lambda ms: time.sleep(ms / 1000))
+
+
+def make_calls(
+    rank: Rank,
+    communicator: Any,
+    seed: int,
+    calls: Sequence[Call],
+    pause: Callable[[float], None],
+) -> list[str]:
+    """Makes the calls of a seed. Before some of them a rank pauses, for milliseconds."""
     pauses = random.Random(seed * 31 + rank.rank)
     found = []
-    for number, call in enumerate(fuzz_calls(seed, count, rank.size, largest, ops)):
+    for number, call in enumerate(calls):
         if pauses.random() < 0.05:
-            time.sleep(pauses.random() * 0.003)
+            pause(3.0 * pauses.random())
         if isinstance(call, norm_cases.Call):
             wrong = run_norm(rank, communicator, call)
         else:
@@ -80,12 +93,18 @@ def _fuzz(
     return found[:5]
 
 
-def _check(pool: Pool, kind: str, ops: Sequence[str]) -> None:
-    """What the environment asks for, or so many calls of the usual seed; printed."""
+def seed_and_count(usual: int) -> tuple[int, int]:
+    """Those that the environment asks for, or the usual ones. Prints them."""
     seed = seed_from_environment()
-    usual = (CALLS_SHARED if pool.takes_turns else CALLS)[tuple(ops)][pool.size]
     count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
     print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
+    return seed, count
+
+
+def _check(pool: Pool, kind: str, ops: Sequence[str]) -> None:
+    """What the environment asks for, or so many calls of the usual seed; printed."""
+    usual = (CALLS_SHARED if pool.takes_turns else CALLS)[tuple(ops)][pool.size]
+    seed, count = seed_and_count(usual)
     largest = LARGEST_SMALL if kind == "small" else LARGEST[tuple(ops)]
     assert_none(pool.run(_fuzz, seed, count, kind, largest, ops))
 

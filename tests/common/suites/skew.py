@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,19 @@ def delay(rank: Rank, milliseconds: float) -> None:
         time.sleep(milliseconds / 1000)
 
 
-def _overwritten(rank: Rank, algorithm: str, numel: int, rounds: int, symmetric: bool) -> list[str]:
-    communicator = rank.communicator()
+def overwritten(
+    rank: Rank,
+    algorithm: str,
+    numel: int,
+    rounds: int,
+    symmetric: bool,
+    blocks: tuple[int, ...] = (0,),
+    key: str = "default",
+    **options: Any,
+) -> list[str]:
+    """A job: overwrites inputs and outputs right after each call, with late ranks. `blocks`:
+    values of max_blocks, one after the other. `key`, `options`: of the communicator."""
+    communicator = rank.communicator(key, **options)
     make = communicator.empty if symmetric else (lambda s: torch.empty(s, device=rank.device))
     source, out = make((numel,)), make((numel,))
     kept = []
@@ -42,7 +54,9 @@ def _overwritten(rank: Rank, algorithm: str, numel: int, rounds: int, symmetric:
         out.fill_(float("nan"))
         if rank.rank == number % rank.size:
             delay(rank, 3.0)
-        torch.ops.collx.allreduce.out(source, "sum", communicator.name, algorithm, 0, out=out)
+        torch.ops.collx.allreduce.out(
+            source, "sum", communicator.name, algorithm, blocks[number % len(blocks)], out=out
+        )
         # At once, in stream order: a peer that still reads it would read this.
         source.fill_(float("nan"))
         kept.append((out.clone(), expected))
@@ -62,7 +76,7 @@ def test_input_may_be_overwritten_at_once(pool: Pool, algorithm: str, symmetric:
     reused as soon as the call has completed in stream order."""
     rounds = 6 if pool.takes_turns else 24
     for numel in (1000,) if pool.takes_turns else (7, 1000, 50_000):
-        assert_none(pool.run(_overwritten, algorithm, numel, rounds, symmetric))
+        assert_none(pool.run(overwritten, algorithm, numel, rounds, symmetric))
 
 
 def _call(numel: int, algorithm: str, seed: int = 1, dtype: str = "float32") -> Call:
