@@ -11,9 +11,9 @@ namespace {
 // A launch reads as much as the kernel takes.
 static_assert(offsetof(ExtraArguments<1>, extra) == offsetof(EpilogueArguments, extra));
 
-/// What a program assumes of its arguments must hold here: its headers are read when it is
-/// compiled.
-std::string with_sizes(std::string program, bool rows) {
+/// Adds checks that the kernel's arguments have the sizes that they have here, because its headers
+/// are read when it is compiled. A program knows the types that its kernel includes, and no others.
+std::string with_sizes(std::string program, const KernelTemplate& kernel) {
   const auto has = [&](const char* type, size_t bytes) {
     program += std::string("static_assert(sizeof(collx::") + type +
                ") == " + std::to_string(bytes) + ", \"headers of another build\");\n";
@@ -22,9 +22,9 @@ std::string with_sizes(std::string program, bool rows) {
   has("cuda::PullArguments", sizeof(PullArguments));
   has("cuda::MulticastArguments", sizeof(MulticastArguments));
   has("cuda::Routes", sizeof(Routes));
-  has("cuda::LaneArguments", sizeof(LaneArguments));
   has("EpilogueArguments", sizeof(EpilogueArguments));
-  if (rows) {
+  if (kernel.name == "allreduce_lanes") has("cuda::LaneArguments", sizeof(LaneArguments));
+  if (kernel.rows) {
     has("cuda::NormArguments", sizeof(NormArguments));
     has("cuda::GatheredRows", sizeof(GatheredRows));
   }
@@ -57,6 +57,10 @@ Kernel find_with_epilogue(const EpilogueCall& epilogue, ProgramOptions options, 
   return epilogue.launches ? kernel : nullptr;
 }
 
+std::string EpilogueKernels::program(const ProgramOptions& options) const {
+  return with_sizes(epilogue_program(expression_, dtype_, options), options.kernel);
+}
+
 Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const char* op,
                              MakeKernel make) {
   int device = 0;
@@ -67,9 +71,8 @@ Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const ch
     if (entry.device == device && entry.options == options) found = &entry;
   }
   if (found == nullptr) {
-    const std::string program =
-        with_sizes(epilogue_program(expression_, dtype_, options), options.kernel.rows);
-    const Kernel kernel = load(make(op, program, kernel_in_program(expression_, options)));
+    const Kernel kernel =
+        load(make(op, program(options), kernel_in_program(expression_, options)));
     entries_.push_back({options, device, kernel, held_by_device(kernel, device)});
     found = &entries_.back();
   }

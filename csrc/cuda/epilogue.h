@@ -23,6 +23,9 @@ class EpilogueKernels {
   EpilogueKernels(const Expression& expression, DType dtype)
       : expression_(expression), dtype_(dtype) {}
 
+  /// What is compiled.
+  std::string program(const ProgramOptions& options) const;
+
   /// For the current device, on which it is loaded then. `blocks`, of kFullBlock threads, have to
   /// be resident at once: std::runtime_error where the device does not hold so many.
   const void* find(const ProgramOptions& options, int blocks, const char* op, MakeKernel make);

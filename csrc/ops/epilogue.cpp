@@ -69,8 +69,12 @@ std::pair<std::string, std::string> program_of(std::string_view text, at::Scalar
                                                const ProgramOptions& options) {
   constexpr const char* kOp = "epilogue";
   const auto known = check_expression(kOp, text, dtype);
-  return {epilogue_program(known->expression, check_dtype(kOp, dtype), options),
-          kernel_in_program(known->expression, options)};
+#if COLLX_CUDA
+  std::string program = known->kernels.program(options);
+#else
+  std::string program = epilogue_program(known->expression, known->dtype, options);
+#endif
+  return {std::move(program), kernel_in_program(known->expression, options)};
 }
 
 namespace {
