@@ -237,6 +237,7 @@ inline constexpr SelectionRow kRows[] = {
     // Between two ranks a switch saves nothing. From where on it does between more is a guess:
     // docs/performance.md.
     {kAuto, kAllreduce, cuda, all, 2, 1 << 20, oneshot_push},
+    {kAuto | kTwoshot, kAllreduce, cuda, all, 1, kAnySize, twoshot_push},
     {kAuto, kAllreduce, cuda, all, 2, kLanesFrom - 1, twoshot_push},
     {kAuto, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes},
     {kTwoshot, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes, kLanesFrom},

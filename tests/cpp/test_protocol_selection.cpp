@@ -265,6 +265,12 @@ TEST(Selection, large_calls_of_two_ranks_take_lanes) {
   request.algorithm = Algorithm::twoshot_push;
   EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_lanes);
   EXPECT_EQ(select(request).named, Algorithm::twoshot_push);
+  request.world = 1;
+  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
+  request.algorithm = Algorithm::automatic;
+  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
+  request.world = 2;
+  request.algorithm = Algorithm::twoshot_push;
   request.bytes = 10 << 20;
   EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
   request.world = 4;
