@@ -129,10 +129,10 @@ test-all: $(BUILT) $(DEV) ## the full cross-products, and other versions of Pyth
 	python -m pytest --full $(ARGS)
 
 test-gpu: $(BUILT) $(DEV) ## on two GPUs or more: the tests whose ranks have a GPU each
-	python -m pytest -m cuda -k 'not shared' $(ARGS)
+	tools/gpu_tests.sh own $(ARGS)
 
 test-gpu-shared: $(BUILT) $(DEV) ## 3, 4 and 8 ranks on one GPU, by CUDA's multi-process service
-	tools/shared_gpu_tests.sh $(ARGS)
+	tools/gpu_tests.sh shared $(ARGS)
 
 test-cpp: $(BUILT) $(DEV) ## the C++ tests alone
 	python -m pytest tests/cpp $(ARGS)

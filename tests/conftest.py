@@ -28,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "worlds(*sizes): world sizes that a test wants")
     config.addinivalue_line("markers", "ahead(work=f): work that is done while other tests run")
     config.addinivalue_line("markers", "own_gpu: every rank needs a GPU of its own")
+    config.addinivalue_line("markers", "alone: not beside other tests on a GPU")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 from dataclasses import replace
 from typing import Any
@@ -105,6 +106,7 @@ def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: 
     return call_until_failure(rank, once)
 
 
+@pytest.mark.alone
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("captured", [False, True])
@@ -124,6 +126,7 @@ def test_a_rank_that_fails_within_a_large_call_is_named(
         for result in pool.collect(survivors):
             assert result.error == "CollectiveTimeout", result
             assert f"rank {victim}" in result.message
+            assert re.search(r"lane \d+, of allreduce", result.message), result
             assert_in_time(result, timeout)
     finally:
         if how == signal.SIGSTOP:
@@ -147,6 +150,7 @@ def _other_sizes(rank: Rank, timeout: float) -> Attempt:
     return attempt(once)
 
 
+@pytest.mark.alone
 @pytest.mark.worlds(2)
 def test_ranks_that_make_different_calls_are_told_so_without_a_check(pool: Pool) -> None:
     """The fingerprint stands beside the words of each lane, also where calls are not checked."""

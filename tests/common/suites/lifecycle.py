@@ -104,6 +104,7 @@ def _cycles(rank: Rank, count: int) -> tuple[dict[str, int], dict[str, int], int
     return before, _held(), lost
 
 
+@pytest.mark.alone  # it looks at how much memory of the GPU is free
 @pytest.mark.worlds(2)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cycles", [100, pytest.param(1000, marks=pytest.mark.full)])

@@ -16,6 +16,8 @@ from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 from ..sampling import every
 
+pytestmark = pytest.mark.alone
+
 MANY = (
     "allreduce_residual_layernorm",
     "allreduce_residual_rmsnorm_fp8",

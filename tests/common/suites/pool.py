@@ -13,6 +13,8 @@ import torch.distributed as dist
 from ..pool import Pool, PoolError
 from ..rank import Rank
 
+pytestmark = pytest.mark.alone
+
 
 def _sum_of_ranks(rank: Rank) -> float:
     value = torch.full((3,), float(rank.rank))

@@ -20,6 +20,8 @@ from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import PAYLOAD_BYTES, TIMEOUT, Rank
 
+pytestmark = pytest.mark.alone
+
 STEPS_WHERE_SHARED = ("arguments", "allocate", "rendezvous", "self-test")
 STEP_NAMES = (
     "arguments",
@@ -120,6 +122,7 @@ def test_a_fault_in_a_step_fails_init_alike_on_all_ranks(pool: Pool, step: str) 
 
 
 def _absence(rank: Rank, where: int, step: str, timeout: float) -> Attempt:
+    assert _begins_again(rank, "warm")  # loads the kernels, which is no wait
     # In the step until the others have given up.
     found = _init_with(rank, where, step, rank.barrier, timeout)
     if rank.rank != where:
