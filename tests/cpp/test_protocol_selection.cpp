@@ -132,7 +132,7 @@ TEST(Selection, obeys_a_forced_algorithm) {
       const bool cpu = request.device == DeviceKind::cpu;
       if (plan.named == Algorithm::twoshot_lanes && cpu) {
         ASSERT_EQ(plan.algorithm, Algorithm::twoshot_push);
-      } else if (plan.named == Algorithm::twoshot_push && !cpu && request.world <= 2 &&
+      } else if (plan.named == Algorithm::twoshot_push && !cpu && request.world == 2 &&
                  request.bytes >= 12 << 20) {
         ASSERT_EQ(plan.algorithm, Algorithm::twoshot_lanes);
       } else {
