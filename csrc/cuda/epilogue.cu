@@ -71,8 +71,7 @@ Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const ch
     if (entry.device == device && entry.options == options) found = &entry;
   }
   if (found == nullptr) {
-    const Kernel kernel =
-        load(make(op, program(options), kernel_in_program(expression_, options)));
+    const Kernel kernel = load(make(op, program(options), kernel_in_program(expression_, options)));
     entries_.push_back({options, device, kernel, held_by_device(kernel, device)});
     found = &entries_.back();
   }

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,10 +16,36 @@ from torch.fx import Graph, GraphModule
 
 CALL = re.compile(r"torch\.ops\.collx\.(\w+)\.(\w+)\((.*)\)")
 
+# For a program of its own: what `inductor` below sets, but for the caches.
+QUICKLY = """
+from torch._inductor import config as inductor_config, cpu_vec_isa
+inductor_config.cpp_cache_precompile_headers = False
+inductor_config.cpp.vec_isa_ok = True
+has = set(cpu_vec_isa.x86_isa_checker())
+known = [isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= has]
+if known:
+    cpu_vec_isa.valid_vec_isa_list = lambda: known
+"""
+
 
 def require_compiler() -> None:
     if not shutil.which("cc") and not shutil.which("gcc"):
         pytest.skip("Inductor needs a C compiler, and there is none")
+
+
+@contextmanager
+def _trusted_instructions() -> Iterator[None]:
+    """Inductor takes the vector instructions that the CPU names. Otherwise each process compiles
+    and loads programs that try them, which takes longer than all that is compiled here."""
+    from torch._inductor import cpu_vec_isa
+
+    has = cpu_vec_isa.x86_isa_checker()  # of another CPU it knows none
+    known = [i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= set(has)]
+    if not known:
+        yield
+        return
+    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=known):
+        yield
 
 
 @contextmanager
@@ -28,12 +55,11 @@ def inductor() -> Iterator[None]:
 
     quick = {
         "force_disable_caches": True,
-        # Both take longer than all that is compiled here.
-        "cpp_cache_precompile_headers": False,
+        "cpp_cache_precompile_headers": False,  # takes longer than all that is compiled here
         "cpp.vec_isa_ok": True,
     }
     torch._dynamo.reset()
-    with config.patch(quick):
+    with config.patch(quick), _trusted_instructions():
         yield
     torch._dynamo.reset()
 
