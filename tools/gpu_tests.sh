@@ -8,8 +8,9 @@
 # each has an equal share of every GPU. shared: each rank has such a share, because a rank that fills
 # the GPU keeps out the ranks that it waits for; WORLDS="4 8" selects worlds.
 #
-# A killed process takes the others of the service with it. Tests that kill ranks, and others that
-# cannot share a GPU, have the mark `alone`. They run after the others, without the service.
+# A killed process takes the others of the service with it, so `shared` leaves out the tests of failures.
+# `own` runs them after the others and without the service, as all that cannot share a GPU with other
+# tests: they have the mark `alone`.
 set -u
 kind=${1:?own or shared}
 shift
@@ -30,18 +31,19 @@ trap quit EXIT
 if [ "$kind" = shared ]; then
   for world in ${WORLDS:-3 4 8}; do
     export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((100 / world))
-    tests 'cuda and not alone' "cuda${world}shared" "$@"
+    tests cuda "cuda${world}shared and not failure" "$@"
   done
   exit $status
 fi
 most=$(($(nproc) / 3))
 workers=${WORKERS:-$((most < 1 ? 1 : most > 10 ? 10 : most))}
-# The service rounds shares up to pairs of multiprocessors. Together they must fit, or a spinning kernel
-# could keep out the peer that it waits for.
-export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((100 / (workers + 1)))
+# Together all blocks must fit, or the kernels of two worlds, each spinning on one GPU, could keep each
+# other out on the other GPU. The service may round a share up, so some room is left. It promises no
+# room for clusters of blocks: calls form none here, and the tests that need them are `alone`.
+export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((100 / (workers + 1))) COLLX_NO_CLUSTERS=1
 tests 'cuda and not alone' 'not shared' -n "$workers" --dist worksteal "$@"
 trap - EXIT
 quit
-unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
+unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE COLLX_NO_CLUSTERS
 tests 'cuda and alone' 'not shared' "$@"
 exit $status

@@ -111,7 +111,7 @@ def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_fails_within_a_large_call_is_named(
+def test_the_failure_of_a_rank_within_a_large_call_is_named(
     pool: Pool, how: signal.Signals, captured: bool, symmetric: bool
 ) -> None:
     """Calls of 64 MiB one after the other, so that the signal comes in the middle of one."""

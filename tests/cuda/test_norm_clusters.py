@@ -15,6 +15,8 @@ from tests.common.norm_check import run_norms
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 
+pytestmark = pytest.mark.alone  # clusters of blocks
+
 KEY = "no-clusters"
 WIDE = (600, 8192, 20000)  # columns of more than a warp, a block and a cluster
 

@@ -28,6 +28,8 @@ from ..norm_samples import SCALES, Factors, calls_of, modes_of, pairwise, placem
 from ..pool import Pool
 from ..sampling import every
 
+pytestmark = pytest.mark.alone  # clusters of blocks
+
 QUANTIZING = tuple(op for op in OPS if quantizes(op))
 SMALL_ROWS = (0, 1, 2, 7)
 LARGEST_INPUT = 1 << 15  # elements, but for the full cross-products

@@ -21,6 +21,8 @@ from ..regions import BORDERS, past_the_wrap, run_on_poison
 from ..sampling import every
 from .skew import delay
 
+pytestmark = pytest.mark.alone  # clusters of blocks
+
 SLICE = 1 << 17  # of an arena, for each call of a sequence
 WRITTEN = 85  # what inputs are overwritten with
 AFTERWARDS = 33  # what outputs are overwritten with
