@@ -9,18 +9,12 @@
 # the GPU keeps out the ranks that it waits for; WORLDS="4 8" selects worlds.
 #
 # A killed process takes the others of the service with it, so `shared` leaves out the tests of failures.
-# `own` runs them after the others and without the service, as all that cannot share a GPU with other
-# tests: they have the mark `alone`.
+# `own` runs the tests with the mark `alone`, which cannot share a GPU with other tests, after the others
+# and without the service.
 set -u
 kind=${1:?own or shared}
 shift
-status=0
-
-tests() {  # MARKS NAMES ARGUMENT...
-  python -m pytest -m "$1" -k "$2" "${@:3}"
-  local result=$?
-  [ $result -eq 0 ] || [ $result -eq 5 ] || status=1  # 5: none of the tests was selected
-}
+status=0 none=5  # what pytest returns where no test is selected
 
 folder=$(mktemp -d)
 quit() { echo quit | nvidia-cuda-mps-control && rm -rf "$folder"; }
@@ -31,7 +25,7 @@ trap quit EXIT
 if [ "$kind" = shared ]; then
   for world in ${WORLDS:-3 4 8}; do
     export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((100 / world))
-    tests cuda "cuda${world}shared and not failure" "$@"
+    python -m pytest -m cuda -k "cuda${world}shared and not failure" "$@" || status=1
   done
   exit $status
 fi
@@ -41,9 +35,16 @@ workers=${WORKERS:-$((most < 1 ? 1 : most > 10 ? 10 : most))}
 # other out on the other GPU. The service may round a share up, so some room is left. It promises no
 # room for clusters of blocks: calls form none here, and the tests that need them are `alone`.
 export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((100 / (workers + 1))) COLLX_NO_CLUSTERS=1
-tests 'cuda and not alone' 'not shared' -n "$workers" --dist worksteal "$@"
+python -m pytest -m 'cuda and not alone' -k 'not shared' -n "$workers" --dist worksteal "$@"
+beside=$?
 trap - EXIT
 quit
 unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE COLLX_NO_CLUSTERS
-tests 'cuda and alone' 'not shared' "$@"
+python -m pytest -m 'cuda and alone' -k 'not shared' "$@"
+alone=$?
+# Arguments may select tests of one of the two runs alone, but not of none.
+for result in $beside $alone; do
+  [ "$result" -eq 0 ] || [ "$result" -eq $none ] || status=$result
+done
+[ "$beside" -ne $none ] || [ "$alone" -ne $none ] || status=$none
 exit $status
