@@ -75,12 +75,13 @@ void lanes(const AllreduceLaunch& l) {
   if (!direct) common.output_offset = 0;
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;
-  lanes.fingerprint = fingerprint(common);
   const LaneChunks chunks(sent_vectors(l.call, l.view.world), l.call.plan.blocks,
                           lanes.area.slot_bytes / kVectorBytes);
-  lanes.chunks = chunks.count;
-  lanes.chunk_vectors = chunks.vectors;
-  for (int distance = 0; direct && distance < l.view.world; ++distance) {
+  const uint32_t mark = fingerprint(common);
+  for (int distance = 0; distance < l.view.world; ++distance) {
+    lanes.sent[distance] = lanes.received[distance] = chunks;
+    lanes.fingerprint[distance] = mark;
+    if (!direct) continue;
     lanes.output[distance] =
         static_cast<char*>(l.call.peer_output[(l.view.rank + distance) % l.view.world]);
   }

@@ -23,7 +23,7 @@ std::string with_sizes(std::string program, const KernelTemplate& kernel) {
   has("cuda::MulticastArguments", sizeof(MulticastArguments));
   has("cuda::Routes", sizeof(Routes));
   has("EpilogueArguments", sizeof(EpilogueArguments));
-  if (kernel.name == "allreduce_lanes") has("cuda::LaneArguments", sizeof(LaneArguments));
+  if (kernel.name.ends_with("_lanes")) has("cuda::LaneArguments", sizeof(LaneArguments));
   if (kernel.rows) {
     has("cuda::NormArguments", sizeof(NormArguments));
     has("cuda::GatheredRows", sizeof(GatheredRows));

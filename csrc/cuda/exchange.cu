@@ -1,8 +1,10 @@
 // Launchers of every collective but all-reduce: messages become routes, a call becomes a kernel.
 #include <algorithm>
 
+#include "../protocol/uses.h"
 #include "exchange.h"
 #include "launch.h"
+#include "transports/lanes.cuh"
 
 namespace collx::cuda {
 namespace {
@@ -34,6 +36,11 @@ Message message_of(const ExchangeCall& call, const void* tensor, const Span& spa
   return m;
 }
 
+bool stays_in_place(const Message& from, const Message& to) {
+  const bool one_run = from.width == from.bytes && to.width == to.bytes;
+  return from.data == to.data && (one_run || (from.width == to.width && from.pitch == to.pitch));
+}
+
 /// This rank's messages between its own tensors and slots or peers' tensors.
 Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   Routes routes{};
@@ -57,7 +64,7 @@ Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   // are.
   const bool stores =
       is_reduction(call.collective) ? !routes.has_root || routes.root == 0 : call.plan.into_outputs;
-  if (call.input == call.output && !stores) routes.to[0].bytes = 0;
+  if (stays_in_place(routes.from[0], routes.to[0]) && !stores) routes.to[0].bytes = 0;
   return routes;
 }
 
@@ -141,6 +148,54 @@ void with_device_splits(const ExchangeLaunch& l) {
   routes.to[0] = message_of(l.call, l.call.output, dense_span(splits.capacity * splits.row_bytes));
   use_channels(k, routes, l.view);
   ExchangeLaunch{l.view, l.call, l.stream, kDeviceSplits}.run(false, k, routes, splits);
+}
+
+/// Chunks of a reducescatter are smaller than a slot: the last one has to be reduced when all has
+/// come.
+constexpr uint32_t kReducedChunkBytes = 24 << 10;
+
+/// By chunks, in as many lanes as the call has blocks.
+void lanes(const ExchangeLaunch& l) {
+  if (l.call.splits.sent != nullptr) return with_device_splits(l);
+  KernelCall k = kernel_call_of(l);
+  Routes routes = routes_of(l.view, l.call);
+  LaneArguments lanes{};
+  lanes.area = l.view.layout.lanes;
+  // Peers touch no tensor where it lies.
+  CallDescriptor common = l.call.descriptor;
+  common.symmetric = 0;
+  common.input_offset = common.output_offset = 0;
+  const uint32_t mark = fingerprint(common);
+  lanes.in_place = overwrites_in_place(l.call.collective) && l.call.input == l.call.output;
+  const bool reduces = is_reduction(l.call.collective);
+  const uint32_t most =
+      l.call.collective == Collective::reducescatter ? kReducedChunkBytes : kMostLaneSlotBytes;
+  const auto chunks_of = [&](const Message& m) {
+    return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes), l.call.plan.blocks,
+                      std::min(most, lanes.area.slot_bytes) / kVectorBytes);
+  };
+  // What stays here: what is set to zero, and what is copied.
+  lanes.sent[0] = chunks_of(routes.cleared);
+  lanes.received[0] = chunks_of(routes.to[0]);
+  for (int d = 1; d < l.view.world; ++d) {
+    const int peer = (l.view.rank + d) % l.view.world;
+    lanes.sent[d] = chunks_of(routes.from[d]);
+    lanes.received[d] = chunks_of(routes.to[d]);
+    lanes.fingerprint[d] =
+        row_of(l.call.collective).counted
+            ? pair_fingerprint(mark, l.view.rank, peer, routes.from[d].bytes, routes.to[d].bytes)
+            : mark;
+  }
+  // Few threads fill the link; more of them would hold up those that take.
+  bool sends = false, takes = false;
+  for (int d = 1; d < l.view.world; ++d) {
+    sends |= lanes.sent[d].count > 0;
+    takes |= lanes.received[d].count > 0;
+  }
+  lanes.scatters = sends ? 64 : 0;
+  lanes.takes = !takes ? 0 : sends && !reduces ? 128 : 192;
+  const bool sums = !reduces || l.call.reduce_op == ReduceOp::sum;
+  l.run(sums && all_whole(routes, l.view), k, lanes, routes);
 }
 
 void channels(const ExchangeLaunch& l) {
@@ -236,6 +291,11 @@ constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
     {Algorithm::staged, kCopies, {DTypes::any, gather_scatter_staged_copy}, staged},
     {Algorithm::channels, kReduce, {DTypes::all, gather_scatter_channels_reduce}, channels},
     {Algorithm::channels, kCopiesToo, {DTypes::any, gather_scatter_channels_copy}, channels},
+    {Algorithm::lanes,
+     kReductions,
+     {DTypes::all, exchange_lanes_reduce, {"exchange_lanes", true}},
+     lanes},
+    {Algorithm::lanes, kCopiesToo, {DTypes::any, exchange_lanes_copy}, lanes},
     {Algorithm::direct,
      kReductions,
      {DTypes::all, reducescatter_direct, {"reducescatter_direct"}},

@@ -16,12 +16,17 @@ namespace collx {
 
 namespace {
 
-void count_bytes(const Exchange& e, ExchangeCall& call) {
+/// Returns the longest message between this rank and another one: of two ranks, both know it.
+uint64_t count_bytes(const Exchange& e, int own, ExchangeCall& call) {
+  uint64_t longest = 0;
   for (size_t rank = 0; rank < e.sent_rows.size(); ++rank) {
     call.sends[rank] = static_cast<uint64_t>(e.sent_rows[rank]) * e.geometry.inner;
     call.expects[rank] = static_cast<uint64_t>(e.received_rows[rank]) * e.geometry.inner;
-    call.longest = std::max({call.longest, call.sends[rank], call.expects[rank]});
+    const uint64_t bytes = std::max(call.sends[rank], call.expects[rank]);
+    call.longest = std::max(call.longest, bytes);
+    if (rank != static_cast<size_t>(own)) longest = std::max(longest, bytes);
   }
+  return longest;
 }
 
 void describe(const Exchange& e, const at::Tensor& input, CallDescriptor& d) {
@@ -66,12 +71,12 @@ class ExchangeRun {
     call.splits = e.splits;
     epilogue_.use(communicator, e.algorithm, op(), e.epilogue, output, call);
     if (counted()) {
-      count_bytes(e, call);
+      bytes_ = count_bytes(e, o.rank, call) * static_cast<uint64_t>(o.world_size);
     } else {
       call.longest = longest_message(e.collective, e.geometry, o.world_size);
+      bytes_ = e.geometry.bytes();
     }
     if (e.collective == Collective::gather && o.rank != e.root) call.cleared = output.nbytes();
-    bytes_ = counted() ? call.longest * static_cast<uint64_t>(o.world_size) : e.geometry.bytes();
   }
 
   const char* op() const { return e_.op(); }

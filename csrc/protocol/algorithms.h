@@ -153,6 +153,12 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .stages = 2,
      .lanes = true,
      .on_cpu = false},
+    {.algorithm = Algorithm::lanes,
+     .name = "lanes",
+     .serves = kExchanges,
+     .share = Share::message,
+     .lanes = true,
+     .on_cpu = false},
 #if defined(COLLX_EXTRA_ALGORITHMS)
     COLLX_EXTRA_ALGORITHMS
 #endif

@@ -69,7 +69,8 @@ struct alignas(128) LaneWords {
     uint64_t word;
   } ring[kLaneStages];
   alignas(32) uint32_t direct;  // calls whose results the other rank has stored in full
-  uint32_t fingerprint;         // of the call in which it sends
+  /// Of the calls whose first chunk of the first stage is in these slots.
+  uint32_t fingerprint[kRingSlots];
 };
 
 /// What this rank counts of a lane that it shares with another rank, kept between calls.

@@ -186,7 +186,7 @@ constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
     // A full ring for each lane, if the call has so many chunks.
     const uint64_t sent = data_vectors(r, row.share) * kVectorBytes;
     const uint64_t rings = uint64_t{kMostLanes} * kRingSlots * kMostLaneSlotBytes;
-    return kLaneStages * (world - 1) * (sent < rings ? sent : rings);
+    return static_cast<uint64_t>(row.stages) * (world - 1) * (sent < rings ? sent : rings);
   }
   return 2 * bytes;
 }
@@ -221,9 +221,15 @@ using enum For;
 inline constexpr Algorithms kAuto = only(automatic);
 inline constexpr Algorithms kOnestage = only(onestage);
 inline constexpr Algorithms kTwoshot = only(twoshot_push);
-inline constexpr Algorithms kLanes = only(twoshot_lanes);
+inline constexpr Algorithms kStaged = only(staged);
 /// Between two ranks lanes are faster than slots from so many bytes on.
 inline constexpr uint64_t kLanesFrom = 12 << 20;
+inline constexpr uint64_t kLanesFromOfBroadcast = 8 << 20;
+inline constexpr uint64_t kLanesFromOfAlltoallv = 8 << 20;
+inline constexpr uint64_t kLanesFromOfReduce = 12 << 20;
+inline constexpr uint64_t kLanesFromOfReducescatter = 24 << 20;
+inline constexpr uint64_t kLanesFromOfCopies = (16 << 20) + 1;
+inline constexpr uint64_t kDirectFrom = 16 << 20;
 inline constexpr Algorithms kRelayed = only(twostage) | only(pipelined);
 inline constexpr Collectives kAllreduce = only(Collective::allreduce);
 inline constexpr Collectives kReduce = only(Collective::reduce);
@@ -241,7 +247,8 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kAllreduce, cuda, all, 2, kLanesFrom - 1, twoshot_push},
     {kAuto, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes},
     {kTwoshot, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes, kLanesFrom},
-    {kLanes, kAllreduce, cpu, all, 16, kAnySize, twoshot_push},
+    {only(twoshot_lanes), kAllreduce, cpu, all, 16, kAnySize, twoshot_push},
+    {only(lanes), kExchanges, cpu, all, 16, kAnySize, staged},
     {kAuto, kAllreduce, cuda, switched, 4, kAnySize, multimem_twoshot, 6 << 20},
     {kAuto, kAllreduce, cuda, switched, 8, kAnySize, multimem_twoshot, 2 << 20},
     {kAuto, kAllreduce, cuda, all, 4, 192 << 10, oneshot_push},
@@ -255,8 +262,11 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kAllreduce, cpu, all, 16, 16 << 10, oneshot_pull},
     {kAuto, kAllreduce, cpu, all, 16, kAnySize, twoshot_pull},
 
-    {kAuto, kBroadcast, cuda, symmetric, 2, kAnySize, onestage},
-    {kAuto, kBroadcast, cuda, all, 2, 32 << 20, onestage},
+    {kAuto, kBroadcast, cuda, all, 1, kAnySize, onestage},
+    {kOnestage, kBroadcast, cuda, all, 1, kAnySize, channels},
+    {kAuto, kBroadcast, cuda, all, 2, kLanesFromOfBroadcast - 1, onestage},
+    {kAuto | kOnestage, kBroadcast, cuda, all, 2, kAnySize, lanes, kLanesFromOfBroadcast},
+    {kOnestage, kBroadcast, cuda, all, 2, kAnySize, channels},
     {kAuto, kBroadcast, cuda, all, 8, 256 << 10, onestage},
     {kAuto, kBroadcast, cuda, all, 8, kAnySize, pipelined},
     {kAuto, kBroadcast, cpu, all, 16, kAnySize, onestage},
@@ -272,7 +282,18 @@ inline constexpr SelectionRow kRows[] = {
     {kOnestage, kBroadcast, cpu, symmetric, 16, kAnySize, direct},
     {kOnestage, kBroadcast, cpu, all, 16, kAnySize, staged},
 
-    {kAuto, kReduce, cuda, all, 2, kAnySize, staged},
+    // Slots have no barrier, and up to the threshold of lanes they are faster than direct copies.
+    {kAuto, kPairs, cuda, all, 1, kAnySize, staged},
+    {kStaged, kOneWay, cuda, all, 1, kAnySize, channels},
+    {kStaged, kPairs, cuda, all, 1, kAnySize, staged},
+    {kAuto | kStaged, kReduce, cuda, all, 2, kAnySize, lanes, kLanesFromOfReduce},
+    {kAuto | kStaged, kAlltoallv, cuda, all, 2, kAnySize, lanes, kLanesFromOfAlltoallv},
+    {kAuto | kStaged, kReductions & ~kReduce, cuda, all, 2, kAnySize, lanes,
+     kLanesFromOfReducescatter},
+    {kAuto, kPairs & ~kReductions & ~kOneWay, cuda, symmetric, 2, kAnySize, direct, kDirectFrom},
+    {kAuto | kStaged, kPairs & ~kReductions & ~kAlltoallv, cuda, all, 2, kAnySize, lanes,
+     kLanesFromOfCopies},
+    {kAuto, kPairs, cuda, all, 2, kAnySize, staged},
     {kAuto, kReduce, cuda, switched, 8, kAnySize, multimem, 4 << 20},
     // Pulling is slower than pushing: a reduction takes slots at any size.
     {kAuto, kReductions | kAlltoallv, cuda, all, 8, kAnySize, staged},
@@ -283,11 +304,10 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kPairs & ~kAlltoallv, cpu, symmetric, 16, kAnySize, direct},
     {kAuto, kPairs, cpu, all, 16, kAnySize, staged},
     // A reduce that is large is shared among the ranks that are not the root.
-    {only(staged), kReduce, cuda, all, 2, 32 << 20, channels},
-    {only(staged), kReduce, cuda, all, 2, kAnySize, reduce_twostage},
-    {only(staged), kReduce, cuda, all, 8, 512 << 10, channels},
-    {only(staged), kReduce, cuda, all, 8, kAnySize, reduce_twostage},
-    {only(staged), kOneWay, cuda, all, 8, kAnySize, channels},
+    {kStaged, kReduce, cuda, all, 2, kAnySize, channels},
+    {kStaged, kReduce, cuda, all, 8, 512 << 10, channels},
+    {kStaged, kReduce, cuda, all, 8, kAnySize, reduce_twostage},
+    {kStaged, kOneWay, cuda, all, 8, kAnySize, channels},
 
     {kAuto, kNorms, cuda, all, 2, kAnySize, oneshot_push},
     {kAuto, kNorms, cuda, switched, 4, kAnySize, multimem_twoshot, 8 << 20},
@@ -450,8 +470,10 @@ constexpr Plan select(const Request& r) {
     const int room = r.max_blocks > 0 && r.max_blocks < r.room ? r.max_blocks : r.room;
     const int most = room < r.lanes ? room : r.lanes;
     plan.threads = kLaneBlock;
-    plan.blocks =
-        detail::clamp_blocks(ceil_div(work, kLeastLaneVectors), static_cast<uint64_t>(most));
+    // How long messages are that ranks count, their two ranks alone know.
+    const uint64_t wanted =
+        row_of(r.collective).counted ? kMostLanes : ceil_div(work, kLeastLaneVectors);
+    plan.blocks = detail::clamp_blocks(wanted, static_cast<uint64_t>(most));
     return plan;
   }
   // Small blocks spread a small call over the device; large ones fill the links.

@@ -100,8 +100,9 @@ enum class Algorithm : uint8_t {
   channels,
   reduce_twostage,
   twoshot_push_sums,
-  // All-reduce, by chunks in lanes.
+  // By chunks in lanes: all-reduce, and every other collective.
   twoshot_lanes,
+  lanes,
   count
 };
 

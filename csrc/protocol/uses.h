@@ -38,12 +38,13 @@ class Uses {
   uint32_t number_ = 0;
 };
 
-/// How the vectors that each rank sends to each in a stage lie in lanes: in chunks of equal size,
-/// which the lanes take in turn.
+/// How the vectors of a message lie in lanes: in chunks of equal size, which the lanes take in
+/// turn.
 struct LaneChunks {
   uint32_t count = 0;    // in each lane
   uint32_t vectors = 0;  // of each chunk; a whole number of lines of 128 bytes
 
+  LaneChunks() = default;
   COLLX_HD constexpr LaneChunks(uint64_t all, int lanes, uint32_t slot_vectors) {
     const uint64_t share = ceil_div(all, static_cast<uint64_t>(lanes));
     if (share == 0) return;

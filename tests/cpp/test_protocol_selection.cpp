@@ -281,6 +281,60 @@ TEST(Selection, large_calls_of_two_ranks_take_lanes) {
   EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
 }
 
+TEST(Selection, large_exchanges_of_two_ranks_take_lanes) {
+  struct {
+    Collective collective;
+    Algorithm named;
+    uint64_t from;  // MiB, the first size here that takes lanes
+  } const rows[] = {
+      {Collective::reducescatter, Algorithm::staged, 24},
+      {Collective::allgather, Algorithm::staged, 32},
+      {Collective::broadcast, Algorithm::onestage, 8},
+      {Collective::reduce, Algorithm::staged, 12},
+      {Collective::gather, Algorithm::staged, 32},
+      {Collective::scatter, Algorithm::staged, 32},
+      {Collective::alltoall, Algorithm::staged, 32},
+      {Collective::alltoallv, Algorithm::staged, 8},
+  };
+  for (const auto& row : rows) {
+    for (const uint64_t mib : {1, 4, 8, 12, 16, 24, 32, 64}) {
+      if (row.from == 32 && mib == 24) continue;  // either is fine
+      Request request;
+      request.device = DeviceKind::cuda;
+      request.collective = row.collective;
+      request.room = 132;
+      request.bytes = mib << 20;
+      request.message = sends_all(row.collective) ? request.bytes : request.bytes / 2;
+      const auto runs = [&](int world, Algorithm asked) {
+        request.world = world;
+        request.algorithm = asked;
+        return select(request).algorithm;
+      };
+      for (const Algorithm asked : {Algorithm::automatic, row.named}) {
+        EXPECT_EQ(runs(2, asked) == Algorithm::lanes, mib >= row.from)
+            << name_of(row.collective) << " of " << mib << " MiB";
+        EXPECT_NE(runs(1, asked), Algorithm::lanes) << "a rank by itself has none";
+        EXPECT_NE(runs(4, asked), Algorithm::lanes) << "not measured";
+      }
+      EXPECT_EQ(runs(4, Algorithm::lanes), Algorithm::lanes);
+    }
+  }
+}
+
+TEST(Selection, lanes_of_messages_that_ranks_count_do_not_follow_from_their_length) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.collective = Collective::alltoallv;
+  request.algorithm = Algorithm::lanes;
+  request.world = 4;
+  request.room = 132;
+  request.max_blocks = 7;
+  for (const uint64_t bytes : {0, 16, 1 << 20, 64 << 20}) {
+    request.bytes = request.message = bytes;
+    EXPECT_EQ(select(request).blocks, 7);
+  }
+}
+
 TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
   Request request;
   request.device = DeviceKind::cuda;

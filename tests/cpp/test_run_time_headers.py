@@ -38,6 +38,7 @@ STAGED = {
     "reducescatter_multimem": "Negated, collx::cuda::Switch",
     "gather_scatter_staged": "Negated, 2, true",
     "gather_scatter_channels": "Negated, 2, false",
+    "exchange_lanes": "Negated, 2, false",
     "reducescatter_direct": "Negated, 4",
     "reduce_twostage": "Negated, 2",
     "reduce_local": "Negated",

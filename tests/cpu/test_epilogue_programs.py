@@ -28,6 +28,7 @@ KERNELS = {
     "allreduce_oneshot_pull": (False, True, False),
     "allreduce_twoshot_pull": (False, True, False),
     "gather_scatter_staged": (True, True, False),
+    "exchange_lanes": (True, True, False),
     "reducescatter_direct": (False, True, False),
     "norm_oneshot_push": (True, True, True),
     "norm_twoshot_push": (True, True, True),

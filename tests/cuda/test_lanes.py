@@ -13,7 +13,7 @@ import torch
 
 from tests.common.attempt import Attempt, attempt, call_until_failure, finish, ones
 from tests.common.check import assert_none
-from tests.common.family_cases import SYMMETRIC, Call, legal
+from tests.common.family_cases import OPS, SPLITS, SYMMETRIC, Call, legal
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.pool import Pool
 from tests.common.rank import Rank
@@ -25,18 +25,26 @@ WORLDS = pytest.mark.worlds(2, 3, 4, 5, 6, 7, 8)
 PAYLOAD_BYTES = 512 << 10
 LARGEST = 60_000  # elements; of 4 bytes, more than three rings in all lanes of two ranks
 CALLS = {2: 400, 3: 200, 4: 150, 5: 100, 6: 80, 7: 60, 8: 50}
-# Lanes most of the time, and others between, which leave other counters and slots behind.
-ALGORITHMS = ("twoshot_lanes",) * 4 + ("oneshot_push", "twoshot_push", "auto", "pull_push")
+MOVES = tuple(name for name in OPS if name not in ("barrier", "reduce_to_everyone"))
+
+
+def by_lanes(op: str) -> str:
+    return "twoshot_lanes" if op == "allreduce" else "lanes"
 
 
 def lane_calls(seed: int, count: int, world: int) -> list[Call]:
-    """All-reduces of a seed."""
+    """Calls of a seed: two of three go through lanes, and others leave other counters and slots
+    behind. One in three is an all-reduce."""
     choose = random.Random(seed)
-    return [
-        legal(replace(call, algorithm=choose.choice(ALGORITHMS)))
-        for call in fuzz_calls(seed, count, world, LARGEST, ("allreduce",))
-        if isinstance(call, Call)
-    ]
+    reductions = fuzz_calls(seed, count, world, LARGEST, ("allreduce",))
+    others = fuzz_calls(seed, count, world, LARGEST // 2, MOVES)
+    calls = []
+    for pair in zip(reductions, others, strict=True):
+        call = pair[choose.random() < 0.67]
+        assert isinstance(call, Call)
+        lanes = choose.random() < 0.67
+        calls.append(legal(replace(call, algorithm=by_lanes(call.op))) if lanes else call)
+    return calls
 
 
 def _random_calls(rank: Rank, seed: int, count: int) -> list[str]:
@@ -55,11 +63,17 @@ def test_random_calls_on_lanes(pool: Pool) -> None:
 
 def test_random_calls_reach_all_that_lanes_have() -> None:
     """The control of the test above."""
-    calls = [c for c in lane_calls(1, 4000, 2) if c.algorithm == "twoshot_lanes"]
-    assert len({(c.dtype, c.reduce_op) for c in calls}) >= 30
-    assert {c.symmetric for c in calls} == set(SYMMETRIC)
-    assert {c.max_blocks for c in calls} >= {0, 1, 2, 3}
-    assert any(c.output_offset % 2 for c in calls)
+    drawn = [c for c in lane_calls(1, 8000, 2) if c.algorithm == by_lanes(c.op)]
+    assert {c.op for c in drawn} == set(MOVES)
+    for op in MOVES:
+        calls = [c for c in drawn if c.op == op]
+        if OPS[op].reduces:
+            assert len({(c.dtype, c.reduce_op) for c in calls}) >= 30
+        assert {c.symmetric for c in calls} == set(SYMMETRIC)
+        assert {c.max_blocks for c in calls} >= {0, 1, 2, 3}
+        assert any(c.output_offset % 2 for c in calls)
+        assert {c.root % 2 for c in calls} == {0, 1}
+    assert {c.splits for c in drawn if c.op == "alltoallv"} == set(SPLITS)
 
 
 def _overwritten(rank: Rank, rounds: int, symmetric: bool) -> list[str]:

@@ -13,14 +13,15 @@
  *
  * A call is of one of these kinds, the same on all ranks:
  *   1 two-shot; 2 one-shot; 4 broadcast from rank 0; 8 two-shot that stores results into the outputs
- *   of all ranks; 16 allgather that does so.
+ *   of all ranks; 16 allgather that does so; 32 one-shot in which rank 0 sends more than the others.
  *
  *   W, LANES, R, CALLS, CHUNKS (of a call in each lane, at most), KINDS (a mask), BLOCKS0, BLOCKS1
  *   (blocks of rank 0, and of the others)
  * FIRST, SECOND: the kinds of the first and of the second call, instead of any.
  * Mutants: NO_CREDIT (no wait for what the peer has consumed), RELAXED (an announcement overtakes its
  * chunk), NO_CARRY (an announcement does not wait until the own consumption is worth telling),
- * NOT_TOLD (a receiver of a broadcast does not tell what it has consumed), DIRECT_IN_RING (chunks that
+ * CARRY_ALL (it waits for more than the peer sends), NOT_TOLD (a rank that has sent all does not tell
+ * what it consumes), DIRECT_IN_RING (chunks that
  * go into outputs count as sent into the ring), GEOMETRY (a call of one chunk uses half of each ring),
  * NO_ENTRY (a peer's output is written before the peer has entered the call), OTHER_ORDER (rank 1
  * serves its lanes in descending order).
@@ -53,6 +54,7 @@
 #define BROADCAST 4
 #define TWOSHOT_DIRECT 8
 #define ALLGATHER_DIRECT 16
+#define UNEQUAL 32
 
 /* Of (stage, lane, first, second). */
 #define PAIR(s, l, p, q) ((((s) * LANES + (l)) * W + (p)) * W + (q))
@@ -72,6 +74,7 @@ byte consumed[PAIRS];
 byte has_sent[PAIRS];   /* the same where p counts it */
 byte has_consumed[PAIRS];
 byte used[PAIRS];       /* chunks of this call that p has consumed of what q sent, in shared memory */
+byte told[PAIRS];       /* chunks of this call that p has announced to q */
 byte stored[LANES * W * W]; /* of p at q: the last call with direct outputs of which p has stored all */
 byte entry[W * W];      /* of p at q: the last call with direct outputs that p has entered */
 byte output[W * LANES]; /* number of the call that wrote it */
@@ -83,6 +86,7 @@ byte late_value[2 * W];
 
 byte kind[CALLS + 1];
 byte chunks[CALLS + 1];
+byte fewer[CALLS + 1]; /* those of the ranks that send less */
 byte launched[W];
 byte ended[W]; /* roles, over all calls */
 byte finished;
@@ -98,8 +102,12 @@ byte finished;
 
 #define STAGES_RESULTS (kind[call] == TWOSHOT)
 #define DIRECT (kind[call] == TWOSHOT_DIRECT || kind[call] == ALLGATHER_DIRECT)
-#define SCATTERS (kind[call] != ALLGATHER_DIRECT && (kind[call] != BROADCAST || me == 0))
-#define TAKES (kind[call] != ALLGATHER_DIRECT && (kind[call] != BROADCAST || me != 0))
+/* Chunks that a rank scatters to each other one. */
+#define SENDS(rank) \
+  (kind[call] == ALLGATHER_DIRECT -> 0 : ((rank) != 0 && ONE_WAY -> fewer[call] : chunks[call]))
+#define ONE_WAY (kind[call] == BROADCAST || kind[call] == UNEQUAL)
+#define SCATTERS (i < SENDS(me))
+#define TAKES (i < SENDS(p))
 
 /* The credit for the next chunk: the peer has consumed the chunk that was in its slot. */
 #ifdef NO_CREDIT
@@ -116,12 +124,19 @@ byte finished;
 #define ENTERED (kind[call] != ALLGATHER_DIRECT || entry[p * W + me] >= call)
 #endif
 
-/* What the announcement of chunk i tells is enough for the peer's first chunk of the next call. */
+/* What the announcement of chunk i tells is enough for the peer's chunk i + 1, or for its first chunk
+ * of the next call. */
 #ifdef NO_CARRY
 #define CARRIES(s) true
 #else
+#ifdef CARRY_ALL
 #define CARRIES(s) (used[PAIR(s, l, me, p)] + R >= i + 2)
+#else
+#define CARRIES(s) (used[PAIR(s, l, me, p)] + R >= i + 2 || used[PAIR(s, l, me, p)] >= SENDS(p))
 #endif
+#endif
+/* A rank that has sent all tells what it consumes by itself; of the last chunk the next call tells. */
+#define IS_TOLD(s) (told[PAIR(s, l, me, p)] >= SENDS(me) && used[PAIR(s, l, me, p)] < SENDS(p))
 
 inline tell(s) {
   sent[PAIR(s, l, me, p)] = has_sent[PAIR(s, l, me, p)];
@@ -130,6 +145,7 @@ inline tell(s) {
 
 /* The chunk is in the peer's slot before it is announced: the peer sees both or neither. */
 inline push(s) {
+  told[PAIR(s, l, me, p)]++;
 #ifdef RELAXED
   has_sent[PAIR(s, l, me, p)]++;
   tell(s);
@@ -197,7 +213,7 @@ end:
   do
   :: atomic { ACTIVE && !SCATTERS -> next_chunk() }
   :: atomic {
-       ACTIVE && SCATTERS && CREDIT(0) && LANDED(0) && (kind[call] == BROADCAST || CARRIES(0)) ->
+       ACTIVE && SCATTERS && CREDIT(0) && LANDED(0) && CARRIES(0) ->
        push(0);
        next_peer()
      }
@@ -223,13 +239,13 @@ proctype reduce_role(byte me; byte block) {
   begin();
 end:
   do
-  :: atomic { ACTIVE && !taken && (!TAKES || (kind[call] == BROADCAST && p != 0)) -> next_taken() }
+  :: atomic { ACTIVE && !taken && !TAKES -> next_taken() }
   :: atomic {
-       ACTIVE && !taken && TAKES && (kind[call] != BROADCAST || p == 0) && COME(0) ->
+       ACTIVE && !taken && TAKES && COME(0) ->
        take(0);
        if
 #ifndef NOT_TOLD
-       :: kind[call] == BROADCAST -> tell(0)
+       :: IS_TOLD(0) -> tell(0)
 #endif
        :: else
        fi;
@@ -304,7 +320,7 @@ proctype stream(byte me) {
        do
        :: p < PAIRS ->
           if
-          :: p / W % W == me -> used[p] = 0
+          :: p / W % W == me -> used[p] = 0; told[p] = 0
           :: else
           fi;
           p++
@@ -363,6 +379,7 @@ proctype stream(byte me) {
   :: (mask) & BROADCAST -> kind[i] = BROADCAST \
   :: (mask) & TWOSHOT_DIRECT -> kind[i] = TWOSHOT_DIRECT \
   :: (mask) & ALLGATHER_DIRECT -> kind[i] = ALLGATHER_DIRECT \
+  :: (mask) & UNEQUAL -> kind[i] = UNEQUAL \
   fi
 
 init {
@@ -382,6 +399,16 @@ init {
        :: true -> break
        od;
        chunks[i] = k;
+       if
+       :: kind[i] == UNEQUAL ->
+          k--;
+          do
+          :: k > 0 -> k--
+          :: true -> break
+          od;
+          fewer[i] = k
+       :: else
+       fi;
        i++
     :: else -> break
     od;

@@ -1,23 +1,22 @@
 // A lane between two ranks, in C++'s memory model: a ring of two slots each way, and one word
-// {sent, consumed} that each rank stores at the other. A rank's block has two roles of two threads
-// each: one scatters, one reduces. Slots are plain memory, so that a read or an overwrite without
-// an order is a data race.
+// {sent, consumed} that each rank stores at the other. A rank has two roles of two threads each, one
+// that scatters and one that reduces, and a thread that tells the peer. Slots are plain memory, so
+// that a read or an overwrite without an order is a data race.
 //
-// One call. Both ranks send, and announcements carry `consumed`. With two slots the wait before an
-// announcement implies the credit, so that mutants of the credit need ONE_WAY: only rank 0 sends,
-// and rank 1 tells what it has consumed after each chunk.
+// One call. Both ranks send, and what is consumed is told with what is sent. With two slots the wait
+// before that implies the credit, so that mutants of the credit need ONE_WAY: only rank 0 sends, and
+// rank 1 tells what it has consumed.
 //
 // What must hold in the memory model itself:
-// - The announcement, stored with release by one thread behind the block barrier, covers the stores
-//   of all threads of the role that scatters.
-// - `consumed` in that word covers the loads of all threads of the other role. The roles hand their
-//   progress over in shared memory, with release and acquire at the scope of the block.
-// - One thread loads the peer's word with acquire before a block barrier, for all threads.
+// - A role publishes its progress behind its barrier, by one thread, with release. The thread that
+//   tells loads it with acquire, and stores the peer's word with release. So `sent` covers the stores
+//   of all threads of the role that scatters, and `consumed` the loads of all threads of the other.
+// - One thread loads the peer's word with acquire before a barrier of its role, for all threads.
 //
 // Mutants: RELAXED_STORE, RELAXED_LOAD (of the peer's word by the role that reduces),
-// RELAXED_PROGRESS (between the roles), NO_SEND_BARRIER (before the announcement), NO_TAKE_BARRIER
-// (before the progress is told); and with ONE_WAY RELAXED_CREDIT (of the peer's word by the role
-// that scatters), NO_CREDIT (no wait for what the peer has consumed).
+// RELAXED_PROGRESS, NO_SEND_BARRIER and NO_TAKE_BARRIER (before progress is published); and with
+// ONE_WAY RELAXED_CREDIT (of the peer's word by the role that scatters), NO_CREDIT (no wait for what
+// the peer has consumed).
 #include "relacy_run.h"
 
 #ifdef RELAXED_CREDIT
@@ -41,10 +40,11 @@ constexpr bool reached(unsigned seen, unsigned expected) {
   return static_cast<short>(seen - expected) >= 0;
 }
 
-struct Lanes : rl::test_suite<Lanes, 8> {
+struct Lanes : rl::test_suite<Lanes, 10> {
   rl::var<unsigned> slot[2][kSlots][2];  // at each rank: two words of each chunk that is sent to it
   rl::atomic<unsigned> word[2];          // at each rank: {sent, consumed} of the other one
-  rl::atomic<unsigned> progress[2];      // chunks that the role that reduces is done with
+  rl::atomic<unsigned> stored[2];        // chunks that the role that scatters is done with
+  rl::atomic<unsigned> used[2];          // likewise, that reduces
   model::BlockBarrier<2> scattering[2];
   model::BlockBarrier<2> reducing[2];
 
@@ -54,7 +54,8 @@ struct Lanes : rl::test_suite<Lanes, 8> {
         for (auto& value : place) value($) = 0;
       }
       word[rank]($) = pack(kFirst, kFirst);
-      progress[rank]($) = 0;
+      stored[rank]($) = 0;
+      used[rank]($) = 0;
     }
   }
 
@@ -65,31 +66,20 @@ struct Lanes : rl::test_suite<Lanes, 8> {
     return 100 * rank + 10 * chunk + thread + 1;
   }
 
-  /// One thread waits for the credit, and for what makes its announcement worth telling.
-  unsigned wait_to_send(unsigned me, unsigned chunk) {
-#ifndef NO_CREDIT
-    while (!reached((word[me]($).load(ACQUIRE_CREDIT) & 0xFFFF) + kSlots, kFirst + chunk + 1)) {
-      rl::yield(1, $);
-    }
-#endif
-    unsigned consumed = 0;
-#ifndef ONE_WAY
-    while ((consumed = progress[me]($).load(rl::mo_acquire)) + kSlots < chunk + 2) rl::yield(1, $);
-#endif
-    return consumed;
-  }
-
   void scatter(unsigned me, unsigned thread) {
-    const unsigned peer = 1 - me;
     for (unsigned chunk = 0; chunk < kChunks; ++chunk) {
-      const unsigned consumed = thread == 0 ? wait_to_send(me, chunk) : 0;
+#ifndef NO_CREDIT
+      while (thread == 0 && !reached((word[me]($).load(ACQUIRE_CREDIT) & 0xFFFF) + kSlots,
+                                     kFirst + chunk + 1)) {
+        rl::yield(1, $);
+      }
+#endif
       scattering[me].sync();
-      slot[peer][chunk % kSlots][thread]($) = value(me, chunk, thread);
+      slot[1 - me][chunk % kSlots][thread]($) = value(me, chunk, thread);
 #ifndef NO_SEND_BARRIER
       scattering[me].sync();
 #endif
-      if (thread != 0) continue;
-      word[peer]($).store(pack(kFirst + chunk + 1, kFirst + consumed), RELEASE);
+      if (thread == 0) stored[me]($).store(chunk + 1, RELEASE_PROGRESS);
     }
   }
 
@@ -103,25 +93,43 @@ struct Lanes : rl::test_suite<Lanes, 8> {
 #ifndef NO_TAKE_BARRIER
       reducing[me].sync();
 #endif
-      if (thread != 0) continue;
+      if (thread == 0) used[me]($).store(chunk + 1, RELEASE_PROGRESS);
+    }
+  }
+
+  /// Until all is told that the peer needs.
+  void tell(unsigned me) {
+    unsigned told = 0;
+    while (told < kChunks) {
+      const unsigned is_used = used[me]($).load(rl::mo_acquire);
+      const unsigned is_stored = stored[me]($).load(rl::mo_acquire);
 #ifdef ONE_WAY
-      word[1 - me]($).store(pack(kFirst, kFirst + chunk + 1), RELEASE);
+      const unsigned next = me == 0 ? is_stored : is_used;
 #else
-      progress[me]($).store(chunk + 1, RELEASE_PROGRESS);
+      const unsigned most = is_used < kChunks ? is_used + kSlots - 1 : kChunks;
+      const unsigned next = is_stored < most ? is_stored : most;
 #endif
+      if (next == told) {
+        rl::yield(1, $);
+        continue;
+      }
+      told = next;
+      const unsigned sent = next < is_stored ? next : is_stored;
+      word[1 - me]($).store(pack(kFirst + sent, kFirst + is_used), RELEASE);
     }
   }
 
   void thread(unsigned index) {
-    const unsigned rank = index / 4;
-    const bool scatters = index % 4 < 2;
+    const unsigned rank = index / 5, role = index % 5;
 #ifdef ONE_WAY
-    if (scatters != (rank == 0)) return;
+    if (role < 4 && (role < 2) != (rank == 0)) return;
 #endif
-    if (scatters) {
-      scatter(rank, index % 2);
+    if (role < 2) {
+      scatter(rank, role);
+    } else if (role < 4) {
+      reduce(rank, role - 2);
     } else {
-      reduce(rank, index % 2);
+      tell(rank);
     }
   }
 };

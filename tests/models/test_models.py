@@ -128,6 +128,9 @@ SPIN = [
         "W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 BLOCKS1=2",
         50_000,
     ),
+    Case("lanes-unequal", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32", 300_000),
+    Case("lanes-not-told", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32 NOT_TOLD"),
+    Case("lanes-carry-all", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32 CARRY_ALL"),
     Case("lanes-no-credit", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 NO_CREDIT"),
     Case("lanes-relaxed", "lanes.pml", "W=2 R=2 CALLS=1 CHUNKS=2 RELAXED"),
     Case(

@@ -197,6 +197,8 @@ Kernel gather_scatter_staged_reduce(const Instance& i);
 Kernel gather_scatter_staged_copy(const Instance& i);
 Kernel gather_scatter_channels_reduce(const Instance& i);
 Kernel gather_scatter_channels_copy(const Instance& i);
+Kernel exchange_lanes_reduce(const Instance& i);
+Kernel exchange_lanes_copy(const Instance& i);
 Kernel gather_scatter_direct(const Instance& i);  // `simple`: whole vectors alone
 Kernel reducescatter_direct(const Instance& i);
 Kernel reducescatter_multimem(const Instance& i);

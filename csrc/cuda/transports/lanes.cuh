@@ -1,37 +1,50 @@
 // Lanes: large calls by chunks, each of which is announced by a counter.
 //
-// MEMORY LAYOUT  protocol/cuda_layout.h: LaneArea. Block b serves lane b. The chunks of a part are
-// dealt to the lanes in turn.
-// ROLES  A block has five, each at its own pace: one scatters, one reduces, one gathers, and two
-// tell the peers. What tells is apart from what stores: its fence waits until all that its
+// MEMORY LAYOUT  protocol/cuda_layout.h: LaneArea. Block b serves lane b. The chunks of a message
+// are dealt to the lanes in turn.
+//
+// ROLES  A block has several, each at its own pace: one scatters; one takes what is scattered, and
+// reduces or stores it; one gathers results, or copies what stays on this rank; and one for each
+// ring tells the peers. What tells is apart from what stores: its fence waits until all that its
 // multiprocessor has stored has arrived, during which the others go on.
-// MEMORY SEMANTICS  Data is plain. A role that has stored a chunk arrives at a barrier; behind it
-// one thread for each peer stores the peer's word with release. A role that takes a chunk waits for
-// the word with acquire, one thread for each peer, before a barrier of the role. A word tells what
-// its sender has consumed, too: the roles hand that over in shared memory with release and acquire.
-// What earlier calls consumed is told at the start of a call, since the kernel boundary has ordered
-// it.
+//
+// MEMORY SEMANTICS  Data is plain. A role publishes its progress in shared memory: behind a barrier
+// of the role one thread stores it with release, and who tells loads it with acquire. One thread
+// for each peer then stores the peer's word with release. A role that takes a chunk waits for the
+// word with acquire, one thread for each peer, before a barrier of the role. A word tells what its
+// sender has consumed, too. What earlier calls consumed is told at the start of a call, since the
+// kernel boundary has ordered it.
+//
 // CREDIT  Chunk x of a ring goes into the slot of chunk x - R when the peer has consumed that one.
-// The word of chunk i of a call waits until its own side has consumed i - R + 2 chunks of the call:
-// so it tells enough for the peer's chunk i + 1.
-// FAILURE  A thread whose wait fails marks the block as failed. From then on no role stores to a
-// peer or tells anything, and each goes on to its end without waiting for peers, so that no role
-// waits for another one for ever.
+// While a rank sends, the word of its chunk i waits until it has consumed i - R + 2 chunks of the
+// peer in this call, or all: so it tells enough for the peer's chunk i + 1. A rank that sends less
+// than it takes tells the rest when it is consumed; of the last chunks the next call tells.
+//
+// FAILURE  A thread whose wait fails marks the block as failed. From then on no role waits, stores
+// to a peer or tells anything.
 #pragma once
 
 #include "../../protocol/epoch.h"
+#include "../../protocol/uses.h"
 #include "../ptx/barrier.cuh"
 #include "session.cuh"
 
 namespace collx::cuda {
 
-/// A second argument, for the kernels that go through lanes.
+/// A second argument, for the kernels that go through lanes. All by distance.
 struct LaneArguments {
   LaneArea area;
-  uint32_t chunks;              // of each lane, to each peer in each stage
-  uint32_t chunk_vectors;       // of each of them
-  uint32_t fingerprint;         // of what all ranks must have in common
-  char* output[kMaxCudaRanks];  // by distance, where results go into the outputs; else null
+  LaneChunks sent[kMaxCudaRanks];       // to each peer
+  LaneChunks received[kMaxCudaRanks];   // from each
+  uint32_t fingerprint[kMaxCudaRanks];  // of what this rank and the peer must have in common
+  char* output[kMaxCudaRanks];          // where results go into the outputs; else null
+  uint32_t count;                       // of lanes
+  bool apart;                           // a block that scatters and one that takes for each
+  // Calls without results. Threads of a block that scatter and that take; those left copy what
+  // stays.
+  int32_t scatters;
+  int32_t takes;
+  bool in_place;  // what is taken goes where what is sent stands, chunk by chunk; not if `apart`
 };
 
 /// The threads of a block that have one role. `barrier`: their own.
@@ -41,39 +54,25 @@ struct Team {
   uint32_t barrier;
 };
 
-/// Vectors of a part: `size` of them, as far as there are so many.
+/// Vectors of a message: `count` of them.
 struct Chunk {
   uint64_t first;
-  uint32_t size;
-
-  __device__ __forceinline__ int count(const Part& part) const {
-    if (first >= part.count) return 0;
-    const uint64_t left = part.count - first;
-    return static_cast<int>(left < size ? left : size);
-  }
+  uint32_t count;
 };
 
-template <int W>
+/// `Rings`: for each ordered pair of ranks; one carries what is scattered, the other one results.
+template <int W, int Rings>
 class Lanes : public Transport {
   static constexpr int kRanks = World<W>::kRanks;
-  static constexpr int kScatters = 64, kReduces = 128, kGathers = 64;
-  static constexpr int kWarp = kWarpLanes, kTells = kWarp;
-  static_assert(kScatters + kReduces + kGathers + 2 * kTells == kLaneBlock);
-  // Barriers. Of the last two kinds there is one for each slot: who stores goes on ahead of who
-  // tells, but not by more than a ring.
-  enum : uint32_t {
-    kScatter = 1,
-    kReduce,
-    kGather,
-    kScattered,
-    kReduced = kScattered + kRingSlots
-  };
-  static_assert(kReduced + kRingSlots <= 16);
+  static constexpr int kWarp = kWarpLanes;
+  static constexpr int kTells = kLaneBlock - Rings * kWarp;  // the first thread of those that tell
+  enum : uint32_t { kScatter = 1, kTake, kThird };           // barriers of the roles
 
-  /// What the roles of a block tell each other.
+  /// What the roles of a block tell each other: chunks of this call that are done with.
   struct Shared {
-    uint32_t told[kLaneStages];  // chunks of this call that the role that tells has seen stored
-    uint32_t gathered;           // chunks of this call, of all peers
+    uint32_t scattered;
+    uint32_t taken;
+    uint32_t gathered;
     uint32_t failed;
   };
 
@@ -87,27 +86,54 @@ class Lanes : public Transport {
     }
     __syncthreads();
   }
+  /// What the kernel is given besides is not the transport's.
+  __device__ __forceinline__ Lanes(const KernelCall& call, const Patience& patience,
+                                   const LaneArguments& lanes, const Routes&)
+      : Lanes(call, patience, lanes) {}
+  static __device__ __forceinline__ const Routes* pairs(const LaneArguments&) { return nullptr; }
+  static __device__ __forceinline__ const Routes* pairs(const LaneArguments&,
+                                                        const Routes& routes) {
+    return &routes;
+  }
 
-  /// Runs the roles. Each is called for each chunk, by the threads of its team, and returns whether
-  /// `ready()` was true, which it calls before it stores to a peer or takes from one.
-  template <typename Scatter, typename Reduce, typename Gather>
-  __device__ __forceinline__ void run(Patience& patience, Scatter scatter, Reduce reduce,
-                                      Gather gather) {
+  /// Runs the roles. `scatter`, `take` and `gather` are called for each chunk, by the threads of
+  /// their team. They return whether `ready()` was true, which they call before they store to a
+  /// peer or take from one.
+  template <typename Scatter, typename Take, typename Third>
+  __device__ __forceinline__ void run(Patience& patience, Scatter scatter, Take take, Third third) {
     const int t = static_cast<int>(threadIdx.x);
-    if (t < kScatters) {
-      run_scatter(patience, {t, kScatters, kScatter}, scatter);
-    } else if (t < kScatters + kReduces) {
-      run_reduce(patience, {t - kScatters, kReduces, kReduce}, reduce);
-    } else if (t < kScatters + kReduces + kGathers) {
-      run_gather(patience, {t - kScatters - kReduces, kGathers, kGather}, gather);
-    } else if (t < kLaneBlock - kTells) {
-      tell(patience, 0, kScatters, kScattered);
+    if (t >= kTells) {
+      if (Rings == 1 || t < kTells + kWarp) {
+        tell(patience, 0, shared().scattered, shared().taken);
+      } else {
+        tell(patience, 1, shared().taken, shared().gathered);
+      }
+      return;
+    }
+    const int scatters = Rings > 1 ? 64 : lanes_.scatters, takes = Rings > 1 ? 128 : lanes_.takes;
+    if (t < scatters) return run_scatter(patience, {t, scatters, kScatter}, scatter);
+    if (t < scatters + takes) return run_take(patience, {t - scatters, takes, kTake}, take);
+    const Team team{t - scatters - takes, kTells - scatters - takes, kThird};
+    if constexpr (Rings > 1) {
+      run_gather(patience, team, third);
     } else {
-      tell(patience, 1, kReduces, kReduced);
+      third(team);
     }
   }
 
-  __device__ __forceinline__ bool direct() const { return lanes_.output[1] != nullptr; }
+  /// Chunk i of a message of `vectors`.
+  __device__ __forceinline__ Chunk chunk(const LaneChunks& chunks, uint32_t i,
+                                         uint64_t vectors) const {
+    const uint64_t number = static_cast<uint64_t>(i) * gridDim.x + blockIdx.x;
+    const uint64_t first = number * chunks.vectors;
+    if (i >= chunks.count || first >= vectors) return {first, 0};
+    const uint64_t left = vectors - first;
+    return {first, static_cast<uint32_t>(left < chunks.vectors ? left : chunks.vectors)};
+  }
+
+  __device__ __forceinline__ bool direct() const {
+    return Rings > 1 && lanes_.output[1] != nullptr;
+  }
 
   __device__ __forceinline__ bool overlaps() const { return busy_ != 0; }
 
@@ -116,10 +142,10 @@ class Lanes : public Transport {
     const int distance = static_cast<int>(threadIdx.x) + 1;
     if (distance < world_) {
       LaneCounts& own = counts(distance);
-      const int stages = direct() ? 1 : kLaneStages;
-      for (int stage = 0; stage < stages; ++stage) {
-        ptx::red_add(&own.sent[stage], lanes_.chunks);
-        ptx::red_add(&own.consumed[stage], lanes_.chunks);
+      const int rings = direct() ? 1 : Rings;
+      for (int ring = 0; ring < rings; ++ring) {
+        ptx::red_add(&own.sent[ring], lanes_.sent[distance].count);
+        ptx::red_add(&own.consumed[ring], lanes_.received[distance].count);
       }
       if (direct()) ptx::red_add(&own.direct, 1);
     }
@@ -134,48 +160,55 @@ class Lanes : public Transport {
   __device__ __forceinline__ void run_scatter(Patience& patience, const Team team, Body body) {
     const uint32_t sent = lead_count(team.thread, [](LaneCounts& c) { return &c.sent[0]; });
     const uint32_t places = ring_places([](LaneCounts& c) { return &c.sent[0]; });
-    bool going = true;
-    for (uint32_t i = 0; i < lanes_.chunks; ++i) {
+    const uint32_t most = longest(lanes_.sent);
+    for (uint32_t i = 0; i < most; ++i) {
       const auto ready = [&] {
         return await(
-            patience, team, team.thread, Phase::release, sent + i + 1 - kRingSlots,
-            [&](int rank) { return consumed_in(words(rank).ring[0]); }, kNoMore);
+            patience, team, leader_of(team.thread, lanes_.sent, i), Phase::release,
+            sent + i + 1 - kRingSlots, [&](int rank) { return consumed_in(words(rank).ring[0]); },
+            kNoMore);
       };
       const auto slot = [&](int distance) { return slot_at(distance, 0, places, i); };
-      going = going && body(team, chunk(i), ready, slot);
-      hand_over(0, i, going, kScattered, kScatters);
+      if (!body(team, i, ready, slot)) return;
+      publish(team, shared().scattered, i + 1);
     }
   }
 
   template <typename Body>
-  __device__ __forceinline__ void run_reduce(Patience& patience, const Team team, Body body) {
+  __device__ __forceinline__ void run_take(Patience& patience, const Team team, Body body) {
     // The first warp waits for chunks, and the second one for room for results.
-    const bool waits = team.thread < kWarp;
-    const int leader = team.thread % kWarp + (team.thread < 2 * kWarp ? 0 : kWarp);
+    const bool waits = Rings == 1 || team.thread < kWarp;
+    const int thread =
+        Rings == 1 ? team.thread : team.thread % kWarp + (team.thread < 2 * kWarp ? 0 : kWarp);
     const uint32_t count =
-        lead_count(leader, [&](LaneCounts& c) { return waits ? &c.consumed[0] : &c.sent[1]; });
+        lead_count(thread, [&](LaneCounts& c) { return waits ? &c.consumed[0] : &c.sent[1]; });
     const uint32_t taken = ring_places([](LaneCounts& c) { return &c.consumed[0]; });
-    const uint32_t given = ring_places([](LaneCounts& c) { return &c.sent[1]; });
-    bool going = true;
-    for (uint32_t i = 0; i < lanes_.chunks; ++i) {
+    const uint32_t given = Rings > 1 ? ring_places([](LaneCounts& c) { return &c.sent[1]; }) : 0;
+    const uint32_t most = longest(lanes_.received);
+    for (uint32_t i = 0; i < most; ++i) {
       const auto ready = [&] {
         if (!waits) {
           return await(
-              patience, team, direct() ? kWarp : leader, Phase::release, count + i + 1 - kRingSlots,
+              patience, team, direct() ? kWarp : thread, Phase::release, count + i + 1 - kRingSlots,
               [&](int rank) { return consumed_in(words(rank).ring[1]); }, kNoMore);
         }
+        if (lanes_.in_place) {
+          while (ptx::ld_acquire_cta(&shared().scattered) <= i && !failed()) {
+          }
+        }
         return await(
-            patience, team, leader, Phase::arrival, count + i + 1,
+            patience, team, leader_of(thread, lanes_.received, i), Phase::arrival, count + i + 1,
             [&](int rank) { return sent_in(words(rank).ring[0]); },
-            [&](int rank) { return i > 0 || is_same_call(patience, rank); });
+            [&](int rank) { return i > 0 || is_same_call(patience, rank, count); });
       };
       const auto from = [&](int distance) { return own_slot(distance, 0, taken, i); };
       const auto to = [&](int distance) { return slot_at(distance, 1, given, i); };
-      going = going && body(team, chunk(i), ready, from, to);
-      hand_over(1, i, going, kReduced, kReduces);
+      if (!body(team, i, ready, from, to)) return;
+      publish(team, shared().taken, i + 1);
     }
   }
 
+  /// Results that go into the outputs it only waits for.
   template <typename Body>
   __device__ __forceinline__ void run_gather(Patience& patience, const Team team, Body body) {
     if (direct()) {
@@ -187,60 +220,59 @@ class Lanes : public Transport {
     }
     const uint32_t count = lead_count(team.thread, [](LaneCounts& c) { return &c.consumed[1]; });
     const uint32_t places = ring_places([](LaneCounts& c) { return &c.consumed[1]; });
-    bool going = true;
-    for (uint32_t i = 0; i < lanes_.chunks; ++i) {
+    for (uint32_t i = 0; i < lanes_.sent[1].count; ++i) {
       const auto ready = [&] {
         return await(
             patience, team, team.thread, Phase::gather, count + i + 1,
             [&](int rank) { return sent_in(words(rank).ring[1]); }, kNoMore);
       };
       const auto slot = [&](int distance) { return own_slot(distance, 1, places, i); };
-      going = going && body(team, chunk(i), ready, slot);
-      ptx::bar_sync(team.barrier, team.threads);
-      if (team.thread == 0) ptx::st_release_cta(&shared().gathered, i + 1);
+      if (!body(team, i, ready, slot)) return;
+      publish(team, shared().gathered, i + 1);
     }
   }
 
-  /// Hands chunk i to the role that tells the peers. Who stores is never more than a ring ahead of
-  /// who tells: its chunk i has the peers' credit only when chunk i - R was told. In a call that
-  /// has failed there is no credit.
-  __device__ __forceinline__ void hand_over(int stage, uint32_t i, bool going, uint32_t barrier,
-                                            int threads) {
-    while (!going && ptx::ld_acquire_cta(&shared().told[stage]) + kRingSlots < i + 1) {
-    }
-    ptx::bar_arrive(barrier + i % kRingSlots, threads + kTells);
+  /// What all threads of a team have done is done, for who loads it with acquire.
+  __device__ __forceinline__ void publish(const Team& team, uint32_t& progress, uint32_t done) {
+    ptx::bar_sync(team.barrier, team.threads);
+    if (team.thread == 0) ptx::st_release_cta(&progress, done);
   }
 
-  /// Tells each peer what `threads` threads of this block have stored for it, by one warp.
-  __device__ __forceinline__ void tell(const Patience& patience, int stage, int threads,
-                                       uint32_t barrier) {
-    const int thread = static_cast<int>(threadIdx.x) % kWarp;
-    const bool leads = thread + 1 < world_;
-    const int distance = leads ? thread + 1 : 1;
-    LaneCounts& own = counts(distance);
-    const uint32_t sent = ptx::ld_relaxed_gpu(&own.sent[stage]);
-    const uint32_t consumed = ptx::ld_relaxed_gpu(&own.consumed[stage]);
-    const uint32_t calls = ptx::ld_relaxed_gpu(&own.direct);
+  /// Tells each peer, by one thread, what has been stored into its ring and consumed of its own.
+  /// The roles' waits are bounded, and so is this one.
+  __device__ __forceinline__ void tell(const Patience& patience, int ring, const uint32_t& stored,
+                                       const uint32_t& used) {
+    const int distance = static_cast<int>(threadIdx.x) % kWarp + 1;
+    if (distance >= world_) return;
+    const LaneCounts& own = counts(distance);
     LaneWords& peer = words_at(distance);
-    const bool staged = stage == 0 || !direct();
-    if (leads && staged && patience.alive()) {
-      ptx::st_relaxed_sys(&peer.fingerprint, lanes_.fingerprint);
-      ptx::st_relaxed_sys(&peer.ring[stage].word, word(sent, consumed));
-    }
-    for (uint32_t i = 0; i < lanes_.chunks; ++i) {
-      ptx::bar_sync(barrier + i % kRingSlots, threads + kTells);
-      if (thread == 0) ptx::st_release_cta(&shared().told[stage], i + 1);
-      if (!leads || !staged) continue;
-      // What has been reduced or gathered. Those roles' waits are bounded, and so is this one.
-      uint32_t used;
-      do {
-        used = ptx::ld_acquire_cta(stage == 0 ? &shared().told[1] : &shared().gathered);
-      } while (used + kRingSlots < i + 2);
-      if (!failed()) {
-        ptx::st_release_sys(&peer.ring[stage].word, word(sent + i + 1, consumed + used));
+    const uint32_t sends = lanes_.sent[distance].count;
+    const uint32_t takes = lanes_.received[distance].count;
+    if (ring > 0 && direct()) {
+      const uint32_t calls = ptx::ld_relaxed_gpu(&own.direct);
+      while (ptx::ld_acquire_cta(&stored) < sends && !failed()) {
       }
+      if (!failed()) ptx::st_release_sys(&peer.direct, calls + 1);
+      return;
     }
-    if (leads && !staged && !failed()) ptx::st_release_sys(&peer.direct, calls + 1);
+    const uint32_t sent = ptx::ld_relaxed_gpu(&own.sent[ring]);
+    const uint32_t consumed = ptx::ld_relaxed_gpu(&own.consumed[ring]);
+    if (patience.alive()) ptx::st_relaxed_sys(&peer.ring[ring].word, word(sent, consumed));
+    uint32_t told = 0, told_used = 0;
+    while ((told < sends || told_used + kRingSlots / 2 < takes) && !failed()) {
+      const uint32_t is_used = min(ptx::ld_acquire_cta(&used), takes);
+      const uint32_t is_stored = min(ptx::ld_acquire_cta(&stored), sends);
+      // As many as tell enough for what the peer sends next.
+      const uint32_t next = is_used < takes ? min(is_stored, is_used + kRingSlots - 1) : is_stored;
+      if (next == told && (told < sends || is_used == told_used)) continue;
+      // Which call the first chunk is of. Its slot is free, and so is the place of this mark.
+      if (ring == 0 && told == 0 && next > 0) {
+        ptx::st_relaxed_sys(&peer.fingerprint[sent % kRingSlots], lanes_.fingerprint[distance]);
+      }
+      told = next;
+      told_used = is_used;
+      ptx::st_release_sys(&peer.ring[ring].word, word(sent + told, consumed + told_used));
+    }
   }
 
   /// Waits, by one thread of the team for each peer: `leader` is which of them a thread is.
@@ -268,13 +300,28 @@ class Lanes : public Transport {
     return !ptx::bar_or(team.barrier, team.threads, missing);
   }
 
-  /// Whether a rank makes the same call. Its first chunk of the call has come, and its next call
-  /// cannot begin before this rank has answered.
-  __device__ __forceinline__ bool is_same_call(Patience& patience, int rank) const {
-    const uint32_t mark = ptx::ld_relaxed_sys(&words(rank).fingerprint);
-    if (mark == lanes_.fingerprint) return true;
+  /// Which peer's leader a thread is, if a message of that peer has a chunk i; else nobody's.
+  __device__ __forceinline__ int leader_of(int thread, const LaneChunks (&chunks)[kMaxCudaRanks],
+                                           uint32_t i) const {
+    return thread + 1 < world_ && i < chunks[thread + 1].count ? thread : kMaxCudaRanks;
+  }
+  /// Chunks of the longest message.
+  __device__ __forceinline__ uint32_t longest(const LaneChunks (&chunks)[kMaxCudaRanks]) const {
+    uint32_t most = chunks[1].count;
+#pragma unroll 1
+    for (int distance = 2; distance < world_; ++distance) most = max(most, chunks[distance].count);
+    return most;
+  }
+
+  /// Whether a rank makes the same call. Its first chunk of the call has come, and its mark stands
+  /// until this rank has consumed that chunk.
+  __device__ __forceinline__ bool is_same_call(Patience& patience, int rank,
+                                               uint32_t before) const {
+    const uint32_t own = lanes_.fingerprint[call_.distance_to(rank, world_)];
+    const uint32_t mark = ptx::ld_relaxed_sys(&words(rank).fingerprint[before % kRingSlots]);
+    if (mark == own) return true;
     patience.fail(Failure::mismatch, Phase::arrival,
-                  Blame{rank, lanes_.fingerprint, mark, static_cast<int>(blockIdx.x)});
+                  Blame{rank, own, mark, static_cast<int>(blockIdx.x)});
     return false;
   }
 
@@ -294,11 +341,6 @@ class Lanes : public Transport {
   }
   static __device__ __forceinline__ uint32_t consumed_in(const LaneWords::Ring& ring) {
     return static_cast<uint32_t>(ptx::ld_acquire_sys(&ring.word));
-  }
-
-  __device__ __forceinline__ Chunk chunk(uint32_t i) const {
-    const uint64_t number = static_cast<uint64_t>(i) * gridDim.x + blockIdx.x;
-    return {number * lanes_.chunk_vectors, lanes_.chunk_vectors};
   }
 
   /// The words that a rank stores here, and those that this rank stores at another one.

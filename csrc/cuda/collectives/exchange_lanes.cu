@@ -1,0 +1,20 @@
+#include "exchange_lanes.cuh"
+#include "kernel_table.h"
+
+namespace collx::cuda {
+
+Kernel exchange_lanes_reduce(const Instance& i) {
+  return for_dtype(i.dtype, [&]<DType D>() -> Kernel {
+    if (i.world != 2) return as_kernel(exchange_lanes_kernel<Reduce<D>, 0, false>);
+    return i.simple ? as_kernel(exchange_lanes_kernel<Reduce<D>, 2, true>)
+                    : as_kernel(exchange_lanes_kernel<Reduce<D>, 2, false>);
+  });
+}
+
+Kernel exchange_lanes_copy(const Instance& i) {
+  if (i.world != 2) return as_kernel(exchange_lanes_kernel<Copy, 0, false>);
+  return i.simple ? as_kernel(exchange_lanes_kernel<Copy, 2, true>)
+                  : as_kernel(exchange_lanes_kernel<Copy, 2, false>);
+}
+
+}  // namespace collx::cuda

@@ -1,0 +1,75 @@
+// Every collective but all-reduce, by chunks in lanes: each rank sends its messages to the peers'
+// slots, and copies or reduces what it takes out of its own.
+//
+// Costs the messages on each link. A pair of which only one sends needs no word of the other one
+// but what it has consumed.
+#pragma once
+
+#include "../stages/chunks.cuh"
+
+namespace collx::cuda {
+
+/// `Simple`: a sum or a copy of messages that are one run of whole vectors each.
+template <typename Stage, int W, bool Simple, typename... Epilogue>
+__global__ void __launch_bounds__(kLaneBlock, 2)
+    exchange_lanes_kernel(const __grid_constant__ KernelCall call,
+                          const __grid_constant__ LaneArguments lanes,
+                          const __grid_constant__ Routes routes,
+                          const __grid_constant__ Epilogue... epilogue) {
+  Session<Lanes<W, 1>> session(call, lanes, routes);
+  const auto& transport = session.transport;
+  const int world = World<W>::size(call);
+
+  const auto chunk = [&](const LaneChunks& chunks, uint32_t i, const Message& m) {
+    return transport.chunk(chunks, i, Run<Simple>(m).vectors());
+  };
+
+  const auto send = [&](const Team& team, uint32_t i, auto ready, auto slot) {
+    bool asked = false;
+#pragma unroll 1
+    for (int d = 1; d < world; ++d) {
+      const Message& from = routes.from[d];
+      if (!send_chunk(team, Run<Simple>(from), chunk(lanes.sent[d], i, from), slot(d), ready,
+                      asked)) {
+        return false;
+      }
+    }
+    return true;
+  };
+
+  const auto take = [&](const Team& team, uint32_t i, auto ready, auto from, auto) {
+    if constexpr (Stage::kReduces) {
+      const Run<Simple> input(routes.from[0]);
+      const auto output = Stage::template output<Simple>(routes.to[0], epilogue...);
+      return reduce_chunk<Stage, W, Simple, false>(
+          call, world, team, input, output, chunk(lanes.received[1], i, routes.from[0]), ready,
+          from, [](int) -> Vector* { return nullptr; });
+    } else {
+      if (!ready()) return false;
+#pragma unroll 1
+      for (int d = 1; d < world; ++d) {
+        const Message& to = routes.to[d];
+        take_chunk(team, Run<Simple>(to), chunk(lanes.received[d], i, to), from(d));
+      }
+      return true;
+    }
+  };
+
+  // In a reduction the root's own values go through the stage; everything else stays here.
+  const auto keep = [&](const Team& team) {
+    const bool copies = !Stage::kReduces || (routes.has_root && routes.root != 0);
+    const Run<Simple> own(routes.from[0]);
+    for (uint32_t i = 0; copies && i < lanes.received[0].count; ++i) {
+      fill_chunk<Simple>(team, routes.to[0], chunk(lanes.received[0], i, routes.to[0]),
+                         [&](uint64_t k) { return own.load(k); });
+    }
+    for (uint32_t i = 0; i < lanes.sent[0].count; ++i) {
+      fill_chunk<Simple>(team, routes.cleared, chunk(lanes.sent[0], i, routes.cleared),
+                         [](uint64_t) { return Vector{}; });
+    }
+  };
+
+  session.transport.run(session.patience, send, take, keep);
+}
+
+}  // namespace collx::cuda

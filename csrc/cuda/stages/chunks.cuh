@@ -1,0 +1,153 @@
+// What the roles of a lane do with a chunk: store it into a peer's slot, take it out of a slot, or
+// reduce those of all ranks.
+//
+// `ready()` is asked once, when the first loads are on their way. Where it is false, nothing is
+// stored and the result is false.
+#pragma once
+
+#include "../transports/lanes.cuh"
+#include "combine.cuh"
+
+namespace collx::cuda {
+
+/// The vectors of the first `world` ranks, from those by distance.
+template <int Ranks>
+struct ByRank {
+  Vector of[Ranks];
+};
+template <int Ranks>
+__device__ __forceinline__ ByRank<Ranks> by_rank(const Vector (&by_distance)[Ranks], int rank,
+                                                 int world) {
+  ByRank<Ranks> v;
+#pragma unroll
+  for (int r = 0; r < Ranks; ++r) {
+    v.of[r] = by_distance[0];
+#pragma unroll
+    for (int d = 1; d < Ranks; ++d) {
+      const bool is = d < world && (rank + d == r || rank + d == r + world);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) v.of[r].word[w] = is ? by_distance[d].word[w] : v.of[r].word[w];
+    }
+  }
+  return v;
+}
+
+/// `asked`: whether ready() has been true for this chunk.
+template <typename Input, typename Ready>
+__device__ __forceinline__ bool send_chunk(const Team& team, const Input& input, const Chunk& chunk,
+                                           Vector* to, Ready ready, bool& asked) {
+  constexpr int kAtOnce = 8;
+  for (uint32_t k = team.thread; k < chunk.count || !asked; k += kAtOnce * team.threads) {
+    Vector v[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+      if (i < chunk.count) v[u] = input.load(chunk.first + i);
+    }
+    if (!asked && !ready()) return false;
+    asked = true;
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+      if (i < chunk.count) ptx::st_relaxed_sys(to + i, v[u]);
+    }
+  }
+  return true;
+}
+
+template <typename Output>
+__device__ __forceinline__ void take_chunk(const Team& team, const Output& output,
+                                           const Chunk& chunk, const Vector* from) {
+  constexpr int kAtOnce = 8;
+  for (uint32_t k = team.thread; k < chunk.count; k += kAtOnce * team.threads) {
+    Vector v[kAtOnce];
+    typename Output::Ahead ahead[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+      if (i >= chunk.count) continue;
+      ahead[u] = output.ahead(chunk.first + i);
+      v[u] = ptx::ld_relaxed_sys(from + i);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+      if (i < chunk.count) output.store(chunk.first + i, v[u], ahead[u]);
+    }
+  }
+}
+
+/// `from(d)`: the slot of the peer at that distance. `Sends`: the peer gets the result, too, at
+/// `to(d)`.
+template <typename Stage, int W, bool Simple, bool Sends, typename Input, typename Output,
+          typename Ready, typename From, typename To>
+__device__ __forceinline__ bool reduce_chunk(const KernelCall& call, int world, const Team& team,
+                                             const Input& input, const Output& output,
+                                             const Chunk& chunk, Ready ready, From from, To to) {
+  constexpr int kRanks = World<W>::kRanks, kAtOnce = kRanks > 2 ? 1 : 4;
+  // Of one peer the addresses are kept. Of many they would take the registers of the vectors.
+  const Vector* const from_one = from(1);
+  Vector* const to_one = to(1);
+  bool asked = false;
+  for (uint32_t k = team.thread; k < chunk.count || !asked; k += kAtOnce * team.threads) {
+    Vector v[kAtOnce][kRanks];  // by distance, the own one first
+    typename Output::Ahead ahead[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+      if (i >= chunk.count) continue;
+      v[u][0] = input.load(chunk.first + i);
+      ahead[u] = output.ahead(chunk.first + i);
+    }
+    if (!asked && !ready()) return false;
+    asked = true;
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+#pragma unroll
+      for (int d = 1; d < kRanks; ++d) {
+        if (d < world && i < chunk.count) {
+          v[u][d] = ptx::ld_relaxed_sys((kRanks == 2 ? from_one : from(d)) + i);
+        }
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+      const Vector sum =
+          Stage::template reduced<Simple>(call, world, by_rank(v[u], call.rank, world).of);
+      if (i >= chunk.count) continue;
+      if constexpr (Sends) {
+#pragma unroll
+        for (int d = 1; d < kRanks; ++d) {
+          if (d < world) ptx::st_relaxed_sys((kRanks == 2 ? to_one : to(d)) + i, sum);
+        }
+      }
+      output.store(chunk.first + i, sum, ahead[u]);
+    }
+  }
+  return true;
+}
+
+/// Stores a chunk of a message. `load(i)`: vector i of it.
+template <bool Simple, typename Load>
+__device__ __forceinline__ void fill_chunk(const Team& team, const Message& to, const Chunk& chunk,
+                                           Load load) {
+  constexpr int kAtOnce = 8;
+  const Run<Simple> output(to);
+  for (uint32_t k = team.thread; k < chunk.count; k += kAtOnce * team.threads) {
+    Vector v[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+      if (i < chunk.count) v[u] = load(chunk.first + i);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const uint32_t i = k + u * team.threads;
+      if (i < chunk.count) output.store(chunk.first + i, v[u]);
+    }
+  }
+}
+
+}  // namespace collx::cuda
