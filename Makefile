@@ -33,6 +33,16 @@ TRIAL := ^meet$$
 # Loads through NVLink multicast, which no kernel has that tests run.
 MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 
+# Who does not say whether there are kernels, and whether warnings are errors, keeps those of the last
+# build: it serves him too.
+LAST := $(wildcard build/$(TORCH)/.built-*)
+ifeq ($(COLLX_CUDA)$(filter-out build/$(TORCH)/.built-1-%,$(or $(LAST),none)),)
+export COLLX_CUDA := 1
+endif
+ifeq ($(COLLX_WERROR)$(filter-out %-1,$(or $(LAST),none)),)
+export COLLX_WERROR := 1
+endif
+
 # A wheel has the kernels where they can be built, whether or not this machine has a GPU.
 HAS_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 WHEEL_CUDA := $(or $(COLLX_CUDA),$(if $(HAS_NVCC),1,0))

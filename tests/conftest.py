@@ -125,6 +125,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if BACKGROUND in session.config.stash:
         session.config.stash[BACKGROUND].end()
+    if hasattr(session.config, "workeroutput"):  # of pytest-xdist, whose controller prints
+        session.config.workeroutput["sampled"] = sampling.counts()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of pytest-xdist has ended."""
+    sampling.add(getattr(node, "workeroutput", {}).get("sampled", {}))
 
 
 @pytest.fixture

@@ -16,52 +16,44 @@ from torch.fx import Graph, GraphModule
 
 CALL = re.compile(r"torch\.ops\.collx\.(\w+)\.(\w+)\((.*)\)")
 
-# For a program of its own: what `inductor` below sets, but for the caches.
-QUICKLY = """
-from torch._inductor import config as inductor_config, cpu_vec_isa
-inductor_config.cpp_cache_precompile_headers = False
-inductor_config.cpp.vec_isa_ok = True
-has = set(cpu_vec_isa.x86_isa_checker())
-known = [isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= has]
-if known:
-    cpu_vec_isa.valid_vec_isa_list = lambda: known
-"""
-
 
 def require_compiler() -> None:
     if not shutil.which("cc") and not shutil.which("gcc"):
         pytest.skip("Inductor needs a C compiler, and there is none")
 
 
-@contextmanager
-def _trusted_instructions() -> Iterator[None]:
-    """Inductor takes the vector instructions that the CPU names. Otherwise each process compiles
-    and loads programs that try them, which takes longer than all that is compiled here."""
-    from torch._inductor import cpu_vec_isa
-
-    has = cpu_vec_isa.x86_isa_checker()  # of another CPU it knows none
-    known = [i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= set(has)]
-    if not known:
-        yield
-        return
-    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=known):
-        yield
+def _builds(isa: Any, code: str) -> bool:
+    """Whether Inductor may use vector instructions that the CPU has: all but AMX, which some
+    compilers do not know. Otherwise each process compiles programs that try them, and imports
+    PyTorch for each, which takes longer than what is compiled here."""
+    return "amx" not in isa._arch_flags
 
 
 @contextmanager
 def inductor() -> Iterator[None]:
-    """Compiles anew, and quickly: nothing is taken from caches or left in them."""
-    from torch._inductor import config
+    """Compiles every graph anew, and quickly: what compilers of C++ and Triton make of one source
+    is kept, so that all but one of the ranks find it."""
+    from torch._dynamo import config as dynamo
+    from torch._functorch import config as functorch
+    from torch._inductor import config, cpu_vec_isa
 
-    quick = {
-        "force_disable_caches": True,
-        "cpp_cache_precompile_headers": False,  # takes longer than all that is compiled here
-        "cpp.vec_isa_ok": True,
-    }
     torch._dynamo.reset()
-    with config.patch(quick), _trusted_instructions():
+    with (
+        config.patch({"fx_graph_cache": False, "fx_graph_remote_cache": False}),
+        functorch.patch(enable_autograd_cache=False),
+        dynamo.patch(automatic_dynamic_local_pgo=False),
+        mock.patch.object(cpu_vec_isa.VecISA, "check_build", _builds),
+    ):
         yield
     torch._dynamo.reset()
+
+
+def quicken() -> None:
+    """For a program of its own: what `inductor` sets, but for the caches."""
+    from torch._inductor import config, cpu_vec_isa
+
+    cpu_vec_isa.VecISA.check_build = _builds  # type: ignore
+    config.aot_inductor.precompile_headers = False  # for a single package
 
 
 def calls_in(code: str) -> list[str]:

@@ -17,14 +17,30 @@ T = TypeVar("T")
 _made: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
 
 
+def counts() -> dict[str, dict[str, list[int]]]:
+    """By suite and world: how many calls were made, and of how many."""
+    return {suite: dict(worlds) for suite, worlds in _made.items()}
+
+
+def add(other: dict[str, dict[str, list[int]]]) -> None:
+    """What another process has counted."""
+    for suite, worlds in other.items():
+        for world, (made, of) in worlds.items():
+            _count(suite, world, made, of)
+
+
+def _count(suite: str, world: str, made: int, of: int) -> None:
+    counted = _made[suite][world]
+    counted[0] += made
+    counted[1] += of
+
+
 def note(made: int, of: int) -> None:
     """The running test makes so many of the calls that there are."""
     test = os.environ["PYTEST_CURRENT_TEST"]
     suite = test.split("::")[0].rpartition("/")[2].removesuffix(".py")
     world = re.search(r"[\[-]((?:cpu|cuda)\w*)", test)
-    counts = _made[suite][world.group(1) if world else "all"]
-    counts[0] += made
-    counts[1] += of
+    _count(suite, world.group(1) if world else "all", made, of)
 
 
 def sampled(calls: Sequence[T], count: int) -> list[T]:

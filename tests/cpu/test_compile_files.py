@@ -12,23 +12,22 @@ from typing import Any
 import pytest
 
 from tests.common.ahead import quietly
-from tests.common.compiling import QUICKLY, require_compiler
+from tests.common.compiling import require_compiler
 
-START = (
-    QUICKLY
-    + """
+START = """
 import json, sys
 import torch
 import torch.distributed as dist, torch.distributed._functional_collectives as functional
 import collx
+from tests.common.compiling import quicken
 
+quicken()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 torch.set_grad_enabled(False)
 comm = collx.init(device="cpu", name="files", payload_bytes=4 << 20, timeout=600)
 x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
 norm = torch.nn.RMSNorm(64, eps=1e-5, dtype=torch.bfloat16)
 """
-)
 
 CACHED = (
     START
@@ -75,15 +74,15 @@ print(json.dumps({"same": same}))
 
 
 # Whose parts of five rows are of unequal size, so that no two ranks have the same graph.
-RANKS = (
-    QUICKLY
-    + """
+RANKS = """
 import json, sys
 import torch
 import torch.distributed as dist
 import collx
+from tests.common.compiling import quicken
 from torch._dynamo.utils import counters
 
+quicken()
 meeting, way, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
 torch.set_grad_enabled(False)
@@ -117,14 +116,14 @@ print(json.dumps({
     "same": all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)),
 }))
 """
-)
 
 
 def said(program: str, *arguments: str, **environment: str) -> Any:
     """What a Python program prints last."""
     require_compiler()
-    source = Path(__file__).resolve().parents[2] / "python"
-    given = [f"PYTHONPATH={source}", *(f"{name}={value}" for name, value in environment.items())]
+    root = Path(__file__).resolve().parents[2]
+    settings = {"PYTHONPATH": f"{root / 'python'}:{root}", **environment}
+    given = [f"{name}={value}" for name, value in settings.items()]
     done = quietly(["env", *given, sys.executable, "-c", program, *arguments])
     assert done.returncode == 0, done.stdout
     return json.loads(done.stdout.splitlines()[-1]) | {"output": done.stdout}

@@ -22,7 +22,7 @@ from tests.common.limits import assert_in_time, timeout_now
 from tests.common.pool import Pool, some_stand_for_all
 from tests.common.rank import Rank
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.alone  # ranks are killed
 
 CALLS = 50  # in a graph: a failure must not be waited for fifty times
 ALGORITHMS = tuple(name for name in OPS["allreduce"].algorithms if name != "fallback")

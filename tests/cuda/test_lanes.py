@@ -120,7 +120,7 @@ def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: 
     return call_until_failure(rank, once)
 
 
-@pytest.mark.alone
+@pytest.mark.alone  # ranks are killed
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("captured", [False, True])
@@ -164,7 +164,7 @@ def _other_sizes(rank: Rank, timeout: float) -> Attempt:
     return attempt(once)
 
 
-@pytest.mark.alone
+@pytest.mark.alone  # waits for time-outs
 @pytest.mark.worlds(2)
 def test_ranks_that_make_different_calls_are_told_so_without_a_check(pool: Pool) -> None:
     """The fingerprint stands beside the words of each lane, also where calls are not checked."""

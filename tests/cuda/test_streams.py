@@ -66,7 +66,7 @@ def _crossed(rank: Rank, rounds: int) -> int:
     return answer
 
 
-@pytest.mark.alone
+@pytest.mark.alone  # two kernels at once need much of a GPU
 @pytest.mark.worlds(2, 4)
 def test_two_communicators_on_two_streams_in_opposite_order(pool: Pool) -> None:
     """Hazard 1: each has flags and blocks of its own, so ranks may start them in any order."""

@@ -18,7 +18,7 @@ from ..limits import AT_ONCE, SLACK, assert_in_time, pace, timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.alone  # ranks are killed
 
 ALGORITHMS = OPS["allreduce"].algorithms
 PUSHES_AND_PULLS = tuple(name for name in ALGORITHMS if name != "fallback")

@@ -16,7 +16,7 @@ from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.alone  # errors have to come in time
 
 ENOUGH = 10.0  # a timeout that nothing should wait for
 ROOT = 0

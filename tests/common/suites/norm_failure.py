@@ -16,7 +16,7 @@ from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 from ..sampling import every
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.alone  # errors have to come in time
 
 MANY = (
     "allreduce_residual_layernorm",

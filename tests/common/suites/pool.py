@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..pool import Pool, PoolError
 from ..rank import Rank
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.alone  # ranks are killed
 
 
 def _sum_of_ranks(rank: Rank) -> float:

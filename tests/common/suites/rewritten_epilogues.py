@@ -82,11 +82,16 @@ NEAR: dict[str, Model] = {
 }
 
 
-def _chains(rank: Rank, how: str, shape: tuple[int, ...]) -> list[str]:
+def _chains(rank: Rank, how: str, shape: tuple[int, ...], cross: bool) -> list[str]:
     group, communicator = group_of(rank)
     wrong = []
+    chains = {**CHAINS, **NEAR}
+    chosen = list(product(DTYPES, chains.items()))
+    if not cross:
+        turn = len(shape) + 2 * (how == "operator")
+        chosen = [(DTYPES[(turn + i) % 3], chain) for i, chain in enumerate(chains.items())]
     with communicator, torch.no_grad():
-        for dtype, (what, chain) in product(DTYPES, {**CHAINS, **NEAR}.items()):
+        for dtype, (what, chain) in chosen:
             x, residual = (tensor_of(rank, shape, dtype, True) for _ in range(2))
             bias = tensor_of(rank, (COLS,), dtype, False)
             source = x.clone()
@@ -116,11 +121,15 @@ def _chains(rank: Rank, how: str, shape: tuple[int, ...]) -> list[str]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("how", ["functional", "operator"])
 @pytest.mark.parametrize("shape", [(4, COLS), (2, 3, COLS)], ids=["matrix", "batch"])
+@pytest.mark.parametrize(
+    "cross", [False, pytest.param(True, marks=pytest.mark.full)], ids=["in turn", "cross"]
+)
 def test_a_chain_becomes_one_operator_with_the_bits_of_the_model(
-    pool: Pool, how: str, shape: tuple[int, ...]
+    pool: Pool, how: str, shape: tuple[int, ...], cross: bool
 ) -> None:
-    """No pointwise op is left, and each is rounded as eager PyTorch does."""
-    assert pool.run(_chains, how, shape, deadline=500.0) == [[], []]
+    """No pointwise op is left, and each is rounded as eager PyTorch does. A chain has another dtype
+    in each of the four forms, which have all three of them, or all in each."""
+    assert pool.run(_chains, how, shape, cross, deadline=500.0) == [[], []]
 
 
 class Ends(NamedTuple):

@@ -20,7 +20,7 @@ from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import PAYLOAD_BYTES, TIMEOUT, Rank
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.alone  # ranks are killed
 
 STEPS_WHERE_SHARED = ("arguments", "allocate", "rendezvous", "self-test")
 STEP_NAMES = (
