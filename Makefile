@@ -33,8 +33,8 @@ TRIAL := ^meet$$
 # Loads through NVLink multicast, which no kernel has that tests run.
 MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 
-# Who does not say whether there are kernels, and whether warnings are errors, keeps those of the last
-# build: it serves him too.
+# Without a value of its own, COLLX_CUDA and COLLX_WERROR keep the 1 of the last build: a build with
+# kernels, or without warnings, is good for this call, too.
 LAST := $(wildcard build/$(TORCH)/.built-*)
 ifeq ($(COLLX_CUDA)$(filter-out build/$(TORCH)/.built-1-%,$(or $(LAST),none)),)
 export COLLX_CUDA := 1

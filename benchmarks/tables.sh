@@ -21,5 +21,5 @@ bench allreduce 90 allreduce -b 1K -e 256M -f 2 --host-time
 bench fp8 75 ${norm}_fp8 --rows $rows --host-time
 bench norm 100 $norm --rounding fp32,parity_weight --rows $rows --host-time
 bench collectives 110 reducescatter allgather broadcast reduce gather scatter alltoall alltoallv \
-  barrier -b 1K -e 64M -f 4 --host-time
+  barrier --sizes 1K,4K,16K,64K,256K,1M,4M,16M,32M,64M --host-time
 bench static 45 ${norm}_fp8_static --rows 1,64,512 --host-time

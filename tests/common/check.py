@@ -16,7 +16,7 @@ from .rank import Rank
 from .values import as_bits, poison, unequal
 
 MARGIN = 64  # elements of poison before and after a tensor
-ARENA_BYTES = 2 << 20
+ARENA_BYTES = 4 << 20
 MOST_FAILURES = 8  # told by each rank
 
 

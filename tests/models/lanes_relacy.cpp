@@ -1,22 +1,23 @@
 // A lane between two ranks, in C++'s memory model: a ring of two slots each way, and one word
-// {sent, consumed} that each rank stores at the other. A rank has two roles of two threads each, one
-// that scatters and one that reduces, and a thread that tells the peer. Slots are plain memory, so
-// that a read or an overwrite without an order is a data race.
+// {sent, consumed} that each rank stores at the other. A rank has two roles of two threads each,
+// one that scatters and one that reduces, and a thread that tells the peer. Slots are plain memory,
+// so that a read or an overwrite without an order is a data race.
 //
-// One call. Both ranks send, and what is consumed is told with what is sent. With two slots the wait
-// before that implies the credit, so that mutants of the credit need ONE_WAY: only rank 0 sends, and
-// rank 1 tells what it has consumed.
+// One call. Both ranks send, and what is consumed is told with what is sent. With two slots the
+// wait before that implies the credit, so that mutants of the credit need ONE_WAY: only rank 0
+// sends, and rank 1 tells what it has consumed.
 //
 // What must hold in the memory model itself:
 // - A role publishes its progress behind its barrier, by one thread, with release. The thread that
-//   tells loads it with acquire, and stores the peer's word with release. So `sent` covers the stores
-//   of all threads of the role that scatters, and `consumed` the loads of all threads of the other.
+//   tells loads it with acquire, and stores the peer's word with release. So `sent` covers the
+//   stores of all threads of the role that scatters, and `consumed` the loads of all threads of the
+//   other.
 // - One thread loads the peer's word with acquire before a barrier of its role, for all threads.
 //
 // Mutants: RELAXED_STORE, RELAXED_LOAD (of the peer's word by the role that reduces),
 // RELAXED_PROGRESS, NO_SEND_BARRIER and NO_TAKE_BARRIER (before progress is published); and with
-// ONE_WAY RELAXED_CREDIT (of the peer's word by the role that scatters), NO_CREDIT (no wait for what
-// the peer has consumed).
+// ONE_WAY RELAXED_CREDIT (of the peer's word by the role that scatters), NO_CREDIT (no wait for
+// what the peer has consumed).
 #include "relacy_run.h"
 
 #ifdef RELAXED_CREDIT
@@ -69,8 +70,8 @@ struct Lanes : rl::test_suite<Lanes, 10> {
   void scatter(unsigned me, unsigned thread) {
     for (unsigned chunk = 0; chunk < kChunks; ++chunk) {
 #ifndef NO_CREDIT
-      while (thread == 0 && !reached((word[me]($).load(ACQUIRE_CREDIT) & 0xFFFF) + kSlots,
-                                     kFirst + chunk + 1)) {
+      while (thread == 0 &&
+             !reached((word[me]($).load(ACQUIRE_CREDIT) & 0xFFFF) + kSlots, kFirst + chunk + 1)) {
         rl::yield(1, $);
       }
 #endif
