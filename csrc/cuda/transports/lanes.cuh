@@ -38,13 +38,11 @@ struct LaneArguments {
   LaneChunks received[kMaxCudaRanks];   // from each
   uint32_t fingerprint[kMaxCudaRanks];  // of what this rank and the peer must have in common
   char* output[kMaxCudaRanks];          // where results go into the outputs; else null
-  uint32_t count;                       // of lanes
-  bool apart;                           // a block that scatters and one that takes for each
   // Calls without results. Threads of a block that scatter and that take; those left copy what
   // stays.
   int32_t scatters;
   int32_t takes;
-  bool in_place;  // what is taken goes where what is sent stands, chunk by chunk; not if `apart`
+  bool in_place;  // what is taken goes where what is sent stands, chunk by chunk
 };
 
 /// The threads of a block that have one role. `barrier`: their own.
