@@ -150,10 +150,6 @@ void with_device_splits(const ExchangeLaunch& l) {
   ExchangeLaunch{l.view, l.call, l.stream, kDeviceSplits}.run(false, k, routes, splits);
 }
 
-/// Chunks of a reducescatter are smaller than a slot: the last one has to be reduced when all has
-/// come.
-constexpr uint32_t kReducedChunkBytes = 24 << 10;
-
 /// By chunks, in as many lanes as the call has blocks.
 void lanes(const ExchangeLaunch& l) {
   if (l.call.splits.sent != nullptr) return with_device_splits(l);
@@ -168,11 +164,9 @@ void lanes(const ExchangeLaunch& l) {
   const uint32_t mark = fingerprint(common);
   lanes.in_place = overwrites_in_place(l.call.collective) && l.call.input == l.call.output;
   const bool reduces = is_reduction(l.call.collective);
-  const uint32_t most =
-      l.call.collective == Collective::reducescatter ? kReducedChunkBytes : kMostLaneSlotBytes;
+  const uint32_t most = largest_chunk(l.call.collective, lanes.area.slot_bytes) / kVectorBytes;
   const auto chunks_of = [&](const Message& m) {
-    return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes), l.call.plan.blocks,
-                      std::min(most, lanes.area.slot_bytes) / kVectorBytes);
+    return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes), l.call.plan.blocks, most);
   };
   // What stays here: what is set to zero, and what is copied.
   lanes.sent[0] = chunks_of(routes.cleared);

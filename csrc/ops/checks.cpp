@@ -207,7 +207,7 @@ void check_direct(const char* op, Collective collective, Algorithm algorithm, bo
                     "; accepted: contiguous tensors from collx.empty or known by collx.register");
   TORCH_CHECK_VALUE(!in_place || !overwrites_in_place(collective), "collx.", op,
                     ": algorithm: got \"direct\" in place, where peers would overwrite what is "
-                    "still to be sent; accepted: auto, staged, fallback");
+                    "still to be sent; accepted: auto, staged, lanes, fallback");
 }
 
 void alert_order_of_switch(const char* op, const Request& request) {

@@ -145,9 +145,8 @@ uint64_t cuda_chunks(const CudaLayout& layout, const Plan& plan, const Request& 
     through(vectors_of(r, algorithm) * kVectorBytes, slots->source_bytes);
   }
   if (row_of(algorithm).lanes) {
-    chunks =
-        LaneChunks(vectors_of(r, algorithm), plan.blocks, layout.lanes.slot_bytes / kVectorBytes)
-            .count;
+    const uint32_t most = largest_chunk(r.collective, layout.lanes.slot_bytes) / kVectorBytes;
+    chunks = LaneChunks(vectors_of(r, algorithm), plan.blocks, most).count;
   }
   if (uses_staging(r, algorithm)) through(r.bytes, layout.staging_bytes);
   if (stages_results(r, algorithm)) {

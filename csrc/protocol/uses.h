@@ -38,6 +38,13 @@ class Uses {
   uint32_t number_ = 0;
 };
 
+/// Bytes of the largest chunk in slots of `slot_bytes`. Those of a reducescatter are smaller than a
+/// slot: its last chunk has to be reduced when all has come.
+COLLX_HD constexpr uint32_t largest_chunk(Collective collective, uint32_t slot_bytes) {
+  constexpr uint32_t kReduced = 24 << 10;
+  return collective == Collective::reducescatter && slot_bytes > kReduced ? kReduced : slot_bytes;
+}
+
 /// How the vectors of a message lie in lanes: in chunks of equal size, which the lanes take in
 /// turn.
 struct LaneChunks {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "protocol/cuda_layout.h"
+#include "protocol/names.h"
 #include "protocol/selection.h"
 
 namespace collx {

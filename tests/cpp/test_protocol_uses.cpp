@@ -36,6 +36,12 @@ TEST(Uses, go_past_four_billion_vectors) {
   EXPECT_EQ(uses.number(), 5u);
 }
 
+TEST(LaneChunks, those_of_a_reducescatter_are_smaller_than_large_slots) {
+  EXPECT_EQ(largest_chunk(Collective::allgather, 32 << 10), 32u << 10);
+  EXPECT_EQ(largest_chunk(Collective::reducescatter, 32 << 10), 24u << 10);
+  EXPECT_EQ(largest_chunk(Collective::reducescatter, 1 << 10), 1u << 10);
+}
+
 TEST(LaneChunks, take_every_vector_and_fit_into_slots) {
   for (const uint32_t slot : {64u, 192u, 2048u}) {
     for (const int lanes : {1, 3, 132}) {

@@ -224,6 +224,8 @@ def test_every_op_has_its_ways() -> None:
         "onestage",
         "twostage",
         "pipelined",
+        "lanes",
         "fallback",
     }
+    assert {op for op, way in ways() if way == "lanes"} == set(NEW)
     assert {op for op, way in ways() if way == "fallback"} == set(NEW)

@@ -135,8 +135,9 @@ byte finished;
 #define CARRIES(s) (used[PAIR(s, l, me, p)] + R >= i + 2 || used[PAIR(s, l, me, p)] >= SENDS(p))
 #endif
 #endif
-/* A rank that has sent all tells what it consumes by itself; of the last chunk the next call tells. */
-#define IS_TOLD(s) (told[PAIR(s, l, me, p)] >= SENDS(me) && used[PAIR(s, l, me, p)] < SENDS(p))
+/* A rank that has sent all tells what it consumes by itself; of the last R/2 the next call tells. */
+#define IS_TOLD(s) \
+  (told[PAIR(s, l, me, p)] >= SENDS(me) && used[PAIR(s, l, me, p)] - 1 + R / 2 < SENDS(p))
 
 inline tell(s) {
   sent[PAIR(s, l, me, p)] = has_sent[PAIR(s, l, me, p)];
