@@ -266,7 +266,7 @@ inline constexpr SelectionRow kRows[] = {
     {kOnestage, kBroadcast, cuda, all, 1, kAnySize, channels},
     {kAuto, kBroadcast, cuda, all, 2, kLanesFromOfBroadcast - 1, onestage},
     {kAuto | kOnestage, kBroadcast, cuda, all, 2, kAnySize, lanes, kLanesFromOfBroadcast},
-    {kOnestage, kBroadcast, cuda, all, 2, kAnySize, channels},
+    {kOnestage, kBroadcast, cuda, all, 2, kLanesFromOfBroadcast - 1, channels},
     {kAuto, kBroadcast, cuda, all, 8, 256 << 10, onestage},
     {kAuto, kBroadcast, cuda, all, 8, kAnySize, pipelined},
     {kAuto, kBroadcast, cpu, all, 16, kAnySize, onestage},
@@ -293,7 +293,7 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kPairs & ~kReductions & ~kOneWay, cuda, symmetric, 2, kAnySize, direct, kDirectFrom},
     {kAuto | kStaged, kPairs & ~kReductions & ~kAlltoallv, cuda, all, 2, kAnySize, lanes,
      kLanesFromOfCopies},
-    {kAuto, kPairs, cuda, all, 2, kAnySize, staged},
+    {kAuto, kPairs, cuda, all, 2, kLanesFromOfReducescatter - 1, staged},
     {kAuto, kReduce, cuda, switched, 8, kAnySize, multimem, 4 << 20},
     // Pulling is slower than pushing: a reduction takes slots at any size.
     {kAuto, kReductions | kAlltoallv, cuda, all, 8, kAnySize, staged},
@@ -304,7 +304,7 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kPairs & ~kAlltoallv, cpu, symmetric, 16, kAnySize, direct},
     {kAuto, kPairs, cpu, all, 16, kAnySize, staged},
     // A reduce that is large is shared among the ranks that are not the root.
-    {kStaged, kReduce, cuda, all, 2, kAnySize, channels},
+    {kStaged, kReduce, cuda, all, 2, kLanesFromOfReduce - 1, channels},
     {kStaged, kReduce, cuda, all, 8, 512 << 10, channels},
     {kStaged, kReduce, cuda, all, 8, kAnySize, reduce_twostage},
     {kStaged, kOneWay, cuda, all, 8, kAnySize, channels},

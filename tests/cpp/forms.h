@@ -23,8 +23,9 @@ inline std::vector<Form> forms_of(Collectives collectives) {
       if (a == Algorithm::automatic || a == Algorithm::fallback || algorithm.multicast) continue;
       if ((collectives & algorithm.serves & only(c)) == 0) continue;
       if (!needs_symmetric(a)) forms.push_back({c, a, false});
-      // Some may, and then go another way.
-      const bool may = algorithm.staging || c == Collective::broadcast || row.scatters;
+      // Some may, and then go another way. On the CPU lanes never do.
+      const bool may =
+          algorithm.staging || (c == Collective::broadcast && !algorithm.lanes) || row.scatters;
       if (needs_symmetric(a) || may) forms.push_back({c, a, true});
       if (row.counted) forms.push_back({c, a, false, true});
     }
