@@ -69,15 +69,11 @@ void lanes(const AllreduceLaunch& l) {
   KernelCall k = kernel_call_of(l);
   k.fingerprint = fingerprint(l.call.descriptor);
   const bool direct = goes_into_outputs(l.call);
-  CallDescriptor common = l.call.descriptor;
-  common.input_offset = 0;
-  common.symmetric &= direct ? kOutputSymmetric : 0;
-  if (!direct) common.output_offset = 0;
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;
   const LaneChunks chunks(sent_vectors(l.call, l.view.world), l.call.plan.blocks,
                           lanes.area.slot_bytes / kVectorBytes);
-  const uint32_t mark = fingerprint(common);
+  const uint32_t mark = fingerprint_of_lanes(l.call.descriptor, direct);
   for (int distance = 0; distance < l.view.world; ++distance) {
     lanes.sent[distance] = lanes.received[distance] = chunks;
     lanes.fingerprint[distance] = mark;

@@ -140,6 +140,7 @@ void staged(const ExchangeLaunch& l) {
 
 constexpr KernelFamily kDeviceSplits{DTypes::any, alltoallv_device_splits};
 
+/// By any name, since the lengths of the messages are not known here.
 void with_device_splits(const ExchangeLaunch& l) {
   DeviceSplits splits = l.call.splits;
   KernelCall k = kernel_call_of(l);
@@ -147,45 +148,38 @@ void with_device_splits(const ExchangeLaunch& l) {
   routes.from[0] = message_of(l.call, l.call.input, dense_span(splits.rows * splits.row_bytes));
   routes.to[0] = message_of(l.call, l.call.output, dense_span(splits.capacity * splits.row_bytes));
   use_channels(k, routes, l.view);
-  ExchangeLaunch{l.view, l.call, l.stream, kDeviceSplits}.run(false, k, routes, splits);
+  l.run(false, k, routes, splits);
 }
 
 /// By chunks, in as many lanes as the call has blocks.
 void lanes(const ExchangeLaunch& l) {
-  if (l.call.splits.sent != nullptr) return with_device_splits(l);
   KernelCall k = kernel_call_of(l);
   Routes routes = routes_of(l.view, l.call);
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;
-  // Peers touch no tensor where it lies.
-  CallDescriptor common = l.call.descriptor;
-  common.symmetric = 0;
-  common.input_offset = common.output_offset = 0;
-  const uint32_t mark = fingerprint(common);
+  const uint32_t mark = fingerprint_of_lanes(l.call.descriptor, false);
   lanes.in_place = overwrites_in_place(l.call.collective) && l.call.input == l.call.output;
   const bool reduces = is_reduction(l.call.collective);
   const uint32_t most = largest_chunk(l.call.collective, lanes.area.slot_bytes) / kVectorBytes;
   const auto chunks_of = [&](const Message& m) {
     return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes), l.call.plan.blocks, most);
   };
-  // What stays here: what is set to zero, and what is copied.
   lanes.sent[0] = chunks_of(routes.cleared);
   lanes.received[0] = chunks_of(routes.to[0]);
+  bool sends = false, takes = false;
   for (int d = 1; d < l.view.world; ++d) {
     const int peer = (l.view.rank + d) % l.view.world;
     lanes.sent[d] = chunks_of(routes.from[d]);
     lanes.received[d] = chunks_of(routes.to[d]);
+    sends |= lanes.sent[d].count > 0;
+    takes |= lanes.received[d].count > 0;
     lanes.fingerprint[d] =
         row_of(l.call.collective).counted
             ? pair_fingerprint(mark, l.view.rank, peer, routes.from[d].bytes, routes.to[d].bytes)
             : mark;
   }
-  // Few threads fill the link; more of them would hold up those that take.
-  bool sends = false, takes = false;
-  for (int d = 1; d < l.view.world; ++d) {
-    sends |= lanes.sent[d].count > 0;
-    takes |= lanes.received[d].count > 0;
-  }
+  // 64 threads fill the link. With more of them calls in both directions are slower
+  // (docs/performance.md).
   lanes.scatters = sends ? 64 : 0;
   lanes.takes = !takes ? 0 : sends && !reduces ? 128 : 192;
   const bool sums = !reduces || l.call.reduce_op == ReduceOp::sum;
@@ -193,7 +187,6 @@ void lanes(const ExchangeLaunch& l) {
 }
 
 void channels(const ExchangeLaunch& l) {
-  if (l.call.splits.sent != nullptr) return with_device_splits(l);
   KernelCall k = kernel_call_of(l);
   Routes routes = routes_of(l.view, l.call);
   use_channels(k, routes, l.view);
@@ -322,6 +315,7 @@ std::vector<KernelFamily> exchange_kernels() {
 }
 
 void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
+  if (call.splits.sent != nullptr) return with_device_splits({view, call, stream, kDeviceSplits});
   launch_by(kLaunchers, view, call, stream);
 }
 

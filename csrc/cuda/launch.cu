@@ -68,6 +68,13 @@ MulticastArguments multicast_arguments_of(const CudaView& view, const Call& call
   return m;
 }
 
+uint32_t fingerprint_of_lanes(CallDescriptor descriptor, bool direct) {
+  descriptor.input_offset = 0;
+  descriptor.symmetric &= direct ? kOutputSymmetric : 0;
+  if (!direct) descriptor.output_offset = 0;
+  return fingerprint(descriptor);
+}
+
 void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64_t vectors) {
   k.entries = reinterpret_cast<TileEntry*>(view.region[view.rank] + area.entries);
   k.arriving = view.region[view.rank] + area.slots;

@@ -30,6 +30,10 @@ KernelCall arguments_of(const CudaView& view, const Call& call);
 PullArguments pull_arguments_of(const CudaView& view, const Call& call);
 MulticastArguments multicast_arguments_of(const CudaView& view, const Call& call);
 
+/// What all ranks must have in common in a call through lanes. `direct`: peers store into outputs;
+/// otherwise ranks may differ in where their tensors are.
+uint32_t fingerprint_of_lanes(CallDescriptor descriptor, bool direct);
+
 /// Where the call's words go: `vectors` to each rank in each stage.
 void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64_t vectors);
 

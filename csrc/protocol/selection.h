@@ -229,6 +229,7 @@ inline constexpr uint64_t kLanesFromOfAlltoallv = 8 << 20;
 inline constexpr uint64_t kLanesFromOfReduce = 12 << 20;
 inline constexpr uint64_t kLanesFromOfReducescatter = 24 << 20;
 inline constexpr uint64_t kLanesFromOfCopies = (16 << 20) + 1;
+/// And symmetric copies between all ranks are as fast without any.
 inline constexpr uint64_t kDirectFrom = 16 << 20;
 inline constexpr Algorithms kRelayed = only(twostage) | only(pipelined);
 inline constexpr Collectives kAllreduce = only(Collective::allreduce);
@@ -282,10 +283,10 @@ inline constexpr SelectionRow kRows[] = {
     {kOnestage, kBroadcast, cpu, symmetric, 16, kAnySize, direct},
     {kOnestage, kBroadcast, cpu, all, 16, kAnySize, staged},
 
-    // Slots have no barrier, and up to the threshold of lanes they are faster than direct copies.
     {kAuto, kPairs, cuda, all, 1, kAnySize, staged},
     {kStaged, kOneWay, cuda, all, 1, kAnySize, channels},
     {kStaged, kPairs, cuda, all, 1, kAnySize, staged},
+    // Slots have no barrier, and up to the threshold of lanes they are faster than direct copies.
     {kAuto | kStaged, kReduce, cuda, all, 2, kAnySize, lanes, kLanesFromOfReduce},
     {kAuto | kStaged, kAlltoallv, cuda, all, 2, kAnySize, lanes, kLanesFromOfAlltoallv},
     {kAuto | kStaged, kReductions & ~kReduce, cuda, all, 2, kAnySize, lanes,

@@ -55,17 +55,17 @@ __global__ void __launch_bounds__(kLaneBlock, 2)
     }
   };
 
-  // In a reduction the root's own values go through the stage; everything else stays here.
+  // In a reduction the stage takes the root's own values. Otherwise they are copied.
   const auto keep = [&](const Team& team) {
     const bool copies = !Stage::kReduces || (routes.has_root && routes.root != 0);
-    const Run<Simple> own(routes.from[0]);
+    const Run<Simple> own(routes.from[0]), to(routes.to[0]), cleared(routes.cleared);
     for (uint32_t i = 0; copies && i < lanes.received[0].count; ++i) {
-      fill_chunk<Simple>(team, routes.to[0], chunk(lanes.received[0], i, routes.to[0]),
-                         [&](uint64_t k) { return own.load(k); });
+      const Chunk part = chunk(lanes.received[0], i, routes.to[0]);
+      store_chunk(team, to, part, [&](uint32_t k) { return own.load(part.first + k); });
     }
     for (uint32_t i = 0; i < lanes.sent[0].count; ++i) {
-      fill_chunk<Simple>(team, routes.cleared, chunk(lanes.sent[0], i, routes.cleared),
-                         [](uint64_t) { return Vector{}; });
+      store_chunk(team, cleared, chunk(lanes.sent[0], i, routes.cleared),
+                  [](uint32_t) { return Vector{}; });
     }
   };
 

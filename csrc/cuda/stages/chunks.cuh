@@ -55,9 +55,10 @@ __device__ __forceinline__ bool send_chunk(const Team& team, const Input& input,
   return true;
 }
 
-template <typename Output>
-__device__ __forceinline__ void take_chunk(const Team& team, const Output& output,
-                                           const Chunk& chunk, const Vector* from) {
+/// Stores a chunk. `load(k)`: vector k of the chunk.
+template <typename Output, typename Load>
+__device__ __forceinline__ void store_chunk(const Team& team, const Output& output,
+                                            const Chunk& chunk, Load load) {
   constexpr int kAtOnce = 8;
   for (uint32_t k = team.thread; k < chunk.count; k += kAtOnce * team.threads) {
     Vector v[kAtOnce];
@@ -67,7 +68,7 @@ __device__ __forceinline__ void take_chunk(const Team& team, const Output& outpu
       const uint32_t i = k + u * team.threads;
       if (i >= chunk.count) continue;
       ahead[u] = output.ahead(chunk.first + i);
-      v[u] = ptx::ld_relaxed_sys(from + i);
+      v[u] = load(i);
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
@@ -75,6 +76,13 @@ __device__ __forceinline__ void take_chunk(const Team& team, const Output& outpu
       if (i < chunk.count) output.store(chunk.first + i, v[u], ahead[u]);
     }
   }
+}
+
+/// Stores a chunk that has arrived in a slot.
+template <typename Output>
+__device__ __forceinline__ void take_chunk(const Team& team, const Output& output,
+                                           const Chunk& chunk, const Vector* slot) {
+  store_chunk(team, output, chunk, [&](uint32_t k) { return ptx::ld_relaxed_sys(slot + k); });
 }
 
 /// `from(d)`: the slot of the peer at that distance. `Sends`: the peer gets the result, too, at
@@ -127,27 +135,6 @@ __device__ __forceinline__ bool reduce_chunk(const KernelCall& call, int world, 
     }
   }
   return true;
-}
-
-/// Stores a chunk of a message. `load(i)`: vector i of it.
-template <bool Simple, typename Load>
-__device__ __forceinline__ void fill_chunk(const Team& team, const Message& to, const Chunk& chunk,
-                                           Load load) {
-  constexpr int kAtOnce = 8;
-  const Run<Simple> output(to);
-  for (uint32_t k = team.thread; k < chunk.count; k += kAtOnce * team.threads) {
-    Vector v[kAtOnce];
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
-      if (i < chunk.count) v[u] = load(chunk.first + i);
-    }
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
-      if (i < chunk.count) output.store(chunk.first + i, v[u]);
-    }
-  }
 }
 
 }  // namespace collx::cuda

@@ -5,15 +5,15 @@
 //
 // ROLES  A block has several, each at its own pace: one scatters; one takes what is scattered, and
 // reduces or stores it; one gathers results, or copies what stays on this rank; and one for each
-// ring tells the peers. What tells is apart from what stores: its fence waits until all that its
-// multiprocessor has stored has arrived, during which the others go on.
+// ring announces progress to the peers. The fence of an announcement waits until all stores of the
+// multiprocessor have arrived. The roles that store go on meanwhile, since they do not announce.
 //
 // MEMORY SEMANTICS  Data is plain. A role publishes its progress in shared memory: behind a barrier
-// of the role one thread stores it with release, and who tells loads it with acquire. One thread
-// for each peer then stores the peer's word with release. A role that takes a chunk waits for the
-// word with acquire, one thread for each peer, before a barrier of the role. A word tells what its
-// sender has consumed, too. What earlier calls consumed is told at the start of a call, since the
-// kernel boundary has ordered it.
+// of the role one thread stores it with release, and the announcing role loads it with acquire. One
+// thread for each peer then stores the peer's word with release. A role that takes a chunk waits
+// for the word with acquire, one thread for each peer, before a barrier of the role. A word tells
+// what its sender has consumed, too. What earlier calls consumed is told at the start of a call,
+// since the kernel boundary has ordered it.
 //
 // CREDIT  Chunk x of a ring goes into the slot of chunk x - R when the peer has consumed that one.
 // While a rank sends, the word of its chunk i waits until it has consumed i - R + 2 chunks of the
@@ -31,18 +31,18 @@
 
 namespace collx::cuda {
 
-/// A second argument, for the kernels that go through lanes. All by distance.
+/// A second argument, for the kernels that go through lanes. Arrays are by distance.
 struct LaneArguments {
   LaneArea area;
-  LaneChunks sent[kMaxCudaRanks];       // to each peer
-  LaneChunks received[kMaxCudaRanks];   // from each
+  LaneChunks sent[kMaxCudaRanks];       // to each peer; 0: what is set to zero on this rank
+  LaneChunks received[kMaxCudaRanks];   // from each peer; 0: what is copied on this rank
   uint32_t fingerprint[kMaxCudaRanks];  // of what this rank and the peer must have in common
   char* output[kMaxCudaRanks];          // where results go into the outputs; else null
-  // Calls without results. Threads of a block that scatter and that take; those left copy what
-  // stays.
+  // Calls without results: threads of a block that scatter, and that take. The others copy what
+  // stays on this rank.
   int32_t scatters;
   int32_t takes;
-  bool in_place;  // what is taken goes where what is sent stands, chunk by chunk
+  bool in_place;  // the chunk that is taken overwrites the chunk that is sent
 };
 
 /// The threads of a block that have one role. `barrier`: their own.
@@ -230,7 +230,7 @@ class Lanes : public Transport {
     }
   }
 
-  /// What all threads of a team have done is done, for who loads it with acquire.
+  /// Publishes the progress of a team, behind a barrier of all its threads.
   __device__ __forceinline__ void publish(const Team& team, uint32_t& progress, uint32_t done) {
     ptx::bar_sync(team.barrier, team.threads);
     if (team.thread == 0) ptx::st_release_cta(&progress, done);
