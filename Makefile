@@ -30,6 +30,8 @@ PIP_INSTALL := flock $(VENV) python -m pip install
 EIGHT_RANKS := (<|, )8(, (true|false))?>$$
 # The trial of what devices hold at once: no call runs beside it.
 TRIAL := ^meet$$
+# So that a block of another communicator's kernel fits beside one of these: see kLaneBound.
+LANES := 80 '_lanes_kernel<'
 # Loads through NVLink multicast, which no kernel has that tests run.
 MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 
@@ -99,7 +101,7 @@ build: $(BUILT) ## the extension, in place
 
 kernels: $(BUILT) ## registers, stack, shared memory and instructions of every CUDA kernel
 	python tools/kernel_resources.py --code --stackless '$(EIGHT_RANKS)' --least 57 --small '$(TRIAL)' \
-	  --confine $(MULTICAST) python/collx/_torch$(subst .,_,$(TORCH))/libcollx.so
+	  --most $(LANES) --confine $(MULTICAST) python/collx/_torch$(subst .,_,$(TORCH))/libcollx.so
 
 demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of this machine
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_embedding.py $(ARGS)

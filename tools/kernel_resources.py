@@ -5,8 +5,9 @@
 `stack` is what a thread keeps in local memory: spilled registers, and arrays that have an address.
 `code` counts instructions, with the disassembler, which takes a while (--code). --spills prints the
 kernels with a stack alone; --stackless PATTERN ends with 1 where one of that name has any,
---least N where one has fewer registers (--small PATTERN excepts kernels), --confine WORD PATTERN
-where an instruction that contains WORD is in a kernel of another name, or in none (with --code).
+--least N where one has fewer registers (--small PATTERN excepts kernels), --most N PATTERN where
+one of that name has more, --confine WORD PATTERN where an instruction that contains WORD is in a
+kernel of another name, or in none (with --code).
 cuobjdump comes with CUDA, and with Triton, which comes with PyTorch.
 """
 
@@ -108,10 +109,14 @@ def main() -> int:
     parser.add_argument("--least", type=int, default=0, help="registers that each has to have")
     parser.add_argument("--small", metavar="PATTERN", help="kernels that may have fewer")
     parser.add_argument(
+        "--most", nargs=2, metavar=("N", "PATTERN"), help="registers that some may have at most"
+    )
+    parser.add_argument(
         "--confine", nargs=2, metavar=("WORD", "PATTERN"), help="instructions of some kernels alone"
     )
     asked = parser.parse_args()
     word, pattern = asked.confine or ("", "")
+    most, bounded = asked.most or ("0", "")
     confined = False
     tables = {path: kernels(path) for path in asked.files}
     wrong = []
@@ -133,6 +138,8 @@ def main() -> int:
             small = asked.small is not None and re.search(asked.small, name)
             if k.registers < asked.least and not small:
                 wrong.append(f"{name} has less than {asked.least} registers")
+            if asked.most and re.search(bounded, name) and k.registers > int(most):
+                wrong.append(f"{name} has more than {most} registers")
     if word and not confined:
         wrong.append(f"no kernel has any {word}")
     if wrong:

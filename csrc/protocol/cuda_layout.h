@@ -55,6 +55,10 @@ struct ChannelArea {
 // Threads of a block that serves a lane. With fewer than kFullBlock each has the registers to move
 // more at a time.
 inline constexpr int kLaneBlock = 320;
+// What its kernels are compiled for. With 80 registers a thread, a multiprocessor holds a block of
+// kFullBlock threads beside one: each of its four partitions has 16384 registers, of which three
+// warps of this block and four of that one take 15872.
+inline constexpr int kLaneBound = 384;
 inline constexpr uint32_t kMostLanes = 132;  // one for each multiprocessor of an H100
 inline constexpr uint32_t kRingSlots = 4;    // of a ring; a power of two, since counts wrap around
 inline constexpr int kLaneStages = 2;        // what is scattered, and the results

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import collx
 from tests.common.attempt import Attempt, allreduce, attempt, finish, ones
 from tests.common.limits import assert_in_time
 from tests.common.pool import Pool
@@ -71,6 +74,59 @@ def _crossed(rank: Rank, rounds: int) -> int:
 def test_two_communicators_on_two_streams_in_opposite_order(pool: Pool) -> None:
     """Hazard 1: each has flags and blocks of its own, so ranks may start them in any order."""
     assert pool.run(_crossed, 5 if pool.takes_turns else 200) == [0] * pool.size
+
+
+def _large_calls(rank: Rank) -> dict[str, Callable[[Any], torch.Tensor]]:
+    """Calls of 8 MiB, each of which takes as many blocks as a communicator may have. Every element
+    of their results is the world size."""
+    flat = torch.ones(4 << 20, dtype=torch.bfloat16, device=rank.device)
+    many = torch.full_like(flat[: flat.numel() // rank.size], rank.size)
+    rows, weight = flat.view(512, 8192), torch.full_like(flat[:8192], rank.size)
+    return {
+        "slots": lambda c: collx.allreduce(flat, group=c, algorithm="twoshot_push"),
+        "rows": lambda c: collx.allreduce_rmsnorm(
+            rows, weight, 0.0, group=c, algorithm="oneshot_push"
+        ),
+        "lanes": lambda c: collx.allreduce(flat, group=c, algorithm="twoshot_lanes"),
+        "reduced lanes": lambda c: collx.reducescatter(flat, group=c, algorithm="lanes"),
+        "copied lanes": lambda c: collx.allgather(many, group=c, algorithm="lanes"),
+    }
+
+
+def _crossed_at_full_size(rank: Rank, first: str) -> list[str]:
+    pair = [rank.new_communicator(name, timeout=TIMEOUT) for name in ("left", "right")]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    calls = _large_calls(rank)
+    wrong = []
+    for second in calls:
+        for name, communicator in zip((first, second), pair, strict=True):
+            calls[name](communicator)
+        rank.synchronize()
+        for _ in range(3):
+            rank.barrier()
+            results = []
+            for which in (0, 1) if rank.rank % 2 == 0 else (1, 0):
+                with torch.cuda.stream(streams[which]):
+                    results.append(calls[(first, second)[which]](pair[which]))
+                time.sleep(0.004)  # its blocks are there, and wait for the other rank's
+            for communicator in pair:
+                finish(communicator)
+            torch.cuda.synchronize()
+            if any(bool((result != rank.size).any()) for result in results):
+                wrong.append(second)
+    for communicator in pair:
+        communicator.destroy()
+    return wrong
+
+
+@pytest.mark.alone  # two kernels at once need all of a GPU
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("first", ["slots", "rows", "lanes", "reduced lanes", "copied lanes"])
+def test_two_communicators_share_the_multiprocessors(pool: Pool, first: str) -> None:
+    """Hazard 1: half of the blocks of one kernel fit beside half of those of any other."""
+    if pool.takes_turns:
+        pytest.skip("ranks that take turns at a GPU have it alone")
+    assert pool.run(_crossed_at_full_size, first) == [[]] * pool.size
 
 
 def _captured(communicator: Any, source: torch.Tensor) -> torch.cuda.CUDAGraph:

@@ -28,7 +28,7 @@ PartOf(const Tensor&, uint64_t) -> PartOf<Tensor>;
 
 /// `Simple`: a sum of whole vectors.
 template <typename Stage, int W, bool Simple, typename... Epilogue>
-__global__ void __launch_bounds__(kLaneBlock, 2)
+__global__ void __launch_bounds__(kLaneBound, 2)
     allreduce_lanes_kernel(const __grid_constant__ KernelCall call,
                            const __grid_constant__ LaneArguments lanes,
                            const __grid_constant__ Epilogue... epilogue) {

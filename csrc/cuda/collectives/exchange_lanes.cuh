@@ -11,7 +11,7 @@ namespace collx::cuda {
 
 /// `Simple`: a sum or a copy of messages that are one run of whole vectors each.
 template <typename Stage, int W, bool Simple, typename... Epilogue>
-__global__ void __launch_bounds__(kLaneBlock, 2)
+__global__ void __launch_bounds__(kLaneBound, 2)
     exchange_lanes_kernel(const __grid_constant__ KernelCall call,
                           const __grid_constant__ LaneArguments lanes,
                           const __grid_constant__ Routes routes,
