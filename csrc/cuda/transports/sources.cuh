@@ -59,14 +59,12 @@ class Arrivals {
   uint32_t offset_[kKept || Alike ? 1 : Ranks];
 };
 
-/// From which ranks a vector is awaited: all peers of this one. The own slot is re-armed with the
-/// others, which costs less than leaving it out.
+/// From which ranks a vector is awaited: all peers of this one.
 struct FromPeers {
   int world, rank;
   __device__ __forceinline__ bool operator()(int source) const {
     return source < world && source != rank;
   }
-  __device__ __forceinline__ bool uses(int source) const { return source < world; }
 };
 /// Or some ranks, a bit each.
 struct FromSome {
@@ -74,7 +72,6 @@ struct FromSome {
   __device__ __forceinline__ bool operator()(int source) const {
     return (ranks >> source & 1) != 0;
   }
-  __device__ __forceinline__ bool uses(int source) const { return (*this)(source); }
 };
 
 /// Slots of the kind S; in the place of those that send nothing is `own`, a vector as it comes out
@@ -129,7 +126,7 @@ class SlotSource {
   __device__ __forceinline__ void rearm() const {
 #pragma unroll
     for (int source = 0; source < Ranks; ++source) {
-      if (from_.uses(source)) S::rearm(arrivals_.slot(source));
+      if (from_(source)) S::rearm(arrivals_.slot(source));
     }
   }
 
