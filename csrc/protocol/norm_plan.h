@@ -207,6 +207,11 @@ constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
     if (p.shape.rows_per_use < r.rows) {
       p.shape = norm_shape(r, runs, layout.twoshot.tiles);
       p.shape.large_slots = true;
+      // Half of a piece lies in each stage.
+      if (p.shape.piece_tiles % 2 == 0) {
+        p.shape.piece_tiles /= 2;
+        p.shape.rows_per_use = layout.twoshot.tiles / (p.shape.piece_tiles * p.shape.cluster);
+      }
     }
   }
 

@@ -40,8 +40,14 @@ class Pieces : public Transport {
         [&](uint32_t, TileEntry* entry) { overlaps_ |= ptx::ld_relaxed_gpu(&entry->busy) != 1; });
   }
 
-  /// The slot at that byte of the piece at position p.
+  /// The slot at that byte of the piece at position p. What its tiles have no room for in a stage
+  /// lies in the next one.
   __device__ __forceinline__ PieceSlot slot(int stage, uint32_t p, uint32_t byte) const {
+    const uint32_t room = norm_.shape.piece_tiles * kTileBytes;
+    if (byte >= room) {
+      byte -= room;
+      ++stage;
+    }
     const uint32_t tile = first_tile(p) + byte / kTileBytes;
     const uint32_t epoch = ptx::ld_here(&call_.entries[tile].epoch) + use_;
     return {(2 * stage + (epoch & 1)) * call_.parity_bytes + first_tile(p) * kTileBytes + byte,
