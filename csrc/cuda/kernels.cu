@@ -24,21 +24,20 @@ class Once {
         if (family.dtypes == DTypes::any && i > 0) break;
         if (family.dtypes == DTypes::normalized && !can_normalize(dtype)) continue;
         if (family.dtypes == DTypes::summed && !sums_by_multicast(ReduceOp::sum, dtype)) continue;
-        for (const Instance& instance :
-             {Instance{dtype, world_, false, simulated_}, Instance{dtype, world_, true, simulated_},
-              Instance{dtype, world_, true, simulated_, CommonNorm::values},
-              Instance{dtype, world_, true, simulated_, CommonNorm::e4m3fn_row},
-              Instance{dtype, world_, true, simulated_, CommonNorm::e4m3fn_tensor}}) {
-          const Kernel kernel = family.find(instance);
-          if (kernel == nullptr)
-            throw std::runtime_error("collx: this build simulates no multicast");
-          if (seen_.insert(kernel).second) visit_(kernel);
+        visit(family.find({dtype, world_, false, simulated_}));
+        for (int common = 0; common < static_cast<int>(CommonNorm::count); ++common) {
+          visit(family.find({dtype, world_, true, simulated_, static_cast<CommonNorm>(common)}));
         }
       }
     }
   }
 
  private:
+  void visit(Kernel kernel) {
+    if (kernel == nullptr) throw std::runtime_error("collx: this build simulates no multicast");
+    if (seen_.insert(kernel).second) visit_(kernel);
+  }
+
   const int world_;
   const bool simulated_;
   const Visit& visit_;

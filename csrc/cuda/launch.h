@@ -53,12 +53,10 @@ inline uint32_t cluster_of(const NormCall& call) { return call.shape.cluster; }
 inline CommonNorm common_of(const Call&) { return CommonNorm::other; }
 inline CommonNorm common_of(const NormCall& call) {
   const NormOptions& o = call.options;
-  if (call.residual == nullptr || call.residual_out == nullptr || o.rounding != Rounding::fp32) {
-    return CommonNorm::other;
-  }
-  if (call.quantized == nullptr) return CommonNorm::values;
-  if (call.normalized != nullptr || o.quantization != Quantization::e4m3fn ||
-      o.scale_mode == ScaleMode::group) {
+  if (call.residual == nullptr || call.residual_out == nullptr) return CommonNorm::other;
+  if (call.quantized == nullptr) return common_values(o.rounding);
+  if (call.normalized != nullptr || o.rounding != Rounding::fp32 ||
+      o.quantization != Quantization::e4m3fn || o.scale_mode == ScaleMode::group) {
     return CommonNorm::other;
   }
   return o.scale_mode == ScaleMode::row ? CommonNorm::e4m3fn_row : CommonNorm::e4m3fn_tensor;

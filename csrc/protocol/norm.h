@@ -26,9 +26,31 @@ enum class Quantization : uint8_t { none, e4m3fn, e5m2, int8 };
 /// One scale for a row, one given for the whole tensor, one for a group of columns.
 enum class ScaleMode : uint8_t { row, tensor, group, count };
 
-/// Calls that models make most of all, rounded once and with a residual that is kept: for the
-/// normalized values alone, or for bytes of e4m3fn alone, with a scale for each row or a given one.
-enum class CommonNorm : uint8_t { other, values, e4m3fn_row, e4m3fn_tensor };
+/// The calls that models make most often. All keep the residual. Their results are the normalized
+/// values alone, in one of the three roundings, or bytes of e4m3fn alone, rounded once, with a scale
+/// for each row or a given scale.
+enum class CommonNorm : uint8_t {
+  other,
+  values,
+  parity,
+  parity_weight,
+  e4m3fn_row,
+  e4m3fn_tensor,
+  count
+};
+constexpr CommonNorm common_values(Rounding rounding) {
+  switch (rounding) {
+    case Rounding::fp32:
+      return CommonNorm::values;
+    case Rounding::parity:
+      return CommonNorm::parity;
+    case Rounding::parity_weight:
+      return CommonNorm::parity_weight;
+    case Rounding::count:
+      break;
+  }
+  return CommonNorm::other;
+}
 
 /// What takes most of a kernel's code, and what a kernel that is made for a call may leave out.
 struct NormForm {

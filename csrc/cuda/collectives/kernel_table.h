@@ -170,11 +170,16 @@ Kernel for_common(const Instance& i, F f) {
     switch (i.common) {
       case CommonNorm::values:
         return f.template operator()<CommonNorm::values>();
+      case CommonNorm::parity:
+        return f.template operator()<CommonNorm::parity>();
+      case CommonNorm::parity_weight:
+        return f.template operator()<CommonNorm::parity_weight>();
       case CommonNorm::e4m3fn_row:
         return f.template operator()<CommonNorm::e4m3fn_row>();
       case CommonNorm::e4m3fn_tensor:
         return f.template operator()<CommonNorm::e4m3fn_tensor>();
       case CommonNorm::other:
+      case CommonNorm::count:
         break;
     }
   }

@@ -66,13 +66,16 @@ struct NormArguments {
 template <CommonNorm C>
 struct Asked {
   static constexpr bool kCommon = C != CommonNorm::other;
+  static constexpr bool kQuantizes = C == CommonNorm::e4m3fn_row || C == CommonNorm::e4m3fn_tensor;
   const NormArguments& norm;
 
   __device__ __forceinline__ NormOptions options() const {
     NormOptions o = norm.options;
     if constexpr (kCommon) {
-      o.rounding = Rounding::fp32;
-      o.quantization = C == CommonNorm::values ? Quantization::none : Quantization::e4m3fn;
+      o.rounding = C == CommonNorm::parity          ? Rounding::parity
+                   : C == CommonNorm::parity_weight ? Rounding::parity_weight
+                                                    : Rounding::fp32;
+      o.quantization = kQuantizes ? Quantization::e4m3fn : Quantization::none;
       o.scale_mode = C == CommonNorm::e4m3fn_tensor ? ScaleMode::tensor : ScaleMode::row;
     }
     return o;
@@ -82,10 +85,10 @@ struct Asked {
     return kCommon || norm.residual_out != nullptr;
   }
   __device__ __forceinline__ bool keeps_values() const {
-    return kCommon ? C == CommonNorm::values : norm.normalized != nullptr;
+    return kCommon ? !kQuantizes : norm.normalized != nullptr;
   }
   __device__ __forceinline__ bool quantizes() const {
-    return kCommon ? C != CommonNorm::values : norm.quantized != nullptr;
+    return kCommon ? kQuantizes : norm.quantized != nullptr;
   }
   __device__ __forceinline__ bool given_scale() const {
     return kCommon ? C == CommonNorm::e4m3fn_tensor : norm.given_scale != nullptr;
