@@ -62,8 +62,8 @@ __device__ __forceinline__ uint64_t longest(const Message* messages, int world) 
 /// Channels whose messages become known on the way: first what this rank sends, then what it gets.
 /// Thread r < world of each block sees to rank r.
 template <int Ranks>
-class SplitChannels : public Channels<Ranks, false> {
-  using Base = Channels<Ranks, false>;
+class SplitChannels : public Channels<Ranks, false, true> {
+  using Base = Channels<Ranks, false, true>;
 
  public:
   using Transport::pairs;
@@ -71,9 +71,10 @@ class SplitChannels : public Channels<Ranks, false> {
   __device__ __forceinline__ SplitChannels(const KernelCall& call, Patience& patience,
                                            const Routes& tensors, const DeviceSplits& given,
                                            Agreed& agreed)
-      // Braces: one argument after the other.
-      : Base{call, patience, announce(call, patience, tensors, given, agreed),
-             longest(agreed.routes.from, call.world)} {}
+      : Base(call, patience, agreed.routes, 0, tensors) {
+    announce(call, patience, tensors, given, agreed);
+    this->extend(longest(agreed.routes.from, call.world));
+  }
 
   /// Waits for the counts, and lays out what comes. False, where it does not fit the output.
   static __device__ __forceinline__ bool meet(Session<SplitChannels>& session,
@@ -82,6 +83,7 @@ class SplitChannels : public Channels<Ranks, false> {
     const KernelCall& call = session.call;
     Patience& patience = session.patience;
     const int peer = static_cast<int>(threadIdx.x);
+    advance(call, agreed);
     if (peer < call.world) {
       const bool own = peer == call.rank;
       agreed.received[peer] = own ? agreed.sent[peer] : count_of(call, patience, peer, agreed);
@@ -104,26 +106,22 @@ class SplitChannels : public Channels<Ranks, false> {
   }
 
  private:
-  static __device__ __forceinline__ const Routes& announce(const KernelCall& call,
-                                                           Patience& patience,
-                                                           const Routes& tensors,
-                                                           const DeviceSplits& given,
-                                                           Agreed& agreed) {
+  static __device__ __forceinline__ void announce(const KernelCall& call, Patience& patience,
+                                                  const Routes& tensors, const DeviceSplits& given,
+                                                  Agreed& agreed) {
     RegionHeader* own = call.header();
     const int peer = static_cast<int>(threadIdx.x);
-    if (peer < call.world) agreed.sent[peer] = static_cast<uint64_t>(given.sent[peer]);
-    if (peer == 0) {
-      agreed.epoch = *reinterpret_cast<volatile uint32_t*>(&own->counts_epoch) + 1;
+    if (peer < call.world) {
+      // Both loads are in flight together.
+      const uint32_t before = ptx::ld_here(&own->counts_epoch);
+      agreed.sent[peer] = static_cast<uint64_t>(given.sent[peer]);
+      agreed.epoch = before + 1;
     } else if (peer == kWarpLanes) {
       static_cast<RouteFrame&>(agreed.routes) = tensors;
     }
     __syncwarp();
-    const uint32_t epoch = agreed.epoch;
-    if (peer == 0 && atomicAdd(&own->counts_blocks, 1u) + 1 == gridDim.x) {
-      own->counts_blocks = 0;
-      own->counts_epoch = epoch;
-    }
     if (peer < call.world) {
+      const uint32_t epoch = agreed.epoch;
       const uint64_t rows = agreed.sent[peer];
       const uint64_t all = rows_before(agreed.sent, call.world, given.rows);
       agreed.routes.from[call.distance_to(peer, call.world)] = rows_of(
@@ -139,7 +137,15 @@ class SplitChannels : public Channels<Ranks, false> {
       }
     }
     patience.agree();
-    return agreed.routes;
+  }
+
+  /// Advances the epoch, by the last block to have read it. Of a warp that awaits no counts.
+  static __device__ __forceinline__ void advance(const KernelCall& call, const Agreed& agreed) {
+    RegionHeader* own = call.header();
+    if (threadIdx.x + 1 == blockDim.x && atomicAdd(&own->counts_blocks, 1u) + 1 == gridDim.x) {
+      own->counts_blocks = 0;
+      own->counts_epoch = agreed.epoch;
+    }
   }
 
   /// Rows from a peer.
@@ -174,8 +180,22 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   __shared__ Agreed agreed;
   Session<Splits> session(call, tensors, given, agreed);
   if (!session.alive()) return;
-  run_one_way<Copy>(session, agreed.routes, World<W>::size(call),
-                    [&] { return Splits::meet(session, tensors, given, agreed); });
+  // Of a small call, what stays here is loaded while the counts are awaited.
+  const Routes& routes = agreed.routes;
+  const uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const uint64_t kept = Run<>(routes.from[0]).vectors();
+  const bool small = kept <= uint64_t{gridDim.x} * blockDim.x;
+  Vector own;
+  const auto meet = [&] {
+    if (small && i < kept) own = Run<>(routes.from[0]).load(i);
+    return Splits::meet(session, tensors, given, agreed);
+  };
+  const auto keep = [&](Slice slice) {
+    if (!small) copy_own(routes.from[0], routes.to[0], slice);
+    if (small && i < kept && slice.part == 0) Run<>(routes.to[0]).store(i, own);
+    clear(routes.cleared, slice);
+  };
+  run_one_way<Copy>(session, routes, World<W>::size(call), meet, keep);
 }
 
 }  // namespace collx::cuda

@@ -96,25 +96,15 @@ class OneWay {
   const int world_;
 };
 
-/// For messages that are known from the start.
-struct Known {
-  __device__ __forceinline__ bool operator()() const { return true; }
-};
-
 /// Through the slots of channels, use by use: sends to all, takes from all, and tells the senders.
-/// `meet`, behind the first sends, makes known what comes; false: nothing will.
-template <typename Stage, typename T, typename Meet = Known>
+/// `meet`, behind the first sends, makes known what comes; false: nothing will. `keep(slice)` does
+/// what is left to do within this rank.
+template <typename Stage, typename T, typename Meet, typename Keep>
 __device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& routes, int world,
-                                            Meet meet = {}) {
+                                            Meet meet, Keep keep) {
   constexpr bool kSimple = T::kSimple;
   T& channels = session.transport;
   OneWay<Stage, T> way(session, routes, world);
-  // In a reduction the root's own values go through the stage; everything else stays here.
-  const auto keep_own = [&](Slice slice) {
-    if (!Stage::kReduces || routes.root != 0)
-      copy_own<kSimple>(routes.from[0], routes.to[0], slice);
-    clear<kSimple>(routes.cleared, slice);
-  };
   uint32_t uses = 1;
   for (uint32_t use = 0; use < uses; ++use) {
     channels.for_own([&](uint32_t i) { way.send(use, i); });
@@ -123,10 +113,22 @@ __device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& r
       channels.hand_back(session.patience);
       if constexpr (!kSimple) uses = channels.all_uses();
     }
-    keep_own(Slice{use, uses});
+    keep(Slice{use, uses});
     channels.for_own([&](uint32_t i) { way.put(use, i, way.take(use, i)); });
     channels.finish_use(session.patience, use, uses);
   }
+}
+
+/// The same for messages that are known from the start.
+template <typename Stage, typename T>
+__device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& routes, int world) {
+  // In a reduction the root's own values go through the stage; everything else stays here.
+  const auto keep = [&](Slice slice) {
+    if (!Stage::kReduces || routes.root != 0)
+      copy_own<T::kSimple>(routes.from[0], routes.to[0], slice);
+    clear<T::kSimple>(routes.cleared, slice);
+  };
+  run_one_way<Stage>(session, routes, world, [] { return true; }, keep);
 }
 
 }  // namespace collx::cuda

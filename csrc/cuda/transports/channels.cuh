@@ -57,8 +57,9 @@ struct Counts {
 /// The channels of the tiles that this block serves. Vector i of a use belongs to tile
 /// i / kTileVectors; every message is a whole number of warps' vectors.
 ///
-/// In a simple call a thread has one tile, whose counts it asks for at once.
-template <int Ranks, bool Simple>
+/// In a simple call a thread has one tile. `Keeps`: the counts of a thread's first tile are loaded
+/// at once and kept.
+template <int Ranks, bool Simple, bool Keeps = Simple>
 class Channels : public Transport {
  public:
   static constexpr bool kSimple = Simple;
@@ -67,19 +68,20 @@ class Channels : public Transport {
 
   __device__ __forceinline__ Channels(const KernelCall& call, const Patience& patience,
                                       const Routes& routes)
-      : Channels(call, patience, routes, call.vectors) {}
+      : Channels(call, patience, routes, call.vectors, routes) {}
 
-  /// `vectors`: on the wire, of the longest message.
+  /// `vectors`: on the wire, of the longest message. `frame`: of the routes, which may be laid out
+  /// later.
   __device__ __forceinline__ Channels(const KernelCall& call, const Patience&, const Routes& routes,
-                                      uint64_t vectors)
-      : call_(call), routes_(routes), vectors_(vectors), used_(used_of(vectors)) {
-    if constexpr (Simple) {
-      if (serves(first())) {
-        sent_ = Counts<Ranks>::load(row(routes_.uses_sent, first()));
-        received_ = Counts<Ranks>::load(row(routes_.uses_received, first()));
+                                      uint64_t vectors, const RouteFrame& frame)
+      : call_(call), routes_(routes), frame_(frame) {
+    if constexpr (Keeps) {
+      if (first() < (Simple ? round_up<uint64_t>(vectors, kTileVectors) : call.capacity)) {
+        sent_ = Counts<Ranks>::load(row(frame_.uses_sent, first()));
+        received_ = Counts<Ranks>::load(row(frame_.uses_received, first()));
       }
     }
-    mark_tiles(0);
+    extend(vectors);
   }
 
   /// For messages that turn out to be longer than all that were known.
@@ -87,7 +89,7 @@ class Channels : public Transport {
     if (vectors <= vectors_) return;
     const uint32_t marked = used_;
     vectors_ = vectors;
-    used_ = used_of(vectors);
+    used_ = Simple || vectors < call_.capacity ? static_cast<uint32_t>(vectors) : call_.capacity;
     mark_tiles(marked);
   }
 
@@ -108,20 +110,20 @@ class Channels : public Transport {
 
   /// Uses before this call, of the channels to and from each rank.
   __device__ __forceinline__ Counts<Ranks> sent(uint32_t i) const {
-    return Simple ? sent_ : Counts<Ranks>::load(row(routes_.uses_sent, i));
+    return keeps(i) ? sent_ : Counts<Ranks>::load(row(frame_.uses_sent, i));
   }
   __device__ __forceinline__ Counts<Ranks> received(uint32_t i) const {
-    return Simple ? received_ : Counts<Ranks>::load(row(routes_.uses_received, i));
+    return keeps(i) ? received_ : Counts<Ranks>::load(row(frame_.uses_received, i));
   }
   /// Uses that the receivers have finished.
   __device__ __forceinline__ Counts<Ranks> done(uint32_t i) const {
-    return Counts<Ranks>::load_acquire(row(routes_.uses_done, i));
+    return Counts<Ranks>::load_acquire(row(frame_.uses_done, i));
   }
 
   /// Waits until `peer` is done with the use two before `epoch`, of which `seen` may tell already.
   __device__ __forceinline__ bool writable(Patience& patience, int peer, uint32_t i, uint32_t epoch,
                                            uint32_t seen) const {
-    const uint32_t* word = row(routes_.uses_done, i) + peer;
+    const uint32_t* word = row(frame_.uses_done, i) + peer;
     return patience.wait(
         Phase::release,
         [&] {
@@ -150,7 +152,7 @@ class Channels : public Transport {
          [=](uint32_t* word, uint32_t before) { ptx::st_release_sys(word, before + use + 1); });
   }
 
-  __device__ __forceinline__ bool overlaps() const { return mark_ != 0; }
+  __device__ __forceinline__ bool overlaps() const { return (first_mark_ | other_marks_) != 0; }
 
   /// Counts the uses.
   __device__ __forceinline__ void end() const {
@@ -160,9 +162,9 @@ class Channels : public Transport {
     for_own_tiles([&](uint32_t i) {
       const uint32_t tile = i - i % kTileVectors;
       if (peer != call_.rank) {
-        uint32_t *sent = row(routes_.uses_sent, i), *received = row(routes_.uses_received, i);
-        sent[peer] = (Simple ? sent_[peer] : sent[peer]) + uses(routes_.from[d], tile);
-        received[peer] = (Simple ? received_[peer] : received[peer]) + uses(routes_.to[d], tile);
+        uint32_t *sent = row(frame_.uses_sent, i), *received = row(frame_.uses_received, i);
+        sent[peer] = (keeps(i) ? sent_[peer] : sent[peer]) + uses(routes_.from[d], tile);
+        received[peer] = (keeps(i) ? received_[peer] : received[peer]) + uses(routes_.to[d], tile);
       }
       if (leads()) call_.entries[i / kTileVectors].busy = 0;
     });
@@ -174,16 +176,24 @@ class Channels : public Transport {
   }
 
  private:
-  /// Vectors of the largest use.
-  __device__ __forceinline__ uint32_t used_of(uint64_t vectors) const {
-    return Simple || vectors < call_.capacity ? static_cast<uint32_t>(vectors) : call_.capacity;
+  /// Whether the counts of vector i's tile are kept.
+  __device__ __forceinline__ bool keeps(uint32_t i) const {
+    return Simple || (Keeps && i == first());
   }
 
-  /// As busy: those that begin at vector `from` of a use, or behind it.
+  /// As busy: those that begin at vector `from` of a use, or behind it. The first tile's answer is
+  /// looked at when the call ends, so that nothing waits for it.
   __device__ __forceinline__ void mark_tiles(uint32_t from) {
-    for_own_tiles([&](uint32_t i) {
-      if (leads() && i >= from) mark_ |= atomicExch(&call_.entries[i / kTileVectors].busy, 1u);
-    });
+    if (!leads()) return;
+    const auto mark = [&](uint32_t i) {
+      return atomicExch(&call_.entries[i / kTileVectors].busy, 1u);
+    };
+    if (first() >= from && serves(first())) first_mark_ = mark(first());
+    if constexpr (!Simple) {
+      for (uint32_t i = first() + stride(); serves(i); i += stride()) {
+        if (i >= from) other_marks_ |= mark(i);
+      }
+    }
   }
 
   /// store(done word, uses before this call) for each sender whose message reaches into that use,
@@ -196,9 +206,9 @@ class Channels : public Transport {
     for_own_tiles([&](uint32_t i) {
       const uint32_t tile = i - i % kTileVectors;
       if (!reaches(routes_.to[d], use, tile)) return;
-      uint32_t* word = reinterpret_cast<uint32_t*>(call_.peer[d] + routes_.done_offset) +
+      uint32_t* word = reinterpret_cast<uint32_t*>(call_.peer[d] + frame_.done_offset) +
                        tile / kTileVectors * kMaxCudaRanks + call_.rank;
-      store(word, Simple ? received_[source] : row(routes_.uses_received, i)[source]);
+      store(word, keeps(i) ? received_[source] : row(frame_.uses_received, i)[source]);
     });
   }
 
@@ -231,10 +241,11 @@ class Channels : public Transport {
 
   const KernelCall& call_;
   const Routes& routes_;
-  uint64_t vectors_;
-  uint32_t used_;
+  const RouteFrame& frame_;
+  uint64_t vectors_ = 0;
+  uint32_t used_ = 0;
   Counts<Ranks> sent_, received_;
-  uint32_t mark_ = 0;
+  uint32_t first_mark_ = 0, other_marks_ = 0;
 };
 
 }  // namespace collx::cuda
