@@ -27,8 +27,8 @@ enum class Quantization : uint8_t { none, e4m3fn, e5m2, int8 };
 enum class ScaleMode : uint8_t { row, tensor, group, count };
 
 /// The calls that models make most often. All keep the residual. Their results are the normalized
-/// values alone, in one of the three roundings, or bytes of e4m3fn alone, rounded once, with a scale
-/// for each row or a given scale.
+/// values alone, in one of the three roundings, or bytes of e4m3fn alone, rounded once, with a
+/// scale for each row or a given scale.
 enum class CommonNorm : uint8_t {
   other,
   values,

@@ -128,7 +128,8 @@ __device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& r
       copy_own<T::kSimple>(routes.from[0], routes.to[0], slice);
     clear<T::kSimple>(routes.cleared, slice);
   };
-  run_one_way<Stage>(session, routes, world, [] { return true; }, keep);
+  run_one_way<Stage>(
+      session, routes, world, [] { return true; }, keep);
 }
 
 }  // namespace collx::cuda
