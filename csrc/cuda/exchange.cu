@@ -140,6 +140,10 @@ void staged(const ExchangeLaunch& l) {
 
 constexpr KernelFamily kDeviceSplits{DTypes::any, alltoallv_device_splits};
 
+/// Threads of a block fill the link so. With more of them calls in both directions are slower
+/// (docs/performance.md).
+constexpr int32_t kScatters = 64;
+
 /// By any name, since the lengths of the messages are not known here.
 void with_device_splits(const ExchangeLaunch& l) {
   DeviceSplits splits = l.call.splits;
@@ -149,6 +153,17 @@ void with_device_splits(const ExchangeLaunch& l) {
   routes.to[0] = message_of(l.call, l.call.output, dense_span(splits.capacity * splits.row_bytes));
   use_channels(k, routes, l.view);
   l.run(false, k, routes, splits);
+  const uint64_t longest = ceil_div<uint64_t>(l.call.longest, kVectorBytes);
+  if (l.view.world != 2 || wire_vectors(true, longest) <= k.capacity) return;
+  k.check = false;  // the ranks have compared the call, and one of them may end here
+  LaneArguments lanes{};
+  lanes.area = l.view.layout.lanes;
+  lanes.fingerprint[1] = fingerprint_of_lanes(l.call.descriptor, false);
+  lanes.scatters = kScatters;
+  lanes.takes = 128;
+  void* arguments[] = {&k, &routes, &splits, &lanes};
+  launch(alltoallv_long({}), Plan{Algorithm::lanes, splits.lanes, kLaneBlock}, l.view.pdl,
+         arguments, l.stream, "the long messages of an alltoallv");
 }
 
 /// By chunks, in as many lanes as the call has blocks.
@@ -178,9 +193,7 @@ void lanes(const ExchangeLaunch& l) {
             ? pair_fingerprint(mark, l.view.rank, peer, routes.from[d].bytes, routes.to[d].bytes)
             : mark;
   }
-  // 64 threads fill the link. With more of them calls in both directions are slower
-  // (docs/performance.md).
-  lanes.scatters = sends ? 64 : 0;
+  lanes.scatters = sends ? kScatters : 0;
   lanes.takes = !takes ? 0 : sends && !reduces ? 128 : 192;
   const bool sums = !reduces || l.call.reduce_op == ReduceOp::sum;
   l.run(sums && all_whole(routes, l.view), k, lanes, routes);
@@ -310,6 +323,7 @@ static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algori
 std::vector<KernelFamily> exchange_kernels() {
   std::vector<KernelFamily> kernels = kernels_of(kLaunchers);
   kernels.push_back(kDeviceSplits);
+  kernels.push_back({DTypes::any, alltoallv_long});
   kernels.push_back({DTypes::any, rank_barrier});
   return kernels;
 }

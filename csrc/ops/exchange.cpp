@@ -112,7 +112,9 @@ class ExchangeRun {
     if (device_splits()) {
       call.longest = std::max(e_.splits.rows, e_.splits.capacity) * e_.splits.row_bytes;
     }
-    call.plan = communicator_.tuned(select(request(places)));
+    const Request wanted = request(places);
+    call.plan = communicator_.tuned(select(wanted));
+    if (device_splits()) call.splits.lanes = lanes_of(wanted);
     describe(e_, input_, call.descriptor);
   }
 

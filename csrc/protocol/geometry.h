@@ -39,6 +39,7 @@ struct DeviceSplits {
   uint64_t row_bytes = 0;
   uint64_t rows = 0;      // of the input
   uint64_t capacity = 0;  // rows of the output; those behind the received ones are set to zero
+  int32_t lanes = 0;      // CUDA: that long messages may take
 };
 
 constexpr Span dense_span(uint64_t bytes) { return {0, bytes > 0 ? 1u : 0u, bytes, bytes}; }

@@ -453,6 +453,13 @@ constexpr int clamp_blocks(uint64_t wanted, uint64_t limit) {
 
 }  // namespace detail
 
+/// Lanes that a call may use: a block for each. Ranks must agree, so that spare blocks are left
+/// alone.
+constexpr int lanes_of(const Request& r) {
+  const int room = r.max_blocks > 0 && r.max_blocks < r.room ? r.max_blocks : r.room;
+  return room < r.lanes ? room : r.lanes;
+}
+
 /// Algorithm, grid and block size of a call.
 constexpr Plan select(const Request& r) {
   Plan plan;
@@ -467,14 +474,11 @@ constexpr Plan select(const Request& r) {
 
   const uint64_t work = work_of(r, plan.algorithm);
   if (row_of(plan.algorithm).lanes) {
-    // A block for each lane. Ranks must agree, so that spare blocks are left alone.
-    const int room = r.max_blocks > 0 && r.max_blocks < r.room ? r.max_blocks : r.room;
-    const int most = room < r.lanes ? room : r.lanes;
     plan.threads = kLaneBlock;
     // How long messages are that ranks count, their two ranks alone know.
     const uint64_t wanted =
         row_of(r.collective).counted ? kMostLanes : ceil_div(work, kLeastLaneVectors);
-    plan.blocks = detail::clamp_blocks(wanted, static_cast<uint64_t>(most));
+    plan.blocks = detail::clamp_blocks(wanted, static_cast<uint64_t>(lanes_of(r)));
     return plan;
   }
   // Small blocks spread a small call over the device; large ones fill the links.

@@ -48,11 +48,12 @@ COLLX_HD constexpr uint32_t largest_chunk(Collective collective, uint32_t slot_b
 /// How the vectors of a message lie in lanes: in chunks of equal size, which the lanes take in
 /// turn.
 struct LaneChunks {
-  uint32_t count = 0;    // in each lane
-  uint32_t vectors = 0;  // of each chunk; a whole number of lines of 128 bytes
+  uint32_t count;    // in each lane
+  uint32_t vectors;  // of each chunk; a whole number of lines of 128 bytes
 
   LaneChunks() = default;
-  COLLX_HD constexpr LaneChunks(uint64_t all, int lanes, uint32_t slot_vectors) {
+  COLLX_HD constexpr LaneChunks(uint64_t all, int lanes, uint32_t slot_vectors)
+      : count(0), vectors(0) {
     const uint64_t share = ceil_div(all, static_cast<uint64_t>(lanes));
     if (share == 0) return;
     const uint64_t chunks = ceil_div(share, uint64_t{slot_vectors});

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import collx
 from tests.common.attempt import Attempt, attempt, call_until_failure, finish, ones
 from tests.common.check import assert_none
 from tests.common.family_cases import OPS, SPLITS, SYMMETRIC, Call, legal
@@ -94,6 +95,66 @@ def _overwritten(rank: Rank, rounds: int, symmetric: bool) -> list[str]:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_inputs_of_several_rings_may_be_overwritten_at_once(pool: Pool, symmetric: bool) -> None:
     assert_none(pool.run(_overwritten, 3 if pool.takes_turns else 12, symmetric))
+
+
+def _long_and_short(rank: Rank, seed: int, count: int) -> list[str]:
+    communicator = rank.communicator("lanes", payload_bytes=PAYLOAD_BYTES)
+    choose = random.Random(seed)
+    ranks = range(rank.size)
+    wrong = []
+    for number in range(count):
+        rows = [[choose.choice((0, 1, 90, 3_000, 20_001)) for _ in ranks] for _ in ranks]
+        width = choose.choice((1, 3, 8))
+        dtype = choose.choice((torch.uint8, torch.bfloat16, torch.int64))
+        spare, blocks = choose.choice((0, 5_000)), choose.choice((0, 1, 5))
+        if choose.randrange(2 * rank.size) == rank.rank:
+            delay(rank, 0.3)
+        values = torch.arange(max(map(sum, rows)) * width, device=rank.device).view(-1, width)
+        sent = [((values[: sum(rows[r])] * (r + 3)) % 127).to(dtype) for r in ranks]
+        arriving = [rows[r][rank.rank] for r in ranks]
+        result, arrived = collx.alltoallv(
+            sent[rank.rank],
+            group=communicator,
+            device_splits=torch.tensor(rows[rank.rank], device=rank.device),
+            capacity=sum(arriving) + spare,
+            max_blocks=blocks,
+        )
+        parts = [sent[r].split(rows[r])[rank.rank] for r in ranks]
+        wanted = torch.cat([*parts, result.new_zeros(spare, width)])
+        if not torch.equal(result, wanted) or arrived.tolist() != arriving:
+            wrong.append(f"call {number}: {rows} rows of {width} {dtype}, {spare} spare")
+    return wrong
+
+
+@WORLDS
+def test_splits_on_the_device_of_long_and_short_messages(pool: Pool) -> None:
+    """Between two ranks long messages take lanes and short ones channels, each direction by
+    itself."""
+    seed, count = seed_and_count(20 if pool.takes_turns else CALLS[pool.size])
+    assert_none(pool.run(_long_and_short, seed, count, deadline=60.0 + count / 20))
+
+
+def _splits_that_do_not_fit(rank: Rank, timeout: float) -> Attempt:
+    communicator = rank.new_communicator(
+        "lanes-refuse", rank.fresh_group(), timeout=timeout, payload_bytes=PAYLOAD_BYTES
+    )
+    source = torch.ones(40_000, 8, dtype=torch.uint8, device=rank.device)
+    rows = 40_000 if rank.rank == 0 else 100
+    splits = torch.full((rank.size,), rows, device=rank.device)
+
+    def once() -> None:
+        collx.alltoallv(source, group=communicator, device_splits=splits, capacity=80_000)
+        finish(communicator)
+
+    return attempt(once)
+
+
+@pytest.mark.worlds(2)
+def test_long_messages_of_splits_that_do_not_fit_are_refused(pool: Pool) -> None:
+    """The kernel that moves long messages touches nothing where the exchange of counts failed."""
+    for result in pool.run(_splits_that_do_not_fit, timeout_now(pool)):
+        assert result.error == "CollectiveMismatch", result
+        assert "80000" in result.message, result
 
 
 def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: bool) -> Attempt:

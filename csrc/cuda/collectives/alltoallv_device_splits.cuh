@@ -1,11 +1,13 @@
-// Alltoallv whose splits lie in device memory: the ranks tell each other how many rows they are
-// about to send, and send them, like any collective over channels. What comes is awaited when the
-// counts have come, with which the first rows travel.
+// Alltoallv whose splits lie in device memory. The ranks tell each other how many rows they are
+// about to send, and send them through channels at the same time. A rank waits for rows when it has
+// the counts. Between two ranks a message that takes more than one use of the channels is left to a
+// second kernel (alltoallv_long.cuh): the sender and the receiver both know its length then.
 //
 // The counts travel as words {rows, epoch} in a mailbox that every call uses in both directions
 // between all ranks, so two of them suffice. Every block reads all counts for itself.
 #pragma once
 
+#include "device_rows.cuh"
 #include "one_way.cuh"
 
 namespace collx::cuda {
@@ -18,6 +20,7 @@ struct Agreed {
   uint64_t sent[kMaxCudaRanks];      // rows, by rank
   uint64_t received[kMaxCudaRanks];  // likewise
   uint32_t epoch;                    // of the counts
+  bool long_from, long_to;           // whether the message to the peer, or from it, is left
   Routes routes;
 };
 
@@ -31,16 +34,6 @@ __device__ __forceinline__ uint64_t rows_before(const uint64_t* rows, int rank, 
     sum += rows[r];
   }
   return sum <= capacity ? sum : kRefused;
-}
-
-__device__ __forceinline__ Message rows_of(const Message& tensor, uint64_t row_bytes,
-                                           uint64_t start, uint64_t rows) {
-  Message m = tensor;
-  m.data += start * row_bytes;
-  m.bytes = m.width = m.pitch = rows * row_bytes;
-  m.whole = tensor.whole && start * row_bytes % kVectorBytes == 0;
-  m.wire = wire_vectors(true, Run<>(m).vectors());
-  return m;
 }
 
 /// Of splits that do not fit.
@@ -57,6 +50,14 @@ __device__ __forceinline__ uint64_t longest(const Message* messages, int world) 
   uint64_t vectors = 0;
   for (int d = 1; d < world; ++d) vectors = max(vectors, messages[d].wire);
   return vectors;
+}
+
+/// Whether a message is left to the second kernel. Then it takes nothing of the channels.
+template <int Ranks>
+__device__ __forceinline__ bool is_left(const KernelCall& call, Message& m) {
+  if (Ranks > 2 || !is_long(m, call)) return false;
+  m.wire = 0;
+  return true;
 }
 
 /// Channels whose messages become known on the way: first what this rank sends, then what it gets.
@@ -89,16 +90,22 @@ class SplitChannels : public Channels<Ranks, false, true> {
       agreed.received[peer] = own ? agreed.sent[peer] : count_of(call, patience, peer, agreed);
     }
     __syncwarp();
-    if (peer < call.world) {
+    // The thread behind the last rank's does the same for what is behind the last row.
+    if (peer <= call.world) {
+      const bool behind = peer == call.world;
       const uint64_t start = rows_before(agreed.received, peer, given.capacity);
-      const uint64_t rows = agreed.received[peer];
-      agreed.routes.to[call.distance_to(peer, call.world)] =
-          rows_of(tensors.to[0], given.row_bytes, start, rows);
-      if (blockIdx.x == 0) given.received[peer] = static_cast<int64_t>(rows);
-    } else if (peer == call.world) {
-      const uint64_t rows = rows_before(agreed.received, call.world, given.capacity);
-      if (rows == kRefused) refuse(call, patience, Phase::arrival, agreed.received, given.capacity);
-      agreed.routes.cleared = rows_of(tensors.to[0], given.row_bytes, rows, given.capacity - rows);
+      const uint64_t rows = behind ? given.capacity - start : agreed.received[peer];
+      Message& to =
+          behind ? agreed.routes.cleared : agreed.routes.to[call.distance_to(peer, call.world)];
+      to = rows_of(tensors.to[0], given.row_bytes, start, rows);
+      if (behind) {
+        if (start == kRefused) {
+          refuse(call, patience, Phase::arrival, agreed.received, given.capacity);
+        }
+      } else {
+        if (peer != call.rank) agreed.long_to = is_left<Ranks>(call, to);
+        if (blockIdx.x == 0) given.received[peer] = static_cast<int64_t>(rows);
+      }
     }
     if (!patience.agree()) return false;
     session.transport.extend(longest(agreed.routes.to, call.world));
@@ -124,8 +131,10 @@ class SplitChannels : public Channels<Ranks, false, true> {
       const uint32_t epoch = agreed.epoch;
       const uint64_t rows = agreed.sent[peer];
       const uint64_t all = rows_before(agreed.sent, call.world, given.rows);
-      agreed.routes.from[call.distance_to(peer, call.world)] = rows_of(
-          tensors.from[0], given.row_bytes, rows_before(agreed.sent, peer, given.rows), rows);
+      Message& from = agreed.routes.from[call.distance_to(peer, call.world)];
+      from = rows_of(tensors.from[0], given.row_bytes, rows_before(agreed.sent, peer, given.rows),
+                     rows);
+      if (peer != call.rank) agreed.long_from = is_left<Ranks>(call, from);
       if (blockIdx.x == 0 && peer != call.rank && patience.alive()) {
         // One word, which orders nothing.
         ptx::st_relaxed_sys(
@@ -180,19 +189,11 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   __shared__ Agreed agreed;
   Session<Splits> session(call, tensors, given, agreed);
   if (!session.alive()) return;
-  // Of a small call, what stays here is loaded while the counts are awaited.
   const Routes& routes = agreed.routes;
-  const uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const uint64_t kept = Run<>(routes.from[0]).vectors();
-  const bool small = kept <= uint64_t{gridDim.x} * blockDim.x;
-  Vector own;
-  const auto meet = [&] {
-    if (small && i < kept) own = Run<>(routes.from[0]).load(i);
-    return Splits::meet(session, tensors, given, agreed);
-  };
+  const auto meet = [&] { return Splits::meet(session, tensors, given, agreed); };
   const auto keep = [&](Slice slice) {
-    if (!small) copy_own(routes.from[0], routes.to[0], slice);
-    if (small && i < kept && slice.part == 0) Run<>(routes.to[0]).store(i, own);
+    if (W == 2 && (agreed.long_from || agreed.long_to)) return;
+    copy_own(routes.from[0], routes.to[0], slice);
     clear(routes.cleared, slice);
   };
   run_one_way<Copy>(session, routes, World<W>::size(call), meet, keep);

@@ -212,6 +212,7 @@ Kernel broadcast_pipelined(const Instance& i);
 Kernel broadcast_twostage(const Instance& i);
 Kernel reduce_twostage(const Instance& i);
 Kernel alltoallv_device_splits(const Instance& i);
+Kernel alltoallv_long(const Instance& i);
 Kernel rank_barrier(const Instance& i);
 Kernel reduce_local(const Instance& i);
 

@@ -61,6 +61,7 @@ __device__ __forceinline__ void same_call(const KernelCall& call, Patience& pati
 /// What most transports have nothing to say to.
 struct Transport {
   static constexpr bool kSimple = false;
+  static constexpr bool kCounts = true;  // a kernel is a call
   /// What the call exchanges with each rank, where no other rank knows it.
   template <typename... Given>
   static __device__ __forceinline__ const Routes* pairs(const Given&...) {
@@ -94,7 +95,9 @@ class Session {
     }
     const bool failed = __syncthreads_or(!alive());
     transport.end();
-    if (blockIdx.x == 0 && threadIdx.x == 0 && !failed) ptx::red_add(&call.header()->sequence, 1);
+    if (T::kCounts && blockIdx.x == 0 && threadIdx.x == 0 && !failed) {
+      ptx::red_add(&call.header()->sequence, 1);
+    }
     if (call.pdl == PdlLevel::end) ptx::griddepcontrol_launch_dependents();
     // At the very end, where a call costs no registers.
     if (__builtin_expect(failed, 0)) patience.tell();

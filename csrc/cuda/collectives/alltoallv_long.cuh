@@ -1,0 +1,81 @@
+// The long messages of an alltoallv between two ranks whose splits lie on the device, by chunks in
+// lanes, and what stays on this rank. alltoallv_device_splits.cuh has exchanged the counts before.
+// It has done all of this itself where neither message is long.
+#pragma once
+
+#include "../stages/chunks.cuh"
+#include "device_rows.cuh"
+
+namespace collx::cuda {
+
+/// A second kernel of a call, which is counted already.
+class LongLanes : public Lanes<2, 1> {
+ public:
+  using Lanes<2, 1>::Lanes;
+  static constexpr bool kCounts = false;
+};
+
+__global__ void __launch_bounds__(kLaneBound, 2)
+    alltoallv_long_kernel(const __grid_constant__ KernelCall call,
+                          const __grid_constant__ Routes tensors,
+                          const __grid_constant__ DeviceSplits given,
+                          const __grid_constant__ LaneArguments prepared) {
+  __shared__ LaneArguments lanes;
+  if (threadIdx.x == 0) lanes = prepared;
+  __syncthreads();
+  Session<LongLanes> session(call, lanes);
+  LongLanes& transport = session.transport;
+  const int rank = call.rank, peer = 1 - rank;
+  const auto message = [&](const Message& tensor, const int64_t* rows, int of) {
+    const uint64_t start = of == 0 ? 0 : static_cast<uint64_t>(rows[0]);
+    return rows_of(tensor, given.row_bytes, start, static_cast<uint64_t>(rows[of]));
+  };
+  const Message& input = tensors.from[0];
+  const Message& output = tensors.to[0];
+  const Message from = message(input, given.sent, peer), to = message(output, given.received, peer);
+  const Message own = message(input, given.sent, rank);
+  const Message kept = message(output, given.received, rank);
+  const uint64_t arrived = static_cast<uint64_t>(given.received[0] + given.received[1]);
+  const Message cleared = rows_of(output, given.row_bytes, arrived, given.capacity - arrived);
+  // Where the call has failed, the counts may be anything.
+  const bool works = __syncthreads_and(session.alive()) != 0;
+  const bool sends = works && is_long(from, call), takes = works && is_long(to, call);
+  if (threadIdx.x == 0) {
+    const auto chunks_of = [&](const Message& m, bool is) {
+      return LaneChunks(is ? Run<>(m).vectors() : 0, static_cast<int>(gridDim.x),
+                        prepared.area.slot_bytes / kVectorBytes);
+    };
+    lanes.sent[0] = chunks_of(cleared, sends || takes);
+    lanes.received[0] = chunks_of(kept, sends || takes);
+    lanes.sent[1] = chunks_of(from, sends);
+    lanes.received[1] = chunks_of(to, takes);
+  }
+  __syncthreads();
+
+  const auto send = [&](const Team& team, uint32_t i, auto ready, auto slot) {
+    const Run<> run(from);
+    bool asked = false;
+    return send_chunk(team, run, transport.chunk(lanes.sent[1], i, run.vectors()), slot(1), ready,
+                      asked);
+  };
+  const auto take = [&](const Team& team, uint32_t i, auto ready, auto slot, auto) {
+    if (!ready()) return false;
+    const Run<> run(to);
+    take_chunk(team, run, transport.chunk(lanes.received[1], i, run.vectors()), slot(1));
+    return true;
+  };
+  const auto keep = [&](const Team& team) {
+    const Run<> source(own), place(kept), rest(cleared);
+    for (uint32_t i = 0; i < lanes.received[0].count; ++i) {
+      const Chunk part = transport.chunk(lanes.received[0], i, place.vectors());
+      store_chunk(team, place, part, [&](uint32_t k) { return source.load(part.first + k); });
+    }
+    for (uint32_t i = 0; i < lanes.sent[0].count; ++i) {
+      store_chunk(team, rest, transport.chunk(lanes.sent[0], i, rest.vectors()),
+                  [](uint32_t) { return Vector{}; });
+    }
+  };
+  transport.run(session.patience, send, take, keep);
+}
+
+}  // namespace collx::cuda
