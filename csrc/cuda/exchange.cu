@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "../protocol/uses.h"
+#include "collectives/device_rows.cuh"
 #include "exchange.h"
 #include "launch.h"
 #include "transports/lanes.cuh"
@@ -154,7 +155,7 @@ void with_device_splits(const ExchangeLaunch& l) {
   use_channels(k, routes, l.view);
   l.run(false, k, routes, splits);
   const uint64_t longest = ceil_div<uint64_t>(l.call.longest, kVectorBytes);
-  if (l.view.world != 2 || wire_vectors(true, longest) <= k.capacity) return;
+  if (l.view.world != 2 || !is_long(wire_vectors(true, longest), k.capacity)) return;
   k.check = false;  // the ranks have compared the call, and one of them may end here
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;

@@ -1,7 +1,7 @@
 // Alltoallv whose splits lie in device memory. The ranks tell each other how many rows they are
 // about to send, and send them through channels at the same time. A rank waits for rows when it has
-// the counts. Between two ranks a message that takes more than one use of the channels is left to a
-// second kernel (alltoallv_long.cuh): the sender and the receiver both know its length then.
+// the counts. Between two ranks a long message is left to a second kernel (alltoallv_long.cuh): the
+// sender and the receiver both know its length then.
 //
 // The counts travel as words {rows, epoch} in a mailbox that every call uses in both directions
 // between all ranks, so two of them suffice. Every block reads all counts for itself.
@@ -55,7 +55,7 @@ __device__ __forceinline__ uint64_t longest(const Message* messages, int world) 
 /// Whether a message is left to the second kernel. Then it takes nothing of the channels.
 template <int Ranks>
 __device__ __forceinline__ bool is_left(const KernelCall& call, Message& m) {
-  if (Ranks > 2 || !is_long(m, call)) return false;
+  if (Ranks > 2 || !is_long(m.wire, call.capacity)) return false;
   m.wire = 0;
   return true;
 }

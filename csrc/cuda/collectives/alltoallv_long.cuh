@@ -20,11 +20,7 @@ __global__ void __launch_bounds__(kLaneBound, 2)
                           const __grid_constant__ Routes tensors,
                           const __grid_constant__ DeviceSplits given,
                           const __grid_constant__ LaneArguments prepared) {
-  __shared__ LaneArguments lanes;
-  if (threadIdx.x == 0) lanes = prepared;
-  __syncthreads();
-  Session<LongLanes> session(call, lanes);
-  LongLanes& transport = session.transport;
+  ptx::griddepcontrol_wait();
   const int rank = call.rank, peer = 1 - rank;
   const auto message = [&](const Message& tensor, const int64_t* rows, int of) {
     const uint64_t start = of == 0 ? 0 : static_cast<uint64_t>(rows[0]);
@@ -33,22 +29,29 @@ __global__ void __launch_bounds__(kLaneBound, 2)
   const Message& input = tensors.from[0];
   const Message& output = tensors.to[0];
   const Message from = message(input, given.sent, peer), to = message(output, given.received, peer);
+  const bool sends = is_long(from.wire, call.capacity), takes = is_long(to.wire, call.capacity);
+  if (!sends && !takes) return;
+
+  __shared__ LaneArguments lanes;
+  if (threadIdx.x == 0) lanes = prepared;
+  __syncthreads();
+  Session<LongLanes> session(call, lanes);
+  LongLanes& transport = session.transport;
   const Message own = message(input, given.sent, rank);
   const Message kept = message(output, given.received, rank);
   const uint64_t arrived = static_cast<uint64_t>(given.received[0] + given.received[1]);
   const Message cleared = rows_of(output, given.row_bytes, arrived, given.capacity - arrived);
   // Where the call has failed, the counts may be anything.
   const bool works = __syncthreads_and(session.alive()) != 0;
-  const bool sends = works && is_long(from, call), takes = works && is_long(to, call);
   if (threadIdx.x == 0) {
     const auto chunks_of = [&](const Message& m, bool is) {
       return LaneChunks(is ? Run<>(m).vectors() : 0, static_cast<int>(gridDim.x),
                         prepared.area.slot_bytes / kVectorBytes);
     };
-    lanes.sent[0] = chunks_of(cleared, sends || takes);
-    lanes.received[0] = chunks_of(kept, sends || takes);
-    lanes.sent[1] = chunks_of(from, sends);
-    lanes.received[1] = chunks_of(to, takes);
+    lanes.sent[0] = chunks_of(cleared, works);
+    lanes.received[0] = chunks_of(kept, works);
+    lanes.sent[1] = chunks_of(from, works && sends);
+    lanes.received[1] = chunks_of(to, works && takes);
   }
   __syncthreads();
 

@@ -5,6 +5,10 @@
 
 namespace collx::cuda {
 
+/// Whether a message between two ranks goes through lanes, by a second kernel: `wire` vectors in
+/// channels of that capacity. The launch costs as much as some uses of the channels.
+COLLX_HD constexpr bool is_long(uint64_t wire, uint64_t capacity) { return wire > 3 * capacity; }
+
 /// `rows` rows of a tensor from row `start` on.
 __device__ __forceinline__ Message rows_of(const Message& tensor, uint64_t row_bytes,
                                            uint64_t start, uint64_t rows) {
@@ -14,11 +18,6 @@ __device__ __forceinline__ Message rows_of(const Message& tensor, uint64_t row_b
   m.whole = tensor.whole && start * row_bytes % kVectorBytes == 0;
   m.wire = wire_vectors(true, Run<>(m).vectors());
   return m;
-}
-
-/// Whether a message between two ranks takes more than one use of the channels.
-__device__ __forceinline__ bool is_long(const Message& m, const KernelCall& call) {
-  return m.wire > call.capacity;
 }
 
 }  // namespace collx::cuda
