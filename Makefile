@@ -52,7 +52,7 @@ OF_TORCH := libc10*.so libtorch*.so libcudart.so.*
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench lint format docs wheel clean
+.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench lint lint-cpp lint-python format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -157,13 +157,18 @@ bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." 
 	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py $(or $(OPS),all) \
 	  --device $(DEVICE) --peers all $(ARGS)
 
-lint: $(BUILT) $(DEV) ## formatting, types, static analysis, direction of includes and imports
+lint: lint-cpp lint-python ## formatting, types, static analysis, direction of includes and imports
+
+# Needs no environment.
+lint-cpp:
+	$(PYTHON) tools/check_cpp.py
+
+lint-python: $(BUILT) $(DEV)
 	ruff check .
 	ruff format --check .
 	mypy
 	python tools/check_includes.py
 	python tools/check_imports.py
-	python tools/check_cpp.py
 
 format: $(DEV) ## rewrites our files in their format
 	ruff check --fix .
