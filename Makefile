@@ -115,7 +115,8 @@ check: $(BUILT) $(DEV) ## the quick part of the tests: every operator with two C
 	python -m pytest --quick $(ARGS)
 
 # Without ARGS three parts run side by side: the tests of rank processes, many of which wait for a
-# time-out, those of builds and models, and all others.
+# time-out, those of builds and models, and all others. The first run in two processes, which take
+# files in alphabetical order: the longest are among the first.
 test: $(if $(ARGS),$(BUILT) $(DEV),test-ranks test-others test-built) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
 	$(if $(ARGS),python -m pytest $(ARGS))
 
@@ -127,7 +128,7 @@ PYTEST_TO_LOG = @mkdir -p build; python -m pytest $(1) >build/$@.log 2>&1; statu
 
 test-ranks: $(BUILT) $(DEV)
 	$(call say,'Running the tests in three parts side by side: about 20 minutes')
-	python -m pytest $(RANKS_TESTS)
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RANKS_TESTS)
 
 test-others: $(BUILT) $(DEV)
 	$(call PYTEST_TO_LOG,$(OTHER_TESTS))
