@@ -54,7 +54,7 @@ OF_TORCH := libc10*.so libtorch*.so libcudart.so.*
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench lint format docs wheel clean
+.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench lint lint-cpp lint-python format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -117,7 +117,8 @@ check: $(BUILT) $(DEV) ## the quick part of the tests: every operator with two C
 	python -m pytest --quick $(ARGS)
 
 # Without ARGS three parts run side by side: the tests of rank processes, many of which wait for a
-# time-out, those of builds and models, and all others.
+# time-out, those of builds and models, and all others. The first run in two processes, which take
+# files in alphabetical order: the longest are among the first.
 test: $(if $(ARGS),$(BUILT) $(DEV),test-ranks test-others test-built) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
 	$(if $(ARGS),python -m pytest $(ARGS))
 
@@ -129,7 +130,7 @@ PYTEST_TO_LOG = @mkdir -p build; python -m pytest $(1) >build/$@.log 2>&1; statu
 
 test-ranks: $(BUILT) $(DEV)
 	$(call say,'Running the tests in three parts side by side: about 20 minutes')
-	python -m pytest $(RANKS_TESTS)
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RANKS_TESTS)
 
 test-others: $(BUILT) $(DEV)
 	$(call PYTEST_TO_LOG,$(OTHER_TESTS))
@@ -159,13 +160,18 @@ bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." 
 	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py $(or $(OPS),all) \
 	  --device $(DEVICE) --peers all $(ARGS)
 
-lint: $(BUILT) $(DEV) ## formatting, types, static analysis, direction of includes and imports
+lint: lint-cpp lint-python ## formatting, types, static analysis, direction of includes and imports
+
+# Needs no environment.
+lint-cpp:
+	$(PYTHON) tools/check_cpp.py
+
+lint-python: $(BUILT) $(DEV)
 	ruff check .
 	ruff format --check .
 	mypy
 	python tools/check_includes.py
 	python tools/check_imports.py
-	python tools/check_cpp.py
 
 format: $(DEV) ## rewrites our files in their format
 	ruff check --fix .

@@ -4,7 +4,8 @@ What the package is stands in pyproject.toml; here is what depends on that PyTor
 COLLX_CUDA=0|1 leaves out or demands the CUDA kernels; otherwise they are built where nvcc is found
 and the machine has a GPU.
 TORCH_CUDA_ARCH_LIST picks the architectures. MAX_JOBS bounds the parallel compilations.
-COLLX_WERROR=1 makes warnings errors.
+COLLX_WERROR=1 makes warnings errors. COLLX_UNITY=1 compiles many sources as one where PyTorch's
+headers take most of the time: a clean build is done in less than half of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
+INCLUDE_TORCH = ("csrc/memory/", "csrc/ops/", "csrc/bindings/")
+UNITED = 25  # sources at most that are compiled as one; more take memory, and leave cores idle
 
 TORCH = ".".join(torch.__version__.split(".")[:2])
 # A folder for each PyTorch, so that the builds of one checkout do not shadow each other, and that
@@ -96,6 +99,21 @@ def sources(*parts: str) -> list[str]:
     if twice:
         raise SystemExit(f"sources would share an object file: {', '.join(sorted(twice))}")
     return sorted(str(p.relative_to(ROOT)) for p in found)
+
+
+def united(sources: list[str], folder: Path) -> list[str]:
+    """These sources, with those that include PyTorch as a few that include them, in `folder`."""
+    parts = [source for source in sources if source.startswith(INCLUDE_TORCH)]
+    others = [source for source in sources if source not in parts]
+    count = -(-len(parts) // UNITED)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        file = folder / f"united{number}.cpp"
+        text = "".join(f'#include "{part}"\n' for part in parts[number::count])
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+        others.insert(0, str(file))  # they take longest
+    return others
 
 
 def extensions(cuda: bool) -> list[Extension]:
@@ -182,6 +200,9 @@ class BuildExtension(cpp_extension.BuildExtension):
         # A folder for each: ninja forgets what another list of objects than its last one has built.
         common = self.build_temp
         self.build_temp = os.path.join(common, extension.name.rpartition(".")[2])
+        if unity:
+            extension.sources = united(extension.sources, Path(self.build_temp))
+            extension.include_dirs.append(str(ROOT))
         super().build_extension(extension)
         self.build_temp = common
 
@@ -219,6 +240,7 @@ class BuildPy(build_py):
 
 check_torch()
 cuda_wanted = with_cuda()
+unity = bool(environment_flag("COLLX_UNITY"))
 version, required_torch = version_and_torch(cuda_wanted)
 commands: dict[str, Any] = {"build_ext": BuildExtension, "build_py": BuildPy}
 setup(

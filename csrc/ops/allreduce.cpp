@@ -11,7 +11,7 @@ namespace collx {
 
 namespace {
 
-constexpr const char* kOp = "allreduce";
+constexpr const char* kAllreduceOp = "allreduce";
 
 class Allreduce {
  public:
@@ -25,10 +25,10 @@ class Allreduce {
     call.numel = static_cast<uint64_t>(input.numel());
     call.dtype = options.dtype;
     call.reduce_op = options.reduce_op;
-    epilogue_.use(communicator, options.algorithm, kOp, options.epilogue, output, call);
+    epilogue_.use(communicator, options.algorithm, kAllreduceOp, options.epilogue, output, call);
   }
 
-  static const char* op() { return kOp; }
+  static const char* op() { return kAllreduceOp; }
   Algorithm asked() const { return options_.algorithm; }
   bool is_empty() const { return call.numel == 0; }
   static bool needs_no_peers() { return true; }
@@ -41,9 +41,9 @@ class Allreduce {
     return {from, in_place() ? from : memory.find(call.output, output_.nbytes())};
   }
   void check(const Places& places) const {
-    if (needs_multicast(asked())) check_multicast(kOp, request(places), communicator_);
+    if (needs_multicast(asked())) check_multicast(kAllreduceOp, request(places), communicator_);
     if (is_empty()) return;
-    check_symmetric(kOp, asked(), places.input.has_value(), places.output.has_value());
+    check_symmetric(kAllreduceOp, asked(), places.input.has_value(), places.output.has_value());
   }
   static const Places& touched(const Places& places) { return places; }
 
@@ -58,7 +58,7 @@ class Allreduce {
     describe_tensor(input_, d);
   }
 
-  void fall_back() const { fallback_allreduce(communicator_, kOp, call, input_, output_); }
+  void fall_back() const { fallback_allreduce(communicator_, kAllreduceOp, call, input_, output_); }
   bool run(const CpuView& view) const { return cpu::allreduce(view, call); }
 #if COLLX_CUDA
   void run(const CudaView& view, cuda::Stream stream) const { cuda::allreduce(view, call, stream); }

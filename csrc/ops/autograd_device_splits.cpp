@@ -14,7 +14,7 @@ using autograd::AutogradContext;
 using autograd::Variable;
 using autograd::variable_list;
 
-constexpr const char* kOp = "alltoallv";
+constexpr const char* kGradientOp = "alltoallv";
 constexpr const char* kReverse = " (reverse mode works)";
 
 using Results = std::tuple<at::Tensor, at::Tensor>;
@@ -24,11 +24,11 @@ using Out = void(const at::Tensor&, const at::Tensor&, c10::SymInt, std::string_
                  std::string_view, int64_t, at::Tensor&, at::Tensor&);
 
 const auto& functional_op() {
-  static const auto op = autograd::find_op<Functional>(kOp, "device_splits");
+  static const auto op = autograd::find_op<Functional>(kGradientOp, "device_splits");
   return op;
 }
 const auto& out_op() {
-  static const auto op = autograd::find_op<Out>(kOp, "device_splits_out");
+  static const auto op = autograd::find_op<Out>(kGradientOp, "device_splits_out");
   return op;
 }
 
@@ -65,12 +65,12 @@ Results alltoallv_device_splits(c10::DispatchKeySet keys, const at::Tensor& inpu
                                 const at::Tensor& input_splits, c10::SymInt capacity,
                                 std::string_view group_name, std::string_view algorithm,
                                 int64_t max_blocks) {
-  autograd::refuse_forward_mode(kOp, kReverse, "input", input);
+  autograd::refuse_forward_mode(kGradientOp, kReverse, "input", input);
   if (!autograd::wants_gradient(input)) {
     return autograd::redispatch_below(functional_op(), keys, input, input_splits,
                                       std::move(capacity), group_name, algorithm, max_blocks);
   }
-  autograd::refuse_transforms(kOp);
+  autograd::refuse_transforms(kGradientOp);
   const variable_list results = AlltoallvDeviceSplits::apply(
       input, input_splits, capacity, group_name, algorithm, max_blocks, keys);
   return {results.at(0), results.at(1)};
@@ -81,8 +81,8 @@ void write_device_splits_out(c10::DispatchKeySet keys, const at::Tensor& input,
                              const at::Tensor& input_splits, c10::SymInt capacity,
                              std::string_view group_name, std::string_view algorithm,
                              int64_t max_blocks, at::Tensor& out, at::Tensor& output_splits) {
-  autograd::check_versioned(kOp, "out", out);
-  autograd::check_versioned(kOp, "output_splits", output_splits);
+  autograd::check_versioned(kGradientOp, "out", out);
+  autograd::check_versioned(kGradientOp, "output_splits", output_splits);
   autograd::redispatch_below(out_op(), keys, input, input_splits, std::move(capacity), group_name,
                              algorithm, max_blocks, out, output_splits);
   torch::autograd::increment_version(out);
@@ -93,9 +93,9 @@ void alltoallv_device_splits_out(c10::DispatchKeySet keys, const at::Tensor& inp
                                  const at::Tensor& input_splits, c10::SymInt capacity,
                                  std::string_view group_name, std::string_view algorithm,
                                  int64_t max_blocks, at::Tensor& out, at::Tensor& output_splits) {
-  autograd::refuse_forward_mode(kOp, kReverse, "input", input);
-  autograd::refuse_forward_mode(kOp, kReverse, "out", out);
-  autograd::refuse_gradient_of_out(kOp, input, out);
+  autograd::refuse_forward_mode(kGradientOp, kReverse, "input", input);
+  autograd::refuse_forward_mode(kGradientOp, kReverse, "out", out);
+  autograd::refuse_gradient_of_out(kGradientOp, input, out);
   write_device_splits_out(keys, input, input_splits, std::move(capacity), group_name, algorithm,
                           max_blocks, out, output_splits);
 }

@@ -14,7 +14,7 @@ namespace collx {
 
 namespace {
 
-constexpr const char* kOp = row_of(Collective::alltoallv).name;
+constexpr const char* kSplitsOp = row_of(Collective::alltoallv).name;
 
 Given given_of(const at::Tensor& input, std::string_view group_name, std::string_view algorithm,
                int64_t max_blocks) {
@@ -28,11 +28,11 @@ Given given_of(const at::Tensor& input, std::string_view group_name, std::string
 Prepared prepare_device_splits(const Given& given, const at::Tensor& input_splits,
                                int64_t capacity) {
   Prepared p = prepare(given);
-  p.sizes = device_splits_sizes(kOp, given.input, input_splits, capacity);
+  p.sizes = device_splits_sizes(kSplitsOp, given.input, input_splits, capacity);
   const CommunicatorOptions& o = p.communicator->options();
-  TORCH_CHECK_VALUE(input_splits.size(0) == o.world_size, "collx.", kOp, ": input_splits: got ",
-                    input_splits.size(0), " numbers; accepted: one for each rank of \"", o.name,
-                    "\", ", o.world_size);
+  TORCH_CHECK_VALUE(input_splits.size(0) == o.world_size, "collx.", kSplitsOp,
+                    ": input_splits: got ", input_splits.size(0),
+                    " numbers; accepted: one for each rank of \"", o.name, "\", ", o.world_size);
   p.exchange.axis = 0;
   p.exchange.geometry = rows_of(given.input);
   return p;
@@ -67,10 +67,10 @@ void out_by_splits(const at::Tensor& input, const at::Tensor& input_splits, int6
                    at::Tensor& out, at::Tensor& output_splits) {
   const Given given = given_of(input, group_name, algorithm, max_blocks);
   Prepared p = prepare_device_splits(given, input_splits, capacity);
-  check_out(kOp, input, p.sizes, out);
-  check_disjoint(kOp, input, out, std::nullopt);
-  check_out(kOp, input_splits, input_splits.sym_sizes(), output_splits, "output_splits");
-  check_disjoint(kOp, input_splits, output_splits, std::nullopt, "output_splits");
+  check_out(kSplitsOp, input, p.sizes, out);
+  check_disjoint(kSplitsOp, input, out, std::nullopt);
+  check_out(kSplitsOp, input_splits, input_splits.sym_sizes(), output_splits, "output_splits");
+  check_disjoint(kSplitsOp, input_splits, output_splits, std::nullopt, "output_splits");
   const OnDevice guard(input.device());
   const at::Tensor dense = out.is_contiguous() ? out : make_output(p.output_sizes(), input);
   const at::Tensor received = output_splits.is_contiguous()
@@ -83,10 +83,10 @@ void out_by_splits(const at::Tensor& input, const at::Tensor& input_splits, int6
 
 Sizes sizes_on_meta(const at::Tensor& input, const at::Tensor& input_splits,
                     const c10::SymInt& capacity, std::string_view algorithm, int64_t max_blocks) {
-  check_copyable(kOp, "input", input);
-  check_algorithm(kOp, Collective::alltoallv, algorithm);
-  check_max_blocks(kOp, max_blocks);
-  return device_splits_sizes(kOp, input, input_splits, capacity);
+  check_copyable(kSplitsOp, "input", input);
+  check_algorithm(kSplitsOp, Collective::alltoallv, algorithm);
+  check_max_blocks(kSplitsOp, max_blocks);
+  return device_splits_sizes(kSplitsOp, input, input_splits, capacity);
 }
 
 std::tuple<at::Tensor, at::Tensor> new_on_meta(const at::Tensor& input,
@@ -101,8 +101,9 @@ std::tuple<at::Tensor, at::Tensor> new_on_meta(const at::Tensor& input,
 void out_on_meta(const at::Tensor& input, const at::Tensor& input_splits, c10::SymInt capacity,
                  std::string_view, std::string_view algorithm, int64_t max_blocks, at::Tensor& out,
                  at::Tensor& output_splits) {
-  check_out(kOp, input, sizes_on_meta(input, input_splits, capacity, algorithm, max_blocks), out);
-  check_out(kOp, input_splits, input_splits.sym_sizes(), output_splits, "output_splits");
+  check_out(kSplitsOp, input, sizes_on_meta(input, input_splits, capacity, algorithm, max_blocks),
+            out);
+  check_out(kSplitsOp, input_splits, input_splits.sym_sizes(), output_splits, "output_splits");
 }
 
 }  // namespace

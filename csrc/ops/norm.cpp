@@ -21,13 +21,13 @@ namespace collx {
 
 namespace {
 
-using Results = c10::SmallVector<at::Tensor, 4>;
+using Tensors = c10::SmallVector<at::Tensor, 4>;
 
 /// Tensors that the backends can work on: dense, of the layout that the call describes.
 struct Operands {
   c10::MaybeOwned<at::Tensor> input, residual, weight, bias, scale;
   at::IntArrayRef sizes;  // of the normalized tensor
-  Results results;
+  Tensors results;
 };
 
 c10::MaybeOwned<at::Tensor> dense(const at::Tensor& tensor) {
@@ -252,7 +252,7 @@ bool lies_as(const at::Tensor& tensor, const NormResultShape& shape) {
   return shape.column_major ? tensor.sym_strides().equals(shape.strides()) : tensor.is_contiguous();
 }
 
-Results call(const NormOperator& op, const NormArguments& a) {
+Tensors call(const NormOperator& op, const NormArguments& a) {
   const NormCheck check = check_norm(op, a);
   const auto communicator = registry::require(op.name(), a.group_name);
   check_device(op.name(), "input", a.input, *communicator);
@@ -293,9 +293,9 @@ Results call(const NormOperator& op, const NormArguments& a) {
   return operands.results;
 }
 
-Results call_meta(const NormOperator& op, const NormArguments& a) {
+Tensors call_meta(const NormOperator& op, const NormArguments& a) {
   const NormCheck check = check_norm(op, a);
-  Results results;
+  Tensors results;
   for (size_t i = 0; i < check.results.size(); ++i) {
     if (op.out) {
       check_norm_out(op, a, check.results[i], a.results[i]);
@@ -308,11 +308,11 @@ Results call_meta(const NormOperator& op, const NormArguments& a) {
 
 class Kernel final : public c10::OperatorKernel {
  public:
-  using Function = Results (*)(const NormOperator&, const NormArguments&);
+  using Function = Tensors (*)(const NormOperator&, const NormArguments&);
   Kernel(NormOperator op, Function function) : op_(std::move(op)), function_(function) {}
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    Results results = function_(op_, NormArguments(op_, *stack));
+    Tensors results = function_(op_, NormArguments(op_, *stack));
     torch::jit::drop(*stack, op_.arguments.size() + (op_.out ? op_.results.size() : 0));
     if (op_.out) return;
     for (at::Tensor& result : results) stack->emplace_back(std::move(result));
@@ -336,7 +336,7 @@ class VersionsKernel final : public c10::OperatorKernel {
 
   static void write(const NormOperator& op, const c10::OperatorHandle& handle,
                     c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    Results written;
+    Tensors written;
     if (op.out) {
       for (const c10::IValue& value : torch::jit::last(*stack, op.results.size())) {
         autograd::check_versioned(op.name(), name_of(op.results[written.size()]), value.toTensor());

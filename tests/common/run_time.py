@@ -13,9 +13,11 @@ def compile_at_run_time(
     nvrtc: Any, source: str, *folders: Path, kernel: str = "", architecture: str = "sm_90"
 ) -> str:
     """What NVRTC says of `source`, and of that instance of a kernel's template: nothing when it
-    compiles. `nvrtc`: its bindings. `folders`: where headers are looked for."""
+    compiles. `nvrtc`: its bindings. `folders`: where headers are looked for. For an architecture
+    without machine code, "compute_90", it is not optimized either."""
     options = [f"-arch={architecture}", "-std=c++20", "-fmad=false", "-default-device"]
     options += [f"-I{folder}" for folder in folders]
+    options += ["--Ofast-compile=max"] if architecture.startswith("compute_") else []
     error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"test.cu", 0, [], [])
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS
     if kernel:

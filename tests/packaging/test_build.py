@@ -45,7 +45,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
             patch.setattr(torch.cuda, "device_count", lambda: gpus)
             patch.setattr(setuptools, "setup", given.update)
             patch.setattr(sys, "argv", ["setup.py", command])
-            for name in ("COLLX_CUDA", "COLLX_WERROR"):
+            for name in ("COLLX_CUDA", "COLLX_WERROR", "COLLX_UNITY"):
                 patch.setenv(name, environment.get(name, ""))
             runpy.run_path(str(ROOT / "setup.py"))
         return given
@@ -114,7 +114,7 @@ def test_without_nvcc_the_kernels_are_left_out_or_refused(plan: Plan, tmp_path: 
             plan(home=home, COLLX_CUDA="1")
 
 
-@pytest.mark.parametrize("name", ["COLLX_CUDA", "COLLX_WERROR"])
+@pytest.mark.parametrize("name", ["COLLX_CUDA", "COLLX_WERROR", "COLLX_UNITY"])
 def test_a_switch_that_is_neither_on_nor_off_is_refused(plan: Plan, name: str) -> None:
     with pytest.raises(SystemExit, match=f"{name} is 'yes'; it can be 0, 1 or unset"):
         plan(**{name: "yes"})
