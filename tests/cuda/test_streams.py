@@ -76,7 +76,7 @@ def test_two_communicators_on_two_streams_in_opposite_order(pool: Pool) -> None:
     assert pool.run(_crossed, 5 if pool.takes_turns else 200) == [0] * pool.size
 
 
-def _large_calls(rank: Rank) -> dict[str, Callable[[Any], torch.Tensor]]:
+def _large_calls(rank: Rank) -> dict[str, Callable[[Any], Any]]:
     """Calls of 8 MiB, each of which takes as many blocks as a communicator may have. Every element
     of their results is the world size."""
     flat = torch.ones(4 << 20, dtype=torch.bfloat16, device=rank.device)
