@@ -146,7 +146,9 @@ def _splits_that_do_not_fit(rank: Rank, timeout: float) -> Attempt:
         collx.alltoallv(source, group=communicator, device_splits=splits, capacity=80_000)
         finish(communicator)
 
-    return attempt(once)
+    found = attempt(once)
+    communicator.destroy()  # tests of this pool that follow may need to be alone
+    return found
 
 
 @pytest.mark.worlds(2)
@@ -222,7 +224,9 @@ def _other_sizes(rank: Rank, timeout: float) -> Attempt:
         torch.ops.collx.allreduce.out(source, "sum", communicator.name, "twoshot_lanes", 0, out=out)
         finish(communicator)
 
-    return attempt(once)
+    found = attempt(once)
+    communicator.destroy()
+    return found
 
 
 @pytest.mark.alone  # waits for time-outs
