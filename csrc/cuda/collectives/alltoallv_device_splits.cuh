@@ -61,10 +61,11 @@ __device__ __forceinline__ bool is_left(const KernelCall& call, Message& m) {
 }
 
 /// Channels whose messages become known on the way: first what this rank sends, then what it gets.
-/// Thread r < world of each block sees to rank r.
+/// Thread r < world of each block sees to rank r. The counts of more than two ranks take registers
+/// that the vectors need.
 template <int Ranks>
-class SplitChannels : public Channels<Ranks, false, true> {
-  using Base = Channels<Ranks, false, true>;
+class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
+  using Base = Channels<Ranks, false, Ranks == 2>;
 
  public:
   using Transport::pairs;
