@@ -68,15 +68,8 @@ __global__ void __launch_bounds__(kLaneBound, 2)
     return true;
   };
   const auto keep = [&](const Team& team) {
-    const Run<> source(own), place(kept), rest(cleared);
-    for (uint32_t i = 0; i < lanes.received[0].count; ++i) {
-      const Chunk part = transport.chunk(lanes.received[0], i, place.vectors());
-      store_chunk(team, place, part, [&](uint32_t k) { return source.load(part.first + k); });
-    }
-    for (uint32_t i = 0; i < lanes.sent[0].count; ++i) {
-      store_chunk(team, rest, transport.chunk(lanes.sent[0], i, rest.vectors()),
-                  [](uint32_t) { return Vector{}; });
-    }
+    copy_chunks(team, transport, lanes.received[0], Run<>(own), Run<>(kept));
+    clear_chunks(team, transport, lanes.sent[0], Run<>(cleared));
   };
   transport.run(session.patience, send, take, keep);
 }

@@ -59,14 +59,8 @@ __global__ void __launch_bounds__(kLaneBound, 2)
   const auto keep = [&](const Team& team) {
     const bool copies = !Stage::kReduces || (routes.has_root && routes.root != 0);
     const Run<Simple> own(routes.from[0]), to(routes.to[0]), cleared(routes.cleared);
-    for (uint32_t i = 0; copies && i < lanes.received[0].count; ++i) {
-      const Chunk part = chunk(lanes.received[0], i, routes.to[0]);
-      store_chunk(team, to, part, [&](uint32_t k) { return own.load(part.first + k); });
-    }
-    for (uint32_t i = 0; i < lanes.sent[0].count; ++i) {
-      store_chunk(team, cleared, chunk(lanes.sent[0], i, routes.cleared),
-                  [](uint32_t) { return Vector{}; });
-    }
+    if (copies) copy_chunks(team, transport, lanes.received[0], own, to);
+    clear_chunks(team, transport, lanes.sent[0], cleared);
   };
 
   session.transport.run(session.patience, send, take, keep);

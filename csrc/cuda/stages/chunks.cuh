@@ -85,6 +85,27 @@ __device__ __forceinline__ void take_chunk(const Team& team, const Output& outpu
   store_chunk(team, output, chunk, [&](uint32_t k) { return ptx::ld_relaxed_sys(slot + k); });
 }
 
+/// Copies the chunks of a message within this rank.
+template <typename Transport, typename Tensor>
+__device__ __forceinline__ void copy_chunks(const Team& team, const Transport& transport,
+                                            const LaneChunks& chunks, const Tensor& from,
+                                            const Tensor& to) {
+  for (uint32_t i = 0; i < chunks.count; ++i) {
+    const Chunk chunk = transport.chunk(chunks, i, to.vectors());
+    store_chunk(team, to, chunk, [&](uint32_t k) { return from.load(chunk.first + k); });
+  }
+}
+
+/// Sets the chunks of a message to zero.
+template <typename Transport, typename Tensor>
+__device__ __forceinline__ void clear_chunks(const Team& team, const Transport& transport,
+                                             const LaneChunks& chunks, const Tensor& to) {
+  for (uint32_t i = 0; i < chunks.count; ++i) {
+    store_chunk(team, to, transport.chunk(chunks, i, to.vectors()),
+                [](uint32_t) { return Vector{}; });
+  }
+}
+
 /// `from(d)`: the slot of the peer at that distance. `Sends`: the peer gets the result, too, at
 /// `to(d)`.
 template <typename Stage, int W, bool Simple, bool Sends, typename Input, typename Output,
