@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from collxbench.plot import Line, picture
+from collxbench.plot import PEERS, Line, picture
 from collxbench.units import HOST_TIME
 
 Records = list[dict[str, Any]]
 
-# By the start of the name of an implementation.
+# By the start of the name of an implementation. Each has the same color in every figure.
 LIBRARIES = {
     "collx": "collx",
     "flashinfer": "FlashInfer",
@@ -50,11 +50,13 @@ def title(records: Records) -> str:
 
 def lines(records: Records) -> list[Line]:
     """One for each library, collx first."""
-    return [
-        Line(label, fastest(r for r in records if r["impl"].startswith(start)), start == "collx")
-        for start, label in LIBRARIES.items()
-        if any(record["impl"].startswith(start) for record in records)
-    ]
+    colors = dict(zip(LIBRARIES, ("", *PEERS), strict=False))
+    found = []
+    for start, label in LIBRARIES.items():
+        mine = [r for r in records if r["impl"].startswith(start)]
+        if mine:
+            found.append(Line(label, fastest(mine), start == "collx", color=colors[start]))
+    return found
 
 
 def fastest(records: Iterable[dict[str, Any]]) -> list[tuple[int, float]]:

@@ -19,6 +19,7 @@ class Line(NamedTuple):
     points: Sequence[tuple[int, float]]  # bytes, microseconds
     ours: bool
     style: str = "o-"
+    color: str = ""  # by default the next one of PEERS
 
 
 def draw(file: Path, op: Op, results: Results, wire_gbs: float | None) -> None:
@@ -54,11 +55,11 @@ def picture(file: Path, lines: Sequence[Line], title: str, size: tuple[float, fl
     figure, axes = pyplot.subplots(figsize=size)
     colors = itertools.cycle(PEERS)
     for line in lines:
-        color = GRAY if line.style == "--" else OURS if line.ours else next(colors)
+        color = GRAY if line.style == "--" else OURS if line.ours else line.color or next(colors)
         weight = 2.6 if line.ours else 1.4
         axes.plot(*zip(*line.points, strict=True), line.style, label=line.label, color=color)
         axes.lines[-1].set(linewidth=weight, markersize=3.5)
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds per call")
+    axes.set(xscale="log", yscale="log", xlabel="bytes of the message on each rank", ylabel="microseconds per call")
     measured = [us for line in lines if line.style != "--" for _, us in line.points]
     if measured:
         axes.set_ylim(bottom=min(measured) / 2)
