@@ -59,7 +59,8 @@ def picture(file: Path, lines: Sequence[Line], title: str, size: tuple[float, fl
         weight = 2.6 if line.ours else 1.4
         axes.plot(*zip(*line.points, strict=True), line.style, label=line.label, color=color)
         axes.lines[-1].set(linewidth=weight, markersize=3.5)
-    axes.set(xscale="log", yscale="log", xlabel="bytes of the message on each rank", ylabel="microseconds per call")
+    axes.set(xscale="log", yscale="log", ylabel="microseconds per call")
+    axes.set_xlabel("bytes of the message on each rank")
     measured = [us for line in lines if line.style != "--" for _, us in line.points]
     if measured:
         axes.set_ylim(bottom=min(measured) / 2)
