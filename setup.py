@@ -4,8 +4,8 @@ What the package is stands in pyproject.toml; here is what depends on that PyTor
 COLLX_CUDA=0|1 leaves out or demands the CUDA kernels; otherwise they are built where nvcc is found
 and the machine has a GPU.
 TORCH_CUDA_ARCH_LIST picks the architectures. MAX_JOBS bounds the parallel compilations.
-COLLX_WERROR=1 makes warnings errors. COLLX_UNITY=1 compiles many sources as one where PyTorch's
-headers take most of the time: a clean build is done in less than half of it.
+COLLX_WERROR=1 makes warnings errors. Sources that include PyTorch's headers are compiled a dozen at
+a time, since those headers take most of the time; COLLX_UNITY=0 compiles each by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = "0.1.0"
 OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 INCLUDE_TORCH = ("csrc/memory/", "csrc/ops/", "csrc/bindings/")
-UNITED = 25  # sources at most that are compiled as one; more take memory, and leave cores idle
+UNITED = 12  # sources at most that are compiled as one; a change of one compiles all of them again
 
 TORCH = ".".join(torch.__version__.split(".")[:2])
 # A folder for each PyTorch, so that the builds of one checkout do not shadow each other, and that
@@ -240,7 +240,7 @@ class BuildPy(build_py):
 
 check_torch()
 cuda_wanted = with_cuda()
-unity = bool(environment_flag("COLLX_UNITY"))
+unity = environment_flag("COLLX_UNITY") is not False
 version, required_torch = version_and_torch(cuda_wanted)
 commands: dict[str, Any] = {"build_ext": BuildExtension, "build_py": BuildPy}
 setup(
