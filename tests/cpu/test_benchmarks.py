@@ -344,6 +344,7 @@ def test_host_times_name_the_form_of_every_call(bench: tuple[str, Path]) -> None
 
 
 @needs_models
+@pytest.mark.full
 def test_a_decoding_step_is_timed_beside_its_peers() -> None:
     """Uncompiled, and with logits that agree."""
     small = ("--hidden=128", "--layers=1", "--rows=1,3", "--steps=1")
@@ -360,6 +361,7 @@ def test_epilogues_are_timed_beside_calls_without_one() -> None:
 
 
 @needs_models
+@pytest.mark.full
 def test_models_of_other_libraries_are_timed_with_and_without_collx() -> None:
     small = ("--hidden=64", "--rows=1", "--steps=1", "--models", "Llama", "DTensor", "FSDP2")
     printed = run_on_ranks(str(BENCHMARKS / "models.py"), "--device=cpu", "--no-compile", *small)
@@ -397,6 +399,7 @@ def test_markdown_fills_the_tables_of_a_document(bench: tuple[str, Path], tmp_pa
     assert "Beside it ran gloo" in brief
 
 
+@pytest.mark.full
 def test_turns_compares_two_builds(tmp_path: Path) -> None:
     """Here, the same one twice."""
     import collx
