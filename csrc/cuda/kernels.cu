@@ -23,7 +23,7 @@ class Once {
         const auto dtype = static_cast<DType>(i);
         if (family.dtypes == DTypes::any && i > 0) break;
         if (family.dtypes == DTypes::normalized && !can_normalize(dtype)) continue;
-        if (family.dtypes == DTypes::summed && !sums_by_multicast(ReduceOp::sum, dtype)) continue;
+        if (family.dtypes == DTypes::summed && !is_summed(dtype)) continue;
         visit(family.find({dtype, world_, false, simulated_}));
         for (int common = 0; common < static_cast<int>(CommonNorm::count); ++common) {
           visit(family.find({dtype, world_, true, simulated_, static_cast<CommonNorm>(common)}));

@@ -92,34 +92,22 @@ void multimem(const NormLaunch& l) {
 constexpr KernelTemplate mapping(std::string_view name, bool pushes = false) {
   return {name, pushes, pushes, true};
 }
+constexpr LauncherRow<NormCall> row(Algorithm algorithm, FindKernel find,
+                                    void (*launch)(const NormLaunch&), KernelTemplate mapping,
+                                    Collectives serves = kNorms) {
+  return {algorithm, serves, {DTypes::normalized, find, mapping}, launch};
+}
 
 constexpr LauncherRow<NormCall> kLaunchers[] = {
-    {Algorithm::oneshot_push,
-     kNorms | kScatteringNorms,
-     {DTypes::normalized, norm_oneshot_push, mapping("norm_oneshot_push", true)},
-     push},
-    {Algorithm::twoshot_push,
-     kNorms,
-     {DTypes::normalized, norm_twoshot_push, mapping("norm_twoshot_push", true)},
-     push},
-    {Algorithm::twoshot_push_sums,
-     kNorms,
-     {DTypes::normalized, norm_twoshot_push_sums, mapping("norm_twoshot_push_sums", true)},
-     push},
-    {Algorithm::oneshot_pull,
-     kNorms,
-     {DTypes::normalized, norm_oneshot_pull, mapping("norm_oneshot_pull")},
-     pull},
-    {Algorithm::twoshot_pull,
-     kNorms,
-     {DTypes::normalized, norm_twoshot_pull, mapping("norm_twoshot_pull")},
-     pull},
-    {Algorithm::multimem_twoshot,
-     kNorms,
-     {DTypes::normalized,
-      norm_multimem_twoshot,
-      {.name = "norm_multimem_twoshot", .worlds = false, .rows = true, .multicast = true}},
-     multimem},
+    row(Algorithm::oneshot_push, norm_oneshot_push, push, mapping("norm_oneshot_push", true),
+        kNorms | kScatteringNorms),
+    row(Algorithm::twoshot_push, norm_twoshot_push, push, mapping("norm_twoshot_push", true)),
+    row(Algorithm::twoshot_push_sums, norm_twoshot_push_sums, push,
+        mapping("norm_twoshot_push_sums", true)),
+    row(Algorithm::oneshot_pull, norm_oneshot_pull, pull, mapping("norm_oneshot_pull")),
+    row(Algorithm::twoshot_pull, norm_twoshot_pull, pull, mapping("norm_twoshot_pull")),
+    row(Algorithm::multimem_twoshot, norm_multimem_twoshot, multimem,
+        {.name = "norm_multimem_twoshot", .worlds = false, .rows = true, .multicast = true}),
 };
 static_assert(take_epilogues(kLaunchers, kNorms | kScatteringNorms, Algorithm::automatic));
 static_assert(is_complete(DeviceKind::cuda, kNorms, [](Collective c, Algorithm a) {

@@ -48,6 +48,24 @@ constexpr Algorithm sums_or_results(const NormRequest& r, Algorithm algorithm) {
   return sums ? Algorithm::twoshot_push_sums : algorithm;
 }
 
+/// Where the results of a piece, of a vector for each of some threads, lie in its tiles when its
+/// owner passes them on: in bytes from the first. `element`: bytes of the dtype.
+struct RowPlanes {
+  uint32_t residual;
+  uint32_t normalized;
+  uint32_t quantized;
+  uint32_t scales;  // words, float32
+
+  COLLX_HD constexpr RowPlanes(uint32_t threads, bool has_residual, bool has_normalized,
+                               uint32_t element) {
+    const uint32_t plane = threads * kVectorBytes;
+    residual = 0;
+    normalized = has_residual ? plane : 0;
+    quantized = normalized + (has_normalized ? plane : 0);
+    scales = quantized + plane / element;
+  }
+};
+
 namespace detail {
 
 constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
@@ -56,20 +74,16 @@ constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
   return power;
 }
 
-/// Bytes of slots that a piece takes when its owner passes it on: see NormPlanes.
+/// Bytes of slots that a piece takes when its owner passes it on.
 constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r, Algorithm algorithm) {
-  const uint32_t vectors = s.threads;
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
-  if (algorithm == Algorithm::twoshot_push_sums) return vectors * kVectorBytes;
-  uint32_t bytes = (r.results.residual + r.results.normalized) * vectors * kVectorBytes;
-  if (r.results.quantized) bytes += vectors * (kVectorBytes / element);
-  if (r.results.quantized && r.options.scale_mode != ScaleMode::tensor) {
-    // A word for each smallest group is more than any call needs.
-    bytes += r.options.scale_mode == ScaleMode::row
-                 ? kVectorBytes
-                 : vectors * (kVectorBytes / element) / kSmallestGroup * 4;
-  }
-  return bytes;
+  if (algorithm == Algorithm::twoshot_push_sums) return s.threads * kVectorBytes;
+  const RowPlanes planes(s.threads, r.results.residual, r.results.normalized, element);
+  if (!r.results.quantized) return planes.quantized;
+  if (r.options.scale_mode == ScaleMode::tensor) return planes.scales;
+  if (r.options.scale_mode == ScaleMode::row) return planes.scales + kVectorBytes;
+  // A word for each smallest group is more than any call needs.
+  return planes.scales + s.threads * (kVectorBytes / element) / kSmallestGroup * 4;
 }
 
 /// Clusters of a shape that a share of the device holds at once: `blocks` of kFullBlock threads.
@@ -81,23 +95,6 @@ constexpr uint64_t clusters_held(const NormRequest& r, const NormShape& s, int b
 }
 
 }  // namespace detail
-
-/// Where a piece's results lie in its tiles, in bytes from the first.
-struct NormPlanes {
-  uint32_t residual;
-  uint32_t normalized;
-  uint32_t quantized;
-  uint32_t scales;  // words, float32
-
-  COLLX_HD constexpr NormPlanes(const NormShape& s, bool has_residual, bool has_normalized,
-                                uint32_t element) {
-    const uint32_t plane = s.threads * kVectorBytes;
-    residual = 0;
-    normalized = has_residual ? plane : 0;
-    quantized = normalized + (has_normalized ? plane : 0);
-    scales = quantized + plane / element;
-  }
-};
 
 /// Sums over a group of columns that is wider than a warp stay within a block.
 constexpr bool has_wide_groups(const NormOptions& o, uint32_t elements) {

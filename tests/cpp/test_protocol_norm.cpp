@@ -223,12 +223,12 @@ TEST(NormPlan, SumsPassWhereResultsAreTwiceTheBytes) {
 TEST(NormPlan, PlanesDoNotOverlap) {
   NormShape s;
   s.threads = 128;
-  const NormPlanes all(s, true, true, 2);
+  const RowPlanes all(s.threads, true, true, 2);
   EXPECT_EQ(all.residual, 0u);
   EXPECT_EQ(all.normalized, 128u * 16);
   EXPECT_EQ(all.quantized, 2 * 128u * 16);
   EXPECT_EQ(all.scales, 2 * 128u * 16 + 128u * 8);
-  const NormPlanes bytes(s, false, false, 4);
+  const RowPlanes bytes(s.threads, false, false, 4);
   EXPECT_EQ(bytes.quantized, 0u);
   EXPECT_EQ(bytes.scales, 128u * 4);
 }

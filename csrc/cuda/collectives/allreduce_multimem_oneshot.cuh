@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kFullBlock, 2)
                              : Every({call, multicast.input, pull.input, 0}, call.numel);
     for_own(half.count, [&](uint64_t i) {
       const uint64_t j = half.first + i;
-      reduce_into<Stage>(call, call.world, SumSource{inputs, staged ? i : j},
+      reduce_into<Stage>(call, call.world, from_sums(inputs, staged ? i : j),
                          TensorSink{output, j});
     });
   };

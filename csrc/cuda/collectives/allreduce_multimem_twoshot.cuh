@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kFullBlock, 2)
   const auto sum_of = [&](const Half& half, const PartPlace& at) {
     const Every from = staged ? staging_of_all<M, Stage::kDType>(call, pull, multicast, half.parity)
                               : Every({call, multicast.input, pull.input, 0}, call.numel);
-    return SumSource{from, staged ? at.of_half : at.of_tensor};
+    return from_sums(from, staged ? at.of_half : at.of_tensor);
   };
   run_parts<Stage, M>(session, pull, multicast, staged,
                       Stage::template output<false>(call.output, call.numel, epilogue...), sum_of);

@@ -13,7 +13,7 @@ template <typename Stage, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     allreduce_oneshot_push_kernel(const __grid_constant__ KernelCall call,
                                   const __grid_constant__ Epilogue... epilogue) {
-  using S = typename Stage::Slots;
+  using Wire = typename Stage::Wire;
   using Tensor = DenseTensor<Stage::kElementBytes, Simple>;
   constexpr int kRanks = World<W>::kRanks;
   Session<Tiles<Simple>> session(call);
@@ -21,23 +21,23 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const Tensor input(call.input, call.numel);
   const auto output = Stage::template output<Simple>(call.output, call.numel, epilogue...);
   // Threads that have a mask, or nothing behind the tensor's end, go along.
-  const auto carries = [&](uint64_t j) { return !S::kMasked || j < input.vectors(); };
+  const auto carries = [&](uint64_t j) { return !Wire::kMasked || j < input.vectors(); };
   const auto load = [&](uint64_t j) { return carries(j) ? input.load(j) : Vector{}; };
   Vector own;
 
   // Epoch, data and the poison word are in flight together: none is looked at before all are.
   const auto push = [&](const Place& at) {
-    own = load(data_index<S>(at.vector));
-    const PeerSlots<S, kRanks> slots{call, world, slot_offset(call, 0, at.epoch, at.i)};
+    own = load(Wire::data_index(at.vector));
+    const PeerSlots<Wire, kRanks> slots{call, world, slot_offset(call, 0, at.epoch, at.i)};
     const Vector wire = slots.prepare(own);
-    own = S::own(own);
+    own = Wire::own(own);
     if (session.alive()) slots.put(wire);
   };
   const auto reduce = [&](const Place& at) {
-    const uint64_t j = data_index<S>(at.vector);
-    if (!Simple) own = S::own(load(j));
-    const auto all = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
-                                           slot_offset(call, 0, at.epoch, at.i), world, own);
+    const uint64_t j = Wire::data_index(at.vector);
+    if (!Simple) own = Wire::own(load(j));
+    const auto all = from_slots<Wire, kRanks>(session, Phase::arrival, at.epoch,
+                                              slot_offset(call, 0, at.epoch, at.i), world, own);
     reduce_into<Stage, Simple>(call, world, all, TensorSink{output, j, carries(j)});
   };
   run_slots<Order::behind>(

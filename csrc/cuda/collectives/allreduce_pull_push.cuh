@@ -11,23 +11,6 @@
 
 namespace collx::cuda {
 
-/// Every rank's output, beginning with the own one.
-template <typename Tensor, int Ranks>
-struct EveryOutput {
-  const KernelCall& call;
-  const PullArguments& pull;
-  int world;
-  uint64_t i;
-
-  __device__ __forceinline__ Vector prepare(Vector v) const { return v; }
-  __device__ __forceinline__ void put(Vector v) const {
-#pragma unroll
-    for (int d = 0; d < Ranks; ++d) {
-      if (d < world) Tensor(pull.output[call.rank_at(d, world)], call.numel).store(i, v);
-    }
-  }
-};
-
 template <typename Stage, int W>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     allreduce_pull_push_kernel(const __grid_constant__ KernelCall call,
@@ -43,7 +26,14 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
       const uint64_t j = part.start + i;
       const auto inputs = from_memory<kRanks>(
           world, [&](int rank) { return Tensor(pull.input[rank], call.numel).load_peer(j); });
-      reduce_into<Stage>(call, world, inputs, EveryOutput<Tensor, kRanks>{call, pull, world, j});
+      // Every rank's output, beginning with the own one.
+      const auto store = [&](Vector v) {
+#pragma unroll
+        for (int d = 0; d < kRanks; ++d) {
+          if (d < world) Tensor(pull.output[call.rank_at(d, world)], call.numel).store(j, v);
+        }
+      };
+      reduce_into<Stage>(call, world, inputs, SinkBy{store});
     });
   });
 }

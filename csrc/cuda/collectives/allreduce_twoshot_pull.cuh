@@ -51,9 +51,10 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
         return staged ? ptx::ld_relaxed_sys(staging(peer, rank, half) + i)
                       : Tensor(pull.input[peer], call.numel).load_peer(part.start + j);
       });
-      reduce_into<Stage>(call, world, inputs,
-                         Both{PlaceSink{pull.passed(call, rank, half.parity) + i},
-                              TensorSink{output, part.start + j}});
+      Vector* passed = pull.passed(call, rank, half.parity) + i;
+      reduce_into<Stage>(
+          call, world, inputs,
+          Both{SinkBy{[=](Vector v) { *passed = v; }}, TensorSink{output, part.start + j}});
     });
   };
   const auto gather = [&](const Half& half) {

@@ -12,7 +12,7 @@ namespace collx::cuda {
 
 /// Where the vectors of a tensor's parts lie in it. Each part has as many places as the largest one
 /// has vectors: every use of a tile must carry a word between every two ranks.
-template <typename S, bool Simple>
+template <typename Wire, bool Simple>
 class Parts {
  public:
   __device__ __forceinline__ Parts(const KernelCall& call, uint64_t vectors, int world)
@@ -23,8 +23,8 @@ class Parts {
     bool has;         // false at a filler, and for a thread that has a mask
   };
   __device__ __forceinline__ Found find(int owner, const Place& at) const {
-    if constexpr (Simple && !S::kMasked) return {owner * call_.vectors + at.vector, true};
-    const uint64_t j = data_index<S>(at.vector);
+    if constexpr (Simple && !Wire::kMasked) return {owner * call_.vectors + at.vector, true};
+    const uint64_t j = Wire::data_index(at.vector);
     const Part part = parts_.part(owner);
     return {part.start + j, j < part.count};
   }
@@ -38,14 +38,14 @@ template <typename Stage, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     allreduce_twoshot_push_kernel(const __grid_constant__ KernelCall call,
                                   const __grid_constant__ Epilogue... epilogue) {
-  using S = typename Stage::Slots;
+  using Wire = typename Stage::Wire;
   constexpr int kRanks = World<W>::kRanks, kScatter = 0, kGather = 1;
   Session<Tiles<Simple>> session(call);
   const int world = World<W>::size(call), rank = call.rank;
   const DenseTensor<Stage::kElementBytes, Simple> input(call.input, call.numel);
   const auto output = Stage::template output<Simple>(call.output, call.numel, epilogue...);
   using Output = decltype(output);
-  const Parts<S, Simple> parts(call, input.vectors(), world);
+  const Parts<Wire, Simple> parts(call, input.vectors(), world);
   const auto load = [&](int owner, const Place& at) {
     const auto [vector, has] = parts.find(owner, at);
     return has ? input.load(vector) : Vector{};
@@ -56,30 +56,20 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   };
 
   const auto scatter = [&](const Place& at) {
-    Vector v[kRanks];
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world) v[d] = load(call.rank_at(d, world), at);
-    }
-    const uint32_t offset = slot_offset(call, kScatter, at.epoch, at.i);
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d >= world) continue;
-      v[d] = S::sendable(v[d]);
-      if (session.alive()) S::push(call.outgoing[d] + offset, v[d]);
-    }
+    load_and_send<Wire, kRanks>(session, world, slot_offset(call, kScatter, at.epoch, at.i),
+                                [&](int d) { return load(call.rank_at(d, world), at); });
   };
   const auto reduce = [&](const Place& at) {
-    const auto all_parts = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
-                                                 slot_offset(call, kScatter, at.epoch, at.i), world,
-                                                 S::own(load(rank, at)));
-    const PeerSlots<S, kRanks> all{call, world, slot_offset(call, kGather, at.epoch, at.i)};
+    const auto all_parts = from_slots<Wire, kRanks>(session, Phase::arrival, at.epoch,
+                                                    slot_offset(call, kScatter, at.epoch, at.i),
+                                                    world, Wire::own(load(rank, at)));
+    const PeerSlots<Wire, kRanks> all{call, world, slot_offset(call, kGather, at.epoch, at.i)};
     reduce_into<Stage, Simple>(call, world, all_parts, Both{all, sink(rank, at)});
   };
   const auto gather = [&](const Place& at) {
     const auto sums =
-        from_slots<S, kRanks>(session, Phase::gather, at.epoch,
-                              slot_offset(call, kGather, at.epoch, at.i), world, Vector{});
+        from_slots<Wire, kRanks>(session, Phase::gather, at.epoch,
+                                 slot_offset(call, kGather, at.epoch, at.i), world, Vector{});
     // Of a few ranks, what an epilogue reads is asked for before the sums are there.
     constexpr bool kEarly = Output::kAhead > 0 && Output::kAhead * kRanks <= 4;
     typename Output::Ahead ahead[kRanks];
@@ -94,14 +84,13 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
       }
     };
     if constexpr (kEarly) others(ask);
-    Vector v[kRanks];
-    if (!sums.take(v)) return;
-    others([&](int owner) {
-      if constexpr (!kEarly) ask(owner);
-      const auto [vector, has] = parts.find(owner, at);
-      if (has) output.store(vector, v[owner], ahead[owner]);
+    sums.drain([&](const auto& v) {
+      others([&](int owner) {
+        if constexpr (!kEarly) ask(owner);
+        const auto [vector, has] = parts.find(owner, at);
+        if (has) output.store(vector, v[owner], ahead[owner]);
+      });
     });
-    sums.rearm();
   };
   run_slots<Order::phases>(
       session, [](Slice) {}, scatter, reduce, gather);

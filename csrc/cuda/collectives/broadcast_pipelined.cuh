@@ -15,7 +15,7 @@ template <int W, bool Simple>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     broadcast_pipelined_kernel(const __grid_constant__ KernelCall call,
                                const __grid_constant__ Routes routes) {
-  using S = MaskedSlots;
+  using Wire = MaskedWire;
   constexpr int kRanks = World<W>::kRanks, kScatter = 0, kForward = 1;
   Session<Tiles<Simple>> session(call);
   const int world = World<W>::size(call);
@@ -23,18 +23,9 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
 
   // The root: a vector of each slice to the rank that forwards it.
   const auto scatter = [&](const Place& at) {
-    Vector v[kRanks];
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world) v[d] = load<Simple>(routes.from[d], data_index<S>(at.vector));
-    }
-    const uint32_t offset = slot_offset(call, kScatter, at.epoch, at.i);
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d >= world) continue;
-      v[d] = S::sendable(v[d]);
-      if (session.alive()) S::push(call.outgoing[d] + offset, v[d]);
-    }
+    load_and_send<Wire, kRanks>(
+        session, world, slot_offset(call, kScatter, at.epoch, at.i),
+        [&](int d) { return load<Simple>(routes.from[d], Wire::data_index(at.vector)); });
   };
   // Another rank: a vector of its slice, on to the others and to its output. The masks travel
   // along.
@@ -42,17 +33,15 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     char* slot = call.arriving + slot_offset(call, kScatter, at.epoch, at.i) +
                  static_cast<uint32_t>(root) * call.source_bytes;
     Vector wire{};
-    const bool arrived = take_one<S>(session, Phase::arrival, root, at.epoch, slot, wire);
-    const uint32_t offset = slot_offset(call, kForward, at.epoch, at.i);
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d >= world || !arrived) continue;
-      S::push(call.outgoing[d] + offset, d == routes.root ? Vector{} : wire);
+    const bool arrived = take_one<Wire>(session, Phase::arrival, root, at.epoch, slot, wire);
+    if (arrived) {
+      push_to_peers<Wire, kRanks>(call, world, slot_offset(call, kForward, at.epoch, at.i),
+                                  [&](int d) { return d == routes.root ? Vector{} : wire; });
     }
-    const Vector data = S::received(wire);
+    const Vector data = Wire::from_wire(wire);
     if (!arrived) return;
-    store<Simple>(routes.to[routes.root], data_index<S>(at.vector), data);
-    S::rearm(slot);
+    store<Simple>(routes.to[routes.root], Wire::data_index(at.vector), data);
+    Wire::rearm(slot);
   };
   // A vector of every slice that others forward; to the root, fillers, of which nothing is kept: it
   // expects no message.
@@ -60,11 +49,10 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const auto gather = [&](const Place& at) {
     const Arrivals<kRanks> arrivals(call, slot_offset(call, kForward, at.epoch, at.i));
     const auto slices =
-        from_slots_of<S>(session, Phase::gather, at.epoch, arrivals, others, Vector{});
-    Vector v[kRanks];
-    if (!slices.take(v)) return;
-    store_each<Simple>(call, routes, world, data_index<S>(at.vector), v, others);
-    slices.rearm();
+        from_slots_of<Wire>(session, Phase::gather, at.epoch, arrivals, others, Vector{});
+    slices.drain([&](const auto& v) {
+      store_each<Simple>(call, routes, world, Wire::data_index(at.vector), v, others);
+    });
   };
   run_slots<Order::behind>(
       session, [&](Slice slice) { copy_own<Simple>(routes.from[0], routes.to[0], slice); },

@@ -15,39 +15,28 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     gather_scatter_staged_kernel(const __grid_constant__ KernelCall call,
                                  const __grid_constant__ Routes routes,
                                  const __grid_constant__ Epilogue... epilogue) {
-  using S = typename Stage::Slots;
+  using Wire = typename Stage::Wire;
   constexpr int kRanks = World<W>::kRanks;
   Session<Tiles<Simple>> session(call);
   const int world = World<W>::size(call);
 
   const auto push = [&](const Place& at) {
-    const uint64_t j = data_index<S>(at.vector);
+    const uint64_t j = Wire::data_index(at.vector);
     Vector v[kRanks];
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world) v[d] = d > 1 && routes.same ? v[1] : load<Simple>(routes.from[d], j);
-    }
-    const uint32_t offset = slot_offset(call, 0, at.epoch, at.i);
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d >= world) continue;
-      if (d == 1 || !routes.same) v[d] = S::sendable(v[d]);
-      if (session.alive()) S::push(call.outgoing[d] + offset, routes.same ? v[1] : v[d]);
-    }
+    load_each<Simple>(routes, world, j, v, kToAll);
+    send_to_peers<Wire>(session, world, slot_offset(call, 0, at.epoch, at.i), v, kToAll,
+                        routes.same);
   };
   const auto take = [&](const Place& at) {
-    const uint64_t j = data_index<S>(at.vector);
-    const auto all = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
-                                           slot_offset(call, 0, at.epoch, at.i), world,
-                                           load<Simple>(routes.from[0], j));
+    const uint64_t j = Wire::data_index(at.vector);
+    const auto all = from_slots<Wire, kRanks>(session, Phase::arrival, at.epoch,
+                                              slot_offset(call, 0, at.epoch, at.i), world,
+                                              load<Simple>(routes.from[0], j));
     if constexpr (Stage::kReduces) {
       const auto output = Stage::template output<Simple>(routes.to[0], epilogue...);
       reduce_into<Stage, Simple>(call, world, all, TensorSink{output, j});
     } else {
-      Vector v[kRanks];
-      if (!all.take(v)) return;
-      store_each<Simple>(call, routes, world, j, v);
-      all.rearm();
+      all.drain([&](const auto& v) { store_each<Simple>(call, routes, world, j, v); });
     }
   };
   run_slots<Order::behind>(

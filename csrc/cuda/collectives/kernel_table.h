@@ -1,8 +1,11 @@
 // One kernel template, all its instances: dtypes at compile time, worlds 2, 4 and 8 too (their
-// loops unroll), other worlds by a run-time loop. A .cuh has the template, the .cu of its name the
-// instances.
+// loops unroll), other worlds by a run-time loop. A .cuh has the template; a .cu has the instances
+// of one template, or of a few that are alike.
 #pragma once
 
+#include <utility>
+
+#include "../../protocol/algorithms.h"
 #include "../../protocol/norm.h"
 
 namespace collx::cuda {
@@ -45,74 +48,32 @@ Kernel for_world(int world, F f) {
   }
 }
 
-/// f<D>() for its dtype.
-template <typename F>
+/// f<V>() for the value of an enum.
+template <typename E, typename F>
+Kernel for_value(E value, F f) {
+  Kernel kernel = nullptr;
+  const auto take = [&]<E V>() {
+    if (value == V) kernel = f.template operator()<V>();
+  };
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (take.template operator()<static_cast<E>(I)>(), ...);
+  }
+  (std::make_integer_sequence<int, static_cast<int>(E::count)>());
+  return kernel;
+}
+
+constexpr bool is_dtype(DType) { return true; }
+
+/// f<D>() for a dtype that `kTakes`; null for the others.
+template <bool (*kTakes)(DType) = is_dtype, typename F>
 Kernel for_dtype(DType dtype, F f) {
-  switch (dtype) {
-    case DType::float32:
-      return f.template operator()<DType::float32>();
-    case DType::float16:
-      return f.template operator()<DType::float16>();
-    case DType::bfloat16:
-      return f.template operator()<DType::bfloat16>();
-    case DType::float64:
-      return f.template operator()<DType::float64>();
-    case DType::int32:
-      return f.template operator()<DType::int32>();
-    case DType::int64:
-      return f.template operator()<DType::int64>();
-    case DType::int8:
-      return f.template operator()<DType::int8>();
-    case DType::uint8:
-      return f.template operator()<DType::uint8>();
-    case DType::count:
-      break;
-  }
-  return nullptr;
-}
-
-/// f<D>() for the dtypes that are normalized.
-template <typename F>
-Kernel for_norm_dtype(DType dtype, F f) {
-  switch (dtype) {
-    case DType::float32:
-      return f.template operator()<DType::float32>();
-    case DType::float16:
-      return f.template operator()<DType::float16>();
-    case DType::bfloat16:
-      return f.template operator()<DType::bfloat16>();
-    case DType::float64:
-    case DType::int32:
-    case DType::int64:
-    case DType::int8:
-    case DType::uint8:
-    case DType::count:
-      break;
-  }
-  return nullptr;
-}
-
-/// f<D>() for the dtypes that multicast adds up.
-template <typename F>
-Kernel for_summed_dtype(DType dtype, F f) {
-  switch (dtype) {
-    case DType::float32:
-      return f.template operator()<DType::float32>();
-    case DType::float16:
-      return f.template operator()<DType::float16>();
-    case DType::bfloat16:
-      return f.template operator()<DType::bfloat16>();
-    case DType::int32:
-      return f.template operator()<DType::int32>();
-    case DType::int64:
-      return f.template operator()<DType::int64>();
-    case DType::float64:
-    case DType::int8:
-    case DType::uint8:
-    case DType::count:
-      break;
-  }
-  return nullptr;
+  return for_value(dtype, [&]<DType D>() -> Kernel {
+    if constexpr (kTakes(D)) {
+      return f.template operator()<D>();
+    } else {
+      return nullptr;
+    }
+  });
 }
 
 /// f<D, W>()
@@ -143,7 +104,7 @@ Kernel for_world_and_simple(const Instance& i, F f) {
 /// of a dtype, since its options make it large.
 template <typename F>
 Kernel for_norm(const Instance& i, F f) {
-  return for_norm_dtype(i.dtype, [&]<DType D>() -> Kernel {
+  return for_dtype<can_normalize>(i.dtype, [&]<DType D>() -> Kernel {
     if (!i.simple) return f.template operator()<D, 0, false>();
     return for_world(i.world,
                      [&]<int W>() -> Kernel { return f.template operator()<D, W, true>(); });
@@ -167,26 +128,13 @@ Kernel for_multicast(const Instance& i, F f) {
 template <DType D, bool Simple, typename F>
 Kernel for_common(const Instance& i, F f) {
   if constexpr (Simple && dtype_size(D) == 2) {
-    switch (i.common) {
-      case CommonNorm::values:
-        return f.template operator()<CommonNorm::values>();
-      case CommonNorm::parity:
-        return f.template operator()<CommonNorm::parity>();
-      case CommonNorm::parity_weight:
-        return f.template operator()<CommonNorm::parity_weight>();
-      case CommonNorm::e4m3fn_row:
-        return f.template operator()<CommonNorm::e4m3fn_row>();
-      case CommonNorm::e4m3fn_tensor:
-        return f.template operator()<CommonNorm::e4m3fn_tensor>();
-      case CommonNorm::other:
-      case CommonNorm::count:
-        break;
-    }
+    return for_value(i.common, f);
+  } else {
+    return f.template operator()<CommonNorm::other>();
   }
-  return f.template operator()<CommonNorm::other>();
 }
 
-// The kernels, one file each. Their rows are in allreduce.cu, exchange.cu and norm.cu.
+// The kernels, a .cuh each. Their rows are in allreduce.cu, exchange.cu and norm.cu.
 Kernel allreduce_oneshot_push(const Instance& i);
 Kernel allreduce_twoshot_push(const Instance& i);
 Kernel allreduce_lanes(const Instance& i);

@@ -56,8 +56,9 @@ __device__ __forceinline__ void run_parts(Session<MulticastBarrier<M>>& session,
     for_own(half.count, [&](uint64_t i) {
       if (half.first + i >= part.count) return;
       const PartPlace at{part.start + half.first + i, rank * room + i};
-      reduce_into<Stage>(call, world, source_of(half, at),
-                         EverySink{to, direct ? at.of_tensor : at.of_half});
+      const uint64_t place = direct ? at.of_tensor : at.of_half;
+      const auto store = [=](Vector v) { to.store(place, v); };
+      reduce_into<Stage>(call, world, source_of(half, at), SinkBy{store});
     });
   };
   const auto gather = [&](const Half& half) {

@@ -63,9 +63,7 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
     for_parts(half, [&](int, uint64_t row, uint64_t at) {
       const auto fetch = [&](uint32_t, Share<D>& x) {
         if (!stage.has(i) || !session.alive()) return;
-        const Vector sum = ptx::ld_relaxed_sys(from + at);
-#pragma unroll
-        for (int e = 0; e < Elements<D>::kCount; ++e) x[e] = Elements<D>::get(sum, e);
+        unpack<D>(ptx::ld_relaxed_sys(from + at), x);
         stage.accumulate(x, stage.residual(row, i));
       };
       stage.row(fetch, ResultRow<D, false>(norm, row));

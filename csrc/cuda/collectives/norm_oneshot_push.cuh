@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
                              const __grid_constant__ NormArguments norm,
                              const __grid_constant__ Epilogue... epilogue) {
   constexpr DType D = Results::kDType;
-  using S = SentinelSlots<D>;
+  using Wire = SentinelWire<D>;
   constexpr int kRanks = World<W>::kRanks;
   call.touch();
   NormStage<Results, Simple> stage(norm, epilogue...);
@@ -46,22 +46,19 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
     if (!stage.has(i)) return;
     // Epoch, data and the poison word are in flight together.
     at = pieces.slot(0, p, threadIdx.x * kVectorBytes);
-    Vector v = own = next;
+    own = next;
     if (!session.alive()) return;
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d >= world) continue;
-      if (scatters) v = load(call.rank_at(d, world), j, i);
-      S::push(call.outgoing[d] + at.offset, S::sendable(v));
-    }
+    push_to_peers<Wire, kRanks>(call, world, at.offset, [&](int d) {
+      return Wire::to_wire(scatters ? load(call.rank_at(d, world), j, i) : own);
+    });
   };
   const auto receive = [&](uint32_t step, uint64_t j, Share<D>& x) {
     const uint32_t i = stage.index(step);
     if (!stage.has(i)) return;
     const Vector residual = exists(j) ? stage.residual(j, i) : Vector{};
     stage.sum(x, world,
-              from_slots<S, kRanks>(session, Phase::arrival, at.epoch, at.offset, world,
-                                    S::sendable(own)),
+              from_slots<Wire, kRanks>(session, Phase::arrival, at.epoch, at.offset, world,
+                                       Wire::to_wire(own)),
               residual);
   };
   // Row j of the results. Rows of several steps come one at a time, each step in a use of its own.

@@ -12,7 +12,7 @@ struct NormParts {
   static constexpr DType D = Results::kDType;
   static constexpr int kScatter = 0, kGather = 1;  // stages of the slots
   static constexpr int kRanks = World<W>::kRanks;
-  using S = SentinelSlots<D>;
+  using Wire = SentinelWire<D>;
 
   __device__ __forceinline__ int world() const { return World<W>::size(session.call); }
   __device__ __forceinline__ PieceSlot slot(int stage_of_slots, uint32_t p, uint32_t byte) const {
@@ -31,15 +31,10 @@ struct NormParts {
     if (!stage.has(i)) return;
     const PieceSlot to = slot(kScatter, p, threadIdx.x * kVectorBytes);
     Vector v[kRanks];
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world()) v[d] = load(session.call.rank_at(d, world()), j, i);
-    }
+    for_peers<kRanks>(world(), [&](int d) { v[d] = load(session.call.rank_at(d, world()), j, i); });
     if (!session.alive()) return;
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world()) S::push(session.call.outgoing[d] + to.offset, S::sendable(v[d]));
-    }
+    push_to_peers<Wire, kRanks>(session.call, world(), to.offset,
+                                [&](int d) { return Wire::to_wire(v[d]); });
   }
 
   /// Row by row: scattered, then each of the steps in turn.
@@ -57,17 +52,17 @@ struct NormParts {
   /// The sum of this thread's vector in the row of this rank's part.
   __device__ __forceinline__ bool sum(uint32_t p, uint64_t j, Share<D>& x) const {
     const PieceSlot from = slot(kScatter, p, threadIdx.x * kVectorBytes);
-    const Vector own = S::sendable(load(session.call.rank, j, stage.index()));
+    const Vector own = Wire::to_wire(load(session.call.rank, j, stage.index()));
     return add_up<D>(
         x, world(),
-        from_slots<S, kRanks>(session, Phase::arrival, from.epoch, from.offset, world(), own));
+        from_slots<Wire, kRanks>(session, Phase::arrival, from.epoch, from.offset, world(), own));
   }
 
-  /// A vector of results in the form that travels, in slots of kind T.
-  template <typename T>
-  __device__ __forceinline__ void push_to_all(uint32_t p, uint32_t byte, Vector wire) const {
+  /// Results, in the form that travels, to all peers: at a byte of the piece at position p.
+  template <typename To>
+  __device__ __forceinline__ void push_to_all(uint32_t p, uint32_t byte, Vector v) const {
     if (!session.alive()) return;
-    PeerSlots<T, kRanks>{session.call, world(), slot(kGather, p, byte).offset}.put(wire);
+    PeerSlots<To, kRanks>{session.call, world(), slot(kGather, p, byte).offset}.put(v);
   }
 
   Session<Pieces<Simple>>& session;

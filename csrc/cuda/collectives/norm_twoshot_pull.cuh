@@ -6,27 +6,11 @@
 // step of each chunk.
 #pragma once
 
+#include "../stages/norm.cuh"
+#include "../transports/row_wire.cuh"
 #include "../transports/schedules.cuh"
-#include "norm_passed.cuh"
 
 namespace collx::cuda {
-
-/// Puts results where peers find them, in a piece that begins there.
-template <DType D>
-struct PutForPeers {
-  using Passed = PassedRow<D, false>;
-  char* piece;
-
-  __device__ __forceinline__ void vector(uint32_t byte, Vector v) const {
-    *reinterpret_cast<Vector*>(piece + byte) = v;
-  }
-  __device__ __forceinline__ void bytes(uint32_t byte, Vector v) const {
-    Passed::Bytes::push(piece + byte, v);
-  }
-  __device__ __forceinline__ void word(uint32_t byte, Vector v) const {
-    Passed::Word::push(piece + byte, v);
-  }
-};
 
 template <typename Results, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
@@ -35,10 +19,9 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
                              const __grid_constant__ PullArguments pull,
                              const __grid_constant__ Epilogue... epilogue) {
   constexpr DType D = Results::kDType;
-  using Passed = PassedRow<D, false>;
   using Row = ResultRow<D, false>;
   Session<BlockBarrier> session(call);
-  const Passed passed(norm);
+  const RowWire<D, false> wire(norm);
   NormStage<Results, false> stage(norm, epilogue...);
   const uint32_t i = stage.index();
   const bool staged = pull.input[0] == nullptr;
@@ -79,23 +62,23 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
         });
         stage.sum(x, call.world, inputs, stage.residual(r, i));
       };
-      const PutForPeers<D> put{piece_of(call.rank, half, p)};
-      stage.row(fetch, PassingSink<D, false, PutForPeers<D>>{passed, put, Row(norm, r)});
+      char* piece = piece_of(call.rank, half, p);
+      const auto put = [=]<typename W>(const Plane<W>& to, Vector v) {
+        W::push(piece + to.byte, v);
+      };
+      stage.row(fetch, PassingSink(wire, put, Row(norm, r)));
     });
   };
   const auto copy_results = [&](const char* piece, const Row& to) {
-    const auto vector = [&](uint32_t byte) {
-      return ptx::ld_relaxed_sys(reinterpret_cast<const Vector*>(piece + byte));
-    };
-    if (norm.residual_out != nullptr) to.residual(i, vector(passed.residual()));
-    if (norm.normalized != nullptr) to.normalized(i, vector(passed.normalized()));
-    if (norm.quantized == nullptr) return;
     Vector v{};
-    Passed::Bytes::poll(piece + passed.quantized(), v);
-    to.quantized(i, v);
-    if (!passed.has_scale(i)) return;
-    Passed::Word::poll(piece + passed.scale(), v);
-    to.scale(i, float_of(v.word[0]));
+    const auto find = [&]<typename W>(const Plane<W>& from) {
+      if (from.has) W::poll(piece + from.byte, v);
+      return from.has;
+    };
+    if (find(wire.residual())) to.residual(i, v);
+    if (find(wire.normalized())) to.normalized(i, v);
+    if (find(wire.quantized())) to.quantized(i, v);
+    if (find(wire.scale(i))) to.scale(i, float_of(v.word[0]));
   };
   const auto gather = [&](const Half& half) {
     if (!stage.has(i) || !session.alive()) return;

@@ -4,44 +4,23 @@
 // Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and two flights.
 #pragma once
 
+#include "../transports/row_wire.cuh"
 #include "norm_parts.cuh"
-#include "norm_passed.cuh"
 
 namespace collx::cuda {
 
-/// Puts results at position p of this rank's part into slots of all peers.
-template <typename Results, int W, bool Simple>
-struct PutToAll {
-  using Parts = NormParts<Results, W, Simple>;
-  using Passed = PassedRow<Results::kDType, Simple>;
-  const Parts& parts;
-  const uint32_t p;
-
-  __device__ __forceinline__ void vector(uint32_t byte, Vector v) const {
-    using S = typename Parts::S;
-    parts.template push_to_all<S>(p, byte, S::sendable(v));
-  }
-  __device__ __forceinline__ void bytes(uint32_t byte, Vector v) const {
-    parts.template push_to_all<typename Passed::Bytes>(
-        p, byte, disguised(v, parts.norm.options.quantization));
-  }
-  __device__ __forceinline__ void word(uint32_t byte, Vector v) const {
-    parts.template push_to_all<typename Passed::Word>(p, byte, v);
-  }
-};
-
-/// What this thread drains of one kind of result, if the call has it.
-template <typename S, int Ranks>
-struct Plane {
+/// A plane of every owner's, as it arrives in slots.
+template <typename Wire, int Ranks>
+struct ArrivingPlane {
   const KernelCall& call;
-  const bool is;
+  const Plane<Wire> plane;
   const PieceSlot slot;
 
   __device__ __forceinline__ uint32_t poll(int owner, Vector (&v)[Ranks]) const {
-    return is ? S::poll(at(owner), v[owner]) : 0;
+    return plane.has ? Wire::poll(at(owner), v[owner]) : 0;
   }
   __device__ __forceinline__ void rearm(int owner) const {
-    if (is) S::rearm(at(owner));
+    if (plane.has) Wire::rearm(at(owner));
   }
   /// Of many ranks computed in every turn of a polling loop: see Arrivals.
   __device__ __forceinline__ char* at(int owner) const {
@@ -57,15 +36,13 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
                              const __grid_constant__ Epilogue... epilogue) {
   constexpr DType D = Results::kDType;
   using Parts = NormParts<Results, W, Simple>;
-  using Passed = PassedRow<D, Simple>;
   using Row = ResultRow<D, Simple>;
-  using Put = PutToAll<Results, W, Simple>;
   constexpr int kRanks = World<W>::kRanks;
   call.touch();
   NormStage<Results, Simple> stage(norm, epilogue...);
   Session<Pieces<Simple>> session(call, norm);
   const Parts parts{session, norm, stage};
-  const Passed passed(norm);
+  const RowWire<D, Simple> wire(norm);
   const int world = World<W>::size(call);
   const uint32_t i = stage.index();
 
@@ -77,7 +54,10 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
       const Vector residual = here ? stage.residual(r, i) : Vector{};
       if (parts.sum(p, j, x)) stage.accumulate(x, residual);
     };
-    stage.row(fetch, PassingSink<D, Simple, Put>{passed, {parts, p}, Row(norm, r, here)});
+    const auto put = [&]<typename To>(const Plane<To>& to, Vector v) {
+      parts.template push_to_all<To>(p, to.byte, to.wire.to_wire(v));
+    };
+    stage.row(fetch, PassingSink(wire, put, Row(norm, r, here)));
   };
 
   const auto is_peer = [&](int owner) { return owner < world && owner != call.rank; };
@@ -101,17 +81,16 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
           return Blame{missing, 0, 0};
         });
   };
-  const auto plane = [&]<typename S>(S, bool is, uint32_t p, uint32_t byte) {
-    return Plane<S, kRanks>{call, is, is ? parts.slot(Parts::kGather, p, byte) : PieceSlot{}};
+  const auto arriving = [&]<typename From>(const Plane<From>& plane, uint32_t p) {
+    return ArrivingPlane<From, kRanks>{
+        call, plane, plane.has ? parts.slot(Parts::kGather, p, plane.byte) : PieceSlot{}};
   };
   // What every owner has passed on, all planes but one at once.
   const auto drain = [&](uint32_t p, uint64_t j) {
     if (!stage.has(i)) return;
-    const auto residual =
-        plane(typename Parts::S{}, norm.residual_out != nullptr, p, passed.residual());
-    const auto bytes =
-        plane(typename Passed::Bytes{}, norm.quantized != nullptr, p, passed.quantized());
-    const auto scale = plane(typename Passed::Word{}, passed.has_scale(i), p, passed.scale());
+    const auto residual = arriving(wire.residual(), p);
+    const auto bytes = arriving(wire.quantized(), p);
+    const auto scale = arriving(wire.scale(i), p);
     Vector r[kRanks], q[kRanks], s[kRanks];
     const auto arrived = [&](int owner) {
       return max(max(residual.poll(owner, r), bytes.poll(owner, q)), scale.poll(owner, s)) != ~0u;
@@ -125,13 +104,13 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
         scale.rearm(owner);
         if (!norm.has_row(owner, j)) continue;
         const Row to(norm, norm.row(owner, j));
-        if (residual.is) to.residual(i, r[owner]);
-        if (bytes.is) to.quantized(i, disguised(q[owner], norm.options.quantization));
-        if (scale.is) to.scale(i, float_of(s[owner].word[0]));
+        if (residual.plane.has) to.residual(i, r[owner]);
+        if (bytes.plane.has) to.quantized(i, bytes.plane.wire.from_wire(q[owner]));
+        if (scale.plane.has) to.scale(i, float_of(s[owner].word[0]));
       }
     }
     if (norm.normalized == nullptr) return;
-    const auto normalized = plane(typename Parts::S{}, true, p, passed.normalized());
+    const auto normalized = arriving(wire.normalized(), p);
     if (!await_all([&](int owner) { return normalized.poll(owner, r) != ~0u; })) return;
 #pragma unroll
     for (int owner = 0; owner < kRanks; ++owner) {

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   constexpr DType D = Results::kDType;
   using Parts = NormParts<Results, W, Simple>;
   using E = Elements<D>;
-  using S = SentinelSlots<D>;
+  using Wire = SentinelWire<D>;
   using Row = ResultRow<D, Simple>;
   constexpr int kRanks = World<W>::kRanks;
   call.touch();
@@ -29,18 +29,14 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   const auto reduce = [&](uint32_t p, uint64_t j) {
     Share<D> x;
     if (!stage.has(i) || !parts.sum(p, j, x)) return;
-    const Vector rounded = S::sendable(E::pack(x));
-    parts.template push_to_all<S>(p, byte, rounded);
+    const Vector rounded = Wire::to_wire(E::pack(x));
+    parts.template push_to_all<Wire>(p, byte, rounded);
     // The own place among the arrivals, which nobody else writes, keeps it for the next phase.
     const PieceSlot own = parts.slot(Parts::kGather, p, byte);
-    S::push(call.arriving + own.offset + call.rank * call.source_bytes, rounded);
+    Wire::push(call.arriving + own.offset + call.rank * call.source_bytes, rounded);
   };
   const auto residual_of = [&](int owner, uint64_t j) {
     return norm.has_row(owner, j) ? stage.residual(norm.row(owner, j), i) : Vector{};
-  };
-  const auto unpack = [&](const Vector& v, Share<D>& x) {
-#pragma unroll
-    for (int e = 0; e < E::kCount; ++e) x[e] = E::get(v, e);
   };
 
   // The row that each owner has at position p: all at once, where the registers take as many as
@@ -56,13 +52,13 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
           residual[owner] = owner < world ? residual_of(owner, j) : Vector{};
         }
         const Arrivals<kRanks> arrivals(call, from.offset);
-        const auto sums = from_slots_of<S>(session, Phase::gather, from.epoch, arrivals,
-                                           ~(~0u << world), Vector{});
+        const auto sums = from_slots_of<Wire>(session, Phase::gather, from.epoch, arrivals,
+                                              ~(~0u << world), Vector{});
         if (sums.take(v)) sums.rearm();
 #pragma unroll
         for (int owner = 0; owner < kRanks; ++owner) {
           Share<D> x;
-          unpack(v[owner], x);
+          unpack<D>(v[owner], x);
           stage.accumulate(x, residual[owner]);
           v[owner] = E::pack(x);
         }
@@ -78,9 +74,9 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
           const Vector residual = residual_of(owner, j);
           char* slot = call.arriving + from.offset + owner * call.source_bytes;
           Vector v;
-          if (!take_one<S>(session, Phase::gather, owner, from.epoch, slot, v)) return;
-          S::rearm(slot);
-          unpack(v, x);
+          if (!take_one<Wire>(session, Phase::gather, owner, from.epoch, slot, v)) return;
+          Wire::rearm(slot);
+          unpack<D>(v, x);
           stage.accumulate(x, residual);
         };
         Share<D> none;

@@ -12,7 +12,7 @@ namespace collx::cuda {
 /// What a thread does with one vector of a use.
 template <typename Stage, typename T>
 class OneWay {
-  using S = typename Stage::Slots;
+  using Wire = typename Stage::Wire;
   static constexpr int kRanks = T::kRanks;
   static constexpr bool kSimple = T::kSimple;
 
@@ -23,28 +23,23 @@ class OneWay {
   __device__ __forceinline__ void send(uint32_t use, uint32_t i) {
     const auto& channels = session_.transport;
     bool sends[kRanks] = {}, any = false;
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
+    for_peers<kRanks>(kRanks, [&](int d) {
       any |= sends[d] = d < world_ && channels.reaches(routes_.from[d], use, i);
-    }
+    });
     if (!any) return;
     const uint64_t j = index(use, i);
     const Counts<kRanks> counts = channels.sent(i);
     Vector v[kRanks];
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (sends[d]) v[d] = d > 1 && routes_.same ? v[1] : load<kSimple>(routes_.from[d], j);
-    }
+    load_each<kSimple>(routes_, kRanks, j, v, [&](int d) { return sends[d]; });
     const Counts<kRanks> done = channels.done(i);
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (!sends[d]) continue;
+    for_peers<kRanks>(kRanks, [&](int d) {
+      if (!sends[d]) return;
       const int peer = call_.rank_at(d, world_);
-      const Vector sent = S::sendable(v[d]);
+      const Vector sent = Wire::to_wire(v[d]);
       const uint32_t epoch = counts[peer] + use + 1;
-      if (!channels.writable(session_.patience, peer, i, epoch, done[peer])) continue;
-      S::push(call_.outgoing[d] + slot_offset(call_, 0, epoch, i), sent);
-    }
+      if (!channels.writable(session_.patience, peer, i, epoch, done[peer])) return;
+      Wire::push(call_.outgoing[d] + slot_offset(call_, 0, epoch, i), sent);
+    });
   }
 
   struct Taken {
@@ -57,18 +52,15 @@ class OneWay {
     const auto& channels = session_.transport;
     Taken taken{};
     uint32_t ranks = 0;
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world_ && channels.reaches(routes_.to[d], use, i)) {
-        ranks |= 1u << call_.rank_at(d, world_);
-      }
-    }
+    for_peers<kRanks>(world_, [&](int d) {
+      if (channels.reaches(routes_.to[d], use, i)) ranks |= 1u << call_.rank_at(d, world_);
+    });
     if (ranks == 0) return taken;
     const Counts<kRanks> counts = channels.received(i);
     const Vector own = Stage::kReduces ? load<kSimple>(routes_.from[0], index(use, i)) : Vector{};
     const Arrivals<kRanks, false> arrivals(
         call_, [&](int rank) { return slot_offset(call_, 0, counts.of[rank] + use + 1, i); });
-    const auto slots = from_slots_of<S>(session_, Phase::arrival, use, arrivals, ranks, own);
+    const auto slots = from_slots_of<Wire>(session_, Phase::arrival, use, arrivals, ranks, own);
     if (!slots.take(taken.v)) return taken;
     taken.ranks = ranks;
     slots.rearm();
@@ -87,7 +79,7 @@ class OneWay {
 
  private:
   __device__ __forceinline__ uint64_t index(uint32_t use, uint32_t i) const {
-    return data_index<S>(kSimple ? i : uint64_t{use} * call_.capacity + i);
+    return Wire::data_index(kSimple ? i : uint64_t{use} * call_.capacity + i);
   }
 
   Session<T>& session_;

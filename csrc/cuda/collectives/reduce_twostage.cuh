@@ -15,7 +15,7 @@ template <typename Stage, int W>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     reduce_twostage_kernel(const __grid_constant__ KernelCall call,
                            const __grid_constant__ Routes routes) {
-  using S = typename Stage::Slots;
+  using Wire = typename Stage::Wire;
   constexpr int kRanks = World<W>::kRanks, kScatter = 0, kGather = 1;
   Session<Tiles<false>> session(call);
   const int world = World<W>::size(call);
@@ -25,35 +25,26 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   };
   // To each rank but the root, a vector of the part that it reduces.
   const auto scatter = [&](const Place& at) {
-    Vector v[kRanks];
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d < world && d != routes.root) v[d] = load(routes.from[d], data_index<S>(at.vector));
-    }
-    const uint32_t offset = slot_offset(call, kScatter, at.epoch, at.i);
-#pragma unroll
-    for (int d = 1; d < kRanks; ++d) {
-      if (d >= world || d == routes.root) continue;
-      v[d] = S::sendable(v[d]);
-      if (session.alive()) S::push(call.outgoing[d] + offset, v[d]);
-    }
+    load_and_send<Wire, kRanks>(
+        session, world, slot_offset(call, kScatter, at.epoch, at.i),
+        [&](int d) { return load(routes.from[d], Wire::data_index(at.vector)); },
+        [&](int d) { return d != routes.root; });
   };
   const auto reduce = [&](const Place& at) {
-    const auto parts = from_slots<S, kRanks>(session, Phase::arrival, at.epoch,
-                                             slot_offset(call, kScatter, at.epoch, at.i), world,
-                                             load(routes.from[0], data_index<S>(at.vector)));
+    const auto parts = from_slots<Wire, kRanks>(session, Phase::arrival, at.epoch,
+                                                slot_offset(call, kScatter, at.epoch, at.i), world,
+                                                load(routes.from[0], Wire::data_index(at.vector)));
     char* root = call.outgoing[routes.root] + slot_offset(call, kGather, at.epoch, at.i);
-    reduce_into<Stage>(call, world, parts, OneSlot<S>{root});
+    reduce_into<Stage>(call, world, parts, OneSlot<Wire>{root});
   };
   // The root: a vector of every part.
   const auto gather = [&](const Place& at) {
     const auto sums =
-        from_slots<S, kRanks>(session, Phase::gather, at.epoch,
-                              slot_offset(call, kGather, at.epoch, at.i), world, Vector{});
-    Vector v[kRanks];
-    if (!sums.take(v)) return;
-    store_each<false>(call, routes, world, data_index<S>(at.vector), v, ~(1u << call.rank));
-    sums.rearm();
+        from_slots<Wire, kRanks>(session, Phase::gather, at.epoch,
+                                 slot_offset(call, kGather, at.epoch, at.i), world, Vector{});
+    sums.drain([&](const auto& v) {
+      store_each<false>(call, routes, world, Wire::data_index(at.vector), v, ~(1u << call.rank));
+    });
   };
   run_slots<Order::behind>(session, keep, scatter,
                            [&](const Place& at) { routes.root == 0 ? gather(at) : reduce(at); });

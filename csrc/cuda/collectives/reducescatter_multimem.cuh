@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kFullBlock, 2)
     for_own(half.count, [&](uint64_t i) {
       const uint64_t j = half.first + i;
       const TensorSink sink(output, j);
-      staged ? reduce_into<Stage>(call, world, SumSource{region, rooms.first(0) + i}, sink)
-             : reduce_into<Stage>(call, world, SumSource{inputs, j}, sink);
+      staged ? reduce_into<Stage>(call, world, from_sums(region, rooms.first(0) + i), sink)
+             : reduce_into<Stage>(call, world, from_sums(inputs, j), sink);
     });
   };
   run_barriers(session, !staged, call.vectors, staged ? rooms.each : call.vectors,

@@ -15,22 +15,113 @@ struct alignas(16) Vector {
   uint32_t word[4];
 };
 
+/// The same as two values of 64 bits.
+__device__ __forceinline__ Vector vector_of(uint64_t low, uint64_t high) {
+  return {{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+           static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)}};
+}
+__device__ __forceinline__ uint64_t half_of(const Vector& v, int h) {
+  return v.word[2 * h] | static_cast<uint64_t>(v.word[2 * h + 1]) << 32;
+}
+
 namespace ptx {
+
+// Of one value, which is a "b32" in an "r" or a "b64" in an "l".
+#define COLLX_LOAD(NAME, PTX, T, REGISTER)                                \
+  __device__ __forceinline__ T NAME(const T* p) {                         \
+    T v;                                                                  \
+    asm volatile(PTX " %0, [%1];" : "=" REGISTER(v) : "l"(p) : "memory"); \
+    return v;                                                             \
+  }
+#define COLLX_STORE(NAME, PTX, T, REGISTER)                          \
+  __device__ __forceinline__ void NAME(T* p, T v) {                  \
+    asm volatile(PTX " [%0], %1;" ::"l"(p), REGISTER(v) : "memory"); \
+  }
+// Of four words side by side.
+#define COLLX_LOAD_VECTOR(NAME, PTX)                                                  \
+  __device__ __forceinline__ Vector NAME(const Vector* p) {                           \
+    Vector v;                                                                         \
+    asm volatile(PTX ".v4.b32 {%0, %1, %2, %3}, [%4];"                                \
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) \
+                 : "l"(p)                                                             \
+                 : "memory");                                                         \
+    return v;                                                                         \
+  }
 
 // Weak loads, as the compiler would make them, but where they are written: it would otherwise put
 // them behind a branch that waits for another load, one flight to memory after the other.
-__device__ __forceinline__ Vector ld_here(const Vector* p) {
-  Vector v;
-  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+COLLX_LOAD_VECTOR(ld_here, "ld.global")
+COLLX_LOAD(ld_here, "ld.global.b32", uint32_t, "r")
+
+COLLX_LOAD_VECTOR(ld_relaxed_sys, "ld.relaxed.sys.global")
+COLLX_LOAD(ld_relaxed_sys, "ld.relaxed.sys.global.b32", uint32_t, "r")
+COLLX_LOAD(ld_relaxed_sys, "ld.relaxed.sys.global.b64", uint64_t, "l")
+COLLX_LOAD(ld_relaxed_gpu, "ld.relaxed.gpu.global.b32", uint32_t, "r")
+COLLX_STORE(st_relaxed_sys, "st.relaxed.sys.global.b32", uint32_t, "r")
+COLLX_STORE(st_relaxed_sys, "st.relaxed.sys.global.b64", uint64_t, "l")
+
+COLLX_LOAD_VECTOR(ld_acquire_sys, "ld.acquire.sys.global")  // each word by itself
+COLLX_LOAD(ld_acquire_sys, "ld.acquire.sys.global.b32", uint32_t, "r")
+COLLX_LOAD(ld_acquire_sys, "ld.acquire.sys.global.b64", uint64_t, "l")
+COLLX_STORE(st_release_sys, "st.release.sys.global.b32", uint32_t, "r")
+COLLX_STORE(st_release_sys, "st.release.sys.global.b64", uint64_t, "l")
+
+// Additions without asking for the result, so that nothing waits for it.
+COLLX_STORE(red_add, "red.relaxed.gpu.global.add.u32", uint32_t, "r")
+COLLX_STORE(red_add, "red.relaxed.gpu.global.add.u64", uint64_t, "l")
+#undef COLLX_LOAD
+#undef COLLX_STORE
+#undef COLLX_LOAD_VECTOR
+
+__device__ __forceinline__ void st_relaxed_sys(Vector* p, Vector v) {
+  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.word[0]),
+               "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+               : "memory");
+}
+
+/// The same in two 64-bit elements, each of which arrives whole.
+__device__ __forceinline__ Vector ld_relaxed_sys_b64(const Vector* p) {
+  uint64_t low, high;
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(low), "=l"(high)
+               : "l"(p)
+               : "memory");
+  return vector_of(low, high);
+}
+
+__device__ __forceinline__ void st_relaxed_sys_b64(Vector* p, Vector v) {
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(half_of(v, 0)),
+               "l"(half_of(v, 1))
+               : "memory");
+}
+
+__device__ __forceinline__ uint2 ld_relaxed_sys(const uint2* p) {
+  uint2 v;
+  asm volatile("ld.relaxed.sys.global.v2.b32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
                : "l"(p)
                : "memory");
   return v;
 }
 
-__device__ __forceinline__ uint32_t ld_here(const uint32_t* p) {
+__device__ __forceinline__ void st_relaxed_sys(uint2* p, uint2 v) {
+  asm volatile("st.relaxed.sys.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y)
+               : "memory");
+}
+
+/// A word in shared memory, between the threads of a block.
+__device__ __forceinline__ void st_release_cta(uint32_t* shared, uint32_t v) {
+  asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "r"(v)
+               : "memory");
+}
+__device__ __forceinline__ uint32_t ld_acquire_cta(const uint32_t* shared) {
   uint32_t v;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  asm volatile("ld.acquire.cta.shared.b32 %0, [%1];"
+               : "=r"(v)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared)))
+               : "memory");
   return v;
 }
 
@@ -52,133 +143,6 @@ __device__ __forceinline__ void touch(uint32_t v) { asm volatile("" ::"r"(v)); }
 __device__ __forceinline__ void touch(float v) { asm volatile("" ::"f"(v)); }
 __device__ __forceinline__ void touch(uint64_t v) { asm volatile("" ::"l"(v)); }
 __device__ __forceinline__ void touch(const void* v) { asm volatile("" ::"l"(v)); }
-
-__device__ __forceinline__ Vector ld_relaxed_sys(const Vector* p) {
-  Vector v;
-  asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-               : "l"(p)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void st_relaxed_sys(Vector* p, Vector v) {
-  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.word[0]),
-               "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
-               : "memory");
-}
-
-/// The same in two 64-bit elements, each of which arrives whole.
-__device__ __forceinline__ Vector ld_relaxed_sys_b64(const Vector* p) {
-  uint64_t low, high;
-  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
-               : "=l"(low), "=l"(high)
-               : "l"(p)
-               : "memory");
-  return {{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
-           static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)}};
-}
-
-__device__ __forceinline__ void st_relaxed_sys_b64(Vector* p, Vector v) {
-  const uint64_t low = v.word[0] | static_cast<uint64_t>(v.word[1]) << 32;
-  const uint64_t high = v.word[2] | static_cast<uint64_t>(v.word[3]) << 32;
-  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(low), "l"(high)
-               : "memory");
-}
-
-__device__ __forceinline__ uint32_t ld_relaxed_sys(const uint32_t* p) {
-  uint32_t v;
-  asm volatile("ld.relaxed.sys.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint2 ld_relaxed_sys(const uint2* p) {
-  uint2 v;
-  asm volatile("ld.relaxed.sys.global.v2.b32 {%0, %1}, [%2];"
-               : "=r"(v.x), "=r"(v.y)
-               : "l"(p)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void st_relaxed_sys(uint2* p, uint2 v) {
-  asm volatile("st.relaxed.sys.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y)
-               : "memory");
-}
-
-__device__ __forceinline__ void st_relaxed_sys(uint32_t* p, uint32_t v) {
-  asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
-__device__ __forceinline__ uint64_t ld_relaxed_sys(const uint64_t* p) {
-  uint64_t v;
-  asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void st_relaxed_sys(uint64_t* p, uint64_t v) {
-  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
-__device__ __forceinline__ uint64_t ld_acquire_sys(const uint64_t* p) {
-  uint64_t v;
-  asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint32_t ld_acquire_sys(const uint32_t* p) {
-  uint32_t v;
-  asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-/// Four words side by side, each with acquire.
-__device__ __forceinline__ Vector ld_acquire_sys(const Vector* p) {
-  Vector v;
-  asm volatile("ld.acquire.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-               : "l"(p)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void st_release_sys(uint64_t* p, uint64_t v) {
-  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
-__device__ __forceinline__ void st_release_sys(uint32_t* p, uint32_t v) {
-  asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
-__device__ __forceinline__ uint32_t ld_relaxed_gpu(const uint32_t* p) {
-  uint32_t v;
-  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-/// A word in shared memory, between the threads of a block.
-__device__ __forceinline__ void st_release_cta(uint32_t* shared, uint32_t v) {
-  asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "r"(v)
-               : "memory");
-}
-__device__ __forceinline__ uint32_t ld_acquire_cta(const uint32_t* shared) {
-  uint32_t v;
-  asm volatile("ld.acquire.cta.shared.b32 %0, [%1];"
-               : "=r"(v)
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared)))
-               : "memory");
-  return v;
-}
-
-/// Adds without asking for the result, so that nothing waits for it.
-__device__ __forceinline__ void red_add(uint32_t* p, uint32_t v) {
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void red_add(uint64_t* p, uint64_t v) {
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
 
 __device__ __forceinline__ void fence_acq_rel_sys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");

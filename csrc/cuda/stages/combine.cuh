@@ -1,8 +1,8 @@
 // Stages: what is done with the vectors of all ranks on their way from a source to a sink. For each
-// there is the kind of slots that its words travel in.
+// there is the wire format that its vectors travel in.
 #pragma once
 
-#include "../transports/slots.cuh"
+#include "../transports/wire.cuh"
 #include "reduce.cuh"
 #include "vectors.cuh"
 
@@ -10,14 +10,14 @@ namespace collx::cuda {
 
 /// Each goes where it belongs.
 struct Copy {
-  using Slots = MaskedSlots;
+  using Wire = MaskedWire;
   static constexpr bool kReduces = false;
 };
 
 /// One is made of them, in rank order.
 template <DType D>
 struct Reduce {
-  using Slots = cuda::Slots<D>;
+  using Wire = WireOf<D>;
   using Elements = cuda::Elements<D>;
   static constexpr bool kReduces = true;
   static constexpr DType kDType = D;
@@ -51,6 +51,15 @@ __device__ __forceinline__ void reduce_into(const Call& call, int world, const S
   if (!arrived) return;
   sink.put(prepared);
   source.rearm();
+}
+
+/// Vector i of the message to each peer, by distance, of which sends(d) is true.
+template <bool Simple, int Ranks, typename Sends>
+__device__ __forceinline__ void load_each(const Routes& routes, int world, uint64_t i,
+                                          Vector (&v)[Ranks], Sends sends) {
+  for_peers<Ranks>(world, [&](int d) {
+    if (sends(d)) v[d] = d > 1 && routes.same ? v[1] : load<Simple>(routes.from[d], i);
+  });
 }
 
 /// Each rank's vector, to its place among the messages that arrive. `ranks`: those that send one, a

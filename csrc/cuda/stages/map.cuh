@@ -80,8 +80,7 @@ __device__ __noinline__ Vector load_any_extra(const ExtraTensor& extra, uint64_t
       half[h] |= element << (8 * Size * e);
     }
   }
-  return {{static_cast<uint32_t>(half[0]), static_cast<uint32_t>(half[0] >> 32),
-           static_cast<uint32_t>(half[1]), static_cast<uint32_t>(half[1] >> 32)}};
+  return vector_of(half[0], half[1]);
 }
 
 /// The same, at once where they are a vector that is quickly found.
@@ -109,7 +108,7 @@ __device__ __forceinline__ Vector load_known_extra(const ExtraTensor& extra, uin
     return ptx::ld_here(reinterpret_cast<const Vector*>(from));
   } else {
     const uint64_t element = load_element(from, Size);
-    return {{static_cast<uint32_t>(element), static_cast<uint32_t>(element >> 32)}};
+    return vector_of(element, 0);
   }
 }
 

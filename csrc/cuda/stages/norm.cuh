@@ -143,7 +143,7 @@ class NormStage {
     for (int k = 0; k < N; ++k) {
       if (k >= n || !has(i)) continue;
       Share<D> x;
-      unpack(values[k], x);
+      unpack<D>(values[k], x);
       leaf[k] = squares(x);
       if (asked_.keeps_residual()) sink_of(k).residual(i, values[k]);
       float most = 0;
@@ -159,7 +159,7 @@ class NormStage {
       for (int k = 0; k < N; ++k) {
         if (k >= n || !has(i)) continue;
         Share<D> x;
-        unpack(values[k], x);
+        unpack<D>(values[k], x);
         complete(total[k]);
         if constexpr (Results::kMaps) {
           if (!parity_weight()) multiply(x, none);
@@ -182,7 +182,7 @@ class NormStage {
     for (int k = 0; k < N; ++k) {
       if (k >= n) continue;
       Share<D> x;
-      unpack(Results::kMaps ? mapped[k] : values[k], x);
+      unpack<D>(Results::kMaps ? mapped[k] : values[k], x);
       complete(total[k]);
       if (!from_products()) largest_ = total[k].largest;
       if (!Results::kMaps && !parity_weight()) multiply(x, none);
@@ -275,11 +275,7 @@ class NormStage {
   }
 
   /// To the dtype and back: a conversion takes two at once.
-  static __device__ __forceinline__ void round(Share<D>& x) {
-    const Vector v = E::pack(x);
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) x[e] = E::get(v, e);
-  }
+  static __device__ __forceinline__ void round(Share<D>& x) { unpack<D>(E::pack(x), x); }
 
   __device__ __forceinline__ Weights load(const void* data, uint32_t i) const {
     Weights w{};
@@ -292,20 +288,16 @@ class NormStage {
     }
     return w;
   }
-  static __device__ __forceinline__ void unpack(const Vector& v, Share<D>& to) {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) to[e] = E::get(v, e);
-  }
-  __device__ __forceinline__ void unpack(const Weights& w, Share<D>& to) const {
+  __device__ __forceinline__ void unpack_weights(const Weights& w, Share<D>& to) const {
     if (kOneWeight || !norm_.options.weight_float32) {
-      unpack(w.v[0], to);
+      unpack<D>(w.v[0], to);
     } else if constexpr (!kOneWeight) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) to[e] = __uint_as_float(w.v[e / 4].word[e % 4]);
     }
   }
   __device__ __forceinline__ void gains(Share<D>& to) const {
-    unpack(weight_, to);
+    unpack_weights(weight_, to);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) to[e] = to[e] + norm_.options.weight_offset;
     if (parity_weight()) round(to);
@@ -397,8 +389,8 @@ class NormStage {
   }
   __device__ __forceinline__ void layer_results(const Share<D>& x, Share<D>& y) const {
     Share<D> gain, bias;
-    unpack(weight_, gain);
-    unpack(bias_, bias);
+    unpack_weights(weight_, gain);
+    unpack_weights(bias_, bias);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = (x[e] - mean_) * inverse_;
     if (parity_weight()) {

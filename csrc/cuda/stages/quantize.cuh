@@ -52,11 +52,4 @@ __device__ __forceinline__ Vector quantized_bytes(const float (&value)[N], Quant
   return bytes;
 }
 
-/// The words of quantized bytes on their way, and back: never all ones, since fp8 has no 0xFF here
-/// and int8, which has no -128, travels with its lower bits turned over.
-__device__ __forceinline__ Vector disguised(Vector v, Quantization q) {
-  const uint32_t turned = q == Quantization::int8 ? 0x7F7F7F7Fu : 0;
-  return {{v.word[0] ^ turned, v.word[1] ^ turned}};
-}
-
 }  // namespace collx::cuda

@@ -89,16 +89,10 @@ struct Elements<DType::int64> {
   using Acc = int64_t;
   static constexpr int kCount = 2;
   static __device__ __forceinline__ Acc get(const Vector& v, int i) {
-    return static_cast<int64_t>(v.word[2 * i] | static_cast<uint64_t>(v.word[2 * i + 1]) << 32);
+    return static_cast<int64_t>(half_of(v, i));
   }
   static __device__ __forceinline__ Vector pack(const Acc* a) {
-    Vector v;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      v.word[2 * i] = static_cast<uint32_t>(a[i]);
-      v.word[2 * i + 1] = static_cast<uint32_t>(static_cast<uint64_t>(a[i]) >> 32);
-    }
-    return v;
+    return vector_of(static_cast<uint64_t>(a[0]), static_cast<uint64_t>(a[1]));
   }
 };
 
@@ -130,32 +124,37 @@ struct Elements<DType::int8> : SmallIntegers<int8_t> {};
 template <>
 struct Elements<DType::uint8> : SmallIntegers<uint8_t> {};
 
+template <DType D>
+__device__ __forceinline__ void unpack(const Vector& v, typename Elements<D>::Acc* to) {
+#pragma unroll
+  for (int i = 0; i < Elements<D>::kCount; ++i) to[i] = Elements<D>::get(v, i);
+}
+
+template <typename V>
+inline constexpr bool kIsFloat = false;
+template <>
+inline constexpr bool kIsFloat<float> = true;
+template <>
+inline constexpr bool kIsFloat<double> = true;
+
 namespace detail {
 
-// Signed overflow is undefined in C++ and wraps in the contract: through unsigned.
+// Integers wrap, which of signed ones is not defined in C++: through unsigned.
+template <typename A, typename F>
+__device__ __forceinline__ A wrapped(A a, A b, F f) {
+  if constexpr (kIsFloat<A>) {
+    return f(a, b);
+  } else {
+    return static_cast<A>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+  }
+}
 template <typename A>
 __device__ __forceinline__ A add(A a, A b) {
-  return a + b;
-}
-template <>
-__device__ __forceinline__ int32_t add(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
-}
-template <>
-__device__ __forceinline__ int64_t add(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  return wrapped(a, b, [](auto x, auto y) { return x + y; });
 }
 template <typename A>
 __device__ __forceinline__ A multiply(A a, A b) {
-  return a * b;
-}
-template <>
-__device__ __forceinline__ int32_t multiply(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
-}
-template <>
-__device__ __forceinline__ int64_t multiply(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  return wrapped(a, b, [](auto x, auto y) { return x * y; });
 }
 
 // fmaxf and fminf drop NaN and do not order zeros; these propagate NaN and put +0 above -0.
@@ -204,8 +203,7 @@ template <DType D, int Ranks, typename Combine>
 __device__ __forceinline__ void fold(typename Elements<D>::Acc* acc, const Vector (&v)[Ranks],
                                      int world, Combine combine) {
   using E = Elements<D>;
-#pragma unroll
-  for (int i = 0; i < E::kCount; ++i) acc[i] = E::get(v[0], i);
+  unpack<D>(v[0], acc);
 #pragma unroll
   for (int rank = 1; rank < Ranks; ++rank) {
     if (rank < world) {
@@ -220,9 +218,7 @@ template <DType D, typename Load>
 __device__ __forceinline__ Vector sum_of_ranks(int world, Load load) {
   using E = Elements<D>;
   typename E::Acc acc[E::kCount];
-  const Vector first = load(0);
-#pragma unroll
-  for (int i = 0; i < E::kCount; ++i) acc[i] = E::get(first, i);
+  unpack<D>(load(0), acc);
 #pragma unroll 1
   for (int rank = 1; rank < world; ++rank) {
     const Vector v = load(rank);

@@ -10,59 +10,21 @@ namespace collx::cuda::values {
 
 namespace detail {
 template <ValueType T>
-struct KeptAs;
-template <>
-struct KeptAs<ValueType::float32> {
-  using type = float;
-};
-template <>
-struct KeptAs<ValueType::float16> {
-  using type = float;
-};
-template <>
-struct KeptAs<ValueType::bfloat16> {
-  using type = float;
-};
-template <>
-struct KeptAs<ValueType::float64> {
-  using type = double;
-};
-template <>
-struct KeptAs<ValueType::int32> {
-  using type = int32_t;
-};
-template <>
-struct KeptAs<ValueType::int64> {
-  using type = int64_t;
-};
-template <>
-struct KeptAs<ValueType::int8> {
-  using type = int8_t;
-};
-template <>
-struct KeptAs<ValueType::uint8> {
-  using type = uint8_t;
-};
-template <>
-struct KeptAs<ValueType::int16> {
-  using type = int16_t;
-};
-template <>
-struct KeptAs<ValueType::boolean> {
-  using type = bool;
-};
+constexpr auto kept_as() {
+  if constexpr (T == ValueType::float64) return double{};
+  if constexpr (T == ValueType::float32 || is_narrow(T)) return float{};
+  if constexpr (T == ValueType::int64) return int64_t{};
+  if constexpr (T == ValueType::int32) return int32_t{};
+  if constexpr (T == ValueType::int16) return int16_t{};
+  if constexpr (T == ValueType::int8) return int8_t{};
+  if constexpr (T == ValueType::uint8) return uint8_t{};
+  if constexpr (T == ValueType::boolean) return bool{};
+}
 }  // namespace detail
 
 /// The type in which a value is kept.
 template <ValueType T>
-using Kept = typename detail::KeptAs<T>::type;
-
-template <typename V>
-inline constexpr bool kIsFloat = false;
-template <>
-inline constexpr bool kIsFloat<float> = true;
-template <>
-inline constexpr bool kIsFloat<double> = true;
+using Kept = decltype(detail::kept_as<T>());
 
 template <ValueType T>
 __device__ __forceinline__ Kept<T> constant(uint64_t bits) {
@@ -89,27 +51,17 @@ __device__ __forceinline__ Kept<T> cast(From x) {
   }
 }
 
-/// Integers wrap, which of signed ones is not defined in C++.
-template <typename V, typename F>
-__device__ __forceinline__ V wrapped(V a, V b, F f) {
-  if constexpr (kIsFloat<V>) {
-    return f(a, b);
-  } else {
-    return static_cast<V>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
-  }
-}
-
 template <ValueType T>
 __device__ __forceinline__ Kept<T> add(Kept<T> a, Kept<T> b) {
-  return wrapped(a, b, [](auto x, auto y) { return x + y; });
+  return cuda::detail::add(a, b);
 }
 template <ValueType T>
 __device__ __forceinline__ Kept<T> sub(Kept<T> a, Kept<T> b) {
-  return wrapped(a, b, [](auto x, auto y) { return x - y; });
+  return cuda::detail::wrapped(a, b, [](auto x, auto y) { return x - y; });
 }
 template <ValueType T>
 __device__ __forceinline__ Kept<T> mul(Kept<T> a, Kept<T> b) {
-  return wrapped(a, b, [](auto x, auto y) { return x * y; });
+  return cuda::detail::multiply(a, b);
 }
 template <ValueType T>
 __device__ __forceinline__ Kept<T> div(Kept<T> a, Kept<T> b) {

@@ -50,15 +50,14 @@ __device__ __forceinline__ Vector load_elements(const Tensor& tensor, uint64_t i
       half[h] |= load_element(from, tensor.unit()) << bit;
     });
   }
-  return {{static_cast<uint32_t>(half[0]), static_cast<uint32_t>(half[0] >> 32),
-           static_cast<uint32_t>(half[1]), static_cast<uint32_t>(half[1] >> 32)}};
+  return vector_of(half[0], half[1]);
 }
 
 template <typename Tensor>
 __device__ __forceinline__ void store_elements(const Tensor& tensor, uint64_t i, Vector v) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const uint64_t half = v.word[2 * h] | static_cast<uint64_t>(v.word[2 * h + 1]) << 32;
+    const uint64_t half = half_of(v, h);
     for_elements(tensor, i, h,
                  [&](char* to, uint32_t bit) { store_element(to, tensor.unit(), half >> bit); });
   }

@@ -2,7 +2,7 @@
 //
 // MEMORY LAYOUT  protocol/cuda_layout.h: ChannelArea. Each ordered pair of ranks has, for each
 // tile, two slots at the receiver, and a count of uses at both ends.
-// MEMORY SEMANTICS  Words carry their own arrival, as in slots.cuh. Before it writes the same slot
+// MEMORY SEMANTICS  Words carry their own arrival, as in wire.cuh. Before it writes the same slot
 // again, two uses later, the sender looks with ld.acquire.sys at its done word. The receiver stores
 // that behind bar.sync with st.release.sys, so that everything that the block read and re-armed
 // comes before; for the last use of a call it does so in the next call, where the kernel boundary
@@ -14,7 +14,7 @@
 
 #include "../../protocol/uses.h"
 #include "session.cuh"
-#include "slots.cuh"
+#include "wire.cuh"
 
 namespace collx::cuda {
 
@@ -24,14 +24,10 @@ struct Counts {
   uint32_t of[(Ranks + 3) / 4 * 4];
 
   static __device__ __forceinline__ Counts load(const uint32_t* row) {
-    Counts counts;
-#pragma unroll
-    for (int q = 0; q < (Ranks + 3) / 4; ++q) {
-      const Vector v = ptx::ld_here(reinterpret_cast<const Vector*>(row) + q);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) counts.of[4 * q + i] = v.word[i];
-    }
-    return counts;
+    return load_by(row, [](const Vector* four) { return ptx::ld_here(four); });
+  }
+  static __device__ __forceinline__ Counts load_acquire(const uint32_t* row) {
+    return load_by(row, [](const Vector* four) { return ptx::ld_acquire_sys(four); });
   }
 
   /// Without an address: registers have none.
@@ -42,11 +38,13 @@ struct Counts {
     return count;
   }
 
-  static __device__ __forceinline__ Counts load_acquire(const uint32_t* row) {
+ private:
+  template <typename Load>
+  static __device__ __forceinline__ Counts load_by(const uint32_t* row, Load load_four) {
     Counts counts;
 #pragma unroll
     for (int q = 0; q < (Ranks + 3) / 4; ++q) {
-      const Vector v = ptx::ld_acquire_sys(reinterpret_cast<const Vector*>(row) + q);
+      const Vector v = load_four(reinterpret_cast<const Vector*>(row) + q);
 #pragma unroll
       for (int i = 0; i < 4; ++i) counts.of[4 * q + i] = v.word[i];
     }

@@ -139,6 +139,15 @@ struct RouteFrame {
 /// A second argument, for the kernels that exchange messages.
 struct Routes : Messages, RouteFrame {};
 
+/// f(d) for each peer, by distance.
+template <int Ranks, typename F>
+__device__ __forceinline__ void for_peers(int world, F f) {
+#pragma unroll
+  for (int d = 1; d < Ranks; ++d) {
+    if (d < world) f(d);
+  }
+}
+
 /// A part of some work, of which all parts are done one after the other. It has four vectors of
 /// each thread, if there are so many: with less under way at once a thread mostly waits.
 struct Slice {

@@ -1,5 +1,5 @@
-// Memory of all ranks at one address, as a source, a sink and a barrier: a vector comes as the sum
-// over the ranks, and goes to all of them.
+// Memory of all ranks at one address, as a tensor and a barrier: a vector comes as the sum over the
+// ranks, and goes to all of them.
 //
 // Kernels are made twice, with what carries that out: `Switch`, the hardware; and `Simulated`, with
 // which tests alone call them, since no machine that we run tests on lends its switch. It adds up
@@ -14,6 +14,7 @@
 #include "../stages/reduce.cuh"
 #include "../stages/vectors.cuh"
 #include "barrier.cuh"
+#include "sources.cuh"
 
 namespace collx::cuda {
 
@@ -132,32 +133,11 @@ class EveryTensor {
   const uint64_t numel_;
 };
 
-/// A vector of it as a source, which comes reduced, and as a sink.
+/// Vector i of such a tensor, or of messages, as a source: it comes reduced.
 template <typename Every>
-struct SumSource {
-  static constexpr int kRanks = 1;
-  Every tensor;
-  uint64_t i;
-
-  __device__ __forceinline__ bool take(Vector (&v)[1]) const {
-    v[0] = tensor.sum(i);
-    return true;
-  }
-  __device__ __forceinline__ void rearm() const {}
-};
-template <typename Every>
-SumSource(Every, uint64_t) -> SumSource<Every>;
-
-template <typename Every>
-struct EverySink {
-  Every tensor;
-  uint64_t i;
-
-  __device__ __forceinline__ Vector prepare(Vector v) const { return v; }
-  __device__ __forceinline__ void put(Vector v) const { tensor.store(i, v); }
-};
-template <typename Every>
-EverySink(Every, uint64_t) -> EverySink<Every>;
+__device__ __forceinline__ auto from_sums(const Every& tensor, uint64_t i) {
+  return from_memory<1>(1, [=](int) { return tensor.sum(i); });
+}
 
 /// The staging memory of all ranks, a half of it.
 template <typename M, DType D>

@@ -5,9 +5,43 @@
 #pragma once
 
 #include "session.cuh"
-#include "slots.cuh"
+#include "wire.cuh"
 
 namespace collx::cuda {
+
+/// Stores wire(d) into this rank's slots at each peer, `offset` behind the first: see slot_offset.
+template <typename Wire, int Ranks, typename Get>
+__device__ __forceinline__ void push_to_peers(const KernelCall& call, int world, uint32_t offset,
+                                              Get wire) {
+  for_peers<Ranks>(world, [&](int d) { Wire::push(call.outgoing[d] + offset, wire(d)); });
+}
+
+inline constexpr auto kToAll = [](int) { return true; };
+
+/// Sends v[d] to each peer of which sends(d) is true; v[1] to all, where it is the `same`.
+template <typename Wire, int Ranks, typename T, typename Sends>
+__device__ __forceinline__ void send_to_peers(Session<T>& session, int world, uint32_t offset,
+                                              Vector (&v)[Ranks], Sends sends, bool same = false) {
+  for_peers<Ranks>(world, [&](int d) {
+    if (!sends(d)) return;
+    if (d == 1 || !same) v[d] = Wire::to_wire(v[d]);
+    if (session.alive()) {
+      Wire::push(session.call.outgoing[d] + offset, same ? v[1] : v[d]);
+    }
+  });
+}
+
+/// Sends load(d) to each of them. All loads are in flight together, and before anybody asks whether
+/// the communicator works.
+template <typename Wire, int Ranks, typename T, typename Load, typename Sends = decltype(kToAll)>
+__device__ __forceinline__ void load_and_send(Session<T>& session, int world, uint32_t offset,
+                                              Load load, Sends sends = kToAll) {
+  Vector v[Ranks];
+  for_peers<Ranks>(world, [&](int d) {
+    if (sends(d)) v[d] = load(d);
+  });
+  send_to_peers<Wire>(session, world, offset, v, sends);
+}
 
 /// Vector i of a tensor or of a message here, if it has one. What goes into it besides is asked for
 /// when the sink is made, before the vector is awaited.
@@ -32,37 +66,36 @@ class TensorSink {
 };
 
 /// This rank's slots at every peer: the same vector to all.
-template <typename S, int Ranks>
+template <typename Wire, int Ranks>
 struct PeerSlots {
   const KernelCall& call;
   int world;
   uint32_t offset;  // of the vector: see slot_offset
 
-  __device__ __forceinline__ Vector prepare(Vector v) const { return S::sendable(v); }
-  __device__ __forceinline__ void put(Vector wire) const {
-#pragma unroll
-    for (int d = 1; d < Ranks; ++d) {
-      if (d < world) S::push(call.outgoing[d] + offset, wire);
-    }
+  __device__ __forceinline__ Vector prepare(Vector v) const { return Wire::to_wire(v); }
+  __device__ __forceinline__ void put(Vector v) const {
+    push_to_peers<Wire, Ranks>(call, world, offset, [&](int) { return v; });
   }
 };
 
 /// A slot at one rank.
-template <typename S>
+template <typename Wire>
 struct OneSlot {
   char* slot;
 
-  __device__ __forceinline__ Vector prepare(Vector v) const { return S::sendable(v); }
-  __device__ __forceinline__ void put(Vector wire) const { S::push(slot, wire); }
+  __device__ __forceinline__ Vector prepare(Vector v) const { return Wire::to_wire(v); }
+  __device__ __forceinline__ void put(Vector v) const { Wire::push(slot, v); }
 };
 
-/// A place in memory that peers read behind a barrier.
-struct PlaceSink {
-  Vector* place;
+/// What a function does with a vector.
+template <typename Put>
+struct SinkBy {
+  const Put put;
 
   __device__ __forceinline__ Vector prepare(Vector v) const { return v; }
-  __device__ __forceinline__ void put(Vector v) const { *place = v; }
 };
+template <typename Put>
+SinkBy(Put) -> SinkBy<Put>;
 
 /// One sink, then the other.
 template <typename A, typename B>

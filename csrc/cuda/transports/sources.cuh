@@ -7,7 +7,7 @@
 #pragma once
 
 #include "session.cuh"
-#include "slots.cuh"
+#include "wire.cuh"
 
 namespace collx::cuda {
 
@@ -74,9 +74,9 @@ struct FromSome {
   }
 };
 
-/// Slots of the kind S; in the place of those that send nothing is `own`, a vector as it comes out
-/// of slots.
-template <typename S, int Ranks, typename SessionOf, typename From, bool Alike = true>
+/// Slots of a wire format; in the place of those that send nothing is `own`, a vector as it comes
+/// out of slots.
+template <typename Wire, int Ranks, typename SessionOf, typename From, bool Alike = true>
 class SlotSource {
  public:
   static constexpr int kRanks = Ranks;
@@ -100,7 +100,7 @@ class SlotSource {
 #pragma unroll
           for (int source = 0; source < Ranks; ++source) {
             Vector seen = own_;
-            if (from_(source)) worst = max(worst, S::poll(arrivals_.slot(source), seen));
+            if (from_(source)) worst = max(worst, Wire::poll(arrivals_.slot(source), seen));
             v[source] = seen;
           }
           return worst != ~0u;
@@ -110,14 +110,14 @@ class SlotSource {
           Vector seen;
 #pragma unroll
           for (int source = Ranks - 1; source >= 0; --source) {
-            if (from_(source) && S::poll(arrivals_.slot(source), seen) == ~0u) missing = source;
+            if (from_(source) && Wire::poll(arrivals_.slot(source), seen) == ~0u) missing = source;
           }
           return Blame{missing, epoch_, 0};
         });
-    if constexpr (S::kMasked) {
+    if constexpr (Wire::kMasked) {
 #pragma unroll
       for (int source = 0; source < Ranks; ++source) {
-        if (from_(source)) v[source] = S::received(v[source]);
+        if (from_(source)) v[source] = Wire::from_wire(v[source]);
       }
     }
     return arrived;
@@ -126,8 +126,17 @@ class SlotSource {
   __device__ __forceinline__ void rearm() const {
 #pragma unroll
     for (int source = 0; source < Ranks; ++source) {
-      if (from_(source)) S::rearm(arrivals_.slot(source));
+      if (from_(source)) Wire::rearm(arrivals_.slot(source));
     }
+  }
+
+  /// Hands what has come to f(vectors), and then re-arms the slots.
+  template <typename F>
+  __device__ __forceinline__ void drain(F f) const {
+    Vector v[Ranks];
+    if (!take(v)) return;
+    f(v);
+    rearm();
   }
 
  private:
@@ -140,28 +149,28 @@ class SlotSource {
 };
 
 /// Slots at one place, from every peer.
-template <typename S, int Ranks, typename T>
+template <typename Wire, int Ranks, typename T>
 __device__ __forceinline__ auto from_slots(Session<T>& session, Phase phase, uint32_t epoch,
                                            uint32_t offset, int world, const Vector& own) {
-  return SlotSource<S, Ranks, Session<T>, FromPeers>(session, phase, epoch, own,
-                                                     Arrivals<Ranks>(session.call, offset),
-                                                     FromPeers{world, session.call.rank});
+  return SlotSource<Wire, Ranks, Session<T>, FromPeers>(session, phase, epoch, own,
+                                                        Arrivals<Ranks>(session.call, offset),
+                                                        FromPeers{world, session.call.rank});
 }
 /// From some ranks, at a place of each.
-template <typename S, int Ranks, bool Alike, typename T>
+template <typename Wire, int Ranks, bool Alike, typename T>
 __device__ __forceinline__ auto from_slots_of(Session<T>& session, Phase phase, uint32_t epoch,
                                               const Arrivals<Ranks, Alike>& arrivals,
                                               uint32_t ranks, const Vector& own) {
-  return SlotSource<S, Ranks, Session<T>, FromSome, Alike>(session, phase, epoch, own, arrivals,
-                                                           FromSome{ranks});
+  return SlotSource<Wire, Ranks, Session<T>, FromSome, Alike>(session, phase, epoch, own, arrivals,
+                                                              FromSome{ranks});
 }
 
 /// A vector from one rank alone, as it travels. False, where it does not come.
-template <typename S, typename T>
+template <typename Wire, typename T>
 __device__ __forceinline__ bool take_one(Session<T>& session, Phase phase, int source,
                                          uint32_t epoch, const char* slot, Vector& v) {
   return session.patience.wait(
-      phase, [&] { return S::poll(slot, v) != ~0u; },
+      phase, [&] { return Wire::poll(slot, v) != ~0u; },
       [&] {
         return Blame{source, epoch, 0};
       });

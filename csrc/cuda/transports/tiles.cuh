@@ -4,7 +4,7 @@
 #pragma once
 
 #include "session.cuh"
-#include "slots.cuh"
+#include "wire.cuh"
 
 namespace collx::cuda {
 

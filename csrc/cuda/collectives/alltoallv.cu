@@ -1,7 +1,12 @@
+#include "alltoallv_device_splits.cuh"
 #include "alltoallv_long.cuh"
 #include "kernel_table.h"
 
 namespace collx::cuda {
+
+Kernel alltoallv_device_splits(const Instance& i) {
+  return for_world(i.world, [&]<int W>() { return as_kernel(alltoallv_device_splits_kernel<W>); });
+}
 
 Kernel alltoallv_long(const Instance&) { return as_kernel(alltoallv_long_kernel); }
 
