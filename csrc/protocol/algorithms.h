@@ -198,8 +198,21 @@ constexpr bool stores_by_multicast(Collective c, Algorithm a) {
 /// the average of 16-bit floats, whose sums it has rounded already; nor max and min, whose NaN and
 /// zeros are other ones there; nor what it has no instruction for.
 constexpr bool sums_by_multicast(ReduceOp op, DType dtype) {
-  if (dtype == DType::float64 || dtype_size(dtype) == 1) return false;
-  return op == ReduceOp::sum || (op == ReduceOp::avg && dtype == DType::float32);
+  switch (dtype) {
+    case DType::float32:
+      return op == ReduceOp::sum || op == ReduceOp::avg;
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::int32:
+    case DType::int64:
+      return op == ReduceOp::sum;
+    case DType::float64:
+    case DType::int8:
+    case DType::uint8:
+    case DType::count:
+      break;
+  }
+  return false;
 }
 constexpr bool is_summed(DType dtype) { return sums_by_multicast(ReduceOp::sum, dtype); }
 
