@@ -84,4 +84,5 @@ def of_init(dtype: str, world: int, device: str, seconds: float) -> Record:
 
 
 def write(file: Path, records: list[Record]) -> None:
-    file.write_text(json.dumps([asdict(record) for record in records], indent=1) + "\n")
+    lines = ",\n".join(json.dumps(asdict(record)) for record in records)
+    file.write_text(f"[\n{lines}\n]\n")
