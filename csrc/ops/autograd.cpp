@@ -1,144 +1,262 @@
-// Autograd of the collective operators: one formula each, which calls the operator that is the
-// adjoint. What has no formula that every rank's backward would be sure to run refuses by name.
-#include <ATen/ops/view_as_complex.h>
-#include <ATen/ops/view_as_real.h>
+// The kernels of all operators on the keys Autograd and ADInplaceOrView.
+#include <ATen/FuncTorchTLS.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
-#include "autograd_kernels.h"
-#include "operators.h"
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "derivative.h"
+#include "mapped.h"
 
 namespace collx {
 
 namespace {
 
-using autograd::AutogradContext;
-using autograd::Differentiable;
-using autograd::for_gradient;
-using autograd::Kernels;
-using autograd::NotDifferentiable;
-using autograd::RecordedElsewhere;
+using at::Tensor;
+using torch::jit::Stack;
 
-void refuse_reduce_op(const char* op, std::string_view reduce_op) {
-  TORCH_CHECK_NOT_IMPLEMENTED(reduce_op == "sum" || reduce_op == "avg", "collx.", op,
-                              ": reduce_op: \"", reduce_op,
-                              "\" has no backward; accepted where a gradient is asked for: sum, "
-                              "avg (or detach the input)");
+bool wants_gradient(const Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
-/// Where nothing else is said, below, there is none.
-template <typename Op>
-struct Formula : Op, NotDifferentiable<Op> {};
-
-template <>
-struct Formula<operators::Allreduce> : operators::Allreduce, Differentiable {
-  static constexpr const char* kReverse = " (reverse mode works for sum and avg)";
-  static at::Tensor backward(const AutogradContext&, const at::Tensor& gradient,
-                             std::string_view reduce_op, std::string_view group_name,
-                             std::string_view algorithm, int64_t max_blocks) {
-    refuse_reduce_op(kName, reduce_op);
-    return Kernels<Formula<operators::Allreduce>>::functional_op().call(
-        gradient, reduce_op, group_name, for_gradient(algorithm), max_blocks);
-  }
-};
-
-template <>
-struct Formula<operators::Reducescatter> : operators::Reducescatter, Differentiable {
-  static constexpr const char* kReverse = " (reverse mode works for sum and avg)";
-  static void save(AutogradContext& context, const at::Tensor& input, std::string_view, int64_t,
-                   std::string_view, int64_t axis, std::string_view, int64_t) {
-    context.saved_data["total"] = input.sym_size(axis);
-  }
-  static at::Tensor backward(const AutogradContext& context, const at::Tensor& gradient,
-                             std::string_view reduce_op, int64_t group_size,
-                             std::string_view group_name, int64_t axis, std::string_view algorithm,
-                             int64_t max_blocks);
-};
-
-template <>
-struct Formula<operators::Allgather> : operators::Allgather, Differentiable {
-  static at::Tensor backward(const AutogradContext&, const at::Tensor& gradient, int64_t group_size,
-                             std::string_view group_name, int64_t axis,
-                             const std::optional<c10::SymInt>& /*the gradient's size says it*/,
-                             std::string_view algorithm, int64_t max_blocks) {
-    const auto sum = [&](const at::Tensor& parts, int64_t along) {
-      return Kernels<Formula<operators::Reducescatter>>::functional_op().call(
-          parts, "sum", group_size, group_name, along, for_gradient(algorithm), max_blocks);
-    };
-    if (!gradient.is_complex()) return sum(gradient, axis);
-    // Complex numbers can be gathered but not reduced; their sum is that of the two parts.
-    return at::view_as_complex(
-        sum(at::view_as_real(gradient.resolve_conj()), axis < 0 ? axis - 1 : axis));
-  }
-};
-
-at::Tensor Formula<operators::Reducescatter>::backward(
-    const AutogradContext& context, const at::Tensor& gradient, std::string_view reduce_op,
-    int64_t group_size, std::string_view group_name, int64_t axis, std::string_view algorithm,
-    int64_t max_blocks) {
-  refuse_reduce_op(kName, reduce_op);
-  std::optional<c10::SymInt> total = context.saved_data.at("total").toSymInt();
-  if (*total % group_size == 0) total.reset();
-  return Kernels<Formula<operators::Allgather>>::functional_op().call(
-      reduce_op == "avg" ? gradient.div(group_size) : gradient, group_size, group_name, axis,
-      std::move(total), for_gradient(algorithm), max_blocks);
-}
-
-template <>
-struct Formula<operators::Alltoall> : operators::Alltoall, Differentiable {
-  static at::Tensor backward(const AutogradContext&, const at::Tensor& gradient, int64_t group_size,
-                             std::string_view group_name, std::string_view algorithm,
-                             int64_t max_blocks) {
-    return Kernels<Formula<operators::Alltoall>>::functional_op().call(
-        gradient, group_size, group_name, for_gradient(algorithm), max_blocks);
-  }
-};
-
-template <>
-struct Formula<operators::Alltoallv> : operators::Alltoallv, Differentiable {
-  static at::Tensor backward(const AutogradContext&, const at::Tensor& gradient,
-                             c10::SymIntArrayRef output_splits, c10::SymIntArrayRef input_splits,
-                             std::string_view group_name, std::string_view algorithm,
-                             int64_t max_blocks) {
-    // What was received goes back to where it came from.
-    return Kernels<Formula<operators::Alltoallv>>::functional_op().call(
-        gradient, /*output_splits=*/input_splits,
-        /*input_splits=*/output_splits, group_name, for_gradient(algorithm), max_blocks);
-  }
-};
-
-/// What the kernels of an operator are in each of the two libraries below.
-enum class Layer : uint8_t { autograd, versions };
-
-template <typename Op>
-void add_kernels(torch::Library& library, Layer layer) {
-  using K = Kernels<Formula<Op>>;
-  const std::string name = Op::kName, out = name + ".out", in_place = name + "_";
-  if (layer == Layer::autograd) {
-    library.impl(name.c_str(), TORCH_FN(K::functional));
-    library.impl(out.c_str(), TORCH_FN(K::out));
-    if constexpr (Op::kInPlace) library.impl(in_place.c_str(), TORCH_FN(K::inplace));
-  } else {
-    library.impl(out.c_str(), TORCH_FN(K::write_out));
-    if constexpr (Op::kInPlace) library.impl(in_place.c_str(), TORCH_FN(K::write_inplace));
+/// Calls f(argument, tensor) for every tensor of a call, those in lists included.
+template <typename F>
+void for_each_tensor(const c10::OperatorHandle& handle, const Stack& stack, F f) {
+  const std::vector<c10::Argument>& arguments = handle.schema().arguments();
+  const c10::IValue* value = stack.data() + (stack.size() - arguments.size());
+  for (const c10::Argument& argument : arguments) {
+    if (value->isTensor()) {
+      f(argument, value->toTensor());
+    } else if (value->isTensorList()) {
+      for (const c10::IValue& item : value->toListRef()) f(argument, item.toTensor());
+    }
+    ++value;
   }
 }
 
-void add_all_kernels(torch::Library& library, Layer layer) {
-  operators::for_each([&]<typename Op>(Op) { add_kernels<Op>(library, layer); });
+bool any_wants_gradient(const c10::OperatorHandle& handle, const Stack& stack) {
+  bool any = false;
+  for_each_tensor(handle, stack, [&](const c10::Argument&, const Tensor& tensor) {
+    any |= wants_gradient(tensor);
+  });
+  return any;
+}
+
+/// To the kernels that do the work, below autograd and what counts versions.
+void redispatch_below(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  handle.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
+
+/// An argument that is written gets a new version, by which autograd finds out that a tensor it has
+/// saved is no longer the same. PyTorch would refuse an inference tensor here, too, but only when
+/// it has been written, and the peers have done their part.
+void check_versioned(const Operator& op, const char* argument, const Tensor& tensor) {
+  TORCH_CHECK(!tensor.defined() || !tensor.is_inference() || c10::InferenceMode::is_enabled(),
+              "collx.", op.name, ": ", argument,
+              ": got an inference tensor outside of torch.inference_mode(), which cannot be "
+              "written there; accepted: any other tensor, or a call within that mode");
+}
+
+/// The kernel below autograd, which is the first one in inference mode.
+void write(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+           Stack* stack) {
+  Results written;
+  if (op.form == Form::in_place) {
+    written.push_back((stack->end() - static_cast<int64_t>(op.stack_size()))->toTensor());
+    check_versioned(op, "input", written[0]);
+  } else if (op.takes_outputs()) {
+    for (const c10::IValue& value : torch::jit::last(*stack, op.outputs.size())) {
+      check_versioned(op, name_of(op.outputs[written.size()]), value.toTensor());
+      written.push_back(value.toTensor());
+    }
+  }
+  redispatch_below(handle, keys, stack);
+  for (const Tensor& tensor : written) torch::autograd::increment_version(tensor);
+}
+
+bool is_differentiable(const Operator& op) {
+  return op.family == Family::epilogue || has_adjoint(op.collective);
+}
+
+/// Says in parentheses, with a space before, whether reverse mode works.
+const char* reverse_mode(const Operator& op) {
+  if (!is_differentiable(op)) return "";
+  const bool reduces = op.family == Family::exchange && is_reduction(op.collective);
+  return reduces ? " (reverse mode works for sum and avg)" : " (reverse mode works)";
+}
+
+void refuse_forward_mode(const Operator& op, const c10::OperatorHandle& handle,
+                         const Stack& stack) {
+  for_each_tensor(handle, stack, [&](const c10::Argument& argument, const Tensor& tensor) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(tensor), "collx.", op.name, ": ",
+                                argument.name(),
+                                ": got a tensor with a forward-mode tangent; accepted: tensors "
+                                "without one",
+                                reverse_mode(op));
+  });
+}
+
+void refuse_gradients_of_out(const Operator& op, const c10::OperatorHandle& handle,
+                             const Stack& stack) {
+  for_each_tensor(handle, stack, [&](const c10::Argument& argument, const Tensor& tensor) {
+    TORCH_CHECK(!wants_gradient(tensor), "collx.", op.name, ": out: got ",
+                argument.is_out() ? "a tensor" : "an input",
+                " that requires grad; out= has no automatic differentiation, as nowhere in "
+                "PyTorch. Accepted: the form without out=, or torch.no_grad()");
+  });
+}
+
+/// The fused normalizations have no backward: a call that asks for a gradient fails at once.
+void refuse_gradients_of_norm(const Operator& op, const c10::OperatorHandle& handle,
+                              const Stack& stack) {
+  for_each_tensor(handle, stack, [&](const c10::Argument&, const Tensor& tensor) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !tensor.defined() || (!wants_gradient(tensor) && !torch::autograd::isFwGradDefined(tensor)),
+        "collx.", op.name,
+        ": has no automatic differentiation: got an argument that requires grad or has a "
+        "tangent; accepted: detached arguments, torch.no_grad(), or the unfused sequence "
+        "(collx.nn.unfused_rmsnorm)");
+  });
+}
+
+/// torch.func runs the backward of its own accord, after the collective: the call is refused before
+/// it.
+void refuse_transforms(const Operator& op) {
+  const auto& transforms = at::functorch::functorchTLSAccessor();
+  if (!transforms) return;
+  try {
+    transforms->checkSupportsCppAutogradFunction();
+  } catch (const c10::Error&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, "collx.", op.name,
+        ": input: got a tensor that a transform of torch.func differentiates (grad, vjp, jacrev), "
+        "and this operator has no derivative; accepted: a detached tensor, or an operator that "
+        "has one (allreduce, reducescatter, allgather, alltoall, alltoallv)");
+  }
+}
+
+/// The input's size along the axis that is divided, which the shape of the result does not tell.
+c10::SymInt extent_of(const Operator& op, const Arguments& a) {
+  if (op.family == Family::device_splits) return a.input.sym_size(0);
+  return op.collective == Collective::reducescatter ? a.input.sym_size(a.axis) : 0;
+}
+
+/// The derivative of the reduction or copy, `result` being what the call has returned for `a`.
+void record_exchange(const Operator& op, const Arguments& a, const Tensor& result,
+                     const variable_list& saved) {
+  const auto node = make_node<Derivative>(op, a);
+  node->set_next_edges(torch::autograd::collect_next_edges(a.input));
+  node->attach(result, extent_of(op, a), saved);
+}
+
+void record_epilogue(const Arguments& a, const Tensor& result) {
+  const auto node = make_node<Derivative>(functional_operator(Collective::none), a);
+  node->set_next_edges(torch::autograd::collect_next_edges(a.input, at::TensorList(a.extras)));
+  variable_list saved{a.input};
+  saved.insert(saved.end(), a.extras.begin(), a.extras.end());
+  node->attach(result, 0, saved);
+}
+
+/// The reduced value is kept for the derivative of the epilogue. The same kernel returns it.
+void record_map(const Operator& op, Arguments a, c10::DispatchKeySet keys, Stack* stack) {
+  const Operator& with_value =
+      *std::find_if(operators().begin(), operators().end(), [&](const Operator& other) {
+        return other.name == op.name + "_with_value" && other.form == Form::functional;
+      });
+  const auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
+  const Origin origin = known->expression.indices > 0 ? origin_of(a) : Origin{};
+  redispatch_below(with_value.handle(), keys, stack);
+  const Tensor value = torch::jit::pop(*stack).toTensor();
+  const Tensor result = stack->back().toTensor();
+  if (wants_gradient(a.input)) {
+    record_exchange(functional_operator(a.collective), a, value, {});
+  }
+  a.input = value;
+  a.axis = origin.axis;
+  a.start = origin.start;
+  record_epilogue(a, result);
+}
+
+void record_in_place(const Operator& op, const Arguments& a, const c10::OperatorHandle& handle,
+                     c10::DispatchKeySet keys, Stack* stack) {
+  torch::autograd::check_inplace(a.input, /*requires_grad=*/true);
+  const auto node = make_node<Derivative>(functional_operator(op.collective), a);
+  node->set_next_edges(torch::autograd::collect_next_edges(a.input));
+  write(op, handle, keys, stack);
+  node->attach_in_place(a.input);
+}
+
+void record(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+            Stack* stack) {
+  // The views of the arguments refer to these values: the call takes the others off the stack.
+  const auto values = torch::jit::last(*stack, op.stack_size());
+  const Stack kept(values.begin(), values.end());
+  const Arguments a(op, kept);
+  if (op.form == Form::in_place) return record_in_place(op, a, handle, keys, stack);
+  if (op.family == Family::map) return record_map(op, a, keys, stack);
+  redispatch_below(handle, keys, stack);
+  const auto results = torch::jit::last(*stack, op.outputs.size());
+  const Tensor& result = results[0].toTensor();
+  if (op.family == Family::epilogue) return record_epilogue(a, result);
+  const bool splits = op.family == Family::device_splits;
+  record_exchange(op, a, result, splits ? variable_list{results[1].toTensor()} : variable_list());
+}
+
+/// A kernel of an operator that calls one of the functions of this file.
+class Layer final : public c10::OperatorKernel {
+ public:
+  using Function = void (*)(const Operator& op, const c10::OperatorHandle& handle,
+                            c10::DispatchKeySet keys, Stack* stack);
+  Layer(const Operator& op, Function function) : op_(op), function_(function) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+    function_(op_, handle, keys, stack);
+  }
+
+ private:
+  const Operator& op_;
+  Function function_;
+};
+
+void autograd(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+              Stack* stack) {
+  if (op.family == Family::norm) {
+    refuse_gradients_of_norm(op, handle, *stack);
+    return write(op, handle, keys, stack);
+  }
+  refuse_forward_mode(op, handle, *stack);
+  if (!any_wants_gradient(handle, *stack)) return write(op, handle, keys, stack);
+  if (op.takes_outputs()) refuse_gradients_of_out(op, handle, *stack);
+  // By itself it has no derivative: the operator that calls it has one.
+  TORCH_CHECK_NOT_IMPLEMENTED(op.family != Family::map || op.outputs.size() == 1, "collx.", op.name,
+                              ": has no backward; accepted: ", name_of(op.collective), "_map");
+  if (!is_differentiable(op)) refuse_transforms(op);
+  record(op, handle, keys, stack);
+}
+
+void add_layer(torch::Library& library, const Operator& op, Layer::Function function) {
+  library.impl(op.full_name().c_str(),
+               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Layer>(op, function)));
 }
 
 }  // namespace
 
-at::Tensor autograd::as_if_reduced(const Given& g, const at::Tensor& result) {
-  if (g.collective == Collective::allreduce) {
-    return RecordedElsewhere<Formula<operators::Allreduce>>::apply(
-        g.input, &result, g.reduce_op, g.group_name, g.algorithm, g.max_blocks);
+TORCH_LIBRARY_IMPL(collx, Autograd, library) {
+  for (const Operator& op : operators()) {
+    if (op.has_tensors()) add_layer(library, op, autograd);
   }
-  return RecordedElsewhere<Formula<operators::Reducescatter>>::apply(
-      g.input, &result, g.reduce_op, g.group_size, g.group_name, g.axis, g.algorithm, g.max_blocks);
 }
 
-TORCH_LIBRARY_IMPL(collx, Autograd, library) { add_all_kernels(library, Layer::autograd); }
-TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) { add_all_kernels(library, Layer::versions); }
+TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) {
+  for (const Operator& op : operators()) {
+    if (op.form != Form::functional) add_layer(library, op, write);
+  }
+}
 
 }  // namespace collx

@@ -47,12 +47,13 @@ class Barrier {
 
 }  // namespace
 
-void barrier(std::string_view group_name) {
-  const auto communicator = registry::require(Barrier::op(), group_name);
+Results barrier(const Operator& /*op*/, const Arguments& a) {
+  const auto communicator = registry::require(Barrier::op(), a.group_name);
   communicator->require_usable(Barrier::op());
   const OnDevice guard(communicator->options().device);
   Barrier barrier(*communicator);
   run(barrier, *communicator);
+  return {};
 }
 
 }  // namespace collx

@@ -1,10 +1,10 @@
 // The operator that returns when all ranks have called it.
 #pragma once
 
-#include <string_view>
+#include "operator_table.h"
 
 namespace collx {
 
-void barrier(std::string_view group_name);
+Results barrier(const Operator& op, const Arguments& arguments);
 
 }  // namespace collx

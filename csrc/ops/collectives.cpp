@@ -1,5 +1,7 @@
 #include "collectives.h"
 
+#include <ATen/ops/empty.h>
+
 #include "allreduce.h"
 #include "call.h"
 #include "checks.h"
@@ -11,22 +13,22 @@ namespace collx {
 namespace {
 
 /// Parts of an unsplit tensor, which is the one of the two that is divided.
-void use_parts(const Given& given, Prepared& p) {
-  const char* const op = given.op();
+void use_parts(const Arguments& a, Prepared& p) {
+  const char* const op = a.op();
   const CommunicatorOptions& o = p.communicator->options();
-  check_group(op, given.group_size, *p.communicator);
-  p.sizes = result_sizes(given);
-  const bool equal = has_equal_parts(given.collective);
-  const int64_t axis = equal ? 0 : check_axis(op, given.input, given.axis);
-  const bool grows = row_of(given.collective).input == Extent::part;
+  check_group(op, a.group_size, *p.communicator);
+  p.sizes = result_sizes(a);
+  const bool equal = has_equal_parts(a.collective);
+  const int64_t axis = equal ? 0 : check_axis(op, a.input, a.axis);
+  const bool grows = row_of(a.collective).input == Extent::part;
   Exchange& e = p.exchange;
   e.axis = static_cast<int>(axis);
   e.geometry =
-      geometry_of(grows ? p.output_sizes() : given.input.sizes(), axis, given.input.element_size());
-  if (given.total) {
+      geometry_of(grows ? p.output_sizes() : a.input.sizes(), axis, a.input.element_size());
+  if (a.total) {
     const uint64_t own = partition(e.geometry.units, o.world_size, o.rank).count;
-    TORCH_CHECK_VALUE(own == static_cast<uint64_t>(given.input.size(axis)), "collx.", op,
-                      ": total: got ", *given.total, " with an input of ", given.input.size(axis),
+    TORCH_CHECK_VALUE(own == static_cast<uint64_t>(a.input.size(axis)), "collx.", op,
+                      ": total: got ", *a.total, " with an input of ", a.input.size(axis),
                       " along axis ", axis, "; accepted on rank ", o.rank, " of ", o.world_size,
                       " with that total: ", own);
   }
@@ -35,13 +37,13 @@ void use_parts(const Given& given, Prepared& p) {
   }
 }
 
-void use_splits(const Given& given, Prepared& p) {
-  const char* const op = given.op();
+void use_splits(const Arguments& a, Prepared& p) {
+  const char* const op = a.op();
   const CommunicatorOptions& o = p.communicator->options();
-  p.sizes = result_sizes(given);
+  p.sizes = result_sizes(a);
   Exchange& e = p.exchange;
-  e.sent_rows = C10_AS_INTARRAYREF_SLOW(given.input_splits);
-  e.received_rows = C10_AS_INTARRAYREF_SLOW(given.output_splits);
+  e.sent_rows = C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(a.input_splits));
+  e.received_rows = C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(a.output_splits));
   TORCH_CHECK_VALUE(e.sent_rows.size() == static_cast<size_t>(o.world_size), "collx.", op,
                     ": input_splits: got ", e.sent_rows.size(),
                     " numbers; accepted: one for each rank of \"", o.name, "\", ", o.world_size);
@@ -50,17 +52,17 @@ void use_splits(const Given& given, Prepared& p) {
                     ": output_splits: got ", e.received_rows[rank], " rows from rank ", rank,
                     " itself; accepted: what input_splits says for it, ", e.sent_rows[rank]);
   e.axis = 0;
-  e.geometry = rows_of(given.input);
+  e.geometry = rows_of(a.input);
 }
 
-Prepared prepare_with_shapes(const Given& given) {
-  Prepared p = prepare(given);
-  if (row_of(given.collective).counted) {
-    use_splits(given, p);
-  } else if (has_parts(given.collective)) {
-    use_parts(given, p);
-  } else if (given.collective != Collective::allreduce) {  // which counts elements alone
-    p.exchange.geometry = undivided(given.input);
+Prepared prepare_with_shapes(const Arguments& a, const Epilogue* epilogue = nullptr) {
+  Prepared p = prepare(a, epilogue);
+  if (row_of(a.collective).counted) {
+    use_splits(a, p);
+  } else if (has_parts(a.collective)) {
+    use_parts(a, p);
+  } else if (a.collective != Collective::allreduce) {  // which counts elements alone
+    p.exchange.geometry = undivided(a.input);
   }
   return p;
 }
@@ -89,12 +91,12 @@ void carry_out(const Prepared& p, const at::Tensor& input, const at::Tensor& out
 }
 
 /// Of the epilogue, where there is one.
-std::optional<at::ScalarType> result_dtype(const Given& given) {
-  return given.epilogue ? std::optional(given.epilogue->result()) : std::nullopt;
+std::optional<at::ScalarType> dtype_of(const Epilogue* epilogue) {
+  return epilogue != nullptr ? std::optional(epilogue->result()) : std::nullopt;
 }
 
 /// Through a temporary where `out` has another order, or holes.
-void into_dense(const Prepared& p, at::Tensor& out) {
+void into_dense(const Prepared& p, const at::Tensor& out) {
   const OnDevice guard(p.input.device());
   const auto input = p.input.expect_contiguous();
   if (out.is_contiguous()) return carry_out(p, *input, out);
@@ -110,72 +112,106 @@ at::IntArrayRef Prepared::output_sizes() const {
                                           : C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(sizes));
 }
 
-Prepared prepare(const Given& given) {
-  const char* const op = given.op();
-  const at::Tensor& input = given.input;
+Prepared prepare(const Arguments& a, const Epilogue* epilogue) {
+  const char* const op = a.op();
+  const at::Tensor& input = a.input;
   Prepared p{input, {}, nullptr, {}, std::nullopt};
   Exchange& e = p.exchange;
-  e.collective = given.collective;
-  if (is_reduction(given.collective)) {
-    const ReductionOptions o = check_reduction(given.collective, input, given.reduce_op,
-                                               given.algorithm, given.max_blocks);
+  e.collective = a.collective;
+  if (is_reduction(a.collective)) {
+    const ReductionOptions o =
+        check_reduction(a.collective, input, a.reduce_op, a.algorithm, a.max_blocks);
     e.dtype = o.dtype;
     e.reduce_op = o.reduce_op;
     e.algorithm = o.algorithm;
     e.max_blocks = o.max_blocks;
-    e.epilogue = given.epilogue;
+    e.epilogue = epilogue;
   } else {
     check_copyable(op, "input", input);
-    e.algorithm = check_algorithm(op, given.collective, given.algorithm);
-    e.max_blocks = check_max_blocks(op, given.max_blocks);
+    e.algorithm = check_algorithm(op, a.collective, a.algorithm);
+    e.max_blocks = check_max_blocks(op, a.max_blocks);
   }
-  p.communicator = registry::require(op, given.group_name);
+  p.communicator = registry::require(op, a.group_name);
   check_device(op, "input", input, *p.communicator);
   p.communicator->require_usable(op);
-  if (has_root(given.collective)) {
-    check_root(op, given.root, p.communicator->options().world_size);
-    e.root = static_cast<int>(given.root);
+  if (has_root(a.collective)) {
+    check_root(op, a.root, p.communicator->options().world_size);
+    e.root = static_cast<int>(a.root);
   }
   return p;
 }
 
-at::Tensor into_new(const Given& given) {
-  const Prepared p = prepare_with_shapes(given);
-  const OnDevice guard(given.input.device());
-  at::Tensor output = make_output(p.output_sizes(), given.input,
-                                  result_dtype(given).value_or(given.input.scalar_type()));
-  carry_out(p, *given.input.expect_contiguous(), output);
+at::Tensor into_new(const Arguments& a, const Epilogue* epilogue) {
+  const Prepared p = prepare_with_shapes(a, epilogue);
+  const OnDevice guard(a.input.device());
+  at::Tensor output =
+      make_output(p.output_sizes(), a.input, dtype_of(epilogue).value_or(a.input.scalar_type()));
+  carry_out(p, *a.input.expect_contiguous(), output);
   return output;
 }
 
-void into_like(const Given& given, at::Tensor& out) {
-  const Prepared p = prepare_with_shapes(given);
-  check_out(given.op(), given.input, given.input.sym_sizes(), out, "out", result_dtype(given));
-  if (out.scalar_type() == given.input.scalar_type()) {
-    check_overlap(given.op(), given.input, out);
+void into(const Arguments& a, const Epilogue* epilogue, const at::Tensor& out) {
+  const Prepared p = prepare_with_shapes(a, epilogue);
+  const bool keeps = keeps_shape(a.collective), same = out.scalar_type() == a.input.scalar_type();
+  check_out(a.op(), a.input, keeps ? a.input.sym_sizes() : c10::SymIntArrayRef(p.sizes), out, "out",
+            dtype_of(epilogue));
+  if (keeps && same) {
+    check_overlap(a.op(), a.input, out);
   } else {
-    check_disjoint(given.op(), given.input, out, std::nullopt);
+    check_disjoint(a.op(), a.input, out, same ? p.own_part : std::nullopt);
   }
   into_dense(p, out);
 }
 
-void into_apart(const Given& given, at::Tensor& out) {
-  const Prepared p = prepare_with_shapes(given);
-  check_out(given.op(), given.input, p.sizes, out, "out", result_dtype(given));
-  const bool same = out.scalar_type() == given.input.scalar_type();
-  check_disjoint(given.op(), given.input, out, same ? p.own_part : std::nullopt);
-  into_dense(p, out);
+namespace {
+
+void in_place(const Arguments& a) {
+  const Prepared p = prepare_with_shapes(a);
+  check_writable(a.op(), "input", a.input);
+  const OnDevice guard(a.input.device());
+  if (a.input.is_contiguous()) return carry_out(p, a.input, a.input);
+  const at::Tensor dense = a.input.contiguous();
+  carry_out(p, dense, dense);
+  a.input.copy_(dense);
 }
 
-void in_place(const Given& given) {
-  const Prepared p = prepare_with_shapes(given);
-  const at::Tensor& input = given.input;
-  check_writable(given.op(), "input", input);
-  const OnDevice guard(input.device());
-  if (input.is_contiguous()) return carry_out(p, input, input);
-  const at::Tensor dense = input.contiguous();
-  carry_out(p, dense, dense);
-  input.copy_(dense);
+}  // namespace
+
+Results exchange(const Operator& op, const Arguments& a) {
+  switch (op.form) {
+    case Form::functional:
+      return {into_new(a, nullptr)};
+    case Form::out:
+      into(a, nullptr, a.results[0]);
+      break;
+    case Form::in_place:
+      in_place(a);
+  }
+  return {};
+}
+
+Sizes check_meta(const Arguments& a) {
+  const char* const op = a.op();
+  if (is_reduction(a.collective)) {
+    check_reduction(a.collective, a.input, a.reduce_op, a.algorithm, a.max_blocks);
+  } else {
+    check_copyable(op, "input", a.input);
+    check_algorithm(op, a.collective, a.algorithm);
+    check_max_blocks(op, a.max_blocks);
+  }
+  Sizes sizes = result_sizes(a);
+  if (has_root(a.collective)) {
+    // Without group_size, the size of the group is not known here.
+    check_root(op, a.root, has_parts(a.collective) ? static_cast<int>(a.group_size) : kMaxRanks);
+  }
+  return sizes;
+}
+
+Results exchange_meta(const Operator& op, const Arguments& a) {
+  const Sizes sizes = check_meta(a);
+  if (op.form == Form::functional) return {at::empty_symint(sizes, a.input.options())};
+  if (op.form == Form::out) check_out(op.name.c_str(), a.input, sizes, a.results[0]);
+  return {};
 }
 
 }  // namespace collx

@@ -1,15 +1,14 @@
-// The forms of the operators in operators.h below autograd, and on Meta: what generated.h calls.
+// The operators of one collective and one tensor: below autograd, and on Meta.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <optional>
-#include <string_view>
-#include <tuple>
 
+#include "epilogue.h"
 #include "exchange.h"
-#include "operators.h"
+#include "operator_table.h"
 #include "shapes.h"
 
 namespace collx {
@@ -26,18 +25,20 @@ struct Prepared {
   at::IntArrayRef output_sizes() const;
 };
 
-/// With what is checked of every call; shapes are not.
-Prepared prepare(const Given& given);
+/// Checks what all calls have in common. Shapes are not checked.
+Prepared prepare(const Arguments& arguments, const Epilogue* epilogue = nullptr);
 
-at::Tensor into_new(const Given& given);
-/// `out` has the input's shape, and may be the input.
-void into_like(const Given& given, at::Tensor& out);
-void into_apart(const Given& given, at::Tensor& out);
-void in_place(const Given& given);
+/// `epilogue`: null without one.
+at::Tensor into_new(const Arguments& arguments, const Epilogue* epilogue);
+void into(const Arguments& arguments, const Epilogue* epilogue, const at::Tensor& out);
 
-// Without data: exact on any rank; only uneven parts ask the registry which rank this is.
-Sizes check_meta(const Given& given);
-at::Tensor new_meta(const Given& given);
-void check_out_meta(const Given& given, const at::Tensor& out);
+/// The shape of the result, without data: exact on any rank. Only uneven parts need the registry,
+/// to look up this rank.
+Sizes check_meta(const Arguments& arguments);
+
+Results exchange(const Operator& op, const Arguments& arguments);
+Results exchange_meta(const Operator& op, const Arguments& arguments);
+Results exchange_device_splits(const Operator& op, const Arguments& arguments);
+Results exchange_device_splits_meta(const Operator& op, const Arguments& arguments);
 
 }  // namespace collx

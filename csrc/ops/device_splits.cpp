@@ -1,10 +1,5 @@
-// alltoallv whose splits lie in device memory: an operator of its own, with two results.
-#include "device_splits.h"
-
+// alltoallv whose splits lie in device memory.
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <tuple>
 
 #include "call.h"
 #include "checks.h"
@@ -14,121 +9,68 @@ namespace collx {
 
 namespace {
 
-constexpr const char* kSplitsOp = row_of(Collective::alltoallv).name;
-
-Given given_of(const at::Tensor& input, std::string_view group_name, std::string_view algorithm,
-               int64_t max_blocks) {
-  Given given{Collective::alltoallv, input};
-  given.group_name = group_name;
-  given.algorithm = algorithm;
-  given.max_blocks = max_blocks;
-  return given;
-}
-
-Prepared prepare_device_splits(const Given& given, const at::Tensor& input_splits,
-                               int64_t capacity) {
-  Prepared p = prepare(given);
-  p.sizes = device_splits_sizes(kSplitsOp, given.input, input_splits, capacity);
+Prepared prepare_device_splits(const Arguments& a) {
+  Prepared p = prepare(a);
+  p.sizes = device_splits_sizes(a);
   const CommunicatorOptions& o = p.communicator->options();
-  TORCH_CHECK_VALUE(input_splits.size(0) == o.world_size, "collx.", kSplitsOp,
-                    ": input_splits: got ", input_splits.size(0),
+  TORCH_CHECK_VALUE(a.device_splits.size(0) == o.world_size, "collx.", a.op(),
+                    ": input_splits: got ", a.device_splits.size(0),
                     " numbers; accepted: one for each rank of \"", o.name, "\", ", o.world_size);
   p.exchange.axis = 0;
-  p.exchange.geometry = rows_of(given.input);
+  p.exchange.geometry = rows_of(a.input);
   return p;
 }
 
 /// `out` and `received` are contiguous.
-void run_device_splits(Prepared& p, const at::Tensor& input_splits, const at::Tensor& out,
-                       const at::Tensor& received) {
-  const auto splits = input_splits.expect_contiguous();
-  p.exchange.splits = {static_cast<const int64_t*>(splits->const_data_ptr()),
+void carry_out(Prepared& p, const at::Tensor& splits, const at::Tensor& out,
+               const at::Tensor& received) {
+  const auto dense = splits.expect_contiguous();
+  p.exchange.splits = {static_cast<const int64_t*>(dense->const_data_ptr()),
                        static_cast<int64_t*>(received.mutable_data_ptr()),
                        p.exchange.geometry.inner, static_cast<uint64_t>(p.input.size(0)),
                        static_cast<uint64_t>(out.size(0))};
   run(p.exchange, *p.communicator, *p.input.expect_contiguous(), out);
 }
 
-std::tuple<at::Tensor, at::Tensor> new_by_splits(const at::Tensor& input,
-                                                 const at::Tensor& input_splits, int64_t capacity,
-                                                 std::string_view group_name,
-                                                 std::string_view algorithm, int64_t max_blocks) {
-  const Given given = given_of(input, group_name, algorithm, max_blocks);
-  Prepared p = prepare_device_splits(given, input_splits, capacity);
-  const OnDevice guard(input.device());
-  at::Tensor out = make_output(p.output_sizes(), input);
-  at::Tensor received = make_output(input_splits.sizes(), input_splits);
-  run_device_splits(p, input_splits, out, received);
-  return {std::move(out), std::move(received)};
-}
-
-void out_by_splits(const at::Tensor& input, const at::Tensor& input_splits, int64_t capacity,
-                   std::string_view group_name, std::string_view algorithm, int64_t max_blocks,
-                   at::Tensor& out, at::Tensor& output_splits) {
-  const Given given = given_of(input, group_name, algorithm, max_blocks);
-  Prepared p = prepare_device_splits(given, input_splits, capacity);
-  check_out(kSplitsOp, input, p.sizes, out);
-  check_disjoint(kSplitsOp, input, out, std::nullopt);
-  check_out(kSplitsOp, input_splits, input_splits.sym_sizes(), output_splits, "output_splits");
-  check_disjoint(kSplitsOp, input_splits, output_splits, std::nullopt, "output_splits");
-  const OnDevice guard(input.device());
-  const at::Tensor dense = out.is_contiguous() ? out : make_output(p.output_sizes(), input);
-  const at::Tensor received = output_splits.is_contiguous()
-                                  ? output_splits
-                                  : make_output(input_splits.sizes(), input_splits);
-  run_device_splits(p, input_splits, dense, received);
-  if (!dense.is_same(out)) out.copy_(dense);
-  if (!received.is_same(output_splits)) output_splits.copy_(received);
-}
-
-Sizes sizes_on_meta(const at::Tensor& input, const at::Tensor& input_splits,
-                    const c10::SymInt& capacity, std::string_view algorithm, int64_t max_blocks) {
-  check_copyable(kSplitsOp, "input", input);
-  check_algorithm(kSplitsOp, Collective::alltoallv, algorithm);
-  check_max_blocks(kSplitsOp, max_blocks);
-  return device_splits_sizes(kSplitsOp, input, input_splits, capacity);
-}
-
-std::tuple<at::Tensor, at::Tensor> new_on_meta(const at::Tensor& input,
-                                               const at::Tensor& input_splits, c10::SymInt capacity,
-                                               std::string_view, std::string_view algorithm,
-                                               int64_t max_blocks) {
-  const Sizes sizes = sizes_on_meta(input, input_splits, capacity, algorithm, max_blocks);
-  return {at::empty_symint(sizes, input.options()),
-          at::empty_symint(input_splits.sym_sizes(), input_splits.options())};
-}
-
-void out_on_meta(const at::Tensor& input, const at::Tensor& input_splits, c10::SymInt capacity,
-                 std::string_view, std::string_view algorithm, int64_t max_blocks, at::Tensor& out,
-                 at::Tensor& output_splits) {
-  check_out(kSplitsOp, input, sizes_on_meta(input, input_splits, capacity, algorithm, max_blocks),
-            out);
-  check_out(kSplitsOp, input_splits, input_splits.sym_sizes(), output_splits, "output_splits");
+void check_outputs(const Arguments& a, const Sizes& sizes) {
+  check_out(a.op(), a.input, sizes, a.results[0]);
+  check_out(a.op(), a.device_splits, a.device_splits.sym_sizes(), a.results[1], "output_splits");
 }
 
 }  // namespace
 
-void define_device_splits(torch::Library& library) {
-  const std::string arguments =
-      "(Tensor input, Tensor input_splits, SymInt capacity, " +
-      argument::List<argument::GroupName, argument::Algorithm, argument::MaxBlocks>::schema();
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::needs_contiguous_strides};
-  const std::vector<at::Tag> out_tags = {tags[0], tags[1], at::Tag::out_variant};
-  library.def(("alltoallv.device_splits" + arguments + ") -> (Tensor, Tensor)").c_str(), tags);
-  library.def(("alltoallv.device_splits_out" + arguments +
-               ", *, Tensor(a!) out, Tensor(b!) output_splits) -> ()")
-                  .c_str(),
-              out_tags);
+Results exchange_device_splits(const Operator& op, const Arguments& a) {
+  Prepared p = prepare_device_splits(a);
+  if (op.takes_outputs()) {
+    check_outputs(a, p.sizes);
+    check_disjoint(a.op(), a.input, a.results[0], std::nullopt);
+    check_disjoint(a.op(), a.device_splits, a.results[1], std::nullopt, "output_splits");
+  }
+  const OnDevice guard(a.input.device());
+  const auto dense = [&](size_t result) {
+    return op.takes_outputs() && a.results[result].is_contiguous();
+  };
+  Results results{dense(0) ? a.results[0] : make_output(p.output_sizes(), a.input),
+                  dense(1) ? a.results[1] : make_output(a.device_splits.sizes(), a.device_splits)};
+  carry_out(p, a.device_splits, results[0], results[1]);
+  if (!op.takes_outputs()) return results;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (!dense(i)) a.results[i].copy_(results[i]);
+  }
+  return {};
 }
 
-void add_device_splits_kernels(torch::Library& library, c10::DispatchKey key) {
-  library.impl("alltoallv.device_splits", torch::dispatch(key, TORCH_FN(new_by_splits)));
-  library.impl("alltoallv.device_splits_out", torch::dispatch(key, TORCH_FN(out_by_splits)));
-}
-
-TORCH_LIBRARY_IMPL(collx, Meta, library) {
-  library.impl("alltoallv.device_splits", TORCH_FN(new_on_meta));
-  library.impl("alltoallv.device_splits_out", TORCH_FN(out_on_meta));
+Results exchange_device_splits_meta(const Operator& op, const Arguments& a) {
+  check_copyable(a.op(), "input", a.input);
+  check_algorithm(a.op(), a.collective, a.algorithm);
+  check_max_blocks(a.op(), a.max_blocks);
+  const Sizes sizes = device_splits_sizes(a);
+  if (op.takes_outputs()) {
+    check_outputs(a, sizes);
+    return {};
+  }
+  return {at::empty_symint(sizes, a.input.options()),
+          at::empty_symint(a.device_splits.sym_sizes(), a.device_splits.options())};
 }
 
 }  // namespace collx

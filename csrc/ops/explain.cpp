@@ -58,8 +58,15 @@ NormRequest default_norm(const char* what, Collective op, const Request& request
   r.options.quantization = quantized == Quantized::fp8    ? Quantization::e4m3fn
                            : quantized == Quantized::int8 ? Quantization::int8
                                                           : Quantization::none;
-  r.results = norm_operator(op).planned();
+  r.results = functional_operator(op).planned();
   return r;
+}
+
+const Operator& norm_operator(Collective collective, bool keeps_norm) {
+  TORCH_CHECK_VALUE(!keeps_norm || is_quantized(collective), "collx.", name_of(collective),
+                    ": keep_norm: got True; accepted: False, since the normalized tensor is its "
+                    "result");
+  return functional_operator(collective, keeps_norm ? "keep_norm" : "");
 }
 
 /// The request that a call makes, from tensors that have nothing but shape and dtype.
@@ -67,7 +74,7 @@ NormRequest request_as_called(const Communicator& communicator, Collective colle
                               const Request& request, uint64_t numel, uint64_t cols,
                               at::ScalarType dtype, std::string_view algorithm,
                               const NormWishes& wishes) {
-  const NormOperator op = norm_operator(collective, wishes.keep_norm);
+  const Operator& op = norm_operator(collective, wishes.keep_norm);
   const uint64_t rows = cols == 0 ? 0 : numel / cols;
   const auto meta = [&](at::IntArrayRef sizes, at::ScalarType type) {
     return at::empty(sizes, at::TensorOptions(type).device(at::kMeta));
@@ -76,7 +83,8 @@ NormRequest request_as_called(const Communicator& communicator, Collective colle
   const auto& options = communicator.options();
   const uint64_t own =
       scatters_rows(collective) ? partition(rows, options.world_size, options.rank).count : rows;
-  NormArguments a;
+  Arguments a;
+  a.collective = collective;
   a.input = meta({static_cast<int64_t>(rows), width}, dtype);
   a.weight = meta({width}, dtype);
   a.group_name = options.name;
@@ -84,27 +92,27 @@ NormRequest request_as_called(const Communicator& communicator, Collective colle
   a.rounding = wishes.rounding;
   a.algorithm = algorithm;
   a.max_blocks = request.max_blocks;
-  for (const NormArgument argument : op.arguments) {
-    if (argument == NormArgument::residual) {
+  for (const Argument argument : op.arguments) {
+    if (argument == Argument::residual) {
       a.residual = meta({static_cast<int64_t>(own), width}, dtype);
-    } else if (argument == NormArgument::bias) {
+    } else if (argument == Argument::bias) {
       a.bias = meta({width}, dtype);
     }
   }
-  if (op.is_fp8() || op.is_int8()) {
+  if (is_quantized(collective)) {
     a.scale_mode = wishes.scale_mode;
     a.quant_group_size = wishes.quant_group_size;
     if (a.scale_mode == "tensor") a.scale = meta({1}, at::kFloat);
   } else {
     TORCH_CHECK_VALUE(wishes.scale_mode == NormWishes().scale_mode &&
                           wishes.quant_group_size == NormWishes().quant_group_size,
-                      "collx.", op.name(),
+                      "collx.", op.name.c_str(),
                       ": scale_mode, quant_group_size: given to an operator without scales");
   }
   NormRequest called = norm_request(communicator, op, check_norm(op, a), rows, cols);
   called.input_symmetric = request.input_symmetric;
   called.input_multicast = request.input_multicast;
-  check_multicast(op.name(), called, communicator);
+  check_multicast(op.name.c_str(), called, communicator);
   return called;
 }
 

@@ -13,92 +13,113 @@ namespace collx {
 
 using at::Tensor;
 
-Epilogue Mapped::check() {
-  known = check_expression(op(), text, given.input.scalar_type());
-  sizes = check_meta(given);
-  check_extras(op(), known->expression, extras, given.input, sizes);
-  return {*known, extras, with_numbers(op(), known->expression, numbers)};
-}
-
-Origin origin_of(const Given& given) {
-  if (given.collective == Collective::allreduce) return {};
-  const int64_t axis = check_axis(given.op(), given.input, given.axis);
-  const CommunicatorOptions& o = registry::require(given.op(), given.group_name)->options();
-  const auto units = static_cast<uint64_t>(given.input.size(axis));
-  return {axis, static_cast<int64_t>(partition(units, o.world_size, o.rank).start)};
-}
-
 namespace {
 
-/// To be carried out.
-Epilogue epilogue_of(Mapped& mapped) {
-  Epilogue epilogue = mapped.check();
-  if (mapped.known->expression.indices > 0) epilogue.origin = origin_of(mapped.given);
-  return epilogue;
+/// What shapes and dtypes say of a call: exact on any rank, without data.
+struct CheckedMap {
+  std::shared_ptr<const KnownExpression> known;
+  Sizes sizes;  // of the result
+  Epilogue epilogue;
+};
+
+CheckedMap check_map(const Arguments& a) {
+  auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
+  Sizes sizes = check_meta(a);
+  check_extras(a.op(), known->expression, a.extras, a.input, sizes);
+  const KnownExpression& expression = *known;
+  return {std::move(known),
+          std::move(sizes),
+          {expression, a.extras, with_numbers(a.op(), expression.expression, a.numbers)}};
+}
+
+void check_value(const Arguments& a, const Sizes& sizes) {
+  check_out(a.op(), a.input, sizes, a.results[1], "value");
+}
+
+void check_extras_apart(const Arguments& a, Epilogue& epilogue) {
+  for (size_t i = 0; i < a.extras.size(); ++i) {
+    const at::MemOverlapStatus overlap = at::get_overlap_status(a.extras[i], a.results[0]);
+    epilogue.apart = epilogue.apart && overlap == at::MemOverlapStatus::No;
+    TORCH_CHECK_VALUE(
+        overlap != at::MemOverlapStatus::Partial, "collx.", a.op(), ": extras[", i,
+        "]: overlaps out partly, or in another order; accepted: out itself, or a tensor that "
+        "shares nothing with it");
+  }
 }
 
 }  // namespace
 
-Tensor mapped_new(Mapped mapped) {
-  const Epilogue epilogue = epilogue_of(mapped);
-  mapped.given.epilogue = &epilogue;
-  return into_new(mapped.given);
+Origin origin_of(const Arguments& a) {
+  if (a.collective == Collective::allreduce) return {};
+  const int64_t axis = check_axis(a.op(), a.input, a.axis);
+  const CommunicatorOptions& o = registry::require(a.op(), a.group_name)->options();
+  const auto units = static_cast<uint64_t>(a.input.size(axis));
+  return {axis, static_cast<int64_t>(partition(units, o.world_size, o.rank).start)};
 }
 
-void mapped_into(Mapped mapped, Tensor& out, const Tensor* value) {
-  Epilogue epilogue = epilogue_of(mapped);
-  epilogue.value = value;
-  for (size_t i = 0; i < mapped.extras.size(); ++i) {
-    const at::MemOverlapStatus overlap = at::get_overlap_status(mapped.extras[i], out);
-    epilogue.apart = epilogue.apart && overlap == at::MemOverlapStatus::No;
-    TORCH_CHECK_VALUE(
-        overlap != at::MemOverlapStatus::Partial, "collx.", mapped.op(), ": extras[", i,
-        "]: overlaps out partly, or in another order; accepted: out itself, or a tensor that "
-        "shares nothing with it");
+Results reduce_and_map(const Operator& op, const Arguments& a) {
+  CheckedMap map = check_map(a);
+  Epilogue& epilogue = map.epilogue;
+  const bool with_value = op.outputs.size() == 2;
+  if (with_value && op.takes_outputs()) {
+    check_value(a, map.sizes);
+    TORCH_CHECK_VALUE(a.results[1].is_contiguous(), "collx.", a.op(), ": value: got strides ",
+                      a.results[1].strides(), "; accepted: a contiguous tensor");
+    check_disjoint(a.op(), a.input, a.results[1], std::nullopt, "value");
   }
-  mapped.given.epilogue = &epilogue;
-  if (mapped.given.collective == Collective::allreduce) {
-    into_like(mapped.given, out);
-  } else {
-    into_apart(mapped.given, out);
+  if (map.known->expression.indices > 0) epilogue.origin = origin_of(a);
+  if (op.takes_outputs()) {
+    if (with_value) epilogue.value = &a.results[1];
+    check_extras_apart(a, epilogue);
+    into(a, &epilogue, a.results[0]);
+    return {};
   }
-}
-
-std::tuple<Tensor, Tensor> mapped_with_value(Mapped mapped) {
-  Epilogue epilogue = epilogue_of(mapped);
-  const Tensor value = at::empty(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(mapped.sizes)),
-                                 mapped.given.input.options().requires_grad(false));
+  if (!with_value) return {into_new(a, &epilogue)};
+  const Tensor value = at::empty(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(map.sizes)),
+                                 a.input.options().requires_grad(false));
   epilogue.value = &value;
-  mapped.given.epilogue = &epilogue;
-  return {into_new(mapped.given), value};
+  return {into_new(a, &epilogue), value};
 }
 
-void check_value(Mapped& mapped, const Tensor& value) {
-  mapped.check();
-  check_out(mapped.op(), mapped.given.input, mapped.sizes, value, "value");
+Results reduce_and_map_meta(const Operator& op, const Arguments& a) {
+  const CheckedMap map = check_map(a);
+  const at::ScalarType result = map.epilogue.result();
+  const bool with_value = op.outputs.size() == 2;
+  if (op.takes_outputs()) {
+    if (with_value) check_value(a, map.sizes);
+    check_out(a.op(), a.input, map.sizes, a.results[0], "out", result);
+    return {};
+  }
+  Results results{at::empty_symint(map.sizes, a.input.options().dtype(result))};
+  if (with_value) results.push_back(at::empty_symint(map.sizes, a.input.options()));
+  return results;
 }
 
-void mapped_into_with_value(Mapped mapped, Tensor& out, const Tensor& value) {
-  check_value(mapped, value);
-  TORCH_CHECK_VALUE(value.is_contiguous(), "collx.", mapped.op(), ": value: got strides ",
-                    value.strides(), "; accepted: a contiguous tensor");
-  check_disjoint(mapped.op(), mapped.given.input, value, std::nullopt, "value");
-  mapped_into(std::move(mapped), out, &value);
+namespace {
+
+std::shared_ptr<const KnownExpression> check_epilogue(const Operator& op, const Arguments& a) {
+  auto known = check_expression(op.name.c_str(), a.expression, a.input.scalar_type());
+  check_extras(op.name.c_str(), known->expression, a.extras, a.input, a.input.sym_sizes());
+  return known;
 }
 
-Tensor mapped_meta(Mapped mapped) {
-  const at::ScalarType result = mapped.check().result();
-  return at::empty_symint(mapped.sizes, mapped.given.input.options().dtype(result));
+}  // namespace
+
+Results apply_epilogue(const Operator& op, const Arguments& a) {
+  const auto known = check_epilogue(op, a);
+  const auto bound = with_numbers(op.name.c_str(), known->expression, a.numbers);
+  const Expression& expression = bound ? *bound : known->expression;
+  Tensor out =
+      at::empty(a.input.sizes(), a.input.options().dtype(scalar_type_of(expression.result())));
+  apply(expression, a.input, a.extras, {a.axis, a.start}, out);
+  return {std::move(out)};
 }
 
-std::tuple<Tensor, Tensor> mapped_with_value_meta(Mapped mapped) {
-  Tensor out = mapped_meta(mapped);
-  return {std::move(out), at::empty_symint(check_meta(mapped.given), mapped.given.input.options())};
-}
-
-void check_result_meta(Mapped mapped, const Tensor& out) {
-  const at::ScalarType result = mapped.check().result();
-  check_out(mapped.op(), mapped.given.input, mapped.sizes, out, "out", result);
+Results apply_epilogue_meta(const Operator& op, const Arguments& a) {
+  const auto known = check_epilogue(op, a);
+  with_numbers(op.name.c_str(), known->expression, a.numbers);
+  return {at::empty_symint(a.input.sym_sizes(),
+                           a.input.options().dtype(scalar_type_of(known->expression.result())))};
 }
 
 }  // namespace collx

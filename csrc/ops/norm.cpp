@@ -8,7 +8,6 @@
 #include "../cpu/norm.h"
 #include "../protocol/names.h"
 #include "../protocol/norm_plan.h"
-#include "autograd_kernels.h"
 #include "epilogue_kernels.h"
 #include "norm_checks.h"
 #include "registry.h"
@@ -21,13 +20,11 @@ namespace collx {
 
 namespace {
 
-using Tensors = c10::SmallVector<at::Tensor, 4>;
-
-/// Tensors that the backends can work on: dense, of the layout that the call describes.
+/// Results that the backends can work on: dense, of the layout that the call describes.
 struct Operands {
   c10::MaybeOwned<at::Tensor> input, residual, weight, bias, scale;
   at::IntArrayRef sizes;  // of the normalized tensor
-  Tensors results;
+  Results results;
 };
 
 c10::MaybeOwned<at::Tensor> dense(const at::Tensor& tensor) {
@@ -49,7 +46,7 @@ at::Tensor new_result(const NormResultShape& shape, const at::Tensor& like) {
 }
 
 /// Addresses, and what the results have to do with each other.
-NormCall describe(const NormOperator& op, const NormCheck& check, const Operands& t) {
+NormCall describe(const Operator& op, const NormCheck& check, const Operands& t) {
   NormCall call{};
   call.input = t.input->const_data_ptr();
   call.collective = op.collective;
@@ -64,21 +61,25 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   call.weight = address(*t.weight);
   call.bias = address(*t.bias);
   call.given_scale = static_cast<const float*>(address(*t.scale));
-  for (size_t i = 0; i < op.results.size(); ++i) {
+  for (size_t i = 0; i < op.outputs.size(); ++i) {
     void* to = t.results[i].mutable_data_ptr();
-    switch (op.results[i]) {
-      case NormResult::quantized:
+    switch (op.outputs[i]) {
+      case Output::quantized:
         call.quantized = to;
         break;
-      case NormResult::scale:
+      case Output::scale:
         call.scale = to;
         break;
-      case NormResult::residual:
+      case Output::residual:
         call.residual_out = to;
         break;
-      case NormResult::out:
-      case NormResult::normalized:
+      case Output::out:
+      case Output::normalized:
         call.normalized = to;
+        break;
+      case Output::value:
+      case Output::output_splits:
+        break;  // of other families
     }
   }
   CallDescriptor& d = call.descriptor;
@@ -92,7 +93,7 @@ NormCall describe(const NormOperator& op, const NormCheck& check, const Operands
   d.sizes[0] = static_cast<int64_t>(call.rows);
   d.sizes[1] = static_cast<int64_t>(call.cols);
   d.norm = call.options;
-  d.keeps_norm = op.results.back() == NormResult::normalized;
+  d.keeps_norm = op.outputs.back() == Output::normalized;
   return call;
 }
 
@@ -101,7 +102,7 @@ class NormRun {
   NormCall call;
 
   /// `epilogue`: null without one.
-  NormRun(const NormOperator& op, Communicator& communicator, const NormCheck& check,
+  NormRun(const Operator& op, Communicator& communicator, const NormCheck& check,
           const Operands& operands, const Epilogue* epilogue)
       : call(describe(op, check, operands)),
         op_(op),
@@ -109,13 +110,13 @@ class NormRun {
         check_(check),
         operands_(operands) {
     if (epilogue != nullptr) {
-      epilogue_.use_for_rows(communicator, op.name(), *epilogue, operands.sizes, call);
+      epilogue_.use_for_rows(communicator, op.name.c_str(), *epilogue, operands.sizes, call);
       if (getting_ready()) return;
     }
     if (is_empty()) return_given_scale();  // no backend will
   }
 
-  const char* op() const { return op_.name(); }
+  const char* op() const { return op_.name.c_str(); }
   Algorithm asked() const { return check_.algorithm; }
   bool is_empty() const { return call.rows == 0; }
   static bool needs_no_peers() { return true; }
@@ -176,7 +177,7 @@ class NormRun {
     call.spill = static_cast<float*>(spill_.mutable_data_ptr());
   }
 
-  const NormOperator& op_;
+  const Operator& op_;
   Communicator& communicator_;
   const NormCheck& check_;
   const Operands& operands_;
@@ -203,7 +204,7 @@ struct Occupied {
 
 /// Results share no memory with what is read, but for a residual that is updated in place, and none
 /// with each other.
-void check_apart(const NormOperator& op, const NormArguments& a) {
+void check_apart(const Operator& op, const Arguments& a) {
   c10::SmallVector<Occupied, 9> others;
   for (const at::Tensor* read : {&a.input, &a.residual, &a.weight, &a.bias}) {
     if (read->defined()) others.emplace_back(*read);
@@ -211,21 +212,22 @@ void check_apart(const NormOperator& op, const NormArguments& a) {
   if (a.scale) others.emplace_back(*a.scale);
   for (size_t i = 0; i < a.results.size(); ++i) {
     const Occupied result(a.results[i]);
-    const char* argument = name_of(op.results[i]);
-    check_writable(op.name(), argument, a.results[i]);
+    const char* argument = name_of(op.outputs[i]);
+    check_writable(op.name.c_str(), argument, a.results[i]);
     for (const Occupied& other : others) {
       if (other.is_apart_from(result)) continue;
-      const bool updated = op.results[i] == NormResult::residual && other.is(a.residual) &&
+      const bool updated = op.outputs[i] == Output::residual && other.is(a.residual) &&
                            other.begin == result.begin &&
                            a.residual.strides() == a.results[i].strides();
-      if (!updated) check_disjoint(op.name(), *other.tensor, a.results[i], std::nullopt, argument);
+      if (!updated)
+        check_disjoint(op.name.c_str(), *other.tensor, a.results[i], std::nullopt, argument);
     }
     others.push_back(result);
   }
 }
 
 /// Where the rows of the results begin in the tensor that is normalized.
-Origin origin_of(const NormOperator& op, const NormArguments& a, const Communicator& communicator) {
+Origin origin_of(const Operator& op, const Arguments& a, const Communicator& communicator) {
   if (!scatters_rows(op.collective)) return {};
   const CommunicatorOptions& o = communicator.options();
   const auto rows = static_cast<uint64_t>(a.input.size(0));
@@ -233,7 +235,7 @@ Origin origin_of(const NormOperator& op, const NormArguments& a, const Communica
 }
 
 /// Extras of an epilogue that share nothing with the results. Where that cannot be told, a copy.
-std::vector<at::Tensor> extras_apart(const NormOperator& op, const NormArguments& a) {
+std::vector<at::Tensor> extras_apart(const Operator& op, const Arguments& a) {
   std::vector<at::Tensor> extras = a.extras;
   for (at::Tensor& extra : extras) {
     for (size_t i = 0; i < a.results.size(); ++i) {
@@ -241,7 +243,7 @@ std::vector<at::Tensor> extras_apart(const NormOperator& op, const NormArguments
       if (overlap == at::MemOverlapStatus::TooHard) extra = extra.clone();
       TORCH_CHECK_VALUE(
           overlap == at::MemOverlapStatus::No || overlap == at::MemOverlapStatus::TooHard, "collx.",
-          op.name(), ": extras: one overlaps ", name_of(op.results[i]),
+          op.name.c_str(), ": extras: one overlaps ", name_of(op.outputs[i]),
           "; accepted: tensors that share nothing with the results");
     }
   }
@@ -252,11 +254,13 @@ bool lies_as(const at::Tensor& tensor, const NormResultShape& shape) {
   return shape.column_major ? tensor.sym_strides().equals(shape.strides()) : tensor.is_contiguous();
 }
 
-Tensors call(const NormOperator& op, const NormArguments& a) {
+}  // namespace
+
+Results norm(const Operator& op, const Arguments& a) {
   const NormCheck check = check_norm(op, a);
-  const auto communicator = registry::require(op.name(), a.group_name);
-  check_device(op.name(), "input", a.input, *communicator);
-  communicator->require_usable(op.name());
+  const auto communicator = registry::require(op.name.c_str(), a.group_name);
+  check_device(op.name.c_str(), "input", a.input, *communicator);
+  communicator->require_usable(op.name.c_str());
   for (size_t i = 0; i < a.results.size(); ++i) {
     check_norm_out(op, a, check.results[i], a.results[i]);
   }
@@ -270,7 +274,7 @@ Tensors call(const NormOperator& op, const NormArguments& a) {
                     (a.residual.defined() ? a.residual : a.input).sizes(),
                     {}};
   for (size_t i = 0; i < check.results.size(); ++i) {
-    const bool given = op.out && lies_as(a.results[i], check.results[i]);
+    const bool given = op.takes_outputs() && lies_as(a.results[i], check.results[i]);
     operands.results.push_back(given ? a.results[i] : new_result(check.results[i], a.input));
   }
   std::vector<at::Tensor> extras;
@@ -278,7 +282,7 @@ Tensors call(const NormOperator& op, const NormArguments& a) {
   if (check.epilogue != nullptr) {
     extras = extras_apart(op, a);
     epilogue.emplace(Epilogue{*check.epilogue, extras,
-                              with_numbers(op.name(), check.epilogue->expression, a.numbers),
+                              with_numbers(op.name.c_str(), check.epilogue->expression, a.numbers),
                               origin_of(op, a, *communicator)});
   }
   NormRun norm(op, *communicator, check, operands, epilogue ? &*epilogue : nullptr);
@@ -293,11 +297,11 @@ Tensors call(const NormOperator& op, const NormArguments& a) {
   return operands.results;
 }
 
-Tensors call_meta(const NormOperator& op, const NormArguments& a) {
+Results norm_meta(const Operator& op, const Arguments& a) {
   const NormCheck check = check_norm(op, a);
-  Tensors results;
+  Results results;
   for (size_t i = 0; i < check.results.size(); ++i) {
-    if (op.out) {
+    if (op.takes_outputs()) {
       check_norm_out(op, a, check.results[i], a.results[i]);
     } else {
       results.push_back(meta_result(check.results[i], a.input));
@@ -306,97 +310,7 @@ Tensors call_meta(const NormOperator& op, const NormArguments& a) {
   return results;
 }
 
-class Kernel final : public c10::OperatorKernel {
- public:
-  using Function = Tensors (*)(const NormOperator&, const NormArguments&);
-  Kernel(NormOperator op, Function function) : op_(std::move(op)), function_(function) {}
-
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    Tensors results = function_(op_, NormArguments(op_, *stack));
-    torch::jit::drop(*stack, op_.arguments.size() + (op_.out ? op_.results.size() : 0));
-    if (op_.out) return;
-    for (at::Tensor& result : results) stack->emplace_back(std::move(result));
-  }
-
- private:
-  NormOperator op_;
-  Function function_;
-};
-
-/// The kernel below autograd, which is the first one in inference mode: results that are given get
-/// a new version each.
-class VersionsKernel final : public c10::OperatorKernel {
- public:
-  explicit VersionsKernel(NormOperator op) : op_(std::move(op)) {}
-
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack) {
-    write(op_, handle, keys, stack);
-  }
-
-  static void write(const NormOperator& op, const c10::OperatorHandle& handle,
-                    c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    Tensors written;
-    if (op.out) {
-      for (const c10::IValue& value : torch::jit::last(*stack, op.results.size())) {
-        autograd::check_versioned(op.name(), name_of(op.results[written.size()]), value.toTensor());
-        written.push_back(value.toTensor());
-      }
-    }
-    {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      handle.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-    }
-    for (const at::Tensor& result : written) torch::autograd::increment_version(result);
-  }
-
- private:
-  NormOperator op_;
-};
-
-/// They have no backward: whoever asks for a gradient hears of it at once.
-class AutogradKernel final : public c10::OperatorKernel {
- public:
-  explicit AutogradKernel(NormOperator op) : op_(std::move(op)) {}
-
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack) {
-    const size_t count = op_.arguments.size() + (op_.out ? op_.results.size() : 0);
-    for (const c10::IValue& value : torch::jit::last(*stack, count)) {
-      if (value.isTensor() && value.toTensor().defined()) refuse_gradient(value.toTensor());
-      if (!value.isTensorList()) continue;
-      for (const c10::IValue& extra : value.toListRef()) refuse_gradient(extra.toTensor());
-    }
-    VersionsKernel::write(op_, handle, keys, stack);
-  }
-
- private:
-  void refuse_gradient(const at::Tensor& tensor) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !autograd::wants_gradient(tensor) && !torch::autograd::isFwGradDefined(tensor), "collx.",
-        op_.name(),
-        ": has no automatic differentiation: got an argument that requires grad or has a "
-        "tangent; accepted: detached arguments, torch.no_grad(), or the unfused sequence "
-        "(collx.nn.unfused_rmsnorm)");
-  }
-
-  NormOperator op_;
-};
-
-std::string full_name(const NormOperator& op) {
-  return op.overload.empty() ? op.name() : std::string(op.name()) + "." + op.overload;
-}
-
-void add_kernels(torch::Library& library, Kernel::Function function) {
-  for (const NormOperator& op : norm_operators()) {
-    library.impl(full_name(op).c_str(),
-                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(op, function)));
-  }
-}
-
-}  // namespace
-
-NormRequest norm_request(const Communicator& communicator, const NormOperator& op,
+NormRequest norm_request(const Communicator& communicator, const Operator& op,
                          const NormCheck& check, uint64_t rows, uint64_t cols) {
   NormRequest request;
   static_cast<Request&>(request) = request_of(communicator, op.collective, check.max_blocks);
@@ -411,40 +325,6 @@ NormRequest norm_request(const Communicator& communicator, const NormOperator& o
   request.tuned_blocks = communicator.tuned_blocks();
   request.tuned_threads = communicator.tuned_threads();
   return request;
-}
-
-void define_norms(torch::Library& library) {
-  for (const NormOperator& op : norm_operators()) {
-    const at::Tag pt2 = at::Tag::pt2_compliant_tag, strides = at::Tag::needs_contiguous_strides;
-    const std::vector<at::Tag> tags =
-        op.out ? std::vector{pt2, strides, at::Tag::out_variant} : std::vector{pt2, strides};
-    library.def(op.schema().c_str(), tags);
-  }
-}
-
-void add_norm_kernels(torch::Library& library, c10::DispatchKey key) {
-  for (const NormOperator& op : norm_operators()) {
-    library.impl(full_name(op).c_str(),
-                 torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(
-                                          std::make_unique<Kernel>(op, call))));
-  }
-}
-
-TORCH_LIBRARY_IMPL(collx, Meta, library) { add_kernels(library, call_meta); }
-
-TORCH_LIBRARY_IMPL(collx, Autograd, library) {
-  for (const NormOperator& op : norm_operators()) {
-    library.impl(full_name(op).c_str(),
-                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AutogradKernel>(op)));
-  }
-}
-
-TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) {
-  for (const NormOperator& op : norm_operators()) {
-    if (!op.out) continue;
-    library.impl(full_name(op).c_str(),
-                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<VersionsKernel>(op)));
-  }
 }
 
 }  // namespace collx

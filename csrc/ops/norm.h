@@ -1,7 +1,5 @@
-// The fused normalizations below autograd.
+// The fused normalizations: below autograd, and on Meta.
 #pragma once
-
-#include <torch/library.h>
 
 #include "norm_checks.h"
 
@@ -10,12 +8,10 @@ namespace collx {
 class Communicator;
 
 /// What the plan of a call is made from, but for where its tensors lie.
-NormRequest norm_request(const Communicator& communicator, const NormOperator& op,
+NormRequest norm_request(const Communicator& communicator, const Operator& op,
                          const NormCheck& check, uint64_t rows, uint64_t cols);
 
-/// Schemas of all of them.
-void define_norms(torch::Library& library);
-/// Their kernels for tensors on a device.
-void add_norm_kernels(torch::Library& library, c10::DispatchKey key);
+Results norm(const Operator& op, const Arguments& arguments);
+Results norm_meta(const Operator& op, const Arguments& arguments);
 
 }  // namespace collx

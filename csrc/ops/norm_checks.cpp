@@ -72,7 +72,7 @@ void check_vector(const char* op, const char* argument, const at::Tensor& vector
                     input.device());
 }
 
-void check_residual(const char* op, const NormArguments& a, bool scatters) {
+void check_residual(const char* op, const Arguments& a, bool scatters) {
   c10::SymDimVector sizes(a.input.sym_sizes().begin(), a.input.sym_sizes().end());
   if (scatters) {
     TORCH_CHECK_VALUE(a.residual.dim() == 2, "collx.", op, ": residual: got shape ",
@@ -96,7 +96,7 @@ void check_number(const char* op, const char* argument, double value, bool good,
   TORCH_CHECK_VALUE(good, "collx.", op, ": ", argument, ": got ", value, "; accepted: ", accepted);
 }
 
-void check_groups(const char* op, const NormArguments& a, NormOptions& o) {
+void check_groups(const char* op, const Arguments& a, NormOptions& o) {
   TORCH_CHECK_VALUE(a.quant_group_size >= kSmallestGroup && a.quant_group_size <= kLargestGroup &&
                         std::has_single_bit(static_cast<uint64_t>(a.quant_group_size)),
                     "collx.", op, ": quant_group_size: got ", a.quant_group_size,
@@ -107,7 +107,7 @@ void check_groups(const char* op, const NormArguments& a, NormOptions& o) {
   o.quant_group_size = static_cast<int32_t>(a.quant_group_size);
 }
 
-void check_given_scale(const char* op, const NormArguments& a, ScaleMode mode) {
+void check_given_scale(const char* op, const Arguments& a, ScaleMode mode) {
   if (mode != ScaleMode::tensor) {
     TORCH_CHECK_VALUE(!a.scale, "collx.", op, ": scale: got a tensor with scale_mode \"",
                       a.scale_mode, "\"; accepted: None, but with scale_mode \"tensor\"");
@@ -134,10 +134,10 @@ void check_given_scale(const char* op, const NormArguments& a, ScaleMode mode) {
   refuse("scale_dtype", a.scale_dtype != "float32");
 }
 
-void check_quantization(const NormOperator& operation, const NormArguments& a, NormOptions& o) {
-  const char* op = operation.name();
+void check_quantization(const Operator& operation, const Arguments& a, NormOptions& o) {
+  const char* op = operation.name.c_str();
   o.quantization = Quantization::int8;
-  if (operation.is_fp8()) {
+  if (is_fp8(operation.collective)) {
     o.quantization =
         choose<Quantization>(op, "fp8_dtype", a.fp8_dtype,
                              {{"e4m3fn", Quantization::e4m3fn}, {"e5m2", Quantization::e5m2}});
@@ -184,16 +184,16 @@ at::ScalarType dtype_of_scales(const NormOptions& o) {
   return at::kFloat;
 }
 
-NormResultShape shape_of(NormResult result, const NormArguments& a, const NormOptions& o) {
+NormResultShape shape_of(Output result, const Arguments& a, const NormOptions& o) {
   // In a scattering operator the residual says how many rows are this rank's.
   const at::Tensor& like = a.residual.defined() ? a.residual : a.input;
   const c10::SymIntArrayRef sizes = like.sym_sizes();
   NormResultShape shape{result, a.input.scalar_type(), {sizes.begin(), sizes.end()}};
-  if (result == NormResult::quantized) {
+  if (result == Output::quantized) {
     shape.dtype = o.quantization == Quantization::int8   ? at::kChar
                   : o.quantization == Quantization::e5m2 ? at::kFloat8_e5m2
                                                          : at::kFloat8_e4m3fn;
-  } else if (result == NormResult::scale) {
+  } else if (result == Output::scale) {
     shape.dtype = dtype_of_scales(o);
     const c10::SymInt cols = shape.sizes.back();
     shape.sizes.pop_back();
@@ -205,7 +205,7 @@ NormResultShape shape_of(NormResult result, const NormArguments& a, const NormOp
 }
 
 /// `sizes`: of the normalized tensor.
-std::shared_ptr<const KnownExpression> check_epilogue(const char* op, const NormArguments& a,
+std::shared_ptr<const KnownExpression> check_epilogue(const char* op, const Arguments& a,
                                                       c10::SymIntArrayRef sizes) {
   if (a.expression.empty()) {
     TORCH_CHECK_VALUE(a.extras.empty(), "collx.", op, ": extras: got ", a.extras.size(),
@@ -238,8 +238,8 @@ c10::SymDimVector NormResultShape::strides() const {
   return result;
 }
 
-NormCheck check_norm(const NormOperator& operation, const NormArguments& a) {
-  const char* op = operation.name();
+NormCheck check_norm(const Operator& operation, const Arguments& a) {
+  const char* op = operation.name.c_str();
   const bool scatters = scatters_rows(operation.collective);
   NormCheck check{};
   NormOptions& o = check.options;
@@ -264,19 +264,19 @@ NormCheck check_norm(const NormOperator& operation, const NormArguments& a) {
   const at::ScalarType dtype = a.input.scalar_type();
   o.eps = o.rounding == Rounding::fp32 ? rounded(a.eps, dtype) : static_cast<float>(a.eps);
   o.weight_offset = rounded(a.weight_offset, dtype);
-  if (operation.is_fp8() || operation.is_int8()) check_quantization(operation, a, o);
+  if (is_quantized(operation.collective)) check_quantization(operation, a, o);
   check.algorithm = check_algorithm(op, operation.collective, a.algorithm);
   check.max_blocks = check_max_blocks(op, a.max_blocks);
-  for (const NormResult result : operation.results) {
+  for (const Output result : operation.outputs) {
     check.results.push_back(shape_of(result, a, o));
   }
   check.epilogue = check_epilogue(op, a, check.results[0].sizes);
   return check;
 }
 
-void check_norm_out(const NormOperator& operation, const NormArguments& a,
-                    const NormResultShape& shape, const at::Tensor& out) {
-  const char* op = operation.name();
+void check_norm_out(const Operator& operation, const Arguments& a, const NormResultShape& shape,
+                    const at::Tensor& out) {
+  const char* op = operation.name.c_str();
   const char* argument = name_of(shape.result);
   TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": ", argument,
                    ": got a tensor of layout ", out.layout(), "; accepted: strided (dense)");

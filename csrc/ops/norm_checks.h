@@ -5,12 +5,12 @@
 #include <c10/core/SymIntArrayRef.h>
 
 #include "epilogue.h"
-#include "norm_operators.h"
+#include "operator_table.h"
 
 namespace collx {
 
 struct NormResultShape {
-  NormResult result;
+  Output result;
   at::ScalarType dtype;
   c10::SymDimVector sizes;
   bool column_major = false;  // the last axis is the slowest
@@ -28,10 +28,10 @@ struct NormCheck {
 };
 
 /// Everything that shapes, dtypes and options say. ValueError or TypeError names the argument.
-NormCheck check_norm(const NormOperator& op, const NormArguments& arguments);
+NormCheck check_norm(const Operator& op, const Arguments& arguments);
 
 /// A tensor given for a result.
-void check_norm_out(const NormOperator& op, const NormArguments& arguments,
-                    const NormResultShape& shape, const at::Tensor& out);
+void check_norm_out(const Operator& op, const Arguments& arguments, const NormResultShape& shape,
+                    const at::Tensor& out);
 
 }  // namespace collx

@@ -86,7 +86,7 @@ void check_group_size(const char* op, int64_t group_size) {
 namespace {
 
 /// This rank's part of the input along the axis.
-Sizes sizes_of_part(const Given& g) {
+Sizes sizes_of_part(const Arguments& g) {
   const auto along = static_cast<size_t>(check_axis(g.op(), g.input, g.axis));
   Sizes sizes = sizes_of(g.input);
   sizes[along] = part_of(g.op(), sizes[along], g.group_size, g.group_name);
@@ -94,7 +94,7 @@ Sizes sizes_of_part(const Given& g) {
 }
 
 /// That of which the input is a part: of even ones, unless `total` says otherwise.
-Sizes sizes_of_whole(const Given& g) {
+Sizes sizes_of_whole(const Arguments& g) {
   const auto along = static_cast<size_t>(check_axis(g.op(), g.input, g.axis));
   Sizes sizes = sizes_of(g.input);
   if (g.total) {
@@ -109,7 +109,7 @@ Sizes sizes_of_whole(const Given& g) {
 
 /// Equal parts along the first axis: [n, ...] of [group_size * n, ...], or the other way around, or
 /// the same.
-Sizes sizes_of_equal_parts(const Given& g) {
+Sizes sizes_of_equal_parts(const Arguments& g) {
   const CollectiveRow& row = row_of(g.collective);
   check_has_rows(g.op(), g.input);
   Sizes sizes = sizes_of(g.input);
@@ -124,7 +124,7 @@ Sizes sizes_of_equal_parts(const Given& g) {
   return sizes;
 }
 
-Sizes sizes_by_splits(const Given& g) {
+Sizes sizes_by_splits(const Arguments& g) {
   const char* const op = g.op();
   check_has_rows(op, g.input);
   TORCH_CHECK_VALUE(g.output_splits.size() == g.input_splits.size() && !g.input_splits.empty(),
@@ -133,16 +133,16 @@ Sizes sizes_by_splits(const Given& g) {
   const c10::SymInt sent = sum_of(op, "input_splits", g.input_splits);
   Sizes sizes = sizes_of(g.input);
   TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(sent.sym_eq(sizes[0])), "collx.", op,
-                    ": input_splits: got ", g.input_splits, ", which add up to ", sent,
-                    "; accepted: the rows of the input, ", sizes[0]);
+                    ": input_splits: got ", c10::SymIntArrayRef(g.input_splits),
+                    ", which add up to ", sent, "; accepted: the rows of the input, ", sizes[0]);
   sizes[0] = sum_of(op, "output_splits", g.output_splits);
-  check_bytes(op, "output_splits", g.output_splits, sizes, g.input);
+  check_bytes(op, "output_splits", c10::SymIntArrayRef(g.output_splits), sizes, g.input);
   return sizes;
 }
 
 }  // namespace
 
-Sizes result_sizes(const Given& g) {
+Sizes result_sizes(const Arguments& g) {
   if (row_of(g.collective).counted) return sizes_by_splits(g);
   if (!has_parts(g.collective)) return sizes_of(g.input);
   check_group_size(g.op(), g.group_size);
@@ -150,21 +150,22 @@ Sizes result_sizes(const Given& g) {
   return row_of(g.collective).input == Extent::part ? sizes_of_whole(g) : sizes_of_part(g);
 }
 
-Sizes device_splits_sizes(const char* op, const at::Tensor& input, const at::Tensor& input_splits,
-                          const c10::SymInt& capacity) {
-  check_has_rows(op, input);
-  TORCH_CHECK_TYPE(input_splits.scalar_type() == at::kLong, "collx.", op,
-                   ": input_splits: got dtype ", input_splits.scalar_type(), "; accepted: int64");
-  TORCH_CHECK_VALUE(input_splits.dim() == 1, "collx.", op, ": input_splits: got ",
-                    input_splits.dim(), " axes; accepted: one, with a number for each rank");
-  TORCH_CHECK_VALUE(input_splits.device() == input.device(), "collx.", op,
-                    ": input_splits: got a tensor on ", input_splits.device(),
-                    "; accepted: the input's device, ", input.device());
-  TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(capacity.sym_ge(0)), "collx.", op, ": capacity: got ",
-                    capacity, "; accepted: 0 and more");
-  Sizes sizes = sizes_of(input);
-  sizes[0] = capacity;
-  check_bytes(op, "capacity", capacity, sizes, input);
+Sizes device_splits_sizes(const Arguments& g) {
+  const char* const op = g.op();
+  const at::Tensor& splits = g.device_splits;
+  check_has_rows(op, g.input);
+  TORCH_CHECK_TYPE(splits.scalar_type() == at::kLong, "collx.", op, ": input_splits: got dtype ",
+                   splits.scalar_type(), "; accepted: int64");
+  TORCH_CHECK_VALUE(splits.dim() == 1, "collx.", op, ": input_splits: got ", splits.dim(),
+                    " axes; accepted: one, with a number for each rank");
+  TORCH_CHECK_VALUE(splits.device() == g.input.device(), "collx.", op,
+                    ": input_splits: got a tensor on ", splits.device(),
+                    "; accepted: the input's device, ", g.input.device());
+  TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(g.capacity.sym_ge(0)), "collx.", op, ": capacity: got ",
+                    g.capacity, "; accepted: 0 and more");
+  Sizes sizes = sizes_of(g.input);
+  sizes[0] = g.capacity;
+  check_bytes(op, "capacity", g.capacity, sizes, g.input);
   return sizes;
 }
 

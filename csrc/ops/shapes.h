@@ -6,7 +6,7 @@
 #include <c10/core/SymIntArrayRef.h>
 
 #include "../protocol/geometry.h"
-#include "operators.h"
+#include "operator_table.h"
 
 namespace collx {
 
@@ -21,10 +21,9 @@ void check_group_size(const char* op, int64_t group_size);
 /// Of the result, by what collectives.h says of input and output: the input's; or this rank's part
 /// of it; or that of which the input is this rank's part. Which rank that is, is asked for only
 /// when the parts are uneven.
-Sizes result_sizes(const Given& given);
+Sizes result_sizes(const Arguments& arguments);
 /// [capacity, ...].
-Sizes device_splits_sizes(const char* op, const at::Tensor& input, const at::Tensor& input_splits,
-                          const c10::SymInt& capacity);
+Sizes device_splits_sizes(const Arguments& arguments);
 
 /// What stands behind an unsplit tensor of that shape: geometry.h.
 Geometry geometry_of(at::IntArrayRef sizes, int64_t axis, size_t itemsize);

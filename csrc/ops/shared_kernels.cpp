@@ -1,6 +1,7 @@
 #include "shared_kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "operator_table.h"
 
 namespace collx {
 
@@ -98,25 +100,44 @@ void refuse_vmap(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
                             "one tensor");
 }
 
+/// vmap where every element of the result belongs to one element of the input: the batch is one
+/// more dimension of one collective.
+void batch_as_one(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
+                  torch::jit::Stack* stack) {
+  c10::IValue& input = *(stack->end() - static_cast<int64_t>(op.schema().arguments().size()));
+  const at::Tensor given = input.toTensor();
+  const auto* const batch = at::functorch::maybeGetBatchedImpl(given);
+  if (batch != nullptr) input = batch->value();
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
+  op.callBoxed(stack);
+  if (batch == nullptr) return;
+  stack->back() =
+      at::functorch::makeBatched(stack->back().toTensor(), batch->bdim(), batch->level());
+}
+
+bool is_elementwise(const Operator& op) {
+  return op.family == Family::exchange && op.form == Form::functional && sends_all(op.collective);
+}
+
 }  // namespace
 
 void add_shared_kernels(torch::Library& library) {
   using c10::DispatchKey;
   using torch::CppFunction;
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.getNamespace() != "collx") continue;
-    const std::string text = c10::toString(name);
+  for (const Operator& op : operators()) {
+    const std::string name = op.full_name();
     // Negative comes before Conjugate. Whichever kernel runs first resolves both bits.
     for (const DispatchKey key : {DispatchKey::Negative, DispatchKey::Conjugate}) {
-      library.impl(text.c_str(),
+      library.impl(name.c_str(),
                    torch::dispatch(key, CppFunction::makeFromBoxedFunction<&call_without_bits>()));
     }
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(),
-                                                                   name.overload_name.c_str());
-    if (lacks_vmap(op.schema())) {
-      library.impl(text.c_str(),
-                   torch::dispatch(DispatchKey::FuncTorchBatched,
-                                   CppFunction::makeFromBoxedFunction<&refuse_vmap>()));
+    const auto batched = [&](CppFunction kernel) {
+      library.impl(name.c_str(), torch::dispatch(DispatchKey::FuncTorchBatched, std::move(kernel)));
+    };
+    if (is_elementwise(op)) {
+      batched(CppFunction::makeFromBoxedFunction<&batch_as_one>());
+    } else if (lacks_vmap(op.handle().schema())) {
+      batched(CppFunction::makeFromBoxedFunction<&refuse_vmap>());
     }
   }
 }

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/intrusive_ptr.h>
 
+#include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 namespace at {
 class Tensor;
@@ -25,6 +29,23 @@ auto all_gather(Group& group, at::Tensor& output, at::Tensor& input, const Optio
   } else {
     return group._allgather_base(output, input, options);
   }
+}
+
+/// A node of the autograd graph. Newer versions count the references in it.
+template <typename N, typename... Arguments>
+auto make_node(Arguments&&... arguments) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, N>) {
+    return c10::make_intrusive<N>(std::forward<Arguments>(arguments)...);
+  } else {
+    return std::shared_ptr<N>(new N(std::forward<Arguments>(arguments)...),
+                              [](N* node) { deleteNode(node); });
+  }
+}
+
+/// torch.autograd.graph's hooks on new nodes, where PyTorch has them.
+template <typename Pointer>
+void fire_creation_hooks(const Pointer& node) {
+  if constexpr (requires { fire_node_creation_hooks(node); }) fire_node_creation_hooks(node);
 }
 
 }  // namespace collx

@@ -1,13 +1,15 @@
-"""Transforms of torch.func: what they can do with the operators works, and what they cannot is
-refused by name. The operators are taken from the schemas."""
+"""Transforms of torch.func: each one works, or refuses an operator by name. The operators are taken
+from the schemas."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..attempt import Attempt, attempt, works
 from ..overloads import (
@@ -21,10 +23,26 @@ from ..pool import Pool
 from ..rank import Rank
 from ..values import unequal
 
-REVERSE: dict[str, Callable[[Callable[..., Any], torch.Tensor], Any]] = {
+REVERSE: dict[str, Callable[[Callable[..., Any], torch.Tensor], torch.Tensor]] = {
     "grad": lambda f, x: torch.func.grad(f)(x),
-    "vjp": lambda f, x: torch.func.vjp(f, x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.tensor(1.0, device=x.device))[0],
     "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+}
+WITH_DERIVATIVE = {
+    f"collx.{name}"
+    for name in (
+        "allgather.default",
+        "allreduce.default",
+        "allreduce_.default",
+        "allreduce_map.default",
+        "alltoall.default",
+        "alltoall_.default",
+        "alltoallv.default",
+        "alltoallv.device_splits",
+        "epilogue.default",
+        "reducescatter.default",
+        "reducescatter_map.default",
+    )
 }
 # PyTorch's loop over a batch takes no lists of tensors.
 NOT_BATCHED = tuple(
@@ -51,7 +69,16 @@ def _functional() -> list[Any]:
     ]
 
 
-def _differentiated(rank: Rank, transform: str) -> dict[str, Attempt]:
+@dataclass(frozen=True)
+class Compared:
+    """Of one overload: its derivative outside of all transforms, and by one."""
+
+    reference: Attempt
+    transformed: Attempt
+    equal: bool
+
+
+def _differentiated(rank: Rank, transform: str) -> dict[str, Compared]:
     communicator = rank.communicator()
     found = {}
     for overload in all_overloads():
@@ -65,25 +92,43 @@ def _differentiated(rank: Rank, transform: str) -> dict[str, Attempt]:
             result = overload(**given)  # noqa: B023
             if result is None:
                 result = given[first]  # noqa: B023
-            return (result[0] if isinstance(result, tuple) else result).float().sum()
+            result = result[0] if isinstance(result, tuple) else result
+            return (result.float() ** 2).sum()
 
-        found[str(overload)] = attempt(
-            lambda: REVERSE[transform](function, call[first])  # noqa: B023
+        gradients = []
+
+        def by_autograd() -> None:
+            leaf = call[first].clone().requires_grad_()  # noqa: B023
+            gradients.extend(torch.autograd.grad(function(leaf), leaf))  # noqa: B023
+
+        reference = attempt(by_autograd)
+        transformed = attempt(
+            lambda: gradients.append(REVERSE[transform](function, call[first]))  # noqa: B023
         )
+        equal = len(gradients) == 2 and not bool(unequal(gradients[0], gradients[1]).any())
+        found[str(overload)] = Compared(reference, transformed, equal)
     assert works(rank, communicator)
     return found
 
 
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("transform", sorted(REVERSE))
-def test_a_derivative_by_torch_func_is_refused_by_name(pool: Pool, transform: str) -> None:
-    """Every overload, before anything is launched."""
+def test_torch_func_differentiates_what_autograd_does(pool: Pool, transform: str) -> None:
+    """Every overload: the same bits as autograd, or a refusal by name, before anything is
+    launched."""
     for found in pool.run(_differentiated, transform):
         for overload, result in found.items():
+            if not result.reference.error:
+                assert not result.transformed.error, (overload, result)
+                assert result.equal, (overload, result)
+                continue
             # The forms with out= say that they have no derivative at all.
-            assert result.error in ("NotImplementedError", "RuntimeError"), (overload, result)
-            assert f"collx.{name_in_errors(overload)}: " in result.message, (overload, result)
-            assert "accepted" in result.message.lower(), (overload, result)
+            error, message = result.transformed.error, result.transformed.message
+            assert error in ("NotImplementedError", "RuntimeError"), (overload, result)
+            assert f"collx.{name_in_errors(overload)}: " in message, (overload, result)
+            assert "accepted" in message.lower(), (overload, result)
+        derivatives = {name for name, result in found.items() if not result.reference.error}
+        assert derivatives == WITH_DERIVATIVE
 
 
 def _without_derivative(rank: Rank) -> bool:
@@ -142,6 +187,54 @@ def test_vmap_calls_a_functional_form_for_each_element(pool: Pool) -> None:
                 assert "vmap" in result.message, (overload, result)
             else:
                 assert not result.error, (overload, result)
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the operators that are called below all transforms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.calls += func.namespace == "collx"
+        return func(*args, **(kwargs or {}))
+
+
+def _batched_as_one(rank: Rank) -> dict[str, tuple[int, int]]:
+    """The collectives that a batch of three takes, in one and in two levels of vmap."""
+    name = rank.communicator().name
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "allreduce": lambda x: torch.ops.collx.allreduce(x, "sum", name),
+        "broadcast": lambda x: torch.ops.collx.broadcast(x, 1, name),
+        "reduce": lambda x: torch.ops.collx.reduce(x, "max", 1, name),
+        "gradient": torch.func.grad(lambda x: torch.ops.collx.allreduce(x * x, "sum", name).sum()),
+    }
+    batch = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(rank.rank))
+    batch = batch.to(rank.device)
+    found = {}
+    for key, function in functions.items():
+        with _Counted() as once_counted:
+            once = torch.func.vmap(function, in_dims=1, out_dims=1)(batch)
+        with _Counted() as twice_counted:
+            twice = torch.func.vmap(torch.func.vmap(function))(batch)
+        found[key] = once_counted.calls, twice_counted.calls
+        for i, row in enumerate(batch):
+            for j, x in enumerate(row):
+                single = function(x)
+                assert not bool(unequal(twice[i, j], single).any()), key
+                assert not bool(unequal(once[i, j], single).any()), key
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_vmap_of_an_elementwise_collective_is_one_collective(pool: Pool) -> None:
+    for found in pool.run(_batched_as_one):
+        gradient = found.pop("gradient")
+        assert gradient == (2, 2)  # the function, and its backward
+        assert set(found.values()) == {(1, 1)}, found
 
 
 def _batched_writes(rank: Rank) -> dict[str, Attempt]:

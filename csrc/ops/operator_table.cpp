@@ -1,0 +1,346 @@
+#include "operator_table.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+namespace collx {
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+template <typename T>
+struct OptionalOf : std::false_type {};
+template <typename T>
+struct OptionalOf<std::optional<T>> : std::true_type {
+  using Value = T;
+};
+
+template <typename T>
+T from_value(const IValue& value) {
+  if constexpr (OptionalOf<T>::value) {
+    if (value.isNone()) return std::nullopt;
+    return from_value<typename OptionalOf<T>::Value>(value);
+  } else if constexpr (std::is_same_v<T, at::Tensor>) {
+    return value.isNone() ? at::Tensor() : value.toTensor();
+  } else if constexpr (std::is_same_v<T, std::string_view>) {
+    return value.toStringView();
+  } else if constexpr (std::is_same_v<T, double>) {
+    return value.toDouble();
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value.toBool();
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    return value.toInt();
+  } else if constexpr (std::is_same_v<T, c10::SymInt>) {
+    return value.toSymInt();
+  } else if constexpr (std::is_same_v<T, std::vector<c10::SymInt>>) {
+    return value.toSymIntVector();
+  } else if constexpr (std::is_same_v<T, std::vector<double>>) {
+    return value.toDoubleVector();
+  } else {
+    static_assert(std::is_same_v<T, std::vector<at::Tensor>>);
+    return value.isNone() ? T() : value.toTensorVector();
+  }
+}
+
+template <typename T>
+IValue to_value(const T& given) {
+  if constexpr (std::is_same_v<T, std::string_view>) {
+    return std::string(given);
+  } else if constexpr (std::is_same_v<T, std::vector<c10::SymInt>>) {
+    return c10::SymIntArrayRef(given);
+  } else {
+    return given;
+  }
+}
+
+/// The words of the schema, and the member that holds the value.
+struct ArgumentRow {
+  Argument argument;
+  const char* schema;
+  void (*set)(Arguments& arguments, const IValue& value);
+  IValue (*get)(const Arguments& arguments);
+};
+
+template <auto kMember>
+constexpr ArgumentRow row(Argument argument, const char* schema) {
+  using T = std::remove_cvref_t<decltype(std::declval<Arguments>().*kMember)>;
+  return {argument, schema,
+          [](Arguments& a, const IValue& value) { a.*kMember = from_value<T>(value); },
+          [](const Arguments& a) { return to_value<T>(a.*kMember); }};
+}
+
+using A = Arguments;
+constexpr ArgumentRow kArguments[] = {
+    row<&A::input>(Argument::input, "Tensor input"),
+    row<&A::input>(Argument::value, "Tensor value"),
+    row<&A::residual>(Argument::residual, "Tensor residual"),
+    row<&A::weight>(Argument::weight, "Tensor weight"),
+    row<&A::bias>(Argument::bias, "Tensor bias"),
+    row<&A::eps>(Argument::eps, "float eps"),
+    row<&A::reduce_op>(Argument::reduce_op, "str reduce_op"),
+    row<&A::root>(Argument::root, "int root"),
+    row<&A::output_splits>(Argument::output_splits, "SymInt[] output_splits"),
+    row<&A::input_splits>(Argument::input_splits, "SymInt[] input_splits"),
+    row<&A::device_splits>(Argument::device_splits, "Tensor input_splits"),
+    row<&A::capacity>(Argument::capacity, "SymInt capacity"),
+    row<&A::expression>(Argument::expression, "str expression"),
+    row<&A::extras>(Argument::extras, "Tensor[] extras"),
+    row<&A::group_size>(Argument::group_size, "int group_size"),
+    row<&A::group_name>(Argument::group_name, "str group_name"),
+    row<&A::axis>(Argument::axis, "int axis=0"),
+    row<&A::total>(Argument::total, "SymInt? total=None"),
+    row<&A::start>(Argument::start, "int start=0"),
+    row<&A::weight_offset>(Argument::weight_offset, "float weight_offset=0.0"),
+    row<&A::scale_ub>(Argument::scale_ub, "float? scale_ub=None"),
+    row<&A::fp8_dtype>(Argument::fp8_dtype, "str fp8_dtype=\"e4m3fn\""),
+    row<&A::scale_mode>(Argument::scale_mode, "str scale_mode=\"row\""),
+    row<&A::scale>(Argument::scale, "Tensor? scale=None"),
+    row<&A::quant_group_size>(Argument::quant_group_size, "int quant_group_size=128"),
+    row<&A::ue8m0>(Argument::ue8m0, "bool ue8m0=False"),
+    row<&A::scale_dtype>(Argument::scale_dtype, "str scale_dtype=\"float32\""),
+    row<&A::scale_layout>(Argument::scale_layout, "str scale_layout=\"row\""),
+    row<&A::rounding>(Argument::rounding, "str rounding=\"fp32\""),
+    row<&A::algorithm>(Argument::algorithm, "str algorithm=\"auto\""),
+    row<&A::max_blocks>(Argument::max_blocks, "int max_blocks=0"),
+    row<&A::expression>(Argument::optional_expression, "str expression=\"\""),
+    // A list of tensors has no default in a schema.
+    row<&A::extras>(Argument::optional_extras, "Tensor[]? extras=None"),
+    row<&A::numbers>(Argument::numbers, "float[] numbers=[]"),
+};
+static_assert(stand_at_their_values(kArguments, &ArgumentRow::argument));
+
+const ArgumentRow& row_of(Argument argument) { return kArguments[static_cast<size_t>(argument)]; }
+
+struct Optional {
+  bool taken;
+  Argument argument;
+};
+
+std::vector<Argument> taken(std::initializer_list<Optional> all) {
+  std::vector<Argument> list;
+  for (const Optional& one : all) {
+    if (one.taken) list.push_back(one.argument);
+  }
+  return list;
+}
+
+/// `map`: with an epilogue.
+std::vector<Argument> arguments_of_exchange(Collective c, bool map) {
+  using enum Argument;
+  const CollectiveRow& row = row_of(c);
+  const bool parts = has_parts(c), uneven = parts && !has_equal_parts(c);
+  return taken({{true, input},
+                {row.reduces, reduce_op},
+                {has_root(c), root},
+                {row.counted, output_splits},
+                {row.counted, input_splits},
+                {map, expression},
+                {map, extras},
+                {parts, group_size},
+                {true, group_name},
+                {uneven, axis},
+                {uneven && row.input == Extent::part, total},
+                {true, algorithm},
+                {true, max_blocks},
+                {map, numbers}});
+}
+
+std::vector<Argument> arguments_of_norm(Collective c) {
+  using enum Argument;
+  const CollectiveRow& row = row_of(c);
+  const bool scaled = is_quantized(c);
+  return taken({{true, input},
+                {row.residual, residual},
+                {true, weight},
+                {row.layer_norm, bias},
+                {true, eps},
+                {true, group_name},
+                {!row.layer_norm, weight_offset},
+                {scaled, scale_ub},
+                {is_fp8(c), fp8_dtype},
+                {scaled, scale_mode},
+                {scaled, scale},
+                {scaled, quant_group_size},
+                {scaled, ue8m0},
+                {scaled, scale_dtype},
+                {scaled, scale_layout},
+                {true, rounding},
+                {true, algorithm},
+                {true, max_blocks},
+                {true, optional_expression},
+                {true, optional_extras},
+                {true, numbers}});
+}
+
+std::vector<Output> outputs_of_norm(Collective c, bool keeps_norm) {
+  std::vector<Output> list =
+      is_quantized(c) ? std::vector{Output::quantized, Output::scale} : std::vector{Output::out};
+  if (row_of(c).residual) list.push_back(Output::residual);
+  if (keeps_norm) list.push_back(Output::normalized);
+  return list;
+}
+
+std::vector<Operator> make_operators() {
+  using enum Argument;
+  std::vector<Operator> list;
+  /// The form that returns new tensors, and the one with out=.
+  const auto add = [&](Operator op, const char* out) {
+    list.push_back(op);
+    op.form = Form::out;
+    op.overload = out;
+    list.push_back(std::move(op));
+  };
+  for (const CollectiveRow& row : kCollectives) {
+    const Collective c = row.collective;
+    if (!has_tensors(c)) continue;
+    if (row.norm) {
+      const auto norm = [&](const char* overload, const char* out, bool keeps_norm) {
+        add({Family::norm, c, Form::functional, row.name, overload, arguments_of_norm(c),
+             outputs_of_norm(c, keeps_norm)},
+            out);
+      };
+      norm("", "out", false);
+      if (is_quantized(c)) norm("keep_norm", "keep_norm_out", true);
+      continue;
+    }
+    const std::vector<Argument> arguments = arguments_of_exchange(c, false);
+    add({Family::exchange, c, Form::functional, row.name, "", arguments, {Output::out}}, "out");
+    if (keeps_shape(c)) {
+      list.push_back({Family::exchange, c, Form::in_place, row.name, "", arguments, {}});
+    }
+    if (c == Collective::allreduce || c == Collective::reducescatter) {
+      const std::string name = row.name + std::string("_map");
+      const std::vector<Argument> with_epilogue = arguments_of_exchange(c, true);
+      add({Family::map, c, Form::functional, name, "", with_epilogue, {Output::out}}, "out");
+      // The reduced value as well, from which a derivative is made.
+      add({Family::map,
+           c,
+           Form::functional,
+           name + "_with_value",
+           "",
+           with_epilogue,
+           {Output::out, Output::value}},
+          "out");
+    }
+    if (row.counted) {
+      add({Family::device_splits,
+           c,
+           Form::functional,
+           row.name,
+           "device_splits",
+           {input, device_splits, capacity, group_name, algorithm, max_blocks},
+           {Output::out, Output::output_splits}},
+          "device_splits_out");
+    }
+  }
+  list.push_back({Family::epilogue,
+                  Collective::none,
+                  Form::functional,
+                  "epilogue",
+                  "",
+                  {value, expression, extras, axis, start, numbers},
+                  {Output::out}});
+  list.push_back(
+      {Family::barrier, Collective::barrier, Form::functional, "barrier", "", {group_name}, {}});
+  return list;
+}
+
+}  // namespace
+
+std::string Operator::full_name() const {
+  return name + (form == Form::in_place ? "_" : "") + (overload.empty() ? "" : "." + overload);
+}
+
+std::string Operator::schema() const {
+  std::string text = full_name() + "(";
+  const char* separator = "";
+  for (const Argument argument : arguments) {
+    const std::string words = row_of(argument).schema;
+    const bool written = form == Form::in_place && argument == arguments.front();
+    text += separator + (written ? "Tensor(a!)" + words.substr(words.find(' ')) : words);
+    separator = ", ";
+  }
+  if (takes_outputs()) {
+    text += ", *";
+    char alias = 'a';
+    for (const Output output : outputs) {
+      text += std::string(", Tensor(") + alias++ + "!) " + name_of(output);
+    }
+    return text + ") -> ()";
+  }
+  if (outputs.size() == 1) return text + ") -> Tensor";
+  std::string returned;
+  for (size_t i = 0; i < outputs.size(); ++i) returned += i == 0 ? "Tensor" : ", Tensor";
+  return text + ") -> (" + returned + ")";
+}
+
+const c10::OperatorHandle& Operator::handle() const {
+  // Looked up at the first call, when all libraries have been loaded.
+  static const auto handles = [] {
+    std::vector<c10::OperatorHandle> found;
+    for (const Operator& op : operators()) {
+      const std::string in_schema = op.form == Form::in_place ? op.name + "_" : op.name;
+      found.push_back(c10::Dispatcher::singleton().findSchemaOrThrow(
+          ("collx::" + in_schema).c_str(), op.overload.c_str()));
+    }
+    return found;
+  }();
+  return handles.at(static_cast<size_t>(this - operators().data()));
+}
+
+NormResults Operator::planned() const {
+  NormResults planned;
+  for (const Output output : outputs) {
+    planned.residual |= output == Output::residual;
+    planned.quantized |= output == Output::quantized;
+    planned.normalized |= output == Output::normalized || output == Output::out;
+  }
+  return planned;
+}
+
+const std::vector<Operator>& operators() {
+  static const std::vector<Operator> list = make_operators();
+  return list;
+}
+
+const Operator& functional_operator(Collective collective, std::string_view overload) {
+  const std::vector<Operator>& all = operators();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Operator& op) {
+    return op.collective == collective && op.form == Form::functional && op.overload == overload &&
+           op.family != Family::map;
+  });
+  TORCH_INTERNAL_ASSERT(found != all.end());
+  return *found;
+}
+
+Arguments::Arguments(const Operator& op, const Stack& stack)
+    : Arguments(op, stack.data() + (stack.size() - op.stack_size())) {
+  if (!op.takes_outputs()) return;
+  for (const IValue& value : torch::jit::last(stack, op.outputs.size())) {
+    results.push_back(value.toTensor());
+  }
+}
+
+Arguments::Arguments(const Operator& op, const IValue* values) : collective(op.collective) {
+  for (const Argument argument : op.arguments) row_of(argument).set(*this, *values++);
+}
+
+Stack Arguments::values(const Operator& op) const {
+  Stack list;
+  list.reserve(op.arguments.size());
+  for (const Argument argument : op.arguments) list.push_back(row_of(argument).get(*this));
+  return list;
+}
+
+Stack call(const Operator& op, const Arguments& arguments) {
+  Stack stack = arguments.values(op);
+  op.handle().callBoxed(stack);
+  return stack;
+}
+
+}  // namespace collx

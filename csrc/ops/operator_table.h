@@ -1,0 +1,148 @@
+// The table of operators: the arguments, results and forms of each one. Schemas, the kernels of
+// every dispatch key and the derivatives follow from it.
+//
+// Options are positional with defaults, because keyword-only integers break AOTInductor. A form
+// that writes an argument returns nothing, because third-party operators may not return an alias
+// of one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../protocol/names.h"
+#include "../protocol/norm_plan.h"
+
+namespace collx {
+
+/// The families of operators. All members of one share their kernels.
+enum class Family : uint8_t {
+  exchange,
+  map,  // a reduction and an epilogue
+  device_splits,
+  norm,
+  epilogue,
+  barrier,
+};
+
+enum class Form : uint8_t { functional, out, in_place };
+
+/// Each has a row in operator_table.cpp.
+enum class Argument : uint8_t {
+  input,
+  value,
+  residual,
+  weight,
+  bias,
+  eps,
+  reduce_op,
+  root,
+  output_splits,
+  input_splits,
+  device_splits,
+  capacity,
+  expression,
+  extras,
+  group_size,
+  group_name,
+  axis,
+  total,
+  start,
+  weight_offset,
+  scale_ub,
+  fp8_dtype,
+  scale_mode,
+  scale,
+  quant_group_size,
+  ue8m0,
+  scale_dtype,
+  scale_layout,
+  rounding,
+  algorithm,
+  max_blocks,
+  optional_expression,
+  optional_extras,
+  numbers,
+};
+
+enum class Output : uint8_t { out, value, output_splits, quantized, scale, residual, normalized };
+
+/// The name of an output as an argument of the forms with out=.
+constexpr const char* name_of(Output output) {
+  constexpr const char* kNames[] = {"out",       "value",        "output_splits", "q_out",
+                                    "scale_out", "residual_out", "norm_out"};
+  return kNames[static_cast<size_t>(output)];
+}
+
+using Results = c10::SmallVector<at::Tensor, 4>;
+
+struct Operator {
+  Family family;
+  Collective collective;  // none: of an epilogue
+  Form form;
+  std::string name;      // as in error messages: without the "_" of the in-place form
+  std::string overload;  // "", "out", "keep_norm", ...
+  std::vector<Argument> arguments;
+  std::vector<Output> outputs;  // the last arguments, if the form is out
+
+  std::string schema() const;
+  /// As the dispatcher knows it, without the namespace.
+  std::string full_name() const;
+  const c10::OperatorHandle& handle() const;
+
+  bool takes_outputs() const { return form == Form::out; }
+  size_t stack_size() const { return arguments.size() + (takes_outputs() ? outputs.size() : 0); }
+  /// A derivative exists, or the operator refuses gradients itself.
+  bool has_tensors() const { return family != Family::barrier; }
+  /// What a fused normalization plans for. Addresses do not tell: a rank without rows has none.
+  NormResults planned() const;
+};
+
+/// All operators.
+const std::vector<Operator>& operators();
+/// The form of a collective that returns new tensors.
+const Operator& functional_operator(Collective collective, std::string_view overload = "");
+
+/// The arguments of a call; those that its operator does not have keep their defaults. Views refer
+/// to the values that the arguments were made from.
+struct Arguments {
+  Collective collective = Collective::none;
+  at::Tensor input, residual, weight, bias, device_splits;
+  std::optional<at::Tensor> scale;
+  std::string_view reduce_op, group_name, expression, fp8_dtype, rounding, algorithm;
+  std::string_view scale_mode = "row", scale_dtype = "float32", scale_layout = "row";
+  double eps = 0, weight_offset = 0;
+  std::optional<double> scale_ub;
+  int64_t root = -1, group_size = 0, axis = 0, start = 0, quant_group_size = 0, max_blocks = 0;
+  bool ue8m0 = false;
+  std::optional<c10::SymInt> total;
+  c10::SymInt capacity = 0;
+  std::vector<c10::SymInt> output_splits, input_splits;
+  std::vector<at::Tensor> extras;
+  std::vector<double> numbers;
+  Results results;  // given as out=
+
+  Arguments() = default;
+  Arguments(const Operator& op, const torch::jit::Stack& stack);
+  /// From the values of op.arguments.
+  Arguments(const Operator& op, const c10::IValue* values);
+  /// The values of op.arguments, in their order.
+  torch::jit::Stack values(const Operator& op) const;
+
+  const char* op() const { return name_of(collective).data(); }
+};
+
+/// Calls an operator through the dispatcher.
+torch::jit::Stack call(const Operator& op, const Arguments& arguments);
+
+constexpr bool is_fp8(Collective c) { return row_of(c).quantized == Quantized::fp8; }
+constexpr bool is_quantized(Collective c) { return row_of(c).quantized != Quantized::no; }
+
+}  // namespace collx
