@@ -26,6 +26,14 @@ at::Tensor make_output(at::IntArrayRef sizes, [[maybe_unused]] const at::Tensor&
       at::detail::empty_cpu(sizes, dtype, /*pin_memory=*/false, c10::MemoryFormat::Contiguous));
 }
 
+void describe_call(const CallCore& core, CallDescriptor& d) {
+  d.collective = core.collective;
+  d.dtype = core.dtype;
+  d.reduce_op = core.reduce_op;
+  d.root = static_cast<int16_t>(core.root);
+  d.max_blocks = core.max_blocks;
+}
+
 void describe_tensor(const at::Tensor& tensor, CallDescriptor& d) {
   d.scalar_type = static_cast<uint8_t>(1 + static_cast<int>(tensor.scalar_type()));
   d.numel = static_cast<uint64_t>(tensor.numel());
@@ -61,12 +69,11 @@ void place_in(Request& request, const std::optional<SymmetricRange>& input,
   request.output_multicast = output && output->allocation->multicast != nullptr;
 }
 
-Request request_of(const Communicator& communicator, Collective collective, int max_blocks) {
+Request request_of(const Communicator& communicator, const CallCore& core) {
   Request request;
-  request.collective = collective;
+  static_cast<CallCore&>(request) = core;
   request.device = communicator.on_cuda() ? DeviceKind::cuda : DeviceKind::cpu;
   request.world = communicator.options().world_size;
-  request.max_blocks = max_blocks;
   request.room = communicator.options().blocks;
   request.spare_room = communicator.spare_blocks();
   request.deterministic =

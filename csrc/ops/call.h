@@ -21,6 +21,8 @@ inline at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like) {
   return make_output(sizes, like, like.scalar_type());
 }
 
+/// What is asked for, in the descriptor.
+void describe_call(const CallCore& core, CallDescriptor& descriptor);
 /// Sizes and dtype of `tensor` for the descriptor.
 void describe_tensor(const at::Tensor& tensor, CallDescriptor& descriptor);
 
@@ -33,7 +35,7 @@ void place_in(Request& request, const std::optional<SymmetricRange>& input,
               const std::optional<SymmetricRange>& output);
 
 /// The communicator's part of a request to the selection.
-Request request_of(const Communicator& communicator, Collective collective, int max_blocks);
+Request request_of(const Communicator& communicator, const CallCore& core);
 
 /// Before a fallback the ranks meet in their regions, if they have any, in a checked barrier: there
 /// a missing rank has a name, and the process group, which a collective that never ends would spoil

@@ -101,13 +101,18 @@ int check_max_blocks(const char* op, int64_t max_blocks) {
   return static_cast<int>(max_blocks);
 }
 
-ReductionOptions check_reduction(Collective collective, const at::Tensor& input,
-                                 std::string_view reduce_op, std::string_view algorithm,
-                                 int64_t max_blocks) {
-  const char* const op = name_of(collective).data();
-  const DType dtype = check_dtype(op, "input", input);
-  return {dtype, check_reduce_op(op, reduce_op, dtype), check_algorithm(op, collective, algorithm),
-          check_max_blocks(op, max_blocks)};
+CallCore check_core(const Arguments& a) {
+  const char* const op = a.op();
+  CallCore core{.collective = a.collective, .dtype = DType::uint8};
+  if (is_reduction(a.collective)) {
+    core.dtype = check_dtype(op, "input", a.input);
+    core.reduce_op = check_reduce_op(op, a.reduce_op, core.dtype);
+  } else {
+    check_copyable(op, "input", a.input);
+  }
+  core.algorithm = check_algorithm(op, a.collective, a.algorithm);
+  core.max_blocks = check_max_blocks(op, a.max_blocks);
+  return core;
 }
 
 void check_copyable(const char* op, const char* argument, const at::Tensor& tensor) {

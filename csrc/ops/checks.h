@@ -9,17 +9,9 @@
 
 #include "../protocol/algorithms.h"
 #include "communicator.h"
+#include "operator_table.h"
 
 namespace collx {
-
-/// What the strings and numbers of a call mean.
-struct ReductionOptions {
-  DType dtype;
-  ReduceOp reduce_op;
-  Algorithm algorithm;
-  int max_blocks;
-  const struct Epilogue* epilogue = nullptr;
-};
 
 /// TypeError unless the tensor is strided and of a dtype that can be reduced.
 DType check_dtype(const char* op, const char* argument, const at::Tensor& tensor);
@@ -30,9 +22,8 @@ ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype);
 Algorithm check_algorithm(const char* op, Collective collective, std::string_view name);
 int check_max_blocks(const char* op, int64_t max_blocks);
 
-ReductionOptions check_reduction(Collective collective, const at::Tensor& input,
-                                 std::string_view reduce_op, std::string_view algorithm,
-                                 int64_t max_blocks);
+/// What the strings and numbers of a call mean. The root is not checked.
+CallCore check_core(const Arguments& arguments);
 
 /// TypeError unless the tensor is strided, with elements of whole bytes: what can be copied.
 void check_copyable(const char* op, const char* argument, const at::Tensor& tensor);

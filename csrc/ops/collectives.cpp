@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include "allreduce.h"
 #include "call.h"
 #include "checks.h"
 #include "epilogue_kernels.h"
@@ -67,26 +66,18 @@ Prepared prepare_with_shapes(const Arguments& a, const Epilogue* epilogue = null
   return p;
 }
 
-/// Both are contiguous.
-void carry_out_all(const Prepared& p, const at::Tensor& input, const at::Tensor& output) {
-  const Exchange& e = p.exchange;
-  if (e.collective != Collective::allreduce) return run(e, *p.communicator, input, output);
-  run_allreduce(*p.communicator, {e.dtype, e.reduce_op, e.algorithm, e.max_blocks, e.epilogue},
-                input, output);
-}
-
 /// With the epilogue: in the kernels, or behind them.
 void carry_out(const Prepared& p, const at::Tensor& input, const at::Tensor& output) {
   const Epilogue* const epilogue = p.exchange.epilogue;
   if (epilogue == nullptr || in_kernels(*p.communicator, p.exchange.algorithm)) {
-    return carry_out_all(p, input, output);
+    return run(p.exchange, *p.communicator, input, output);
   }
   if (getting_ready()) return;
   const bool here = output.scalar_type() == input.scalar_type() && epilogue->apart;
   const at::Tensor value = epilogue->value != nullptr ? *epilogue->value
                            : here                     ? output
                                                       : make_output(output.sizes(), input);
-  carry_out_all(p, input, value);
+  run(p.exchange, *p.communicator, input, value);
   apply(epilogue->expression(), value, epilogue->extras, epilogue->origin, output);
 }
 
@@ -117,20 +108,8 @@ Prepared prepare(const Arguments& a, const Epilogue* epilogue) {
   const at::Tensor& input = a.input;
   Prepared p{input, {}, nullptr, {}, std::nullopt};
   Exchange& e = p.exchange;
-  e.collective = a.collective;
-  if (is_reduction(a.collective)) {
-    const ReductionOptions o =
-        check_reduction(a.collective, input, a.reduce_op, a.algorithm, a.max_blocks);
-    e.dtype = o.dtype;
-    e.reduce_op = o.reduce_op;
-    e.algorithm = o.algorithm;
-    e.max_blocks = o.max_blocks;
-    e.epilogue = epilogue;
-  } else {
-    check_copyable(op, "input", input);
-    e.algorithm = check_algorithm(op, a.collective, a.algorithm);
-    e.max_blocks = check_max_blocks(op, a.max_blocks);
-  }
+  static_cast<CallCore&>(e) = check_core(a);
+  e.epilogue = epilogue;
   p.communicator = registry::require(op, a.group_name);
   check_device(op, "input", input, *p.communicator);
   p.communicator->require_usable(op);
@@ -192,13 +171,7 @@ Results exchange(const Operator& op, const Arguments& a) {
 
 Sizes check_meta(const Arguments& a) {
   const char* const op = a.op();
-  if (is_reduction(a.collective)) {
-    check_reduction(a.collective, a.input, a.reduce_op, a.algorithm, a.max_blocks);
-  } else {
-    check_copyable(op, "input", a.input);
-    check_algorithm(op, a.collective, a.algorithm);
-    check_max_blocks(op, a.max_blocks);
-  }
+  check_core(a);
   Sizes sizes = result_sizes(a);
   if (has_root(a.collective)) {
     // Without group_size, the size of the group is not known here.

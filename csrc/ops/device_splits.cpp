@@ -61,9 +61,7 @@ Results exchange_device_splits(const Operator& op, const Arguments& a) {
 }
 
 Results exchange_device_splits_meta(const Operator& op, const Arguments& a) {
-  check_copyable(a.op(), "input", a.input);
-  check_algorithm(a.op(), a.collective, a.algorithm);
-  check_max_blocks(a.op(), a.max_blocks);
+  check_core(a);
   const Sizes sizes = device_splits_sizes(a);
   if (op.takes_outputs()) {
     check_outputs(a, sizes);

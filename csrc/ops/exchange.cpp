@@ -4,11 +4,13 @@
 #include <array>
 #include <iterator>
 
+#include "../cpu/allreduce.h"
 #include "../cpu/exchange.h"
 #include "../protocol/names.h"
 #include "epilogue_kernels.h"
 #include "run.h"
 #if COLLX_CUDA
+#include "../cuda/allreduce.h"
 #include "../cuda/exchange.h"
 #endif
 
@@ -29,47 +31,111 @@ uint64_t count_bytes(const Exchange& e, int own, ExchangeCall& call) {
   return longest;
 }
 
-void describe(const Exchange& e, const at::Tensor& input, CallDescriptor& d) {
-  d.collective = e.collective;
-  d.dtype = e.dtype;
-  d.reduce_op = e.reduce_op;
-  d.root = static_cast<int16_t>(e.root);
-  d.axis = static_cast<int8_t>(e.axis);
-  d.max_blocks = e.max_blocks;
-  if (e.epilogue != nullptr) d.epilogue = e.epilogue->known.hash;
-  describe_tensor(input, d);
-  // What the ranks agree on: of the axis along which their parts may differ, the whole.
-  const uint64_t element = input.element_size();
-  if (e.collective == Collective::alltoallv) {
-    d.sizes[0] = 0;
-    d.numel = e.geometry.inner / element;
-  } else if (e.collective == Collective::allgather) {
-    if (static_cast<size_t>(e.axis) < std::size(d.sizes)) {
-      d.sizes[e.axis] = static_cast<int64_t>(e.geometry.units);
-    }
-    d.numel = e.geometry.bytes() / element;
-  }
-}
+/// What runs of all collectives have in common.
+class ExchangeBase {
+ public:
+  const char* op() const { return e_.op(); }
+  Algorithm asked() const { return e_.algorithm; }
 
-class ExchangeRun {
+ protected:
+  ExchangeBase(const Exchange& e, Communicator& communicator, const at::Tensor& input,
+               const at::Tensor& output)
+      : e_(e), communicator_(communicator), input_(input), output_(output) {}
+
+  template <typename C>
+  void begin(C& call) {
+    static_cast<CallCore&>(call) = e_;
+    call.input = input_.const_data_ptr();
+    call.output = output_.mutable_data_ptr();
+    epilogue_.use(communicator_, e_.algorithm, op(), e_.epilogue, output_, call);
+  }
+  bool in_place() const { return input_.const_data_ptr() == output_.const_data_ptr(); }
+
+  Places find_both(SymmetricMemory& memory) const {
+    const auto from = memory.find(input_.const_data_ptr(), input_.nbytes());
+    if (in_place() && input_.nbytes() == output_.nbytes()) return {from, from};
+    return {from, memory.find(output_.const_data_ptr(), output_.nbytes())};
+  }
+
+  Request request(const Places& places, uint64_t bytes) const {
+    Request request = request_of(communicator_, e_);
+    request.bytes = bytes;
+    place_in(request, places.input, places.output);
+    request.in_place = in_place();
+    return request;
+  }
+
+  void describe(CallDescriptor& d) const {
+    describe_call(e_, d);
+    d.axis = static_cast<int8_t>(e_.axis);
+    if (e_.epilogue != nullptr) d.epilogue = e_.epilogue->known.hash;
+    describe_tensor(input_, d);
+  }
+
+  const Exchange& e_;
+  Communicator& communicator_;
+  const at::Tensor& input_;
+  const at::Tensor& output_;
+  KernelEpilogue epilogue_;
+};
+
+class AllreduceRun : public ExchangeBase {
+ public:
+  AllreduceCall call{};
+
+  AllreduceRun(const Exchange& e, Communicator& communicator, const at::Tensor& input,
+               const at::Tensor& output)
+      : ExchangeBase(e, communicator, input, output) {
+    begin(call);
+    call.numel = static_cast<uint64_t>(input.numel());
+  }
+
+  static bool needs_no_peers() { return true; }
+  bool is_empty() const { return call.numel == 0; }
+  void alone() const {
+    if (!in_place()) output_.copy_(input_);
+  }
+
+  Places find(SymmetricMemory& memory) const { return find_both(memory); }
+  void check(const Places& places) const {
+    if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
+    if (is_empty()) return;
+    check_symmetric(op(), asked(), places.input.has_value(), places.output.has_value());
+  }
+  static const Places& touched(const Places& places) { return places; }
+  void plan(const Places& places) {
+    call.plan = communicator_.tuned(select(request(places)));
+    describe(call.descriptor);
+  }
+
+  void fall_back() const { fallback_allreduce(communicator_, op(), call, input_, output_); }
+  bool run(const CpuView& view) const { return cpu::allreduce(view, call); }
+#if COLLX_CUDA
+  void run(const CudaView& view, cuda::Stream stream) const { cuda::allreduce(view, call, stream); }
+#endif
+
+ private:
+  Request request(const Places& places) const {
+    Request request =
+        ExchangeBase::request(places, call.numel * static_cast<uint64_t>(dtype_size(e_.dtype)));
+    request.epilogue = call.epilogue != nullptr;
+    return request;
+  }
+};
+
+class ExchangeRun : public ExchangeBase {
  public:
   ExchangeCall call{};
 
   ExchangeRun(const Exchange& e, Communicator& communicator, const at::Tensor& input,
               const at::Tensor& output)
-      : e_(e), communicator_(communicator), input_(input), output_(output) {
+      : ExchangeBase(e, communicator, input, output) {
     const CommunicatorOptions& o = communicator.options();
-    call.input = input.const_data_ptr();
-    call.output = output.mutable_data_ptr();
-    call.collective = e.collective;
+    begin(call);
     call.geometry = e.geometry;
     call.world = o.world_size;
-    call.root = e.root;
     call.element_bytes = static_cast<uint32_t>(input.element_size());
-    call.dtype = e.dtype;
-    call.reduce_op = e.reduce_op;
     call.splits = e.splits;
-    epilogue_.use(communicator, e.algorithm, op(), e.epilogue, output, call);
     if (counted()) {
       bytes_ = count_bytes(e, o.rank, call) * static_cast<uint64_t>(o.world_size);
     } else {
@@ -79,8 +145,6 @@ class ExchangeRun {
     if (e.collective == Collective::gather && o.rank != e.root) call.cleared = output.nbytes();
   }
 
-  const char* op() const { return e_.op(); }
-  Algorithm asked() const { return e_.algorithm; }
   /// With splits on the device, the counts are a result, too.
   bool needs_no_peers() const { return !device_splits(); }
   bool is_empty() const {
@@ -92,9 +156,7 @@ class ExchangeRun {
     if (!in_place()) output_.copy_(input_.view_as(output_));
   }
 
-  Places find(SymmetricMemory& memory) const {
-    return {memory.find(call.input, input_.nbytes()), memory.find(call.output, output_.nbytes())};
-  }
+  Places find(SymmetricMemory& memory) const { return find_both(memory); }
   void check(const Places& places) const {
     if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
     if (call.longest == 0) return;
@@ -115,7 +177,8 @@ class ExchangeRun {
     const Request wanted = request(places);
     call.plan = communicator_.tuned(select(wanted));
     if (device_splits()) call.splits.lanes = lanes_of(wanted);
-    describe(e_, input_, call.descriptor);
+    describe(call.descriptor);
+    describe_whole(call.descriptor);
   }
 
   void fall_back() const { fallback_exchange(communicator_, op(), call, input_, output_); }
@@ -126,27 +189,35 @@ class ExchangeRun {
 
  private:
   Request request(const Places& places) const {
-    Request request = request_of(communicator_, e_.collective, e_.max_blocks);
-    request.dtype = e_.dtype;
-    request.reduce_op = e_.reduce_op;
-    request.bytes = bytes_;
+    Request request = ExchangeBase::request(places, bytes_);
     request.message = call.longest;
-    place_in(request, places.input, places.output);
-    request.in_place = in_place();
-    request.algorithm = asked();
     return request;
+  }
+  /// What the ranks agree on: of the axis along which their parts may differ, the whole.
+  void describe_whole(CallDescriptor& d) const {
+    const uint64_t element = input_.element_size();
+    if (counted()) {
+      d.sizes[0] = 0;
+      d.numel = e_.geometry.inner / element;
+    } else if (e_.collective == Collective::allgather) {
+      if (static_cast<size_t>(e_.axis) < std::size(d.sizes)) {
+        d.sizes[e_.axis] = static_cast<int64_t>(e_.geometry.units);
+      }
+      d.numel = e_.geometry.bytes() / element;
+    }
   }
   bool counted() const { return row_of(e_.collective).counted; }
   bool device_splits() const { return e_.splits.sent != nullptr; }
-  bool in_place() const { return call.input == call.output; }
 
-  const Exchange& e_;
-  Communicator& communicator_;
-  const at::Tensor& input_;
-  const at::Tensor& output_;
-  KernelEpilogue epilogue_;
   uint64_t bytes_ = 0;  // of the full tensor
 };
+
+template <typename Run>
+void run_as(const Exchange& e, Communicator& communicator, const at::Tensor& input,
+            const at::Tensor& output) {
+  Run exchange(e, communicator, input, output);
+  run(exchange, communicator);
+}
 
 }  // namespace
 
@@ -154,8 +225,8 @@ const char* Exchange::op() const { return name_of(collective).data(); }
 
 void run(const Exchange& e, Communicator& communicator, const at::Tensor& input,
          const at::Tensor& output) {
-  ExchangeRun exchange(e, communicator, input, output);
-  run(exchange, communicator);
+  const bool allreduce = e.collective == Collective::allreduce;
+  (allreduce ? run_as<AllreduceRun> : run_as<ExchangeRun>)(e, communicator, input, output);
 }
 
 }  // namespace collx

@@ -1,4 +1,4 @@
-// From the tensors of any collective but all-reduce to the backend that carries it out.
+// From the tensors of a collective to the backend that carries it out.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,17 +9,10 @@
 namespace collx {
 
 /// A call in terms of its unsplit tensor; csrc/protocol/geometry.h says who sends what.
-struct Exchange {
-  Collective collective;
-  Geometry geometry;
-  int root = -1;
+struct Exchange : CallCore {
+  Geometry geometry;  // all-reduce counts elements alone
   int axis = -1;
-  Algorithm algorithm = Algorithm::automatic;
-  int max_blocks = 0;
-  // Reductions.
-  DType dtype = DType::uint8;
-  ReduceOp reduce_op = ReduceOp::sum;
-  const struct Epilogue* epilogue = nullptr;
+  const struct Epilogue* epilogue = nullptr;  // of reductions
   // alltoallv: rows for and from each rank, or where the device has them.
   at::IntArrayRef sent_rows;
   at::IntArrayRef received_rows;

@@ -175,7 +175,9 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
                     bool output_symmetric, std::string_view algorithm, int64_t max_blocks,
                     const NormWishes& wishes) {
   const Collective collective = check_op(op);
-  Request request = request_of(communicator, collective, check_max_blocks("explain", max_blocks));
+  Request request =
+      request_of(communicator,
+                 {.collective = collective, .max_blocks = check_max_blocks("explain", max_blocks)});
   const uint64_t itemsize = itemsize_of(collective, dtype, "explain");
   if (is_reduction(collective)) request.dtype = check_dtype("explain", dtype);
   request.bytes = numel * itemsize;

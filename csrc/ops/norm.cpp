@@ -49,8 +49,7 @@ at::Tensor new_result(const NormResultShape& shape, const at::Tensor& like) {
 NormCall describe(const Operator& op, const NormCheck& check, const Operands& t) {
   NormCall call{};
   call.input = t.input->const_data_ptr();
-  call.collective = op.collective;
-  call.dtype = check.dtype;
+  static_cast<CallCore&>(call) = check;
   call.cols = static_cast<uint64_t>(t.input->size(-1));
   call.rows = static_cast<uint64_t>(t.input->numel()) / call.cols;
   call.options = check.options;
@@ -83,9 +82,7 @@ NormCall describe(const Operator& op, const NormCheck& check, const Operands& t)
     }
   }
   CallDescriptor& d = call.descriptor;
-  d.collective = op.collective;
-  d.dtype = check.dtype;
-  d.max_blocks = check.max_blocks;
+  describe_call(check, d);
   describe_tensor(*t.input, d);
   // Ranks may see the same rows in other leading dimensions.
   d.dims = 2;
@@ -313,12 +310,10 @@ Results norm_meta(const Operator& op, const Arguments& a) {
 NormRequest norm_request(const Communicator& communicator, const Operator& op,
                          const NormCheck& check, uint64_t rows, uint64_t cols) {
   NormRequest request;
-  static_cast<Request&>(request) = request_of(communicator, op.collective, check.max_blocks);
-  request.dtype = check.dtype;
+  static_cast<Request&>(request) = request_of(communicator, check);
   request.rows = rows;
   request.cols = cols;
   request.bytes = rows * cols * static_cast<uint64_t>(dtype_size(check.dtype));
-  request.algorithm = check.algorithm;
   request.options = check.options;
   request.exact_sums = check.options.rounding == Rounding::fp32 && check.dtype != DType::float32;
   request.results = op.planned();

@@ -242,6 +242,7 @@ NormCheck check_norm(const Operator& operation, const Arguments& a) {
   const char* op = operation.name.c_str();
   const bool scatters = scatters_rows(operation.collective);
   NormCheck check{};
+  check.collective = operation.collective;
   NormOptions& o = check.options;
   check.dtype = check_input(op, a.input, scatters);
   check_vector(op, "weight", a.weight, a.input);

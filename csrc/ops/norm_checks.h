@@ -18,11 +18,8 @@ struct NormResultShape {
   c10::SymDimVector strides() const;
 };
 
-struct NormCheck {
-  DType dtype;
+struct NormCheck : CallCore {
   NormOptions options;
-  Algorithm algorithm;
-  int max_blocks;
   c10::SmallVector<NormResultShape, 4> results;
   std::shared_ptr<const KnownExpression> epilogue;  // null: none
 };

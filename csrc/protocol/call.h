@@ -70,18 +70,13 @@ struct Call {
 };
 
 /// One all-reduce. `input` and `output` may be equal, but overlap in no other way.
-struct AllreduceCall : Call {
+struct AllreduceCall : Call, CallCore {
   uint64_t numel;
-  DType dtype;
-  ReduceOp reduce_op;
 };
 
 /// Any other collective: a message from each rank to each, some of them empty.
 struct ExchangeCall : Call, MessageMap {
   uint32_t element_bytes;  // an address and a length are multiples of it
-  // Reductions: what came from all ranks is reduced into the output.
-  DType dtype;
-  ReduceOp reduce_op;
   /// The longest message between any two ranks. An agreed value, but in alltoallv, where it is the
   /// longest that this rank knows of.
   uint64_t longest;
@@ -105,9 +100,7 @@ struct NormShape {
 /// A sum over the ranks of a matrix [rows, cols], row-major, of which each row is normalized. The
 /// results are those below that are not null; `output` is not used. Ranks differ in no value but
 /// the addresses.
-struct NormCall : Call {
-  Collective collective;
-  DType dtype;    // float32, float16 or bfloat16
+struct NormCall : Call, CallCore {
   uint64_t rows;  // of the input
   uint64_t cols;
   NormOptions options;

@@ -66,11 +66,9 @@ constexpr bool has_message(Collective c, int root, int from, int to) {
 }
 
 /// The messages of a call, and where each lies in the tensors of its two ranks.
-struct MessageMap {
-  Collective collective = Collective::none;
+struct MessageMap : CallCore {
   Geometry geometry;
   int32_t world = 1;
-  int32_t root = -1;  // -1 where there is none
   // Where ranks count what they send, and the host knows it: bytes to and from each rank. Then this
   // rank knows its own messages alone.
   uint64_t sends[kMaxRanks] = {};

@@ -50,11 +50,8 @@ struct Capabilities {
   Residency residency;
 };
 
-struct Request {
-  Collective collective = Collective::allreduce;
+struct Request : CallCore {
   DeviceKind device = DeviceKind::cpu;
-  DType dtype = DType::float32;
-  ReduceOp reduce_op = ReduceOp::sum;
   uint64_t bytes = 0;    // of the full tensor
   uint64_t message = 0;  // bytes of the longest message between two ranks; not of all-reduce
   int world = 1;
@@ -62,13 +59,11 @@ struct Request {
   bool output_symmetric = false;
   bool input_multicast = false;  // of all ranks at one address, too
   bool output_multicast = false;
-  bool in_place = false;                       // the output is the input
-  bool deterministic = true;                   // the order of the ranks is that of the reduction
-  bool exact_sums = false;                     // sums are not rounded to the dtype on their way
-  bool epilogue = false;                       // CUDA: each rank's kernel finishes its own output
-  Algorithm algorithm = Algorithm::automatic;  // as asked for
-  int max_blocks = 0;                          // as asked for; 0: no bound
-  int room = 1;  // blocks of kFullBlock threads that the communicator may use at once
+  bool in_place = false;      // the output is the input
+  bool deterministic = true;  // the order of the ranks is that of the reduction
+  bool exact_sums = false;    // sums are not rounded to the dtype on their way
+  bool epilogue = false;      // CUDA: each rank's kernel finishes its own output
+  int room = 1;               // blocks of kFullBlock threads that the communicator may use at once
   // More of them, for algorithms that push: their grids need not be equal, since epochs belong to
   // tiles, so this one value may differ from rank to rank.
   int spare_room = 0;

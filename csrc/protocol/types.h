@@ -106,6 +106,17 @@ enum class Algorithm : uint8_t {
   count
 };
 
+/// What a caller asks for: the same values on every rank. From the operator to the kernel each of
+/// them stands here alone.
+struct CallCore {
+  Collective collective = Collective::allreduce;
+  DType dtype = DType::float32;  // of copies, which take any bits: uint8
+  ReduceOp reduce_op = ReduceOp::sum;
+  Algorithm algorithm = Algorithm::automatic;  // as asked for
+  int32_t root = -1;                           // -1 where there is none
+  int32_t max_blocks = 0;                      // 0: no bound
+};
+
 /// Dependent launch on CUDA: never; released after the last store; released right after the wait.
 enum class PdlLevel : uint8_t { off, end, early };
 

@@ -19,7 +19,9 @@ struct Shape {
   Geometry geometry;
   int world;
 
-  MessageMap messages(Collective c, int root) const { return {c, geometry, world, root}; }
+  MessageMap messages(Collective c, int root) const {
+    return {{.collective = c, .root = root}, geometry, world};
+  }
 };
 
 std::vector<Shape> shapes(Collective c) {
@@ -173,7 +175,8 @@ TEST(Exchange, spans_are_dense_where_there_is_one_row) {
 }
 
 TEST(Exchange, counted_messages_lie_one_behind_the_other) {
-  constexpr MessageMap messages{Collective::alltoallv, {}, 4, -1, {3, 0, 5, 1}, {0, 2, 7, 0}};
+  constexpr MessageMap messages{
+      {.collective = Collective::alltoallv}, {}, 4, {3, 0, 5, 1}, {0, 2, 7, 0}};
   constexpr int kOwn = 2;
   EXPECT_EQ(bytes_of(messages.sent(kOwn, 0)), (std::vector<uint64_t>{0, 1, 2}));
   EXPECT_EQ(messages.sent(kOwn, 1).bytes(), 0u);
@@ -187,7 +190,7 @@ TEST(Exchange, counted_messages_lie_one_behind_the_other) {
 
 TEST(Exchange, kinds_are_as_the_collectives_are) {
   for (const Collective c : kCollectives) {
-    const MessageMap messages{c, {1, 8, 2}, 4, 1};
+    const MessageMap messages{{.collective = c, .root = 1}, {1, 8, 2}, 4};
     bool same = true, one_way = false;
     for (int from = 0; from < 4; ++from) {
       for (int to = 0; to < 4; ++to) {
