@@ -95,7 +95,7 @@ def _differentiated(rank: Rank, transform: str) -> dict[str, Compared]:
             result = result[0] if isinstance(result, tuple) else result
             return (result.float() ** 2).sum()
 
-        gradients = []
+        gradients: list[torch.Tensor] = []
 
         def by_autograd() -> None:
             leaf = call[first].clone().requires_grad_()  # noqa: B023
