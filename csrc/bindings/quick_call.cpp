@@ -2,22 +2,22 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+#include <pybind11/gil_simple.h>
 #include <torch/csrc/Export.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
 
-// torch/csrc/jit/python/pybind_utils.h declares these two. Including it takes this file from 10 to
+// torch/csrc/jit/python/pybind_utils.h declares it. Including it takes this file from 10 to
 // 16 seconds of compilation.
 namespace torch::jit {
 TORCH_PYTHON_API c10::IValue toIValue(pybind11::handle value, const c10::TypePtr& type,
                                       std::optional<int32_t> count);
-TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue value);
 }  // namespace torch::jit
 
 namespace collx {
@@ -51,6 +51,12 @@ bool is_plain_or_list(PyObject* value) {
   return std::all_of(items, items + PySequence_Fast_GET_SIZE(value), is_plain);
 }
 
+/// Most names in a program are interned, and so one object.
+bool is_name(PyObject* given, PyObject* name) {
+  return given == name || (PyUnicode_GET_LENGTH(given) == PyUnicode_GET_LENGTH(name) &&
+                           PyUnicode_Compare(given, name) == 0);
+}
+
 /// PyTorch looks up each argument that is not given, by a string that it makes of the name: with
 /// many options that is a good part of a small call. Here the strings are made once, and a text is
 /// copied when it is another one than before. What is not plain, or does not fit the schema, is
@@ -63,34 +69,44 @@ class QuickCall {
     for (const c10::Argument& argument : op_.schema().arguments()) {
       names_.push_back(
           py::reinterpret_steal<py::object>(PyUnicode_InternFromString(argument.name().c_str())));
+      outs_ += argument.is_out() ? 1 : 0;
+      is_tensor_.push_back(argument.real_type()->kind() == c10::TypeKind::TensorType);
       takes_tensors_.push_back(*argument.real_type() == *c10::ListType::ofTensors());
     }
     texts_.resize(names_.size());
+    out_names_ = py::tuple(py::cast(std::vector<py::object>(names_.end() - outs_, names_.end())));
   }
 
-  py::object operator()(const py::tuple& given, const std::optional<py::dict>& options,
-                        const py::tuple& outs) const {
+  /// `given`: `count` arguments by position, of which the last ones are the tensors for the results
+  /// of a form with out=; then those that `names` has, a tuple or null.
+  PyObject* call(PyObject* const* given, Py_ssize_t count, PyObject* names) {
     torch::jit::Stack stack;
-    if (at::impl::torch_function_mode_enabled() || !fill(stack, given, options, outs)) {
-      return call_usual(given, options, outs);
+    if (count < outs_) throw py::type_error("quick_call: the tensors for the results are missing");
+    if (at::impl::torch_function_mode_enabled() ||
+        !fill(stack, given, static_cast<size_t>(count - outs_), names)) {
+      py::tuple all = out_names_;
+      if (names != nullptr) all = all + py::reinterpret_borrow<py::tuple>(names);
+      return PyObject_Vectorcall(usual_.ptr(), given, static_cast<size_t>(count - outs_),
+                                 all.empty() ? nullptr : all.ptr());
     }
     // The last reference to a tensor besides Python's own is given up with the interpreter's lock,
     // which would be taken anew for each of them when the operator is done with its arguments.
-    torch::jit::Stack held;
-    held.reserve(stack.size());
-    std::copy_if(stack.begin(), stack.end(), std::back_inserter(held),
-                 [](const c10::IValue& value) { return value.isTensor() || value.isTensorList(); });
+    c10::SmallVector<c10::IValue, 8> held;
+    for (const c10::IValue& value : stack) {
+      if (value.isTensor() || value.isTensorList()) held.push_back(value);
+    }
     {
-      const py::gil_scoped_release others_run;
+      const py::gil_scoped_release_simple others_run;
       op_.callBoxed(stack);
     }
-    if (stack.empty()) return py::none();
-    if (stack.size() == 1) return torch::jit::toPyObject(std::move(stack[0]));
+    if (stack.empty()) return py::none().release().ptr();
+    if (stack.size() == 1) return THPVariable_Wrap(std::move(stack[0]).toTensor());
     py::tuple results(stack.size());
     for (size_t i = 0; i < stack.size(); ++i) {
-      results[i] = torch::jit::toPyObject(std::move(stack[i]));
+      results[i] =
+          py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(stack[i]).toTensor()));
     }
-    return results;
+    return results.release().ptr();
   }
 
  private:
@@ -100,76 +116,96 @@ class QuickCall {
     c10::IValue value;
   };
 
-  bool fill(torch::jit::Stack& stack, const py::tuple& given,
-            const std::optional<py::dict>& options, const py::tuple& outs) const {
+  bool fill(torch::jit::Stack& stack, PyObject* const* given, size_t count, PyObject* names) {
     const std::vector<c10::Argument>& arguments = op_.schema().arguments();
-    if (given.size() + outs.size() > arguments.size()) return false;
-    const size_t first_out = arguments.size() - outs.size();
-    size_t unused = options ? options->size() : 0;
+    const size_t first_out = arguments.size() - static_cast<size_t>(outs_);
+    if (count > first_out) return false;
+    size_t unused = names == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(names));
+    PyObject* const* const outs = given + count;
+    PyObject* const* const named = outs + outs_;
+    const size_t all = unused;
     stack.reserve(arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
-      const c10::Argument& argument = arguments[i];
-      PyObject* value = nullptr;
-      if (i < given.size()) {
-        value = PyTuple_GET_ITEM(given.ptr(), i);
-      } else if (i >= first_out) {
-        value = PyTuple_GET_ITEM(outs.ptr(), i - first_out);
-      } else if (unused > 0) {
-        value = PyDict_GetItem(options->ptr(), names_[i].ptr());
-        if (value != nullptr) --unused;
+      PyObject* value = i < count ? given[i] : i >= first_out ? outs[i - first_out] : nullptr;
+      const bool by_name = value == nullptr;
+      for (size_t n = 0; value == nullptr && unused > 0 && n < all; ++n) {
+        if (is_name(PyTuple_GET_ITEM(names, n), names_[i].ptr())) value = named[n];
       }
       if (value == nullptr) {
-        if (!argument.default_value()) return false;
-        stack.push_back(*argument.default_value());
+        if (!arguments[i].default_value()) return false;
+        stack.push_back(*arguments[i].default_value());
         continue;
       }
-      Text& last = texts_[i];
-      if (value == last.given.ptr()) {
-        stack.push_back(last.value);
-        continue;
-      }
-      if (takes_tensors_[i]) {
-        if (auto tensors = tensors_of(value)) {
-          stack.emplace_back(*std::move(tensors));
-          continue;
-        }
-      }
-      if (!is_plain_or_list(value)) return false;
-      try {
-        stack.push_back(torch::jit::toIValue(value, argument.real_type(), argument.N()));
-        if (PyUnicode_CheckExact(value)) {
-          last = {py::reinterpret_borrow<py::object>(value), stack.back()};
-        }
-      } catch (const py::cast_error&) {
-        return false;
-      } catch (const py::error_already_set&) {
-        return false;
-      }
+      if (by_name) --unused;
+      if (!push(stack, i, value)) return false;
     }
     return unused == 0;
   }
 
-  py::object call_usual(const py::tuple& given, const std::optional<py::dict>& options,
-                        const py::tuple& outs) const {
-    py::dict named;
-    if (options) named.attr("update")(*options);
-    const size_t first_out = names_.size() - outs.size();
-    for (size_t i = 0; i < outs.size(); ++i) named[names_[first_out + i]] = outs[i];
-    return usual_(*given, **named);
+  bool push(torch::jit::Stack& stack, size_t i, PyObject* value) {
+    Text& last = texts_[i];
+    if (value == last.given.ptr()) {
+      stack.push_back(last.value);
+      return true;
+    }
+    if (is_tensor_[i] && THPVariable_CheckExact(value)) {
+      stack.emplace_back(THPVariable_Unpack(value));
+      return true;
+    }
+    if (takes_tensors_[i]) {
+      if (auto tensors = tensors_of(value)) {
+        stack.emplace_back(*std::move(tensors));
+        return true;
+      }
+    }
+    if (!is_plain_or_list(value)) return false;
+    const c10::Argument& argument = op_.schema().arguments()[i];
+    try {
+      stack.push_back(torch::jit::toIValue(value, argument.real_type(), argument.N()));
+    } catch (const py::cast_error&) {
+      return false;
+    } catch (const py::error_already_set&) {
+      return false;
+    }
+    if (PyUnicode_CheckExact(value)) {
+      last = {py::reinterpret_borrow<py::object>(value), stack.back()};
+    }
+    return true;
   }
 
   c10::OperatorHandle op_;
   py::object usual_;
   std::vector<py::object> names_;    // of the arguments, interned
-  std::vector<bool> takes_tensors_;  // a list of them, each argument
-  mutable std::vector<Text> texts_;  // likewise; with the interpreter's lock
+  py::tuple out_names_;              // the last of them, of a form with out=
+  Py_ssize_t outs_ = 0;              // how many those are
+  std::vector<bool> is_tensor_;      // likewise
+  std::vector<bool> takes_tensors_;  // a list of them
+  std::vector<Text> texts_;          // with the interpreter's lock
 };
+
+PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
+  try {
+    auto* const quick = static_cast<QuickCall*>(PyCapsule_GetPointer(self, nullptr));
+    return quick->call(given, count, names);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (...) {
+    py::detail::try_translate_exceptions();
+  }
+  return nullptr;
+}
+
+// The type of functions with keywords is another one than that of the member.
+PyMethodDef method = {"quick_call",
+                      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)),
+                      METH_FASTCALL | METH_KEYWORDS, nullptr};
 
 }  // namespace
 
-py::cpp_function quick_call(const std::string& name, const std::string& overload,
-                            py::object usual) {
-  return QuickCall(name, overload, std::move(usual));
+py::object quick_call(const std::string& name, const std::string& overload, py::object usual) {
+  const py::capsule self(new QuickCall(name, overload, std::move(usual)),
+                         [](void* quick) { delete static_cast<QuickCall*>(quick); });
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
 }
 
 }  // namespace collx

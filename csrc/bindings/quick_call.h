@@ -7,10 +7,10 @@
 
 namespace collx {
 
-/// A function of what the overload must be given, of its options by name (None: of none), and of
-/// the tensors for its results. It does what `usual` does, which is PyTorch's own call of the
-/// overload.
-pybind11::cpp_function quick_call(const std::string& name, const std::string& overload,
-                                  pybind11::object usual);
+/// A built-in function that takes what the overload takes, but for the tensors of a form with out=:
+/// these are the last ones by position. It does what `usual` does, which is PyTorch's own call of
+/// the overload.
+pybind11::object quick_call(const std::string& name, const std::string& overload,
+                            pybind11::object usual);
 
 }  // namespace collx

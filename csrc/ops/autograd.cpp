@@ -33,7 +33,7 @@ void for_each_tensor(const c10::OperatorHandle& handle, const Stack& stack, F f)
   for (const c10::Argument& argument : arguments) {
     if (value->isTensor()) {
       f(argument, value->toTensor());
-    } else if (value->isTensorList()) {
+    } else if (value->isList() && value->isTensorList()) {
       for (const c10::IValue& item : value->toListRef()) f(argument, item.toTensor());
     }
     ++value;
@@ -44,6 +44,15 @@ bool any_wants_gradient(const c10::OperatorHandle& handle, const Stack& stack) {
   bool any = false;
   for_each_tensor(handle, stack, [&](const c10::Argument&, const Tensor& tensor) {
     any |= wants_gradient(tensor);
+  });
+  return any;
+}
+
+/// Whether autograd knows any of the tensors. Most calls have none, and need no other check.
+bool any_is_known(const c10::OperatorHandle& handle, const Stack& stack) {
+  bool any = false;
+  for_each_tensor(handle, stack, [&](const c10::Argument&, const Tensor& tensor) {
+    any |= tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr;
   });
   return any;
 }
@@ -226,6 +235,7 @@ class Layer final : public c10::OperatorKernel {
 
 void autograd(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
               Stack* stack) {
+  if (!any_is_known(handle, *stack)) return write(op, handle, keys, stack);
   if (op.family == Family::norm) {
     refuse_gradients_of_norm(op, handle, *stack);
     return write(op, handle, keys, stack);

@@ -40,21 +40,26 @@ class ExchangeBase {
  protected:
   ExchangeBase(const Exchange& e, Communicator& communicator, const at::Tensor& input,
                const at::Tensor& output)
-      : e_(e), communicator_(communicator), input_(input), output_(output) {}
+      : e_(e),
+        communicator_(communicator),
+        input_(input),
+        output_(output),
+        from_(input.const_data_ptr()),
+        to_(output.mutable_data_ptr()) {}
 
   template <typename C>
   void begin(C& call) {
     static_cast<CallCore&>(call) = e_;
-    call.input = input_.const_data_ptr();
-    call.output = output_.mutable_data_ptr();
+    call.input = from_;
+    call.output = to_;
     epilogue_.use(communicator_, e_.algorithm, op(), e_.epilogue, output_, call);
   }
-  bool in_place() const { return input_.const_data_ptr() == output_.const_data_ptr(); }
+  bool in_place() const { return from_ == to_; }
 
   Places find_both(SymmetricMemory& memory) const {
-    const auto from = memory.find(input_.const_data_ptr(), input_.nbytes());
-    if (in_place() && input_.nbytes() == output_.nbytes()) return {from, from};
-    return {from, memory.find(output_.const_data_ptr(), output_.nbytes())};
+    const auto from = memory.find(from_, input_.nbytes());
+    if (input_.is_same(output_)) return {from, from};
+    return {from, memory.find(to_, output_.nbytes())};
   }
 
   Request request(const Places& places, uint64_t bytes) const {
@@ -76,6 +81,8 @@ class ExchangeBase {
   Communicator& communicator_;
   const at::Tensor& input_;
   const at::Tensor& output_;
+  const void* const from_;
+  void* const to_;
   KernelEpilogue epilogue_;
 };
 

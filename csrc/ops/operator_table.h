@@ -99,7 +99,7 @@ struct Operator {
 
   bool takes_outputs() const { return form == Form::out; }
   size_t stack_size() const { return arguments.size() + (takes_outputs() ? outputs.size() : 0); }
-  /// A derivative exists, or the operator refuses gradients itself.
+  /// Whether it is given tensors: a barrier is not.
   bool has_tensors() const { return family != Family::barrier; }
   /// What a fused normalization plans for. Addresses do not tell: a rank without rows has none.
   NormResults planned() const;

@@ -185,11 +185,9 @@ class Communicator:
     def destroy(self) -> None:
         """Leaves the registry; later calls by name raise. Local, never waits for a peer."""
 
-def quick_call(
-    name: str, overload: str, usual: Callable[..., Any]
-) -> Callable[[tuple[Any, ...], dict[str, Any] | None, tuple[Any, ...]], Any]:
-    """Does what `usual` does, PyTorch's own call of that overload, in less time. What it must be
-    given, its options by name, and the tensors for its results, as many as it has or none."""
+def quick_call(name: str, overload: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+    """A built-in function that does what `usual` does, PyTorch's own call of that overload, in less
+    time. The tensors of a form with out= are the last arguments by position."""
 
 def lookup(name: str) -> Communicator | None: ...
 def part_of(numel: int, world_size: int, rank: int) -> tuple[int, int]:

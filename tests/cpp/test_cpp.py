@@ -51,7 +51,7 @@ def build(sanitizer: str) -> Path:
     return folder
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)  # builds are part of it, and other tests have the cores first
 @pytest.mark.ahead(work=build)
 @pytest.mark.parametrize("sanitizer", ["", "address", "thread"], ids=["plain", "address", "thread"])
 def test_cpp_tests_pass(sanitizer: str, ahead: Path) -> None:

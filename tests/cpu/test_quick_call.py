@@ -45,16 +45,16 @@ def rows(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("given", "options"),
     [
-        ((VALUE, TEXT, [VALUE]), None),
+        ((VALUE, TEXT, [VALUE]), {}),
         ((VALUE, TEXT, (VALUE,)), {}),
         ((torch.nn.Parameter(VALUE, requires_grad=False), TEXT, [VALUE], 0), {"start": 0}),
     ],
 )
 def test_plain_arguments_go_to_the_operator(
-    given: tuple[Any, ...], options: dict[str, Any] | None
+    given: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     usual = Usual(EPILOGUE)
-    assert torch.equal(usual.quick(given, options, ()), VALUE + VALUE)
+    assert torch.equal(usual.quick(*given, **options), VALUE + VALUE)
     assert usual.calls == 0
 
 
@@ -64,20 +64,32 @@ def test_the_last_text_is_not_taken_for_another_one() -> None:
     usual = Usual(EPILOGUE)
     for text, want in ((TEXT, VALUE + VALUE), (product, VALUE * VALUE)) * 2:
         for same in (text, text, "".join(list(text))):
-            assert torch.equal(usual.quick((VALUE, same, [VALUE]), None, ()), want)
+            assert torch.equal(usual.quick(VALUE, same, [VALUE]), want)
         with pytest.raises(ValueError, match="expression"):
-            usual.quick((VALUE, text + "?", [VALUE]), None, ())
+            usual.quick(VALUE, text + "?", [VALUE])
     assert usual.calls == 0
 
 
 def test_results_are_a_tuple_or_the_given_tensors() -> None:
     given = (rows(2, 8), rows(2, 8), rows(8), 1e-6, "nobody")
     usual = Usual(NORM.default)
-    assert [r.shape for r in usual.quick(given, {"rounding": "parity"}, ())] == [(2, 8), (2, 8)]
+    assert [r.shape for r in usual.quick(*given, rounding="parity")] == [(2, 8), (2, 8)]
     assert usual.calls == 0
     usual = Usual(NORM.out)
-    assert usual.quick(given, None, (rows(2, 8), rows(2, 8))) is None
+    assert usual.quick(*given, rows(2, 8), rows(2, 8)) is None
+    name = "".join(["rounding"])  # an equal name that is another object
+    assert usual.quick(*given, rows(2, 8), rows(2, 8), **{name: "parity"}) is None
     assert usual.calls == 0
+
+
+def test_given_tensors_are_left_to_pytorch_by_name() -> None:
+    given = (rows(2, 8), rows(2, 8), rows(8), 1e-6, "nobody")
+    usual = Usual(NORM.out)
+    outs = rows(2, 8), rows(2, 8).as_subclass(Subclass)
+    assert usual.quick(*given, *outs, rounding="parity") is None
+    assert usual.calls == 1
+    with pytest.raises(TypeError, match="missing"):
+        usual.quick(outs[0])
 
 
 @pytest.mark.parametrize("where", ["value", "extras"])
@@ -85,7 +97,7 @@ def test_a_subclass_is_left_to_pytorch(where: str) -> None:
     other = VALUE.as_subclass(Subclass)
     usual = Usual(EPILOGUE)
     given = (other, TEXT, [VALUE]) if where == "value" else (VALUE, TEXT, [other])
-    assert type(usual.quick(given, None, ())) is Subclass
+    assert type(usual.quick(*given)) is Subclass
     assert usual.calls == 1
 
 
@@ -100,7 +112,7 @@ def test_a_mode_sees_the_call() -> None:
     seen: list[Any] = []
     call = quick(EPILOGUE)
     with Seeing():
-        call((VALUE, TEXT, [VALUE]), None, ())
+        call(VALUE, TEXT, [VALUE])
     assert seen == [EPILOGUE]
 
 
@@ -125,5 +137,5 @@ def test_refusals_are_those_of_the_overload(
     with pytest.raises((TypeError, ValueError, RuntimeError)) as wanted:
         EPILOGUE(*given, **options)
     with pytest.raises(wanted.type) as got:
-        quick(EPILOGUE)(given, options, ())
+        quick(EPILOGUE)(*given, **options)
     assert str(got.value) == str(wanted.value)

@@ -105,9 +105,9 @@ def refuse_without_epilogue(op: str, extras: Sequence[Extra]) -> NoReturn:
 
 
 def quick(overload: Any) -> Callable[..., Any]:
-    """A function that does what the overload does, in less time, of what it must be given, of its
-    options by name, or None, and of the tensors for its results. Not for Dynamo, which knows the
-    overloads alone."""
+    """A built-in function that does what the overload does, in less time. It takes the tensors of a
+    form with out= as the last ones by position, since keywords cost a dict. Not for Dynamo, which
+    knows the overloads alone."""
     schema = overload._schema
     return extension.quick_call(schema.name, schema.overload_name, overload._op)
 
@@ -130,24 +130,20 @@ def caller(name: str) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         if options != defaults:
             given += options
+        compiling = is_dynamo_compiling()
         if out is None:
-            made: torch.Tensor = (
-                make(*given) if is_dynamo_compiling() else eager_make(given, None, ())
-            )
+            made: torch.Tensor = (make if compiling else eager_make)(*given)
             return made
-        if is_dynamo_compiling():
+        if compiling:
             write(*given, out=out)
         else:
-            eager_write(given, None, (out,))
+            eager_write(*given, out)
         return out
 
     def call_in_place(given: tuple[Any, ...], options: tuple[Any, ...]) -> torch.Tensor:
         if options != defaults:
             given += options
-        if is_dynamo_compiling():
-            write(*given)
-        else:
-            eager_write(given, None, ())
+        (write if is_dynamo_compiling() else eager_write)(*given)
         written: torch.Tensor = given[0]
         return written
 

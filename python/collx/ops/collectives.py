@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import overload
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from collx._groups import Group, name_and_size, name_of
 from collx.epilogues import Epilogue, expression_of
@@ -32,6 +33,7 @@ from collx.ops.arguments import (
     caller,
     extras_of,
     name_of_reduce_op,
+    quick,
     refuse_without_epilogue,
 )
 
@@ -59,6 +61,9 @@ _allreduce_map = caller("allreduce_map")
 _alltoall = caller("alltoall")
 _alltoall_ = caller("alltoall_")
 _alltoallv = caller("alltoallv")
+_BY_SPLITS = torch.ops.collx.alltoallv.device_splits
+_BY_SPLITS_OUT = torch.ops.collx.alltoallv.device_splits_out
+_by_splits, _by_splits_out = quick(_BY_SPLITS), quick(_BY_SPLITS_OUT)
 _barrier = caller("barrier")
 _broadcast = caller("broadcast")
 _broadcast_ = caller("broadcast_")
@@ -475,10 +480,12 @@ def alltoallv(
         raise ValueError(
             "collx.alltoallv: device_splits: accepted: with capacity and without input_splits"
         )
-    op = torch.ops.collx.alltoallv
     given = (input, device_splits, capacity, name, algorithm, max_blocks)
+    compiling = is_dynamo_compiling()
     if out is None and output_splits is None:
-        results: tuple[torch.Tensor, torch.Tensor] = op.device_splits(*given)
+        results: tuple[torch.Tensor, torch.Tensor] = (_BY_SPLITS if compiling else _by_splits)(
+            *given
+        )
         return results
     if out is None or not isinstance(output_splits, torch.Tensor):
         missing = "out" if out is None else "output_splits"
@@ -486,7 +493,10 @@ def alltoallv(
             f"collx.alltoallv: {missing}: not given; accepted with device_splits: the tensors out "
             "and output_splits, or neither"
         )
-    op.device_splits_out(*given, out=out, output_splits=output_splits)
+    if compiling:
+        _BY_SPLITS_OUT(*given, out=out, output_splits=output_splits)
+    else:
+        _by_splits_out(*given, out, output_splits)
     return out, output_splits
 
 

@@ -264,9 +264,8 @@ def _caller(op: str, keep_norm: bool) -> Callable[..., Results]:
     names = tuple(a.name for a in write._schema.arguments if a.is_out)
 
     def call(out: Results | None, given: tuple[Any, ...], options: dict[str, Any]) -> Results:
-        outs: tuple[torch.Tensor, ...] = ()
         if out is not None:
-            outs = (
+            outs: tuple[torch.Tensor, ...] = (
                 out
                 if type(out) is tuple
                 else (out,)
@@ -278,12 +277,16 @@ def _caller(op: str, keep_norm: bool) -> Callable[..., Results]:
                     f"collx.{op}: out: {len(outs)} tensors; accepted: {len(names)}: "
                     f"{', '.join(names)}"
                 )
-        if is_dynamo_compiling():
-            options.update(zip(names, outs, strict=False))
-            made: Results = (write if outs else make)(*given, **options)
-        else:
-            made = (eager_write if outs else eager_make)(given, options, outs)
-        return made if out is None else out
+            if is_dynamo_compiling():
+                write(*given, **options, **dict(zip(names, outs, strict=True)))
+            elif options:
+                eager_write(*given, *outs, **options)
+            else:
+                eager_write(*given, *outs)
+            return out
+        call_new = make if is_dynamo_compiling() else eager_make
+        made: Results = call_new(*given, **options) if options else call_new(*given)
+        return made
 
     return call
 

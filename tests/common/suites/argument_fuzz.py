@@ -364,11 +364,9 @@ def _call(example: Example, overload: Any, arguments: Fields) -> Any:
     schema = overload._schema
     quick = extension.quick_call(schema.name, schema.overload_name, overload._op)
     first = [a.name for a in schema.arguments if not a.kwarg_only and not a.has_default_value()]
-    last = [a.name for a in schema.arguments if a.kwarg_only]
-    options = {k: v for k, v in arguments.items() if k not in (*first, *last)}
-    return quick(
-        tuple(arguments[name] for name in first), options, tuple(arguments[name] for name in last)
-    )
+    last = [a.name for a in schema.arguments if a.is_out]
+    named = {k: value for k, value in arguments.items() if k not in (*first, *last)}
+    return quick(*(arguments[name] for name in (*first, *last)), **named)
 
 
 def _results(overload: Any, returned: Any, arguments: Fields) -> list[torch.Tensor]:
