@@ -352,3 +352,68 @@ def _in_place_alltoall(rank: Rank) -> str:
 def test_gradient_of_alltoall_in_place(pool: Pool) -> None:
     """The form in place has the gradient of the form that is not."""
     assert pool.run(_in_place_alltoall) == [""] * pool.size
+
+
+COMPILED = (
+    "allreduce avg",
+    "reducescatter avg uneven",
+    "allgather uneven",
+    "alltoall",
+    "alltoallv",
+    "alltoallv.device_splits",
+)
+
+
+def _compiled_backward(rank: Rank) -> dict[str, Attempt]:
+    """The backward of each operator by compiled autograd, twice, beside the one that autograd
+    runs: the second time the graph is found again."""
+    import torch._dynamo.compiled_autograd as compiled_autograd
+
+    import collx
+
+    enable: Any = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable  # type: ignore[attr-defined]
+    communicator = rank.communicator()
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        what: lambda x, operator=LINEAR[what]: operator.apply(  # type: ignore[misc]
+            Call(rank.size, rank.rank, communicator.name, "auto"), x
+        )
+        for what in COMPILED
+    }
+    shapes = {what: LINEAR[what].shapes(rank.size)[rank.rank] for what in COMPILED}
+    functions["epilogue"] = lambda x: collx.allreduce(
+        x, group=communicator, epilogue=lambda v, e: v * v + e, extras=[x.detach()]
+    )
+    shapes["epilogue"] = (4, 3)
+    found = {}
+    for what, function in functions.items():
+        source = integers(shapes[what], 3 + rank.rank, rank.size).to(rank.device)
+        graphs: list[Any] = []
+
+        def gradient() -> torch.Tensor:
+            leaf = source.clone().requires_grad_()  # noqa: B023
+            (function(leaf) ** 2).sum().backward()  # noqa: B023
+            assert leaf.grad is not None
+            return leaf.grad
+
+        def compiler(graph: Any) -> Any:
+            graphs.append(graph)  # noqa: B023
+            return torch.compile(graph, backend="eager")
+
+        def check() -> None:
+            wanted = gradient()
+            for _ in range(2):
+                with enable(compiler):
+                    assert torch.equal(gradient(), wanted)
+            assert len(graphs) == 1  # noqa: B023
+
+        found[what] = attempt(check)
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_compiled_autograd_gives_the_same_gradients(pool: Pool) -> None:
+    for found in pool.run(_compiled_backward):
+        assert len(found) == len(COMPILED) + 1
+        for what, result in found.items():
+            assert not result.error, (what, result)
