@@ -29,7 +29,7 @@ if [ "$kind" = shared ]; then
   done
   exit $status
 fi
-most=$(($(nproc) / 3))
+most=$(($(env -u OMP_NUM_THREADS nproc) / 3))  # nproc returns OMP_NUM_THREADS where it is set
 workers=${WORKERS:-$((most < 1 ? 1 : most > 10 ? 10 : most))}
 # Together all blocks must fit, or the kernels of two worlds, each spinning on one GPU, could keep each
 # other out on the other GPU. The service may round a share up, so some room is left. It promises no
