@@ -175,12 +175,14 @@ class QuickCall {
 
   c10::OperatorHandle op_;
   py::object usual_;
-  std::vector<py::object> names_;    // of the arguments, interned
-  py::tuple out_names_;              // the last of them, of a form with out=
-  Py_ssize_t outs_ = 0;              // how many those are
-  std::vector<bool> is_tensor_;      // likewise
+  // Of each argument:
+  std::vector<py::object> names_;  // interned
+  std::vector<bool> is_tensor_;
   std::vector<bool> takes_tensors_;  // a list of them
   std::vector<Text> texts_;          // with the interpreter's lock
+  // The last arguments of a form with out=:
+  py::tuple out_names_;
+  Py_ssize_t outs_ = 0;
 };
 
 PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {

@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -40,21 +39,18 @@ void for_each_tensor(const c10::OperatorHandle& handle, const Stack& stack, F f)
   }
 }
 
-bool any_wants_gradient(const c10::OperatorHandle& handle, const Stack& stack) {
+/// Whether f(tensor) holds for a tensor of a call.
+template <typename F>
+bool any_tensor(const c10::OperatorHandle& handle, const Stack& stack, F f) {
   bool any = false;
-  for_each_tensor(handle, stack, [&](const c10::Argument&, const Tensor& tensor) {
-    any |= wants_gradient(tensor);
-  });
+  for_each_tensor(handle, stack,
+                  [&](const c10::Argument&, const Tensor& tensor) { any |= f(tensor); });
   return any;
 }
 
-/// Whether autograd knows any of the tensors. Most calls have none, and need no other check.
-bool any_is_known(const c10::OperatorHandle& handle, const Stack& stack) {
-  bool any = false;
-  for_each_tensor(handle, stack, [&](const c10::Argument&, const Tensor& tensor) {
-    any |= tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr;
-  });
-  return any;
+/// Without this data a tensor has no gradient and no tangent.
+bool has_autograd_data(const Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr;
 }
 
 /// To the kernels that do the work, below autograd and what counts versions.
@@ -166,7 +162,7 @@ void record_exchange(const Operator& op, const Arguments& a, const Tensor& resul
 }
 
 void record_epilogue(const Arguments& a, const Tensor& result) {
-  const auto node = make_node<Derivative>(functional_operator(Collective::none), a);
+  const auto node = make_node<Derivative>(functional_operator("epilogue"), a);
   node->set_next_edges(torch::autograd::collect_next_edges(a.input, at::TensorList(a.extras)));
   variable_list saved{a.input};
   saved.insert(saved.end(), a.extras.begin(), a.extras.end());
@@ -175,10 +171,7 @@ void record_epilogue(const Arguments& a, const Tensor& result) {
 
 /// The reduced value is kept for the derivative of the epilogue. The same kernel returns it.
 void record_map(const Operator& op, Arguments a, c10::DispatchKeySet keys, Stack* stack) {
-  const Operator& with_value =
-      *std::find_if(operators().begin(), operators().end(), [&](const Operator& other) {
-        return other.name == op.name + "_with_value" && other.form == Form::functional;
-      });
+  const Operator& with_value = functional_operator(op.name + "_with_value");
   const auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
   const Origin origin = known->expression.indices > 0 ? origin_of(a) : Origin{};
   redispatch_below(with_value.handle(), keys, stack);
@@ -235,13 +228,13 @@ class Layer final : public c10::OperatorKernel {
 
 void autograd(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
               Stack* stack) {
-  if (!any_is_known(handle, *stack)) return write(op, handle, keys, stack);
+  if (!any_tensor(handle, *stack, has_autograd_data)) return write(op, handle, keys, stack);
   if (op.family == Family::norm) {
     refuse_gradients_of_norm(op, handle, *stack);
     return write(op, handle, keys, stack);
   }
   refuse_forward_mode(op, handle, *stack);
-  if (!any_wants_gradient(handle, *stack)) return write(op, handle, keys, stack);
+  if (!any_tensor(handle, *stack, wants_gradient)) return write(op, handle, keys, stack);
   if (op.takes_outputs()) refuse_gradients_of_out(op, handle, *stack);
   // By itself it has no derivative: the operator that calls it has one.
   TORCH_CHECK_NOT_IMPLEMENTED(op.family != Family::map || op.outputs.size() == 1, "collx.", op.name,

@@ -183,7 +183,7 @@ Sizes check_meta(const Arguments& a) {
 Results exchange_meta(const Operator& op, const Arguments& a) {
   const Sizes sizes = check_meta(a);
   if (op.form == Form::functional) return {at::empty_symint(sizes, a.input.options())};
-  if (op.form == Form::out) check_out(op.name.c_str(), a.input, sizes, a.results[0]);
+  if (op.form == Form::out) check_out(a.op(), a.input, sizes, a.results[0]);
   return {};
 }
 

@@ -109,18 +109,15 @@ Tensor defined(const Tensor& gradient, const VariableInfo& info) {
 
 /// What compiled autograd calls with the arguments that apply_with_saved packs.
 variable_list apply_packed(const variable_list& gradients, const std::vector<IValue>& packed) {
-  const std::vector<Operator>& all = operators();
-  const auto op = std::find_if(all.begin(), all.end(), [&](const Operator& one) {
-    return one.full_name() == packed[0].toStringRef();
-  });
-  const auto info = IValuePacker<VariableInfo>::unpack(packed[1]);
-  const auto values = packed.begin() + 2;
-  const auto saved = values + static_cast<int64_t>(op->arguments.size()) + 1;
+  const Operator& op = functional_operator(packed[0].toStringRef(), packed[1].toStringRef());
+  const auto info = IValuePacker<VariableInfo>::unpack(packed[2]);
+  const auto values = packed.begin() + 3;
+  const auto saved = values + static_cast<int64_t>(op.arguments.size()) + 1;
   variable_list tensors;
   for (auto tensor = saved; tensor != packed.end(); ++tensor) {
     tensors.push_back(tensor->toTensor());
   }
-  return differentiate(*op, Stack(values, saved), tensors, defined(gradients.at(0), info));
+  return differentiate(op, Stack(values, saved), tensors, defined(gradients.at(0), info));
 }
 
 }  // namespace
@@ -196,7 +193,7 @@ variable_list Derivative::apply_with_saved(const variable_list& gradients,
   saved.before(saved_);
   saved.before(result_);
 
-  std::vector<IValue> packed{op_.full_name(), IValuePacker<VariableInfo>::pack(result_)};
+  std::vector<IValue> packed{op_.name, op_.overload, IValuePacker<VariableInfo>::pack(result_)};
   packed.insert(packed.end(), values_.begin(), values_.end());
   for (const SavedVariable& tensor : saved_) packed.emplace_back(tensor.unpack());
   std::vector<at::TypePtr> types;

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/variable_info.h>
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "operator_table.h"

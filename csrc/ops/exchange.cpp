@@ -36,6 +36,11 @@ class ExchangeBase {
  public:
   const char* op() const { return e_.op(); }
   Algorithm asked() const { return e_.algorithm; }
+  Places find(SymmetricMemory& memory) const {
+    const auto from = memory.find(from_, input_.nbytes());
+    if (input_.is_same(output_)) return {from, from};
+    return {from, memory.find(to_, output_.nbytes())};
+  }
 
  protected:
   ExchangeBase(const Exchange& e, Communicator& communicator, const at::Tensor& input,
@@ -55,12 +60,6 @@ class ExchangeBase {
     epilogue_.use(communicator_, e_.algorithm, op(), e_.epilogue, output_, call);
   }
   bool in_place() const { return from_ == to_; }
-
-  Places find_both(SymmetricMemory& memory) const {
-    const auto from = memory.find(from_, input_.nbytes());
-    if (input_.is_same(output_)) return {from, from};
-    return {from, memory.find(to_, output_.nbytes())};
-  }
 
   Request request(const Places& places, uint64_t bytes) const {
     Request request = request_of(communicator_, e_);
@@ -103,7 +102,6 @@ class AllreduceRun : public ExchangeBase {
     if (!in_place()) output_.copy_(input_);
   }
 
-  Places find(SymmetricMemory& memory) const { return find_both(memory); }
   void check(const Places& places) const {
     if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
     if (is_empty()) return;
@@ -163,7 +161,6 @@ class ExchangeRun : public ExchangeBase {
     if (!in_place()) output_.copy_(input_.view_as(output_));
   }
 
-  Places find(SymmetricMemory& memory) const { return find_both(memory); }
   void check(const Places& places) const {
     if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
     if (call.longest == 0) return;

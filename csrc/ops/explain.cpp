@@ -106,7 +106,7 @@ NormRequest request_as_called(const Communicator& communicator, Collective colle
   } else {
     TORCH_CHECK_VALUE(wishes.scale_mode == NormWishes().scale_mode &&
                           wishes.quant_group_size == NormWishes().quant_group_size,
-                      "collx.", op.name.c_str(),
+                      "collx.", op.name,
                       ": scale_mode, quant_group_size: given to an operator without scales");
   }
   NormRequest called = norm_request(communicator, op, check_norm(op, a), rows, cols);

@@ -1,5 +1,4 @@
 // The library of operators: schemas, and the kernels below autograd.
-#include <ATen/core/op_registration/op_registration.h>
 #include <torch/library.h>
 
 #include <memory>

@@ -20,7 +20,7 @@ namespace collx {
 
 namespace {
 
-/// Results that the backends can work on: dense, of the layout that the call describes.
+/// Tensors that the backends can work on: dense, of the layout that the call describes.
 struct Operands {
   c10::MaybeOwned<at::Tensor> input, residual, weight, bias, scale;
   at::IntArrayRef sizes;  // of the normalized tensor

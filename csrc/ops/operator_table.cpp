@@ -308,11 +308,10 @@ const std::vector<Operator>& operators() {
   return list;
 }
 
-const Operator& functional_operator(Collective collective, std::string_view overload) {
+const Operator& functional_operator(std::string_view name, std::string_view overload) {
   const std::vector<Operator>& all = operators();
   const auto found = std::find_if(all.begin(), all.end(), [&](const Operator& op) {
-    return op.collective == collective && op.form == Form::functional && op.overload == overload &&
-           op.family != Family::map;
+    return op.name == name && op.overload == overload && op.form == Form::functional;
   });
   TORCH_INTERNAL_ASSERT(found != all.end());
   return *found;

@@ -107,8 +107,11 @@ struct Operator {
 
 /// All operators.
 const std::vector<Operator>& operators();
-/// The form of a collective that returns new tensors.
-const Operator& functional_operator(Collective collective, std::string_view overload = "");
+/// The form of an operator that returns new tensors.
+const Operator& functional_operator(std::string_view name, std::string_view overload = "");
+inline const Operator& functional_operator(Collective collective, std::string_view overload = "") {
+  return functional_operator(name_of(collective), overload);
+}
 
 /// The arguments of a call; those that its operator does not have keep their defaults. Views refer
 /// to the values that the arguments were made from.

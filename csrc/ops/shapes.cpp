@@ -86,86 +86,86 @@ void check_group_size(const char* op, int64_t group_size) {
 namespace {
 
 /// This rank's part of the input along the axis.
-Sizes sizes_of_part(const Arguments& g) {
-  const auto along = static_cast<size_t>(check_axis(g.op(), g.input, g.axis));
-  Sizes sizes = sizes_of(g.input);
-  sizes[along] = part_of(g.op(), sizes[along], g.group_size, g.group_name);
+Sizes sizes_of_part(const Arguments& a) {
+  const auto along = static_cast<size_t>(check_axis(a.op(), a.input, a.axis));
+  Sizes sizes = sizes_of(a.input);
+  sizes[along] = part_of(a.op(), sizes[along], a.group_size, a.group_name);
   return sizes;
 }
 
 /// That of which the input is a part: of even ones, unless `total` says otherwise.
-Sizes sizes_of_whole(const Arguments& g) {
-  const auto along = static_cast<size_t>(check_axis(g.op(), g.input, g.axis));
-  Sizes sizes = sizes_of(g.input);
-  if (g.total) {
-    TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(g.total->sym_ge(0)), "collx.", g.op(), ": total: got ",
-                      *g.total, "; accepted: 0 and more");
-    sizes[along] = *g.total;
+Sizes sizes_of_whole(const Arguments& a) {
+  const auto along = static_cast<size_t>(check_axis(a.op(), a.input, a.axis));
+  Sizes sizes = sizes_of(a.input);
+  if (a.total) {
+    TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(a.total->sym_ge(0)), "collx.", a.op(), ": total: got ",
+                      *a.total, "; accepted: 0 and more");
+    sizes[along] = *a.total;
   } else {
-    sizes[along] = sizes[along] * g.group_size;
+    sizes[along] = sizes[along] * a.group_size;
   }
   return sizes;
 }
 
 /// Equal parts along the first axis: [n, ...] of [group_size * n, ...], or the other way around, or
 /// the same.
-Sizes sizes_of_equal_parts(const Arguments& g) {
-  const CollectiveRow& row = row_of(g.collective);
-  check_has_rows(g.op(), g.input);
-  Sizes sizes = sizes_of(g.input);
+Sizes sizes_of_equal_parts(const Arguments& a) {
+  const CollectiveRow& row = row_of(a.collective);
+  check_has_rows(a.op(), a.input);
+  Sizes sizes = sizes_of(a.input);
   if (row.input == Extent::part) {
-    sizes[0] = sizes[0] * g.group_size;
+    sizes[0] = sizes[0] * a.group_size;
     return sizes;
   }
-  TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE((sizes[0] % g.group_size).sym_eq(0)), "collx.", g.op(),
+  TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE((sizes[0] % a.group_size).sym_eq(0)), "collx.", a.op(),
                     ": input: got ", sizes[0], " rows; accepted: a multiple of the group size, ",
-                    g.group_size);
-  if (row.output == Extent::part) sizes[0] = sizes[0] / g.group_size;
+                    a.group_size);
+  if (row.output == Extent::part) sizes[0] = sizes[0] / a.group_size;
   return sizes;
 }
 
-Sizes sizes_by_splits(const Arguments& g) {
-  const char* const op = g.op();
-  check_has_rows(op, g.input);
-  TORCH_CHECK_VALUE(g.output_splits.size() == g.input_splits.size() && !g.input_splits.empty(),
-                    "collx.", op, ": output_splits, input_splits: got ", g.output_splits.size(),
-                    " and ", g.input_splits.size(), " numbers; accepted: one for each rank");
-  const c10::SymInt sent = sum_of(op, "input_splits", g.input_splits);
-  Sizes sizes = sizes_of(g.input);
+Sizes sizes_by_splits(const Arguments& a) {
+  const char* const op = a.op();
+  check_has_rows(op, a.input);
+  TORCH_CHECK_VALUE(a.output_splits.size() == a.input_splits.size() && !a.input_splits.empty(),
+                    "collx.", op, ": output_splits, input_splits: got ", a.output_splits.size(),
+                    " and ", a.input_splits.size(), " numbers; accepted: one for each rank");
+  const c10::SymInt sent = sum_of(op, "input_splits", a.input_splits);
+  Sizes sizes = sizes_of(a.input);
   TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(sent.sym_eq(sizes[0])), "collx.", op,
-                    ": input_splits: got ", c10::SymIntArrayRef(g.input_splits),
+                    ": input_splits: got ", c10::SymIntArrayRef(a.input_splits),
                     ", which add up to ", sent, "; accepted: the rows of the input, ", sizes[0]);
-  sizes[0] = sum_of(op, "output_splits", g.output_splits);
-  check_bytes(op, "output_splits", c10::SymIntArrayRef(g.output_splits), sizes, g.input);
+  sizes[0] = sum_of(op, "output_splits", a.output_splits);
+  check_bytes(op, "output_splits", c10::SymIntArrayRef(a.output_splits), sizes, a.input);
   return sizes;
 }
 
 }  // namespace
 
-Sizes result_sizes(const Arguments& g) {
-  if (row_of(g.collective).counted) return sizes_by_splits(g);
-  if (!has_parts(g.collective)) return sizes_of(g.input);
-  check_group_size(g.op(), g.group_size);
-  if (has_equal_parts(g.collective)) return sizes_of_equal_parts(g);
-  return row_of(g.collective).input == Extent::part ? sizes_of_whole(g) : sizes_of_part(g);
+Sizes result_sizes(const Arguments& a) {
+  if (row_of(a.collective).counted) return sizes_by_splits(a);
+  if (!has_parts(a.collective)) return sizes_of(a.input);
+  check_group_size(a.op(), a.group_size);
+  if (has_equal_parts(a.collective)) return sizes_of_equal_parts(a);
+  return row_of(a.collective).input == Extent::part ? sizes_of_whole(a) : sizes_of_part(a);
 }
 
-Sizes device_splits_sizes(const Arguments& g) {
-  const char* const op = g.op();
-  const at::Tensor& splits = g.device_splits;
-  check_has_rows(op, g.input);
+Sizes device_splits_sizes(const Arguments& a) {
+  const char* const op = a.op();
+  const at::Tensor& splits = a.device_splits;
+  check_has_rows(op, a.input);
   TORCH_CHECK_TYPE(splits.scalar_type() == at::kLong, "collx.", op, ": input_splits: got dtype ",
                    splits.scalar_type(), "; accepted: int64");
   TORCH_CHECK_VALUE(splits.dim() == 1, "collx.", op, ": input_splits: got ", splits.dim(),
                     " axes; accepted: one, with a number for each rank");
-  TORCH_CHECK_VALUE(splits.device() == g.input.device(), "collx.", op,
+  TORCH_CHECK_VALUE(splits.device() == a.input.device(), "collx.", op,
                     ": input_splits: got a tensor on ", splits.device(),
-                    "; accepted: the input's device, ", g.input.device());
-  TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(g.capacity.sym_ge(0)), "collx.", op, ": capacity: got ",
-                    g.capacity, "; accepted: 0 and more");
-  Sizes sizes = sizes_of(g.input);
-  sizes[0] = g.capacity;
-  check_bytes(op, "capacity", g.capacity, sizes, g.input);
+                    "; accepted: the input's device, ", a.input.device());
+  TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(a.capacity.sym_ge(0)), "collx.", op, ": capacity: got ",
+                    a.capacity, "; accepted: 0 and more");
+  Sizes sizes = sizes_of(a.input);
+  sizes[0] = a.capacity;
+  check_bytes(op, "capacity", a.capacity, sizes, a.input);
   return sizes;
 }
 

@@ -106,8 +106,8 @@ enum class Algorithm : uint8_t {
   count
 };
 
-/// What a caller asks for: the same values on every rank. From the operator to the kernel each of
-/// them stands here alone.
+/// What a caller asks for: the same values on every rank. The layers from the operator to the
+/// launchers of kernels share this struct.
 struct CallCore {
   Collective collective = Collective::allreduce;
   DType dtype = DType::float32;  // of copies, which take any bits: uint8
