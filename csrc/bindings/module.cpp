@@ -27,8 +27,8 @@
 #include "../protocol/names.h"
 #include "../protocol/partition.h"
 #include "errors.h"
+#include "functions.h"
 #include "interpreter_lock.h"
-#include "quick_call.h"
 
 namespace py = pybind11;
 
@@ -271,6 +271,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("algorithms", &algorithms, py::arg("op"), py::arg("multicast") = false);
   m.def(
       "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
-  m.def("quick_call", &collx::quick_call, py::arg("name"), py::arg("overload"), py::arg("usual"));
+  collx::bind_functions(m);
   m.def("part_of", &part_of, py::arg("numel"), py::arg("world_size"), py::arg("rank"));
 }

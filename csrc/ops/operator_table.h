@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/SymIntArrayRef.h>
+#include <c10/macros/Export.h>
 #include <c10/util/SmallVector.h>
 
 #include <optional>
@@ -83,7 +84,7 @@ constexpr const char* name_of(Output output) {
 
 using Results = c10::SmallVector<at::Tensor, 4>;
 
-struct Operator {
+struct C10_EXPORT Operator {
   Family family;
   Collective collective;  // none: of an epilogue
   Form form;
@@ -106,7 +107,7 @@ struct Operator {
 };
 
 /// All operators.
-const std::vector<Operator>& operators();
+C10_EXPORT const std::vector<Operator>& operators();
 /// The form of an operator that returns new tensors.
 const Operator& functional_operator(std::string_view name, std::string_view overload = "");
 inline const Operator& functional_operator(Collective collective, std::string_view overload = "") {

@@ -2,6 +2,7 @@
 """The compiled extension: operators (torch.ops.collx.*), and what the Python side needs of it."""
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -185,9 +186,25 @@ class Communicator:
     def destroy(self) -> None:
         """Leaves the registry; later calls by name raise. Local, never waits for a peer."""
 
-def quick_call(name: str, overload: str, usual: Callable[..., Any]) -> Callable[..., Any]:
-    """A built-in function that does what `usual` does, PyTorch's own call of that overload, in less
-    time. The tensors of a form with out= are the last arguments by position."""
+def built_in(
+    *,
+    name: str,
+    module: str,
+    doc: str,
+    names: tuple[str, ...],
+    defaults: tuple[Any, ...],
+    positional: int,
+    declaration: Callable[..., Any],
+    twin: Callable[..., Any],
+    conversions: ModuleType,
+) -> Any:
+    """The built-in function of a name, with these parameters: the first `positional` ones by
+    position, too, and `defaults` with Ellipsis for a parameter that must be given. `declaration`
+    raises TypeError for arguments that the function does not take, `twin` takes the calls that the
+    function leaves to Python, and `conversions` is collx.ops.arguments."""
+
+def variants(function: str) -> list[tuple[tuple[str, ...], str, str]]:
+    """The overloads that a function calls: what the call is given, operator, overload."""
 
 def lookup(name: str) -> Communicator | None: ...
 def part_of(numel: int, world_size: int, rank: int) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from collx.errors import (
     CommunicatorPoisoned,
     InitError,
 )
+from collx.ops import functions
 from collx.ops.collectives import (
     allgather,
     allreduce,
@@ -69,6 +70,7 @@ with contextlib.suppress(RuntimeError):
     extension.register_cpu_allocator()
 marks.register()
 registration.register()
+functions.register()
 
 __all__ = [
     "Build",

@@ -15,16 +15,19 @@ def after_import(name: str, action: Callable[[], None]) -> None:
     """Calls `action` once, as soon as the module has been imported; at once if it has been."""
     if name in sys.modules:
         action()
+    elif name in _watches:
+        _watches[name].actions.append(action)
     else:
-        sys.meta_path.insert(0, _Watch(name, action))
+        _watches[name] = _Watch(name, action)
+        sys.meta_path.insert(0, _watches[name])
 
 
 class _Watch(MetaPathFinder):
-    """Finds one module as the other finders do, and runs the action after the module's code."""
+    """Finds one module as the other finders do, and runs the actions after the module's code."""
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self._name = name
-        self._action = action
+        self.actions = [action]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,8 +46,14 @@ class _Watch(MetaPathFinder):
             # Stays for another attempt if the module's code raises.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self._action()
+                del _watches[self._name]
+                for action in self.actions:
+                    action()
 
         # On the loader itself, so that whoever asks the module for its loader gets the usual one.
         spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec
+
+
+# Of the modules that have not been imported. One for each, since a watch asks all other finders.
+_watches: dict[str, _Watch] = {}

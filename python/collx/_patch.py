@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from collx._groups import Group, get
 from collx.communicator import Communicator, of_group
 from collx.compile import functional
-from collx.ops.arguments import name_of_reduce_op
+from collx.ops.arguments import reduce_op_argument
 
 __all__ = ["Patch", "patch"]
 
@@ -153,7 +153,7 @@ def _chosen(
 def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
     """What collx calls a reduction, if it reduces the dtype so."""
     try:
-        word = name_of_reduce_op("patch", reduce_op)
+        word = reduce_op_argument("patch", reduce_op)
     except (ValueError, TypeError):
         return None
     return word if _reduces(word, dtype) else None

@@ -3,6 +3,7 @@ new operator is tested as soon as it is there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,44 @@ def writing_overloads() -> list[Any]:
 def name_in_errors(overload: Any) -> str:
     """`overload`, or its name as text."""
     return str(overload).removeprefix("collx.").split(".")[0].removesuffix("_")
+
+
+def as_function_call(
+    overload: Any, arguments: dict[str, Any]
+) -> tuple[Callable[..., Any] | None, dict[str, Any]]:
+    """The Python function that calls the overload, and its arguments for the same call; no function
+    for the forms with an epilogue, which a function does not take as text."""
+    import collx
+    from collx._extension import extension
+    from collx.ops.functions import twins
+
+    this = (overload._opname, overload._overloadname)
+    for name in twins:
+        for features, *called in extension.variants(name):
+            if tuple(called) == this and "epilogue" not in features:
+                return getattr(collx, name), _parameters(features, overload, arguments)
+    return None, {}
+
+
+def _parameters(
+    features: tuple[str, ...], overload: Any, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    from collx import Quantization
+
+    given = dict(arguments)
+    outs = [a.name for a in overload._schema.arguments if a.is_out]
+    given["group"] = given.pop("group_name")
+    given.pop("group_size", None)
+    kind = next((kind for kind in ("fp8", "int8") if kind in features), None)
+    if kind is not None:
+        options = {n: given.pop(n) for n in Quantization(kind).arguments() if n in given}
+        given["quantization"] = Quantization(kind, **options)
+        given["keep_norm"] = "keep_norm" in features
+    if "device_splits" in features:
+        given["device_splits"] = given.pop("input_splits")
+    elif outs and "eps" in given:
+        given["out"] = tuple(given.pop(name) for name in outs)
+    return given
 
 
 def arguments_without_outs(

@@ -51,7 +51,7 @@ def signatures(module: ModuleType, prefix: str) -> Iterator[str]:
 def parameters(value: object) -> str:
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
-    if not inspect.isfunction(value):
+    if not (inspect.isfunction(value) or inspect.isbuiltin(value)):
         return ""
     signature = inspect.signature(value)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]

@@ -65,6 +65,7 @@ def test_rows_and_a_file_are_all_that_an_algorithm_and_a_collective_take(tmp_pat
     )
     for name in ("'star'", "'direct'", "reduce_op"):
         assert name in said, said
+    assert "a built-in function: True" in run("-m", "tests.extension.everyone_function")
     suites = [f"tests/common/suites/{name}.py" for name in SUITES]
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", THEIRS, *suites)
     passed = re.search(r"(\d+) passed", done)

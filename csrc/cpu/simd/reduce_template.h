@@ -214,4 +214,17 @@ constexpr Kernels all_kernels(std::index_sequence<kDType...>) {
 inline constexpr Kernels kKernels =
     all_kernels(std::make_index_sequence<static_cast<size_t>(DType::count)>());
 
+/// Whether all dtypes have all reduce ops; integers have no average.
+constexpr bool is_complete(const Kernels& kernels) {
+  for (const DTypeRow& row : kDTypes) {
+    const ReduceOpKernels& ops = kernels.reduce[static_cast<size_t>(row.dtype)];
+    for (size_t op = 0; op < ops.size(); ++op) {
+      const bool wanted = !row.integer || static_cast<ReduceOp>(op) != ReduceOp::avg;
+      if ((ops[op] != nullptr) != wanted) return false;
+    }
+  }
+  return true;
+}
+static_assert(is_complete(kKernels), "a reduce op or a dtype has no kernel");
+
 }  // namespace collx::cpu::COLLX_SIMD_LEVEL

@@ -245,6 +245,8 @@ __device__ __forceinline__ Vector reduce_vectors(const Vector (&v)[Ranks], int w
   } else if (op == ReduceOp::min) {
     fold<D>(acc, v, world, [](A a, A b) { return detail::smaller(a, b); });
   } else {
+    static_assert(static_cast<int>(ReduceOp::prod) == 4 && static_cast<int>(ReduceOp::count) == 5,
+                  "each other reduce op has a branch above");
     fold<D>(acc, v, world, [](A a, A b) { return detail::multiply(a, b); });
   }
   return E::pack(acc);

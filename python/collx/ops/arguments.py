@@ -1,23 +1,29 @@
-"""What all functions here do with their arguments, and how they call an operator."""
+"""Conversions of arguments from what a function takes to what its operators take. Both the built-in
+functions and their twins use them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.compiler import is_dynamo_compiling
+from torch.distributed import distributed_c10d
 
-from collx._extension import extension
+from collx._groups import Group, name_and_size, name_of
+from collx.communicator import known
+from collx.epilogues import Epilogue, expression_of
+from collx.ops.quantization import Quantization
 
 __all__ = [
     "Extra",
     "ReduceOp",
-    "caller",
-    "extras_of",
-    "name_of_reduce_op",
-    "quick",
+    "distributed_c10d",
+    "epilogue_arguments",
+    "group_arguments",
+    "known",
+    "quantization_of",
+    "reduce_op_argument",
     "refuse_without_epilogue",
 ]
 
@@ -33,12 +39,18 @@ _NAMES: tuple[tuple[Any, str], ...] = (
 )
 
 
-def name_of_reduce_op(op: str, given: ReduceOp) -> str:
-    """What the operators call a reduction. `op`: whose argument it is."""
+def group_arguments(op: str, group: Group, size: bool) -> tuple[str, int | None]:
+    """The name of the communicator, and with `size` the number of its ranks. `op`: the function
+    that refuses the group."""
+    return name_and_size(op, group) if size else (name_of(group), None)
+
+
+def reduce_op_argument(op: str, given: ReduceOp) -> str:
+    """The operators' name for a reduction. `op`: the function that refuses it."""
     if isinstance(given, str):
         return given
-    for known, name in _NAMES:
-        if given == known:
+    for value, name in _NAMES:
+        if given == value:
             return name
     message = (
         f"collx.{op}: reduce_op: got {_repr(given)}; accepted: sum, avg, max, min, prod, as a "
@@ -54,11 +66,22 @@ def _repr(given: Any) -> str:
     return f"ReduceOp.{given.name}" if isinstance(given, dist.ReduceOp.RedOpType) else repr(given)
 
 
+quantization_of = Quantization.of
+
 Extra = torch.Tensor | float
 """Of an epilogue: a tensor, or a number that its kernel takes as an argument."""
 
 
-class Extras(NamedTuple):
+def epilogue_arguments(
+    op: str, epilogue: Epilogue, input: torch.Tensor, extras: Sequence[Extra], index: bool
+) -> tuple[str, list[torch.Tensor], list[float]]:
+    """The expression of an epilogue, its tensors and its numbers."""
+    tensors, numbers, kinds = _extras_of(op, extras) if extras else _NO_EXTRAS
+    dims = input.dim() if index else None
+    return expression_of(op, epilogue, input.dtype, kinds, dims), tensors, numbers
+
+
+class _Extras(NamedTuple):
     """Extras as the operators take them."""
 
     tensors: list[torch.Tensor]
@@ -67,15 +90,18 @@ class Extras(NamedTuple):
     """As `expression_of` takes them."""
 
 
-def extras_of(op: str, extras: Sequence[Extra]) -> Extras:
+_NO_EXTRAS = _Extras([], [], 0)
+
+
+def _extras_of(op: str, extras: Sequence[Extra]) -> _Extras:
     for extra in extras:
         if not isinstance(extra, torch.Tensor):
             return _with_numbers(op, extras)
-    return Extras([*extras], [], len(extras))  # type: ignore[list-item]
+    return _Extras([*extras], [], len(extras))  # type: ignore[list-item]
 
 
-def _with_numbers(op: str, extras: Sequence[Extra]) -> Extras:
-    found = Extras([], [], ())
+def _with_numbers(op: str, extras: Sequence[Extra]) -> _Extras:
+    found = _Extras([], [], ())
     kinds = []
     for which, extra in enumerate(extras):
         if isinstance(extra, torch.Tensor):
@@ -102,49 +128,3 @@ def refuse_without_epilogue(op: str, extras: Sequence[Extra]) -> NoReturn:
     """Arguments of an epilogue that there is not."""
     got = f"extras: got {len(extras)}" if extras else "index: got True"
     raise ValueError(f"collx.{op}: {got}; accepted: with an epilogue")
-
-
-def quick(overload: Any) -> Callable[..., Any]:
-    """A built-in function that does what the overload does, in less time. It takes the tensors of a
-    form with out= as the last ones by position, since keywords cost a dict. Not for Dynamo, which
-    knows the overloads alone."""
-    schema = overload._schema
-    return extension.quick_call(schema.name, schema.overload_name, overload._op)
-
-
-def caller(name: str) -> Callable[..., torch.Tensor]:
-    """A function that calls the operator of a name: with the tensor for `out`, or None for the
-    functional form; what it must be given, the input first; and its options. In place for one that
-    ends in "_", which returns its input.
-
-    It does what torch.ops.collx.NAME.default(...) does, in less time. The overloads are looked up
-    once. Options that are the defaults are left to the operator, since each one that is passed is
-    converted."""
-    packet = getattr(torch.ops.collx, name)
-    make, write = packet.default, getattr(packet, "out", packet.default)
-    eager_make, eager_write = quick(make), quick(write)
-    defaults = tuple(a.default_value for a in make._schema.arguments if a.has_default_value())
-
-    def call(
-        out: torch.Tensor | None, given: tuple[Any, ...], options: tuple[Any, ...]
-    ) -> torch.Tensor:
-        if options != defaults:
-            given += options
-        compiling = is_dynamo_compiling()
-        if out is None:
-            made: torch.Tensor = (make if compiling else eager_make)(*given)
-            return made
-        if compiling:
-            write(*given, out=out)
-        else:
-            eager_write(*given, out)
-        return out
-
-    def call_in_place(given: tuple[Any, ...], options: tuple[Any, ...]) -> torch.Tensor:
-        if options != defaults:
-            given += options
-        (write if is_dynamo_compiling() else eager_write)(*given)
-        written: torch.Tensor = given[0]
-        return written
-
-    return call_in_place if name.endswith("_") else call

@@ -1,5 +1,5 @@
-"""Thin functions over torch.ops.collx, with defaults filled in. `collx.reference` says in plain
-PyTorch what each computes.
+"""The collectives. `collx.reference` says in plain PyTorch what each computes; `functions.py` makes
+the functions from these declarations.
 
 They are collective: every rank calls the same one, with arguments that fit together, in the same
 order. All of them have three arguments in common, and raise the same errors:
@@ -17,25 +17,19 @@ A given `out` takes the result and is returned. It has the result's shape, dtype
 shares no memory with `input` except as its function says.
 """
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import overload
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from collx._groups import Group, name_and_size, name_of
-from collx.epilogues import Epilogue, expression_of
-from collx.ops.arguments import (
-    Extra,
-    ReduceOp,
-    caller,
-    extras_of,
-    name_of_reduce_op,
-    quick,
-    refuse_without_epilogue,
-)
+from collx._groups import Group
+from collx.epilogues import Epilogue
+from collx.ops.arguments import Extra, ReduceOp
+from collx.ops.functions import built_in
 
 __all__ = [
     "allgather",
@@ -54,27 +48,8 @@ __all__ = [
     "scatter",
 ]
 
-_allgather = caller("allgather")
-_allreduce = caller("allreduce")
-_allreduce_ = caller("allreduce_")
-_allreduce_map = caller("allreduce_map")
-_alltoall = caller("alltoall")
-_alltoall_ = caller("alltoall_")
-_alltoallv = caller("alltoallv")
-_BY_SPLITS = torch.ops.collx.alltoallv.device_splits
-_BY_SPLITS_OUT = torch.ops.collx.alltoallv.device_splits_out
-_by_splits, _by_splits_out = quick(_BY_SPLITS), quick(_BY_SPLITS_OUT)
-_barrier = caller("barrier")
-_broadcast = caller("broadcast")
-_broadcast_ = caller("broadcast_")
-_gather = caller("gather")
-_reduce = caller("reduce")
-_reduce_ = caller("reduce_")
-_reducescatter = caller("reducescatter")
-_reducescatter_map = caller("reducescatter_map")
-_scatter = caller("scatter")
 
-
+@built_in
 def allreduce(
     input: torch.Tensor,
     reduce_op: ReduceOp = "sum",
@@ -116,19 +91,9 @@ def allreduce(
         CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned: this call on the CPU, or an
             earlier one, failed.
     """
-    if not isinstance(reduce_op, str):
-        reduce_op = name_of_reduce_op("allreduce", reduce_op)
-    if epilogue is not None:
-        dims = input.dim() if index else None
-        tensors, numbers, kinds = extras_of("allreduce", extras)
-        text = expression_of("allreduce", epilogue, input.dtype, kinds, dims)
-        given = (input, reduce_op, text, tensors, name_of(group))
-        return _allreduce_map(out, given, (algorithm, max_blocks, numbers))
-    if extras or index:
-        refuse_without_epilogue("allreduce", extras)
-    return _allreduce(out, (input, reduce_op, name_of(group)), (algorithm, max_blocks))
 
 
+@built_in
 def allreduce_(
     input: torch.Tensor,
     reduce_op: ReduceOp = "sum",
@@ -138,11 +103,9 @@ def allreduce_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`allreduce` in place: `input` takes the result, and is returned."""
-    if not isinstance(reduce_op, str):
-        reduce_op = name_of_reduce_op("allreduce_", reduce_op)
-    return _allreduce_((input, reduce_op, name_of(group)), (algorithm, max_blocks))
 
 
+@built_in
 def reducescatter(
     input: torch.Tensor,
     reduce_op: ReduceOp = "sum",
@@ -176,20 +139,9 @@ def reducescatter(
 
     Backward: sum and avg gather the gradient; max, min and prod refuse (NotImplementedError).
     """
-    name, size = name_and_size("reducescatter", group)
-    if not isinstance(reduce_op, str):
-        reduce_op = name_of_reduce_op("reducescatter", reduce_op)
-    if epilogue is not None:
-        dims = input.dim() if index else None
-        tensors, numbers, kinds = extras_of("reducescatter", extras)
-        text = expression_of("reducescatter", epilogue, input.dtype, kinds, dims)
-        given = (input, reduce_op, text, tensors, size, name)
-        return _reducescatter_map(out, given, (axis, algorithm, max_blocks, numbers))
-    if extras or index:
-        refuse_without_epilogue("reducescatter", extras)
-    return _reducescatter(out, (input, reduce_op, size, name), (axis, algorithm, max_blocks))
 
 
+@built_in
 def allgather(
     input: torch.Tensor,
     group: Group = None,
@@ -217,10 +169,9 @@ def allgather(
 
     Backward: reducescatter(sum) of the gradient.
     """
-    name, size = name_and_size("allgather", group)
-    return _allgather(out, (input, size, name), (axis, total, algorithm, max_blocks))
 
 
+@built_in
 def broadcast(
     input: torch.Tensor,
     root: int = 0,
@@ -243,9 +194,9 @@ def broadcast(
 
     Backward: refused (NotImplementedError).
     """
-    return _broadcast(out, (input, root, name_of(group)), (algorithm, max_blocks))
 
 
+@built_in
 def broadcast_(
     input: torch.Tensor,
     root: int = 0,
@@ -255,9 +206,9 @@ def broadcast_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`broadcast` in place: `input` takes root's values, and is returned."""
-    return _broadcast_((input, root, name_of(group)), (algorithm, max_blocks))
 
 
+@built_in
 def reduce(
     input: torch.Tensor,
     reduce_op: ReduceOp = "sum",
@@ -284,11 +235,9 @@ def reduce(
 
     Backward: refused (NotImplementedError).
     """
-    if not isinstance(reduce_op, str):
-        reduce_op = name_of_reduce_op("reduce", reduce_op)
-    return _reduce(out, (input, reduce_op, root, name_of(group)), (algorithm, max_blocks))
 
 
+@built_in
 def reduce_(
     input: torch.Tensor,
     reduce_op: ReduceOp = "sum",
@@ -299,12 +248,9 @@ def reduce_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`reduce` in place: root's `input` takes the result, the others' stay. Returns `input`."""
-    if not isinstance(reduce_op, str):
-        reduce_op = name_of_reduce_op("reduce_", reduce_op)
-    given = (input, reduce_op, root, name_of(group))
-    return _reduce_(given, (algorithm, max_blocks))
 
 
+@built_in
 def gather(
     input: torch.Tensor,
     root: int = 0,
@@ -328,10 +274,9 @@ def gather(
 
     Backward: refused (NotImplementedError).
     """
-    name, size = name_and_size("gather", group)
-    return _gather(out, (input, root, size, name), (algorithm, max_blocks))
 
 
+@built_in
 def scatter(
     input: torch.Tensor,
     root: int = 0,
@@ -355,10 +300,9 @@ def scatter(
 
     Backward: refused (NotImplementedError).
     """
-    name, size = name_and_size("scatter", group)
-    return _scatter(out, (input, root, size, name), (algorithm, max_blocks))
 
 
+@built_in
 def alltoall(
     input: torch.Tensor,
     group: Group = None,
@@ -381,10 +325,9 @@ def alltoall(
 
     Backward: alltoall of the gradient.
     """
-    name, size = name_and_size("alltoall", group)
-    return _alltoall(out, (input, size, name), (algorithm, max_blocks))
 
 
+@built_in
 def alltoall_(
     input: torch.Tensor,
     group: Group = None,
@@ -393,8 +336,6 @@ def alltoall_(
     max_blocks: int = 0,
 ) -> torch.Tensor:
     """`alltoall` in place: `input` takes the result, and is returned."""
-    name, size = name_and_size("alltoall_", group)
-    return _alltoall_((input, size, name), (algorithm, max_blocks))
 
 
 @overload
@@ -425,6 +366,7 @@ def alltoallv(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@built_in
 def alltoallv(
     input: torch.Tensor,
     output_splits: Sequence[int] | torch.Tensor | None = None,
@@ -467,40 +409,9 @@ def alltoallv(
 
     Backward: alltoallv of the gradient with the splits exchanged; output_splits has no gradient.
     """
-    name = name_of(group)
-    if device_splits is None:
-        if output_splits is None or input_splits is None or capacity is not None:
-            raise ValueError(
-                "collx.alltoallv: output_splits, input_splits: accepted: both and no capacity, or "
-                "device_splits and capacity"
-            )
-        splits = (input, output_splits, input_splits, name)
-        return _alltoallv(out, splits, (algorithm, max_blocks))
-    if input_splits is not None or capacity is None:
-        raise ValueError(
-            "collx.alltoallv: device_splits: accepted: with capacity and without input_splits"
-        )
-    given = (input, device_splits, capacity, name, algorithm, max_blocks)
-    compiling = is_dynamo_compiling()
-    if out is None and output_splits is None:
-        results: tuple[torch.Tensor, torch.Tensor] = (_BY_SPLITS if compiling else _by_splits)(
-            *given
-        )
-        return results
-    if out is None or not isinstance(output_splits, torch.Tensor):
-        missing = "out" if out is None else "output_splits"
-        raise ValueError(
-            f"collx.alltoallv: {missing}: not given; accepted with device_splits: the tensors out "
-            "and output_splits, or neither"
-        )
-    if compiling:
-        _BY_SPLITS_OUT(*given, out=out, output_splits=output_splits)
-    else:
-        _by_splits_out(*given, out, output_splits)
-    return out, output_splits
 
 
+@built_in
 def barrier(group: Group = None) -> None:
     """Returns when all ranks have come. On CUDA the stream waits and the host does not: what is
     launched behind it starts when the streams of all ranks have come."""
-    _barrier(None, (name_of(group),), ())

@@ -1,7 +1,7 @@
 """Reductions fused with a normalization, and with a quantization behind it: a function for each
 family of operators in torch.ops.collx. docs/numerics.md says to the bit what each computes,
 `collx.reference` the same in plain PyTorch; the formulas of the quantizing ones follow Modular's
-`allreduce_rmsnorm_fp8`.
+`allreduce_rmsnorm_fp8`. `functions.py` makes the functions from these declarations.
 
 They are collective: every rank calls the same one, with arguments that fit together, in the same
 order. What they have in common:
@@ -45,17 +45,18 @@ All of them raise:
 None has a backward: an argument that requires grad is refused (NotImplementedError).
 """
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from collx._groups import Group, name_of
-from collx.epilogues import Epilogue, expression_of
-from collx.ops.arguments import Extra, extras_of, quick, refuse_without_epilogue
+from collx._groups import Group
+from collx.epilogues import Epilogue
+from collx.ops.arguments import Extra
+from collx.ops.functions import built_in
 from collx.ops.quantization import Quantization
 
 __all__ = ["Results", "allreduce_layernorm", "allreduce_rmsnorm", "reducescatter_rmsnorm"]
@@ -63,6 +64,7 @@ __all__ = ["Results", "allreduce_layernorm", "allreduce_rmsnorm", "reducescatter
 Results = torch.Tensor | tuple[torch.Tensor, ...]
 
 
+@built_in
 def allreduce_rmsnorm(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -89,22 +91,9 @@ def allreduce_rmsnorm(
         The normalized tensor, or q and its scale; then, with a residual, the sum with it added;
         then the normalized tensor if `keep_norm`.
     """
-    return _rmsnorm(
-        "allreduce",
-        input,
-        residual,
-        weight,
-        eps,
-        group,
-        quantization,
-        scale,
-        keep_norm,
-        out,
-        _changed(rounding, algorithm, max_blocks, weight_offset)
-        | _mapped("allreduce_rmsnorm", epilogue, input, extras, index),
-    )
 
 
+@built_in
 def reducescatter_rmsnorm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -134,27 +123,9 @@ def reducescatter_rmsnorm(
     Returns:
         The same, of the rows that `residual` has.
     """
-    quantization = Quantization.of(quantization)
-    if quantization is not None and quantization.kind == "int8":
-        raise NotImplementedError(
-            "collx.reducescatter_rmsnorm: quantization: got int8; accepted: fp8, or None"
-        )
-    return _rmsnorm(
-        "reducescatter",
-        input,
-        residual,
-        weight,
-        eps,
-        group,
-        quantization,
-        scale,
-        keep_norm,
-        out,
-        _changed(rounding, algorithm, max_blocks, weight_offset)
-        | _mapped("reducescatter_rmsnorm", epilogue, input, extras, index),
-    )
 
 
+@built_in
 def allreduce_layernorm(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -177,129 +148,3 @@ def allreduce_layernorm(
     Returns:
         The normalized tensor; with a residual, then the sum with it added.
     """
-    options = _changed(rounding, algorithm, max_blocks)
-    options |= _mapped("allreduce_layernorm", epilogue, input, extras, index)
-    if residual is None:
-        given: tuple[Any, ...] = (input, weight, bias, eps, name_of(group))
-        return _CALLERS["allreduce_layernorm"](out, given, options)
-    given = (input, residual, weight, bias, eps, name_of(group))
-    return _CALLERS["allreduce_residual_layernorm"](out, given, options)
-
-
-def _rmsnorm(
-    what: str,
-    input: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    group: Group,
-    quantization: Quantization | str | None,
-    scale: torch.Tensor | None,
-    keep_norm: bool,
-    out: Results | None,
-    options: dict[str, Any],
-) -> Results:
-    kind = None
-    how = Quantization.of(quantization)
-    if how is not None:
-        kind = how.kind
-        options |= how.arguments() if is_dynamo_compiling() else how._changed
-        if scale is not None:
-            options["scale"] = scale
-    elif keep_norm or scale is not None:
-        which = "keep_norm" if keep_norm else "scale"
-        raise ValueError(f"collx.{what}_rmsnorm: {which}: given without a quantization")
-    if residual is None:
-        given: tuple[Any, ...] = (input, weight, eps, name_of(group))
-    else:
-        given = (input, residual, weight, eps, name_of(group))
-    return _CALLERS[what, residual is not None, kind, keep_norm](out, given, options)
-
-
-def _changed(
-    rounding: str, algorithm: str, max_blocks: int, weight_offset: float = 0.0
-) -> dict[str, Any]:
-    """Those that are not what an operator takes by default: each one that is passed has to be
-    found and converted."""
-    options: dict[str, Any] = {}
-    if (rounding, algorithm, max_blocks, weight_offset) == ("fp32", "auto", 0, 0.0):
-        return options
-    if rounding != "fp32":
-        options["rounding"] = rounding
-    if algorithm != "auto":
-        options["algorithm"] = algorithm
-    if max_blocks != 0:
-        options["max_blocks"] = max_blocks
-    if weight_offset != 0.0:
-        options["weight_offset"] = weight_offset
-    return options
-
-
-def _mapped(
-    op: str,
-    epilogue: Epilogue | None,
-    input: torch.Tensor,
-    extras: Sequence[Extra],
-    index: bool,
-) -> dict[str, Any]:
-    if epilogue is not None:
-        dims = input.dim() if index else None
-        tensors, numbers, kinds = extras_of(op, extras)
-        text = expression_of(op, epilogue, input.dtype, kinds, dims)
-        given: dict[str, Any] = {"expression": text, "extras": tensors}
-        if numbers:
-            given["numbers"] = numbers
-        return given
-    if extras or index:
-        refuse_without_epilogue(op, extras)
-    return {}
-
-
-def _caller(op: str, keep_norm: bool) -> Callable[..., Results]:
-    """As that of the collectives; options by name."""
-    packet = getattr(torch.ops.collx, op)
-    make = packet.keep_norm if keep_norm else packet.default
-    write = packet.keep_norm_out if keep_norm else packet.out
-    eager_make, eager_write = quick(make), quick(write)
-    names = tuple(a.name for a in write._schema.arguments if a.is_out)
-
-    def call(out: Results | None, given: tuple[Any, ...], options: dict[str, Any]) -> Results:
-        if out is not None:
-            outs: tuple[torch.Tensor, ...] = (
-                out
-                if type(out) is tuple
-                else (out,)
-                if isinstance(out, torch.Tensor)
-                else tuple(out)
-            )
-            if len(outs) != len(names):
-                raise ValueError(
-                    f"collx.{op}: out: {len(outs)} tensors; accepted: {len(names)}: "
-                    f"{', '.join(names)}"
-                )
-            if is_dynamo_compiling():
-                write(*given, **options, **dict(zip(names, outs, strict=True)))
-            elif options:
-                eager_write(*given, *outs, **options)
-            else:
-                eager_write(*given, *outs)
-            return out
-        call_new = make if is_dynamo_compiling() else eager_make
-        made: Results = call_new(*given, **options) if options else call_new(*given)
-        return made
-
-    return call
-
-
-_CALLERS: dict[object, Callable[..., Results]] = {
-    (what, residual, kind, keep_norm): _caller(
-        f"{what}{'_residual' if residual else ''}_rmsnorm{'_' + kind if kind else ''}", keep_norm
-    )
-    for what in ("allreduce", "reducescatter")
-    for residual in (False, True)
-    for kind in (None, "fp8", "int8")
-    for keep_norm in ((False, True) if kind else (False,))
-    if what == "allreduce" or (residual and kind != "int8")
-}
-for _op in ("allreduce_layernorm", "allreduce_residual_layernorm"):
-    _CALLERS[_op] = _caller(_op, False)

@@ -23,7 +23,7 @@ from hypothesis import strategies
 from .. import family_cases, family_check, norm_cases, norm_check, norm_samples
 from ..attempt import Attempt, attempt, works
 from ..family_cases import Fields, legal
-from ..overloads import all_overloads, arguments_for, written_by
+from ..overloads import all_overloads, arguments_for, as_function_call, written_by
 from ..pool import Pool
 from ..rank import Rank
 from ..values import COPIED, legal_ops, unequal
@@ -66,7 +66,7 @@ class Example:
     overload: str
     changes: tuple[Change, ...]
     mode: str
-    quick: bool  # through the shortcut of the Python functions
+    by_function: bool  # through the Python function, if the changed arguments are its own
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -357,16 +357,13 @@ def _mapped(rank: Rank, overload: Any, arguments: Fields) -> list[torch.Tensor]:
 
 
 def _call(example: Example, overload: Any, arguments: Fields) -> Any:
-    if not example.quick:
+    if not example.by_function:
         return overload(**arguments)
-    from collx._extension import extension
-
-    schema = overload._schema
-    quick = extension.quick_call(schema.name, schema.overload_name, overload._op)
-    first = [a.name for a in schema.arguments if not a.kwarg_only and not a.has_default_value()]
-    last = [a.name for a in schema.arguments if a.is_out]
-    named = {k: value for k, value in arguments.items() if k not in (*first, *last)}
-    return quick(*(arguments[name] for name in (*first, *last)), **named)
+    function, given = as_function_call(overload, arguments)
+    made_from_others = {"group_name", "group_size", "expression", "extras", "numbers"}
+    if function is None or made_from_others & {change.argument for change in example.changes}:
+        return overload(**arguments)
+    return function(**given)
 
 
 def _results(overload: Any, returned: Any, arguments: Fields) -> list[torch.Tensor]:

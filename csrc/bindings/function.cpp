@@ -1,0 +1,329 @@
+#include "function.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/util/SmallVector.h>
+#include <pybind11/gil_simple.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "plain_values.h"
+
+namespace collx {
+
+namespace py = pybind11;
+
+namespace {
+
+py::object interned(const std::string& text) {
+  return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(text.c_str()));
+}
+
+py::object borrowed(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
+
+/// Most names in a program are interned, and so one object.
+bool is_name(PyObject* given, PyObject* name) {
+  return given == name || (PyUnicode_GET_LENGTH(given) == PyUnicode_GET_LENGTH(name) &&
+                           PyUnicode_Compare(given, name) == 0);
+}
+
+template <typename Values>
+PyObject* value_of(int parameter, const Values& values) {
+  return parameter < 0 ? Py_None : values[static_cast<size_t>(parameter)];
+}
+
+}  // namespace
+
+Function::Function(const std::string& name, const py::tuple& names, const py::tuple& defaults,
+                   size_t positional, py::object declaration, py::object twin,
+                   const py::object& conversions)
+    : name_(interned(name)),
+      positional_(positional),
+      declaration_(std::move(declaration)),
+      twin_(std::move(twin)),
+      known_(conversions.attr("known")),
+      distributed_(conversions.attr("distributed_c10d")),
+      group_arguments_(conversions.attr("group_arguments")),
+      reduce_op_argument_(conversions.attr("reduce_op_argument")),
+      epilogue_arguments_(conversions.attr("epilogue_arguments")),
+      quantization_of_(conversions.attr("quantization_of")),
+      world_(interned("_world")),
+      default_group_(interned("default_pg")) {
+  TORCH_INTERNAL_ASSERT(names.size() <= kMostParameters);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto parameter = py::cast<std::string>(names[i]);
+    parameters_.push_back({interned(parameter), defaults[i], {}, {}});
+    for (const auto& [own_name, place] : places()) {
+      if (parameter == own_name) *place = static_cast<int>(i);
+    }
+  }
+  for (const Variant& variant : variants_of(name)) add(variant);
+}
+
+std::array<std::pair<const char*, int*>, 10> Function::places() {
+  return {{{"input", &input_},
+           {"epilogue", &epilogue_},
+           {"extras", &extras_},
+           {"index", &index_},
+           {"device_splits", &device_splits_},
+           {"output_splits", &output_splits_},
+           {"residual", &residual_},
+           {"quantization", &quantization_},
+           {"keep_norm", &keep_norm_},
+           {"out", &out_}}};
+}
+
+void Function::add(const Variant& variant) {
+  const Operator& op = *variant.op;
+  Choice choice{&op, &op.handle(), {}};
+  const auto use = [&](int parameter) {
+    if (parameter != kNone) choice.used |= 1u << parameter;
+  };
+  const std::vector<c10::Argument>& schema = op.handle().schema().arguments();
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    const std::string name = parameter_of(op, i);
+    const auto found = std::find_if(
+        parameters_.begin(), parameters_.end(),
+        [&](const Parameter& parameter) { return py::cast<std::string>(parameter.name) == name; });
+    TORCH_CHECK_VALUE(found != parameters_.end(), "collx: ", op.full_name(), " needs a parameter ",
+                      name);
+    choice.sources.push_back(
+        {op.arguments[i], static_cast<int>(found - parameters_.begin()), &schema[i]});
+    use(choice.sources.back().parameter);
+  }
+  // fill() and choose() look at these in any case.
+  for (const int parameter : {epilogue_, extras_, index_, quantization_, keep_norm_}) {
+    use(parameter);
+  }
+  if (op.takes_outputs()) {
+    use(out_);
+    if (op.family == Family::device_splits) use(output_splits_);
+  }
+  // The epilogue of a normalization is an argument of the same operator.
+  const bool norm = op.family == Family::norm;
+  selects_ |= norm ? bit(Feature::residual) : bit(Feature::epilogue) | bit(Feature::device_splits);
+  choices_[variant.features] = std::make_unique<Choice>(std::move(choice));
+}
+
+PyObject* Function::call(const Given& given) {
+  Values values;
+  if (!parse(given, values)) {
+    PyObject* const accepted = given.pass_to(declaration_);  // Python says what is wrong
+    if (accepted == nullptr) return nullptr;
+    Py_DECREF(accepted);
+    return given.pass_to(twin_);
+  }
+  torch::jit::Stack stack;
+  const Choice* const choice =
+      at::impl::torch_function_mode_enabled() ? nullptr : fill(stack, values);
+  if (choice == nullptr) return given.pass_to(twin_);
+  // The last reference to a tensor besides Python's own is given up with the interpreter's lock,
+  // which would be taken anew for each of them when the operator is done with its arguments.
+  c10::SmallVector<c10::IValue, 8> held;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor() || value.isTensorList()) held.push_back(value);
+  }
+  {
+    const py::gil_scoped_release_simple others_run;
+    choice->handle->callBoxed(stack);
+  }
+  return returned(*choice->op, stack, values);
+}
+
+bool Function::parse(const Given& given, Values& values) const {
+  const auto count = static_cast<size_t>(given.count);
+  if (count > positional_) return false;
+  std::copy_n(given.values, count, values.begin());
+  for (size_t i = count; i < parameters_.size(); ++i) values[i] = parameters_[i].fallback.ptr();
+  const Py_ssize_t named = given.names == nullptr ? 0 : PyTuple_GET_SIZE(given.names);
+  for (Py_ssize_t n = 0; n < named; ++n) {
+    size_t i = count;
+    while (i < parameters_.size() &&
+           !is_name(PyTuple_GET_ITEM(given.names, n), parameters_[i].name.ptr())) {
+      ++i;
+    }
+    if (i == parameters_.size()) return false;
+    values[i] = given.values[given.count + n];
+  }
+  const auto end = values.begin() + static_cast<ptrdiff_t>(parameters_.size());
+  return std::find(values.begin(), end, Py_Ellipsis) == end;
+}
+
+bool Function::is_default(int parameter, const Values& values) const {
+  const auto i = static_cast<size_t>(parameter);
+  return parameter == kNone || values[i] == parameters_[i].fallback.ptr();
+}
+
+const Function::Choice* Function::choose(const Values& values) {
+  Features features = 0;
+  const auto add = [&](int parameter, Feature feature) {
+    if (value_of(parameter, values) != Py_None) features |= bit(feature);
+  };
+  add(epilogue_, Feature::epilogue);
+  add(device_splits_, Feature::device_splits);
+  add(residual_, Feature::residual);
+  features &= selects_;
+  add(out_, Feature::out);
+  if (PyObject* const quantization = value_of(quantization_, values); quantization != Py_None) {
+    features |= bit(kind_of(quantization));
+  }
+  if (!is_default(keep_norm_, values)) {
+    if (value_of(keep_norm_, values) != Py_True) return nullptr;
+    features |= bit(Feature::keep_norm);
+  }
+  return choices_[features].get();
+}
+
+Feature Function::kind_of(PyObject* quantization) {
+  if (quantization != quantization_given_.ptr()) {
+    py::object meant = quantization_of_(borrowed(quantization));
+    const bool fp8 = py::cast<std::string>(meant.attr("kind")) == "fp8";
+    quantization_kind_ = fp8 ? Feature::fp8 : Feature::int8;
+    quantization_meant_ = std::move(meant);
+    quantized_ = {};
+    quantization_given_ = borrowed(quantization);
+  }
+  return quantization_kind_;
+}
+
+const Function::Choice* Function::fill(torch::jit::Stack& stack, const Values& values) {
+  const Choice* const choice = choose(values);
+  if (choice == nullptr) return nullptr;
+  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
+    if ((choice->used & (1u << i)) == 0 && !is_default(i, values)) return nullptr;
+  }
+  py::object mapped;
+  if (value_of(epilogue_, values) != Py_None) {
+    PyObject* const given[] = {name_.ptr(), value_of(epilogue_, values), value_of(input_, values),
+                               value_of(extras_, values), value_of(index_, values)};
+    mapped = py::reinterpret_steal<py::object>(
+        PyObject_Vectorcall(epilogue_arguments_.ptr(), given, std::size(given), nullptr));
+    if (!mapped) throw py::error_already_set();
+  } else if (!is_default(extras_, values) || !is_default(index_, values)) {
+    return nullptr;
+  }
+  stack.reserve(choice->op->stack_size());
+  for (const Source& source : choice->sources) {
+    if (!push(stack, source, value_of(source.parameter, values), mapped.ptr())) return nullptr;
+  }
+  return push_outputs(stack, *choice->op, values) ? choice : nullptr;
+}
+
+/// `mapped`: (expression, extras, numbers) of the epilogue, or null.
+bool Function::push(torch::jit::Stack& stack, const Source& source, PyObject* value,
+                    PyObject* mapped) {
+  const auto part = [&](Py_ssize_t i) {
+    return mapped == nullptr ? nullptr : PyTuple_GET_ITEM(mapped, i);
+  };
+  switch (source.argument) {
+    case Argument::group_name:
+    case Argument::group_size:
+      return push_group(stack, source, value);
+    case Argument::expression:
+    case Argument::optional_expression:
+      value = part(0);
+      break;
+    case Argument::extras:
+    case Argument::optional_extras:
+      value = part(1);
+      break;
+    case Argument::numbers:
+      value = part(2);
+      if (value != nullptr && PyList_GET_SIZE(value) == 0) value = nullptr;
+      break;
+    case Argument::reduce_op:
+      if (PyUnicode_CheckExact(value)) break;
+      return push_text(stack, source, reduce_op_argument_(name_, borrowed(value)).ptr());
+    default:
+      break;
+  }
+  if (source.parameter == quantization_) return push_quantization(stack, source);
+  const std::optional<c10::IValue>& fallback = source.schema->default_value();
+  if (fallback && (value == nullptr ||
+                   value == parameters_[static_cast<size_t>(source.parameter)].fallback.ptr())) {
+    stack.push_back(*fallback);
+    return true;
+  }
+  if (PyUnicode_CheckExact(value)) return push_text(stack, source, value);
+  std::optional<c10::IValue> found = converted(value, *source.schema);
+  if (found) stack.push_back(*std::move(found));
+  return found.has_value();
+}
+
+bool Function::push_text(torch::jit::Stack& stack, const Source& source, PyObject* text) {
+  Parameter& parameter = parameters_[static_cast<size_t>(source.parameter)];
+  if (text != parameter.text.ptr()) {
+    const bool fits = source.schema->real_type()->kind() == c10::TypeKind::StringType;
+    std::optional<c10::IValue> found = fits ? converted_text(text) : std::nullopt;
+    if (!found) return false;
+    parameter.text = borrowed(text);
+    parameter.value = *std::move(found);
+  }
+  stack.push_back(parameter.value);
+  return true;
+}
+
+/// The communicator's name, or its size. Where the size is not needed any name will do: the
+/// operator refuses an unknown one.
+bool Function::push_group(torch::jit::Stack& stack, const Source& source, PyObject* group) {
+  const bool size = source.argument == Argument::group_size;
+  if (!size && PyUnicode_CheckExact(group)) return push_text(stack, source, group);
+  const py::object chosen =
+      group == Py_None ? distributed_.attr(world_).attr(default_group_) : borrowed(group);
+  py::object found = borrowed(PyDict_GetItem(known_.ptr(), chosen.ptr()));
+  if (!found) found = group_arguments_(name_, borrowed(group), size);
+  if (!size) return push_text(stack, source, PyTuple_GET_ITEM(found.ptr(), 0));
+  stack.emplace_back(static_cast<int64_t>(PyLong_AsLongLong(PyTuple_GET_ITEM(found.ptr(), 1))));
+  return true;
+}
+
+/// A quantization is immutable: each attribute is converted once.
+bool Function::push_quantization(torch::jit::Stack& stack, const Source& source) {
+  std::optional<c10::IValue>& kept = quantized_[static_cast<size_t>(source.argument)];
+  if (!kept) {
+    const py::object value = quantization_meant_.attr(source.schema->name().c_str());
+    kept = converted(value.ptr(), *source.schema);
+  }
+  if (kept) stack.push_back(*kept);
+  return kept.has_value();
+}
+
+bool Function::push_outputs(torch::jit::Stack& stack, const Operator& op,
+                            const Values& values) const {
+  if (!op.takes_outputs()) return true;
+  PyObject* const out = value_of(out_, values);
+  const std::array both = {out, value_of(output_splits_, values)};
+  PyObject* const* outs = both.data();
+  size_t count = op.family == Family::device_splits ? 2 : 1;
+  if (op.family == Family::norm && (PyTuple_CheckExact(out) || PyList_CheckExact(out))) {
+    outs = PySequence_Fast_ITEMS(out);
+    count = static_cast<size_t>(PySequence_Fast_GET_SIZE(out));
+  }
+  if (count != op.outputs.size()) return false;
+  for (size_t i = 0; i < count; ++i) {
+    if (!THPVariable_CheckExact(outs[i])) return false;
+    stack.emplace_back(THPVariable_Unpack(outs[i]));
+  }
+  return true;
+}
+
+PyObject* Function::returned(const Operator& op, torch::jit::Stack& results,
+                             const Values& values) const {
+  if (op.form == Form::in_place) return Py_NewRef(value_of(input_, values));
+  if (op.takes_outputs()) {
+    PyObject* const out = value_of(out_, values);
+    if (op.family != Family::device_splits) return Py_NewRef(out);
+    return PyTuple_Pack(2, out, value_of(output_splits_, values));
+  }
+  if (results.empty()) return Py_NewRef(Py_None);
+  if (results.size() == 1) return THPVariable_Wrap(std::move(results[0]).toTensor());
+  py::tuple tensors(results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    tensors[i] =
+        py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(results[i]).toTensor()));
+  }
+  return tensors.release().ptr();
+}
+
+}  // namespace collx

@@ -1,0 +1,113 @@
+// A Python function of an operator: from the arguments of a vector call to the dispatcher.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "function_table.h"
+
+namespace collx {
+
+/// The arguments of a vector call.
+struct Given {
+  PyObject* const* values;
+  Py_ssize_t count;  // by position
+  PyObject* names;   // of the others; null if there are none
+
+  PyObject* pass_to(const pybind11::object& function) const {
+    return PyObject_Vectorcall(function.ptr(), values, static_cast<size_t>(count), names);
+  }
+};
+
+/// It chooses the operator by what it is given, converts the arguments, and calls through the
+/// dispatcher. A call with arguments that are not plain, or not right, goes to the twin, which does
+/// the same in Python: there PyTorch traces, overrides and refuses. Used with the interpreter's
+/// lock, which it releases for the operator.
+class Function {
+ public:
+  /// `positional`: how many of the parameters are accepted by position, too. `defaults`: Ellipsis
+  /// for a parameter without one. `declaration` raises TypeError for arguments that the function
+  /// does not take. `conversions`: collx.ops.arguments.
+  Function(const std::string& name, const pybind11::tuple& names, const pybind11::tuple& defaults,
+           size_t positional, pybind11::object declaration, pybind11::object twin,
+           const pybind11::object& conversions);
+
+  /// A new reference, or null with an error set.
+  PyObject* call(const Given& given);
+
+ private:
+  static constexpr size_t kMostParameters = 20;
+  static constexpr int kNone = -1;
+  /// The value of each parameter in a call: given, or its default.
+  using Values = std::array<PyObject*, kMostParameters>;
+
+  struct Parameter {
+    pybind11::object name;
+    pybind11::object fallback;  // its default
+    // The text that came last, and what it was converted to.
+    pybind11::object text;
+    c10::IValue value;
+  };
+
+  /// An argument of an operator, and the parameter that it is made from.
+  struct Source {
+    Argument argument;
+    int parameter;
+    const c10::Argument* schema;
+  };
+
+  /// An operator that a call can come to.
+  struct Choice {
+    const Operator* op;
+    const c10::OperatorHandle* handle;
+    std::vector<Source> sources;
+    uint32_t used = 0;  // parameters, a bit each
+  };
+
+  /// The parameters that are more than an argument of the same name.
+  std::array<std::pair<const char*, int*>, 10> places();
+  void add(const Variant& variant);
+
+  bool parse(const Given& given, Values& values) const;
+  bool is_default(int parameter, const Values& values) const;
+  const Choice* choose(const Values& values);
+  /// The operator, and its arguments on the stack. Null if the twin has to make the call.
+  const Choice* fill(torch::jit::Stack& stack, const Values& values);
+
+  // Each pushes one argument, or returns false if that is not plain.
+  bool push(torch::jit::Stack& stack, const Source& source, PyObject* value, PyObject* mapped);
+  bool push_text(torch::jit::Stack& stack, const Source& source, PyObject* text);
+  bool push_group(torch::jit::Stack& stack, const Source& source, PyObject* group);
+  bool push_quantization(torch::jit::Stack& stack, const Source& source);
+  bool push_outputs(torch::jit::Stack& stack, const Operator& op, const Values& values) const;
+
+  Feature kind_of(PyObject* quantization);
+  PyObject* returned(const Operator& op, torch::jit::Stack& results, const Values& values) const;
+
+  const pybind11::object name_;
+  const size_t positional_;
+  const pybind11::object declaration_;
+  const pybind11::object twin_;
+  const pybind11::object known_, distributed_;
+  const pybind11::object group_arguments_, reduce_op_argument_, epilogue_arguments_,
+      quantization_of_;
+  const pybind11::object world_, default_group_;  // names of attributes
+  std::vector<Parameter> parameters_;
+  int input_ = kNone, epilogue_ = kNone, extras_ = kNone, index_ = kNone, device_splits_ = kNone,
+      output_splits_ = kNone, residual_ = kNone, quantization_ = kNone, keep_norm_ = kNone,
+      out_ = kNone;
+  Features selects_ = 0;  // those that choose between operators, out= aside
+  std::array<std::unique_ptr<Choice>, kAllFeatures + 1> choices_;
+  // The quantization that came last, what it means, and its arguments as far as they were used.
+  pybind11::object quantization_given_, quantization_meant_;
+  Feature quantization_kind_ = Feature::fp8;
+  std::array<std::optional<c10::IValue>, static_cast<size_t>(Argument::numbers) + 1> quantized_;
+};
+
+}  // namespace collx

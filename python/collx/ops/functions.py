@@ -1,0 +1,218 @@
+"""The functions of the operators: built-in functions, made from their declarations and the table of
+operators.
+
+A declaration has parameters and a docstring, but no body. Its parameters name the arguments of the
+operators, which csrc/ops/operator_table.cpp lists; `csrc/bindings/function_table.cpp` says which
+operator a call comes to. The built-in function parses the arguments of eager calls and calls the
+operator. Its twin does the same in Python. Dynamo traces the twin, and the built-in function calls
+it for whatever it does not convert itself, such as tensor subclasses and wrong types.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import torch
+
+from collx._extension import extension
+from collx._imports import after_import
+from collx.ops import arguments
+
+__all__ = ["built_in", "register", "twins"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+twins: dict[str, Callable[..., Any]] = {}
+"""The Python twin of each function, by name."""
+_made: list[Callable[..., Any]] = []
+
+
+def built_in(declaration: F) -> F:
+    """The built-in function that a declaration describes. ValueError if an operator needs an
+    argument that the declaration has no parameter for."""
+    name, module = declaration.__name__, declaration.__module__
+    signature = inspect.signature(declaration)
+    parameters = signature.parameters.values()
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    made: F = extension.built_in(
+        name=name,
+        module=module,
+        doc=f"{name}{inspect.Signature(bare)}\n--\n\n{inspect.getdoc(declaration)}",
+        names=tuple(p.name for p in bare),
+        defaults=tuple(... if p.default is p.empty else p.default for p in bare),
+        positional=sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in bare),
+        declaration=declaration,
+        twin=_twin(declaration, signature),
+        conversions=arguments,
+    )
+    _made.append(made)
+    return made
+
+
+def register() -> None:
+    """Makes Dynamo trace the twins, as soon as it is imported."""
+    after_import("torch._dynamo", _substitute)
+
+
+def _substitute() -> None:
+    for function in _made:
+        substitute = torch.compiler.substitute_in_graph(function, skip_signature_check=True)
+        substitute(twins[function.__name__])
+
+
+class _Variant(NamedTuple):
+    """An overload that a call can come to."""
+
+    overload: Any
+    arguments: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    """Of the last arguments."""
+    outputs: tuple[str, ...]
+
+    @staticmethod
+    def of(packet: str, overload: str) -> _Variant:
+        found = getattr(getattr(torch.ops.collx, packet), overload)
+        schema = found._schema.arguments
+        return _Variant(
+            found,
+            tuple(a.name for a in schema if not a.is_out),
+            tuple(a.default_value for a in schema if a.has_default_value()),
+            tuple(a.name for a in schema if a.is_out),
+        )
+
+
+def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    name, names = declaration.__name__, tuple(signature.parameters)
+    defaults = {
+        p.name: p.default for p in signature.parameters.values() if p.default is not p.empty
+    }
+    variants = {
+        features: _Variant.of(packet, overload)
+        for features, packet, overload in extension.variants(name)
+    }
+
+    def twin(*args: Any, **named: Any) -> Any:
+        declaration(*args, **named)  # TypeError for arguments that it does not take
+        given = {**defaults, **dict(zip(names, args, strict=False)), **named}
+        features, values = _resolved(name, given)
+        variant = variants.get(features)
+        if variant is None:
+            _refuse(name, features)
+        return _call(name, variant, given, values)
+
+    twins[name] = twin
+    return twin
+
+
+def _resolved(name: str, given: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """What the operator depends on, in the order of csrc/bindings/function_table.h; and arguments
+    of the operator that are made from several parameters, or from one of another name."""
+    features: list[str] = []
+    values: dict[str, Any] = {}
+    if given.get("epilogue") is not None:
+        values["expression"], values["extras"], values["numbers"] = arguments.epilogue_arguments(
+            name, given["epilogue"], given["input"], given["extras"], given["index"]
+        )
+        if "eps" not in given:  # the epilogue of a normalization is an option of its operator
+            features.append("epilogue")
+    elif given.get("extras") or given.get("index"):
+        arguments.refuse_without_epilogue(name, given["extras"])
+    if name == "alltoallv":
+        _check_splits(given)
+        if given["device_splits"] is not None:
+            features.append("device_splits")
+            values["input_splits"] = given["device_splits"]
+    if given.get("residual") is not None:
+        features.append("residual")
+    quantization = arguments.quantization_of(given.get("quantization"))
+    if quantization is not None:
+        features.append(quantization.kind)
+        values.update(quantization.arguments())
+    elif given.get("keep_norm") or given.get("scale") is not None:
+        which = "keep_norm" if given["keep_norm"] else "scale"
+        raise ValueError(f"collx.{name}: {which}: given without a quantization")
+    if given.get("keep_norm"):
+        features.append("keep_norm")
+    if given.get("out") is not None:
+        features.append("out")
+    return tuple(features), values
+
+
+def _check_splits(given: dict[str, Any]) -> None:
+    output_splits, input_splits = given["output_splits"], given["input_splits"]
+    if given["device_splits"] is None:
+        if output_splits is None or input_splits is None or given["capacity"] is not None:
+            raise ValueError(
+                "collx.alltoallv: output_splits, input_splits: accepted: both and no capacity, or "
+                "device_splits and capacity"
+            )
+        return
+    if input_splits is not None or given["capacity"] is None:
+        raise ValueError(
+            "collx.alltoallv: device_splits: accepted: with capacity and without input_splits"
+        )
+    out = given["out"]
+    if (out is None) != (output_splits is None) or (
+        out is not None and not isinstance(output_splits, torch.Tensor)
+    ):
+        missing = "out" if out is None else "output_splits"
+        raise ValueError(
+            f"collx.alltoallv: {missing}: not given; accepted with device_splits: the tensors out "
+            "and output_splits, or neither"
+        )
+
+
+def _refuse(name: str, features: tuple[str, ...]) -> NoReturn:
+    if "int8" in features:
+        raise NotImplementedError(f"collx.{name}: quantization: got int8; accepted: fp8, or None")
+    raise TypeError(f"collx.{name}: residual: got None; accepted: a tensor")
+
+
+def _call(name: str, variant: _Variant, given: dict[str, Any], values: dict[str, Any]) -> Any:
+    needs_size = "group_size" in variant.arguments
+    values["group_name"], values["group_size"] = arguments.group_arguments(
+        name, given["group"], needs_size
+    )
+    if "reduce_op" in given:
+        values["reduce_op"] = arguments.reduce_op_argument(name, given["reduce_op"])
+    first_default = len(variant.arguments) - len(variant.defaults)
+    chosen = []
+    for i, argument in enumerate(variant.arguments):
+        if argument in values:
+            chosen.append(values[argument])
+        elif argument in given and argument != "extras":
+            chosen.append(given[argument])
+        else:
+            chosen.append(variant.defaults[i - first_default])
+    while len(chosen) > first_default and _is(
+        chosen[-1], variant.defaults[len(chosen) - 1 - first_default]
+    ):
+        chosen.pop()
+    out = given.get("out")
+    if out is None:
+        made = variant.overload(*chosen)
+        return given["input"] if name.endswith("_") else made
+    outs = _outputs(variant, given, out)
+    variant.overload(*chosen, **dict(zip(variant.outputs, outs, strict=True)))
+    return outs if name == "alltoallv" and len(outs) == 2 else out
+
+
+def _is(value: Any, default: Any) -> bool:
+    return value is None if default is None else type(value) is type(default) and value == default
+
+
+def _outputs(variant: _Variant, given: dict[str, Any], out: Any) -> tuple[torch.Tensor, ...]:
+    if "output_splits" in variant.outputs:
+        return out, given["output_splits"]
+    if "eps" not in given or isinstance(out, torch.Tensor):
+        outs: tuple[torch.Tensor, ...] = (out,)
+    else:
+        outs = tuple(out)
+    if len(outs) != len(variant.outputs):
+        raise ValueError(
+            f"collx.{variant.overload._opname}: out: {len(outs)} tensors; accepted: "
+            f"{len(variant.outputs)}: {', '.join(variant.outputs)}"
+        )
+    return outs
