@@ -2,8 +2,9 @@
 
 #include "../cpu/exchange.h"
 #include "../protocol/names.h"
+#include "enqueue.h"
+#include "fallback.h"
 #include "registry.h"
-#include "run.h"
 #if COLLX_CUDA
 #include "../cuda/exchange.h"
 #endif
@@ -12,47 +13,36 @@ namespace collx {
 
 namespace {
 
-class Barrier {
+class BarrierCallRequest final : public CallRequest {
  public:
-  Call call{};
+  explicit BarrierCallRequest(const Communicator&)
+      : CallRequest(name_of(Collective::barrier).data(), Algorithm::automatic) {}
 
-  explicit Barrier(Communicator& communicator) : communicator_(communicator) {}
-
-  static const char* op() { return name_of(Collective::barrier).data(); }
-  static Algorithm asked() { return Algorithm::automatic; }
-  static bool is_empty() { return false; }
-  static bool needs_no_peers() { return true; }
-  static void alone() {}
-
-  static Places find(SymmetricMemory&) { return {}; }
-  static void check(const Places&) {}
-  static Places touched(const Places&) { return {}; }
-  void plan(const Places&) {
-    call.descriptor.collective = Collective::barrier;
-    call.plan.named = communicator_.has_regions() ? Algorithm::direct : Algorithm::fallback;
-    call.plan.algorithm = call.plan.named;
+  Call& plan(const Launch& launch, const Places&) override {
+    call_.plan = select(request_of(launch.communicator, {.collective = Collective::barrier}));
+    call_.descriptor.collective = Collective::barrier;
+    return call_;
   }
-
-  void fall_back() const { fallback_barrier(communicator_, op(), call.descriptor); }
-  bool run(const CpuView& view) const { return cpu::barrier(view, call.descriptor); }
+  void run_through_group(const Launch& launch) const override {
+    fallback_barrier(launch.communicator, op(), call_.descriptor);
+  }
+  bool run(const CpuView& view) const override { return cpu::barrier(view, call_.descriptor); }
 #if COLLX_CUDA
-  void run(const CudaView& view, cuda::Stream stream) const {
-    cuda::barrier(view, call.descriptor, stream);
+  void run(const CudaView& view, cuda::Stream stream) const override {
+    cuda::barrier(view, call_.descriptor, stream);
   }
 #endif
 
  private:
-  Communicator& communicator_;
+  Call call_{};
 };
 
 }  // namespace
 
-Results barrier(const Operator& /*op*/, const Arguments& a) {
-  const auto communicator = registry::require(Barrier::op(), a.group_name);
-  communicator->require_usable(Barrier::op());
-  const OnDevice guard(communicator->options().device);
-  Barrier barrier(*communicator);
-  run(barrier, *communicator);
+Results barrier(const Operator& op, const Arguments& a) {
+  const auto communicator = registry::require(op.name.c_str(), a.group_name);
+  communicator->require_usable(op.name.c_str());
+  call_now<BarrierCallRequest>(*communicator);
   return {};
 }
 

@@ -2,14 +2,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
-#include <c10/util/Exception.h>
 
-#include "../cpu/exchange.h"
 #if COLLX_CUDA
 #include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAStream.h>
-
-#include "../cuda/exchange.h"
 #endif
 
 namespace collx {
@@ -84,29 +79,6 @@ Request request_of(const Communicator& communicator, const CallCore& core) {
     request.lanes = static_cast<int>(communicator.cuda_layout().lanes.lanes);
   }
   return request;
-}
-
-void enter_fallback(Communicator& communicator, const char* op, const CallDescriptor& descriptor) {
-#if COLLX_CUDA
-  if (communicator.on_cuda()) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !capturing(communicator.options().device), "collx.", op,
-        ": algorithm: \"fallback\" waits on the host and cannot be captured into a CUDA graph; "
-        "accepted during a capture: the algorithms on peer memory");
-    const cuda::Stream stream = communicator.streams().enter();
-    if (!communicator.has_regions()) return;
-    CudaView view = communicator.cuda_view();
-    view.check = true;
-    cuda::barrier(view, descriptor, stream);
-    c10::cuda::getCurrentCUDAStream(communicator.options().device.index()).synchronize();
-    communicator.require_usable(op);
-    return;
-  }
-#endif
-  if (!communicator.has_regions()) return;
-  CpuView view = communicator.cpu_view();
-  view.check = true;
-  if (!cpu::barrier(view, descriptor)) communicator.require_usable(op);
 }
 
 }  // namespace collx

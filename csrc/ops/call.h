@@ -37,12 +37,7 @@ void place_in(Request& request, const std::optional<SymmetricRange>& input,
 /// The communicator's part of a request to the selection.
 Request request_of(const Communicator& communicator, const CallCore& core);
 
-/// Before a fallback the ranks meet in their regions, if they have any, in a checked barrier: there
-/// a missing rank has a name, and the process group, which a collective that never ends would spoil
-/// for everybody, is not touched before all have come. NotImplementedError during a capture.
-void enter_fallback(Communicator& communicator, const char* op, const CallDescriptor& descriptor);
-
-/// Makes the tensor's device the current one for as long as it lives.
+/// Makes a CUDA device the current one for as long as it lives.
 class OnDevice {
  public:
 #if COLLX_CUDA

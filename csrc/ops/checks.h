@@ -93,7 +93,7 @@ inline void check_multicast(const char* op, const Request& request,
 /// Without access to each other's memory ranks have the fallback alone.
 inline void check_peer_access(const char* op, Algorithm algorithm,
                               const Communicator& communicator) {
-  if (algorithm == Algorithm::automatic || algorithm == Algorithm::fallback) return;
+  if (algorithm == Algorithm::automatic || !row_of(algorithm).kernels) return;
   if (!communicator.has_regions()) refuse_without_regions(op, algorithm, communicator);
 }
 

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
 #include "call.h"
 #include "checks.h"
 #include "epilogue_kernels.h"
@@ -54,8 +56,8 @@ void use_splits(const Arguments& a, Prepared& p) {
   e.geometry = rows_of(a.input);
 }
 
-Prepared prepare_with_shapes(const Arguments& a, const Epilogue* epilogue = nullptr) {
-  Prepared p = prepare(a, epilogue);
+Prepared prepare_with_shapes(const Arguments& a, std::shared_ptr<const Epilogue> epilogue = {}) {
+  Prepared p = prepare(a, std::move(epilogue));
   if (row_of(a.collective).counted) {
     use_splits(a, p);
   } else if (has_parts(a.collective)) {
@@ -67,33 +69,32 @@ Prepared prepare_with_shapes(const Arguments& a, const Epilogue* epilogue = null
 }
 
 /// With the epilogue: in the kernels, or behind them.
-void carry_out(const Prepared& p, const at::Tensor& input, const at::Tensor& output) {
-  const Epilogue* const epilogue = p.exchange.epilogue;
-  if (epilogue == nullptr || in_kernels(*p.communicator, p.exchange.algorithm)) {
-    return run(p.exchange, *p.communicator, input, output);
+void carry_out(const Prepared& p, Operands t) {
+  if (p.epilogue != nullptr) {
+    t.epilogue = p.epilogue;
+    if (!in_kernels(*p.communicator, p.exchange.algorithm)) {
+      if (getting_ready()) return;
+      const bool here = t.output.scalar_type() == t.input.scalar_type() && p.epilogue->apart;
+      t.mapped = t.output;
+      t.output = p.epilogue->value.defined() ? p.epilogue->value
+                 : here                      ? t.mapped
+                                             : make_output(t.mapped.sizes(), t.input);
+    }
   }
-  if (getting_ready()) return;
-  const bool here = output.scalar_type() == input.scalar_type() && epilogue->apart;
-  const at::Tensor value = epilogue->value != nullptr ? *epilogue->value
-                           : here                     ? output
-                                                      : make_output(output.sizes(), input);
-  run(p.exchange, *p.communicator, input, value);
-  apply(epilogue->expression(), value, epilogue->extras, epilogue->origin, output);
+  run(p.exchange, *p.communicator, std::move(t));
 }
 
 /// Of the epilogue, where there is one.
-std::optional<at::ScalarType> dtype_of(const Epilogue* epilogue) {
+std::optional<at::ScalarType> dtype_of(const std::shared_ptr<const Epilogue>& epilogue) {
   return epilogue != nullptr ? std::optional(epilogue->result()) : std::nullopt;
 }
 
 /// Through a temporary where `out` has another order, or holes.
 void into_dense(const Prepared& p, const at::Tensor& out) {
-  const OnDevice guard(p.input.device());
-  const auto input = p.input.expect_contiguous();
-  if (out.is_contiguous()) return carry_out(p, *input, out);
+  at::Tensor input = *p.input.expect_contiguous();
+  if (out.is_contiguous()) return carry_out(p, {std::move(input), out});
   const at::Tensor dense = make_output(p.output_sizes(), p.input, out.scalar_type());
-  carry_out(p, *input, dense);
-  out.copy_(dense);
+  carry_out(p, {.input = std::move(input), .output = dense, .copies = {{dense, out}}});
 }
 
 }  // namespace
@@ -103,13 +104,12 @@ at::IntArrayRef Prepared::output_sizes() const {
                                           : C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(sizes));
 }
 
-Prepared prepare(const Arguments& a, const Epilogue* epilogue) {
+Prepared prepare(const Arguments& a, std::shared_ptr<const Epilogue> epilogue) {
   const char* const op = a.op();
   const at::Tensor& input = a.input;
-  Prepared p{input, {}, nullptr, {}, std::nullopt};
+  Prepared p{input, {}, std::move(epilogue), nullptr, {}, std::nullopt};
   Exchange& e = p.exchange;
   static_cast<CallCore&>(e) = check_core(a);
-  e.epilogue = epilogue;
   p.communicator = registry::require(op, a.group_name);
   check_device(op, "input", input, *p.communicator);
   p.communicator->require_usable(op);
@@ -120,20 +120,19 @@ Prepared prepare(const Arguments& a, const Epilogue* epilogue) {
   return p;
 }
 
-at::Tensor into_new(const Arguments& a, const Epilogue* epilogue) {
-  const Prepared p = prepare_with_shapes(a, epilogue);
-  const OnDevice guard(a.input.device());
+at::Tensor into_new(const Arguments& a, std::shared_ptr<const Epilogue> epilogue) {
+  const Prepared p = prepare_with_shapes(a, std::move(epilogue));
   at::Tensor output =
-      make_output(p.output_sizes(), a.input, dtype_of(epilogue).value_or(a.input.scalar_type()));
-  carry_out(p, *a.input.expect_contiguous(), output);
+      make_output(p.output_sizes(), a.input, dtype_of(p.epilogue).value_or(a.input.scalar_type()));
+  carry_out(p, {*a.input.expect_contiguous(), output});
   return output;
 }
 
-void into(const Arguments& a, const Epilogue* epilogue, const at::Tensor& out) {
-  const Prepared p = prepare_with_shapes(a, epilogue);
+void into(const Arguments& a, std::shared_ptr<const Epilogue> epilogue, const at::Tensor& out) {
+  const Prepared p = prepare_with_shapes(a, std::move(epilogue));
   const bool keeps = keeps_shape(a.collective), same = out.scalar_type() == a.input.scalar_type();
   check_out(a.op(), a.input, keeps ? a.input.sym_sizes() : c10::SymIntArrayRef(p.sizes), out, "out",
-            dtype_of(epilogue));
+            dtype_of(p.epilogue));
   if (keeps && same) {
     check_overlap(a.op(), a.input, out);
   } else {
@@ -147,11 +146,9 @@ namespace {
 void in_place(const Arguments& a) {
   const Prepared p = prepare_with_shapes(a);
   check_writable(a.op(), "input", a.input);
-  const OnDevice guard(a.input.device());
-  if (a.input.is_contiguous()) return carry_out(p, a.input, a.input);
+  if (a.input.is_contiguous()) return carry_out(p, {a.input, a.input});
   const at::Tensor dense = a.input.contiguous();
-  carry_out(p, dense, dense);
-  a.input.copy_(dense);
+  carry_out(p, {.input = dense, .output = dense, .copies = {{dense, a.input}}});
 }
 
 }  // namespace

@@ -77,12 +77,7 @@ Communicator::Communicator(CommunicatorOptions options)
       status_(options_.device.is_cuda() && !options_.regions.empty()),
       pdl_(options_.capabilities.dependent_launch ? options_.pdl : PdlLevel::off),
       deterministic_(options_.deterministic),
-      fork_generation_(registry::fork_generation())
-#if COLLX_CUDA
-      ,
-      streams_(options_.device)
-#endif
-{
+      fork_generation_(registry::fork_generation()) {
   for (size_t i = 0; i < options_.regions.size(); ++i) {
     view_.region[i] = reinterpret_cast<char*>(options_.regions[i]);
   }
@@ -148,7 +143,7 @@ int Communicator::spare_blocks() const {
 }
 
 Plan Communicator::tuned(Plan plan) const {
-  if (tuned_blocks_ == 0 || plan.algorithm == Algorithm::fallback || !on_cuda()) return plan;
+  if (tuned_blocks_ == 0 || !row_of(plan.algorithm).kernels || !on_cuda()) return plan;
   if (row_of(plan.algorithm).lanes) {
     plan.blocks = std::min(plan.blocks, tuned_blocks_);  // a block for each lane, of a fixed size
     return plan;

@@ -114,7 +114,8 @@ class C10_EXPORT Communicator {
   StreamOrder& streams() { return streams_; }
 #endif
 
-  /// Calls that this process made through the communicator, replays of graphs not counted.
+  /// Calls that this process made through the communicator, replays of graphs not counted. A call
+  /// counts when it is enqueued: see Ticket.
   uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
   void count_call() { calls_.fetch_add(1, std::memory_order_relaxed); }
 

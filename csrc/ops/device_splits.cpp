@@ -21,15 +21,19 @@ Prepared prepare_device_splits(const Arguments& a) {
   return p;
 }
 
-/// `out` and `received` are contiguous.
+/// `out` and `received` are contiguous. `copies`: of them.
 void carry_out(Prepared& p, const at::Tensor& splits, const at::Tensor& out,
-               const at::Tensor& received) {
-  const auto dense = splits.expect_contiguous();
-  p.exchange.splits = {static_cast<const int64_t*>(dense->const_data_ptr()),
+               const at::Tensor& received, std::vector<std::pair<at::Tensor, at::Tensor>> copies) {
+  const at::Tensor dense = *splits.expect_contiguous();
+  p.exchange.splits = {static_cast<const int64_t*>(dense.const_data_ptr()),
                        static_cast<int64_t*>(received.mutable_data_ptr()),
                        p.exchange.geometry.inner, static_cast<uint64_t>(p.input.size(0)),
                        static_cast<uint64_t>(out.size(0))};
-  run(p.exchange, *p.communicator, *p.input.expect_contiguous(), out);
+  run(p.exchange, *p.communicator,
+      {.input = *p.input.expect_contiguous(),
+       .output = out,
+       .copies = std::move(copies),
+       .kept = {dense, received}});
 }
 
 void check_outputs(const Arguments& a, const Sizes& sizes) {
@@ -46,18 +50,18 @@ Results exchange_device_splits(const Operator& op, const Arguments& a) {
     check_disjoint(a.op(), a.input, a.results[0], std::nullopt);
     check_disjoint(a.op(), a.device_splits, a.results[1], std::nullopt, "output_splits");
   }
-  const OnDevice guard(a.input.device());
   const auto dense = [&](size_t result) {
     return op.takes_outputs() && a.results[result].is_contiguous();
   };
   Results results{dense(0) ? a.results[0] : make_output(p.output_sizes(), a.input),
                   dense(1) ? a.results[1] : make_output(a.device_splits.sizes(), a.device_splits)};
-  carry_out(p, a.device_splits, results[0], results[1]);
-  if (!op.takes_outputs()) return results;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   for (size_t i = 0; i < results.size(); ++i) {
-    if (!dense(i)) a.results[i].copy_(results[i]);
+    if (op.takes_outputs() && !dense(i)) copies.emplace_back(results[i], a.results[i]);
   }
-  return {};
+  carry_out(p, a.device_splits, results[0], results[1], std::move(copies));
+  if (op.takes_outputs()) return {};
+  return results;
 }
 
 Results exchange_device_splits_meta(const Operator& op, const Arguments& a) {

@@ -70,18 +70,18 @@ struct Origin {
   int64_t start = 0;
 };
 
-/// The epilogue of a call.
+/// The epilogue of a call, which may outlive the operator.
 struct Epilogue {
-  const KnownExpression& known;
-  at::TensorList extras;
+  std::shared_ptr<const KnownExpression> known;
+  std::vector<at::Tensor> extras;
   std::optional<Expression> bound = {};  // to the numbers of the call
   Origin origin = {};
-  bool apart = true;                  // the extras share nothing with the output
-  const at::Tensor* value = nullptr;  // where the reduced elements are wanted, too
+  bool apart = true;      // the extras share nothing with the output
+  at::Tensor value = {};  // where the reduced elements are wanted, too; undefined: nowhere
 
   /// What is computed: without numbers of the call, which kernels alone know.
-  const Expression& expression() const { return bound ? *bound : known.expression; }
-  at::ScalarType result() const { return scalar_type_of(known.expression.result()); }
+  const Expression& expression() const { return bound ? *bound : known->expression; }
+  at::ScalarType result() const { return scalar_type_of(known->expression.result()); }
 };
 
 /// `out` may be `value`. Below autograd.

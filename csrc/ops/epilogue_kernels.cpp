@@ -10,7 +10,7 @@ namespace collx {
 
 bool in_kernels(const Communicator& communicator, Algorithm asked) {
   return communicator.on_cuda() && communicator.has_regions() &&
-         communicator.options().world_size > 1 && asked != Algorithm::fallback;
+         communicator.options().world_size > 1 && row_of(asked).kernels;
 }
 
 namespace {
@@ -31,9 +31,9 @@ bool lay_out(const at::Tensor& extra, at::IntArrayRef sizes, DType dtype, ExtraT
 
 void KernelEpilogue::place(const Epilogue& epilogue, at::IntArrayRef sizes,
                            EpilogueArguments& arguments) {
-  const Expression& expression = epilogue.known.expression;
-  const DType dtype = epilogue.known.dtype;
-  if (epilogue.value != nullptr) arguments.value = epilogue.value->mutable_data_ptr();
+  const Expression& expression = epilogue.known->expression;
+  const DType dtype = epilogue.known->dtype;
+  if (epilogue.value.defined()) arguments.value = epilogue.value.mutable_data_ptr();
   for (size_t i = 0; i < static_cast<size_t>(expression.extras); ++i) {
     if (lay_out(epilogue.extras[i], sizes, dtype, arguments.extra[i])) continue;
     copies_.push_back(epilogue.extras[i].expand(sizes).contiguous());
@@ -63,14 +63,14 @@ bool KernelEpilogue::is_whole(const Epilogue& epilogue, const at::Tensor& output
     return address % std::min<uint64_t>(bytes, kVectorBytes) == 0;
   };
   // Elements of a vector of the value.
-  const int64_t count = kVectorBytes / dtype_size(epilogue.known.dtype);
+  const int64_t count = kVectorBytes / dtype_size(epilogue.known->dtype);
   return output.numel() % count == 0 && aligned(output, count * output.element_size()) &&
-         (epilogue.value == nullptr || aligned(*epilogue.value, kVectorBytes));
+         (!epilogue.value.defined() || aligned(epilogue.value, kVectorBytes));
 }
 
 cuda::EpilogueCall& KernelEpilogue::on_cuda(const char* op, const Epilogue& epilogue,
                                             at::IntArrayRef sizes, bool whole) {
-  const KnownExpression& known = epilogue.known;
+  const KnownExpression& known = *epilogue.known;
   auto& call = call_.emplace(known.kernels, op, make_kernel, !getting_ready());
   place(epilogue, sizes, call.arguments);
   call.form = form_of(call.arguments, known.expression.extras, whole);
@@ -80,7 +80,7 @@ cuda::EpilogueCall& KernelEpilogue::on_cuda(const char* op, const Epilogue& epil
 
 void KernelEpilogue::use_for_rows(const Communicator& communicator, const char* op,
                                   const Epilogue& epilogue, at::IntArrayRef sizes, NormCall& call) {
-  call.descriptor.epilogue = epilogue.known.hash;
+  call.descriptor.epilogue = epilogue.known->hash;
   if (!communicator.on_cuda()) {
     call.row_epilogue = &rows_.emplace(epilogue.expression());
     return place(epilogue, sizes, rows_->arguments);

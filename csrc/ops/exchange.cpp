@@ -7,8 +7,10 @@
 #include "../cpu/allreduce.h"
 #include "../cpu/exchange.h"
 #include "../protocol/names.h"
+#include "checks.h"
+#include "enqueue.h"
 #include "epilogue_kernels.h"
-#include "run.h"
+#include "fallback.h"
 #if COLLX_CUDA
 #include "../cuda/allreduce.h"
 #include "../cuda/exchange.h"
@@ -31,38 +33,37 @@ uint64_t count_bytes(const Exchange& e, int own, ExchangeCall& call) {
   return longest;
 }
 
-/// What runs of all collectives have in common.
-class ExchangeBase {
+/// What the requests of all collectives have in common. C: AllreduceCall or ExchangeCall.
+template <typename C>
+class TensorRequest : public CallRequest {
  public:
-  const char* op() const { return e_.op(); }
-  Algorithm asked() const { return e_.algorithm; }
-  Places find(SymmetricMemory& memory) const {
-    const auto from = memory.find(from_, input_.nbytes());
-    if (input_.is_same(output_)) return {from, from};
-    return {from, memory.find(to_, output_.nbytes())};
+  void finish() const override {
+    if (t_.mapped.defined()) {
+      apply(t_.epilogue->expression(), t_.output, t_.epilogue->extras, t_.epilogue->origin,
+            t_.mapped);
+    }
+    for (const auto& [from, to] : t_.copies) to.copy_(from);
   }
 
  protected:
-  ExchangeBase(const Exchange& e, Communicator& communicator, const at::Tensor& input,
-               const at::Tensor& output)
-      : e_(e),
-        communicator_(communicator),
-        input_(input),
-        output_(output),
-        from_(input.const_data_ptr()),
-        to_(output.mutable_data_ptr()) {}
-
-  template <typename C>
-  void begin(C& call) {
-    static_cast<CallCore&>(call) = e_;
-    call.input = from_;
-    call.output = to_;
-    epilogue_.use(communicator_, e_.algorithm, op(), e_.epilogue, output_, call);
+  TensorRequest(const Communicator& communicator, const Exchange& e, Operands&& operands)
+      : CallRequest(e.op(), e.algorithm), t_(std::move(operands)), axis_(e.axis) {
+    static_cast<CallCore&>(call_) = e;
+    call_.input = t_.input.const_data_ptr();
+    call_.output = t_.output.mutable_data_ptr();
+    kernel_epilogue_.use(communicator, e.algorithm, op(), t_.epilogue.get(), t_.output, call_);
+    has_rest_ = t_.mapped.defined() || !t_.copies.empty();
   }
-  bool in_place() const { return from_ == to_; }
 
-  Request request(const Places& places, uint64_t bytes) const {
-    Request request = request_of(communicator_, e_);
+  Places find(SymmetricMemory& memory) const {
+    const auto from = memory.find(call_.input, t_.input.nbytes());
+    if (t_.input.is_same(t_.output)) return {from, from};
+    return {from, memory.find(call_.output, t_.output.nbytes())};
+  }
+  bool in_place() const { return call_.input == call_.output; }
+
+  Request request(const Communicator& communicator, const Places& places, uint64_t bytes) const {
+    Request request = request_of(communicator, call_);
     request.bytes = bytes;
     place_in(request, places.input, places.output);
     request.in_place = in_place();
@@ -70,167 +71,165 @@ class ExchangeBase {
   }
 
   void describe(CallDescriptor& d) const {
-    describe_call(e_, d);
-    d.axis = static_cast<int8_t>(e_.axis);
-    if (e_.epilogue != nullptr) d.epilogue = e_.epilogue->known.hash;
-    describe_tensor(input_, d);
+    describe_call(call_, d);
+    d.axis = static_cast<int8_t>(axis_);
+    if (t_.epilogue != nullptr) d.epilogue = t_.epilogue->known->hash;
+    describe_tensor(t_.input, d);
   }
 
-  const Exchange& e_;
-  Communicator& communicator_;
-  const at::Tensor& input_;
-  const at::Tensor& output_;
-  const void* const from_;
-  void* const to_;
-  KernelEpilogue epilogue_;
+  C call_{};
+  const Operands t_;
+
+ private:
+  const int axis_;
+  KernelEpilogue kernel_epilogue_;
 };
 
-class AllreduceRun : public ExchangeBase {
+class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
  public:
-  AllreduceCall call{};
-
-  AllreduceRun(const Exchange& e, Communicator& communicator, const at::Tensor& input,
-               const at::Tensor& output)
-      : ExchangeBase(e, communicator, input, output) {
-    begin(call);
-    call.numel = static_cast<uint64_t>(input.numel());
+  AllreduceCallRequest(const Communicator& communicator, const Exchange& e, Operands&& operands)
+      : TensorRequest(communicator, e, std::move(operands)) {
+    call_.numel = static_cast<uint64_t>(t_.input.numel());
+    is_empty_ = call_.numel == 0;
   }
 
-  static bool needs_no_peers() { return true; }
-  bool is_empty() const { return call.numel == 0; }
-  void alone() const {
-    if (!in_place()) output_.copy_(input_);
+  void run_alone(const Launch&) override {
+    if (!in_place()) t_.output.copy_(t_.input);
   }
 
-  void check(const Places& places) const {
-    if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
-    if (is_empty()) return;
+  Places locate(Communicator& communicator) const override {
+    const Places places = find(communicator.symmetric());
+    if (needs_multicast(asked())) {
+      check_multicast(op(), request(communicator, places), communicator);
+    }
+    if (is_empty()) return places;
     check_symmetric(op(), asked(), places.input.has_value(), places.output.has_value());
+    return places;
   }
-  static const Places& touched(const Places& places) { return places; }
-  void plan(const Places& places) {
-    call.plan = communicator_.tuned(select(request(places)));
-    describe(call.descriptor);
+  Call& plan(const Launch& launch, const Places& places) override {
+    call_.plan = launch.communicator.tuned(select(request(launch.communicator, places)));
+    describe(call_.descriptor);
+    map_peers(launch.communicator, places.input, places.output, call_);
+    return call_;
   }
 
-  void fall_back() const { fallback_allreduce(communicator_, op(), call, input_, output_); }
-  bool run(const CpuView& view) const { return cpu::allreduce(view, call); }
+  void run_through_group(const Launch& launch) const override {
+    fallback_allreduce(launch.communicator, op(), call_, t_.input, t_.output);
+  }
+  bool run(const CpuView& view) const override { return cpu::allreduce(view, call_); }
 #if COLLX_CUDA
-  void run(const CudaView& view, cuda::Stream stream) const { cuda::allreduce(view, call, stream); }
+  void run(const CudaView& view, cuda::Stream stream) const override {
+    cuda::allreduce(view, call_, stream);
+  }
 #endif
 
  private:
-  Request request(const Places& places) const {
-    Request request =
-        ExchangeBase::request(places, call.numel * static_cast<uint64_t>(dtype_size(e_.dtype)));
-    request.epilogue = call.epilogue != nullptr;
+  Request request(const Communicator& communicator, const Places& places) const {
+    const uint64_t bytes = call_.numel * static_cast<uint64_t>(dtype_size(call_.dtype));
+    Request request = TensorRequest::request(communicator, places, bytes);
+    request.epilogue = call_.epilogue != nullptr;
     return request;
   }
 };
 
-class ExchangeRun : public ExchangeBase {
+class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
  public:
-  ExchangeCall call{};
-
-  ExchangeRun(const Exchange& e, Communicator& communicator, const at::Tensor& input,
-              const at::Tensor& output)
-      : ExchangeBase(e, communicator, input, output) {
+  ExchangeCallRequest(const Communicator& communicator, const Exchange& e, Operands&& operands)
+      : TensorRequest(communicator, e, std::move(operands)) {
     const CommunicatorOptions& o = communicator.options();
-    begin(call);
-    call.geometry = e.geometry;
-    call.world = o.world_size;
-    call.element_bytes = static_cast<uint32_t>(input.element_size());
-    call.splits = e.splits;
+    call_.geometry = e.geometry;
+    call_.world = o.world_size;
+    call_.element_bytes = static_cast<uint32_t>(t_.input.element_size());
+    call_.splits = e.splits;
     if (counted()) {
-      bytes_ = count_bytes(e, o.rank, call) * static_cast<uint64_t>(o.world_size);
+      bytes_ = count_bytes(e, o.rank, call_) * static_cast<uint64_t>(o.world_size);
     } else {
-      call.longest = longest_message(e.collective, e.geometry, o.world_size);
+      call_.longest = longest_message(e.collective, e.geometry, o.world_size);
       bytes_ = e.geometry.bytes();
     }
-    if (e.collective == Collective::gather && o.rank != e.root) call.cleared = output.nbytes();
+    if (e.collective == Collective::gather && o.rank != e.root) call_.cleared = t_.output.nbytes();
+    // With splits on the device, the counts are a result, too.
+    needs_no_peers_ = !device_splits();
+    is_empty_ = !device_splits() && (counted() ? e.geometry.inner : call_.longest) == 0;
   }
 
-  /// With splits on the device, the counts are a result, too.
-  bool needs_no_peers() const { return !device_splits(); }
-  bool is_empty() const {
-    if (device_splits()) return false;
-    return counted() ? e_.geometry.inner == 0 : call.longest == 0;
-  }
   /// All that a rank by itself sends stays here.
-  void alone() const {
-    if (!in_place()) output_.copy_(input_.view_as(output_));
+  void run_alone(const Launch&) override {
+    if (!in_place()) t_.output.copy_(t_.input.view_as(t_.output));
   }
 
-  void check(const Places& places) const {
-    if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
-    if (call.longest == 0) return;
-    check_direct(op(), e_.collective, asked(), places.input.has_value(), places.output.has_value(),
-                 in_place());
-  }
-  /// Only of what peers touch need the places agree: an allgather's input may be a part of its
-  /// output.
-  Places touched(const Places& places) const {
-    const Touched peers = collx::touched(e_.collective);
-    return {peers.input ? places.input : std::nullopt, peers.output ? places.output : std::nullopt};
-  }
-
-  void plan(const Places& places) {
-    if (device_splits()) {
-      call.longest = std::max(e_.splits.rows, e_.splits.capacity) * e_.splits.row_bytes;
+  Places locate(Communicator& communicator) const override {
+    const Places places = find(communicator.symmetric());
+    if (needs_multicast(asked())) {
+      check_multicast(op(), request(communicator, places), communicator);
     }
-    const Request wanted = request(places);
-    call.plan = communicator_.tuned(select(wanted));
-    if (device_splits()) call.splits.lanes = lanes_of(wanted);
-    describe(call.descriptor);
-    describe_whole(call.descriptor);
+    if (call_.longest == 0) return places;
+    check_direct(op(), call_.collective, asked(), places.input.has_value(),
+                 places.output.has_value(), in_place());
+    return places;
   }
 
-  void fall_back() const { fallback_exchange(communicator_, op(), call, input_, output_); }
-  bool run(const CpuView& view) const { return cpu::exchange(view, call); }
+  Call& plan(const Launch& launch, const Places& places) override {
+    if (device_splits()) {
+      call_.longest = std::max(call_.splits.rows, call_.splits.capacity) * call_.splits.row_bytes;
+    }
+    const Request wanted = request(launch.communicator, places);
+    call_.plan = launch.communicator.tuned(select(wanted));
+    if (device_splits()) call_.splits.lanes = lanes_of(wanted);
+    describe(call_.descriptor);
+    describe_whole(call_.descriptor);
+    // Only of what peers touch need the places agree: an allgather's input may be a part of its
+    // output.
+    const Touched peers = touched(call_.collective);
+    map_peers(launch.communicator, peers.input ? places.input : std::nullopt,
+              peers.output ? places.output : std::nullopt, call_);
+    return call_;
+  }
+
+  void run_through_group(const Launch& launch) const override {
+    fallback_exchange(launch.communicator, op(), call_, t_.input, t_.output);
+  }
+  bool run(const CpuView& view) const override { return cpu::exchange(view, call_); }
 #if COLLX_CUDA
-  void run(const CudaView& view, cuda::Stream stream) const { cuda::exchange(view, call, stream); }
+  void run(const CudaView& view, cuda::Stream stream) const override {
+    cuda::exchange(view, call_, stream);
+  }
 #endif
 
  private:
-  Request request(const Places& places) const {
-    Request request = ExchangeBase::request(places, bytes_);
-    request.message = call.longest;
+  Request request(const Communicator& communicator, const Places& places) const {
+    Request request = TensorRequest::request(communicator, places, bytes_);
+    request.message = call_.longest;
     return request;
   }
   /// What the ranks agree on: of the axis along which their parts may differ, the whole.
   void describe_whole(CallDescriptor& d) const {
-    const uint64_t element = input_.element_size();
+    const uint64_t element = t_.input.element_size();
     if (counted()) {
       d.sizes[0] = 0;
-      d.numel = e_.geometry.inner / element;
-    } else if (e_.collective == Collective::allgather) {
-      if (static_cast<size_t>(e_.axis) < std::size(d.sizes)) {
-        d.sizes[e_.axis] = static_cast<int64_t>(e_.geometry.units);
+      d.numel = call_.geometry.inner / element;
+    } else if (call_.collective == Collective::allgather) {
+      if (static_cast<size_t>(d.axis) < std::size(d.sizes)) {
+        d.sizes[d.axis] = static_cast<int64_t>(call_.geometry.units);
       }
-      d.numel = e_.geometry.bytes() / element;
+      d.numel = call_.geometry.bytes() / element;
     }
   }
-  bool counted() const { return row_of(e_.collective).counted; }
-  bool device_splits() const { return e_.splits.sent != nullptr; }
+  bool counted() const { return row_of(call_.collective).counted; }
+  bool device_splits() const { return call_.splits.sent != nullptr; }
 
   uint64_t bytes_ = 0;  // of the full tensor
 };
-
-template <typename Run>
-void run_as(const Exchange& e, Communicator& communicator, const at::Tensor& input,
-            const at::Tensor& output) {
-  Run exchange(e, communicator, input, output);
-  run(exchange, communicator);
-}
 
 }  // namespace
 
 const char* Exchange::op() const { return name_of(collective).data(); }
 
-void run(const Exchange& e, Communicator& communicator, const at::Tensor& input,
-         const at::Tensor& output) {
+void run(const Exchange& e, Communicator& communicator, Operands operands) {
   const bool allreduce = e.collective == Collective::allreduce;
-  (allreduce ? run_as<AllreduceRun> : run_as<ExchangeRun>)(e, communicator, input, output);
+  (allreduce ? call_now<AllreduceCallRequest, const Exchange&, Operands>
+             : call_now<ExchangeCallRequest, const Exchange&, Operands>)(communicator, e,
+                                                                         std::move(operands));
 }
 
 }  // namespace collx

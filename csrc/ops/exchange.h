@@ -3,16 +3,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "../protocol/geometry.h"
 #include "communicator.h"
 
 namespace collx {
 
+struct Epilogue;
+
 /// A call in terms of its unsplit tensor; csrc/protocol/geometry.h says who sends what.
 struct Exchange : CallCore {
   Geometry geometry;  // all-reduce counts elements alone
   int axis = -1;
-  const struct Epilogue* epilogue = nullptr;  // of reductions
   // alltoallv: rows for and from each rank, or where the device has them.
   at::IntArrayRef sent_rows;
   at::IntArrayRef received_rows;
@@ -21,8 +26,19 @@ struct Exchange : CallCore {
   const char* op() const;
 };
 
-/// Both tensors are contiguous. They share nothing, or the op's own in-place forms allow it.
-void run(const Exchange& exchange, Communicator& communicator, const at::Tensor& input,
-         const at::Tensor& output);
+/// What a call refers to until it has completed.
+struct Operands {
+  // Contiguous. They share nothing, or the op's own in-place forms allow it.
+  at::Tensor input;
+  at::Tensor output;
+  std::shared_ptr<const Epilogue> epilogue = {};  // of reductions; null: none
+  /// Where the epilogue's results go that no kernel has in it; otherwise undefined.
+  at::Tensor mapped = {};
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies = {};  // after all else, {from, to}
+  std::vector<at::Tensor> kept = {};                           // what Exchange::splits points to
+};
+
+/// Carries the call out on the current stream.
+void run(const Exchange& exchange, Communicator& communicator, Operands operands);
 
 }  // namespace collx

@@ -109,7 +109,8 @@ NormRequest request_as_called(const Communicator& communicator, Collective colle
                       "collx.", op.name,
                       ": scale_mode, quant_group_size: given to an operator without scales");
   }
-  NormRequest called = norm_request(communicator, op, check_norm(op, a), rows, cols);
+  const NormCheck check = check_norm(op, a);
+  NormRequest called = norm_request(communicator, check, check.options, op.planned(), rows, cols);
   called.input_symmetric = request.input_symmetric;
   called.input_multicast = request.input_multicast;
   check_multicast(op.name.c_str(), called, communicator);
@@ -135,14 +136,13 @@ uint64_t uses(uint64_t bytes, uint64_t capacity) {
 }
 
 uint64_t cpu_chunks(const CpuLayout& layout, Algorithm algorithm, const Request& r) {
-  return uses(r.bytes, algorithm == Algorithm::fallback
-                           ? fallback_chunk_bytes(r.world, r.dtype)
-                           : cpu_chunk_bytes(layout, algorithm, r.world));
+  return uses(r.bytes, row_of(algorithm).kernels ? cpu_chunk_bytes(layout, algorithm, r.world)
+                                                 : fallback_chunk_bytes(r.world, r.dtype));
 }
 
 uint64_t cuda_chunks(const CudaLayout& layout, const Plan& plan, const Request& r) {
   const Algorithm algorithm = plan.algorithm;
-  if (algorithm == Algorithm::fallback) {
+  if (!row_of(algorithm).kernels) {
     return uses(r.bytes, fallback_chunk_bytes(r.world, r.dtype));
   }
   uint64_t chunks = 1;

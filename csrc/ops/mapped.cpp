@@ -17,19 +17,17 @@ namespace {
 
 /// What shapes and dtypes say of a call: exact on any rank, without data.
 struct CheckedMap {
-  std::shared_ptr<const KnownExpression> known;
   Sizes sizes;  // of the result
-  Epilogue epilogue;
+  std::shared_ptr<Epilogue> epilogue;
 };
 
 CheckedMap check_map(const Arguments& a) {
   auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
   Sizes sizes = check_meta(a);
   check_extras(a.op(), known->expression, a.extras, a.input, sizes);
-  const KnownExpression& expression = *known;
-  return {std::move(known),
-          std::move(sizes),
-          {expression, a.extras, with_numbers(a.op(), expression.expression, a.numbers)}};
+  auto bound = with_numbers(a.op(), known->expression, a.numbers);
+  return {std::move(sizes),
+          std::make_shared<Epilogue>(Epilogue{std::move(known), a.extras, std::move(bound)})};
 }
 
 void check_value(const Arguments& a, const Sizes& sizes) {
@@ -59,7 +57,7 @@ Origin origin_of(const Arguments& a) {
 
 Results reduce_and_map(const Operator& op, const Arguments& a) {
   CheckedMap map = check_map(a);
-  Epilogue& epilogue = map.epilogue;
+  Epilogue& epilogue = *map.epilogue;
   const bool with_value = op.outputs.size() == 2;
   if (with_value && op.takes_outputs()) {
     check_value(a, map.sizes);
@@ -67,23 +65,24 @@ Results reduce_and_map(const Operator& op, const Arguments& a) {
                       a.results[1].strides(), "; accepted: a contiguous tensor");
     check_disjoint(a.op(), a.input, a.results[1], std::nullopt, "value");
   }
-  if (map.known->expression.indices > 0) epilogue.origin = origin_of(a);
+  if (epilogue.known->expression.indices > 0) epilogue.origin = origin_of(a);
   if (op.takes_outputs()) {
-    if (with_value) epilogue.value = &a.results[1];
+    if (with_value) epilogue.value = a.results[1];
     check_extras_apart(a, epilogue);
-    into(a, &epilogue, a.results[0]);
+    into(a, std::move(map.epilogue), a.results[0]);
     return {};
   }
-  if (!with_value) return {into_new(a, &epilogue)};
-  const Tensor value = at::empty(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(map.sizes)),
-                                 a.input.options().requires_grad(false));
-  epilogue.value = &value;
-  return {into_new(a, &epilogue), value};
+  if (!with_value) return {into_new(a, std::move(map.epilogue))};
+  epilogue.value = at::empty(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(map.sizes)),
+                             a.input.options().requires_grad(false));
+  Tensor value = epilogue.value;
+  Tensor result = into_new(a, std::move(map.epilogue));
+  return {std::move(result), std::move(value)};
 }
 
 Results reduce_and_map_meta(const Operator& op, const Arguments& a) {
   const CheckedMap map = check_map(a);
-  const at::ScalarType result = map.epilogue.result();
+  const at::ScalarType result = map.epilogue->result();
   const bool with_value = op.outputs.size() == 2;
   if (op.takes_outputs()) {
     if (with_value) check_value(a, map.sizes);

@@ -8,10 +8,12 @@
 #include "../cpu/norm.h"
 #include "../protocol/names.h"
 #include "../protocol/norm_plan.h"
+#include "checks.h"
+#include "enqueue.h"
 #include "epilogue_kernels.h"
+#include "fallback.h"
 #include "norm_checks.h"
 #include "registry.h"
-#include "run.h"
 #if COLLX_CUDA
 #include "../cuda/norm.h"
 #endif
@@ -20,16 +22,17 @@ namespace collx {
 
 namespace {
 
-/// Tensors that the backends can work on: dense, of the layout that the call describes.
-struct Operands {
-  c10::MaybeOwned<at::Tensor> input, residual, weight, bias, scale;
-  at::IntArrayRef sizes;  // of the normalized tensor
+/// What a call refers to until it has completed: tensors that are dense, of the layout that the
+/// call describes.
+struct NormOperands {
+  at::Tensor input, residual, weight, bias, scale;
   Results results;
+  std::optional<Epilogue> epilogue = {};
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies = {};  // after all else, {from, to}
 };
 
-c10::MaybeOwned<at::Tensor> dense(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.expect_contiguous()
-                          : c10::MaybeOwned<at::Tensor>::borrowed(tensor);
+at::Tensor dense(const at::Tensor& tensor) {
+  return tensor.defined() ? *tensor.expect_contiguous() : tensor;
 }
 
 at::Tensor meta_result(const NormResultShape& shape, const at::Tensor& like) {
@@ -46,20 +49,20 @@ at::Tensor new_result(const NormResultShape& shape, const at::Tensor& like) {
 }
 
 /// Addresses, and what the results have to do with each other.
-NormCall describe(const Operator& op, const NormCheck& check, const Operands& t) {
+NormCall describe(const Operator& op, const NormCheck& check, const NormOperands& t) {
   NormCall call{};
-  call.input = t.input->const_data_ptr();
+  call.input = t.input.const_data_ptr();
   static_cast<CallCore&>(call) = check;
-  call.cols = static_cast<uint64_t>(t.input->size(-1));
-  call.rows = static_cast<uint64_t>(t.input->numel()) / call.cols;
+  call.cols = static_cast<uint64_t>(t.input.size(-1));
+  call.rows = static_cast<uint64_t>(t.input.numel()) / call.cols;
   call.options = check.options;
   const auto address = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.const_data_ptr() : nullptr;
   };
-  call.residual = address(*t.residual);
-  call.weight = address(*t.weight);
-  call.bias = address(*t.bias);
-  call.given_scale = static_cast<const float*>(address(*t.scale));
+  call.residual = address(t.residual);
+  call.weight = address(t.weight);
+  call.bias = address(t.bias);
+  call.given_scale = static_cast<const float*>(address(t.scale));
   for (size_t i = 0; i < op.outputs.size(); ++i) {
     void* to = t.results[i].mutable_data_ptr();
     switch (op.outputs[i]) {
@@ -83,7 +86,7 @@ NormCall describe(const Operator& op, const NormCheck& check, const Operands& t)
   }
   CallDescriptor& d = call.descriptor;
   describe_call(check, d);
-  describe_tensor(*t.input, d);
+  describe_tensor(t.input, d);
   // Ranks may see the same rows in other leading dimensions.
   d.dims = 2;
   std::fill(std::begin(d.sizes), std::end(d.sizes), 0);
@@ -94,92 +97,98 @@ NormCall describe(const Operator& op, const NormCheck& check, const Operands& t)
   return call;
 }
 
-class NormRun {
+class NormCallRequest final : public CallRequest {
  public:
-  NormCall call;
-
-  /// `epilogue`: null without one.
-  NormRun(const Operator& op, Communicator& communicator, const NormCheck& check,
-          const Operands& operands, const Epilogue* epilogue)
-      : call(describe(op, check, operands)),
-        op_(op),
-        communicator_(communicator),
-        check_(check),
-        operands_(operands) {
-    if (epilogue != nullptr) {
-      epilogue_.use_for_rows(communicator, op.name.c_str(), *epilogue, operands.sizes, call);
-      if (getting_ready()) return;
+  /// `sizes`: of the normalized tensor.
+  NormCallRequest(const Communicator& communicator, const Operator& op, const NormCheck& check,
+                  NormOperands&& operands, at::IntArrayRef sizes)
+      : CallRequest(op.name.c_str(), check.algorithm),
+        t_(std::move(operands)),
+        call_(describe(op, check, t_)),
+        results_(op.planned()) {
+    is_empty_ = call_.rows == 0;
+    has_rest_ = !t_.copies.empty() || (is_empty_ && call_.given_scale != nullptr);
+    if (t_.epilogue) {
+      kernel_epilogue_.use_for_rows(communicator, this->op(), *t_.epilogue, sizes, call_);
     }
-    if (is_empty()) return_given_scale();  // no backend will
   }
 
-  const char* op() const { return op_.name.c_str(); }
-  Algorithm asked() const { return check_.algorithm; }
-  bool is_empty() const { return call.rows == 0; }
-  static bool needs_no_peers() { return true; }
-  void alone() {
+  Places locate(Communicator& communicator) const override {
+    const Places places{communicator.symmetric().find(call_.input, t_.input.nbytes()), {}};
+    if (needs_multicast(asked())) {
+      check_multicast(op(), request(communicator, places), communicator);
+    }
+    return places;
+  }
+  void run_alone(const Launch& launch) override {
     if (is_empty()) return;
-    plan(Algorithm::fallback, {});
-    const void* inputs[] = {call.input};
-    normalize_locally(inputs, 1, call, input());
+    plan(launch, {}, Algorithm::fallback);
+    const void* inputs[] = {call_.input};
+    normalize_locally(inputs, 1, call_, t_.input);
+  }
+  Call& plan(const Launch& launch, const Places& places) override {
+    plan(launch, places, asked());
+    const bool pulls = pulls_inputs(call_.plan.algorithm) || !launch.communicator.on_cuda();
+    map_peers(launch.communicator, pulls ? places.input : std::nullopt, {}, call_);
+    return call_;
+  }
+
+  void run_through_group(const Launch& launch) const override {
+    return_given_scale();  // a rank may have no rows of its own
+    fallback_norm(launch.communicator, op(), call_, t_.input);
+  }
+  bool run(const CpuView& view) const override { return cpu::norm(view, call_); }
+#if COLLX_CUDA
+  void run(const CudaView& view, cuda::Stream stream) const override {
+    cuda::norm(view, call_, stream);
+  }
+#endif
+  void finish() const override {
+    if (is_empty()) return_given_scale();  // no backend has
+    for (const auto& [from, to] : t_.copies) to.copy_(from);
   }
 
   /// The kernels of the call alone: see GettingReady.
-  void get_ready() {
-    if (!communicator_.on_cuda()) return;
-    in_kernels(communicator_, asked()) ? collx::run(*this, communicator_) : alone();
+  void get_ready(Communicator& communicator) {
+    if (!communicator.on_cuda()) return;
+    has_rest_ = false;
+    const OnDevice guard(communicator.options().device);
+    const c10::Stream stream = current_stream(communicator.options().device);
+    if (in_kernels(communicator, asked())) {
+      enqueue(communicator, *this, stream);
+    } else {
+      run_alone({communicator, *this, stream});
+    }
   }
-
-  Places find(SymmetricMemory& memory) const {
-    return {memory.find(call.input, input().nbytes()), std::nullopt};
-  }
-  void check(const Places& places) const {
-    if (needs_multicast(asked())) check_multicast(op(), request(places), communicator_);
-  }
-  Places touched(const Places& places) const {
-    const bool pulls = pulls_inputs(call.plan.algorithm) || !communicator_.on_cuda();
-    return {pulls ? places.input : std::nullopt, std::nullopt};
-  }
-  void plan(const Places& places) { plan(asked(), places); }
-
-  void fall_back() const {
-    return_given_scale();  // a rank may have no rows of its own
-    fallback_norm(communicator_, op(), call, input());
-  }
-  bool run(const CpuView& view) const { return cpu::norm(view, call); }
-#if COLLX_CUDA
-  void run(const CudaView& view, cuda::Stream stream) const { cuda::norm(view, call, stream); }
-#endif
 
  private:
-  const at::Tensor& input() const { return *operands_.input; }
-
   void return_given_scale() const {
-    if (call.given_scale != nullptr) operands_.results[1].copy_(operands_.scale->view({1}));
+    if (call_.given_scale != nullptr) t_.results[1].copy_(t_.scale.view({1}));
   }
 
-  NormRequest request(const Places& places) const {
-    NormRequest request = norm_request(communicator_, op_, check_, call.rows, call.cols);
+  NormRequest request(const Communicator& communicator, const Places& places) const {
+    NormRequest request =
+        norm_request(communicator, call_, call_.options, results_, call_.rows, call_.cols);
     place_in(request, places.input, places.output);
     return request;
   }
-  void plan(Algorithm algorithm, const Places& places) {
-    NormRequest wanted = request(places);
+  void plan(const Launch& launch, const Places& places, Algorithm algorithm) {
+    NormRequest wanted = request(launch.communicator, places);
     wanted.algorithm = algorithm;
-    const NormPlan plan = plan_norm(wanted, communicator_.cuda_layout());
-    call.plan = plan.plan;
-    call.shape = plan.shape;
+    const NormPlan plan = plan_norm(wanted, launch.communicator.cuda_layout());
+    call_.plan = plan.plan;
+    call_.shape = plan.shape;
     if (plan.spilled == 0) return;
-    spill_ = at::empty({static_cast<int64_t>(plan.spilled)}, input().options().dtype(at::kFloat));
-    call.spill = static_cast<float*>(spill_.mutable_data_ptr());
+    const UseStream use(launch.stream);
+    spill_ = at::empty({static_cast<int64_t>(plan.spilled)}, t_.input.options().dtype(at::kFloat));
+    call_.spill = static_cast<float*>(spill_.mutable_data_ptr());
   }
 
-  const Operator& op_;
-  Communicator& communicator_;
-  const NormCheck& check_;
-  const Operands& operands_;
+  const NormOperands t_;
+  NormCall call_;
+  const NormResults results_;
   at::Tensor spill_;
-  KernelEpilogue epilogue_;
+  KernelEpilogue kernel_epilogue_;
 };
 
 /// Where a tensor lies, if it is dense.
@@ -262,36 +271,34 @@ Results norm(const Operator& op, const Arguments& a) {
     check_norm_out(op, a, check.results[i], a.results[i]);
   }
   check_apart(op, a);
-  const OnDevice guard(a.input.device());
-  Operands operands{a.input.expect_contiguous(),
-                    dense(a.residual),
-                    dense(a.weight),
-                    dense(a.bias),
-                    a.scale ? dense(*a.scale) : c10::MaybeOwned<at::Tensor>(),
-                    (a.residual.defined() ? a.residual : a.input).sizes(),
-                    {}};
+  NormOperands operands{*a.input.expect_contiguous(),
+                        dense(a.residual),
+                        dense(a.weight),
+                        dense(a.bias),
+                        a.scale ? dense(*a.scale) : at::Tensor(),
+                        {}};
   for (size_t i = 0; i < check.results.size(); ++i) {
     const bool given = op.takes_outputs() && lies_as(a.results[i], check.results[i]);
     operands.results.push_back(given ? a.results[i] : new_result(check.results[i], a.input));
+    if (op.takes_outputs() && !given) {
+      operands.copies.emplace_back(operands.results[i], a.results[i]);
+    }
   }
-  std::vector<at::Tensor> extras;
-  std::optional<Epilogue> epilogue;
   if (check.epilogue != nullptr) {
-    extras = extras_apart(op, a);
-    epilogue.emplace(Epilogue{*check.epilogue, extras,
-                              with_numbers(op.name.c_str(), check.epilogue->expression, a.numbers),
-                              origin_of(op, a, *communicator)});
+    operands.epilogue =
+        Epilogue{check.epilogue, extras_apart(op, a),
+                 with_numbers(op.name.c_str(), check.epilogue->expression, a.numbers),
+                 origin_of(op, a, *communicator)};
   }
-  NormRun norm(op, *communicator, check, operands, epilogue ? &*epilogue : nullptr);
-  if (epilogue && getting_ready()) {
-    norm.get_ready();
-    return operands.results;
+  const at::IntArrayRef sizes = (a.residual.defined() ? a.residual : a.input).sizes();
+  Results results;
+  if (!op.takes_outputs()) results = operands.results;
+  if (operands.epilogue && getting_ready()) {
+    NormCallRequest(*communicator, op, check, std::move(operands), sizes).get_ready(*communicator);
+  } else {
+    call_now<NormCallRequest>(*communicator, op, check, std::move(operands), sizes);
   }
-  run(norm, *communicator);
-  for (size_t i = 0; i < a.results.size(); ++i) {
-    if (!operands.results[i].is_same(a.results[i])) a.results[i].copy_(operands.results[i]);
-  }
-  return operands.results;
+  return results;
 }
 
 Results norm_meta(const Operator& op, const Arguments& a) {
@@ -307,16 +314,17 @@ Results norm_meta(const Operator& op, const Arguments& a) {
   return results;
 }
 
-NormRequest norm_request(const Communicator& communicator, const Operator& op,
-                         const NormCheck& check, uint64_t rows, uint64_t cols) {
+NormRequest norm_request(const Communicator& communicator, const CallCore& core,
+                         const NormOptions& options, NormResults results, uint64_t rows,
+                         uint64_t cols) {
   NormRequest request;
-  static_cast<Request&>(request) = request_of(communicator, check);
+  static_cast<Request&>(request) = request_of(communicator, core);
   request.rows = rows;
   request.cols = cols;
-  request.bytes = rows * cols * static_cast<uint64_t>(dtype_size(check.dtype));
-  request.options = check.options;
-  request.exact_sums = check.options.rounding == Rounding::fp32 && check.dtype != DType::float32;
-  request.results = op.planned();
+  request.bytes = rows * cols * static_cast<uint64_t>(dtype_size(core.dtype));
+  request.options = options;
+  request.exact_sums = options.rounding == Rounding::fp32 && core.dtype != DType::float32;
+  request.results = results;
   request.tuned_blocks = communicator.tuned_blocks();
   request.tuned_threads = communicator.tuned_threads();
   return request;

@@ -37,8 +37,7 @@ StreamOrder::~StreamOrder() {
   if (capture_event_ != nullptr) (void)cudaEventDestroy(capture_event_);
 }
 
-cuda::Stream StreamOrder::enter() {
-  cuda::Stream stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
+cuda::Stream StreamOrder::enter(cuda::Stream stream) {
   unsigned long long id = 0;
   if (capture_status(stream, &id) == cudaStreamCaptureStatusNone) {
     enter_eager(stream);
@@ -80,9 +79,11 @@ void StreamOrder::order(cuda::Stream before, cuda::Stream after, CUevent_st*& ev
   C10_CUDA_CHECK(cudaStreamWaitEvent(after, event, 0));
 }
 
-bool capturing(c10::Device device) {
-  const cuda::Stream stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+bool capturing(cuda::Stream stream) {
   return capture_status(stream, nullptr) != cudaStreamCaptureStatusNone;
+}
+bool capturing(c10::Device device) {
+  return capturing(c10::cuda::getCurrentCUDAStream(device.index()).stream());
 }
 
 }  // namespace collx

@@ -22,14 +22,14 @@ namespace collx {
 /// call on another stream, or until the communicator's end.
 class StreamOrder {
  public:
-  explicit StreamOrder(c10::Device device) : device_(device) {}
+  StreamOrder() = default;
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  /// The device's current stream, ordered after the communicator's previous call. The device has
-  /// to be the current one. RuntimeError when no event can order them.
-  cuda::Stream enter();
+  /// Orders the stream after the communicator's previous call, and returns it. The device has to be
+  /// the current one. RuntimeError when no event can order them.
+  cuda::Stream enter(cuda::Stream stream);
 
  private:
   struct Capture {
@@ -41,7 +41,6 @@ class StreamOrder {
   void enter_capture(unsigned long long id, cuda::Stream stream);
   void order(cuda::Stream before, cuda::Stream after, CUevent_st*& event);
 
-  c10::Device device_;
   bool used_ = false;
   cuda::Stream last_ = nullptr;
   CUevent_st* eager_event_ = nullptr;
@@ -49,7 +48,8 @@ class StreamOrder {
   std::vector<Capture> captures_;  // newest last
 };
 
-/// Whether the device's current stream is being captured into a CUDA graph.
+/// Whether a stream, or the device's current stream, is being captured into a CUDA graph.
+bool capturing(cuda::Stream stream);
 bool capturing(c10::Device device);
 
 }  // namespace collx

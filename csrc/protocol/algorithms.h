@@ -34,14 +34,16 @@ struct AlgorithmRow {
   bool multicast = false;  // of GPUs alone, whose memory has a multicast address
   bool by_switch = false;  // and what is reduced is reduced there, in an order of its own
   bool on_cpu = true;
+  bool kernels = true;  // false: the host carries it out, by steps of csrc/ops/enqueue.cpp
 };
 
 inline constexpr Collectives kReducesAll = only(Collective::allreduce) | kNorms;
+inline constexpr Collectives kBarrier = only(Collective::barrier);
 inline constexpr Collectives kBroadcast = only(Collective::broadcast);
 inline constexpr Collectives kPairs = kExchanges & ~kBroadcast;
 
 inline constexpr AlgorithmRow kAlgorithms[] = {
-    {.algorithm = Algorithm::automatic, .name = "auto", .serves = kWithTensors},
+    {.algorithm = Algorithm::automatic, .name = "auto", .serves = kWithTensors | kBarrier},
     {.algorithm = Algorithm::oneshot_push,
      .name = "oneshot_push",
      .serves = kReducesAll,
@@ -93,7 +95,10 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .staging = true,
      .multicast = true,
      .on_cpu = false},
-    {.algorithm = Algorithm::fallback, .name = "fallback", .serves = kWithTensors},
+    {.algorithm = Algorithm::fallback,
+     .name = "fallback",
+     .serves = kWithTensors | kBarrier,
+     .kernels = false},
     // Messages through slots, or between the tensors themselves.
     {.algorithm = Algorithm::staged,
      .name = "staged",
@@ -102,7 +107,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .slots = SlotsFor::twoshot},
     {.algorithm = Algorithm::direct,
      .name = "direct",
-     .serves = kPairs & ~only(Collective::alltoallv),
+     .serves = (kPairs & ~only(Collective::alltoallv)) | kBarrier,
      .share = Share::message,
      .in_place = true},
     // What all ranks get alike, or what is made of all of theirs.

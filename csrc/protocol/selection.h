@@ -316,6 +316,9 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kNorms, cpu, all, 16, kAnySize, twoshot_pull},
     {kAuto, kScatteringNorms, cuda, all, 8, kAnySize, staged},
     {kAuto, kScatteringNorms, cpu, all, 16, kAnySize, staged},
+
+    {kAuto, kBarrier, cuda, all, 8, kAnySize, direct},
+    {kAuto, kBarrier, cpu, all, 16, kAnySize, direct},
 #if defined(COLLX_EXTRA_SELECTION)
     COLLX_EXTRA_SELECTION
 #endif
@@ -415,7 +418,7 @@ constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) 
     const Collective c = collective.collective;
     for (const AlgorithmRow& asked : kAlgorithms) {
       const Algorithm a = asked.algorithm;
-      if (a == Algorithm::automatic || a == Algorithm::fallback) continue;
+      if (a == Algorithm::automatic || !asked.kernels) continue;
       if ((collectives & asked.serves & only(c)) == 0) continue;
       if (asked.multicast && device == DeviceKind::cpu) continue;  // refused by name
       bool replaced = false;
@@ -465,7 +468,7 @@ constexpr Plan select(const Request& r) {
     plan.algorithm = Algorithm::twoshot_pull;
   plan.staged = stages_inputs(r, plan.algorithm);
   plan.into_outputs = stores_into_outputs(r, plan.algorithm);
-  if (r.device == DeviceKind::cpu || plan.algorithm == Algorithm::fallback) return plan;
+  if (r.device == DeviceKind::cpu || !row_of(plan.algorithm).kernels) return plan;
 
   const uint64_t work = work_of(r, plan.algorithm);
   if (row_of(plan.algorithm).lanes) {

@@ -1,0 +1,151 @@
+#include "enqueue.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+
+#include "../cpu/exchange.h"
+#include "checks.h"
+#if COLLX_CUDA
+#include <c10/cuda/CUDAStream.h>
+
+#include "../cuda/exchange.h"
+#endif
+
+namespace collx {
+
+namespace {
+
+using HostStep = void (*)(const Launch& launch, const CallDescriptor& call);
+
+/// The kernels of the plan's algorithm.
+void run_kernels(const Launch& launch, const CallDescriptor& /*call*/) {
+  Communicator& communicator = launch.communicator;
+#if COLLX_CUDA
+  if (communicator.on_cuda()) {
+    launch.request.run(communicator.cuda_view(),
+                       communicator.streams().enter(c10::cuda::CUDAStream(launch.stream)));
+    return;
+  }
+#endif
+  const bool done = launch.request.run(communicator.cpu_view());
+  if (!done) communicator.require_usable(launch.request.op());
+}
+
+/// All ranks meet in their regions, if they have any, in a checked barrier: there a missing rank
+/// has a name, and the process group, which a collective that never ends would spoil for everybody,
+/// is not touched before all have come. NotImplementedError during a capture.
+void meet(const Launch& launch, const CallDescriptor& call) {
+  Communicator& communicator = launch.communicator;
+  const char* const op = launch.request.op();
+#if COLLX_CUDA
+  if (communicator.on_cuda()) {
+    const c10::cuda::CUDAStream stream(launch.stream);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !capturing(stream), "collx.", op,
+        ": algorithm: \"fallback\" waits on the host and cannot be captured into a CUDA graph; "
+        "accepted during a capture: the algorithms on peer memory");
+    const cuda::Stream entered = communicator.streams().enter(stream);
+    if (!communicator.has_regions()) return;
+    CudaView view = communicator.cuda_view();
+    view.check = true;
+    cuda::barrier(view, call, entered);
+    stream.synchronize();
+    communicator.require_usable(op);
+    return;
+  }
+#endif
+  if (!communicator.has_regions()) return;
+  CpuView view = communicator.cpu_view();
+  view.check = true;
+  if (!cpu::barrier(view, call)) communicator.require_usable(op);
+}
+
+void run_through_group(const Launch& launch, const CallDescriptor& /*call*/) {
+  const UseStream use(launch.stream);
+  launch.request.run_through_group(launch);
+}
+
+/// How the host carries an algorithm out: some steps, in this order.
+struct Launcher {
+  Algorithm algorithm;
+  std::array<HostStep, 2> steps;  // null: none
+};
+
+constexpr Launcher kByKernels = {Algorithm::automatic, {run_kernels, nullptr}};
+/// Of the algorithms without kernels.
+constexpr Launcher kLaunchers[] = {
+    {Algorithm::fallback, {meet, run_through_group}},
+};
+
+constexpr const Launcher& launcher_of(Algorithm algorithm) {
+  if (row_of(algorithm).kernels) return kByKernels;
+  for (const Launcher& launcher : kLaunchers) {
+    if (launcher.algorithm == algorithm) return launcher;
+  }
+  throw "an algorithm without kernels has no launcher";
+}
+static_assert([] {
+  for (const AlgorithmRow& row : kAlgorithms) launcher_of(row.algorithm);
+  return true;
+}());
+
+/// Whether the call took a number.
+bool carry_out(const Launch& launch) {
+  auto& [communicator, request, stream] = launch;
+  const bool alone = communicator.options().world_size == 1;
+  const Places places = request.locate(communicator);
+  if (alone && request.needs_no_peers()) {
+    const UseStream use(stream);
+    request.run_alone(launch);
+    return false;
+  }
+  if (!alone) check_peer_access(request.op(), request.asked(), communicator);
+  if (request.is_empty() && !communicator.options().check) return false;
+  Call& call = request.plan(launch, places);
+  call.descriptor.algorithm = call.plan.named;
+  call.descriptor.runs = call.plan.algorithm;
+  for (const HostStep step : launcher_of(call.plan.algorithm).steps) {
+    if (step != nullptr) step(launch, call.descriptor);
+  }
+  return true;
+}
+
+}  // namespace
+
+Places CallRequest::locate(Communicator&) const { return {}; }
+void CallRequest::run_alone(const Launch&) {}
+void CallRequest::finish() const {}
+
+Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream stream) {
+  const OnDevice guard(communicator.options().device);
+  Ticket ticket;
+  {
+    const auto held = communicator.lock();
+    communicator.refuse_if_destroyed(request.op());  // by another thread since
+    if (carry_out({communicator, request, stream})) communicator.count_call();
+    ticket = communicator.calls();
+  }
+  if (request.has_rest()) {
+    const UseStream use(stream);
+    request.finish();
+  }
+  return ticket;
+}
+
+c10::Stream current_stream([[maybe_unused]] c10::Device device) {
+#if COLLX_CUDA
+  if (device.is_cuda()) return c10::cuda::getCurrentCUDAStream(device.index());
+#endif
+  return c10::Stream(c10::Stream::DEFAULT, device);
+}
+
+#if COLLX_CUDA
+UseStream::UseStream(c10::Stream stream) {
+  if (stream.device().is_cuda() && stream != current_stream(stream.device())) {
+    guard_.reset_stream(stream);
+  }
+}
+#endif
+
+}  // namespace collx

@@ -1,0 +1,105 @@
+// The way of every call from an operator to the backend.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <optional>
+#include <utility>
+
+#include "call.h"
+
+namespace collx {
+
+/// Where the tensors of a call lie, if they are symmetric.
+struct Places {
+  std::optional<SymmetricRange> input;
+  std::optional<SymmetricRange> output;
+};
+
+class CallRequest;
+
+/// A call on its way. Host steps that run operators of PyTorch make `stream` current: UseStream.
+struct Launch {
+  Communicator& communicator;
+  CallRequest& request;
+  c10::Stream stream;
+};
+
+/// A call whose arguments an operator has checked. A request owns what it refers to, so it may
+/// outlive the operator, and any thread may enqueue it, on any stream that is ordered after the
+/// stream on which it was made. It is made in place, since its members point to each other.
+class CallRequest {
+ public:
+  virtual ~CallRequest() = default;
+  CallRequest(const CallRequest&) = delete;
+  CallRequest& operator=(const CallRequest&) = delete;
+
+  const char* op() const { return op_; }
+
+  /// Finds what peers may touch, and checks what the algorithm requires of it.
+  virtual Places locate(Communicator& communicator) const;
+  /// The whole call of a rank that is alone. Called only if needs_no_peers().
+  virtual void run_alone(const Launch& launch);
+  /// Fills in the plan, the descriptor and the mapped addresses.
+  virtual Call& plan(const Launch& launch, const Places& places) = 0;
+  /// The kernels of the plan. On the CPU, false: the communicator has failed.
+  virtual bool run(const CpuView& view) const = 0;
+#if COLLX_CUDA
+  virtual void run(const CudaView& view, cuda::Stream stream) const = 0;
+#endif
+  /// The call through the process group.
+  virtual void run_through_group(const Launch& launch) const = 0;
+  /// What follows the collective, on its stream. Called only if has_rest().
+  virtual void finish() const;
+
+  Algorithm asked() const { return asked_; }
+  bool needs_no_peers() const { return needs_no_peers_; }
+  /// Nothing to do, which all ranks know.
+  bool is_empty() const { return is_empty_; }
+  bool has_rest() const { return has_rest_; }
+
+ protected:
+  /// `op` lives as long as the process.
+  CallRequest(const char* op, Algorithm asked) : op_(op), asked_(asked) {}
+
+  bool needs_no_peers_ = true;
+  bool is_empty_ = false;
+  bool has_rest_ = false;
+
+ private:
+  const char* op_;
+  Algorithm asked_;
+};
+
+/// The number of a call on its communicator: the call is enqueued when Communicator::calls() has
+/// reached it. A call without work takes no number, and gets that of the call before it.
+using Ticket = uint64_t;
+
+/// Carries the request out on `stream` (on the CPU: before it returns), ordered after the
+/// communicator's previous call. The caller has asked communicator.require_usable().
+Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream stream);
+
+/// The stream on which a synchronous call runs.
+c10::Stream current_stream(c10::Device device);
+
+/// Makes a request and enqueues it on the current stream.
+template <typename R, typename... Given>
+void call_now(Communicator& communicator, Given&&... given) {
+  R request(communicator, std::forward<Given>(given)...);
+  enqueue(communicator, request, current_stream(communicator.options().device));
+}
+
+/// Makes the stream of a CUDA device the current one for as long as it lives.
+class UseStream {
+ public:
+#if COLLX_CUDA
+  explicit UseStream(c10::Stream stream);
+
+ private:
+  c10::cuda::OptionalCUDAStreamGuard guard_;
+#else
+  explicit UseStream(c10::Stream) {}
+#endif
+};
+
+}  // namespace collx
