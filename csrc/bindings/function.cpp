@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "../ops/posting.h"
+#include "handle.h"
 #include "plain_values.h"
 
 namespace collx {
@@ -26,6 +28,17 @@ py::object borrowed(PyObject* object) { return py::reinterpret_borrow<py::object
 bool is_name(PyObject* given, PyObject* name) {
   return given == name || (PyUnicode_GET_LENGTH(given) == PyUnicode_GET_LENGTH(name) &&
                            PyUnicode_Compare(given, name) == 0);
+}
+
+std::vector<at::Tensor> tensors_in(const torch::jit::Stack& stack) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) tensors.push_back(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
+    }
+  }
+  return tensors;
 }
 
 template <typename Values>
@@ -61,7 +74,7 @@ Function::Function(const std::string& name, const py::tuple& names, const py::tu
   for (const Variant& variant : variants_of(name)) add(variant);
 }
 
-std::array<std::pair<const char*, int*>, 10> Function::places() {
+std::array<std::pair<const char*, int*>, 11> Function::places() {
   return {{{"input", &input_},
            {"epilogue", &epilogue_},
            {"extras", &extras_},
@@ -71,7 +84,8 @@ std::array<std::pair<const char*, int*>, 10> Function::places() {
            {"residual", &residual_},
            {"quantization", &quantization_},
            {"keep_norm", &keep_norm_},
-           {"out", &out_}}};
+           {"out", &out_},
+           {"async_op", &async_op_}}};
 }
 
 void Function::add(const Variant& variant) {
@@ -93,7 +107,7 @@ void Function::add(const Variant& variant) {
     use(choice.sources.back().parameter);
   }
   // fill() and choose() look at these in any case.
-  for (const int parameter : {epilogue_, extras_, index_, quantization_, keep_norm_}) {
+  for (const int parameter : {epilogue_, extras_, index_, quantization_, keep_norm_, async_op_}) {
     use(parameter);
   }
   if (op.takes_outputs()) {
@@ -114,9 +128,12 @@ PyObject* Function::call(const Given& given) {
     Py_DECREF(accepted);
     return given.pass_to(twin_);
   }
+  const bool posts = value_of(async_op_, values) == Py_True;
+  // No mode sees a posted call, which is no call of an overload.
+  const bool by_twin =
+      posts ? false : at::impl::torch_function_mode_enabled() || !is_default(async_op_, values);
   torch::jit::Stack stack;
-  const Choice* const choice =
-      at::impl::torch_function_mode_enabled() ? nullptr : fill(stack, values);
+  const Choice* const choice = by_twin ? nullptr : fill(stack, values);
   if (choice == nullptr) return given.pass_to(twin_);
   // The last reference to a tensor besides Python's own is given up with the interpreter's lock,
   // which would be taken anew for each of them when the operator is done with its arguments.
@@ -124,11 +141,36 @@ PyObject* Function::call(const Given& given) {
   for (const c10::IValue& value : stack) {
     if (value.isTensor() || value.isTensorList()) held.push_back(value);
   }
+  if (posts) return post(*choice, stack, values);
   {
     const py::gil_scoped_release_simple others_run;
     choice->handle->callBoxed(stack);
   }
   return returned(*choice->op, stack, values);
+}
+
+PyObject* Function::post(const Choice& choice, torch::jit::Stack& stack,
+                         const Values& values) const {
+  std::vector<at::Tensor> tensors = tensors_in(stack);
+  std::shared_ptr<PostedCall> posted;
+  {
+    const py::gil_scoped_release_simple others_run;
+    Posting posting;
+    choice.handle->callBoxed(stack);
+    posted = posting.posted();
+  }
+  std::vector<at::Tensor> results = tensors_in(stack);
+  if (choice.op->form == Form::in_place) results = {tensors.front()};
+  if (choice.op->takes_outputs()) {
+    results.assign(tensors.end() - static_cast<ptrdiff_t>(choice.op->outputs.size()),
+                   tensors.end());
+  }
+  tensors.insert(tensors.end(), results.begin(), results.end());
+  py::object result = py::reinterpret_steal<py::object>(returned(*choice.op, stack, values));
+  return make_handle(PyUnicode_AsUTF8(name_.ptr()), std::move(posted), std::move(result),
+                     std::move(tensors), std::move(results))
+      .release()
+      .ptr();
 }
 
 bool Function::parse(const Given& given, Values& values) const {

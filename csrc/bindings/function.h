@@ -71,7 +71,7 @@ class Function {
   };
 
   /// The parameters that are more than an argument of the same name.
-  std::array<std::pair<const char*, int*>, 10> places();
+  std::array<std::pair<const char*, int*>, 11> places();
   void add(const Variant& variant);
 
   bool parse(const Given& given, Values& values) const;
@@ -88,6 +88,8 @@ class Function {
   bool push_outputs(torch::jit::Stack& stack, const Operator& op, const Values& values) const;
 
   Feature kind_of(PyObject* quantization);
+  /// Posts the call, and returns its handle.
+  PyObject* post(const Choice& choice, torch::jit::Stack& stack, const Values& values) const;
   PyObject* returned(const Operator& op, torch::jit::Stack& results, const Values& values) const;
 
   const pybind11::object name_;
@@ -101,7 +103,7 @@ class Function {
   std::vector<Parameter> parameters_;
   int input_ = kNone, epilogue_ = kNone, extras_ = kNone, index_ = kNone, device_splits_ = kNone,
       output_splits_ = kNone, residual_ = kNone, quantization_ = kNone, keep_norm_ = kNone,
-      out_ = kNone;
+      out_ = kNone, async_op_ = kNone;
   Features selects_ = 0;  // those that choose between operators, out= aside
   std::array<std::unique_ptr<Choice>, kAllFeatures + 1> choices_;
   // The quantization that came last, what it means, and its arguments as far as they were used.

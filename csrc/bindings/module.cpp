@@ -28,6 +28,7 @@
 #include "../protocol/partition.h"
 #include "errors.h"
 #include "functions.h"
+#include "handle.h"
 #include "interpreter_lock.h"
 
 namespace py = pybind11;
@@ -272,5 +273,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
   collx::bind_functions(m);
+  collx::bind_handle(m);
   m.def("part_of", &part_of, py::arg("numel"), py::arg("world_size"), py::arg("rank"));
 }

@@ -53,13 +53,15 @@ c10::List<at::Tensor> tensors_of(PyObject* sequence) {
 
 std::optional<c10::IValue> converted(PyObject* value, const c10::Argument& argument) {
   const c10::TypePtr& type = argument.real_type();
+  const bool optional = type->kind() == c10::TypeKind::OptionalType;
+  const c10::Type& given = optional ? *type->containedType(0) : *type;
   if (is_tensor(value)) {
-    if (type->kind() != c10::TypeKind::TensorType) return std::nullopt;
+    if (given.kind() != c10::TypeKind::TensorType) return std::nullopt;
     return THPVariable_Unpack(value);
   }
   if (is_sequence(value)) {
     if (!all_of_sequence(value, is_plain)) return std::nullopt;
-    if (takes_tensors(*type) && all_of_sequence(value, is_tensor)) return tensors_of(value);
+    if (takes_tensors(given) && all_of_sequence(value, is_tensor)) return tensors_of(value);
   } else if (!is_plain(value)) {
     return std::nullopt;
   }

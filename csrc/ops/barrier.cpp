@@ -42,7 +42,7 @@ class BarrierCallRequest final : public CallRequest {
 Results barrier(const Operator& op, const Arguments& a) {
   const auto communicator = registry::require(op.name.c_str(), a.group_name);
   communicator->require_usable(op.name.c_str());
-  call_now<BarrierCallRequest>(*communicator);
+  make_call<BarrierCallRequest>(*communicator);
   return {};
 }
 

@@ -95,7 +95,25 @@ Communicator::Communicator(CommunicatorOptions options)
 }
 
 // The status block is not given back here: nobody has said that no kernel is in flight.
-Communicator::~Communicator() { registry::leave(*this); }
+Communicator::~Communicator() {
+  registry::leave(*this);
+  // A forked child does not have the poster's thread, whose end this would wait for.
+  if (!forked()) delete poster_.load(std::memory_order_acquire);
+}
+
+Poster& Communicator::poster() {
+  if (Poster* const made = poster_.load(std::memory_order_acquire)) return *made;
+  const auto held = lock();
+  if (poster_.load(std::memory_order_relaxed) == nullptr) {
+#if COLLX_CUDA
+    auto poster = on_cuda() ? make_cuda_poster(options_.device) : make_cpu_poster();
+#else
+    auto poster = make_cpu_poster();
+#endif
+    poster_.store(poster.release(), std::memory_order_release);
+  }
+  return *poster_.load(std::memory_order_relaxed);
+}
 
 bool Communicator::forked() const { return fork_generation_ != registry::fork_generation(); }
 
@@ -250,6 +268,7 @@ void Communicator::destroy() {
   if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
   registry::leave(*this);
   if (forked()) return;  // the lock may have been held by a thread that this process does not have
+  if (Poster* const poster = poster_.load(std::memory_order_acquire)) poster->close();
   const auto held = lock();
   symmetric_.clear();
   // A healthy communicator is destroyed collectively, with nothing in flight. After a failure a

@@ -20,6 +20,7 @@
 #include "../protocol/call.h"
 #include "../protocol/selection.h"
 #include "host_status.h"
+#include "posting.h"
 #include "symmetric.h"
 #if COLLX_CUDA
 #include "streams.h"
@@ -51,7 +52,7 @@ struct CommunicatorOptions {
 CpuLayout require_cpu_layout(int world_size, uint64_t payload_bytes);
 CudaLayout require_cuda_layout(int world_size, uint64_t payload_bytes);
 
-class C10_EXPORT Communicator {
+class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   /// Checks the options (ValueError) and enters the communicator into the registry.
   static std::shared_ptr<Communicator> create(CommunicatorOptions options);
@@ -73,6 +74,11 @@ class C10_EXPORT Communicator {
   /// destroy(). `detail` is added to the words. Without `wait` it waits for no peer to say more of
   /// a time-out, and may then name a rank that itself waits for another one.
   void check(const char* op, const std::string& detail = {}, bool wait = true);
+  /// Raises what is known, at once: for a posted call that somebody waits for.
+  void check_posted(const char* op) {
+    if (destroyed() || status_.ready()) [[unlikely]]
+      check(op, {}, /*wait=*/false);
+  }
   std::optional<StatusRecord> failure() const;
   bool destroyed() const { return destroyed_.load(std::memory_order_acquire); }
   bool forked() const;
@@ -114,6 +120,13 @@ class C10_EXPORT Communicator {
   StreamOrder& streams() { return streams_; }
 #endif
 
+  /// Made when it is first asked for.
+  Poster& poster();
+  /// Before a call that is not posted: those that are posted on the CPU come first.
+  void let_posted_calls_pass() {
+    if (Poster* const poster = poster_.load(std::memory_order_acquire)) poster->let_pass();
+  }
+
   /// Calls that this process made through the communicator, replays of graphs not counted. A call
   /// counts when it is enqueued: see Ticket.
   uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
@@ -151,6 +164,7 @@ class C10_EXPORT Communicator {
   std::atomic<bool> status_given_back_{false};
   std::atomic<uint64_t> calls_{0};
   int fork_generation_;
+  std::atomic<Poster*> poster_{nullptr};  // owned
   std::mutex mutex_;
   SymmetricMemory symmetric_;
 #if COLLX_CUDA

@@ -82,9 +82,14 @@ Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream str
 /// The stream on which a synchronous call runs.
 c10::Stream current_stream(c10::Device device);
 
-/// Makes a request and enqueues it on the current stream.
+/// Makes a request and enqueues it on the current stream, or posts it if the thread is posting.
 template <typename R, typename... Given>
-void call_now(Communicator& communicator, Given&&... given) {
+void make_call(Communicator& communicator, Given&&... given) {
+  if (Posting* const posting = Posting::current()) {
+    return posting->take(communicator,
+                         std::make_unique<R>(communicator, std::forward<Given>(given)...));
+  }
+  communicator.let_posted_calls_pass();
   R request(communicator, std::forward<Given>(given)...);
   enqueue(communicator, request, current_stream(communicator.options().device));
 }

@@ -19,6 +19,7 @@ namespace collx {
 
 namespace {
 
+thread_local bool carries_errors = false;
 std::atomic<Raise> raise_hook{nullptr};
 
 constexpr std::array<std::string_view, static_cast<size_t>(Failure::count)> kFailureNames = {
@@ -229,7 +230,19 @@ ErrorKind kind_of(Failure failure) {
 
 void raise_by(Raise raise) { raise_hook.store(raise, std::memory_order_release); }
 
+CarryErrors::CarryErrors() { carries_errors = true; }
+CarryErrors::~CarryErrors() { carries_errors = false; }
+
+void raise_carried(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const CarriedError& carried) {
+    raise_error(carried.error);
+  }
+}
+
 void raise_error(const RaisedError& error) {
+  if (carries_errors) throw CarriedError{error};
   if (const Raise raise = raise_hook.load(std::memory_order_acquire)) raise(error);
   TORCH_CHECK(false, error.message);
 }

@@ -4,6 +4,7 @@
 #include <c10/macros/Export.h>
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -49,6 +50,20 @@ struct RaisedError {
 
 /// Throws the exception that stands for the error in the language of the caller.
 using Raise = void (*)(const RaisedError& error);
+
+/// While one lives, raise_error() on this thread throws CarriedError, for raise_carried() on the
+/// thread that the error is meant for. It takes no lock of an interpreter.
+class CarryErrors {
+ public:
+  CarryErrors();
+  ~CarryErrors();
+  CarryErrors(const CarryErrors&) = delete;
+  CarryErrors& operator=(const CarryErrors&) = delete;
+};
+struct CarriedError {
+  RaisedError error;
+};
+[[noreturn]] void raise_carried(const std::exception_ptr& error);
 
 /// How raise_error() raises from now on. This library knows no Python: the Python module says it.
 C10_EXPORT void raise_by(Raise raise);

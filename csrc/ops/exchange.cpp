@@ -227,9 +227,9 @@ const char* Exchange::op() const { return name_of(collective).data(); }
 
 void run(const Exchange& e, Communicator& communicator, Operands operands) {
   const bool allreduce = e.collective == Collective::allreduce;
-  (allreduce ? call_now<AllreduceCallRequest, const Exchange&, Operands>
-             : call_now<ExchangeCallRequest, const Exchange&, Operands>)(communicator, e,
-                                                                         std::move(operands));
+  (allreduce ? make_call<AllreduceCallRequest, const Exchange&, Operands>
+             : make_call<ExchangeCallRequest, const Exchange&, Operands>)(communicator, e,
+                                                                          std::move(operands));
 }
 
 }  // namespace collx

@@ -296,7 +296,7 @@ Results norm(const Operator& op, const Arguments& a) {
   if (operands.epilogue && getting_ready()) {
     NormCallRequest(*communicator, op, check, std::move(operands), sizes).get_ready(*communicator);
   } else {
-    call_now<NormCallRequest>(*communicator, op, check, std::move(operands), sizes);
+    make_call<NormCallRequest>(*communicator, op, check, std::move(operands), sizes);
   }
   return results;
 }

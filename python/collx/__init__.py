@@ -51,6 +51,7 @@ from collx.ops.collectives import (
     reducescatter,
     scatter,
 )
+from collx.ops.functions import Handle, post
 from collx.ops.norms import allreduce_layernorm, allreduce_rmsnorm, reducescatter_rmsnorm
 from collx.ops.quantization import Quantization
 from collx.ops.symmetric import empty, empty_like, register, zeros
@@ -81,6 +82,7 @@ __all__ = [
     "Communicator",
     "CommunicatorPoisoned",
     "Explanation",
+    "Handle",
     "InitError",
     "Quantization",
     "__version__",
@@ -105,6 +107,7 @@ __all__ = [
     "is_initialized",
     "nn",
     "patch",
+    "post",
     "reduce",
     "reduce_",
     "reducescatter",

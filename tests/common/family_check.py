@@ -80,21 +80,23 @@ def overload(name: str, form: str) -> Callable[..., Any]:
     return found
 
 
-def _by_python(name: str, form: str, communicator: Any, given: Fields, outs: Tensors) -> Tensors:
+def _function_call(
+    name: str, form: str, communicator: Any, given: Fields, outs: Tensors
+) -> tuple[Callable[..., Any], Fields]:
+    """The function in collx, and its arguments by name."""
     import collx
 
-    mine = {
-        key: value
-        for key, value in given.items()
-        if key not in ("input", "group_size", "group_name")
-    }
+    mine = {key: value for key, value in given.items() if key not in ("group_size", "group_name")}
     if form == "python_out":
         mine.update(zip(OUTS, outs, strict=False))
     if name == "alltoallv_device":
         mine["device_splits"] = mine.pop("input_splits")
     packet = OPS[name].packet or name
     function = getattr(collx, packet + "_" * (form == "python_inplace"))
-    result = function(given["input"], group=communicator, **mine)
+    return function, {**mine, "group": communicator}
+
+
+def _function_results(form: str, given: Fields, outs: Tensors, result: Any) -> Tensors:
     results: Tensors = result if isinstance(result, tuple) else (result,)
     wanted = {"python_out": outs, "python_inplace": (given["input"],)}.get(form)
     if wanted is not None:
@@ -106,7 +108,8 @@ def _by_python(name: str, form: str, communicator: Any, given: Fields, outs: Ten
 def make(communicator: Any, call: Call, given: Fields, outs: Tensors) -> Tensors:
     """Makes a call in its form, with these arguments; the tensors that hold the results."""
     if call.form.startswith("python"):
-        return _by_python(call.op, call.form, communicator, given, outs)
+        function, mine = _function_call(call.op, call.form, communicator, given, outs)
+        return _function_results(call.form, given, outs, function(**mine))
     if call.form == "functional":
         result = overload(call.op, "functional")(**given)
         return result if isinstance(result, tuple) else (result,)
@@ -169,6 +172,14 @@ class Prepared:
     def make(self) -> Tensors:
         """Makes the call."""
         return make(self.communicator, self.call, self.given, tuple(o.view for o in self.outs))
+
+    def post(self) -> Callable[[], Tensors]:
+        """Posts the call, of a form that Python has; a function that waits for the results."""
+        outs = tuple(o.view for o in self.outs)
+        call, given = self.call, self.given
+        function, mine = _function_call(call.op, call.form, self.communicator, given, outs)
+        handle = function(**mine, async_op=True)
+        return lambda: _function_results(call.form, given, outs, handle.wait())
 
     def wrong(self, results: Tensors, input_kept: bool = True) -> str:
         """What is wrong after the call; `input_kept`: nobody has written to the input since."""

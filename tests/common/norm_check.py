@@ -88,7 +88,10 @@ def tensors_of(call: Call, world: int, rank: int, device: torch.device) -> Field
     return {name: tensor.to(device, copy=True) for name, tensor in found.items()}
 
 
-def _by_python(communicator: Any, call: Call, given: Fields, outs: Tensors) -> Tensors:
+def _function_call(
+    communicator: Any, call: Call, given: Fields, outs: Tensors
+) -> tuple[Callable[..., Any], Fields]:
+    """The function in collx, and its arguments by name."""
     import collx
 
     scaled = scale_options(call) if quantizes(call.op) else {}
@@ -101,13 +104,15 @@ def _by_python(communicator: Any, call: Call, given: Fields, outs: Tensors) -> T
         kind = call.op.rpartition("_")[2]
         mine["quantization"] = collx.Quantization(kind, **scaled)
         mine["keep_norm"] = call.keep_norm
-    function = getattr(collx, family_of(call.op))
+    if call.form != "python":
+        mine["out"] = outs[0] if len(outs) == 1 else outs
+    return getattr(collx, family_of(call.op)), {**mine, "group": communicator}
+
+
+def _function_results(call: Call, outs: Tensors, result: Any) -> Tensors:
+    results: Tensors = result if isinstance(result, tuple) else (result,)
     if call.form == "python":
-        result = function(**mine, group=communicator)
-        return result if isinstance(result, tuple) else (result,)
-    single = len(outs) == 1
-    result = function(**mine, group=communicator, out=outs[0] if single else outs)
-    results = (result,) if single else result
+        return results
     assert all(got is want for got, want in zip(results, outs, strict=True)), "not what was given"
     return outs
 
@@ -115,7 +120,8 @@ def _by_python(communicator: Any, call: Call, given: Fields, outs: Tensors) -> T
 def make(communicator: Any, call: Call, given: Fields, outs: Tensors) -> Tensors:
     """Makes a call in its form, with these arguments; the tensors that hold the results."""
     if call.form.startswith("python"):
-        return _by_python(communicator, call, given, outs)
+        function, mine = _function_call(communicator, call, given, outs)
+        return _function_results(call, outs, function(**mine))
     if call.form == "functional":
         result = overload(call.op, call.keep_norm, False)(**given)
         return result if isinstance(result, tuple) else (result,)
@@ -171,6 +177,13 @@ class Prepared:
         poison = [torch.full_like(placed.whole, 0).fill_(_NAN) for placed in self._floats()]
         del poison
         return make(self.communicator, self.call, self.given, tuple(o.view for o in self.outs))
+
+    def post(self) -> Callable[[], Tensors]:
+        """Posts the call, of a form that Python has; a function that waits for the results."""
+        outs = tuple(o.view for o in self.outs)
+        function, mine = _function_call(self.communicator, self.call, self.given, outs)
+        handle = function(**mine, async_op=True)
+        return lambda: _function_results(self.call, outs, handle.wait())
 
     def _floats(self) -> list[Placed]:
         wide = (torch.float32, torch.float16, torch.bfloat16)

@@ -103,6 +103,11 @@ PLAIN = [
     ("allreduce_rmsnorm", (X, WEIGHT, 1e-6, "nobody"), {"epilogue": torch.add, "extras": [X]}),
     ("allreduce_rmsnorm", (X, WEIGHT, 1e-6, "nobody"), {"quantization": "fp8", "keep_norm": True}),
     ("allreduce_rmsnorm", (X, WEIGHT, 1e-6, "nobody"), {"quantization": FP8_GROUPS}),
+    (
+        "allreduce_rmsnorm",
+        (X, WEIGHT, 1e-6, "nobody"),
+        {"quantization": Quantization("int8", scale_mode="tensor"), "scale": rows(1)},
+    ),
 ]
 
 

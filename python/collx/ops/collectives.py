@@ -61,6 +61,7 @@ def allreduce(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """Reduces `input` over the ranks; every rank gets the result.
 
@@ -101,6 +102,7 @@ def allreduce_(
     *,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """`allreduce` in place: `input` takes the result, and is returned."""
 
@@ -118,6 +120,7 @@ def reducescatter(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """Reduces `input` over the ranks; every rank gets its part of the result.
 
@@ -151,6 +154,7 @@ def allgather(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """Every rank gets the inputs of all, one behind the other along `axis` in the order of ranks.
 
@@ -180,6 +184,7 @@ def broadcast(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """Every rank gets root's input.
 
@@ -204,6 +209,7 @@ def broadcast_(
     *,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """`broadcast` in place: `input` takes root's values, and is returned."""
 
@@ -218,6 +224,7 @@ def reduce(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """Reduces `input` over the ranks; root gets the result, the others what they gave.
 
@@ -246,6 +253,7 @@ def reduce_(
     *,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """`reduce` in place: root's `input` takes the result, the others' stay. Returns `input`."""
 
@@ -259,6 +267,7 @@ def gather(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """Root gets the inputs of all, one behind the other along dimension 0 in the order of ranks.
 
@@ -285,6 +294,7 @@ def scatter(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """Rank r gets the r-th of the equal chunks of root's input along dimension 0.
 
@@ -310,6 +320,7 @@ def alltoall(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """Every rank sends each rank a chunk: chunk s of the result is this rank's chunk of rank s's
     input.
@@ -334,6 +345,7 @@ def alltoall_(
     *,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """`alltoall` in place: `input` takes the result, and is returned."""
 
@@ -348,6 +360,7 @@ def alltoallv(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor: ...
 
 
@@ -363,6 +376,7 @@ def alltoallv(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -378,6 +392,7 @@ def alltoallv(
     out: torch.Tensor | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`alltoall` with chunks of any sizes.
 
@@ -412,6 +427,6 @@ def alltoallv(
 
 
 @built_in
-def barrier(group: Group = None) -> None:
+def barrier(group: Group = None, *, async_op: bool = False) -> None:
     """Returns when all ranks have come. On CUDA the stream waits and the host does not: what is
     launched behind it starts when the streams of all ranks have come."""

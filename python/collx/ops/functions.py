@@ -20,9 +20,11 @@ from collx._extension import extension
 from collx._imports import after_import
 from collx.ops import arguments
 
-__all__ = ["built_in", "register", "twins"]
+__all__ = ["Handle", "built_in", "post", "register", "twins"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Handle = extension.Handle
 
 twins: dict[str, Callable[..., Any]] = {}
 """The Python twin of each function, by name."""
@@ -62,6 +64,36 @@ def _substitute() -> None:
         substitute(twins[function.__name__])
 
 
+def post(function: Callable[..., Any], /, *args: Any, **named: Any) -> Handle:
+    """Starts a call, and returns while it runs: the same as `function(..., async_op=True)`.
+
+    On a GPU the call runs on a stream of the communicator, ordered after the current stream. On the
+    CPU a thread of the communicator carries posted calls out in their order; a synchronous call
+    waits for those before it. All ranks post and call in the same order. The tensors of the call
+    are kept until it has completed, whether or not the handle is. Until `wait`, nobody may write
+    the inputs, or read or write the results. During the capture of a CUDA graph, wait for the
+    handle, or drop it, before the capture ends.
+
+    Args:
+        function: a collective or a fused normalization of collx.
+        args, named: its arguments.
+
+    Returns:
+        The handle, whose `wait` returns what the function returns. Arguments that the function
+        refuses are refused here.
+
+    Raises:
+        TypeError: `function` is another one.
+        NotImplementedError: in torch.compile, and for tensor subclasses.
+    """
+    if function not in _made:
+        name = getattr(function, "__name__", repr(function))
+        accepted = ", ".join(f"collx.{known}" for known in twins)
+        raise TypeError(f"collx.post: function: got {name}; accepted: {accepted}")
+    handle: Handle = function(*args, **named, async_op=True)
+    return handle
+
+
 class _Variant(NamedTuple):
     """An overload that a call can come to."""
 
@@ -96,6 +128,8 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
     def twin(*args: Any, **named: Any) -> Any:
         declaration(*args, **named)  # TypeError for arguments that it does not take
         given = {**defaults, **dict(zip(names, args, strict=False)), **named}
+        if given["async_op"]:
+            _refuse_async(name)
         features, values = _resolved(name, given)
         variant = variants.get(features)
         if variant is None:
@@ -162,6 +196,13 @@ def _check_splits(given: dict[str, Any]) -> None:
             f"collx.alltoallv: {missing}: not given; accepted with device_splits: the tensors out "
             "and output_splits, or neither"
         )
+
+
+def _refuse_async(name: str) -> NoReturn:
+    accepted = "no tensor subclass, and no value that the operator would refuse"
+    if torch.compiler.is_dynamo_compiling():
+        accepted = "False in torch.compile"
+    raise NotImplementedError(f"collx.{name}: async_op: got True; accepted: {accepted}")
 
 
 def _refuse(name: str, features: tuple[str, ...]) -> NoReturn:

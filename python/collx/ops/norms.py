@@ -83,6 +83,7 @@ def allreduce_rmsnorm(
     out: Results | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> Results:
     """Sums `input` over the ranks, adds `residual`, and normalizes the rows of that: acc * (weight
     + weight_offset) / sqrt(mean(acc ** 2) + eps).
@@ -112,6 +113,7 @@ def reducescatter_rmsnorm(
     out: Results | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> Results:
     """`allreduce_rmsnorm` of this rank's rows alone.
 
@@ -141,6 +143,7 @@ def allreduce_layernorm(
     out: Results | None = None,
     algorithm: str = "auto",
     max_blocks: int = 0,
+    async_op: bool = False,
 ) -> Results:
     """Sums `input` over the ranks, adds `residual`, and normalizes the rows of that as
     torch.nn.LayerNorm: (acc - mean(acc)) / sqrt(var(acc) + eps) * weight + bias.

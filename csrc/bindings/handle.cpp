@@ -1,0 +1,116 @@
+#include "handle.h"
+
+#include <ATen/core/ivalue.h>
+#include <pybind11/gil_simple.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+namespace collx {
+
+namespace py = pybind11;
+
+namespace {
+
+class Handle {
+ public:
+  Handle(const char* function, std::shared_ptr<PostedCall> call, py::object result,
+         std::vector<at::Tensor> tensors, std::vector<at::Tensor> results)
+      : function_(function),
+        call_(std::move(call)),
+        result_(std::move(result)),
+        tensors_(std::move(tensors)),
+        results_(std::move(results)) {}
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  ~Handle() {
+    if (waited_ || call_ == nullptr || Py_IsInitialized() == 0) return;
+    const py::error_scope kept;
+    const std::string words = std::string("collx.") + function_ +
+                              ": the handle of a posted call was dropped without wait()";
+    if (PyErr_WarnEx(PyExc_ResourceWarning, words.c_str(), 1) != 0) PyErr_WriteUnraisable(nullptr);
+  }
+
+  bool is_completed() const { return call_ == nullptr || call_->is_completed(); }
+
+  py::object wait(std::optional<double> timeout) {
+    waited_ = true;
+    TORCH_CHECK_VALUE(!timeout || *timeout >= 0, "collx.", function_, ": wait: timeout: got ",
+                      *timeout, "; accepted: seconds, 0 and more, or None");
+    if (call_ != nullptr) {
+      const py::gil_scoped_release_simple others_run;
+      PostedCall::Timeout limit;
+      if (timeout) {
+        limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
+            std::chrono::duration<double>(std::min(*timeout, kLongest)));
+      }
+      call_->wait(limit, tensors_);
+    }
+    return result_;
+  }
+
+  std::shared_ptr<torch::jit::PythonFutureWrapper> get_future() {
+    waited_ = true;  // whoever has the future may wait for it
+    std::vector<c10::Device> devices;
+    for (const at::Tensor& tensor : tensors_) {
+      if (tensor.is_cuda()) {
+        devices.push_back(tensor.device());
+        break;
+      }
+    }
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), std::move(devices));
+    const auto complete = [future, results = results_](const std::exception_ptr& error) {
+      if (error) {
+        future->setError(error);
+      } else {
+        future->markCompleted(c10::IValue(results));
+      }
+    };
+    {
+      const py::gil_scoped_release_simple others_run;
+      call_ == nullptr ? complete(nullptr) : call_->when_completed(complete);
+    }
+    return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
+  }
+
+  const char* function() const { return function_; }
+
+ private:
+  static constexpr double kLongest = 1e9;  // seconds
+
+  const char* const function_;
+  const std::shared_ptr<PostedCall> call_;
+  const py::object result_;
+  const std::vector<at::Tensor> tensors_, results_;
+  bool waited_ = false;
+};
+
+}  // namespace
+
+py::object make_handle(const char* function, std::shared_ptr<PostedCall> call, py::object result,
+                       std::vector<at::Tensor> tensors, std::vector<at::Tensor> results) {
+  return py::cast(std::make_unique<Handle>(function, std::move(call), std::move(result),
+                                           std::move(tensors), std::move(results)));
+}
+
+void bind_handle(py::module_& m) {
+  py::class_<Handle>(m, "Handle")
+      .def("wait", &Handle::wait, py::arg("timeout") = std::nullopt)
+      .def("is_completed", &Handle::is_completed)
+      .def("get_future", &Handle::get_future)
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__",
+           [](Handle& handle, const py::object& kind, const py::object&, const py::object&) {
+             if (kind.is_none()) handle.wait(std::nullopt);
+           })
+      .def("__repr__", [](const Handle& handle) {
+        return std::string("<collx.Handle of ") + handle.function() +
+               (handle.is_completed() ? ", completed>" : ">");
+      });
+}
+
+}  // namespace collx

@@ -1,0 +1,409 @@
+"""Posted calls: the bits of synchronous ones, in any order of waiting; lifetimes, failures, graphs.
+
+COLLX_FUZZ_SEED and COLLX_FUZZ_CALLS do what they do in fuzz.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from .. import family_check, norm_cases, norm_check
+from ..attempt import Attempt, attempt, ones, works
+from ..check import ARENA_BYTES, arenas_of, assert_none
+from ..limits import AT_ONCE, assert_in_time, timeout_now
+from ..pool import Pool
+from ..rank import Rank
+from .fuzz import Call, fuzz_calls, seed_and_count
+
+CALLS = {"cpu": 300, "cuda": 300}
+CALLS_SHARED = 60
+LARGEST = 3000  # elements
+IN_FLIGHT = 4
+SLICE = ARENA_BYTES // IN_FLIGHT
+FUNCTIONS = {"functional": "python", "out": "python_out", "inplace": "python_inplace"}
+LARGE = 1 << 18  # elements of a call that takes a while
+
+
+def _prepared(rank: Rank, communicator: Any, call: Call, at: int) -> Any:
+    check = norm_check if isinstance(call, norm_cases.Call) else family_check
+    return check.Prepared(rank, communicator, call, at)  # type: ignore[arg-type]
+
+
+def _posted_calls(seed: int, count: int, world: int) -> list[Call]:
+    """Random calls, in the forms that the functions have."""
+    found: list[Call] = []
+    for call in fuzz_calls(seed, 3 * count, world, LARGEST):
+        changed = replace(call, form=FUNCTIONS.get(call.form, call.form))
+        if call.op == "barrier" or changed.form.startswith("python"):
+            found.append(changed)
+    return found[:count]
+
+
+def _mixed(rank: Rank, seed: int, count: int) -> list[str]:
+    """Each rank posts or makes a call as it likes, is late, and waits for handles in an order of
+    its own."""
+    import collx
+
+    communicator = rank.communicator("posting", payload_bytes=1 << 20)
+    arenas_of(rank, communicator)
+    mine = random.Random(seed * 31 + rank.rank)
+    in_flight: dict[int, tuple[Call, Any, Callable[[], Any]]] = {}
+    found = []
+
+    def finish(slot: int) -> None:
+        call, prepared, wait = in_flight.pop(slot)
+        wrong = prepared.wrong(wait())
+        if wrong:
+            found.append(f"COLLX_FUZZ_SEED={seed}: {call}: {wrong}")
+
+    for number, call in enumerate(_posted_calls(seed, count, rank.size)):
+        if mine.random() < 0.05:
+            time.sleep(0.003 * mine.random())
+        if call.op == "barrier":
+            handle = collx.barrier(communicator, async_op=mine.random() < 0.5)
+            if handle is not None:
+                handle.wait()
+            continue
+        # Symmetric tensors lie at the same place on all ranks.
+        slot = number % IN_FLIGHT
+        for done in {slot, mine.randrange(2 * IN_FLIGHT)} & set(in_flight):
+            finish(done)
+        prepared = _prepared(rank, communicator, call, slot * SLICE)
+        if mine.random() < 0.7:
+            in_flight[slot] = (call, prepared, prepared.post())
+        else:
+            wrong = prepared.wrong(prepared.make())
+            if wrong:
+                found.append(f"COLLX_FUZZ_SEED={seed}: {call}, not posted: {wrong}")
+    for slot in list(in_flight):
+        finish(slot)
+    communicator.check()
+    return found[:5]
+
+
+@pytest.mark.worlds(1, 2, 3, 4)
+def test_posted_and_synchronous_calls_have_the_same_bits(pool: Pool) -> None:
+    usual = CALLS_SHARED if pool.world.shared else CALLS[pool.world.device]
+    seed, count = seed_and_count(usual if pool.size <= 2 else usual // 3)
+    assert_none(pool.run(_mixed, seed, count))
+
+
+def _handles(rank: Rank) -> None:
+    import collx
+
+    communicator = rank.communicator("handles")
+    world = rank.size
+    x = ones(rank)
+    handle = collx.post(collx.allreduce, x, group=communicator)
+    assert bool((handle.wait() == world).all())
+    assert handle.wait() is handle.wait()  # again
+    communicator.synchronize()
+    assert handle.is_completed()
+    assert "completed" in repr(handle)
+    out = torch.empty_like(x)
+    with collx.allreduce(x, group=communicator, out=out, async_op=True) as handle:
+        pass
+    assert handle.wait() is out
+    assert bool((out == world).all())
+    (future,) = collx.post(collx.allreduce, x, group=communicator).get_future().wait()
+    assert bool((future == world).all())
+    assert collx.allreduce_(x, group=communicator, async_op=True).wait(timeout=30.0) is x
+    assert bool((x == world).all())
+    # A future in time, and one whose call has completed.
+    for pause in (0.0, 0.05):
+        handle = collx.post(collx.allgather, ones(rank), communicator)
+        time.sleep(pause)
+        then = handle.get_future().then(lambda done: done.value()[0] + 1)
+        assert bool((then.wait() == 2).all())
+        assert then.wait().shape == (1000 * world,)
+    # By other threads.
+    handles = [collx.post(collx.allreduce, ones(rank) * i, group=communicator) for i in range(8)]
+    waited: list[Any] = [None] * 8
+
+    def wait(i: int) -> None:
+        if rank.device.type == "cuda":
+            torch.cuda.set_device(rank.device)
+        waited[i] = handles[i].wait()
+        rank.synchronize()
+
+    threads = [threading.Thread(target=wait, args=(i,)) for i in reversed(range(8))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(bool((result == world * i).all()) for i, result in enumerate(waited))
+
+
+@pytest.mark.worlds(1, 2, 3)
+def test_handles_are_what_torch_has(pool: Pool) -> None:
+    """wait twice, by another thread, with a timeout; as context managers; futures."""
+    pool.run(_handles)
+
+
+def _dropped(rank: Rank) -> list[str]:
+    import collx
+
+    communicator = rank.communicator("dropped")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        for i in range(20):
+            out = torch.empty(LARGE, device=rank.device)
+            collx.post(collx.allreduce, ones(rank, LARGE) * i, group=communicator, out=out)
+            gc.collect()
+            # Takes the memory of the input, if the call does not keep it.
+            scribbled = [torch.full((LARGE,), -1.0, device=rank.device) for _ in range(4)]
+            result = collx.allreduce(ones(rank), group=communicator)  # comes after
+            assert bool((result == rank.size).all())
+            assert bool((out == i * rank.size).all()), (i, out)
+            del scribbled
+    return [str(warning.message) for warning in seen]
+
+
+@pytest.mark.worlds(2, 3)
+def test_a_dropped_handle_leaves_the_tensors_to_the_call_and_is_reported(pool: Pool) -> None:
+    for words in pool.run(_dropped):
+        assert len([w for w in words if "dropped without wait()" in w]) == 20, words
+
+
+def _ordered(rank: Rank) -> None:
+    """Inputs written right after wait, results read on other streams, calls on the way."""
+    import collx
+
+    communicator = rank.communicator("ordered")
+    x = ones(rank, LARGE)
+    handles: deque[tuple[int, Any]] = deque()
+    for i in range(1, 30):
+        x.fill_(i)
+        handle = collx.post(collx.allreduce, x, group=communicator)
+        if i % 3 == 0:
+            assert bool((collx.allreduce(x, group=communicator) == i * rank.size).all())
+        handles.append((i, handle.wait()))
+        x.fill_(-1)
+    for i, result in handles:
+        assert bool((result == i * rank.size).all()), i
+    if rank.device.type != "cuda":
+        return
+    other = torch.cuda.Stream(rank.device)
+    for i in range(1, 30):
+        x.fill_(i)
+        handle = collx.post(collx.allreduce, x, group=communicator)
+        with torch.cuda.stream(other):
+            result = handle.wait()
+            read = result.clone()
+            del result, handle
+        # Would be written where the result was, if its memory were given out before it is read.
+        scribbled = torch.full((LARGE,), -1.0, device=rank.device)
+        other.synchronize()
+        assert bool((read == i * rank.size).all()), i
+        del scribbled
+        torch.cuda.current_stream().wait_stream(other)
+
+
+@pytest.mark.worlds(2, 3)
+def test_the_order_of_calls_and_of_streams_holds(pool: Pool) -> None:
+    pool.run(_ordered)
+
+
+def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
+    import collx
+
+    communicator = rank.new_communicator("late", rank.fresh_group(), timeout=timeout)
+    assert works(rank, communicator)
+    rank.barrier()
+    found: dict[str, Any] = {}
+    if rank.rank != absent:
+        handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(3)]
+        found["limit"] = attempt(lambda: handles[0].wait(timeout=0.05))
+        found["waits"] = [attempt(partial(_finish, communicator, h)) for h in handles[:1] + handles]
+        found["future"] = attempt(lambda: _finish(communicator, handles[0].get_future()))
+    rank.barrier()
+    found["next"] = attempt(
+        lambda: collx.post(collx.allreduce, ones(rank), group=communicator).wait()
+    )
+    found["destroy"] = attempt(communicator.destroy)
+    found["after"] = [attempt(h.wait) for h in handles] if rank.rank != absent else []
+    rank.barrier()
+    with rank.new_communicator("late", communicator.group) as fresh:
+        assert works(rank, fresh)
+    return found
+
+
+def _finish(communicator: Any, handle: Any) -> None:
+    handle.wait()
+    if communicator.device.type == "cuda":
+        communicator.synchronize()
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2, 3)
+def test_a_rank_that_never_comes_is_named_by_every_handle_in_flight(pool: Pool) -> None:
+    absent, timeout = pool.size - 1, timeout_now(pool)
+    for rank, found in enumerate(pool.run(_one_never_comes, absent, timeout)):
+        assert found["next"].error in ("CommunicatorPoisoned", "CollectiveTimeout"), found
+        assert found["destroy"].error == ""
+        assert_in_time(found["destroy"], slack=AT_ONCE)
+        if rank == absent:
+            continue
+        assert found["limit"].error == "CollectiveTimeout"
+        assert "has not completed within 0.05 s" in found["limit"].message
+        first, *others = found["waits"]
+        assert_in_time(first, timeout)
+        for result in (first, *others):
+            assert result.error in ("CollectiveTimeout", "CommunicatorPoisoned"), result
+            assert f"rank {absent}" in result.message
+            assert "allreduce" in result.message
+        assert all(result.error for result in found["after"]), found
+
+
+def _destroyed(rank: Rank) -> list[Attempt]:
+    """Destroyed with handles in flight, on all ranks, in time."""
+    import collx
+
+    communicator = rank.new_communicator("ended", rank.fresh_group(), timeout=10.0)
+    handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(10)]
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize(rank.device)
+    rank.barrier()
+    found = [attempt(communicator.destroy)]
+    found += [attempt(h.wait) for h in handles]
+    found.append(attempt(lambda: collx.post(collx.allreduce, ones(rank), group=communicator)))
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_destroy_with_handles_in_flight(pool: Pool) -> None:
+    for destroyed, *waits, after in pool.run(_destroyed):
+        assert destroyed.error == ""
+        assert_in_time(destroyed, slack=AT_ONCE)
+        for result in waits:
+            assert result.error in ("", "CommunicatorPoisoned"), result
+            assert not result.error or "has been destroyed" in result.message
+        assert after.error == "ValueError", after  # the name is no communicator's
+
+
+def _refusals(rank: Rank) -> list[Attempt]:
+    import collx
+
+    communicator = rank.communicator("refusing")
+    x = ones(rank)
+
+    class Subclass(torch.Tensor):
+        pass
+
+    compiled = torch.compile(
+        lambda t: collx.allreduce(t, group=communicator, async_op=True).wait(), backend="eager"
+    )
+    found = [
+        attempt(lambda: collx.post(torch.add, x, x)),
+        attempt(lambda: collx.post("allreduce", x)),
+        attempt(lambda: collx.post(collx.allreduce, x.as_subclass(Subclass), group=communicator)),
+        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, algorithm="none")),
+        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, out=x[1:])),
+        attempt(lambda: collx.post(collx.allreduce, x, group=communicator).wait(timeout=-1.0)),
+        attempt(lambda: torch.compile(compiled, fullgraph=True)(x)),
+    ]
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
+    wanted = [
+        ("TypeError", "function: got add; accepted: collx.allreduce"),
+        ("TypeError", "function: got 'allreduce'"),
+        (
+            "NotImplementedError",
+            "collx.allreduce: async_op: got True; accepted: no tensor subclass",
+        ),
+        ("ValueError", "algorithm: got"),
+        ("ValueError", "collx.allreduce: out"),
+        ("ValueError", "wait: timeout: got -1"),
+        ("", ""),
+    ]
+    for found in pool.run(_refusals):
+        for result, (error, words) in zip(found[:-1], wanted, strict=False):
+            assert result.error == error, result
+            assert words in result.message, result
+        assert found[-1].error  # Dynamo's own, with the refusal inside
+        assert (
+            "async_op: got True" in found[-1].message or "Observed exception" in found[-1].message
+        )
+
+
+def _autograd(rank: Rank) -> None:
+    import collx
+
+    communicator = rank.communicator("autograd")
+    x = ones(rank).requires_grad_()
+    y = collx.post(collx.allreduce, x, group=communicator).wait()
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert bool((gradient == rank.size).all())
+    # As data-parallel training does: the hook of a gradient posts its reduction.
+    layers = [torch.nn.Parameter(torch.ones(500, device=rank.device)) for _ in range(4)]
+    posted = []
+
+    def reduce(parameter: torch.Tensor) -> None:
+        posted.append(collx.allreduce_(parameter.grad, "avg", communicator, async_op=True))
+
+    for layer in layers:
+        layer.register_post_accumulate_grad_hook(reduce)
+    value = torch.full((500,), float(rank.rank + 1), device=rank.device)
+    for layer in layers:
+        value = value * layer
+    value.sum().backward()
+    for handle in posted:
+        handle.wait()
+    mean = sum(range(1, rank.size + 1)) / rank.size
+    for layer in layers:
+        assert layer.grad is not None
+        assert bool(torch.allclose(layer.grad, torch.full_like(layer.grad, mean)))
+
+
+@pytest.mark.worlds(1, 2)
+def test_gradients_go_through_posted_calls_and_hooks_post(pool: Pool) -> None:
+    pool.run(_autograd)
+
+
+def _graph(rank: Rank) -> None:
+    import collx
+
+    communicator = rank.communicator("graph")
+    x, out = ones(rank, LARGE), torch.empty(LARGE, device=rank.device)
+    dropped = torch.empty_like(out)
+    collx.allreduce(x, group=communicator, out=out)
+    rank.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        collx.post(collx.allreduce, x, group=communicator, out=dropped)
+        handle = collx.post(collx.allreduce, x * 2, group=communicator, out=out)
+        with pytest.raises(collx.CollectiveTimeout, match="has not completed"):
+            handle.wait(timeout=0.0)
+        handle.wait()
+        out += 1
+        del handle
+    for i in range(1, 20):
+        x.fill_(i)
+        graph.replay()
+        assert bool((out == 2 * i * rank.size + 1).all())
+        assert bool((dropped == i * rank.size).all())
+    communicator.check()
+
+
+@pytest.mark.worlds(1, 2)
+def test_posted_calls_are_captured(pool: Pool) -> None:
+    """One that is waited for, and one whose handle is dropped, are parts of a CUDA graph."""
+    if pool.world.device != "cuda":
+        pytest.skip("CUDA graphs")
+    pool.run(_graph)
