@@ -62,6 +62,8 @@ class CpuPostedCall final : public PostedCall {
 
   void wait(Timeout timeout, const std::vector<at::Tensor>& /*tensors*/) override {
     if (!soon([&] { return is_completed(); })) {
+      // A child has no thread that would complete it.
+      if (communicator_->forked()) communicator_->require_usable(request_->op());
       std::unique_lock held(mutex_);
       const auto completed = [&] { return is_completed(); };
       // The call itself is bounded by the communicator's timeout.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,3 +80,18 @@ def works(rank: Rank, communicator: Any, algorithm: str = "auto") -> bool:
     result = allreduce(communicator, ones(rank), algorithm)
     finish(communicator)
     return bool((result == communicator.world_size).all())
+
+
+def in_a_child(action: Callable[[], Any]) -> str:
+    """What happens in a forked child: the class and text of the error, or "works"."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        found = attempt(action)
+        os.write(writer, f"{found.error}: {found.message}".encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    return text

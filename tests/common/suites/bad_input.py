@@ -5,14 +5,13 @@ Every rank refuses before anything is launched, and the communicator works on.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from ..attempt import Attempt, attempt, ones, works
+from ..attempt import Attempt, attempt, in_a_child, ones, works
 from ..limits import timeout_now
 from ..pool import Pool, Pools
 from ..rank import Rank
@@ -241,21 +240,6 @@ def test_a_group_that_was_never_initialized_is_refused(pool: Pool) -> None:
         assert "collx.init" in found.message
 
 
-def _in_a_child(action: Callable[[], Any]) -> str:
-    """What happens in a forked child: the class and text of the error, or "works"."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        found = attempt(action)
-        os.write(writer, f"{found.error}: {found.message}".encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    return text
-
-
 def _forked(rank: Rank) -> list[str]:
     communicator = rank.communicator()
     tensor = torch.ones(4)
@@ -263,7 +247,7 @@ def _forked(rank: Rank) -> list[str]:
     if rank.device.type == "cpu":
         actions.append(lambda: _functional(tensor, communicator.name))
         actions.append(communicator.destroy)
-    found = [_in_a_child(action) for action in actions]
+    found = [in_a_child(action) for action in actions]
     rank.barrier()
     assert works(rank, communicator)
     return found

@@ -511,6 +511,10 @@ EXITS = {
     "with a finalizer that uses it": (
         "import atexit; atexit.register(lambda: (comm.check, comm.destroyed, repr(comm)))"
     ),
+    "with posted calls in flight": "h = [collx.post(collx.allreduce, x) for _ in range(9)]",
+    "with a posted call that the other rank never makes": (
+        "h = collx.post(collx.allreduce, x) if rank == 0 else None"
+    ),
 }
 
 EXITS_WHERE_SHARED = ("without destroying anything", "destroying the process group first")

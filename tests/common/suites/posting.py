@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from .. import family_check, norm_cases, norm_check
-from ..attempt import Attempt, attempt, ones, works
+from ..attempt import Attempt, attempt, in_a_child, ones, works
 from ..check import ARENA_BYTES, arenas_of, assert_none
 from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..pool import Pool
@@ -291,6 +291,38 @@ def test_destroy_with_handles_in_flight(pool: Pool) -> None:
             assert result.error in ("", "CommunicatorPoisoned"), result
             assert not result.error or "has been destroyed" in result.message
         assert after.error == "ValueError", after  # the name is no communicator's
+
+
+def _forked(rank: Rank) -> list[str]:
+    """What a forked child hears, the parent's call being complete or not."""
+    import collx
+
+    communicator = rank.new_communicator("posting-forked")
+    x = ones(rank)
+    complete = collx.post(collx.allreduce, x, group=communicator)
+    complete.wait()
+    rank.barrier()
+    if rank.rank == 0:
+        in_flight = collx.post(collx.allreduce, x, group=communicator)
+    found = [in_a_child(lambda: complete.wait().sum())]
+    if rank.rank == 0:
+        found.append(in_a_child(in_flight.wait))
+    found.append(in_a_child(lambda: collx.post(collx.allreduce, x, group=communicator)))
+    rank.barrier()
+    if rank.rank != 0:
+        in_flight = collx.post(collx.allreduce, x, group=communicator)
+    assert bool((in_flight.wait() == rank.size).all())
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(pool: Pool) -> None:
+    if pool.world.device == "cuda":
+        pytest.skip("CUDA cannot be used in a forked child")
+    for found in pool.run(_forked):
+        assert found[0].startswith(":"), found
+        assert all("forked" in said for said in found[1:]), found
 
 
 def _refusals(rank: Rank) -> list[Attempt]:
