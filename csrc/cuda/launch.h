@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "../protocol/names.h"
+#include "arguments/kernel_call.cuh"
 #include "collectives/kernel_table.h"
 #include "device.h"
 #include "epilogue.h"
-#include "transports/kernel_call.cuh"
 
 namespace collx::cuda {
 

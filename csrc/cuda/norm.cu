@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "arguments/norm_arguments.cuh"
 #include "launch.h"
 #include "norm.h"
-#include "stages/norm_arguments.cuh"
 
 namespace collx::cuda {
 namespace {

@@ -6,7 +6,8 @@
 #pragma once
 
 #include "../../protocol/partition.h"
-#include "../stages/chunks.cuh"
+#include "../stages/combine.cuh"
+#include "../transports/chunks.cuh"
 
 namespace collx::cuda {
 

@@ -3,7 +3,7 @@
 // It has done all of this itself where neither message is long.
 #pragma once
 
-#include "../stages/chunks.cuh"
+#include "../transports/chunks.cuh"
 #include "device_rows.cuh"
 
 namespace collx::cuda {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../../protocol/partition.h"
-#include "../stages/vectors.cuh"
+#include "../arguments/vectors.cuh"
 #include "../transports/schedules.cuh"
 
 namespace collx::cuda {

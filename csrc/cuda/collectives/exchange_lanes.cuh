@@ -5,7 +5,8 @@
 // but what it has consumed.
 #pragma once
 
-#include "../stages/chunks.cuh"
+#include "../stages/combine.cuh"
+#include "../transports/chunks.cuh"
 
 namespace collx::cuda {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../stages/norm.cuh"
+#include "../transports/result_row.cuh"
 #include "../transports/sources.cuh"
 
 namespace collx::cuda {

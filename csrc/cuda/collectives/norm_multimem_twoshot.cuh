@@ -8,6 +8,7 @@
 
 #include "../stages/norm.cuh"
 #include "../transports/multicast.cuh"
+#include "../transports/result_row.cuh"
 #include "../transports/schedules.cuh"
 
 namespace collx::cuda {

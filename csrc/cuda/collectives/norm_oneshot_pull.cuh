@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../stages/norm.cuh"
+#include "../transports/result_row.cuh"
 #include "../transports/schedules.cuh"
 
 namespace collx::cuda {

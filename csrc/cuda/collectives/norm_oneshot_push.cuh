@@ -7,6 +7,7 @@
 
 #include "../stages/norm.cuh"
 #include "../transports/pieces.cuh"
+#include "../transports/result_row.cuh"
 
 namespace collx::cuda {
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../stages/norm.cuh"
+#include "../transports/result_row.cuh"
 #include "../transports/row_wire.cuh"
 #include "../transports/schedules.cuh"
 

@@ -4,6 +4,7 @@
 // Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and two flights.
 #pragma once
 
+#include "../transports/result_row.cuh"
 #include "../transports/row_wire.cuh"
 #include "norm_parts.cuh"
 

@@ -4,6 +4,7 @@
 // Costs 2 (W-1)/W of the tensor on each link, as an all-reduce alone, and two flights.
 #pragma once
 
+#include "../transports/result_row.cuh"
 #include "norm_parts.cuh"
 
 namespace collx::cuda {

@@ -3,11 +3,11 @@
 // over the grid and known at run time, but in kernels for common calls, which know it beforehand.
 #pragma once
 
-#include "norm_arguments.cuh"
+#include "../arguments/norm_arguments.cuh"
+#include "../arguments/vectors.cuh"
 #include "quantize.cuh"
 #include "reduce.cuh"
 #include "row_reduction.cuh"
-#include "vectors.cuh"
 
 namespace collx::cuda {
 

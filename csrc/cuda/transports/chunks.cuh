@@ -5,8 +5,7 @@
 // stored and the result is false.
 #pragma once
 
-#include "../transports/lanes.cuh"
-#include "combine.cuh"
+#include "lanes.cuh"
 
 namespace collx::cuda {
 
