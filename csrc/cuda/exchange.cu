@@ -139,8 +139,6 @@ void staged(const ExchangeLaunch& l) {
   l.run(is_simple(k, routes, l.view, l.call), k, routes);
 }
 
-constexpr KernelFamily kDeviceSplits{DTypes::any, alltoallv_device_splits};
-
 /// Threads of a block fill the link so. With more of them calls in both directions are slower
 /// (docs/performance.md).
 constexpr int32_t kScatters = 64;
@@ -285,33 +283,19 @@ constexpr Collectives kCopies = kPairs & ~kReductions;
 constexpr Collectives kCopiesToo = kCopies | kBroadcast;
 
 constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
-    {Algorithm::staged,
-     kReductions,
-     {DTypes::all, gather_scatter_staged_reduce, {"gather_scatter_staged", true}},
-     staged},
-    {Algorithm::staged, kCopies, {DTypes::any, gather_scatter_staged_copy}, staged},
-    {Algorithm::channels, kReduce, {DTypes::all, gather_scatter_channels_reduce}, channels},
-    {Algorithm::channels, kCopiesToo, {DTypes::any, gather_scatter_channels_copy}, channels},
-    {Algorithm::lanes,
-     kReductions,
-     {DTypes::all, exchange_lanes_reduce, {"exchange_lanes", true}},
-     lanes},
-    {Algorithm::lanes, kCopiesToo, {DTypes::any, exchange_lanes_copy}, lanes},
-    {Algorithm::direct,
-     kReductions,
-     {DTypes::all, reducescatter_direct, {"reducescatter_direct"}},
-     direct},
-    {Algorithm::direct, kCopiesToo, {DTypes::any, gather_scatter_direct}, direct},
-    {Algorithm::multimem,
-     kReductions,
-     {DTypes::summed,
-      reducescatter_multimem,
-      {.name = "reducescatter_multimem", .worlds = false, .multicast = true}},
-     multimem},
-    {Algorithm::multimem, kCopiesToo, {DTypes::any, allgather_multimem}, multimem},
-    {Algorithm::reduce_twostage, kReduce, {DTypes::all, reduce_twostage}, reduce_in_two_stages},
-    {Algorithm::pipelined, kBroadcast, {DTypes::any, broadcast_pipelined}, pipelined},
-    {Algorithm::twostage, kBroadcast, {DTypes::any, broadcast_twostage}, twostage},
+    {Algorithm::staged, kReductions, kernels::gather_scatter_staged, staged},
+    {Algorithm::staged, kCopies, kernels::gather_scatter_staged_copy, staged},
+    {Algorithm::channels, kReduce, kernels::gather_scatter_channels, channels},
+    {Algorithm::channels, kCopiesToo, kernels::gather_scatter_channels_copy, channels},
+    {Algorithm::lanes, kReductions, kernels::exchange_lanes, lanes},
+    {Algorithm::lanes, kCopiesToo, kernels::exchange_lanes_copy, lanes},
+    {Algorithm::direct, kReductions, kernels::reducescatter_direct, direct},
+    {Algorithm::direct, kCopiesToo, kernels::gather_scatter_direct, direct},
+    {Algorithm::multimem, kReductions, kernels::reducescatter_multimem, multimem},
+    {Algorithm::multimem, kCopiesToo, kernels::allgather_multimem, multimem},
+    {Algorithm::reduce_twostage, kReduce, kernels::reduce_twostage, reduce_in_two_stages},
+    {Algorithm::pipelined, kBroadcast, kernels::broadcast_pipelined, pipelined},
+    {Algorithm::twostage, kBroadcast, kernels::broadcast_twostage, twostage},
 };
 static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorithm a) {
   return find_row(kLaunchers, c, a) != nullptr;
@@ -321,16 +305,10 @@ static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algori
 
 }  // namespace
 
-std::vector<KernelFamily> exchange_kernels() {
-  std::vector<KernelFamily> kernels = kernels_of(kLaunchers);
-  kernels.push_back(kDeviceSplits);
-  kernels.push_back({DTypes::any, alltoallv_long});
-  kernels.push_back({DTypes::any, rank_barrier});
-  return kernels;
-}
-
 void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
-  if (call.splits.sent != nullptr) return with_device_splits({view, call, stream, kDeviceSplits});
+  if (call.splits.sent != nullptr) {
+    return with_device_splits({view, call, stream, kernels::alltoallv_device_splits});
+  }
   launch_by(kLaunchers, view, call, stream);
 }
 

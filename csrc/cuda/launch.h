@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "../protocol/names.h"
 #include "arguments/kernel_call.cuh"
@@ -66,15 +65,6 @@ inline NormForm form_of(const NormCall& call) {
   return {call.options.norm == Norm::layer, call.options.scale_mode == ScaleMode::group,
           call.shape.steps > 1};
 }
-
-/// A kernel and those that differ from it in their instance alone. Of which dtypes there are some:
-/// copies know none.
-enum class DTypes : uint8_t { any, all, normalized, summed };
-struct KernelFamily {
-  DTypes dtypes = DTypes::any;
-  FindKernel find = nullptr;
-  KernelTemplate with_epilogue = {};  // for calls that have one
-};
 
 /// The kernel of a call with an epilogue; null where it was to be made ready, and that is all.
 Kernel find_with_epilogue(const EpilogueCall& epilogue, ProgramOptions options, const Plan& plan);
@@ -162,19 +152,5 @@ constexpr bool take_epilogues(const LauncherRow<CallOf> (&rows)[N], Collectives 
   }
   return true;
 }
-
-template <typename CallOf, size_t N>
-std::vector<KernelFamily> kernels_of(const LauncherRow<CallOf> (&rows)[N]) {
-  std::vector<KernelFamily> kernels;
-  for (const LauncherRow<CallOf>& row : rows) {
-    if (row.kernels.find != nullptr) kernels.push_back(row.kernels);
-  }
-  return kernels;
-}
-
-// What each file of launchers launches, for init to load.
-std::vector<KernelFamily> allreduce_kernels();
-std::vector<KernelFamily> exchange_kernels();
-std::vector<KernelFamily> norm_kernels();
 
 }  // namespace collx::cuda
