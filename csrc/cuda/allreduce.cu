@@ -114,7 +114,7 @@ constexpr LauncherRow<AllreduceCall> kLaunchers[] = {
     {Algorithm::multimem_gather, kServed, kernels::allreduce_multimem_gather, multimem},
 };
 static_assert(is_complete(DeviceKind::cuda, kServed, [](Collective c, Algorithm a) {
-  return find_row(kLaunchers, c, a) != nullptr;
+  return find_launcher(kLaunchers, c, a) != nullptr;
 }));
 
 static_assert(take_epilogues(kLaunchers, kServed, Algorithm::pull_push));

@@ -82,8 +82,8 @@ void use_channels(KernelCall& k, Routes& routes, const CudaView& view) {
   routes.done_offset = area.done;
 }
 
-/// Vectors of the longest message, which all ranks agree on.
-uint64_t longest(const ExchangeCall& call) {
+/// Vectors of the longest message: see ExchangeCall.
+uint64_t longest_vectors(const ExchangeCall& call) {
   return ceil_div<uint64_t>(call.longest, kVectorBytes);
 }
 
@@ -120,7 +120,7 @@ KernelCall kernel_call_of(const ExchangeLaunch& l) {
 /// Through barriers, whose flags carry fingerprints.
 KernelCall barrier_call_of(const ExchangeLaunch& l) {
   KernelCall k = kernel_call_of(l);
-  k.vectors = longest(l.call);
+  k.vectors = longest_vectors(l.call);
   k.fingerprint = fingerprint(l.call.descriptor);
   return k;
 }
@@ -134,7 +134,7 @@ KernelCall twoshot_call_of(const ExchangeLaunch& l, uint64_t vectors) {
 
 /// In one stage of all-reduce's two-shot slots: a use carries a word between all pairs, too.
 void staged(const ExchangeLaunch& l) {
-  KernelCall k = twoshot_call_of(l, longest(l.call));
+  KernelCall k = twoshot_call_of(l, longest_vectors(l.call));
   Routes routes = routes_of(l.view, l.call);
   l.run(is_simple(k, routes, l.view, l.call), k, routes);
 }
@@ -152,8 +152,8 @@ void with_device_splits(const ExchangeLaunch& l) {
   routes.to[0] = message_of(l.call, l.call.output, dense_span(splits.capacity * splits.row_bytes));
   use_channels(k, routes, l.view);
   l.run(false, k, routes, splits);
-  const uint64_t longest = ceil_div<uint64_t>(l.call.longest, kVectorBytes);
-  if (l.view.world != 2 || !is_long(wire_vectors(true, longest), k.capacity)) return;
+  const uint64_t longest = wire_vectors(true, longest_vectors(l.call));
+  if (l.view.world != 2 || !is_long(longest, k.capacity)) return;
   k.check = false;  // the ranks have compared the call, and one of them may end here
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;
@@ -232,11 +232,12 @@ void twostage(const ExchangeLaunch& l) {
 
 /// Slices of 1/(W-1), one for each rank that is not the root: those behind it in turn.
 uint64_t slice_vectors(const ExchangeLaunch& l) {
-  return ceil_div<uint64_t>(longest(l.call), static_cast<uint64_t>(l.view.world) - 1);
+  return ceil_div<uint64_t>(longest_vectors(l.call), static_cast<uint64_t>(l.view.world) - 1);
 }
 Span slice_of(const ExchangeLaunch& l, int rank) {
   const int world = l.view.world;
-  const Part part = partition(longest(l.call), world - 1, (rank - l.call.root - 1 + world) % world);
+  const Part part =
+      partition(longest_vectors(l.call), world - 1, (rank - l.call.root - 1 + world) % world);
   const uint64_t from = std::min(part.start * kVectorBytes, l.call.longest);
   const uint64_t to = std::min((part.start + part.count) * kVectorBytes, l.call.longest);
   return {from, 1, to - from, to - from};
@@ -298,7 +299,7 @@ constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
     {Algorithm::twostage, kBroadcast, kernels::broadcast_twostage, twostage},
 };
 static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorithm a) {
-  return find_row(kLaunchers, c, a) != nullptr;
+  return find_launcher(kLaunchers, c, a) != nullptr;
 }));
 
 static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algorithm::automatic));

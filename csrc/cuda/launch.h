@@ -121,8 +121,8 @@ struct LauncherRow {
 };
 
 template <typename CallOf, size_t N>
-constexpr const LauncherRow<CallOf>* find_row(const LauncherRow<CallOf> (&rows)[N], Collective c,
-                                              Algorithm a) {
+constexpr const LauncherRow<CallOf>* find_launcher(const LauncherRow<CallOf> (&rows)[N],
+                                                   Collective c, Algorithm a) {
   for (const LauncherRow<CallOf>& row : rows) {
     if (row.algorithm == a && (row.serves & only(c)) != 0) return &row;
   }
@@ -133,7 +133,7 @@ template <typename CallOf, size_t N>
 void launch_by(const LauncherRow<CallOf> (&rows)[N], const CudaView& view, const CallOf& call,
                Stream stream) {
   const Collective c = collective_of(call);
-  const LauncherRow<CallOf>* row = find_row(rows, c, call.plan.algorithm);
+  const LauncherRow<CallOf>* row = find_launcher(rows, c, call.plan.algorithm);
   if (row == nullptr) {
     throw std::runtime_error("collx: nothing carries out " + std::string(name_of(c)) + " by " +
                              std::string(name_of(call.plan.algorithm)));

@@ -99,11 +99,11 @@ constexpr LauncherRow<NormCall> kLaunchers[] = {
 };
 static_assert(take_epilogues(kLaunchers, kPushed, Algorithm::automatic));
 static_assert(is_complete(DeviceKind::cuda, kNorms, [](Collective c, Algorithm a) {
-  return find_row(kLaunchers, c, a) != nullptr;
+  return find_launcher(kLaunchers, c, a) != nullptr;
 }));
 // plan_norm() pushes to every rank what these collectives ask for.
 static_assert(is_complete(DeviceKind::cuda, kScatteringNorms, [](Collective c, Algorithm) {
-  return find_row(kLaunchers, c, Algorithm::oneshot_push) != nullptr;
+  return find_launcher(kLaunchers, c, Algorithm::oneshot_push) != nullptr;
 }));
 
 }  // namespace

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   const auto finish_own = [&](uint32_t p, uint64_t j) {
     const bool here = norm.has_row(call.rank, j);
     const uint64_t r = norm.row(call.rank, j);
-    const auto fetch = [&](uint32_t, Share<D>& x) {
+    const auto fetch = [&](uint32_t, RowValues<D>& x) {
       if (!stage.has(i)) return;
       const Vector residual = here ? stage.residual(r, i) : Vector{};
       if (parts.sum(p, j, x)) stage.accumulate(x, residual);
