@@ -55,7 +55,7 @@ OF_TORCH := libc10*.so libtorch*.so libcudart.so.*
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench lint lint-cpp lint-python format docs wheel clean
+.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-gpu test-gpu-shared test-multicast bench count-instructions lint lint-cpp lint-python format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -159,6 +159,9 @@ test-multicast: $(BUILT) $(DEV) ## where NVLink multicast is there and nobody el
 bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." picks some
 	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py $(or $(OPS),all) \
 	  --device $(DEVICE) --peers all $(ARGS)
+
+count-instructions: $(BUILT) ## instructions of eager calls on the CPU, counted by callgrind; ARGS="--against FILE" compares
+	python tools/count_instructions.py $(ARGS)
 
 lint: lint-cpp lint-python ## formatting, types, static analysis, direction of includes and imports
 

@@ -1,5 +1,7 @@
 """Checks that includes in csrc/ go one way: protocol <- cuda | cpu <- memory <- ops <- bindings.
 
+Within cuda they go one way, too: ptx <- arguments <- stages <- transports <- collectives <- the
+files that are in no folder of it.
 Only memory, ops and bindings may know Torch, and bindings alone Python: the library of operators
 loads without it. protocol and cpu know no CUDA either. Headers that
 kernels compiled at run time include (.cuh, and what those include) reach no standard header,
@@ -22,6 +24,9 @@ MAY_INCLUDE = {
     "ops": {"protocol", "cuda", "cpu", "memory", "ops"},
     "bindings": {"protocol", "cuda", "cpu", "memory", "ops", "bindings"},
 }
+# Folders of a part, each of which may include itself and those before it. Files beside them may
+# include all of them, and are included by none.
+LAYERS = {"cuda": ("ptx", "arguments", "stages", "transports", "collectives")}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|Python\.h)\b")
 CUDA = re.compile(r"^(cuda|cooperative_groups|cub|thrust|nv)")
 PYTHON = re.compile(r"^(Python\.h|pybind11|torch/(extension\.h|csrc/(utils/pybind|Exceptions)\.h))")
@@ -58,6 +63,18 @@ def part_of(path: Path, root: Path) -> str:
     return path.relative_to(root).parts[0]
 
 
+def layer_of(path: Path, root: Path) -> str:
+    """The folder of a part that has layers; empty for a file beside these folders."""
+    part, *folders = path.relative_to(root).parts[:-1]
+    return folders[0] if part in LAYERS and folders else ""
+
+
+def is_below(part: str, layer: str, included: str) -> bool:
+    """Whether a layer stands before another one, or is the same."""
+    order = (*LAYERS[part], "")
+    return included not in order or order.index(included) <= order.index(layer)
+
+
 def direction_errors(root: Path) -> Iterator[str]:
     for path in sorted(root.rglob("*")):
         if path.suffix not in (".h", ".cuh", ".cpp", ".cu"):
@@ -66,14 +83,23 @@ def direction_errors(root: Path) -> Iterator[str]:
         if part not in MAY_INCLUDE:
             yield f"{path}: {part} is no part of the tree"
             continue
+        layer = layer_of(path, root)
+        if layer and layer not in LAYERS[part]:
+            yield f"{path}: {part}/{layer} is no part of the tree"
+            continue
         for include in includes(path):
             where = f"{path}:{include.line}: {part} must not include"
             if include.quoted:
                 target = (path.parent / include.name).resolve()
                 if not target.is_file():
                     yield f"{path}:{include.line}: {include.name} is not there"
-                elif part_of(target, root.resolve()) not in MAY_INCLUDE[part]:
+                elif (to := part_of(target, root.resolve())) not in MAY_INCLUDE[part]:
                     yield f"{where} {include.name}"
+                elif part == to and part in LAYERS:
+                    included = layer_of(target, root.resolve())
+                    if not is_below(part, layer, included):
+                        of = f"{path}:{include.line}: {part}/{layer}"
+                        yield f"{of} must not include {include.name}"
             elif part in NO_TORCH and TORCH.match(include.name):
                 yield f"{where} <{include.name}>: it knows no Torch"
             elif part != "bindings" and PYTHON.match(include.name):

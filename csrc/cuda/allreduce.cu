@@ -102,40 +102,24 @@ void multimem(const AllreduceLaunch& l) {
 }
 
 constexpr Collectives kServed = only(Collective::allreduce);
-/// `mapping`: the template that takes an epilogue.
-constexpr LauncherRow<AllreduceCall> row(Algorithm algorithm, FindKernel find,
-                                         void (*launch)(const AllreduceLaunch&),
-                                         KernelTemplate mapping, DTypes dtypes = DTypes::all) {
-  return {algorithm, kServed, {dtypes, find, mapping}, launch};
-}
-/// For any world, or for each.
-constexpr KernelTemplate by_multicast(std::string_view name, bool worlds) {
-  return {.name = name, .worlds = worlds, .multicast = true};
-}
-
 constexpr LauncherRow<AllreduceCall> kLaunchers[] = {
-    row(Algorithm::oneshot_push, allreduce_oneshot_push, push, {"allreduce_oneshot_push", true}),
-    row(Algorithm::twoshot_push, allreduce_twoshot_push, push, {"allreduce_twoshot_push", true}),
-    row(Algorithm::twoshot_lanes, allreduce_lanes, lanes, {"allreduce_lanes", true}),
-    row(Algorithm::pull_push, allreduce_pull_push, pull, {}),
-    row(Algorithm::oneshot_pull, allreduce_oneshot_pull, pull, {"allreduce_oneshot_pull"}),
-    row(Algorithm::twoshot_pull, allreduce_twoshot_pull, pull, {"allreduce_twoshot_pull"}),
-    row(Algorithm::multimem_oneshot, allreduce_multimem_oneshot, multimem,
-        by_multicast("allreduce_multimem_oneshot", false), DTypes::summed),
-    row(Algorithm::multimem_twoshot, allreduce_multimem_twoshot, multimem,
-        by_multicast("allreduce_multimem_twoshot", false), DTypes::summed),
-    row(Algorithm::multimem_gather, allreduce_multimem_gather, multimem,
-        by_multicast("allreduce_multimem_gather", true)),
+    {Algorithm::oneshot_push, kServed, kernels::allreduce_oneshot_push, push},
+    {Algorithm::twoshot_push, kServed, kernels::allreduce_twoshot_push, push},
+    {Algorithm::twoshot_lanes, kServed, kernels::allreduce_lanes, lanes},
+    {Algorithm::pull_push, kServed, kernels::allreduce_pull_push, pull},
+    {Algorithm::oneshot_pull, kServed, kernels::allreduce_oneshot_pull, pull},
+    {Algorithm::twoshot_pull, kServed, kernels::allreduce_twoshot_pull, pull},
+    {Algorithm::multimem_oneshot, kServed, kernels::allreduce_multimem_oneshot, multimem},
+    {Algorithm::multimem_twoshot, kServed, kernels::allreduce_multimem_twoshot, multimem},
+    {Algorithm::multimem_gather, kServed, kernels::allreduce_multimem_gather, multimem},
 };
 static_assert(is_complete(DeviceKind::cuda, kServed, [](Collective c, Algorithm a) {
-  return find_row(kLaunchers, c, a) != nullptr;
+  return find_launcher(kLaunchers, c, a) != nullptr;
 }));
 
 static_assert(take_epilogues(kLaunchers, kServed, Algorithm::pull_push));
 
 }  // namespace
-
-std::vector<KernelFamily> allreduce_kernels() { return kernels_of(kLaunchers); }
 
 void allreduce(const CudaView& view, const AllreduceCall& call, Stream stream) {
   launch_by(kLaunchers, view, call, stream);

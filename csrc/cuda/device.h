@@ -16,14 +16,14 @@ using Stream = CUstream_st*;
 /// region after the stream has been synchronized and a barrier passed.
 void initialize(char* region, const CudaLayout& layout, int world, Stream stream);
 
-struct Offer {
+struct DeviceCapacity {
   int blocks;  // of kFullBlock threads, of any kernel, that the device holds resident at once
   Capabilities capabilities;
 };
 
 /// Loads every kernel of a world of that size, and says what the current device can do with them.
 /// `clusters`: false: as if it had none. `simulated`: see CudaView.
-Offer load_kernels(int world, bool clusters, bool simulated);
+DeviceCapacity load_kernels(int world, bool clusters, bool simulated);
 
 /// Numbers that a call of held_at_once takes.
 inline constexpr uint32_t kTrials = 32;

@@ -1,8 +1,8 @@
 #include <cstddef>
 
+#include "arguments/norm_arguments.cuh"
 #include "epilogue.h"
 #include "launch.h"
-#include "stages/norm_arguments.cuh"
 #include "transports/lanes.cuh"
 
 namespace collx::cuda {

@@ -82,8 +82,8 @@ void use_channels(KernelCall& k, Routes& routes, const CudaView& view) {
   routes.done_offset = area.done;
 }
 
-/// Vectors of the longest message, which all ranks agree on.
-uint64_t longest(const ExchangeCall& call) {
+/// Vectors of the longest message: see ExchangeCall.
+uint64_t longest_vectors(const ExchangeCall& call) {
   return ceil_div<uint64_t>(call.longest, kVectorBytes);
 }
 
@@ -120,7 +120,7 @@ KernelCall kernel_call_of(const ExchangeLaunch& l) {
 /// Through barriers, whose flags carry fingerprints.
 KernelCall barrier_call_of(const ExchangeLaunch& l) {
   KernelCall k = kernel_call_of(l);
-  k.vectors = longest(l.call);
+  k.vectors = longest_vectors(l.call);
   k.fingerprint = fingerprint(l.call.descriptor);
   return k;
 }
@@ -134,12 +134,10 @@ KernelCall twoshot_call_of(const ExchangeLaunch& l, uint64_t vectors) {
 
 /// In one stage of all-reduce's two-shot slots: a use carries a word between all pairs, too.
 void staged(const ExchangeLaunch& l) {
-  KernelCall k = twoshot_call_of(l, longest(l.call));
+  KernelCall k = twoshot_call_of(l, longest_vectors(l.call));
   Routes routes = routes_of(l.view, l.call);
   l.run(is_simple(k, routes, l.view, l.call), k, routes);
 }
-
-constexpr KernelFamily kDeviceSplits{DTypes::any, alltoallv_device_splits};
 
 /// Threads of a block fill the link so. With more of them calls in both directions are slower
 /// (docs/performance.md).
@@ -154,8 +152,8 @@ void with_device_splits(const ExchangeLaunch& l) {
   routes.to[0] = message_of(l.call, l.call.output, dense_span(splits.capacity * splits.row_bytes));
   use_channels(k, routes, l.view);
   l.run(false, k, routes, splits);
-  const uint64_t longest = ceil_div<uint64_t>(l.call.longest, kVectorBytes);
-  if (l.view.world != 2 || !is_long(wire_vectors(true, longest), k.capacity)) return;
+  const uint64_t longest = wire_vectors(true, longest_vectors(l.call));
+  if (l.view.world != 2 || !is_long(longest, k.capacity)) return;
   k.check = false;  // the ranks have compared the call, and one of them may end here
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;
@@ -234,11 +232,12 @@ void twostage(const ExchangeLaunch& l) {
 
 /// Slices of 1/(W-1), one for each rank that is not the root: those behind it in turn.
 uint64_t slice_vectors(const ExchangeLaunch& l) {
-  return ceil_div<uint64_t>(longest(l.call), static_cast<uint64_t>(l.view.world) - 1);
+  return ceil_div<uint64_t>(longest_vectors(l.call), static_cast<uint64_t>(l.view.world) - 1);
 }
 Span slice_of(const ExchangeLaunch& l, int rank) {
   const int world = l.view.world;
-  const Part part = partition(longest(l.call), world - 1, (rank - l.call.root - 1 + world) % world);
+  const Part part =
+      partition(longest_vectors(l.call), world - 1, (rank - l.call.root - 1 + world) % world);
   const uint64_t from = std::min(part.start * kVectorBytes, l.call.longest);
   const uint64_t to = std::min((part.start + part.count) * kVectorBytes, l.call.longest);
   return {from, 1, to - from, to - from};
@@ -285,52 +284,32 @@ constexpr Collectives kCopies = kPairs & ~kReductions;
 constexpr Collectives kCopiesToo = kCopies | kBroadcast;
 
 constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
-    {Algorithm::staged,
-     kReductions,
-     {DTypes::all, gather_scatter_staged_reduce, {"gather_scatter_staged", true}},
-     staged},
-    {Algorithm::staged, kCopies, {DTypes::any, gather_scatter_staged_copy}, staged},
-    {Algorithm::channels, kReduce, {DTypes::all, gather_scatter_channels_reduce}, channels},
-    {Algorithm::channels, kCopiesToo, {DTypes::any, gather_scatter_channels_copy}, channels},
-    {Algorithm::lanes,
-     kReductions,
-     {DTypes::all, exchange_lanes_reduce, {"exchange_lanes", true}},
-     lanes},
-    {Algorithm::lanes, kCopiesToo, {DTypes::any, exchange_lanes_copy}, lanes},
-    {Algorithm::direct,
-     kReductions,
-     {DTypes::all, reducescatter_direct, {"reducescatter_direct"}},
-     direct},
-    {Algorithm::direct, kCopiesToo, {DTypes::any, gather_scatter_direct}, direct},
-    {Algorithm::multimem,
-     kReductions,
-     {DTypes::summed,
-      reducescatter_multimem,
-      {.name = "reducescatter_multimem", .worlds = false, .multicast = true}},
-     multimem},
-    {Algorithm::multimem, kCopiesToo, {DTypes::any, allgather_multimem}, multimem},
-    {Algorithm::reduce_twostage, kReduce, {DTypes::all, reduce_twostage}, reduce_in_two_stages},
-    {Algorithm::pipelined, kBroadcast, {DTypes::any, broadcast_pipelined}, pipelined},
-    {Algorithm::twostage, kBroadcast, {DTypes::any, broadcast_twostage}, twostage},
+    {Algorithm::staged, kReductions, kernels::gather_scatter_staged, staged},
+    {Algorithm::staged, kCopies, kernels::gather_scatter_staged_copy, staged},
+    {Algorithm::channels, kReduce, kernels::gather_scatter_channels, channels},
+    {Algorithm::channels, kCopiesToo, kernels::gather_scatter_channels_copy, channels},
+    {Algorithm::lanes, kReductions, kernels::exchange_lanes, lanes},
+    {Algorithm::lanes, kCopiesToo, kernels::exchange_lanes_copy, lanes},
+    {Algorithm::direct, kReductions, kernels::reducescatter_direct, direct},
+    {Algorithm::direct, kCopiesToo, kernels::gather_scatter_direct, direct},
+    {Algorithm::multimem, kReductions, kernels::reducescatter_multimem, multimem},
+    {Algorithm::multimem, kCopiesToo, kernels::allgather_multimem, multimem},
+    {Algorithm::reduce_twostage, kReduce, kernels::reduce_twostage, reduce_in_two_stages},
+    {Algorithm::pipelined, kBroadcast, kernels::broadcast_pipelined, pipelined},
+    {Algorithm::twostage, kBroadcast, kernels::broadcast_twostage, twostage},
 };
 static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorithm a) {
-  return find_row(kLaunchers, c, a) != nullptr;
+  return find_launcher(kLaunchers, c, a) != nullptr;
 }));
 
 static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algorithm::automatic));
 
 }  // namespace
 
-std::vector<KernelFamily> exchange_kernels() {
-  std::vector<KernelFamily> kernels = kernels_of(kLaunchers);
-  kernels.push_back(kDeviceSplits);
-  kernels.push_back({DTypes::any, alltoallv_long});
-  kernels.push_back({DTypes::any, rank_barrier});
-  return kernels;
-}
-
 void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
-  if (call.splits.sent != nullptr) return with_device_splits({view, call, stream, kDeviceSplits});
+  if (call.splits.sent != nullptr) {
+    return with_device_splits({view, call, stream, kernels::alltoallv_device_splits});
+  }
   launch_by(kLaunchers, view, call, stream);
 }
 

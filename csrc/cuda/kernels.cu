@@ -4,7 +4,6 @@
 #include "../protocol/algorithms.h"
 #include "../protocol/norm.h"
 #include "kernels.h"
-#include "launch.h"
 
 namespace collx::cuda {
 namespace {
@@ -17,17 +16,15 @@ class Once {
   Once(int world, bool simulated, const Visit& visit)
       : world_(world), simulated_(simulated), visit_(visit) {}
 
-  void operator()(const std::vector<KernelFamily>& families) {
-    for (const KernelFamily& family : families) {
-      for (int i = 0; i < static_cast<int>(DType::count); ++i) {
-        const auto dtype = static_cast<DType>(i);
-        if (family.dtypes == DTypes::any && i > 0) break;
-        if (family.dtypes == DTypes::normalized && !can_normalize(dtype)) continue;
-        if (family.dtypes == DTypes::summed && !is_summed(dtype)) continue;
-        visit(family.find({dtype, world_, false, simulated_}));
-        for (int common = 0; common < static_cast<int>(CommonNorm::count); ++common) {
-          visit(family.find({dtype, world_, true, simulated_, static_cast<CommonNorm>(common)}));
-        }
+  void operator()(const KernelFamily& family) {
+    for (int i = 0; i < static_cast<int>(DType::count); ++i) {
+      const auto dtype = static_cast<DType>(i);
+      if (family.dtypes == DTypes::any && i > 0) break;
+      if (family.dtypes == DTypes::normalized && !can_normalize(dtype)) continue;
+      if (family.dtypes == DTypes::summed && !is_summed(dtype)) continue;
+      visit(family.find({dtype, world_, false, simulated_}));
+      for (int common = 0; common < static_cast<int>(CommonNorm::count); ++common) {
+        visit(family.find({dtype, world_, true, simulated_, static_cast<CommonNorm>(common)}));
       }
     }
   }
@@ -47,14 +44,15 @@ class Once {
 }  // namespace
 
 void for_each_norm_kernel(int world, bool simulated, const Visit& visit) {
-  Once(world, simulated, visit)(norm_kernels());
+  Once once(world, simulated, visit);
+  for (const KernelFamily& family : kernels::kAll) {
+    if (family.dtypes == DTypes::normalized) once(family);
+  }
 }
 
 void for_each_kernel(int world, bool simulated, const Visit& visit) {
   Once once(world, simulated, visit);
-  once(allreduce_kernels());
-  once(exchange_kernels());
-  once(norm_kernels());
+  for (const KernelFamily& family : kernels::kAll) once(family);
 }
 
 }  // namespace collx::cuda

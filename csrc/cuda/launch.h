@@ -6,13 +6,12 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "../protocol/names.h"
+#include "arguments/kernel_call.cuh"
 #include "collectives/kernel_table.h"
 #include "device.h"
 #include "epilogue.h"
-#include "transports/kernel_call.cuh"
 
 namespace collx::cuda {
 
@@ -66,15 +65,6 @@ inline NormForm form_of(const NormCall& call) {
   return {call.options.norm == Norm::layer, call.options.scale_mode == ScaleMode::group,
           call.shape.steps > 1};
 }
-
-/// A kernel and those that differ from it in their instance alone. Of which dtypes there are some:
-/// copies know none.
-enum class DTypes : uint8_t { any, all, normalized, summed };
-struct KernelFamily {
-  DTypes dtypes = DTypes::any;
-  FindKernel find = nullptr;
-  KernelTemplate with_epilogue = {};  // for calls that have one
-};
 
 /// The kernel of a call with an epilogue; null where it was to be made ready, and that is all.
 Kernel find_with_epilogue(const EpilogueCall& epilogue, ProgramOptions options, const Plan& plan);
@@ -131,8 +121,8 @@ struct LauncherRow {
 };
 
 template <typename CallOf, size_t N>
-constexpr const LauncherRow<CallOf>* find_row(const LauncherRow<CallOf> (&rows)[N], Collective c,
-                                              Algorithm a) {
+constexpr const LauncherRow<CallOf>* find_launcher(const LauncherRow<CallOf> (&rows)[N],
+                                                   Collective c, Algorithm a) {
   for (const LauncherRow<CallOf>& row : rows) {
     if (row.algorithm == a && (row.serves & only(c)) != 0) return &row;
   }
@@ -143,7 +133,7 @@ template <typename CallOf, size_t N>
 void launch_by(const LauncherRow<CallOf> (&rows)[N], const CudaView& view, const CallOf& call,
                Stream stream) {
   const Collective c = collective_of(call);
-  const LauncherRow<CallOf>* row = find_row(rows, c, call.plan.algorithm);
+  const LauncherRow<CallOf>* row = find_launcher(rows, c, call.plan.algorithm);
   if (row == nullptr) {
     throw std::runtime_error("collx: nothing carries out " + std::string(name_of(c)) + " by " +
                              std::string(name_of(call.plan.algorithm)));
@@ -162,19 +152,5 @@ constexpr bool take_epilogues(const LauncherRow<CallOf> (&rows)[N], Collectives 
   }
   return true;
 }
-
-template <typename CallOf, size_t N>
-std::vector<KernelFamily> kernels_of(const LauncherRow<CallOf> (&rows)[N]) {
-  std::vector<KernelFamily> kernels;
-  for (const LauncherRow<CallOf>& row : rows) {
-    if (row.kernels.find != nullptr) kernels.push_back(row.kernels);
-  }
-  return kernels;
-}
-
-// What each file of launchers launches, for init to load.
-std::vector<KernelFamily> allreduce_kernels();
-std::vector<KernelFamily> exchange_kernels();
-std::vector<KernelFamily> norm_kernels();
 
 }  // namespace collx::cuda

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "arguments/norm_arguments.cuh"
 #include "launch.h"
 #include "norm.h"
-#include "stages/norm_arguments.cuh"
 
 namespace collx::cuda {
 namespace {
@@ -88,43 +88,25 @@ void multimem(const NormLaunch& l) {
   l.run(false, k, norm, pull, multicast);
 }
 
-/// Kernels that push are compiled for each world and for simple calls, the others for all calls.
-constexpr KernelTemplate mapping(std::string_view name, bool pushes = false) {
-  return {name, pushes, pushes, true};
-}
-constexpr LauncherRow<NormCall> row(Algorithm algorithm, FindKernel find,
-                                    void (*launch)(const NormLaunch&), KernelTemplate mapping,
-                                    Collectives serves = kNorms) {
-  return {algorithm, serves, {DTypes::normalized, find, mapping}, launch};
-}
-
+constexpr Collectives kPushed = kNorms | kScatteringNorms;
 constexpr LauncherRow<NormCall> kLaunchers[] = {
-    row(Algorithm::oneshot_push, norm_oneshot_push, push, mapping("norm_oneshot_push", true),
-        kNorms | kScatteringNorms),
-    row(Algorithm::twoshot_push, norm_twoshot_push, push, mapping("norm_twoshot_push", true)),
-    row(Algorithm::twoshot_push_sums, norm_twoshot_push_sums, push,
-        mapping("norm_twoshot_push_sums", true)),
-    row(Algorithm::oneshot_pull, norm_oneshot_pull, pull, mapping("norm_oneshot_pull")),
-    row(Algorithm::twoshot_pull, norm_twoshot_pull, pull, mapping("norm_twoshot_pull")),
-    row(Algorithm::multimem_twoshot, norm_multimem_twoshot, multimem,
-        {.name = "norm_multimem_twoshot", .worlds = false, .rows = true, .multicast = true}),
+    {Algorithm::oneshot_push, kPushed, kernels::norm_oneshot_push, push},
+    {Algorithm::twoshot_push, kNorms, kernels::norm_twoshot_push, push},
+    {Algorithm::twoshot_push_sums, kNorms, kernels::norm_twoshot_push_sums, push},
+    {Algorithm::oneshot_pull, kNorms, kernels::norm_oneshot_pull, pull},
+    {Algorithm::twoshot_pull, kNorms, kernels::norm_twoshot_pull, pull},
+    {Algorithm::multimem_twoshot, kNorms, kernels::norm_multimem_twoshot, multimem},
 };
-static_assert(take_epilogues(kLaunchers, kNorms | kScatteringNorms, Algorithm::automatic));
+static_assert(take_epilogues(kLaunchers, kPushed, Algorithm::automatic));
 static_assert(is_complete(DeviceKind::cuda, kNorms, [](Collective c, Algorithm a) {
-  return find_row(kLaunchers, c, a) != nullptr;
+  return find_launcher(kLaunchers, c, a) != nullptr;
 }));
 // plan_norm() pushes to every rank what these collectives ask for.
 static_assert(is_complete(DeviceKind::cuda, kScatteringNorms, [](Collective c, Algorithm) {
-  return find_row(kLaunchers, c, Algorithm::oneshot_push) != nullptr;
+  return find_launcher(kLaunchers, c, Algorithm::oneshot_push) != nullptr;
 }));
 
 }  // namespace
-
-std::vector<KernelFamily> norm_kernels() {
-  std::vector<KernelFamily> kernels = kernels_of(kLaunchers);
-  kernels.push_back({DTypes::normalized, norm_local});
-  return kernels;
-}
 
 void norm(const CudaView& view, const NormCall& call, Stream stream) {
   launch_by(kLaunchers, view, call, stream);
@@ -139,7 +121,8 @@ void normalize(const void* const* inputs, int world, const NormCall& call, Strea
   const Kernel kernel =
       epilogue == nullptr
           ? norm_local({call.dtype, 1, false})
-          : find_with_epilogue(*epilogue, {.kernel = mapping("norm_local"), .form = form_of(call)},
+          : find_with_epilogue(*epilogue,
+                               {.kernel = kernels::norm_local.with_epilogue, .form = form_of(call)},
                                call.plan);
   if (kernel == nullptr) return;
   void* arguments[] = {&gathered, &norm, nullptr};

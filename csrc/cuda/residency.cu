@@ -70,7 +70,7 @@ int resident_blocks(int world, bool simulated, int threads) {
   return resident * attribute_of_device(cudaDevAttrMultiProcessorCount);
 }
 
-Offer load_kernels(int world, bool clusters, bool simulated) {
+DeviceCapacity load_kernels(int world, bool clusters, bool simulated) {
   constexpr int kHopper = 9;
   bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= kHopper;
   for_each_kernel(world, simulated, [&](Kernel kernel) {
@@ -81,13 +81,13 @@ Offer load_kernels(int world, bool clusters, bool simulated) {
     attributes_of(reduce_local({static_cast<DType>(i), world, false}));
   }
   const int multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
-  Offer offer;
-  offer.blocks = resident_blocks(world, simulated, kFullBlock);
-  offer.capabilities.dependent_launch = hopper;
-  offer.capabilities.multicast = hopper;
-  offer.capabilities.residency =
+  DeviceCapacity capacity;
+  capacity.blocks = resident_blocks(world, simulated, kFullBlock);
+  capacity.capabilities.dependent_launch = hopper;
+  capacity.capabilities.multicast = hopper;
+  capacity.capabilities.residency =
       residency_of_norms(world, simulated, multiprocessors, clusters && hopper);
-  return offer;
+  return capacity;
 }
 
 namespace {

@@ -15,6 +15,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "deadline.h"
+
 namespace collx::memory {
 
 struct Group {
@@ -32,8 +34,6 @@ enum class Step { offer, verdict };
 
 class Meeting {
  public:
-  using Deadline = std::chrono::steady_clock::time_point;
-
   explicit Meeting(const Group& group);
 
   /// Publishes `message` and returns every rank's, by rank. Throws c10::Error naming the rank that

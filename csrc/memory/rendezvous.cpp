@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "boot_id.h"
-#include "fd_exchange.h"
+#include "fd_all_gather.h"
 #include "meeting.h"
 
 namespace collx::memory {
@@ -19,7 +19,7 @@ namespace {
 namespace symm_mem = c10d::symmetric_memory;
 
 /// What a rank brings to the meeting; travels through the store byte by byte.
-struct Offer {
+struct SegmentOffer {
   Endpoint endpoint;
   std::array<char, 36> boot_id;
   int32_t world;
@@ -27,14 +27,14 @@ struct Offer {
   uint64_t offset;
   uint64_t pad_bytes;
 };
-static_assert(std::is_trivially_copyable_v<Offer>);
+static_assert(std::is_trivially_copyable_v<SegmentOffer>);
 
-std::string encode(const Offer& offer) {
+std::string encode(const SegmentOffer& offer) {
   return {reinterpret_cast<const char*>(&offer), sizeof(offer)};
 }
 
-Offer decode(const std::string& message, size_t rank) {
-  Offer offer{};
+SegmentOffer decode(const std::string& message, size_t rank) {
+  SegmentOffer offer{};
   TORCH_CHECK(message.size() == sizeof(offer), "rank ", rank, " runs another version of collx");
   std::memcpy(&offer, message.data(), sizeof(offer));
   return offer;
@@ -42,8 +42,8 @@ Offer decode(const std::string& message, size_t rank) {
 
 /// Every rank sees the same offers, so all throw or none.
 template <typename Value>
-void check_equal(const std::vector<Offer>& offers, const char* what, Value&& value) {
-  const auto differs = [&](const Offer& offer) { return value(offer) != value(offers[0]); };
+void check_equal(const std::vector<SegmentOffer>& offers, const char* what, Value&& value) {
+  const auto differs = [&](const SegmentOffer& offer) { return value(offer) != value(offers[0]); };
   if (std::none_of(offers.begin(), offers.end(), differs)) return;
   std::ostringstream text;
   for (size_t rank = 0; rank < offers.size(); ++rank) {
@@ -52,15 +52,15 @@ void check_equal(const std::vector<Offer>& offers, const char* what, Value&& val
   TORCH_CHECK(false, what, " differ between the ranks (", text.str(), ")");
 }
 
-void check_agreement(const std::vector<Offer>& offers) {
-  check_equal(offers, "machines (boot ids)", [](const Offer& offer) {
+void check_agreement(const std::vector<SegmentOffer>& offers) {
+  check_equal(offers, "machines (boot ids)", [](const SegmentOffer& offer) {
     return std::string(offer.boot_id.data(), offer.boot_id.size());
   });
-  check_equal(offers, "world sizes", [](const Offer& offer) { return offer.world; });
-  check_equal(offers, "sizes in bytes", [](const Offer& offer) { return offer.bytes; });
-  check_equal(offers, "offsets in bytes", [](const Offer& offer) { return offer.offset; });
+  check_equal(offers, "world sizes", [](const SegmentOffer& offer) { return offer.world; });
+  check_equal(offers, "sizes in bytes", [](const SegmentOffer& offer) { return offer.bytes; });
+  check_equal(offers, "offsets in bytes", [](const SegmentOffer& offer) { return offer.offset; });
   check_equal(offers, "signal pad sizes in bytes",
-              [](const Offer& offer) { return offer.pad_bytes; });
+              [](const SegmentOffer& offer) { return offer.pad_bytes; });
 }
 
 /// A forked child shares its parent's connection to the store, and would break it by speaking.
@@ -83,13 +83,14 @@ void check_not_forked(const Group& group) {
               found->second.owner, " and cannot be used in its forked child ", ::getpid());
 }
 
-std::vector<Offer> exchange_offers(Meeting& meeting, const Group& group, const Endpoint& endpoint,
-                                   const RankMappings& mappings, size_t offset) {
-  Offer own{endpoint, {}, group.world, mappings.buffer_bytes, offset, mappings.pad_bytes};
+std::vector<SegmentOffer> gather_offers(Meeting& meeting, const Group& group,
+                                        const Endpoint& endpoint, const RankMappings& mappings,
+                                        size_t offset) {
+  SegmentOffer own{endpoint, {}, group.world, mappings.buffer_bytes, offset, mappings.pad_bytes};
   const std::string id = boot_id();
   std::copy_n(id.begin(), std::min(id.size(), own.boot_id.size()), own.boot_id.begin());
   const std::vector<std::string> messages = meeting.all_gather(Step::offer, encode(own));
-  std::vector<Offer> offers;
+  std::vector<SegmentOffer> offers;
   for (const std::string& message : messages) offers.push_back(decode(message, offers.size()));
   return offers;
 }
@@ -112,15 +113,15 @@ void map_segments(RankMappings& mappings, Segment own_pad, std::vector<FdSet> fd
   }
 }
 
-void meet(Meeting& meeting, const FdExchange& exchange, const Group& group, RankMappings& mappings,
-          size_t offset) {
+void meet(Meeting& meeting, const FdAllGather& descriptors, const Group& group,
+          RankMappings& mappings, size_t offset) {
   Segment pad = Segment::create(pad_segment_bytes(mappings.pad_bytes), "collx signal pad");
-  const std::vector<Offer> offers =
-      exchange_offers(meeting, group, exchange.endpoint(), mappings, offset);
+  const std::vector<SegmentOffer> offers =
+      gather_offers(meeting, group, descriptors.endpoint(), mappings, offset);
   check_agreement(offers);
   std::vector<Endpoint> endpoints;
-  for (const Offer& offer : offers) endpoints.push_back(offer.endpoint);
-  std::vector<FdSet> fds = exchange.exchange(
+  for (const SegmentOffer& offer : offers) endpoints.push_back(offer.endpoint);
+  std::vector<FdSet> fds = descriptors.all_gather(
       group.rank, endpoints, {mappings.own_buffer->fd(), pad.fd()}, meeting.deadline());
   pad.close_fd();
   map_segments(mappings, std::move(pad), std::move(fds));
@@ -148,7 +149,7 @@ std::shared_ptr<RankMappings> rendezvous(const std::string& group_name,
   mappings->own_buffer = std::move(segment);
   // Both outlive the attempt: a peer that loses this rank's socket then finds the reason told.
   std::optional<Meeting> meeting;
-  std::optional<FdExchange> exchange;
+  std::optional<FdAllGather> descriptors;
   const auto fail = [&](std::string reason) {
     if (meeting) {
       const std::string cause = meeting->reported();
@@ -160,8 +161,8 @@ std::shared_ptr<RankMappings> rendezvous(const std::string& group_name,
   try {
     check_not_forked(group);
     meeting.emplace(group);
-    exchange.emplace();
-    meet(*meeting, *exchange, group, *mappings, offset);
+    descriptors.emplace();
+    meet(*meeting, *descriptors, group, *mappings, offset);
   } catch (const c10::Error& error) {
     fail(error.what_without_backtrace());
   } catch (const std::exception& error) {

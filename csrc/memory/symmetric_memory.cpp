@@ -17,7 +17,7 @@ size_t effective_timeout(size_t timeout_ms) {
   return timeout_ms == 0 ? kDefaultTimeoutMs : std::min(timeout_ms, kLongestTimeoutMs);
 }
 
-std::chrono::steady_clock::time_point deadline_after(size_t timeout_ms) {
+Deadline deadline_after(size_t timeout_ms) {
   return std::chrono::steady_clock::now() +
          std::chrono::milliseconds(effective_timeout(timeout_ms));
 }

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "../cpu/futex_wait.h"
+#include "deadline.h"
 #include "segment.h"
 
 namespace collx::memory {
@@ -72,8 +73,6 @@ class CpuSymmetricMemory final : public c10d::symmetric_memory::SymmetricMemory 
   bool world_within_direct_access() override { return true; }
 
  private:
-  using Deadline = std::chrono::steady_clock::time_point;
-
   void check_usable(const char* call) const;
   void check_signal(const char* call, int peer, int channel) const;
   uint32_t* word(int owner, int channel, int source) const;

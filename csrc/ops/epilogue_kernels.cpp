@@ -23,8 +23,8 @@ bool lay_out(const at::Tensor& extra, at::IntArrayRef sizes, DType dtype, ExtraT
     const auto of = static_cast<int64_t>(d - missing);
     if (extra.size(of) != 1) strides[d] = extra.stride(of);
   }
-  return collx::lay_out(extra.const_data_ptr(), sizes.data(), strides.data(),
-                        static_cast<int>(sizes.size()), dtype_size(dtype), to);
+  return lay_out_extra(extra.const_data_ptr(), sizes.data(), strides.data(),
+                       static_cast<int>(sizes.size()), dtype_size(dtype), to);
 }
 
 }  // namespace

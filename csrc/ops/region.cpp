@@ -135,8 +135,8 @@ Offer load_kernels(c10::Device device, [[maybe_unused]] int world_size,
   if (check_device_type(device.type()) == c10::DeviceType::CPU) return offer_of(1, Capabilities{});
 #if COLLX_CUDA
   const c10::cuda::CUDAGuard guard(device);
-  const cuda::Offer offer = cuda::load_kernels(world_size, clusters, simulated);
-  return offer_of(offer.blocks, offer.capabilities);
+  const cuda::DeviceCapacity found = cuda::load_kernels(world_size, clusters, simulated);
+  return offer_of(found.blocks, found.capabilities);
 #else
   TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,
                               "; this build has no CUDA kernels");

@@ -5,7 +5,7 @@
 // one that has left no note of a wait. That one is missing.
 #pragma once
 
-#include "region.h"
+#include "region_header.h"
 
 namespace collx {
 

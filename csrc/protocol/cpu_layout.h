@@ -7,7 +7,7 @@
 
 #include "algorithms.h"
 #include "geometry.h"
-#include "region.h"
+#include "region_header.h"
 
 namespace collx {
 

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "epoch.h"
-#include "region.h"
+#include "region_header.h"
 #include "types.h"
 
 namespace collx {

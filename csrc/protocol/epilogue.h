@@ -157,8 +157,8 @@ inline EpilogueForm form_of(const EpilogueArguments& arguments, int extras, bool
 
 /// Sizes of the output and strides of an extra that was broadcast to it, outermost first. False
 /// where it has too many dimensions, those that go on as one being one: a contiguous copy has few.
-inline bool lay_out(const void* data, const int64_t* sizes, const int64_t* strides, int dims,
-                    int element_bytes, ExtraTensor& to) {
+inline bool lay_out_extra(const void* data, const int64_t* sizes, const int64_t* strides, int dims,
+                          int element_bytes, ExtraTensor& to) {
   const int64_t count = static_cast<int64_t>(kVectorBytes) / element_bytes;
   to.data = data;
   to.dims = 0;

@@ -9,6 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LAYERS = (
+    ("ptx", ""),
+    ("arguments", "ptx"),
+    ("stages", "arguments"),
+    ("transports", "stages"),
+    ("collectives", "transports"),
+)
 
 
 def check(csrc: Path) -> subprocess.CompletedProcess[str]:
@@ -28,6 +35,10 @@ def tree(tmp_path: Path) -> Path:
     guarded = "#if defined(__CUDACC_RTC__)\n#else\n#include <cstdint>\n#endif\n"
     write(tmp_path, "protocol/types.h", guarded)
     write(tmp_path, "cuda/kernel.cuh", '#include <cuda_fp16.h>\n#include "../protocol/types.h"\n')
+    for layer, below in LAYERS:
+        include = f'#include "../{below}/a.cuh"\n' if below else ""
+        write(tmp_path, f"cuda/{layer}/a.cuh", include + '#include "../../protocol/types.h"\n')
+    write(tmp_path, "cuda/launch.h", '#include "ptx/a.cuh"\n#include "collectives/a.cuh"\n')
     write(tmp_path, "cpu/kernel.h", '#include <atomic>\n#include "../protocol/types.h"\n')
     write(tmp_path, "ops/op.cpp", '#include <ATen/ATen.h>\n#include "../cpu/kernel.h"\n')
     return tmp_path
@@ -55,6 +66,12 @@ def test_a_tree_that_keeps_the_rules_is_accepted(tree: Path) -> None:
         ("cuda/bad.cuh", "<type_traits>", "is not there at run time"),
         ("cuda/bad.cuh", '"../protocol/missing.h"', "is not there"),
         ("elsewhere/bad.h", "<vector>", "is no part of the tree"),
+        ("cuda/elsewhere/bad.h", '"../ptx/a.cuh"', "cuda/elsewhere is no part of the tree"),
+        ("cuda/ptx/bad.cuh", '"../arguments/a.cuh"', "ptx must not include"),
+        ("cuda/arguments/bad.cuh", '"../stages/a.cuh"', "arguments must not include"),
+        ("cuda/stages/bad.cuh", '"../transports/a.cuh"', "stages must not include"),
+        ("cuda/transports/bad.cuh", '"../collectives/a.cuh"', "transports must not include"),
+        ("cuda/collectives/bad.cu", '"../launch.h"', "collectives must not include"),
     ],
 )
 def test_what_breaks_the_rules_is_named(

@@ -35,8 +35,8 @@ int64_t expected(const Case& c, uint64_t i) {
 
 ExtraTensor laid_out(const Case& c) {
   ExtraTensor extra;
-  EXPECT_TRUE(lay_out(nullptr, c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
-                      2, extra));
+  EXPECT_TRUE(lay_out_extra(nullptr, c.sizes.data(), c.strides.data(),
+                            static_cast<int>(c.sizes.size()), 2, extra));
   return extra;
 }
 

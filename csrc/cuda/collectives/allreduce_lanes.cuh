@@ -6,7 +6,8 @@
 #pragma once
 
 #include "../../protocol/partition.h"
-#include "../stages/chunks.cuh"
+#include "../stages/combine.cuh"
+#include "../transports/chunks.cuh"
 
 namespace collx::cuda {
 
@@ -42,19 +43,19 @@ __global__ void __launch_bounds__(kLaneBound, 2)
     return transport.chunk(lanes.sent[1], i, part.count);
   };
 
-  const auto scatter = [&](const Team& team, uint32_t i, auto ready, auto slot) {
+  const auto scatter = [&](const RoleThreads& role, uint32_t i, auto ready, auto slot) {
     bool asked = false;
 #pragma unroll 1
     for (int d = 1; d < world; ++d) {
       const Part part = parts.part(call.rank_at(d, world));
-      if (!send_chunk(team, PartOf{input, part.start}, chunk(part, i), slot(d), ready, asked)) {
+      if (!send_chunk(role, PartOf{input, part.start}, chunk(part, i), slot(d), ready, asked)) {
         return false;
       }
     }
     return true;
   };
 
-  const auto reduce = [&](const Team& team, uint32_t i, auto ready, auto from, auto slot) {
+  const auto reduce = [&](const RoleThreads& role, uint32_t i, auto ready, auto from, auto slot) {
     const Part part = parts.part(call.rank);
     const Chunk own = chunk(part, i);
     const auto to = [&](int d) {
@@ -62,16 +63,16 @@ __global__ void __launch_bounds__(kLaneBound, 2)
                  ? reinterpret_cast<Vector*>(lanes.output[d]) + part.start + own.first
                  : slot(d);
     };
-    return reduce_chunk<Stage, W, Simple, true>(call, world, team, PartOf{input, part.start},
+    return reduce_chunk<Stage, W, Simple, true>(call, world, role, PartOf{input, part.start},
                                                 PartOf{output, part.start}, own, ready, from, to);
   };
 
-  const auto gather = [&](const Team& team, uint32_t i, auto ready, auto slot) {
+  const auto gather = [&](const RoleThreads& role, uint32_t i, auto ready, auto slot) {
     if (!ready()) return false;
 #pragma unroll 1
     for (int d = 1; d < world; ++d) {
       const Part part = parts.part(call.rank_at(d, world));
-      take_chunk(team, PartOf{output, part.start}, chunk(part, i), slot(d));
+      take_chunk(role, PartOf{output, part.start}, chunk(part, i), slot(d));
     }
     return true;
   };

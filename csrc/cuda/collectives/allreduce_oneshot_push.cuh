@@ -13,7 +13,7 @@ template <typename Stage, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     allreduce_oneshot_push_kernel(const __grid_constant__ KernelCall call,
                                   const __grid_constant__ Epilogue... epilogue) {
-  using Wire = typename Stage::Wire;
+  using Wire = WireFor<Stage>;
   using Tensor = DenseTensor<Stage::kElementBytes, Simple>;
   constexpr int kRanks = World<W>::kRanks;
   Session<Tiles<Simple>> session(call);

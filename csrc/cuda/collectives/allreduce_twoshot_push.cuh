@@ -38,7 +38,7 @@ template <typename Stage, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     allreduce_twoshot_push_kernel(const __grid_constant__ KernelCall call,
                                   const __grid_constant__ Epilogue... epilogue) {
-  using Wire = typename Stage::Wire;
+  using Wire = WireFor<Stage>;
   constexpr int kRanks = World<W>::kRanks, kScatter = 0, kGather = 1;
   Session<Tiles<Simple>> session(call);
   const int world = World<W>::size(call), rank = call.rank;

@@ -46,7 +46,7 @@ __device__ __forceinline__ void refuse(const KernelCall& call, Patience& patienc
 }
 
 /// Of messages to others, or from them.
-__device__ __forceinline__ uint64_t longest(const Message* messages, int world) {
+__device__ __forceinline__ uint64_t most_vectors(const Message* messages, int world) {
   uint64_t vectors = 0;
   for (int d = 1; d < world; ++d) vectors = max(vectors, messages[d].wire);
   return vectors;
@@ -75,7 +75,7 @@ class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
                                            Agreed& agreed)
       : Base(call, patience, agreed.routes, 0, tensors) {
     announce(call, patience, tensors, given, agreed);
-    this->extend(longest(agreed.routes.from, call.world));
+    this->extend(most_vectors(agreed.routes.from, call.world));
   }
 
   /// Waits for the counts, and lays out what comes. False, where it does not fit the output.
@@ -109,7 +109,7 @@ class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
       }
     }
     if (!patience.agree()) return false;
-    session.transport.extend(longest(agreed.routes.to, call.world));
+    session.transport.extend(most_vectors(agreed.routes.to, call.world));
     return true;
   }
 

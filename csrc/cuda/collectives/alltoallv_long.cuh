@@ -3,7 +3,7 @@
 // It has done all of this itself where neither message is long.
 #pragma once
 
-#include "../stages/chunks.cuh"
+#include "../transports/chunks.cuh"
 #include "device_rows.cuh"
 
 namespace collx::cuda {
@@ -55,21 +55,21 @@ __global__ void __launch_bounds__(kLaneBound, 2)
   }
   __syncthreads();
 
-  const auto send = [&](const Team& team, uint32_t i, auto ready, auto slot) {
+  const auto send = [&](const RoleThreads& role, uint32_t i, auto ready, auto slot) {
     const Run<> run(from);
     bool asked = false;
-    return send_chunk(team, run, transport.chunk(lanes.sent[1], i, run.vectors()), slot(1), ready,
+    return send_chunk(role, run, transport.chunk(lanes.sent[1], i, run.vectors()), slot(1), ready,
                       asked);
   };
-  const auto take = [&](const Team& team, uint32_t i, auto ready, auto slot, auto) {
+  const auto take = [&](const RoleThreads& role, uint32_t i, auto ready, auto slot, auto) {
     if (!ready()) return false;
     const Run<> run(to);
-    take_chunk(team, run, transport.chunk(lanes.received[1], i, run.vectors()), slot(1));
+    take_chunk(role, run, transport.chunk(lanes.received[1], i, run.vectors()), slot(1));
     return true;
   };
-  const auto keep = [&](const Team& team) {
-    copy_chunks(team, transport, lanes.received[0], Run<>(own), Run<>(kept));
-    clear_chunks(team, transport, lanes.sent[0], Run<>(cleared));
+  const auto keep = [&](const RoleThreads& role) {
+    copy_chunks(role, transport, lanes.received[0], Run<>(own), Run<>(kept));
+    clear_chunks(role, transport, lanes.sent[0], Run<>(cleared));
   };
   transport.run(session.patience, send, take, keep);
 }

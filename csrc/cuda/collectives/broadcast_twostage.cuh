@@ -6,12 +6,12 @@
 #pragma once
 
 #include "../../protocol/partition.h"
-#include "../stages/vectors.cuh"
+#include "../arguments/vectors.cuh"
 #include "../transports/schedules.cuh"
 
 namespace collx::cuda {
 
-struct Kept {
+struct VectorPlace {
   Message message;
   uint64_t index;
 };
@@ -29,16 +29,16 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const Message &input = routes.from[0], &output = routes.to[0];
 
   // Where `owner` keeps vector i of a half of its part.
-  const auto kept = [&](int owner, const Half& half, uint64_t i) {
+  const auto place_of = [&](int owner, const Half& half, uint64_t i) {
     Message m = output;
     if (symmetric) {
       m.data = static_cast<char*>(pull.output[owner]);
-      return Kept{m, parts.part(owner).start + half.first + i};
+      return VectorPlace{m, parts.part(owner).start + half.first + i};
     }
     m.data = reinterpret_cast<char*>(pull.passed(call, owner, half.parity));
     m.bytes = m.width = pull.result_bytes;
     m.whole = true;
-    return Kept{m, i};
+    return VectorPlace{m, i};
   };
   const auto for_parts = [&](const Half& half, auto f) {
 #pragma unroll
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const auto scatter = [&](const Half& half) {
     if (!is_root) return;
     for_parts(half, [&](int owner, uint64_t j, uint64_t i) {
-      const Kept to = kept(owner, half, i);
+      const VectorPlace to = place_of(owner, half, i);
       store(to.message, to.index, load(input, j));
     });
   };
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     for_parts(half, [&](int owner, uint64_t j, uint64_t i) {
       if (symmetric && owner == call.rank) return;  // it is there
       if (is_root) return store(output, j, load(input, j));
-      const Kept from = kept(owner, half, i);
+      const VectorPlace from = place_of(owner, half, i);
       store(output, j, Run<>(from.message).load_peer(from.index));
     });
   };

@@ -1,7 +1,7 @@
 // Messages of which the device alone knows the length.
 #pragma once
 
-#include "../stages/vectors.cuh"
+#include "../arguments/vectors.cuh"
 
 namespace collx::cuda {
 

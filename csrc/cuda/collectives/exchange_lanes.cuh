@@ -5,7 +5,8 @@
 // but what it has consumed.
 #pragma once
 
-#include "../stages/chunks.cuh"
+#include "../stages/combine.cuh"
+#include "../transports/chunks.cuh"
 
 namespace collx::cuda {
 
@@ -24,12 +25,12 @@ __global__ void __launch_bounds__(kLaneBound, 2)
     return transport.chunk(chunks, i, Run<Simple>(m).vectors());
   };
 
-  const auto send = [&](const Team& team, uint32_t i, auto ready, auto slot) {
+  const auto send = [&](const RoleThreads& role, uint32_t i, auto ready, auto slot) {
     bool asked = false;
 #pragma unroll 1
     for (int d = 1; d < world; ++d) {
       const Message& from = routes.from[d];
-      if (!send_chunk(team, Run<Simple>(from), chunk(lanes.sent[d], i, from), slot(d), ready,
+      if (!send_chunk(role, Run<Simple>(from), chunk(lanes.sent[d], i, from), slot(d), ready,
                       asked)) {
         return false;
       }
@@ -37,30 +38,30 @@ __global__ void __launch_bounds__(kLaneBound, 2)
     return true;
   };
 
-  const auto take = [&](const Team& team, uint32_t i, auto ready, auto from, auto) {
+  const auto take = [&](const RoleThreads& role, uint32_t i, auto ready, auto from, auto) {
     if constexpr (Stage::kReduces) {
       const Run<Simple> input(routes.from[0]);
       const auto output = Stage::template output<Simple>(routes.to[0], epilogue...);
       return reduce_chunk<Stage, W, Simple, false>(
-          call, world, team, input, output, chunk(lanes.received[1], i, routes.from[0]), ready,
+          call, world, role, input, output, chunk(lanes.received[1], i, routes.from[0]), ready,
           from, [](int) -> Vector* { return nullptr; });
     } else {
       if (!ready()) return false;
 #pragma unroll 1
       for (int d = 1; d < world; ++d) {
         const Message& to = routes.to[d];
-        take_chunk(team, Run<Simple>(to), chunk(lanes.received[d], i, to), from(d));
+        take_chunk(role, Run<Simple>(to), chunk(lanes.received[d], i, to), from(d));
       }
       return true;
     }
   };
 
   // In a reduction the stage takes the root's own values. Otherwise they are copied.
-  const auto keep = [&](const Team& team) {
+  const auto keep = [&](const RoleThreads& role) {
     const bool copies = !Stage::kReduces || (routes.has_root && routes.root != 0);
     const Run<Simple> own(routes.from[0]), to(routes.to[0]), cleared(routes.cleared);
-    if (copies) copy_chunks(team, transport, lanes.received[0], own, to);
-    clear_chunks(team, transport, lanes.sent[0], cleared);
+    if (copies) copy_chunks(role, transport, lanes.received[0], own, to);
+    clear_chunks(role, transport, lanes.sent[0], cleared);
   };
 
   session.transport.run(session.patience, send, take, keep);

@@ -3,7 +3,7 @@
 
 namespace collx::cuda {
 
-Kernel gather_scatter_channels_reduce(const Instance& i) {
+Kernel gather_scatter_channels(const Instance& i) {
   return for_all(i, [&]<DType D, int W, bool Simple>() {
     return as_kernel(gather_scatter_channels_kernel<Reduce<D>, W, Simple>);
   });

@@ -5,7 +5,7 @@
 // that all outputs may be written, the last one that all of them have been.
 #pragma once
 
-#include "../stages/vectors.cuh"
+#include "../arguments/vectors.cuh"
 #include "../transports/schedules.cuh"
 
 namespace collx::cuda {

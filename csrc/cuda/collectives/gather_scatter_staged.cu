@@ -3,7 +3,7 @@
 
 namespace collx::cuda {
 
-Kernel gather_scatter_staged_reduce(const Instance& i) {
+Kernel gather_scatter_staged(const Instance& i) {
   return for_all(i, [&]<DType D, int W, bool Simple>() {
     return as_kernel(gather_scatter_staged_kernel<Reduce<D>, W, Simple>);
   });

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     gather_scatter_staged_kernel(const __grid_constant__ KernelCall call,
                                  const __grid_constant__ Routes routes,
                                  const __grid_constant__ Epilogue... epilogue) {
-  using Wire = typename Stage::Wire;
+  using Wire = WireFor<Stage>;
   constexpr int kRanks = World<W>::kRanks;
   Session<Tiles<Simple>> session(call);
   const int world = World<W>::size(call);

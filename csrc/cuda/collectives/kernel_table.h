@@ -1,4 +1,4 @@
-// One kernel template, all its instances: dtypes at compile time, worlds 2, 4 and 8 too (their
+// The kernels, and the instances of each: dtypes at compile time, worlds 2, 4 and 8 too (their
 // loops unroll), other worlds by a run-time loop. A .cuh has the template; a .cu has the instances
 // of one template, or of a few that are alike.
 #pragma once
@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../../protocol/algorithms.h"
+#include "../../protocol/epilogue_program.h"
 #include "../../protocol/norm.h"
 
 namespace collx::cuda {
@@ -134,43 +135,77 @@ Kernel for_common(const Instance& i, F f) {
   }
 }
 
-// The kernels, a .cuh each. Their rows are in allreduce.cu, exchange.cu and norm.cu.
-Kernel allreduce_oneshot_push(const Instance& i);
-Kernel allreduce_twoshot_push(const Instance& i);
-Kernel allreduce_lanes(const Instance& i);
-Kernel allreduce_pull_push(const Instance& i);
-Kernel allreduce_oneshot_pull(const Instance& i);
-Kernel allreduce_twoshot_pull(const Instance& i);
-Kernel allreduce_multimem_oneshot(const Instance& i);
-Kernel allreduce_multimem_twoshot(const Instance& i);
-Kernel allreduce_multimem_gather(const Instance& i);
+/// Of which dtypes there are instances: copies know none.
+enum class DTypes : uint8_t { any, all, normalized, summed };
 
-// Of a reduction, or of copies, which know no dtype.
-Kernel gather_scatter_staged_reduce(const Instance& i);
-Kernel gather_scatter_staged_copy(const Instance& i);
-Kernel gather_scatter_channels_reduce(const Instance& i);
-Kernel gather_scatter_channels_copy(const Instance& i);
-Kernel exchange_lanes_reduce(const Instance& i);
-Kernel exchange_lanes_copy(const Instance& i);
-Kernel gather_scatter_direct(const Instance& i);  // `simple`: whole vectors alone
-Kernel reducescatter_direct(const Instance& i);
-Kernel reducescatter_multimem(const Instance& i);
-Kernel allgather_multimem(const Instance& i);
-Kernel broadcast_pipelined(const Instance& i);
-Kernel broadcast_twostage(const Instance& i);
-Kernel reduce_twostage(const Instance& i);
-Kernel alltoallv_device_splits(const Instance& i);
-Kernel alltoallv_long(const Instance& i);
-Kernel rank_barrier(const Instance& i);
+/// A kernel and those that differ from it in their instance alone.
+struct KernelFamily {
+  DTypes dtypes = DTypes::any;
+  FindKernel find = nullptr;
+  KernelTemplate with_epilogue = {};  // for calls that have one
+};
+
+// The kernels that calls launch. `PLAIN(name, dtypes)`: its template takes no epilogue.
+// `MAPPING(name, dtypes, options)`: NAME.cuh has NAME_kernel, which takes one; the options are
+// members of KernelTemplate. From a row follow the declaration of name(instance), which a .cu file
+// defines; kernels::name, which the rows of launchers have; and that init loads the kernel.
+#define COLLX_KERNELS(PLAIN, MAPPING)                                                          \
+  MAPPING(allreduce_oneshot_push, all, .simple = true)                                         \
+  MAPPING(allreduce_twoshot_push, all, .simple = true)                                         \
+  MAPPING(allreduce_lanes, all, .simple = true)                                                \
+  PLAIN(allreduce_pull_push, all)                                                              \
+  MAPPING(allreduce_oneshot_pull, all)                                                         \
+  MAPPING(allreduce_twoshot_pull, all)                                                         \
+  MAPPING(allreduce_multimem_oneshot, summed, .worlds = false, .multicast = true)              \
+  MAPPING(allreduce_multimem_twoshot, summed, .worlds = false, .multicast = true)              \
+  MAPPING(allreduce_multimem_gather, all, .multicast = true)                                   \
+  /* Of a reduction, or of copies. */                                                          \
+  MAPPING(gather_scatter_staged, all, .simple = true)                                          \
+  PLAIN(gather_scatter_staged_copy, any)                                                       \
+  PLAIN(gather_scatter_channels, all)                                                          \
+  PLAIN(gather_scatter_channels_copy, any)                                                     \
+  MAPPING(exchange_lanes, all, .simple = true)                                                 \
+  PLAIN(exchange_lanes_copy, any)                                                              \
+  PLAIN(gather_scatter_direct, any)                                                            \
+  MAPPING(reducescatter_direct, all)                                                           \
+  MAPPING(reducescatter_multimem, summed, .worlds = false, .multicast = true)                  \
+  PLAIN(allgather_multimem, any)                                                               \
+  PLAIN(broadcast_pipelined, any)                                                              \
+  PLAIN(broadcast_twostage, any)                                                               \
+  PLAIN(reduce_twostage, all)                                                                  \
+  PLAIN(alltoallv_device_splits, any)                                                          \
+  PLAIN(alltoallv_long, any)                                                                   \
+  PLAIN(rank_barrier, any)                                                                     \
+  /* Fused normalizations. */                                                                  \
+  MAPPING(norm_oneshot_push, normalized, .simple = true, .rows = true)                         \
+  MAPPING(norm_twoshot_push, normalized, .simple = true, .rows = true)                         \
+  MAPPING(norm_twoshot_push_sums, normalized, .simple = true, .rows = true)                    \
+  MAPPING(norm_oneshot_pull, normalized, .worlds = false, .rows = true)                        \
+  MAPPING(norm_twoshot_pull, normalized, .worlds = false, .rows = true)                        \
+  MAPPING(norm_multimem_twoshot, normalized, .worlds = false, .rows = true, .multicast = true) \
+  MAPPING(norm_local, normalized, .worlds = false, .rows = true)
+
+#define COLLX_DECLARE(kernel, ...) Kernel kernel(const Instance& i);
+COLLX_KERNELS(COLLX_DECLARE, COLLX_DECLARE)
+#undef COLLX_DECLARE
+
+namespace kernels {
+
+#define COLLX_PLAIN(kernel, of) inline constexpr KernelFamily kernel{DTypes::of, cuda::kernel};
+#define COLLX_MAPPING(kernel, of, ...)  \
+  inline constexpr KernelFamily kernel{ \
+      DTypes::of, cuda::kernel, {.name = #kernel __VA_OPT__(, ) __VA_ARGS__}};
+COLLX_KERNELS(COLLX_PLAIN, COLLX_MAPPING)
+#undef COLLX_PLAIN
+#undef COLLX_MAPPING
+
+#define COLLX_NAME(kernel, ...) kernel,
+inline constexpr KernelFamily kAll[] = {COLLX_KERNELS(COLLX_NAME, COLLX_NAME)};
+#undef COLLX_NAME
+
+}  // namespace kernels
+
+/// The reduction of the fallback, which waits for nobody.
 Kernel reduce_local(const Instance& i);
-
-// Fused normalizations.
-Kernel norm_oneshot_push(const Instance& i);
-Kernel norm_twoshot_push(const Instance& i);
-Kernel norm_twoshot_push_sums(const Instance& i);
-Kernel norm_oneshot_pull(const Instance& i);
-Kernel norm_twoshot_pull(const Instance& i);
-Kernel norm_multimem_twoshot(const Instance& i);
-Kernel norm_local(const Instance& i);
 
 }  // namespace collx::cuda

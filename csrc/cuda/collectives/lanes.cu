@@ -14,7 +14,7 @@ Kernel allreduce_lanes(const Instance& i) {
   });
 }
 
-Kernel exchange_lanes_reduce(const Instance& i) {
+Kernel exchange_lanes(const Instance& i) {
   return for_dtype(i.dtype, [&]<DType D>() -> Kernel {
     if (i.world != 2) return as_kernel(exchange_lanes_kernel<Reduce<D>, 0, false>);
     return i.simple ? as_kernel(exchange_lanes_kernel<Reduce<D>, 2, true>)

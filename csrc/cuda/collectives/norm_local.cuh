@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../stages/norm.cuh"
+#include "../transports/result_row.cuh"
 #include "../transports/sources.cuh"
 
 namespace collx::cuda {
@@ -15,7 +16,7 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
   NormStage<Results, false> stage(norm, epilogue...);
   stage.prefetch();
   norm.for_own(norm.rows, [&](uint64_t row) {
-    const auto fetch = [&](uint32_t step, Share<D>& x) {
+    const auto fetch = [&](uint32_t step, RowValues<D>& x) {
       const uint32_t i = stage.index(step);
       if (!stage.has(i)) return;
       const auto inputs = from_memory<kMaxCudaRanks>(gathered.world, [&](int rank) {

@@ -8,6 +8,7 @@
 
 #include "../stages/norm.cuh"
 #include "../transports/multicast.cuh"
+#include "../transports/result_row.cuh"
 #include "../transports/schedules.cuh"
 
 namespace collx::cuda {
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
   const auto finish = [&](const Half& half) {
     const Vector* from = pull.staged(call, call.rank, half.parity);
     for_parts(half, [&](int, uint64_t row, uint64_t at) {
-      const auto fetch = [&](uint32_t, Share<D>& x) {
+      const auto fetch = [&](uint32_t, RowValues<D>& x) {
         if (!stage.has(i) || !session.alive()) return;
         unpack<D>(ptx::ld_relaxed_sys(from + at), x);
         stage.accumulate(x, stage.residual(row, i));

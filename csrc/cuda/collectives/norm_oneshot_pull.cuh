@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../stages/norm.cuh"
+#include "../transports/result_row.cuh"
 #include "../transports/schedules.cuh"
 
 namespace collx::cuda {
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
   const auto finish = [&](const Half& half) {
     norm.for_own(half.count, [&](uint64_t p) {
       const uint64_t row = half.first + p;
-      const auto fetch = [&](uint32_t, Share<D>& x) {
+      const auto fetch = [&](uint32_t, RowValues<D>& x) {
         if (!stage.has(i) || !session.alive()) return;
         const auto inputs = from_memory<kMaxCudaRanks>(call.world, [&](int rank) {
           if (rank == call.rank) return matrix_row<D>(norm, call.input, row).load(i);

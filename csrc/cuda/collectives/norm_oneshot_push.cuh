@@ -7,6 +7,7 @@
 
 #include "../stages/norm.cuh"
 #include "../transports/pieces.cuh"
+#include "../transports/result_row.cuh"
 
 namespace collx::cuda {
 
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
       return Wire::to_wire(scatters ? load(call.rank_at(d, world), j, i) : own);
     });
   };
-  const auto receive = [&](uint32_t step, uint64_t j, Share<D>& x) {
+  const auto receive = [&](uint32_t step, uint64_t j, RowValues<D>& x) {
     const uint32_t i = stage.index(step);
     if (!stage.has(i)) return;
     const Vector residual = exists(j) ? stage.residual(j, i) : Vector{};
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   };
   // Row j of the results. Rows of several steps come one at a time, each step in a use of its own.
   const auto finish = [&](uint32_t p, uint64_t j, auto push_next) {
-    const auto fetch = [&](uint32_t step, Share<D>& x) {
+    const auto fetch = [&](uint32_t step, RowValues<D>& x) {
       if (!whole) {
         if (step > 0) pieces.next();
         look_up(step, j);
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
       push_next();
     };
     if (exists(j)) return stage.row(fetch, ResultRow<D, Simple>(norm, j));
-    Share<D> none;
+    RowValues<D> none;
     for (uint32_t step = 0; step < stage.steps(); ++step) fetch(step, none);
   };
   run_rows(

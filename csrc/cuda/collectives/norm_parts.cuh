@@ -50,7 +50,7 @@ struct NormParts {
   }
 
   /// The sum of this thread's vector in the row of this rank's part.
-  __device__ __forceinline__ bool sum(uint32_t p, uint64_t j, Share<D>& x) const {
+  __device__ __forceinline__ bool sum(uint32_t p, uint64_t j, RowValues<D>& x) const {
     const PieceSlot from = slot(kScatter, p, threadIdx.x * kVectorBytes);
     const Vector own = Wire::to_wire(load(session.call.rank, j, stage.index()));
     return add_up<D>(

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../stages/norm.cuh"
+#include "../transports/result_row.cuh"
 #include "../transports/row_wire.cuh"
 #include "../transports/schedules.cuh"
 
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
     norm.for_own(half.count, [&](uint64_t p) {
       if (!norm.has_row(call.rank, half.first + p)) return;
       const uint64_t r = norm.row(call.rank, half.first + p);
-      const auto fetch = [&](uint32_t, Share<D>& x) {
+      const auto fetch = [&](uint32_t, RowValues<D>& x) {
         if (!stage.has(i) || !session.alive()) return;
         const auto inputs = from_memory<kMaxCudaRanks>(call.world, [&](int rank) {
           if (rank == call.rank) return matrix_row<D>(norm, call.input, r).load(i);

@@ -4,6 +4,7 @@
 // Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and two flights.
 #pragma once
 
+#include "../transports/result_row.cuh"
 #include "../transports/row_wire.cuh"
 #include "norm_parts.cuh"
 
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   const auto finish_own = [&](uint32_t p, uint64_t j) {
     const bool here = norm.has_row(call.rank, j);
     const uint64_t r = norm.row(call.rank, j);
-    const auto fetch = [&](uint32_t, Share<D>& x) {
+    const auto fetch = [&](uint32_t, RowValues<D>& x) {
       if (!stage.has(i)) return;
       const Vector residual = here ? stage.residual(r, i) : Vector{};
       if (parts.sum(p, j, x)) stage.accumulate(x, residual);

@@ -4,6 +4,7 @@
 // Costs 2 (W-1)/W of the tensor on each link, as an all-reduce alone, and two flights.
 #pragma once
 
+#include "../transports/result_row.cuh"
 #include "norm_parts.cuh"
 
 namespace collx::cuda {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   const uint32_t i = stage.index(), byte = threadIdx.x * kVectorBytes;
 
   const auto reduce = [&](uint32_t p, uint64_t j) {
-    Share<D> x;
+    RowValues<D> x;
     if (!stage.has(i) || !parts.sum(p, j, x)) return;
     const Vector rounded = Wire::to_wire(E::pack(x));
     parts.template push_to_all<Wire>(p, byte, rounded);
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
         if (sums.take(v)) sums.rearm();
 #pragma unroll
         for (int owner = 0; owner < kRanks; ++owner) {
-          Share<D> x;
+          RowValues<D> x;
           unpack<D>(v[owner], x);
           stage.accumulate(x, residual[owner]);
           v[owner] = E::pack(x);
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
 #pragma unroll 1
       for (int d = 0; d < world; ++d) {
         const int owner = call.rank_at(d, world);
-        const auto fetch = [&](uint32_t, Share<D>& x) {
+        const auto fetch = [&](uint32_t, RowValues<D>& x) {
           if (!stage.has(i)) return;
           const Vector residual = residual_of(owner, j);
           char* slot = call.arriving + from.offset + owner * call.source_bytes;
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
           unpack<D>(v, x);
           stage.accumulate(x, residual);
         };
-        Share<D> none;
+        RowValues<D> none;
         norm.has_row(owner, j) ? stage.row(fetch, Row(norm, norm.row(owner, j))) : fetch(0, none);
       }
     }

@@ -12,7 +12,7 @@ namespace collx::cuda {
 /// What a thread does with one vector of a use.
 template <typename Stage, typename T>
 class OneWay {
-  using Wire = typename Stage::Wire;
+  using Wire = WireFor<Stage>;
   static constexpr int kRanks = T::kRanks;
   static constexpr bool kSimple = T::kSimple;
 

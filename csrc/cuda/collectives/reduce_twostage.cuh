@@ -15,7 +15,7 @@ template <typename Stage, int W>
 __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     reduce_twostage_kernel(const __grid_constant__ KernelCall call,
                            const __grid_constant__ Routes routes) {
-  using Wire = typename Stage::Wire;
+  using Wire = WireFor<Stage>;
   constexpr int kRanks = World<W>::kRanks, kScatter = 0, kGather = 1;
   Session<Tiles<false>> session(call);
   const int world = World<W>::size(call);

@@ -1,23 +1,19 @@
-// Stages: what is done with the vectors of all ranks on their way from a source to a sink. For each
-// there is the wire format that its vectors travel in.
+// Stages: what is done with the vectors of all ranks on their way from a source to a sink.
 #pragma once
 
-#include "../transports/wire.cuh"
+#include "../arguments/vectors.cuh"
 #include "reduce.cuh"
-#include "vectors.cuh"
 
 namespace collx::cuda {
 
 /// Each goes where it belongs.
 struct Copy {
-  using Wire = MaskedWire;
   static constexpr bool kReduces = false;
 };
 
 /// One is made of them, in rank order.
 template <DType D>
 struct Reduce {
-  using Wire = WireOf<D>;
   using Elements = cuda::Elements<D>;
   static constexpr bool kReduces = true;
   static constexpr DType kDType = D;

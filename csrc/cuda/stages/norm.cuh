@@ -3,36 +3,14 @@
 // over the grid and known at run time, but in kernels for common calls, which know it beforehand.
 #pragma once
 
-#include "norm_arguments.cuh"
+#include "../arguments/norm_arguments.cuh"
+#include "../arguments/vectors.cuh"
 #include "quantize.cuh"
 #include "reduce.cuh"
 #include "row_reduction.cuh"
-#include "vectors.cuh"
+#include "row_values.cuh"
 
 namespace collx::cuda {
-
-/// A thread's vector of a row.
-template <DType D>
-using Share = float[Elements<D>::kCount];
-
-/// The sum of the ranks' vectors, in rank order. False, where one does not come.
-template <DType D, typename Source>
-__device__ __forceinline__ bool add_up(Share<D>& x, int world, const Source& source) {
-  Vector v[Source::kRanks];
-  if (!source.take(v)) return false;
-  source.rearm();
-  fold<D>(x, v, world, [](float a, float b) { return a + b; });
-  return true;
-}
-
-/// What the results are made of: normalized rows as they are. MapRows makes something else of them.
-template <DType D, CommonNorm C = CommonNorm::other>
-struct Normalized {
-  static constexpr DType kDType = D;
-  static constexpr bool kMaps = false;
-  static constexpr NormForm kForm = {true, true, true, C};  // else one kernel for all calls
-  struct Ahead {};  // what is read for a vector besides, asked for while its sum is awaited
-};
 
 /// A row from the sum over the ranks to its results, by all threads of a cluster together.
 ///
@@ -91,12 +69,12 @@ class NormStage {
 
   /// From the ranks' vectors to what is normalized; nothing, where one does not come.
   template <typename Source>
-  __device__ __forceinline__ void sum(Share<D>& x, int world, const Source& source,
+  __device__ __forceinline__ void sum(RowValues<D>& x, int world, const Source& source,
                                       const Vector& residual) const {
     if (add_up<D>(x, world, source)) accumulate(x, residual);
   }
   /// The same from their sum.
-  __device__ __forceinline__ void accumulate(Share<D>& x, const Vector& residual) const {
+  __device__ __forceinline__ void accumulate(RowValues<D>& x, const Vector& residual) const {
     const bool parity = asked_.options().rounding != Rounding::fp32;
     if (parity) round(x);
     if (!asked_.residual()) return;
@@ -109,7 +87,7 @@ class NormStage {
   /// A row of several steps waits in memory until all of it has come.
   template <typename Fetch, typename Sink>
   __device__ __forceinline__ void row(Fetch fetch, const Sink& sink) {
-    Share<D> x;
+    RowValues<D> x;
     row_ = sink.index();
     if (steps() == 1) look_ahead(index());
     if constexpr (Simple) {
@@ -142,7 +120,7 @@ class NormStage {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       if (k >= n || !has(i)) continue;
-      Share<D> x;
+      RowValues<D> x;
       unpack<D>(values[k], x);
       leaf[k] = squares(x);
       if (asked_.keeps_residual()) sink_of(k).residual(i, values[k]);
@@ -158,7 +136,7 @@ class NormStage {
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         if (k >= n || !has(i)) continue;
-        Share<D> x;
+        RowValues<D> x;
         unpack<D>(values[k], x);
         complete(total[k]);
         if constexpr (Results::kMaps) {
@@ -181,7 +159,7 @@ class NormStage {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       if (k >= n) continue;
-      Share<D> x;
+      RowValues<D> x;
       unpack<D>(Results::kMaps ? mapped[k] : values[k], x);
       complete(total[k]);
       if (!from_products()) largest_ = total[k].largest;
@@ -194,7 +172,7 @@ class NormStage {
   enum Pass { kFetch, kSquares, kMap, kLook, kEmit, kDone };
 
   template <typename Fetch, typename Sink>
-  __device__ __forceinline__ void run_passes(Share<D>& x, Fetch fetch, const Sink& sink) {
+  __device__ __forceinline__ void run_passes(RowValues<D>& x, Fetch fetch, const Sink& sink) {
     const uint32_t steps = this->steps();
 #pragma unroll 1
     for (int pass = kFetch; pass < kDone; ++pass) {
@@ -275,7 +253,7 @@ class NormStage {
   }
 
   /// To the dtype and back: a conversion takes two at once.
-  static __device__ __forceinline__ void round(Share<D>& x) { unpack<D>(E::pack(x), x); }
+  static __device__ __forceinline__ void round(RowValues<D>& x) { unpack<D>(E::pack(x), x); }
 
   __device__ __forceinline__ Weights load(const void* data, uint32_t i) const {
     Weights w{};
@@ -288,7 +266,7 @@ class NormStage {
     }
     return w;
   }
-  __device__ __forceinline__ void unpack_weights(const Weights& w, Share<D>& to) const {
+  __device__ __forceinline__ void unpack_weights(const Weights& w, RowValues<D>& to) const {
     if (kOneWeight || !norm_.options.weight_float32) {
       unpack<D>(w.v[0], to);
     } else if constexpr (!kOneWeight) {
@@ -296,7 +274,7 @@ class NormStage {
       for (int e = 0; e < kCount; ++e) to[e] = __uint_as_float(w.v[e / 4].word[e % 4]);
     }
   }
-  __device__ __forceinline__ void gains(Share<D>& to) const {
+  __device__ __forceinline__ void gains(RowValues<D>& to) const {
     unpack_weights(weight_, to);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) to[e] = to[e] + norm_.options.weight_offset;
@@ -304,15 +282,15 @@ class NormStage {
   }
 
   /// The subtree of squares.
-  static __device__ __forceinline__ float squares(const Share<D>& x) {
-    Share<D> t;
+  static __device__ __forceinline__ float squares(const RowValues<D>& x) {
+    RowValues<D> t;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) t[e] = x[e] * x[e];
     return tree(t);
   }
   /// With the weight, which in most modes comes before everything else. Notes the largest product.
-  __device__ __forceinline__ void multiply(Share<D>& x, float& largest) const {
-    Share<D> gain;
+  __device__ __forceinline__ void multiply(RowValues<D>& x, float& largest) const {
+    RowValues<D> gain;
     gains(gain);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) x[e] = x[e] * gain[e];
@@ -320,8 +298,8 @@ class NormStage {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) largest = larger_magnitude(largest, x[e]);
   }
-  __device__ __forceinline__ float centered_squares(const Share<D>& x, uint32_t i) const {
-    Share<D> t;
+  __device__ __forceinline__ float centered_squares(const RowValues<D>& x, uint32_t i) const {
+    RowValues<D> t;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
       const float d = uint64_t{i} * kCount + e < norm_.cols ? x[e] - mean_ : 0;
@@ -352,9 +330,9 @@ class NormStage {
     }
   }
   /// From what normalized() takes to the results of vector i.
-  __device__ __forceinline__ void map(Share<D>& x, uint32_t i) const {
+  __device__ __forceinline__ void map(RowValues<D>& x, uint32_t i) const {
     if constexpr (Results::kMaps) {
-      Share<D> y;
+      RowValues<D> y;
       normalized(x, y);
       round(y);
       map_.apply(y, first_of(i), ahead_);
@@ -363,7 +341,7 @@ class NormStage {
     }
   }
   /// Of values that map() has gone over, where there is something to map.
-  __device__ __forceinline__ void results(const Share<D>& x, Share<D>& y) const {
+  __device__ __forceinline__ void results(const RowValues<D>& x, RowValues<D>& y) const {
     if constexpr (Results::kMaps) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) y[e] = x[e];
@@ -374,21 +352,21 @@ class NormStage {
 
   /// The normalized values, of what is already multiplied by the weight but in the modes where
   /// that comes last.
-  __device__ __forceinline__ void normalized(const Share<D>& x, Share<D>& y) const {
+  __device__ __forceinline__ void normalized(const RowValues<D>& x, RowValues<D>& y) const {
     if (layer()) return layer_results(x, y);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = x[e] * inverse_;
     if (asked_.options().rounding == Rounding::fp32) return;
     round(y);
     if (!parity_weight()) return;
-    Share<D> gain;
+    RowValues<D> gain;
     gains(gain);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = y[e] * gain[e];
     round(y);
   }
-  __device__ __forceinline__ void layer_results(const Share<D>& x, Share<D>& y) const {
-    Share<D> gain, bias;
+  __device__ __forceinline__ void layer_results(const RowValues<D>& x, RowValues<D>& y) const {
+    RowValues<D> gain, bias;
     unpack_weights(weight_, gain);
     unpack_weights(bias_, bias);
 #pragma unroll
@@ -404,8 +382,8 @@ class NormStage {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) y[e] = y[e] + bias[e];
   }
-  __device__ __forceinline__ uint32_t largest_of(const Share<D>& x, uint32_t i) const {
-    Share<D> y;
+  __device__ __forceinline__ uint32_t largest_of(const RowValues<D>& x, uint32_t i) const {
+    RowValues<D> y;
     results(x, y);
     uint32_t largest = 0;
 #pragma unroll
@@ -416,8 +394,8 @@ class NormStage {
   }
 
   template <typename Sink>
-  __device__ __forceinline__ void emit(const Share<D>& x, uint32_t i, const Sink& sink) const {
-    Share<D> y;
+  __device__ __forceinline__ void emit(const RowValues<D>& x, uint32_t i, const Sink& sink) const {
+    RowValues<D> y;
     results(x, y);
     if (asked_.keeps_values()) sink.normalized(i, E::pack(y));
     if (!asked_.quantizes()) return;
@@ -436,7 +414,7 @@ class NormStage {
   }
 
   /// The largest result of the group that this thread's vector belongs to.
-  __device__ __forceinline__ void measure_group(uint32_t step, Share<D>& x) {
+  __device__ __forceinline__ void measure_group(uint32_t step, RowValues<D>& x) {
     const uint32_t lanes = static_cast<uint32_t>(norm_.options.quant_group_size) / kCount;
     if (lanes > kWarpLanes) {
       measure_wide_group(step, lanes, x);
@@ -449,7 +427,7 @@ class NormStage {
     if (from_products()) largest_ = largest_result(largest_);
   }
   /// Of one vector: the largest result, or the largest product where the result follows from it.
-  __device__ __forceinline__ uint32_t largest_in_group(const Share<D>& x, uint32_t i) const {
+  __device__ __forceinline__ uint32_t largest_in_group(const RowValues<D>& x, uint32_t i) const {
     if (!has(i)) return 0;
     if (!from_products()) return largest_of(x, i);
     float largest = 0;
@@ -458,7 +436,8 @@ class NormStage {
     return magnitude(largest);
   }
   /// Of several warps, or even of several steps.
-  __device__ __forceinline__ void measure_wide_group(uint32_t step, uint32_t lanes, Share<D>& x) {
+  __device__ __forceinline__ void measure_wide_group(uint32_t step, uint32_t lanes,
+                                                     RowValues<D>& x) {
     const uint32_t width = norm_.shape.step_vectors();
     const uint32_t count = steps() > 1 && lanes > width ? lanes / width : 1;
     __shared__ uint32_t largest[kFullBlock / kWarpLanes];
@@ -481,17 +460,17 @@ class NormStage {
     const uint64_t row = uint64_t{norm_.shape.steps} * norm_.shape.step_vectors();
     return reinterpret_cast<float4*>(norm_.spill) + (blockIdx.x * row + i) * (kCount / 4);
   }
-  __device__ __forceinline__ void fetch_spilled(uint32_t step, Share<D>& x) {
+  __device__ __forceinline__ void fetch_spilled(uint32_t step, RowValues<D>& x) {
     prefetch(step);
     if (has(index(step))) unspill(index(step), x);
   }
-  __device__ __forceinline__ void spill(uint32_t i, const Share<D>& x) const {
+  __device__ __forceinline__ void spill(uint32_t i, const RowValues<D>& x) const {
 #pragma unroll
     for (int e = 0; e < kCount; e += 4) {
       spilled(i)[e / 4] = make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
     }
   }
-  __device__ __forceinline__ void unspill(uint32_t i, Share<D>& x) const {
+  __device__ __forceinline__ void unspill(uint32_t i, RowValues<D>& x) const {
 #pragma unroll
     for (int e = 0; e < kCount; e += 4) {
       const float4 v = spilled(i)[e / 4];

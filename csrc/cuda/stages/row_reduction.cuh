@@ -5,8 +5,9 @@
 // subtree; x + y = y + x makes every lane of a butterfly compute the same bits.
 #pragma once
 
+#include "../arguments/norm_arguments.cuh"
 #include "../ptx/cluster.cuh"
-#include "norm_arguments.cuh"
+#include "reduce.cuh"
 
 namespace collx::cuda {
 

@@ -11,9 +11,9 @@
 // must survive).
 #pragma once
 
+#include "../arguments/kernel_call.cuh"
 #include "../ptx/launch.cuh"
 #include "../ptx/memory.cuh"
-#include "kernel_call.cuh"
 
 namespace collx::cuda {
 

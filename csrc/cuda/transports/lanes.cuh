@@ -46,7 +46,7 @@ struct LaneArguments {
 };
 
 /// The threads of a block that have one role. `barrier`: their own.
-struct Team {
+struct RoleThreads {
   int thread;
   int threads;
   uint32_t barrier;
@@ -95,7 +95,7 @@ class Lanes : public Transport {
   }
 
   /// Runs the roles. `scatter`, `take` and `gather` are called for each chunk, by the threads of
-  /// their team. They return whether `ready()` was true, which they call before they store to a
+  /// their role. They return whether `ready()` was true, which they call before they store to a
   /// peer or take from one.
   template <typename Scatter, typename Take, typename Third>
   __device__ __forceinline__ void run(Patience& patience, Scatter scatter, Take take, Third third) {
@@ -111,11 +111,11 @@ class Lanes : public Transport {
     const int scatters = Rings > 1 ? 64 : lanes_.scatters, takes = Rings > 1 ? 128 : lanes_.takes;
     if (t < scatters) return run_scatter(patience, {t, scatters, kScatter}, scatter);
     if (t < scatters + takes) return run_take(patience, {t - scatters, takes, kTake}, take);
-    const Team team{t - scatters - takes, kTells - scatters - takes, kThird};
+    const RoleThreads role{t - scatters - takes, kTells - scatters - takes, kThird};
     if constexpr (Rings > 1) {
-      run_gather(patience, team, third);
+      run_gather(patience, role, third);
     } else {
-      third(team);
+      third(role);
     }
   }
 
@@ -155,29 +155,30 @@ class Lanes : public Transport {
   static constexpr auto kNoMore = [](int) { return true; };
 
   template <typename Body>
-  __device__ __forceinline__ void run_scatter(Patience& patience, const Team team, Body body) {
-    const uint32_t sent = lead_count(team.thread, [](LaneCounts& c) { return &c.sent[0]; });
+  __device__ __forceinline__ void run_scatter(Patience& patience, const RoleThreads role,
+                                              Body body) {
+    const uint32_t sent = lead_count(role.thread, [](LaneCounts& c) { return &c.sent[0]; });
     const uint32_t places = ring_places([](LaneCounts& c) { return &c.sent[0]; });
     const uint32_t most = longest(lanes_.sent);
     for (uint32_t i = 0; i < most; ++i) {
       const auto ready = [&] {
         return await(
-            patience, team, leader_of(team.thread, lanes_.sent, i), Phase::release,
+            patience, role, leader_of(role.thread, lanes_.sent, i), Phase::release,
             sent + i + 1 - kRingSlots, [&](int rank) { return consumed_in(words(rank).ring[0]); },
             kNoMore);
       };
       const auto slot = [&](int distance) { return slot_at(distance, 0, places, i); };
-      if (!body(team, i, ready, slot)) return;
-      publish(team, shared().scattered, i + 1);
+      if (!body(role, i, ready, slot)) return;
+      publish(role, shared().scattered, i + 1);
     }
   }
 
   template <typename Body>
-  __device__ __forceinline__ void run_take(Patience& patience, const Team team, Body body) {
+  __device__ __forceinline__ void run_take(Patience& patience, const RoleThreads role, Body body) {
     // The first warp waits for chunks, and the second one for room for results.
-    const bool waits = Rings == 1 || team.thread < kWarp;
+    const bool waits = Rings == 1 || role.thread < kWarp;
     const int thread =
-        Rings == 1 ? team.thread : team.thread % kWarp + (team.thread < 2 * kWarp ? 0 : kWarp);
+        Rings == 1 ? role.thread : role.thread % kWarp + (role.thread < 2 * kWarp ? 0 : kWarp);
     const uint32_t count =
         lead_count(thread, [&](LaneCounts& c) { return waits ? &c.consumed[0] : &c.sent[1]; });
     const uint32_t taken = ring_places([](LaneCounts& c) { return &c.consumed[0]; });
@@ -187,7 +188,7 @@ class Lanes : public Transport {
       const auto ready = [&] {
         if (!waits) {
           return await(
-              patience, team, direct() ? kWarp : thread, Phase::release, count + i + 1 - kRingSlots,
+              patience, role, direct() ? kWarp : thread, Phase::release, count + i + 1 - kRingSlots,
               [&](int rank) { return consumed_in(words(rank).ring[1]); }, kNoMore);
         }
         if (lanes_.in_place) {
@@ -195,45 +196,47 @@ class Lanes : public Transport {
           }
         }
         return await(
-            patience, team, leader_of(thread, lanes_.received, i), Phase::arrival, count + i + 1,
+            patience, role, leader_of(thread, lanes_.received, i), Phase::arrival, count + i + 1,
             [&](int rank) { return sent_in(words(rank).ring[0]); },
             [&](int rank) { return i > 0 || is_same_call(patience, rank, count); });
       };
       const auto from = [&](int distance) { return own_slot(distance, 0, taken, i); };
       const auto to = [&](int distance) { return slot_at(distance, 1, given, i); };
-      if (!body(team, i, ready, from, to)) return;
-      publish(team, shared().taken, i + 1);
+      if (!body(role, i, ready, from, to)) return;
+      publish(role, shared().taken, i + 1);
     }
   }
 
   /// Results that go into the outputs it only waits for.
   template <typename Body>
-  __device__ __forceinline__ void run_gather(Patience& patience, const Team team, Body body) {
+  __device__ __forceinline__ void run_gather(Patience& patience, const RoleThreads role,
+                                             Body body) {
     if (direct()) {
-      const uint32_t calls = lead_count(team.thread, [](LaneCounts& c) { return &c.direct; });
+      const uint32_t calls = lead_count(role.thread, [](LaneCounts& c) { return &c.direct; });
       await(
-          patience, team, team.thread, Phase::gather, calls + 1,
+          patience, role, role.thread, Phase::gather, calls + 1,
           [&](int rank) { return ptx::ld_acquire_sys(&words(rank).direct); }, kNoMore);
       return;
     }
-    const uint32_t count = lead_count(team.thread, [](LaneCounts& c) { return &c.consumed[1]; });
+    const uint32_t count = lead_count(role.thread, [](LaneCounts& c) { return &c.consumed[1]; });
     const uint32_t places = ring_places([](LaneCounts& c) { return &c.consumed[1]; });
     for (uint32_t i = 0; i < lanes_.sent[1].count; ++i) {
       const auto ready = [&] {
         return await(
-            patience, team, team.thread, Phase::gather, count + i + 1,
+            patience, role, role.thread, Phase::gather, count + i + 1,
             [&](int rank) { return sent_in(words(rank).ring[1]); }, kNoMore);
       };
       const auto slot = [&](int distance) { return own_slot(distance, 1, places, i); };
-      if (!body(team, i, ready, slot)) return;
-      publish(team, shared().gathered, i + 1);
+      if (!body(role, i, ready, slot)) return;
+      publish(role, shared().gathered, i + 1);
     }
   }
 
-  /// Publishes the progress of a team, behind a barrier of all its threads.
-  __device__ __forceinline__ void publish(const Team& team, uint32_t& progress, uint32_t done) {
-    ptx::bar_sync(team.barrier, team.threads);
-    if (team.thread == 0) ptx::st_release_cta(&progress, done);
+  /// Publishes the progress of a role, behind a barrier of all its threads.
+  __device__ __forceinline__ void publish(const RoleThreads& role, uint32_t& progress,
+                                          uint32_t done) {
+    ptx::bar_sync(role.barrier, role.threads);
+    if (role.thread == 0) ptx::st_release_cta(&progress, done);
   }
 
   /// Tells each peer, by one thread, what has been stored into its ring and consumed of its own.
@@ -273,11 +276,11 @@ class Lanes : public Transport {
     }
   }
 
-  /// Waits, by one thread of the team for each peer: `leader` is which of them a thread is.
-  /// `then(rank)` checks what has come. Then meets the team. False, for all of it, if something
+  /// Waits, by one thread of the role for each peer: `leader` is which of them a thread is.
+  /// `then(rank)` checks what has come. Then meets the role. False, for all of it, if something
   /// failed.
   template <typename Load, typename Then>
-  __device__ __forceinline__ bool await(Patience& patience, const Team& team, int leader,
+  __device__ __forceinline__ bool await(Patience& patience, const RoleThreads& role, int leader,
                                         Phase phase, uint32_t expected, Load load, Then then) {
     bool missing = false;
     if (leader + 1 < world_) {
@@ -295,7 +298,7 @@ class Lanes : public Transport {
       missing = !came || failed() || !then(rank);
       if (missing) *const_cast<volatile uint32_t*>(&shared().failed) = 1;
     }
-    return !ptx::bar_or(team.barrier, team.threads, missing);
+    return !ptx::bar_or(role.barrier, role.threads, missing);
   }
 
   /// Which peer's leader a thread is, if a message of that peer has a chunk i; else nobody's.

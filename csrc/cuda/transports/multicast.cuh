@@ -10,9 +10,9 @@
 // own addresses, element by element: the end of a tensor, and all of one that is not aligned.
 #pragma once
 
+#include "../arguments/vectors.cuh"
 #include "../ptx/multimem.cuh"
 #include "../stages/reduce.cuh"
-#include "../stages/vectors.cuh"
 #include "barrier.cuh"
 #include "sources.cuh"
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../../protocol/uses.h"
-#include "../stages/norm_arguments.cuh"
+#include "../arguments/norm_arguments.cuh"
 #include "sinks.cuh"
 #include "sources.cuh"
 #include "tiles.cuh"

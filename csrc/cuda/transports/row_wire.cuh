@@ -4,7 +4,7 @@
 // MEMORY LAYOUT  protocol/norm_plan.h: RowPlanes, in the tiles of a piece.
 #pragma once
 
-#include "../stages/norm_arguments.cuh"
+#include "result_row.cuh"
 #include "wire.cuh"
 
 namespace collx::cuda {
@@ -19,7 +19,7 @@ struct Plane {
 
 template <DType D, bool Simple>
 class RowWire {
-  static constexpr int kCount = Elements<D>::kCount;
+  static constexpr int kCount = kVectorElements<D>;
 
  public:
   __device__ explicit RowWire(const NormArguments& norm)

@@ -146,4 +146,21 @@ template <DType D>
 requires(has_sentinel(D)) struct WireOf<D> : SentinelWire<D> {
 };
 
+namespace detail {
+
+template <typename Stage>
+struct WireOfStage {
+  using Wire = MaskedWire;
+};
+template <typename Stage>
+requires(Stage::kReduces) struct WireOfStage<Stage> {
+  using Wire = WireOf<Stage::kDType>;
+};
+
+}  // namespace detail
+
+/// The format in which the vectors of a stage travel.
+template <typename Stage>
+using WireFor = typename detail::WireOfStage<Stage>::Wire;
+
 }  // namespace collx::cuda

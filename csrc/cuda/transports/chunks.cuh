@@ -5,8 +5,7 @@
 // stored and the result is false.
 #pragma once
 
-#include "../transports/lanes.cuh"
-#include "combine.cuh"
+#include "lanes.cuh"
 
 namespace collx::cuda {
 
@@ -34,21 +33,22 @@ __device__ __forceinline__ ByRank<Ranks> by_rank(const Vector (&by_distance)[Ran
 
 /// `asked`: whether ready() has been true for this chunk.
 template <typename Input, typename Ready>
-__device__ __forceinline__ bool send_chunk(const Team& team, const Input& input, const Chunk& chunk,
-                                           Vector* to, Ready ready, bool& asked) {
+__device__ __forceinline__ bool send_chunk(const RoleThreads& role, const Input& input,
+                                           const Chunk& chunk, Vector* to, Ready ready,
+                                           bool& asked) {
   constexpr int kAtOnce = 8;
-  for (uint32_t k = team.thread; k < chunk.count || !asked; k += kAtOnce * team.threads) {
+  for (uint32_t k = role.thread; k < chunk.count || !asked; k += kAtOnce * role.threads) {
     Vector v[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
+      const uint32_t i = k + u * role.threads;
       if (i < chunk.count) v[u] = input.load(chunk.first + i);
     }
     if (!asked && !ready()) return false;
     asked = true;
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
+      const uint32_t i = k + u * role.threads;
       if (i < chunk.count) ptx::st_relaxed_sys(to + i, v[u]);
     }
   }
@@ -57,22 +57,22 @@ __device__ __forceinline__ bool send_chunk(const Team& team, const Input& input,
 
 /// Stores a chunk. `load(k)`: vector k of the chunk.
 template <typename Output, typename Load>
-__device__ __forceinline__ void store_chunk(const Team& team, const Output& output,
+__device__ __forceinline__ void store_chunk(const RoleThreads& role, const Output& output,
                                             const Chunk& chunk, Load load) {
   constexpr int kAtOnce = 8;
-  for (uint32_t k = team.thread; k < chunk.count; k += kAtOnce * team.threads) {
+  for (uint32_t k = role.thread; k < chunk.count; k += kAtOnce * role.threads) {
     Vector v[kAtOnce];
     typename Output::Ahead ahead[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
+      const uint32_t i = k + u * role.threads;
       if (i >= chunk.count) continue;
       ahead[u] = output.ahead(chunk.first + i);
       v[u] = load(i);
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
+      const uint32_t i = k + u * role.threads;
       if (i < chunk.count) output.store(chunk.first + i, v[u], ahead[u]);
     }
   }
@@ -80,28 +80,28 @@ __device__ __forceinline__ void store_chunk(const Team& team, const Output& outp
 
 /// Stores a chunk that has arrived in a slot.
 template <typename Output>
-__device__ __forceinline__ void take_chunk(const Team& team, const Output& output,
+__device__ __forceinline__ void take_chunk(const RoleThreads& role, const Output& output,
                                            const Chunk& chunk, const Vector* slot) {
-  store_chunk(team, output, chunk, [&](uint32_t k) { return ptx::ld_relaxed_sys(slot + k); });
+  store_chunk(role, output, chunk, [&](uint32_t k) { return ptx::ld_relaxed_sys(slot + k); });
 }
 
 /// Copies the chunks of a message within this rank.
 template <typename Transport, typename Tensor>
-__device__ __forceinline__ void copy_chunks(const Team& team, const Transport& transport,
+__device__ __forceinline__ void copy_chunks(const RoleThreads& role, const Transport& transport,
                                             const LaneChunks& chunks, const Tensor& from,
                                             const Tensor& to) {
   for (uint32_t i = 0; i < chunks.count; ++i) {
     const Chunk chunk = transport.chunk(chunks, i, to.vectors());
-    store_chunk(team, to, chunk, [&](uint32_t k) { return from.load(chunk.first + k); });
+    store_chunk(role, to, chunk, [&](uint32_t k) { return from.load(chunk.first + k); });
   }
 }
 
 /// Sets the chunks of a message to zero.
 template <typename Transport, typename Tensor>
-__device__ __forceinline__ void clear_chunks(const Team& team, const Transport& transport,
+__device__ __forceinline__ void clear_chunks(const RoleThreads& role, const Transport& transport,
                                              const LaneChunks& chunks, const Tensor& to) {
   for (uint32_t i = 0; i < chunks.count; ++i) {
-    store_chunk(team, to, transport.chunk(chunks, i, to.vectors()),
+    store_chunk(role, to, transport.chunk(chunks, i, to.vectors()),
                 [](uint32_t) { return Vector{}; });
   }
 }
@@ -110,20 +110,21 @@ __device__ __forceinline__ void clear_chunks(const Team& team, const Transport& 
 /// `to(d)`.
 template <typename Stage, int W, bool Simple, bool Sends, typename Input, typename Output,
           typename Ready, typename From, typename To>
-__device__ __forceinline__ bool reduce_chunk(const KernelCall& call, int world, const Team& team,
-                                             const Input& input, const Output& output,
-                                             const Chunk& chunk, Ready ready, From from, To to) {
+__device__ __forceinline__ bool reduce_chunk(const KernelCall& call, int world,
+                                             const RoleThreads& role, const Input& input,
+                                             const Output& output, const Chunk& chunk, Ready ready,
+                                             From from, To to) {
   constexpr int kRanks = World<W>::kRanks, kAtOnce = kRanks > 2 ? 1 : 4;
   // Of one peer the addresses are kept. Of many they would take the registers of the vectors.
   const Vector* const from_one = from(1);
   Vector* const to_one = to(1);
   bool asked = false;
-  for (uint32_t k = team.thread; k < chunk.count || !asked; k += kAtOnce * team.threads) {
+  for (uint32_t k = role.thread; k < chunk.count || !asked; k += kAtOnce * role.threads) {
     Vector v[kAtOnce][kRanks];  // by distance, the own one first
     typename Output::Ahead ahead[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
+      const uint32_t i = k + u * role.threads;
       if (i >= chunk.count) continue;
       v[u][0] = input.load(chunk.first + i);
       ahead[u] = output.ahead(chunk.first + i);
@@ -132,7 +133,7 @@ __device__ __forceinline__ bool reduce_chunk(const KernelCall& call, int world, 
     asked = true;
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
+      const uint32_t i = k + u * role.threads;
 #pragma unroll
       for (int d = 1; d < kRanks; ++d) {
         if (d < world && i < chunk.count) {
@@ -142,7 +143,7 @@ __device__ __forceinline__ bool reduce_chunk(const KernelCall& call, int world, 
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t i = k + u * team.threads;
+      const uint32_t i = k + u * role.threads;
       const Vector sum =
           Stage::template reduced<Simple>(call, world, by_rank(v[u], call.rank, world).of);
       if (i >= chunk.count) continue;

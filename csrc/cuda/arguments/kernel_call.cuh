@@ -115,7 +115,7 @@ struct Message {
 };
 
 /// By distance, 0 for what stays here.
-struct Messages {
+struct RouteMessages {
   // What is read: this rank's, or, where it pulls, what it takes there.
   Message from[kMaxCudaRanks];
   // Where it is stored: this rank's, or, where it pushes into tensors, there.
@@ -137,7 +137,7 @@ struct RouteFrame {
 };
 
 /// A second argument, for the kernels that exchange messages.
-struct Routes : Messages, RouteFrame {};
+struct Routes : RouteMessages, RouteFrame {};
 
 /// f(d) for each peer, by distance.
 template <int Ranks, typename F>

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../ptx/memory.cuh"
-#include "../transports/kernel_call.cuh"
+#include "kernel_call.cuh"
 
 namespace collx::cuda {
 

@@ -1,13 +1,13 @@
 // An all-gather of file descriptors between the ranks of one machine, over Unix sockets.
 //
-// USAGE. Every rank makes an FdExchange and publishes its endpoint through a channel that only the
-// job reads (the store). With all endpoints at hand every rank calls exchange().
+// USAGE. Every rank makes an FdAllGather and publishes its endpoint through a channel that only the
+// job reads (the store). With all endpoints at hand every rank calls all_gather().
 //
 // ADDRESSES are abstract and chosen by the kernel: unique, in no filesystem, gone with the socket.
 //
 // TRUST. A connection counts only if the process at its other end runs under this user (the kernel
 // says so, SO_PEERCRED) and its message repeats both ends' nonces, which are random and known to
-// the job alone. All others are dropped, and the exchange goes on.
+// the job alone. All others are dropped, and the all-gather goes on.
 //
 // BOUNDS. No socket ever blocks; every wait is a poll() that ends at the deadline. Sending waits
 // for nobody: the message lies in the peer's backlog until it is accepted, so there is no order of
@@ -17,17 +17,16 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "deadline.h"
 #include "unique_fd.h"
 
 namespace collx::memory {
 
-using Deadline = std::chrono::steady_clock::time_point;
 using Nonce = std::array<uint8_t, 16>;
 
 /// Where a rank listens. Trivially copyable, since it travels through the store.
@@ -41,17 +40,17 @@ struct Endpoint {
 inline constexpr int kFdsPerRank = 2;
 using FdSet = std::array<UniqueFd, kFdsPerRank>;
 
-class FdExchange {
+class FdAllGather {
  public:
   /// Throws std::system_error.
-  FdExchange();
+  FdAllGather();
 
   const Endpoint& endpoint() const { return own_; }
 
   /// Returns the peers' descriptors by rank; the own entry stays empty. Throws std::runtime_error
   /// that names the ranks that did not come or have left.
-  std::vector<FdSet> exchange(int rank, std::span<const Endpoint> endpoints,
-                              const std::array<int, kFdsPerRank>& fds, Deadline deadline) const;
+  std::vector<FdSet> all_gather(int rank, std::span<const Endpoint> endpoints,
+                                const std::array<int, kFdsPerRank>& fds, Deadline deadline) const;
 
  private:
   UniqueFd listener_;

@@ -1,4 +1,4 @@
-#include "fd_exchange.h"
+#include "fd_all_gather.h"
 
 #include <poll.h>
 #include <sys/random.h>
@@ -143,7 +143,7 @@ bool authentic(const Greeting& greeting, int rank, std::span<const Endpoint> end
          greeting.receiver == endpoints[static_cast<size_t>(rank)].nonce;
 }
 
-/// The receiving half of one exchange.
+/// The receiving half of one all-gather.
 class Receiver {
  public:
   Receiver(int listener, int rank, std::span<const Endpoint> endpoints,
@@ -244,7 +244,7 @@ class Receiver {
 
 }  // namespace
 
-FdExchange::FdExchange() : listener_(::socket(AF_UNIX, kSocketType, 0)) {
+FdAllGather::FdAllGather() : listener_(::socket(AF_UNIX, kSocketType, 0)) {
   if (!listener_) throw_errno("socket");
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -267,9 +267,9 @@ FdExchange::FdExchange() : listener_(::socket(AF_UNIX, kSocketType, 0)) {
   }
 }
 
-std::vector<FdSet> FdExchange::exchange(int rank, std::span<const Endpoint> endpoints,
-                                        const std::array<int, kFdsPerRank>& fds,
-                                        Deadline deadline) const {
+std::vector<FdSet> FdAllGather::all_gather(int rank, std::span<const Endpoint> endpoints,
+                                           const std::array<int, kFdsPerRank>& fds,
+                                           Deadline deadline) const {
   std::vector<UniqueFd> outgoing(endpoints.size());
   for (size_t peer = 0; peer < endpoints.size(); ++peer) {
     const int to = static_cast<int>(peer);
