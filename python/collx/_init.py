@@ -30,11 +30,12 @@ def init(
     max_blocks: int | None = None,
     deterministic: bool = True,
 ) -> Communicator:
+    fallback_group: dist.ProcessGroup | None = None,
     """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
 
     Allocates this rank's region, maps the peers', and passes real data through every path that it
     enables. Where the ranks cannot reach each other's memory, the communicator goes through the
-    process group instead, and a warning says why.
+    process group instead, or through `fallback_group`, and a warning says why.
 
     Args:
         group: the ranks: a process group or its name, a device mesh of one dimension, a
@@ -57,6 +58,10 @@ def init(
             False lets "auto" take NVLink multicast, whose switch adds up in an order of its own,
             where there is any: in sums of large symmetric tensors between more than two ranks.
 
+        fallback_group: the process group that `algorithm="fallback"` uses instead of `group`, with
+            the same ranks in the same order. For a group whose own backend cannot gather, or
+            itself calls the communicator. The communicator keeps it until it is destroyed; whoever
+            made it destroys it after that.
     Returns:
         The communicator, ready for torch.ops.collx by its name.
 
@@ -88,6 +93,7 @@ def init(
                 max_blocks=max_blocks,
                 deterministic=deterministic,
                 exists=lambda name: find(name) is not None,
+                fallback_group=fallback_group,
             )
         except Exception as own:
             refused = steps.refusal(ballot, key, own)
