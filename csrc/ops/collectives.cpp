@@ -56,8 +56,8 @@ void use_splits(const Arguments& a, Prepared& p) {
   e.geometry = rows_of(a.input);
 }
 
-Prepared prepare_with_shapes(const Arguments& a, std::shared_ptr<const Epilogue> epilogue = {}) {
-  Prepared p = prepare(a, std::move(epilogue));
+Prepared prepare_with_shapes(const Arguments& a) {
+  Prepared p = prepare(a);
   if (row_of(a.collective).counted) {
     use_splits(a, p);
   } else if (has_parts(a.collective)) {
@@ -68,20 +68,24 @@ Prepared prepare_with_shapes(const Arguments& a, std::shared_ptr<const Epilogue>
   return p;
 }
 
-/// With the epilogue: in the kernels, or behind them.
-void carry_out(const Prepared& p, Operands t) {
-  if (p.epilogue != nullptr) {
-    t.epilogue = p.epilogue;
-    if (!in_kernels(*p.communicator, p.exchange.algorithm)) {
-      if (getting_ready()) return;
-      const bool here = t.output.scalar_type() == t.input.scalar_type() && p.epilogue->apart;
-      t.mapped = t.output;
-      t.output = p.epilogue->value.defined() ? p.epilogue->value
-                 : here                      ? t.mapped
-                                             : make_output(t.mapped.sizes(), t.input);
-    }
+using More = std::shared_ptr<MoreOperands>;
+
+/// With the epilogue, if it is not null: in the kernels, or behind them.
+void carry_out(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogue,
+               const at::Tensor& input, const at::Tensor& output, More more = {}) {
+  if (epilogue == nullptr) return run(p.exchange, *p.communicator, input, output, std::move(more));
+  if (more == nullptr) more = std::make_shared<MoreOperands>();
+  more->epilogue = epilogue;
+  if (in_kernels(*p.communicator, p.exchange.algorithm)) {
+    return run(p.exchange, *p.communicator, input, output, std::move(more));
   }
-  run(p.exchange, *p.communicator, std::move(t));
+  if (getting_ready()) return;
+  const bool here = output.scalar_type() == input.scalar_type() && epilogue->apart;
+  const at::Tensor value = epilogue->value.defined() ? epilogue->value
+                           : here                    ? output
+                                                     : make_output(output.sizes(), input);
+  more->mapped = output;
+  run(p.exchange, *p.communicator, input, value, std::move(more));
 }
 
 /// Of the epilogue, where there is one.
@@ -89,12 +93,19 @@ std::optional<at::ScalarType> dtype_of(const std::shared_ptr<const Epilogue>& ep
   return epilogue != nullptr ? std::optional(epilogue->result()) : std::nullopt;
 }
 
+More copy_at_last(const at::Tensor& from, const at::Tensor& to) {
+  More more = std::make_shared<MoreOperands>();
+  more->copies = {{from, to}};
+  return more;
+}
+
 /// Through a temporary where `out` has another order, or holes.
-void into_dense(const Prepared& p, const at::Tensor& out) {
-  at::Tensor input = *p.input.expect_contiguous();
-  if (out.is_contiguous()) return carry_out(p, {std::move(input), out});
+void into_dense(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogue,
+                const at::Tensor& out) {
+  const auto input = p.input.expect_contiguous();
+  if (out.is_contiguous()) return carry_out(p, epilogue, *input, out);
   const at::Tensor dense = make_output(p.output_sizes(), p.input, out.scalar_type());
-  carry_out(p, {.input = std::move(input), .output = dense, .copies = {{dense, out}}});
+  carry_out(p, epilogue, *input, dense, copy_at_last(dense, out));
 }
 
 }  // namespace
@@ -104,10 +115,10 @@ at::IntArrayRef Prepared::output_sizes() const {
                                           : C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(sizes));
 }
 
-Prepared prepare(const Arguments& a, std::shared_ptr<const Epilogue> epilogue) {
+Prepared prepare(const Arguments& a) {
   const char* const op = a.op();
   const at::Tensor& input = a.input;
-  Prepared p{input, {}, std::move(epilogue), nullptr, {}, std::nullopt};
+  Prepared p{input, {}, nullptr, {}, std::nullopt};
   Exchange& e = p.exchange;
   static_cast<CallCore&>(e) = check_core(a);
   p.communicator = registry::require(op, a.group_name);
@@ -120,25 +131,26 @@ Prepared prepare(const Arguments& a, std::shared_ptr<const Epilogue> epilogue) {
   return p;
 }
 
-at::Tensor into_new(const Arguments& a, std::shared_ptr<const Epilogue> epilogue) {
-  const Prepared p = prepare_with_shapes(a, std::move(epilogue));
+at::Tensor into_new(const Arguments& a, const std::shared_ptr<const Epilogue>& epilogue) {
+  const Prepared p = prepare_with_shapes(a);
   at::Tensor output =
-      make_output(p.output_sizes(), a.input, dtype_of(p.epilogue).value_or(a.input.scalar_type()));
-  carry_out(p, {*a.input.expect_contiguous(), output});
+      make_output(p.output_sizes(), a.input, dtype_of(epilogue).value_or(a.input.scalar_type()));
+  carry_out(p, epilogue, *a.input.expect_contiguous(), output);
   return output;
 }
 
-void into(const Arguments& a, std::shared_ptr<const Epilogue> epilogue, const at::Tensor& out) {
-  const Prepared p = prepare_with_shapes(a, std::move(epilogue));
+void into(const Arguments& a, const std::shared_ptr<const Epilogue>& epilogue,
+          const at::Tensor& out) {
+  const Prepared p = prepare_with_shapes(a);
   const bool keeps = keeps_shape(a.collective), same = out.scalar_type() == a.input.scalar_type();
   check_out(a.op(), a.input, keeps ? a.input.sym_sizes() : c10::SymIntArrayRef(p.sizes), out, "out",
-            dtype_of(p.epilogue));
+            dtype_of(epilogue));
   if (keeps && same) {
     check_overlap(a.op(), a.input, out);
   } else {
     check_disjoint(a.op(), a.input, out, same ? p.own_part : std::nullopt);
   }
-  into_dense(p, out);
+  into_dense(p, epilogue, out);
 }
 
 namespace {
@@ -146,9 +158,9 @@ namespace {
 void in_place(const Arguments& a) {
   const Prepared p = prepare_with_shapes(a);
   check_writable(a.op(), "input", a.input);
-  if (a.input.is_contiguous()) return carry_out(p, {a.input, a.input});
+  if (a.input.is_contiguous()) return carry_out(p, nullptr, a.input, a.input);
   const at::Tensor dense = a.input.contiguous();
-  carry_out(p, {.input = dense, .output = dense, .copies = {{dense, a.input}}});
+  carry_out(p, nullptr, dense, dense, copy_at_last(dense, a.input));
 }
 
 }  // namespace

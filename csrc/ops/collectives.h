@@ -17,7 +17,6 @@ namespace collx {
 struct Prepared {
   const at::Tensor& input;  // as given
   Exchange exchange;
-  std::shared_ptr<const Epilogue> epilogue;  // null: none
   std::shared_ptr<Communicator> communicator;
   Sizes sizes;  // of the output, where it has not the input's
   // Where the one tensor may be a part of the other: bytes between their beginnings.
@@ -27,11 +26,11 @@ struct Prepared {
 };
 
 /// Checks what all calls have in common. Shapes are not checked.
-Prepared prepare(const Arguments& arguments, std::shared_ptr<const Epilogue> epilogue = {});
+Prepared prepare(const Arguments& arguments);
 
 /// `epilogue`: null without one.
-at::Tensor into_new(const Arguments& arguments, std::shared_ptr<const Epilogue> epilogue);
-void into(const Arguments& arguments, std::shared_ptr<const Epilogue> epilogue,
+at::Tensor into_new(const Arguments& arguments, const std::shared_ptr<const Epilogue>& epilogue);
+void into(const Arguments& arguments, const std::shared_ptr<const Epilogue>& epilogue,
           const at::Tensor& out);
 
 /// The shape of the result, without data: exact on any rank. Only uneven parts need the registry,

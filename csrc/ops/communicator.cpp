@@ -271,6 +271,7 @@ void Communicator::destroy() {
   if (Poster* const poster = poster_.load(std::memory_order_acquire)) poster->close();
   const auto held = lock();
   symmetric_.clear();
+  options_.fallback_group.reset();
   // A healthy communicator is destroyed collectively, with nothing in flight. After a failure a
   // kernel may still be on its way to its record.
   if (!status_.ready()) {

@@ -29,11 +29,10 @@ void carry_out(Prepared& p, const at::Tensor& splits, const at::Tensor& out,
                        static_cast<int64_t*>(received.mutable_data_ptr()),
                        p.exchange.geometry.inner, static_cast<uint64_t>(p.input.size(0)),
                        static_cast<uint64_t>(out.size(0))};
-  run(p.exchange, *p.communicator,
-      {.input = *p.input.expect_contiguous(),
-       .output = out,
-       .copies = std::move(copies),
-       .kept = {dense, received}});
+  auto more = std::make_shared<MoreOperands>();
+  more->copies = std::move(copies);
+  more->kept = {dense, received};
+  run(p.exchange, *p.communicator, *p.input.expect_contiguous(), out, std::move(more));
 }
 
 void check_outputs(const Arguments& a, const Sizes& sizes) {

@@ -38,29 +38,37 @@ template <typename C>
 class TensorRequest : public CallRequest {
  public:
   void finish() const override {
-    if (t_.mapped.defined()) {
-      apply(t_.epilogue->expression(), t_.output, t_.epilogue->extras, t_.epilogue->origin,
-            t_.mapped);
+    const MoreOperands& more = *more_;
+    if (more.mapped.defined()) {
+      const Epilogue& epilogue = *more.epilogue;
+      apply(epilogue.expression(), output_, epilogue.extras, epilogue.origin, more.mapped);
     }
-    for (const auto& [from, to] : t_.copies) to.copy_(from);
+    for (const auto& [from, to] : more.copies) to.copy_(from);
   }
 
  protected:
-  TensorRequest(const Communicator& communicator, const Exchange& e, Operands&& operands)
-      : CallRequest(e.op(), e.algorithm), t_(std::move(operands)), axis_(e.axis) {
+  TensorRequest(const Communicator& communicator, const Exchange& e, const at::Tensor& input,
+                const at::Tensor& output, std::shared_ptr<const MoreOperands>&& more)
+      : CallRequest(e.op(), e.algorithm),
+        input_(input),
+        output_(output),
+        more_(std::move(more)),
+        axis_(e.axis) {
     static_cast<CallCore&>(call_) = e;
-    call_.input = t_.input.const_data_ptr();
-    call_.output = t_.output.mutable_data_ptr();
-    kernel_epilogue_.use(communicator, e.algorithm, op(), t_.epilogue.get(), t_.output, call_);
-    has_rest_ = t_.mapped.defined() || !t_.copies.empty();
+    call_.input = input_.const_data_ptr();
+    call_.output = output_.mutable_data_ptr();
+    kernel_epilogue_.use(communicator, e.algorithm, op(), epilogue(), output_, call_);
+    has_rest_ = more_ != nullptr;
   }
 
   Places find(SymmetricMemory& memory) const {
-    const auto from = memory.find(call_.input, t_.input.nbytes());
-    if (t_.input.is_same(t_.output)) return {from, from};
-    return {from, memory.find(call_.output, t_.output.nbytes())};
+    if (memory.is_empty()) return {};
+    const auto from = memory.find(call_.input, input_.nbytes());
+    if (input_.is_same(output_)) return {from, from};
+    return {from, memory.find(call_.output, output_.nbytes())};
   }
   bool in_place() const { return call_.input == call_.output; }
+  const Epilogue* epilogue() const { return more_ ? more_->epilogue.get() : nullptr; }
 
   Request request(const Communicator& communicator, const Places& places, uint64_t bytes) const {
     Request request = request_of(communicator, call_);
@@ -73,12 +81,14 @@ class TensorRequest : public CallRequest {
   void describe(CallDescriptor& d) const {
     describe_call(call_, d);
     d.axis = static_cast<int8_t>(axis_);
-    if (t_.epilogue != nullptr) d.epilogue = t_.epilogue->known->hash;
-    describe_tensor(t_.input, d);
+    if (epilogue() != nullptr) d.epilogue = epilogue()->known->hash;
+    describe_tensor(input_, d);
   }
 
   C call_{};
-  const Operands t_;
+  const at::Tensor input_;
+  const at::Tensor output_;
+  const std::shared_ptr<const MoreOperands> more_;
 
  private:
   const int axis_;
@@ -87,14 +97,15 @@ class TensorRequest : public CallRequest {
 
 class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
  public:
-  AllreduceCallRequest(const Communicator& communicator, const Exchange& e, Operands&& operands)
-      : TensorRequest(communicator, e, std::move(operands)) {
-    call_.numel = static_cast<uint64_t>(t_.input.numel());
+  AllreduceCallRequest(const Communicator& communicator, const Exchange& e, const at::Tensor& input,
+                       const at::Tensor& output, std::shared_ptr<const MoreOperands>&& more)
+      : TensorRequest(communicator, e, input, output, std::move(more)) {
+    call_.numel = static_cast<uint64_t>(input_.numel());
     is_empty_ = call_.numel == 0;
   }
 
   void run_alone(const Launch&) override {
-    if (!in_place()) t_.output.copy_(t_.input);
+    if (!in_place()) output_.copy_(input_);
   }
 
   Places locate(Communicator& communicator) const override {
@@ -114,7 +125,7 @@ class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
   }
 
   void run_through_group(const Launch& launch) const override {
-    fallback_allreduce(launch.communicator, op(), call_, t_.input, t_.output);
+    fallback_allreduce(launch.communicator, op(), call_, input_, output_);
   }
   bool run(const CpuView& view) const override { return cpu::allreduce(view, call_); }
 #if COLLX_CUDA
@@ -134,12 +145,13 @@ class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
 
 class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
  public:
-  ExchangeCallRequest(const Communicator& communicator, const Exchange& e, Operands&& operands)
-      : TensorRequest(communicator, e, std::move(operands)) {
+  ExchangeCallRequest(const Communicator& communicator, const Exchange& e, const at::Tensor& input,
+                      const at::Tensor& output, std::shared_ptr<const MoreOperands>&& more)
+      : TensorRequest(communicator, e, input, output, std::move(more)) {
     const CommunicatorOptions& o = communicator.options();
     call_.geometry = e.geometry;
     call_.world = o.world_size;
-    call_.element_bytes = static_cast<uint32_t>(t_.input.element_size());
+    call_.element_bytes = static_cast<uint32_t>(input_.element_size());
     call_.splits = e.splits;
     if (counted()) {
       bytes_ = count_bytes(e, o.rank, call_) * static_cast<uint64_t>(o.world_size);
@@ -147,7 +159,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
       call_.longest = longest_message(e.collective, e.geometry, o.world_size);
       bytes_ = e.geometry.bytes();
     }
-    if (e.collective == Collective::gather && o.rank != e.root) call_.cleared = t_.output.nbytes();
+    if (e.collective == Collective::gather && o.rank != e.root) call_.cleared = output_.nbytes();
     // With splits on the device, the counts are a result, too.
     needs_no_peers_ = !device_splits();
     is_empty_ = !device_splits() && (counted() ? e.geometry.inner : call_.longest) == 0;
@@ -155,7 +167,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
 
   /// All that a rank by itself sends stays here.
   void run_alone(const Launch&) override {
-    if (!in_place()) t_.output.copy_(t_.input.view_as(t_.output));
+    if (!in_place()) output_.copy_(input_.view_as(output_));
   }
 
   Places locate(Communicator& communicator) const override {
@@ -187,7 +199,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
   }
 
   void run_through_group(const Launch& launch) const override {
-    fallback_exchange(launch.communicator, op(), call_, t_.input, t_.output);
+    fallback_exchange(launch.communicator, op(), call_, input_, output_);
   }
   bool run(const CpuView& view) const override { return cpu::exchange(view, call_); }
 #if COLLX_CUDA
@@ -204,7 +216,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
   }
   /// What the ranks agree on: of the axis along which their parts may differ, the whole.
   void describe_whole(CallDescriptor& d) const {
-    const uint64_t element = t_.input.element_size();
+    const uint64_t element = input_.element_size();
     if (counted()) {
       d.sizes[0] = 0;
       d.numel = call_.geometry.inner / element;
@@ -225,11 +237,13 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
 
 const char* Exchange::op() const { return name_of(collective).data(); }
 
-void run(const Exchange& e, Communicator& communicator, Operands operands) {
-  const bool allreduce = e.collective == Collective::allreduce;
-  (allreduce ? make_call<AllreduceCallRequest, const Exchange&, Operands>
-             : make_call<ExchangeCallRequest, const Exchange&, Operands>)(communicator, e,
-                                                                          std::move(operands));
+void run(const Exchange& e, Communicator& communicator, const at::Tensor& input,
+         const at::Tensor& output, std::shared_ptr<const MoreOperands> more) {
+  if (e.collective == Collective::allreduce) {
+    make_call<AllreduceCallRequest>(communicator, e, input, output, std::move(more));
+  } else {
+    make_call<ExchangeCallRequest>(communicator, e, input, output, std::move(more));
+  }
 }
 
 }  // namespace collx

@@ -26,11 +26,8 @@ struct Exchange : CallCore {
   const char* op() const;
 };
 
-/// What a call refers to until it has completed.
-struct Operands {
-  // Contiguous. They share nothing, or the op's own in-place forms allow it.
-  at::Tensor input;
-  at::Tensor output;
+/// What a few calls refer to besides input and output.
+struct MoreOperands {
   std::shared_ptr<const Epilogue> epilogue = {};  // of reductions; null: none
   /// Where the epilogue's results go that no kernel has in it; otherwise undefined.
   at::Tensor mapped = {};
@@ -38,7 +35,9 @@ struct Operands {
   std::vector<at::Tensor> kept = {};                           // what Exchange::splits points to
 };
 
-/// Carries the call out on the current stream.
-void run(const Exchange& exchange, Communicator& communicator, Operands operands);
+/// Carries the call out on the current stream. `input` and `output` are contiguous. They share
+/// nothing, or the op's own in-place forms allow it. `more`: null: none.
+void run(const Exchange& exchange, Communicator& communicator, const at::Tensor& input,
+         const at::Tensor& output, std::shared_ptr<const MoreOperands> more = {});
 
 }  // namespace collx

@@ -114,7 +114,9 @@ class NormCallRequest final : public CallRequest {
   }
 
   Places locate(Communicator& communicator) const override {
-    const Places places{communicator.symmetric().find(call_.input, t_.input.nbytes()), {}};
+    Places places;
+    SymmetricMemory& memory = communicator.symmetric();
+    if (!memory.is_empty()) places.input = memory.find(call_.input, t_.input.nbytes());
     if (needs_multicast(asked())) {
       check_multicast(op(), request(communicator, places), communicator);
     }

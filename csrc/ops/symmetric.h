@@ -60,6 +60,7 @@ class SymmetricMemory {
                       uint64_t multicast, uint64_t bytes, uint64_t key, int rank);
   std::optional<SymmetricRange> find(const void* data, uint64_t bytes);
   void clear() { allocations_.clear(); }
+  bool is_empty() const { return allocations_.empty(); }
 
  private:
   void purge();
