@@ -265,6 +265,7 @@ void Communicator::report(const StatusRecord& record) {
 }
 
 void Communicator::destroy() {
+  if (!forked()) let_posted_calls_pass();  // the peers may be in them
   if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
   registry::leave(*this);
   if (forked()) return;  // the lock may have been held by a thread that this process does not have

@@ -139,8 +139,8 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   /// Records a failure that the host noticed, here and, where there are regions, at the peers.
   void report(const StatusRecord& record);
 
-  /// Leaves the registry. Waits for nothing but calls of this process's other threads, whose
-  /// waits are bounded.
+  /// Leaves the registry. Waits for nothing but posted calls on the CPU and calls of this process's
+  /// other threads, whose waits are bounded.
   void destroy();
 
  private:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -29,6 +30,8 @@ Handle = extension.Handle
 twins: dict[str, Callable[..., Any]] = {}
 """The Python twin of each function, by name."""
 _made: list[Callable[..., Any]] = []
+# For calls that Dynamo is not to trace: it breaks the graph, or raises with fullgraph=True.
+_out_of_graphs: dict[str, Callable[..., Any]] = {}
 
 
 def built_in(declaration: F) -> F:
@@ -60,8 +63,12 @@ def register() -> None:
 
 def _substitute() -> None:
     for function in _made:
-        substitute = torch.compiler.substitute_in_graph(function, skip_signature_check=True)
-        substitute(twins[function.__name__])
+        name = function.__name__
+        torch.compiler.substitute_in_graph(function, skip_signature_check=True)(twins[name])
+        _out_of_graphs[name] = torch.compiler.disable(
+            partial(function),
+            reason=f"collx.{name}: async_op=True: no part of a compiled graph",
+        )
 
 
 def post(function: Callable[..., Any], /, *args: Any, **named: Any) -> Handle:
@@ -84,7 +91,10 @@ def post(function: Callable[..., Any], /, *args: Any, **named: Any) -> Handle:
 
     Raises:
         TypeError: `function` is another one.
-        NotImplementedError: in torch.compile, and for tensor subclasses.
+        NotImplementedError: for tensor subclasses.
+
+    Posted calls are no part of compiled graphs: torch.compile breaks the graph there, and raises
+    with fullgraph=True.
     """
     if function not in _made:
         name = getattr(function, "__name__", repr(function))
@@ -129,6 +139,8 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
         declaration(*args, **named)  # TypeError for arguments that it does not take
         given = {**defaults, **dict(zip(names, args, strict=False)), **named}
         if given["async_op"]:
+            if torch.compiler.is_dynamo_compiling():
+                return _out_of_graphs[name](*args, **named)
             _refuse_async(name)
         features, values = _resolved(name, given)
         variant = variants.get(features)
@@ -199,10 +211,10 @@ def _check_splits(given: dict[str, Any]) -> None:
 
 
 def _refuse_async(name: str) -> NoReturn:
-    accepted = "no tensor subclass, and no value that the operator would refuse"
-    if torch.compiler.is_dynamo_compiling():
-        accepted = "False in torch.compile"
-    raise NotImplementedError(f"collx.{name}: async_op: got True; accepted: {accepted}")
+    raise NotImplementedError(
+        f"collx.{name}: async_op: got True; accepted: no tensor subclass, and no value that the "
+        "operator would refuse"
+    )
 
 
 def _refuse(name: str, features: tuple[str, ...]) -> NoReturn:
