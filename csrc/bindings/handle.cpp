@@ -98,18 +98,37 @@ py::object make_handle(const char* function, std::shared_ptr<PostedCall> call, p
 }
 
 void bind_handle(py::module_& m) {
-  py::class_<Handle>(m, "Handle")
-      .def("wait", &Handle::wait, py::arg("timeout") = std::nullopt)
-      .def("is_completed", &Handle::is_completed)
-      .def("get_future", &Handle::get_future)
+  py::class_<Handle> handle(
+      m, "Handle",
+      "A posted call. It may be waited for more than once, and by any thread. "
+      "As a context manager it is waited for at the end of the block, unless "
+      "that raises.");
+  handle.attr("__module__") = "collx";
+  handle
+      .def("wait", &Handle::wait, py::arg("timeout") = std::nullopt, R"(
+Returns what the synchronous call returns.
+
+On the CPU it blocks until the call has completed. On a GPU it orders the current stream after the
+call, and does not block the host. With `timeout`, in seconds, the host waits for the call in both
+cases.
+
+Raises:
+    CollectiveTimeout, CollectiveMismatch, CollectiveOverlap: the call failed. On a GPU, a failure
+        that is known; a later one is raised by the next call, `check` or `synchronize`. Or the call
+        has not completed within `timeout`; then it goes on.
+    CommunicatorPoisoned: the communicator has been destroyed, or an earlier call failed.
+)")
+      .def("is_completed", &Handle::is_completed,
+           "Whether the call has completed, successfully or not. Does not block.")
+      .def("get_future", &Handle::get_future, "A future of the call's results, a list of tensors.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
-           [](Handle& handle, const py::object& kind, const py::object&, const py::object&) {
-             if (kind.is_none()) handle.wait(std::nullopt);
+           [](Handle& self, const py::object& kind, const py::object&, const py::object&) {
+             if (kind.is_none()) self.wait(std::nullopt);
            })
-      .def("__repr__", [](const Handle& handle) {
-        return std::string("<collx.Handle of ") + handle.function() +
-               (handle.is_completed() ? ", completed>" : ">");
+      .def("__repr__", [](const Handle& self) {
+        return std::string("<collx.Handle of ") + self.function() +
+               (self.is_completed() ? ", completed>" : ">");
       });
 }
 

@@ -208,29 +208,9 @@ def built_in(
     function leaves to Python, and `conversions` is collx.ops.arguments."""
 
 class Handle:
-    """A posted call. Handles may be waited for in any order, more than once, by any thread. As a
-    context manager it is waited for at the end of the block, unless that raises."""
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Returns what the synchronous call returns.
-
-        On the CPU it blocks until the call has completed. On a GPU it orders the current stream
-        after the call, and does not block the host. With `timeout`, in seconds, the host waits for
-        the call in both cases.
-
-        Raises:
-            CollectiveTimeout, CollectiveMismatch, CollectiveOverlap: the call failed. On a GPU, a
-                failure that is known; a later one is raised by the next call, `check` or
-                `synchronize`. Or the call has not completed within `timeout`; then it goes on.
-            CommunicatorPoisoned: the communicator has been destroyed, or an earlier call failed.
-        """
-
-    def is_completed(self) -> bool:
-        """Whether the call has completed, successfully or not. Does not block."""
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the call's results."""
-
+    def wait(self, timeout: float | None = None) -> Any: ...
+    def is_completed(self) -> bool: ...
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]: ...
     def __enter__(self) -> Handle: ...
     def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
 
