@@ -11,12 +11,21 @@
 
 namespace collx {
 
+namespace {
+
+c10::intrusive_ptr<c10d::ProcessGroup> group_of(const CommunicatorOptions& o) {
+  if (!o.fallback_group) return c10d::resolve_process_group(o.group_name);
+  return c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(o.fallback_group);
+}
+
+}  // namespace
+
 BoundedGather::BoundedGather(Communicator& communicator, const char* op,
                              const CallDescriptor& descriptor)
     : communicator_(communicator),
       op_(op),
       descriptor_(descriptor),
-      group_(c10d::resolve_process_group(communicator.options().group_name)),
+      group_(group_of(communicator.options())),
       timeout_(communicator.options().timeout_ms) {
   const c10::DeviceType device = communicator.options().device.type();
   const bool direct = serves(device);

@@ -252,6 +252,7 @@ void Communicator::destroy() {
   if (forked()) return;  // the lock may have been held by a thread that this process does not have
   const auto held = lock();
   symmetric_.clear();
+  options_.fallback_group.reset();
   // A healthy communicator is destroyed collectively, with nothing in flight. After a failure a
   // kernel may still be on its way to its record.
   if (!status_.ready()) {

@@ -8,6 +8,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/macros/Export.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <cstdint>
@@ -45,6 +46,9 @@ struct CommunicatorOptions {
   std::string no_multicast;  // why; empty where there is one
   bool simulated = false;    // CudaView::simulated
   bool deterministic = true;
+  /// A c10d::ProcessGroup that serves the fallback; null: the group of `group_name` does. Not the
+  /// type itself, whose header takes long to compile.
+  c10::intrusive_ptr<c10::intrusive_ptr_target> fallback_group = {};
 };
 
 /// The layouts, as every rank computes them. ValueError where a region would be too small.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 built_for: tuple[str, str | None, str | None]
 """PyTorch's version, CUDA's, and the architectures, by commas; None without kernels."""
@@ -123,13 +124,16 @@ class Communicator:
         no_multicast: str = ...,
         simulated: bool = False,
         deterministic: bool = True,
+        fallback_group: dist.ProcessGroup | None = None,
     ) -> None:
         """`regions`: address of every rank's region as mapped here; empty: fallback only.
         `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
         this communicator may use at once. `spare_blocks`: more of them, for algorithms that push,
         while it is alone on the device. `multicast`: the regions of all ranks at one address, or
         0 and `no_multicast`, why there is none. `simulated`: for tests: it is this rank's own.
-        `deterministic`: "auto" takes algorithms alone that reduce in the order of the ranks."""
+        `deterministic`: "auto" takes algorithms alone that reduce in the order of the ranks.
+        `fallback_group`: serves the fallback instead of the process group of `group_name`, and is
+        kept until destroy."""
 
     name: str
     group_name: str

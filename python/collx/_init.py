@@ -29,12 +29,13 @@ def init(
     pdl: str = "early",
     max_blocks: int | None = None,
     deterministic: bool = True,
+    fallback_group: dist.ProcessGroup | None = None,
 ) -> Communicator:
     """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
 
     Allocates this rank's region, maps the peers', and passes real data through every path that it
     enables. Where the ranks cannot reach each other's memory, the communicator goes through the
-    process group instead, and a warning says why.
+    process group instead, or through `fallback_group`, and a warning says why.
 
     Args:
         group: the ranks: a process group or its name, a device mesh of one dimension, a
@@ -56,6 +57,10 @@ def init(
         deterministic: reduce in the order of the ranks, so that the inputs alone decide the bits.
             False lets "auto" take NVLink multicast, whose switch adds up in an order of its own,
             where there is any: in sums of large symmetric tensors between more than two ranks.
+        fallback_group: the process group that `algorithm="fallback"` uses instead of `group`, with
+            the same ranks in the same order. For a group whose own backend cannot gather, or
+            itself calls the communicator. The communicator keeps it until it is destroyed; whoever
+            made it destroys it after that.
 
     Returns:
         The communicator, ready for torch.ops.collx by its name.
@@ -87,6 +92,7 @@ def init(
                 pdl=pdl,
                 max_blocks=max_blocks,
                 deterministic=deterministic,
+                fallback_group=fallback_group,
                 exists=lambda name: find(name) is not None,
             )
         except Exception as own:

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,7 @@ class Arguments:
     pdl: str
     max_blocks: int | None
     deterministic: bool
+    fallback_group: dist.ProcessGroup | None
 
 
 def limit(timeout: object) -> float:
@@ -61,6 +63,7 @@ def check(
     pdl: str,
     max_blocks: int | None,
     deterministic: bool,
+    fallback_group: dist.ProcessGroup | None,
     exists: Callable[[str], bool],
 ) -> Arguments:
     """Fills in the defaults. ValueError or TypeError names the argument that is refused;
@@ -114,7 +117,44 @@ def check(
         pdl=pdl,
         max_blocks=max_blocks,
         deterministic=deterministic,
+        fallback_group=_fallback(fallback_group, group, chosen),
     )
+
+
+def _fallback(
+    given: dist.ProcessGroup | None, group: dist.ProcessGroup, device: torch.device
+) -> dist.ProcessGroup | None:
+    if given is None:
+        return None
+    if cast(object, given) is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("init: this process is not a member of fallback_group")
+    if not isinstance(given, dist.ProcessGroup):
+        raise TypeError(
+            f"init: fallback_group is a {type(given).__name__}; accepted: a ProcessGroup, or None "
+            "for the group itself"
+        )
+    ranks = dist.get_process_group_ranks(group)
+    if given in distributed_c10d._world.pg_map:
+        its_ranks = dist.get_process_group_ranks(given)
+    elif (given.rank(), given.size()) == (dist.get_rank(group), len(ranks)):
+        its_ranks = ranks  # a group that a backend made for itself has no global ranks
+    else:
+        raise ValueError(
+            f"init: this process is rank {given.rank()} of {given.size()} in fallback_group; "
+            f"accepted: rank {dist.get_rank(group)} of {len(ranks)}, as in group"
+        )
+    if its_ranks != ranks:
+        raise ValueError(
+            f"init: fallback_group has the global ranks {its_ranks}; accepted: those of group, in "
+            f"its order: {ranks}"
+        )
+    served = sorted({served.type for served in given._device_types})
+    if not {device.type, "cpu"} & set(served):
+        raise ValueError(
+            f"init: fallback_group serves {', '.join(served) or 'no device'}; accepted: a group "
+            f"that serves {' or '.join(sorted({device.type, 'cpu'}))}"
+        )
+    return given
 
 
 def _integer(argument: str, value: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from collx._bootstrap import multicast, selftest, symmetric
 from collx._bootstrap.options import Arguments
@@ -137,10 +138,16 @@ def _state_arguments(setup: Setup) -> dict[str, Any]:
         "check": given.check,
         "pdl": given.pdl,
         "deterministic": given.deterministic,
+        "fallback_group": _name_of(given.fallback_group),
         "version": package,
         "torch version": str(torch.__version__),
         "token": os.urandom(8).hex(),
     }
+
+
+def _name_of(group: dist.ProcessGroup | None) -> str | None:
+    """A group that a backend made for itself may have no name."""
+    return None if group is None else distributed_c10d._world.pg_names.get(group, "no name")
 
 
 def _agree_on_arguments(setup: Setup, values: list[Any]) -> None:
@@ -395,6 +402,7 @@ def _create(setup: Setup) -> None:
         no_multicast=setup.no_multicast or "",
         simulated=multicast.simulated,
         deterministic=given.deterministic,
+        fallback_group=given.fallback_group,
     )
 
 
