@@ -144,6 +144,19 @@ py::tuple built_for() {
 #endif
 }
 
+/// The function that makes communicators. Never destroyed: C++ may call it until the process ends.
+py::object& factory() {
+  static auto* const made = new py::object;
+  return *made;
+}
+
+std::shared_ptr<Communicator> make_in_python(const std::string& group_name) {
+  TORCH_CHECK(Py_IsInitialized() != 0, "collx: a communicator for process group \"", group_name,
+              "\" cannot be made, since the Python interpreter has ended");
+  const py::gil_scoped_acquire held;
+  return factory()(group_name).cast<std::shared_ptr<Communicator>>();
+}
+
 /// collx::GettingReady for a `with` statement.
 struct ReadyContext {
   std::optional<collx::GettingReady> entered;
@@ -272,6 +285,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"), py::arg("world_size"),
       py::arg("algorithm"), py::arg("symmetric"));
   m.def("algorithms", &algorithms, py::arg("op"), py::arg("multicast") = false);
+  m.def(
+      "make_by",
+      [](py::function function) {
+        factory() = std::move(function);
+        collx::registry::make_by(make_in_python);
+      },
+      py::arg("function"));
   m.def(
       "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
   m.def("quick_call", &collx::quick_call, py::arg("name"), py::arg("overload"), py::arg("usual"));

@@ -105,6 +105,20 @@ std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
   return communicator;
 }
 
+namespace {
+std::atomic<Factory> chosen_factory{nullptr};
+}  // namespace
+
+void make_by(Factory factory) { chosen_factory.store(factory, std::memory_order_release); }
+
+std::shared_ptr<Communicator> make(const std::string& group_name) {
+  const Factory factory = chosen_factory.load(std::memory_order_acquire);
+  TORCH_CHECK(factory != nullptr, "collx: a communicator for process group \"", group_name,
+              "\" cannot be made, since nothing has registered how to make one; import collx in "
+              "Python first");
+  return factory(group_name);
+}
+
 int live_on_device(int device_index) { return instance().table.live(device_index); }
 
 int fork_generation() { return instance().forks.load(std::memory_order_relaxed); }

@@ -193,6 +193,9 @@ def quick_call(name: str, overload: str, usual: Callable[..., Any]) -> Callable[
     """A built-in function that does what `usual` does, PyTorch's own call of that overload, in less
     time. The tensors of a form with out= are the last arguments by position."""
 
+def make_by(function: Callable[[str], Communicator]) -> None:
+    """What C++ calls, as collx::registry::make, for the communicator of a process group's name."""
+
 def lookup(name: str) -> Communicator | None: ...
 def part_of(numel: int, world_size: int, rank: int) -> tuple[int, int]:
     """(start, count) of a rank's part: csrc/protocol/partition.h."""

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from collx._bootstrap import options, steps
 from collx._bootstrap.store import Ballot
+from collx._extension import extension
 from collx._groups import Group, process_group
 from collx._memory import SymmetricMemory
 from collx.communicator import Communicator, find, making
@@ -112,3 +113,11 @@ def init(
         made = Communicator(given, native, memory, chosen, setup.layout, setup.fallback_reason)
     _log.info("%s: %r is ready", given.name, made)
     return made
+
+
+def _make(group_name: str) -> extension.Communicator:
+    return init(group_name)._native
+
+
+# Communicators that C++ asks for.
+extension.make_by(_make)
