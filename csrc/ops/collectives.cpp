@@ -135,7 +135,8 @@ at::Tensor into_new(const Arguments& a, const std::shared_ptr<const Epilogue>& e
   const Prepared p = prepare_with_shapes(a);
   at::Tensor output =
       make_output(p.output_sizes(), a.input, dtype_of(epilogue).value_or(a.input.scalar_type()));
-  carry_out(p, epilogue, *a.input.expect_contiguous(), output);
+  const auto input = a.input.expect_contiguous();
+  carry_out(p, epilogue, *input, output);
   return output;
 }
 

@@ -25,9 +25,11 @@ struct Launch {
   c10::Stream stream;
 };
 
-/// A call whose arguments an operator has checked. A request owns what it refers to, so it may
-/// outlive the operator, and any thread may enqueue it, on any stream that is ordered after the
-/// stream on which it was made. It is made in place, since its members point to each other.
+/// A call whose arguments an operator has checked. A request owns what it refers to, but for input
+/// and output, which it borrows until own() is called: two references less to count in a
+/// synchronous call. After that it may outlive the operator, and any thread may enqueue it, on any
+/// stream that is ordered after the stream on which it was made. It is made in place, since its
+/// members point to each other.
 class CallRequest {
  public:
   virtual ~CallRequest() = default;
@@ -35,6 +37,9 @@ class CallRequest {
   CallRequest& operator=(const CallRequest&) = delete;
 
   const char* op() const { return op_; }
+
+  /// Takes references to all that the operator owns.
+  virtual void own() {}
 
   /// Finds what peers may touch, and checks what the algorithm requires of it.
   virtual Places locate(Communicator& communicator) const;

@@ -37,11 +37,15 @@ uint64_t count_bytes(const Exchange& e, int own, ExchangeCall& call) {
 template <typename C>
 class TensorRequest : public CallRequest {
  public:
+  void own() override {
+    for (Held* held : {&input_, &output_}) *held = Held::owned(at::Tensor(**held));
+  }
+
   void finish() const override {
     const MoreOperands& more = *more_;
     if (more.mapped.defined()) {
       const Epilogue& epilogue = *more.epilogue;
-      apply(epilogue.expression(), output_, epilogue.extras, epilogue.origin, more.mapped);
+      apply(epilogue.expression(), *output_, epilogue.extras, epilogue.origin, more.mapped);
     }
     for (const auto& [from, to] : more.copies) to.copy_(from);
   }
@@ -50,22 +54,22 @@ class TensorRequest : public CallRequest {
   TensorRequest(const Communicator& communicator, const Exchange& e, const at::Tensor& input,
                 const at::Tensor& output, std::shared_ptr<const MoreOperands>&& more)
       : CallRequest(e.op(), e.algorithm),
-        input_(input),
-        output_(output),
+        input_(Held::borrowed(input)),
+        output_(Held::borrowed(output)),
         more_(std::move(more)),
         axis_(e.axis) {
     static_cast<CallCore&>(call_) = e;
-    call_.input = input_.const_data_ptr();
-    call_.output = output_.mutable_data_ptr();
-    kernel_epilogue_.use(communicator, e.algorithm, op(), epilogue(), output_, call_);
+    call_.input = input_->const_data_ptr();
+    call_.output = output_->mutable_data_ptr();
+    kernel_epilogue_.use(communicator, e.algorithm, op(), epilogue(), *output_, call_);
     has_rest_ = more_ != nullptr;
   }
 
   Places find(SymmetricMemory& memory) const {
     if (memory.is_empty()) return {};
-    const auto from = memory.find(call_.input, input_.nbytes());
-    if (input_.is_same(output_)) return {from, from};
-    return {from, memory.find(call_.output, output_.nbytes())};
+    const auto from = memory.find(call_.input, input_->nbytes());
+    if (input_->is_same(*output_)) return {from, from};
+    return {from, memory.find(call_.output, output_->nbytes())};
   }
   bool in_place() const { return call_.input == call_.output; }
   const Epilogue* epilogue() const { return more_ ? more_->epilogue.get() : nullptr; }
@@ -82,12 +86,13 @@ class TensorRequest : public CallRequest {
     describe_call(call_, d);
     d.axis = static_cast<int8_t>(axis_);
     if (epilogue() != nullptr) d.epilogue = epilogue()->known->hash;
-    describe_tensor(input_, d);
+    describe_tensor(*input_, d);
   }
 
   C call_{};
-  const at::Tensor input_;
-  const at::Tensor output_;
+  using Held = c10::MaybeOwned<at::Tensor>;
+  Held input_;
+  Held output_;
   const std::shared_ptr<const MoreOperands> more_;
 
  private:
@@ -100,12 +105,12 @@ class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
   AllreduceCallRequest(const Communicator& communicator, const Exchange& e, const at::Tensor& input,
                        const at::Tensor& output, std::shared_ptr<const MoreOperands>&& more)
       : TensorRequest(communicator, e, input, output, std::move(more)) {
-    call_.numel = static_cast<uint64_t>(input_.numel());
+    call_.numel = static_cast<uint64_t>(input_->numel());
     is_empty_ = call_.numel == 0;
   }
 
   void run_alone(const Launch&) override {
-    if (!in_place()) output_.copy_(input_);
+    if (!in_place()) output_->copy_(*input_);
   }
 
   Places locate(Communicator& communicator) const override {
@@ -125,7 +130,7 @@ class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
   }
 
   void run_through_group(const Launch& launch) const override {
-    fallback_allreduce(launch.communicator, op(), call_, input_, output_);
+    fallback_allreduce(launch.communicator, op(), call_, *input_, *output_);
   }
   bool run(const CpuView& view) const override { return cpu::allreduce(view, call_); }
 #if COLLX_CUDA
@@ -151,7 +156,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
     const CommunicatorOptions& o = communicator.options();
     call_.geometry = e.geometry;
     call_.world = o.world_size;
-    call_.element_bytes = static_cast<uint32_t>(input_.element_size());
+    call_.element_bytes = static_cast<uint32_t>(input_->element_size());
     call_.splits = e.splits;
     if (counted()) {
       bytes_ = count_bytes(e, o.rank, call_) * static_cast<uint64_t>(o.world_size);
@@ -159,7 +164,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
       call_.longest = longest_message(e.collective, e.geometry, o.world_size);
       bytes_ = e.geometry.bytes();
     }
-    if (e.collective == Collective::gather && o.rank != e.root) call_.cleared = output_.nbytes();
+    if (e.collective == Collective::gather && o.rank != e.root) call_.cleared = output_->nbytes();
     // With splits on the device, the counts are a result, too.
     needs_no_peers_ = !device_splits();
     is_empty_ = !device_splits() && (counted() ? e.geometry.inner : call_.longest) == 0;
@@ -167,7 +172,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
 
   /// All that a rank by itself sends stays here.
   void run_alone(const Launch&) override {
-    if (!in_place()) output_.copy_(input_.view_as(output_));
+    if (!in_place()) output_->copy_(input_->view_as(*output_));
   }
 
   Places locate(Communicator& communicator) const override {
@@ -199,7 +204,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
   }
 
   void run_through_group(const Launch& launch) const override {
-    fallback_exchange(launch.communicator, op(), call_, input_, output_);
+    fallback_exchange(launch.communicator, op(), call_, *input_, *output_);
   }
   bool run(const CpuView& view) const override { return cpu::exchange(view, call_); }
 #if COLLX_CUDA
@@ -216,7 +221,7 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
   }
   /// What the ranks agree on: of the axis along which their parts may differ, the whole.
   void describe_whole(CallDescriptor& d) const {
-    const uint64_t element = input_.element_size();
+    const uint64_t element = input_->element_size();
     if (counted()) {
       d.sizes[0] = 0;
       d.numel = call_.geometry.inner / element;

@@ -24,6 +24,7 @@ Posting* Posting::current() {
 }
 
 void Posting::take(Communicator& communicator, std::unique_ptr<CallRequest> request) {
+  request->own();
   posted_ = communicator.poster().post(communicator, std::move(request));
 }
 
