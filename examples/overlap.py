@@ -11,8 +11,10 @@ Two parts, each with synchronous and with posted calls:
 
 - A matrix product beside an all-gather of the next step's weights:
 
-      with collx.post(collx.allgather, shard, out=gathered):
+      with collx.post(collx.allgather, shard, out=gathered, max_blocks=16):
           y = x @ w
+
+  On a GPU both use the multiprocessors, so the all-gather takes few of them.
 
 The table has the time of each, and of its parts alone. Losses and results of both forms are the
 same bits. Exits with 1 when they are not.
@@ -41,6 +43,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="of its input (default: 4096, 256 on the CPU)")
     parser.add_argument("--product", type=int, help="n of n x n matrices (default: 8192, 1024)")
     parser.add_argument("--gathered", type=int, help="MiB of the all-gather (default: 64, 8)")
+    parser.add_argument(
+        "--max-blocks", type=int, default=16, help="of the posted all-gather (default: 16)"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="of each measurement (default: 10)")
     arguments = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
@@ -155,7 +160,8 @@ def multiply(arguments: argparse.Namespace, device: torch.device) -> tuple[dict[
         torch.mm(x, w, out=y)
 
     def both() -> None:
-        with collx.post(collx.allgather, shard, out=gathered[1]):
+        blocks = arguments.max_blocks
+        with collx.post(collx.allgather, shard, out=gathered[1], max_blocks=blocks):
             torch.mm(x, w, out=y)
 
     rounds = arguments.rounds

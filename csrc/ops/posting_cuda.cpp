@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "communicator.h"
 #include "enqueue.h"
@@ -23,18 +24,44 @@ namespace {
 using at::cuda::CUDAEvent;
 using c10::cuda::CUDAStream;
 
+/// Events to use again: to make one takes longer than to record it.
+class EventPool {
+ public:
+  CUDAEvent take() {
+    const std::lock_guard held(mutex_);
+    if (free_.empty()) return CUDAEvent();
+    CUDAEvent event = std::move(free_.back());
+    free_.pop_back();
+    return event;
+  }
+  void give_back(CUDAEvent event) {
+    const std::lock_guard held(mutex_);
+    free_.push_back(std::move(event));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<CUDAEvent> free_;
+};
+
 class CudaPostedCall final : public PostedCall {
  public:
   CudaPostedCall(std::shared_ptr<Communicator> communicator, std::unique_ptr<CallRequest> request,
-                 CUDAStream posted_on)
+                 CUDAStream posted_on, std::shared_ptr<EventPool> events)
       : communicator_(std::move(communicator)),
         request_(std::move(request)),
         posted_on_(posted_on),
-        captured_(capturing(posted_on.stream())) {}
+        captured_(capturing(posted_on.stream())),
+        events_(std::move(events)),
+        completed_(captured_ ? CUDAEvent() : events_->take()) {}
 
   /// In a capture every stream has to be joined before its end.
   ~CudaPostedCall() override {
-    if (!captured_ || waited_) return;
+    if (!captured_) {
+      events_->give_back(std::move(completed_));
+      return;
+    }
+    if (waited_) return;
     try {
       if (capturing(posted_on_.stream())) completed_.block(posted_on_);
     } catch (const c10::Error&) {  // the capture has failed, and says so
@@ -42,14 +69,22 @@ class CudaPostedCall final : public PostedCall {
   }
 
   void enqueue_on(CUDAStream stream) {
-    CUDAEvent before;
-    before.record(posted_on_);
-    before.block(stream);
+    completed_.record(posted_on_);  // first the event of what goes before
+    completed_.block(stream);
     enqueue(*communicator_, *request_, stream);
     completed_.record(stream);
     stream_ = stream;
   }
-  bool captured() const { return captured_; }
+
+  /// Whether its tensors may be given up: the allocator hands their memory out again on the stream
+  /// of the post, which has to come after the call. In a capture the destructor sees to that.
+  bool may_end() noexcept {
+    try {
+      return captured_ || waited_ || completed_.query();
+    } catch (const c10::Error&) {  // the device has failed, or the process is at its end
+      return true;
+    }
+  }
 
   bool is_completed() override { return !captured_ && completed_.query(); }
 
@@ -58,8 +93,10 @@ class CudaPostedCall final : public PostedCall {
     if (timeout) wait_on_host(*timeout);
     const CUDAStream current = c10::cuda::getCurrentCUDAStream(posted_on_.device_index());
     completed_.block(current);
-    waited_ = true;
-    if (current == posted_on_ || captured_) return;
+    if (current == posted_on_ || captured_) {
+      waited_ = true;
+      return;
+    }
     for (const at::Tensor& tensor : tensors) {
       if (tensor.is_cuda()) {
         c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), current);
@@ -89,59 +126,63 @@ class CudaPostedCall final : public PostedCall {
   const CUDAStream posted_on_;
   const bool captured_;
   std::optional<CUDAStream> stream_;
+  const std::shared_ptr<EventPool> events_;
   CUDAEvent completed_;
   bool waited_ = false;
 };
 
-class CudaPoster final : public Poster {
+/// Calls whose handles were dropped before they had completed, in their order.
+class Dropped {
  public:
-  explicit CudaPoster(c10::Device device)
-      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {}
-  ~CudaPoster() override { close(); }
-
-  std::shared_ptr<PostedCall> post(Communicator& communicator,
-                                   std::unique_ptr<CallRequest> request) override {
-    const c10::cuda::CUDAGuard guard(stream_.device_index());
-    auto call =
-        std::make_shared<CudaPostedCall>(communicator.shared_from_this(), std::move(request),
-                                         c10::cuda::getCurrentCUDAStream(stream_.device_index()));
-    call->enqueue_on(stream_);
-    std::deque<std::shared_ptr<CudaPostedCall>> completed;
-    if (!call->captured()) {
-      const std::lock_guard held(mutex_);
-      take_completed(completed);
-      calls_.push_back(call);
-    }
-    return call;
-  }
-
-  void let_pass() override {}  // StreamOrder orders the calls
-
-  void close() override {
-    std::deque<std::shared_ptr<CudaPostedCall>> completed;
+  void add(std::unique_ptr<CudaPostedCall> call) {
     const std::lock_guard held(mutex_);
-    take_completed(completed);
-    // The device may still use the tensors of the others. They stay.
-    static auto* const kept = new std::deque<std::shared_ptr<CudaPostedCall>>;
-    static auto* const kept_mutex = new std::mutex;
-    const std::lock_guard held_kept(*kept_mutex);
-    kept->insert(kept->end(), calls_.begin(), calls_.end());
-    calls_.clear();
-    while (!kept->empty() && kept->front()->is_completed()) kept->pop_front();
+    calls_.push_back(std::move(call));
   }
-
- private:
-  /// A handle that was dropped leaves the tensors to the call until it has completed.
-  void take_completed(std::deque<std::shared_ptr<CudaPostedCall>>& completed) {
+  void take_completed() {
+    std::deque<std::unique_ptr<CudaPostedCall>> completed;  // whose end needs no lock
+    const std::lock_guard held(mutex_);
     while (!calls_.empty() && calls_.front()->is_completed()) {
       completed.push_back(std::move(calls_.front()));
       calls_.pop_front();
     }
   }
 
-  const CUDAStream stream_;
+ private:
   std::mutex mutex_;
-  std::deque<std::shared_ptr<CudaPostedCall>> calls_;
+  std::deque<std::unique_ptr<CudaPostedCall>> calls_;
+};
+
+class CudaPoster final : public Poster {
+ public:
+  explicit CudaPoster(c10::Device device)
+      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {}
+
+  std::shared_ptr<PostedCall> post(Communicator& communicator,
+                                   std::unique_ptr<CallRequest> request) override {
+    const c10::cuda::CUDAGuard guard(stream_.device_index());
+    dropped().take_completed();
+    auto call = std::make_unique<CudaPostedCall>(
+        communicator.shared_from_this(), std::move(request),
+        c10::cuda::getCurrentCUDAStream(stream_.device_index()), events_);
+    call->enqueue_on(stream_);
+    return {call.release(), [](CudaPostedCall* ended) {
+              std::unique_ptr<CudaPostedCall> held(ended);
+              if (!held->may_end()) dropped().add(std::move(held));
+            }};
+  }
+
+  void let_pass() override {}  // StreamOrder orders the calls
+  void close() override {}     // the device may still use the tensors
+
+ private:
+  /// Of all communicators, so that the tensors outlive a communicator that is destroyed.
+  static Dropped& dropped() {
+    static auto* const calls = new Dropped;
+    return *calls;
+  }
+
+  const CUDAStream stream_;
+  const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
 };
 
 }  // namespace
