@@ -33,9 +33,27 @@ bool all_of_sequence(PyObject* sequence, bool (*holds)(PyObject*)) {
   return std::all_of(items, items + PySequence_Fast_GET_SIZE(sequence), holds);
 }
 
-bool takes_tensors(const c10::Type& type) {
-  return type.kind() == c10::TypeKind::ListType &&
-         type.containedType(0)->kind() == c10::TypeKind::TensorType;
+/// Of the elements, if it is the type of a list.
+c10::TypeKind element_kind(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::ListType ? type.containedType(0)->kind()
+                                                : c10::TypeKind::NoneType;
+}
+
+bool is_small_int(PyObject* value) {
+  int overflow = 0;
+  return PyLong_CheckExact(value) &&
+         (PyLong_AsLongLongAndOverflow(value, &overflow), overflow == 0);
+}
+
+/// PyTorch looks at each of them for a symbol.
+c10::List<int64_t> ints_of(PyObject* sequence) {
+  c10::List<int64_t> ints;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+  ints.reserve(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    ints.push_back(PyLong_AsLongLong(PySequence_Fast_GET_ITEM(sequence, i)));
+  }
+  return ints;
 }
 
 /// PyTorch converts a list of tensors by way of two others.
@@ -60,8 +78,14 @@ std::optional<c10::IValue> converted(PyObject* value, const c10::Argument& argum
     return THPVariable_Unpack(value);
   }
   if (is_sequence(value)) {
+    const c10::TypeKind kind = element_kind(given);
+    if (kind == c10::TypeKind::TensorType && all_of_sequence(value, is_tensor)) {
+      return tensors_of(value);
+    }
+    if (kind == c10::TypeKind::SymIntType && all_of_sequence(value, is_small_int)) {
+      return ints_of(value);
+    }
     if (!all_of_sequence(value, is_plain)) return std::nullopt;
-    if (takes_tensors(given) && all_of_sequence(value, is_tensor)) return tensors_of(value);
   } else if (!is_plain(value)) {
     return std::nullopt;
   }

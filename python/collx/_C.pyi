@@ -220,9 +220,6 @@ def variants(function: str) -> list[tuple[tuple[str, ...], str, str]]:
 def make_by(function: Callable[[str], Communicator]) -> None:
     """What C++ calls, as collx::registry::make, for the communicator of a process group's name."""
 
-def make_by(function: Callable[[str], Communicator]) -> None:
-    """What C++ calls, as collx::registry::make, for the communicator of a process group's name."""
-
 def lookup(name: str) -> Communicator | None: ...
 def part_of(numel: int, world_size: int, rank: int) -> tuple[int, int]:
     """(start, count) of a rank's part: csrc/protocol/partition.h."""
