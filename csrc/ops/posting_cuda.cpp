@@ -1,10 +1,11 @@
 // Posted calls on CUDA: a stream for each communicator that posts, between two events for each
 // call.
 #if COLLX_CUDA
-#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
 #include <deque>
 #include <mutex>
@@ -21,28 +22,42 @@ namespace collx {
 
 namespace {
 
-using at::cuda::CUDAEvent;
 using c10::cuda::CUDAStream;
 
-/// Events to use again: to make one takes longer than to record it.
+/// Events of one device, without timing. To make one takes longer than to record it.
 class EventPool {
  public:
-  CUDAEvent take() {
-    const std::lock_guard held(mutex_);
-    if (free_.empty()) return CUDAEvent();
-    CUDAEvent event = std::move(free_.back());
-    free_.pop_back();
+  ~EventPool() {
+    for (const cudaEvent_t event : free_) (void)cudaEventDestroy(event);
+  }
+  cudaEvent_t take() {
+    {
+      const std::lock_guard held(mutex_);
+      if (!free_.empty()) {
+        const cudaEvent_t event = free_.back();
+        free_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     return event;
   }
-  void give_back(CUDAEvent event) {
+  void give_back(cudaEvent_t event) {
     const std::lock_guard held(mutex_);
-    free_.push_back(std::move(event));
+    free_.push_back(event);
   }
 
  private:
   std::mutex mutex_;
-  std::vector<CUDAEvent> free_;
+  std::vector<cudaEvent_t> free_;
 };
+
+cudaError_t query(cudaEvent_t event) {
+  const cudaError_t found = cudaEventQuery(event);
+  if (found == cudaErrorNotReady) (void)cudaGetLastError();  // is none
+  return found;
+}
 
 class CudaPostedCall final : public PostedCall {
  public:
@@ -53,46 +68,45 @@ class CudaPostedCall final : public PostedCall {
         posted_on_(posted_on),
         captured_(capturing(posted_on.stream())),
         events_(std::move(events)),
-        completed_(captured_ ? CUDAEvent() : events_->take()) {}
+        completed_(events_->take()) {}
 
   /// In a capture every stream has to be joined before its end.
   ~CudaPostedCall() override {
-    if (!captured_) {
-      events_->give_back(std::move(completed_));
-      return;
+    if (captured_ && !waited_ && capturing(posted_on_.stream())) {
+      // If it fails, the capture has failed before, and says so.
+      (void)cudaStreamWaitEvent(posted_on_.stream(), completed_, 0);
     }
-    if (waited_) return;
-    try {
-      if (capturing(posted_on_.stream())) completed_.block(posted_on_);
-    } catch (const c10::Error&) {  // the capture has failed, and says so
-    }
+    events_->give_back(completed_);
   }
 
   void enqueue_on(CUDAStream stream) {
-    completed_.record(posted_on_);  // first the event of what goes before
-    completed_.block(stream);
+    // First it is the event of what goes before.
+    C10_CUDA_CHECK(cudaEventRecord(completed_, posted_on_.stream()));
+    C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), completed_, 0));
     enqueue(*communicator_, *request_, stream);
-    completed_.record(stream);
+    C10_CUDA_CHECK(cudaEventRecord(completed_, stream.stream()));
     stream_ = stream;
   }
 
   /// Whether its tensors may be given up: the allocator hands their memory out again on the stream
   /// of the post, which has to come after the call. In a capture the destructor sees to that.
-  bool may_end() noexcept {
-    try {
-      return captured_ || waited_ || completed_.query();
-    } catch (const c10::Error&) {  // the device has failed, or the process is at its end
-      return true;
-    }
+  bool may_end() const {
+    // An error, too: the device has failed, or the process is at its end.
+    return captured_ || waited_ || query(completed_) != cudaErrorNotReady;
   }
 
-  bool is_completed() override { return !captured_ && completed_.query(); }
+  bool is_completed() override {
+    if (captured_) return false;
+    const cudaError_t found = query(completed_);
+    if (found != cudaErrorNotReady) C10_CUDA_CHECK(found);
+    return found == cudaSuccess;
+  }
 
   void wait(Timeout timeout, const std::vector<at::Tensor>& tensors) override {
     communicator_->check_posted(request_->op());
     if (timeout) wait_on_host(*timeout);
     const CUDAStream current = c10::cuda::getCurrentCUDAStream(posted_on_.device_index());
-    completed_.block(current);
+    C10_CUDA_CHECK(cudaStreamWaitEvent(current.stream(), completed_, 0));
     if (current == posted_on_ || captured_) {
       waited_ = true;
       return;
@@ -127,7 +141,7 @@ class CudaPostedCall final : public PostedCall {
   const bool captured_;
   std::optional<CUDAStream> stream_;
   const std::shared_ptr<EventPool> events_;
-  CUDAEvent completed_;
+  const cudaEvent_t completed_;
   bool waited_ = false;
 };
 

@@ -579,6 +579,8 @@ def exit_codes(
 def test_the_interpreter_exits_in_any_order(pool: Pool, how: str) -> None:
     """Hazard 24: no crash, no hang, no message, whatever dies first."""
     some_stand_for_all(pool, how in EXITS_WHERE_SHARED)
+    if pool.world.device == "cuda" and "never makes" in how:
+        pytest.skip("a process that ends while its kernel spins takes others of the GPU with it")
     for code, output in exit_codes(pool.world.device, EXITS[how]):
         assert code == 0, output
         for word in ("terminate called", "Segmentation", "Traceback", "Fatal", "did not end"):
