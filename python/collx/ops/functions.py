@@ -138,7 +138,7 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
     def twin(*args: Any, **named: Any) -> Any:
         declaration(*args, **named)  # TypeError for arguments that it does not take
         given = {**defaults, **dict(zip(names, args, strict=False)), **named}
-        if given["async_op"]:
+        if given.get("async_op"):
             if torch.compiler.is_dynamo_compiling():
                 return _out_of_graphs[name](*args, **named)
             _refuse_async(name)
