@@ -274,3 +274,10 @@ def test_what_the_split_llama_cannot_do_is_refused_by_name(
         module(LLAMA[:-3]).parse_arguments()
     assert stopped.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_posted_calls_overlap_with_the_results_of_synchronous_ones() -> None:
+    sizes = {"layers": 3, "width": 64, "rows": 16, "product": 64, "gathered": 1, "rounds": 2}
+    printed = run("overlap.py", "--device=cpu", *(f"--{name}={n}" for name, n in sizes.items()))
+    assert checked(printed) == ["ok", "ok"]
+    assert len(re.findall(r"^  \S.*? +\d+\.\d{3}$", printed, re.MULTILINE)) == 8

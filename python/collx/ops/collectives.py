@@ -2,12 +2,13 @@
 the functions from these declarations.
 
 They are collective: every rank calls the same one, with arguments that fit together, in the same
-order. All of them have three arguments in common, and raise the same errors:
+order. All of them have four arguments in common, and raise the same errors:
 
     group       the communicator: itself or its name; a process group or a device mesh of one
                 dimension, whose default one is meant; or None for the default group's
     algorithm   "auto", or the name of one; the error for an unknown name lists them
     max_blocks  CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
+    async_op    post the call and return its `Handle`, as `collx.post` does.
 
     ValueError, TypeError, NotImplementedError    an argument is refused; nothing was launched
     CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned
@@ -83,6 +84,7 @@ def allreduce(
             does not overlap it. With an epilogue, of its dtype.
         algorithm: "auto", or the name of one; the error for an unknown name lists them.
         max_blocks: CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
+        async_op: post the call, and return its `Handle`, as `collx.post` does.
 
     Returns:
         `out`, or a new tensor of the shape and dtype of `input`; with an epilogue, of its dtype.
@@ -129,7 +131,7 @@ def reducescatter(
             dtype on all ranks, of at least one dimension.
         reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
             torch.distributed.ReduceOp that means it.
-        group, algorithm, max_blocks: as everywhere.
+        group, algorithm, max_blocks, async_op: as everywhere.
         axis: is divided among the ranks: n // world elements each, the first n % world ranks get
             one more (`collx.reference.parts`).
         epilogue, extras, index: as of `allreduce`, on this rank's part, with coordinates in the
@@ -161,7 +163,7 @@ def allgather(
     Args:
         input: of any dtype, the same on all ranks, and of at least one dimension. One shape on
             all ranks, unless `total` is given.
-        group, algorithm, max_blocks: as everywhere.
+        group, algorithm, max_blocks, async_op: as everywhere.
         axis: the dimension along which the inputs are joined.
         total: size of `axis` in the result, divided among the ranks as `reducescatter` does; this
             rank's input must have the size of its part.
@@ -191,7 +193,7 @@ def broadcast(
     Args:
         input: of any shape and dtype, the same on all ranks. Only root's values are read.
         root: the rank that gives.
-        group, algorithm, max_blocks: as everywhere.
+        group, algorithm, max_blocks, async_op: as everywhere.
         out: takes the result; it may be `input` itself.
 
     Returns:
@@ -234,7 +236,7 @@ def reduce(
         reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
             torch.distributed.ReduceOp that means it.
         root: the rank that gets the result.
-        group, algorithm, max_blocks: as everywhere.
+        group, algorithm, max_blocks, async_op: as everywhere.
         out: takes the result; it may be `input` itself.
 
     Returns:
@@ -274,7 +276,7 @@ def gather(
     Args:
         input: [n, ...] of any dtype; one shape and dtype on all ranks.
         root: the rank that gets them.
-        group, algorithm, max_blocks: as everywhere.
+        group, algorithm, max_blocks, async_op: as everywhere.
         out: takes the result.
 
     Returns:
@@ -302,7 +304,7 @@ def scatter(
         input: [world * n, ...] of any dtype; one shape and dtype on all ranks. Only root's
             values are read.
         root: the rank that gives.
-        group, algorithm, max_blocks: as everywhere.
+        group, algorithm, max_blocks, async_op: as everywhere.
         out: takes the result.
 
     Returns:
@@ -328,7 +330,7 @@ def alltoall(
     Args:
         input: [world * n, ...] of any dtype: equal chunks along dimension 0. One shape and dtype
             on all ranks.
-        group, algorithm, max_blocks: as everywhere.
+        group, algorithm, max_blocks, async_op: as everywhere.
         out: takes the result; it may be `input` itself.
 
     Returns:
@@ -404,7 +406,7 @@ def alltoallv(
         output_splits: rows that come from each rank: what that rank's input_splits has for this
             one. With device_splits: an int64 tensor [world] that takes them, given if `out` is.
         input_splits: rows that go to each rank; their sum is `input.size(0)`.
-        group, algorithm, max_blocks: as everywhere.
+        group, algorithm, max_blocks, async_op: as everywhere.
         device_splits: int64 [world] on the communicator's device: rows that go to each rank, the
             first of `input` first. Their sum may be less than `input.size(0)`.
         capacity: with device_splits, rows of the result: at least as many as arrive.

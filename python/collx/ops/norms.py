@@ -31,6 +31,7 @@ order. What they have in common:
                    It shares no memory with an argument, but that the sum may be the residual
     algorithm      "auto", or the name of one; the error for an unknown name lists them
     max_blocks     CUDA thread blocks to use at most; 0 for no bound. The same on all ranks
+    async_op       post the call and return its `Handle`, as `collx.post` does
 
 They return the normalized tensor, of the shape and dtype of the input; or with a quantization `q`
 of that shape, and `scale`. Then come, where they were asked for, the sum with the residual added,
