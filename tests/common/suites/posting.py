@@ -104,7 +104,7 @@ def test_posted_and_synchronous_calls_have_the_same_bits(pool: Pool) -> None:
 def _handles(rank: Rank) -> None:
     import collx
 
-    communicator = rank.communicator("handles")
+    communicator = rank.communicator("posting-handles")
     world = rank.size
     x = ones(rank)
     handle = collx.post(collx.allreduce, x, group=communicator)
@@ -157,7 +157,7 @@ def test_handles_are_what_torch_has(pool: Pool) -> None:
 def _dropped(rank: Rank) -> list[str]:
     import collx
 
-    communicator = rank.communicator("dropped")
+    communicator = rank.communicator("posting-dropped")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", ResourceWarning)
         for i in range(20):
@@ -183,7 +183,7 @@ def _ordered(rank: Rank) -> None:
     """Inputs written right after wait, results read on other streams, calls on the way."""
     import collx
 
-    communicator = rank.communicator("ordered")
+    communicator = rank.communicator("posting-ordered")
     x = ones(rank, LARGE)
     handles: deque[tuple[int, Any]] = deque()
     for i in range(1, 30):
@@ -221,7 +221,7 @@ def test_the_order_of_calls_and_of_streams_holds(pool: Pool) -> None:
 def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
     import collx
 
-    communicator = rank.new_communicator("late", rank.fresh_group(), timeout=timeout)
+    communicator = rank.new_communicator("posting-late", rank.fresh_group(), timeout=timeout)
     assert works(rank, communicator)
     rank.barrier()
     found: dict[str, Any] = {}
@@ -237,7 +237,7 @@ def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
     found["destroy"] = attempt(communicator.destroy)
     found["after"] = [attempt(h.wait) for h in handles] if rank.rank != absent else []
     rank.barrier()
-    with rank.new_communicator("late", communicator.group) as fresh:
+    with rank.new_communicator("posting-late", communicator.group) as fresh:
         assert works(rank, fresh)
     return found
 
@@ -273,7 +273,7 @@ def _destroyed(rank: Rank) -> list[Attempt]:
     """Destroyed with handles in flight, on all ranks, in time."""
     import collx
 
-    communicator = rank.new_communicator("ended", rank.fresh_group(), timeout=10.0)
+    communicator = rank.new_communicator("posting-ended", rank.fresh_group(), timeout=10.0)
     handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(10)]
     if rank.device.type == "cuda":
         torch.cuda.synchronize(rank.device)
@@ -330,7 +330,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(pool: Pool) -> 
 def _refusals(rank: Rank) -> list[Attempt]:
     import collx
 
-    communicator = rank.communicator("refusing")
+    communicator = rank.communicator("posting-refusing")
     x = ones(rank)
 
     class Subclass(torch.Tensor):
@@ -387,7 +387,7 @@ def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
 def _autograd(rank: Rank) -> None:
     import collx
 
-    communicator = rank.communicator("autograd")
+    communicator = rank.communicator("posting-autograd")
     x = ones(rank).requires_grad_()
     y = collx.post(collx.allreduce, x, group=communicator).wait()
     (gradient,) = torch.autograd.grad(y.sum(), x)
@@ -421,7 +421,7 @@ def test_gradients_go_through_posted_calls_and_hooks_post(pool: Pool) -> None:
 def _graph(rank: Rank) -> None:
     import collx
 
-    communicator = rank.communicator("graph")
+    communicator = rank.communicator("posting-graph")
     x, out = ones(rank, LARGE), torch.empty(LARGE, device=rank.device)
     dropped = torch.empty_like(out)
     collx.allreduce(x, group=communicator, out=out)
