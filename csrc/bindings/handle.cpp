@@ -122,10 +122,12 @@ Raises:
            "Whether the call has completed, successfully or not. Does not block.")
       .def("get_future", &Handle::get_future, "A future of the call's results, a list of tensors.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__",
-           [](Handle& self, const py::object& kind, const py::object&, const py::object&) {
-             if (kind.is_none()) self.wait(std::nullopt);
-           })
+      .def(
+          "__exit__",
+          [](Handle& self, const py::object& kind, const py::object&, const py::object&) {
+            if (kind.is_none()) self.wait(std::nullopt);
+          },
+          py::arg("kind"), py::arg("error"), py::arg("traceback"))
       .def("__repr__", [](const Handle& self) {
         return std::string("<collx.Handle of ") + self.function() +
                (self.is_completed() ? ", completed>" : ">");
