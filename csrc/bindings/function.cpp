@@ -131,17 +131,17 @@ PyObject* Function::call(const Given& given) {
   const bool posts = value_of(async_op_, values) == Py_True;
   // No mode sees a posted call, which is no call of an overload.
   const bool by_twin =
-      posts ? false : at::impl::torch_function_mode_enabled() || !is_default(async_op_, values);
+      !posts && (at::impl::torch_function_mode_enabled() || !is_default(async_op_, values));
   torch::jit::Stack stack;
   const Choice* const choice = by_twin ? nullptr : fill(stack, values);
   if (choice == nullptr) return given.pass_to(twin_);
+  if (posts) return post(*choice, stack, values);
   // The last reference to a tensor besides Python's own is given up with the interpreter's lock,
   // which would be taken anew for each of them when the operator is done with its arguments.
   c10::SmallVector<c10::IValue, 8> held;
   for (const c10::IValue& value : stack) {
     if (value.isTensor() || value.isTensorList()) held.push_back(value);
   }
-  if (posts) return post(*choice, stack, values);
   {
     const py::gil_scoped_release_simple others_run;
     choice->handle->callBoxed(stack);
@@ -159,14 +159,17 @@ PyObject* Function::post(const Choice& choice, torch::jit::Stack& stack,
     choice.handle->callBoxed(stack);
     posted = posting.posted();
   }
-  std::vector<at::Tensor> results = tensors_in(stack);
-  if (choice.op->form == Form::in_place) results = {tensors.front()};
-  if (choice.op->takes_outputs()) {
-    results.assign(tensors.end() - static_cast<ptrdiff_t>(choice.op->outputs.size()),
-                   tensors.end());
+  const Operator& op = *choice.op;
+  std::vector<at::Tensor> results;
+  if (op.form == Form::functional) {
+    results = tensors_in(stack);
+    tensors.insert(tensors.end(), results.begin(), results.end());
+  } else if (op.form == Form::in_place) {
+    results = {tensors.front()};
+  } else {
+    results.assign(tensors.end() - static_cast<ptrdiff_t>(op.outputs.size()), tensors.end());
   }
-  tensors.insert(tensors.end(), results.begin(), results.end());
-  py::object result = py::reinterpret_steal<py::object>(returned(*choice.op, stack, values));
+  py::object result = py::reinterpret_steal<py::object>(returned(op, stack, values));
   return make_handle(PyUnicode_AsUTF8(name_.ptr()), std::move(posted), std::move(result),
                      std::move(tensors), std::move(results))
       .release()

@@ -37,9 +37,9 @@ class Handle {
   bool is_completed() const { return call_ == nullptr || call_->is_completed(); }
 
   py::object wait(std::optional<double> timeout) {
-    waited_ = true;
     TORCH_CHECK_VALUE(!timeout || *timeout >= 0, "collx.", function_, ": wait: timeout: got ",
                       *timeout, "; accepted: seconds, 0 and more, or None");
+    waited_ = true;
     if (call_ != nullptr) {
       const py::gil_scoped_release_simple others_run;
       PostedCall::Timeout limit;

@@ -242,7 +242,7 @@ void raise_carried(const std::exception_ptr& error) {
 }
 
 void raise_error(const RaisedError& error) {
-  if (carries_errors) throw CarriedError{error};
+  if (carries_errors) throw CarriedError(error);
   if (const Raise raise = raise_hook.load(std::memory_order_acquire)) raise(error);
   TORCH_CHECK(false, error.message);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -60,7 +61,10 @@ class CarryErrors {
   CarryErrors(const CarryErrors&) = delete;
   CarryErrors& operator=(const CarryErrors&) = delete;
 };
-struct CarriedError {
+struct CarriedError : std::runtime_error {
+  explicit CarriedError(const RaisedError& raised)
+      : std::runtime_error(raised.message), error(raised) {}
+
   RaisedError error;
 };
 [[noreturn]] void raise_carried(const std::exception_ptr& error);

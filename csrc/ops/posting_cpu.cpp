@@ -167,8 +167,8 @@ class CpuPoster final : public Poster {
     }
   }
 
-  /// Their tensors may belong to Python, whose lock the poster's thread never takes: others give
-  /// the calls up, without this lock.
+  /// Their tensors may belong to Python, whose lock the poster's thread must not wait for: other
+  /// threads give the calls up, after they have released this lock.
   void take_completed(std::deque<std::shared_ptr<CpuPostedCall>>& completed) {
     for (; first_ < completed_.load(std::memory_order_relaxed); ++first_) {
       completed.push_back(std::move(calls_.front()));

@@ -266,6 +266,8 @@ def test_a_rank_that_never_comes_is_named_by_every_handle_in_flight(pool: Pool) 
             assert result.error in ("CollectiveTimeout", "CommunicatorPoisoned"), result
             assert f"rank {absent}" in result.message
             assert "allreduce" in result.message
+        assert found["future"].error, found
+        assert f"rank {absent}" in found["future"].message, found
         assert all(result.error for result in found["after"]), found
 
 
