@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -74,12 +73,6 @@ class Quantization:
             "scale_layout": self.scale_layout,
         }
         return {**found, "fp8_dtype": self.fp8_dtype} if self.kind == "fp8" else found
-
-    @cached_property
-    def _changed(self) -> dict[str, Any]:
-        """Of the arguments, those that are not what the operators take by default."""
-        plain = _PLAIN[self.kind].arguments()
-        return {name: value for name, value in self.arguments().items() if value != plain[name]}
 
     @property
     def dtype(self) -> torch.dtype:
