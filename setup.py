@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
-INCLUDE_TORCH = ("csrc/memory/", "csrc/ops/", "csrc/bindings/")
+INCLUDE_TORCH = ("csrc/memory/", "csrc/ops/", "csrc/distributed/", "csrc/bindings/")
 UNITED = 12  # sources at most that are compiled as one; a change of one compiles all of them again
 
 TORCH = ".".join(torch.__version__.split(".")[:2])
@@ -153,7 +153,7 @@ def extensions(cuda: bool) -> list[Extension]:
 
     # Whoever loads them has loaded PyTorch's libraries: they need no path to those.
     torch_libraries = ["c10", "torch", "torch_cpu"]
-    parts = ["cpu", "memory", "ops"]
+    parts = ["cpu", "memory", "ops", "distributed"]
     if cuda:
         torch_libraries += ["c10_cuda", "torch_cuda", "cudart"]
         parts += ["cuda"]

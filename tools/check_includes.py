@@ -1,11 +1,13 @@
-"""Checks that includes in csrc/ go one way: protocol <- cuda | cpu <- memory <- ops <- bindings.
+"""Checks that includes in csrc/ go one way.
+
+protocol <- cuda | cpu <- memory <- ops <- distributed <- bindings.
 
 Within cuda they go one way, too: ptx <- arguments <- stages <- transports <- collectives <- the
 files that are in no folder of it.
-Only memory, ops and bindings may know Torch, and bindings alone Python: the library of operators
-loads without it. protocol and cpu know no CUDA either. Headers that
-kernels compiled at run time include (.cuh, and what those include) reach no standard header,
-unless it stands under `#if !defined(__CUDACC_RTC__)` or in the #else of its opposite.
+Only memory, ops, distributed and bindings may know Torch, and bindings alone Python: the library of
+operators loads without it. protocol and cpu know no CUDA either. Headers that kernels compiled at
+run time include (.cuh, and what those include) reach no standard header, unless it stands under
+`#if !defined(__CUDACC_RTC__)` or in the #else of its opposite.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ MAY_INCLUDE = {
     "cpu": {"protocol", "cpu"},
     "memory": {"protocol", "cpu", "memory"},
     "ops": {"protocol", "cuda", "cpu", "memory", "ops"},
-    "bindings": {"protocol", "cuda", "cpu", "memory", "ops", "bindings"},
+    "distributed": {"ops", "distributed"},
+    "bindings": {"protocol", "cuda", "cpu", "memory", "ops", "distributed", "bindings"},
 }
 # Folders of a part, each of which may include itself and those before it. Files beside them may
 # include all of them, and are included by none.

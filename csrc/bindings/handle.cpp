@@ -1,6 +1,5 @@
 #include "handle.h"
 
-#include <ATen/core/ivalue.h>
 #include <pybind11/gil_simple.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
@@ -54,25 +53,10 @@ class Handle {
 
   std::shared_ptr<torch::jit::PythonFutureWrapper> get_future() {
     waited_ = true;  // whoever has the future may wait for it
-    std::vector<c10::Device> devices;
-    for (const at::Tensor& tensor : tensors_) {
-      if (tensor.is_cuda()) {
-        devices.push_back(tensor.device());
-        break;
-      }
-    }
-    auto future =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), std::move(devices));
-    const auto complete = [future, results = results_](const std::exception_ptr& error) {
-      if (error) {
-        future->setError(error);
-      } else {
-        future->markCompleted(c10::IValue(results));
-      }
-    };
+    c10::intrusive_ptr<c10::ivalue::Future> future;
     {
       const py::gil_scoped_release_simple others_run;
-      call_ == nullptr ? complete(nullptr) : call_->when_completed(complete);
+      future = future_of(call_.get(), results_, tensors_);
     }
     return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
   }

@@ -28,6 +28,7 @@
 #include "../ops/run_time_compiler.h"
 #include "../protocol/names.h"
 #include "../protocol/partition.h"
+#include "backend.h"
 #include "errors.h"
 #include "functions.h"
 #include "handle.h"
@@ -297,5 +298,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
   collx::bind_functions(m);
   collx::bind_handle(m);
+  collx::bind_backend(m);
   m.def("part_of", &part_of, py::arg("numel"), py::arg("world_size"), py::arg("rank"));
 }

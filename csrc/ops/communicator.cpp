@@ -156,6 +156,14 @@ int Communicator::most_blocks(int threads) const {
   return kMaxBlocks;
 }
 
+void Communicator::set_timeout(int64_t milliseconds) {
+  TORCH_CHECK_VALUE(milliseconds > 0, "collx: timeout: got ", milliseconds,
+                    " ms; accepted: 1 and more");
+  const auto held = lock();
+  options_.timeout_ms = milliseconds;
+  view_.timeout_ns = static_cast<uint64_t>(milliseconds) * 1'000'000;
+}
+
 int Communicator::spare_blocks() const {
   return registry::live_on_device(options_.device.index()) == 1 ? options_.spare_blocks : 0;
 }

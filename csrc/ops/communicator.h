@@ -115,6 +115,8 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   Plan tuned(Plan plan) const;
   int tuned_blocks() const { return tuned_blocks_; }
   int tuned_threads() const { return tuned_threads_; }
+  /// Of the calls that follow. Waits for a call on the CPU that is under way.
+  void set_timeout(int64_t milliseconds);
   /// Blocks that nobody else on the device counts on at present.
   int spare_blocks() const;
 

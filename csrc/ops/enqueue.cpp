@@ -128,7 +128,7 @@ Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream str
   }
   if (request.has_rest()) {
     const UseStream use(stream);
-    request.finish();
+    request.follow();
   }
   return ticket;
 }

@@ -3,6 +3,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -54,16 +55,24 @@ class CallRequest {
 #endif
   /// The call through the process group.
   virtual void run_through_group(const Launch& launch) const = 0;
+  /// Has `rest` run after the collective, on its stream.
+  void then(std::function<void()> rest) { rest_ = std::move(rest); }
   /// What follows the collective, on its stream. Called only if has_rest().
-  virtual void finish() const;
+  void follow() const {
+    if (has_rest_) finish();
+    if (rest_) rest_();
+  }
 
   Algorithm asked() const { return asked_; }
   bool needs_no_peers() const { return needs_no_peers_; }
   /// Nothing to do, which all ranks know.
   bool is_empty() const { return is_empty_; }
-  bool has_rest() const { return has_rest_; }
+  bool has_rest() const { return has_rest_ || rest_; }
 
  protected:
+  /// The operator's own part of what follows. Called only if has_rest_.
+  virtual void finish() const;
+
   /// `op` lives as long as the process.
   CallRequest(const char* op, Algorithm asked) : op_(op), asked_(asked) {}
 
@@ -74,6 +83,7 @@ class CallRequest {
  private:
   const char* op_;
   Algorithm asked_;
+  std::function<void()> rest_;
 };
 
 /// The number of a call on its communicator: the call is enqueued when Communicator::calls() has

@@ -23,7 +23,7 @@ thread_local bool carries_errors = false;
 std::atomic<Raise> raise_hook{nullptr};
 
 constexpr std::array<std::string_view, static_cast<size_t>(Failure::count)> kFailureNames = {
-    "none", "timeout", "mismatch", "overlap", "splits", "group"};
+    "none", "timeout", "mismatch", "overlap", "splits", "group", "aborted"};
 constexpr std::array<std::string_view, static_cast<size_t>(Phase::count)> kPhaseNames = {
     "none",   "check",       "start_barrier", "arrival", "stage_barrier",
     "gather", "end_barrier", "release",       "counts",  "fallback"};
@@ -205,6 +205,9 @@ std::string describe(const StatusRecord& record, const FailureContext& context) 
     case Failure::group:
       write_group(out, record);
       break;
+    case Failure::aborted:
+      out << "rank " << record.rank << " has aborted its calls";
+      break;
     default:
       write_timeout(out, record, context);
   }
@@ -222,6 +225,7 @@ ErrorKind kind_of(Failure failure) {
     case Failure::overlap:
       return ErrorKind::overlap;
     case Failure::group:
+    case Failure::aborted:
       return ErrorKind::poisoned;
     default:
       return ErrorKind::timeout;

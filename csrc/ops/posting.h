@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/macros/Export.h>
 
 #include <chrono>
@@ -40,10 +41,16 @@ class C10_EXPORT PostedCall {
   PostedCall() = default;
 };
 
-/// Takes the next call that this thread makes, and posts it.
+/// A future of the results. `call`: null if there is nothing to wait for. `tensors`: all of the
+/// call's; they tell the device.
+C10_EXPORT c10::intrusive_ptr<c10::ivalue::Future> future_of(
+    PostedCall* call, std::vector<at::Tensor> results, const std::vector<at::Tensor>& tensors);
+
+/// Takes the next call that this thread makes, and posts it, with what is to follow it on its
+/// stream.
 class C10_EXPORT Posting {
  public:
-  Posting();
+  explicit Posting(std::function<void()> then = {});
   ~Posting();
   Posting(const Posting&) = delete;
   Posting& operator=(const Posting&) = delete;
@@ -57,6 +64,7 @@ class C10_EXPORT Posting {
 
  private:
   Posting* outer_;
+  std::function<void()> then_;
   std::shared_ptr<PostedCall> posted_;
 };
 

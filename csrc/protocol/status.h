@@ -86,6 +86,7 @@ enum class Failure : uint32_t {
   overlap,   // two kernels used the communicator at once, in no order
   splits,    // splits that do not fit the tensors, known to the device alone
   group,     // the process group raised in a fallback
+  aborted,   // the program of a rank has given up its calls
   count
 };
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _Backend
 
 built_for: tuple[str, str | None, str | None]
 """PyTorch's version, CUDA's, and the architectures, by commas; None without kernels."""
@@ -213,6 +214,44 @@ class Handle:
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]: ...
     def __enter__(self) -> Handle: ...
     def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
+
+class BackendOptions(_Backend.Options):
+    """Options of the backend "collx", as `pg_options` of torch.distributed takes them.
+
+    Args:
+        max_blocks: as of `collx.init`; by default an eighth of what the device holds.
+        payload_bytes: bytes of each communicator's region; 16 MiB by default.
+        deterministic, check: as of `collx.init`.
+    """
+
+    max_blocks: int | None
+    payload_bytes: int
+    deterministic: bool
+    check: bool | None
+    def __init__(
+        self,
+        *,
+        max_blocks: int | None = None,
+        payload_bytes: int = 16 << 20,
+        deterministic: bool = True,
+        check: bool | None = None,
+    ) -> None: ...
+    def __copy__(self) -> BackendOptions: ...
+    def __deepcopy__(self, memo: dict[int, object]) -> BackendOptions: ...
+
+class Backend(_Backend):
+    """The backend "collx" of one group. `inner`: what carries out the rest. `maker`: makes the
+    group's communicators, as collx.backend._Maker does."""
+
+    options: BackendOptions
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        options: BackendOptions,
+        inner: dist.ProcessGroup,
+        maker: object,
+    ) -> None: ...
 
 def variants(function: str) -> list[tuple[tuple[str, ...], str, str]]:
     """The overloads that a function calls: what the call is given, operator, overload."""

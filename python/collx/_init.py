@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from collx._groups import Group, process_group
 from collx._memory import SymmetricMemory
 from collx.communicator import Communicator, find, making
 
-__all__ = ["init"]
+__all__ = ["init", "make"]
 
 _log = logging.getLogger("collx")
 
@@ -73,33 +74,54 @@ def init(
             may call init again. (After a rendezvous that did not end, its thread remains.)
     """
     chosen, store = process_group(group)
-    rank, world_size = dist.get_rank(chosen), dist.get_world_size(chosen)
-    key = name if isinstance(name, str) and name else str(chosen.group_name)
+    members = options.Members(
+        str(chosen.group_name), dist.get_rank(chosen), dist.get_world_size(chosen), store, chosen
+    )
+    return make(
+        members,
+        name=name,
+        device=device,
+        timeout=timeout,
+        payload_bytes=payload_bytes,
+        check=check,
+        pdl=pdl,
+        max_blocks=max_blocks,
+        deterministic=deterministic,
+        fallback_group=fallback_group,
+    )
+
+
+def make(
+    members: options.Members,
+    *,
+    name: str | None,
+    timeout: float,
+    share: int = 2,
+    **arguments: Any,
+) -> Communicator:
+    """`init` for ranks that need not be a registered process group. `share`: of the device's
+    blocks, by default the share-th part."""
+    key = name if isinstance(name, str) and name else members.name
     with making(key):
         limit = options.limit(timeout)
         try:
             # Before anything can be refused, so that the peers hear of it.
-            ballot = Ballot(store, key, rank, world_size, limit)
+            ballot = Ballot(members.store, key, members.rank, members.size, limit)
         except Exception as reason:
             raise steps.failure(key, "arguments", f"the store failed: {reason}") from None
         try:
             given = options.check(
-                chosen,
+                members,
                 name=name,
-                device=device,
                 timeout=timeout,
-                payload_bytes=payload_bytes,
-                check=check,
-                pdl=pdl,
-                max_blocks=max_blocks,
-                deterministic=deterministic,
-                fallback_group=fallback_group,
+                share=share,
                 exists=lambda name: find(name) is not None,
+                **arguments,
             )
         except Exception as own:
             refused = steps.refusal(ballot, key, own)
             raise refused from (None if refused is own else own)
-        setup = steps.Setup(arguments=given, group=chosen, store=store, ballot=ballot)
+        setup = steps.Setup(arguments=given, store=members.store, ballot=ballot)
         try:
             steps.run(setup)
         except BaseException:
@@ -110,14 +132,16 @@ def init(
         native = setup.communicator
         assert native is not None
         memory = SymmetricMemory(native, given.device, ballot, setup.rendezvous, setup.region)
-        made = Communicator(given, native, memory, chosen, setup.layout, setup.fallback_reason)
+        made = Communicator(
+            given, native, memory, members.group, setup.layout, setup.fallback_reason
+        )
     _log.info("%s: %r is ready", given.name, made)
     return made
 
 
-def _make(group_name: str) -> extension.Communicator:
+def _make_native(group_name: str) -> extension.Communicator:
     return init(group_name)._native
 
 
 # Communicators that C++ asks for.
-extension.make_by(_make)
+extension.make_by(_make_native)

@@ -102,7 +102,7 @@ def patch(target: nn.Module | Group = None) -> Patch:
                 f"patch: communicator {communicator.name!r} goes through the process group "
                 f"itself: {communicator.fallback_reason}"
             )
-    return Patch({str(c.group.group_name): c for c in found})
+    return Patch({c.group_name: c for c in found})
 
 
 def _groups_of(module: nn.Module) -> Iterator[str]:

@@ -64,19 +64,25 @@ def live() -> tuple[Communicator, ...]:
     return tuple(_live.values())
 
 
-def of_group(group: dist.ProcessGroup | str) -> Communicator | None:
+def of_group(group: dist.ProcessGroup | str, device_type: str | None = None) -> Communicator | None:
     """The live communicator that stands for a process group, or for the group of a name: the one
     that has the group's own name, else the only one that was made from the group. ValueError if
-    several were and none has that name."""
-    names = distributed_c10d._world.pg_names  # of groups that have not been destroyed
-    made = [one for one in live() if one.group is group or names.get(one.group) == group]
+    several were and none has that name. Without any of these, that of the group's own backend: for
+    `device_type` if it is given, else for CUDA if there is one."""
+    made = [one for one in live() if one._stands_for(group)]
     for one in made:
         if one.has_name_of_group:
             return one
+    # Those of a backend serve where the program made none itself.
+    made = [one for one in made if one._group is not None] or [
+        one for one in made if device_type in (None, one.device.type)
+    ]
+    if made and made[0]._group is None:
+        return max(made, key=lambda one: one.device.type == "cuda")
     if len(made) > 1:
         raise ValueError(
             f"group: {len(made)} communicators were made from process group "
-            f"{str(made[0].group.group_name)!r}: {', '.join(repr(one.name) for one in made)}; "
+            f"{made[0].group_name!r}: {', '.join(repr(one.name) for one in made)}; "
             "accepted: one of them, or its name"
         )
     return made[0] if made else None
@@ -99,8 +105,10 @@ def making(name: str) -> Iterator[None]:
             _in_making.discard(name)
 
 
-def _settle_known(group: dist.ProcessGroup) -> None:
+def _settle_known(group: dist.ProcessGroup | None) -> None:
     """After a communicator of the group has come or gone."""
+    if group is None:  # known by its name alone
+        return
     try:
         one = of_group(group)
     except ValueError:
@@ -125,9 +133,9 @@ class Communicator:
     Attributes:
         name: by which operators find it.
         rank, world_size: this process's number among the ranks, and how many there are.
+        group_name: of the process group that it was made from.
         device: where the tensors of its calls lie.
         timeout: seconds that any wait for a peer takes at most.
-        group: the process group that it was made from.
     """
 
     def __init__(
@@ -135,11 +143,12 @@ class Communicator:
         given: Arguments,
         native: extension.Communicator,
         memory: SymmetricMemory,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
         region: Mapping[str, int],
         fallback_reason: str | None,
     ) -> None:
-        """For `collx.init` alone. `region`: part of the region to its bytes."""
+        """For `collx.init` alone. `group`: None if the group's backend makes it for itself.
+        `region`: part of the region to its bytes."""
         self._given = given
         self._native = native
         self._memory = memory
@@ -147,11 +156,12 @@ class Communicator:
         self._wanted_pdl = given.pdl
         self._process = os.getpid()
         self.name = given.name
+        self.group_name = given.group_name
         self.rank = given.rank
         self.world_size = given.world_size
         self.device = given.device
         self.timeout = given.timeout
-        self.group = group
+        self._group = group
         self.fallback_reason = fallback_reason
         """Why this communicator goes through the process group; None when it does not."""
         self.has_name_of_group = given.name == given.group_name
@@ -161,6 +171,23 @@ class Communicator:
             _settle_known(group)
             _initialized_in.add(self._process)
             _settle_pdl(self.device)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group that it was made from. ValueError if that group's backend made the
+        communicator, and the group is gone."""
+        if self._group is not None:
+            return self._group
+        for group, name in distributed_c10d._world.pg_names.items():
+            if name == self.group_name:
+                return group
+        raise ValueError(f"communicator {self.name!r}: process group {self.group_name!r} is gone")
+
+    def _stands_for(self, group: dist.ProcessGroup | str) -> bool:
+        names = distributed_c10d._world.pg_names  # of groups that have not been destroyed
+        if self._group is None:
+            return self.group_name in (group, names.get(group))  # type: ignore[arg-type]
+        return self._group is group or names.get(self._group) == group
 
     @property
     def max_blocks(self) -> int:
@@ -334,6 +361,17 @@ class Communicator:
             self._memory.leave()
             self._release()
 
+    def _leave(self) -> None:
+        """Frees this rank's memory when this rank's own work is done, without waiting for peers.
+        What they have mapped stays valid. For a communicator whose last call every rank has made:
+        a call of a peer that this rank has not made times out."""
+        if os.getpid() != self._process:
+            self._abandon()
+            return
+        if self.device.type == "cuda" and not self.poisoned:
+            self._drain()
+        self._leave_alone("destroyed")
+
     def _drain(self) -> None:
         try:
             torch.cuda.synchronize(self.device)
@@ -363,7 +401,7 @@ class Communicator:
             if _live.get(self.name) is self:
                 del _live[self.name]
                 del known[self], known[self.name]
-                _settle_known(self.group)
+                _settle_known(self._group)
 
     def __enter__(self) -> Communicator:
         if self.destroyed:

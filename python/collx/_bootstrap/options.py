@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from collx._bootstrap.symmetric import refuse_in_capture
 from collx._extension import build, extension
 
-__all__ = ["DEFAULT_TIMEOUT", "PDL_LEVELS", "Arguments", "check", "limit"]
+__all__ = ["DEFAULT_TIMEOUT", "MAX_RANKS", "PDL_LEVELS", "Arguments", "Members", "check", "limit"]
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_PAYLOAD_BYTES = 128 << 20  # the most that a rank's region takes
@@ -26,6 +26,19 @@ WITHOUT_KERNELS = (
     "where nvcc is found, with COLLX_CUDA=1 to make sure"
 )
 MAX_RANKS = {"cuda": 8, "cpu": 16}
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks that a communicator is to have."""
+
+    name: str
+    """Of their process group."""
+    rank: int
+    size: int
+    store: dist.Store
+    group: dist.ProcessGroup | None
+    """None: the backend of that group makes the communicator, maybe before the group is there."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,9 @@ class Arguments:
     check: bool
     pdl: str
     max_blocks: int | None
+    share: int
+    """What the communicator takes of the device's blocks where max_blocks is None: the share-th
+    part."""
     deterministic: bool
     fallback_group: dist.ProcessGroup | None
 
@@ -53,7 +69,7 @@ def limit(timeout: object) -> float:
 
 
 def check(
-    group: dist.ProcessGroup,
+    members: Members,
     *,
     name: str | None,
     device: torch.device | str | int | None,
@@ -62,6 +78,7 @@ def check(
     check: bool | None,
     pdl: str,
     max_blocks: int | None,
+    share: int,
     deterministic: bool,
     fallback_group: dist.ProcessGroup | None,
     exists: Callable[[str], bool],
@@ -76,9 +93,9 @@ def check(
         raise ValueError(f"init: pdl={pdl!r} is none of {', '.join(PDL_LEVELS)}")
     if not isinstance(deterministic, bool):
         raise TypeError(f"init: deterministic is a {type(deterministic).__name__}, not a bool")
-    chosen = _device(device, group)
+    chosen = _device(device, members.group)
     refuse_in_capture("init", chosen)
-    world_size = dist.get_world_size(group)
+    world_size = members.size
     if world_size > MAX_RANKS[chosen.type]:
         raise ValueError(
             f"init: world size {world_size}; on {chosen.type} a communicator has at most "
@@ -89,11 +106,11 @@ def check(
     extension.region_layout(chosen.type, world_size, room)
     if max_blocks is not None:
         _integer("max_blocks", max_blocks)
-    group_name = str(group.group_name)
+    group_name = members.name
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"init: name={name!r}; a string that is not empty is needed")
     if name is not None and any(
-        named == name and other is not group
+        named == name and other is not members.group
         for other, named in distributed_c10d._world.pg_names.items()
     ):
         raise ValueError(
@@ -108,7 +125,7 @@ def check(
     return Arguments(
         name=name or group_name,
         group_name=group_name,
-        rank=dist.get_rank(group),
+        rank=members.rank,
         world_size=world_size,
         device=chosen,
         timeout=float(timeout),
@@ -116,13 +133,14 @@ def check(
         check=_flag("COLLX_CHECK") if check is None else bool(check),
         pdl=pdl,
         max_blocks=max_blocks,
+        share=share,
         deterministic=deterministic,
-        fallback_group=_fallback(fallback_group, group, chosen),
+        fallback_group=_fallback(fallback_group, members, chosen),
     )
 
 
 def _fallback(
-    given: dist.ProcessGroup | None, group: dist.ProcessGroup, device: torch.device
+    given: dist.ProcessGroup | None, members: Members, device: torch.device
 ) -> dist.ProcessGroup | None:
     if given is None:
         return None
@@ -133,15 +151,16 @@ def _fallback(
             f"init: fallback_group is a {type(given).__name__}; accepted: a ProcessGroup, or None "
             "for the group itself"
         )
-    ranks = dist.get_process_group_ranks(group)
-    if given in distributed_c10d._world.pg_map:
+    ranks: list[int] = []
+    its_ranks = ranks
+    # A group that a backend made for itself has no global ranks.
+    if given in distributed_c10d._world.pg_map and members.group is not None:
+        ranks = dist.get_process_group_ranks(members.group)
         its_ranks = dist.get_process_group_ranks(given)
-    elif (given.rank(), given.size()) == (dist.get_rank(group), len(ranks)):
-        its_ranks = ranks  # a group that a backend made for itself has no global ranks
-    else:
+    elif (given.rank(), given.size()) != (members.rank, members.size):
         raise ValueError(
             f"init: this process is rank {given.rank()} of {given.size()} in fallback_group; "
-            f"accepted: rank {dist.get_rank(group)} of {len(ranks)}, as in group"
+            f"accepted: rank {members.rank} of {members.size}, as in group"
         )
     if its_ranks != ranks:
         raise ValueError(
@@ -168,8 +187,14 @@ def _flag(variable: str) -> bool:
     return os.environ.get(variable, "0") == "1"
 
 
-def _device(device: torch.device | str | int | None, group: dist.ProcessGroup) -> torch.device:
-    chosen = _default_device(group) if device is None else torch.device(device)
+def _device(
+    device: torch.device | str | int | None, group: dist.ProcessGroup | None
+) -> torch.device:
+    if device is None:
+        assert group is not None
+        chosen = _default_device(group)
+    else:
+        chosen = torch.device(device)
     if chosen.type not in MAX_RANKS:
         raise ValueError(f"init: device {chosen}; collx works on cuda and cpu")
     if chosen.type == "cpu":
@@ -198,6 +223,6 @@ def _default_device(group: dist.ProcessGroup) -> torch.device:
         warnings.warn(
             f"collx.init: the communicator works on CPU tensors, since {WITHOUT_KERNELS}, or pass "
             "device='cpu' to be rid of this warning",
-            stacklevel=5,
+            stacklevel=6,  # _default_device, _device, check, make, init, its caller
         )
     return torch.device("cpu")

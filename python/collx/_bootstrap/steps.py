@@ -42,7 +42,6 @@ class Setup:
     """What the steps have built so far on this rank."""
 
     arguments: Arguments
-    group: dist.ProcessGroup
     store: dist.Store
     ballot: Ballot
     token: str = ""  # makes names of the attempt unique; agreed by all ranks
@@ -300,11 +299,11 @@ def _offer_blocks(setup: Setup) -> dict[str, int]:
                 f"max_blocks={given.max_blocks}, but the device holds {resident} at once"
             )
         return {**offer, "blocks": given.max_blocks}
-    # Half, so that another communicator may be used at once. What is left over is used for now by
-    # the algorithms that push: it is worth a tenth of their time from 8 MiB on.
-    half = max(1, resident // 2)
-    setup.spare_blocks = resident - half
-    return {**offer, "blocks": half}
+    # Not all, so that another communicator may be used at once. Of half of them, the other half is
+    # used for now by the algorithms that push: it is worth a tenth of their time from 8 MiB on.
+    part = max(1, resident // given.share)
+    setup.spare_blocks = resident - part if given.share == 2 else 0
+    return {**offer, "blocks": part}
 
 
 def _take_smallest(setup: Setup, values: list[Any]) -> None:
@@ -456,7 +455,7 @@ def _announce(setup: Setup) -> None:
         warnings.warn(
             f"collx communicator {setup.arguments.name!r} uses the process group instead of "
             f"direct access: {setup.fallback_reason}",
-            stacklevel=5,  # _announce, Ballot.take, run, init, its caller
+            stacklevel=6,  # _announce, Ballot.take, run, make, init, its caller
         )
 
 

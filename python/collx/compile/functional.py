@@ -151,7 +151,7 @@ def _chosen(collective: OpOverload, given: tuple[Any, ...], value: torch.Tensor)
     """What stands for a collective that returns `value`; or why nothing can."""
     arguments, group = given[:-1], given[-1]
     try:
-        communicator = of_group(str(group))
+        communicator = of_group(str(group), value.device.type)
     except ValueError as ambiguous:
         return str(ambiguous)
     if communicator is None:

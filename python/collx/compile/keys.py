@@ -28,7 +28,7 @@ def state(*options: object) -> bytes:
             one.name,
             one.rank,
             one.world_size,
-            str(one.group.group_name),
+            one.group_name,
             str(one.device),
             str(one.fallback_reason),
         )

@@ -1,0 +1,96 @@
+#include "backend.h"
+
+#include <pybind11/chrono.h>
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "../distributed/backend.h"
+#include "../ops/communicator.h"
+
+namespace collx {
+
+namespace py = pybind11;
+
+namespace {
+
+using distributed::Backend;
+using distributed::BackendOptions;
+
+/// A Python object with the methods of Maker.
+class PythonMaker final : public distributed::Maker {
+ public:
+  explicit PythonMaker(py::object maker) : maker_(std::move(maker)) {}
+  ~PythonMaker() override {
+    if (Py_IsInitialized() == 0) {
+      (void)maker_.release();  // the interpreter has ended
+      return;
+    }
+    const py::gil_scoped_acquire held;
+    maker_ = py::object();
+  }
+
+  std::shared_ptr<Communicator> make(c10::Device device) override {
+    const py::gil_scoped_acquire held;
+    const py::object made = maker_.attr("make")(py::cast(device));
+    return made.is_none() ? nullptr : made.cast<std::shared_ptr<Communicator>>();
+  }
+  void leave() override {
+    const py::gil_scoped_acquire held;
+    maker_.attr("leave")();
+  }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<BackendOptions>& options) override {
+    const py::gil_scoped_acquire held;
+    const py::object made = maker_.attr("split")(store, ranks, options);
+    return made.is_none() ? nullptr : made.cast<c10::intrusive_ptr<c10d::Backend>>();
+  }
+
+ private:
+  py::object maker_;
+};
+
+}  // namespace
+
+void bind_backend(py::module_& module) {
+  // The base classes are registered there.
+  py::module_::import("torch._C._distributed_c10d");
+  py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>>(
+      module, "BackendOptions")
+      .def(py::init([](std::optional<int64_t> max_blocks, int64_t payload_bytes, bool deterministic,
+                       std::optional<bool> check) {
+             auto options = c10::make_intrusive<BackendOptions>();
+             options->max_blocks = max_blocks;
+             options->payload_bytes = payload_bytes;
+             options->deterministic = deterministic;
+             options->check = check;
+             return options;
+           }),
+           py::kw_only(), py::arg("max_blocks") = std::nullopt,
+           py::arg("payload_bytes") = BackendOptions().payload_bytes,
+           py::arg("deterministic") = true, py::arg("check") = std::nullopt)
+      .def_readwrite("max_blocks", &BackendOptions::max_blocks)
+      .def_readwrite("payload_bytes", &BackendOptions::payload_bytes)
+      .def_readwrite("deterministic", &BackendOptions::deterministic)
+      .def_readwrite("check", &BackendOptions::check)
+      .def("__copy__",
+           [](const BackendOptions& self) { return c10::make_intrusive<BackendOptions>(self); })
+      .def(
+          "__deepcopy__",
+          [](const BackendOptions& self, const py::dict&) {
+            return c10::make_intrusive<BackendOptions>(self);
+          },
+          py::arg("memo"));
+  py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
+      .def(py::init([](int rank, int size, c10::intrusive_ptr<BackendOptions> options,
+                       c10::intrusive_ptr<c10d::ProcessGroup> inner, py::object maker) {
+             return c10::make_intrusive<Backend>(rank, size, std::move(options), std::move(inner),
+                                                 std::make_unique<PythonMaker>(std::move(maker)));
+           }),
+           py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("inner"), py::arg("maker"))
+      .def_property_readonly("options", &Backend::getBackendOptions);
+}
+
+}  // namespace collx

@@ -1,0 +1,450 @@
+#include "backend.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "../ops/communicator.h"
+#include "calls.h"
+#include "work.h"
+
+namespace collx::distributed {
+
+namespace {
+
+using c10d::OpType;
+using Tensors = Backend::Tensors;
+
+/// PyTorch hands over lists, from the time when a process had several devices.
+template <typename T>
+T& only(const char* op, std::vector<T>& list) {
+  TORCH_CHECK_VALUE(list.size() == 1, "collx: ", op, ": got ", list.size(),
+                    " tensors of this rank; accepted: one");
+  return list[0];
+}
+
+Tensors joined(const Tensors& a, const Tensors& b) {
+  Tensors all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return all;
+}
+
+}  // namespace
+
+Backend::Backend(int rank, int size, c10::intrusive_ptr<BackendOptions> options,
+                 c10::intrusive_ptr<c10d::ProcessGroup> inner, std::unique_ptr<Maker> maker)
+    : c10d::Backend(rank, size),
+      options_(std::move(options)),
+      inner_(std::move(inner)),
+      maker_(std::move(maker)) {}
+
+Backend::~Backend() = default;
+
+// --- communicators, and the inner group -------------------------------------------------------
+
+bool Backend::serves(c10::Device device) {
+  Place& at = place(device);
+  if (at.settled.load(std::memory_order_acquire)) return at.communicator != nullptr;
+  if (!device.is_cpu() && !device.is_cuda()) return false;
+  // Not under the mutex, since it takes Python's lock. Python makes one for all threads.
+  std::shared_ptr<Communicator> made = maker_->make(device);
+  const std::lock_guard held(mutex_);
+  TORCH_CHECK(!left_, "collx: process group \"", options_->group_name, "\" has been shut down");
+  if (!at.settled.load(std::memory_order_relaxed)) {
+    at.communicator = std::move(made);
+    at.settled.store(true, std::memory_order_release);
+  }
+  return at.communicator != nullptr;
+}
+
+std::vector<std::shared_ptr<Communicator>> Backend::communicators() const {
+  std::vector<std::shared_ptr<Communicator>> made;
+  for (const Place& place : places_) {
+    if (place.settled.load(std::memory_order_acquire) && place.communicator != nullptr) {
+      made.push_back(place.communicator);
+    }
+  }
+  return made;
+}
+
+c10d::Backend& Backend::inner(c10::Device device) const {
+  return *inner_->getBackend(device.type());
+}
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  inner_->setTimeout(timeout);
+  for (const auto& one : communicators()) one->set_timeout(timeout.count());
+}
+
+c10d::ErrorType Backend::getError() {
+  for (const auto& one : communicators()) {
+    const auto failure = one->failure();
+    if (!failure) continue;
+    return failure->failure == Failure::timeout ? c10d::ErrorType::TIMEOUT
+                                                : c10d::ErrorType::COMM_ERROR;
+  }
+  return c10d::ErrorType::SUCCESS;
+}
+
+void Backend::abort() {
+  for (const auto& one : communicators()) {
+    StatusRecord record;
+    record.failure = Failure::aborted;
+    record.rank = record.peer = rank_;
+    record.sequence = one->calls();
+    one->report(record);
+  }
+  inner_->abort();
+}
+
+void Backend::shutdown() {
+  {
+    const std::lock_guard held(mutex_);
+    if (std::exchange(left_, true)) return;
+  }
+  maker_->leave();
+  inner_->shutdown();
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  auto* const own = dynamic_cast<BackendOptions*>(options.get());
+  TORCH_CHECK_TYPE(own != nullptr,
+                   "collx: split_group: pg_options: accepted: collx.backend.Options");
+  return maker_->split(store, ranks, c10::intrusive_ptr<BackendOptions>::reclaim_copy(own));
+}
+
+// --- pieces of work ---------------------------------------------------------------------------
+
+c10::intrusive_ptr<c10d::Work> Backend::finish(OpType type, const Calls& calls,
+                                               const Tensors& results,
+                                               PostedCall::Timeout host_waits) {
+  const uint64_t number = calls_.fetch_add(1);
+  if (coalesced_) {
+    Coalesced& all = *coalesced_;
+    all.calls.insert(all.calls.end(), calls.posted().begin(), calls.posted().end());
+    all.tensors.insert(all.tensors.end(), calls.tensors().begin(), calls.tensors().end());
+  }
+  return c10::make_intrusive<Work>(
+      rank_, type, number, Work::Made{calls.posted(), {}, results, calls.tensors(), host_waits});
+}
+
+template <typename F>
+c10::intrusive_ptr<c10d::Work> Backend::work(OpType type, const char* name, const at::Tensor& on,
+                                             bool async, const Tensors& results, F make) {
+  RECORD_FUNCTION(name, {});
+  Calls calls(place(on.device()).communicator->options().name, size_, rank_, async);
+  make(calls);
+  if (async) calls.uses(results);
+  return finish(type, calls, results);
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::kept(const Pending& pending) {
+  if (coalesced_ && pending) coalesced_->inner.push_back(pending);
+  return pending;
+}
+
+void Backend::startCoalescing() { coalesced_.emplace(); }
+
+c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
+  TORCH_CHECK(coalesced_.has_value(),
+              "collx: the end of a coalesced group of calls that has not "
+              "begun");
+  Coalesced all = *std::exchange(coalesced_, std::nullopt);
+  if (all.grouped != nullptr) all.inner = {all.grouped->endCoalescing()};
+  return c10::make_intrusive<Work>(
+      rank_, OpType::COALESCED, calls_.load(),
+      Work::Made{std::move(all.calls), std::move(all.inner), {}, std::move(all.tensors), {}});
+}
+
+// --- collectives ------------------------------------------------------------------------------
+
+c10::intrusive_ptr<c10d::Work> Backend::allreduce(Tensors& tensors,
+                                                  const c10d::AllreduceOptions& o) {
+  const at::Tensor& tensor = only("all_reduce", tensors);
+  auto reduction = reduction_of(o.reduceOp, tensor);
+  if (!reduction || !serves(tensor.device())) {
+    return kept(inner(tensor.device()).allreduce(tensors, o));
+  }
+  return work(OpType::ALLREDUCE, "collx:all_reduce", tensor, o.asyncOp, tensors, [&](Calls& c) {
+    c([&] { operators::allreduce_(reduction->tensor, reduction->op, c.name); });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::allreduce_sparse(Tensors& tensors,
+                                                         const c10d::AllreduceOptions& o) {
+  return kept(inner(only("all_reduce", tensors).device()).allreduce_sparse(tensors, o));
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& o) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "collx: all_reduce_coalesced: got no tensor");
+  std::vector<Reduction> reductions;
+  for (const at::Tensor& tensor : tensors) {
+    auto reduction = reduction_of(o.reduceOp, tensor);
+    if (!reduction || !serves(tensor.device())) {
+      return kept(inner(tensor.device()).allreduce_coalesced(tensors, o));
+    }
+    reductions.push_back(*std::move(reduction));
+  }
+  return work(OpType::ALLREDUCE_COALESCED, "collx:all_reduce_coalesced", tensors[0], o.asyncOp,
+              tensors, [&](Calls& c) {
+                for (Reduction& r : reductions) {
+                  c([&] { operators::allreduce_(r.tensor, r.op, c.name); });
+                }
+              });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& o) {
+  const at::Tensor& tensor = only("reduce", tensors);
+  auto reduction = reduction_of(o.reduceOp, tensor);
+  if (!reduction || !serves(tensor.device())) {
+    return kept(inner(tensor.device()).reduce(tensors, o));
+  }
+  return work(OpType::REDUCE, "collx:reduce", tensor, o.asyncOp, tensors, [&](Calls& c) {
+    c([&] { operators::reduce_(reduction->tensor, reduction->op, o.rootRank, c.name); });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::broadcast(Tensors& tensors,
+                                                  const c10d::BroadcastOptions& o) {
+  at::Tensor& tensor = only("broadcast", tensors);
+  if (!serves(tensor.device())) {
+    return kept(inner(tensor.device()).broadcast(tensors, o));
+  }
+  return work(OpType::BROADCAST, "collx:broadcast", tensor, o.asyncOp, tensors,
+              [&](Calls& c) { c([&] { operators::broadcast_(tensor, o.rootRank, c.name); }); });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::allgather(TensorLists& outputs, Tensors& inputs,
+                                                  const c10d::AllgatherOptions& o) {
+  const at::Tensor& input = only("all_gather", inputs);
+  const Tensors& to = only("all_gather", outputs);
+  if (!serves(input.device())) {
+    return kept(inner(input.device()).allgather(outputs, inputs, o));
+  }
+  return work(OpType::ALLGATHER, "collx:all_gather", input, o.asyncOp, to, [&](Calls& c) {
+    c.uses(input);
+    c.allgather(input, to);
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                        const c10d::AllgatherOptions& o) {
+  if (!serves(input.device())) {
+    return kept(inner(input.device())._allgather_base(output, input, o));
+  }
+  return work(OpType::_ALLGATHER_BASE, "collx:all_gather_into_tensor", input, o.asyncOp, {output},
+              [&](Calls& c) {
+                c.uses(input);
+                c.allgather(input, output);
+              });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                            const c10d::AllgatherOptions& o) {
+  TORCH_CHECK_VALUE(!inputs.empty(), "collx: all_gather_coalesced: got no tensor");
+  if (!serves(inputs[0].device())) {
+    return kept(inner(inputs[0].device()).allgather_coalesced(outputs, inputs, o));
+  }
+  // A list for each rank, with a tensor for each input.
+  Tensors results;
+  for (const Tensors& list : outputs) {
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "collx: all_gather_coalesced: got ",
+                      list.size(), " outputs of a rank; accepted: one for each of ", inputs.size(),
+                      " inputs");
+    results = joined(results, list);
+  }
+  return work(OpType::ALLGATHER_COALESCED, "collx:all_gather_coalesced", inputs[0], o.asyncOp,
+              results, [&](Calls& c) {
+                c.uses(inputs);
+                for (size_t i = 0; i < inputs.size(); ++i) {
+                  Tensors to;
+                  for (const Tensors& list : outputs) to.push_back(list[i]);
+                  c.allgather(inputs[i], to);
+                }
+              });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& o) {
+  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
+                    "collx: all_gather_into_tensor_coalesced: got ", inputs.size(), " inputs and ",
+                    outputs.size(), " outputs; accepted: one for each other");
+  if (!serves(inputs[0].device())) {
+    return kept(inner(inputs[0].device()).allgather_into_tensor_coalesced(outputs, inputs, o));
+  }
+  return work(OpType::COALESCED, "collx:all_gather_into_tensor_coalesced", inputs[0], o.asyncOp,
+              outputs, [&](Calls& c) {
+                c.uses(inputs);
+                for (size_t i = 0; i < inputs.size(); ++i) c.allgather(inputs[i], outputs[i]);
+              });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                       const c10d::ReduceScatterOptions& o) {
+  const at::Tensor& output = only("reduce_scatter", outputs);
+  const Tensors& from = only("reduce_scatter", inputs);
+  if (!reduction_of(o.reduceOp, output) || !serves(output.device())) {
+    return kept(inner(output.device()).reduce_scatter(outputs, inputs, o));
+  }
+  return work(OpType::REDUCE_SCATTER, "collx:reduce_scatter", output, o.asyncOp, outputs,
+              [&](Calls& c) {
+                c.uses(from);
+                c.reducescatter(from, output, o.reduceOp);
+              });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                             const c10d::ReduceScatterOptions& o) {
+  if (!reduction_of(o.reduceOp, output) || !serves(output.device())) {
+    return kept(inner(output.device())._reduce_scatter_base(output, input, o));
+  }
+  return work(OpType::_REDUCE_SCATTER_BASE, "collx:reduce_scatter_tensor", output, o.asyncOp,
+              {output}, [&](Calls& c) {
+                c.uses(input);
+                c.reducescatter(input, output, o.reduceOp);
+              });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& o) {
+  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
+                    "collx: reduce_scatter_tensor_coalesced: got ", inputs.size(), " inputs and ",
+                    outputs.size(), " outputs; accepted: one for each other");
+  for (const at::Tensor& output : outputs) {
+    if (reduction_of(o.reduceOp, output) && serves(output.device())) continue;
+    return kept(inner(output.device()).reduce_scatter_tensor_coalesced(outputs, inputs, o));
+  }
+  return work(OpType::COALESCED, "collx:reduce_scatter_tensor_coalesced", outputs[0], o.asyncOp,
+              outputs, [&](Calls& c) {
+                c.uses(inputs);
+                for (size_t i = 0; i < inputs.size(); ++i) {
+                  c.reducescatter(inputs[i], outputs[i], o.reduceOp);
+                }
+              });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::gather(TensorLists& outputs, Tensors& inputs,
+                                               const c10d::GatherOptions& o) {
+  const at::Tensor& input = only("gather", inputs);
+  if (!serves(input.device())) {
+    return kept(inner(input.device()).gather(outputs, inputs, o));
+  }
+  const Tensors to = outputs.empty() ? Tensors{} : outputs[0];
+  return work(OpType::GATHER, "collx:gather", input, o.asyncOp, to, [&](Calls& c) {
+    c.uses(input);
+    c.gather(input, to, o.rootRank);
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                                           const c10d::GatherOptions& o) {
+  const Tensors results = rank_ == o.rootRank ? Tensors{output} : Tensors{};
+  if (!serves(input.device())) {
+    TensorLists lists;
+    if (!results.empty()) lists.push_back(output.chunk(size_));
+    Tensors inputs = {input};
+    return kept(inner(input.device()).gather(lists, inputs, o));
+  }
+  return work(OpType::GATHER, "collx:gather_into_tensor", input, o.asyncOp, results, [&](Calls& c) {
+    c.uses(input);
+    c.gather(input, output, o.rootRank);
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::scatter(Tensors& outputs, TensorLists& inputs,
+                                                const c10d::ScatterOptions& o) {
+  const at::Tensor& output = only("scatter", outputs);
+  if (!serves(output.device())) {
+    return kept(inner(output.device()).scatter(outputs, inputs, o));
+  }
+  const Tensors from = inputs.empty() ? Tensors{} : inputs[0];
+  return work(OpType::SCATTER, "collx:scatter", output, o.asyncOp, outputs, [&](Calls& c) {
+    c.uses(from);
+    c.scatter(from, output, o.rootRank);
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inputs,
+                                                 const c10d::AllToAllOptions& o) {
+  const auto ranks = static_cast<size_t>(size_);
+  TORCH_CHECK_VALUE(inputs.size() == ranks && outputs.size() == ranks, "collx: all_to_all: got ",
+                    inputs.size(), " inputs and ", outputs.size(),
+                    " outputs; accepted: one for each of ", size_, " ranks");
+  if (!serves(inputs[0].device())) {
+    return kept(inner(inputs[0].device()).alltoall(outputs, inputs, o));
+  }
+  return work(OpType::ALLTOALL, "collx:all_to_all", inputs[0], o.asyncOp, outputs, [&](Calls& c) {
+    c.uses(inputs);
+    c.alltoall(inputs, outputs);
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                      std::vector<int64_t>& output_splits,
+                                                      std::vector<int64_t>& input_splits,
+                                                      const c10d::AllToAllOptions& o) {
+  if (!serves(input.device())) {
+    return kept(inner(input.device()).alltoall_base(output, input, output_splits, input_splits, o));
+  }
+  return work(OpType::ALLTOALL_BASE, "collx:all_to_all_single", input, o.asyncOp, {output},
+              [&](Calls& c) {
+                c.uses(input);
+                c.alltoall(input, output, input_splits, output_splits);
+              });
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
+  RECORD_FUNCTION("collx:barrier", {});
+  const bool on_cuda = o.device ? o.device->is_cuda() : !o.device_ids.empty();
+  c10::Device device(c10::kCPU);
+  if (on_cuda) {
+    const int64_t index = o.device ? o.device->index() : o.device_ids[0];
+    device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  }
+  if (!serves(device)) return kept(inner(device).barrier(o));
+  const CommunicatorOptions& options = place(device).communicator->options();
+  // On CUDA wait() blocks the host, as that of other backends does, for which it needs a call.
+  Calls calls(options.name, size_, rank_, o.asyncOp || on_cuda);
+  calls([&] { operators::barrier(options.name); });
+  return finish(OpType::BARRIER, calls, {}, std::chrono::milliseconds(options.timeout_ms));
+}
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) {
+  inner(c10::kCPU).monitoredBarrier(o, wait_all_ranks);
+}
+
+// --- point to point, by the inner group -------------------------------------------------------
+
+namespace {
+
+/// In a coalesced group of calls the inner backend begins its own with its first call.
+c10d::Backend& begun(c10d::Backend& inner, c10d::Backend** grouped) {
+  if (grouped != nullptr && *grouped == nullptr && inner.supportsCoalescing()) {
+    inner.startCoalescing();
+    *grouped = &inner;
+  }
+  return inner;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> Backend::send(Tensors& tensors, int to, int tag) {
+  c10d::Backend** const grouped = coalesced_ ? &coalesced_->grouped : nullptr;
+  return kept(begun(inner(only("send", tensors).device()), grouped).send(tensors, to, tag));
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::recv(Tensors& tensors, int from, int tag) {
+  c10d::Backend** const grouped = coalesced_ ? &coalesced_->grouped : nullptr;
+  return kept(begun(inner(only("recv", tensors).device()), grouped).recv(tensors, from, tag));
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::recvAnysource(Tensors& tensors, int tag) {
+  return kept(inner(only("recv", tensors).device()).recvAnysource(tensors, tag));
+}
+
+}  // namespace collx::distributed

@@ -1,0 +1,159 @@
+// The torch.distributed backend "collx".
+//
+// Collectives that collx has a kernel for run on a communicator, one for each kind of device, which
+// is made when it is first needed. All else goes to the inner group, an ordinary process group of
+// the same ranks. A call with async_op is posted; without it, it runs on the current stream.
+#pragma once
+
+#include <c10/macros/Export.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "../ops/posting.h"
+
+namespace collx {
+
+class Communicator;
+
+namespace distributed {
+
+class Calls;
+
+struct C10_EXPORT BackendOptions final : c10d::Backend::Options {
+  BackendOptions() : c10d::Backend::Options("collx") {}
+
+  std::optional<int64_t> max_blocks;  // none: an eighth of what the device holds
+  int64_t payload_bytes = 16 << 20;
+  bool deterministic = true;
+  std::optional<bool> check;  // none: as COLLX_CHECK says
+};
+
+/// What the backend needs of Python, where communicators and inner groups are made.
+class Maker {
+ public:
+  virtual ~Maker() = default;
+  /// The communicator of the group on a device. Collective over the group. Null, on all ranks, if
+  /// they cannot reach each other's memory, or are too many.
+  virtual std::shared_ptr<Communicator> make(c10::Device device) = 0;
+  /// Gives up the communicators. Local.
+  virtual void leave() = 0;
+  /// A backend of some of the ranks.
+  virtual c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<BackendOptions>& options) = 0;
+};
+
+class C10_EXPORT Backend final : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<std::vector<at::Tensor>>;
+  using Pending = c10::intrusive_ptr<c10d::Work>;
+
+  Backend(int rank, int size, c10::intrusive_ptr<BackendOptions> options,
+          c10::intrusive_ptr<c10d::ProcessGroup> inner, std::unique_ptr<Maker> maker);
+  ~Backend() override;
+
+  Pending allreduce(Tensors& tensors, const c10d::AllreduceOptions& o) override;
+  Pending allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) override;
+  Pending allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& o) override;
+  Pending reduce(Tensors& tensors, const c10d::ReduceOptions& o) override;
+  Pending broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) override;
+  Pending allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& o) override;
+  Pending _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& o) override;
+  Pending allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& o) override;
+  Pending allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& o) override;
+  Pending reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& o) override;
+  Pending _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& o) override;
+  Pending reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& o) override;
+  Pending gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& o) override;
+  /// Of PyTorch's newer versions.
+  Pending gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& o);
+  Pending scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& o) override;
+  Pending alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& o) override;
+  Pending alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& o) override;
+  Pending barrier(const c10d::BarrierOptions& o) override;
+  void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override;
+
+  Pending send(Tensors& tensors, int to, int tag) override;
+  Pending recv(Tensors& tensors, int from, int tag) override;
+  Pending recvAnysource(Tensors& tensors, int tag) override;
+
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  Pending endCoalescing() override;
+
+  const std::string getBackendName() const override { return "collx"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}  // it is 0 on every rank
+  uint64_t getSequenceNumberForGroup() override { return calls_.load(); }
+  c10d::ErrorType getError() override;
+
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  void eagerConnectSingleDevice(at::Device device) override { serves(device); }
+
+  /// Fails the calls that are under way, here and, with this rank's name, on the other ranks.
+  void abort() override;
+  void shutdown() override;
+
+ private:
+  /// A communicator of the group on one kind of device.
+  struct Place {
+    std::atomic<bool> settled{false};
+    std::shared_ptr<Communicator> communicator;  // null: the inner group serves the device
+  };
+  Place& place(c10::Device device) { return places_[device.is_cuda() ? 1 : 0]; }
+  /// Whether a communicator serves the device, which is made if need be.
+  bool serves(c10::Device device);
+  c10d::Backend& inner(c10::Device device) const;
+  std::vector<std::shared_ptr<Communicator>> communicators() const;
+
+  /// The calls that `make` makes, as one piece of work. `results`: as Work::result() gives them.
+  template <typename F>
+  Pending work(c10d::OpType type, const char* name, const at::Tensor& on, bool async,
+               const Tensors& results, F make);
+  Pending finish(c10d::OpType type, const Calls& calls, const Tensors& results,
+                 PostedCall::Timeout host_waits = {});
+  /// The inner group's work, kept until the end of a coalesced group of calls, if one is open.
+  Pending kept(const c10::intrusive_ptr<c10d::Work>& pending);
+
+  /// Between startCoalescing() and endCoalescing().
+  struct Coalesced {
+    std::vector<std::shared_ptr<PostedCall>> calls;
+    std::vector<Pending> inner;
+    Tensors tensors;
+    c10d::Backend* grouped = nullptr;  // the inner backend that coalesces, once it has a call
+  };
+
+  const c10::intrusive_ptr<BackendOptions> options_;
+  const c10::intrusive_ptr<c10d::ProcessGroup> inner_;
+  const std::unique_ptr<Maker> maker_;
+  std::atomic<uint64_t> calls_{0};
+  std::optional<Coalesced> coalesced_;
+  mutable std::mutex mutex_;  // held where what follows changes
+  Place places_[2];           // the CPU, CUDA
+  bool left_ = false;
+};
+
+}  // namespace distributed
+}  // namespace collx

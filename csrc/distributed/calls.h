@@ -1,0 +1,102 @@
+// Collectives of torch.distributed as calls of collx's operators.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+#include "../ops/posting.h"
+#include "operators.h"
+
+namespace collx::distributed {
+
+/// What collx reduces in place of a tensor of torch.distributed.
+struct Reduction {
+  at::Tensor tensor;  // the same memory
+  std::string_view op;
+};
+
+/// Nothing where collx has no kernel. All ranks decide alike: by the operation and the dtype.
+std::optional<Reduction> reduction_of(const c10d::ReduceOp& op, const at::Tensor& tensor);
+
+/// The memory of the tensors as one flat tensor, if they are dense, of one size and follow each
+/// other in one storage.
+std::optional<at::Tensor> as_one(const std::vector<at::Tensor>& tensors);
+/// The tensors' values in one flat tensor; a copy unless they are one.
+at::Tensor flattened(const std::vector<at::Tensor>& tensors);
+/// A contiguous tensor as one axis. ValueError names the collective and the argument otherwise.
+at::Tensor flat(const char* op, const char* argument, const at::Tensor& tensor);
+bool same_sizes(const std::vector<at::Tensor>& tensors);
+
+/// Calls on one communicator, posted or not.
+class Calls {
+ public:
+  Calls(const std::string& communicator, int world, int rank, bool posts)
+      : name(communicator), world(world), rank(rank), posts_(posts) {}
+
+  const std::string& name;
+  const int world, rank;
+
+  /// `then` follows the call, on its stream.
+  template <typename F>
+  void operator()(F call, std::function<void()> then = {}) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    if (!posts_) {
+      call();
+      if (then) then();
+      return;
+    }
+    std::function<void()> alone = then;
+    Posting posting(std::move(then));
+    call();
+    if (posting.posted() != nullptr) {
+      posted_.push_back(posting.posted());
+    } else if (alone) {
+      alone();
+    }
+  }
+
+  /// Keeps what the calls use alive until somebody has waited for them.
+  void uses(const at::Tensor& tensor) { tensors_.push_back(tensor); }
+  void uses(const std::vector<at::Tensor>& tensors) {
+    tensors_.insert(tensors_.end(), tensors.begin(), tensors.end());
+  }
+
+  const std::vector<std::shared_ptr<PostedCall>>& posted() const { return posted_; }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+  void allgather(const at::Tensor& input, const at::Tensor& output);
+  void allgather(const at::Tensor& input, const std::vector<at::Tensor>& outputs);
+  void reducescatter(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op);
+  void reducescatter(const std::vector<at::Tensor>& inputs, const at::Tensor& output,
+                     const c10d::ReduceOp& op);
+  void alltoall(const at::Tensor& input, const at::Tensor& output,
+                std::vector<int64_t> input_splits, std::vector<int64_t> output_splits);
+  void alltoall(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
+  /// `outputs`: empty but on root.
+  void gather(const at::Tensor& input, const std::vector<at::Tensor>& outputs, int64_t root);
+  void gather(const at::Tensor& input, const at::Tensor& output, int64_t root);
+  /// `inputs`: empty but on root.
+  void scatter(const std::vector<at::Tensor>& inputs, const at::Tensor& output, int64_t root);
+
+ private:
+  /// Memory for the values of tensors that a call writes as one, and how they get there.
+  struct Target {
+    at::Tensor flat;
+    std::function<void()> then;
+  };
+  static Target target_of(const std::vector<at::Tensor>& outputs);
+
+  const bool posts_;
+  std::vector<std::shared_ptr<PostedCall>> posted_;
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace collx::distributed

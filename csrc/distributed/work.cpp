@@ -1,0 +1,55 @@
+#include "work.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace collx::distributed {
+
+Work::Work(int rank, c10d::OpType type, uint64_t number, Made made)
+    : c10d::Work(rank, type), number_(number), made_(std::move(made)) {}
+
+bool Work::isCompleted() {
+  return std::ranges::all_of(made_.calls, [](const auto& call) { return call->is_completed(); }) &&
+         std::ranges::all_of(made_.inner, [](const auto& work) { return work->isCompleted(); });
+}
+
+bool Work::isSuccess() const {
+  std::exception_ptr failed = exception();
+  for (const auto& call : made_.calls) {
+    if (!failed && call->is_completed()) {
+      call->when_completed([&failed](std::exception_ptr error) { failed = std::move(error); });
+    }
+  }
+  return !failed;
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  PostedCall::Timeout limit = made_.host_waits;
+  if (timeout > kNoTimeout) limit = timeout;
+  try {
+    for (const auto& call : made_.calls) call->wait(limit, made_.tensors);
+    for (const auto& work : made_.inner) work->wait(timeout);
+  } catch (...) {
+    const std::lock_guard held(mutex_);
+    exception_ = std::current_exception();
+    throw;
+  }
+  return true;
+}
+
+void Work::synchronize() { wait(kNoTimeout); }
+
+std::vector<at::Tensor> Work::result() { return made_.results; }
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      made_.inner.empty(),
+      "collx: get_future: calls that the inner process group carries out together have no future");
+  // The calls of a communicator complete in their order.
+  return future_of(made_.calls.empty() ? nullptr : made_.calls.back().get(), made_.results,
+                   made_.tensors);
+}
+
+uint64_t Work::getSequencenumber() const { return number_; }
+
+}  // namespace collx::distributed

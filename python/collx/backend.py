@@ -1,0 +1,142 @@
+"""The torch.distributed backend "collx": an existing program takes it by its name.
+
+    import collx.backend
+    torch.distributed.init_process_group("collx")
+
+Collectives on CPU and CUDA tensors run on communicators of collx, one for each kind of device. A
+communicator is made at the first collective of the group, or with the group if `device_id` is
+given. An inner process group of the same ranks (Gloo on the CPU, NCCL on CUDA) carries out what
+collx has no kernel for: `send` and `recv`, sparse tensors, other reductions and dtypes. It carries
+out everything for ranks that cannot reach each other's memory, and for more than 8 GPUs or 16
+processes on the CPU.
+
+`async_op=True` posts a call, as `collx.post` does. Without it a call runs on the current stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import collx  # noqa: F401  # loads the library
+from collx._bootstrap.options import MAX_RANKS, Members
+from collx._extension import extension
+from collx._init import make
+from collx.communicator import Communicator
+
+__all__ = ["NAME", "Options"]
+
+NAME = "collx"
+
+Options = extension.BackendOptions
+
+_SHARE = 8  # of the device's blocks: a program has a dozen groups, and NCCL may run beside them
+
+
+class _Maker:
+    """Makes the communicators of one group, and gives them up."""
+
+    def __init__(self, members: Members, options: Options, inner: dist.ProcessGroup) -> None:
+        self._members = members
+        self._options = options
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._made: dict[str, Communicator | None] = {}
+        self._process = os.getpid()
+
+    def make(self, device: torch.device) -> extension.Communicator | None:
+        with self._lock:
+            if device.type not in self._made:
+                self._made[device.type] = self._new(device)
+            made = self._made[device.type]
+        return None if made is None else made._native
+
+    def _new(self, device: torch.device) -> Communicator | None:
+        members, options = self._members, self._options
+        if members.size > MAX_RANKS[device.type]:
+            return None
+        made = make(
+            members,
+            name=f"{members.name}/{device.type}",
+            timeout=options._timeout.total_seconds(),
+            device=device,
+            payload_bytes=options.payload_bytes,
+            check=options.check,
+            pdl="early",
+            max_blocks=options.max_blocks,
+            share=_SHARE,
+            deterministic=options.deterministic,
+            fallback_group=self._inner,
+        )
+        if made.fallback_reason is None:
+            return made
+        made._leave()
+        return None
+
+    def leave(self) -> None:
+        """Local: the ranks may shut their groups down in different orders. What the peers have
+        mapped stays valid."""
+        with self._lock:
+            made = [one for one in self._made.values() if one is not None]
+            self._made.clear()
+        for one in made:
+            if not one.destroyed:
+                one._leave()
+
+    def split(
+        self, store: dist.Store, ranks: list[int], options: Options
+    ) -> extension.Backend | None:
+        own = self._members.rank
+        if own not in ranks:
+            return None
+        members = Members(options.group_name, ranks.index(own), len(ranks), store, None)
+        return _backend(members, options)
+
+
+def _inner_group(members: Members, timeout: timedelta) -> dist.ProcessGroup:
+    rank, size = members.rank, members.size
+    group = dist.ProcessGroup(members.store, rank, size)
+    kinds = dist.ProcessGroup.BackendType
+    gloo = dist.ProcessGroupGloo(
+        dist.PrefixStore("collx/gloo", members.store), rank, size, timeout=timeout
+    )
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    group._set_default_backend(kinds.GLOO)
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        store = dist.PrefixStore("collx/nccl", members.store)
+        nccl = dist.ProcessGroupNCCL(store, rank, size, options)
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    return group
+
+
+def _backend(members: Members, options: Options) -> extension.Backend:
+    inner = _inner_group(members, options._timeout)
+    maker = _Maker(members, options, inner)
+    return extension.Backend(members.rank, members.size, options, inner, maker)
+
+
+def _create(
+    given: torch._C._distributed_c10d._DistributedBackendOptions, options: Options | None
+) -> extension.Backend:
+    """What PyTorch calls for each new group."""
+    if options is None:
+        options = Options()
+    elif not isinstance(options, Options):
+        raise TypeError(
+            f"collx: pg_options is a {type(options).__name__}; accepted: collx.backend.Options"
+        )
+    options = copy.copy(options)
+    options._timeout = given.timeout
+    options.group_name = given.group_id  # type: ignore[assignment]
+    members = Members(given.group_id, given.group_rank, given.group_size, given.store, None)
+    return _backend(members, options)
+
+
+dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
