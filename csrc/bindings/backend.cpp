@@ -90,6 +90,7 @@ void bind_backend(py::module_& module) {
                                                  std::make_unique<PythonMaker>(std::move(maker)));
            }),
            py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("inner"), py::arg("maker"))
+      .def("get_error", &Backend::getError)
       .def_property_readonly("options", &Backend::getBackendOptions);
 }
 

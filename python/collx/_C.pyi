@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as _Backend
+from torch._C._distributed_c10d import ErrorType
 
 built_for: tuple[str, str | None, str | None]
 """PyTorch's version, CUDA's, and the architectures, by commas; None without kernels."""
@@ -252,6 +253,7 @@ class Backend(_Backend):
         inner: dist.ProcessGroup,
         maker: object,
     ) -> None: ...
+    def get_error(self) -> ErrorType: ...
 
 def variants(function: str) -> list[tuple[tuple[str, ...], str, str]]:
     """The overloads that a function calls: what the call is given, operator, overload."""

@@ -1,0 +1,404 @@
+"""Groups on the torch.distributed backend over their life: many at once, failures, ends, options."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import threading
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ..attempt import Attempt, attempt, ones
+from ..limits import AT_ONCE, assert_in_time, timeout_now
+from ..pool import Pool
+from ..rank import Rank
+from .backend import group_of
+
+GROUPS = 12
+CYCLES = {"cpu": 40, "cuda": 10}
+FULL_CYCLES = 1000
+
+
+def _sum(rank: Rank, group: Any, value: float = 1.0) -> bool:
+    x = ones(rank) * value
+    dist.all_reduce(x, group=group)
+    return bool((x == value * rank.size).all())
+
+
+def _opposite_orders(rank: Rank, seed: int) -> None:
+    """Every rank posts to twelve groups in an order of its own, and waits in another one."""
+    groups = [group_of(rank) for _ in range(GROUPS)]
+    for group in groups:
+        assert _sum(rank, group)
+    mine = random.Random(seed + rank.rank)
+    for turn in range(10):
+        order = list(range(GROUPS))
+        if turn % 2 == 0:
+            order = order if rank.rank % 2 == 0 else order[::-1]
+        else:
+            mine.shuffle(order)
+        xs = [ones(rank) * (i + turn) for i in range(GROUPS)]
+        works = {i: dist.all_reduce(xs[i], group=groups[i], async_op=True) for i in order}
+        mine.shuffle(order)
+        for i in order:
+            works[i].wait()
+            assert bool((xs[i] == (i + turn) * rank.size).all()), (turn, i)
+    order = list(range(GROUPS)) if rank.rank == 0 else list(range(GROUPS))[::-1]
+    for i in order:
+        dist.destroy_process_group(groups[i])
+
+
+@pytest.mark.worlds(2, 3)
+def test_twelve_groups_used_and_destroyed_in_opposite_orders(pool: Pool) -> None:
+    pool.run(_opposite_orders, 5)
+
+
+def _while_others_are_used(rank: Rank) -> None:
+    busy = group_of(rank)
+    assert _sum(rank, busy)
+    ended = threading.Event()
+    counted: list[int] = []
+
+    def use() -> None:
+        if rank.device.type == "cuda":
+            torch.cuda.set_device(rank.device)
+        # All ranks make the same number of calls.
+        for number in range(200):
+            assert _sum(rank, busy, float(number % 7))
+        counted.append(number)
+        ended.set()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    for _ in range(3):
+        group = group_of(rank)
+        assert _sum(rank, group)
+        dist.destroy_process_group(group)
+    thread.join()
+    assert ended.is_set()
+    assert counted == [199]
+    dist.destroy_process_group(busy)
+
+
+@pytest.mark.worlds(2)
+def test_groups_come_and_go_while_another_one_is_used(pool: Pool) -> None:
+    pool.run(_while_others_are_used)
+
+
+def _held() -> dict[str, int]:
+    import collx
+
+    shared = [name for name in os.listdir("/dev/shm") if "collx" in name]
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "shared files": len(shared),
+        "maps": len(Path("/proc/self/maps").read_text().splitlines()),
+        "communicators": len(collx.communicator.live()),
+    }
+
+
+def _cycle(rank: Rank, times: int) -> tuple[dict[str, int], dict[str, int]]:
+    before: dict[str, int] = {}
+    for number in range(times):
+        group = group_of(rank)
+        assert _sum(rank, group)
+        x = ones(rank)
+        dist.all_reduce(x, group=group, async_op=True).wait()
+        dist.destroy_process_group(group)
+        del group
+        if number == 4:
+            rank.barrier()
+            before = _held()
+    rank.barrier()
+    return before, _held()
+
+
+def _assert_nothing_kept(pool: Pool, times: int) -> None:
+    for before, after in pool.run(_cycle, times, deadline=600.0):
+        assert after["communicators"] == before["communicators"]
+        assert after["shared files"] <= before["shared files"], (before, after)
+        # Allocators grow a little; a leak would be one or more for each group.
+        for what in ("descriptors", "threads", "maps"):
+            assert after[what] - before[what] < (times - 5) / 2, (what, before, after)
+
+
+@pytest.mark.worlds(2)
+def test_groups_made_and_destroyed_leave_nothing(pool: Pool) -> None:
+    _assert_nothing_kept(pool, CYCLES[pool.world.device])
+
+
+@pytest.mark.full
+@pytest.mark.worlds(2)
+def test_a_thousand_groups_leave_nothing(pool: Pool) -> None:
+    _assert_nothing_kept(pool, FULL_CYCLES)
+
+
+def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
+    group = group_of(rank, timeout=timedelta(seconds=timeout))
+    assert _sum(rank, group)
+    rank.barrier()
+    found: dict[str, Any] = {}
+    if rank.rank != absent:
+        works = [dist.all_reduce(ones(rank), group=group, async_op=True) for _ in range(3)]
+        found["future"] = works[0].get_future()
+        found["waits"] = [attempt(partial(_finish, rank, work)) for work in works]
+        future = found.pop("future")
+        if rank.device.type == "cpu":  # on CUDA a future completes when the call is enqueued
+            found["then"] = attempt(future.wait)
+        found["success"] = works[0].is_success()
+        found["error"] = str(group._get_backend(rank.device).get_error())
+    rank.barrier()
+    found["next"] = attempt(lambda: dist.all_reduce(ones(rank), group=group))
+    found["destroy"] = attempt(lambda: dist.destroy_process_group(group))
+    rank.barrier()
+    return found
+
+
+def _finish(rank: Rank, work: Any) -> None:
+    work.wait()
+    rank.synchronize()
+    work.wait()  # on CUDA the failure is known now
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2, 3)
+def test_a_rank_that_never_comes_is_named_by_all_calls_in_flight(pool: Pool) -> None:
+    absent, timeout = pool.size - 1, timeout_now(pool)
+    for rank, found in enumerate(pool.run(_one_never_comes, absent, timeout)):
+        assert found["destroy"].error == "", found
+        assert_in_time(found["destroy"], slack=AT_ONCE)
+        assert found["next"].error in ("CollectiveTimeout", "CommunicatorPoisoned"), found
+        if rank == absent:
+            continue
+        assert not found["success"]
+        assert "TIMEOUT" in found["error"].upper()
+        assert_in_time(found["waits"][0], timeout)
+        for result in found["waits"] + ([found["then"]] if "then" in found else []):
+            assert result.error, found
+            assert f"rank {absent}" in result.message, result
+
+
+def _aborted(rank: Rank, timeout: float) -> Attempt:
+    """Rank 0 aborts while the others wait for it."""
+    group = group_of(rank, timeout=timedelta(seconds=60 * timeout))
+    assert _sum(rank, group)
+    rank.barrier()
+    if rank.rank == 0:
+        group.abort()
+    found = attempt(lambda: (dist.all_reduce(ones(rank), group=group), rank.synchronize()))
+    if not found.error:
+        found = attempt(lambda: dist.all_reduce(ones(rank), group=group))
+    rank.barrier()
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_abort_ends_the_calls_of_all_ranks_and_names_who_did(pool: Pool) -> None:
+    timeout = timeout_now(pool)
+    for found in pool.run(_aborted, timeout):
+        assert found.error == "CommunicatorPoisoned", found
+        assert "rank 0 has aborted" in found.message
+        assert found.seconds < 10 * timeout
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_a_shorter_timeout_holds_for_later_calls(pool: Pool) -> None:
+    found = pool.run(_set_timeout, timeout_now(pool))
+    assert found[1] is None
+    assert found[0] is not None
+    assert found[0].error == "CollectiveTimeout", found
+
+
+def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
+    group = group_of(rank)
+    assert _sum(rank, group)
+    group.set_timeout(timedelta(seconds=timeout))
+    rank.barrier()
+    found = None
+    if rank.rank == 0:
+        found = attempt(partial(_finish, rank, dist.barrier(group=group, async_op=True)))
+        assert_in_time(found, timeout)
+    rank.barrier()
+    dist.destroy_process_group(group)
+    return found
+
+
+def _beside_others(rank: Rank) -> dict[str, Any]:
+    """A communicator of the program's own on such a group, a group of another backend, a subgroup
+    by split."""
+    import collx
+    import collx.backend
+
+    group = group_of(rank)
+    found: dict[str, Any] = {"first": _sum(rank, group)}
+    with collx.init(group, device=rank.device, payload_bytes=4 << 20) as own:
+        found["own"] = collx.get(group) is own
+        x = torch.ones(100, device=rank.device)
+        found["both"] = bool((collx.allreduce(x, group=group) == rank.size).all())
+        result = collx.allreduce(x, group=own, algorithm="fallback")
+        found["fallback"] = bool((result == rank.size).all())
+        found["still"] = _sum(rank, group)
+    found["of the backend"] = collx.get(group).name.endswith(rank.device.type)
+    result = collx.allreduce(x, group=group, algorithm="fallback")
+    found["its fallback"] = bool((result == rank.size).all())
+    gloo = dist.new_group(backend="gloo")
+    y = torch.ones(3)
+    dist.all_reduce(y, group=gloo)
+    found["gloo"] = y.tolist() == [rank.size] * 3
+    backend = group._get_backend(rank.device)
+    options = copy.deepcopy(backend.options)
+    found["options"] = options.payload_bytes == 16 << 20 and options.max_blocks is None
+    ranks = list(range(rank.size))
+    part = group.split_group(
+        ranks[:1] if rank.rank == 0 else ranks[1:],
+        timeout=timedelta(seconds=30),
+        opts=options,
+        group_name=f"split-{rank.rank > 0}",
+        group_desc="part",
+    )
+    z = torch.ones(4, device=rank.device)
+    part.allreduce([z]).wait()
+    found["split"] = z.tolist() == [1.0 if rank.rank == 0 else rank.size - 1.0] * 4
+    part.shutdown()
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(gloo)
+    return found
+
+
+@pytest.mark.own_gpu
+@pytest.mark.worlds(2, 3)
+def test_beside_communicators_and_groups_of_other_kinds(pool: Pool) -> None:
+    for found in pool.run(_beside_others):
+        assert all(found.values()), found
+
+
+def _bad(rank: Rank) -> dict[str, Attempt]:
+    import collx.backend
+
+    group = group_of(rank)
+    assert _sum(rank, group)
+    device, world = rank.device, rank.size
+    x = ones(rank)
+    found = {
+        "options": attempt(lambda: group_of(rank, pg_options=object())),
+        "unknown": attempt(lambda: collx.backend.Options(blocks=3)),  # type: ignore[call-arg]
+        "list": attempt(lambda: dist.all_gather([x] * (world + 1), x, group=group)),
+        "rows": attempt(
+            lambda: dist.all_to_all_single(x, torch.ones(2, device=device), group=group)
+        ),
+        "contiguous": attempt(
+            lambda: dist.all_gather_into_tensor(
+                torch.empty(4, 2 * world, device=device).t(),
+                torch.ones(2, 4, device=device),
+                group=group,
+            )
+        ),
+        "after": attempt(lambda: _sum(rank, group)),
+    }
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        other = torch.device("cuda", (rank.rank + 1) % torch.cuda.device_count())
+        elsewhere = torch.ones(3, device=other)
+        found["device"] = attempt(lambda: dist.all_reduce(elsewhere, group=group))
+    dist.destroy_process_group(group)
+    return found
+
+
+WORDS = {
+    "options": ("TypeError", "collx.backend.Options"),
+    "unknown": ("TypeError", "max_blocks"),
+    "device": ("ValueError", "device"),  # of CUDA, where a rank sees several
+    "list": ("ValueError", "tensor_list"),
+    "rows": ("ValueError", "multiple of the group size"),
+    "contiguous": ("ValueError", "not contiguous"),
+    "after": ("", ""),
+}
+
+
+@pytest.mark.worlds(2)
+def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(pool: Pool) -> None:
+    for found in pool.run(_bad):
+        assert len(found) >= len(WORDS) - 1
+        for what, refusal in found.items():
+            error, words = WORDS[what]
+            assert refusal.error == error, (what, refusal)
+            assert words in refusal.message, (what, refusal)
+
+
+def _versions(rank: Rank) -> Attempt:
+    """Rank 1 has another version of the library."""
+    from collx._bootstrap import steps
+
+    group = group_of(rank)
+    original = steps.version
+    if rank.rank == 1:
+        steps.version = lambda name: "0.0.0"
+    try:
+        found = attempt(lambda: dist.all_reduce(ones(rank), group=group))
+    finally:
+        steps.version = original
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_ranks_with_different_versions_are_told_so(pool: Pool) -> None:
+    for found in pool.run(_versions):
+        assert found.error == "InitError", found
+        assert "version differs between the ranks" in found.message
+
+
+def _graph(rank: Rank) -> list[Attempt | bool]:
+    group, late = group_of(rank), group_of(rank)
+    x = ones(rank)
+    for asynchronous in (False, True):  # makes the communicator and its stream
+        work = dist.all_reduce(x, group=group, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
+    found: list[Attempt | bool] = []
+    for asynchronous in (False, True):
+        x.fill_(1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work = dist.all_reduce(x, group=group, async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+        x.fill_(1)
+        for _ in range(3):
+            graph.replay()
+        rank.synchronize()
+        found.append(bool((x == rank.size**3).all()))
+
+    def create() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            dist.all_reduce(x, group=late)
+
+    found.append(attempt(create))
+    rank.synchronize()
+    found.append(_sum(rank, late))
+    for each in (group, late):
+        dist.destroy_process_group(each)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_graphs_and_no_creation_in_a_capture(pool: Pool) -> None:
+    if pool.world.device != "cuda":
+        pytest.skip("CUDA graphs")
+    for first, second, refused, after in pool.run(_graph):
+        assert first is True
+        assert second is True
+        assert after is True
+        assert isinstance(refused, Attempt)
+        assert refused.error == "NotImplementedError", refused
+        assert "capture" in refused.message
