@@ -126,6 +126,7 @@ class Communicator:
         simulated: bool = False,
         deterministic: bool = True,
         fallback_group: dist.ProcessGroup | None = None,
+        watchdog: bool = False,
     ) -> None:
         """`regions`: address of every rank's region as mapped here; empty: fallback only.
         `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
@@ -134,7 +135,7 @@ class Communicator:
         0 and `no_multicast`, why there is none. `simulated`: for tests: it is this rank's own.
         `deterministic`: "auto" takes algorithms alone that reduce in the order of the ranks.
         `fallback_group`: serves the fallback instead of the process group of `group_name`, and is
-        kept until destroy."""
+        kept until destroy. `watchdog`: a thread of the process logs calls that wait for long."""
 
     name: str
     group_name: str

@@ -44,6 +44,7 @@ class Arguments:
     max_blocks: int | None
     deterministic: bool
     fallback_group: dist.ProcessGroup | None
+    watchdog: bool
 
 
 def limit(timeout: object) -> float:
@@ -64,6 +65,7 @@ def check(
     max_blocks: int | None,
     deterministic: bool,
     fallback_group: dist.ProcessGroup | None,
+    watchdog: bool,
     exists: Callable[[str], bool],
 ) -> Arguments:
     """Fills in the defaults. ValueError or TypeError names the argument that is refused;
@@ -76,6 +78,8 @@ def check(
         raise ValueError(f"init: pdl={pdl!r} is none of {', '.join(PDL_LEVELS)}")
     if not isinstance(deterministic, bool):
         raise TypeError(f"init: deterministic is a {type(deterministic).__name__}, not a bool")
+    if not isinstance(watchdog, bool):
+        raise TypeError(f"init: watchdog is a {type(watchdog).__name__}, not a bool")
     chosen = _device(device, group)
     refuse_in_capture("init", chosen)
     world_size = dist.get_world_size(group)
@@ -118,6 +122,7 @@ def check(
         max_blocks=max_blocks,
         deterministic=deterministic,
         fallback_group=_fallback(fallback_group, group, chosen),
+        watchdog=watchdog,
     )
 
 
