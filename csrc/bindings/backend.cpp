@@ -66,6 +66,7 @@ void bind_backend(py::module_& module) {
              options->payload_bytes = payload_bytes;
              options->deterministic = deterministic;
              options->check = check;
+             options->watchdog = watchdog;
              return options;
            }),
            py::kw_only(), py::arg("max_blocks") = std::nullopt,
@@ -75,6 +76,7 @@ void bind_backend(py::module_& module) {
       .def_readwrite("payload_bytes", &BackendOptions::payload_bytes)
       .def_readwrite("deterministic", &BackendOptions::deterministic)
       .def_readwrite("check", &BackendOptions::check)
+      .def_readwrite("watchdog", &BackendOptions::watchdog)
       .def("__copy__",
            [](const BackendOptions& self) { return c10::make_intrusive<BackendOptions>(self); })
       .def(

@@ -10,6 +10,7 @@ namespace collx::cpu {
 namespace {
 
 using Word32 = std::atomic_ref<uint32_t>;
+using Word64 = std::atomic_ref<uint64_t>;
 using Clock = std::chrono::steady_clock;
 
 constexpr Spinning kAsleep{0, 10};
@@ -90,6 +91,14 @@ void adopt(const CpuView& view) {
   // A call under way has a note to leave, and records.
   if (in_call(view, view.rank) || !claim(*view.status)) return await_record(view);
   record_claimed(*view.status, end_of_chain(view));
+}
+
+Progress progress_of(const CpuView& view, int rank) {
+  const Word64 completed(view.header(rank)->sequence);
+  const uint64_t before = completed.load();
+  const bool busy = in_call(view, rank);
+  const uint64_t after = completed.load();
+  return {after, busy && after == before};
 }
 
 void report(const CpuView& view, const StatusRecord& record) {

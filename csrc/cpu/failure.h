@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../protocol/call.h"
+#include "../protocol/progress.h"
 
 namespace collx::cpu {
 
@@ -16,5 +17,8 @@ bool poisoned(const CpuView& view);
 /// Learns from the notes of the others what has failed, into this rank's status, unless that says
 /// something already: for a rank that comes when others have failed. Only after poisoned().
 void adopt(const CpuView& view);
+
+/// How far a rank has come. By any thread of any rank.
+Progress progress_of(const CpuView& view, int rank);
 
 }  // namespace collx::cpu

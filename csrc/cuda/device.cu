@@ -106,4 +106,25 @@ Verdict end_of_chain(const CudaView& view, bool wait) {
   }
 }
 
+Progress progress_of(const CudaView& view, int rank) {
+  CopyStream stream;
+  const auto read = [&]<typename T>(T value, uint64_t offset) {
+    stream.read(value, *reinterpret_cast<const T*>(view.region[rank] + offset));
+    return value;
+  };
+  const CudaLayout& layout = view.layout;
+  const uint64_t own_flag = kBarrierFlags + static_cast<uint64_t>(rank) * sizeof(uint64_t);
+  uint64_t before = 0, after = 0;
+  stream.read(before, view.header(rank)->sequence);
+  // What block 0 of every kernel sets while it runs: the mark of the first tile, that of the first
+  // lane, or its own flag of a barrier, which is ahead of its counter until the kernel ends.
+  const bool in_call = read(TileEntry{}, layout.oneshot.entries).busy != 0 ||
+                       read(TileEntry{}, layout.twoshot.entries).busy != 0 ||
+                       read(TileEntry{}, layout.channels.slots.entries).busy != 0 ||
+                       read(uint32_t{}, layout.lanes.busy) != 0 ||
+                       read(uint64_t{}, own_flag) >> 32 != read(uint32_t{}, kBarrierEpochs);
+  stream.read(after, view.header(rank)->sequence);
+  return {after, in_call && after == before};
+}
+
 }  // namespace collx::cuda

@@ -4,6 +4,7 @@
 
 #include "../protocol/blame.h"
 #include "../protocol/call.h"
+#include "../protocol/progress.h"
 #include "../protocol/selection.h"
 
 struct CUstream_st;
@@ -55,5 +56,8 @@ void adopt_reported(const CudaView& view);
 /// likewise. `wait`: until the notes settle it or ranks have had time enough to leave them, so that
 /// the result is final; else only what the notes say now.
 Verdict end_of_chain(const CudaView& view, bool wait);
+
+/// How far the kernels of a rank have come, replays of graphs included. Reads its region likewise.
+Progress progress_of(const CudaView& view, int rank);
 
 }  // namespace collx::cuda

@@ -34,6 +34,7 @@ struct C10_EXPORT BackendOptions final : c10d::Backend::Options {
   int64_t payload_bytes = 16 << 20;
   bool deterministic = true;
   std::optional<bool> check;  // none: as COLLX_CHECK says
+  bool watchdog = false;
 };
 
 /// What the backend needs of Python, where communicators and inner groups are made.

@@ -69,6 +69,7 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options) 
   check_options(options);
   auto made = std::make_shared<Communicator>(std::move(options));
   registry::enter(made);
+  if (made->marks() != nullptr) watchdog::enter(*made);
   return made;
 }
 
@@ -77,6 +78,7 @@ Communicator::Communicator(CommunicatorOptions options)
       status_(options_.device.is_cuda() && !options_.regions.empty()),
       pdl_(options_.capabilities.dependent_launch ? options_.pdl : PdlLevel::off),
       deterministic_(options_.deterministic),
+      marks_(options_.watchdog ? new CallMarks : nullptr),
       fork_generation_(registry::fork_generation()) {
   for (size_t i = 0; i < options_.regions.size(); ++i) {
     view_.region[i] = reinterpret_cast<char*>(options_.regions[i]);
@@ -97,6 +99,7 @@ Communicator::Communicator(CommunicatorOptions options)
 // The status block is not given back here: nobody has said that no kernel is in flight.
 Communicator::~Communicator() {
   registry::leave(*this);
+  if (marks_ != nullptr) watchdog::leave(*this);
   // A forked child does not have the poster's thread, whose end this would wait for.
   if (!forked()) delete poster_.load(std::memory_order_acquire);
 }
@@ -276,6 +279,7 @@ void Communicator::destroy() {
   if (!forked()) let_posted_calls_pass();  // the peers may be in them
   if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
   registry::leave(*this);
+  if (marks_ != nullptr) watchdog::leave(*this);
   if (forked()) return;  // the lock may have been held by a thread that this process does not have
   if (Poster* const poster = poster_.load(std::memory_order_acquire)) poster->close();
   const auto held = lock();

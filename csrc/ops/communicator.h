@@ -23,6 +23,7 @@
 #include "host_status.h"
 #include "posting.h"
 #include "symmetric.h"
+#include "watchdog.h"
 #if COLLX_CUDA
 #include "streams.h"
 #endif
@@ -47,6 +48,7 @@ struct CommunicatorOptions {
   std::string no_multicast;  // why; empty where there is one
   bool simulated = false;    // CudaView::simulated
   bool deterministic = true;
+  bool watchdog = false;
   /// A c10d::ProcessGroup that serves the fallback; null: the group of `group_name` does. Not the
   /// type itself, whose header takes long to compile.
   c10::intrusive_ptr<c10::intrusive_ptr_target> fallback_group = {};
@@ -138,6 +140,9 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
   void count_call() { calls_.fetch_add(1, std::memory_order_relaxed); }
 
+  /// What the watchdog reads; null unless the communicator has one.
+  CallMarks* marks() { return marks_.get(); }
+
   /// Records a failure that the host noticed, here and, where there are regions, at the peers.
   void report(const StatusRecord& record);
 
@@ -169,6 +174,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   std::atomic<bool> destroyed_{false};
   std::atomic<bool> status_given_back_{false};
   std::atomic<uint64_t> calls_{0};
+  const std::unique_ptr<CallMarks> marks_;
   int fork_generation_;
   std::atomic<Poster*> poster_{nullptr};  // owned
   std::mutex mutex_;

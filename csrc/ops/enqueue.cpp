@@ -63,6 +63,7 @@ void meet(const Launch& launch, const CallDescriptor& call) {
 
 void run_through_group(const Launch& launch, const CallDescriptor& /*call*/) {
   const UseStream use(launch.stream);
+  const CallMarks::InGroup marked(launch.communicator.marks());
   launch.request.run_through_group(launch);
 }
 
@@ -105,6 +106,9 @@ bool carry_out(const Launch& launch) {
   Call& call = request.plan(launch, places);
   call.descriptor.algorithm = call.plan.named;
   call.descriptor.runs = call.plan.algorithm;
+  if (CallMarks* const marks = communicator.marks()) [[unlikely]] {
+    marks->begin(communicator.calls(), request.op());
+  }
   for (const HostStep step : launcher_of(call.plan.algorithm).steps) {
     if (step != nullptr) step(launch, call.descriptor);
   }

@@ -69,6 +69,7 @@ void StreamOrder::enter_capture(unsigned long long id, cuda::Stream stream) {
   }
   if (captures_.size() == kCapturesKept) captures_.erase(captures_.begin());
   captures_.push_back({id, stream});
+  has_captured_.store(true, std::memory_order_relaxed);
 }
 
 void StreamOrder::order(cuda::Stream before, cuda::Stream after, CUevent_st*& event) {

@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -31,6 +32,9 @@ class StreamOrder {
   /// the current one. RuntimeError when no event can order them.
   cuda::Stream enter(cuda::Stream stream);
 
+  /// Whether a call has been captured. By any thread.
+  bool has_captured() const { return has_captured_.load(std::memory_order_relaxed); }
+
  private:
   struct Capture {
     unsigned long long id;
@@ -46,6 +50,7 @@ class StreamOrder {
   CUevent_st* eager_event_ = nullptr;
   CUevent_st* capture_event_ = nullptr;
   std::vector<Capture> captures_;  // newest last
+  std::atomic<bool> has_captured_{false};
 };
 
 /// Whether a stream, or the device's current stream, is being captured into a CUDA graph.

@@ -128,6 +128,7 @@ class Communicator:
         simulated: bool = False,
         deterministic: bool = True,
         fallback_group: dist.ProcessGroup | None = None,
+        watchdog: bool = False,
     ) -> None:
         """`regions`: address of every rank's region as mapped here; empty: fallback only.
         `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
@@ -136,7 +137,7 @@ class Communicator:
         0 and `no_multicast`, why there is none. `simulated`: for tests: it is this rank's own.
         `deterministic`: "auto" takes algorithms alone that reduce in the order of the ranks.
         `fallback_group`: serves the fallback instead of the process group of `group_name`, and is
-        kept until destroy."""
+        kept until destroy. `watchdog`: a thread of the process logs calls that wait for long."""
 
     name: str
     group_name: str
@@ -222,13 +223,14 @@ class BackendOptions(_Backend.Options):
     Args:
         max_blocks: as of `collx.init`; by default an eighth of what the device holds.
         payload_bytes: bytes of each communicator's region; 16 MiB by default.
-        deterministic, check: as of `collx.init`.
+        deterministic, check, watchdog: as of `collx.init`.
     """
 
     max_blocks: int | None
     payload_bytes: int
     deterministic: bool
     check: bool | None
+    watchdog: bool
     def __init__(
         self,
         *,
@@ -236,6 +238,7 @@ class BackendOptions(_Backend.Options):
         payload_bytes: int = 16 << 20,
         deterministic: bool = True,
         check: bool | None = None,
+        watchdog: bool = False,
     ) -> None: ...
     def __copy__(self) -> BackendOptions: ...
     def __deepcopy__(self, memo: dict[int, object]) -> BackendOptions: ...

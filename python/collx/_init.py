@@ -32,6 +32,7 @@ def init(
     max_blocks: int | None = None,
     deterministic: bool = True,
     fallback_group: dist.ProcessGroup | None = None,
+    watchdog: bool = False,
 ) -> Communicator:
     """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
 
@@ -63,6 +64,10 @@ def init(
             the same ranks in the same order. For a group whose own backend cannot gather, or
             itself calls the communicator. The communicator keeps it until it is destroyed; whoever
             made it destroys it after that.
+        watchdog: log a call that has not completed after a third of `timeout`, with the ranks that
+            are missing: one line to the standard error output for each such call, by PyTorch's C++
+            logger at level WARNING. One thread serves all communicators of the process. May differ
+            from rank to rank.
 
     Returns:
         The communicator, ready for torch.ops.collx by its name.
@@ -88,6 +93,7 @@ def init(
         max_blocks=max_blocks,
         deterministic=deterministic,
         fallback_group=fallback_group,
+        watchdog=watchdog,
     )
 
 

@@ -72,6 +72,7 @@ class _Maker:
             share=_SHARE,
             deterministic=options.deterministic,
             fallback_group=self._inner,
+            watchdog=options.watchdog,
         )
         if made.fallback_reason is None:
             return made

@@ -51,7 +51,7 @@ from tests.common.rank import Rank
 from tests.common.regions import BORDERS, past_the_wrap, run_on_poison
 from tests.common.sampling import sampled
 from tests.common.suites.skew import delay
-from tests.common.suites.voting import _instead_of_step
+from tests.common.suites.voting import instead_of_step
 from tests.common.values import DTYPES, inputs_and_reference, legal_ops
 from tests.common.worlds import HARDWARE, seed_from_environment
 
@@ -591,7 +591,7 @@ def _damaged(rank: Rank) -> tuple[str, bool, Attempt]:
         assert found is None
         return "multimem_oneshot gave 1 in place of 2" if rank.rank == rank.size - 1 else None
 
-    with simulated(), _instead_of_step("self-test", run):
+    with simulated(), instead_of_step("self-test", run):
         communicator = rank.new_communicator("simulated-damaged")
     refused = attempt(lambda: allreduce(communicator, ones(rank), "multimem_oneshot"))
     found = communicator.no_multicast, works(rank, communicator), refused
@@ -616,7 +616,7 @@ def _lacking(rank: Rank) -> tuple[str | None, bool]:
         found = original(setup)
         return found if lacks is None else lacks
 
-    with simulated(), _instead_of_step("rendezvous", run):
+    with simulated(), instead_of_step("rendezvous", run):
         communicator = rank.new_communicator("simulated-lacking")
     found = communicator.no_multicast, works(rank, communicator)
     communicator.destroy()

@@ -60,6 +60,7 @@ class Arguments:
     part."""
     deterministic: bool
     fallback_group: dist.ProcessGroup | None
+    watchdog: bool
 
 
 def limit(timeout: object) -> float:
@@ -81,6 +82,7 @@ def check(
     share: int,
     deterministic: bool,
     fallback_group: dist.ProcessGroup | None,
+    watchdog: bool,
     exists: Callable[[str], bool],
 ) -> Arguments:
     """Fills in the defaults. ValueError or TypeError names the argument that is refused;
@@ -93,6 +95,8 @@ def check(
         raise ValueError(f"init: pdl={pdl!r} is none of {', '.join(PDL_LEVELS)}")
     if not isinstance(deterministic, bool):
         raise TypeError(f"init: deterministic is a {type(deterministic).__name__}, not a bool")
+    if not isinstance(watchdog, bool):
+        raise TypeError(f"init: watchdog is a {type(watchdog).__name__}, not a bool")
     chosen = _device(device, members.group)
     refuse_in_capture("init", chosen)
     world_size = members.size
@@ -136,6 +140,7 @@ def check(
         share=share,
         deterministic=deterministic,
         fallback_group=_fallback(fallback_group, members, chosen),
+        watchdog=watchdog,
     )
 
 

@@ -402,6 +402,7 @@ def _create(setup: Setup) -> None:
         simulated=multicast.simulated,
         deterministic=given.deterministic,
         fallback_group=given.fallback_group,
+        watchdog=given.watchdog,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from ..attempt import works
 from ..pool import Pool
 from ..rank import Rank
-from .voting import _instead_of_step
+from .voting import instead_of_step
 
 
 def _without(name: str) -> Callable[[Any, Callable[[Any], Any]], Any]:
@@ -21,7 +21,7 @@ def _without(name: str) -> Callable[[Any, Callable[[Any], Any]], Any]:
 
 def _levels(rank: Rank) -> tuple[bool, list[str]]:
     poor = rank.rank == rank.size - 1
-    with _instead_of_step("blocks", _without("dependent launch")) if poor else nullcontext():
+    with instead_of_step("blocks", _without("dependent launch")) if poor else nullcontext():
         communicator = rank.new_communicator("no-dependent-launch", pdl="end")
     found = [communicator.explain("allreduce", 1000).pdl]
     with communicator.pdl("early"):

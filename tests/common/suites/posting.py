@@ -5,11 +5,9 @@ COLLX_FUZZ_SEED and COLLX_FUZZ_CALLS do what they do in fuzz.py.
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -152,31 +150,6 @@ def _handles(rank: Rank) -> None:
 def test_handles_are_what_torch_has(pool: Pool) -> None:
     """wait twice, by another thread, with a timeout; as context managers; futures."""
     pool.run(_handles)
-
-
-def _dropped(rank: Rank) -> list[str]:
-    import collx
-
-    communicator = rank.communicator("posting-dropped")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always", ResourceWarning)
-        for i in range(20):
-            out = torch.empty(LARGE, device=rank.device)
-            collx.post(collx.allreduce, ones(rank, LARGE) * i, group=communicator, out=out)
-            gc.collect()
-            # Takes the memory of the input, if the call does not keep it.
-            scribbled = [torch.full((LARGE,), -1.0, device=rank.device) for _ in range(4)]
-            result = collx.allreduce(ones(rank), group=communicator)  # comes after
-            assert bool((result == rank.size).all())
-            assert bool((out == i * rank.size).all()), (i, out)
-            del scribbled
-    return [str(warning.message) for warning in seen]
-
-
-@pytest.mark.worlds(2, 3)
-def test_a_dropped_handle_leaves_the_tensors_to_the_call_and_is_reported(pool: Pool) -> None:
-    for words in pool.run(_dropped):
-        assert len([w for w in words if "dropped without wait()" in w]) == 20, words
 
 
 def _ordered(rank: Rank) -> None:

@@ -41,7 +41,7 @@ STEP_NAMES = (
 
 
 @contextmanager
-def _instead_of_step(name: str, run: Callable[[Any, Callable[[Any], Any]], Any]) -> Iterator[None]:
+def instead_of_step(name: str, run: Callable[[Any, Callable[[Any], Any]], Any]) -> Iterator[None]:
     """This rank takes `run(setup, original)` for the named step of init."""
     from collx._bootstrap import steps
 
@@ -61,7 +61,7 @@ def _before_step(name: str, action: Callable[[], None]) -> AbstractContextManage
         action()
         return original(setup)
 
-    return _instead_of_step(name, run)
+    return instead_of_step(name, run)
 
 
 def _step_names(rank: Rank) -> tuple[str, ...]:
@@ -364,8 +364,8 @@ def _initialized_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attemp
             assert works(rank, communicator)
 
     with ExitStack() as stack:
-        stack.enter_context(_instead_of_step("initialize", initialize))
-        stack.enter_context(_instead_of_step("rendezvous", meet))
+        stack.enter_context(instead_of_step("initialize", initialize))
+        stack.enter_context(instead_of_step("rendezvous", meet))
         if swapped:
             stack.enter_context(_swapped("initialize", "rendezvous"))
         found = attempt(make)
@@ -401,7 +401,7 @@ def _created_again(rank: Rank, fails: bool) -> Attempt:
         original(*arguments)
 
     original = extension.initialize_region
-    found_wrong = _instead_of_step("self-test", lambda setup, run: run(setup) or "wrong data")
+    found_wrong = instead_of_step("self-test", lambda setup, run: run(setup) or "wrong data")
     with found_wrong, mock.patch.object(extension, "initialize_region", initialize):
         found = attempt(lambda: _begins_again(rank, "again"))
     rank.barrier()
@@ -435,7 +435,7 @@ def _apart(rank: Rank, step: str) -> dict[str, Any]:
         return [device, index, "peer of rank 0"] if rank.rank == rank.size - 1 else [device, index]
 
     other = elsewhere if step == "machine" else unreachable
-    with _instead_of_step(step, other), warnings.catch_warnings(record=True) as caught:
+    with instead_of_step(step, other), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         communicator = collx.init(
             name="apart", device=rank.device, payload_bytes=PAYLOAD_BYTES, timeout=TIMEOUT

@@ -1,0 +1,122 @@
+"""The memory of posted calls whose handles were dropped: it is reused behind the call alone."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import warnings
+
+import pytest
+import torch
+
+from ..attempt import ones
+from ..pool import Pool
+from ..rank import Rank
+
+LARGE = 1 << 18  # elements of a call that takes a while
+SMALL = 1 << 12  # elements; as much memory is not given back to the system when it is freed
+
+
+def _dropped(rank: Rank) -> list[str]:
+    import collx
+
+    communicator = rank.communicator("posting-dropped")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        for i in range(20):
+            out = torch.empty(LARGE, device=rank.device)
+            collx.post(collx.allreduce, ones(rank, LARGE) * i, group=communicator, out=out)
+            gc.collect()
+            # Takes the memory of the input, if the call does not keep it.
+            scribbled = [torch.full((LARGE,), -1.0, device=rank.device) for _ in range(4)]
+            result = collx.allreduce(ones(rank), group=communicator)  # comes after
+            assert bool((result == rank.size).all())
+            assert bool((out == i * rank.size).all()), (i, out)
+            del scribbled
+    return [str(warning.message) for warning in seen]
+
+
+@pytest.mark.worlds(2, 3)
+def test_a_dropped_handle_leaves_the_tensors_to_the_call_and_is_reported(pool: Pool) -> None:
+    for words in pool.run(_dropped):
+        assert len([w for w in words if "dropped without wait()" in w]) == 20, words
+
+
+class _Array:
+    """Memory of a CUDA tensor, as others see it."""
+
+    def __init__(self, of: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(of.shape),
+            "typestr": "<f4",
+            "data": (of.data_ptr(), False),
+            "version": 2,
+        }
+
+
+def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the memory of another one that does not keep it."""
+    if tensor.is_cuda:
+        return torch.as_tensor(_Array(tensor), device=tensor.device)
+    memory = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype)
+
+
+def _overlap(place: tuple[int, int], tensors: list[torch.Tensor]) -> bool:
+    first, end = place
+    return any(t.data_ptr() < end and first < t.data_ptr() + t.nbytes for t in tensors)
+
+
+def _freed(rank: Rank, kept: bool) -> dict[str, bool]:
+    """The last rank comes late, with synchronous calls. The others have dropped the handles and
+    tensors of their calls by then, and have filled new tensors."""
+    import collx
+
+    communicator = rank.communicator("posting-freed")
+    late = rank.rank == rank.size - 1
+    x, y = ones(rank, SMALL) * 2, ones(rank, SMALL) * 3
+    out = torch.empty_like(x)
+    places = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in (x, y)]
+    given = x if kept or late else _borrowed(x)
+    rank.synchronize()
+    if late:
+        rank.barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        collx.barrier(communicator, async_op=not late)  # so that no later call begins
+        collx.allreduce(given, group=communicator, out=out, async_op=not late)
+        collx.allreduce_(y, group=communicator, async_op=not late)
+    del x, y, given
+    # A little smaller: the allocator of the CPU needs room to align them.
+    new = [torch.full((SMALL - 64,), -1.0, device=rank.device) for _ in range(64)]
+    if rank.device.type == "cuda":
+        torch.cuda.current_stream().synchronize()
+    found = {
+        "input reused": _overlap(places[0], new),
+        "inplace reused": _overlap(places[1], new),
+    }
+    if not late:
+        # A call without references must not run: it would crash.
+        assert not (kept and any(found.values())), found
+        rank.barrier()
+    collx.barrier(communicator)
+    rank.synchronize()
+    found["result is right"] = bool((out == 2 * rank.size).all())
+    found["new tensors are intact"] = all(bool((tensor == -1).all()) for tensor in new)
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_memory_is_not_reused_before_a_call_whose_handle_was_dropped(pool: Pool) -> None:
+    for found in pool.run(_freed, True)[:-1]:
+        assert found["result is right"], found
+        assert found["new tensors are intact"], found
+
+
+@pytest.mark.worlds(2)
+def test_without_a_reference_the_memory_of_the_input_is_reused_before_the_call(pool: Pool) -> None:
+    """The control of the test above: the input does not keep its memory."""
+    found = pool.run(_freed, False)[0]
+    assert found["input reused"], found
+    assert not found["result is right"], found
+    assert not found["inplace reused"], found

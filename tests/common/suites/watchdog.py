@@ -1,0 +1,369 @@
+"""The watchdog: which calls it logs, whom it names, and when its thread is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ..attempt import attempt, finish, in_a_child, ones, works
+from ..limits import timeout_now
+from ..pool import Pool, some_stand_for_all
+from ..rank import Rank
+from .lifecycle import exit_codes
+from .voting import instead_of_step
+
+TIMEOUT = 3.0  # seconds, on an idle machine
+ALGORITHMS = (
+    "oneshot_push",
+    "twoshot_push",
+    "oneshot_pull",
+    "twoshot_pull",
+    "twoshot_lanes",
+    "fallback",
+)
+LATE, SOON = 0.6, 0.1  # parts of the timeout by which a rank is late
+LINE = re.compile(
+    r"\[W.*\] collx(?P<op>\.\w+)?: the call has not completed after (?P<seconds>[\d.]+) s "
+    r"\(timeout (?P<timeout>[\d.]+) s\); missing: (?P<missing>.*) \(communicator "
+    r'"test-(?P<name>[\w-]+)", sequence number (?P<number>\d+), this is rank (?P<rank>\d+)\)'
+)
+Lines = list[dict[str, Any]]
+
+
+@contextmanager
+def _logged() -> Iterator[Lines]:
+    """What is logged within the block, filled in at its end."""
+    lines: Lines = []
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            text = file.read().decode()
+    os.write(2, text.encode())
+    lines += [match.groupdict() for match in LINE.finditer(text)]
+
+
+def _threads() -> int:
+    """Of watchdogs."""
+    names = [task / "comm" for task in Path("/proc/self/task").iterdir()]
+    return sum(name.read_text().strip() == "collx_watchdog" for name in names if name.exists())
+
+
+def _ends(seconds: float = 5.0) -> bool:
+    """Whether the thread ends."""
+    until = time.monotonic() + seconds
+    while _threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    return _threads() == 0
+
+
+def _late(
+    rank: Rank, communicator: Any, call: Callable[[], object], late: float
+) -> tuple[Lines, float]:
+    """What is logged of a call for which the last rank comes so many seconds late, and how long
+    the call took."""
+    assert works(rank, communicator)
+    rank.barrier()
+    with _logged() as lines:
+        if rank.rank == rank.size - 1:
+            time.sleep(late)
+        started = time.monotonic()
+        call()
+        finish(communicator)
+        seconds = time.monotonic() - started
+        rank.barrier()
+    return lines, seconds
+
+
+def _one_line(lines: Lines, rank: int, missing: str, timeout: float) -> dict[str, Any]:
+    (line,) = lines
+    assert (int(line["rank"]), line["missing"]) == (rank, missing), line
+    assert float(line["timeout"]) == pytest.approx(timeout, rel=1e-3)
+    assert timeout / 3 < float(line["seconds"]) < timeout, line
+    return line
+
+
+def _calls(rank: Rank, communicator: Any) -> dict[str, Callable[[], object]]:
+    import collx
+
+    x = ones(rank)
+    return {
+        "synchronous": lambda: collx.allreduce(x, group=communicator),
+        "posted": lambda: collx.post(collx.allreduce, x, group=communicator).wait(),
+    }
+
+
+def _named(rank: Rank, how: str, part: float, timeout: float) -> tuple[Lines, float]:
+    name = "watched-late"
+    with rank.new_communicator(name, timeout=timeout, watchdog=True) as communicator:
+        return _late(rank, communicator, _calls(rank, communicator)[how], part * timeout)
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("how", ["synchronous", "posted"])
+def test_a_late_rank_is_named_once(pool: Pool, how: str) -> None:
+    timeout = timeout_now(pool, TIMEOUT)
+    *others, (lines, _) = pool.run(_named, how, LATE, timeout)
+    assert not lines, "the late rank waited for nobody"
+    for rank, (lines, _) in enumerate(others):
+        line = _one_line(lines, rank, f"rank {pool.size - 1}", timeout)
+        assert (line["op"], line["name"]) == (".allreduce", "watched-late")
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("how", ["synchronous", "posted"])
+def test_a_call_that_completes_within_a_third_is_not_logged(pool: Pool, how: str) -> None:
+    timeout = timeout_now(pool, TIMEOUT)
+    for lines, seconds in pool.run(_named, how, SOON, timeout):
+        assert not lines or seconds > timeout / 3
+
+
+def _allreduce(x: torch.Tensor, algorithm: str, communicator: Any) -> Any:
+    import collx
+
+    return collx.post(collx.allreduce, x, group=communicator, algorithm=algorithm, max_blocks=4)
+
+
+def _in_every_way(rank: Rank, timeout: float) -> dict[str, Lines]:
+    """Calls of all algorithms and kinds wait at once, each on a communicator of its own."""
+    import collx
+
+    late = rank.size - 1
+    calls: dict[str, Callable[[Any], Any]] = {
+        "broadcast": lambda c: collx.post(collx.broadcast, ones(rank), late, c),
+        "allgather": lambda c: collx.post(collx.allgather, ones(rank), c),
+        "alltoallv": lambda c: collx.post(
+            collx.alltoallv, ones(rank, 4 * rank.size), [4] * rank.size, [4] * rank.size, c
+        ),
+        "barrier": lambda c: collx.post(collx.barrier, c),
+    }
+    for name in ALGORITHMS:
+        x = ones(rank, 1 << 20 if "lanes" in name else 1000)
+        calls[name] = partial(_allreduce, x, name)
+    # In a fallback the host itself waits: it comes last, and not on GPUs, where another would wait.
+    order = sorted(calls, key=lambda name: name == "fallback")
+    if rank.device.type == "cuda":
+        order.remove("fallback")
+    options: dict[str, Any] = {"timeout": timeout, "watchdog": True, "payload_bytes": 4 << 20}
+    communicators = {name: rank.new_communicator(f"watched-{name}", **options) for name in order}
+    rank.barrier()
+    with _logged() as lines:
+        if rank.rank == late:
+            time.sleep(LATE * timeout)
+        handles = [calls[name](communicators[name]) for name in order]
+        for name, handle in zip(order, handles, strict=True):
+            handle.wait()
+            finish(communicators[name])
+        rank.barrier()
+    assert _threads() == 1, "one serves all communicators"
+    for communicator in communicators.values():
+        communicator.destroy()
+    assert _ends()
+    return {name: [line for line in lines if line["name"] == f"watched-{name}"] for name in order}
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_every_kind_of_call_is_seen_to_wait_and_one_thread_serves_all(pool: Pool) -> None:
+    if pool.world.shared:
+        pytest.skip("calls of a dozen communicators do not run at once where ranks share a GPU")
+    timeout = timeout_now(pool, TIMEOUT)
+    found, late = pool.run(_in_every_way, timeout)
+    for name, lines in found.items():
+        line = _one_line(lines, 0, "rank 1", timeout)
+        assert line["op"] == (".allreduce" if name in ALGORITHMS else f".{name}"), (name, line)
+    assert not any(late.values()), late
+
+
+def _behind(rank: Rank, timeout: float) -> Lines:
+    import collx
+
+    with rank.new_communicator("watched-behind", timeout=timeout, watchdog=True) as communicator:
+        x = ones(rank)
+
+        def call() -> None:
+            posted = [
+                collx.post(collx.allgather, x, communicator),
+                collx.post(collx.allreduce, x, group=communicator),
+            ]
+            collx.allreduce(x, group=communicator)
+            for handle in posted:
+                handle.wait()
+
+        return _late(rank, communicator, call, LATE * timeout)[0]
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_calls_behind_one_that_waits_are_not_logged(pool: Pool) -> None:
+    timeout = timeout_now(pool, TIMEOUT)
+    lines, late = pool.run(_behind, timeout)
+    assert _one_line(lines, 0, "rank 1", timeout)["op"] == ".allgather"
+    assert not late
+
+
+def _through_the_group(rank: Rank, timeout: float) -> Lines:
+    with instead_of_step("machine", lambda setup, run: str(rank.rank)):
+        communicator = rank.new_communicator("watched-group", timeout=timeout, watchdog=True)
+    assert communicator.fallback_reason
+    with communicator:
+        call = _calls(rank, communicator)["posted"]
+        return _late(rank, communicator, call, LATE * timeout)[0]
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+@pytest.mark.filterwarnings("ignore:collx communicator")
+def test_without_regions_the_call_alone_is_known(pool: Pool) -> None:
+    timeout = timeout_now(pool, TIMEOUT)
+    lines, late = pool.run(_through_the_group, timeout)
+    _one_line(lines, 0, "unknown to the process group", timeout)
+    assert not late
+
+
+def _threads_of_a_life(rank: Rank) -> list[int | bool]:
+    found: list[int | bool] = []
+    with rank.new_communicator("watched-off") as communicator:
+        assert works(rank, communicator)
+        found.append(_threads())
+    for _ in range(5):
+        with rank.new_communicator("watched-on", timeout=2.0, watchdog=True) as communicator:
+            for _ in range(50):
+                assert works(rank, communicator)
+            found.append(_threads())
+    found.append(_ends())
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_the_thread_is_there_as_long_as_a_communicator_asks_for_it(pool: Pool) -> None:
+    for found in pool.run(_threads_of_a_life):
+        assert found == [0, 1, 1, 1, 1, 1, True]
+
+
+def _finish(communicator: Any, handle: Any) -> None:
+    handle.wait()
+    finish(communicator)
+
+
+def _destroyed(rank: Rank, timeout: float) -> list[str]:
+    """After a time-out that the watchdog has announced."""
+    import collx
+
+    options: dict[str, Any] = {"timeout": timeout, "watchdog": True}
+    communicator = rank.new_communicator("watched-end", rank.fresh_group(), **options)
+    found = []
+    with _logged() as lines:
+        if rank.rank == 0:
+            handle = collx.post(collx.allreduce, ones(rank), group=communicator)
+            found.append(attempt(lambda: _finish(communicator, handle)).error)
+        rank.barrier()
+        found.append(attempt(communicator.destroy).error)
+        assert _ends()
+    return [*found, *(line["missing"] for line in lines)]
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_the_log_comes_before_the_time_out_and_destroy_after_it(pool: Pool) -> None:
+    waiting, absent = pool.run(_destroyed, timeout_now(pool))
+    assert waiting == ["CollectiveTimeout", "", "rank 1"]
+    assert absent == [""]
+
+
+def _forked(rank: Rank, timeout: float) -> tuple[list[str], Lines]:
+    with rank.new_communicator("watched-fork", timeout=timeout, watchdog=True) as communicator:
+        assert _threads() == 1
+
+        def look() -> None:
+            assert _threads() == 0
+            communicator.destroy()
+            assert _threads() == 0
+
+        found = [in_a_child(look) for _ in range(5)]
+        return found, _late(
+            rank, communicator, _calls(rank, communicator)["synchronous"], LATE * timeout
+        )[0]
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_a_forked_child_has_no_watchdog_and_its_parent_goes_on(pool: Pool) -> None:
+    if pool.world.device == "cuda":
+        pytest.skip("CUDA cannot be used in a forked child")
+    timeout = timeout_now(pool, TIMEOUT)
+    (children, lines), (_, late) = pool.run(_forked, timeout)
+    assert children == [": "] * 5
+    _one_line(lines, 0, "rank 1", timeout)
+    assert not late
+
+
+ENDING = """
+import time
+watched = collx.init(device=comm.device, name="test-watched", timeout=3.0, watchdog=True)
+dist.barrier()
+h = collx.post(collx.barrier, watched) if rank == 0 and device == "cpu" else None
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("seconds", [0.0, 2.0])
+def test_the_interpreter_exits_while_the_watchdog_runs(pool: Pool, seconds: float) -> None:
+    some_stand_for_all(pool, seconds == 0.0)
+    ranks = exit_codes(pool.world.device, ENDING.format(seconds=seconds))
+    for code, output in ranks:
+        assert code == 0, output
+        for word in ("terminate called", "Segmentation", "Traceback", "Fatal", "did not end"):
+            assert word not in output, output
+    if seconds > 0 and pool.world.device == "cpu":
+        assert LINE.search(ranks[0][1]), ranks[0][1]
+
+
+def _replayed(rank: Rank, timeout: float) -> Lines:
+    import collx
+
+    with rank.new_communicator("watched-graph", timeout=timeout, watchdog=True) as communicator:
+        x = ones(rank)
+        collx.allreduce(x, group=communicator)
+        rank.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = collx.allreduce(x, group=communicator)
+            # The watchdog reads the regions, which must not end the capture.
+            time.sleep(timeout / 4)
+        rank.barrier()
+        lines = _late(rank, communicator, graph.replay, LATE * timeout)[0]
+        assert bool((y == rank.size).all())
+        return lines
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_a_call_of_a_replayed_graph_is_logged_without_its_name(pool: Pool) -> None:
+    if pool.world.device != "cuda":
+        pytest.skip("CUDA graphs")
+    timeout = timeout_now(pool, TIMEOUT)
+    lines, late = pool.run(_replayed, timeout)
+    assert _one_line(lines, 0, "rank 1", timeout)["op"] is None
+    assert not late
