@@ -1,4 +1,4 @@
-"""Groups on the torch.distributed backend over their life: many at once, failures, ends, options."""
+"""Groups on the torch.distributed backend: many at once, failures, ends, options."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import copy
 import os
 import random
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -193,7 +195,12 @@ def _aborted(rank: Rank, timeout: float) -> Attempt:
     rank.barrier()
     if rank.rank == 0:
         group.abort()
-    found = attempt(lambda: (dist.all_reduce(ones(rank), group=group), rank.synchronize()))
+
+    def call() -> None:
+        dist.all_reduce(ones(rank), group=group)
+        rank.synchronize()
+
+    found = attempt(call)
     if not found.error:
         found = attempt(lambda: dist.all_reduce(ones(rank), group=group))
     rank.barrier()
@@ -340,13 +347,9 @@ def _versions(rank: Rank) -> Attempt:
     from collx._bootstrap import steps
 
     group = group_of(rank)
-    original = steps.version
-    if rank.rank == 1:
-        steps.version = lambda name: "0.0.0"
-    try:
+    other = mock.patch.object(steps, "version", return_value="0.0.0")
+    with other if rank.rank == 1 else nullcontext():
         found = attempt(lambda: dist.all_reduce(ones(rank), group=group))
-    finally:
-        steps.version = original
     dist.destroy_process_group(group)
     return found
 
