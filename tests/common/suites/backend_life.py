@@ -302,7 +302,7 @@ def _bad(rank: Rank) -> dict[str, Attempt]:
         "unknown": attempt(lambda: collx.backend.Options(blocks=3)),  # type: ignore[call-arg]
         "list": attempt(lambda: dist.all_gather([x] * (world + 1), x, group=group)),
         "rows": attempt(
-            lambda: dist.all_to_all_single(x, torch.ones(2, device=device), group=group)
+            lambda: dist.all_to_all_single(x, torch.ones(2 * world + 1, device=device), group=group)
         ),
         "contiguous": attempt(
             lambda: dist.all_gather_into_tensor(
