@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--max-blocks", type=int, help="of the backend; by default its own")
-    parser.add_argument("--payload-bytes", type=int, default=collx.backend.Options().payload_bytes)
+    parser.add_argument("--payload-bytes", type=int, help="likewise")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     kind = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -59,8 +59,8 @@ void bind_backend(py::module_& module) {
   py::module_::import("torch._C._distributed_c10d");
   py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>>(
       module, "BackendOptions")
-      .def(py::init([](std::optional<int64_t> max_blocks, int64_t payload_bytes, bool deterministic,
-                       std::optional<bool> check, bool watchdog) {
+      .def(py::init([](std::optional<int64_t> max_blocks, std::optional<int64_t> payload_bytes,
+                       bool deterministic, std::optional<bool> check, bool watchdog) {
              auto options = c10::make_intrusive<BackendOptions>();
              options->max_blocks = max_blocks;
              options->payload_bytes = payload_bytes;
@@ -70,9 +70,8 @@ void bind_backend(py::module_& module) {
              return options;
            }),
            py::kw_only(), py::arg("max_blocks") = std::nullopt,
-           py::arg("payload_bytes") = BackendOptions().payload_bytes,
-           py::arg("deterministic") = true, py::arg("check") = std::nullopt,
-           py::arg("watchdog") = false)
+           py::arg("payload_bytes") = std::nullopt, py::arg("deterministic") = true,
+           py::arg("check") = std::nullopt, py::arg("watchdog") = false)
       .def_readwrite("max_blocks", &BackendOptions::max_blocks)
       .def_readwrite("payload_bytes", &BackendOptions::payload_bytes)
       .def_readwrite("deterministic", &BackendOptions::deterministic)

@@ -30,8 +30,8 @@ class Calls;
 struct C10_EXPORT BackendOptions final : c10d::Backend::Options {
   BackendOptions() : c10d::Backend::Options("collx") {}
 
-  std::optional<int64_t> max_blocks;  // none: an eighth of what the device holds
-  int64_t payload_bytes = 16 << 20;
+  std::optional<int64_t> max_blocks;     // none: half of what the device holds
+  std::optional<int64_t> payload_bytes;  // none: 128 MiB on CUDA, 16 MiB on the CPU
   bool deterministic = true;
   std::optional<bool> check;  // none: as COLLX_CHECK says
   bool watchdog = false;

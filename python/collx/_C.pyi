@@ -221,13 +221,14 @@ class BackendOptions(_Backend.Options):
     """Options of the backend "collx", as `pg_options` of torch.distributed takes them.
 
     Args:
-        max_blocks: as of `collx.init`; by default an eighth of what the device holds.
-        payload_bytes: bytes of each communicator's region; 16 MiB by default.
+        max_blocks: as of `collx.init`; by default half of what the device holds.
+        payload_bytes: bytes of each communicator's region; by default 128 MiB on CUDA and 16 MiB on
+            the CPU.
         deterministic, check, watchdog: as of `collx.init`.
     """
 
     max_blocks: int | None
-    payload_bytes: int
+    payload_bytes: int | None
     deterministic: bool
     check: bool | None
     watchdog: bool
@@ -235,7 +236,7 @@ class BackendOptions(_Backend.Options):
         self,
         *,
         max_blocks: int | None = None,
-        payload_bytes: int = 16 << 20,
+        payload_bytes: int | None = None,
         deterministic: bool = True,
         check: bool | None = None,
         watchdog: bool = False,

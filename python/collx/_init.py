@@ -102,11 +102,11 @@ def make(
     *,
     name: str | None,
     timeout: float,
-    share: int = 2,
+    spare: bool = True,
     **arguments: Any,
 ) -> Communicator:
-    """`init` for ranks that need not be a registered process group. `share`: of the device's
-    blocks, by default the share-th part."""
+    """`init` for ranks that need not be a registered process group. `spare`: whether calls
+    use the blocks that are left over while the device has no other communicator."""
     key = name if isinstance(name, str) and name else members.name
     with making(key):
         limit = options.limit(timeout)
@@ -120,7 +120,7 @@ def make(
                 members,
                 name=name,
                 timeout=timeout,
-                share=share,
+                spare=spare,
                 exists=lambda name: find(name) is not None,
                 **arguments,
             )

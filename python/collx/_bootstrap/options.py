@@ -55,9 +55,8 @@ class Arguments:
     check: bool
     pdl: str
     max_blocks: int | None
-    share: int
-    """What the communicator takes of the device's blocks where max_blocks is None: the share-th
-    part."""
+    spare: bool
+    """Whether calls use the blocks that are left over, where max_blocks is None."""
     deterministic: bool
     fallback_group: dist.ProcessGroup | None
     watchdog: bool
@@ -79,7 +78,7 @@ def check(
     check: bool | None,
     pdl: str,
     max_blocks: int | None,
-    share: int,
+    spare: bool,
     deterministic: bool,
     fallback_group: dist.ProcessGroup | None,
     watchdog: bool,
@@ -137,7 +136,7 @@ def check(
         check=_flag("COLLX_CHECK") if check is None else bool(check),
         pdl=pdl,
         max_blocks=max_blocks,
-        share=share,
+        spare=spare,
         deterministic=deterministic,
         fallback_group=_fallback(fallback_group, members, chosen),
         watchdog=watchdog,

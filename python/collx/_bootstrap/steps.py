@@ -299,11 +299,11 @@ def _offer_blocks(setup: Setup) -> dict[str, int]:
                 f"max_blocks={given.max_blocks}, but the device holds {resident} at once"
             )
         return {**offer, "blocks": given.max_blocks}
-    # Not all, so that another communicator may be used at once. Of half of them, the other half is
-    # used for now by the algorithms that push: it is worth a tenth of their time from 8 MiB on.
-    part = max(1, resident // given.share)
-    setup.spare_blocks = resident - part if given.share == 2 else 0
-    return {**offer, "blocks": part}
+    # Half, so that another communicator may be used at once. What is left over is used for now by
+    # the algorithms that push: it is worth a tenth of their time from 8 MiB on.
+    half = max(1, resident // 2)
+    setup.spare_blocks = resident - half if given.spare else 0
+    return {**offer, "blocks": half}
 
 
 def _take_smallest(setup: Setup, values: list[Any]) -> None:

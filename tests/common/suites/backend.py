@@ -93,7 +93,8 @@ def _all_reduce(c: Case) -> Found:
     if c.dtype.is_floating_point:
         x = c.of(c.me, 8)
         c.call(dist.all_reduce, x, op=Op.AVG)
-        yield x, (_total(c.all(8)).to(torch.float64) / c.world).to(c.dtype)
+        # On the CPU: CUDA's division by a number is not the IEEE one.
+        yield x, (_total(c.all(8)).cpu().to(torch.float64) / c.world).to(c.dtype).to(x.device)
 
 
 def _reduce(c: Case) -> Found:

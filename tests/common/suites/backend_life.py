@@ -158,10 +158,17 @@ def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
         found["success"] = works[0].is_success()
         found["error"] = str(group._get_backend(rank.device).get_error())
     rank.barrier()
-    found["next"] = attempt(lambda: dist.all_reduce(ones(rank), group=group))
+    found["next"] = attempt(partial(_until_known, rank, group))
     found["destroy"] = attempt(lambda: dist.destroy_process_group(group))
     rank.barrier()
     return found
+
+
+def _until_known(rank: Rank, group: Any) -> None:
+    """On CUDA a call raises what is known when it is made."""
+    for _ in range(2):
+        dist.all_reduce(ones(rank), group=group)
+        rank.synchronize()
 
 
 def _finish(rank: Rank, work: Any) -> None:
@@ -195,14 +202,7 @@ def _aborted(rank: Rank, timeout: float) -> Attempt:
     rank.barrier()
     if rank.rank == 0:
         group.abort()
-
-    def call() -> None:
-        dist.all_reduce(ones(rank), group=group)
-        rank.synchronize()
-
-    found = attempt(call)
-    if not found.error:
-        found = attempt(lambda: dist.all_reduce(ones(rank), group=group))
+    found = attempt(partial(_until_known, rank, group))
     rank.barrier()
     dist.destroy_process_group(group)
     return found
@@ -265,7 +265,7 @@ def _beside_others(rank: Rank) -> dict[str, Any]:
     found["gloo"] = y.tolist() == [rank.size] * 3
     backend = group._get_backend(rank.device)
     options = copy.deepcopy(backend.options)
-    found["options"] = options.payload_bytes == 16 << 20 and options.max_blocks is None
+    found["options"] = options.payload_bytes is None and options.max_blocks is None
     ranks = list(range(rank.size))
     part = group.split_group(
         ranks[:1] if rank.rank == 0 else ranks[1:],
@@ -324,7 +324,7 @@ def _bad(rank: Rank) -> dict[str, Attempt]:
 WORDS = {
     "options": ("TypeError", "collx.backend.Options"),
     "unknown": ("TypeError", "max_blocks"),
-    "device": ("ValueError", "device"),  # of CUDA, where a rank sees several
+    "device": ("ValueError", "cuda"),  # of CUDA, where a rank sees several
     "list": ("ValueError", "tensor_list"),
     "rows": ("ValueError", "multiple of the group size"),
     "contiguous": ("ValueError", "not contiguous"),
