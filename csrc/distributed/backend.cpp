@@ -119,27 +119,36 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
 
 // --- pieces of work ---------------------------------------------------------------------------
 
-c10::intrusive_ptr<c10d::Work> Backend::finish(OpType type, const Calls& calls,
+c10::intrusive_ptr<Work> Backend::begin(OpType type, const char* title, const Tensors& inputs) {
+  const uint64_t number = calls_.fetch_add(1);
+  if (!at::hasCallbacks()) return c10::make_intrusive<Work>(rank_, type, number);
+  return c10::make_intrusive<Work>(rank_, type, number, title, inputs);
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::finish(c10::intrusive_ptr<Work> work, const Calls& calls,
                                                const Tensors& results,
                                                PostedCall::Timeout host_waits) {
-  const uint64_t number = calls_.fetch_add(1);
   if (coalesced_) {
     Coalesced& all = *coalesced_;
     all.calls.insert(all.calls.end(), calls.posted().begin(), calls.posted().end());
     all.tensors.insert(all.tensors.end(), calls.tensors().begin(), calls.tensors().end());
   }
-  return c10::make_intrusive<Work>(
-      rank_, type, number, Work::Made{calls.posted(), {}, results, calls.tensors(), host_waits});
+  work->set({calls.posted(), {}, results, calls.tensors(), host_waits});
+  return work;
 }
 
 template <typename F>
-c10::intrusive_ptr<c10d::Work> Backend::work(OpType type, const char* name, const at::Tensor& on,
+c10::intrusive_ptr<c10d::Work> Backend::work(OpType type, const char* title, const Tensors& inputs,
                                              bool async, const Tensors& results, F make) {
-  RECORD_FUNCTION(name, {});
-  Calls calls(place(on.device()).communicator->options().name, size_, rank_, async);
+  auto begun = begin(type, title, inputs);
+  const at::Tensor& one = inputs.empty() ? results.at(0) : inputs[0];
+  Calls calls(place(one.device()).communicator->options().name, size_, rank_, async);
   make(calls);
-  if (async) calls.uses(results);
-  return finish(type, calls, results);
+  if (async) {
+    calls.uses(inputs);
+    calls.uses(results);
+  }
+  return finish(std::move(begun), calls, results);
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::kept(const Pending& pending) {
@@ -155,9 +164,9 @@ c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
               "begun");
   Coalesced all = *std::exchange(coalesced_, std::nullopt);
   if (all.grouped != nullptr) all.inner = {all.grouped->endCoalescing()};
-  return c10::make_intrusive<Work>(
-      rank_, OpType::COALESCED, calls_.load(),
-      Work::Made{std::move(all.calls), std::move(all.inner), {}, std::move(all.tensors), {}});
+  auto work = c10::make_intrusive<Work>(rank_, OpType::COALESCED, calls_.load());
+  work->set({std::move(all.calls), std::move(all.inner), {}, std::move(all.tensors), {}});
+  return work;
 }
 
 // --- collectives ------------------------------------------------------------------------------
@@ -169,7 +178,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce(Tensors& tensors,
   if (!reduction || !serves(tensor.device())) {
     return kept(inner(tensor.device()).allreduce(tensors, o));
   }
-  return work(OpType::ALLREDUCE, "collx:all_reduce", tensor, o.asyncOp, tensors, [&](Calls& c) {
+  return work(OpType::ALLREDUCE, "collx:all_reduce", tensors, o.asyncOp, tensors, [&](Calls& c) {
     c([&] { operators::allreduce_(reduction->tensor, reduction->op, c.name); });
   });
 }
@@ -190,7 +199,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce_coalesced(
     }
     reductions.push_back(*std::move(reduction));
   }
-  return work(OpType::ALLREDUCE_COALESCED, "collx:all_reduce_coalesced", tensors[0], o.asyncOp,
+  return work(OpType::ALLREDUCE_COALESCED, "collx:all_reduce_coalesced", tensors, o.asyncOp,
               tensors, [&](Calls& c) {
                 for (Reduction& r : reductions) {
                   c([&] { operators::allreduce_(r.tensor, r.op, c.name); });
@@ -204,7 +213,7 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::Red
   if (!reduction || !serves(tensor.device())) {
     return kept(inner(tensor.device()).reduce(tensors, o));
   }
-  return work(OpType::REDUCE, "collx:reduce", tensor, o.asyncOp, tensors, [&](Calls& c) {
+  return work(OpType::REDUCE, "collx:reduce", tensors, o.asyncOp, tensors, [&](Calls& c) {
     c([&] { operators::reduce_(reduction->tensor, reduction->op, o.rootRank, c.name); });
   });
 }
@@ -215,7 +224,7 @@ c10::intrusive_ptr<c10d::Work> Backend::broadcast(Tensors& tensors,
   if (!serves(tensor.device())) {
     return kept(inner(tensor.device()).broadcast(tensors, o));
   }
-  return work(OpType::BROADCAST, "collx:broadcast", tensor, o.asyncOp, tensors,
+  return work(OpType::BROADCAST, "collx:broadcast", tensors, o.asyncOp, tensors,
               [&](Calls& c) { c([&] { operators::broadcast_(tensor, o.rootRank, c.name); }); });
 }
 
@@ -226,10 +235,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather(TensorLists& outputs, Tensors&
   if (!serves(input.device())) {
     return kept(inner(input.device()).allgather(outputs, inputs, o));
   }
-  return work(OpType::ALLGATHER, "collx:all_gather", input, o.asyncOp, to, [&](Calls& c) {
-    c.uses(input);
-    c.allgather(input, to);
-  });
+  return work(OpType::ALLGATHER, "collx:all_gather", inputs, o.asyncOp, to,
+              [&](Calls& c) { c.allgather(input, to); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -237,11 +244,8 @@ c10::intrusive_ptr<c10d::Work> Backend::_allgather_base(at::Tensor& output, at::
   if (!serves(input.device())) {
     return kept(inner(input.device())._allgather_base(output, input, o));
   }
-  return work(OpType::_ALLGATHER_BASE, "collx:all_gather_into_tensor", input, o.asyncOp, {output},
-              [&](Calls& c) {
-                c.uses(input);
-                c.allgather(input, output);
-              });
+  return work(OpType::_ALLGATHER_BASE, "collx:all_gather_into_tensor", {input}, o.asyncOp, {output},
+              [&](Calls& c) { c.allgather(input, output); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -258,9 +262,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather_coalesced(TensorLists& outputs
                       " inputs");
     results = joined(results, list);
   }
-  return work(OpType::ALLGATHER_COALESCED, "collx:all_gather_coalesced", inputs[0], o.asyncOp,
-              results, [&](Calls& c) {
-                c.uses(inputs);
+  return work(OpType::ALLGATHER_COALESCED, "collx:all_gather_coalesced", inputs, o.asyncOp, results,
+              [&](Calls& c) {
                 for (size_t i = 0; i < inputs.size(); ++i) {
                   Tensors to;
                   for (const Tensors& list : outputs) to.push_back(list[i]);
@@ -277,9 +280,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather_into_tensor_coalesced(
   if (!serves(inputs[0].device())) {
     return kept(inner(inputs[0].device()).allgather_into_tensor_coalesced(outputs, inputs, o));
   }
-  return work(OpType::COALESCED, "collx:all_gather_into_tensor_coalesced", inputs[0], o.asyncOp,
+  return work(OpType::COALESCED, "collx:all_gather_into_tensor_coalesced", inputs, o.asyncOp,
               outputs, [&](Calls& c) {
-                c.uses(inputs);
                 for (size_t i = 0; i < inputs.size(); ++i) c.allgather(inputs[i], outputs[i]);
               });
 }
@@ -291,11 +293,8 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter(Tensors& outputs, TensorL
   if (!reduction_of(o.reduceOp, output) || !serves(output.device())) {
     return kept(inner(output.device()).reduce_scatter(outputs, inputs, o));
   }
-  return work(OpType::REDUCE_SCATTER, "collx:reduce_scatter", output, o.asyncOp, outputs,
-              [&](Calls& c) {
-                c.uses(from);
-                c.reducescatter(from, output, o.reduceOp);
-              });
+  return work(OpType::REDUCE_SCATTER, "collx:reduce_scatter", from, o.asyncOp, outputs,
+              [&](Calls& c) { c.reducescatter(from, output, o.reduceOp); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -303,11 +302,8 @@ c10::intrusive_ptr<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output,
   if (!reduction_of(o.reduceOp, output) || !serves(output.device())) {
     return kept(inner(output.device())._reduce_scatter_base(output, input, o));
   }
-  return work(OpType::_REDUCE_SCATTER_BASE, "collx:reduce_scatter_tensor", output, o.asyncOp,
-              {output}, [&](Calls& c) {
-                c.uses(input);
-                c.reducescatter(input, output, o.reduceOp);
-              });
+  return work(OpType::_REDUCE_SCATTER_BASE, "collx:reduce_scatter_tensor", {input}, o.asyncOp,
+              {output}, [&](Calls& c) { c.reducescatter(input, output, o.reduceOp); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
@@ -319,9 +315,8 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
     if (reduction_of(o.reduceOp, output) && serves(output.device())) continue;
     return kept(inner(output.device()).reduce_scatter_tensor_coalesced(outputs, inputs, o));
   }
-  return work(OpType::COALESCED, "collx:reduce_scatter_tensor_coalesced", outputs[0], o.asyncOp,
+  return work(OpType::COALESCED, "collx:reduce_scatter_tensor_coalesced", inputs, o.asyncOp,
               outputs, [&](Calls& c) {
-                c.uses(inputs);
                 for (size_t i = 0; i < inputs.size(); ++i) {
                   c.reducescatter(inputs[i], outputs[i], o.reduceOp);
                 }
@@ -335,10 +330,8 @@ c10::intrusive_ptr<c10d::Work> Backend::gather(TensorLists& outputs, Tensors& in
     return kept(inner(input.device()).gather(outputs, inputs, o));
   }
   const Tensors to = outputs.empty() ? Tensors{} : outputs[0];
-  return work(OpType::GATHER, "collx:gather", input, o.asyncOp, to, [&](Calls& c) {
-    c.uses(input);
-    c.gather(input, to, o.rootRank);
-  });
+  return work(OpType::GATHER, "collx:gather", inputs, o.asyncOp, to,
+              [&](Calls& c) { c.gather(input, to, o.rootRank); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
@@ -350,10 +343,8 @@ c10::intrusive_ptr<c10d::Work> Backend::gather_into_tensor(at::Tensor& output, a
     Tensors inputs = {input};
     return kept(inner(input.device()).gather(lists, inputs, o));
   }
-  return work(OpType::GATHER, "collx:gather_into_tensor", input, o.asyncOp, results, [&](Calls& c) {
-    c.uses(input);
-    c.gather(input, output, o.rootRank);
-  });
+  return work(OpType::GATHER, "collx:gather_into_tensor", {input}, o.asyncOp, results,
+              [&](Calls& c) { c.gather(input, output, o.rootRank); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -363,10 +354,8 @@ c10::intrusive_ptr<c10d::Work> Backend::scatter(Tensors& outputs, TensorLists& i
     return kept(inner(output.device()).scatter(outputs, inputs, o));
   }
   const Tensors from = inputs.empty() ? Tensors{} : inputs[0];
-  return work(OpType::SCATTER, "collx:scatter", output, o.asyncOp, outputs, [&](Calls& c) {
-    c.uses(from);
-    c.scatter(from, output, o.rootRank);
-  });
+  return work(OpType::SCATTER, "collx:scatter", from, o.asyncOp, outputs,
+              [&](Calls& c) { c.scatter(from, output, o.rootRank); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -378,10 +367,8 @@ c10::intrusive_ptr<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inpu
   if (!serves(inputs[0].device())) {
     return kept(inner(inputs[0].device()).alltoall(outputs, inputs, o));
   }
-  return work(OpType::ALLTOALL, "collx:all_to_all", inputs[0], o.asyncOp, outputs, [&](Calls& c) {
-    c.uses(inputs);
-    c.alltoall(inputs, outputs);
-  });
+  return work(OpType::ALLTOALL, "collx:all_to_all", inputs, o.asyncOp, outputs,
+              [&](Calls& c) { c.alltoall(inputs, outputs); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -391,15 +378,11 @@ c10::intrusive_ptr<c10d::Work> Backend::alltoall_base(at::Tensor& output, at::Te
   if (!serves(input.device())) {
     return kept(inner(input.device()).alltoall_base(output, input, output_splits, input_splits, o));
   }
-  return work(OpType::ALLTOALL_BASE, "collx:all_to_all_single", input, o.asyncOp, {output},
-              [&](Calls& c) {
-                c.uses(input);
-                c.alltoall(input, output, input_splits, output_splits);
-              });
+  return work(OpType::ALLTOALL_BASE, "collx:all_to_all_single", {input}, o.asyncOp, {output},
+              [&](Calls& c) { c.alltoall(input, output, input_splits, output_splits); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
-  RECORD_FUNCTION("collx:barrier", {});
   const bool on_cuda = o.device ? o.device->is_cuda() : !o.device_ids.empty();
   c10::Device device(c10::kCPU);
   if (on_cuda) {
@@ -409,9 +392,10 @@ c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
   if (!serves(device)) return kept(inner(device).barrier(o));
   const CommunicatorOptions& options = place(device).communicator->options();
   // On CUDA wait() blocks the host, as that of other backends does, for which it needs a call.
+  auto begun = begin(OpType::BARRIER, "collx:barrier", {});
   Calls calls(options.name, size_, rank_, o.asyncOp || on_cuda);
   calls([&] { operators::barrier(options.name); });
-  return finish(OpType::BARRIER, calls, {}, std::chrono::milliseconds(options.timeout_ms));
+  return finish(std::move(begun), calls, {}, std::chrono::milliseconds(options.timeout_ms));
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) {

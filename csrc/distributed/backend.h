@@ -26,6 +26,7 @@ class Communicator;
 namespace distributed {
 
 class Calls;
+class Work;
 
 struct C10_EXPORT BackendOptions final : c10d::Backend::Options {
   BackendOptions() : c10d::Backend::Options("collx") {}
@@ -129,11 +130,13 @@ class C10_EXPORT Backend final : public c10d::Backend {
   c10d::Backend& inner(c10::Device device) const;
   std::vector<std::shared_ptr<Communicator>> communicators() const;
 
-  /// The calls that `make` makes, as one piece of work. `results`: as Work::result() gives them.
+  /// The calls that `make` makes, as one piece of work, which a profiler knows by its title and its
+  /// inputs. `results`: as Work::result() gives them.
   template <typename F>
-  Pending work(c10d::OpType type, const char* name, const at::Tensor& on, bool async,
+  Pending work(c10d::OpType type, const char* title, const Tensors& inputs, bool async,
                const Tensors& results, F make);
-  Pending finish(c10d::OpType type, const Calls& calls, const Tensors& results,
+  c10::intrusive_ptr<Work> begin(c10d::OpType type, const char* title, const Tensors& inputs);
+  Pending finish(c10::intrusive_ptr<Work> work, const Calls& calls, const Tensors& results,
                  PostedCall::Timeout host_waits = {});
   /// The inner group's work, kept until the end of a coalesced group of calls, if one is open.
   Pending kept(const c10::intrusive_ptr<c10d::Work>& pending);

@@ -5,8 +5,16 @@
 
 namespace collx::distributed {
 
-Work::Work(int rank, c10d::OpType type, uint64_t number, Made made)
-    : c10d::Work(rank, type), number_(number), made_(std::move(made)) {}
+Work::Work(int rank, c10d::OpType type, uint64_t number, const char* title,
+           const std::optional<std::vector<at::Tensor>>& inputs)
+    : c10d::Work(rank, type, title, inputs), number_(number) {}
+
+void Work::set(Made made) {
+  made_ = std::move(made);
+  if (!recordFunctionEndCallback_) return;
+  const auto end = [end = recordFunctionEndCallback_](const std::exception_ptr&) { end(); };
+  made_.calls.empty() ? end(nullptr) : made_.calls.back()->when_completed(end);
+}
 
 bool Work::isCompleted() {
   return std::ranges::all_of(made_.calls, [](const auto& call) { return call->is_completed(); }) &&
@@ -45,9 +53,10 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   TORCH_CHECK_NOT_IMPLEMENTED(
       made_.inner.empty(),
       "collx: get_future: calls that the inner process group carries out together have no future");
+  // A call that was not posted keeps its results alone, which tell the device.
+  if (made_.calls.empty()) return future_of(nullptr, made_.results, made_.results);
   // The calls of a communicator complete in their order.
-  return future_of(made_.calls.empty() ? nullptr : made_.calls.back().get(), made_.results,
-                   made_.tensors);
+  return future_of(made_.calls.back().get(), made_.results, made_.tensors);
 }
 
 uint64_t Work::getSequencenumber() const { return number_; }

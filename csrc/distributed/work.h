@@ -25,7 +25,12 @@ class Work final : public c10d::Work {
     PostedCall::Timeout host_waits;
   };
 
-  Work(int rank, c10d::OpType type, uint64_t number, Made made);
+  /// With a title, an event of the profiler begins, and ends when the calls have completed; on CUDA
+  /// when they have been enqueued.
+  Work(int rank, c10d::OpType type, uint64_t number, const char* title = nullptr,
+       const std::optional<std::vector<at::Tensor>>& inputs = std::nullopt);
+  /// Once, before anybody else has the work.
+  void set(Made made);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -37,7 +42,7 @@ class Work final : public c10d::Work {
 
  private:
   const uint64_t number_;
-  const Made made_;
+  Made made_;
 };
 
 }  // namespace collx::distributed

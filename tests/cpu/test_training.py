@@ -1,0 +1,84 @@
+"""Programs that select collx by the backend's name compute the same results as on Gloo."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tests.common.pool import Pool
+from tests.common.programs import run_program
+from tests.common.rank import Rank
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = ("--layers=2", "--width=32", "--tokens=16")
+STEPS = 12
+
+
+def _mesh(backend: str) -> DeviceMesh:
+    import collx.backend  # noqa: F401
+
+    return DeviceMesh.from_group(dist.new_group(backend=backend), "cpu")
+
+
+def _used(mesh: DeviceMesh) -> bool:
+    """Whether collx has carried out calls of the mesh."""
+    backend: Any = mesh.get_group()._get_backend(torch.device("cpu"))
+    return backend.name() == "collx" and backend._get_sequence_number_for_group() > 0
+
+
+def _losses(rank: Rank, parallel: str) -> dict[str, list[float]]:
+    sys.path.insert(0, str(ROOT / "examples"))
+    train = importlib.import_module("train")
+    arguments = train.parse_arguments([f"--parallel={parallel}", *SIZES])
+    found = {}
+    for backend in ("gloo", "collx"):
+        mesh = _mesh(backend)
+        training = train.Training(arguments, mesh, rank.device)
+        found[backend] = [training.step() for _ in range(STEPS)]
+    assert _used(mesh)
+    return found
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp"])
+def test_a_model_trains_to_the_same_bits(pool: Pool, parallel: str) -> None:
+    """Two values have one sum in any order, and dividing it by two is exact."""
+    for found in pool.run(_losses, parallel):
+        assert len(set(found["collx"])) == STEPS  # the parameters change
+        assert found["collx"] == found["gloo"]
+
+
+def test_the_example_trains() -> None:
+    printed = run_program(ROOT / "examples" / "train.py", "--device=cpu", "--parallel=fsdp", *SIZES)
+    losses = re.findall(r"^step +\d+  loss (\S+)$", printed, re.MULTILINE)
+    assert len(losses) == STEPS
+    assert float(losses[-1]) < float(losses[0])
+
+
+@pytest.mark.skipif(
+    find_spec("transformers") is None or find_spec("accelerate") is None,
+    reason="transformers or accelerate is not installed",
+)
+def test_a_model_that_transformers_splits_generates_the_same_tokens(tmp_path: Path) -> None:
+    found = {}
+    for backend in ("collx", "gloo"):
+        printed = run_program(ROOT / "tests" / "cpu" / "generated.py", backend, str(tmp_path))
+        found[backend] = re.findall("^tokens .*$", printed, re.MULTILINE)
+        assert printed.count(f"sums by {backend}:all_reduce\n") == 2
+    assert len(found["collx"]) == 2
+    assert found["collx"] == found["gloo"]
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_accelerate_uses_a_group_that_exists() -> None:
+    printed = run_program(ROOT / "tests" / "cpu" / "accelerated.py")
+    assert printed.count("trained on collx\n") == 2
