@@ -461,8 +461,11 @@ def _announce(setup: Setup) -> None:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a CUDA device the current one."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Makes a CUDA device the current one, with a stream of its own: another thread may be in calls
+    on the default stream, which wait for peers that come to this step first."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))
 
 
 STEPS: list[Step] = [

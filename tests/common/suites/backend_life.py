@@ -234,7 +234,8 @@ def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
     rank.barrier()
     found = None
     if rank.rank == 0:
-        found = attempt(partial(_finish, rank, dist.barrier(group=group, async_op=True)))
+        work = dist.all_reduce(ones(rank), group=group, async_op=True)
+        found = attempt(partial(_finish, rank, work))
         assert_in_time(found, timeout)
     rank.barrier()
     dist.destroy_process_group(group)
