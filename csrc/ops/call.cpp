@@ -81,4 +81,14 @@ Request request_of(const Communicator& communicator, const CallCore& core) {
   return request;
 }
 
+Plan plan_call(const Communicator& communicator, const Request& request) {
+  return communicator.tuned(select(request));
+}
+
+NormPlan plan_call(const Communicator& communicator, NormRequest request) {
+  request.tuned_blocks = communicator.tuned_blocks();
+  request.tuned_threads = communicator.tuned_threads();
+  return plan_norm(request, communicator.cuda_layout());
+}
+
 }  // namespace collx
