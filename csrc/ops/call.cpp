@@ -70,13 +70,15 @@ Request request_of(const Communicator& communicator, const CallCore& core) {
   request.device = communicator.on_cuda() ? DeviceKind::cuda : DeviceKind::cpu;
   request.world = communicator.options().world_size;
   request.room = communicator.options().blocks;
-  request.spare_room = communicator.spare_blocks();
   request.deterministic =
       communicator.deterministic() || at::globalContext().deterministicAlgorithms();
   request.capabilities = communicator.options().capabilities;
   request.capabilities.peer_access = communicator.has_regions();
-  if (communicator.on_cuda() && communicator.has_regions()) {
-    request.lanes = static_cast<int>(communicator.cuda_layout().lanes.lanes);
+  if (communicator.on_cuda()) {
+    request.spare_room = communicator.spare_blocks();
+    if (communicator.has_regions()) {
+      request.lanes = static_cast<int>(communicator.cuda_layout().lanes.lanes);
+    }
   }
   return request;
 }
