@@ -163,7 +163,7 @@ bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." 
 	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py $(or $(OPS),all) \
 	  --device $(DEVICE) --peers all $(ARGS)
 
-count-instructions: $(BUILT) ## instructions of eager calls on the CPU, counted by callgrind; ARGS="--against FILE" compares
+count-instructions: $(BUILT) ## instructions of eager calls on the CPU, counted by callgrind; compared with tools/instructions.json
 	python tools/count_instructions.py $(ARGS)
 
 lint: lint-cpp lint-python ## formatting, types, static analysis, direction of includes and imports

@@ -4,8 +4,9 @@ What the package is stands in pyproject.toml; here is what depends on that PyTor
 COLLX_CUDA=0|1 leaves out or demands the CUDA kernels; otherwise they are built where nvcc is found
 and the machine has a GPU.
 TORCH_CUDA_ARCH_LIST picks the architectures. MAX_JOBS bounds the parallel compilations.
-COLLX_WERROR=1 makes warnings errors. Sources that include PyTorch's headers are compiled a dozen at
-a time, since those headers take most of the time; COLLX_UNITY=0 compiles each by itself.
+COLLX_WERROR=1 makes warnings errors. COLLX_SYMBOLS=1 keeps the names of functions and source files
+for profilers; the machine code is the same. Sources that include PyTorch's headers are compiled a
+dozen at a time, since those headers take most of the time; COLLX_UNITY=0 compiles each by itself.
 """
 
 from __future__ import annotations
@@ -125,9 +126,11 @@ def extensions(cuda: bool) -> list[Extension]:
     # No contraction to fma: results are the same bits on every device.
     host = ["-ffp-contract=off", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/="]
     strict = bool(environment_flag("COLLX_WERROR"))
+    symbols = bool(environment_flag("COLLX_SYMBOLS"))
+    debug = "-g1" if symbols else "-g0"
     warnings = ["-Wall", "-Wextra", *(["-Werror"] if strict else [])]
     flags = {
-        "cxx": ["-std=c++20", "-O3", "-g0", *host, *warnings, *defines, *foreign],
+        "cxx": ["-std=c++20", "-O3", debug, *host, *warnings, *defines, *foreign],
         "nvcc": [
             "-std=c++20",
             "-O3",
@@ -147,7 +150,7 @@ def extensions(cuda: bool) -> list[Extension]:
             libraries=libraries,
             library_dirs=cpp_extension.library_paths(device),
             extra_compile_args={tool: list(given) for tool, given in flags.items()},
-            extra_link_args=["-Wl,--as-needed", "-Wl,-s", *options],
+            extra_link_args=["-Wl,--as-needed", *([] if symbols else ["-Wl,-s"]), *options],
             language="c++",
         )
 

@@ -1,13 +1,16 @@
 """Instructions that an eager call on the CPU executes, in a world of one: a table, one call a line.
 
+    python tools/count_instructions.py                  # compared with tools/instructions.json
+    python tools/count_instructions.py --rewrite        # writes that file
     python tools/count_instructions.py --save before.json
     python tools/count_instructions.py --against before.json
     python tools/count_instructions.py allreduce_ x.add_
+    python tools/count_instructions.py --functions      # those that an all-reduce enters
 
-Valgrind's tool callgrind counts them. Counts compare on one machine, with the same versions of
-Python and PyTorch. --against FILE adds the earlier counts and a ratio to each line, and ends with 1
-if a count has grown by more than --tolerance percent. Messages are small (4 KiB, or four rows of
-the norm), so that the host work of a call dominates the count.
+Valgrind's tool callgrind counts them. Counts compare for the same compiler, C library, Python,
+PyTorch and vector instructions only: with others nothing is compared, and a line says so. The
+status is 1 if a count has grown by more than --tolerance percent. Messages are small (4 KiB, or
+four rows of the norm), so that the host work of a call dominates the count.
 
 One process under callgrind counts all calls, through the bindings that
 torch.utils.benchmark.Timer.collect_callgrind uses. That function starts a process for each call and
@@ -28,9 +31,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CALLS = {
     "x.add_": "x.add_(y)",
@@ -44,23 +48,27 @@ CALLS = {
         "quantization='fp8', out=results)"
     ),
 }
+GOLDEN = Path(__file__).with_name("instructions.json")
 EMPTY = "pass"  # the loop alone, which is subtracted
 NUMBER = 100  # calls of a measurement
 REPEATS = 4  # measurements of a call, of which the smallest counts
+PEER_TIMEOUT = 300  # seconds that a rank waits for one under callgrind
 PROGRAMS = ("valgrind", "callgrind_control")
 SUMMARY = re.compile(r"^summary: (\d+)$", re.MULTILINE)
 
 
-def values() -> dict[str, Any]:
-    """What the calls name."""
+def values(store: str | None = None, rank: int = 0) -> dict[str, Any]:
+    """What the calls name. `store`: a file through which two ranks meet; None: a world of one."""
     import torch
     import torch.distributed as dist
 
     import collx
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    comm = collx.init(device="cpu")
+    size = 1 if store is None else 2
+    shared = dist.HashStore() if store is None else dist.FileStore(store, size)
+    dist.init_process_group("gloo", store=shared, rank=rank, world_size=size)
+    comm = collx.init(device="cpu", timeout=PEER_TIMEOUT)
     rows = torch.ones(4, 64, dtype=torch.bfloat16)
     weight, residual = torch.ones(64, dtype=torch.bfloat16), torch.zeros_like(rows)
     return {
@@ -128,11 +136,15 @@ def counts_of(measurements: list[int], names: list[str]) -> dict[str, int]:
     }
 
 
-def count(names: list[str]) -> dict[str, int]:
+def require_programs() -> None:
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         named = " and ".join(missing)
         raise SystemExit(f"{named} not found: install valgrind to count instructions")
+
+
+def count(names: list[str]) -> dict[str, int]:
+    require_programs()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "counts")
         command = [
@@ -150,10 +162,134 @@ def count(names: list[str]) -> dict[str, int]:
     return counts_of([int(match[1]) for match in found if match is not None], names)
 
 
-def versions() -> dict[str, str]:
+ENTERED = "collx.allreduce(x, group=comm, out=y)"  # the call of --functions, of two ranks
+
+
+def run_with_peer(store: str, rank: int) -> None:
+    """One of two ranks that make the calls of --functions; rank 0 runs under callgrind."""
     import torch
 
-    return {"python": platform.python_version(), "torch": str(torch.__version__)}
+    known = values(store, rank)
+    exec(f"def calls():\n  for _ in range({NUMBER}):\n    {ENTERED}", known)
+    known["calls"]()
+    if rank == 0:
+        command = ["callgrind_control", "--instr=on", str(os.getpid())]
+        subprocess.run(command, check=True, capture_output=True)
+        torch._C._valgrind_toggle()
+    known["calls"]()
+    if rank == 0:
+        torch._C._valgrind_toggle_and_dump_stats()
+    known["collx"].barrier(group=known["comm"])
+
+
+class Entered(NamedTuple):
+    """A function of collx's C++ code that was not inlined."""
+
+    file: str  # below csrc
+    function: str
+    calls: int
+    on_the_way: bool  # between the dispatcher and the backend; the others return to one of these
+
+
+def entered_functions(text: str, number: int) -> list[Entered]:
+    """From callgrind's file of `number` calls: the functions of csrc/ops and csrc/protocol that
+    each of them enters."""
+    names: dict[str, str] = {}
+    files: dict[str, str] = {}
+    file_of: dict[str, str] = {}
+    calls: Counter[str] = Counter()
+    callees: dict[str, set[str]] = {}
+    file = function = callee = ""
+
+    def defined(table: dict[str, str], value: str) -> str:
+        key, _, name = value.partition(" ")  # the name is written where the key comes first
+        if name:
+            table[key] = name
+        return key
+
+    for line in text.splitlines():
+        kind, _, value = line.partition("=")
+        if kind in ("fl", "fi", "fe", "cfi", "cfl"):
+            found = defined(files, value)
+            file = found if kind == "fl" else file
+        elif kind == "fn":
+            function = defined(names, value)
+            file_of.setdefault(function, file)
+        elif kind == "cfn":
+            callee = defined(names, value)
+            callees.setdefault(function, set()).add(callee)
+        elif kind == "calls":
+            calls[callee] += int(value.split()[0])
+
+    def source(key: str) -> str:
+        return os.path.normpath(files.get(file_of.get(key, ""), "?")).rpartition("csrc/")[2]
+
+    reaches = {key for key in names if source(key).startswith("cpu/")}
+    while more := {key for key, called in callees.items() if called & reaches} - reaches:
+        reaches |= more
+    return sorted(
+        Entered(source(key), name, calls[key] // number, key in reaches)
+        for key, name in names.items()
+        if calls[key] >= number and source(key).startswith(("ops/", "protocol/"))
+    )
+
+
+def count_functions() -> list[Entered]:
+    require_programs()
+    with tempfile.TemporaryDirectory() as folder:
+        out, store = Path(folder, "counts"), str(Path(folder, "store"))
+        rank = [sys.executable, __file__, "--store", store, "--rank"]
+        command = [
+            *("valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"),
+            *("--collect-atstart=no", "--instr-atstart=no"),
+        ]
+        with subprocess.Popen([*rank, "1"], stdout=subprocess.DEVNULL) as peer:
+            done = subprocess.run([*command, *rank, "0"], capture_output=True, text=True)
+            if done.returncode != 0:
+                peer.terminate()
+                raise SystemExit(f"counting failed:\n{done.stderr.strip()}")
+        entered = entered_functions(Path(f"{out}.1").read_text(), NUMBER)
+    if not entered:
+        raise SystemExit("this build has no names of functions: build with COLLX_SYMBOLS=1")
+    return entered
+
+
+def table_of_functions(entered: list[Entered]) -> str:
+    lines = []
+    for on_the_way in (True, False):
+        some = [one for one in entered if one.on_the_way == on_the_way]
+        files = {one.file for one in some}
+        where = "on the way from the dispatcher to the backend" if on_the_way else "called by these"
+        lines.append(f"{where}: {len(some)} functions in {len(files)} files")
+        for one in some:
+            lines.append(f"  {one.file:28} {one.calls}  {one.function[:100]}")
+    return "\n".join(lines)
+
+
+def versions() -> dict[str, str]:
+    """What the counts depend on besides the sources of collx."""
+    import torch
+
+    from collx._extension import extension
+
+    compilers = re.findall(
+        rb"(?:GCC: |clang version )[\x20-\x7e]+", Path(extension.__file__).read_bytes()
+    )
+    return {
+        "compiler": " and ".join(sorted({found.decode() for found in compilers})),
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def differing(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    return [
+        f"{name} {now.get(name)} instead of {before.get(name)}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
 
 
 def table(counts: dict[str, int], before: dict[str, int] | None) -> str:
@@ -170,29 +306,38 @@ def table(counts: dict[str, int], before: dict[str, int] | None) -> str:
 
 
 def grown(counts: dict[str, int], before: dict[str, int], tolerance: float) -> list[str]:
-    """Calls that execute more instructions than before, by more than `tolerance` percent."""
+    """A line for each call that executes more instructions than before, by more than `tolerance`
+    percent."""
     return [
-        name
+        f"{name}: {number:,} instructions, {100 * number / before[name] - 100:.1f} % more than "
+        f"{before[name]:,}; accepted: {tolerance:g} % more"
         for name, number in counts.items()
         if name in before and number > before[name] * (1 + tolerance / 100)
     ]
 
 
 def report(
-    counts: dict[str, int], made_with: dict[str, str], against: Path | None, tolerance: float
+    counts: dict[str, int], made_with: dict[str, str], against: Path, tolerance: float
 ) -> int:
-    if against is None:
-        print(table(counts, None))
-        return 0
+    """Prints the table and returns the exit status."""
     earlier = json.loads(against.read_text())
     before: dict[str, int] = earlier["instructions"]
+    others = differing(earlier["versions"], made_with)
+    if others:
+        print(table(counts, None))
+        print(f"not compared with {against}, whose counts hold for others: {', '.join(others)}")
+        return 0
     print(table(counts, before))
-    if earlier["versions"] != made_with:
-        print(f"versions differ: {earlier['versions']} before, {made_with} now")
     more = grown(counts, before, tolerance)
     if more:
-        print(f"more than {tolerance:g} % above {against}: {', '.join(more)}")
+        print("\n".join([f"more than in {against}:", *more]))
+        print("If the change is worth it, --rewrite writes the new counts.")
     return 1 if more else 0
+
+
+def save(file: Path, counts: dict[str, int], made_with: dict[str, str]) -> None:
+    written = {"versions": made_with, "instructions": counts}
+    file.write_text(json.dumps(written, indent=2) + "\n")
 
 
 def main(arguments: list[str]) -> int:
@@ -201,23 +346,37 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("calls", nargs="*", metavar="CALL", help=f"some of: {', '.join(CALLS)}")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the counts as JSON")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with a saved file")
-    parser.add_argument("--tolerance", type=float, default=2, metavar="PERCENT")
+    parser.add_argument("--against", type=Path, metavar="FILE", default=GOLDEN)
+    parser.add_argument("--tolerance", type=float, default=3, metavar="PERCENT")
+    parser.add_argument("--rewrite", action="store_true", help=f"write {GOLDEN.name}")
+    parser.add_argument("--functions", action="store_true", help="list what an all-reduce enters")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     names = options.calls or list(CALLS)
     unknown = [name for name in names if name not in CALLS]
     if unknown:
         parser.error(f"no such call: {', '.join(unknown)}; accepted: {', '.join(CALLS)}")
+    if options.rewrite and options.calls:
+        parser.error("--rewrite takes all calls, so that the file has counts of one build")
+    if options.store is not None:
+        run_with_peer(options.store, options.rank)
+        return 0
     if options.inside:
         run_calls(names)
         return 0
+    if options.functions:
+        print(table_of_functions(count_functions()))
+        return 0
     counts, made_with = count(names), versions()
-    status = report(counts, made_with, options.against, options.tolerance)
     if options.save is not None:
-        written = {"versions": made_with, "instructions": counts}
-        options.save.write_text(json.dumps(written, indent=2) + "\n")
-    return status
+        save(options.save, counts, made_with)
+    if options.rewrite:
+        save(GOLDEN, counts, made_with)
+        print(table(counts, None))
+        return 0
+    return report(counts, made_with, options.against, options.tolerance)
 
 
 if __name__ == "__main__":

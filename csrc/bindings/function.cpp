@@ -3,6 +3,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/util/SmallVector.h>
 #include <pybind11/gil_simple.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -60,6 +61,7 @@ Function::Function(const std::string& name, const py::tuple& names, const py::tu
       group_arguments_(conversions.attr("group_arguments")),
       reduce_op_argument_(conversions.attr("reduce_op_argument")),
       epilogue_arguments_(conversions.attr("epilogue_arguments")),
+      traced_texts_(conversions.attr("traced_texts")),
       quantization_of_(conversions.attr("quantization_of")),
       world_(interned("_world")),
       default_group_(interned("default_pg")) {
@@ -238,44 +240,75 @@ const Function::Choice* Function::fill(torch::jit::Stack& stack, const Values& v
   for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
     if ((choice->used & (1u << i)) == 0 && !is_default(i, values)) return nullptr;
   }
-  py::object mapped;
+  Mapped mapped;
   if (value_of(epilogue_, values) != Py_None) {
-    PyObject* const given[] = {name_.ptr(), value_of(epilogue_, values), value_of(input_, values),
-                               value_of(extras_, values), value_of(index_, values)};
-    mapped = py::reinterpret_steal<py::object>(
-        PyObject_Vectorcall(epilogue_arguments_.ptr(), given, std::size(given), nullptr));
-    if (!mapped) throw py::error_already_set();
+    mapped = map(values);
   } else if (!is_default(extras_, values) || !is_default(index_, values)) {
     return nullptr;
   }
   stack.reserve(choice->op->stack_size());
   for (const Source& source : choice->sources) {
-    if (!push(stack, source, value_of(source.parameter, values), mapped.ptr())) return nullptr;
+    if (!push(stack, source, value_of(source.parameter, values), mapped)) return nullptr;
   }
   return push_outputs(stack, *choice->op, values) ? choice : nullptr;
 }
 
-/// `mapped`: (expression, extras, numbers) of the epilogue, or null.
+/// The text of an epilogue that Python has traced before and that reads nothing but its code, with
+/// extras that are tensors alone. Null for any other: Python's own look-up takes a third of the
+/// time of a small call.
+PyObject* Function::traced_text(const Values& values) const {
+  PyObject* const input = value_of(input_, values);
+  PyObject* const extras = value_of(extras_, values);
+  if (!THPVariable_CheckExact(input) || !is_default(index_, values)) return nullptr;
+  if (!PyTuple_CheckExact(extras) && !PyList_CheckExact(extras)) return nullptr;
+  PyObject* const* const items = PySequence_Fast_ITEMS(extras);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(extras);
+  if (!std::all_of(items, items + count, [](PyObject* x) { return THPVariable_CheckExact(x); })) {
+    return nullptr;
+  }
+  auto* const dtype =
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(THPVariable_Unpack(input).scalar_type()));
+  const py::tuple key =
+      py::make_tuple(borrowed(value_of(epilogue_, values)),
+                     py::make_tuple(borrowed(dtype), static_cast<int64_t>(count), py::none()));
+  return PyDict_GetItem(traced_texts_.ptr(), key.ptr());
+}
+
+Function::Mapped Function::map(const Values& values) const {
+  Mapped mapped;
+  if (PyObject* const text = traced_text(values)) {
+    mapped.expression = text;
+    mapped.extras = value_of(extras_, values);
+    return mapped;
+  }
+  PyObject* const given[] = {name_.ptr(), value_of(epilogue_, values), value_of(input_, values),
+                             value_of(extras_, values), value_of(index_, values)};
+  mapped.owned = py::reinterpret_steal<py::object>(
+      PyObject_Vectorcall(epilogue_arguments_.ptr(), given, std::size(given), nullptr));
+  if (!mapped.owned) throw py::error_already_set();
+  mapped.expression = PyTuple_GET_ITEM(mapped.owned.ptr(), 0);
+  mapped.extras = PyTuple_GET_ITEM(mapped.owned.ptr(), 1);
+  PyObject* const numbers = PyTuple_GET_ITEM(mapped.owned.ptr(), 2);
+  if (PyList_GET_SIZE(numbers) > 0) mapped.numbers = numbers;
+  return mapped;
+}
+
 bool Function::push(torch::jit::Stack& stack, const Source& source, PyObject* value,
-                    PyObject* mapped) {
-  const auto part = [&](Py_ssize_t i) {
-    return mapped == nullptr ? nullptr : PyTuple_GET_ITEM(mapped, i);
-  };
+                    const Mapped& mapped) {
   switch (source.argument) {
     case Argument::group_name:
     case Argument::group_size:
       return push_group(stack, source, value);
     case Argument::expression:
     case Argument::optional_expression:
-      value = part(0);
+      value = mapped.expression;
       break;
     case Argument::extras:
     case Argument::optional_extras:
-      value = part(1);
+      value = mapped.extras;
       break;
     case Argument::numbers:
-      value = part(2);
-      if (value != nullptr && PyList_GET_SIZE(value) == 0) value = nullptr;
+      value = mapped.numbers;
       break;
     case Argument::reduce_op:
       if (PyUnicode_CheckExact(value)) break;

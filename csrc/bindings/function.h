@@ -80,8 +80,18 @@ class Function {
   /// The operator, and its arguments on the stack. Null if the twin has to make the call.
   const Choice* fill(torch::jit::Stack& stack, const Values& values);
 
+  /// An epilogue as its operators take it; null: no epilogue, or no numbers.
+  struct Mapped {
+    PyObject* expression = nullptr;
+    PyObject* extras = nullptr;
+    PyObject* numbers = nullptr;
+    pybind11::object owned;  // keeps them, if the values of the call do not
+  };
+  Mapped map(const Values& values) const;
+  PyObject* traced_text(const Values& values) const;
+
   // Each pushes one argument, or returns false if that is not plain.
-  bool push(torch::jit::Stack& stack, const Source& source, PyObject* value, PyObject* mapped);
+  bool push(torch::jit::Stack& stack, const Source& source, PyObject* value, const Mapped& mapped);
   bool push_text(torch::jit::Stack& stack, const Source& source, PyObject* text);
   bool push_group(torch::jit::Stack& stack, const Source& source, PyObject* group);
   bool push_quantization(torch::jit::Stack& stack, const Source& source);
@@ -97,7 +107,7 @@ class Function {
   const pybind11::object declaration_;
   const pybind11::object twin_;
   const pybind11::object known_, distributed_;
-  const pybind11::object group_arguments_, reduce_op_argument_, epilogue_arguments_,
+  const pybind11::object group_arguments_, reduce_op_argument_, epilogue_arguments_, traced_texts_,
       quantization_of_;
   const pybind11::object world_, default_group_;  // names of attributes
   std::vector<Parameter> parameters_;

@@ -64,7 +64,7 @@ py::object built_in(const std::string& name, const std::string& module, const st
       PyCFunction_NewEx(&one.method, nullptr, py::str(module).ptr()));
 }
 
-/// (features, operator, overload)
+/// (features, operator, overload, whether it is a fused normalization)
 py::list variants(const std::string& function) {
   py::list list;
   for (const Variant& variant : variants_of(function)) {
@@ -73,9 +73,9 @@ py::list variants(const std::string& function) {
       if ((variant.features >> i & 1) != 0) features.append(kFeatureNames[i]);
     }
     const Operator& op = *variant.op;
-    list.append(py::make_tuple(py::tuple(features),
-                               op.name + (op.form == Form::in_place ? "_" : ""),
-                               op.overload.empty() ? "default" : op.overload));
+    list.append(
+        py::make_tuple(py::tuple(features), op.name + (op.form == Form::in_place ? "_" : ""),
+                       op.overload.empty() ? "default" : op.overload, op.family == Family::norm));
   }
   return list;
 }

@@ -48,13 +48,16 @@ bool any_tensor(const c10::OperatorHandle& handle, const Stack& stack, F f) {
   return any;
 }
 
-/// Without this data a tensor has no gradient and no tangent.
-bool has_autograd_data(const Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr;
+/// Whether a tensor may have a gradient or a tangent: without this data it has neither.
+bool any_has_autograd_data(const c10::OperatorHandle& handle, const Stack& stack) {
+  return any_tensor(handle, stack, [](const Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr;
+  });
 }
 
 /// To the kernels that do the work, below autograd and what counts versions.
-void redispatch_below(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+C10_ALWAYS_INLINE void redispatch_below(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                                        Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   handle.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
@@ -211,24 +214,9 @@ void record(const Operator& op, const c10::OperatorHandle& handle, c10::Dispatch
   record_exchange(op, a, result, splits ? variable_list{results[1].toTensor()} : variable_list());
 }
 
-/// A kernel of an operator that calls one of the functions of this file.
-class Layer final : public c10::OperatorKernel {
- public:
-  using Function = void (*)(const Operator& op, const c10::OperatorHandle& handle,
-                            c10::DispatchKeySet keys, Stack* stack);
-  Layer(const Operator& op, Function function) : op_(op), function_(function) {}
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-    function_(op_, handle, keys, stack);
-  }
-
- private:
-  const Operator& op_;
-  Function function_;
-};
-
 void autograd(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
               Stack* stack) {
-  if (!any_tensor(handle, *stack, has_autograd_data)) return write(op, handle, keys, stack);
+  if (!any_has_autograd_data(handle, *stack)) return write(op, handle, keys, stack);
   if (op.family == Family::norm) {
     refuse_gradients_of_norm(op, handle, *stack);
     return write(op, handle, keys, stack);
@@ -243,22 +231,36 @@ void autograd(const Operator& op, const c10::OperatorHandle& handle, c10::Dispat
   record(op, handle, keys, stack);
 }
 
-void add_layer(torch::Library& library, const Operator& op, Layer::Function function) {
-  library.impl(op.full_name().c_str(),
-               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Layer>(op, function)));
+/// A kernel of an operator that calls one of the functions of this file.
+template <auto kFunction>
+class Layer final : public c10::OperatorKernel {
+ public:
+  explicit Layer(const Operator& op) : op_(op) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+    kFunction(op_, handle, keys, stack);
+  }
+
+ private:
+  const Operator& op_;
+};
+
+template <auto kFunction>
+void add_layer(torch::Library& library, const Operator& op) {
+  auto layer = std::make_unique<Layer<kFunction>>(op);
+  library.impl(op.full_name().c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(layer)));
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(collx, Autograd, library) {
   for (const Operator& op : operators()) {
-    if (op.has_tensors()) add_layer(library, op, autograd);
+    if (op.has_tensors()) add_layer<autograd>(library, op);
   }
 }
 
 TORCH_LIBRARY_IMPL(collx, ADInplaceOrView, library) {
   for (const Operator& op : operators()) {
-    if (op.form != Form::functional) add_layer(library, op, write);
+    if (op.form != Form::functional) add_layer<write>(library, op);
   }
 }
 

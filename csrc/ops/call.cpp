@@ -70,15 +70,27 @@ Request request_of(const Communicator& communicator, const CallCore& core) {
   request.device = communicator.on_cuda() ? DeviceKind::cuda : DeviceKind::cpu;
   request.world = communicator.options().world_size;
   request.room = communicator.options().blocks;
-  request.spare_room = communicator.spare_blocks();
   request.deterministic =
       communicator.deterministic() || at::globalContext().deterministicAlgorithms();
   request.capabilities = communicator.options().capabilities;
   request.capabilities.peer_access = communicator.has_regions();
-  if (communicator.on_cuda() && communicator.has_regions()) {
-    request.lanes = static_cast<int>(communicator.cuda_layout().lanes.lanes);
+  if (communicator.on_cuda()) {
+    request.spare_room = communicator.spare_blocks();
+    if (communicator.has_regions()) {
+      request.lanes = static_cast<int>(communicator.cuda_layout().lanes.lanes);
+    }
   }
   return request;
+}
+
+Plan plan_call(const Communicator& communicator, const Request& request) {
+  return communicator.tuned(select(request));
+}
+
+NormPlan plan_call(const Communicator& communicator, NormRequest request) {
+  request.tuned_blocks = communicator.tuned_blocks();
+  request.tuned_threads = communicator.tuned_threads();
+  return plan_norm(request, communicator.cuda_layout());
 }
 
 }  // namespace collx

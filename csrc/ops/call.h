@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "../protocol/call.h"
+#include "../protocol/norm_plan.h"
 #include "../protocol/selection.h"
 #include "communicator.h"
 #if COLLX_CUDA
@@ -36,6 +37,10 @@ void place_in(Request& request, const std::optional<SymmetricRange>& input,
 
 /// The communicator's part of a request to the selection.
 Request request_of(const Communicator& communicator, const CallCore& core);
+
+/// How a call is carried out. Both the call and `explain` ask these functions.
+Plan plan_call(const Communicator& communicator, const Request& request);
+NormPlan plan_call(const Communicator& communicator, NormRequest request);
 
 /// Makes a CUDA device the current one for as long as it lives.
 class OnDevice {

@@ -193,28 +193,27 @@ void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& o
                     offset ? ", or where the one is this rank's part of the other" : "");
 }
 
-void refuse_unsymmetric(const char* op, Algorithm algorithm, bool input_symmetric,
-                        bool output_symmetric) {
-  TORCH_CHECK_VALUE(false, "collx.", op, ": algorithm: got \"", name_of(algorithm),
-                    "\", which needs a symmetric ", input_symmetric ? "" : "input",
-                    input_symmetric || output_symmetric ? "" : " and ",
-                    output_symmetric ? "" : "output (give it as out=, or work in place)",
-                    "; accepted: contiguous tensors from collx.empty or known by collx.register");
+namespace {
+
+/// Of the tensors that peers access.
+void check_symmetric(const char* op, const Request& r) {
+  const Touched peers = touched(r.collective);
+  const bool input = !peers.input || r.input_symmetric;
+  const bool output = !peers.output || r.output_symmetric;
+  TORCH_CHECK_VALUE(
+      input && output, "collx.", op, ": algorithm: got \"", name_of(r.algorithm),
+      "\", which needs a symmetric ", input ? "" : "input", input || output ? "" : " and ",
+      output                                  ? ""
+      : r.collective == Collective::allreduce ? "output (give it as out=, or work in place)"
+                                              : "output (give it as out=)",
+      "; accepted: contiguous tensors from collx.empty or known by collx.register");
+  TORCH_CHECK_VALUE(!r.in_place || !overwrites_in_place(r.collective), "collx.", op,
+                    ": algorithm: got \"", name_of(r.algorithm),
+                    "\" in place, where peers would overwrite what is still to be sent; accepted: "
+                    "auto, staged, lanes, fallback");
 }
 
-void check_direct(const char* op, Collective collective, Algorithm algorithm, bool input_symmetric,
-                  bool output_symmetric, bool in_place) {
-  if (algorithm != Algorithm::direct) return;
-  const bool reads = is_reduction(collective);
-  TORCH_CHECK_VALUE(reads ? input_symmetric : output_symmetric, "collx.", op,
-                    ": algorithm: got \"direct\", which needs a symmetric ",
-                    reads ? "input" : "output (give it as out=)",
-                    "; accepted: contiguous tensors from collx.empty or known by collx.register");
-  TORCH_CHECK_VALUE(!in_place || !overwrites_in_place(collective), "collx.", op,
-                    ": algorithm: got \"direct\" in place, where peers would overwrite what is "
-                    "still to be sent; accepted: auto, staged, lanes, fallback");
-}
-
+/// A sum whose order the NVLink switch chooses. Integer sums are the same in any order.
 void alert_order_of_switch(const char* op, const Request& request) {
   at::Context& context = at::globalContext();
   if (!context.deterministicAlgorithms() || is_integer(request.dtype)) return;
@@ -223,7 +222,8 @@ void alert_order_of_switch(const char* op, const Request& request) {
                                 '"');
 }
 
-void refuse_multicast(const char* op, const Request& request, const Communicator& communicator) {
+[[noreturn, gnu::cold]] void refuse_multicast(const char* op, const Request& request,
+                                              const Communicator& communicator) {
   Request automatic = request;
   automatic.algorithm = Algorithm::automatic;
   const std::string_view instead = name_of(select(automatic).named);
@@ -246,10 +246,25 @@ void refuse_multicast(const char* op, const Request& request, const Communicator
                               instead, " for this call");
 }
 
-void refuse_without_regions(const char* op, Algorithm algorithm, const Communicator& communicator) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "collx.", op, ": algorithm: got \"", name_of(algorithm),
-                              "\", but the ranks of \"", communicator.options().name,
-                              "\" have no access to each other's memory; accepted: auto, fallback");
+void check_multicast(const char* op, const Request& request, const Communicator& communicator) {
+  const bool adds = adds_by_multicast(request.collective, request.algorithm);
+  if (adds ? can_be_switched(request) : request.capabilities.multicast) {
+    return adds ? alert_order_of_switch(op, request) : void();
+  }
+  refuse_multicast(op, request, communicator);
+}
+
+}  // namespace
+
+void check_requirements(const char* op, const Request& request, const Communicator& communicator) {
+  if (request.algorithm == Algorithm::automatic) return;
+  if (needs_multicast(request.algorithm)) check_multicast(op, request, communicator);
+  if (needs_symmetric(request.algorithm) && request.bytes > 0) check_symmetric(op, request);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      communicator.has_regions() || request.world == 1 || !row_of(request.algorithm).kernels,
+      "collx.", op, ": algorithm: got \"", name_of(request.algorithm), "\", but the ranks of \"",
+      communicator.options().name,
+      "\" have no access to each other's memory; accepted: auto, fallback");
 }
 
 }  // namespace collx

@@ -54,47 +54,10 @@ void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& o
 /// Every element of a tensor that is written has a location of its own.
 void check_writable(const char* op, const char* argument, const at::Tensor& tensor);
 
-[[noreturn, gnu::cold]] void refuse_unsymmetric(const char* op, Algorithm algorithm,
-                                                bool input_symmetric, bool output_symmetric);
-
-/// An algorithm that works on the ranks' own tensors needs them registered.
-inline void check_symmetric(const char* op, Algorithm algorithm, bool input_symmetric,
-                            bool output_symmetric) {
-  if (!needs_symmetric(algorithm) || (input_symmetric && output_symmetric)) return;
-  refuse_unsymmetric(op, algorithm, input_symmetric, output_symmetric);
-}
-
-/// "direct": between the tensors themselves, so those that peers touch have to be registered.
-void check_direct(const char* op, Collective collective, Algorithm algorithm, bool input_symmetric,
-                  bool output_symmetric, bool in_place);
-
-[[noreturn, gnu::cold]] void refuse_multicast(const char* op, const Request& request,
-                                              const Communicator& communicator);
-
-/// torch.use_deterministic_algorithms: RuntimeError, or a warning, for a sum whose order the NVLink
-/// switch chooses. Integer sums are the same in any order.
-void alert_order_of_switch(const char* op, const Request& request);
-
-/// NotImplementedError where the call asks for NVLink multicast, and that is not there or does not
-/// reduce so.
-inline void check_multicast(const char* op, const Request& request,
-                            const Communicator& communicator) {
-  if (!needs_multicast(request.algorithm)) return;
-  const bool adds = adds_by_multicast(request.collective, request.algorithm);
-  if (adds ? can_be_switched(request) : request.capabilities.multicast) {
-    return adds ? alert_order_of_switch(op, request) : void();
-  }
-  refuse_multicast(op, request, communicator);
-}
-
-[[noreturn, gnu::cold]] void refuse_without_regions(const char* op, Algorithm algorithm,
-                                                    const Communicator& communicator);
-
-/// Without access to each other's memory ranks have the fallback alone.
-inline void check_peer_access(const char* op, Algorithm algorithm,
-                              const Communicator& communicator) {
-  if (algorithm == Algorithm::automatic || !row_of(algorithm).kernels) return;
-  if (!communicator.has_regions()) refuse_without_regions(op, algorithm, communicator);
-}
+/// What an algorithm that a call names requires. NotImplementedError where the ranks have no access
+/// to each other's memory or no NVLink multicast, or where that does not reduce the dtype;
+/// ValueError where peers access a tensor that is not symmetric; RuntimeError, or a warning, if
+/// torch.use_deterministic_algorithms is set and the NVLink switch chooses the order of a sum.
+void check_requirements(const char* op, const Request& request, const Communicator& communicator);
 
 }  // namespace collx

@@ -56,18 +56,6 @@ void use_splits(const Arguments& a, Prepared& p) {
   e.geometry = rows_of(a.input);
 }
 
-Prepared prepare_with_shapes(const Arguments& a) {
-  Prepared p = prepare(a);
-  if (row_of(a.collective).counted) {
-    use_splits(a, p);
-  } else if (has_parts(a.collective)) {
-    use_parts(a, p);
-  } else if (a.collective != Collective::allreduce) {  // which counts elements alone
-    p.exchange.geometry = undivided(a.input);
-  }
-  return p;
-}
-
 using More = std::shared_ptr<MoreOperands>;
 
 /// With the epilogue, if it is not null: in the kernels, or behind them.
@@ -110,11 +98,6 @@ void into_dense(const Prepared& p, const std::shared_ptr<const Epilogue>& epilog
 
 }  // namespace
 
-at::IntArrayRef Prepared::output_sizes() const {
-  return keeps_shape(exchange.collective) ? input.sizes()
-                                          : C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(sizes));
-}
-
 Prepared prepare(const Arguments& a) {
   const char* const op = a.op();
   const at::Tensor& input = a.input;
@@ -131,50 +114,59 @@ Prepared prepare(const Arguments& a) {
   return p;
 }
 
-at::Tensor into_new(const Arguments& a, const std::shared_ptr<const Epilogue>& epilogue) {
-  const Prepared p = prepare_with_shapes(a);
+Prepared prepare_with_shapes(const Arguments& a) {
+  Prepared p = prepare(a);
+  if (row_of(a.collective).counted) {
+    use_splits(a, p);
+  } else if (has_parts(a.collective)) {
+    use_parts(a, p);
+  } else if (a.collective != Collective::allreduce) {  // which counts elements alone
+    p.exchange.geometry = undivided(a.input);
+  }
+  return p;
+}
+
+at::Tensor into_new(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogue) {
   at::Tensor output =
-      make_output(p.output_sizes(), a.input, dtype_of(epilogue).value_or(a.input.scalar_type()));
-  const auto input = a.input.expect_contiguous();
-  carry_out(p, epilogue, *input, output);
+      make_output(p.output_sizes(), p.input, dtype_of(epilogue).value_or(p.input.scalar_type()));
+  carry_out(p, epilogue, *p.input.expect_contiguous(), output);
   return output;
 }
 
-void into(const Arguments& a, const std::shared_ptr<const Epilogue>& epilogue,
+void into(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogue,
           const at::Tensor& out) {
-  const Prepared p = prepare_with_shapes(a);
-  const bool keeps = keeps_shape(a.collective), same = out.scalar_type() == a.input.scalar_type();
-  check_out(a.op(), a.input, keeps ? a.input.sym_sizes() : c10::SymIntArrayRef(p.sizes), out, "out",
-            dtype_of(epilogue));
-  if (keeps && same) {
-    check_overlap(a.op(), a.input, out);
+  const char* const op = p.exchange.op();
+  const bool same = out.scalar_type() == p.input.scalar_type();
+  check_out(op, p.input, p.symbolic_output_sizes(), out, "out", dtype_of(epilogue));
+  if (keeps_shape(p.exchange.collective) && same) {
+    check_overlap(op, p.input, out);
   } else {
-    check_disjoint(a.op(), a.input, out, same ? p.own_part : std::nullopt);
+    check_disjoint(op, p.input, out, same ? p.own_part : std::nullopt);
   }
   into_dense(p, epilogue, out);
 }
 
 namespace {
 
-void in_place(const Arguments& a) {
-  const Prepared p = prepare_with_shapes(a);
-  check_writable(a.op(), "input", a.input);
-  if (a.input.is_contiguous()) return carry_out(p, nullptr, a.input, a.input);
-  const at::Tensor dense = a.input.contiguous();
-  carry_out(p, nullptr, dense, dense, copy_at_last(dense, a.input));
+void in_place(const Prepared& p) {
+  check_writable(p.exchange.op(), "input", p.input);
+  if (p.input.is_contiguous()) return carry_out(p, nullptr, p.input, p.input);
+  const at::Tensor dense = p.input.contiguous();
+  carry_out(p, nullptr, dense, dense, copy_at_last(dense, p.input));
 }
 
 }  // namespace
 
 Results exchange(const Operator& op, const Arguments& a) {
+  const Prepared p = prepare_with_shapes(a);
   switch (op.form) {
     case Form::functional:
-      return {into_new(a, nullptr)};
+      return {into_new(p, nullptr)};
     case Form::out:
-      into(a, nullptr, a.results[0]);
+      into(p, nullptr, a.results[0]);
       break;
     case Form::in_place:
-      in_place(a);
+      in_place(p);
   }
   return {};
 }

@@ -22,15 +22,23 @@ struct Prepared {
   // Where the one tensor may be a part of the other: bytes between their beginnings.
   std::optional<int64_t> own_part;
 
-  at::IntArrayRef output_sizes() const;
+  at::IntArrayRef output_sizes() const {
+    return keeps_shape(exchange.collective) ? input.sizes()
+                                            : C10_AS_INTARRAYREF_SLOW(symbolic_output_sizes());
+  }
+  c10::SymIntArrayRef symbolic_output_sizes() const {
+    return keeps_shape(exchange.collective) ? input.sym_sizes() : c10::SymIntArrayRef(sizes);
+  }
 };
 
 /// Checks what all calls have in common. Shapes are not checked.
 Prepared prepare(const Arguments& arguments);
+/// Checks shapes as well.
+Prepared prepare_with_shapes(const Arguments& arguments);
 
-/// `epilogue`: null without one.
-at::Tensor into_new(const Arguments& arguments, const std::shared_ptr<const Epilogue>& epilogue);
-void into(const Arguments& arguments, const std::shared_ptr<const Epilogue>& epilogue,
+/// The call into a new tensor, or into `out`, which is checked. `epilogue`: null without one.
+at::Tensor into_new(const Prepared& prepared, const std::shared_ptr<const Epilogue>& epilogue);
+void into(const Prepared& prepared, const std::shared_ptr<const Epilogue>& epilogue,
           const at::Tensor& out);
 
 /// The shape of the result, without data: exact on any rank. Only uneven parts need the registry,

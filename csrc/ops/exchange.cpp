@@ -37,6 +37,14 @@ uint64_t count_bytes(const Exchange& e, int own, ExchangeCall& call) {
 template <typename C>
 class TensorRequest : public CallRequest {
  public:
+  Places locate(Communicator& communicator) const override {
+    const Places places = find(communicator.symmetric());
+    if (asked() != Algorithm::automatic) {
+      check_requirements(op(), request(communicator, places), communicator);
+    }
+    return places;
+  }
+
   void own() override {
     for (Held* held : {&input_, &output_}) *held = Held::owned(at::Tensor(**held));
   }
@@ -65,20 +73,16 @@ class TensorRequest : public CallRequest {
     has_rest_ = more_ != nullptr;
   }
 
-  Places find(SymmetricMemory& memory) const {
-    if (memory.is_empty()) return {};
-    const auto from = memory.find(call_.input, input_->nbytes());
-    if (input_->is_same(*output_)) return {from, from};
-    return {from, memory.find(call_.output, output_->nbytes())};
-  }
   bool in_place() const { return call_.input == call_.output; }
   const Epilogue* epilogue() const { return more_ ? more_->epilogue.get() : nullptr; }
 
-  Request request(const Communicator& communicator, const Places& places, uint64_t bytes) const {
+  Request request(const Communicator& communicator, const Places& places) const {
     Request request = request_of(communicator, call_);
-    request.bytes = bytes;
+    request.bytes = bytes_;
+    request.message = message_;
     place_in(request, places.input, places.output);
     request.in_place = in_place();
+    request.epilogue = call_.epilogue != nullptr;
     return request;
   }
 
@@ -94,8 +98,17 @@ class TensorRequest : public CallRequest {
   Held input_;
   Held output_;
   const std::shared_ptr<const MoreOperands> more_;
+  uint64_t bytes_ = 0;    // of the full tensor
+  uint64_t message_ = 0;  // Request::message
 
  private:
+  Places find(SymmetricMemory& memory) const {
+    if (memory.is_empty()) return {};
+    const auto from = memory.find(call_.input, input_->nbytes());
+    if (input_->is_same(*output_)) return {from, from};
+    return {from, memory.find(call_.output, output_->nbytes())};
+  }
+
   const int axis_;
   KernelEpilogue kernel_epilogue_;
 };
@@ -106,6 +119,7 @@ class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
                        const at::Tensor& output, std::shared_ptr<const MoreOperands>&& more)
       : TensorRequest(communicator, e, input, output, std::move(more)) {
     call_.numel = static_cast<uint64_t>(input_->numel());
+    bytes_ = call_.numel * static_cast<uint64_t>(dtype_size(call_.dtype));
     is_empty_ = call_.numel == 0;
   }
 
@@ -113,17 +127,8 @@ class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
     if (!in_place()) output_->copy_(*input_);
   }
 
-  Places locate(Communicator& communicator) const override {
-    const Places places = find(communicator.symmetric());
-    if (needs_multicast(asked())) {
-      check_multicast(op(), request(communicator, places), communicator);
-    }
-    if (is_empty()) return places;
-    check_symmetric(op(), asked(), places.input.has_value(), places.output.has_value());
-    return places;
-  }
   Call& plan(const Launch& launch, const Places& places) override {
-    call_.plan = launch.communicator.tuned(select(request(launch.communicator, places)));
+    call_.plan = plan_call(launch.communicator, request(launch.communicator, places));
     describe(call_.descriptor);
     map_peers(launch.communicator, places.input, places.output, call_);
     return call_;
@@ -138,14 +143,6 @@ class AllreduceCallRequest final : public TensorRequest<AllreduceCall> {
     cuda::allreduce(view, call_, stream);
   }
 #endif
-
- private:
-  Request request(const Communicator& communicator, const Places& places) const {
-    const uint64_t bytes = call_.numel * static_cast<uint64_t>(dtype_size(call_.dtype));
-    Request request = TensorRequest::request(communicator, places, bytes);
-    request.epilogue = call_.epilogue != nullptr;
-    return request;
-  }
 };
 
 class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
@@ -164,6 +161,10 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
       call_.longest = longest_message(e.collective, e.geometry, o.world_size);
       bytes_ = e.geometry.bytes();
     }
+    if (device_splits()) {
+      call_.longest = std::max(e.splits.rows, e.splits.capacity) * e.splits.row_bytes;
+    }
+    message_ = call_.longest;
     if (e.collective == Collective::gather && o.rank != e.root) call_.cleared = output_->nbytes();
     // With splits on the device, the counts are a result, too.
     needs_no_peers_ = !device_splits();
@@ -175,23 +176,9 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
     if (!in_place()) output_->copy_(input_->view_as(*output_));
   }
 
-  Places locate(Communicator& communicator) const override {
-    const Places places = find(communicator.symmetric());
-    if (needs_multicast(asked())) {
-      check_multicast(op(), request(communicator, places), communicator);
-    }
-    if (call_.longest == 0) return places;
-    check_direct(op(), call_.collective, asked(), places.input.has_value(),
-                 places.output.has_value(), in_place());
-    return places;
-  }
-
   Call& plan(const Launch& launch, const Places& places) override {
-    if (device_splits()) {
-      call_.longest = std::max(call_.splits.rows, call_.splits.capacity) * call_.splits.row_bytes;
-    }
     const Request wanted = request(launch.communicator, places);
-    call_.plan = launch.communicator.tuned(select(wanted));
+    call_.plan = plan_call(launch.communicator, wanted);
     if (device_splits()) call_.splits.lanes = lanes_of(wanted);
     describe(call_.descriptor);
     describe_whole(call_.descriptor);
@@ -214,11 +201,6 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
 #endif
 
  private:
-  Request request(const Communicator& communicator, const Places& places) const {
-    Request request = TensorRequest::request(communicator, places, bytes_);
-    request.message = call_.longest;
-    return request;
-  }
   /// What the ranks agree on: of the axis along which their parts may differ, the whole.
   void describe_whole(CallDescriptor& d) const {
     const uint64_t element = input_->element_size();
@@ -234,8 +216,6 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
   }
   bool counted() const { return row_of(call_.collective).counted; }
   bool device_splits() const { return call_.splits.sent != nullptr; }
-
-  uint64_t bytes_ = 0;  // of the full tensor
 };
 
 }  // namespace

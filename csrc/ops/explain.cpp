@@ -1,6 +1,5 @@
 #include "explain.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -30,91 +29,45 @@ Collective check_op(std::string_view op) {
   return found;
 }
 
-/// Bytes of the longest message between two ranks, for tensors that are divided evenly.
-uint64_t message_of(Collective op, uint64_t bytes, int world) {
-  return sends_all(op) ? bytes : ceil_div(bytes, static_cast<uint64_t>(world));
+/// What a call on tensors that are divided evenly adds to a request.
+void add_tensors(const char* what, uint64_t numel, at::ScalarType dtype, bool input_symmetric,
+                 bool output_symmetric, std::string_view algorithm, Request& request) {
+  const Collective collective = request.collective;
+  const Geometry geometry{1, numel, c10::elementSize(dtype)};
+  if (reduces(collective)) request.dtype = check_dtype(what, dtype);
+  request.bytes = geometry.bytes();
+  request.message = longest_message(collective, geometry, request.world);
+  request.input_symmetric = request.input_multicast = input_symmetric;
+  request.output_symmetric = request.output_multicast = output_symmetric;
+  request.algorithm = check_algorithm(what, collective, algorithm);
 }
 
-/// Copies take any dtype, of which only the size matters.
-uint64_t itemsize_of(Collective op, at::ScalarType dtype, const char* what) {
-  if (is_reduction(op)) return static_cast<uint64_t>(dtype_size(check_dtype(what, dtype)));
-  return c10::elementSize(dtype);
-}
-
-/// A fused normalization with the options that it has by default.
-NormRequest default_norm(const char* what, Collective op, const Request& request, uint64_t numel,
-                         uint64_t cols, at::ScalarType dtype) {
-  NormRequest r;
-  static_cast<Request&>(r) = request;
-  r.dtype = check_dtype(what, dtype);
-  TORCH_CHECK_TYPE(can_normalize(r.dtype), "collx.", what, ": dtype: got ", name_of(r.dtype),
-                   "; accepted: float32, float16, bfloat16");
+/// What a fused normalization asks for besides.
+NormRequest add_options(const char* what, const Request& request, uint64_t numel, uint64_t cols,
+                        at::ScalarType dtype, const NormWishes& wishes) {
+  const Collective collective = request.collective;
+  TORCH_CHECK_TYPE(can_normalize(request.dtype), "collx.", what, ": dtype: got ",
+                   name_of(request.dtype), "; accepted: float32, float16, bfloat16");
   TORCH_CHECK_VALUE(cols > 0, "collx.", what,
                     ": shape: got rows of no element; accepted: [..., "
                     "cols], from 1 column");
-  r.cols = cols;
-  r.rows = numel / cols;
-  const Quantized quantized = row_of(op).quantized;
-  r.options.quantization = quantized == Quantized::fp8    ? Quantization::e4m3fn
-                           : quantized == Quantized::int8 ? Quantization::int8
-                                                          : Quantization::none;
-  r.results = functional_operator(op).planned();
-  return r;
-}
-
-const Operator& norm_operator(Collective collective, bool keeps_norm) {
-  TORCH_CHECK_VALUE(!keeps_norm || is_quantized(collective), "collx.", name_of(collective),
+  TORCH_CHECK_VALUE(!wishes.keep_norm || is_quantized(collective), "collx.", name_of(collective),
                     ": keep_norm: got True; accepted: False, since the normalized tensor is its "
                     "result");
-  return functional_operator(collective, keeps_norm ? "keep_norm" : "");
-}
-
-/// The request that a call makes, from tensors that have nothing but shape and dtype.
-NormRequest request_as_called(const Communicator& communicator, Collective collective,
-                              const Request& request, uint64_t numel, uint64_t cols,
-                              at::ScalarType dtype, std::string_view algorithm,
-                              const NormWishes& wishes) {
-  const Operator& op = norm_operator(collective, wishes.keep_norm);
-  const uint64_t rows = cols == 0 ? 0 : numel / cols;
-  const auto meta = [&](at::IntArrayRef sizes, at::ScalarType type) {
-    return at::empty(sizes, at::TensorOptions(type).device(at::kMeta));
-  };
-  const auto width = static_cast<int64_t>(cols);
-  const auto& options = communicator.options();
-  const uint64_t own =
-      scatters_rows(collective) ? partition(rows, options.world_size, options.rank).count : rows;
+  const NormWishes usual;
+  TORCH_CHECK_VALUE(is_quantized(collective) || (wishes.scale_mode == usual.scale_mode &&
+                                                 wishes.quant_group_size == usual.quant_group_size),
+                    "collx.", name_of(collective),
+                    ": scale_mode, quant_group_size: given to an operator without scales");
+  const Operator& op = functional_operator(collective, wishes.keep_norm ? "keep_norm" : "");
   Arguments a;
-  a.collective = collective;
-  a.input = meta({static_cast<int64_t>(rows), width}, dtype);
-  a.weight = meta({width}, dtype);
-  a.group_name = options.name;
   a.fp8_dtype = "e4m3fn";
   a.rounding = wishes.rounding;
-  a.algorithm = algorithm;
-  a.max_blocks = request.max_blocks;
-  for (const Argument argument : op.arguments) {
-    if (argument == Argument::residual) {
-      a.residual = meta({static_cast<int64_t>(own), width}, dtype);
-    } else if (argument == Argument::bias) {
-      a.bias = meta({width}, dtype);
-    }
-  }
-  if (is_quantized(collective)) {
-    a.scale_mode = wishes.scale_mode;
-    a.quant_group_size = wishes.quant_group_size;
-    if (a.scale_mode == "tensor") a.scale = meta({1}, at::kFloat);
-  } else {
-    TORCH_CHECK_VALUE(wishes.scale_mode == NormWishes().scale_mode &&
-                          wishes.quant_group_size == NormWishes().quant_group_size,
-                      "collx.", op.name,
-                      ": scale_mode, quant_group_size: given to an operator without scales");
-  }
-  const NormCheck check = check_norm(op, a);
-  NormRequest called = norm_request(communicator, check, check.options, op.planned(), rows, cols);
-  called.input_symmetric = request.input_symmetric;
-  called.input_multicast = request.input_multicast;
-  check_multicast(op.name.c_str(), called, communicator);
-  return called;
+  a.scale_mode = wishes.scale_mode;
+  a.quant_group_size = wishes.quant_group_size;
+  const NormOptions options =
+      check_norm_options(op, a, dtype, c10::SymInt(static_cast<int64_t>(cols)));
+  return norm_request(request, options, op.planned(), numel / cols, cols);
 }
 
 /// Of the slots or the staging memory, for all rows at once.
@@ -174,30 +127,16 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
                     uint64_t cols, at::ScalarType dtype, bool input_symmetric,
                     bool output_symmetric, std::string_view algorithm, int64_t max_blocks,
                     const NormWishes& wishes) {
+  constexpr const char* kWhat = "explain";
   const Collective collective = check_op(op);
-  Request request =
-      request_of(communicator,
-                 {.collective = collective, .max_blocks = check_max_blocks("explain", max_blocks)});
-  const uint64_t itemsize = itemsize_of(collective, dtype, "explain");
-  if (is_reduction(collective)) request.dtype = check_dtype("explain", dtype);
-  request.bytes = numel * itemsize;
-  request.message = message_of(collective, request.bytes, request.world);
-  request.input_symmetric = request.input_multicast = input_symmetric;
-  request.output_symmetric = request.output_multicast = output_symmetric;
-  request.algorithm = check_algorithm("explain", collective, algorithm);
-  if (!is_norm(collective)) check_multicast("explain", request, communicator);
-  if (collective == Collective::allreduce) {
-    check_symmetric("explain", request.algorithm, input_symmetric, output_symmetric);
-  } else {
-    check_direct("explain", collective, request.algorithm, input_symmetric, output_symmetric,
-                 false);
-  }
-  if (request.world > 1) check_peer_access("explain", request.algorithm, communicator);
+  Request request = request_of(
+      communicator, {.collective = collective, .max_blocks = check_max_blocks(kWhat, max_blocks)});
+  add_tensors(kWhat, numel, dtype, input_symmetric, output_symmetric, algorithm, request);
 
   if (is_norm(collective)) {
-    const NormRequest r =
-        request_as_called(communicator, collective, request, numel, cols, dtype, algorithm, wishes);
-    const NormPlan p = plan_norm(r, communicator.cuda_layout());
+    const NormRequest r = add_options(kWhat, request, numel, cols, dtype, wishes);
+    check_requirements(name_of(collective).data(), r, communicator);
+    const NormPlan p = plan_call(communicator, r);
     const uint64_t rows = rows_to_do(collective, p.plan.algorithm, r.rows, r.world);
     const uint64_t chunks =
         communicator.on_cuda()
@@ -209,39 +148,32 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   TORCH_CHECK_VALUE(wishes == NormWishes(),
                     "collx.explain: rounding, scale_mode, quant_group_size, ",
                     "keep_norm: given for ", op, ", which has none of them");
-  const Plan plan = communicator.tuned(select(request));
+  check_requirements(kWhat, request, communicator);
+  const Plan plan = plan_call(communicator, request);
   return {plan, chunks_of(communicator, plan, request), request.bytes,
           workspace_bytes(request, plan.algorithm)};
 }
 
 uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype,
                          int world_size, std::string_view algorithm, bool symmetric) {
+  constexpr const char* kWhat = "workspace_bytes";
   const Collective collective = check_op(op);
   TORCH_CHECK_VALUE(world_size >= 1 && world_size <= kMaxRanks,
                     "collx.workspace_bytes: ", "world_size: got ", world_size, "; accepted: 1 to ",
                     kMaxRanks);
   Request request;
   request.collective = collective;
-  if (is_reduction(collective)) request.dtype = check_dtype("workspace_bytes", dtype);
-  request.bytes = numel * itemsize_of(collective, dtype, "workspace_bytes");
-  request.message = message_of(collective, request.bytes, world_size);
   request.world = world_size;
-  request.input_symmetric = request.output_symmetric = symmetric;
-  request.input_multicast = request.output_multicast = symmetric;
-  request.algorithm = check_algorithm("workspace_bytes", collective, algorithm);
-  if (is_norm(collective)) {
-    NormRequest r = default_norm("workspace_bytes", collective, request, numel, cols, dtype);
-    uint64_t most = 0;
-    for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
-      r.device = device;
-      most = std::max(most, norm_workspace(r, select_algorithm(r)));
-    }
-    return most;
-  }
+  add_tensors(kWhat, numel, dtype, symmetric, symmetric, algorithm, request);
   uint64_t most = 0;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
     request.device = device;
-    most = std::max(most, workspace_bytes(request, select(request).algorithm));
+    if (is_norm(collective)) {
+      const NormRequest r = add_options(kWhat, request, numel, cols, dtype, {});
+      most = std::max(most, norm_workspace(r, select_algorithm(r)));
+    } else {
+      most = std::max(most, workspace_bytes(request, select(request).algorithm));
+    }
   }
   return most;
 }

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "call.h"
 #include "checks.h"
 #include "registry.h"
 
@@ -15,22 +16,16 @@ using at::Tensor;
 
 namespace {
 
-/// What shapes and dtypes say of a call: exact on any rank, without data.
-struct CheckedMap {
-  Sizes sizes;  // of the result
-  std::shared_ptr<Epilogue> epilogue;
-};
-
-CheckedMap check_map(const Arguments& a) {
-  auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
-  Sizes sizes = check_meta(a);
+/// The epilogue of a call whose result has those sizes. What Meta can check as well.
+std::shared_ptr<Epilogue> make_epilogue(const Arguments& a,
+                                        std::shared_ptr<const KnownExpression> known,
+                                        c10::SymIntArrayRef sizes) {
   check_extras(a.op(), known->expression, a.extras, a.input, sizes);
   auto bound = with_numbers(a.op(), known->expression, a.numbers);
-  return {std::move(sizes),
-          std::make_shared<Epilogue>(Epilogue{std::move(known), a.extras, std::move(bound)})};
+  return std::make_shared<Epilogue>(Epilogue{std::move(known), a.extras, std::move(bound)});
 }
 
-void check_value(const Arguments& a, const Sizes& sizes) {
+void check_value(const Arguments& a, c10::SymIntArrayRef sizes) {
   check_out(a.op(), a.input, sizes, a.results[1], "value");
 }
 
@@ -56,41 +51,40 @@ Origin origin_of(const Arguments& a) {
 }
 
 Results reduce_and_map(const Operator& op, const Arguments& a) {
-  CheckedMap map = check_map(a);
-  Epilogue& epilogue = *map.epilogue;
+  auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
+  const Prepared p = prepare_with_shapes(a);
+  const auto epilogue = make_epilogue(a, std::move(known), p.symbolic_output_sizes());
   const bool with_value = op.outputs.size() == 2;
   if (with_value && op.takes_outputs()) {
-    check_value(a, map.sizes);
+    check_value(a, p.symbolic_output_sizes());
     TORCH_CHECK_VALUE(a.results[1].is_contiguous(), "collx.", a.op(), ": value: got strides ",
                       a.results[1].strides(), "; accepted: a contiguous tensor");
     check_disjoint(a.op(), a.input, a.results[1], std::nullopt, "value");
   }
-  if (epilogue.known->expression.indices > 0) epilogue.origin = origin_of(a);
+  if (epilogue->known->expression.indices > 0) epilogue->origin = origin_of(a);
   if (op.takes_outputs()) {
-    if (with_value) epilogue.value = a.results[1];
-    check_extras_apart(a, epilogue);
-    into(a, std::move(map.epilogue), a.results[0]);
+    if (with_value) epilogue->value = a.results[1];
+    check_extras_apart(a, *epilogue);
+    into(p, epilogue, a.results[0]);
     return {};
   }
-  if (!with_value) return {into_new(a, std::move(map.epilogue))};
-  epilogue.value = at::empty(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(map.sizes)),
-                             a.input.options().requires_grad(false));
-  Tensor value = epilogue.value;
-  Tensor result = into_new(a, std::move(map.epilogue));
-  return {std::move(result), std::move(value)};
+  if (!with_value) return {into_new(p, epilogue)};
+  epilogue->value = make_output(p.output_sizes(), a.input);
+  return {into_new(p, epilogue), epilogue->value};
 }
 
 Results reduce_and_map_meta(const Operator& op, const Arguments& a) {
-  const CheckedMap map = check_map(a);
-  const at::ScalarType result = map.epilogue->result();
+  auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
+  const Sizes sizes = check_meta(a);
+  const at::ScalarType result = make_epilogue(a, std::move(known), sizes)->result();
   const bool with_value = op.outputs.size() == 2;
   if (op.takes_outputs()) {
-    if (with_value) check_value(a, map.sizes);
-    check_out(a.op(), a.input, map.sizes, a.results[0], "out", result);
+    if (with_value) check_value(a, sizes);
+    check_out(a.op(), a.input, sizes, a.results[0], "out", result);
     return {};
   }
-  Results results{at::empty_symint(map.sizes, a.input.options().dtype(result))};
-  if (with_value) results.push_back(at::empty_symint(map.sizes, a.input.options()));
+  Results results{at::empty_symint(sizes, a.input.options().dtype(result))};
+  if (with_value) results.push_back(at::empty_symint(sizes, a.input.options()));
   return results;
 }
 

@@ -7,7 +7,6 @@
 
 #include "../cpu/norm.h"
 #include "../protocol/names.h"
-#include "../protocol/norm_plan.h"
 #include "checks.h"
 #include "enqueue.h"
 #include "epilogue_kernels.h"
@@ -117,8 +116,8 @@ class NormCallRequest final : public CallRequest {
     Places places;
     SymmetricMemory& memory = communicator.symmetric();
     if (!memory.is_empty()) places.input = memory.find(call_.input, t_.input.nbytes());
-    if (needs_multicast(asked())) {
-      check_multicast(op(), request(communicator, places), communicator);
+    if (asked() != Algorithm::automatic) {
+      check_requirements(op(), request(communicator, places), communicator);
     }
     return places;
   }
@@ -169,15 +168,15 @@ class NormCallRequest final : public CallRequest {
   }
 
   NormRequest request(const Communicator& communicator, const Places& places) const {
-    NormRequest request =
-        norm_request(communicator, call_, call_.options, results_, call_.rows, call_.cols);
+    NormRequest request = norm_request(request_of(communicator, call_), call_.options, results_,
+                                       call_.rows, call_.cols);
     place_in(request, places.input, places.output);
     return request;
   }
   void plan(const Launch& launch, const Places& places, Algorithm algorithm) {
     NormRequest wanted = request(launch.communicator, places);
     wanted.algorithm = algorithm;
-    const NormPlan plan = plan_norm(wanted, launch.communicator.cuda_layout());
+    const NormPlan plan = plan_call(launch.communicator, wanted);
     call_.plan = plan.plan;
     call_.shape = plan.shape;
     if (plan.spilled == 0) return;
@@ -316,20 +315,17 @@ Results norm_meta(const Operator& op, const Arguments& a) {
   return results;
 }
 
-NormRequest norm_request(const Communicator& communicator, const CallCore& core,
-                         const NormOptions& options, NormResults results, uint64_t rows,
-                         uint64_t cols) {
-  NormRequest request;
-  static_cast<Request&>(request) = request_of(communicator, core);
-  request.rows = rows;
-  request.cols = cols;
-  request.bytes = rows * cols * static_cast<uint64_t>(dtype_size(core.dtype));
-  request.options = options;
-  request.exact_sums = options.rounding == Rounding::fp32 && core.dtype != DType::float32;
-  request.results = results;
-  request.tuned_blocks = communicator.tuned_blocks();
-  request.tuned_threads = communicator.tuned_threads();
-  return request;
+NormRequest norm_request(const Request& request, const NormOptions& options, NormResults results,
+                         uint64_t rows, uint64_t cols) {
+  NormRequest norm;
+  static_cast<Request&>(norm) = request;
+  norm.rows = rows;
+  norm.cols = cols;
+  norm.bytes = rows * cols * static_cast<uint64_t>(dtype_size(norm.dtype));
+  norm.options = options;
+  norm.exact_sums = options.rounding == Rounding::fp32 && norm.dtype != DType::float32;
+  norm.results = results;
+  return norm;
 }
 
 }  // namespace collx

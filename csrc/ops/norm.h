@@ -5,12 +5,9 @@
 
 namespace collx {
 
-class Communicator;
-
-/// What the plan of a call is made from, but for where its tensors lie.
-NormRequest norm_request(const Communicator& communicator, const CallCore& core,
-                         const NormOptions& options, NormResults results, uint64_t rows,
-                         uint64_t cols);
+/// A request to the selection with what only a fused normalization has.
+NormRequest norm_request(const Request& request, const NormOptions& options, NormResults results,
+                         uint64_t rows, uint64_t cols);
 
 Results norm(const Operator& op, const Arguments& arguments);
 Results norm_meta(const Operator& op, const Arguments& arguments);

@@ -96,19 +96,19 @@ void check_number(const char* op, const char* argument, double value, bool good,
   TORCH_CHECK_VALUE(good, "collx.", op, ": ", argument, ": got ", value, "; accepted: ", accepted);
 }
 
-void check_groups(const char* op, const Arguments& a, NormOptions& o) {
+void check_groups(const char* op, const Arguments& a, const c10::SymInt& cols, NormOptions& o) {
   TORCH_CHECK_VALUE(a.quant_group_size >= kSmallestGroup && a.quant_group_size <= kLargestGroup &&
                         std::has_single_bit(static_cast<uint64_t>(a.quant_group_size)),
                     "collx.", op, ": quant_group_size: got ", a.quant_group_size,
                     "; accepted: a power of two from ", kSmallestGroup, " to ", kLargestGroup);
-  TORCH_CHECK_VALUE(a.input.sym_size(-1) % a.quant_group_size == 0, "collx.", op,
-                    ": quant_group_size: got ", a.quant_group_size, " with rows of ",
-                    a.input.sym_size(-1), "; accepted: what divides the columns");
+  TORCH_CHECK_VALUE(cols % a.quant_group_size == 0, "collx.", op, ": quant_group_size: got ",
+                    a.quant_group_size, " with rows of ", cols,
+                    "; accepted: what divides the columns");
   o.quant_group_size = static_cast<int32_t>(a.quant_group_size);
 }
 
-void check_given_scale(const char* op, const Arguments& a, ScaleMode mode) {
-  if (mode != ScaleMode::tensor) {
+void check_given_scale(const char* op, const Arguments& a) {
+  if (a.scale_mode != "tensor") {
     TORCH_CHECK_VALUE(!a.scale, "collx.", op, ": scale: got a tensor with scale_mode \"",
                       a.scale_mode, "\"; accepted: None, but with scale_mode \"tensor\"");
     return;
@@ -134,7 +134,8 @@ void check_given_scale(const char* op, const Arguments& a, ScaleMode mode) {
   refuse("scale_dtype", a.scale_dtype != "float32");
 }
 
-void check_quantization(const Operator& operation, const Arguments& a, NormOptions& o) {
+void check_quantization(const Operator& operation, const Arguments& a, at::ScalarType input,
+                        const c10::SymInt& cols, NormOptions& o) {
   const char* op = operation.name.c_str();
   o.quantization = Quantization::int8;
   if (is_fp8(operation.collective)) {
@@ -145,14 +146,12 @@ void check_quantization(const Operator& operation, const Arguments& a, NormOptio
   o.scale_mode = choose<ScaleMode>(
       op, "scale_mode", a.scale_mode,
       {{"row", ScaleMode::row}, {"tensor", ScaleMode::tensor}, {"group", ScaleMode::group}});
-  check_given_scale(op, a, o.scale_mode);
   if (a.scale_ub) {
     check_number(op, "scale_ub", *a.scale_ub, *a.scale_ub >= 0, "None, 0 and more");
   }
   o.scale_ub = static_cast<float>(a.scale_ub.value_or(std::numeric_limits<double>::infinity()));
-  if (o.scale_mode == ScaleMode::group) check_groups(op, a, o);
+  if (o.scale_mode == ScaleMode::group) check_groups(op, a, cols, o);
   o.ue8m0 = a.ue8m0;
-  const at::ScalarType input = a.input.scalar_type();
   const ScaleType like_input = input == at::kHalf       ? ScaleType::float16
                                : input == at::kBFloat16 ? ScaleType::bfloat16
                                                         : ScaleType::float32;
@@ -238,23 +237,11 @@ c10::SymDimVector NormResultShape::strides() const {
   return result;
 }
 
-NormCheck check_norm(const Operator& operation, const Arguments& a) {
+NormOptions check_norm_options(const Operator& operation, const Arguments& a, at::ScalarType input,
+                               const c10::SymInt& cols) {
   const char* op = operation.name.c_str();
-  const bool scatters = scatters_rows(operation.collective);
-  NormCheck check{};
-  check.collective = operation.collective;
-  NormOptions& o = check.options;
-  check.dtype = check_input(op, a.input, scatters);
-  check_vector(op, "weight", a.weight, a.input);
-  if (a.bias.defined()) {
-    o.norm = Norm::layer;
-    check_vector(op, "bias", a.bias, a.input);
-    TORCH_CHECK_TYPE(a.bias.scalar_type() == a.weight.scalar_type(), "collx.", op,
-                     ": bias: got dtype ", dtype_name(a.bias.scalar_type()),
-                     "; accepted: the weight's, ", dtype_name(a.weight.scalar_type()));
-  }
-  if (a.residual.defined()) check_residual(op, a, scatters);
-  o.weight_float32 = a.weight.scalar_type() == at::kFloat;
+  NormOptions o;
+  o.norm = row_of(operation.collective).layer_norm ? Norm::layer : Norm::rms;
   o.rounding = choose<Rounding>(op, "rounding", a.rounding,
                                 {{"fp32", Rounding::fp32},
                                  {"parity", Rounding::parity},
@@ -262,14 +249,33 @@ NormCheck check_norm(const Operator& operation, const Arguments& a) {
   check_number(op, "eps", a.eps, a.eps >= 0 && std::isfinite(a.eps), "a finite number from 0");
   check_number(op, "weight_offset", a.weight_offset, std::isfinite(a.weight_offset),
                "a finite number");
-  const at::ScalarType dtype = a.input.scalar_type();
-  o.eps = o.rounding == Rounding::fp32 ? rounded(a.eps, dtype) : static_cast<float>(a.eps);
-  o.weight_offset = rounded(a.weight_offset, dtype);
-  if (is_quantized(operation.collective)) check_quantization(operation, a, o);
+  o.eps = o.rounding == Rounding::fp32 ? rounded(a.eps, input) : static_cast<float>(a.eps);
+  o.weight_offset = rounded(a.weight_offset, input);
+  if (is_quantized(operation.collective)) check_quantization(operation, a, input, cols, o);
+  return o;
+}
+
+NormCheck check_norm(const Operator& operation, const Arguments& a) {
+  const char* op = operation.name.c_str();
+  const bool scatters = scatters_rows(operation.collective);
+  NormCheck check{};
+  check.collective = operation.collective;
+  check.dtype = check_input(op, a.input, scatters);
+  check_vector(op, "weight", a.weight, a.input);
+  if (a.bias.defined()) {
+    check_vector(op, "bias", a.bias, a.input);
+    TORCH_CHECK_TYPE(a.bias.scalar_type() == a.weight.scalar_type(), "collx.", op,
+                     ": bias: got dtype ", dtype_name(a.bias.scalar_type()),
+                     "; accepted: the weight's, ", dtype_name(a.weight.scalar_type()));
+  }
+  if (a.residual.defined()) check_residual(op, a, scatters);
+  if (is_quantized(operation.collective)) check_given_scale(op, a);
+  check.options = check_norm_options(operation, a, a.input.scalar_type(), a.input.sym_size(-1));
+  check.options.weight_float32 = a.weight.scalar_type() == at::kFloat;
   check.algorithm = check_algorithm(op, operation.collective, a.algorithm);
   check.max_blocks = check_max_blocks(op, a.max_blocks);
   for (const Output result : operation.outputs) {
-    check.results.push_back(shape_of(result, a, o));
+    check.results.push_back(shape_of(result, a, check.options));
   }
   check.epilogue = check_epilogue(op, a, check.results[0].sizes);
   return check;

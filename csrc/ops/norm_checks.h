@@ -24,6 +24,11 @@ struct NormCheck : CallCore {
   std::shared_ptr<const KnownExpression> epilogue;  // null: none
 };
 
+/// What strings and numbers say of a call on rows of `cols` elements. No tensor of the arguments is
+/// read. ValueError names the argument.
+NormOptions check_norm_options(const Operator& op, const Arguments& arguments, at::ScalarType input,
+                               const c10::SymInt& cols);
+
 /// Everything that shapes, dtypes and options say. ValueError or TypeError names the argument.
 NormCheck check_norm(const Operator& op, const Arguments& arguments);
 

@@ -20,8 +20,9 @@ struct Registry {
   // Regions belong to the Python objects, so nothing here may outlive those.
   NameTable<Communicator> table;
   std::atomic<uint64_t> changes{1};  // of the table
-  std::atomic<int> forks{0};
 };
+
+std::atomic<int> forks{0};
 
 /// What this thread has looked up last: calls of one communicator follow each other.
 struct Last {
@@ -36,7 +37,7 @@ Registry& instance();
 void before_fork() { instance().mutex.lock(); }
 void after_fork_in_parent() { instance().mutex.unlock(); }
 void after_fork_in_child() {
-  instance().forks.fetch_add(1, std::memory_order_relaxed);
+  forks.fetch_add(1, std::memory_order_relaxed);
   instance().mutex.unlock();
 }
 
@@ -121,6 +122,6 @@ std::shared_ptr<Communicator> make(const std::string& group_name) {
 
 int live_on_device(int device_index) { return instance().table.live(device_index); }
 
-int fork_generation() { return instance().forks.load(std::memory_order_relaxed); }
+int fork_generation() { return forks.load(std::memory_order_relaxed); }
 
 }  // namespace collx::registry

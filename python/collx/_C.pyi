@@ -259,8 +259,9 @@ class Backend(_Backend):
     ) -> None: ...
     def get_error(self) -> ErrorType: ...
 
-def variants(function: str) -> list[tuple[tuple[str, ...], str, str]]:
-    """The overloads that a function calls: what the call is given, operator, overload."""
+def variants(function: str) -> list[tuple[tuple[str, ...], str, str, bool]]:
+    """The overloads that a function calls: what the call is given, operator, overload, and whether
+    it is a fused normalization."""
 
 def make_by(function: Callable[[str], Communicator]) -> None:
     """What C++ calls, as collx::registry::make, for the communicator of a process group's name."""

@@ -11,9 +11,9 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from collx._imports import after_import
-from collx.communicator import Communicator, find, forked, group_size_of, known, of_group
+from collx.communicator import Communicator, find, forked, known, of_group
 
-__all__ = ["Group", "get", "is_initialized", "name_and_size", "name_of", "process_group"]
+__all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
 
 Group: TypeAlias = "Communicator | str | dist.ProcessGroup | DeviceMesh | None"
 """A communicator; its name; a process group, or a device mesh of one dimension; or None for the
@@ -62,18 +62,6 @@ def _name_for_group(group_name: str) -> str:
 # Dynamo calls it while it traces and keeps the name as a constant, which is what graphs hold. Not a
 # decorator, since assume_constant_result imports Dynamo.
 after_import("torch._dynamo", lambda: torch.compiler.assume_constant_result(_name_for_group))
-
-
-def name_and_size(op: str, group: Group) -> tuple[str, int]:
-    """With the number of ranks. ValueError where there is no communicator of that name; `op`: whose
-    argument the group is."""
-    if not is_dynamo_compiling():
-        try:
-            return known[distributed_c10d._world.default_pg if group is None else group]
-        except (KeyError, TypeError):
-            pass
-    name = name_of(group)
-    return name, group_size_of(op, name)
 
 
 def get(group: Group = None) -> Communicator:

@@ -54,7 +54,7 @@ def as_function_call(
 
     this = (overload._opname, overload._overloadname)
     for name in twins:
-        for features, *called in extension.variants(name):
+        for features, *called, _ in extension.variants(name):
             if tuple(called) == this and "epilogue" not in features:
                 return getattr(collx, name), _parameters(features, overload, arguments)
     return None, {}

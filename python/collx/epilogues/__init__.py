@@ -9,7 +9,7 @@ import torch
 
 from collx.epilogues.reads import Unkeyed, check_reads, is_plain, key_of
 
-__all__ = ["Epilogue", "expression_of"]
+__all__ = ["Epilogue", "expression_of", "traced_texts"]
 
 Epilogue = Callable[..., torch.Tensor]
 """f(value, *extras), and behind them the coordinates where the call has index=True."""
@@ -18,9 +18,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _KEPT = 4096  # texts, before all are forgotten
 _texts: dict[Hashable, str] = {}
-# By the function itself, which is looked up in less time than its key is made. It holds nothing
-# but its code and its module.
-_texts_of_plain: dict[Hashable, str] = {}
+traced_texts: dict[Hashable, str] = {}
+"""Texts of functions that read nothing but their code and modules, by (function, (dtype, extras,
+dims)). A function is looked up in less time than its key is made."""
 
 
 def _constant_to_dynamo(function: F) -> F:
@@ -54,7 +54,7 @@ def expression_of(
     """
     rest = (dtype, extras, dims)
     try:
-        return _texts_of_plain[f, rest]
+        return traced_texts[f, rest]
     except (KeyError, TypeError):  # it is new here, or has no hash
         pass
     if not callable(f):
@@ -76,7 +76,7 @@ def expression_of(
         text = traced(op, f, dtype, kinds, dims)
         _keep(_texts, key, text)
     if is_plain(f):
-        _keep(_texts_of_plain, (f, rest), text)
+        _keep(traced_texts, (f, rest), text)
     return text
 
 

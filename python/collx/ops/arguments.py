@@ -4,15 +4,15 @@ functions and their twins use them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from collx._groups import Group, name_and_size, name_of
-from collx.communicator import known
-from collx.epilogues import Epilogue, expression_of
+from collx._groups import Group, name_of
+from collx.communicator import group_size_of, known
+from collx.epilogues import Epilogue, expression_of, traced_texts
 from collx.ops.quantization import Quantization
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "quantization_of",
     "reduce_op_argument",
     "refuse_without_epilogue",
+    "traced_texts",
 ]
 
 ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
@@ -42,7 +43,8 @@ _NAMES: tuple[tuple[Any, str], ...] = (
 def group_arguments(op: str, group: Group, size: bool) -> tuple[str, int | None]:
     """The name of the communicator, and with `size` the number of its ranks. `op`: the function
     that refuses the group."""
-    return name_and_size(op, group) if size else (name_of(group), None)
+    name = name_of(group)
+    return name, group_size_of(op, name) if size else None
 
 
 def reduce_op_argument(op: str, given: ReduceOp) -> str:
@@ -81,32 +83,27 @@ def epilogue_arguments(
     return expression_of(op, epilogue, input.dtype, kinds, dims), tensors, numbers
 
 
-class _Extras(NamedTuple):
-    """Extras as the operators take them."""
+_Extras: TypeAlias = tuple[list[torch.Tensor], list[float], int | tuple[str, ...]]
+"""Tensors, numbers, and what each of the extras is, as `expression_of` takes it."""
 
-    tensors: list[torch.Tensor]
-    numbers: list[float]
-    kinds: int | tuple[str, ...]
-    """As `expression_of` takes them."""
-
-
-_NO_EXTRAS = _Extras([], [], 0)
+_NO_EXTRAS: _Extras = ([], [], 0)
 
 
 def _extras_of(op: str, extras: Sequence[Extra]) -> _Extras:
     for extra in extras:
         if not isinstance(extra, torch.Tensor):
             return _with_numbers(op, extras)
-    return _Extras([*extras], [], len(extras))  # type: ignore[list-item]
+    return list(extras), [], len(extras)  # type: ignore[arg-type]
 
 
 def _with_numbers(op: str, extras: Sequence[Extra]) -> _Extras:
-    found = _Extras([], [], ())
-    kinds = []
+    tensors: list[torch.Tensor] = []
+    numbers: list[float] = []
+    kinds: list[str] = []
     for which, extra in enumerate(extras):
         if isinstance(extra, torch.Tensor):
             kinds.append("tensor")
-            found.tensors.append(extra)
+            tensors.append(extra)
             continue
         if not isinstance(extra, (bool, int, float)):
             raise TypeError(
@@ -120,8 +117,8 @@ def _with_numbers(op: str, extras: Sequence[Extra]) -> _Extras:
             )
         kind = bool if isinstance(extra, bool) else int if isinstance(extra, int) else float
         kinds.append(kind.__name__)
-        found.numbers.append(float(extra))
-    return found._replace(kinds=tuple(kinds))
+        numbers.append(float(extra))
+    return tensors, numbers, tuple(kinds)
 
 
 def refuse_without_epilogue(op: str, extras: Sequence[Extra]) -> NoReturn:

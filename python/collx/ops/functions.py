@@ -112,9 +112,10 @@ class _Variant(NamedTuple):
     defaults: tuple[Any, ...]
     """Of the last arguments."""
     outputs: tuple[str, ...]
+    is_norm: bool
 
     @staticmethod
-    def of(packet: str, overload: str) -> _Variant:
+    def of(packet: str, overload: str, is_norm: bool) -> _Variant:
         found = getattr(getattr(torch.ops.collx, packet), overload)
         schema = found._schema.arguments
         return _Variant(
@@ -122,6 +123,7 @@ class _Variant(NamedTuple):
             tuple(a.name for a in schema if not a.is_out),
             tuple(a.default_value for a in schema if a.has_default_value()),
             tuple(a.name for a in schema if a.is_out),
+            is_norm,
         )
 
 
@@ -131,9 +133,11 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
         p.name: p.default for p in signature.parameters.values() if p.default is not p.empty
     }
     variants = {
-        features: _Variant.of(packet, overload)
-        for features, packet, overload in extension.variants(name)
+        features: _Variant.of(packet, overload, is_norm)
+        for features, packet, overload, is_norm in extension.variants(name)
     }
+    # The epilogue of a normalization is an option of its operator.
+    has_map = any("epilogue" in features for features in variants)
 
     def twin(*args: Any, **named: Any) -> Any:
         declaration(*args, **named)  # TypeError for arguments that it does not take
@@ -142,7 +146,7 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
             if torch.compiler.is_dynamo_compiling():
                 return _out_of_graphs[name](*args, **named)
             _refuse_async(name)
-        features, values = _resolved(name, given)
+        features, values = _resolved(name, given, has_map)
         variant = variants.get(features)
         if variant is None:
             _refuse(name, features)
@@ -152,16 +156,19 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
     return twin
 
 
-def _resolved(name: str, given: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _resolved(
+    name: str, given: dict[str, Any], has_map: bool
+) -> tuple[tuple[str, ...], dict[str, Any]]:
     """What the operator depends on, in the order of csrc/bindings/function_table.h; and arguments
-    of the operator that are made from several parameters, or from one of another name."""
+    of the operator that are made from several parameters, or from one of another name. `has_map`:
+    whether an epilogue chooses the operator."""
     features: list[str] = []
     values: dict[str, Any] = {}
     if given.get("epilogue") is not None:
         values["expression"], values["extras"], values["numbers"] = arguments.epilogue_arguments(
             name, given["epilogue"], given["input"], given["extras"], given["index"]
         )
-        if "eps" not in given:  # the epilogue of a normalization is an option of its operator
+        if has_map:
             features.append("epilogue")
     elif given.get("extras") or given.get("index"):
         arguments.refuse_without_epilogue(name, given["extras"])
@@ -259,7 +266,7 @@ def _is(value: Any, default: Any) -> bool:
 def _outputs(variant: _Variant, given: dict[str, Any], out: Any) -> tuple[torch.Tensor, ...]:
     if "output_splits" in variant.outputs:
         return out, given["output_splits"]
-    if "eps" not in given or isinstance(out, torch.Tensor):
+    if not variant.is_norm or isinstance(out, torch.Tensor):
         outs: tuple[torch.Tensor, ...] = (out,)
     else:
         outs = tuple(out)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+
+import collx
 
 from ..attempt import Attempt, attempt, works
 from ..norm_cases import OPS, quantizes
@@ -101,6 +104,30 @@ def test_explain_refuses_what_the_call_refuses(pool: Pool) -> None:
             assert f"collx.{FUSED}: {name}: got" in found[name].message
         assert found["no scales"].error == "ValueError", found["no scales"]
         assert found["no norm"].error == "ValueError", found["no norm"]
+
+
+def _refused_by_both(rank: Rank) -> dict[str, tuple[str, str]]:
+    communicator = rank.communicator()
+    found = {}
+    for op in ("allreduce", "reducescatter", "allgather"):
+        for numel in (0, 256):
+            x = torch.ones(numel, device=rank.device)
+            shape = numel * rank.size if op == "allgather" else numel
+            for algorithm in ("pull_push", "direct", "staged", "multimem", "oneshot_pull"):
+                call = partial(getattr(collx, op), x, group=communicator, algorithm=algorithm)
+                explain = partial(communicator.explain, op, shape, x.dtype, algorithm=algorithm)
+                called, explained = attempt(call), attempt(explain)
+                found[f"{op} {numel} {algorithm}"] = (called.error, explained.error)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_explain_and_the_call_check_an_algorithm_alike(pool: Pool) -> None:
+    """Peers access no tensor of a call without elements, which may then be any tensor."""
+    for found in pool.run(_refused_by_both):
+        assert all(called == explained for called, explained in found.values()), found
+        assert found["allreduce 256 pull_push"][0] == "ValueError"
+        assert found["allreduce 0 pull_push"][0] == ""
 
 
 def _tuned(rank: Rank) -> dict[str, Any]:
