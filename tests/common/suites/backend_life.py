@@ -69,11 +69,11 @@ def _while_others_are_used(rank: Rank) -> None:
     counted: list[int] = []
 
     def use() -> None:
-        if rank.device.type == "cuda":
-            torch.cuda.set_device(rank.device)
-        # All ranks make the same number of calls.
-        for number in range(200):
-            assert _sum(rank, busy, float(number % 7))
+        # On a stream of its own: calls of two groups on one stream have one order on all ranks.
+        on_cuda = rank.device.type == "cuda"
+        with torch.cuda.stream(torch.cuda.Stream(rank.device)) if on_cuda else nullcontext():
+            for number in range(200):
+                assert _sum(rank, busy, float(number % 7))
         counted.append(number)
         ended.set()
 
