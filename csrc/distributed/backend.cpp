@@ -44,13 +44,14 @@ Backend::~Backend() = default;
 // --- communicators, and the inner group -------------------------------------------------------
 
 bool Backend::serves(c10::Device device) {
+  TORCH_CHECK_VALUE(!left_.load(std::memory_order_relaxed), "collx: process group \"",
+                    options_->group_name, "\" has been shut down");
   Place& at = place(device);
   if (at.settled.load(std::memory_order_acquire)) return at.communicator != nullptr;
   if (!device.is_cpu() && !device.is_cuda()) return false;
   // Not under the mutex, since it takes Python's lock. Python makes one for all threads.
   std::shared_ptr<Communicator> made = maker_->make(device);
   const std::lock_guard held(mutex_);
-  TORCH_CHECK(!left_, "collx: process group \"", options_->group_name, "\" has been shut down");
   if (!at.settled.load(std::memory_order_relaxed)) {
     at.communicator = std::move(made);
     at.settled.store(true, std::memory_order_release);
@@ -100,10 +101,7 @@ void Backend::abort() {
 }
 
 void Backend::shutdown() {
-  {
-    const std::lock_guard held(mutex_);
-    if (std::exchange(left_, true)) return;
-  }
+  if (left_.exchange(true)) return;
   maker_->leave();
   inner_->shutdown();
 }
@@ -114,7 +112,15 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   auto* const own = dynamic_cast<BackendOptions*>(options.get());
   TORCH_CHECK_TYPE(own != nullptr,
                    "collx: split_group: pg_options: accepted: collx.backend.Options");
-  return maker_->split(store, ranks, c10::intrusive_ptr<BackendOptions>::reclaim_copy(own));
+  // PyTorch asks once for each kind of device, and one backend serves all of them. A second one
+  // would find the inner group of the first in the store.
+  if (split_ && split_name_ == own->group_name) {
+    if (auto made = split_->lock()) return made;
+  }
+  auto made = maker_->split(store, ranks, c10::intrusive_ptr<BackendOptions>::reclaim_copy(own));
+  if (made != nullptr) split_.emplace(made);
+  split_name_ = own->group_name;
+  return made;
 }
 
 // --- pieces of work ---------------------------------------------------------------------------
@@ -159,9 +165,7 @@ c10::intrusive_ptr<c10d::Work> Backend::kept(const Pending& pending) {
 void Backend::startCoalescing() { coalesced_.emplace(); }
 
 c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
-  TORCH_CHECK(coalesced_.has_value(),
-              "collx: the end of a coalesced group of calls that has not "
-              "begun");
+  TORCH_CHECK(coalesced_.has_value(), "collx: end of coalescing without a start");
   Coalesced all = *std::exchange(coalesced_, std::nullopt);
   if (all.grouped != nullptr) all.inner = {all.grouped->endCoalescing()};
   auto work = c10::make_intrusive<Work>(rank_, OpType::COALESCED, calls_.load());

@@ -154,9 +154,11 @@ class C10_EXPORT Backend final : public c10d::Backend {
   const std::unique_ptr<Maker> maker_;
   std::atomic<uint64_t> calls_{0};
   std::optional<Coalesced> coalesced_;
-  mutable std::mutex mutex_;  // held where what follows changes
-  Place places_[2];           // the CPU, CUDA
-  bool left_ = false;
+  std::string split_name_;  // of the group that was split off last
+  std::optional<c10::weak_intrusive_ptr<c10d::Backend>> split_;
+  std::mutex mutex_;  // held where places_ change
+  Place places_[2];   // the CPU, CUDA
+  std::atomic<bool> left_{false};
 };
 
 }  // namespace distributed

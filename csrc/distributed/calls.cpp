@@ -170,12 +170,11 @@ void Calls::allgather(const at::Tensor& input, const Tensors& outputs) {
 
 void Calls::reducescatter(const at::Tensor& input, const at::Tensor& output,
                           const c10d::ReduceOp& op) {
-  const auto from = reduction_of(op, flat("reduce_scatter", "input", input));
-  auto to = reduction_of(op, flat("reduce_scatter", "output", output));
+  const auto from = reduction_of(op, input), to = reduction_of(op, output);
   TORCH_CHECK_VALUE(from && to, "collx: reduce_scatter: output: got dtype ", output.scalar_type(),
                     "; accepted: the input's, ", input.scalar_type());
-  at::Tensor out = to->tensor.view({-1});
-  const at::Tensor in = from->tensor.view({-1});
+  const at::Tensor in = flat("reduce_scatter", "input", from->tensor);
+  at::Tensor out = flat("reduce_scatter", "output", to->tensor);
   (*this)([&] { operators::reducescatter(in, from->op, world, name, out); });
 }
 
@@ -187,20 +186,18 @@ void Calls::reducescatter(const Tensors& inputs, const at::Tensor& output,
   if (same_sizes(inputs)) {
     if (output.is_contiguous()) return reducescatter(flattened(inputs), output, op);
     const at::Tensor dense = at::empty_like(output, at::MemoryFormat::Contiguous);
-    const auto from = reduction_of(op, flattened(inputs));
-    auto to = reduction_of(op, dense.view({-1}));
+    const auto from = reduction_of(op, flattened(inputs)), to = reduction_of(op, dense);
     at::Tensor out = to->tensor.view({-1});
-    const at::Tensor in = from->tensor.view({-1});
-    return (*this)([&] { operators::reducescatter(in, from->op, world, name, out); },
-                   [dense, output] { output.copy_(dense); });
+    return (*this)(
+        [&] { operators::reducescatter(from->tensor.view({-1}), from->op, world, name, out); },
+        [dense, output] { output.copy_(dense); });
   }
   for (int root = 0; root < world; ++root) {
     const at::Tensor part = inputs[static_cast<size_t>(root)].clone();
     auto reduction = reduction_of(op, part);
     std::function<void()> then;
     if (root == rank) then = [part, output] { output.copy_(part.view(output.sizes())); };
-    (*this)([&] { operators::reduce_(reduction->tensor, reduction->op, root, name); },
-            std::move(then));
+    (*this)([&] { operators::reduce_(reduction->tensor, reduction->op, root, name); }, then);
   }
 }
 

@@ -46,20 +46,19 @@ class Calls {
 
   /// `then` follows the call, on its stream.
   template <typename F>
-  void operator()(F call, std::function<void()> then = {}) {
+  void operator()(F call, const std::function<void()>& then = {}) {
     const at::AutoDispatchBelowADInplaceOrView below;
     if (!posts_) {
       call();
       if (then) then();
       return;
     }
-    std::function<void()> alone = then;
-    Posting posting(std::move(then));
+    Posting posting(then);
     call();
     if (posting.posted() != nullptr) {
       posted_.push_back(posting.posted());
-    } else if (alone) {
-      alone();
+    } else if (then) {
+      then();
     }
   }
 

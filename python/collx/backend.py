@@ -16,7 +16,6 @@ processes on the CPU.
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from datetime import timedelta
 
@@ -49,7 +48,6 @@ class _Maker:
         self._inner = inner
         self._lock = threading.Lock()
         self._made: dict[str, Communicator | None] = {}
-        self._process = os.getpid()
 
     def make(self, device: torch.device) -> extension.Communicator | None:
         with self._lock:

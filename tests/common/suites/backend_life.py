@@ -275,10 +275,13 @@ def _beside_others(rank: Rank) -> dict[str, Any]:
         group_name=f"split-{rank.rank > 0}",
         group_desc="part",
     )
+    first, *others = (part._get_backend(device) for device in part._device_types)
+    found["one backend"] = len(others) > 0 and all(other is first for other in others)
     z = torch.ones(4, device=rank.device)
     part.allreduce([z]).wait()
     found["split"] = z.tolist() == [1.0 if rank.rank == 0 else rank.size - 1.0] * 4
     part.shutdown()
+    found["shut down"] = "shut down" in attempt(lambda: part.allreduce([z])).message
     dist.destroy_process_group(group)
     dist.destroy_process_group(gloo)
     return found
