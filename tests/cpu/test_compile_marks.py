@@ -127,7 +127,7 @@ def test_the_keys_of_the_caches_change_with(what: str, monkeypatch: pytest.Monke
         world_size=2,
         device="cpu",
         fallback_reason=None,
-        group=SimpleNamespace(group_name="0"),
+        group_name="0",
     )
     made.append(member)
     before = found()

@@ -194,11 +194,7 @@ def _flag(variable: str) -> bool:
 def _device(
     device: torch.device | str | int | None, group: dist.ProcessGroup | None
 ) -> torch.device:
-    if device is None:
-        assert group is not None
-        chosen = _default_device(group)
-    else:
-        chosen = torch.device(device)
+    chosen = _default_device(group) if device is None else torch.device(device)
     if chosen.type not in MAX_RANKS:
         raise ValueError(f"init: device {chosen}; collx works on cuda and cpu")
     if chosen.type == "cpu":
@@ -213,7 +209,7 @@ def _device(
     return torch.device("cuda", index)
 
 
-def _default_device(group: dist.ProcessGroup) -> torch.device:
+def _default_device(group: dist.ProcessGroup | None) -> torch.device:
     """What the group was made for. Gloo and MPI take GPU tensors too, but a group that has nothing
     else was made for the CPU."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
