@@ -1,7 +1,5 @@
 #include "backend.h"
 
-#include <pybind11/chrono.h>
-
 #include <memory>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>

@@ -24,12 +24,6 @@ T& only(const char* op, std::vector<T>& list) {
   return list[0];
 }
 
-Tensors joined(const Tensors& a, const Tensors& b) {
-  Tensors all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return all;
-}
-
 }  // namespace
 
 Backend::Backend(int rank, int size, c10::intrusive_ptr<BackendOptions> options,
@@ -264,7 +258,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather_coalesced(TensorLists& outputs
     TORCH_CHECK_VALUE(list.size() == inputs.size(), "collx: all_gather_coalesced: got ",
                       list.size(), " outputs of a rank; accepted: one for each of ", inputs.size(),
                       " inputs");
-    results = joined(results, list);
+    results.insert(results.end(), list.begin(), list.end());
   }
   return work(OpType::ALLGATHER_COALESCED, "collx:all_gather_coalesced", inputs, o.asyncOp, results,
               [&](Calls& c) {

@@ -8,7 +8,6 @@
 #include <c10/macros/Export.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,7 +44,7 @@ class Maker {
   /// The communicator of the group on a device. Collective over the group. Null, on all ranks, if
   /// they cannot reach each other's memory, or are too many.
   virtual std::shared_ptr<Communicator> make(c10::Device device) = 0;
-  /// Gives up the communicators. Local.
+  /// Frees this rank's part of the communicators. Does not wait for the other ranks.
   virtual void leave() = 0;
   /// A backend of some of the ranks.
   virtual c10::intrusive_ptr<c10d::Backend> split(
