@@ -57,12 +57,27 @@ std::shared_ptr<Communicator> make_communicator(
     std::vector<uint64_t> regions, uint64_t payload_bytes, int64_t timeout_ms,
     const std::string& pdl, bool check, const collx::Offer& agreed, int spare_blocks,
     uint64_t multicast, std::string no_multicast, bool simulated, bool deterministic,
-    c10::intrusive_ptr<c10d::ProcessGroup> fallback_group, bool watchdog) {
-  return Communicator::create(CommunicatorOptions{
-      std::move(name), std::move(group_name), device, rank, world_size, std::move(regions),
-      payload_bytes, timeout_ms, parse_pdl(pdl), check, agreed.at("blocks"), spare_blocks,
-      collx::capabilities_of(agreed), multicast, std::move(no_multicast), simulated, deterministic,
-      watchdog, std::move(fallback_group)});
+    c10::intrusive_ptr<c10d::ProcessGroup> fallback_group, bool watchdog, bool overlap) {
+  return Communicator::create(CommunicatorOptions{std::move(name),
+                                                  std::move(group_name),
+                                                  device,
+                                                  rank,
+                                                  world_size,
+                                                  std::move(regions),
+                                                  payload_bytes,
+                                                  timeout_ms,
+                                                  parse_pdl(pdl),
+                                                  check,
+                                                  agreed.at("blocks"),
+                                                  spare_blocks,
+                                                  collx::capabilities_of(agreed),
+                                                  multicast,
+                                                  std::move(no_multicast),
+                                                  simulated,
+                                                  deterministic,
+                                                  overlap,
+                                                  watchdog,
+                                                  std::move(fallback_group)});
 }
 
 /// Poisons the communicator here and at the peers: `rank` waited in vain for `peer` to vote (-1:
@@ -223,7 +238,7 @@ void bind_communicator(py::module_& m) {
            py::arg("agreed"), py::arg("spare_blocks") = 0, py::arg("multicast") = 0,
            py::arg("no_multicast") = "it was not asked for", py::arg("simulated") = false,
            py::arg("deterministic") = true, py::arg("fallback_group") = py::none(),
-           py::arg("watchdog") = false)
+           py::arg("watchdog") = false, py::arg("overlap") = false)
       .def_property_readonly("name", [](const Communicator& c) { return c.options().name; })
       .def_property_readonly("group_name",
                              [](const Communicator& c) { return c.options().group_name; })

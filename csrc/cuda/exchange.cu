@@ -19,7 +19,7 @@ bool reads_peers(const ExchangeCall& call) {
 }
 bool writes_peers(const ExchangeCall& call) {
   return !is_reduction(call.collective) &&
-         (call.plan.algorithm == Algorithm::direct || call.plan.into_outputs);
+         (needs_symmetric(call.plan.algorithm) || call.plan.into_outputs);
 }
 
 bool is_masked(const ExchangeCall& call) { return collx::is_masked(call.collective, call.dtype); }
@@ -304,6 +304,30 @@ static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorit
 
 static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algorithm::automatic));
 
+/// A message, of which at most one side lies in one run where the other one does not.
+void copy(const Message& from, const Message& to, Stream stream) {
+  const uint64_t width = std::min(from.width, to.width);
+  if (width == to.bytes) {
+    return require(cudaMemcpyAsync(to.data, from.data, width, cudaMemcpyDefault, stream),
+                   "copying a message");
+  }
+  const auto pitch_of = [width](const Message& m) { return m.width == m.bytes ? width : m.pitch; };
+  require(cudaMemcpy2DAsync(to.data, pitch_of(to), from.data, pitch_of(from), width,
+                            to.bytes / width, cudaMemcpyDefault, stream),
+          "copying a message");
+}
+
+void launch_barrier(Kernel kernel, const CudaView& view, const CallDescriptor& descriptor,
+                    Stream stream, cudaEvent_t begun) {
+  Call call{};
+  call.descriptor = descriptor;
+  KernelCall kernel_call = arguments_of(view, call);
+  kernel_call.fingerprint = fingerprint(descriptor);
+  void* arguments[] = {&kernel_call};
+  launch(kernel, Plan{Algorithm::direct, 1, 64}, view.pdl, arguments, stream, "a barrier", 1,
+         begun);
+}
+
 }  // namespace
 
 void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
@@ -313,14 +337,31 @@ void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
   launch_by(kLaunchers, view, call, stream);
 }
 
+void copy(const CudaView& view, const ExchangeCall& call, CopyStreams& streams, Stream stream) {
+  const Routes routes = routes_of(view, call);
+  int used = 0;
+  for (int d = 0; d < view.world; ++d) used += routes.to[d].bytes > 0;
+  streams.fork(stream, used + (routes.cleared.bytes > 0));
+  int branch = 0;
+  // The links first: they are what takes time.
+  for (int hop = 0; hop < view.world; ++hop) {
+    const int d = hop + 1 < view.world ? hop + 1 : 0;
+    if (routes.to[d].bytes > 0) copy(routes.from[d], routes.to[d], streams.branch(branch++));
+  }
+  if (routes.cleared.bytes > 0) {
+    require(cudaMemsetAsync(routes.cleared.data, 0, routes.cleared.bytes, streams.branch(branch)),
+            "clearing an output");
+  }
+  streams.join();
+}
+
+void enter(const CudaView& view, const CallDescriptor& descriptor, CopyStreams& streams,
+           Stream stream) {
+  launch_barrier(rank_entry({}), view, descriptor, stream, streams.entering());
+}
+
 void barrier(const CudaView& view, const CallDescriptor& descriptor, Stream stream) {
-  Call call{};
-  call.descriptor = descriptor;
-  KernelCall kernel_call = arguments_of(view, call);
-  kernel_call.fingerprint = fingerprint(descriptor);
-  void* arguments[] = {&kernel_call};
-  launch(rank_barrier({}), Plan{Algorithm::direct, 1, 64}, view.pdl, arguments, stream,
-         "a barrier");
+  launch_barrier(rank_barrier({}), view, descriptor, stream, nullptr);
 }
 
 }  // namespace collx::cuda

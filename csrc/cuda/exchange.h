@@ -1,12 +1,20 @@
 // Every collective but all-reduce between GPUs of one machine. Launchers only, as in device.h.
 #pragma once
 
+#include "copy_streams.h"
 #include "device.h"
 
 namespace collx::cuda {
 
 /// Launches the call. Errors of the launch itself throw std::runtime_error.
 void exchange(const CudaView& view, const ExchangeCall& call, Stream stream);
+
+/// Enqueues the copies of a call by Algorithm::copy_engine, which stand between two barriers.
+void copy(const CudaView& view, const ExchangeCall& call, CopyStreams& streams, Stream stream);
+
+/// Launches the barrier before them. The one behind them counts the call.
+void enter(const CudaView& view, const CallDescriptor& descriptor, CopyStreams& streams,
+           Stream stream);
 
 /// Launches a barrier of all ranks.
 void barrier(const CudaView& view, const CallDescriptor& descriptor, Stream stream);

@@ -89,8 +89,8 @@ void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64
 }
 
 void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
-            std::string_view what, uint32_t cluster) {
-  cudaLaunchAttribute attributes[2];
+            std::string_view what, uint32_t cluster, cudaEvent_t begun) {
+  cudaLaunchAttribute attributes[3];
   unsigned count = 0;
   if (pdl != PdlLevel::off) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -99,6 +99,10 @@ void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Str
   if (cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
+  if (begun != nullptr) {
+    attributes[count].id = cudaLaunchAttributeLaunchCompletionEvent;
+    attributes[count++].val.launchCompletionEvent = {begun, 0};
   }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks));

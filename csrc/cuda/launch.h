@@ -41,8 +41,9 @@ inline bool whole_vectors(const void* data) {
 }
 
 /// `cluster`: blocks of the grid that make a cluster, one after the other. `what`: for the error.
+/// `begun`: an event that is recorded when all blocks have begun; null: none.
 void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
-            std::string_view what, uint32_t cluster = 1);
+            std::string_view what, uint32_t cluster = 1, cudaEvent_t begun = nullptr);
 
 inline Collective collective_of(const AllreduceCall&) { return Collective::allreduce; }
 inline Collective collective_of(const ExchangeCall& call) { return call.collective; }

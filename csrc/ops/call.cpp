@@ -72,6 +72,7 @@ Request request_of(const Communicator& communicator, const CallCore& core) {
   request.room = communicator.options().blocks;
   request.deterministic =
       communicator.deterministic() || at::globalContext().deterministicAlgorithms();
+  request.overlap = communicator.options().overlap;
   request.capabilities = communicator.options().capabilities;
   request.capabilities.peer_access = communicator.has_regions();
   if (communicator.on_cuda()) {

@@ -261,7 +261,7 @@ void check_requirements(const char* op, const Request& request, const Communicat
   if (needs_multicast(request.algorithm)) check_multicast(op, request, communicator);
   if (needs_symmetric(request.algorithm) && request.bytes > 0) check_symmetric(op, request);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      communicator.has_regions() || request.world == 1 || !row_of(request.algorithm).kernels,
+      communicator.has_regions() || request.world == 1 || row_of(request.algorithm).by == By::group,
       "collx.", op, ": algorithm: got \"", name_of(request.algorithm), "\", but the ranks of \"",
       communicator.options().name,
       "\" have no access to each other's memory; accepted: auto, fallback");

@@ -172,7 +172,7 @@ int Communicator::spare_blocks() const {
 }
 
 Plan Communicator::tuned(Plan plan) const {
-  if (tuned_blocks_ == 0 || !row_of(plan.algorithm).kernels || !on_cuda()) return plan;
+  if (tuned_blocks_ == 0 || !has_kernels(plan.algorithm) || !on_cuda()) return plan;
   if (row_of(plan.algorithm).lanes) {
     plan.blocks = std::min(plan.blocks, tuned_blocks_);  // a block for each lane, of a fixed size
     return plan;

@@ -25,6 +25,7 @@
 #include "symmetric.h"
 #include "watchdog.h"
 #if COLLX_CUDA
+#include "../cuda/copy_streams.h"
 #include "streams.h"
 #endif
 
@@ -48,6 +49,7 @@ struct CommunicatorOptions {
   std::string no_multicast;  // why; empty where there is one
   bool simulated = false;    // CudaView::simulated
   bool deterministic = true;
+  bool overlap = false;  // multiprocessors are left to other work: copy engines where they can
   bool watchdog = false;
   /// A c10d::ProcessGroup that serves the fallback; null: the group of `group_name` does. Not the
   /// type itself, whose header takes long to compile.
@@ -126,6 +128,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   SymmetricMemory& symmetric() { return symmetric_; }
 #if COLLX_CUDA
   StreamOrder& streams() { return streams_; }
+  cuda::CopyStreams& copy_streams() { return copy_streams_; }
 #endif
 
   /// Made when it is first asked for.
@@ -181,6 +184,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   SymmetricMemory symmetric_;
 #if COLLX_CUDA
   StreamOrder streams_;
+  cuda::CopyStreams copy_streams_;
 #endif
 };
 

@@ -60,6 +60,34 @@ void meet(const Launch& launch, const CallDescriptor& call) {
   if (!cpu::barrier(view, call)) communicator.require_usable(op);
 }
 
+/// All outputs may be written.
+void enter([[maybe_unused]] const Launch& launch, [[maybe_unused]] const CallDescriptor& call) {
+#if COLLX_CUDA
+  Communicator& communicator = launch.communicator;
+  const cuda::Stream stream = communicator.streams().enter(c10::cuda::CUDAStream(launch.stream));
+  cuda::enter(communicator.cuda_view(), call, communicator.copy_streams(), stream);
+#endif
+}
+
+/// Copies into the outputs of all ranks. If the barrier before them has failed they take place all
+/// the same, since no host has waited for it.
+void copy([[maybe_unused]] const Launch& launch, const CallDescriptor& /*call*/) {
+#if COLLX_CUDA
+  Communicator& communicator = launch.communicator;
+  launch.request.copy(communicator.cuda_view(), communicator.copy_streams(),
+                      c10::cuda::CUDAStream(launch.stream));
+#endif
+}
+
+/// All outputs have been written.
+void leave([[maybe_unused]] const Launch& launch, [[maybe_unused]] const CallDescriptor& call) {
+#if COLLX_CUDA
+  CudaView view = launch.communicator.cuda_view();
+  view.check = false;  // the ranks have compared the call
+  cuda::barrier(view, call, c10::cuda::CUDAStream(launch.stream));
+#endif
+}
+
 void run_through_group(const Launch& launch, const CallDescriptor& /*call*/) {
   const UseStream use(launch.stream);
   const CallMarks::InGroup marked(launch.communicator.marks());
@@ -69,17 +97,18 @@ void run_through_group(const Launch& launch, const CallDescriptor& /*call*/) {
 /// How the host carries an algorithm out: some steps, in this order.
 struct Launcher {
   Algorithm algorithm;
-  std::array<HostStep, 2> steps;  // null: none
+  std::array<HostStep, 3> steps;  // null: none
 };
 
-constexpr Launcher kByKernels = {Algorithm::automatic, {run_kernels, nullptr}};
+constexpr Launcher kByKernels = {Algorithm::automatic, {run_kernels}};
 /// Of the algorithms without kernels.
 constexpr Launcher kLaunchers[] = {
     {Algorithm::fallback, {meet, run_through_group}},
+    {Algorithm::copy_engine, {enter, copy, leave}},
 };
 
 constexpr const Launcher& launcher_of(Algorithm algorithm) {
-  if (row_of(algorithm).kernels) return kByKernels;
+  if (has_kernels(algorithm)) return kByKernels;
   for (const Launcher& launcher : kLaunchers) {
     if (launcher.algorithm == algorithm) return launcher;
   }
@@ -118,6 +147,11 @@ bool carry_out(const Launch& launch) {
 Places CallRequest::locate(Communicator&) const { return {}; }
 void CallRequest::run_alone(const Launch&) {}
 void CallRequest::finish() const {}
+#if COLLX_CUDA
+void CallRequest::copy(const CudaView&, cuda::CopyStreams&, cuda::Stream) const {
+  TORCH_INTERNAL_ASSERT(false, "collx.", op_, " has no copies");
+}
+#endif
 
 Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream stream) {
   const OnDevice guard(communicator.options().device);

@@ -52,6 +52,8 @@ class CallRequest {
   virtual bool run(const CpuView& view) const = 0;
 #if COLLX_CUDA
   virtual void run(const CudaView& view, cuda::Stream stream) const = 0;
+  /// The copies of Algorithm::copy_engine.
+  virtual void copy(const CudaView& view, cuda::CopyStreams& streams, cuda::Stream stream) const;
 #endif
   /// The call through the process group.
   virtual void run_through_group(const Launch& launch) const = 0;

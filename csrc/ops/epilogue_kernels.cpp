@@ -10,7 +10,7 @@ namespace collx {
 
 bool in_kernels(const Communicator& communicator, Algorithm asked) {
   return communicator.on_cuda() && communicator.has_regions() &&
-         communicator.options().world_size > 1 && row_of(asked).kernels;
+         communicator.options().world_size > 1 && has_kernels(asked);
 }
 
 namespace {

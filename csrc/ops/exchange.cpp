@@ -198,6 +198,9 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
   void run(const CudaView& view, cuda::Stream stream) const override {
     cuda::exchange(view, call_, stream);
   }
+  void copy(const CudaView& view, cuda::CopyStreams& streams, cuda::Stream stream) const override {
+    cuda::copy(view, call_, streams, stream);
+  }
 #endif
 
  private:

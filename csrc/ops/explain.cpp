@@ -89,13 +89,13 @@ uint64_t uses(uint64_t bytes, uint64_t capacity) {
 }
 
 uint64_t cpu_chunks(const CpuLayout& layout, Algorithm algorithm, const Request& r) {
-  return uses(r.bytes, row_of(algorithm).kernels ? cpu_chunk_bytes(layout, algorithm, r.world)
-                                                 : fallback_chunk_bytes(r.world, r.dtype));
+  return uses(r.bytes, has_kernels(algorithm) ? cpu_chunk_bytes(layout, algorithm, r.world)
+                                              : fallback_chunk_bytes(r.world, r.dtype));
 }
 
 uint64_t cuda_chunks(const CudaLayout& layout, const Plan& plan, const Request& r) {
   const Algorithm algorithm = plan.algorithm;
-  if (!row_of(algorithm).kernels) {
+  if (row_of(algorithm).by == By::group) {
     return uses(r.bytes, fallback_chunk_bytes(r.world, r.dtype));
   }
   uint64_t chunks = 1;

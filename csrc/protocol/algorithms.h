@@ -20,6 +20,10 @@ enum class Share : uint8_t {
   slice,    // of that, what each rank but the root passes on
 };
 
+/// What carries a call out: kernels, the copy engines of the devices, or the process group. Of the
+/// last two csrc/ops/enqueue.cpp has the steps of the host.
+enum class By : uint8_t { kernels, copy_engines, group };
+
 struct AlgorithmRow {
   Algorithm algorithm;
   const char* name;
@@ -34,13 +38,17 @@ struct AlgorithmRow {
   bool multicast = false;  // of GPUs alone, whose memory has a multicast address
   bool by_switch = false;  // and what is reduced is reduced there, in an order of its own
   bool on_cpu = true;
-  bool kernels = true;  // false: the host carries it out, by steps of csrc/ops/enqueue.cpp
+  By by = By::kernels;
 };
 
 inline constexpr Collectives kReducesAll = only(Collective::allreduce) | kNorms;
 inline constexpr Collectives kBarrier = only(Collective::barrier);
 inline constexpr Collectives kBroadcast = only(Collective::broadcast);
 inline constexpr Collectives kPairs = kExchanges & ~kBroadcast;
+/// Of which every rank knows where its messages lie in the outputs of the others.
+inline constexpr Collectives kDirectCopies =
+    kExchanges &
+    collectives_where([](const CollectiveRow& row) { return !row.reduces && !row.counted; });
 
 inline constexpr AlgorithmRow kAlgorithms[] = {
     {.algorithm = Algorithm::automatic, .name = "auto", .serves = kWithTensors | kBarrier},
@@ -98,7 +106,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
     {.algorithm = Algorithm::fallback,
      .name = "fallback",
      .serves = kWithTensors | kBarrier,
-     .kernels = false},
+     .by = By::group},
     // Messages through slots, or between the tensors themselves.
     {.algorithm = Algorithm::staged,
      .name = "staged",
@@ -164,6 +172,13 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .share = Share::message,
      .lanes = true,
      .on_cpu = false},
+    {.algorithm = Algorithm::copy_engine,
+     .name = "copy_engine",
+     .serves = kDirectCopies,
+     .share = Share::message,
+     .in_place = true,
+     .on_cpu = false,
+     .by = By::copy_engines},
 #if defined(COLLX_EXTRA_ALGORITHMS)
     COLLX_EXTRA_ALGORITHMS
 #endif
@@ -184,6 +199,7 @@ constexpr bool has_algorithm(Collective c, Algorithm a) {
   return (row_of(a).serves & only(c)) != 0;
 }
 
+constexpr bool has_kernels(Algorithm a) { return row_of(a).by == By::kernels; }
 constexpr bool needs_symmetric(Algorithm a) { return row_of(a).in_place; }
 constexpr bool pushes_into_slots(Algorithm a) { return row_of(a).slots != SlotsFor::none; }
 /// Peers read the inputs, where they lie or where their owner has staged them.

@@ -195,7 +195,7 @@ constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
     p.shape.rows_per_use = static_cast<uint32_t>(p.plan.staged ? layout.staging_bytes / row_bytes
                                                                : detail::at_most(r.rows, 1u << 30));
   }
-  if (!row_of(runs).kernels) {
+  if (!has_kernels(runs)) {
     p.shape = norm_shape(r, runs, 0);
   } else if (p.shape.rows_per_use == 0 || p.shape.steps > 1 || runs == Algorithm::oneshot_push ||
              runs == Algorithm::staged) {
@@ -214,7 +214,7 @@ constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
 
   const NormShape& s = p.shape;
   uint64_t rows = rows_to_do(r.collective, runs, r.rows, r.world);
-  if (row_of(runs).kernels) rows = detail::at_most(rows, s.rows_per_use);
+  if (has_kernels(runs)) rows = detail::at_most(rows, s.rows_per_use);
   const bool push = pushes_into_slots(runs);
   const auto held = [&](int blocks) { return detail::clusters_held(r, s, blocks); };
   uint64_t clusters = held(r.room + (push ? r.spare_room : 0));

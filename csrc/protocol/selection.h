@@ -61,6 +61,7 @@ struct Request : CallCore {
   bool output_multicast = false;
   bool in_place = false;      // the output is the input
   bool deterministic = true;  // the order of the ranks is that of the reduction
+  bool overlap = false;       // multiprocessors are left to other work
   bool exact_sums = false;    // sums are not rounded to the dtype on their way
   bool epilogue = false;      // CUDA: each rank's kernel finishes its own output
   int room = 1;               // blocks of kFullBlock threads that the communicator may use at once
@@ -191,6 +192,7 @@ enum class For : uint8_t {
   all,
   symmetric,  // calls of which that is symmetric which peers would touch in place
   switched,   // calls that a switch may add up, in the order that it likes
+  overlap,    // symmetric calls of a communicator that leaves multiprocessors to other work
 };
 
 /// What a call that asks for one of `asked` takes, on a device.
@@ -226,6 +228,8 @@ inline constexpr uint64_t kLanesFromOfReducescatter = 24 << 20;
 inline constexpr uint64_t kLanesFromOfCopies = (16 << 20) + 1;
 /// And symmetric copies between all ranks are as fast without any.
 inline constexpr uint64_t kDirectFrom = 16 << 20;
+/// And copy engines, with a barrier before and behind, are worth their time.
+inline constexpr uint64_t kCopyEngineFrom = 1 << 20;
 inline constexpr Algorithms kRelayed = only(twostage) | only(pipelined);
 inline constexpr Collectives kAllreduce = only(Collective::allreduce);
 inline constexpr Collectives kReduce = only(Collective::reduce);
@@ -245,6 +249,8 @@ inline constexpr SelectionRow kRows[] = {
     {kTwoshot, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes, kLanesFrom},
     {only(twoshot_lanes), kAllreduce, cpu, all, 16, kAnySize, twoshot_push},
     {only(lanes), kExchanges, cpu, all, 16, kAnySize, staged},
+    {only(copy_engine), kDirectCopies, cpu, all, 16, kAnySize, direct},
+    {kAuto, kDirectCopies, cuda, overlap, 8, kAnySize, copy_engine, kCopyEngineFrom},
     {kAuto, kAllreduce, cuda, switched, 4, kAnySize, multimem_twoshot, 6 << 20},
     {kAuto, kAllreduce, cuda, switched, 8, kAnySize, multimem_twoshot, 2 << 20},
     {kAuto, kAllreduce, cuda, all, 4, 192 << 10, oneshot_push},
@@ -391,7 +397,8 @@ constexpr int find_row(const Request& r, Algorithm asked) {
                          [static_cast<size_t>(asked)];
   if (range.first == range.end) return -1;
   const bool switched = !r.deterministic && can_be_switched(r) && lies_for_switch(r);
-  const bool fits[] = {true, is_symmetric(r), switched};
+  const bool symmetric = is_symmetric(r);
+  const bool fits[] = {true, symmetric, switched, symmetric && r.overlap};
   for (int i = range.first; i < range.end; ++i) {
     const SelectionRow& row = kSelection[i];
     if ((row.asked & only(asked)) != 0 && (row.collectives & only(r.collective)) != 0 &&
@@ -418,7 +425,7 @@ constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) 
     const Collective c = collective.collective;
     for (const AlgorithmRow& asked : kAlgorithms) {
       const Algorithm a = asked.algorithm;
-      if (a == Algorithm::automatic || !asked.kernels) continue;
+      if (a == Algorithm::automatic || !has_kernels(a)) continue;
       if ((collectives & asked.serves & only(c)) == 0) continue;
       if (asked.multicast && device == DeviceKind::cpu) continue;  // refused by name
       bool replaced = false;
@@ -468,7 +475,7 @@ constexpr Plan select(const Request& r) {
     plan.algorithm = Algorithm::twoshot_pull;
   plan.staged = stages_inputs(r, plan.algorithm);
   plan.into_outputs = stores_into_outputs(r, plan.algorithm);
-  if (r.device == DeviceKind::cpu || !row_of(plan.algorithm).kernels) return plan;
+  if (r.device == DeviceKind::cpu || !has_kernels(plan.algorithm)) return plan;
 
   const uint64_t work = work_of(r, plan.algorithm);
   if (row_of(plan.algorithm).lanes) {

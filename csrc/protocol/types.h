@@ -103,6 +103,8 @@ enum class Algorithm : uint8_t {
   // By chunks in lanes: all-reduce, and every other collective.
   twoshot_lanes,
   lanes,
+  // Copies of the host, from tensors into symmetric outputs.
+  copy_engine,
   count
 };
 

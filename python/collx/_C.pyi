@@ -129,6 +129,7 @@ class Communicator:
         deterministic: bool = True,
         fallback_group: dist.ProcessGroup | None = None,
         watchdog: bool = False,
+        overlap: bool = False,
     ) -> None:
         """`regions`: address of every rank's region as mapped here; empty: fallback only.
         `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
@@ -137,7 +138,8 @@ class Communicator:
         0 and `no_multicast`, why there is none. `simulated`: for tests: it is this rank's own.
         `deterministic`: "auto" takes algorithms alone that reduce in the order of the ranks.
         `fallback_group`: serves the fallback instead of the process group of `group_name`, and is
-        kept until destroy. `watchdog`: a thread of the process logs calls that wait for long."""
+        kept until destroy. `watchdog`: a thread of the process logs calls that wait for long.
+        `overlap`: "auto" takes copy engines for large copies between symmetric tensors."""
 
     name: str
     group_name: str

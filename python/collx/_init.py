@@ -33,6 +33,7 @@ def init(
     deterministic: bool = True,
     fallback_group: dist.ProcessGroup | None = None,
     watchdog: bool = False,
+    overlap: bool = False,
 ) -> Communicator:
     """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
 
@@ -68,6 +69,9 @@ def init(
             are missing: one line to the standard error output for each such call, by PyTorch's C++
             logger at level WARNING. One thread serves all communicators of the process. May differ
             from rank to rank.
+        overlap: leave the multiprocessors of CUDA devices to other work, for calls that run beside
+            it. "auto" takes "copy_engine" for copies of 1 MiB and more into symmetric outputs, and
+            `max_blocks` is 16 by default. The same on every rank. The CPU ignores it.
 
     Returns:
         The communicator, ready for torch.ops.collx by its name.
@@ -94,6 +98,7 @@ def init(
         deterministic=deterministic,
         fallback_group=fallback_group,
         watchdog=watchdog,
+        overlap=overlap,
     )
 
 

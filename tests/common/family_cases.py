@@ -191,7 +191,7 @@ class Op:
     forms: tuple[str, ...] = ANYWHERE
     reduces: bool = False
     sized: bool = False  # the schema has group_size
-    direct: str = "none"  # which tensors have to be symmetric for "direct"
+    peers: str = "none"  # which tensors peers access: for NEEDS_SYMMETRIC they are symmetric
     least_dims: int = 0
     widens: bool = False  # the larger of its tensors has `shape` once for each rank
     input_shape: Callable[[Call, int, int], Shape] = _whole
@@ -237,7 +237,7 @@ OPS = {
             (*ANYWHERE, "part"),
             reduces=True,
             sized=True,
-            direct="input",
+            peers="input",
             least_dims=1,
         ),
         Op(
@@ -245,7 +245,7 @@ OPS = {
             ("axis",),
             (*ANYWHERE, "part"),
             sized=True,
-            direct="output",
+            peers="output",
             least_dims=1,
             widens=True,
             input_shape=_even_or_part,
@@ -255,20 +255,21 @@ OPS = {
             "broadcast",
             ("root",),
             (*ANYWHERE, *IN_PLACE),
+            peers="output",
         ),
         Op(
             "reduce",
             ("reduce_op", "root"),
             (*ANYWHERE, *IN_PLACE),
             reduces=True,
-            direct="input",
+            peers="input",
         ),
-        Op("gather", ("root",), sized=True, direct="output", least_dims=1, widens=True),
+        Op("gather", ("root",), sized=True, peers="output", least_dims=1, widens=True),
         Op(
             "scatter",
             ("root",),
             sized=True,
-            direct="output",
+            peers="output",
             least_dims=1,
             widens=True,
             input_shape=_chunks,
@@ -278,7 +279,7 @@ OPS = {
             (),
             (*ANYWHERE, *IN_PLACE),
             sized=True,
-            direct="output",
+            peers="output",
             least_dims=1,
             widens=True,
             input_shape=_chunks,
@@ -311,12 +312,13 @@ if hasattr(torch.ops.collx, "reduce_to_everyone"):
         OPS["allreduce"],
         name="reduce_to_everyone",
         forms=("functional", "out", "inplace", "alias"),
-        direct="input",
+        peers="input",
     )
 NEW = tuple(name for name in OPS if name not in ("allreduce", "barrier"))
 ROOTED = tuple(name for name in NEW if "root" in OPS[name].takes)
 WITH_AXIS = tuple(name for name in NEW if "axis" in OPS[name].takes)
 WITH_SPLITS = ("alltoallv", "alltoallv_device")
+NEEDS_SYMMETRIC = ("direct", "copy_engine")
 SWAPPED = ("alltoall", "reduce_to_everyone")  # in place, peers would need what is overwritten
 
 
@@ -326,18 +328,20 @@ def ways(*names: str) -> list[tuple[str, str]]:
 
 
 def legal(call: Call) -> Call:
-    """The call, made one that exists: what "direct" and tensors that are one ask for."""
+    """The call, made one that exists: what algorithms and tensors that are one ask for."""
     op = OPS[call.op]
     if op.reduces and call.reduce_op not in legal_ops(call.dtype):
         call = replace(call, reduce_op="sum")
-    if call.form not in op.forms or (call.op in SWAPPED and call.algorithm == "direct"):
+    if call.form not in op.forms or (call.op in SWAPPED and call.algorithm in NEEDS_SYMMETRIC):
         apart = call.form in ANYWHERE and call.form in op.forms
         call = replace(call, form=call.form if apart else "out")
     if call.form == "part":
         before = call.shape[: call.axis % len(call.shape)]
         axis = call.axis if set(before) <= {1} else 0  # else the part is not contiguous
         call = replace(call, axis=axis, layout="contiguous", output_layout="contiguous")
-    needed = {"direct": op.direct, "pull_push": "both"}.get(call.algorithm, "none")
+    needed = "both" if call.algorithm == "pull_push" else "none"
+    if call.algorithm in NEEDS_SYMMETRIC:
+        needed = op.peers
     if needed in ("input", "both"):
         call = replace(call, layout="contiguous")
     if needed in ("output", "both"):

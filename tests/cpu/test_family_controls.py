@@ -225,7 +225,15 @@ def test_every_op_has_its_ways() -> None:
         "twostage",
         "pipelined",
         "lanes",
+        "copy_engine",
         "fallback",
+    }
+    assert {op for op, way in ways() if way == "copy_engine"} == {
+        "allgather",
+        "broadcast",
+        "gather",
+        "scatter",
+        "alltoall",
     }
     assert {op for op, way in ways() if way == "lanes"} == set(NEW)
     assert {op for op, way in ways() if way == "fallback"} == set(NEW)

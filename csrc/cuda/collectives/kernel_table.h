@@ -175,6 +175,7 @@ struct KernelFamily {
   PLAIN(reduce_twostage, all)                                                                  \
   PLAIN(alltoallv_device_splits, any)                                                          \
   PLAIN(alltoallv_long, any)                                                                   \
+  PLAIN(rank_entry, any)                                                                       \
   PLAIN(rank_barrier, any)                                                                     \
   /* Fused normalizations. */                                                                  \
   MAPPING(norm_oneshot_push, normalized, .simple = true, .rows = true)                         \

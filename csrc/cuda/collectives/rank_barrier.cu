@@ -1,18 +1,31 @@
 // A barrier of all ranks, in stream order: one block of one warp.
-#include "../transports/schedules.cuh"
+#include "../transports/barrier.cuh"
 #include "kernel_table.h"
 
 namespace collx::cuda {
 namespace {
 
+/// Before the copies of a call, which is counted by the barrier behind them.
+class EntryBarrier : public BlockBarrier {
+ public:
+  using BlockBarrier::BlockBarrier;
+  static constexpr bool kCounts = false;
+};
+
+template <typename Barrier, Phase kPhase>
 __global__ void __launch_bounds__(kFullBlock, World<0>::kBlocksHeld)
     rank_barrier_kernel(const __grid_constant__ KernelCall call) {
-  Session<BlockBarrier> session(call);
-  run_barriers(session, false, 0, 1);
+  Session<Barrier> session(call);
+  session.transport.sync(session.patience, kPhase);
 }
 
 }  // namespace
 
-Kernel rank_barrier(const Instance&) { return as_kernel(rank_barrier_kernel); }
+Kernel rank_entry(const Instance&) {
+  return as_kernel(rank_barrier_kernel<EntryBarrier, Phase::start_barrier>);
+}
+Kernel rank_barrier(const Instance&) {
+  return as_kernel(rank_barrier_kernel<BlockBarrier, Phase::end_barrier>);
+}
 
 }  // namespace collx::cuda

@@ -20,6 +20,7 @@ __all__ = ["DEFAULT_TIMEOUT", "MAX_RANKS", "PDL_LEVELS", "Arguments", "Members",
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_PAYLOAD_BYTES = 128 << 20  # the most that a rank's region takes
+OVERLAP_BLOCKS = 16  # of a call, where a communicator leaves multiprocessors to other work
 PDL_LEVELS = ("off", "end", "early")
 WITHOUT_KERNELS = (
     "this build of collx has no CUDA kernels (collx.cuda_built is False); reinstall it from source "
@@ -60,6 +61,7 @@ class Arguments:
     deterministic: bool
     fallback_group: dist.ProcessGroup | None
     watchdog: bool
+    overlap: bool
 
 
 def limit(timeout: object) -> float:
@@ -82,6 +84,7 @@ def check(
     deterministic: bool,
     fallback_group: dist.ProcessGroup | None,
     watchdog: bool,
+    overlap: bool = False,
     exists: Callable[[str], bool],
 ) -> Arguments:
     """Fills in the defaults. ValueError or TypeError names the argument that is refused;
@@ -96,6 +99,8 @@ def check(
         raise TypeError(f"init: deterministic is a {type(deterministic).__name__}, not a bool")
     if not isinstance(watchdog, bool):
         raise TypeError(f"init: watchdog is a {type(watchdog).__name__}, not a bool")
+    if not isinstance(overlap, bool):
+        raise TypeError(f"init: overlap is a {type(overlap).__name__}, not a bool")
     chosen = _device(device, members.group)
     refuse_in_capture("init", chosen)
     world_size = members.size
@@ -135,11 +140,12 @@ def check(
         payload_bytes=room,
         check=_flag("COLLX_CHECK") if check is None else bool(check),
         pdl=pdl,
-        max_blocks=max_blocks,
+        max_blocks=OVERLAP_BLOCKS if overlap and max_blocks is None else max_blocks,
         spare=spare,
         deterministic=deterministic,
         fallback_group=_fallback(fallback_group, members, chosen),
         watchdog=watchdog,
+        overlap=overlap,
     )
 
 

@@ -137,6 +137,7 @@ def _state_arguments(setup: Setup) -> dict[str, Any]:
         "check": given.check,
         "pdl": given.pdl,
         "deterministic": given.deterministic,
+        "overlap": given.overlap,
         "fallback_group": _name_of(given.fallback_group),
         "version": package,
         "torch version": str(torch.__version__),
@@ -403,6 +404,7 @@ def _create(setup: Setup) -> None:
         deterministic=given.deterministic,
         fallback_group=given.fallback_group,
         watchdog=given.watchdog,
+        overlap=given.overlap,
     )
 
 

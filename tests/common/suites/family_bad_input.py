@@ -30,7 +30,8 @@ from ..rank import Rank
 
 REDUCING = tuple(op for op in NEW if OPS[op].reduces)
 IN_CHUNKS = ("scatter", "alltoall")
-DIRECT = tuple(op for op in NEW if OPS[op].direct != "none")
+DIRECT = tuple(op for op in NEW if "direct" in OPS[op].algorithms)
+COPIED_DIRECTLY = tuple(op for op in NEW if "copy_engine" in OPS[op].algorithms)
 WITH_DIMS = tuple(op for op in NEW if OPS[op].least_dims)
 CHANGED = tuple(op for op in NEW if "inplace" in OPS[op].forms)  # those that have an op_
 
@@ -290,6 +291,19 @@ WRONG: dict[str, Wrong] = {
         ("algorithm", "direct", "symmetric"),
         "out",
     ),
+    "copy_engine where it does not exist": Wrong(
+        ("reducescatter", "reduce", *WITH_SPLITS),
+        lambda given: {"algorithm": "copy_engine"},
+        VALUE,
+        ("algorithm",),
+    ),
+    "copy_engine into an ordinary tensor": Wrong(
+        COPIED_DIRECTLY,
+        lambda given: {"algorithm": "copy_engine", **given.outs},
+        VALUE,
+        ("algorithm", "copy_engine", "symmetric output"),
+        "out",
+    ),
     "direct in place that needs two tensors": Wrong(
         ("alltoall",),
         lambda given: {"algorithm": "direct", "input": _symmetric(given)},
@@ -298,7 +312,7 @@ WRONG: dict[str, Wrong] = {
         "inplace",
     ),
     "direct with an ordinary tensor of the two": Wrong(
-        tuple(op for op in DIRECT if OPS[op].direct == "output"),
+        tuple(op for op in DIRECT if OPS[op].peers == "output"),
         lambda given: {"algorithm": "direct", "input": _symmetric(given), **given.outs},
         VALUE,
         ("algorithm", "direct", "symmetric"),

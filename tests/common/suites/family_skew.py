@@ -11,7 +11,18 @@ import torch
 
 from ..attempt import finish
 from ..check import arenas_of, assert_none
-from ..family_cases import IN_PLACE, NEW, OPS, ROOTED, WITH_SPLITS, Call, data_of, legal, ways
+from ..family_cases import (
+    IN_PLACE,
+    NEEDS_SYMMETRIC,
+    NEW,
+    OPS,
+    ROOTED,
+    WITH_SPLITS,
+    Call,
+    data_of,
+    legal,
+    ways,
+)
 from ..family_check import Prepared, Tensors, all_differences, arguments_of, make, run_call
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
@@ -31,8 +42,8 @@ TENSORS = [
     for op, algorithm in ways()
     for symmetric in (False, True)
     if algorithm != "fallback"
-    and (symmetric or algorithm != "direct")
-    and not (symmetric and OPS[op].direct == "none")
+    and (symmetric or algorithm not in NEEDS_SYMMETRIC)
+    and not (symmetric and OPS[op].peers == "none")
 ]
 DIRECTLY = [(op, algorithm) for op, algorithm in ways() if algorithm != "fallback"]
 
