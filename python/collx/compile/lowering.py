@@ -59,9 +59,11 @@ class _Collective(ir._CollectiveKernel):
 
 
 def _into_new_buffers(form: Writing) -> Callable[..., Any]:
+    any_strides = torch.Tag.flexible_layout in form.functional.tags
+    prepare = ir.ExternKernel.realize_input if any_strides else ir.ExternKernel.require_contiguous
+
     def lowered(*args: Any, **kwargs: Any) -> Any:
-        contiguous = ir.ExternKernel.require_contiguous
-        args, kwargs = pytree.tree_map_only(ir.TensorBox, contiguous, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(ir.TensorBox, prepare, (args, kwargs))
         example, *_ = _Collective.processed(form.functional, *args, **kwargs)
         examples = example if isinstance(example, tuple) else (example,)
         results = tuple(_empty_like(tensor) for tensor in examples)

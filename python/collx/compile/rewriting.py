@@ -11,7 +11,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule, Node
 
-from collx.compile import functional, keys, pointwise
+from collx.compile import functional, keys, overlapping, pointwise
 from collx.compile.fusing import REDUCTIONS, fuse, operator_for
 from collx.compile.norms import Norm, norm_behind
 from collx.compile.quantization import Quantized, quantized_behind
@@ -19,7 +19,7 @@ from collx.compile.quantization import Quantized, quantized_behind
 __all__ = ["Pass", "Report", "backend", "report"]
 
 ROUNDINGS = ("model", "fp32")
-OPTIONS = {f"collx.{option}": option for option in ("norms", "rounding", "epilogues")}
+OPTIONS = {f"collx.{option}": option for option in ("norms", "rounding", "epilogues", "overlap")}
 """Of the backend, and what `Pass` calls them."""
 
 
@@ -34,6 +34,8 @@ class Report:
             its rounding.
         epilogues: reductions that became one operator with pointwise ops behind them, by that
             operator, its rounding and the ops.
+        products: collectives that became one operator with the matrix product beside them, by that
+            operator.
         left: what stayed as it was, and why: text to how often.
     """
 
@@ -41,6 +43,7 @@ class Report:
     collectives: dict[str, int] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
     epilogues: dict[str, int] = field(default_factory=dict)
+    products: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -82,15 +85,24 @@ class Pass(CustomGraphPass):
             model's.
         epilogues: whether a reduction that is not fused with a norm becomes one operator with the
             pointwise ops behind it, also where the model calls it as an operator of collx.
+        overlap: whether an all-gather becomes one operator with the matrix product behind it, and
+            a reduce-scatter with the product before it, so that they overlap: see
+            `collx.nn.allgather_matmul`.
     """
 
     def __init__(
-        self, *, norms: bool = True, rounding: str = "model", epilogues: bool = False
+        self,
+        *,
+        norms: bool = True,
+        rounding: str = "model",
+        epilogues: bool = False,
+        overlap: bool = False,
     ) -> None:
         if rounding not in ROUNDINGS:
             raise ValueError(f"rounding: {rounding!r} is none of {', '.join(ROUNDINGS)}")
         self._norms = norms
         self._epilogues = epilogues
+        self._overlap = overlap
         self._rounding = rounding
 
     def __call__(self, graph: Graph) -> None:
@@ -110,6 +122,10 @@ class Pass(CustomGraphPass):
                 self._fuse(graph, node)
         for node, why in (dict(functional.others(graph)) | left).items():
             _left(str(node.target), why)
+        if self._overlap:
+            for node in list(graph.nodes):
+                if node.target in overlapping.COLLECTIVES:
+                    _put_beside_product(graph, node)
         if self._epilogues:
             for reduced in pointwise.reductions(graph):
                 self._extend(graph, reduced)
@@ -159,7 +175,17 @@ class Pass(CustomGraphPass):
 
     def uuid(self) -> bytes:
         """Of all that the result depends on, the communicators included, which no graph holds."""
-        return keys.state(self._norms, self._rounding, self._epilogues)
+        return keys.state(self._norms, self._rounding, self._epilogues, self._overlap)
+
+
+def _put_beside_product(graph: Graph, node: Node) -> None:
+    try:
+        made = overlapping.overlap(graph, node)
+    except ValueError as why:
+        _left("product", str(why))
+        return
+    if made:
+        _count(_report.products, made)
 
 
 class _InOrder(CustomGraphPass):
@@ -190,8 +216,8 @@ def backend(
     Args:
         mode: of Inductor, such as "reduce-overhead". torch.compile takes it or `options`.
         options: of Inductor, as torch.compile takes them, and of `Pass`: "collx.norms",
-            "collx.rounding" and "collx.epilogues". The passes of "post_grad_custom_pre_pass", here
-            or in torch._inductor.config, run before collx's own.
+            "collx.rounding", "collx.epilogues" and "collx.overlap". The passes of
+            "post_grad_custom_pre_pass", here or in torch._inductor.config, run before collx's own.
 
     Raises:
         ValueError: there is no such option, or it has no such value.

@@ -17,15 +17,18 @@ from collx.nn.pairs import (
     scatter_to_sequence,
     split_to_ranks,
 )
+from collx.nn.products import allgather_matmul, matmul_reducescatter
 
 __all__ = [
     "ColumnParallelLinear",
     "RowParallelLinear",
     "TensorParallelLayerNorm",
     "TensorParallelRMSNorm",
+    "allgather_matmul",
     "copy_to_ranks",
     "gather_from_ranks",
     "gather_from_sequence",
+    "matmul_reducescatter",
     "part",
     "reduce_from_ranks",
     "scatter_to_sequence",

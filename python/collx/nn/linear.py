@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from collx._groups import Group, get, name_of
 from collx.nn.pairs import copy_to_ranks, gather_from_ranks, reduce_from_ranks
+from collx.nn.products import allgather_matmul, matmul_reducescatter
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "part"]
 
@@ -36,7 +37,9 @@ class ColumnParallelLinear(nn.Module):
     """Computes this rank's outputs of a linear layer: [..., in_features] -> [..., its outputs].
 
     Its input is the same on all ranks, and so is the gradient of it. With `gather_output` the
-    outputs of all ranks are joined, [..., out_features].
+    outputs of all ranks are joined, [..., out_features]. With `overlap` the input is this rank's
+    equal part of the first axis, as with sequence parallelism: [its rows, ..., in_features] ->
+    [rows, ..., its outputs]. The parts are gathered while the product runs.
 
     The state is `weight`, [its outputs, in_features], and `bias`, [its outputs], or None.
     """
@@ -53,6 +56,7 @@ class ColumnParallelLinear(nn.Module):
         group: Group = None,
         units: slice | None = None,
         gather_output: bool = False,
+        overlap: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -63,6 +67,7 @@ class ColumnParallelLinear(nn.Module):
             group: the communicator, which has to exist, as in `collx.allreduce`.
             units: which of the outputs are this rank's; by default its `part`.
             gather_output: join the outputs, of which each rank then has its `part`.
+            overlap: gather the input, by `allgather_matmul`.
             device, dtype: of weight and bias.
 
         Raises:
@@ -76,6 +81,7 @@ class ColumnParallelLinear(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.gather_output = gather_output
+        self.overlap = overlap
         self.group = None if group is None else name_of(group)
         self.units = _units(units, out_features, group)
         rows = self.units.stop - self.units.start
@@ -91,6 +97,7 @@ class ColumnParallelLinear(nn.Module):
         group: Group = None,
         units: slice | None = None,
         gather_output: bool = False,
+        overlap: bool = False,
     ) -> ColumnParallelLinear:
         """This rank's part of a layer, of which it keeps a copy. Arguments as above."""
         made = cls(
@@ -100,6 +107,7 @@ class ColumnParallelLinear(nn.Module):
             group=group,
             units=units,
             gather_output=gather_output,
+            overlap=overlap,
             device="meta",
         )
         made.weight = _kept(full.weight[made.units])
@@ -117,14 +125,18 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
         Args:
-            x: [..., in_features], the same on all ranks.
+            x: [..., in_features], the same on all ranks; with `overlap` this rank's rows.
 
         Returns:
             [..., this rank's outputs], or [..., out_features] with `gather_output`.
         """
-        if torch.is_grad_enabled():
-            x = copy_to_ranks(x, self.group)
-        y = functional.linear(x, self.weight, self.bias)
+        if self.overlap:
+            y = allgather_matmul(x, self.weight.t(), self.group)
+            y = y if self.bias is None else y + self.bias
+        else:
+            if torch.is_grad_enabled():
+                x = copy_to_ranks(x, self.group)
+            y = functional.linear(x, self.weight, self.bias)
         if not self.gather_output:
             return y
         return gather_from_ranks(y, self.group, axis=-1, total=self.out_features)
@@ -139,7 +151,10 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """Takes this rank's inputs of a linear layer: [..., its inputs] -> [..., out_features].
 
-    The ranks' products are added up, and then the bias, which is the same on all of them.
+    The ranks' products are added up, and then the bias, which is the same on all of them. With
+    `overlap` each rank gets its equal part of the first axis of the sum, as with sequence
+    parallelism: [rows, ..., its inputs] -> [its rows, ..., out_features]. Parts of the sum travel
+    while the product runs.
 
     The state is `weight`, [out_features, its inputs], and `bias`, [out_features], or None.
     """
@@ -156,6 +171,7 @@ class RowParallelLinear(nn.Module):
         group: Group = None,
         units: slice | None = None,
         reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        overlap: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -168,15 +184,19 @@ class RowParallelLinear(nn.Module):
             reduce: sums [..., out_features] over the ranks; by default `reduce_from_ranks`. In
                 front of a TensorParallelRMSNorm, which sums by itself, give one that returns its
                 argument, and no bias.
+            overlap: reduce by `matmul_reducescatter`.
             device, dtype: of weight and bias.
 
         Raises:
-            ValueError: no communicator.
+            ValueError: no communicator, or `reduce` besides `overlap`.
         """
         super().__init__()
+        if overlap and reduce is not None:
+            raise ValueError("RowParallelLinear: reduce: given with overlap, which reduces itself")
         self.in_features = in_features
         self.out_features = out_features
         self.reduce = reduce
+        self.overlap = overlap
         self.group = None if group is None else name_of(group)
         self.units = _units(units, in_features, group)
         columns = self.units.stop - self.units.start
@@ -194,6 +214,7 @@ class RowParallelLinear(nn.Module):
         group: Group = None,
         units: slice | None = None,
         reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        overlap: bool = False,
     ) -> RowParallelLinear:
         """This rank's part of a layer, of which it keeps a copy. Arguments as above."""
         made = cls(
@@ -203,6 +224,7 @@ class RowParallelLinear(nn.Module):
             group=group,
             units=units,
             reduce=reduce,
+            overlap=overlap,
             device="meta",
         )
         made.weight = _kept(full.weight[:, made.units])
@@ -224,8 +246,14 @@ class RowParallelLinear(nn.Module):
             x: [..., this rank's inputs].
 
         Returns:
-            [..., out_features], the same on all ranks.
+            [..., out_features], the same on all ranks; with `overlap` this rank's rows.
         """
+        if self.overlap:
+            own = matmul_reducescatter(x, self.weight.t(), self.group)
+            if self.bias is None:
+                return own
+            # The other ranks add it to their rows.
+            return own + copy_to_ranks(self.bias, self.group)
         product = functional.linear(x, self.weight)
         if self.reduce is not None:
             total = self.reduce(product)

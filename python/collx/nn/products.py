@@ -1,0 +1,296 @@
+"""Matrix products that run while their operands or results travel between the ranks.
+
+The operators are defined in Python over PyTorch's products and posted calls. Both cut the product
+along its rows, so the results have the bits of the collective and the whole product one after the
+other, wherever PyTorch computes a row of a product alike in products of different heights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from collx._groups import Group, get
+from collx.communicator import Communicator
+from collx.ops.collectives import allgather, reducescatter
+from collx.ops.functions import post
+
+__all__ = ["allgather_matmul", "matmul_reducescatter"]
+
+COPIES_FROM = 1 << 20
+"""Bytes from which on copy engines gather. Below, kernels are faster."""
+
+
+def allgather_matmul(
+    input: torch.Tensor, weight: torch.Tensor, group: Group = None
+) -> torch.Tensor:
+    """Gathers the rows of all ranks and multiplies them: `allgather(input) @ weight`.
+
+    On CUDA the rank's own rows are multiplied while the copy engines bring those of the others. On
+    the CPU, and below 1 MiB, the two steps follow each other. The gathered rows lie in symmetric
+    memory that the communicator keeps. A call that needs more of it than any before allocates it,
+    which is collective and refused during a capture.
+
+    Args:
+        input: [rows, ..., inner], of floating point. The same shape on all ranks.
+        weight: [inner, cols]. A transposed weight of `torch.nn.Linear` is accepted as it is.
+        group: the communicator, as in `collx.allreduce`.
+
+    Returns:
+        [rows * world size, ..., cols], in the order of the ranks. It has a derivative, which
+        gathers `input` once more.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit.
+    """
+    communicator = get(group)
+    first = input.size(0) * communicator.world_size if input.dim() > 0 else 0
+    return _run(torch.ops.collx.allgather_matmul, input, weight, communicator, first)
+
+
+def matmul_reducescatter(
+    input: torch.Tensor, weight: torch.Tensor, group: Group = None
+) -> torch.Tensor:
+    """Multiplies, and adds up the ranks' products: `reducescatter(input @ weight, "sum")`.
+
+    Between two GPUs the rows of the other rank are multiplied first, and travel by the copy engines
+    while this rank's own rows are multiplied. Elsewhere the two steps follow each other, which is
+    as fast.
+
+    Args:
+        input: [rows, ..., inner], of floating point; `rows` is a multiple of the world size.
+        weight: [inner, cols]. A transposed weight of `torch.nn.Linear` is accepted as it is.
+        group: the communicator, as in `collx.allreduce`.
+
+    Returns:
+        [rows / world size, ..., cols], this rank's part of the rows. It has a derivative.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit.
+    """
+    communicator = get(group)
+    rows = input.size(0) if input.dim() > 0 else 0
+    if rows % communicator.world_size:
+        raise ValueError(
+            f"collx.nn.matmul_reducescatter: input: got {rows} rows; accepted: a multiple "
+            f"of the world size of {communicator.name!r}, {communicator.world_size}"
+        )
+    first = rows // communicator.world_size
+    return _run(torch.ops.collx.matmul_reducescatter, input, weight, communicator, first)
+
+
+def _run(
+    op: Any, input: torch.Tensor, weight: torch.Tensor, communicator: Communicator, first: int
+) -> torch.Tensor:
+    """`first`: rows of the result."""
+    name = f"collx.nn.{op.__name__}"
+    if input.dim() < 2 or weight.dim() != 2 or input.size(-1) != weight.size(0):
+        raise ValueError(
+            f"{name}: got shapes {tuple(input.shape)} and {tuple(weight.shape)}; accepted: "
+            "[rows, ..., inner] and [inner, cols]"
+        )
+    if input.dtype != weight.dtype or not input.dtype.is_floating_point:
+        raise ValueError(
+            f"{name}: got dtypes {input.dtype} and {weight.dtype}; accepted: one of floating point "
+            "for both"
+        )
+    for tensor in (input, weight):
+        if tensor.device.type not in (communicator.device.type, "meta"):
+            raise ValueError(
+                f"{name}: got a tensor on {tensor.device}; communicator {communicator.name!r} "
+                f"accepts tensors on {communicator.device}"
+            )
+    rows = input.flatten(0, -2)
+    made: torch.Tensor = op(rows, weight, communicator.world_size, communicator.name)
+    return made.reshape(first, *input.shape[1:-1], weight.size(1))
+
+
+# --- memory for gathered rows ---------------------------------------------------------------------
+
+
+class _Space:
+    """Symmetric memory of one communicator, which its calls use one after the other.
+
+    A peer stores into it after this rank has entered the call. The call comes after what its
+    stream did before, so only products on another stream have to be waited for."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self._retired: list[torch.Tensor] = []
+        self._stream: torch.cuda.Stream | None = None
+        self._used: torch.cuda.Event | None = None
+
+    def bytes(self) -> int:
+        return self._memory.numel()
+
+    def replace(self, memory: torch.Tensor) -> None:
+        """Keeps the old memory: calls on the device, and graphs, may still use it."""
+        self._retired.append(self._memory)
+        self._memory = memory
+
+    def enter(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self._memory.is_cuda:
+            current = torch.cuda.current_stream(self._memory.device)
+            # A graph is replayed when the program says so. It cannot wait for an event from
+            # outside of its capture.
+            outside = not torch.cuda.is_current_stream_capturing()
+            if self._used is not None and self._stream != current and outside:
+                current.wait_event(self._used)
+        count = torch.Size(shape).numel() * dtype.itemsize
+        return self._memory[:count].view(dtype).view(shape)
+
+    def leave(self) -> None:
+        if self._memory.is_cuda and not torch.cuda.is_current_stream_capturing():
+            self._stream = torch.cuda.current_stream(self._memory.device)
+            self._used = self._used or torch.cuda.Event()
+            self._used.record(self._stream)
+
+
+_spaces: WeakKeyDictionary[Communicator, _Space] = WeakKeyDictionary()
+
+
+def _space(communicator: Communicator, count: int) -> _Space:
+    found = _spaces.get(communicator)
+    if found is not None and found.bytes() >= count:
+        return found
+    memory = communicator.empty(1 << (count - 1).bit_length(), dtype=torch.uint8)
+    if found is None:
+        found = _spaces[communicator] = _Space(memory)
+    else:
+        found.replace(memory)
+    return found
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def _overlaps(communicator: Communicator, count: int) -> bool:
+    """Whether `count` bytes travel beside a product, by copy engines. On the CPU the copies would
+    take the cores of the product."""
+    direct = communicator.device.type == "cuda" and communicator.fallback_reason is None
+    return direct and count >= COPIES_FROM
+
+
+def _gather_and_multiply(
+    input: torch.Tensor, weight: torch.Tensor, group_size: int, group_name: str, out: torch.Tensor
+) -> None:
+    communicator = get(group_name)
+    count = input.numel() * group_size * input.element_size()
+    if group_size == 1 or not _overlaps(communicator, count):
+        torch.mm(allgather(input, communicator), weight, out=out)
+        return
+    rows, rank = input.size(0), communicator.rank
+    space = _space(communicator, count)
+    gathered = space.enter((group_size * rows, input.size(1)), input.dtype)
+    given = input.contiguous()
+    handle = post(allgather, given, communicator, out=gathered, algorithm="copy_engine")
+    first, last = rank * rows, (rank + 1) * rows
+    torch.mm(given, weight, out=out[first:last])
+    handle.wait()
+    for start, end in ((0, first), (last, group_size * rows)):
+        torch.mm(gathered[start:end], weight, out=out[start:end])
+    space.leave()
+
+
+def _multiply_and_reduce(
+    input: torch.Tensor, weight: torch.Tensor, group_size: int, group_name: str, out: torch.Tensor
+) -> None:
+    communicator = get(group_name)
+    count = out.numel() * group_size * out.element_size()
+    if group_size == 2 and _overlaps(communicator, count):
+        _multiply_and_exchange(input, weight, communicator, out)
+    else:
+        reducescatter(torch.mm(input, weight), "sum", communicator, out=out)
+
+
+def _multiply_and_exchange(
+    input: torch.Tensor, weight: torch.Tensor, communicator: Communicator, out: torch.Tensor
+) -> None:
+    """Between two ranks: what the peer needs is multiplied first, and travels during the rest. A
+    sum of two values is the same in both orders."""
+    rows, rank = out.size(0), communicator.rank
+    peer = 1 - rank
+    space = _space(communicator, 2 * out.numel() * out.element_size())
+    products = space.enter((2, *out.shape), out.dtype)
+    torch.mm(input[peer * rows : (peer + 1) * rows], weight, out=products[rank])
+    whole = products.flatten(0, 1)
+    handle = post(allgather, products[rank], communicator, out=whole, algorithm="copy_engine")
+    torch.mm(input[rank * rows : (rank + 1) * rows], weight, out=out)
+    handle.wait()
+    out.add_(products[peer])
+    space.leave()
+
+
+def _define(name: str, write: Any, rows: Any, backward: Any) -> None:
+    """An operator and its `.out` form. `rows`: of the result, by those of the input and the world
+    size."""
+    taken = "Tensor input, Tensor weight, int group_size, str group_name"
+    # With any layout, so that a transposed weight is not copied.
+    tags = (torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag)
+    _library.define(f"{name}({taken}) -> Tensor", tags=tags)
+    _library.define(f"{name}.out({taken}, *, Tensor(a!) out) -> ()", tags=tags)
+
+    def shaped(input: torch.Tensor, weight: torch.Tensor, group_size: int) -> torch.Tensor:
+        return input.new_empty((rows(input.size(0), group_size), weight.size(1)))
+
+    def make(
+        input: torch.Tensor, weight: torch.Tensor, group_size: int, group_name: str
+    ) -> torch.Tensor:
+        out = shaped(input, weight, group_size)
+        write(input, weight, group_size, group_name, out)
+        return out
+
+    def fake(
+        input: torch.Tensor, weight: torch.Tensor, group_size: int, group_name: str
+    ) -> torch.Tensor:
+        return shaped(input, weight, group_size)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        input, weight, ctx.size, ctx.name = inputs
+        ctx.save_for_backward(input, weight)
+
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, make, key)
+        _library.impl(f"{name}.out", write, key)
+    _library.impl(f"{name}.out", lambda *args, **named: None, "Meta")
+    torch.library.register_fake(f"collx::{name}", fake, lib=_library)
+    torch.library.register_autograd(f"collx::{name}", backward, setup_context=save, lib=_library)
+
+
+def _gather_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    input, weight = ctx.saved_tensors
+    ops = torch.ops.collx
+    of_input = of_weight = None
+    if ctx.needs_input_grad[0]:
+        of_input = ops.matmul_reducescatter(gradient, weight.t(), ctx.size, ctx.name)
+    if ctx.needs_input_grad[1]:
+        of_weight = ops.allgather(input, ctx.size, ctx.name).t() @ gradient
+    return of_input, of_weight, None, None
+
+
+def _reduce_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    input, weight = ctx.saved_tensors
+    ops = torch.ops.collx
+    of_input = of_weight = None
+    if ctx.needs_input_grad[0]:
+        of_input = ops.allgather_matmul(gradient, weight.t(), ctx.size, ctx.name)
+    if ctx.needs_input_grad[1]:
+        of_weight = input.t() @ ops.allgather(gradient, ctx.size, ctx.name)
+    return of_input, of_weight, None, None
+
+
+_library = torch.library.Library("collx", "FRAGMENT")
+_define(
+    "allgather_matmul",
+    _gather_and_multiply,
+    lambda rows, size: rows * size,
+    _gather_backward,
+)
+_define(
+    "matmul_reducescatter",
+    _multiply_and_reduce,
+    lambda rows, size: rows // size,
+    _reduce_backward,
+)

@@ -1,0 +1,284 @@
+"""Products of matrices that overlap with collectives: collx.nn.allgather_matmul and its pair.
+
+Values are small integers, whose sums are exact: a product has the same bits whatever its height."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+from torch.fx import Graph
+
+from ..attempt import Attempt, attempt
+from ..check import differences
+from ..compiling import operators_in, require_compiler, through_pass
+from ..pool import Pool
+from ..rank import Rank
+
+SHAPES = ((3, 5, 2), (64, 48, 40), (1, 1, 1), (512, 256, 128))  # rows of a rank, inner, cols
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def _integers(rank: Rank, *shape: int, own: bool = True, dtype: str = "float32") -> Tensor:
+    numbers = torch.Generator().manual_seed(100 + rank.rank if own else 7)
+    values = torch.randint(-3, 4, shape, generator=numbers)
+    return values.to(rank.device, getattr(torch, dtype))
+
+
+@contextmanager
+def _overlapping(overlaps: bool) -> Iterator[None]:
+    """Has calls of any size, and those of the CPU, overlap; or none."""
+    from collx.nn import products
+
+    usual = products._overlaps
+    products._overlaps = lambda communicator, count: overlaps and count > 0
+    try:
+        yield
+    finally:
+        products._overlaps = usual
+
+
+def _both(rank: Rank, communicator: Any, shape: tuple[int, int, int], dtype: str) -> list[str]:
+    import collx
+
+    rows, inner, cols = shape
+    x = _integers(rank, rows, inner, dtype=dtype)
+    h = _integers(rank, rows * rank.size, inner, dtype=dtype)
+    w = _integers(rank, cols, inner, own=False, dtype=dtype)
+    found = []
+    for _ in range(3):  # the memory for gathered rows is used again
+        pairs = {
+            "gathered": (
+                collx.nn.allgather_matmul(x, w.t(), communicator),
+                collx.allgather(x, communicator) @ w.t(),
+            ),
+            "scattered": (
+                collx.nn.matmul_reducescatter(h, w.t(), communicator),
+                collx.reducescatter(h @ w.t(), "sum", communicator),
+            ),
+        }
+        for what, (a, b) in pairs.items():
+            found += [f"{what} {shape} {dtype}: {d}" for d in [differences(a, b)] if d]
+        x += 1
+        h -= 1
+    return found
+
+
+def _results(rank: Rank, overlaps: bool) -> list[str]:
+    communicator = rank.communicator("products")
+    with _overlapping(overlaps):
+        return [d for s in SHAPES for t in DTYPES for d in _both(rank, communicator, s, t)]
+
+
+@pytest.mark.worlds(1, 2, 3, 4)
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_results_are_those_of_the_two_steps(pool: Pool, overlaps: bool) -> None:
+    assert pool.run(_results, overlaps) == [[]] * pool.size
+
+
+def _as_usual(rank: Rank) -> list[str]:
+    communicator = rank.communicator("products")
+    return _both(rank, communicator, (1024, 512, 256), "bfloat16")
+
+
+@pytest.mark.worlds(2)
+def test_results_of_large_products(pool: Pool) -> None:
+    assert pool.run(_as_usual) == [[]] * pool.size
+
+
+def _late(rank: Rank) -> list[str]:
+    """Ranks come late one after the other, and overwrite what they gave at once."""
+    import time
+
+    import collx
+
+    communicator = rank.communicator("products")
+    w = _integers(rank, 8, 16, own=False)
+    found: list[str] = []
+    with _overlapping(True):
+        for i in range(1, 31):
+            if i % rank.size == rank.rank:
+                time.sleep(0.005)
+            x = torch.full((4, 16), float(i + rank.rank), device=rank.device)
+            y = collx.nn.allgather_matmul(x, w.t(), communicator)
+            z = collx.nn.matmul_reducescatter(x.repeat(rank.size, 1), w.t(), communicator)
+            x.fill_(-1)
+            one = w.sum(1)
+            total = sum(i + r for r in range(rank.size))
+            for r in range(rank.size):
+                found.append(differences(y[4 * r : 4 * r + 4], (one * (i + r)).expand(4, 8)))
+            found.append(differences(z, (one * total).expand(4, 8)))
+    return [difference for difference in found if difference]
+
+
+@pytest.mark.worlds(2, 3)
+def test_late_ranks(pool: Pool) -> None:
+    assert pool.run(_late) == [[]] * pool.size
+
+
+def _gradients(rank: Rank, shape: tuple[int, ...], overlaps: bool) -> list[str]:
+    import collx
+
+    communicator = rank.communicator("products")
+    x = _integers(rank, *shape, dtype="float64").requires_grad_()
+    w = _integers(rank, 5, shape[-1], own=False, dtype="float64").requires_grad_()
+    v = _integers(rank, 7, 5, own=False, dtype="float64").requires_grad_()
+
+    def run(gather: Callable[..., Tensor], scatter: Callable[..., Tensor]) -> list[Tensor]:
+        y = gather(x, w)
+        z = scatter(y.relu(), v)
+        z.square().sum().backward()
+        made = [y.detach(), z.detach()]
+        for leaf in (x, w, v):
+            assert leaf.grad is not None
+            made.append(leaf.grad)
+            leaf.grad = None
+        return made
+
+    with _overlapping(overlaps):
+        fused = run(
+            lambda x, w: collx.nn.allgather_matmul(x, w.t(), communicator),
+            lambda y, v: collx.nn.matmul_reducescatter(y, v.t(), communicator),
+        )
+    steps = run(
+        lambda x, w: collx.allgather(x, communicator) @ w.t(),
+        lambda y, v: collx.reducescatter(y @ v.t(), "sum", communicator),
+    )
+    found = [differences(a, b) for a, b in zip(fused, steps, strict=True)]
+    return [difference for difference in found if difference]
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6), (2, 1, 2, 6)])
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_gradients_and_shapes(pool: Pool, shape: tuple[int, ...], overlaps: bool) -> None:
+    assert pool.run(_gradients, shape, overlaps) == [[]] * pool.size
+
+
+def _layers(rank: Rank) -> list[str]:
+    """Sequence-parallel layers with `overlap` beside the whole layers on the whole sequence."""
+    import collx
+
+    communicator = rank.communicator("products")
+    torch.manual_seed(7)
+    first, second = (
+        nn.Linear(6, 4 * rank.size, dtype=torch.float64, device=rank.device),
+        nn.Linear(4 * rank.size, 6, dtype=torch.float64, device=rank.device),
+    )
+    column = collx.nn.ColumnParallelLinear.from_module(first, group=communicator, overlap=True)
+    row = collx.nn.RowParallelLinear.from_module(second, group=communicator, overlap=True)
+    whole = torch.randn(2 * rank.size, 3, 6, dtype=torch.float64).to(rank.device)
+    own = slice(2 * rank.rank, 2 * rank.rank + 2)
+    mine = whole[own].clone().requires_grad_()
+    with _overlapping(True):
+        y = row(torch.relu(column(mine)))
+        y.square().sum().backward()
+    x = whole.clone().requires_grad_()
+    expected = second(torch.relu(first(x)))
+    expected.square().sum().backward()
+    units = slice(4 * rank.rank, 4 * rank.rank + 4)
+    assert x.grad is not None
+    assert first.weight.grad is not None
+    assert first.bias.grad is not None
+    assert second.weight.grad is not None
+    assert row.bias is not None
+    assert column.bias is not None
+    pairs = {
+        "output": (y, expected[own]),
+        "input's gradient": (mine.grad, x.grad[own]),
+        "column's": (column.weight.grad, first.weight.grad[units]),
+        "column's bias": (column.bias.grad, first.bias.grad[units]),
+        "row's": (row.weight.grad, second.weight.grad[:, units]),
+        "row's bias": (row.bias.grad, second.bias.grad),
+    }
+    return [what for what, (a, b) in pairs.items() if not torch.allclose(a, b, 1e-9, 1e-9)]
+
+
+@pytest.mark.worlds(1, 2, 3)
+def test_layers_with_overlap_compute_what_the_whole_ones_do(pool: Pool) -> None:
+    assert pool.run(_layers) == [[]] * pool.size
+
+
+def _compiled(rank: Rank, dims: int) -> tuple[str, list[str]]:
+    import collx
+
+    group = rank.fresh_group()
+    rank.new_communicator(f"products-compiled-{dims}", group)
+    x = _integers(rank, 2, 3, 8) if dims == 3 else _integers(rank, 6, 8)
+    w, v = _integers(rank, 5, 8, own=False), _integers(rank, 8, 5, own=False)
+
+    def model(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        y = functional.all_gather_tensor(x, 0, group)
+        z = nn.functional.linear(torch.relu(nn.functional.linear(y, w)), v)
+        return functional.reduce_scatter_tensor(z, "sum", 0, group)
+
+    graphs: list[Graph] = []
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        model, fullgraph=True, dynamic=False, backend=through_pass(graphs, overlap=True)
+    )
+    before = dict(collx.compile.report().products)
+    found = differences(compiled(x, w, v), model(x, w, v))
+    counts = collx.compile.report().products
+    assert {name: n - before.get(name, 0) for name, n in counts.items()} == {
+        "allgather_matmul": 1,
+        "matmul_reducescatter": 1,
+    }
+    return found, operators_in(graphs)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_models_of_pytorch_are_rewritten(pool: Pool, dims: int) -> None:
+    require_compiler()
+    for found, operators in pool.run(_compiled, dims):
+        assert found == ""
+        assert sorted(operators) == ["allgather_matmul", "matmul_reducescatter"]
+
+
+def _refused(rank: Rank) -> dict[str, Attempt]:
+    import collx
+
+    communicator = rank.communicator("products")
+    nn_ = collx.nn
+
+    def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=rank.device)
+
+    x, w = make(4 * rank.size, 3), make(3, 2)
+    calls: dict[str, Callable[[], object]] = {
+        "one axis": lambda: nn_.allgather_matmul(make(3), w, communicator),
+        "no axis": lambda: nn_.matmul_reducescatter(make(), w, communicator),
+        "inner": lambda: nn_.allgather_matmul(make(4, 2), w, communicator),
+        "dtypes": lambda: nn_.matmul_reducescatter(x.double(), w, communicator),
+        "integers": lambda: nn_.allgather_matmul(x.int(), w.int(), communicator),
+        "rows": lambda: nn_.matmul_reducescatter(make(4 * rank.size + 1, 3), w, communicator),
+        "no communicator": lambda: nn_.allgather_matmul(x, w, "nobody"),
+        "reduce": lambda: nn_.RowParallelLinear(4, 4, group=communicator, reduce=abs, overlap=True),
+    }
+    return {name: attempt(call) for name, call in calls.items()}
+
+
+def test_bad_input_is_refused_by_name(pool: Pool) -> None:
+    words = {
+        "one axis": ("allgather_matmul", "(3,)", "[rows, ..., inner]"),
+        "no axis": ("matmul_reducescatter", "()"),
+        "inner": ("(4, 2)", "(3, 2)"),
+        "dtypes": ("torch.float64", "torch.float32"),
+        "integers": ("torch.int32", "floating point"),
+        "rows": ("rows", "multiple", "world size"),
+        "no communicator": ("nobody",),
+        "reduce": ("reduce", "overlap"),
+    }
+    for seen in pool.run(_refused):
+        for name, one in seen.items():
+            if name == "rows" and pool.size == 1:
+                continue
+            assert one.error == "ValueError", (name, one)
+            for word in words[name]:
+                assert word in one.message, (name, one)
