@@ -288,20 +288,22 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter(Tensors& outputs, TensorL
                                                        const c10d::ReduceScatterOptions& o) {
   const at::Tensor& output = only("reduce_scatter", outputs);
   const Tensors& from = only("reduce_scatter", inputs);
-  if (!reduction_of(o.reduceOp, output) || !serves(output.device())) {
+  const auto reduction = reduction_of(o.reduceOp, output);
+  if (!reduction || !serves(output.device())) {
     return kept(inner(output.device()).reduce_scatter(outputs, inputs, o));
   }
   return work(OpType::REDUCE_SCATTER, "collx:reduce_scatter", from, o.asyncOp, outputs,
-              [&](Calls& c) { c.reducescatter(from, output, o.reduceOp); });
+              [&](Calls& c) { c.reducescatter(from, output, *reduction, o.reduceOp); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                              const c10d::ReduceScatterOptions& o) {
-  if (!reduction_of(o.reduceOp, output) || !serves(output.device())) {
+  const auto reduction = reduction_of(o.reduceOp, output);
+  if (!reduction || !serves(output.device())) {
     return kept(inner(output.device())._reduce_scatter_base(output, input, o));
   }
   return work(OpType::_REDUCE_SCATTER_BASE, "collx:reduce_scatter_tensor", {input}, o.asyncOp,
-              {output}, [&](Calls& c) { c.reducescatter(input, output, o.reduceOp); });
+              {output}, [&](Calls& c) { c.reducescatter(input, *reduction, o.reduceOp); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
@@ -309,14 +311,18 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
                     "collx: reduce_scatter_tensor_coalesced: got ", inputs.size(), " inputs and ",
                     outputs.size(), " outputs; accepted: one for each other");
+  std::vector<Reduction> reductions;
   for (const at::Tensor& output : outputs) {
-    if (reduction_of(o.reduceOp, output) && serves(output.device())) continue;
-    return kept(inner(output.device()).reduce_scatter_tensor_coalesced(outputs, inputs, o));
+    auto reduction = reduction_of(o.reduceOp, output);
+    if (!reduction || !serves(output.device())) {
+      return kept(inner(output.device()).reduce_scatter_tensor_coalesced(outputs, inputs, o));
+    }
+    reductions.push_back(*std::move(reduction));
   }
   return work(OpType::COALESCED, "collx:reduce_scatter_tensor_coalesced", inputs, o.asyncOp,
               outputs, [&](Calls& c) {
                 for (size_t i = 0; i < inputs.size(); ++i) {
-                  c.reducescatter(inputs[i], outputs[i], o.reduceOp);
+                  c.reducescatter(inputs[i], reductions[i], o.reduceOp);
                 }
               });
 }
