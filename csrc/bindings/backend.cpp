@@ -1,6 +1,10 @@
 #include "backend.h"
 
+#include <c10/util/Exception.h>
+
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -33,6 +37,10 @@ class PythonMaker final : public distributed::Maker {
     const py::gil_scoped_acquire held;
     const py::object made = maker_.attr("make")(py::cast(device));
     return made.is_none() ? nullptr : made.cast<std::shared_ptr<Communicator>>();
+  }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    const py::gil_scoped_acquire held;
+    maker_.attr("set_timeout")(std::chrono::duration<double>(timeout).count());
   }
   void leave() override {
     const py::gil_scoped_acquire held;

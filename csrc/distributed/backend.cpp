@@ -70,7 +70,7 @@ c10d::Backend& Backend::inner(c10::Device device) const {
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   inner_->setTimeout(timeout);
-  for (const auto& one : communicators()) one->set_timeout(timeout.count());
+  maker_->set_timeout(timeout);
 }
 
 c10d::ErrorType Backend::getError() {
@@ -394,12 +394,12 @@ c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
     device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
   }
   if (!serves(device)) return kept(inner(device).barrier(o));
-  const CommunicatorOptions& options = place(device).communicator->options();
+  const Communicator& communicator = *place(device).communicator;
   // On CUDA wait() blocks the host, as that of other backends does, for which it needs a call.
   auto begun = begin(OpType::BARRIER, "collx:barrier", {});
-  Calls calls(options.name, size_, rank_, o.asyncOp || on_cuda);
-  calls([&] { operators::barrier(options.name); });
-  return finish(std::move(begun), calls, {}, std::chrono::milliseconds(options.timeout_ms));
+  Calls calls(communicator.options().name, size_, rank_, o.asyncOp || on_cuda);
+  calls([&] { operators::barrier(calls.name); });
+  return finish(std::move(begun), calls, {}, communicator.timeout());
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) {

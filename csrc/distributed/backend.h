@@ -8,6 +8,7 @@
 #include <c10/macros/Export.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -44,7 +45,10 @@ class Maker {
   /// The communicator of the group on a device. Collective over the group. Null, on all ranks, if
   /// they cannot reach each other's memory, or are too many.
   virtual std::shared_ptr<Communicator> make(c10::Device device) = 0;
-  /// Frees this rank's part of the communicators. Does not wait for the other ranks.
+  /// Of what the communicators wait for from now on, those that are made later included.
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  /// Frees this rank's part of the communicators, and makes no others. Does not wait for the other
+  /// ranks.
   virtual void leave() = 0;
   /// A backend of some of the ranks.
   virtual c10::intrusive_ptr<c10d::Backend> split(

@@ -79,6 +79,13 @@ class _Maker:
         made._leave()
         return None
 
+    def set_timeout(self, seconds: float) -> None:
+        with self._lock:
+            self._options._timeout = timedelta(seconds=seconds)
+            for one in self._made.values():
+                if one is not None:
+                    one._set_timeout(seconds)
+
     def leave(self) -> None:
         """Local: the ranks may shut their groups down in different orders. What the peers have
         mapped stays valid."""

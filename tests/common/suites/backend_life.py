@@ -225,9 +225,12 @@ def test_a_shorter_timeout_holds_for_later_calls(pool: Pool) -> None:
 
 
 def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
+    import collx
+
     group = group_of(rank)
     assert _sum(rank, group)
     group.set_timeout(timedelta(seconds=timeout))
+    assert collx.get(group).timeout == pytest.approx(timeout, abs=1e-3)
     rank.barrier()
     found = None
     if rank.rank == 0:
