@@ -294,16 +294,59 @@ def test_beside_communicators_and_groups_of_other_kinds(pool: Pool) -> None:
         assert all(found.values()), found
 
 
+def _shut_down_meanwhile(rank: Rank) -> tuple[Attempt, int]:
+    """A thread is about to make the group's communicator when another one shuts the group down."""
+    import collx
+    from collx.backend import _Maker
+
+    group = group_of(rank)
+    before = len(collx.communicator.live())
+    begun, left = threading.Event(), threading.Event()
+    original = _Maker.make
+
+    def make(self: Any, device: torch.device) -> Any:
+        begun.set()
+        assert left.wait(60)
+        return original(self, device)
+
+    found: list[Attempt] = []
+    with mock.patch.object(_Maker, "make", make):
+        call = partial(group.allreduce, [ones(rank)])
+        thread = threading.Thread(target=lambda: found.append(attempt(call)))
+        thread.start()
+        assert begun.wait(60)
+        group.shutdown()
+        left.set()
+        thread.join()
+    dist.destroy_process_group(group)
+    return found[0], len(collx.communicator.live()) - before
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_first_call_beside_the_end_of_the_group_makes_no_communicator(pool: Pool) -> None:
+    for found, made in pool.run(_shut_down_meanwhile):
+        assert found.error == "ValueError", found
+        assert "has been shut down" in found.message
+        assert made == 0
+
+
 def _bad(rank: Rank) -> dict[str, Attempt]:
     import collx.backend
 
     group = group_of(rank)
     assert _sum(rank, group)
+    changed = collx.backend.Options()
+    small = group_of(rank, pg_options=collx.backend.Options(payload_bytes=1))
     device, world = rank.device, rank.size
     x = ones(rank)
     found = {
         "options": attempt(lambda: group_of(rank, pg_options=object())),
         "unknown": attempt(lambda: collx.backend.Options(blocks=3)),  # type: ignore[call-arg]
+        "no bytes": attempt(lambda: collx.backend.Options(payload_bytes=0)),
+        "negative bytes": attempt(lambda: setattr(changed, "payload_bytes", -1)),
+        "no blocks": attempt(lambda: setattr(changed, "max_blocks", 0)),
+        "negative blocks": attempt(lambda: collx.backend.Options(max_blocks=-2)),
+        "few bytes": attempt(lambda: _sum(rank, small)),
         "list": attempt(lambda: dist.all_gather([x] * (world + 1), x, group=group)),
         "rows": attempt(
             lambda: dist.all_to_all_single(x, torch.ones(2 * world + 1, device=device), group=group)
@@ -321,6 +364,7 @@ def _bad(rank: Rank) -> dict[str, Attempt]:
         other = torch.device("cuda", (rank.rank + 1) % torch.cuda.device_count())
         elsewhere = torch.ones(3, device=other)
         found["device"] = attempt(lambda: dist.all_reduce(elsewhere, group=group))
+    dist.destroy_process_group(small)
     dist.destroy_process_group(group)
     return found
 
@@ -328,6 +372,11 @@ def _bad(rank: Rank) -> dict[str, Attempt]:
 WORDS = {
     "options": ("TypeError", "collx.backend.Options"),
     "unknown": ("TypeError", "max_blocks"),
+    "no bytes": ("ValueError", "payload_bytes: got 0"),
+    "negative bytes": ("ValueError", "payload_bytes: got -1"),
+    "no blocks": ("ValueError", "max_blocks: got 0"),
+    "negative blocks": ("ValueError", "max_blocks: got -2"),
+    "few bytes": ("ValueError", "payload_bytes: got 1"),
     "device": ("ValueError", "cuda"),  # of CUDA, where a rank sees several
     "list": ("ValueError", "tensor_list"),
     "rows": ("ValueError", "multiple of the group size"),
