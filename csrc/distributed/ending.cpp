@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "../ops/call.h"
 #include "../ops/communicator.h"
 #include "../ops/enqueue.h"
 #if COLLX_CUDA
@@ -35,6 +36,7 @@ enum class End { none, completed, failed, unknown };
 
 /// An operation that has not ended.
 struct Awaited {
+  c10::Device device;
   std::shared_ptr<Hooks> hooks;
   std::vector<uint64_t> keys;
   std::function<End()> poll;
@@ -84,7 +86,12 @@ class Poller {
         std::ranges::move(awaited_, std::back_inserter(polled));
         awaited_.clear();
       }
-      std::erase_if(polled, [](const Awaited& one) { return one.has_ended(); });
+      for (Awaited& one : polled) {
+        // Both to query and to destroy an event on another device would make a context there.
+        const OnDevice guard(one.device);
+        if (one.has_ended()) one.poll = nullptr;
+      }
+      std::erase_if(polled, [](const Awaited& one) { return one.poll == nullptr; });
       if (!polled.empty()) std::this_thread::sleep_for(kPeriod);
     }
   }
@@ -128,7 +135,8 @@ void Ending::mark() {
 std::shared_ptr<Ending> Ending::report(const std::shared_ptr<Hooks>& hooks,
                                        const std::shared_ptr<Communicator>& communicator,
                                        const std::vector<std::shared_ptr<PostedCall>>& posted) {
-  if (captures(communicator->options().device)) return nullptr;
+  const c10::Device device = communicator->options().device;
+  if (captures(device)) return nullptr;
   auto ending = std::make_shared<Ending>(hooks, communicator);
   if (communicator->on_cuda()) {
     if (posted.empty()) {
@@ -136,18 +144,19 @@ std::shared_ptr<Ending> Ending::report(const std::shared_ptr<Hooks>& hooks,
     } else {  // at once, with the stream of the calls current
       posted.back()->when_completed([&](const std::exception_ptr&) { ending->mark(); });
     }
-    poller()->add({hooks, {ending->key}, [ending] {
+    poller()->add({device, hooks, {ending->key}, [ending] {
                      if (!ending->reached()) return End::none;
                      return ending->failed() ? End::failed : End::completed;
                    }});
   } else if (posted.empty()) {
     hooks->completed(ending->key);
   } else {
-    posted.back()->when_completed([hooks, key = ending->key](const std::exception_ptr& error) {
-      if (!error) return hooks->completed(key);
-      // The hook may need Python's lock, for which the poster's thread must not wait.
-      poller()->add({hooks, {}, [] { return End::failed; }});
-    });
+    posted.back()->when_completed(
+        [hooks, device, key = ending->key](const std::exception_ptr& error) {
+          if (!error) return hooks->completed(key);
+          // The hook may need Python's lock, for which the poster's thread must not wait.
+          poller()->add({device, hooks, {}, [] { return End::failed; }});
+        });
   }
   return ending;
 }
@@ -155,7 +164,7 @@ std::shared_ptr<Ending> Ending::report(const std::shared_ptr<Hooks>& hooks,
 void report_end(std::shared_ptr<Hooks> hooks, std::vector<c10::intrusive_ptr<c10d::Work>> works,
                 std::vector<uint64_t> keys, c10::Device device) {
   if (captures(device)) return;
-  poller()->add({std::move(hooks), std::move(keys), [works = std::move(works), device] {
+  poller()->add({device, std::move(hooks), std::move(keys), [works = std::move(works), device] {
                    for (const auto& work : works) {
                      if (work->isCompleted()) continue;
                      // A send of Gloo completes when somebody waits for it.
