@@ -1,6 +1,10 @@
 #include "backend.h"
 
+#include <c10/util/Exception.h>
+
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -15,6 +19,13 @@ namespace {
 
 using distributed::Backend;
 using distributed::BackendOptions;
+
+/// An option that is absent or at least 1.
+std::optional<int64_t> checked(const char* argument, std::optional<int64_t> value) {
+  TORCH_CHECK_VALUE(!value || *value >= 1, "collx.backend.Options: ", argument, ": got ", *value,
+                    "; accepted: 1 and more, or None");
+  return value;
+}
 
 /// A Python object with the methods of Maker.
 class PythonMaker final : public distributed::Maker {
@@ -33,6 +44,10 @@ class PythonMaker final : public distributed::Maker {
     const py::gil_scoped_acquire held;
     const py::object made = maker_.attr("make")(py::cast(device));
     return made.is_none() ? nullptr : made.cast<std::shared_ptr<Communicator>>();
+  }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    const py::gil_scoped_acquire held;
+    maker_.attr("set_timeout")(std::chrono::duration<double>(timeout).count());
   }
   void leave() override {
     const py::gil_scoped_acquire held;
@@ -60,8 +75,8 @@ void bind_backend(py::module_& module) {
       .def(py::init([](std::optional<int64_t> max_blocks, std::optional<int64_t> payload_bytes,
                        bool deterministic, std::optional<bool> check, bool watchdog) {
              auto options = c10::make_intrusive<BackendOptions>();
-             options->max_blocks = max_blocks;
-             options->payload_bytes = payload_bytes;
+             options->max_blocks = checked("max_blocks", max_blocks);
+             options->payload_bytes = checked("payload_bytes", payload_bytes);
              options->deterministic = deterministic;
              options->check = check;
              options->watchdog = watchdog;
@@ -70,8 +85,16 @@ void bind_backend(py::module_& module) {
            py::kw_only(), py::arg("max_blocks") = std::nullopt,
            py::arg("payload_bytes") = std::nullopt, py::arg("deterministic") = true,
            py::arg("check") = std::nullopt, py::arg("watchdog") = false)
-      .def_readwrite("max_blocks", &BackendOptions::max_blocks)
-      .def_readwrite("payload_bytes", &BackendOptions::payload_bytes)
+      .def_property(
+          "max_blocks", [](const BackendOptions& self) { return self.max_blocks; },
+          [](BackendOptions& self, std::optional<int64_t> value) {
+            self.max_blocks = checked("max_blocks", value);
+          })
+      .def_property(
+          "payload_bytes", [](const BackendOptions& self) { return self.payload_bytes; },
+          [](BackendOptions& self, std::optional<int64_t> value) {
+            self.payload_bytes = checked("payload_bytes", value);
+          })
       .def_readwrite("deterministic", &BackendOptions::deterministic)
       .def_readwrite("check", &BackendOptions::check)
       .def_readwrite("watchdog", &BackendOptions::watchdog)

@@ -249,6 +249,9 @@ void bind_communicator(py::module_& m) {
       .def_property(
           "pdl", [](const Communicator& c) { return pdl_name(c.pdl()); },
           [](Communicator& c, const std::string& level) { c.set_pdl(parse_pdl(level)); })
+      .def(
+          "set_timeout", [](Communicator& c, int64_t milliseconds) { c.set_timeout(milliseconds); },
+          py::arg("milliseconds"), NoGil())
       .def_property("deterministic", &Communicator::deterministic, &Communicator::set_deterministic)
       .def_property_readonly("poisoned",
                              [](const Communicator& c) { return c.failure().has_value(); })

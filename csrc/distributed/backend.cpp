@@ -7,6 +7,7 @@
 
 #include "../ops/communicator.h"
 #include "calls.h"
+#include "ending.h"
 #include "work.h"
 
 namespace collx::distributed {
@@ -40,9 +41,9 @@ Backend::~Backend() = default;
 bool Backend::serves(c10::Device device) {
   TORCH_CHECK_VALUE(!left_.load(std::memory_order_relaxed), "collx: process group \"",
                     options_->group_name, "\" has been shut down");
+  if (!device.is_cpu() && !device.is_cuda()) return false;
   Place& at = place(device);
   if (at.settled.load(std::memory_order_acquire)) return at.communicator != nullptr;
-  if (!device.is_cpu() && !device.is_cuda()) return false;
   // Not under the mutex, since it takes Python's lock. Python makes one for all threads.
   std::shared_ptr<Communicator> made = maker_->make(device);
   const std::lock_guard held(mutex_);
@@ -70,7 +71,7 @@ c10d::Backend& Backend::inner(c10::Device device) const {
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   inner_->setTimeout(timeout);
-  for (const auto& one : communicators()) one->set_timeout(timeout.count());
+  maker_->set_timeout(timeout);
 }
 
 c10d::ErrorType Backend::getError() {
@@ -83,7 +84,16 @@ c10d::ErrorType Backend::getError() {
   return c10d::ErrorType::SUCCESS;
 }
 
+std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
+  uint64_t total = 0;
+  for (const auto& one : communicators()) {
+    total += one->on_cuda() ? one->cuda_layout().total_bytes : one->cpu_layout().total_bytes;
+  }
+  return {{"suspend", 0}, {"suspended", 0}, {"persist", total}, {"total", total}};
+}
+
 void Backend::abort() {
+  hooks_->failed();
   for (const auto& one : communicators()) {
     StatusRecord record;
     record.failure = Failure::aborted;
@@ -126,15 +136,30 @@ c10::intrusive_ptr<Work> Backend::begin(OpType type, const char* title, const Te
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::finish(c10::intrusive_ptr<Work> work, const Calls& calls,
+                                               const std::shared_ptr<Communicator>& communicator,
                                                const Tensors& results,
                                                PostedCall::Timeout host_waits) {
+  std::shared_ptr<Ending> ending;
+  if (hooks_->any()) [[unlikely]]
+    ending = Ending::report(hooks_, communicator, calls.posted());
   if (coalesced_) {
     Coalesced& all = *coalesced_;
+    all.ending = ending;
     all.calls.insert(all.calls.end(), calls.posted().begin(), calls.posted().end());
     all.tensors.insert(all.tensors.end(), calls.tensors().begin(), calls.tensors().end());
   }
-  work->set({calls.posted(), {}, results, calls.tensors(), host_waits});
+  work->set({calls.posted(), {}, results, calls.tensors(), host_waits, std::move(ending)});
   return work;
+}
+
+template <typename F>
+void Backend::carry_out(const std::shared_ptr<Communicator>& communicator, F make) {
+  try {
+    make();
+  } catch (...) {
+    if (hooks_->any()) Ending(hooks_, communicator).before_raising();
+    throw;
+  }
 }
 
 template <typename F>
@@ -142,17 +167,25 @@ c10::intrusive_ptr<c10d::Work> Backend::work(OpType type, const char* title, con
                                              bool async, const Tensors& results, F make) {
   auto begun = begin(type, title, inputs);
   const at::Tensor& one = inputs.empty() ? results.at(0) : inputs[0];
-  Calls calls(place(one.device()).communicator->options().name, size_, rank_, async);
-  make(calls);
+  const std::shared_ptr<Communicator>& communicator = place(one.device()).communicator;
+  Calls calls(communicator->options().name, size_, rank_, async);
+  carry_out(communicator, [&] { make(calls); });
   if (async) {
     calls.uses(inputs);
     calls.uses(results);
   }
-  return finish(std::move(begun), calls, results);
+  return finish(std::move(begun), calls, communicator, results);
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::kept(const Pending& pending) {
-  if (coalesced_ && pending) coalesced_->inner.push_back(pending);
+c10::intrusive_ptr<c10d::Work> Backend::kept(c10::Device device, const Pending& pending) {
+  if (pending == nullptr) return pending;
+  if (coalesced_) {
+    coalesced_->inner.push_back(pending);
+    coalesced_->keys.push_back(completion_key(*pending));
+    coalesced_->device = device;
+  } else if (hooks_->any()) [[unlikely]] {
+    report_end(hooks_, {pending}, {completion_key(*pending)}, device);
+  }
   return pending;
 }
 
@@ -162,8 +195,14 @@ c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
   TORCH_CHECK(coalesced_.has_value(), "collx: end of coalescing without a start");
   Coalesced all = *std::exchange(coalesced_, std::nullopt);
   if (all.grouped != nullptr) all.inner = {all.grouped->endCoalescing()};
+  if (hooks_->any() && !all.inner.empty()) report_end(hooks_, all.inner, all.keys, *all.device);
   auto work = c10::make_intrusive<Work>(rank_, OpType::COALESCED, calls_.load());
-  work->set({std::move(all.calls), std::move(all.inner), {}, std::move(all.tensors), {}});
+  work->set({std::move(all.calls),
+             std::move(all.inner),
+             {},
+             std::move(all.tensors),
+             {},
+             std::move(all.ending)});
   return work;
 }
 
@@ -174,7 +213,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce(Tensors& tensors,
   const at::Tensor& tensor = only("all_reduce", tensors);
   auto reduction = reduction_of(o.reduceOp, tensor);
   if (!reduction || !serves(tensor.device())) {
-    return kept(inner(tensor.device()).allreduce(tensors, o));
+    return kept(tensor.device(), inner(tensor.device()).allreduce(tensors, o));
   }
   return work(OpType::ALLREDUCE, "collx:all_reduce", tensors, o.asyncOp, tensors, [&](Calls& c) {
     c([&] { operators::allreduce_(reduction->tensor, reduction->op, c.name); });
@@ -183,7 +222,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce(Tensors& tensors,
 
 c10::intrusive_ptr<c10d::Work> Backend::allreduce_sparse(Tensors& tensors,
                                                          const c10d::AllreduceOptions& o) {
-  return kept(inner(only("all_reduce", tensors).device()).allreduce_sparse(tensors, o));
+  const c10::Device device = only("all_reduce", tensors).device();
+  return kept(device, inner(device).allreduce_sparse(tensors, o));
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::allreduce_coalesced(
@@ -193,7 +233,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce_coalesced(
   for (const at::Tensor& tensor : tensors) {
     auto reduction = reduction_of(o.reduceOp, tensor);
     if (!reduction || !serves(tensor.device())) {
-      return kept(inner(tensor.device()).allreduce_coalesced(tensors, o));
+      return kept(tensor.device(), inner(tensor.device()).allreduce_coalesced(tensors, o));
     }
     reductions.push_back(*std::move(reduction));
   }
@@ -209,7 +249,7 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::Red
   const at::Tensor& tensor = only("reduce", tensors);
   auto reduction = reduction_of(o.reduceOp, tensor);
   if (!reduction || !serves(tensor.device())) {
-    return kept(inner(tensor.device()).reduce(tensors, o));
+    return kept(tensor.device(), inner(tensor.device()).reduce(tensors, o));
   }
   return work(OpType::REDUCE, "collx:reduce", tensors, o.asyncOp, tensors, [&](Calls& c) {
     c([&] { operators::reduce_(reduction->tensor, reduction->op, o.rootRank, c.name); });
@@ -220,7 +260,7 @@ c10::intrusive_ptr<c10d::Work> Backend::broadcast(Tensors& tensors,
                                                   const c10d::BroadcastOptions& o) {
   at::Tensor& tensor = only("broadcast", tensors);
   if (!serves(tensor.device())) {
-    return kept(inner(tensor.device()).broadcast(tensors, o));
+    return kept(tensor.device(), inner(tensor.device()).broadcast(tensors, o));
   }
   return work(OpType::BROADCAST, "collx:broadcast", tensors, o.asyncOp, tensors,
               [&](Calls& c) { c([&] { operators::broadcast_(tensor, o.rootRank, c.name); }); });
@@ -231,7 +271,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather(TensorLists& outputs, Tensors&
   const at::Tensor& input = only("all_gather", inputs);
   const Tensors& to = only("all_gather", outputs);
   if (!serves(input.device())) {
-    return kept(inner(input.device()).allgather(outputs, inputs, o));
+    return kept(input.device(), inner(input.device()).allgather(outputs, inputs, o));
   }
   return work(OpType::ALLGATHER, "collx:all_gather", inputs, o.asyncOp, to,
               [&](Calls& c) { c.allgather(input, to); });
@@ -240,7 +280,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather(TensorLists& outputs, Tensors&
 c10::intrusive_ptr<c10d::Work> Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                         const c10d::AllgatherOptions& o) {
   if (!serves(input.device())) {
-    return kept(inner(input.device())._allgather_base(output, input, o));
+    return kept(input.device(), inner(input.device())._allgather_base(output, input, o));
   }
   return work(OpType::_ALLGATHER_BASE, "collx:all_gather_into_tensor", {input}, o.asyncOp, {output},
               [&](Calls& c) { c.allgather(input, output); });
@@ -250,7 +290,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather_coalesced(TensorLists& outputs
                                                             const c10d::AllgatherOptions& o) {
   TORCH_CHECK_VALUE(!inputs.empty(), "collx: all_gather_coalesced: got no tensor");
   if (!serves(inputs[0].device())) {
-    return kept(inner(inputs[0].device()).allgather_coalesced(outputs, inputs, o));
+    return kept(inputs[0].device(),
+                inner(inputs[0].device()).allgather_coalesced(outputs, inputs, o));
   }
   // A list for each rank, with a tensor for each input.
   Tensors results;
@@ -276,7 +317,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather_into_tensor_coalesced(
                     "collx: all_gather_into_tensor_coalesced: got ", inputs.size(), " inputs and ",
                     outputs.size(), " outputs; accepted: one for each other");
   if (!serves(inputs[0].device())) {
-    return kept(inner(inputs[0].device()).allgather_into_tensor_coalesced(outputs, inputs, o));
+    return kept(inputs[0].device(),
+                inner(inputs[0].device()).allgather_into_tensor_coalesced(outputs, inputs, o));
   }
   return work(OpType::COALESCED, "collx:all_gather_into_tensor_coalesced", inputs, o.asyncOp,
               outputs, [&](Calls& c) {
@@ -288,20 +330,22 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter(Tensors& outputs, TensorL
                                                        const c10d::ReduceScatterOptions& o) {
   const at::Tensor& output = only("reduce_scatter", outputs);
   const Tensors& from = only("reduce_scatter", inputs);
-  if (!reduction_of(o.reduceOp, output) || !serves(output.device())) {
-    return kept(inner(output.device()).reduce_scatter(outputs, inputs, o));
+  const auto reduction = reduction_of(o.reduceOp, output);
+  if (!reduction || !serves(output.device())) {
+    return kept(output.device(), inner(output.device()).reduce_scatter(outputs, inputs, o));
   }
   return work(OpType::REDUCE_SCATTER, "collx:reduce_scatter", from, o.asyncOp, outputs,
-              [&](Calls& c) { c.reducescatter(from, output, o.reduceOp); });
+              [&](Calls& c) { c.reducescatter(from, output, *reduction, o.reduceOp); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                              const c10d::ReduceScatterOptions& o) {
-  if (!reduction_of(o.reduceOp, output) || !serves(output.device())) {
-    return kept(inner(output.device())._reduce_scatter_base(output, input, o));
+  const auto reduction = reduction_of(o.reduceOp, output);
+  if (!reduction || !serves(output.device())) {
+    return kept(output.device(), inner(output.device())._reduce_scatter_base(output, input, o));
   }
   return work(OpType::_REDUCE_SCATTER_BASE, "collx:reduce_scatter_tensor", {input}, o.asyncOp,
-              {output}, [&](Calls& c) { c.reducescatter(input, output, o.reduceOp); });
+              {output}, [&](Calls& c) { c.reducescatter(input, *reduction, o.reduceOp); });
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
@@ -309,14 +353,19 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
                     "collx: reduce_scatter_tensor_coalesced: got ", inputs.size(), " inputs and ",
                     outputs.size(), " outputs; accepted: one for each other");
+  std::vector<Reduction> reductions;
   for (const at::Tensor& output : outputs) {
-    if (reduction_of(o.reduceOp, output) && serves(output.device())) continue;
-    return kept(inner(output.device()).reduce_scatter_tensor_coalesced(outputs, inputs, o));
+    auto reduction = reduction_of(o.reduceOp, output);
+    if (!reduction || !serves(output.device())) {
+      return kept(output.device(),
+                  inner(output.device()).reduce_scatter_tensor_coalesced(outputs, inputs, o));
+    }
+    reductions.push_back(*std::move(reduction));
   }
   return work(OpType::COALESCED, "collx:reduce_scatter_tensor_coalesced", inputs, o.asyncOp,
               outputs, [&](Calls& c) {
                 for (size_t i = 0; i < inputs.size(); ++i) {
-                  c.reducescatter(inputs[i], outputs[i], o.reduceOp);
+                  c.reducescatter(inputs[i], reductions[i], o.reduceOp);
                 }
               });
 }
@@ -325,7 +374,7 @@ c10::intrusive_ptr<c10d::Work> Backend::gather(TensorLists& outputs, Tensors& in
                                                const c10d::GatherOptions& o) {
   const at::Tensor& input = only("gather", inputs);
   if (!serves(input.device())) {
-    return kept(inner(input.device()).gather(outputs, inputs, o));
+    return kept(input.device(), inner(input.device()).gather(outputs, inputs, o));
   }
   const Tensors to = outputs.empty() ? Tensors{} : outputs[0];
   return work(OpType::GATHER, "collx:gather", inputs, o.asyncOp, to,
@@ -339,7 +388,7 @@ c10::intrusive_ptr<c10d::Work> Backend::gather_into_tensor(at::Tensor& output, a
     TensorLists lists;
     if (!results.empty()) lists.push_back(output.chunk(size_));
     Tensors inputs = {input};
-    return kept(inner(input.device()).gather(lists, inputs, o));
+    return kept(input.device(), inner(input.device()).gather(lists, inputs, o));
   }
   return work(OpType::GATHER, "collx:gather_into_tensor", {input}, o.asyncOp, results,
               [&](Calls& c) { c.gather(input, output, o.rootRank); });
@@ -349,7 +398,7 @@ c10::intrusive_ptr<c10d::Work> Backend::scatter(Tensors& outputs, TensorLists& i
                                                 const c10d::ScatterOptions& o) {
   const at::Tensor& output = only("scatter", outputs);
   if (!serves(output.device())) {
-    return kept(inner(output.device()).scatter(outputs, inputs, o));
+    return kept(output.device(), inner(output.device()).scatter(outputs, inputs, o));
   }
   const Tensors from = inputs.empty() ? Tensors{} : inputs[0];
   return work(OpType::SCATTER, "collx:scatter", from, o.asyncOp, outputs,
@@ -363,7 +412,7 @@ c10::intrusive_ptr<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inpu
                     inputs.size(), " inputs and ", outputs.size(),
                     " outputs; accepted: one for each of ", size_, " ranks");
   if (!serves(inputs[0].device())) {
-    return kept(inner(inputs[0].device()).alltoall(outputs, inputs, o));
+    return kept(inputs[0].device(), inner(inputs[0].device()).alltoall(outputs, inputs, o));
   }
   return work(OpType::ALLTOALL, "collx:all_to_all", inputs, o.asyncOp, outputs,
               [&](Calls& c) { c.alltoall(inputs, outputs); });
@@ -374,7 +423,8 @@ c10::intrusive_ptr<c10d::Work> Backend::alltoall_base(at::Tensor& output, at::Te
                                                       std::vector<int64_t>& input_splits,
                                                       const c10d::AllToAllOptions& o) {
   if (!serves(input.device())) {
-    return kept(inner(input.device()).alltoall_base(output, input, output_splits, input_splits, o));
+    return kept(input.device(),
+                inner(input.device()).alltoall_base(output, input, output_splits, input_splits, o));
   }
   return work(OpType::ALLTOALL_BASE, "collx:all_to_all_single", {input}, o.asyncOp, {output},
               [&](Calls& c) { c.alltoall(input, output, input_splits, output_splits); });
@@ -387,13 +437,13 @@ c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
     const int64_t index = o.device ? o.device->index() : o.device_ids[0];
     device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
   }
-  if (!serves(device)) return kept(inner(device).barrier(o));
-  const CommunicatorOptions& options = place(device).communicator->options();
+  if (!serves(device)) return kept(device, inner(device).barrier(o));
+  const std::shared_ptr<Communicator>& communicator = place(device).communicator;
   // On CUDA wait() blocks the host, as that of other backends does, for which it needs a call.
   auto begun = begin(OpType::BARRIER, "collx:barrier", {});
-  Calls calls(options.name, size_, rank_, o.asyncOp || on_cuda);
-  calls([&] { operators::barrier(options.name); });
-  return finish(std::move(begun), calls, {}, std::chrono::milliseconds(options.timeout_ms));
+  Calls calls(communicator->options().name, size_, rank_, o.asyncOp || on_cuda);
+  carry_out(communicator, [&] { calls([&] { operators::barrier(calls.name); }); });
+  return finish(std::move(begun), calls, communicator, {}, communicator->timeout());
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) {
@@ -416,17 +466,20 @@ c10d::Backend& begun(c10d::Backend& inner, c10d::Backend** grouped) {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Work> Backend::send(Tensors& tensors, int to, int tag) {
+  const c10::Device device = only("send", tensors).device();
   c10d::Backend** const grouped = coalesced_ ? &coalesced_->grouped : nullptr;
-  return kept(begun(inner(only("send", tensors).device()), grouped).send(tensors, to, tag));
+  return kept(device, begun(inner(device), grouped).send(tensors, to, tag));
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::recv(Tensors& tensors, int from, int tag) {
+  const c10::Device device = only("recv", tensors).device();
   c10d::Backend** const grouped = coalesced_ ? &coalesced_->grouped : nullptr;
-  return kept(begun(inner(only("recv", tensors).device()), grouped).recv(tensors, from, tag));
+  return kept(device, begun(inner(device), grouped).recv(tensors, from, tag));
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::recvAnysource(Tensors& tensors, int tag) {
-  return kept(inner(only("recv", tensors).device()).recvAnysource(tensors, tag));
+  const c10::Device device = only("recv", tensors).device();
+  return kept(device, inner(device).recvAnysource(tensors, tag));
 }
 
 }  // namespace collx::distributed

@@ -8,15 +8,20 @@
 #include <c10/macros/Export.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../ops/posting.h"
+#include "../ops/torch_version.h"
+#include "hooks.h"
 
 namespace collx {
 
@@ -25,10 +30,16 @@ class Communicator;
 namespace distributed {
 
 class Calls;
+class Ending;
 class Work;
 
 struct C10_EXPORT BackendOptions final : c10d::Backend::Options {
   BackendOptions() : c10d::Backend::Options("collx") {}
+
+  /// Newer versions of PyTorch give the copy to a group that is split off.
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const {
+    return c10::make_intrusive<BackendOptions>(*this);
+  }
 
   std::optional<int64_t> max_blocks;     // none: half of what the device holds
   std::optional<int64_t> payload_bytes;  // none: 128 MiB on CUDA, 16 MiB on the CPU
@@ -44,7 +55,10 @@ class Maker {
   /// The communicator of the group on a device. Collective over the group. Null, on all ranks, if
   /// they cannot reach each other's memory, or are too many.
   virtual std::shared_ptr<Communicator> make(c10::Device device) = 0;
-  /// Frees this rank's part of the communicators. Does not wait for the other ranks.
+  /// Of what the communicators wait for from now on, those that are made later included.
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  /// Frees this rank's part of the communicators, and makes no others. Does not wait for the other
+  /// ranks.
   virtual void leave() = 0;
   /// A backend of some of the ranks.
   virtual c10::intrusive_ptr<c10d::Backend> split(
@@ -101,17 +115,37 @@ class C10_EXPORT Backend final : public c10d::Backend {
   Pending endCoalescing() override;
 
   const std::string getBackendName() const override { return "collx"; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  /// A copy: older versions of PyTorch change it for a group that is split off.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return options_->clone();
+  }
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}  // it is 0 on every rank
   uint64_t getSequenceNumberForGroup() override { return calls_.load(); }
   c10d::ErrorType getError() override;
+  /// Of PyTorch's newer versions: the bytes of this rank's regions, by the names that NCCL's has.
+  std::unordered_map<std::string, uint64_t> getMemoryStats();
 
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
   void eagerConnectSingleDevice(at::Device device) override { serves(device); }
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
+    hooks_->on_failure(id, std::move(hook));
+  }
+  void unregisterAbortHook(int64_t id) override { hooks_->drop_failure(id); }
+#endif
+#if COLLX_COMPLETION_HOOKS
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
+    hooks_->on_completion(id, [hook = std::move(hook)](uint64_t key) { hook({key, {}}); });
+  }
+  void unregisterCompletionHook(int64_t id) override { hooks_->drop_completion(id); }
+#endif
 
   /// Fails the calls that are under way, here and, with this rank's name, on the other ranks.
   void abort() override;
@@ -135,22 +169,31 @@ class C10_EXPORT Backend final : public c10d::Backend {
   Pending work(c10d::OpType type, const char* title, const Tensors& inputs, bool async,
                const Tensors& results, F make);
   c10::intrusive_ptr<Work> begin(c10d::OpType type, const char* title, const Tensors& inputs);
-  Pending finish(c10::intrusive_ptr<Work> work, const Calls& calls, const Tensors& results,
+  /// Has `make` make the calls.
+  template <typename F>
+  void carry_out(const std::shared_ptr<Communicator>& communicator, F make);
+  Pending finish(c10::intrusive_ptr<Work> work, const Calls& calls,
+                 const std::shared_ptr<Communicator>& communicator, const Tensors& results,
                  PostedCall::Timeout host_waits = {});
   /// The inner group's work, kept until the end of a coalesced group of calls, if one is open.
-  Pending kept(const c10::intrusive_ptr<c10d::Work>& pending);
+  Pending kept(c10::Device device, const Pending& pending);
 
   /// Between startCoalescing() and endCoalescing().
   struct Coalesced {
     std::vector<std::shared_ptr<PostedCall>> calls;
     std::vector<Pending> inner;
     Tensors tensors;
+    std::shared_ptr<Ending> ending;  // of the last of the calls; null without hooks
+    // Of the inner works, for the hooks.
+    std::vector<uint64_t> keys;
+    std::optional<c10::Device> device;
     c10d::Backend* grouped = nullptr;  // the inner backend that coalesces, once it has a call
   };
 
   const c10::intrusive_ptr<BackendOptions> options_;
   const c10::intrusive_ptr<c10d::ProcessGroup> inner_;
   const std::unique_ptr<Maker> maker_;
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   std::atomic<uint64_t> calls_{0};
   std::optional<Coalesced> coalesced_;
   std::string split_name_;  // of the group that was split off last

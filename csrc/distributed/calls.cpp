@@ -168,29 +168,28 @@ void Calls::allgather(const at::Tensor& input, const Tensors& outputs) {
   }
 }
 
-void Calls::reducescatter(const at::Tensor& input, const at::Tensor& output,
-                          const c10d::ReduceOp& op) {
-  const auto from = reduction_of(op, input), to = reduction_of(op, output);
-  TORCH_CHECK_VALUE(from && to, "collx: reduce_scatter: output: got dtype ", output.scalar_type(),
+void Calls::reducescatter(const at::Tensor& input, const Reduction& to, const c10d::ReduceOp& op) {
+  const auto from = reduction_of(op, input);
+  TORCH_CHECK_VALUE(from, "collx: reduce_scatter: output: got dtype ", to.tensor.scalar_type(),
                     "; accepted: the input's, ", input.scalar_type());
   const at::Tensor in = flat("reduce_scatter", "input", from->tensor);
-  at::Tensor out = flat("reduce_scatter", "output", to->tensor);
-  (*this)([&] { operators::reducescatter(in, from->op, world, name, out); });
+  at::Tensor out = flat("reduce_scatter", "output", to.tensor);
+  (*this)([&] { operators::reducescatter(in, to.op, world, name, out); });
 }
 
-void Calls::reducescatter(const Tensors& inputs, const at::Tensor& output,
+void Calls::reducescatter(const Tensors& inputs, const at::Tensor& output, const Reduction& to,
                           const c10d::ReduceOp& op) {
   TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(world),
                     "collx: reduce_scatter: input_list: got ", inputs.size(),
                     " tensors; accepted: one for each of ", world, " ranks");
   if (same_sizes(inputs)) {
-    if (output.is_contiguous()) return reducescatter(flattened(inputs), output, op);
-    const at::Tensor dense = at::empty_like(output, at::MemoryFormat::Contiguous);
-    const auto from = reduction_of(op, flattened(inputs)), to = reduction_of(op, dense);
-    at::Tensor out = to->tensor.view({-1});
+    if (output.is_contiguous()) return reducescatter(flattened(inputs), to, op);
+    const auto from = reduction_of(op, flattened(inputs));
+    const at::Tensor dense = at::empty_like(to.tensor, at::MemoryFormat::Contiguous);
+    at::Tensor out = dense.view({-1});
     return (*this)(
-        [&] { operators::reducescatter(from->tensor.view({-1}), from->op, world, name, out); },
-        [dense, output] { output.copy_(dense); });
+        [&] { operators::reducescatter(from->tensor.view({-1}), to.op, world, name, out); },
+        [dense, result = to.tensor] { result.copy_(dense); });
   }
   for (int root = 0; root < world; ++root) {
     const at::Tensor part = inputs[static_cast<size_t>(root)].clone();

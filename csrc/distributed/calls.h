@@ -73,9 +73,10 @@ class Calls {
 
   void allgather(const at::Tensor& input, const at::Tensor& output);
   void allgather(const at::Tensor& input, const std::vector<at::Tensor>& outputs);
-  void reducescatter(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op);
+  /// `to`: what stands for the output.
+  void reducescatter(const at::Tensor& input, const Reduction& to, const c10d::ReduceOp& op);
   void reducescatter(const std::vector<at::Tensor>& inputs, const at::Tensor& output,
-                     const c10d::ReduceOp& op);
+                     const Reduction& to, const c10d::ReduceOp& op);
   void alltoall(const at::Tensor& input, const at::Tensor& output,
                 std::vector<int64_t> input_splits, std::vector<int64_t> output_splits);
   void alltoall(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);

@@ -70,22 +70,19 @@ inline void alltoallv(const at::Tensor& input, at::IntArrayRef output_splits,
           group, kAuto, 0, out);
 }
 
-/// `out` is written on root alone, and the others' has no values that matter.
-inline void gather(const at::Tensor& input, int64_t root, int64_t world, std::string_view group,
-                   at::Tensor& out) {
+/// A collective with a root. Of gather, `out` is written on root alone, and the others' has no
+/// values that matter; of scatter, `input` is read on root alone.
+template <const char* Name>
+void with_root(const at::Tensor& input, int64_t root, int64_t world, std::string_view group,
+               at::Tensor& out) {
   using Signature = void(const at::Tensor&, int64_t, int64_t, std::string_view, std::string_view,
                          int64_t, at::Tensor&);
-  static const auto op = find<Signature>("collx::gather", "out");
+  static const auto op = find<Signature>(Name, "out");
   op.call(input, root, world, group, kAuto, 0, out);
 }
 
-inline void scatter(const at::Tensor& input, int64_t root, int64_t world, std::string_view group,
-                    at::Tensor& out) {
-  using Signature = void(const at::Tensor&, int64_t, int64_t, std::string_view, std::string_view,
-                         int64_t, at::Tensor&);
-  static const auto op = find<Signature>("collx::scatter", "out");
-  op.call(input, root, world, group, kAuto, 0, out);
-}
+inline constexpr char kGather[] = "collx::gather", kScatter[] = "collx::scatter";
+inline constexpr auto gather = with_root<kGather>, scatter = with_root<kScatter>;
 
 inline void barrier(std::string_view group) {
   static const auto op = find<void(std::string_view)>("collx::barrier", "");

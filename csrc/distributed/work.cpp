@@ -18,7 +18,8 @@ void Work::set(Made made) {
 
 bool Work::isCompleted() {
   return std::ranges::all_of(made_.calls, [](const auto& call) { return call->is_completed(); }) &&
-         std::ranges::all_of(made_.inner, [](const auto& work) { return work->isCompleted(); });
+         std::ranges::all_of(made_.inner, [](const auto& work) { return work->isCompleted(); }) &&
+         (made_.ending == nullptr || made_.ending->reached());
 }
 
 bool Work::isSuccess() const {
@@ -38,6 +39,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     for (const auto& call : made_.calls) call->wait(limit, made_.tensors);
     for (const auto& work : made_.inner) work->wait(timeout);
   } catch (...) {
+    if (made_.ending != nullptr) made_.ending->before_raising();
     const std::lock_guard held(mutex_);
     exception_ = std::current_exception();
     throw;
@@ -60,5 +62,11 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
 }
 
 uint64_t Work::getSequencenumber() const { return number_; }
+
+#if COLLX_COMPLETION_HOOKS
+uint64_t Work::getCompletionKey() const {
+  return made_.ending == nullptr ? c10d::Work::getCompletionKey() : made_.ending->key;
+}
+#endif
 
 }  // namespace collx::distributed

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "../ops/posting.h"
+#include "../ops/torch_version.h"
+#include "ending.h"
 
 namespace collx::distributed {
 
@@ -23,6 +25,7 @@ class Work final : public c10d::Work {
     std::vector<at::Tensor> tensors;  // all that the calls use
     /// Of a barrier: seconds for which wait() blocks the host at most.
     PostedCall::Timeout host_waits;
+    std::shared_ptr<Ending> ending;  // null without hooks
   };
 
   /// With a title, an event of the profiler begins, and ends when the calls have completed; on CUDA
@@ -39,6 +42,9 @@ class Work final : public c10d::Work {
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override;
+#if COLLX_COMPLETION_HOOKS
+  uint64_t getCompletionKey() const override;
+#endif
 
  private:
   const uint64_t number_;

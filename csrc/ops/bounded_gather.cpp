@@ -26,7 +26,7 @@ BoundedGather::BoundedGather(Communicator& communicator, const char* op,
       op_(op),
       descriptor_(descriptor),
       group_(group_of(communicator.options())),
-      timeout_(communicator.options().timeout_ms) {
+      timeout_(communicator.timeout()) {
   const c10::DeviceType device = communicator.options().device.type();
   const bool direct = serves(device);
   through_cpu_ = device == c10::DeviceType::CPU || !direct ||

@@ -76,6 +76,7 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options) 
 Communicator::Communicator(CommunicatorOptions options)
     : options_(std::move(options)),
       status_(options_.device.is_cuda() && !options_.regions.empty()),
+      timeout_ms_(options_.timeout_ms),
       pdl_(options_.capabilities.dependent_launch ? options_.pdl : PdlLevel::off),
       deterministic_(options_.deterministic),
       marks_(options_.watchdog ? new CallMarks : nullptr),
@@ -162,9 +163,12 @@ int Communicator::most_blocks(int threads) const {
 void Communicator::set_timeout(int64_t milliseconds) {
   TORCH_CHECK_VALUE(milliseconds > 0, "collx: timeout: got ", milliseconds,
                     " ms; accepted: 1 and more");
-  const auto held = lock();
-  options_.timeout_ms = milliseconds;
-  view_.timeout_ns = static_cast<uint64_t>(milliseconds) * 1'000'000;
+  {
+    const auto held = lock();
+    timeout_ms_.store(milliseconds, std::memory_order_relaxed);
+    view_.timeout_ns = static_cast<uint64_t>(milliseconds) * 1'000'000;
+  }
+  if (marks_ != nullptr) watchdog::timeout_changed(*this);
 }
 
 int Communicator::spare_blocks() const {
@@ -188,8 +192,8 @@ std::optional<StatusRecord> Communicator::failure() const {
 }
 
 std::string Communicator::describe_failure(const StatusRecord& record) const {
-  return describe(
-      record, {options_.name, options_.rank, static_cast<double>(options_.timeout_ms) / 1000.0});
+  return describe(record,
+                  {options_.name, options_.rank, std::chrono::duration<double>(timeout()).count()});
 }
 
 void Communicator::adopt_reported() {

@@ -11,6 +11,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -39,7 +40,7 @@ struct CommunicatorOptions {
   int world_size;
   std::vector<uint64_t> regions;  // every rank's, as mapped here; empty: fallback only
   uint64_t payload_bytes;
-  int64_t timeout_ms;
+  int64_t timeout_ms;  // until set_timeout()
   PdlLevel pdl;
   bool check;
   int blocks;
@@ -119,6 +120,9 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   Plan tuned(Plan plan) const;
   int tuned_blocks() const { return tuned_blocks_; }
   int tuned_threads() const { return tuned_threads_; }
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+  }
   /// Of the calls that follow. Waits for a call on the CPU that is under way.
   void set_timeout(int64_t milliseconds);
   /// Blocks that nobody else on the device counts on at present.
@@ -169,6 +173,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   StatusRecord verdict_;  // CUDA: what the failure comes to, once `followed_`
   std::atomic<bool> followed_{false};
   std::mutex verdict_mutex_;
+  std::atomic<int64_t> timeout_ms_;  // what the views have, for those who do not hold the lock
   std::atomic<PdlLevel> pdl_;
   std::atomic<bool> deterministic_;
   int tuned_blocks_ = 0;

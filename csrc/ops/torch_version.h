@@ -3,11 +3,17 @@
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/version.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
+
+/// Whether c10d::Backend has hooks for completion. C10D_BACKEND_HAS_HOOKS is older, and says that
+/// it has those for an abort.
+#define COLLX_COMPLETION_HOOKS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
 
 namespace at {
 class Tensor;
@@ -28,6 +34,16 @@ auto all_gather(Group& group, at::Tensor& output, at::Tensor& input, const Optio
     return group.all_gather_single(output, input, options);
   } else {
     return group._allgather_base(output, input, options);
+  }
+}
+
+/// By which hooks know a c10d::Work.
+template <typename Work>
+uint64_t completion_key(const Work& work) {
+  if constexpr (requires { work.getCompletionKey(); }) {
+    return work.getCompletionKey();
+  } else {
+    return 0;  // there is no hook
   }
 }
 

@@ -83,15 +83,14 @@ std::string describe_wait(Communicator& communicator, uint64_t number, Clock::du
   std::ostringstream out;
   out << "collx" << name_of_call(communicator, number) << ": the call has not completed after "
       << std::chrono::duration<double>(waited).count() << " s (timeout "
-      << static_cast<double>(o.timeout_ms) / 1000.0 << " s); missing: " << missing
-      << " (communicator \"" << o.name << "\", sequence number " << number << ", this is rank "
-      << o.rank << ')';
+      << std::chrono::duration<double>(communicator.timeout()).count()
+      << " s); missing: " << missing << " (communicator \"" << o.name << "\", sequence number "
+      << number << ", this is rank " << o.rank << ')';
   return out.str();
 }
 
 struct Watched {
   Communicator* communicator;
-  Clock::duration limit, period;
   Clock::time_point due;
   // Of the last sample: the call that was under way, and since when at least.
   std::optional<uint64_t> call;
@@ -99,19 +98,25 @@ struct Watched {
   bool logged;
 };
 
+constexpr std::chrono::milliseconds kShortestPeriod{10};
+
+Clock::duration period_of(const Communicator& communicator) {
+  return std::max<Clock::duration>(communicator.timeout() / 12, kShortestPeriod);
+}
+
 /// What is to be logged; mostly nothing.
 std::string sample(Watched& watched) {
   const OnDevice guard(watched.communicator->options().device);
   const Progress own = own_progress(*watched.communicator);
   const Clock::time_point now = Clock::now();
-  watched.due = now + watched.period;
+  watched.due = now + period_of(*watched.communicator);
   if (!own.in_call || watched.call != own.completed) {
     watched.call = own.in_call ? std::optional(own.completed) : std::nullopt;
     watched.since = now;
     watched.logged = false;
     return {};
   }
-  if (watched.logged || now - watched.since <= watched.limit) return {};
+  if (watched.logged || now - watched.since <= watched.communicator->timeout() / 3) return {};
   std::string words = describe_wait(*watched.communicator, own.completed, now - watched.since);
   watched.logged = !words.empty();
   return words;
@@ -122,12 +127,18 @@ class Watchdog {
   std::mutex mutex;  // held while a communicator is looked at
 
   void enter(Communicator& communicator) {
-    const auto timeout = std::chrono::milliseconds(communicator.options().timeout_ms);
-    const Clock::duration period = std::max<Clock::duration>(timeout / 12, kShortest);
     const std::lock_guard held(mutex);
-    watched_.push_back({&communicator, timeout / 3, period, Clock::now() + period, {}, {}, false});
+    watched_.push_back({&communicator, Clock::now() + period_of(communicator), {}, {}, false});
     if (!runs_) std::thread([this] { run(); }).detach();
     runs_ = true;
+    changed_.notify_one();
+  }
+
+  void timeout_changed(const Communicator& communicator) {
+    const std::lock_guard held(mutex);
+    for (Watched& one : watched_) {
+      if (one.communicator == &communicator) one.due = Clock::now();
+    }
     changed_.notify_one();
   }
 
@@ -138,8 +149,6 @@ class Watchdog {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kShortest{10};
-
   void run() {
     (void)pthread_setname_np(pthread_self(), "collx_watchdog");
 #if COLLX_CUDA
@@ -199,6 +208,9 @@ Watchdog*& instance() {
 }  // namespace
 
 void watchdog::enter(Communicator& communicator) { instance()->enter(communicator); }
+void watchdog::timeout_changed(const Communicator& communicator) {
+  instance()->timeout_changed(communicator);
+}
 void watchdog::leave(const Communicator& communicator) { instance()->leave(communicator); }
 
 }  // namespace collx

@@ -51,6 +51,8 @@ namespace watchdog {
 
 /// Watches the communicator until leave(). Starts the thread if there is none.
 void enter(Communicator& communicator);
+/// The communicator's timeout is another one from now on.
+void timeout_changed(const Communicator& communicator);
 /// After that nothing looks at the communicator or at its regions. Twice is harmless.
 void leave(const Communicator& communicator);
 

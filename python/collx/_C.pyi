@@ -148,6 +148,9 @@ class Communicator:
     blocks: int
     pdl: str  # settable: "off", "end", "early"
     deterministic: bool  # settable; the same on every rank
+    def set_timeout(self, milliseconds: int) -> None:
+        """Of the calls that follow. Waits for a call on the CPU that is under way."""
+
     poisoned: bool
     destroyed: bool
     no_multicast: str  # why the ranks have none; empty where they do

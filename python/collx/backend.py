@@ -34,8 +34,8 @@ NAME = "collx"
 
 Options = extension.BackendOptions
 
-# A program has a dozen groups. On CUDA the largest transfers need the memory: with 16 MiB they take
-# 1.7 times as long.
+# A program has a dozen groups. On CUDA the largest transfers need the memory: with a smaller region
+# they take more steps.
 _PAYLOAD_BYTES = {"cpu": 16 << 20, "cuda": 128 << 20}
 
 
@@ -48,9 +48,12 @@ class _Maker:
         self._inner = inner
         self._lock = threading.Lock()
         self._made: dict[str, Communicator | None] = {}
+        self._left = False
 
     def make(self, device: torch.device) -> extension.Communicator | None:
         with self._lock:
+            if self._left:  # by another thread since the call began
+                raise ValueError(f'collx: process group "{self._members.name}" has been shut down')
             if device.type not in self._made:
                 self._made[device.type] = self._new(device)
             made = self._made[device.type]
@@ -65,7 +68,11 @@ class _Maker:
             name=f"{members.name}/{device.type}",
             timeout=options._timeout.total_seconds(),
             device=device,
-            payload_bytes=options.payload_bytes or _PAYLOAD_BYTES[device.type],
+            payload_bytes=(
+                _PAYLOAD_BYTES[device.type]
+                if options.payload_bytes is None
+                else options.payload_bytes
+            ),
             check=options.check,
             pdl="early",
             max_blocks=options.max_blocks,
@@ -79,10 +86,18 @@ class _Maker:
         made._leave()
         return None
 
+    def set_timeout(self, seconds: float) -> None:
+        with self._lock:
+            self._options._timeout = timedelta(seconds=seconds)
+            for one in self._made.values():
+                if one is not None:
+                    one._set_timeout(seconds)
+
     def leave(self) -> None:
         """Local: the ranks may shut their groups down in different orders. What the peers have
         mapped stays valid."""
         with self._lock:
+            self._left = True
             made = [one for one in self._made.values() if one is not None]
             self._made.clear()
         for one in made:

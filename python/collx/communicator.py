@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -323,6 +324,11 @@ class Communicator:
             yield
         finally:
             self._native.deterministic = before
+
+    def _set_timeout(self, seconds: float) -> None:
+        """For the waits that begin from now on."""
+        self._native.set_timeout(math.ceil(seconds * 1000))
+        self._memory.ballot.timeout = self.timeout = seconds
 
     def destroy(self) -> None:
         """Frees the communicator's memory once no rank uses it any more. Twice is harmless.

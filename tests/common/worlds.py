@@ -79,6 +79,8 @@ def rank_environment(world: World) -> dict[str, str]:
     environment = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     environment.update({} if HARDWARE else MULTICAST_OFF)
     environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    # PyTorch's flight recorder would write a file before a failure is raised, for seconds.
+    environment["TORCH_FR_DUMP_ON_TIMEOUT"] = "0"
     if world.shared:
         environment["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     return environment

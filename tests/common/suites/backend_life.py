@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ..attempt import Attempt, attempt, ones
 from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..pool import Pool
-from ..rank import Rank
+from ..rank import TIMEOUT, Rank
 from .backend import group_of
 
 GROUPS = 12
@@ -225,9 +225,12 @@ def test_a_shorter_timeout_holds_for_later_calls(pool: Pool) -> None:
 
 
 def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
+    import collx
+
     group = group_of(rank)
     assert _sum(rank, group)
     group.set_timeout(timedelta(seconds=timeout))
+    assert collx.get(group).timeout == pytest.approx(timeout, abs=1e-3)
     rank.barrier()
     found = None
     if rank.rank == 0:
@@ -272,6 +275,14 @@ def _beside_others(rank: Rank) -> dict[str, Any]:
         group_name=f"split-{rank.rank > 0}",
         group_desc="part",
     )
+    # Without options it gets a copy of the parent's.
+    single = group.split_group(
+        [rank.rank], timeout=timedelta(seconds=7), group_name=f"single-{rank.rank}"
+    )
+    found["own options"] = backend.options.group_name == group.group_name
+    found["own timeout"] = backend.options._timeout == timedelta(seconds=TIMEOUT)
+    found["single"] = single._get_backend(rank.device).options._timeout == timedelta(seconds=7)
+    single.shutdown()
     first, *others = (part._get_backend(device) for device in part._device_types)
     found["one backend"] = len(others) > 0 and all(other is first for other in others)
     z = torch.ones(4, device=rank.device)
@@ -291,16 +302,60 @@ def test_beside_communicators_and_groups_of_other_kinds(pool: Pool) -> None:
         assert all(found.values()), found
 
 
+def _shut_down_meanwhile(rank: Rank) -> tuple[Attempt, int]:
+    """A thread is about to make the group's communicator when another one shuts the group down."""
+    import collx
+    from collx.backend import _Maker
+
+    group = group_of(rank)
+    before = len(collx.communicator.live())
+    begun, left = threading.Event(), threading.Event()
+    original = _Maker.make
+
+    def make(self: Any, device: torch.device) -> Any:
+        begun.set()
+        assert left.wait(60)
+        return original(self, device)
+
+    found: list[Attempt] = []
+    with mock.patch.object(_Maker, "make", make):
+        call = partial(group.allreduce, [ones(rank)])
+        thread = threading.Thread(target=lambda: found.append(attempt(call)))
+        thread.start()
+        assert begun.wait(60)
+        group.shutdown()
+        left.set()
+        thread.join()
+    dist.destroy_process_group(group)
+    return found[0], len(collx.communicator.live()) - before
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_first_call_beside_the_end_of_the_group_makes_no_communicator(pool: Pool) -> None:
+    for found, made in pool.run(_shut_down_meanwhile):
+        assert found.error == "ValueError", found
+        assert "has been shut down" in found.message
+        assert made == 0
+
+
 def _bad(rank: Rank) -> dict[str, Attempt]:
     import collx.backend
 
     group = group_of(rank)
     assert _sum(rank, group)
+    changed = collx.backend.Options()
+    small = group_of(rank, pg_options=collx.backend.Options(payload_bytes=1))
     device, world = rank.device, rank.size
+    backend = group._get_backend(device)
     x = ones(rank)
     found = {
         "options": attempt(lambda: group_of(rank, pg_options=object())),
         "unknown": attempt(lambda: collx.backend.Options(blocks=3)),  # type: ignore[call-arg]
+        "no bytes": attempt(lambda: collx.backend.Options(payload_bytes=0)),
+        "negative bytes": attempt(lambda: setattr(changed, "payload_bytes", -1)),
+        "no blocks": attempt(lambda: setattr(changed, "max_blocks", 0)),
+        "negative blocks": attempt(lambda: collx.backend.Options(max_blocks=-2)),
+        "few bytes": attempt(lambda: _sum(rank, small)),
         "list": attempt(lambda: dist.all_gather([x] * (world + 1), x, group=group)),
         "rows": attempt(
             lambda: dist.all_to_all_single(x, torch.ones(2 * world + 1, device=device), group=group)
@@ -312,20 +367,37 @@ def _bad(rank: Rank) -> dict[str, Attempt]:
                 group=group,
             )
         ),
+        "meta output": attempt(
+            lambda: dist.all_gather([torch.empty_like(x, device="meta")] * world, x, group=group)
+        ),
+        "meta": attempt(lambda: backend.allreduce([torch.empty_like(x, device="meta")])),
         "after": attempt(lambda: _sum(rank, group)),
     }
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         other = torch.device("cuda", (rank.rank + 1) % torch.cuda.device_count())
         elsewhere = torch.ones(3, device=other)
         found["device"] = attempt(lambda: dist.all_reduce(elsewhere, group=group))
+        out = torch.empty(3 * world, device=device)
+        found["other device"] = attempt(
+            lambda: dist.all_gather_into_tensor(out, elsewhere, group=group)
+        )
+    dist.destroy_process_group(small)
     dist.destroy_process_group(group)
     return found
 
 
 WORDS = {
     "options": ("TypeError", "collx.backend.Options"),
-    "unknown": ("TypeError", "max_blocks"),
+    "unknown": ("TypeError", "blocks=3"),
+    "no bytes": ("ValueError", "payload_bytes: got 0"),
+    "negative bytes": ("ValueError", "payload_bytes: got -1"),
+    "no blocks": ("ValueError", "max_blocks: got 0"),
+    "negative blocks": ("ValueError", "max_blocks: got -2"),
+    "few bytes": ("ValueError", "payload_bytes: got 1"),
     "device": ("ValueError", "cuda"),  # of CUDA, where a rank sees several
+    "other device": ("ValueError", "cuda"),
+    "meta output": ("ValueError", "meta"),
+    "meta": ("RuntimeError", "meta"),
     "list": ("ValueError", "tensor_list"),
     "rows": ("ValueError", "multiple of the group size"),
     "contiguous": ("ValueError", "not contiguous"),
@@ -336,7 +408,7 @@ WORDS = {
 @pytest.mark.worlds(2)
 def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(pool: Pool) -> None:
     for found in pool.run(_bad):
-        assert len(found) >= len(WORDS) - 1
+        assert len(found) >= len(WORDS) - 2
         for what, refusal in found.items():
             error, words = WORDS[what]
             assert refusal.error == error, (what, refusal)

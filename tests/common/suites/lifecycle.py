@@ -543,24 +543,27 @@ def exit_codes(
     ending: str,
     settings: dict[str, str] | None = None,
     by_rank: list[dict[str, str]] | None = None,
+    *,
+    program: str = PROGRAM,
+    size: int = 2,
 ) -> list[tuple[int, str]]:
-    """Exit code and output of two ranks, each an interpreter of its own that runs PROGRAM."""
+    """Exit code and output of the ranks, each an interpreter of its own that runs `program`."""
     from ..worlds import World, gpu_count, rank_environment
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    world = World(device, 2, min(2, gpu_count()) if device == "cuda" else 0)
+    world = World(device, size, min(size, gpu_count()) if device == "cuda" else 0)
     environment = {**os.environ, **rank_environment(world), **(settings or {})}
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "python"), *sys.path])
-    program = PROGRAM.format(ending=ending)
+    text = program.format(ending=ending)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(store.port), device],
+            [sys.executable, "-c", text, str(rank), str(store.port), device, str(size)],
             env={**environment, **(by_rank[rank] if by_rank else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(size)
     ]
     found = []
     for process in processes:

@@ -129,6 +129,23 @@ def test_a_late_rank_is_named_once(pool: Pool, how: str) -> None:
         assert (line["op"], line["name"]) == (".allreduce", "watched-late")
 
 
+def _another_timeout(rank: Rank, timeout: float) -> Lines:
+    name = "watched-changed"
+    with rank.new_communicator(name, timeout=1000 * timeout, watchdog=True) as communicator:
+        communicator._set_timeout(timeout)
+        call = _calls(rank, communicator)["posted"]
+        return _late(rank, communicator, call, LATE * timeout)[0]
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_the_watchdog_follows_a_timeout_that_changes(pool: Pool) -> None:
+    timeout = timeout_now(pool, TIMEOUT)
+    lines, late = pool.run(_another_timeout, timeout)
+    _one_line(lines, 0, "rank 1", timeout)
+    assert not late
+
+
 @pytest.mark.alone
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("how", ["synchronous", "posted"])

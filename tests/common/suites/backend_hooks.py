@@ -1,0 +1,298 @@
+"""Hooks of groups on the torch.distributed backend: what PyTorch's flight recorder is told of calls
+that complete, and who hears of calls that fail."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+from ..attempt import Attempt, attempt, ones
+from ..limits import assert_in_time, timeout_now
+from ..pool import Pool
+from ..rank import Rank
+from .backend import group_of
+from .lifecycle import exit_codes
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(
+        not hasattr(dist.ProcessGroup, "supports_completion_hooks"),
+        reason="this PyTorch has no hooks for completion",
+    ),
+]
+
+
+def _records(group: Any) -> list[dict[str, Any]]:
+    """What the flight recorder has of the group's calls, in their order."""
+    found = json.loads(c10d._dump_fr_trace_json(backend="collx"))  # type: ignore[attr-defined]
+    name = group.group_name
+    return [each for each in found.get("entries", []) if each["process_group"][0] == name]
+
+
+def _states(group: Any, seconds: float = 10.0) -> list[tuple[str, str, bool]]:
+    """Name and state of the calls, and whether the recorder waits for none of them any more; once
+    all have completed, or after that time."""
+    until = time.monotonic() + seconds
+    while True:
+        records = _records(group)
+        states = [(r["profiling_name"], r["state"], r["retired"]) for r in records]
+        if all(state == "completed" for _, state, _ in states) or time.monotonic() > until:
+            return states
+        time.sleep(0.01)
+
+
+def _every_way(rank: Rank) -> list[tuple[str, str, bool]]:
+    group = group_of(rank)
+    assert group.supports_completion_hooks
+    assert group.supports_abort_hooks
+    x = ones(rank)
+    dist.all_reduce(x, group=group)
+    works = [dist.all_reduce(x, group=group, async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    out = torch.empty(rank.size * 8, device=rank.device)
+    dist.all_gather_into_tensor(out, torch.ones(8, device=rank.device), group=group)
+    if rank.device.type == "cpu":  # carried out by the inner group
+        dist.all_reduce(torch.tensor([1]), op=dist.ReduceOp.BOR, group=group)
+    peer = (rank.rank + 1) % rank.size
+    pair = [dist.P2POp(dist.isend, x, peer, group), dist.P2POp(dist.irecv, out[:8], peer, group)]
+    pair[0].tensor = out[8:16]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+    # Dropped before it has completed.
+    dist.all_reduce(x, group=group, async_op=True)
+    rank.synchronize()
+    found = _states(group)
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.own_gpu
+@pytest.mark.worlds(2)
+def test_the_flight_recorder_sees_every_call_complete(pool: Pool) -> None:
+    inner = ["all_reduce"] if pool.world.device == "cpu" else []
+    names = ["all_reduce"] * 4 + ["_all_gather_base", *inner, "p2p", "p2p", "all_reduce"]
+    for found in pool.run(_every_way):
+        assert len(found) == len(names), found
+        for (title, state, retired), name in zip(found, names, strict=True):
+            backend, _, op = title.partition(":")
+            assert backend == "collx"
+            assert op == name or (name == "p2p" and op.startswith(("send", "recv"))), title
+            assert (state, retired) == ("completed", True), found
+
+
+def _unfinished(rank: Rank, timeout: float) -> dict[str, Any]:
+    """The last rank does not come to the second call."""
+    group = group_of(rank, timeout=timedelta(seconds=timeout))
+    called: list[float] = []
+    group.register_abort_hook(1, lambda: called.append(time.monotonic()))
+    dist.all_reduce(ones(rank), group=group)
+    rank.barrier()
+    found: dict[str, Any] = {}
+    if rank.rank != rank.size - 1:
+        work = dist.all_reduce(ones(rank), group=group, async_op=True)
+        found["waiting"] = _states(group, seconds=0.1)
+        found["call"] = attempt(partial(_finish, rank, work))
+        found["hooks"] = len(called)
+        found["failed"] = _states(group, seconds=0.1)
+    rank.barrier()
+    dist.destroy_process_group(group)
+    return found
+
+
+def _finish(rank: Rank, work: Any) -> None:
+    work.wait()
+    rank.synchronize()
+    work.wait()  # on CUDA the failure is known now
+
+
+@pytest.mark.worlds(2, 3)
+def test_a_call_that_fails_is_no_completion_and_runs_the_abort_hooks_first(pool: Pool) -> None:
+    timeout = timeout_now(pool)
+    *waited, _ = pool.run(_unfinished, timeout)
+    for found in waited:
+        assert found["call"].error == "CollectiveTimeout", found
+        assert found["hooks"] > 0, "a hook runs before the failure is raised"
+        for states in (found["waiting"], found["failed"]):
+            (_, first, _), (_, second, retired) = states
+            assert first == "completed", found
+            assert second != "completed", found
+            assert not retired
+
+
+def _hooks_for_failures(rank: Rank, timeout: float) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    # A call that is not posted, and a hook that is gone.
+    group = group_of(rank, timeout=timedelta(seconds=timeout))
+    called: list[str] = []
+    group.register_abort_hook(1, lambda: called.append("kept"))
+    group.register_abort_hook(2, lambda: called.append("gone"))
+    group.register_abort_hook(3, _broken)
+    group.unregister_abort_hook(2)
+    dist.all_reduce(ones(rank), group=group)
+    found["bad input"] = attempt(partial(_bad, rank, group))
+    found["after bad input"] = list(called)
+    rank.barrier()
+    if rank.rank == 0:
+        found["call"] = attempt(lambda: _until_known(rank, group))
+        found["after call"] = list(called)
+    rank.barrier()
+    dist.destroy_process_group(group)
+    # Coalesced calls.
+    group = group_of(rank, timeout=timedelta(seconds=timeout))
+    group.register_abort_hook(1, lambda: called.append("coalesced"))
+    dist.all_reduce(ones(rank), group=group)
+    rank.barrier()
+    if rank.rank == 0:
+        found["coalesced"] = attempt(partial(_coalesced, rank, group))
+        found["after coalesced"] = list(called)
+    rank.barrier()
+    dist.destroy_process_group(group)
+    # An abort.
+    group = group_of(rank)
+    group.register_abort_hook(1, lambda: called.append("abort"))
+    dist.all_reduce(ones(rank), group=group)
+    rank.barrier()
+    if rank.rank == 0:
+        group.abort()
+        found["after abort"] = list(called)
+    rank.barrier()
+    dist.destroy_process_group(group)
+    return found
+
+
+def _coalesced(rank: Rank, group: Any) -> None:
+    with _coalescing_manager(group, async_ops=True) as manager:
+        parts = [torch.empty(3 * rank.size, device=rank.device) for _ in range(2)]
+        for part in parts:
+            dist.all_to_all_single(part, torch.ones_like(part), group=group)
+    for _ in range(2):  # on CUDA the failure is known then
+        manager.wait()
+        rank.synchronize()
+
+
+def _broken() -> None:
+    raise ValueError("of a hook")
+
+
+def _bad(rank: Rank, group: Any) -> None:
+    dist.all_gather([ones(rank)] * (rank.size + 1), ones(rank), group=group)
+
+
+def _until_known(rank: Rank, group: Any) -> None:
+    for _ in range(2):  # on CUDA a call raises what is known when it is made
+        dist.all_reduce(ones(rank), group=group)
+        rank.synchronize()
+
+
+@pytest.mark.worlds(2)
+def test_abort_hooks_of_synchronous_calls_and_of_an_abort(pool: Pool) -> None:
+    timeout = timeout_now(pool)
+    found, other = pool.run(_hooks_for_failures, timeout)
+    for each in (found, other):
+        assert each["bad input"].error == "ValueError", each
+        assert each["after bad input"] == []
+    assert found["call"].error == "CollectiveTimeout", found
+    assert_in_time(found["call"], timeout)
+    assert set(found["after call"]) == {"kept"}
+    assert found["coalesced"].error == "CollectiveTimeout", found
+    assert found["after coalesced"][-1] == "coalesced"
+    assert found["after abort"][-1] == "abort"
+
+
+DUMPED = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist, collx.backend
+torch.set_num_threads(1)
+rank, port, device, size = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+if device == "cuda":
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+dist.init_process_group("collx", store=store, rank=rank, world_size=size)
+x = torch.ones(1000, device=device)
+dist.all_reduce(x)
+dist.group.WORLD.set_timeout(timedelta(seconds=1))
+if rank == 0:
+    try:
+        for _ in range(2):
+            dist.all_reduce(x)
+            torch.accelerator.synchronize() if device == "cuda" else None
+    except RuntimeError:
+        os._exit(3)  # at once: the file is complete
+store.wait(["never"], timedelta(seconds=3))
+{ending}
+"""
+
+
+@pytest.mark.worlds(2)
+def test_the_flight_recorder_has_written_its_trace_when_a_failure_is_raised(
+    pool: Pool, tmp_path: Path
+) -> None:
+    settings = {
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+        "TORCH_INCLUDE_STACK_TRACE": "0",
+        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_"),
+    }
+    (code, output), _ = exit_codes(pool.world.device, "", settings, program=DUMPED)
+    assert code == 3, output
+    first, second, *_ = pickle.loads((tmp_path / "trace_0").read_bytes())["entries"]
+    assert (first["profiling_name"], first["state"]) == ("collx:all_reduce", "completed")
+    assert second["state"] != "completed"
+
+
+def _memory(rank: Rank) -> list[dict[str, int]]:
+    group = group_of(rank)
+    backend = group._get_backend(rank.device)
+    found = [backend.memory_stats()]
+    dist.all_reduce(ones(rank), group=group)
+    found.append(backend.memory_stats())
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_memory_stats_have_the_bytes_of_the_regions(pool: Pool) -> None:
+    for before, after in pool.run(_memory):
+        assert set(before) == {"suspend", "suspended", "persist", "total"}
+        assert set(before.values()) == {0}
+        assert after["persist"] == after["total"] > 1 << 20
+        assert after["suspend"] == 0
+
+
+def _freely_registered(rank: Rank) -> Attempt:
+    """A hook that unregisters itself, while calls of another thread go on."""
+    group = group_of(rank)
+    called = []
+
+    def hook() -> None:
+        called.append(1)
+        group.unregister_abort_hook(1)
+
+    group.register_abort_hook(1, hook)
+    dist.all_reduce(ones(rank), group=group)
+    rank.barrier()
+    found = attempt(group.abort)
+    group.abort()
+    assert len(called) == 1
+    rank.barrier()
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(1)
+def test_a_hook_may_unregister_itself(pool: Pool) -> None:
+    run: Callable[[Rank], Attempt] = _freely_registered
+    assert [found.error for found in pool.run(run)] == [""]
