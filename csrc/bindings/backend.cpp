@@ -19,6 +19,7 @@ namespace {
 
 using distributed::Backend;
 using distributed::BackendOptions;
+using Words = SymmetricPool::Source::Words;
 
 /// An option that is absent or at least 1.
 std::optional<int64_t> checked(const char* argument, std::optional<int64_t> value) {
@@ -49,6 +50,18 @@ class PythonMaker final : public distributed::Maker {
     const py::gil_scoped_acquire held;
     maker_.attr("set_timeout")(std::chrono::duration<double>(timeout).count());
   }
+  std::optional<Words> words(c10::Device device, uint64_t bytes) override {
+    const py::gil_scoped_acquire held;
+    const py::object made = maker_.attr("words")(py::cast(device), bytes);
+    if (made.is_none()) return std::nullopt;
+    auto [own, mapped, most] = made.cast<std::tuple<at::Tensor, std::vector<uint64_t>, uint64_t>>();
+    return Words{std::move(own), std::move(mapped), most};
+  }
+  at::Tensor segment(c10::Device device, uint64_t bytes) override {
+    const py::gil_scoped_acquire held;
+    const py::object made = maker_.attr("segment")(py::cast(device), bytes);
+    return made.is_none() ? at::Tensor() : made.cast<at::Tensor>();
+  }
   void leave() override {
     const py::gil_scoped_acquire held;
     maker_.attr("leave")();
@@ -73,18 +86,23 @@ void bind_backend(py::module_& module) {
   py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>>(
       module, "BackendOptions")
       .def(py::init([](std::optional<int64_t> max_blocks, std::optional<int64_t> payload_bytes,
-                       bool deterministic, std::optional<bool> check, bool watchdog) {
+                       bool deterministic, std::optional<bool> check, bool watchdog,
+                       std::optional<int64_t> symmetric_bytes) {
              auto options = c10::make_intrusive<BackendOptions>();
              options->max_blocks = checked("max_blocks", max_blocks);
              options->payload_bytes = checked("payload_bytes", payload_bytes);
              options->deterministic = deterministic;
              options->check = check;
              options->watchdog = watchdog;
+             TORCH_CHECK_VALUE(symmetric_bytes.value_or(0) >= 0, "collx: symmetric_bytes: got ",
+                               *symmetric_bytes, "; accepted: 0 and more");
+             options->symmetric_bytes = symmetric_bytes;
              return options;
            }),
            py::kw_only(), py::arg("max_blocks") = std::nullopt,
            py::arg("payload_bytes") = std::nullopt, py::arg("deterministic") = true,
-           py::arg("check") = std::nullopt, py::arg("watchdog") = false)
+           py::arg("check") = std::nullopt, py::arg("watchdog") = false,
+           py::arg("symmetric_bytes") = std::nullopt)
       .def_property(
           "max_blocks", [](const BackendOptions& self) { return self.max_blocks; },
           [](BackendOptions& self, std::optional<int64_t> value) {
@@ -98,6 +116,7 @@ void bind_backend(py::module_& module) {
       .def_readwrite("deterministic", &BackendOptions::deterministic)
       .def_readwrite("check", &BackendOptions::check)
       .def_readwrite("watchdog", &BackendOptions::watchdog)
+      .def_readwrite("symmetric_bytes", &BackendOptions::symmetric_bytes)
       .def("__copy__",
            [](const BackendOptions& self) { return c10::make_intrusive<BackendOptions>(self); })
       .def(

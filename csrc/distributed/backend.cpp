@@ -1,8 +1,10 @@
 #include "backend.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
+#include <array>
 #include <utility>
 
 #include "../ops/communicator.h"
@@ -24,6 +26,17 @@ T& only(const char* op, std::vector<T>& list) {
                     " tensors of this rank; accepted: one");
   return list[0];
 }
+
+class FromMaker final : public SymmetricPool::Source {
+ public:
+  FromMaker(Maker& maker, c10::Device device) : maker_(maker), device_(device) {}
+  std::optional<Words> words(uint64_t bytes) override { return maker_.words(device_, bytes); }
+  at::Tensor segment(uint64_t bytes) override { return maker_.segment(device_, bytes); }
+
+ private:
+  Maker& maker_;
+  const c10::Device device_;
+};
 
 }  // namespace
 
@@ -48,6 +61,7 @@ bool Backend::serves(c10::Device device) {
   std::shared_ptr<Communicator> made = maker_->make(device);
   const std::lock_guard held(mutex_);
   if (!at.settled.load(std::memory_order_relaxed)) {
+    if (made != nullptr) at.pool = std::make_shared<SymmetricPool>(made);
     at.communicator = std::move(made);
     at.settled.store(true, std::memory_order_release);
   }
@@ -62,6 +76,33 @@ std::vector<std::shared_ptr<Communicator>> Backend::communicators() const {
     }
   }
   return made;
+}
+
+std::shared_ptr<SymmetricPool> Backend::pool_on(c10::Device device) {
+  const std::lock_guard held(mutex_);
+  return place(device).pool;
+}
+
+bool Backend::supportsTensorAlloc(c10::DeviceIndex /*index*/) {
+  return size_ > 1 && options_->symmetric_bytes != 0;
+}
+
+at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  const c10::Device device = options.device();
+  TORCH_CHECK_VALUE(size >= 0, "collx: allocate_tensor: size: got ", size,
+                    "; accepted: 0 and more");
+  const bool served = serves(device);
+  if (served && size > 0 && supportsTensorAlloc(device.index())) {
+    const c10::Device own = place(device).communicator->options().device;
+    TORCH_CHECK_VALUE(!device.has_index() || device == own, "collx: allocate_tensor: device: got ",
+                      device, "; accepted: the communicator's, ", own);
+    FromMaker source(*maker_, own);
+    if (const auto pool = pool_on(device)) {
+      at::Tensor made = pool->allocate(size, options, source);
+      if (made.defined()) return made;
+    }
+  }
+  return at::empty({size}, options);
 }
 
 c10d::Backend& Backend::inner(c10::Device device) const {
@@ -107,6 +148,12 @@ void Backend::abort() {
 void Backend::shutdown() {
   if (left_.exchange(true)) return;
   maker_->leave();
+  // Not destroyed under the mutex, since the memory may take Python's lock with it.
+  std::array<std::shared_ptr<SymmetricPool>, 2> pools;
+  {
+    const std::lock_guard held(mutex_);
+    for (size_t i = 0; i < pools.size(); ++i) pools[i].swap(places_[i].pool);
+  }
   inner_->shutdown();
 }
 

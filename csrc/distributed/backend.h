@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../ops/posting.h"
+#include "../ops/symmetric_pool.h"
 #include "../ops/torch_version.h"
 #include "hooks.h"
 
@@ -43,6 +44,8 @@ struct C10_EXPORT BackendOptions final : c10d::Backend::Options {
 
   std::optional<int64_t> max_blocks;     // none: half of what the device holds
   std::optional<int64_t> payload_bytes;  // none: 128 MiB on CUDA, 16 MiB on the CPU
+  /// Of all tensors that allocateTensor() makes. None: 4 GiB on CUDA, 256 MiB on the CPU.
+  std::optional<int64_t> symmetric_bytes;
   bool deterministic = true;
   std::optional<bool> check;  // none: as COLLX_CHECK says
   bool watchdog = false;
@@ -57,6 +60,9 @@ class Maker {
   virtual std::shared_ptr<Communicator> make(c10::Device device) = 0;
   /// Of what the communicators wait for from now on, those that are made later included.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  /// For the pool of the communicator that make() made: see SymmetricPool::Source.
+  virtual std::optional<SymmetricPool::Source::Words> words(c10::Device device, uint64_t bytes) = 0;
+  virtual at::Tensor segment(c10::Device device, uint64_t bytes) = 0;
   /// Frees this rank's part of the communicators, and makes no others. Does not wait for the other
   /// ranks.
   virtual void leave() = 0;
@@ -126,6 +132,11 @@ class C10_EXPORT Backend final : public c10d::Backend {
   /// Of PyTorch's newer versions: the bytes of this rank's regions, by the names that NCCL's has.
   std::unordered_map<std::string, uint64_t> getMemoryStats();
 
+  /// Whatever the device: FSDP2 asks by the index alone, which the CPU does not have.
+  bool supportsTensorAlloc(c10::DeviceIndex index) override;
+  /// In symmetric memory, or in ordinary memory on all ranks.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -156,10 +167,12 @@ class C10_EXPORT Backend final : public c10d::Backend {
   struct Place {
     std::atomic<bool> settled{false};
     std::shared_ptr<Communicator> communicator;  // null: the inner group serves the device
+    std::shared_ptr<SymmetricPool> pool;         // null: likewise, or the group has been shut down
   };
   Place& place(c10::Device device) { return places_[device.is_cuda() ? 1 : 0]; }
   /// Whether a communicator serves the device, which is made if need be.
   bool serves(c10::Device device);
+  std::shared_ptr<SymmetricPool> pool_on(c10::Device device);
   c10d::Backend& inner(c10::Device device) const;
   std::vector<std::shared_ptr<Communicator>> communicators() const;
 

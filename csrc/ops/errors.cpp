@@ -25,8 +25,8 @@ std::atomic<Raise> raise_hook{nullptr};
 constexpr std::array<std::string_view, static_cast<size_t>(Failure::count)> kFailureNames = {
     "none", "timeout", "mismatch", "overlap", "splits", "group", "aborted"};
 constexpr std::array<std::string_view, static_cast<size_t>(Phase::count)> kPhaseNames = {
-    "none",   "check",       "start_barrier", "arrival", "stage_barrier",
-    "gather", "end_barrier", "release",       "counts",  "fallback"};
+    "none",        "check",   "start_barrier", "arrival",  "stage_barrier", "gather",
+    "end_barrier", "release", "counts",        "fallback", "allocation"};
 
 template <typename E, size_t N>
 std::string_view safe_name(const std::array<std::string_view, N>& names, E value) {
@@ -110,7 +110,9 @@ void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContex
     out << "its peers";
   }
   out << " (timeout " << context.timeout_seconds << " s) in ";
-  if (r.own.collective == Collective::none) {  // the host met its peers, for no operator
+  if (r.phase == Phase::allocation) {
+    out << "phase allocation of allocate_tensor";
+  } else if (r.own.collective == Collective::none) {  // the host met its peers, for no operator
     out << "a vote of the ranks";
   } else {
     out << "phase " << name_of(r.phase);
@@ -120,6 +122,12 @@ void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContex
 }
 
 void write_mismatch(std::ostream& out, const StatusRecord& r) {
+  if (r.phase == Phase::allocation) {
+    out << "ranks " << r.rank << " and " << r.peer
+        << " have allocated tensors of different sizes, or on different streams; accepted: the "
+           "same allocations in the same order on all ranks";
+    return;
+  }
   out << "in phase " << name_of(r.phase) << ", rank " << r.rank << " called " << describe(r.own)
       << ", but rank " << r.peer << " called ";
   if (r.other.collective == Collective::none) {

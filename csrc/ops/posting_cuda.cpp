@@ -17,6 +17,7 @@
 #include "enqueue.h"
 #include "errors.h"
 #include "posting.h"
+#include "symmetric_pool.h"
 
 namespace collx {
 
@@ -113,8 +114,10 @@ class CudaPostedCall final : public PostedCall {
       return;
     }
     for (const at::Tensor& tensor : tensors) {
-      if (tensor.is_cuda()) {
-        c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), current);
+      if (!tensor.is_cuda()) continue;
+      const c10::DataPtr& memory = tensor.storage().data_ptr();
+      if (!note_use(memory, current)) {
+        c10::cuda::CUDACachingAllocator::recordStream(memory, current);
       }
     }
   }

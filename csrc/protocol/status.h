@@ -102,6 +102,7 @@ enum class Phase : uint32_t {
   release,        // a slot that a peer has still to read may be written again
   counts,         // how much each rank is about to send
   fallback,       // the process group
+  allocation,     // of symmetric memory, which all ranks allocate in the same order
   count
 };
 

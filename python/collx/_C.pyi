@@ -230,10 +230,14 @@ class BackendOptions(_Backend.Options):
         payload_bytes: bytes of each communicator's region; by default 128 MiB on CUDA and 16 MiB on
             the CPU.
         deterministic, check, watchdog: as of `collx.init`.
+        symmetric_bytes: bytes of symmetric memory, for each kind of device, from which
+            `allocate_tensor` of the group's backend takes tensors; by default 4 GiB on CUDA and
+            256 MiB on the CPU. They are allocated when they are needed. 0 disables it.
     """
 
     max_blocks: int | None
     payload_bytes: int | None
+    symmetric_bytes: int | None
     deterministic: bool
     check: bool | None
     watchdog: bool
@@ -245,6 +249,7 @@ class BackendOptions(_Backend.Options):
         deterministic: bool = True,
         check: bool | None = None,
         watchdog: bool = False,
+        symmetric_bytes: int | None = None,
     ) -> None: ...
     def __copy__(self) -> BackendOptions: ...
     def __deepcopy__(self, memo: dict[int, object]) -> BackendOptions: ...

@@ -89,6 +89,25 @@ class SymmetricMemory:
         self.agree("register", identify)
         return self._share("register", tensor)
 
+    def share_words(self, nbytes: int, **agreed: int) -> tuple[torch.Tensor, list[int]]:
+        """Zeroed host memory that all ranks map, and the addresses of every rank's here. `agreed`:
+        what else must be equal on all ranks."""
+        words: list[torch.Tensor] = []
+        mapped: list[symmetric.Mapped] = []
+
+        def allocate() -> dict[str, int]:
+            symmetric.refuse_in_capture("allocate_tensor", self._device)
+            words.append(symmetric.allocate((nbytes,), torch.uint8, torch.device("cpu")).zero_())
+            return agreed
+
+        def meet() -> None:
+            assert self._rendezvous is not None
+            mapped.append(self._rendezvous.exchange(words[0]))
+
+        self.agree("allocate_tensor", allocate)
+        self.agree("allocate_tensor: rendezvous", meet)
+        return words[0], mapped[0].pointers
+
     def leave(self) -> None:
         """Removes this rank's keys from the store. After the last vote, whatever it said."""
         if self._rendezvous is not None and not self.ballot.broken:

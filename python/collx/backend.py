@@ -16,6 +16,7 @@ processes on the CPU.
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from datetime import timedelta
 
@@ -26,7 +27,9 @@ import collx  # noqa: F401  # loads the library
 from collx._bootstrap.options import MAX_RANKS, Members
 from collx._extension import extension
 from collx._init import make
+from collx._memory import SymmetricMemory
 from collx.communicator import Communicator
+from collx.errors import InitError
 
 __all__ = ["NAME", "Options"]
 
@@ -34,9 +37,13 @@ NAME = "collx"
 
 Options = extension.BackendOptions
 
+_log = logging.getLogger("collx")
+
 # A program has a dozen groups. On CUDA the largest transfers need the memory: with a smaller region
 # they take more steps.
 _PAYLOAD_BYTES = {"cpu": 16 << 20, "cuda": 128 << 20}
+# A bound on what differing sizes can take: blocks are used again for about their own size alone.
+_SYMMETRIC_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 
 
 class _Maker:
@@ -92,6 +99,35 @@ class _Maker:
             for one in self._made.values():
                 if one is not None:
                     one._set_timeout(seconds)
+
+    def words(
+        self, device: torch.device, nbytes: int
+    ) -> tuple[torch.Tensor, list[int], int] | None:
+        memory, most = self._memory(device), self._options.symmetric_bytes
+        if most is None:
+            most = _SYMMETRIC_BYTES[device.type]
+        try:
+            return *memory.share_words(nbytes, symmetric_bytes=most), most
+        except InitError as reason:
+            self._without_symmetric_memory(reason)
+            return None
+
+    def segment(self, device: torch.device, nbytes: int) -> torch.Tensor | None:
+        try:
+            return self._memory(device).empty((nbytes,), torch.uint8)
+        except InitError as reason:
+            self._without_symmetric_memory(reason)
+            return None
+
+    def _without_symmetric_memory(self, reason: InitError) -> None:
+        """Some rank lacks the memory, which all ranks know."""
+        if self._members.rank == 0:
+            _log.warning("%s; new tensors of allocate_tensor are in ordinary memory", reason)
+
+    def _memory(self, device: torch.device) -> SymmetricMemory:
+        made = self._made[device.type]
+        assert made is not None
+        return made._memory
 
     def leave(self) -> None:
         """Local: the ranks may shut their groups down in different orders. What the peers have

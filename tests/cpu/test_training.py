@@ -8,11 +8,15 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import ProcessGroupAllocMixin
 
 from tests.common.pool import Pool
 from tests.common.programs import run_program
@@ -55,6 +59,54 @@ def test_a_model_trains_to_the_same_bits(pool: Pool, parallel: str) -> None:
     for found in pool.run(_losses, parallel):
         assert len(set(found["collx"])) == STEPS  # the parameters change
         assert found["collx"] == found["gloo"]
+
+
+def _losses_by_memory(rank: Rank) -> dict[str, Any]:
+    """FSDP2 with buffers from its process group, and without."""
+    import collx
+
+    sys.path.insert(0, str(ROOT / "examples"))
+    train = importlib.import_module("train")
+    arguments = train.parse_arguments(["--parallel=fsdp", *SIZES])
+    mesh = _mesh("collx")
+    ordinary = train.Training(arguments, mesh, rank.device)
+    found: dict[str, Any] = {"ordinary": [ordinary.step() for _ in range(STEPS)]}
+
+    first: list[Tensor] = []  # the buffers of the first step, kept
+    places: list[int] = []
+    allocate = ProcessGroupAllocMixin.allocate
+
+    def noted(*given: Any, **named: Any) -> Tensor:
+        made = allocate(*given, **named)
+        places.append(made.data_ptr())
+        if not found.get("symmetric"):
+            first.append(made)
+        return made
+
+    symmetric = train.Training(arguments, mesh, rank.device)
+    for module in symmetric.model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_allocate_memory_from_process_group_for_comm(True)
+    with mock.patch.object(ProcessGroupAllocMixin, "allocate", noted):
+        found["symmetric"] = [symmetric.step()]
+        first_step = len(places)
+        found["symmetric"] += [symmetric.step() for _ in range(STEPS - 1)]
+    assert len(places) == STEPS * first_step
+    assert len(set(places[-4 * first_step :])) <= 2 * first_step  # memory is used again
+    group = mesh.get_group()
+    for buffer in first:
+        part = torch.ones(buffer.numel() // 2, dtype=buffer.dtype)
+        collx.allgather(part, group=group, algorithm="direct", out=buffer[: 2 * part.numel()])
+    taken = collx.get(group).explain("allgather", first[0].numel(), output_symmetric=True)
+    assert taken.runs == "direct"
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_fsdp_trains_to_the_same_bits_in_symmetric_memory(pool: Pool) -> None:
+    for found in pool.run(_losses_by_memory):
+        assert len(set(found["symmetric"])) == STEPS
+        assert found["symmetric"] == found["ordinary"]
 
 
 def test_the_example_trains() -> None:

@@ -1,0 +1,328 @@
+"""Symmetric memory from a group's backend: `allocate_tensor`, which FSDP2 calls for its buffers."""
+
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..attempt import Attempt, attempt, in_a_child, ones
+from ..limits import assert_in_time, timeout_now
+from ..pool import Pool
+from ..rank import Rank
+from .backend import group_of
+from .backend_life import _until_known
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
+NUMEL = 12_000  # for 2, 3 and 4 ranks
+
+
+def allocate(
+    rank: Rank, group: Any, numel: int = NUMEL, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    backend = group._get_backend(rank.device)
+    assert backend.supports_tensor_alloc(rank.device)
+    made: Tensor = backend.allocate_tensor(numel, dtype=dtype, device=rank.device)
+    assert (made.shape, made.dtype, made.device) == ((numel,), dtype, rank.device)
+    return made
+
+
+def _gather_directly(rank: Rank, group: Any, out: Tensor, value: float = 1.0) -> bool:
+    """Whether peers write to `out`, which has to be symmetric, what they should."""
+    import collx
+
+    part = torch.full((out.numel() // rank.size,), value + rank.rank, dtype=out.dtype)
+    collx.allgather(part.to(rank.device), group=group, algorithm="direct", out=out)
+    want = torch.cat([torch.full_like(part, value + r) for r in range(rank.size)])
+    return torch.equal(out.cpu(), want)
+
+
+def is_symmetric(rank: Rank, group: Any, tensor: Tensor) -> bool:
+    found = attempt(lambda: _gather_directly(rank, group, tensor))
+    assert found.error in ("", "ValueError"), found
+    return found.error == ""
+
+
+def _forms(rank: Rank) -> None:
+    import collx
+
+    group = group_of(rank)
+    for dtype in DTYPES:
+        out, values = allocate(rank, group, dtype=dtype), allocate(rank, group, dtype=dtype)
+        assert _gather_directly(rank, group, out)
+        values.fill_(1)
+        dist.all_gather_into_tensor(out, values[: NUMEL // rank.size], group=group)
+        assert bool((out == 1).all())
+        part = allocate(rank, group, NUMEL // rank.size, dtype)
+        dist.reduce_scatter_tensor(part, values, op=dist.ReduceOp.MAX, group=group)
+        assert bool((part == 1).all())
+    assert is_symmetric(rank, group, allocate(rank, group, rank.size))
+    empty = allocate(rank, group, 0)
+    assert empty.untyped_storage().nbytes() == 0
+    backend = group._get_backend(rank.device)
+    refused = attempt(lambda: backend.allocate_tensor(-1, dtype=torch.float32, device=rank.device))
+    assert refused.error == "ValueError", refused
+    assert "size" in refused.message, refused
+    if rank.device.type == "cpu":
+        communicator = collx.get(group)
+        taken = communicator.explain("allgather", NUMEL, output_symmetric=True)
+        assert taken.runs == "direct"
+        taken = communicator.explain("reducescatter", NUMEL, input_symmetric=True)
+        assert taken.runs == "direct"
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.worlds(2, 3)
+def test_tensors_are_symmetric_whatever_their_dtype(pool: Pool) -> None:
+    pool.run(_forms)
+
+
+def _freed_in_other_orders(rank: Rank, rounds: int) -> tuple[int, int]:
+    """Each rank keeps and drops tensors as it likes. Counts the places, and those used again."""
+    group = group_of(rank)
+    same, mine = random.Random(3), random.Random(rank.rank)
+    held: list[tuple[Tensor, Tensor]] = []
+    places: set[int] = set()
+    again = 0
+    for number in range(rounds):
+        tensor = allocate(rank, group, rank.size * same.choice((64, 1000, 5000)))
+        again += tensor.data_ptr() in places
+        places.add(tensor.data_ptr())
+        assert _gather_directly(rank, group, tensor, float(number))
+        held.append((tensor, tensor.clone()))
+        while len(held) > 5 or (held and mine.random() < 0.3):
+            tensor, copy = held.pop(mine.randrange(len(held)))
+            assert torch.equal(tensor, copy), number  # peers have written to it in no later call
+            del tensor
+    dist.destroy_process_group(group)
+    return len(places), again
+
+
+@pytest.mark.worlds(2, 3)
+def test_ranks_free_in_orders_of_their_own(pool: Pool) -> None:
+    """The places stay the same on all ranks: the calls are direct, and right."""
+    for places, again in pool.run(_freed_in_other_orders, 150):
+        assert places + again == 150
+        assert again > 50
+
+
+def _used_again(rank: Rank) -> None:
+    group = group_of(rank)
+    tensor: Any = None
+    places = []
+    for _ in range(20):
+        tensor = None
+        tensor = allocate(rank, group)
+        places.append(tensor.data_ptr())
+    assert len(set(places)) == 2
+    view = tensor[10:20]
+    del tensor
+    assert view.data_ptr() - 40 not in [allocate(rank, group).data_ptr() for _ in range(5)]
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.worlds(2)
+def test_freed_memory_is_used_again_and_no_sooner(pool: Pool) -> None:
+    pool.run(_used_again)
+
+
+def _kept_by_a_call(rank: Rank) -> None:
+    group = group_of(rank)
+    rows = [3] * rank.size
+    source = torch.arange(3.0 * rank.size, device=rank.device)
+    dist.all_to_all_single(torch.empty_like(source), source, rows, rows, group=group)
+    tensor: Any = allocate(rank, group, source.numel())
+    place = tensor.data_ptr()
+    rank.barrier()
+    if rank.rank == 0:
+        dist.all_to_all_single(tensor, source, rows, rows, group=group, async_op=True)
+    tensor = None
+    others = [allocate(rank, group, source.numel()) for _ in range(4)]
+    if rank.rank == 0:  # whose call waits for the others'
+        assert place not in [other.data_ptr() for other in others]
+    rank.barrier()
+    if rank.rank > 0:
+        dist.all_to_all_single(torch.empty_like(source), source, rows, rows, group=group)
+    dist.barrier(group)
+    rank.synchronize()
+    dist.barrier(group)  # on CUDA the next posted call lets go of what has completed
+    others += [allocate(rank, group, source.numel()) for _ in range(2)]
+    assert place in [other.data_ptr() for other in others]
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.worlds(2, 3)
+def test_a_posted_call_keeps_the_memory(pool: Pool) -> None:
+    pool.run(_kept_by_a_call)
+
+
+def _budget(rank: Rank, symmetric_bytes: int, lacking: int) -> list[bool]:
+    """Which tensors of 40, 200, 20 and 20 KB are symmetric. Rank `lacking` has no memory."""
+    import collx.backend
+    from collx._bootstrap import symmetric
+
+    options = collx.backend.Options(symmetric_bytes=symmetric_bytes)
+    group = group_of(rank, pg_options=options)
+    dist.all_reduce(ones(rank), group=group)
+    without = mock.patch.object(symmetric, "allocate", side_effect=MemoryError("injected"))
+    with without if rank.rank == lacking else nullcontext():
+        sizes = (10_000, 50_000, 5_000, 5_000)
+        tensors = [allocate(rank, group, size // rank.size * rank.size) for size in sizes]
+    found = [is_symmetric(rank, group, tensor) for tensor in tensors]
+    for tensor in tensors:
+        part = ones(rank, tensor.numel() // rank.size)
+        dist.all_gather_into_tensor(tensor, part, group=group)
+        assert bool((tensor == 1).all())
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_what_does_not_fit_is_ordinary_memory_on_all_ranks(pool: Pool) -> None:
+    assert pool.run(_budget, 64_000, -1) == [[True, False, True, False]] * pool.size
+    assert pool.run(_budget, 1 << 20, pool.size - 1) == [[False] * 4] * pool.size
+
+
+def _full_later(rank: Rank) -> list[bool]:
+    from collx._bootstrap import symmetric
+
+    group = group_of(rank)
+    first = allocate(rank, group)
+    full = mock.patch.object(symmetric, "allocate", side_effect=MemoryError("injected"))
+    with full if rank.rank == 0 else nullcontext():
+        second = allocate(rank, group, rank.size << 23)  # which needs a segment of its own
+    third, fourth = allocate(rank, group), allocate(rank, group, rank.size << 23)
+    found = [is_symmetric(rank, group, tensor) for tensor in (first, second, third, fourth)]
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_rank_whose_memory_is_full_stops_the_growth_on_all_ranks(pool: Pool) -> None:
+    assert pool.run(_full_later) == [[True, False, True, False]] * pool.size
+
+
+def _off(rank: Rank) -> None:
+    import collx.backend
+
+    group = group_of(rank, pg_options=collx.backend.Options(symmetric_bytes=0))
+    backend = group._get_backend(rank.device)
+    assert not backend.supports_tensor_alloc(rank.device)
+    made = backend.allocate_tensor(NUMEL, dtype=torch.float32, device=rank.device)
+    assert not is_symmetric(rank, group, made)
+    dist.destroy_process_group(group)
+    refused = attempt(lambda: collx.backend.Options(symmetric_bytes=-1))
+    assert refused.error == "ValueError", refused
+    assert "symmetric_bytes" in refused.message, refused
+
+
+@pytest.mark.worlds(2)
+def test_an_option_disables_it(pool: Pool) -> None:
+    pool.run(_off)
+
+
+def _different_options(rank: Rank) -> Attempt:
+    import collx.backend
+
+    options = collx.backend.Options(symmetric_bytes=(1 + rank.rank) << 20)
+    group = group_of(rank, pg_options=options)
+    found = attempt(lambda: allocate(rank, group))
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_options_that_differ_are_named(pool: Pool) -> None:
+    for found in pool.run(_different_options):
+        assert found.error == "CollectiveMismatch", found
+        assert "'symmetric_bytes': 1048576" in found.message, found
+
+
+def _different_sizes(rank: Rank) -> Attempt:
+    group = group_of(rank)
+    kept = [allocate(rank, group), allocate(rank, group, 100 + 1000 * rank.rank)]
+    found = attempt(lambda: allocate(rank, group))
+    assert attempt(lambda: allocate(rank, group)).error == "CommunicatorPoisoned"
+    del kept
+    rank.barrier()
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_allocations_that_differ_are_refused_on_all_ranks(pool: Pool) -> None:
+    for found in pool.run(_different_sizes):
+        assert found.error == "CollectiveMismatch", found
+        assert "different sizes" in found.message, found
+
+
+def _one_never_allocates(rank: Rank, absent: int, timeout: float) -> Attempt | None:
+    group = group_of(rank, timeout=timedelta(seconds=timeout))
+    first = allocate(rank, group)
+    rank.barrier()
+    found = None
+    if rank.rank != absent:
+        allocate(rank, group)  # of which the peers need not know
+        found = attempt(lambda: allocate(rank, group))
+    rank.barrier()
+    assert attempt(lambda: _until_known(rank, group)).error
+    del first
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2, 3)
+def test_a_rank_that_does_not_allocate_is_named(pool: Pool) -> None:
+    absent, timeout = pool.size - 1, timeout_now(pool)
+    for rank, found in enumerate(pool.run(_one_never_allocates, absent, timeout)):
+        if rank == absent:
+            continue
+        assert found.error == "CollectiveTimeout", found
+        assert f"rank {absent}" in found.message, found
+        assert "allocate_tensor" in found.message, found
+        assert_in_time(found, timeout)
+
+
+def _after_the_end(rank: Rank) -> None:
+    group = group_of(rank)
+    tensor = allocate(rank, group).fill_(7)
+    backend = group._get_backend(rank.device)
+    dist.destroy_process_group(group)
+    rank.barrier()
+    refused = attempt(partial(backend.allocate_tensor, 8, dtype=torch.int8, device=rank.device))
+    assert refused.error == "ValueError", refused
+    assert "shut down" in refused.message, refused
+    del backend
+    assert bool((tensor == 7).all())
+    copy = tensor[3:]
+    del tensor
+    assert bool((copy == 7).all())
+
+
+@pytest.mark.worlds(2)
+def test_tensors_outlive_the_group_and_no_more_are_made(pool: Pool) -> None:
+    pool.run(_after_the_end)
+
+
+def _freed_by_a_child(rank: Rank) -> None:
+    group = group_of(rank)
+    held = [allocate(rank, group)]
+    place = held[0].data_ptr()
+    assert in_a_child(held.clear) == ": "
+    others = [allocate(rank, group) for _ in range(4)]
+    assert place not in [other.data_ptr() for other in others]
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.worlds(2)
+def test_what_a_forked_child_frees_stays_the_parents(pool: Pool) -> None:
+    pool.run(_freed_by_a_child)
