@@ -1,4 +1,4 @@
-"""docs/protocol.md claims nothing that no test shows: every test that it names exists."""
+"""docs/internals/protocol.md claims nothing that no test shows: every test that it names exists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.models.test_models import RELACY_CASES, SPIN
 
 TESTS = Path(__file__).resolve().parent.parent
-DOCUMENT = TESTS.parent / "docs" / "protocol.md"
+DOCUMENT = TESTS.parent / "docs" / "internals" / "protocol.md"
 
 
 def named() -> list[str]:

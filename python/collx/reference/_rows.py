@@ -1,4 +1,4 @@
-"""Rows of a reduction, normalized and quantized: docs/numerics.md, step by step."""
+"""Rows of a reduction, normalized and quantized: docs/internals/numerics.md, step by step."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Reductions fused with a normalization, and with a quantization behind it: docs/numerics.md,
-"Reductions fused with a normalization", step by step.
+"""Reductions fused with a normalization and, optionally, a quantization: the steps of
+docs/internals/numerics.md, "Reductions fused with a normalization".
 
-`inputs` holds one tensor [..., cols] a rank, of float32, float16 or bfloat16; `weight` and `bias`
-are [cols], of that dtype or float32, and `residual` is what all ranks have. Options are those of
-the operators. `eps` and `weight_offset` become float32 before anything else is done with them.
-An `epilogue`, as that of `collx.reference.allreduce`, is applied to the normalized rows, rounded to
-the dtype; what it makes, which is of the dtype too, takes their place, also where they are
-quantized. Where rows are scattered, `extras` holds those of each rank.
+`inputs` is a list with one tensor [..., cols] for each rank, with dtype float32, float16 or
+bfloat16. `weight` and `bias` are [cols], with that dtype or float32, and `residual` has the same
+values on all ranks. The options are those of the operators. `eps` and `weight_offset` are converted
+to float32 first. An `epilogue`, as in `collx.reference.allreduce`, is applied to the normalized
+rows after their rounding to the dtype; its result has the same dtype and replaces the rows, also as
+the input of the quantization. If rows are scattered, `extras` is a list with the extras of each
+rank.
 """
 
 from __future__ import annotations
