@@ -14,7 +14,7 @@ DOCUMENT = TESTS.parent / "docs" / "internals" / "protocol.md"
 def named() -> list[str]:
     """What stands in backticks in the two tables, from the section of claims to the end."""
     text = DOCUMENT.read_text()
-    tables = text[text.index("## What is shown by what") :]
+    tables = text[text.index("## Claims and tests") :]
     rows = [line for line in tables.splitlines() if line.startswith("|")]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
