@@ -29,7 +29,7 @@ _ACCEPTED = (
 def name_of(group: Group) -> str:
     """The name under which operators find the communicator. A group without one gives its own name,
     under which there may be one later. TypeError for an object of another kind; ValueError for a
-    group that cannot have one here, since this process is no member of it or it is a mesh of
+    group that cannot have one here, since this process is not a member of it or it is a mesh of
     several dimensions, and for one that several communicators were made from."""
     if type(group) is str:
         return group

@@ -125,8 +125,8 @@ def reducescatter_rmsnorm(
         input: a tensor [rows, cols]. The rows are divided as in `collx.reducescatter`: rows //
             world_size for each rank, and one more for the first rows % world_size ranks.
         residual: a tensor [this rank's rows, cols]. It may differ from rank to rank.
-        extras: as in `collx.allreduce_rmsnorm`, but for this rank's rows; they may differ from
-            rank to rank.
+        extras: as in `collx.allreduce_rmsnorm`, for this rank's rows. They may differ from rank
+            to rank.
 
     The other arguments are those of `collx.allreduce_rmsnorm`. `quantization` accepts "fp8" only.
 
