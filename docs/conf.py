@@ -3,6 +3,7 @@ operators' schemas, so Sphinx imports collx. No GPU is needed."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -31,8 +32,8 @@ autoclass_content = "both"
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 76  # longer signatures have one parameter on each line
+napoleon_use_ivar = True
 napoleon_custom_sections = ["Returns"]  # as text: a colon in it names no type
 
 
@@ -59,12 +60,15 @@ def wrapped(schema: str, width: int) -> str:
         return schema
     name, rest = schema.split("(", 1)
     arguments, result = rest.rsplit(") -> ", 1)
-    lines = textwrap.wrap(arguments, width, initial_indent="    ", subsequent_indent="    ")
+    whole = ",\n".join(argument.replace(" ", "\0") for argument in arguments.split(", "))
+    lines = textwrap.wrap(whole, width, initial_indent="    ", subsequent_indent="    ")
+    lines = [line.replace("\0", " ") for line in lines]
     return "\n".join([f"{name}(", *lines, f") -> {result}"])
 
 
-def keep_blocks(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Code and tables of docstrings, which are indented behind a blank line, stay as they are."""
+def as_rest(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Keeps the code and tables of docstrings, which are indented after a blank line, and turns the
+    paths of pages into links."""
     kept: list[str] = []
     before = 0  # indentation of the last line that was not blank
     for line in lines:
@@ -73,10 +77,10 @@ def keep_blocks(app: Any, what: str, name: str, value: Any, options: Any, lines:
             if indent > before and kept and not kept[-1].strip():
                 kept += [" " * before + "::", ""]
             before = indent
-        kept.append(line)
+        kept.append(re.sub(r"docs/([\w/-]+)\.md", r":doc:`/\1`", line))
     lines[:] = kept
 
 
 def setup(app: Any) -> None:
     app.add_directive("schemas", Schemas)
-    app.connect("autodoc-process-docstring", keep_blocks, priority=100)  # ahead of napoleon
+    app.connect("autodoc-process-docstring", as_rest, priority=100)  # ahead of napoleon
