@@ -26,6 +26,7 @@ from .test_readme import ROOT, run
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+OTHERS = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"]
 LANGUAGES = {"python", "sh", "text", "dockerfile", "cpp", "{eval-rst}", "{include}"}
 LANGUAGES |= {"{schemas}", "{toctree}"}
 NOT_RUN = 3
@@ -114,11 +115,29 @@ def test_every_block_says_what_it_is() -> None:
         assert not re.search(r"\n\n    \S", BLOCK.sub("", page.read_text())), f"{page}: indented"
 
 
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    """Sphinx checks those between pages of docs/, too, but not the other files."""
+    wrong = []
+    for page in [*OTHERS, *PAGES]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            if "://" in link:
+                continue
+            if not target.exists() or (anchor and anchor not in _anchors(target)):
+                wrong.append(f"{page.relative_to(ROOT)}: {link}")
+    assert wrong == []
+
+
 def test_commands_name_what_exists() -> None:
     """Targets of make, and scripts."""
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    others = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
-    text = "\n".join(document.read_text() for document in [*others, *PAGES])
+    text = "\n".join(document.read_text() for document in [*OTHERS, *PAGES])
     named = set(re.findall(r"(?:`|^)make (?:[A-Z]+=\S+ )*([a-z][a-z0-9-]*)", text, re.MULTILINE))
     assert named - targets == set()
     scripts = re.findall(r"\b(?:benchmarks|examples|tools|docs/figures)/\w[\w/]*\.(?:py|sh)", text)
