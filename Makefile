@@ -166,7 +166,7 @@ bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." 
 count-instructions: $(BUILT) ## instructions of eager calls on the CPU, counted by callgrind; compared with tools/instructions.json
 	python tools/count_instructions.py $(ARGS)
 
-lint: lint-cpp lint-python ## formatting, types, static analysis, direction of includes and imports
+lint: lint-cpp lint-python ## formatting, types, static analysis, spelling, direction of includes and imports
 
 # Needs no environment.
 lint-cpp:
@@ -176,8 +176,10 @@ lint-python: $(BUILT) $(DEV)
 	ruff check .
 	ruff format --check .
 	mypy
+	codespell
 	python tools/check_includes.py
 	python tools/check_imports.py
+	python tools/check_language.py
 
 format: $(DEV) ## rewrites our files in their format
 	ruff check --fix .

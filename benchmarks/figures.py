@@ -2,9 +2,9 @@
 
     python benchmarks/figures.py docs/figures/*.json
 
-Beside each FILE.json a FILE.svg is written: latency over size, one line for each library. A library
-stands with the fastest of its forms at each size. The background is transparent and the text is
-gray, so a figure is readable on light and dark pages.
+Writes FILE.svg for each FILE.json: latency over size, with one line for each library, which is the
+fastest of its forms at each size, and a dashed line for the wire limit of one link. The background
+is transparent and the text is gray, so a figure is readable on light and dark pages.
 """
 
 import argparse
@@ -36,10 +36,13 @@ TITLES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, help="JSON files of one operator each")
-    for file in parser.parse_args().files:
+    parser.add_argument("--wire-gbs", type=float, default=360, help="the link's GB/s")
+    options = parser.parse_args()
+    for file in options.files:
         records = [r for r in json.loads(file.read_text()) if r.get("us") is not None]
         records = [r for r in records if not r["op"].endswith(HOST_TIME) and r["op"] != "init"]
-        picture(file.with_suffix(".svg"), lines(records), title(records), size=(7.2, 3.6))
+        drawn = [*lines(records), wire_limit(records, options.wire_gbs)]
+        picture(file.with_suffix(".svg"), drawn, title(records), size=(7.2, 3.6))
 
 
 def title(records: Records) -> str:
@@ -57,6 +60,12 @@ def lines(records: Records) -> list[Line]:
         if mine:
             found.append(Line(label, fastest(mine), start == "collx", color=colors[start]))
     return found
+
+
+def wire_limit(records: Records, gbs: float) -> Line:
+    """The time that the bytes of a call take on the link."""
+    limits = {r["bytes"]: r["busbw_gbs"] * r["us"] / gbs for r in records if r["busbw_gbs"]}
+    return Line(f"wire limit, {gbs:g} GB/s", sorted(limits.items()), False, "--")
 
 
 def fastest(records: Iterable[dict[str, Any]]) -> list[tuple[int, float]]:

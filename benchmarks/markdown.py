@@ -1,7 +1,7 @@
 """Prints the JSON files of bench.py as Markdown tables, or puts them into a document.
 
     python benchmarks/markdown.py out.json
-    python benchmarks/markdown.py *.json --into docs/performance.md
+    python benchmarks/markdown.py *.json --into docs/guide/performance.md
 
 In the document a table stands between `<!-- table: TITLE -->` and `<!-- end -->`, where TITLE is
 what heads it when it is printed; with ", brief" behind it, of the peers the fastest alone. Tables

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Measures the tables of docs/performance.md on GPUs: benchmarks/tables.sh RANKS FOLDER
-# In some minutes; then `python benchmarks/markdown.py FOLDER/*.json --into docs/performance.md`.
+# Measures the tables of docs/guide/performance.md on GPUs: benchmarks/tables.sh RANKS FOLDER
+# In some minutes. `python benchmarks/markdown.py FOLDER/*.json --into docs/guide/performance.md` writes them
+# into the page; likewise docs/guide/comparison.md.
 set -u
 ranks=$1 folder=$2 here=$(dirname "$0")
 mkdir -p "$folder"

@@ -84,22 +84,21 @@ py::object make_handle(const char* function, std::shared_ptr<PostedCall> call, p
 void bind_handle(py::module_& m) {
   py::class_<Handle> handle(
       m, "Handle",
-      "A posted call. It may be waited for more than once, and by any thread. "
-      "As a context manager it is waited for at the end of the block, unless "
-      "that raises.");
+      "A posted call. Any thread may wait for it, more than once. As a context "
+      "manager, it waits at the end of the block, unless the block raises.");
   handle.attr("__module__") = "collx";
   handle
       .def("wait", &Handle::wait, py::arg("timeout") = std::nullopt, R"(
 Returns what the synchronous call returns.
 
-On the CPU it blocks until the call has completed. On a GPU it orders the current stream after the
-call, and does not block the host. With `timeout`, in seconds, the host waits for the call in both
-cases.
+On the CPU, `wait` blocks until the call has completed. On a GPU, it orders the current stream after
+the call and does not block the host. With `timeout`, in seconds, the host waits in both cases.
 
 Raises:
-    CollectiveTimeout, CollectiveMismatch, CollectiveOverlap: the call failed. On a GPU, a failure
-        that is known; a later one is raised by the next call, `check` or `synchronize`. Or the call
-        has not completed within `timeout`; then it goes on.
+    CollectiveTimeout, CollectiveMismatch, CollectiveOverlap: the call failed. On a GPU, `wait`
+        raises a failure that is already known; the next call, `check` or `synchronize` raises a
+        later one. CollectiveTimeout also means that the call has not completed within `timeout`;
+        the call then continues.
     CommunicatorPoisoned: the communicator has been destroyed, or an earlier call failed.
 )")
       .def("is_completed", &Handle::is_completed,

@@ -10,7 +10,8 @@
 
 namespace collx::cpu {
 
-/// The cure that is taken out, with the hazard of docs/protocol.md that it stands against.
+/// The cure that is taken out, with the hazard of docs/internals/protocol.md that it stands
+/// against.
 enum class Mutant : uint8_t {
   none,
   epoch_stands_still,   // 3: the epoch of the first use for ever, as one baked into a graph

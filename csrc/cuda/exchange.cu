@@ -140,7 +140,7 @@ void staged(const ExchangeLaunch& l) {
 }
 
 /// Threads of a block fill the link so. With more of them calls in both directions are slower
-/// (docs/performance.md).
+/// (docs/internals/engineering-log.md).
 constexpr int32_t kScatters = 64;
 
 /// By any name, since the lengths of the messages are not known here.

@@ -1,5 +1,5 @@
 // What a fused normalization computes behind its reduction: its options, and the arithmetic of one
-// row's scale, the same lines on both devices. docs/numerics.md has the whole contract.
+// row's scale, the same lines on both devices. docs/internals/numerics.md has the whole contract.
 #pragma once
 
 #include "types.h"

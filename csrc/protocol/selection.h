@@ -1,6 +1,7 @@
 // Which algorithm a call takes: one pure function of values that all ranks agree on.
 //
-// Thresholds are measured; docs/performance.md has the figures and says how to repeat them.
+// Thresholds are measured; docs/internals/engineering-log.md has the figures and says how to repeat
+// them.
 #pragma once
 
 #include "algorithms.h"
@@ -241,7 +242,7 @@ inline constexpr Collectives kOneWay =
 // The first row that fits is taken.
 inline constexpr SelectionRow kRows[] = {
     // Between two ranks a switch saves nothing. From where on it does between more is a guess:
-    // docs/performance.md.
+    // docs/internals/engineering-log.md.
     {kAuto, kAllreduce, cuda, all, 2, 1 << 20, oneshot_push},
     {kAuto | kTwoshot, kAllreduce, cuda, all, 1, kAnySize, twoshot_push},
     {kAuto, kAllreduce, cuda, all, 2, kLanesFrom - 1, twoshot_push},

@@ -8,8 +8,8 @@
     y = torch.ops.collx.allreduce(x, "sum", comm.name)   # any tensor is accepted
     collx.allreduce(x, out=y)                            # the same, with defaults filled in
 
-The operators are torch.ops.collx.*; `collx.reference` says in plain PyTorch what they compute.
-`collx.nn` has what tensor-parallel layers are built of.
+The operators are torch.ops.collx.*. `collx.reference` states in plain PyTorch what they compute.
+`collx.nn` has layers and functions for tensor-parallel models.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 cuda_built: bool = build.cuda is not None
-"""Whether this build has the CUDA kernels. Without them `init` takes the CPU alone, GPUs or not."""
+"""Whether this build has CUDA kernels. Without them, `init` only supports the CPU."""
 
 # So that torch.distributed._symmetric_memory serves the CPU as soon as collx is imported. Where
 # another package does so already, init on the CPU tries again and says so.

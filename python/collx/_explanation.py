@@ -1,4 +1,4 @@
-"""What a call does, before it is made."""
+"""Explains how a call would be carried out."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["Explanation", "shape_of", "workspace_bytes"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a call is carried out. str() gives it as a table.
+    """How a call is carried out. str() formats it as a table.
 
     Attributes:
-        communicator: its repr().
-        op: name of the operator.
-        numel: elements of the full tensor.
-        dtype: of the tensor.
-        algorithm: the one asked for, or selected.
-        runs: what carries that out: the same, or what it comes to for such a call.
+        communicator: the repr() of the communicator.
+        op: the name of the operator.
+        numel: the number of elements of the full tensor.
+        dtype: the dtype of the tensor.
+        algorithm: the algorithm that was named or selected.
+        runs: the algorithm that carries out the call; it can differ from `algorithm`.
         blocks, threads: the grid on CUDA, and the threads of a block.
-        chunks: how many times the call uses the region.
-        bytes: of the full tensor.
-        workspace_bytes: of the region, that the call would keep occupied if it were not done in
-            chunks.
-        region: part of this rank's region to its bytes; empty where there is none.
-        pdl: level of dependent launch.
-        fallback_reason: why the call goes through the process group, or None.
+        chunks: the number of chunks into which the call is divided.
+        bytes: the size of the full tensor.
+        workspace_bytes: the bytes of the region that the call would occupy without chunks.
+        region: the bytes of each part of this rank's region; empty if there is no region.
+        pdl: the level of dependent launch.
+        fallback_reason: why the call uses the process group, or None.
         no_multicast: why the ranks have no NVLink multicast, or None.
-        deterministic: whether "auto" reduces in the order of the ranks alone.
+        deterministic: whether "auto" only selects algorithms that reduce in the order of the
+            ranks.
     """
 
     communicator: str
@@ -85,18 +85,18 @@ def workspace_bytes(
     *,
     symmetric: bool = False,
 ) -> int:
-    """Bytes of a rank's region that a call keeps occupied if it is not to be done in chunks.
+    """The bytes of a rank's region that a call occupies if it is not divided into chunks.
 
     Args:
-        op: name of the operator.
-        shape: of the full tensor.
-        dtype: of the tensor.
-        world_size: number of ranks.
-        algorithm: as given to the operator.
-        symmetric: whether input and output are registered symmetric tensors.
+        op: the name of the operator.
+        shape: the shape of the full tensor.
+        dtype: the dtype of the tensor.
+        world_size: the number of ranks.
+        algorithm: as in the operator.
+        symmetric: whether input and output are symmetric tensors.
 
     Raises:
-        ValueError, TypeError: an op, algorithm or dtype that collx does not know.
+        ValueError, TypeError: the op, algorithm or dtype is unknown.
     """
     numel, cols = shape_of(shape)
     if numel < 0 or (not isinstance(shape, int) and any(n < 0 for n in shape)):

@@ -52,19 +52,19 @@ extension = _C
 
 
 class Build(NamedTuple):
-    """What a build is for."""
+    """What this build of collx was compiled for."""
 
     torch: str
-    """The PyTorch that it was compiled against; it serves the same minor version."""
+    """The version of PyTorch. The build works with the same minor version."""
     cuda: str | None
-    """The CUDA whose compiler made the kernels; None without kernels."""
+    """The version of CUDA that compiled the kernels; None if there are no kernels."""
     architectures: tuple[str, ...]
-    """Compute capabilities of the GPUs that it has kernels for; "+PTX" serves newer ones too."""
+    """The compute capabilities that the kernels support; "+PTX" also supports newer GPUs."""
 
 
 _torch_version, _cuda, _architectures = _C.built_for
 build = Build(_torch_version, _cuda, tuple((_architectures or "").split(",")) if _cuda else ())
-"""What this build is for."""
+"""What this build of collx was compiled for."""
 
 extension.raise_as(
     timeout=errors.CollectiveTimeout,

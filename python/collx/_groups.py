@@ -16,9 +16,9 @@ from collx.communicator import Communicator, find, forked, known, of_group
 __all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
 
 Group: TypeAlias = "Communicator | str | dist.ProcessGroup | DeviceMesh | None"
-"""A communicator; its name; a process group, or a device mesh of one dimension; or None for the
-default group. A group stands for the communicator that has the group's own name, else for the only
-one that was made from it."""
+"""A communicator; its name; a process group or a device mesh of one dimension; or None for the
+default process group. A group stands for the communicator that has the group's own name, otherwise
+for the only communicator that was made from it."""
 
 _ACCEPTED = (
     "a Communicator, its name, a ProcessGroup, a DeviceMesh of one dimension, or None for the "
@@ -29,7 +29,7 @@ _ACCEPTED = (
 def name_of(group: Group) -> str:
     """The name under which operators find the communicator. A group without one gives its own name,
     under which there may be one later. TypeError for an object of another kind; ValueError for a
-    group that cannot have one here, since this process is no member of it or it is a mesh of
+    group that cannot have one here, since this process is not a member of it or it is a mesh of
     several dimensions, and for one that several communicators were made from."""
     if type(group) is str:
         return group
@@ -65,7 +65,7 @@ after_import("torch._dynamo", lambda: torch.compiler.assume_constant_result(_nam
 
 
 def get(group: Group = None) -> Communicator:
-    """The communicator that a group stands for. ValueError when there is none."""
+    """The communicator for a group. ValueError if there is none."""
     name = name_of(group)
     communicator = find(name)
     if communicator is None:
@@ -74,7 +74,7 @@ def get(group: Group = None) -> Communicator:
 
 
 def is_initialized(group: Group = None) -> bool:
-    """Whether the communicator exists."""
+    """Whether there is a communicator for the group."""
     if group is None and not dist.is_initialized():
         return False
     if group is None or isinstance(group, (dist.ProcessGroup, DeviceMesh)):

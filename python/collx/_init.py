@@ -35,52 +35,57 @@ def init(
     watchdog: bool = False,
     overlap: bool = False,
 ) -> Communicator:
-    """Makes a communicator. Collective over `group`: all ranks return one, or all raise.
+    """Creates a communicator. Collective over `group`: either all ranks return a communicator, or
+    all ranks raise an error.
 
-    Allocates this rank's region, maps the peers', and passes real data through every path that it
-    enables. Where the ranks cannot reach each other's memory, the communicator goes through the
-    process group instead, or through `fallback_group`, and a warning says why.
+    The function allocates the region of this rank, maps the regions of the peers, and sends real
+    data over every path that it enables. If the ranks cannot access each other's memory, the
+    communicator uses the process group instead, or `fallback_group`, and a warning states the
+    reason.
 
     Args:
-        group: the ranks: a process group or its name, a device mesh of one dimension, a
-            communicator, whose group is taken; the default group if None. At most 8 ranks on CUDA,
-            16 on CPU.
-        name: of the communicator; by default the group's own. One group may have several
-            communicators, each with a name, a region and thread blocks of its own. The name of
-            another process group is refused.
-        device: by default the current CUDA device for a group that was made for GPUs, else "cpu".
-            Where this build has no CUDA kernels (`collx.cuda_built`), a group that takes GPU
-            tensors alone is refused, and one that takes both gives "cpu" and a warning.
-        timeout: seconds that any wait for a peer takes at most.
-        payload_bytes: bytes of the region; 128 MiB by default. A smaller one does more in chunks.
-        check: compare every call between the ranks before it starts; by default what
-            COLLX_CHECK=1 says.
-        pdl: level of dependent launch on CUDA: "off", "end" or "early".
-        max_blocks: thread blocks of 512 that a call may use on CUDA; of what the ranks give, the
-            smallest counts. By default half of what the device holds.
-        deterministic: reduce in the order of the ranks, so that the inputs alone decide the bits.
-            False lets "auto" take NVLink multicast, whose switch adds up in an order of its own,
-            where there is any: in sums of large symmetric tensors between more than two ranks.
+        group: the ranks: a process group or its name, a device mesh of one dimension, or a
+            communicator, which stands for its process group. None stands for the default process
+            group. At most 8 ranks on CUDA and 16 on the CPU.
+        name: the name of the communicator; by default the name of the group. A group may have
+            several communicators, each with its own name, region and thread blocks. The name of
+            another process group is an error.
+        device: by default the current CUDA device if the group was created for GPUs, else "cpu".
+            If this build has no CUDA kernels (`collx.cuda_built`), a group that accepts only CUDA
+            tensors is an error, and a group that accepts both kinds uses "cpu", with a warning.
+        timeout: the maximum duration of each wait for a peer, in seconds.
+        payload_bytes: the size of the region in bytes; 128 MiB by default. With a smaller region,
+            calls are divided into more chunks.
+        check: True compares every call between the ranks before it starts. By default, the
+            environment variable COLLX_CHECK=1 enables it.
+        pdl: the level of programmatic dependent launch on CUDA: "off", "end" or "early".
+        max_blocks: the maximum number of thread blocks of 512 threads that a call may use on
+            CUDA. If the ranks pass different numbers, the smallest number applies. By default half
+            of the blocks that the device can run at once.
+        deterministic: True reduces in the order of the ranks, so that the bits of a result depend
+            on the inputs only. False allows `algorithm="auto"` to use NVLink multicast, if it is
+            available, for sums of large symmetric tensors between more than two ranks. The switch
+            adds in an order of its own.
         fallback_group: the process group that `algorithm="fallback"` uses instead of `group`, with
-            the same ranks in the same order. For a group whose own backend cannot gather, or
-            itself calls the communicator. The communicator keeps it until it is destroyed; whoever
-            made it destroys it after that.
-        watchdog: log a call that has not completed after a third of `timeout`, with the ranks that
-            are missing: one line to the standard error output for each such call, by PyTorch's C++
-            logger at level WARNING. One thread serves all communicators of the process. May differ
-            from rank to rank.
-        overlap: leave the multiprocessors of CUDA devices to other work, for calls that run beside
-            it. "auto" takes "copy_engine" for copies of 1 MiB and more into symmetric outputs, and
-            `max_blocks` is 16 by default. The same on every rank. The CPU ignores it.
+            the same ranks in the same order. It serves a group whose backend has no gather, or
+            whose backend itself calls the communicator. The communicator holds a reference to
+            `fallback_group` until it is destroyed; destroy the group after the communicator.
+        watchdog: True logs each call that has not completed after a third of `timeout`, with the
+            missing ranks: one line for each such call, to the standard error output, by PyTorch's
+            C++ logger at level WARNING. One thread serves all communicators of the process. The
+            ranks may pass different values.
+        overlap: True leaves the multiprocessors of CUDA devices to work that runs at the same time.
+            "auto" uses "copy_engine" for copies of 1 MiB and more into symmetric outputs, and
+            `max_blocks` is 16 by default. The ranks must pass the same value. The CPU ignores it.
 
     Returns:
-        The communicator, ready for torch.ops.collx by its name.
+        The communicator. torch.ops.collx finds it by its name.
 
     Raises:
-        ValueError, TypeError: arguments that every rank refuses; or `group` is none to work with.
-        InitError: some rank refused its arguments, or a step failed there; rank and cause are
-            named on all of them. What was allocated is freed and the group works on, so all ranks
-            may call init again. (After a rendezvous that did not end, its thread remains.)
+        ValueError, TypeError: all ranks passed invalid arguments, or `group` is not usable.
+        InitError: a rank passed invalid arguments, or a step failed on a rank. All ranks raise it,
+            with the rank and the cause. All memory is freed and the group remains usable, so all
+            ranks may call init again. (After a rendezvous that did not end, its thread remains.)
     """
     chosen, store = process_group(group)
     members = options.Members(

@@ -1,4 +1,4 @@
-"""`collx.patch`: eager programs that call torch.distributed, on collx."""
+"""`collx.patch`: runs the calls of torch.distributed in eager programs on collx."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _library: torch.library.Library | None = None
 
 
 class Patch:
-    """What `collx.patch` returns: lasts until `remove`, or to the end of a `with` block."""
+    """The result of `collx.patch`. It is in effect until `remove` or the end of its `with`
+    block."""
 
     def __init__(self, communicators: dict[str, Communicator]) -> None:
         """For `collx.patch` alone. `communicators`: by the name of the process group."""
@@ -46,7 +47,7 @@ class Patch:
         _patches.append(self)
 
     def remove(self) -> None:
-        """Gives the groups back to torch.distributed. A second call does nothing."""
+        """Ends the patch. A second call does nothing."""
         if self in _patches:
             _patches.remove(self)
             if not _patches:
@@ -65,27 +66,27 @@ class Patch:
 
 
 def patch(target: nn.Module | Group = None) -> Patch:
-    """Has the operators of collx carry out what this process calls of torch.distributed.
+    """Runs calls of torch.distributed in this process on collx.
 
-    From here on, on the groups that are meant, these go through their communicators: all_reduce,
-    reduce_scatter_tensor, all_gather_into_tensor, all_to_all_single and broadcast, and what
-    DTensor and torch.distributed._functional_collectives call in their place. Calls with
-    async_op=True, and those that collx does not serve (other dtypes, reductions and devices),
-    stay with the process group. Every rank patches, or none.
+    The patch applies to all_reduce, reduce_scatter_tensor, all_gather_into_tensor,
+    all_to_all_single and broadcast on the selected groups, and to the corresponding calls of
+    DTensor and torch.distributed._functional_collectives. Calls with async_op=True, and calls that
+    collx does not support (other dtypes, reductions and devices), still use the process group.
+    Either all ranks apply the patch or none.
 
-    Compiled code takes no notice: torch.compile(model, backend="collx") rewrites it.
+    The patch has no effect on compiled code; torch.compile(model, backend="collx") rewrites it.
 
     Args:
-        target: a communicator, its name, a process group, a device mesh of one dimension, or None
-            for the default group; or a module whose parameters are DTensors, as tensor-parallel
-            models of transformers have them: all groups of their meshes that have a communicator.
+        target: the groups: a communicator, its name, a process group, a device mesh of one
+            dimension, or None for the default group; or a module whose parameters are DTensors, as
+            in tensor-parallel models of transformers, which stands for all groups of their meshes
+            that have a communicator.
 
     Returns:
-        What takes it back: `remove()`, or the end of a `with` block.
+        A `Patch`, which ends with `remove()` or with its `with` block.
 
     Raises:
-        ValueError: there is no communicator for what is meant, or it goes through the process
-            group itself.
+        ValueError: there is no communicator for the target, or it uses the process group itself.
     """
     if isinstance(target, nn.Module):
         found = [c for c in map(of_group, _groups_of(target)) if c is not None]

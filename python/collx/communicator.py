@@ -126,17 +126,18 @@ def forked() -> bool:
 
 
 class Communicator:
-    """One rank's end of a communicator. Made by `collx.init`, found by operators by `name`.
+    """A rank's handle of a communicator. `collx.init` creates it, and operators find it by its
+    `name`.
 
-    Use it in one thread at a time. It lives until `destroy`, or as a context manager until the
-    end of the block: dropping the object frees nothing, and never waits for a peer.
+    Use it from one thread at a time. A communicator lives until `destroy` is called, or until the
+    end of its `with` block. Deleting the object frees nothing and never waits for a peer.
 
     Attributes:
-        name: by which operators find it.
-        rank, world_size: this process's number among the ranks, and how many there are.
-        group_name: of the process group that it was made from.
-        device: where the tensors of its calls lie.
-        timeout: seconds that any wait for a peer takes at most.
+        name: the name by which operators find the communicator.
+        rank, world_size: the number of this process among the ranks, and the number of ranks.
+        group_name: the name of the process group that it was made from.
+        device: the device of the tensors in its calls.
+        timeout: the maximum duration of each wait for a peer, in seconds.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Communicator:
         self.timeout = given.timeout
         self._group = group
         self.fallback_reason = fallback_reason
-        """Why this communicator goes through the process group; None when it does not."""
+        """Why the communicator uses the process group; None if it does not."""
         self.has_name_of_group = given.name == given.group_name
         with _lock:
             _live[self.name] = self
@@ -175,8 +176,8 @@ class Communicator:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The process group that it was made from. ValueError if that group's backend made the
-        communicator, and the group is gone."""
+        """The process group that the communicator was made from. ValueError if the backend of that
+        group made the communicator and the group no longer exists."""
         if self._group is not None:
             return self._group
         for group, name in distributed_c10d._world.pg_names.items():
@@ -192,17 +193,17 @@ class Communicator:
 
     @property
     def max_blocks(self) -> int:
-        """Thread blocks of 512 that a call may use at once; agreed at init, then fixed."""
+        """The maximum number of thread blocks of 512 threads that a call may use; fixed at init."""
         return self._native.blocks
 
     @property
     def poisoned(self) -> bool:
-        """Whether a call has failed. A poisoned communicator refuses work."""
+        """Whether a call has failed. A poisoned communicator does not accept calls."""
         return self._native.poisoned
 
     @property
     def no_multicast(self) -> str | None:
-        """Why the ranks have no NVLink multicast; None where they have. Agreed at init."""
+        """Why the ranks have no NVLink multicast; None if they have it. Fixed at init."""
         return self._native.no_multicast or None
 
     @property
@@ -211,32 +212,33 @@ class Communicator:
         return self._native.destroyed
 
     def check(self) -> None:
-        """Raises what has failed on this communicator, if anything has.
+        """Raises the failure of this communicator, if there is one.
 
-        Waits neither for work on the device nor for peers. On a GPU it copies a few words from the
-        device on a stream of its own. After a time-out it names the missing rank as far as that is
-        known at the moment; `synchronize` gives the peers time to say whom they wait for.
+        The function waits neither for the device nor for peers. On a GPU it copies a few words from
+        the device on a stream of its own. After a time-out, it names the missing rank as far as the
+        rank is known at that moment; `synchronize` gives the peers time to report whom they wait
+        for.
 
         Raises:
             CollectiveTimeout, CollectiveMismatch, CollectiveOverlap: the recorded failure.
-            CommunicatorPoisoned: it has been destroyed.
+            CommunicatorPoisoned: the communicator has been destroyed.
         """
         self._native.check(wait=False)
 
     def synchronize(self) -> None:
-        """Waits for all work on the device, then raises what has failed, as `check` does. After a
-        time-out it waits up to half a second for the peers' reports, so that all ranks name the
-        same missing rank."""
+        """Waits for all work on the device, then raises the failure of this communicator, if there
+        is one. After a time-out it waits up to half a second for the reports of the peers, so that
+        all ranks name the same missing rank."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._native.check()
 
     def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """`collx.empty` on this communicator and its device."""
+        """Calls `collx.empty` for this communicator."""
         return self._memory.empty(size, dtype)
 
     def register(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`collx.register` on this communicator."""
+        """Calls `collx.register` for this communicator."""
         return self._memory.register(tensor)
 
     def explain(
@@ -254,19 +256,19 @@ class Communicator:
         quant_group_size: int = 128,
         keep_norm: bool = False,
     ) -> Explanation:
-        """How a call would be carried out, and where the bytes of this rank's region go.
+        """Explains how a call would be carried out, and how the region of this rank is divided.
 
         Args:
-            op: name of the operator.
-            shape: of the full tensor; its last axis makes the rows of what is normalized.
-            dtype: of the tensor.
-            input_symmetric, output_symmetric: whether they are registered symmetric tensors.
-            algorithm, max_blocks: as given to the operator.
-            rounding, scale_mode, quant_group_size, keep_norm: likewise, to one that normalizes; the
-                others refuse them.
+            op: the name of the operator.
+            shape: the shape of the full tensor. In a normalization, the last axis forms the rows.
+            dtype: the dtype of the tensor.
+            input_symmetric, output_symmetric: whether they are symmetric tensors.
+            algorithm, max_blocks: as in the operator.
+            rounding, scale_mode, quant_group_size, keep_norm: as in the operator, for
+                normalizations only.
 
         Returns:
-            What str() gives as a table. Sizes are in bytes.
+            The explanation. Sizes are in bytes.
         """
         numel, cols = shape_of(shape)
         call = self._native.explain(
@@ -298,9 +300,11 @@ class Communicator:
 
     @contextmanager
     def pdl(self, level: str) -> Iterator[None]:
-        """Sets the level of dependent launch within the block: "off", "end" or "early".
+        """Sets the level of programmatic dependent launch within a `with` block: "off", "end" or
+        "early".
 
-        While the device has a second communicator, "early" acts as "end"."""
+        While the device has a second communicator, "early" acts as "end".
+        """
         if level not in PDL_LEVELS:
             raise ValueError(f"pdl: {level!r} is none of {', '.join(PDL_LEVELS)}")
         before = self._wanted_pdl
@@ -314,8 +318,8 @@ class Communicator:
 
     @contextmanager
     def deterministic(self, value: bool) -> Iterator[None]:
-        """Sets within the block what `deterministic` of `collx.init` says. The same on every rank,
-        whose calls would not meet otherwise."""
+        """Sets the option `deterministic` of `collx.init` within a `with` block. All ranks must set
+        the same value, since their calls would not match otherwise."""
         if not isinstance(value, bool):
             raise TypeError(f"deterministic: got a {type(value).__name__}; accepted: a bool")
         before = self._native.deterministic
@@ -331,16 +335,15 @@ class Communicator:
         self._memory.ballot.timeout = self.timeout = seconds
 
     def destroy(self) -> None:
-        """Frees the communicator's memory once no rank uses it any more. Twice is harmless.
+        """Frees the communicator's memory when no rank uses it any more. A second call does
+        nothing.
 
-        Collective. On a poisoned communicator, and in a forked child, it is local and returns at
-        once.
-
-        Whatever it raises, memory and name are free then.
+        Collective. On a poisoned communicator and in a forked child the call is local and returns
+        immediately. The memory and the name are free afterwards, also if the call raises.
 
         Raises:
-            CollectiveTimeout: some rank, or the store, did not answer within the timeout.
-            CollectiveMismatch: some rank was at another collective call.
+            CollectiveTimeout: a rank or the store did not respond within the timeout.
+            CollectiveMismatch: a rank made another collective call.
         """
         if self.destroyed:
             return

@@ -1,6 +1,6 @@
-"""What collx raises besides ValueError, TypeError and NotImplementedError for refused arguments.
+"""The errors of collx, besides ValueError, TypeError and NotImplementedError for invalid arguments.
 
-All of it is a CollectiveError, hence a torch.distributed.DistError and a RuntimeError.
+All of them derive from CollectiveError, which is a torch.distributed.DistError and a RuntimeError.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ __all__ = [
 
 
 class CollectiveError(dist.DistError):
-    """A collective failed, or could not be tried. The base of all of collx's errors.
+    """A collective failed, or could not be started. The base class of all errors of collx.
 
-    The fields say what the message does. They are None where nothing is known.
+    The fields hold the content of the message. A field is None if its value is not known.
 
     Attributes:
-        communicator: its name.
-        phase: where in the call the rank was: "check", "start_barrier", "arrival", "stage_barrier",
-            "gather", "end_barrier", "release", "counts", "fallback", or "vote" where the ranks met
-            through the process group's store.
-        rank: the rank that gave up, or that saw what was wrong.
-        peer: the rank that it waited for, or whose call differs.
-        sequence: how many calls `rank` had completed on the communicator before.
-        expected, seen: the words compared: an epoch, a fingerprint, or a number of rows.
+        communicator: the name of the communicator.
+        phase: the phase of the call in which the rank was: "check", "start_barrier", "arrival",
+            "stage_barrier", "gather", "end_barrier", "release", "counts", "fallback", or "vote" if
+            the ranks communicated through the store of the process group.
+        rank: the rank that gave up, or that detected the error.
+        peer: the rank that `rank` waited for, or whose call differs.
+        sequence: the number of calls that `rank` had completed on the communicator before.
+        expected, seen: the words that were compared: epochs, fingerprints or numbers of rows.
         call: the call of `rank`: a dict of "op", "dtype", "reduce_op", "root" and "axis" (-1 for
-            none), "algorithm", "runs" (what carries that out), "max_blocks", "shape" (eight
-            dimensions at most) and "numel".
-        peer_call: the call of `peer`, where the two differ.
+            none), "algorithm", "runs" (the algorithm that carries it out), "max_blocks", "shape"
+            (at most eight dimensions) and "numel".
+        peer_call: the call of `peer`, if the calls differ.
     """
 
     def __init__(
@@ -60,36 +60,37 @@ class CollectiveError(dist.DistError):
 
     @property
     def op(self) -> str | None:
-        """Name of the operator that `rank` called."""
+        """The name of the operator that `rank` called."""
         return None if self.call is None else self.call["op"]
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):
-    """A rank did not come in time. `peer` is the rank at the end of the chain of those that waited
-    for each other."""
+    """A rank did not make its call in time. `peer` is the missing rank: the last one in the chain
+    of ranks that waited for each other."""
 
 
 class CollectiveMismatch(CollectiveError):
-    """Ranks made calls that do not fit together; or splits that the device alone knew do not fit
-    the tensors: then `expected` and `seen` are numbers of rows. Raised by `collx.empty` and
-    `collx.register`, it leaves the communicator usable."""
+    """The ranks made calls that do not match, or splits on the device do not fit the tensors. In
+    the second case `expected` and `seen` are numbers of rows. After a mismatch in `collx.empty` or
+    `collx.register`, the communicator remains usable."""
 
 
 class CollectiveOverlap(CollectiveError):
-    """Two calls used one communicator at once, in no order."""
+    """Two calls used one communicator at the same time, without an order between them."""
 
 
 class CommunicatorPoisoned(CollectiveError):
-    """The communicator refuses work: a call on it has failed, of which the fields tell, or it has
-    been destroyed."""
+    """The communicator does not accept calls, since an earlier call failed or since it was
+    destroyed. The fields describe the earlier failure."""
 
 
 class InitError(CollectiveError):
-    """A collective step of `collx.init`, `collx.empty` or `collx.register` failed on some rank.
+    """A collective step of `collx.init`, `collx.empty`, `collx.register` or `collx.warm_up` failed
+    on a rank.
 
     Attributes:
         step: the step.
-        failures: cause by rank, of the ranks on which it failed.
+        failures: the cause by rank, for the ranks on which the step failed.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) 
 
 
 def close(got: torch.Tensor, call: Call, world: int, rank: int) -> bool:
-    """To the function in float64: within what docs/epilogues.md grants each of the few
+    """To the function in float64: within what docs/guide/epilogues.md grants each of the few
     transcendental functions of a case, and the rounding to the dtype."""
     from collx import reference
 

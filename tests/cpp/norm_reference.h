@@ -1,6 +1,6 @@
 // The contract of fused normalizations once more, one element at a time, straight from
-// docs/numerics.md and by other means than the kernels: formats are tables and exact arithmetic in
-// double.
+// docs/internals/numerics.md and by other means than the kernels: formats are tables and exact
+// arithmetic in double.
 #pragma once
 
 #include <algorithm>

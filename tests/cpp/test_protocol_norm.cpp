@@ -192,7 +192,8 @@ TEST(NormPlan, DevicesWithSmallerGroupsTakeSmallerClusters) {
   EXPECT_EQ(plan_norm(r, cuda_layout(r.world, kDefaultPayloadBytes)).shape.cluster, 4u);
 }
 
-/// The grids by which docs/performance.md was measured: rows of 8192 on 132 multiprocessors.
+/// The grids by which docs/internals/engineering-log.md was measured: rows of 8192 on 132
+/// multiprocessors.
 TEST(NormPlan, RowsOfALargeModelFillTheDevice) {
   for (const int world : {2, 4}) {
     for (uint64_t rows = 1; rows <= 2048; ++rows) {

@@ -1,5 +1,5 @@
-"""The reference of the fused normalizations: against the formulas of docs/numerics.md in NumPy,
-row by row and number by number, and against float64 within a proven bound."""
+"""The reference of the fused normalizations, against the formulas of docs/internals/numerics.md in
+NumPy, row by row and number by number, and against float64 within a proven bound."""
 
 from __future__ import annotations
 

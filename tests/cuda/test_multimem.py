@@ -2,7 +2,7 @@
 up for: the same steps, barriers, tails and chunks, and the bits of every other algorithm.
 
 What these tests do not show is that a switch does what PTX says of it. COLLX_TEST_MULTICAST=1 runs
-them on one: docs/multicast.md."""
+them on one: docs/guide/multicast.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An algorithm and a collective that are not in the library, added as docs/development.md says.
+"""An algorithm and a collective that are not in the library, added as
+docs/internals/development.md says.
 
 Kernels with both, and their numeric suites, are a part of tests/cpp. Here all that the CPU has is
 built with them, and the suites of the operators are run.

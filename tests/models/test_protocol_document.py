@@ -1,4 +1,4 @@
-"""docs/protocol.md claims nothing that no test shows: every test that it names exists."""
+"""docs/internals/protocol.md claims nothing that no test shows: every test that it names exists."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from tests.models.test_models import RELACY_CASES, SPIN
 
 TESTS = Path(__file__).resolve().parent.parent
-DOCUMENT = TESTS.parent / "docs" / "protocol.md"
+DOCUMENT = TESTS.parent / "docs" / "internals" / "protocol.md"
 
 
 def named() -> list[str]:
     """What stands in backticks in the two tables, from the section of claims to the end."""
     text = DOCUMENT.read_text()
-    tables = text[text.index("## What is shown by what") :]
+    tables = text[text.index("## Claims and tests") :]
     rows = [line for line in tables.splitlines() if line.startswith("|")]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 

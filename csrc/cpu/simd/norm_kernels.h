@@ -1,6 +1,6 @@
-// The arithmetic of a reduction fused with a normalization, row by row: docs/numerics.md has the
-// contract. As in reduce_kernels.h one template (norm_template.h) is compiled for each level of
-// vector instructions, and all levels give the same bits.
+// The arithmetic of a reduction fused with a normalization, row by row: docs/internals/numerics.md
+// has the contract. As in reduce_kernels.h one template (norm_template.h) is compiled for each
+// level of vector instructions, and all levels give the same bits.
 #pragma once
 
 #include <array>

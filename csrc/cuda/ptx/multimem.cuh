@@ -2,9 +2,9 @@
 // memory. A load gives what the ranks have there, reduced on the way; a store and a reduction reach
 // all of them.
 //
-// NEVER RUN  No line of this file has run on hardware yet: docs/multicast.md. What other tests see
-// is what the assembler makes of it (tests/cpp/test_multimem.py), and the kernels around it with
-// transports/multicast.cuh's Simulated in its place.
+// NEVER RUN  No line of this file has run on hardware yet: docs/guide/multicast.md. What other
+// tests see is what the assembler makes of it (tests/cpp/test_multimem.py), and the kernels around
+// it with transports/multicast.cuh's Simulated in its place.
 //
 // ALIASES  The same memory also has each rank's own address, by which it is read and written
 // besides. Accesses by different addresses of one place are ordered where a proxy fence stands on

@@ -1,6 +1,7 @@
-// The stages behind a reduction: add the residual, normalize the row, quantize. docs/numerics.md
-// has the formulas; the order of the operations here is theirs. Which of them a call has is uniform
-// over the grid and known at run time, but in kernels for common calls, which know it beforehand.
+// The stages behind a reduction: add the residual, normalize the row, quantize.
+// docs/internals/numerics.md has the formulas; the order of the operations here is theirs. Which of
+// them a call has is uniform over the grid and known at run time, but in kernels for common calls,
+// which know it beforehand.
 #pragma once
 
 #include "../arguments/norm_arguments.cuh"

@@ -3,7 +3,7 @@
 // time: the wire is the bottleneck, not the ALU.
 //
 // Built with --fmad=false, and never with fast-math: the order and the roundings written here are
-// the ones that happen (docs/numerics.md).
+// the ones that happen (docs/internals/numerics.md).
 #pragma once
 
 #include "../../protocol/cuda_layout.h"

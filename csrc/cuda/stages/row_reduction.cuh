@@ -1,8 +1,8 @@
 // Sum and maximum over a row that the blocks of a cluster hold in registers.
 //
-// The sum is the row's tree of docs/numerics.md: neighbors, then neighboring sums. Lanes, warps
-// and blocks stand in the order of the row's elements and are powers of two, so each of them is a
-// subtree; x + y = y + x makes every lane of a butterfly compute the same bits.
+// The sum is the row's tree of docs/internals/numerics.md: neighbors, then neighboring sums. Lanes,
+// warps and blocks stand in the order of the row's elements and are powers of two, so each of them
+// is a subtree; x + y = y + x makes every lane of a butterfly compute the same bits.
 #pragma once
 
 #include "../arguments/norm_arguments.cuh"

@@ -1,6 +1,6 @@
 // What the statements of an epilogue do (protocol/expression.h), on single values: f.add<T>(a, b)
 // for "add.T". Compiled at run time alone, with --fmad=false, so that the bits of what is exact are
-// those of every other device (docs/epilogues.md).
+// those of every other device (docs/guide/epilogues.md).
 #pragma once
 
 #include "../../protocol/epilogue.h"

@@ -6,7 +6,7 @@
 // behind slot(stage, parity of the epoch, sender). MEMORY SEMANTICS  Words are stored and
 // polled relaxed: each is checked on its own, and nothing else is inferred from it. The reader
 // re-arms what it read. Between calls the kernel boundary orders that before the rank's next
-// pushes; inside a kernel a fence must (see docs/protocol.md).
+// pushes; inside a kernel a fence must (see docs/internals/protocol.md).
 #pragma once
 
 #include "../../protocol/cuda_layout.h"

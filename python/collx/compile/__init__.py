@@ -1,12 +1,12 @@
-"""The operators in code that torch.compile makes, and models that are rewritten to use them.
+"""Operators of collx in compiled code, and models that are rewritten to use them.
 
     torch.compile(model)                     keeps every operator of collx, in the program's order
-    torch.compile(model, backend="collx")    turns PyTorch's own collectives into them, too, and one
-                                             with the norm and quantization behind it into one
-    collx.compile.Pass()                     the same as a pass for Inductor
-    print(collx.compile.report())            what has been rewritten, and what has not and why
+    torch.compile(model, backend="collx")    also replaces PyTorch's collectives by operators of
+                                             collx, and fuses the norms that follow them
+    collx.compile.Pass()                     does the same as a pass for Inductor
+    print(collx.compile.report())            shows what was rewritten, what was not, and why
 
-docs/compile.md says how.
+docs/guide/compile.md describes the details.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that know nothing of collx, compiled to its operators."""
+"""Compiles models that do not use collx to operators of collx."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ OPTIONS = {f"collx.{option}": option for option in ("norms", "rounding", "epilog
 
 @dataclass
 class Report:
-    """What became of the collectives and norms of the graphs that were rewritten.
+    """Counts what was rewritten in the compiled graphs, and what was not.
 
     Attributes:
-        graphs: how many there were; a model that is trained has two, for each set of shapes.
-        collectives: those that became operators of collx, by the name of what they were.
-        norms: reductions that became one operator with the norm behind them, by that operator and
+        graphs: the number of graphs. A model that is trained has two for each set of shapes.
+        collectives: collectives that became operators of collx, by the name of the collective.
+        norms: reductions that became one operator with the norm that follows, by that operator and
             its rounding.
-        epilogues: reductions that became one operator with pointwise ops behind them, by that
+        epilogues: reductions that became one operator with the pointwise ops that follow, by that
             operator, its rounding and the ops.
-        products: collectives that became one operator with the matrix product beside them, by that
+        products: collectives that became one operator with the adjacent matrix product, by that
             operator.
-        left: what stayed as it was, and why: text to how often.
+        left: what was not rewritten: the reason, and how often it occurred.
     """
 
     graphs: int = 0
@@ -58,11 +58,11 @@ _report = Report()
 
 
 def report(*, reset: bool = False) -> Report:
-    """What has been rewritten in this process, and what was left and why. A graph that came from
-    the cache on disk was rewritten by the process that put it there, and is not counted.
+    """What was rewritten in this process, what was not, and why. A graph that comes from the cache
+    on disk was rewritten by the process that stored it, and is not counted.
 
     Args:
-        reset: whether counting starts anew. What is returned then no longer changes.
+        reset: True starts a new report. The returned report does not change any more.
     """
     global _report
     current = _report
@@ -72,22 +72,23 @@ def report(*, reset: bool = False) -> Report:
 
 
 class Pass(CustomGraphPass):
-    """A pass for torch._inductor.config.post_grad_custom_pre_pass: functional collectives of
-    PyTorch become operators of collx, for the groups that have a communicator when the graph is
-    compiled; then an all-reduce or a reduce-scatter becomes one operator with the norm behind it,
-    and with the quantization of that; or, if that is asked for, with pointwise ops.
+    """A pass for torch._inductor.config.post_grad_custom_pre_pass.
+
+    The pass replaces PyTorch's functional collectives by operators of collx, for the groups that
+    have a communicator when the graph is compiled. Then it replaces an all-reduce or reduce-scatter
+    and the norm that follows, with its quantization, by one operator. Optionally it does the same
+    with pointwise ops that follow.
 
     Args:
-        norms: whether they do. The residual that is added and the weight are then taken to be the
-            same on all ranks, as they are in tensor-parallel models.
-        rounding: where the fused operators round: "model", as the model did that they replace, or
-            "fp32", once, at the end; quantization may then round once more or less than the
-            model's.
-        epilogues: whether a reduction that is not fused with a norm becomes one operator with the
-            pointwise ops behind it, also where the model calls it as an operator of collx.
-        overlap: whether an all-gather becomes one operator with the matrix product behind it, and
-            a reduce-scatter with the product before it, so that they overlap: see
-            `collx.nn.allgather_matmul`.
+        norms: True fuses norms. The residual and the weight are then assumed to be the same on all
+            ranks, as in tensor-parallel models.
+        rounding: where the fused operators round. "model" rounds where the model rounds. "fp32"
+            rounds once, at the end; a quantization may then round once more or once less than the
+            model.
+        epilogues: True fuses a reduction that is not fused with a norm and the pointwise ops that
+            follow, also if the model calls it as an operator of collx.
+        overlap: True fuses an all-gather and the matrix product that follows, and a reduce-scatter
+            and the product before it, so that they overlap: see `collx.nn.allgather_matmul`.
     """
 
     def __init__(

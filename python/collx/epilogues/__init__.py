@@ -37,20 +37,20 @@ def expression_of(
     extras: int | tuple[str, ...] = 0,
     dims: int | None = None,
 ) -> str:
-    """The text of an epilogue, which `lowering.py` describes.
+    """The text of an epilogue, in the form that the operators accept.
 
     Args:
-        op: whose argument it is, for errors.
+        op: the name of the operator, for error messages.
         f: a function of elementwise PyTorch ops. It is traced once for its code and for the
             numbers that it reads: default values, and variables of its closure and its module.
-        dtype: of the reduced value and of the extras.
-        extras: how many of them there are; or what each is: "tensor", "float", "int" or "bool".
-        dims: how many coordinates f takes besides, the number of the output's dimensions; None for
-            none.
+        dtype: the dtype of the reduced value and of the extras.
+        extras: the number of extras, or the kind of each: "tensor", "float", "int" or "bool".
+        dims: the number of coordinates that f accepts, which is the number of the output's
+            dimensions; None for none.
 
     Raises:
-        TypeError: f is no function, does what is not elementwise, or reads what can change from
-            call to call; the message names it.
+        TypeError: f is not a function, is not elementwise, or reads something that can change from
+            call to call. The message names it.
     """
     rest = (dtype, extras, dims)
     try:

@@ -1,9 +1,10 @@
-"""What tensor-parallel layers are made of, over collx's operators.
+"""Layers and functions for tensor-parallel models.
 
-Functions such as `reduce_from_ranks` are collectives with the backward that their place in a layer
-needs, those of Megatron-LM. `ColumnParallelLinear` and `RowParallelLinear` are split layers.
-`TensorParallelRMSNorm` and `TensorParallelLayerNorm` stand in for all-reduce, residual and norm
-behind a split layer; `unfused_rmsnorm` is the same in the operations of a plain model.
+Functions such as `reduce_from_ranks` are collectives with the backward that a layer needs at that
+place, as in Megatron-LM. `ColumnParallelLinear` and `RowParallelLinear` are layers that are split
+over the ranks. `TensorParallelRMSNorm` and `TensorParallelLayerNorm` replace the all-reduce, the
+residual addition and the norm after a split layer. `unfused_rmsnorm` computes the same in the
+operations of a plain model.
 """
 
 from collx.nn.layer_norm import TensorParallelLayerNorm

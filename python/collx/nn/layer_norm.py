@@ -1,4 +1,4 @@
-"""LayerNorm behind a row-parallel layer: the sum over the ranks, the residual and the norm as one
+"""LayerNorm after a row-parallel layer: the sum over the ranks, the residual and the norm as one
 operator."""
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collx.ops.quantization import ROUNDINGS
 __all__ = ["TensorParallelLayerNorm"]
 
 _OPTIONS = ("eps", "group", "rounding", "algorithm", "max_blocks")
-"""Arguments of the constructor and attributes alike."""
+"""The arguments of the constructor that are attributes too."""
 
 
 class TensorParallelLayerNorm(nn.Module):
-    """Stands in for all-reduce, residual and torch.nn.LayerNorm behind a row-parallel layer.
+    """Replaces the all-reduce, the residual addition and torch.nn.LayerNorm after a row-parallel
+    layer.
 
         y = norm(residual + all_reduce(partial))      # before
-        y, residual = norm(partial, residual)         # with it
+        y, residual = norm(partial, residual)         # after
 
-    Where no gradients are asked for, a call is one fused operator, that of
-    `collx.allreduce_layernorm`. Otherwise it is an all-reduce in the dtype with an addition and
-    torch's layer norm behind it, so that it trains, rounded as "parity" is; all ranks must agree
-    on that.
+    If no gradients are needed, a call is one fused operator: `collx.allreduce_layernorm`. Otherwise
+    it is an all-reduce in the dtype of the input, an addition and PyTorch's layer norm, rounded as
+    "parity", so the module can be trained. All ranks must take the same path.
 
-    The state is `weight` and `bias`, or `weight` alone, as in torch.nn.LayerNorm.
+    The state is `weight` and `bias`, or only `weight`, as in torch.nn.LayerNorm.
     """
 
     weight: nn.Parameter
@@ -52,12 +52,12 @@ class TensorParallelLayerNorm(nn.Module):
     ) -> None:
         """
         Args:
-            size: columns.
+            size: the number of columns.
             eps: is added to the variance.
-            bias: whether there is one.
-            group: the communicator, as in `collx.allreduce`; looked up in each call.
-            rounding: "fp32", "parity" or "parity_weight" (docs/numerics.md).
-            algorithm, max_blocks: of the fused operator.
+            bias: whether the norm has a bias.
+            group: the communicator, as in `collx.allreduce`; it is looked up in each call.
+            rounding: "fp32", "parity" or "parity_weight" (docs/internals/numerics.md).
+            algorithm, max_blocks: as in `collx.allreduce_layernorm`.
             device, dtype: of weight and bias.
 
         Raises:
@@ -82,16 +82,16 @@ class TensorParallelLayerNorm(nn.Module):
     def from_module(
         cls, norm: nn.Module, *, rounding: str | None = None, **options: Any
     ) -> TensorParallelLayerNorm:
-        """Takes the place of a norm, and shares its weight and bias.
+        """Replaces a norm, and shares its weight and bias.
 
         Args:
             norm: a torch.nn.LayerNorm over the last dimension, with a weight; or a
-                TensorParallelLayerNorm, of which the new one keeps all options.
-            rounding: by default that of the norm, "parity" for torch.nn.LayerNorm.
-            options: as of the constructor, but for the bias, which the norm has or has not.
+                TensorParallelLayerNorm, whose options are kept.
+            rounding: by default that of the norm; "parity" for torch.nn.LayerNorm.
+            options: the arguments of the constructor, except `bias`, which the norm decides.
 
         Raises:
-            TypeError: another norm: it may compute something else.
+            TypeError: the class of the norm is unknown, so it may compute something else.
         """
         weight: Any = getattr(norm, "weight", None)
         if type(norm) in (TensorParallelLayerNorm, cls):

@@ -1,13 +1,14 @@
 """Linear layers that are split over the ranks, as Megatron-LM splits them.
 
-A column-parallel layer keeps some of the outputs: a rank computes its own attention heads, or its
-own part of an MLP's hidden units, from the whole input. The row-parallel layer behind it keeps the
-weights of the matching inputs; its products are summands of the whole output.
+A column-parallel layer keeps a part of the outputs: each rank computes its own attention heads, or
+its own part of the hidden units of an MLP, from the whole input. The row-parallel layer that
+follows keeps the weights of the matching inputs; its products are summands of the whole output.
 
-A new layer draws the whole weight and bias as torch.nn.Linear does, and keeps this rank's part. So
-the ranks together have the layer that torch.nn.Linear makes, provided that all of them draw from
-the same seed, on devices of one kind. Their random number generators then stand where they would
-behind that layer. On the "meta" device nothing is drawn, and the whole weight takes no memory.
+A new layer draws the whole weight and bias as torch.nn.Linear does, and keeps this rank's part.
+Together, the ranks then hold the layer that torch.nn.Linear creates, provided that all ranks use
+the same seed and the same kind of device. The random number generators are afterwards in the state
+in which torch.nn.Linear leaves them. On the "meta" device nothing is drawn, and the whole weight
+takes no memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear", "part"]
 
 
 def part(count: int, world_size: int, rank: int) -> slice:
-    """The units of `rank` when `count` are divided: low ranks get the remainder, as in
+    """The part of `count` units that `rank` gets. Low ranks get the remainder, as in
     `collx.reducescatter`."""
     quotient, remainder = divmod(count, world_size)
     start = rank * quotient + min(rank, remainder)
@@ -34,14 +35,16 @@ def part(count: int, world_size: int, rank: int) -> slice:
 
 
 class ColumnParallelLinear(nn.Module):
-    """Computes this rank's outputs of a linear layer: [..., in_features] -> [..., its outputs].
+    """A linear layer whose outputs are divided among the ranks: [..., in_features] -> [..., this
+    rank's outputs].
 
-    Its input is the same on all ranks, and so is the gradient of it. With `gather_output` the
-    outputs of all ranks are joined, [..., out_features]. With `overlap` the input is this rank's
-    equal part of the first axis, as with sequence parallelism: [its rows, ..., in_features] ->
-    [rows, ..., its outputs]. The parts are gathered while the product runs.
+    The input and its gradient are the same on all ranks. With `gather_output`, the outputs of all
+    ranks are concatenated, [..., out_features]. With `overlap`, the input is this rank's
+    equal part of the first axis, as in sequence parallelism: [this rank's rows, ..., in_features]
+    -> [rows, ..., this rank's outputs]. The parts are gathered while the product runs.
 
-    The state is `weight`, [its outputs, in_features], and `bias`, [its outputs], or None.
+    The state is `weight`, [this rank's outputs, in_features], and `bias`, [this rank's outputs] or
+    None.
     """
 
     weight: nn.Parameter
@@ -62,16 +65,16 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         """
         Args:
-            in_features, out_features: of the whole layer.
-            bias: whether there is one.
-            group: the communicator, which has to exist, as in `collx.allreduce`.
-            units: which of the outputs are this rank's; by default its `part`.
-            gather_output: join the outputs, of which each rank then has its `part`.
-            overlap: gather the input, by `allgather_matmul`.
+            in_features, out_features: the sizes of the whole layer.
+            bias: whether the layer has a bias.
+            group: the communicator, as in `collx.allreduce`. It must exist.
+            units: the outputs of this rank; by default its `part`.
+            gather_output: concatenates the outputs, of which each rank then has its `part`.
+            overlap: gathers the input with `allgather_matmul`.
             device, dtype: of weight and bias.
 
         Raises:
-            ValueError: no communicator, or `units` besides `gather_output`.
+            ValueError: there is no communicator, or both `units` and `gather_output` are given.
         """
         super().__init__()
         if gather_output and units is not None:
@@ -99,7 +102,7 @@ class ColumnParallelLinear(nn.Module):
         gather_output: bool = False,
         overlap: bool = False,
     ) -> ColumnParallelLinear:
-        """This rank's part of a layer, of which it keeps a copy. Arguments as above."""
+        """This rank's part of a layer, as a copy. The arguments are those of the constructor."""
         made = cls(
             full.in_features,
             full.out_features,
@@ -125,10 +128,11 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
         Args:
-            x: [..., in_features], the same on all ranks; with `overlap` this rank's rows.
+            x: a tensor [..., in_features], the same on all ranks; with `overlap`, this rank's
+                rows.
 
         Returns:
-            [..., this rank's outputs], or [..., out_features] with `gather_output`.
+            A tensor [..., this rank's outputs], or [..., out_features] with `gather_output`.
         """
         if self.overlap:
             y = allgather_matmul(x, self.weight.t(), self.group)
@@ -149,14 +153,15 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Takes this rank's inputs of a linear layer: [..., its inputs] -> [..., out_features].
+    """A linear layer whose inputs are divided among the ranks: [..., this rank's inputs] -> [...,
+    out_features].
 
-    The ranks' products are added up, and then the bias, which is the same on all of them. With
-    `overlap` each rank gets its equal part of the first axis of the sum, as with sequence
-    parallelism: [rows, ..., its inputs] -> [its rows, ..., out_features]. Parts of the sum travel
-    while the product runs.
+    The products of the ranks are summed; then the bias, which is the same on all ranks, is added. With
+    `overlap`, each rank receives its equal part of the first axis of the sum, as in sequence
+    parallelism: [rows, ..., this rank's inputs] -> [this rank's rows, ..., out_features]. Parts of
+    the sum are transferred while the product runs.
 
-    The state is `weight`, [out_features, its inputs], and `bias`, [out_features], or None.
+    The state is `weight`, [out_features, this rank's inputs], and `bias`, [out_features] or None.
     """
 
     weight: nn.Parameter
@@ -177,18 +182,18 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         """
         Args:
-            in_features, out_features: of the whole layer.
-            bias: whether there is one.
-            group: the communicator, which has to exist, as in `collx.allreduce`.
-            units: which of the inputs are this rank's; by default its `part`.
-            reduce: sums [..., out_features] over the ranks; by default `reduce_from_ranks`. In
-                front of a TensorParallelRMSNorm, which sums by itself, give one that returns its
-                argument, and no bias.
-            overlap: reduce by `matmul_reducescatter`.
+            in_features, out_features: the sizes of the whole layer.
+            bias: whether the layer has a bias.
+            group: the communicator, as in `collx.allreduce`. It must exist.
+            units: the inputs of this rank; by default its `part`.
+            reduce: sums a tensor [..., out_features] over the ranks; by default
+                `reduce_from_ranks`. If a TensorParallelRMSNorm follows, which sums itself, pass a
+                function that returns its argument, and no bias.
+            overlap: reduces with `matmul_reducescatter`.
             device, dtype: of weight and bias.
 
         Raises:
-            ValueError: no communicator, or `reduce` besides `overlap`.
+            ValueError: there is no communicator, or `reduce` is given together with `overlap`.
         """
         super().__init__()
         if overlap and reduce is not None:
@@ -216,7 +221,7 @@ class RowParallelLinear(nn.Module):
         reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
         overlap: bool = False,
     ) -> RowParallelLinear:
-        """This rank's part of a layer, of which it keeps a copy. Arguments as above."""
+        """This rank's part of a layer, as a copy. The arguments are those of the constructor."""
         made = cls(
             full.in_features,
             full.out_features,
@@ -233,7 +238,7 @@ class RowParallelLinear(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws the whole weight and bias as torch.nn.Linear does, and keeps this rank's part of
-        the weight. All ranks must draw from the same seed, since all add the same bias."""
+        the weight. All ranks must use the same seed, since all of them add the same bias."""
         weight, bias = _drawn(self.in_features, self.out_features, self.weight, self.bias)
         with torch.no_grad():
             self.weight.copy_(weight[:, self.units])
@@ -243,10 +248,10 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
         Args:
-            x: [..., this rank's inputs].
+            x: a tensor [..., this rank's inputs].
 
         Returns:
-            [..., out_features], the same on all ranks; with `overlap` this rank's rows.
+            A tensor [..., out_features], the same on all ranks; with `overlap`, this rank's rows.
         """
         if self.overlap:
             own = matmul_reducescatter(x, self.weight.t(), self.group)

@@ -1,5 +1,5 @@
-"""RMSNorm behind a row-parallel layer: the sum over the ranks, the residual and the norm as one
-operator, and in the operations of a plain model."""
+"""RMSNorm after a row-parallel layer: the sum over the ranks, the residual and the norm, as one
+operator and in the operations of a plain model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPTIONS = (
     "algorithm",
     "max_blocks",
 )
-"""Of a TensorParallelRMSNorm: arguments of its constructor and attributes alike."""
+"""The arguments of the constructor that are attributes too."""
 
 
 def unfused_rmsnorm(
@@ -47,30 +47,30 @@ def unfused_rmsnorm(
     keep_norm: bool = False,
     reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Results:
-    """What the fused operators compute, as a model writes it: all-reduce, add, norm, quantize.
+    """Computes what the fused operators compute, as a model does: all-reduce, add, norm, quantize.
 
-    It differs from them by the order in which a row is summed, hence by one rounding of the norm at
-    most. Gradients flow through all results but the quantized
-    values and their scale.
+    The order in which a row is summed differs from that of the fused operators, so results differ
+    by at most one rounding of the norm. All results have gradients except the quantized values and
+    their scale.
 
     Args:
-        partial: [..., cols], floating point: this rank's summand.
-        residual: of that shape and dtype, the same on all ranks; or None.
-        weight: [cols], of that dtype or float32.
+        partial: a floating-point tensor [..., cols]: this rank's summand.
+        residual: a tensor of that shape and dtype, the same on all ranks; or None.
+        weight: a tensor [cols] of that dtype or float32.
         eps: is added to the mean of the squares.
         group: the communicator, as in `collx.allreduce`.
-        weight_offset: is added to the weight; 1 for Gemma's.
-        rounding: "fp32", one rounding at the end, for which the sum over the ranks is done in
-            float32; "parity", as torch.nn.RMSNorm behind an all-reduce rounds; or
-            "parity_weight", as LlamaRMSNorm does.
-        quantization: how the result is quantized; None: not at all.
-        scale: float32, one element: the scale of scale_mode "tensor".
-        keep_norm: the normalized tensor, too, where the result is quantized.
+        weight_offset: is added to the weight; 1 for Gemma.
+        rounding: "fp32" rounds once, at the end, and sums over the ranks in float32. "parity"
+            rounds as torch.nn.RMSNorm after an all-reduce. "parity_weight" rounds as LlamaRMSNorm.
+        quantization: how the result is quantized; None: it is not quantized.
+        scale: a float32 tensor with one element: the scale of `scale_mode="tensor"`.
+        keep_norm: with a quantization, also returns the normalized tensor.
         reduce: sums a tensor over the ranks; by default `reduce_from_ranks`.
 
     Returns:
-        The normalized tensor, or the quantized one and its scale; then, with a residual, the sum
-        with the residual added; then the normalized tensor if `keep_norm`. A tensor if it is one.
+        The normalized tensor, or the quantized tensor and its scale; then, with a residual, the
+        sum of both; then the normalized tensor if `keep_norm`. One result is a tensor, several
+        results are a tuple.
 
     Raises:
         ValueError: an unknown rounding, `keep_norm` without `quantization`, or a scale that does
@@ -109,19 +109,20 @@ def unfused_rmsnorm(
 
 
 class TensorParallelRMSNorm(nn.Module):
-    """Stands in for all-reduce, residual, RMSNorm and quantization behind a row-parallel layer.
+    """Replaces the all-reduce, the residual addition, RMSNorm and quantization after a row-parallel
+    layer.
 
         y = norm(residual + all_reduce(partial))      # before
-        y, residual = norm(partial, residual)         # with it
+        y, residual = norm(partial, residual)         # after
 
-    Where no gradients are asked for (under torch.no_grad or torch.inference_mode, or if no tensor
-    of the call requires any), a call is one fused operator, that of `collx.allreduce_rmsnorm`.
-    Otherwise it is `unfused_rmsnorm` over `reduce_from_ranks`, so that it trains: the gradient of
-    `partial` is that of the sum, and every rank has the whole gradient of the weight. All ranks
-    must agree on that. In eval mode that is rarely meant, so a process is warned once of it.
+    If no gradients are needed (under torch.no_grad or torch.inference_mode, or if no tensor of the
+    call requires a gradient), a call is one fused operator: `collx.allreduce_rmsnorm`. Otherwise it
+    is `unfused_rmsnorm`, so the module can be trained: the gradient of `partial` is that of the
+    sum, and every rank has the whole gradient of the weight. All ranks must take the same path. In
+    eval mode the unfused path is rarely intended, so the process gets one warning.
 
-    The state is `weight`, as in torch.nn.RMSNorm. A given scale is no part of it, moves with the
-    module and stays float32.
+    The state is `weight`, as in torch.nn.RMSNorm. A given scale is not part of the state. It moves
+    with the module and stays float32.
     """
 
     weight: nn.Parameter
@@ -145,21 +146,21 @@ class TensorParallelRMSNorm(nn.Module):
     ) -> None:
         """
         Args:
-            size: columns.
-            eps: is added to the mean of the squares; None: float32's epsilon, torch.nn.RMSNorm's
-                default.
-            group: the communicator, as in `collx.allreduce`; looked up in each call.
-            weight_offset: is added to the weight; 1 for Gemma's.
-            rounding: "fp32", "parity" or "parity_weight" (docs/numerics.md).
-            quantization: how the result is quantized: a `Quantization`, or "fp8" or "int8" for its
-                defaults; None: not at all.
-            scale: float32, one element: the scale of scale_mode "tensor".
-            keep_norm: the normalized tensor, too, where the result is quantized.
-            algorithm, max_blocks: of the fused operator.
+            size: the number of columns.
+            eps: is added to the mean of the squares. None stands for the epsilon of float32, as in
+                torch.nn.RMSNorm.
+            group: the communicator, as in `collx.allreduce`; it is looked up in each call.
+            weight_offset: is added to the weight; 1 for Gemma.
+            rounding: "fp32", "parity" or "parity_weight" (docs/internals/numerics.md).
+            quantization: a `collx.Quantization`; "fp8" or "int8" for its defaults; or None for a
+                result that is not quantized.
+            scale: a float32 tensor with one element: the scale of `scale_mode="tensor"`.
+            keep_norm: with a quantization, also returns the normalized tensor.
+            algorithm, max_blocks: as in `collx.allreduce_rmsnorm`.
             device, dtype: of the weight.
 
         Raises:
-            ValueError: an unknown option, or options that do not fit together.
+            ValueError: an unknown option, or options that do not match.
         """
         super().__init__()
         quantization = Quantization.of(quantization)
@@ -186,18 +187,19 @@ class TensorParallelRMSNorm(nn.Module):
     def from_module(
         cls, norm: nn.Module, *, rounding: str | None = None, **options: Any
     ) -> TensorParallelRMSNorm:
-        """Takes the place of a norm, and shares its weight.
+        """Replaces a norm, and shares its weight.
 
         Args:
-            norm: torch.nn.RMSNorm, an RMSNorm of transformers (those of Llama, Qwen, Mistral, Gemma
-                and others: what is unknown is refused with a list of them), or a
-                TensorParallelRMSNorm, of which the new one keeps all options.
+            norm: a torch.nn.RMSNorm; an RMSNorm of transformers (of Llama, Qwen, Mistral, Gemma and
+                others; the error for an unknown class lists them); or a TensorParallelRMSNorm,
+                whose options are kept.
             rounding: by default that of the norm.
-            options: as of the constructor; weight_offset by default that of the norm, 1 for
-                Gemma's. A new quantization comes with a scale and a keep_norm of its own.
+            options: the arguments of the constructor. `weight_offset` is by default that of the
+                norm, which is 1 for Gemma. A new `quantization` replaces `scale` and `keep_norm`
+                too.
 
         Raises:
-            TypeError: a norm that is not known: it may compute something else.
+            TypeError: the class of the norm is unknown, so it may compute something else.
         """
         if type(norm) in (TensorParallelRMSNorm, cls):
             kept = {name: getattr(norm, name) for name in _OPTIONS}
@@ -219,21 +221,22 @@ class TensorParallelRMSNorm(nn.Module):
         return made.train(norm.training)
 
     def reset_parameters(self) -> None:
-        """Sets the weight to 1, or to what the offset makes 1."""
+        """Sets the weight to 1, or to 1 - weight_offset."""
         nn.init.constant_(self.weight, 1 - self.weight_offset)
 
     def forward(self, partial: torch.Tensor, residual: torch.Tensor | None = None) -> Results:
         """
         Args:
-            partial: [..., cols] of at least two dimensions, float32, float16 or bfloat16: this
-                rank's summand.
-            residual: of its shape and dtype, the same on all ranks; or None.
+            partial: a tensor [..., cols] of at least two dimensions, with dtype float32, float16 or
+                bfloat16: this rank's summand.
+            residual: a tensor of that shape and dtype, the same on all ranks; or None.
 
         Returns:
-            What the fused operator does: the normalized tensor, or the quantized one and its scale;
-            with a residual, then the sum with it added; then the normalized tensor if `keep_norm`.
+            The results of `collx.allreduce_rmsnorm`: the normalized tensor, or the quantized tensor
+            and its scale; then, with a residual, the sum of both; then the normalized tensor if
+            `keep_norm`.
 
-        It raises what `collx.allreduce` raises.
+        Raises the errors of `collx.allreduce`.
         """
         eps = self.eps
         if eps is None:

@@ -1,7 +1,7 @@
-"""Collectives of tensor-parallel layers, each with the backward that its place in a layer needs.
+"""Collectives of tensor-parallel layers, each with the backward that a layer needs at that place.
 
-The pairs are those of Megatron-LM (megatron/core/tensor_parallel/mappings.py), whose name each
-function's text has:
+The functions correspond to those of Megatron-LM (megatron/core/tensor_parallel/mappings.py); each
+docstring names its counterpart:
 
     function                forward              backward
     copy_to_ranks           identity             allreduce(sum)
@@ -11,13 +11,14 @@ function's text has:
     gather_from_sequence    allgather            reducescatter(sum)
     scatter_to_sequence     reducescatter(sum)   allgather
 
-The first four stand between tensors that all ranks have alike, gradients included, and tensors
-that differ from rank to rank: a column-parallel layer begins with copy_to_ranks, a row-parallel one
-ends with reduce_from_ranks. The last two take their places where each rank has its part of the
-sequence outside of the layers.
+The first four functions connect tensors that are the same on all ranks, including their gradients,
+with tensors that differ from rank to rank. A column-parallel layer starts with copy_to_ranks, and a
+row-parallel layer ends with reduce_from_ranks. The last two functions replace these where each rank
+holds its part of the sequence outside of the layers.
 
-Axes are divided among the ranks as `reducescatter` does, so sizes need not be divisible by their
-number. All ranks call the same functions in the same order, and so do their backward passes.
+Axes are divided among the ranks as in `reducescatter`, so a size need not be divisible by the
+number of ranks. All ranks call the same functions in the same order, and so do their backward
+passes.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ __all__ = [
 
 
 def copy_to_ranks(x: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Hands what all ranks have to computations that differ from rank to rank.
+    """Passes a tensor that is the same on all ranks to computations that differ from rank to rank.
 
-    Forward: `x` itself. Backward: allreduce(sum), since every rank's computation adds to the
-    gradient. Megatron-LM: copy_to_tensor_model_parallel_region.
+    Forward: `x` itself. Backward: allreduce(sum), since the computation of every rank contributes
+    to the gradient. Megatron-LM: copy_to_tensor_model_parallel_region.
 
     Args:
-        x: the same on all ranks.
+        x: a tensor that is the same on all ranks.
         group: the communicator, as in `collx.allreduce`.
     """
     result: torch.Tensor = _Copy.apply(x, name_of(group))
@@ -54,7 +55,7 @@ def copy_to_ranks(x: torch.Tensor, group: Group = None) -> torch.Tensor:
 
 
 def reduce_from_ranks(x: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Adds up what the ranks have computed.
+    """Sums the results of the ranks.
 
     Forward: allreduce(sum). Backward: identity, since all ranks have the same gradient.
     Megatron-LM: reduce_from_tensor_model_parallel_region.
@@ -70,7 +71,7 @@ def reduce_from_ranks(x: torch.Tensor, group: Group = None) -> torch.Tensor:
 def gather_from_ranks(
     x: torch.Tensor, group: Group = None, axis: int = -1, total: int | None = None
 ) -> torch.Tensor:
-    """Joins the ranks' parts of a tensor.
+    """Concatenates the ranks' parts of a tensor.
 
     Forward: allgather along `axis`. Backward: this rank's part, since all ranks have the same
     gradient. Megatron-LM: gather_from_tensor_model_parallel_region, where `axis` is the last one.
@@ -78,23 +79,23 @@ def gather_from_ranks(
     Args:
         x: this rank's part.
         group: the communicator, as in `collx.allreduce`.
-        axis: the dimension to join.
-        total: its size in the result, if the parts are not all equal.
+        axis: the dimension along which the parts are concatenated.
+        total: the size of `axis` in the result, if the parts have different sizes.
     """
     result: torch.Tensor = _Gather.apply(x, name_of(group), axis, total)
     return result
 
 
 def split_to_ranks(x: torch.Tensor, group: Group = None, axis: int = -1) -> torch.Tensor:
-    """Takes this rank's part of a tensor that all ranks have.
+    """Takes this rank's part of a tensor that is the same on all ranks.
 
     Forward: a contiguous copy of this rank's part of `axis`. Backward: allgather. Megatron-LM:
     scatter_to_tensor_model_parallel_region, where `axis` is the last one.
 
     Args:
-        x: the same on all ranks.
+        x: a tensor that is the same on all ranks.
         group: the communicator, as in `collx.allreduce`.
-        axis: the dimension to divide.
+        axis: the dimension that is divided.
     """
     result: torch.Tensor = _Split.apply(x, name_of(group), axis)
     return result
@@ -103,8 +104,8 @@ def split_to_ranks(x: torch.Tensor, group: Group = None, axis: int = -1) -> torc
 def gather_from_sequence(
     x: torch.Tensor, group: Group = None, axis: int = 0, total: int | None = None
 ) -> torch.Tensor:
-    """Joins the ranks' parts of the sequence in front of a layer that every rank computes its share
-    of, in place of copy_to_ranks.
+    """Concatenates the ranks' parts of the sequence, before a layer that is divided among the
+    ranks. Replaces copy_to_ranks in sequence parallelism.
 
     Forward: allgather along `axis`. Backward: reducescatter(sum). Megatron-LM:
     gather_from_sequence_parallel_region.
@@ -112,23 +113,23 @@ def gather_from_sequence(
     Args:
         x: this rank's part.
         group: the communicator, as in `collx.allreduce`.
-        axis: the dimension to join.
-        total: its size in the result, if the parts are not all equal.
+        axis: the dimension along which the parts are concatenated.
+        total: the size of `axis` in the result, if the parts have different sizes.
     """
     return allgather(x, group, axis=axis, total=total)
 
 
 def scatter_to_sequence(x: torch.Tensor, group: Group = None, axis: int = 0) -> torch.Tensor:
-    """Adds up what the ranks have computed and divides the sequence, in place of
-    reduce_from_ranks.
+    """Sums the results of the ranks and divides the sequence. Replaces reduce_from_ranks in
+    sequence parallelism.
 
     Forward: reducescatter(sum) along `axis`. Backward: allgather. Megatron-LM:
     reduce_scatter_to_sequence_parallel_region.
 
     Args:
-        x: this rank's summand, of full size.
+        x: this rank's summand, of the full size.
         group: the communicator, as in `collx.allreduce`.
-        axis: the dimension to divide.
+        axis: the dimension that is divided.
     """
     return reducescatter(x, "sum", group, axis=axis)
 

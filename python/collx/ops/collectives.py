@@ -1,21 +1,24 @@
-"""The collectives. `collx.reference` says in plain PyTorch what each computes; `functions.py` makes
-the functions from these declarations.
+"""The collectives. `functions.py` makes the functions from these declarations. `collx.reference`
+states in plain PyTorch what each function computes.
 
-They are collective: every rank calls the same one, with arguments that fit together, in the same
-order. All of them have four arguments in common, and raise the same errors:
+The functions are collective: all ranks call the same function in the same order, with arguments
+that match. These arguments and errors are common to all of them:
 
-    group       the communicator: itself or its name; a process group or a device mesh of one
-                dimension, whose default one is meant; or None for the default group's
-    algorithm   "auto", or the name of one; the error for an unknown name lists them
-    max_blocks  CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
-    async_op    post the call and return its `Handle`, as `collx.post` does.
+    group       the communicator: a `Communicator` or its name; a process group or a device mesh of
+                one dimension, which stands for its default communicator; or None, which stands for
+                the communicator of the default process group
+    algorithm   "auto", or the name of an algorithm; the error for an unknown name lists the names
+    max_blocks  upper bound on the number of CUDA thread blocks; 0 for no bound. The same on all
+                ranks
+    async_op    True posts the call and returns its `Handle`, as `collx.post` does
 
-    ValueError, TypeError, NotImplementedError    an argument is refused; nothing was launched
+    ValueError, TypeError, NotImplementedError    an argument is invalid; nothing was launched
     CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned
-                                                  this call on the CPU, or an earlier one, failed
+                                                  this call (CPU) or an earlier call (GPU) failed
 
-A given `out` takes the result and is returned. It has the result's shape, dtype and device, and
-shares no memory with `input` except as its function says.
+If `out` is given, the result is written to it, and the function returns it. It must have the shape,
+dtype and device of the result, and must not share memory with `input` unless the function's
+documentation allows it.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -64,35 +67,44 @@ def allreduce(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """Reduces `input` over the ranks; every rank gets the result.
+    """Reduces `input` elementwise over the ranks. Every rank gets the result.
 
     Args:
-        input: float32, float16, bfloat16, float64, int32, int64, int8 or uint8; one shape and
-            dtype on all ranks, of any length and strides.
-        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
-            torch.distributed.ReduceOp that means it.
-        group: the communicator.
+        input: a tensor of any shape and strides, with dtype float32, float16, bfloat16, float64,
+            int32, int64, int8 or uint8. Shape and dtype are the same on all ranks.
+        reduce_op: "sum", "avg" (floating-point dtypes only), "max", "min" or "prod", or the
+            corresponding value of torch.distributed.ReduceOp.
+        group: the communicator: a `collx.Communicator` or its name; a process group or a device
+            mesh of one dimension, which stands for its default communicator; or None, which
+            stands for the communicator of the default process group.
         epilogue: ``f(value, *extras)``, a function of elementwise PyTorch ops that every rank
-            applies to the reduced value: docs/epilogues.md. It sees float32 where the input is
-            narrower, and is rounded once, to the input's dtype or that of a cast which is its last
-            op.
-        extras: tensors of the input's dtype and device that broadcast to the result's shape, and
-            Python numbers, which compile nothing when they change. They may differ from rank to
-            rank.
-        index: f takes int64 coordinates of the element besides, one for each dimension.
-        out: takes the result: `input` itself, or a tensor of its shape, dtype and device that
-            does not overlap it. With an epilogue, of its dtype.
-        algorithm: "auto", or the name of one; the error for an unknown name lists them.
-        max_blocks: CUDA thread blocks to use at most; 0 for no bound. The same on all ranks.
-        async_op: post the call, and return its `Handle`, as `collx.post` does.
+            applies to the reduced value (docs/guide/epilogues.md). It computes in float32 if the
+            input is float16 or bfloat16. Its result is rounded once, to the dtype of the input,
+            or to the dtype of a cast if that is its last op.
+        extras: further arguments of `epilogue`: tensors that have the dtype and device of the input
+            and broadcast to the shape of the result, and Python numbers. A number that changes
+            does not cause a compilation. The extras may differ from rank to rank.
+        index: True passes the coordinates of the element to `epilogue` as further arguments, one
+            int64 tensor for each dimension.
+        out: the tensor for the result: `input` itself, or a tensor that does not overlap it and
+            has the shape, device and dtype of the result.
+        algorithm: "auto", or the name of an algorithm. The error for an unknown name lists the
+            names.
+        max_blocks: upper bound on the number of CUDA thread blocks; 0 for no bound. The same on
+            all ranks.
+        async_op: True posts the call and returns its `collx.Handle`, as `collx.post` does.
 
     Returns:
-        `out`, or a new tensor of the shape and dtype of `input`; with an epilogue, of its dtype.
+        `out`, or a new tensor with the shape and dtype of `input`. With an epilogue, the dtype is
+        that of the epilogue's result.
 
     Raises:
-        ValueError, TypeError, NotImplementedError: an argument is refused; nothing was launched.
-        CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned: this call on the CPU, or an
-            earlier one, failed.
+        ValueError, TypeError, NotImplementedError: an argument is invalid; nothing was launched.
+        CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned: this call (CPU) or an earlier
+            call (GPU) failed.
+
+    Backward: an allreduce of the gradient with the same `reduce_op`. "max", "min" and "prod" raise
+    NotImplementedError.
     """
 
 
@@ -106,7 +118,7 @@ def allreduce_(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """`allreduce` in place: `input` takes the result, and is returned."""
+    """In-place `collx.allreduce`: the result replaces `input`, which is returned."""
 
 
 @built_in
@@ -124,25 +136,29 @@ def reducescatter(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """Reduces `input` over the ranks; every rank gets its part of the result.
+    """Reduces `input` elementwise over the ranks. Every rank gets its part of the result.
 
     Args:
-        input: float32, float16, bfloat16, float64, int32, int64, int8 or uint8; one shape and
-            dtype on all ranks, of at least one dimension.
-        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
-            torch.distributed.ReduceOp that means it.
-        group, algorithm, max_blocks, async_op: as everywhere.
-        axis: is divided among the ranks: n // world elements each, the first n % world ranks get
-            one more (`collx.reference.parts`).
-        epilogue, extras, index: as of `allreduce`, on this rank's part, with coordinates in the
-            full tensor.
-        out: takes the result. With axis 0, or everything before the axis of size 1, it may be
-            exactly this rank's part of `input`.
+        input: a tensor of at least one dimension, with a dtype that `collx.allreduce` accepts.
+            Shape and dtype are the same on all ranks.
+        reduce_op: "sum", "avg" (floating-point dtypes only), "max", "min" or "prod", or the
+            corresponding value of torch.distributed.ReduceOp.
+        group, algorithm, max_blocks, async_op: as in `collx.allreduce`.
+        axis: the dimension that is divided among the ranks. Of n elements each rank gets
+            n // world_size, and the first n % world_size ranks get one more
+            (`collx.reference.parts`).
+        epilogue, extras, index: as in `collx.allreduce`, applied to this rank's part. Coordinates
+            are those of the full tensor.
+        out: the tensor for the result. If `axis` is 0, or if all dimensions before `axis` have
+            size 1, it may be exactly this rank's part of `input`.
 
     Returns:
         `out`, or a new contiguous tensor: this rank's part.
 
-    Backward: sum and avg gather the gradient; max, min and prod refuse (NotImplementedError).
+    Raises the errors of `collx.allreduce`.
+
+    Backward: an allgather of the gradient for "sum", divided by the world size for "avg". "max",
+    "min" and "prod" raise NotImplementedError.
     """
 
 
@@ -158,22 +174,26 @@ def allgather(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """Every rank gets the inputs of all, one behind the other along `axis` in the order of ranks.
+    """Concatenates the inputs of all ranks along `axis`, in the order of the ranks. Every rank gets
+    the result.
 
     Args:
-        input: of any dtype, the same on all ranks, and of at least one dimension. One shape on
-            all ranks, unless `total` is given.
-        group, algorithm, max_blocks, async_op: as everywhere.
-        axis: the dimension along which the inputs are joined.
-        total: size of `axis` in the result, divided among the ranks as `reducescatter` does; this
-            rank's input must have the size of its part.
-        out: takes the result. With axis 0, or everything before the axis of size 1, `input` may
-            be exactly this rank's part of it.
+        input: a tensor of at least one dimension and of any dtype, the same dtype on all ranks.
+            The shape is the same on all ranks, unless `total` is given.
+        group, algorithm, max_blocks, async_op: as in `collx.allreduce`.
+        axis: the dimension along which the inputs are concatenated.
+        total: the size of `axis` in the result, for inputs of different sizes. `total` is divided
+            among the ranks as `collx.reducescatter` divides an axis, and the input of each rank
+            must have the size of its part.
+        out: the tensor for the result. If `axis` is 0, or if all dimensions before `axis` have
+            size 1, `input` may be exactly this rank's part of it.
 
     Returns:
-        `out`, or a new contiguous tensor. Bits are unchanged.
+        `out`, or a new contiguous tensor. The bits of the elements do not change.
 
-    Backward: reducescatter(sum) of the gradient.
+    Raises the errors of `collx.allreduce`.
+
+    Backward: a reducescatter(sum) of the gradient.
     """
 
 
@@ -188,18 +208,21 @@ def broadcast(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """Every rank gets root's input.
+    """Copies the input of rank `root` to all ranks.
 
     Args:
-        input: of any shape and dtype, the same on all ranks. Only root's values are read.
-        root: the rank that gives.
-        group, algorithm, max_blocks, async_op: as everywhere.
-        out: takes the result; it may be `input` itself.
+        input: a tensor of any shape and dtype, the same on all ranks. Only the values of the root
+            are read.
+        root: the rank that sends, as its number in the communicator.
+        group, algorithm, max_blocks, async_op: as in `collx.allreduce`.
+        out: the tensor for the result; it may be `input` itself.
 
     Returns:
-        `out`, or a new contiguous tensor. Bits are unchanged.
+        `out`, or a new contiguous tensor. The bits of the elements do not change.
 
-    Backward: refused (NotImplementedError).
+    Raises the errors of `collx.allreduce`.
+
+    Backward: not supported (NotImplementedError).
     """
 
 
@@ -213,7 +236,7 @@ def broadcast_(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """`broadcast` in place: `input` takes root's values, and is returned."""
+    """In-place `collx.broadcast`: the values of the root replace `input`, which is returned."""
 
 
 @built_in
@@ -228,21 +251,24 @@ def reduce(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """Reduces `input` over the ranks; root gets the result, the others what they gave.
+    """Reduces `input` elementwise over the ranks. Rank `root` gets the result, and every other rank
+    gets a copy of its own input.
 
     Args:
-        input: float32, float16, bfloat16, float64, int32, int64, int8 or uint8; one shape and
-            dtype on all ranks.
-        reduce_op: "sum", "avg" (floating point only), "max", "min" or "prod", or the value of
-            torch.distributed.ReduceOp that means it.
-        root: the rank that gets the result.
-        group, algorithm, max_blocks, async_op: as everywhere.
-        out: takes the result; it may be `input` itself.
+        input: a tensor of any shape, with a dtype that `collx.allreduce` accepts. Shape and dtype
+            are the same on all ranks.
+        reduce_op: "sum", "avg" (floating-point dtypes only), "max", "min" or "prod", or the
+            corresponding value of torch.distributed.ReduceOp.
+        root: the rank that gets the result, as its number in the communicator.
+        group, algorithm, max_blocks, async_op: as in `collx.allreduce`.
+        out: the tensor for the result; it may be `input` itself.
 
     Returns:
-        `out`, or a new contiguous tensor of the shape and dtype of `input`.
+        `out`, or a new contiguous tensor with the shape and dtype of `input`.
 
-    Backward: refused (NotImplementedError).
+    Raises the errors of `collx.allreduce`.
+
+    Backward: not supported (NotImplementedError).
     """
 
 
@@ -257,7 +283,8 @@ def reduce_(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """`reduce` in place: root's `input` takes the result, the others' stay. Returns `input`."""
+    """In-place `collx.reduce`: on the root, the result replaces `input`; the inputs of the other
+    ranks do not change. Returns `input`."""
 
 
 @built_in
@@ -271,19 +298,22 @@ def gather(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """Root gets the inputs of all, one behind the other along dimension 0 in the order of ranks.
+    """Concatenates the inputs of all ranks along dimension 0, in the order of the ranks. Rank
+    `root` gets the result, and every other rank gets zeros.
 
     Args:
-        input: [n, ...] of any dtype; one shape and dtype on all ranks.
-        root: the rank that gets them.
-        group, algorithm, max_blocks, async_op: as everywhere.
-        out: takes the result.
+        input: a tensor [n, ...] of any dtype. Shape and dtype are the same on all ranks.
+        root: the rank that gets the result, as its number in the communicator.
+        group, algorithm, max_blocks, async_op: as in `collx.allreduce`.
+        out: the tensor for the result.
 
     Returns:
-        `out`, or a new contiguous tensor, [world * n, ...]: bits unchanged on root, zeros on the
-        other ranks.
+        `out`, or a new contiguous tensor [world_size * n, ...]. On the root, the bits of the
+        elements do not change.
 
-    Backward: refused (NotImplementedError).
+    Raises the errors of `collx.allreduce`.
+
+    Backward: not supported (NotImplementedError).
     """
 
 
@@ -298,19 +328,21 @@ def scatter(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """Rank r gets the r-th of the equal chunks of root's input along dimension 0.
+    """Divides the input of rank `root` into equal chunks along dimension 0. Rank r gets chunk r.
 
     Args:
-        input: [world * n, ...] of any dtype; one shape and dtype on all ranks. Only root's
-            values are read.
-        root: the rank that gives.
-        group, algorithm, max_blocks, async_op: as everywhere.
-        out: takes the result.
+        input: a tensor [world_size * n, ...] of any dtype. Shape and dtype are the same on all
+            ranks. Only the values of the root are read.
+        root: the rank that sends, as its number in the communicator.
+        group, algorithm, max_blocks, async_op: as in `collx.allreduce`.
+        out: the tensor for the result.
 
     Returns:
-        `out`, or a new contiguous tensor, [n, ...]. Bits are unchanged.
+        `out`, or a new contiguous tensor [n, ...]. The bits of the elements do not change.
 
-    Backward: refused (NotImplementedError).
+    Raises the errors of `collx.allreduce`.
+
+    Backward: not supported (NotImplementedError).
     """
 
 
@@ -324,19 +356,22 @@ def alltoall(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """Every rank sends each rank a chunk: chunk s of the result is this rank's chunk of rank s's
-    input.
+    """Every rank sends one chunk of its input to each rank. Chunk s of the result is this rank's
+    chunk of the input of rank s.
 
     Args:
-        input: [world * n, ...] of any dtype: equal chunks along dimension 0. One shape and dtype
-            on all ranks.
-        group, algorithm, max_blocks, async_op: as everywhere.
-        out: takes the result; it may be `input` itself.
+        input: a tensor [world_size * n, ...] of any dtype, which consists of equal chunks along
+            dimension 0. Shape and dtype are the same on all ranks.
+        group, algorithm, max_blocks, async_op: as in `collx.allreduce`.
+        out: the tensor for the result; it may be `input` itself.
 
     Returns:
-        `out`, or a new contiguous tensor of the shape of `input`. Bits are unchanged.
+        `out`, or a new contiguous tensor with the shape of `input`. The bits of the elements do
+        not change.
 
-    Backward: alltoall of the gradient.
+    Raises the errors of `collx.allreduce`.
+
+    Backward: an alltoall of the gradient.
     """
 
 
@@ -349,7 +384,7 @@ def alltoall_(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor:
-    """`alltoall` in place: `input` takes the result, and is returned."""
+    """In-place `collx.alltoall`: the result replaces `input`, which is returned."""
 
 
 @overload
@@ -396,39 +431,52 @@ def alltoallv(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`alltoall` with chunks of any sizes.
+    """An all-to-all with chunks of different sizes.
 
-    The host knows the sizes, and gives output_splits and input_splits; or the device alone knows
-    what it sends, and device_splits and capacity are given: then the host never waits for them.
+    If the host knows the sizes, pass `output_splits` and `input_splits`. If only the device knows
+    how many rows it sends, pass `device_splits` and `capacity`; then the host never waits for the
+    device.
 
     Args:
-        input: [rows, ...] of any dtype; the same dtype and shape of a row on all ranks.
-        output_splits: rows that come from each rank: what that rank's input_splits has for this
-            one. With device_splits: an int64 tensor [world] that takes them, given if `out` is.
-        input_splits: rows that go to each rank; their sum is `input.size(0)`.
-        group, algorithm, max_blocks, async_op: as everywhere.
-        device_splits: int64 [world] on the communicator's device: rows that go to each rank, the
-            first of `input` first. Their sum may be less than `input.size(0)`.
-        capacity: with device_splits, rows of the result: at least as many as arrive.
-        out: takes the result.
+        input: a tensor [rows, ...] of any dtype. The dtype and the shape of a row are the same on
+            all ranks.
+        output_splits: the number of rows that arrive from each rank. Entry s equals this rank's
+            entry in the `input_splits` of rank s. With `device_splits`: an int64 tensor
+            [world_size] for these numbers; required if `out` is given.
+        input_splits: the number of rows for each rank. Their sum is `input.size(0)`.
+        group, algorithm, max_blocks, async_op: as in `collx.allreduce`.
+        device_splits: an int64 tensor [world_size] on the communicator's device: the number of
+            rows for each rank, starting with the first row of `input`. Their sum may be less than
+            `input.size(0)`.
+        capacity: with `device_splits`, the number of rows of the result. At least as many as
+            arrive.
+        out: the tensor for the result.
 
     Returns:
-        `out`, or a new contiguous tensor, [sum(output_splits), ...]: the rows received, in the
-        order of ranks. Bits are unchanged.
+        `out`, or a new contiguous tensor [sum(output_splits), ...]: the received rows, in the
+        order of the ranks. The bits of the elements do not change.
 
-        With device_splits two tensors: `out`, or a new one, [capacity, ...], with zeros behind the
-        rows received; and `output_splits`, or a new one: the rows that came from each rank.
+        With `device_splits`, a tuple of two tensors: `out` or a new tensor [capacity, ...], which
+        is zero after the received rows; and `output_splits` or a new tensor with the number of
+        rows that arrived from each rank.
 
     Raises:
-        CollectiveMismatch: of device_splits: a negative one, a sum beyond the input, or more rows
-            than `capacity`, found inside the call, on all ranks. The communicator is poisoned;
-            nothing was written out of bounds.
+        CollectiveMismatch: an entry of `device_splits` is negative, their sum exceeds the rows of
+            the input, or more than `capacity` rows arrive. The call detects this on the device,
+            and all ranks raise it. The communicator is poisoned, and nothing was written outside
+            of the tensors.
 
-    Backward: alltoallv of the gradient with the splits exchanged; output_splits has no gradient.
+    The other errors are those of `collx.allreduce`.
+
+    Backward: an alltoallv of the gradient with the splits exchanged. `output_splits` has no
+    gradient.
     """
 
 
 @built_in
 def barrier(group: Group = None, *, async_op: bool = False) -> None:
-    """Returns when all ranks have come. On CUDA the stream waits and the host does not: what is
-    launched behind it starts when the streams of all ranks have come."""
+    """Waits until all ranks have called it.
+
+    On CUDA, the current stream waits and the host does not: work that is enqueued after the barrier
+    starts when the streams of all ranks have reached it.
+    """

@@ -72,29 +72,22 @@ def _substitute() -> None:
 
 
 def post(function: Callable[..., Any], /, *args: Any, **named: Any) -> Handle:
-    """Starts a call, and returns while it runs: the same as `function(..., async_op=True)`.
-
-    On a GPU the call runs on a stream of the communicator, ordered after the current stream. On the
-    CPU a thread of the communicator carries posted calls out in their order; a synchronous call
-    waits for those before it. All ranks post and call in the same order. The tensors of the call
-    are kept until it has completed, whether or not the handle is. Until `wait`, nobody may write
-    the inputs, or read or write the results. During the capture of a CUDA graph, wait for the
-    handle, or drop it, before the capture ends.
+    """Posts a call: starts it and returns a handle, while the program continues.
 
     Args:
         function: a collective or a fused normalization of collx.
         args, named: its arguments.
 
     Returns:
-        The handle, whose `wait` returns what the function returns. Arguments that the function
-        refuses are refused here.
+        A `Handle`. Its `wait` returns what the function returns. Invalid arguments raise an error
+        here.
 
     Raises:
-        TypeError: `function` is another one.
-        NotImplementedError: for tensor subclasses.
+        TypeError: `function` is not a function that can be posted.
+        NotImplementedError: an argument is a tensor subclass.
 
-    Posted calls are no part of compiled graphs: torch.compile breaks the graph there, and raises
-    with fullgraph=True.
+    Compiled graphs do not contain posted calls: torch.compile breaks the graph at the call, and
+    raises an error with fullgraph=True.
     """
     if function not in _made:
         name = getattr(function, "__name__", repr(function))

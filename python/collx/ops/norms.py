@@ -1,49 +1,12 @@
-"""Reductions fused with a normalization, and with a quantization behind it: a function for each
-family of operators in torch.ops.collx. docs/numerics.md says to the bit what each computes,
-`collx.reference` the same in plain PyTorch; the formulas of the quantizing ones follow Modular's
-`allreduce_rmsnorm_fp8`. `functions.py` makes the functions from these declarations.
+"""Reductions fused with a normalization and, optionally, a quantization. Each function serves a
+family of operators in torch.ops.collx. `functions.py` makes the functions from these declarations.
 
-They are collective: every rank calls the same one, with arguments that fit together, in the same
-order. What they have in common:
+docs/internals/numerics.md defines what each function computes, to the bit, and `collx.reference`
+states it in plain PyTorch. The formulas of the quantization are those of Modular's
+`allreduce_rmsnorm_fp8`.
 
-    input          [..., cols] of float32, float16 or bfloat16, of at least two dimensions and any
-                   strides: one shape and dtype on all ranks. All but the last dimension make rows
-    weight, bias   [cols], of the input's dtype or float32, equal on all ranks
-    eps            is added to the mean of the squares of a row
-    group          the communicator: itself or its name; a process group or a device mesh of one
-                   dimension, whose default one is meant; or None for the default group's
-    residual       is added to the sum: of the input's shape and dtype, of equal values on all ranks
-    weight_offset  is added to the weight; Gemma's is 1
-    rounding       where values are rounded to the dtype: "fp32", once, at the end; "parity" as
-                   torch.nn.RMSNorm behind an all-reduce; "parity_weight" as LlamaRMSNorm, which
-                   multiplies by the weight in the dtype
-    quantization   how the result is quantized: a `Quantization`, or "fp8" or "int8" for its
-                   defaults; None: not at all
-    scale          float32 [1]: the scale of scale_mode "tensor", which is returned as well
-    keep_norm      with a quantization: the normalized tensor is one more result, the last
-    epilogue       ``f(value, *extras)``, a function of elementwise PyTorch ops, applied to the
-                   normalized value, rounded to the dtype; what it makes, rounded likewise, takes
-                   the place of that, also where it is quantized: docs/epilogues.md
-    extras         tensors of the input's dtype and device that broadcast to the normalized tensor's
-                   shape, of equal values on all ranks
-    index          f takes int64 coordinates of the element besides, one for each dimension
-    out            takes the results, a tensor or a tuple of them in their order, and is returned.
-                   It shares no memory with an argument, but that the sum may be the residual
-    algorithm      "auto", or the name of one; the error for an unknown name lists them
-    max_blocks     CUDA thread blocks to use at most; 0 for no bound. The same on all ranks
-    async_op       post the call and return its `Handle`, as `collx.post` does
-
-They return the normalized tensor, of the shape and dtype of the input; or with a quantization `q`
-of that shape, and `scale`. Then come, where they were asked for, the sum with the residual added,
-and the normalized tensor. One result is a tensor, several are a tuple.
-
-All of them raise:
-
-    ValueError, TypeError, NotImplementedError    an argument is refused; nothing was launched
-    CollectiveTimeout, CollectiveMismatch, CommunicatorPoisoned
-                                                  this call on the CPU, or an earlier one, failed
-
-None has a backward: an argument that requires grad is refused (NotImplementedError).
+The functions are collective: all ranks call the same function in the same order, with arguments
+that match. None of them has a backward: an argument that requires grad raises NotImplementedError.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -86,12 +49,52 @@ def allreduce_rmsnorm(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> Results:
-    """Sums `input` over the ranks, adds `residual`, and normalizes the rows of that: acc * (weight
-    + weight_offset) / sqrt(mean(acc ** 2) + eps).
+    """Sums `input` over the ranks, adds `residual`, and applies RMSNorm to each row of the sum.
+
+    With acc = sum + residual, a row of the result is
+    acc * (weight + weight_offset) / sqrt(mean(acc ** 2) + eps). The result can be quantized.
+
+    Args:
+        input: a tensor [..., cols] of at least two dimensions, with dtype float32, float16 or
+            bfloat16 and any strides. Shape and dtype are the same on all ranks. All dimensions but
+            the last one form the rows.
+        weight: a tensor [cols] with the dtype of the input or float32. Its values are the same on
+            all ranks.
+        eps: is added to the mean of the squares of a row.
+        group: the communicator, as in `collx.allreduce`.
+        residual: a tensor with the shape and dtype of the input, which is added to the sum. Its
+            values are the same on all ranks.
+        weight_offset: is added to the weight. 1 for Gemma.
+        rounding: where values are rounded to the dtype of the input. "fp32" rounds once, at the
+            end. "parity" rounds where torch.nn.RMSNorm after an all-reduce rounds.
+            "parity_weight" rounds where LlamaRMSNorm rounds, which multiplies by the weight in the
+            dtype of the input.
+        quantization: a `collx.Quantization`; "fp8" or "int8" for its defaults; or None for a
+            result that is not quantized.
+        scale: a float32 tensor with one element: the scale of `scale_mode="tensor"`. It is also
+            one of the results.
+        keep_norm: with a quantization, also returns the normalized tensor, as the last result.
+        epilogue: ``f(value, *extras)``, a function of elementwise PyTorch ops that is applied to
+            the normalized value, after its rounding to the dtype (docs/guide/epilogues.md). Its
+            result is rounded to the same dtype and replaces the normalized value, also as the
+            input of the quantization.
+        extras: further arguments of `epilogue`: Python numbers, and tensors that have the dtype
+            and device of the input, broadcast to the shape of the normalized tensor, and have the
+            same values on all ranks.
+        index: True passes the coordinates of the element to `epilogue` as further arguments, one
+            int64 tensor for each dimension.
+        out: the tensor for the result, or a tuple of the tensors for the results, in their order.
+            They share no memory with the arguments, except that the sum may replace `residual`.
+        algorithm, max_blocks, async_op: as in `collx.allreduce`.
 
     Returns:
-        The normalized tensor, or q and its scale; then, with a residual, the sum with it added;
-        then the normalized tensor if `keep_norm`.
+        The normalized tensor, with the shape and dtype of the input. With a quantization instead
+        the quantized tensor, of the same shape, and its scale. Then, if there is a residual,
+        acc rounded to the dtype. Then, if `keep_norm`, the normalized tensor. One result is a
+        tensor, several results are a tuple.
+
+    Raises the errors of `collx.allreduce`, and NotImplementedError if an argument requires grad:
+    there is no backward.
     """
 
 
@@ -116,15 +119,19 @@ def reducescatter_rmsnorm(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> Results:
-    """`allreduce_rmsnorm` of this rank's rows alone.
+    """Like `collx.allreduce_rmsnorm`, but every rank gets only its own rows.
 
     Args:
-        input: [rows, cols]. The rows are divided as `reducescatter` does: rows // world each, the
-            first rows % world ranks get one more.
-        residual: [this rank's rows, cols], its own.
+        input: a tensor [rows, cols]. The rows are divided as in `collx.reducescatter`: rows //
+            world_size for each rank, and one more for the first rows % world_size ranks.
+        residual: a tensor [this rank's rows, cols]. It may differ from rank to rank.
+        extras: as in `collx.allreduce_rmsnorm`, for this rank's rows. They may differ from rank
+            to rank.
+
+    The other arguments are those of `collx.allreduce_rmsnorm`. `quantization` accepts "fp8" only.
 
     Returns:
-        The same, of the rows that `residual` has.
+        The results of `collx.allreduce_rmsnorm`, for the rows of `residual`.
     """
 
 
@@ -146,9 +153,17 @@ def allreduce_layernorm(
     max_blocks: int = 0,
     async_op: bool = False,
 ) -> Results:
-    """Sums `input` over the ranks, adds `residual`, and normalizes the rows of that as
-    torch.nn.LayerNorm: (acc - mean(acc)) / sqrt(var(acc) + eps) * weight + bias.
+    """Sums `input` over the ranks, adds `residual`, and applies LayerNorm to each row of the sum.
+
+    With acc = sum + residual, a row of the result is
+    (acc - mean(acc)) / sqrt(var(acc) + eps) * weight + bias, as in torch.nn.LayerNorm.
+
+    Args:
+        bias: a tensor [cols] with the dtype of the input or float32. Its values are the same on
+            all ranks.
+
+    The other arguments are those of `collx.allreduce_rmsnorm`.
 
     Returns:
-        The normalized tensor; with a residual, then the sum with it added.
+        The normalized tensor; with a residual, a tuple of it and acc rounded to the dtype.
     """

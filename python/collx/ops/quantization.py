@@ -10,7 +10,7 @@ import torch
 __all__ = ["ROUNDINGS", "Quantization"]
 
 ROUNDINGS = ("fp32", "parity", "parity_weight")
-"""Where a fused normalization rounds to the dtype: docs/numerics.md."""
+"""Where a fused normalization rounds to the dtype (docs/internals/numerics.md)."""
 
 _DTYPES = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _ACCEPTED = {
@@ -24,18 +24,22 @@ _ACCEPTED = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """A form of q and scale such that q * scale is the normalized tensor.
+    """How a fused normalization quantizes its result: q * scale approximates the normalized tensor.
 
     Attributes:
-        kind: "fp8" or "int8", whose values go from -127 to 127.
+        kind: "fp8" or "int8". Values of int8 are in the range from -127 to 127.
         fp8_dtype: "e4m3fn" or "e5m2".
-        scale_mode: "row", a scale for each row, [...]; "group", one for each `quant_group_size`
-            columns, [..., cols / quant_group_size]; or "tensor", one that is given, [1].
-        scale_ub: bounds the largest magnitude that a scale is made for.
-        quant_group_size: a power of two from 16 to 4096 that divides the columns.
-        ue8m0: scales are rounded up to powers of two.
-        scale_dtype: "float32", "input" for the input's, or "float8_e8m0fnu" with ue8m0.
-        scale_layout: of groups: "row", contiguous, or "column", all rows of a group side by side.
+        scale_mode: "row" computes one scale for each row, a tensor [...]. "group" computes one
+            scale for each `quant_group_size` columns, [..., cols / quant_group_size]. "tensor"
+            uses one scale that the caller passes, [1].
+        scale_ub: an upper bound on the magnitude from which a scale is computed.
+        quant_group_size: the columns of a group: a power of two from 16 to 4096 that divides
+            the number of columns.
+        ue8m0: True rounds scales up to powers of two.
+        scale_dtype: the dtype of the scales: "float32", "input" for the dtype of the input, or
+            "float8_e8m0fnu", which requires `ue8m0`.
+        scale_layout: the layout of the scales of groups: "row" for contiguous scales, or "column",
+            in which the scales of one group in all rows are contiguous.
     """
 
     kind: str = "fp8"
@@ -57,13 +61,13 @@ class Quantization:
 
     @staticmethod
     def of(given: Quantization | str | None) -> Quantization | None:
-        """ "fp8" and "int8" stand for their defaults."""
+        """A `Quantization`; the strings "fp8" and "int8" stand for their defaults."""
         if isinstance(given, str):
             return _PLAIN.get(given) or Quantization(given)
         return given
 
     def arguments(self) -> dict[str, Any]:
-        """Of the fused operators, by name; all but the given scale."""
+        """The arguments of the fused operators by name, without the scale."""
         found = {
             "scale_ub": self.scale_ub,
             "scale_mode": self.scale_mode,
@@ -76,12 +80,12 @@ class Quantization:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the quantized values."""
+        """The dtype of the quantized values."""
         return torch.int8 if self.kind == "int8" else _DTYPES[self.fp8_dtype]
 
     @property
     def limit(self) -> float:
-        """The largest quantized value, which is 448, 57344 or 127."""
+        """The largest quantized value: 448, 57344 or 127."""
         return 127.0 if self.kind == "int8" else torch.finfo(self.dtype).max
 
 

@@ -1,4 +1,4 @@
-"""Symmetric tensors: peers read and write them in place. All functions here are collective."""
+"""Symmetric tensors, which peers read and write in place. All functions here are collective."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ def empty(
     device: torch.device | str | int | None = None,
     group: Group = None,
 ) -> torch.Tensor:
-    """Allocates a symmetric tensor, registered with a communicator: peers read and write it in
-    place. Collective, with the same arguments on every rank.
+    """Allocates a symmetric tensor and registers it with a communicator, so that peers can read and
+    write it in place. Collective, with the same arguments on all ranks.
 
     Args:
-        size: the shape, as integers or one sequence. Without elements it is an ordinary tensor.
+        size: the shape, as integers or as one sequence. A tensor without elements is an ordinary
+            tensor.
         dtype: by default torch's default dtype.
-        device: the communicator's; another one is refused.
-        group: the communicator.
+        device: the device of the communicator; any other device is an error.
+        group: the communicator, as in `collx.allreduce`.
 
     Returns:
-        A contiguous tensor, not initialized. Every rank must keep its own while any rank uses
-        them in a call. It is symmetric as long as its storage keeps this memory. After
-        `share_memory_()` or `set_()`, which replace it, the tensor is an ordinary one; all ranks
-        have to agree on that, as on all arguments.
+        A contiguous tensor that is not initialized. Every rank must keep its tensor as long as any
+        rank uses it in a call. The tensor is symmetric as long as its storage keeps this memory:
+        after `share_memory_()` or `set_()`, which replace the memory, it is an ordinary tensor.
+        All ranks must then do the same, as with all arguments.
 
     Raises:
-        ValueError, TypeError: arguments that every rank refuses.
-        InitError: some rank refused its arguments, or could not allocate or map it; rank and cause
-            are named on all of them.
+        ValueError, TypeError: all ranks passed invalid arguments.
+        InitError: a rank passed invalid arguments, or could not allocate or map the memory. All
+            ranks raise it, with the rank and the cause.
         CollectiveMismatch: the ranks asked for different tensors, or made different calls.
-        CollectiveTimeout: some rank did not come. The communicator is poisoned then.
+        CollectiveTimeout: a rank did not make the call in time. The communicator is poisoned.
     """
     return get(group)._memory.empty(size, dtype, device)
 
@@ -45,8 +46,8 @@ def empty(
 def empty_like(
     tensor: torch.Tensor, *, dtype: torch.dtype | None = None, group: Group = None
 ) -> torch.Tensor:
-    """`empty` of the shape and, if none is given, the dtype of `tensor`. Contiguous, whatever
-    the strides of `tensor` are."""
+    """Allocates a symmetric tensor with the shape of `tensor` and, unless `dtype` is given, its
+    dtype. The result is contiguous, whatever the strides of `tensor` are. See `collx.empty`."""
     return get(group)._memory.empty_like(tensor, dtype)
 
 
@@ -56,22 +57,24 @@ def zeros(
     device: torch.device | str | int | None = None,
     group: Group = None,
 ) -> torch.Tensor:
-    """`empty`, filled with zeros. Each rank fills its own."""
+    """Allocates a symmetric tensor of zeros. Each rank fills its own tensor. See `collx.empty`."""
     return empty(*size, dtype=dtype, device=device, group=group).zero_()
 
 
 def register(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Registers a tensor that PyTorch's symmetric memory allocated. Collective, with tensors of
-    one size and dtype at one offset. All tensors that share its storage count as symmetric then.
+    """Registers a tensor that PyTorch's symmetric memory has allocated. All tensors that share its
+    storage become symmetric. Collective: the tensors of all ranks have the same size, dtype and
+    storage offset.
 
     Returns:
         The tensor.
 
     Raises:
-        ValueError, TypeError: no rank has a tensor of the communicator's device.
-        InitError: some rank's tensor is not, or was not allocated as symmetric memory, or not
-            mapped; rank and cause are named on all of them.
-        CollectiveMismatch: the ranks' tensors do not fit together, or they made different calls.
-        CollectiveTimeout: some rank did not come. The communicator is poisoned then.
+        ValueError, TypeError: no rank passed a tensor on the communicator's device.
+        InitError: the tensor of a rank is on another device, was not allocated as symmetric
+            memory, or could not be mapped. All ranks raise it, with the rank and the cause.
+        CollectiveMismatch: the tensors of the ranks do not match, or the ranks made different
+            calls.
+        CollectiveTimeout: a rank did not make the call in time. The communicator is poisoned.
     """
     return get(group).register(tensor)

@@ -1,4 +1,4 @@
-"""Getting ready what a call would otherwise have to wait for. Collective."""
+"""Compiles kernels ahead of the call that needs them. Collective."""
 
 from __future__ import annotations
 
@@ -27,24 +27,28 @@ _FUNCTIONS = (
 
 
 def warm_up(function: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Compiles and loads the kernel of a call with an epilogue, on every rank: `function` with the
-    arguments of a call to come. That makes calls alike in dtype, algorithm and form ready, and
-    those of other lengths that take the same kernel; on the CPU there is nothing to compile.
-    Collective, and waits for the device.
+    """Compiles and loads the kernel of a call with an epilogue, on all ranks. Collective; waits for
+    the device.
 
-    Without it, the first such call of a rank does the same while its peers wait. During the capture
-    of a CUDA graph, where it cannot be done, a call that is not ready is refused.
+    Pass the function and the arguments of the future call. Afterwards, calls with the same dtype,
+    algorithm and form are ready, also for other lengths that use the same kernel. On the CPU there
+    is nothing to compile.
+
+    Without `warm_up`, the first such call of a rank compiles the kernel while its peers wait.
+    During the capture of a CUDA graph nothing can be compiled, so a call whose kernel is not ready
+    raises an error.
 
     Args:
-        function: collx.allreduce, collx.reducescatter, or that of a fused normalization.
-        args, options: as of the call, with an epilogue. Tensors are not looked into; `out` is not
-            written.
+        function: `collx.allreduce`, `collx.reducescatter`, or the function of a fused
+            normalization.
+        args, options: the arguments of the call, including `epilogue`. The values of tensors are
+            not read, and `out` is not written.
 
     Raises:
-        ValueError, TypeError, NotImplementedError: arguments that every rank refuses.
-        InitError: some rank refused its arguments, or could not compile; rank and cause are named
-            on all of them.
-        CollectiveTimeout: some rank did not come. The communicator is poisoned then.
+        ValueError, TypeError, NotImplementedError: all ranks passed invalid arguments.
+        InitError: a rank passed invalid arguments, or could not compile. All ranks raise it, with
+            the rank and the cause.
+        CollectiveTimeout: a rank did not make the call in time. The communicator is poisoned.
     """
     if function not in _FUNCTIONS:
         name = getattr(function, "__name__", repr(function))

@@ -1,27 +1,27 @@
-"""What every operator computes, in plain PyTorch: the oracle that every kernel is compared with.
+"""The reference: every operator in plain PyTorch. Tests compare every kernel with it.
 
-`inputs` always holds one tensor a rank, all of one dtype and device. `allreduce` returns the one
-result that every rank gets; the others return a list with every rank's own output, contiguous and
-sharing memory with nothing. ValueError and TypeError say what does not fit together.
+`inputs` is a list with one tensor for each rank, all with the same dtype and device. `allreduce`
+returns the result that every rank gets. The other functions return a list with the output of each
+rank; the outputs are contiguous and share no memory. Arguments that do not match raise ValueError
+or TypeError.
 
-Operators that copy move bits unchanged, NaN payloads too. The others keep the numeric contract:
-sum, avg and prod start as rank 0's value and accumulate the other ranks in order, in float32
-(float64 for float64; integers wrap in their own width), and round once to the dtype, to nearest
-even. avg divides the float32 sum by the number of ranks before that rounding. max and min
-propagate NaN, order +0 above -0, and are exact. Only the payload of a NaN is left open.
+Operators that copy do not change bits, including the payloads of NaN. Reductions follow the
+numeric contract: sum, avg and prod start with the value of rank 0 and accumulate the other ranks in
+order, in float32 (float64 for float64; integers wrap in their own width), and round once to the
+dtype, to nearest even. avg divides the float32 sum by the number of ranks before that rounding. max
+and min propagate NaN, order +0 above -0, and are exact. Only the payload of a NaN is unspecified.
 
-`allreduce` and `reducescatter` take an epilogue, as the functions of collx do, and apply the
-function itself to the reduced value: what the operators compute wherever its ops are arithmetic,
-comparisons and casts; exp, tanh and their like are PyTorch's.
+`allreduce` and `reducescatter` accept an epilogue, as the functions of collx do, and apply the
+function itself to the reduced value. If its ops are arithmetic, comparisons and casts, the result
+is that of the operators; exp, tanh and similar functions are those of PyTorch.
 
-Those fused with a normalization compute in float32, too, and round where `rounding` says; what
-they do step by step is in docs/numerics.md. `row_sum` is the order in which they sum up a row, and
-`unfused_rmsnorm` and `unfused_layernorm` are the models' own sequences that the parity modes keep
-to. Quantized values and scales are defined to the bit, NaN included.
+The fused normalizations also compute in float32 and round as `rounding` specifies;
+docs/internals/numerics.md defines each step. `row_sum` defines the order in which a row is summed.
+`unfused_rmsnorm` and `unfused_layernorm` are the sequences of models that the parity modes follow.
+Quantized values and scales are defined to the bit, including NaN.
 
-Every step is one correctly rounded IEEE operation, so the same bits come out on CPU and CUDA
-tensors, and with `torch.set_flush_denormal(True)` too: that switch is off while these functions
-compute.
+Every step is one correctly rounded IEEE operation, so CPU and CUDA tensors give the same bits. The
+functions disable `torch.set_flush_denormal(True)` while they compute.
 """
 
 from collx.reference._rows import ROUNDINGS, row_sum

@@ -32,7 +32,8 @@ def applied(
     value, or to that of the cast which is f's last op.
 
     With `index`, f takes the coordinates too, of a tensor in which `value` begins at `start` along
-    `axis`."""
+    `axis`.
+    """
     for which, extra in enumerate(extras):
         if not isinstance(extra, torch.Tensor):
             continue

@@ -1,4 +1,4 @@
-"""Rows of a reduction, normalized and quantized: docs/numerics.md, step by step."""
+"""Rows of a reduction, normalized and quantized: docs/internals/numerics.md, step by step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def row_epilogue(
 
 
 def row_sum(values: torch.Tensor) -> torch.Tensor:
-    """The sums over the last dimension, [..., 1]: the complete binary tree over the elements in
+    """The sums over the last dimension, [..., 1], as a complete binary tree over the elements in
     order, padded with zeros to a power of two."""
     cols = values.shape[-1]
     sums = torch.nn.functional.pad(values, (0, (1 << (cols - 1).bit_length()) - cols))

@@ -42,31 +42,33 @@ def allreduce(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
-    """What every rank gets from an all-reduce of `inputs[r]`, the input of rank r.
+    """The result of an all-reduce of `inputs[r]`, the input of rank r. It is the same on every
+    rank.
 
     Args:
-        inputs: one tensor a rank, of one shape, dtype and device.
+        inputs: one tensor for each rank, with the same shape, dtype and device.
         reduce_op: "sum", "avg", "max", "min" or "prod" ("product").
-        epilogue: ``f(value, *extras)``, which is computed in float32 for narrower floats, by
-            PyTorch's own ops on that device, and rounded once.
-        extras: those of the rank whose result it is.
-        index: f takes the coordinates besides.
+        epilogue: ``f(value, *extras)``. It is computed by PyTorch's own ops on that device, in
+            float32 for float16 and bfloat16, and rounded once.
+        extras: the extras of the rank whose result is computed.
+        index: True passes the coordinates to f as further arguments.
 
     Returns:
-        A new contiguous tensor of that shape and dtype; with an epilogue whose last op is a cast,
-        of its dtype.
+        A new contiguous tensor with that shape and dtype. With an epilogue whose last op is a
+        cast, the dtype is that of the cast.
 
     Raises:
-        ValueError: no inputs, unequal shapes or devices, an unknown reduce op, an extra that does
-            not broadcast.
-        TypeError: unequal dtypes, also of an extra, or avg of integers.
+        ValueError: there are no inputs, shapes or devices differ, the reduce op is unknown, or an
+            extra does not broadcast.
+        TypeError: dtypes differ, also of an extra, or avg of integers.
     """
     whole = _allreduce("allreduce", inputs, reduce_op)
     return whole if epilogue is None else applied("allreduce", epilogue, whole, extras, index)
 
 
 def parts(n: int, world: int) -> list[int]:
-    """How many of `n` units each rank gets: n // world, the first n % world ranks one more."""
+    """The number of units that each rank gets of `n`: n // world, and one more for the first
+    n % world ranks."""
     if n < 0 or world < 1:
         raise ValueError(f"parts: {n} units cannot be divided among {world} ranks")
     return [n // world + (rank < n % world) for rank in range(world)]
@@ -81,8 +83,9 @@ def reducescatter(
     extras: Sequence[Sequence[Extra]] = (),
     index: bool = False,
 ) -> list[torch.Tensor]:
-    """Rank r gets its part of the reduction: `axis` divided as `parts` says. With an epilogue, as
-    of `allreduce`, what that makes of it and of `extras[r]`; coordinates are those of the whole."""
+    """Rank r gets its part of the reduction. `axis` is divided as in `parts`. An epilogue is
+    applied as in `allreduce`, with `extras[r]` on rank r; coordinates are those of the full
+    tensor."""
     whole = _allreduce("reducescatter", inputs, reduce_op)
     axis = _axis("reducescatter", whole, axis)
     counts = parts(whole.shape[axis], len(inputs))
@@ -99,8 +102,7 @@ def reducescatter(
 
 
 def allgather(inputs: Sequence[torch.Tensor], axis: int = 0) -> list[torch.Tensor]:
-    """Every rank gets all inputs, one behind the other along `axis`, where their sizes may
-    differ."""
+    """Every rank gets all inputs, concatenated along `axis`, in which their sizes may differ."""
     first = alike("allgather", inputs, shapes=False)
     axis = _axis("allgather", first, axis)
     _alike_but_for("allgather", inputs, axis)
@@ -108,7 +110,7 @@ def allgather(inputs: Sequence[torch.Tensor], axis: int = 0) -> list[torch.Tenso
 
 
 def broadcast(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
-    """Every rank gets root's input."""
+    """Every rank gets the input of the root."""
     alike("broadcast", inputs)
     _root("broadcast", inputs, root)
     return [_copy(inputs[root]) for _ in inputs]
@@ -117,14 +119,14 @@ def broadcast(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tenso
 def reduce(
     inputs: Sequence[torch.Tensor], reduce_op: str = "sum", root: int = 0
 ) -> list[torch.Tensor]:
-    """Root gets the reduction; the others get what they gave."""
+    """The root gets the reduction; every other rank gets its own input."""
     whole = _allreduce("reduce", inputs, reduce_op)
     _root("reduce", inputs, root)
     return [whole if rank == root else _copy(own) for rank, own in enumerate(inputs)]
 
 
 def gather(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
-    """Root gets all inputs, one behind the other along dimension 0; the others get zeros of that
+    """The root gets all inputs, concatenated along dimension 0; every other rank gets zeros of that
     shape."""
     first = alike("gather", inputs)
     _axis("gather", first, 0)
@@ -134,7 +136,7 @@ def gather(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
 
 
 def scatter(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
-    """Rank r gets the r-th of the equal chunks of root's input along dimension 0."""
+    """Rank r gets chunk r of the root's input, which consists of equal chunks along dimension 0."""
     alike("scatter", inputs)
     _root("scatter", inputs, root)
     rows = _chunk_rows("scatter", inputs)
@@ -142,7 +144,8 @@ def scatter(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]
 
 
 def alltoall(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Chunk s of rank r's output is chunk r of rank s's input: equal chunks along dimension 0."""
+    """Chunk s of rank r's output is chunk r of rank s's input. Chunks are equal, along dimension
+    0."""
     alike("alltoall", inputs)
     rows = _chunk_rows("alltoall", inputs)
     return _exchanged(inputs, [[rows] * len(inputs)] * len(inputs))
@@ -151,8 +154,8 @@ def alltoall(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def alltoallv(
     inputs: Sequence[torch.Tensor], input_splits: Sequence[Sequence[int]]
 ) -> list[torch.Tensor]:
-    """`alltoall` with chunks of any sizes: rank r sends `input_splits[r][s]` rows to rank s. The
-    output splits follow: rank r gets `input_splits[s][r]` rows from rank s."""
+    """An all-to-all with chunks of different sizes: rank r sends `input_splits[r][s]` rows to rank
+    s. Rank r gets `input_splits[s][r]` rows from rank s."""
     world = len(inputs)
     first = alike("alltoallv", inputs, shapes=False)
     _axis("alltoallv", first, 0)
@@ -169,8 +172,7 @@ def alltoallv(
 
 
 def equal_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether `a` and `b` have one shape and dtype, and every byte equal: what tells copies from
-    what is only the same number, in any dtype."""
+    """Whether `a` and `b` have the same shape and dtype, and all of their bytes are equal."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     bytes_a = _copy(a).reshape(-1).view(torch.uint8)
@@ -179,8 +181,9 @@ def equal_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether `a` and `b` have one shape and dtype, NaN in the same places, and equal bits in all
-    others. Unlike torch.equal: NaN equals NaN whatever its payload, and -0 is not +0."""
+    """Whether `a` and `b` have the same shape and dtype, NaN in the same places, and equal bits in
+    all other elements. Unlike in torch.equal, NaN equals NaN with any payload, and -0 differs from
+    +0."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     bits_a, bits_b = _without_nan(a), _without_nan(b)

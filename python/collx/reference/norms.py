@@ -1,12 +1,13 @@
-"""Reductions fused with a normalization, and with a quantization behind it: docs/numerics.md,
-"Reductions fused with a normalization", step by step.
+"""Reductions fused with a normalization and, optionally, a quantization: the steps of
+docs/internals/numerics.md, "Reductions fused with a normalization".
 
-`inputs` holds one tensor [..., cols] a rank, of float32, float16 or bfloat16; `weight` and `bias`
-are [cols], of that dtype or float32, and `residual` is what all ranks have. Options are those of
-the operators. `eps` and `weight_offset` become float32 before anything else is done with them.
-An `epilogue`, as that of `collx.reference.allreduce`, is applied to the normalized rows, rounded to
-the dtype; what it makes, which is of the dtype too, takes their place, also where they are
-quantized. Where rows are scattered, `extras` holds those of each rank.
+`inputs` is a list with one tensor [..., cols] for each rank, with dtype float32, float16 or
+bfloat16. `weight` and `bias` are [cols], with that dtype or float32, and `residual` has the same
+values on all ranks. The options are those of the operators. `eps` and `weight_offset` are converted
+to float32 first. An `epilogue`, as in `collx.reference.allreduce`, is applied to the normalized
+rows after their rounding to the dtype; its result has the same dtype and replaces the rows, also as
+the input of the quantization. If rows are scattered, `extras` is a list with the extras of each
+rank.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def allreduce_rmsnorm(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
-    """What every rank gets: the sum's rows, normalized."""
+    """The normalized rows of the sum, the same on every rank."""
     layer = Layer(
         "allreduce_rmsnorm",
         weight,
@@ -72,7 +73,7 @@ def allreduce_residual_rmsnorm(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> Tensors:
-    """What every rank gets: (out, residual_out)."""
+    """(out, residual_out), the same on every rank."""
     layer = Layer(
         "allreduce_residual_rmsnorm",
         weight,
@@ -95,7 +96,7 @@ def allreduce_layernorm(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
-    """What every rank gets: the sum's rows, normalized."""
+    """The normalized rows of the sum, the same on every rank."""
     return normalized(
         Layer(
             "allreduce_layernorm",
@@ -122,7 +123,7 @@ def allreduce_residual_layernorm(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> Tensors:
-    """What every rank gets: (out, residual_out)."""
+    """(out, residual_out), the same on every rank."""
     layer = Layer(
         "allreduce_residual_layernorm",
         weight,
@@ -148,7 +149,7 @@ def allreduce_rmsnorm_fp8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
-    """What every rank gets: (q, scale), with `keep_norm` (q, scale, norm)."""
+    """(q, scale), with `keep_norm` (q, scale, norm), the same on every rank."""
     layer = Layer(
         "allreduce_rmsnorm_fp8",
         weight,
@@ -175,7 +176,7 @@ def allreduce_residual_rmsnorm_fp8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
-    """What every rank gets: (q, scale, residual_out), with `keep_norm` the norm behind."""
+    """(q, scale, residual_out), with `keep_norm` then norm, the same on every rank."""
     layer = Layer(
         "allreduce_residual_rmsnorm_fp8",
         weight,
@@ -200,7 +201,7 @@ def allreduce_rmsnorm_int8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
-    """What every rank gets: (q, scale), with `keep_norm` (q, scale, norm)."""
+    """(q, scale), with `keep_norm` (q, scale, norm), the same on every rank."""
     layer = Layer(
         "allreduce_rmsnorm_int8",
         weight,
@@ -226,7 +227,7 @@ def allreduce_residual_rmsnorm_int8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
-    """What every rank gets: (q, scale, residual_out), with `keep_norm` the norm behind."""
+    """(q, scale, residual_out), with `keep_norm` then norm, the same on every rank."""
     layer = Layer(
         "allreduce_residual_rmsnorm_int8",
         weight,
@@ -250,7 +251,7 @@ def reducescatter_residual_rmsnorm(
     extras: Sequence[Sequence[Extra]] = (),
     index: bool = False,
 ) -> list[Tensors]:
-    """Rank r gets (out, residual_out) of its rows of the sum, to which it adds `residuals[r]`."""
+    """(out, residual_out) for each rank: its rows of the sum, to which it adds `residuals[r]`."""
     layer = Layer("reducescatter_residual_rmsnorm", weight, None, eps, weight_offset, rounding)
     ranks = own_rows(layer, inputs, residuals, epilogue, extras, index)
     return [normalized(own, rows, residual) for own, rows, residual in ranks]
@@ -270,7 +271,7 @@ def reducescatter_residual_rmsnorm_fp8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> list[Tensors]:
-    """Rank r gets (q, scale, residual_out), with `keep_norm` the norm behind, of its rows."""
+    """(q, scale, residual_out), with `keep_norm` then norm, for each rank and its rows."""
     layer = Layer("reducescatter_residual_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
     return [
         quantized(own, rows, residual, fp8_dtype, keep_norm, options)

@@ -1,6 +1,6 @@
-"""The unfused sequences whose results the parity modes give, written as a model writes them: an
+"""The unfused sequences whose results the parity modes match, as a model computes them: an
 all-reduce, an addition in the dtype, and a normalization in float32. Only the order in which a row
-is summed up is not that of PyTorch's own layers: it is `row_sum`."""
+is summed differs from PyTorch's own layers: it is `row_sum`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def unfused_rmsnorm(
     rounding: str = "parity",
     residual: torch.Tensor | None = None,
 ) -> Tensors:
-    """(out, residual_out). The latter is what has been normalized: the sum, plus the residual.
+    """(out, residual_out). residual_out is the input of the norm: the sum plus the residual.
 
-    "parity" is torch.nn.RMSNorm, and Gemma's with a weight_offset of 1: everything in float32,
-    one rounding. "parity_weight" is LlamaRMSNorm: the weight multiplied in the dtype.
+    "parity" is torch.nn.RMSNorm, and Gemma's norm with a weight_offset of 1: everything in float32,
+    with one rounding. "parity_weight" is LlamaRMSNorm, which multiplies by the weight in the dtype.
     """
     hidden = _hidden(inputs, residual)
     dtype = hidden.dtype
@@ -49,7 +49,7 @@ def unfused_layernorm(
     rounding: str = "parity",
     residual: torch.Tensor | None = None,
 ) -> Tensors:
-    """(out, residual_out). "parity" is torch.nn.LayerNorm; with "parity_weight" weight and bias
+    """(out, residual_out). "parity" is torch.nn.LayerNorm. With "parity_weight", weight and bias
     are multiplied and added in the dtype."""
     hidden = _hidden(inputs, residual)
     dtype = hidden.dtype

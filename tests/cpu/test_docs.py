@@ -1,0 +1,172 @@
+"""The documentation is true: its code runs, and what it names exists.
+
+The Python blocks of a page run one after the other on two CPU ranks, as one program that has the
+names of NAMES. A comment before a block marks one that needs something else:
+
+    <!-- torchrun -->       runs as a program of its own
+    <!-- needs: ... -->     is compiled but not run; NOT_RUN counts these blocks
+    <!-- setup ... -->      is code that the page does not show, and runs before the next block
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+
+from .test_readme import ROOT, run
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+OTHERS = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"]
+LANGUAGES = {"python", "sh", "text", "dockerfile", "cpp", "{eval-rst}", "{include}"}
+LANGUAGES |= {"{schemas}", "{toctree}"}
+NOT_RUN = 3
+BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>(?:(?!-->).)*?)\s*-->\n)?"
+    r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<code>.*?)^ *```$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+class Block(NamedTuple):
+    page: Path
+    mark: str
+    language: str
+    code: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [
+        Block(page, found["mark"] or "", found["language"], found["code"])
+        for found in BLOCK.finditer(page.read_text())
+    ]
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+PYTHON = [block for block in ALL if block.language == "python"]
+
+
+def program(page: Path) -> str:
+    """What a page runs on the ranks of a pool, setups included."""
+    parts = []
+    for block in blocks(page):
+        if block.mark.startswith("setup"):
+            parts.append(block.mark.removeprefix("setup"))
+        if block.language == "python" and not block.mark.startswith(("torchrun", "needs")):
+            parts.append(block.code)
+    return "\n".join(parts)
+
+
+def _run_page(rank: Rank, code: str, name: str) -> None:
+    import collx
+
+    torch.manual_seed(rank.rank)
+    comm = rank.new_communicator(None)
+    names: dict[str, Any] = {"torch": torch, "dist": torch.distributed, "collx": collx}
+    names |= {"F": torch.nn.functional, "comm": comm, "group": comm.group, "__name__": name}
+    try:
+        exec(compile(code, name, "exec"), names)
+    finally:
+        logging.getLogger("collx").setLevel(logging.NOTSET)  # as before the page
+        if not comm.destroyed:
+            comm.destroy()
+
+
+def _named(pages: list[Path]) -> list[Any]:
+    return [pytest.param(page, id=str(page.relative_to(DOCS))) for page in pages]
+
+
+@pytest.mark.parametrize("page", _named([page for page in PAGES if program(page)]))
+@pytest.mark.worlds(2)
+def test_the_code_of_a_page_runs(pool: Pool, page: Path) -> None:
+    pool.run(_run_page, program(page), str(page.relative_to(ROOT)))
+
+
+TORCHRUN = [block for block in PYTHON if block.mark == "torchrun"]
+
+
+@pytest.mark.parametrize("block", TORCHRUN, ids=lambda block: block.page.stem)
+def test_a_program_of_the_docs_runs(block: Block, tmp_path: Path) -> None:
+    run(block.code, "cpu", tmp_path)
+
+
+def test_blocks_that_do_not_run_are_counted_and_compile() -> None:
+    not_run = [block for block in PYTHON if block.mark.startswith("needs: ")]
+    for block in not_run:
+        compile(block.code, str(block.page), "exec")
+    assert len(not_run) == NOT_RUN
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert {block.language for block in ALL} <= LANGUAGES
+    marked = [block.mark.split()[0] for block in ALL if block.mark]
+    assert set(marked) <= {"torchrun", "needs:", "setup"}
+    for page in PAGES:
+        assert page.read_text().count("```") == 2 * len(blocks(page)), page
+        assert not re.search(r"\n\n    \S", BLOCK.sub("", page.read_text())), f"{page}: indented"
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    """Sphinx checks those between pages of docs/, too, but not the other files."""
+    wrong = []
+    for page in [*OTHERS, *PAGES]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            if "://" in link:
+                continue
+            if not target.exists() or (anchor and anchor not in _anchors(target)):
+                wrong.append(f"{page.relative_to(ROOT)}: {link}")
+    assert wrong == []
+
+
+def test_commands_name_what_exists() -> None:
+    """Targets of make, and scripts."""
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = "\n".join(document.read_text() for document in [*OTHERS, *PAGES])
+    named = set(re.findall(r"(?:`|^)make (?:[A-Z]+=\S+ )*([a-z][a-z0-9-]*)", text, re.MULTILINE))
+    assert named - targets == set()
+    scripts = re.findall(r"\b(?:benchmarks|examples|tools|docs/figures)/\w[\w/]*\.(?:py|sh)", text)
+    assert [script for script in set(scripts) if not (ROOT / script).exists()] == []
+
+
+def test_paths_of_the_docs_exist_where_code_names_them() -> None:
+    tracked = subprocess.run(
+        ["git", "grep", "-hIE", "docs/"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode > 1:
+        pytest.skip("no git checkout")
+    named = re.findall(r"(?<![\w./-])docs/[\w/-]+\.(?:md|svg|json|py)", tracked.stdout)
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_every_operator_is_on_a_page() -> None:
+    import collx  # noqa: F401
+
+    names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    operators = {name.removeprefix("collx::") for name in names if name.startswith("collx::")}
+    on_pages = re.findall(r"```\{schemas\} (.*)", "\n".join(p.read_text() for p in PAGES))
+    assert {name for line in on_pages for name in line.split()} == operators
+
+
+def test_the_pictures_are_those_of_their_script(tmp_path: Path) -> None:
+    script = DOCS / "figures" / "pictures.py"
+    names: dict[str, Any] = {"__name__": "pictures", "__file__": str(tmp_path / "pictures.py")}
+    exec(compile(script.read_text(), str(script), "exec"), names)
+    names["main"]()
+    drawn = {file.name: file.read_text() for file in (tmp_path / "pictures").iterdir()}
+    assert drawn == {file.name: file.read_text() for file in (DOCS / "figures/pictures").iterdir()}
