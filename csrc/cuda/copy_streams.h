@@ -1,7 +1,5 @@
-// Streams for copies of the host that run side by side, each on a copy engine of its own.
+// How the copies of a call lie on streams beside other work.
 #pragma once
-
-#include <array>
 
 #include "device.h"
 
@@ -9,13 +7,10 @@ struct CUevent_st;
 
 namespace collx::cuda {
 
-/// Of one communicator. A call forks its stream, copies on the branches, and joins them. Whoever
-/// calls holds the communicator's lock, and has made its device the current one.
+/// Of one communicator. The caller holds the communicator's lock, and its device is the current
+/// one. In a capture all of it belongs to the same graph.
 class CopyStreams {
  public:
-  /// As many as there are messages to other GPUs, and the one that stays.
-  static constexpr int kMost = kMaxCudaRanks;
-
   CopyStreams() = default;
   ~CopyStreams();
   CopyStreams(const CopyStreams&) = delete;
@@ -26,28 +21,20 @@ class CopyStreams {
   CUevent_st* entering();
   /// Holds another stream until the barrier of the last call has begun, unless one has been held
   /// for it. Without this, a kernel on that stream that fills the device, such as a matrix product,
-  /// would keep the barrier out until it ends, and the copies would not run beside it.
+  /// would keep the barrier waiting until it ends, and the copies would not run beside it.
   void hold(Stream other);
 
-  /// The first branch is `stream` itself. The others begin behind what is on it now. In a capture
-  /// all of them belong to the same graph.
-  void fork(Stream stream, int branches);
-  Stream branch(int index) const { return index == 0 ? stream_ : branches_[index - 1].stream; }
-  /// What follows on the stream of the fork comes after all branches.
-  void join();
+  /// A second stream, for what stays on this device. It begins after what is on `stream` now.
+  Stream fork(Stream stream);
+  /// What follows on `stream` comes after the second one.
+  void join(Stream stream);
 
  private:
-  struct Branch {
-    Stream stream = nullptr;
-    CUevent_st* done = nullptr;
-  };
-
-  Stream stream_ = nullptr;
-  int used_ = 0;  // of branches_
   bool entering_ = false;
   CUevent_st* entered_ = nullptr;
+  Stream second_ = nullptr;
   CUevent_st* forked_ = nullptr;
-  std::array<Branch, kMost - 1> branches_;
+  CUevent_st* joined_ = nullptr;
 };
 
 }  // namespace collx::cuda

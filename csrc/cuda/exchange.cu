@@ -339,20 +339,21 @@ void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
 
 void copy(const CudaView& view, const ExchangeCall& call, CopyStreams& streams, Stream stream) {
   const Routes routes = routes_of(view, call);
-  int used = 0;
-  for (int d = 0; d < view.world; ++d) used += routes.to[d].bytes > 0;
-  streams.fork(stream, used + (routes.cleared.bytes > 0));
-  int branch = 0;
-  // The links first: they are what takes time.
-  for (int hop = 0; hop < view.world; ++hop) {
-    const int d = hop + 1 < view.world ? hop + 1 : 0;
-    if (routes.to[d].bytes > 0) copy(routes.from[d], routes.to[d], streams.branch(branch++));
+  const bool stays = routes.to[0].bytes > 0 || routes.cleared.bytes > 0;
+  if (stays) {
+    const Stream second = streams.fork(stream);
+    if (routes.to[0].bytes > 0) copy(routes.from[0], routes.to[0], second);
+    if (routes.cleared.bytes > 0) {
+      require(cudaMemsetAsync(routes.cleared.data, 0, routes.cleared.bytes, second),
+              "clearing an output");
+    }
   }
-  if (routes.cleared.bytes > 0) {
-    require(cudaMemsetAsync(routes.cleared.data, 0, routes.cleared.bytes, streams.branch(branch)),
-            "clearing an output");
+  // One after the other, each rank to another one at a time: copies to several GPUs at once lose a
+  // third of the rate of the link (docs/guide/performance.md).
+  for (int d = 1; d < view.world; ++d) {
+    if (routes.to[d].bytes > 0) copy(routes.from[d], routes.to[d], stream);
   }
-  streams.join();
+  if (stays) streams.join(stream);
 }
 
 void enter(const CudaView& view, const CallDescriptor& descriptor, CopyStreams& streams,

@@ -85,6 +85,7 @@ class CudaPostedCall final : public PostedCall {
     C10_CUDA_CHECK(cudaEventRecord(completed_, posted_on_.stream()));
     C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), completed_, 0));
     enqueue(*communicator_, *request_, stream);
+    const auto held = communicator_->lock();
     communicator_->copy_streams().hold(posted_on_.stream());
     C10_CUDA_CHECK(cudaEventRecord(completed_, stream.stream()));
     stream_ = stream;

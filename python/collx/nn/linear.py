@@ -156,8 +156,8 @@ class RowParallelLinear(nn.Module):
     """A linear layer whose inputs are divided among the ranks: [..., this rank's inputs] -> [...,
     out_features].
 
-    The products of the ranks are summed; then the bias, which is the same on all ranks, is added. With
-    `overlap`, each rank receives its equal part of the first axis of the sum, as in sequence
+    The products of the ranks are summed; then the bias, which is the same on all ranks, is added.
+    With `overlap`, each rank receives its equal part of the first axis of the sum, as in sequence
     parallelism: [rows, ..., this rank's inputs] -> [this rank's rows, ..., out_features]. Parts of
     the sum are transferred while the product runs.
 
