@@ -1,8 +1,8 @@
-"""Matrix products that run while their operands or results travel between the ranks.
+"""Matrix products that overlap with a collective on their operands or results.
 
-The operators are defined in Python over PyTorch's products and posted calls. Both cut the product
-along its rows, so the results have the bits of the collective and the whole product one after the
-other, wherever PyTorch computes a row of a product alike in products of different heights.
+The operators are defined in Python on top of PyTorch's products and posted calls. They divide the
+product along its rows. The results have the same bits as the collective and the whole product, one
+after the other, if PyTorch computes each row of a product independently of the number of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collx.ops.functions import post
 __all__ = ["allgather_matmul", "matmul_reducescatter"]
 
 COPIES_FROM = 1 << 20
-"""Bytes from which on copy engines gather. Below, kernels are faster."""
+"""The number of bytes from which copy engines are used. Below it, kernels are faster."""
 
 
 def allgather_matmul(
@@ -28,22 +28,24 @@ def allgather_matmul(
 ) -> torch.Tensor:
     """Gathers the rows of all ranks and multiplies them: `allgather(input) @ weight`.
 
-    On CUDA the rank's own rows are multiplied while the copy engines bring those of the others. On
-    the CPU, and below 1 MiB, the two steps follow each other. The gathered rows lie in symmetric
-    memory that the communicator keeps. A call that needs more of it than any before allocates it,
-    which is collective and refused during a capture.
+    On CUDA, the rank multiplies its own rows while the copy engines transfer the rows of the other
+    ranks. On the CPU, and below 1 MiB of gathered rows, the product follows the all-gather. The
+    gathered rows are in symmetric memory that the communicator keeps. A call that needs more memory
+    than all previous calls allocates it. The allocation is collective, and an error during the
+    capture of a CUDA graph.
 
     Args:
-        input: [rows, ..., inner], of floating point. The same shape on all ranks.
-        weight: [inner, cols]. A transposed weight of `torch.nn.Linear` is accepted as it is.
+        input: a floating-point tensor [rows, ..., inner], of the same shape on all ranks.
+        weight: a tensor [inner, cols] of the same dtype, in any layout, such as the transposed
+            weight of a `torch.nn.Linear`.
         group: the communicator, as in `collx.allreduce`.
 
     Returns:
-        [rows * world size, ..., cols], in the order of the ranks. It has a derivative, which
-        gathers `input` once more.
+        A tensor [rows * world size, ..., cols], in the order of the ranks. It is differentiable;
+        the backward pass gathers `input` again.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit.
+        ValueError: the shapes, dtypes or devices do not match.
     """
     communicator = get(group)
     first = input.size(0) * communicator.world_size if input.dim() > 0 else 0
@@ -53,22 +55,22 @@ def allgather_matmul(
 def matmul_reducescatter(
     input: torch.Tensor, weight: torch.Tensor, group: Group = None
 ) -> torch.Tensor:
-    """Multiplies, and adds up the ranks' products: `reducescatter(input @ weight, "sum")`.
+    """Multiplies, and sums the products of the ranks: `reducescatter(input @ weight, "sum")`.
 
-    Between two GPUs the rows of the other rank are multiplied first, and travel by the copy engines
-    while this rank's own rows are multiplied. Elsewhere the two steps follow each other, which is
-    as fast.
+    Between two GPUs, a rank first multiplies the rows of the other rank. The copy engines transfer
+    them while it multiplies its own rows. In other cases the reduce-scatter follows the product.
 
     Args:
-        input: [rows, ..., inner], of floating point; `rows` is a multiple of the world size.
-        weight: [inner, cols]. A transposed weight of `torch.nn.Linear` is accepted as it is.
+        input: a floating-point tensor [rows, ..., inner]. `rows` is a multiple of the world size.
+        weight: a tensor [inner, cols] of the same dtype, in any layout, such as the transposed
+            weight of a `torch.nn.Linear`.
         group: the communicator, as in `collx.allreduce`.
 
     Returns:
-        [rows / world size, ..., cols], this rank's part of the rows. It has a derivative.
+        A tensor [rows / world size, ..., cols], this rank's part of the rows. It is differentiable.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit.
+        ValueError: the shapes, dtypes or devices do not match.
     """
     communicator = get(group)
     rows = input.size(0) if input.dim() > 0 else 0
@@ -111,10 +113,10 @@ def _run(
 
 
 class _Space:
-    """Symmetric memory of one communicator, which its calls use one after the other.
+    """The symmetric memory of one communicator. Its calls use the memory one after the other.
 
-    A peer stores into it after this rank has entered the call. The call comes after what its
-    stream did before, so only products on another stream have to be waited for."""
+    A peer stores into it after this rank has entered the call, and a call comes after the previous
+    work of its stream. So a call only has to wait for products on another stream."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._memory = memory
@@ -230,7 +232,8 @@ def _define(name: str, write: Any, rows: Any, backward: Any) -> None:
     # With any layout, so that a transposed weight is not copied.
     tags = (torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag)
     _library.define(f"{name}({taken}) -> Tensor", tags=tags)
-    _library.define(f"{name}.out({taken}, *, Tensor(a!) out) -> ()", tags=tags)
+    writes = (*tags, torch.Tag.out_variant)
+    _library.define(f"{name}.out({taken}, *, Tensor(a!) out) -> ()", tags=writes)
 
     def shaped(input: torch.Tensor, weight: torch.Tensor, group_size: int) -> torch.Tensor:
         return input.new_empty((rows(input.size(0), group_size), weight.size(1)))
