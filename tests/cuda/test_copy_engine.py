@@ -1,4 +1,4 @@
-"""Copies by copy engines: what "auto" selects beside other work, and a rank that dies within a call.
+"""Copies by copy engines: what "auto" selects beside other work, and a rank that dies in a call.
 
 Numerics, forms, skew, graphs and missing ranks are those of the suites of all algorithms."""
 
