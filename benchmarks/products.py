@@ -46,28 +46,32 @@ class Clock:
             torch.cuda.synchronize()
         dist.barrier()
 
-    def timed(self, call: Call) -> float:
+    def timed(self, call: Call, times: int) -> float:
         if self.device.type == "cpu":
             began = time.perf_counter()
-            call()
-            return (time.perf_counter() - began) * 1e6
+            for _ in range(times):
+                call()
+            return (time.perf_counter() - began) / times * 1e6
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        for _ in range(times):
+            call()
         end.record()
         end.synchronize()
         milliseconds: float = start.elapsed_time(end)
-        return milliseconds * 1e3
+        return milliseconds / times * 1e3
 
     def compare(self, calls: dict[str, Call], before: dict[str, Call] | None = None) -> Any:
-        """By name. `before`: what is started before a call, and not timed."""
+        """By name, of calls that follow each other. `before`: what is started before one call, and
+        not timed."""
+        times = 10 if before is None else 1
         seen: dict[str, list[float]] = {name: [] for name in calls}
         for number in range(self.rounds + 2):
             for name, call in calls.items():
                 self.synchronize()
                 if before is not None:
                     before[name]()
-                us = self.timed(call)
+                us = self.timed(call, times)
                 self.synchronize()
                 if number > 1:  # the first two warm up
                     seen[name].append(us)

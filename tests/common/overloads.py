@@ -16,11 +16,14 @@ COLS = 256
 def all_overloads() -> list[Any]:
     import collx  # noqa: F401
 
+    products = ("allgather_matmul", "matmul_reducescatter")  # defined in Python: products.py
     found = []
     for full in sorted(torch._C._dispatch_get_all_op_names()):
         if not full.startswith("collx::"):
             continue
         name, _, overload = full.removeprefix("collx::").partition(".")
+        if name in products:
+            continue
         found.append(getattr(getattr(torch.ops.collx, name), overload or "default"))
     return found
 

@@ -153,7 +153,10 @@ def _kept_by_a_call(rank: Rank) -> None:
         dist.all_to_all_single(torch.empty_like(source), source, rows, rows, group=group)
     dist.barrier(group)
     rank.synchronize()
-    dist.barrier(group)  # on CUDA the next posted call lets go of what has completed
+    # On CUDA the next posted call frees the tensors of those that have completed.
+    work = dist.all_reduce(ones(rank), group=group, async_op=True)
+    assert work is not None
+    work.wait()
     others += [allocate(rank, group, source.numel()) for _ in range(2)]
     assert place in [other.data_ptr() for other in others]
     dist.destroy_process_group(group)
