@@ -428,3 +428,15 @@ def test_plot_draws_one_picture_a_table(nccl_bench: tuple[str, Path]) -> None:
     }
     for picture in file.parent.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_products_are_compared(tmp_path: Path) -> None:
+    out = tmp_path / "products.json"
+    program, given = str(BENCHMARKS / "products.py"), ("--rounds", "1", "--n", "64")
+    said = run_on_ranks(program, "--device", "cpu", *given, "--json", str(out))
+    figures = json.loads(out.read_text())
+    for name in ("allgather_matmul", "matmul_reducescatter"):
+        assert name in said
+        calls = figures["fused"][name]
+        assert {"collx.nn", "collx, two steps", "gloo, two steps", "product alone"} == set(calls)
+        assert all(us > 0 for us in calls.values())
