@@ -116,7 +116,8 @@ std::string sample(Watched& watched) {
     watched.logged = false;
     return {};
   }
-  if (watched.logged || now - watched.since <= watched.communicator->timeout() / 3) return {};
+  // Not the timeout divided by three, which is in milliseconds and rounds down.
+  if (watched.logged || 3 * (now - watched.since) <= watched.communicator->timeout()) return {};
   std::string words = describe_wait(*watched.communicator, own.completed, now - watched.since);
   watched.logged = !words.empty();
   return words;
