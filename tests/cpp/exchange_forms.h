@@ -31,7 +31,7 @@ inline bool has_axis(Collective c) {
 inline bool allows_in_place(const Case& c) {
   if (has_axis(c.collective)) return c.shape.outer == 1;
   return keeps_shape(c.collective) &&
-         !(c.algorithm == Algorithm::direct && overwrites_in_place(c.collective));
+         !(needs_symmetric(c.algorithm) && overwrites_in_place(c.collective));
 }
 
 /// A call of that form. The rest of the case is the same in all forms.

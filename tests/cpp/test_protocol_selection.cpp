@@ -246,6 +246,32 @@ TEST(Selection, takes_only_what_a_collective_has) {
   }
 }
 
+TEST(Selection, copy_engines_serve_large_copies_that_leave_multiprocessors_alone) {
+  for (const CollectiveRow& row : kCollectives) {
+    const Collective c = row.collective;
+    if (!has_tensors(c)) continue;
+    for (const bool overlap : {false, true}) {
+      for (const bool symmetric : {false, true}) {
+        for (const uint64_t bytes : {uint64_t{1} << 10, uint64_t{64} << 20}) {
+          Request request;
+          request.collective = c;
+          request.device = DeviceKind::cuda;
+          request.bytes = request.message = bytes;
+          request.world = 2;
+          request.input_symmetric = request.output_symmetric = symmetric;
+          request.overlap = overlap;
+          const bool wanted =
+              overlap && symmetric && bytes > (1 << 20) && has_algorithm(c, Algorithm::copy_engine);
+          EXPECT_EQ(select(request).algorithm == Algorithm::copy_engine, wanted) << row.name;
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(has_algorithm(Collective::allgather, Algorithm::copy_engine));
+  EXPECT_FALSE(has_algorithm(Collective::reducescatter, Algorithm::copy_engine));
+  EXPECT_FALSE(has_algorithm(Collective::alltoallv, Algorithm::copy_engine));
+}
+
 TEST(Selection, every_collective_has_its_own_algorithms) {
   EXPECT_FALSE(has_algorithm(Collective::allreduce, Algorithm::staged));
   EXPECT_FALSE(has_algorithm(Collective::allgather, Algorithm::oneshot_push));
