@@ -184,6 +184,7 @@ bool is_reached(const SelectionRow& row) {
     request.input_symmetric = request.output_symmetric = row.calls != For::all;
     request.input_multicast = request.output_multicast = row.calls == For::switched;
     request.deterministic = row.calls != For::switched;
+    request.overlap = row.calls == For::overlap;
     request.capabilities.multicast = true;
     for (const AlgorithmRow& asked : kAlgorithms) {
       if ((row.asked & only(asked.algorithm)) == 0) continue;
