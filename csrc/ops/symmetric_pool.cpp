@@ -94,7 +94,7 @@ void SymmetricPool::wait_for(int peer) {
   using Clock = std::chrono::steady_clock;
   constexpr int kYields = 200;
   constexpr std::chrono::microseconds kPause{50};
-  const auto until = Clock::now() + std::chrono::milliseconds(communicator_->options().timeout_ms);
+  const auto until = Clock::now() + communicator_->timeout();
   constexpr std::chrono::milliseconds kBetweenChecks{20};
   auto next_check = Clock::now() + kBetweenChecks;
   for (int i = 0; !pool_->may_decide(peer); ++i) {

@@ -267,9 +267,14 @@ def test_allocations_that_differ_are_refused_on_all_ranks(pool: Pool) -> None:
         assert "different sizes" in found.message, found
 
 
-def _one_never_allocates(rank: Rank, absent: int, timeout: float) -> Attempt | None:
-    group = group_of(rank, timeout=timedelta(seconds=timeout))
+def _one_never_allocates(
+    rank: Rank, absent: int, timeout: float, set_later: bool
+) -> Attempt | None:
+    limit = timedelta(seconds=timeout)
+    group = group_of(rank, timeout=20 * limit if set_later else limit)
     first = allocate(rank, group)
+    if set_later:
+        group.set_timeout(limit)
     rank.barrier()
     found = None
     if rank.rank != absent:
@@ -284,9 +289,10 @@ def _one_never_allocates(rank: Rank, absent: int, timeout: float) -> Attempt | N
 
 @pytest.mark.alone
 @pytest.mark.worlds(2, 3)
-def test_a_rank_that_does_not_allocate_is_named(pool: Pool) -> None:
+@pytest.mark.parametrize("set_later", [False, True])
+def test_a_rank_that_does_not_allocate_is_named(pool: Pool, set_later: bool) -> None:
     absent, timeout = pool.size - 1, timeout_now(pool)
-    for rank, found in enumerate(pool.run(_one_never_allocates, absent, timeout)):
+    for rank, found in enumerate(pool.run(_one_never_allocates, absent, timeout, set_later)):
         if rank == absent:
             continue
         assert found.error == "CollectiveTimeout", found
