@@ -21,10 +21,11 @@ using distributed::Backend;
 using distributed::BackendOptions;
 using Words = SymmetricPool::Source::Words;
 
-/// An option that is absent or at least 1.
-std::optional<int64_t> checked(const char* argument, std::optional<int64_t> value) {
-  TORCH_CHECK_VALUE(!value || *value >= 1, "collx.backend.Options: ", argument, ": got ", *value,
-                    "; accepted: 1 and more, or None");
+/// An option that is absent or at least `least`.
+std::optional<int64_t> checked(const char* argument, std::optional<int64_t> value,
+                               int64_t least = 1) {
+  TORCH_CHECK_VALUE(!value || *value >= least, "collx.backend.Options: ", argument, ": got ",
+                    *value, "; accepted: ", least, " and more, or None");
   return value;
 }
 
@@ -94,9 +95,7 @@ void bind_backend(py::module_& module) {
              options->deterministic = deterministic;
              options->check = check;
              options->watchdog = watchdog;
-             TORCH_CHECK_VALUE(symmetric_bytes.value_or(0) >= 0, "collx: symmetric_bytes: got ",
-                               *symmetric_bytes, "; accepted: 0 and more");
-             options->symmetric_bytes = symmetric_bytes;
+             options->symmetric_bytes = checked("symmetric_bytes", symmetric_bytes, 0);
              return options;
            }),
            py::kw_only(), py::arg("max_blocks") = std::nullopt,
@@ -116,7 +115,11 @@ void bind_backend(py::module_& module) {
       .def_readwrite("deterministic", &BackendOptions::deterministic)
       .def_readwrite("check", &BackendOptions::check)
       .def_readwrite("watchdog", &BackendOptions::watchdog)
-      .def_readwrite("symmetric_bytes", &BackendOptions::symmetric_bytes)
+      .def_property(
+          "symmetric_bytes", [](const BackendOptions& self) { return self.symmetric_bytes; },
+          [](BackendOptions& self, std::optional<int64_t> value) {
+            self.symmetric_bytes = checked("symmetric_bytes", value, 0);
+          })
       .def("__copy__",
            [](const BackendOptions& self) { return c10::make_intrusive<BackendOptions>(self); })
       .def(
