@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 import collx
 import collx.backend
+from collxbench.cuda_timing import time_in_a_row
 
 SIZES = tuple(1 << power for power in range(10, 28))
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
@@ -46,23 +47,6 @@ def call_of(name: str, nbytes: int, device: torch.device) -> Callable[[Any], Non
     return lambda group: dist.reduce_scatter_tensor(part, whole, group=group)
 
 
-def timed(call: Callable[[], None], times: int, device: torch.device) -> float:
-    """Microseconds of a call of `times` calls."""
-    if device.type == "cpu":
-        began = time.perf_counter()
-        for _ in range(times):
-            call()
-        return (time.perf_counter() - began) / times * 1e6
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        call()
-    end.record()
-    end.synchronize()
-    milliseconds: float = start.elapsed_time(end)
-    return milliseconds / times * 1e3
-
-
 def by_size(groups: dict[str, Any], device: torch.device, rounds: int) -> list[dict[str, Any]]:
     rows = []
     gloo = dist.group.WORLD
@@ -74,7 +58,7 @@ def by_size(groups: dict[str, Any], device: torch.device, rounds: int) -> list[d
             for number in range(rounds + 1):
                 for backend, group in groups.items():
                     dist.barrier(group=gloo)
-                    us = timed(lambda: call(group), times, device)  # noqa: B023
+                    us = time_in_a_row(lambda: call(group), times, device)  # noqa: B023
                     if number > 0:  # the first one warms up
                         seen[backend].append(us)
             measured = [statistics.median(seen[backend]) for backend in groups]

@@ -21,7 +21,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 import collx
+from collxbench.cuda_timing import time_in_a_row
 
 Call = Callable[[], Any]
 
@@ -46,21 +46,6 @@ class Clock:
             torch.cuda.synchronize()
         dist.barrier()
 
-    def timed(self, call: Call, times: int) -> float:
-        if self.device.type == "cpu":
-            began = time.perf_counter()
-            for _ in range(times):
-                call()
-            return (time.perf_counter() - began) / times * 1e6
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(times):
-            call()
-        end.record()
-        end.synchronize()
-        milliseconds: float = start.elapsed_time(end)
-        return milliseconds / times * 1e3
-
     def compare(self, calls: dict[str, Call], before: dict[str, Call] | None = None) -> Any:
         """By name, of calls that follow each other. `before`: what is started before one call, and
         not timed."""
@@ -71,7 +56,7 @@ class Clock:
                 self.synchronize()
                 if before is not None:
                     before[name]()
-                us = self.timed(call, times)
+                us = time_in_a_row(call, times, self.device)
                 self.synchronize()
                 if number > 1:  # the first two warm up
                     seen[name].append(us)
