@@ -25,7 +25,7 @@ void order(Stream before, Stream after, cudaEvent_t& event) {
 }  // namespace
 
 CopyStreams::~CopyStreams() {
-  // None of these waits, and what they return at the interpreter's exit is of no use.
+  // None of these calls waits. Errors at the exit of the interpreter are ignored.
   for (const cudaEvent_t event : {entered_, forked_, joined_}) {
     if (event != nullptr) (void)cudaEventDestroy(event);
   }
