@@ -93,7 +93,7 @@ def main() -> int:
     torch.manual_seed(0)  # the same layer and input on all ranks
     whole = nn.Linear(arguments.features, arguments.outputs).to(device, dtype)
     x = torch.randn(arguments.rows, arguments.features).to(device, dtype)
-    part = collx.nn.part(arguments.features, world_size, rank)
+    part = collx.nn.shard_range(arguments.features, world_size, rank)
     with torch.no_grad():
         wide = F.linear(x.double(), whole.weight.double(), whole.bias.double())
         exact = ACTIVATIONS[arguments.activation](wide)

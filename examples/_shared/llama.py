@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from collx.nn import part
+from collx.nn import shard_range
 
 MakeNorm = Callable[[nn.Module], nn.Module]  # from a LlamaRMSNorm
 
@@ -149,8 +149,8 @@ class Shard(nn.Module):
             raise ValueError(
                 f"{size.kv_heads} key-value heads cannot be split over {world_size} ranks"
             )
-        heads = part(size.kv_heads, world_size, rank)
-        units = part(size.intermediate, world_size, rank)
+        heads = shard_range(size.kv_heads, world_size, rank)
+        units = shard_range(size.intermediate, world_size, rank)
         layers: Any = full.model.layers
         self.attention = nn.ModuleList(
             Attention(layer.self_attn, heads, batch, size) for layer in layers

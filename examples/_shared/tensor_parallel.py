@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import BertModel
 
-from collx.nn import ColumnParallelLinear, RowParallelLinear, part
+from collx.nn import ColumnParallelLinear, RowParallelLinear, shard_range
 
 Change = Callable[[Tensor], Tensor]
 
@@ -59,9 +59,9 @@ def split_bert(full: BertModel, world_size: int, rank: int, exchange: Exchange) 
     if world_size > heads:
         raise ValueError(f"{heads} attention heads cannot be split over {world_size} ranks")
     head_size = full.config.hidden_size // heads
-    mine = part(heads, world_size, rank)
+    mine = shard_range(heads, world_size, rank)
     head_units = slice(mine.start * head_size, mine.stop * head_size)
-    mlp_units = part(full.config.intermediate_size, world_size, rank)
+    mlp_units = shard_range(full.config.intermediate_size, world_size, rank)
 
     model = copy.deepcopy(full)
     layer: Any

@@ -8,9 +8,8 @@ operations of a plain model.
 """
 
 from collx.nn.layer_norm import TensorParallelLayerNorm
-from collx.nn.linear import ColumnParallelLinear, RowParallelLinear, part
-from collx.nn.norm import TensorParallelRMSNorm, unfused_rmsnorm
-from collx.nn.pairs import (
+from collx.nn.linear import ColumnParallelLinear, RowParallelLinear, shard_range
+from collx.nn.mappings import (
     copy_to_ranks,
     gather_from_ranks,
     gather_from_sequence,
@@ -18,6 +17,7 @@ from collx.nn.pairs import (
     scatter_to_sequence,
     split_to_ranks,
 )
+from collx.nn.norm import TensorParallelRMSNorm, unfused_rmsnorm
 from collx.nn.products import allgather_matmul, matmul_reducescatter
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
     "gather_from_ranks",
     "gather_from_sequence",
     "matmul_reducescatter",
-    "part",
     "reduce_from_ranks",
     "scatter_to_sequence",
+    "shard_range",
     "split_to_ranks",
     "unfused_rmsnorm",
 ]

@@ -10,7 +10,7 @@ from torch import nn
 
 from collx._groups import Group, name_of
 from collx.nn import gradients
-from collx.nn.pairs import reduce_from_ranks
+from collx.nn.mappings import reduce_from_ranks
 from collx.ops.norms import Results, allreduce_layernorm
 from collx.ops.quantization import ROUNDINGS
 

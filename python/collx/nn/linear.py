@@ -20,14 +20,14 @@ from torch import nn
 from torch.nn import functional
 
 from collx._groups import Group, get, name_of
-from collx.nn.pairs import copy_to_ranks, gather_from_ranks, reduce_from_ranks
+from collx.nn.mappings import copy_to_ranks, gather_from_ranks, reduce_from_ranks
 from collx.nn.products import allgather_matmul, matmul_reducescatter
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "part"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "shard_range"]
 
 
-def part(count: int, world_size: int, rank: int) -> slice:
-    """The part of `count` units that `rank` gets. Low ranks get the remainder, as in
+def shard_range(count: int, world_size: int, rank: int) -> slice:
+    """Returns the slice of `count` units that `rank` has. Low ranks have the remainder, as in
     `collx.reducescatter`."""
     quotient, remainder = divmod(count, world_size)
     start = rank * quotient + min(rank, remainder)
@@ -68,8 +68,9 @@ class ColumnParallelLinear(nn.Module):
             in_features, out_features: the sizes of the whole layer.
             bias: whether the layer has a bias.
             group: the communicator, as in `collx.allreduce`. It must exist.
-            units: the outputs of this rank; by default its `part`.
-            gather_output: concatenates the outputs, of which each rank then has its `part`.
+            units: the outputs of this rank; by default its `shard_range`.
+            gather_output: concatenates the outputs of all ranks. The ranks must then have the
+                outputs of `shard_range`.
             overlap: gathers the input with `allgather_matmul`.
             device, dtype: of weight and bias.
 
@@ -185,7 +186,7 @@ class RowParallelLinear(nn.Module):
             in_features, out_features: the sizes of the whole layer.
             bias: whether the layer has a bias.
             group: the communicator, as in `collx.allreduce`. It must exist.
-            units: the inputs of this rank; by default its `part`.
+            units: the inputs of this rank; by default its `shard_range`.
             reduce: sums a tensor [..., out_features] over the ranks; by default
                 `reduce_from_ranks`. If a TensorParallelRMSNorm follows, which sums itself, pass a
                 function that returns its argument, and no bias.
@@ -277,7 +278,7 @@ def _units(units: slice | None, count: int, group: Group) -> slice:
     if units is not None:
         return slice(*units.indices(count)[:2])
     communicator = get(group)
-    return part(count, communicator.world_size, communicator.rank)
+    return shard_range(count, communicator.world_size, communicator.rank)
 
 
 def _drawn(

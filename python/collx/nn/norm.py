@@ -12,7 +12,7 @@ from torch import nn
 from collx._groups import Group, name_of
 from collx.nn import gradients
 from collx.nn.known_norms import ACCEPTED, form_of
-from collx.nn.pairs import reduce_from_ranks
+from collx.nn.mappings import reduce_from_ranks
 from collx.nn.quantized import quantized
 from collx.ops.norms import Results, allreduce_rmsnorm
 from collx.ops.quantization import ROUNDINGS, Quantization

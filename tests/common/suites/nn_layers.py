@@ -32,7 +32,7 @@ def _split_and_whole(rank: Rank, gathered: bool) -> list[str]:
     x = torch.randn(3, IN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     mine = x.to(rank.device).requires_grad_()
     whole = x.to(rank.device).requires_grad_()
-    own = nn.part(HIDDEN, rank.size, rank.rank)
+    own = nn.shard_range(HIDDEN, rank.size, rank.rank)
 
     hidden = column(mine)
     wanted = first(whole)
@@ -71,7 +71,7 @@ def _made(rank: Rank) -> dict[str, bool]:
     row = nn.RowParallelLinear(HIDDEN, OUT, group=communicator, dtype=torch.float64)
     heads = nn.ColumnParallelLinear(IN, HIDDEN, group=communicator, units=slice(4, 9))
     partial = nn.RowParallelLinear(HIDDEN, OUT, False, group=communicator, reduce=lambda y: y)
-    own = len(range(HIDDEN)[nn.part(HIDDEN, rank.size, rank.rank)])
+    own = len(range(HIDDEN)[nn.shard_range(HIDDEN, rank.size, rank.rank)])
     hidden = torch.ones(2, own)
     return {
         "column": column.weight.shape == (own, IN) and column.bias is None,
@@ -102,7 +102,7 @@ def _drawn(rank: Rank, dtype: torch.dtype) -> list[str]:
     communicator = rank.communicator()
     column = nn.ColumnParallelLinear(IN, HIDDEN, group=communicator, **where)
     row = nn.RowParallelLinear(HIDDEN, OUT, group=communicator, **where)
-    own = nn.part(HIDDEN, rank.size, rank.rank)
+    own = nn.shard_range(HIDDEN, rank.size, rank.rank)
     pairs = {
         "column's": (column.weight, wholes[0].weight[own]),
         "column's bias": (column.bias, wholes[0].bias[own]),

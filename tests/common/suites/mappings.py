@@ -1,4 +1,4 @@
-"""collx.nn, the pairs of Megatron-LM, against layers that are not split.
+"""collx.nn, the functions of Megatron-LM, against layers that are not split.
 
 Values are small integers in float64, so every sum below is exact and nothing needs a tolerance.
 """
@@ -84,7 +84,7 @@ def _perceptron(rank: Rank, way: str) -> list[str]:
 @pytest.mark.worlds(1, 2, 3, 4)
 @pytest.mark.parametrize("way", ["tensor", "gathered between", "sequence"])
 def test_parallel_layers_have_the_gradients_of_the_unsplit_ones(pool: Pool, way: str) -> None:
-    """Hazard 29: Megatron-LM's pairs around a column-parallel and a row-parallel layer, uneven."""
+    """Hazard 29: Megatron-LM's functions around a column- and a row-parallel layer, uneven."""
     assert pool.run(_perceptron, way) == [[]] * pool.size
 
 
