@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 from collx import nn
 from collx._explanation import Explanation, workspace_bytes
 from collx._extension import Build, build, extension
-from collx._groups import get, is_initialized
+from collx._groups import Group, get, is_initialized
 from collx._init import init
-from collx._patch import patch
+from collx._patch import Patch, patch
 from collx._version import VERSION
 from collx.communicator import Communicator
 from collx.compile import marks, registration
+from collx.epilogues import Epilogue
 from collx.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -35,6 +36,7 @@ from collx.errors import (
     InitError,
 )
 from collx.ops import functions
+from collx.ops.arguments import ReduceOp
 from collx.ops.collectives import (
     allgather,
     allreduce,
@@ -81,10 +83,14 @@ __all__ = [
     "CollectiveTimeout",
     "Communicator",
     "CommunicatorPoisoned",
+    "Epilogue",
     "Explanation",
+    "Group",
     "Handle",
     "InitError",
+    "Patch",
     "Quantization",
+    "ReduceOp",
     "__version__",
     "allgather",
     "allreduce",

@@ -15,7 +15,7 @@ from collx.communicator import Communicator, find, forked, known, of_group
 
 __all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
 
-Group: TypeAlias = "Communicator | str | dist.ProcessGroup | DeviceMesh | None"
+Group: TypeAlias = Communicator | str | dist.ProcessGroup | DeviceMesh | None
 """A communicator; its name; a process group or a device mesh of one dimension; or None for the
 default process group. A group stands for the communicator that has the group's own name, otherwise
 for the only communicator that was made from it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def init(
     *,
     name: str | None = None,
     device: torch.device | str | int | None = None,
-    timeout: float = options.DEFAULT_TIMEOUT,
+    timeout: float | timedelta = options.DEFAULT_TIMEOUT,
     payload_bytes: int | None = None,
     check: bool | None = None,
     pdl: str = "early",
@@ -53,7 +54,8 @@ def init(
         device: by default the current CUDA device if the group was created for GPUs, else "cpu".
             If this build has no CUDA kernels (`collx.cuda_built`), a group that accepts only CUDA
             tensors is an error, and a group that accepts both kinds uses "cpu", with a warning.
-        timeout: the maximum duration of each wait for a peer, in seconds.
+        timeout: the maximum duration of each wait for a peer, in seconds or as a
+            datetime.timedelta.
         payload_bytes: the size of the region in bytes; 128 MiB by default. With a smaller region,
             calls are divided into more chunks.
         check: True compares every call between the ranks before it starts. By default, the
@@ -111,7 +113,7 @@ def make(
     members: options.Members,
     *,
     name: str | None,
-    timeout: float,
+    timeout: float | timedelta,
     spare: bool = True,
     **arguments: Any,
 ) -> Communicator:

@@ -108,6 +108,12 @@ class SymmetricMemory:
         self.agree("allocate_tensor: rendezvous", meet)
         return words[0], mapped[0].pointers
 
+    def set_timeout(self, seconds: float) -> None:
+        """Sets the maximum duration of the votes and meetings that begin from now on."""
+        self.ballot.timeout = seconds
+        if self._rendezvous is not None:
+            self._rendezvous.set_timeout(seconds)
+
     def leave(self) -> None:
         """Removes this rank's keys from the store. After the last vote, whatever it said."""
         if self._rendezvous is not None and not self.ballot.broken:

@@ -98,7 +98,7 @@ class _Maker:
             self._options._timeout = timedelta(seconds=seconds)
             for one in self._made.values():
                 if one is not None:
-                    one._set_timeout(seconds)
+                    one.set_timeout(seconds)
 
     def words(
         self, device: torch.device, nbytes: int

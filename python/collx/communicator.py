@@ -7,16 +7,17 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from collx._bootstrap.options import PDL_LEVELS, Arguments
+from collx._bootstrap.options import PDL_LEVELS, Arguments, seconds_of
 from collx._bootstrap.store import LEFT, VoteError
 from collx._explanation import Explanation, shape_of
 from collx._extension import extension
@@ -24,6 +25,8 @@ from collx._memory import SymmetricMemory
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
 __all__ = ["Communicator", "find", "forked", "group_size_of", "known", "live", "making", "of_group"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("collx")
 
@@ -234,18 +237,26 @@ class Communicator:
         self._native.check()
 
     def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Calls `collx.empty` for this communicator."""
+        """Calls `collx.empty` for this communicator. Collective."""
         return self._memory.empty(size, dtype)
 
+    def empty_like(self, tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Calls `collx.empty_like` for this communicator. Collective."""
+        return self._memory.empty_like(tensor, dtype)
+
+    def zeros(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Calls `collx.zeros` for this communicator. Collective."""
+        return self._memory.empty(size, dtype).zero_()
+
     def register(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Calls `collx.register` for this communicator."""
+        """Calls `collx.register` for this communicator. Collective."""
         return self._memory.register(tensor)
 
     def explain(
         self,
-        op: str = "allreduce",
-        shape: int | Sequence[int] = 1,
-        dtype: torch.dtype = torch.float32,
+        op: str,
+        shape: int | Sequence[int],
+        dtype: torch.dtype | None = None,
         *,
         input_symmetric: bool = False,
         output_symmetric: bool = False,
@@ -261,8 +272,8 @@ class Communicator:
         Args:
             op: the name of the operator.
             shape: the shape of the full tensor. In a normalization, the last axis forms the rows.
-            dtype: the dtype of the tensor.
-            input_symmetric, output_symmetric: whether they are symmetric tensors.
+            dtype: the dtype of the tensor; by default torch's default dtype.
+            input_symmetric, output_symmetric: whether input and output are symmetric tensors.
             algorithm, max_blocks: as in the operator.
             rounding, scale_mode, quant_group_size, keep_norm: as in the operator, for
                 normalizations only.
@@ -271,6 +282,7 @@ class Communicator:
             The explanation. Sizes are in bytes.
         """
         numel, cols = shape_of(shape)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
         call = self._native.explain(
             op,
             numel,
@@ -298,41 +310,72 @@ class Communicator:
             **call,
         )
 
-    @contextmanager
-    def pdl(self, level: str) -> Iterator[None]:
-        """Sets the level of programmatic dependent launch within a `with` block: "off", "end" or
-        "early".
+    @property
+    def pdl(self) -> str:
+        """The level of programmatic dependent launch that is in effect: "off", "end" or "early".
+        `set_pdl` changes it."""
+        return self._native.pdl
 
-        While the device has a second communicator, "early" acts as "end".
+    def set_pdl(self, level: str) -> AbstractContextManager[object]:
+        """Sets the level of programmatic dependent launch: "off", "end" or "early".
+
+        While the device has a second communicator, "early" acts as "end", and the level is "off" if
+        a device of a rank does not support dependent launch.
+
+        Returns:
+            A context manager that restores the previous level at the end of a `with` block.
+            Without `with`, the level stays.
         """
         if level not in PDL_LEVELS:
-            raise ValueError(f"pdl: {level!r} is none of {', '.join(PDL_LEVELS)}")
+            raise ValueError(
+                f"set_pdl: level: got {level!r}; accepted: {', '.join(map(repr, PDL_LEVELS))}"
+            )
         before = self._wanted_pdl
-        self._wanted_pdl = level
-        _settle_pdl(self.device)
-        try:
-            yield
-        finally:
-            self._wanted_pdl = before
+
+        def put(level: str) -> None:
+            self._wanted_pdl = level
             _settle_pdl(self.device)
 
-    @contextmanager
-    def deterministic(self, value: bool) -> Iterator[None]:
-        """Sets the option `deterministic` of `collx.init` within a `with` block. All ranks must set
-        the same value, since their calls would not match otherwise."""
-        if not isinstance(value, bool):
-            raise TypeError(f"deterministic: got a {type(value).__name__}; accepted: a bool")
-        before = self._native.deterministic
-        self._native.deterministic = value
-        try:
-            yield
-        finally:
-            self._native.deterministic = before
+        put(level)
+        return _restoring(put, before)
 
-    def _set_timeout(self, seconds: float) -> None:
-        """For the waits that begin from now on."""
+    @property
+    def deterministic(self) -> bool:
+        """Whether "auto" only selects algorithms that reduce in the order of the ranks.
+        `set_deterministic` changes it."""
+        return self._native.deterministic
+
+    def set_deterministic(self, value: bool) -> AbstractContextManager[object]:
+        """Sets the option `deterministic` of `collx.init`. All ranks must set the same value, since
+        their calls would not match otherwise.
+
+        Returns:
+            A context manager that restores the previous value at the end of a `with` block.
+            Without `with`, the value stays.
+        """
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"set_deterministic: value: got a {type(value).__name__}; accepted: a bool"
+            )
+        before = self._native.deterministic
+
+        def put(value: bool) -> None:
+            self._native.deterministic = value
+
+        put(value)
+        return _restoring(put, before)
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Sets the maximum duration of each wait for a peer, in seconds or as a datetime.timedelta.
+
+        It applies to calls that start afterwards. On the CPU, the method waits for a call of
+        another thread that is in progress. CUDA graphs keep the timeout of their capture. The ranks
+        may set it at different times; they should set the same value.
+        """
+        seconds = seconds_of("set_timeout", timeout)
         self._native.set_timeout(math.ceil(seconds * 1000))
-        self._memory.ballot.timeout = self.timeout = seconds
+        self._memory.set_timeout(seconds)
+        self.timeout = seconds
 
     def destroy(self) -> None:
         """Frees the communicator's memory when no rank uses it any more. A second call does
@@ -439,6 +482,13 @@ class Communicator:
 
     def __reduce__(self) -> Any:
         raise TypeError("a communicator belongs to its process and cannot be pickled")
+
+
+def _restoring(put: Callable[[T], None], before: T) -> AbstractContextManager[object]:
+    """Puts a value back at the end of a `with` block."""
+    stack = ExitStack()
+    stack.callback(put, before)
+    return stack
 
 
 def _settle_pdl(device: torch.device) -> None:

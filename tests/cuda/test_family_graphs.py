@@ -124,7 +124,7 @@ def _eager(number: int, world: int) -> list[Call]:
 
 def _replays(rank: Rank, replays: int, between: int, level: str, every: bool) -> list[str]:
     communicator = rank.only_communicator("graphs")
-    with communicator.pdl(level):
+    with communicator.set_pdl(level):
         steps = [
             Static(rank, communicator, call, SLICE * at) for at, call in enumerate(_calls(every))
         ]
@@ -179,7 +179,7 @@ def _chain(rank: Rank, level: str, rounds: int) -> list[int]:
     name, world, me = communicator.name, rank.size, rank.rank
     ops = torch.ops.collx
     wrong = []
-    with communicator.pdl(level):
+    with communicator.set_pdl(level):
         source = torch.zeros(600, device=rank.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -51,7 +51,7 @@ class Counting:
 def _replays(rank: Rank, replays: int, between: int, level: str, calls: int) -> int:
     communicator = rank.only_communicator("graphs")
     counting = Counting(rank, communicator)
-    with communicator.pdl(level):
+    with communicator.set_pdl(level):
         assert communicator.explain("allreduce", 300).pdl == level
         other = torch.cuda.Stream()
         other.wait_stream(torch.cuda.current_stream())  # the counters are zeroed there
@@ -128,7 +128,7 @@ def test_graphs_of_different_shapes_alternate(pool: Pool) -> None:
 def _chain(rank: Rank, level: str, rounds: int) -> list[int]:
     communicator = rank.only_communicator("graphs")
     wrong = []
-    with communicator.pdl(level):
+    with communicator.set_pdl(level):
         assert communicator.explain("allreduce", 300).pdl == level
         source = torch.zeros(70_000, device=rank.device)
         graph = torch.cuda.CUDAGraph()

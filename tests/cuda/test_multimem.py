@@ -436,7 +436,7 @@ def _told(rank: Rank) -> tuple[Any, ...]:
     def auto() -> dict[str, str]:
         return {op: taken(op) for op in ("allreduce", "reduce", "reducescatter", "allgather")}
 
-    with communicator.deterministic(False):
+    with communicator.set_deterministic(False):
         free, staged = auto(), taken("allreduce", False)
         text = str(communicator.explain("allreduce", LARGE))
     return communicator.no_multicast, found.runs, str(found), auto(), free, staged, text
@@ -467,7 +467,7 @@ def _deterministic(rank: Rank) -> tuple[str, list[Attempt]]:
     x = ones(rank, 64, torch.float32)
     torch.use_deterministic_algorithms(True)
     try:
-        with communicator.deterministic(False):
+        with communicator.set_deterministic(False):
             taken = communicator.explain("allreduce", LARGE, **places).algorithm
         given = ("sum", communicator.name, "multimem_oneshot")
         called = [attempt(lambda: torch.ops.collx.allreduce(x, *given))]
@@ -498,7 +498,7 @@ def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
     finish(communicator)
     found = differences(out.cpu(), want)
     # One rank alone changes its mind.
-    with communicator.deterministic(rank.rank == 0):
+    with communicator.set_deterministic(rank.rank == 0):
         attempt(lambda: torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out))
     apart = attempt(lambda: finish(communicator))
     rank.barrier()

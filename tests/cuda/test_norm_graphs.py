@@ -51,7 +51,7 @@ def _differing(step: Repeated, expected: tuple[torch.Tensor, ...]) -> torch.Tens
 
 def _replays(rank: Rank, calls: list[Call], replays: int, between: int, level: str) -> list[str]:
     communicator = rank.only_communicator("graphs")
-    with communicator.pdl(level):
+    with communicator.set_pdl(level):
         steps = [Repeated(rank, communicator, call, VARIANTS) for call in calls]
         wanted = [
             [tuple(t.to(rank.device) for t in expected) for expected in step.expected]
@@ -114,7 +114,7 @@ def _chain(rank: Rank, level: str, rounds: int) -> list[int]:
     name, world = communicator.name, rank.size
     ops = torch.ops.collx
     wrong = []
-    with communicator.pdl(level):
+    with communicator.set_pdl(level):
         # In bfloat16 x / |x| is 1 also where its float32 is one step less.
         source = torch.zeros((5, 512), device=rank.device, dtype=torch.bfloat16)
         weight = torch.ones(512, device=rank.device, dtype=torch.bfloat16)

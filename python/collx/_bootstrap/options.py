@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import cast
 
 import torch
@@ -16,7 +17,16 @@ from torch.distributed import distributed_c10d
 from collx._bootstrap.symmetric import refuse_in_capture
 from collx._extension import build, extension
 
-__all__ = ["DEFAULT_TIMEOUT", "MAX_RANKS", "PDL_LEVELS", "Arguments", "Members", "check", "limit"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "MAX_RANKS",
+    "PDL_LEVELS",
+    "Arguments",
+    "Members",
+    "check",
+    "limit",
+    "seconds_of",
+]
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_PAYLOAD_BYTES = 128 << 20  # the most that a rank's region takes
@@ -64,10 +74,29 @@ class Arguments:
     overlap: bool
 
 
-def limit(timeout: object) -> float:
-    """Seconds that the peers have to hear of a refusal, be it that of `timeout`."""
-    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    return float(timeout) if number and 0 < timeout < math.inf else DEFAULT_TIMEOUT  # type: ignore
+def seconds_of(call: str, timeout: float | timedelta) -> float:
+    """A timeout in seconds. TypeError or ValueError if it is invalid; `call` starts the message."""
+    if isinstance(timeout, timedelta):
+        seconds = timeout.total_seconds()
+    elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        seconds = float(timeout)
+    else:
+        raise TypeError(
+            f"{call}: timeout: got a {type(timeout).__name__}; accepted: a number of seconds, or a "
+            "datetime.timedelta"
+        )
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{call}: timeout: got {timeout}; accepted: finite and greater than 0")
+    return seconds
+
+
+def limit(timeout: float | timedelta) -> float:
+    """The seconds that the peers have to hear that this rank's arguments are invalid, which may be
+    because of `timeout` itself."""
+    try:
+        return seconds_of("init", timeout)
+    except (TypeError, ValueError, OverflowError):
+        return DEFAULT_TIMEOUT
 
 
 def check(
@@ -75,7 +104,7 @@ def check(
     *,
     name: str | None,
     device: torch.device | str | int | None,
-    timeout: float,
+    timeout: float | timedelta,
     payload_bytes: int | None,
     check: bool | None,
     pdl: str,
@@ -89,10 +118,7 @@ def check(
 ) -> Arguments:
     """Fills in the defaults. ValueError or TypeError names the argument that is refused;
     NotImplementedError during a capture. `exists` says whether a communicator has a name."""
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
-        raise TypeError(f"init: timeout is a {type(timeout).__name__}, not a number of seconds")
-    if not 0 < timeout < math.inf:
-        raise ValueError(f"init: timeout={timeout}; a finite number of seconds above 0 is needed")
+    seconds = seconds_of("init", timeout)
     if pdl not in PDL_LEVELS:
         raise ValueError(f"init: pdl={pdl!r} is none of {', '.join(PDL_LEVELS)}")
     if not isinstance(deterministic, bool):
@@ -136,7 +162,7 @@ def check(
         rank=members.rank,
         world_size=world_size,
         device=chosen,
-        timeout=float(timeout),
+        timeout=seconds,
         payload_bytes=room,
         check=_flag("COLLX_CHECK") if check is None else bool(check),
         pdl=pdl,

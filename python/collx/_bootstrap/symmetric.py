@@ -57,10 +57,14 @@ class _BoundedStore(dist.Store):
         self._store = store
         self._rank = rank
         self.same_index: int | None = None  # this rank's, if another rank's device has it too
-        self._timeout = timedelta(seconds=timeout)
         self._meeting = 0
         self._first: int | None = None
         self._written: set[str] = set()
+        self.limit_waits(timeout)
+
+    def limit_waits(self, seconds: float) -> None:
+        """Sets the maximum duration of the waits that begin from now on."""
+        self._timeout = timedelta(seconds=seconds)
         self.set_timeout(self._timeout)
 
     def begin(self) -> None:
@@ -154,6 +158,11 @@ class Rendezvous:
         """This rank's GPU has an index that another rank gives to another GPU."""
         if os.environ.get(SHARING) != "1":
             self._store.same_index = index
+
+    def set_timeout(self, seconds: float) -> None:
+        """Sets the maximum duration of the waits that begin from now on."""
+        self._timeout = seconds
+        self._store.limit_waits(seconds)
 
     def exchange(self, tensor: torch.Tensor) -> Mapped:
         """Meets the peers over `tensor`'s storage. TimeoutError when it does not end. The mapping

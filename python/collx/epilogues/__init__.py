@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -11,8 +11,9 @@ from collx.epilogues.reads import Unkeyed, check_reads, is_plain, key_of
 
 __all__ = ["Epilogue", "expression_of", "traced_texts"]
 
-Epilogue = Callable[..., torch.Tensor]
-"""f(value, *extras), and behind them the coordinates where the call has index=True."""
+Epilogue: TypeAlias = Callable[..., torch.Tensor]
+"""An elementwise function f(value, *extras). With index=True it also accepts the coordinates of
+each element, after the extras."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -28,8 +28,9 @@ __all__ = [
     "traced_texts",
 ]
 
-ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
-"""The name of a reduction, or PyTorch's value for it."""
+ReduceOp: TypeAlias = str | dist.ReduceOp | dist.ReduceOp.RedOpType
+"""A reduction: "sum", "avg", "max", "min" or "prod", or PyTorch's value for it, such as
+torch.distributed.ReduceOp.SUM."""
 
 _NAMES: tuple[tuple[Any, str], ...] = (
     (dist.ReduceOp.SUM, "sum"),

@@ -24,7 +24,7 @@ def _levels(rank: Rank) -> tuple[bool, list[str]]:
     with instead_of_step("blocks", _without("dependent launch")) if poor else nullcontext():
         communicator = rank.new_communicator("no-dependent-launch", pdl="end")
     found = [communicator.explain("allreduce", 1000).pdl]
-    with communicator.pdl("early"):
+    with communicator.set_pdl("early"):
         found.append(communicator.explain("allreduce", 1000).pdl)
     fine = works(rank, communicator)
     communicator.destroy()

@@ -254,12 +254,15 @@ def _alike(rank: Rank) -> list[bool]:
     like = collx.empty_like(plain, group=communicator)
     other = collx.empty_like(plain, dtype=torch.int64, group=communicator)
     zero = collx.zeros(5, 2, dtype=torch.float64, group=communicator)
-    direct = like.fill_(1), collx.empty_like(like, group=communicator)
+    own = communicator.zeros(5, 2, dtype=torch.float64), communicator.empty_like(plain)
+    direct = like.fill_(1), communicator.empty_like(like, dtype=torch.bfloat16)
     collx.allreduce(direct[0], out=direct[1], group=communicator, algorithm="pull_push")
     return [
         like.shape == (6, 4) and like.dtype == torch.bfloat16 and like.is_contiguous(),
         other.shape == (6, 4) and other.dtype == torch.int64,
         zero.shape == (5, 2) and zero.dtype == torch.float64 and bool((zero == 0).all()),
+        torch.equal(zero, own[0]) and zero.dtype == own[0].dtype,
+        own[1].shape == like.shape and own[1].dtype == like.dtype and own[1].is_contiguous(),
         bool((direct[1] == rank.size).all()),
         attempt(lambda: collx.empty_like("x", group=communicator)).error == "TypeError",  # type: ignore[arg-type]
     ]
@@ -268,4 +271,4 @@ def _alike(rank: Rank) -> list[bool]:
 @pytest.mark.worlds(1, 2)
 def test_symmetric_tensors_like_others_and_of_zeros(pool: Pool) -> None:
     for found in pool.run(_alike):
-        assert found == [True] * 5
+        assert found == [True] * 7

@@ -132,7 +132,7 @@ def test_a_late_rank_is_named_once(pool: Pool, how: str) -> None:
 def _another_timeout(rank: Rank, timeout: float) -> Lines:
     name = "watched-changed"
     with rank.new_communicator(name, timeout=1000 * timeout, watchdog=True) as communicator:
-        communicator._set_timeout(timeout)
+        communicator.set_timeout(timeout)
         call = _calls(rank, communicator)["posted"]
         return _late(rank, communicator, call, LATE * timeout)[0]
 

@@ -1,0 +1,116 @@
+"""Settings of a communicator that can be read, set, and set for a block: timeout, order, launch."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ..attempt import Attempt, attempt, works
+from ..limits import timeout_now
+from ..pool import Pool
+from ..rank import Rank
+
+
+def _read_and_set(rank: Rank) -> list[Any]:
+    communicator = rank.new_communicator("settings", pdl="off")
+    found: list[Any] = [communicator.deterministic, communicator.pdl]
+    with communicator.set_deterministic(False):
+        found.append(communicator.deterministic)
+    found.append(communicator.deterministic)
+    communicator.set_deterministic(False)
+    communicator.set_pdl("off")
+    found += [communicator.deterministic, communicator.pdl]
+    found += [
+        attempt(lambda: communicator.set_deterministic("no")).message,
+        attempt(lambda: communicator.set_pdl("late")).message,
+        attempt(lambda: setattr(communicator, "deterministic", True)).error,
+    ]
+    assert works(rank, communicator)
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_setting_can_be_read_and_set_for_a_block_or_for_good(pool: Pool) -> None:
+    for found in pool.run(_read_and_set):
+        assert found == [
+            *(True, "off", False, True, False, "off"),
+            "set_deterministic: value: got a str; accepted: a bool",
+            "set_pdl: level: got 'late'; accepted: 'off', 'end', 'early'",
+            "AttributeError",
+        ]
+
+
+def _timeouts(rank: Rank) -> list[float]:
+    found = []
+    for timeout in (7, 7.5, timedelta(minutes=2)):
+        with rank.new_communicator("timeouts", timeout=timeout) as communicator:
+            found.append(communicator.timeout)
+            communicator.set_timeout(timeout)
+            found.append(communicator.timeout)
+            communicator.set_timeout(timedelta(seconds=9))
+            found.append(communicator.timeout)
+            assert works(rank, communicator)
+            assert communicator.zeros(4).sum() == 0
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_timeout_is_a_number_of_seconds_or_a_timedelta(pool: Pool) -> None:
+    for found in pool.run(_timeouts):
+        assert found == [7.0, 7.0, 9.0, 7.5, 7.5, 9.0, 120.0, 120.0, 9.0]
+
+
+WRONG: dict[str, tuple[Any, str, str]] = {
+    "zero": (timedelta(0), "ValueError", "0:00:00"),
+    "negative": (timedelta(seconds=-1), "ValueError", "-1 day"),
+    "infinite": (float("inf"), "ValueError", "inf"),
+    "bool": (True, "TypeError", "bool"),
+    "text": ("1", "TypeError", "str"),
+}
+
+
+def _wrong(rank: Rank) -> dict[str, tuple[Attempt, Attempt]]:
+    communicator, before = rank.communicator(), rank.communicator().timeout
+    found = {
+        what: (
+            attempt(lambda: rank.new_communicator("wrong", timeout=given)),  # noqa: B023
+            attempt(lambda: communicator.set_timeout(given)),  # noqa: B023
+        )
+        for what, (given, _, _) in WRONG.items()
+    }
+    assert communicator.timeout == before
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_an_invalid_timeout_is_refused_with_its_value(pool: Pool) -> None:
+    for found in pool.run(_wrong):
+        for what, results in found.items():
+            _, error, word = WRONG[what]
+            for result, name in zip(results, ("init", "set_timeout"), strict=True):
+                assert result.error == error, (what, result)
+                assert f"{name}: timeout: got" in result.message, (what, result)
+                assert word in result.message, (what, result)
+
+
+def _allocates_alone(rank: Rank, timeout: float) -> Attempt | None:
+    communicator = rank.new_communicator("alone", rank.fresh_group(), timeout=100 * timeout)
+    communicator.set_timeout(timedelta(seconds=timeout))
+    found = attempt(lambda: communicator.zeros(8)) if rank.rank == 0 else None
+    rank.barrier()
+    attempt(communicator.destroy)
+    return found
+
+
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+def test_a_timeout_that_was_set_limits_allocations(pool: Pool) -> None:
+    timeout = timeout_now(pool)
+    found, _ = pool.run(_allocates_alone, timeout)
+    assert found is not None
+    assert found.error == "CollectiveTimeout", found
+    assert found.seconds < 10 * timeout
