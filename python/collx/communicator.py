@@ -214,7 +214,7 @@ class Communicator:
         """Whether `destroy` has been called."""
         return self._native.destroyed
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises the failure of this communicator, if there is one.
 
         The function waits neither for the device nor for peers. On a GPU it copies a few words from

@@ -123,7 +123,7 @@ def run_each(
         wrong = run(rank, communicator, case)
         if wrong:
             failures.append(f"{case}: {wrong}")
-    communicator.check()
+    communicator.raise_if_failed()
     return failures[:MOST_FAILURES] + ["..."] * (len(failures) > MOST_FAILURES)
 
 

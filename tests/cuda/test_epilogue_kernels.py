@@ -233,7 +233,7 @@ def _numbers(rank: Rank) -> tuple[list[str], list[tuple[int, int]]]:
         got = collx.allreduce(x, group=communicator, epilogue=_scaled_by, extras=(number,))
         wrong.append(differences(got.cpu(), torch.full((1000,), total * number + 0.8125)))
         made.append(_since(before))
-    communicator.check()
+    communicator.raise_if_failed()
     return [text for text in wrong if text], made
 
 

@@ -56,7 +56,7 @@ def _absent(rank: Rank, algorithm: str, timeout: float) -> dict[str, Attempt]:
         found["replay"] = attempt(lambda: _replay_and_finish(communicator, graph))
     rank.barrier()  # the others have given up
     if rank.rank == rank.size - 1:
-        found["replay"] = attempt(communicator.check)
+        found["replay"] = attempt(communicator.raise_if_failed)
     # What a poisoned communicator has in graphs ends at once, and says so again.
     found["again"] = attempt(lambda: _replay_and_finish(communicator, graph))
     found["eager"] = attempt(lambda: allreduce(communicator, ones(rank)))
@@ -118,7 +118,7 @@ def _mismatch(rank: Rank, timeout: float) -> Attempt:
     rank.barrier()
     found = attempt(lambda: _replay_and_finish(communicator, graph))
     rank.barrier()
-    found = found if found.error else attempt(communicator.check)
+    found = found if found.error else attempt(communicator.raise_if_failed)
     communicator.destroy()
     return found
 

@@ -529,7 +529,7 @@ def _absent(rank: Rank, timeout: float, way: Way) -> Attempt:
         rank.barrier()
     else:
         rank.barrier()  # the others have given up
-        found = attempt(communicator.check)
+        found = attempt(communicator.raise_if_failed)
     rank.arenas.pop(communicator.name, None)
     communicator.destroy()
     return found
@@ -557,7 +557,7 @@ def _apart(rank: Rank, check: bool) -> Attempt:
 
     found = attempt(run)
     rank.barrier()
-    found = found if found.error else attempt(communicator.check)
+    found = found if found.error else attempt(communicator.raise_if_failed)
     communicator.destroy()
     return found
 

@@ -151,7 +151,7 @@ def _unordered(rank: Rank) -> Attempt:
             graph.replay()
     found = attempt(lambda: finish(communicator))
     rank.barrier()
-    found = found if found.error else attempt(communicator.check)
+    found = found if found.error else attempt(communicator.raise_if_failed)
     communicator.destroy()
     return found
 

@@ -22,7 +22,7 @@ def _watched(rank: Rank) -> tuple[list[bool], list[bool], list[Attempt]]:
     assert works(rank, communicator)
     found: list[Attempt] = []
     before = _contexts()
-    watchdog = threading.Thread(target=lambda: found.append(attempt(communicator.check)))
+    watchdog = threading.Thread(target=lambda: found.append(attempt(communicator.raise_if_failed)))
     watchdog.start()
     watchdog.join()
     return before, _contexts(), found

@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[Call, tuple[str, ...], tuple[str, ...]]] = {
 def _refused(rank: Rank, what: str) -> Attempt:
     communicator = rank.communicator()
     found = attempt(lambda: WRONG[what][0](rank, communicator.name))
-    communicator.check()
+    communicator.raise_if_failed()
     assert works(rank, communicator)
     return found
 

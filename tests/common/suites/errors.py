@@ -102,7 +102,7 @@ def _different(rank: Rank, timeout: float) -> dict[str, Any]:
     found = _caught(call)
     rank.barrier()
     if not found["class"]:  # it left the call before the other noticed
-        found = _caught(communicator.check)
+        found = _caught(communicator.raise_if_failed)
     communicator.destroy()
     return found
 

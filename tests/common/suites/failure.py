@@ -62,7 +62,7 @@ def _one_never_comes(rank: Rank, algorithm: str, absent: int, timeout: float) ->
         found["call"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
     rank.barrier()  # the others have given up
     if rank.rank == absent:
-        found["call"] = attempt(communicator.check)
+        found["call"] = attempt(communicator.raise_if_failed)
     found["next"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
     found["destroy"] = attempt(communicator.destroy)
     rank.barrier()
@@ -174,7 +174,7 @@ def _other_call(rank: Rank, what: str, algorithm: str, timeout: float) -> Attemp
     found = attempt(call)
     if not found.error:  # a rank that left the call before the others noticed
         rank.barrier()
-        found = attempt(communicator.check)
+        found = attempt(communicator.raise_if_failed)
     else:
         rank.barrier()
     communicator.destroy()
@@ -214,7 +214,7 @@ def _symmetric_on_one_rank(rank: Rank, timeout: float) -> Attempt:
     source = symmetric if rank.rank == 0 else ones(rank)
     found = attempt(lambda: _call_and_finish(communicator, source, out, "oneshot_pull"))
     rank.barrier()
-    found = found if found.error else attempt(communicator.check)
+    found = found if found.error else attempt(communicator.raise_if_failed)
     communicator.destroy()
     return found
 

@@ -420,7 +420,7 @@ def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
         arguments = {**given.arguments, **row.change(given)}
         function = overload(op, row.form)
         found[op] = attempt(lambda: function(**arguments))  # noqa: B023
-        given.communicator.check()
+        given.communicator.raise_if_failed()
     communicator = rank.communicator()
     finish(communicator)
     assert works(rank, communicator)
@@ -572,7 +572,7 @@ def _wrong_on_the_device(
 
     found = attempt(run)
     rank.barrier()
-    found = found if found.error else attempt(communicator.check)
+    found = found if found.error else attempt(communicator.raise_if_failed)
     around = [
         bytes_around(placed, before)
         for placed, before in zip(prepared.outs, prepared._before[1:], strict=True)
@@ -622,7 +622,7 @@ def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
 
     found = [attempt(run)]
     rank.barrier()
-    found.append(attempt(communicator.check))
+    found.append(attempt(communicator.raise_if_failed))
     rank.arenas.pop(communicator.name, None)
     attempt(communicator.destroy)
     return found

@@ -74,7 +74,7 @@ def _one_never_comes(
         found["barrier"] = attempt(lambda: _barrier(communicator))
     rank.barrier()
     if rank.rank == absent:
-        found["check"] = attempt(communicator.check)
+        found["check"] = attempt(communicator.raise_if_failed)
     found["next"] = attempt(call)
     found["destroy"] = attempt(communicator.destroy)
     rank.arenas.pop(communicator.name, None)
@@ -180,7 +180,7 @@ def _other_call(rank: Rank, what: str, ops: tuple[str, ...]) -> dict[str, Attemp
         found = attempt(run)
         rank.barrier()
         # A rank may have left the call before the others noticed.
-        answers[op] = found if found.error else attempt(communicator.check)
+        answers[op] = found if found.error else attempt(communicator.raise_if_failed)
         communicator.destroy()
     return answers
 
@@ -220,7 +220,7 @@ def _checked_and_alike(rank: Rank, op: str) -> list[str]:
         for fields in own
     ]
     found = [f"{call}: {wrong}" for call in calls if (wrong := run_call(rank, communicator, call))]
-    communicator.check()
+    communicator.raise_if_failed()
     return found
 
 

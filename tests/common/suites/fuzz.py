@@ -89,7 +89,7 @@ def make_calls(
             wrong = run_call(rank, communicator, call)
         if wrong:
             found.append(f"COLLX_FUZZ_SEED={seed}, call {number}: {call}: {wrong}")
-    communicator.check()
+    communicator.raise_if_failed()
     return found[:5]
 
 

@@ -113,7 +113,7 @@ def _every_overload(rank: Rank) -> tuple[list[str], int]:
                 found = _compare(overload, plain, chosen)
                 if found:
                     wrong.append(f"{overload} of {dtype}, lazy {chosen}: {found}")
-    communicator.check()
+    communicator.raise_if_failed()
     return wrong, count
 
 

@@ -126,7 +126,7 @@ def _described(rank: Rank, what: str, norm: bool) -> Attempt:
     found = attempt(run)
     rank.barrier()
     # A rank may have left the call before the others noticed.
-    found = found if found.error else attempt(communicator.check)
+    found = found if found.error else attempt(communicator.raise_if_failed)
     communicator.destroy()
     return found
 
@@ -185,7 +185,7 @@ def _uneven_gathers(rank: Rank, algorithm: str) -> list[str]:
             break
         if not out.cpu().eq(owners.view([-1 if i == axis else 1 for i in range(10)])).all():
             found.append(f"axis {axis}: wrong result")
-    communicator.check()
+    communicator.raise_if_failed()
     return found
 
 

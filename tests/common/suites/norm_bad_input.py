@@ -293,7 +293,7 @@ def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
         arguments = {**given.arguments, **row.change(given)}
         function = overload(op, False, row.out)
         found[op] = attempt(lambda: function(**arguments))  # noqa: B023
-        communicator.check()
+        communicator.raise_if_failed()
     finish(communicator)
     assert works(rank, communicator)
     assert run_norm(rank, communicator, Call(row.ops[-1], rows=3)) == ""

@@ -42,7 +42,7 @@ def _one_never_comes(rank: Rank, call: Call, timeout: float) -> dict[str, Attemp
         found["call"] = attempt(run)
     rank.barrier()
     if absent:
-        found["check"] = attempt(communicator.check)
+        found["check"] = attempt(communicator.raise_if_failed)
     found["next"] = attempt(run)
     found["destroy"] = attempt(communicator.destroy)
     rank.barrier()
@@ -105,7 +105,7 @@ def _disagree(rank: Rank, what: str, timeout: float) -> list[Attempt]:
 
     found = [attempt(run)]
     rank.barrier()
-    found.append(attempt(communicator.check))
+    found.append(attempt(communicator.raise_if_failed))
     rank.arenas.pop(communicator.name, None)
     attempt(communicator.destroy)
     return found

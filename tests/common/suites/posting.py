@@ -88,7 +88,7 @@ def _mixed(rank: Rank, seed: int, count: int) -> list[str]:
                 found.append(f"COLLX_FUZZ_SEED={seed}: {call}, not posted: {wrong}")
     for slot in list(in_flight):
         finish(slot)
-    communicator.check()
+    communicator.raise_if_failed()
     return found[:5]
 
 
@@ -415,7 +415,7 @@ def _graph(rank: Rank) -> None:
         graph.replay()
         assert bool((out == 2 * i * rank.size + 1).all())
         assert bool((dropped == i * rank.size).all())
-    communicator.check()
+    communicator.raise_if_failed()
 
 
 @pytest.mark.worlds(1, 2)

@@ -206,7 +206,7 @@ def _absent(rank: Rank) -> tuple[Attempt, Attempt, Attempt, Attempt]:
         found = attempt(lambda: communicator.empty(8))
     rank.barrier()
     call = attempt(lambda: works(rank, communicator))
-    return found, attempt(communicator.check), call, attempt(communicator.destroy)
+    return found, attempt(communicator.raise_if_failed), call, attempt(communicator.destroy)
 
 
 @pytest.mark.worlds(2, 3)
