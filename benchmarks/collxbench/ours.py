@@ -79,7 +79,7 @@ class Collx(Implementation):
 
     def in_place(self, case: Case) -> Callable[[], Call] | None:
         if case.op.name == "alltoall" and self._algorithm == "direct":
-            return None  # peers would overwrite what is still to be sent
+            return None  # peers would overwrite data that is not sent yet
         if hasattr(collx, f"{case.op.name}_"):
             return partial(self._prepare_in_place, case)
         if case.op.name in PART_INSIDE:

@@ -25,7 +25,7 @@ using Words = SymmetricPool::Source::Words;
 std::optional<int64_t> checked(const char* argument, std::optional<int64_t> value,
                                int64_t least = 1) {
   TORCH_CHECK_VALUE(!value || *value >= least, "collx.backend.Options: ", argument, ": got ",
-                    *value, "; accepted: ", least, " and more, or None");
+                    *value, "; accepted: ", least, " or more, or None");
   return value;
 }
 

@@ -44,7 +44,7 @@ py::dict call_dict(const CallDescriptor& call) {
   d["root"] = static_cast<int>(call.root);
   d["axis"] = call.axis;
   d["algorithm"] = name_of(call.algorithm);
-  d["runs"] = name_of(call.runs);
+  d["executed_by"] = name_of(call.runs);
   d["max_blocks"] = call.max_blocks;
   d["shape"] = py::tuple(shape);
   d["numel"] = call.numel;

@@ -10,7 +10,7 @@ namespace collx {
 /// A record as a dict, whose keys python/collx/errors.py documents.
 pybind11::dict record_dict(const StatusRecord& record);
 
-/// Adds `raise_as` to `module`, by which Python says what the operators raise.
+/// Adds `raise_as` to `module`, with which Python sets the exceptions of the operators.
 void bind_errors(pybind11::module_& module);
 
 }  // namespace collx

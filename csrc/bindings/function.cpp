@@ -254,7 +254,7 @@ const Function::Choice* Function::fill(torch::jit::Stack& stack, const Values& v
 }
 
 /// The text of an epilogue that Python has traced before and that reads nothing but its code, with
-/// extras that are tensors alone. Null for any other: Python's own look-up takes a third of the
+/// extras that are all tensors. Null for any other: Python's own look-up takes a third of the
 /// time of a small call.
 PyObject* Function::traced_text(const Values& values) const {
   PyObject* const input = value_of(input_, values);

@@ -25,7 +25,7 @@ struct Given {
   }
 };
 
-/// It chooses the operator by what it is given, converts the arguments, and calls through the
+/// It selects the operator by the arguments, converts them, and calls through the
 /// dispatcher. A call with arguments that are not plain, or not right, goes to the twin, which does
 /// the same in Python: there PyTorch traces, overrides and refuses. Used with the interpreter's
 /// lock, which it releases for the operator.
@@ -62,7 +62,7 @@ class Function {
     const c10::Argument* schema;
   };
 
-  /// An operator that a call can come to.
+  /// An operator that a call can select.
   struct Choice {
     const Operator* op;
     const c10::OperatorHandle* handle;

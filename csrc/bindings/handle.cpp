@@ -1,17 +1,23 @@
 #include "handle.h"
 
+#include <pybind11/chrono.h>
 #include <pybind11/gil_simple.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <chrono>
 #include <optional>
 #include <utility>
+#include <variant>
 
 namespace collx {
 
 namespace py = pybind11;
 
 namespace {
+
+using Seconds = std::chrono::duration<double>;
+// A number of seconds comes first: the caster of durations accepts floats, but no integers.
+using Limit = std::variant<double, Seconds>;
 
 class Handle {
  public:
@@ -35,16 +41,20 @@ class Handle {
 
   bool is_completed() const { return call_ == nullptr || call_->is_completed(); }
 
-  py::object wait(std::optional<double> timeout) {
+  py::object wait(const std::optional<Limit>& given) {
+    std::optional<double> timeout;
+    if (given) {
+      timeout = std::visit([](auto limit) { return Seconds(limit).count(); }, *given);
+    }
     TORCH_CHECK_VALUE(!timeout || *timeout >= 0, "collx.", function_, ": wait: timeout: got ",
-                      *timeout, "; accepted: seconds, 0 and more, or None");
+                      *timeout, " s; accepted: 0 or more, or None");
     waited_ = true;
     if (call_ != nullptr) {
       const py::gil_scoped_release_simple others_run;
       PostedCall::Timeout limit;
       if (timeout) {
         limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
-            std::chrono::duration<double>(std::min(*timeout, kLongest)));
+            Seconds(std::min(*timeout, kLongest)));
       }
       call_->wait(limit, tensors_);
     }
@@ -52,7 +62,7 @@ class Handle {
   }
 
   std::shared_ptr<torch::jit::PythonFutureWrapper> get_future() {
-    waited_ = true;  // whoever has the future may wait for it
+    waited_ = true;  // the owner of the future may wait for it
     c10::intrusive_ptr<c10::ivalue::Future> future;
     {
       const py::gil_scoped_release_simple others_run;
@@ -92,13 +102,14 @@ void bind_handle(py::module_& m) {
 Returns what the synchronous call returns.
 
 On the CPU, `wait` blocks until the call has completed. On a GPU, it orders the current stream after
-the call and does not block the host. With `timeout`, in seconds, the host waits in both cases.
+the call and does not block the host. With `timeout`, in seconds or as a datetime.timedelta, the
+host waits in both cases.
 
 Raises:
     CollectiveTimeout, CollectiveMismatch, CollectiveOverlap: the call failed. On a GPU, `wait`
-        raises a failure that is already known; the next call, `check` or `synchronize` raises a
-        later one. CollectiveTimeout also means that the call has not completed within `timeout`;
-        the call then continues.
+        raises a failure that is already known; the next call, `Communicator.raise_if_failed` or
+        `Communicator.synchronize` raises a later one. CollectiveTimeout also means that the call
+        has not completed within `timeout`; the call then continues.
     CommunicatorPoisoned: the communicator has been destroyed, or an earlier call failed.
 )")
       .def("is_completed", &Handle::is_completed,

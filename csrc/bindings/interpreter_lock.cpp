@@ -16,7 +16,7 @@ void restore(void* state) noexcept {
     PyEval_RestoreThread(static_cast<PyThreadState*>(state));
   } catch (...) {
     // The interpreter is ending. Before Python 3.14 it unwinds a thread that comes late, which no
-    // destructor on the way survives. Rest here until the process is gone, as 3.14 itself does.
+    // destructor on the way survives. Sleep here until the process ends, as 3.14 itself does.
     for (;;) ::pause();
   }
 }

@@ -56,8 +56,9 @@ std::shared_ptr<Communicator> make_communicator(
     std::string name, std::string group_name, c10::Device device, int rank, int world_size,
     std::vector<uint64_t> regions, uint64_t payload_bytes, int64_t timeout_ms,
     const std::string& pdl, bool check, const collx::Offer& agreed, int spare_blocks,
-    uint64_t multicast, std::string no_multicast, bool simulated, bool deterministic,
-    c10::intrusive_ptr<c10d::ProcessGroup> fallback_group, bool watchdog, bool overlap) {
+    uint64_t multicast, std::string multicast_unavailable_reason, bool simulated,
+    bool deterministic, c10::intrusive_ptr<c10d::ProcessGroup> fallback_group, bool watchdog,
+    bool overlap) {
   return Communicator::create(CommunicatorOptions{std::move(name),
                                                   std::move(group_name),
                                                   device,
@@ -72,7 +73,7 @@ std::shared_ptr<Communicator> make_communicator(
                                                   spare_blocks,
                                                   collx::capabilities_of(agreed),
                                                   multicast,
-                                                  std::move(no_multicast),
+                                                  std::move(multicast_unavailable_reason),
                                                   simulated,
                                                   deterministic,
                                                   overlap,
@@ -80,8 +81,8 @@ std::shared_ptr<Communicator> make_communicator(
                                                   std::move(fallback_group)});
 }
 
-/// Poisons the communicator here and at the peers: `rank` waited in vain for `peer` to vote (-1:
-/// nobody knows for whom).
+/// Poisons the communicator here and at the peers: `rank` timed out waiting for `peer` to vote (-1:
+/// unknown).
 void report_absent(Communicator& self, int rank, int peer) {
   collx::StatusRecord record;
   record.failure = collx::Failure::timeout;
@@ -110,7 +111,7 @@ py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, 
                      max_blocks, {rounding, scale_mode, quant_group_size, keep_norm});
   py::dict d;
   d["algorithm"] = collx::name_of(e.plan.named);
-  d["runs"] = collx::name_of(e.plan.algorithm);
+  d["executed_by"] = collx::name_of(e.plan.algorithm);
   d["blocks"] = e.plan.blocks;
   d["threads"] = e.plan.threads;
   d["chunks"] = e.chunks;
@@ -135,7 +136,7 @@ std::vector<std::string_view> algorithms(std::string_view op, bool multicast) {
 py::tuple part_of(uint64_t numel, int world_size, int rank) {
   TORCH_CHECK_VALUE(world_size >= 1 && rank >= 0 && rank < world_size,
                     "collx.part_of: got world_size ", world_size, " and rank ", rank,
-                    "; accepted: 1 and more, and a rank below it");
+                    "; accepted: 1 or more, and a rank below it");
   const collx::Part part = collx::partition(numel, world_size, rank);
   return py::make_tuple(part.start, part.count);
 }
@@ -169,7 +170,7 @@ py::object& factory() {
 
 std::shared_ptr<Communicator> make_in_python(const std::string& group_name) {
   TORCH_CHECK(Py_IsInitialized() != 0, "collx: a communicator for process group \"", group_name,
-              "\" cannot be made, since the Python interpreter has ended");
+              "\" cannot be created, since the Python interpreter has ended");
   const py::gil_scoped_acquire held;
   return factory()(group_name).cast<std::shared_ptr<Communicator>>();
 }
@@ -236,9 +237,10 @@ void bind_communicator(py::module_& m) {
            py::arg("device"), py::arg("rank"), py::arg("world_size"), py::arg("regions"),
            py::arg("payload_bytes"), py::arg("timeout_ms"), py::arg("pdl"), py::arg("check"),
            py::arg("agreed"), py::arg("spare_blocks") = 0, py::arg("multicast") = 0,
-           py::arg("no_multicast") = "it was not asked for", py::arg("simulated") = false,
-           py::arg("deterministic") = true, py::arg("fallback_group") = py::none(),
-           py::arg("watchdog") = false, py::arg("overlap") = false)
+           py::arg("multicast_unavailable_reason") = "it was not requested",
+           py::arg("simulated") = false, py::arg("deterministic") = true,
+           py::arg("fallback_group") = py::none(), py::arg("watchdog") = false,
+           py::arg("overlap") = false)
       .def_property_readonly("name", [](const Communicator& c) { return c.options().name; })
       .def_property_readonly("group_name",
                              [](const Communicator& c) { return c.options().group_name; })
@@ -257,7 +259,7 @@ void bind_communicator(py::module_& m) {
                              [](const Communicator& c) { return c.failure().has_value(); })
       .def_property_readonly("destroyed", &Communicator::destroyed)
       .def(
-          "check", [](Communicator& c, bool wait) { c.check("check", {}, wait); },
+          "check", [](Communicator& c, bool wait) { c.check("raise_if_failed", {}, wait); },
           py::arg("wait") = true, NoGil())
       .def("status",
            [](const Communicator& c) -> std::optional<py::dict> {
@@ -271,7 +273,8 @@ void bind_communicator(py::module_& m) {
            py::arg("input_symmetric"), py::arg("output_symmetric"), py::arg("algorithm"),
            py::arg("max_blocks"), py::arg("rounding"), py::arg("scale_mode"),
            py::arg("quant_group_size"), py::arg("keep_norm"))
-      .def_property_readonly("no_multicast", &Communicator::no_multicast)
+      .def_property_readonly("multicast_unavailable_reason",
+                             &Communicator::multicast_unavailable_reason)
       .def("report_absent", &report_absent, py::arg("rank"), py::arg("peer"), NoGil())
       .def("tune", &Communicator::tune, py::arg("blocks"), py::arg("threads"), NoGil())
       .def("destroy", &Communicator::destroy, NoGil());

@@ -1,5 +1,5 @@
 // Memory that all ranks hand out at the same places, although each rank gets its memory back in an
-// order of its own: Python's garbage collector frees when it likes.
+// order of its own: Python's garbage collector frees at any time.
 //
 // AGREEMENT  A rank's allocations have numbers. Allocation n of every rank is decided by the same
 // function of the same values: the requests 0 to n, and what each rank had got back before it began
@@ -10,9 +10,9 @@
 // counts is known. With a lag of one, ranks need not meet at each allocation, and a size of which
 // k blocks are in use at a time takes k + 1 blocks.
 //
-// PAGES      Each rank writes its own page alone, and peers read it. A block's uses alternate
+// PAGES      Each rank only writes its own page, and peers read it. A block's uses alternate
 // between two words. Use u + 2 begins when all ranks, the reader among them, have given back use
-// u + 1, so nobody still asks about use u when its word is written again. An older value in a word
+// u + 1, so no rank still reads use u when its word is written again. An older value in a word
 // is not larger than the number of the allocation that began the use.
 #pragma once
 
@@ -29,9 +29,9 @@ namespace collx::cpu {
 inline constexpr uint64_t kPoolLag = 1;
 inline constexpr uint32_t kPoolBlocks = 4096;               // at most
 inline constexpr uint64_t kPoolAlignment = 512;             // of places and sizes
-inline constexpr uint64_t kPoolSegmentBytes = 16ull << 20;  // at least, where there is room
+inline constexpr uint64_t kPoolSegmentBytes = 16ull << 20;  // at least, if there is room
 
-/// What a rank tells its peers, in memory that all ranks map. Zero at first.
+/// What a rank publishes to its peers, in memory that all ranks map. Initially zero.
 struct alignas(64) PoolPage {
   static constexpr uint64_t kKept = 8;
 
@@ -55,7 +55,7 @@ class AgreedPool {
   AgreedPool(std::vector<PoolPage*> pages, int rank, uint64_t most_bytes);
 
   /// Begins an allocation; the peers see it. Blocks do not change between streams, since reuse is
-  /// ordered after a block's earlier use by the stream alone.
+  /// ordered after a block's earlier use only by the stream.
   void begin(uint64_t bytes, uint32_t stream);
   /// Whether the peer has begun all that counts for the allocation.
   bool may_decide(int peer) const;

@@ -1,12 +1,12 @@
 // The words of a region by which CPU ranks follow each other.
 //
-// MEMORY LAYOUT. Every word here is written by the region's owner alone (Doorbell apart, on which
+// MEMORY LAYOUT. Only the region's owner writes the words here (except Doorbell, on which
 // peers note that they sleep). Peers poll the published words, each area's on its own line.
 //
-// MEMORY SEMANTICS. A word is published with release after what it speaks of and polled with
-// acquire. Epochs count the uses of an area, wrap around, and pick the slot: epoch & 1.
-// A use publishes every word of its area, since a word that stood still for 2^31 uses would
-// look as if it lay ahead.
+// MEMORY SEMANTICS. A word is published with release after the data that it announces and polled
+// with acquire. Epochs count the uses of an area, wrap around, and pick the slot: epoch & 1. A use
+// publishes every word of its area, since a word that stood still for 2^31 uses would look as if it
+// lay ahead.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,7 @@ struct alignas(64) Control {
   uint32_t epochs[kAreas];     // uses so far
   // The last use of which every peer's last word has been seen: mostly the last one.
   uint32_t settled[kAreas];
-  Doorbell bell;  // whoever waits for this rank sleeps here
+  Doorbell bell;  // ranks that wait for this rank sleep here
 };
 static_assert(sizeof(Control) <= kCpuControlBytes);
 

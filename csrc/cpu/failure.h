@@ -1,4 +1,4 @@
-// How a failed rank tells its own host and its peers, and how a rank learns that one has failed.
+// How a failed rank reports to its own host and its peers, and how a rank detects a failed one.
 // Who is named: protocol/blame.h.
 #pragma once
 
@@ -8,13 +8,13 @@
 namespace collx::cpu {
 
 /// Leaves a note of this rank's failure at every rank, marks them unless another rank has, and
-/// records what the notes of all come to. The first report on a rank wins.
+/// records the result of all notes. The first report on a rank wins.
 void report(const CpuView& view, const StatusRecord& record);
 
 /// True when a rank of the communicator has failed; its note is then visible.
 bool poisoned(const CpuView& view);
 
-/// Learns from the notes of the others what has failed, into this rank's status, unless that says
+/// Copies the failure in the notes of the others to this rank's status, unless that contains
 /// something already: for a rank that comes when others have failed. Only after poisoned().
 void adopt(const CpuView& view);
 

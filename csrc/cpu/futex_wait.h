@@ -1,8 +1,9 @@
 // How a CPU rank waits for a peer: spin briefly, then yield, then sleep on a futex. Ranks may
-// outnumber cores (hazard 23), and then whoever spins keeps the core from whom it waits for.
+// outnumber cores (hazard 23), and then a rank that spins keeps the core from the rank that it
+// waits for.
 //
 // USAGE. A Doorbell lies in shared memory beside what is awaited, usually one per rank, on which
-// that rank alone sleeps. All-zero bytes are a valid doorbell.
+// only that rank sleeps. All-zero bytes are a valid doorbell.
 //     waiter:  wait_until(bell, [&] { return flag.load(acquire) == epoch; }, deadline);
 //     writer:  flag.store(epoch, release);  ring(bell);
 // `ready` may look at any memory, as long as every writer of that memory rings afterwards.
@@ -110,7 +111,7 @@ bool wait_until(Doorbell& bell, Ready&& ready, std::chrono::steady_clock::time_p
   return detail::sleep_until(bell, ready, deadline);
 }
 
-/// Wakes whoever sleeps on `bell`. To be called after the store that makes `ready` true.
+/// Wakes all threads that sleep on `bell`. Call it after the store that makes `ready` true.
 inline void ring(Doorbell& bell) {
   if (bell.sleepers.fetch_add(0, std::memory_order_acq_rel) == 0) return;
   bell.rings.fetch_add(1, std::memory_order_acq_rel);

@@ -1,4 +1,4 @@
-// Mistakes that a test can switch on in a build of its own, to see that the tests notice them.
+// Mistakes that a test can enable in a build of its own, to show that the tests detect them.
 //
 // In every other build mutant() is false at compile time, and nothing of this is left in the
 // machine code. The mistakes are made where ranks follow each other, in the session, whatever
@@ -19,7 +19,7 @@ enum class Mutant : uint8_t {
   slots_by_shape,       // 4: where the second slot of the staging starts follows from the call
   no_closing_barrier,   // 11: a call returns while peers still use the rank's tensors
   one_slot,             // 14: each use overwrites what peers read in the one before
-  no_claim,             // 14: nobody asks whether a slot has been read
+  no_claim,             // 14: no check whether a slot has been read
   only_root_publishes,  // 14: in a call with a root, no word comes back from the others
   arrival_not_awaited,  // 20: what is pushed or staged is read before it has come
   no_opening_barrier,   // 20: what is read where it lies, too

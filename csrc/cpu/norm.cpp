@@ -24,7 +24,7 @@ constexpr Body<NormSteps> kBodies[] = {
 };
 static_assert(are_complete(kBodies, kNorms | kScatteringNorms));
 
-/// A scale that was given is returned as it is, whatever the number of rows.
+/// A given scale is returned unchanged, for any number of rows.
 void return_given_scale(const NormCall& call) {
   const NormOptions& o = call.options;
   if (o.quantization == Quantization::none || o.scale_mode != ScaleMode::tensor) return;

@@ -48,7 +48,7 @@ Session::~Session() {
 
 bool Session::alive() const {
   if (!poisoned(view_)) return true;
-  report(view_, record(Failure::none, Phase::none, -1));  // it waited for nobody
+  report(view_, record(Failure::none, Phase::none, -1));  // it waited for no rank
   return false;
 }
 
@@ -180,7 +180,7 @@ bool Session::wait(int peer, Read read, uint32_t expected, Phase phase) {
   left.spins = 0;
   wait_until(control(peer).bell, ready, deadline_after(view_.timeout_ns), left);
   if (reached()) return true;
-  // In vain: since the time is up, or since another rank has failed, maybe for want of this one.
+  // The wait failed: it timed out, or another rank has failed, maybe because this rank was missing.
   StatusRecord vain = record(Failure::timeout, phase, peer);
   vain.expected = expected;
   vain.seen = read();

@@ -44,7 +44,7 @@ class Session {
   const CpuLayout& layout() const { return view_.layout; }
   int rank() const { return view_.rank; }
   int world() const { return view_.world; }
-  /// The rank that many places behind this one. Ranks that follow the ring do not all load the same
+  /// The rank that many places after this one. Ranks that follow the ring do not all load the same
   /// peer at once.
   int neighbor(int step) const { return (rank() + step) % world(); }
 
@@ -56,8 +56,8 @@ class Session {
   /// wait precedes.
   bool alive() const;
 
-  /// In a call whose ranks do not know of each other how many bytes they send and expect: by rank,
-  /// and to be kept. Fingerprints and reports then speak of the pair.
+  /// In a call whose ranks do not have each other's numbers of bytes to send and receive: by rank,
+  /// and to be kept. Fingerprints and reports then describe the pair.
   void set_counts(const uint64_t* sends, const uint64_t* expects) {
     sends_ = sends;
     expects_ = expects;

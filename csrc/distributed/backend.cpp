@@ -89,8 +89,7 @@ bool Backend::supportsTensorAlloc(c10::DeviceIndex /*index*/) {
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   const c10::Device device = options.device();
-  TORCH_CHECK_VALUE(size >= 0, "collx: allocate_tensor: size: got ", size,
-                    "; accepted: 0 and more");
+  TORCH_CHECK_VALUE(size >= 0, "collx: allocate_tensor: size: got ", size, "; accepted: 0 or more");
   const bool served = serves(device);
   if (served && size > 0 && supportsTensorAlloc(device.index())) {
     const c10::Device own = place(device).communicator->options().device;
@@ -239,7 +238,7 @@ c10::intrusive_ptr<c10d::Work> Backend::kept(c10::Device device, const Pending& 
 void Backend::startCoalescing() { coalesced_.emplace(); }
 
 c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
-  TORCH_CHECK(coalesced_.has_value(), "collx: end of coalescing without a start");
+  TORCH_CHECK(coalesced_.has_value(), "collx: coalescing ends without a start");
   Coalesced all = *std::exchange(coalesced_, std::nullopt);
   if (all.grouped != nullptr) all.inner = {all.grouped->endCoalescing()};
   if (hooks_->any() && !all.inner.empty()) report_end(hooks_, all.inner, all.keys, *all.device);

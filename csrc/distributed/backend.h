@@ -132,7 +132,7 @@ class C10_EXPORT Backend final : public c10d::Backend {
   /// Of PyTorch's newer versions: the bytes of this rank's regions, by the names that NCCL's has.
   std::unordered_map<std::string, uint64_t> getMemoryStats();
 
-  /// Whatever the device: FSDP2 asks by the index alone, which the CPU does not have.
+  /// For any device: FSDP2 passes only the index, which the CPU does not have.
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
   /// In symmetric memory, or in ordinary memory on all ranks.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
@@ -170,13 +170,13 @@ class C10_EXPORT Backend final : public c10d::Backend {
     std::shared_ptr<SymmetricPool> pool;         // null: likewise, or the group has been shut down
   };
   Place& place(c10::Device device) { return places_[device.is_cuda() ? 1 : 0]; }
-  /// Whether a communicator serves the device, which is made if need be.
+  /// Whether a communicator serves the device. Creates it if necessary.
   bool serves(c10::Device device);
   std::shared_ptr<SymmetricPool> pool_on(c10::Device device);
   c10d::Backend& inner(c10::Device device) const;
   std::vector<std::shared_ptr<Communicator>> communicators() const;
 
-  /// The calls that `make` makes, as one piece of work, which a profiler knows by its title and its
+  /// The calls that `make` makes, as one piece of work, which a profiler shows by its title and its
   /// inputs. `results`: as Work::result() gives them.
   template <typename F>
   Pending work(c10d::OpType type, const char* title, const Tensors& inputs, bool async,

@@ -17,7 +17,7 @@
 
 namespace collx::distributed {
 
-/// What collx reduces in place of a tensor of torch.distributed.
+/// The tensor that collx reduces instead of a tensor of torch.distributed.
 struct Reduction {
   at::Tensor tensor;  // the same memory
   std::string_view op;
@@ -73,7 +73,7 @@ class Calls {
 
   void allgather(const at::Tensor& input, const at::Tensor& output);
   void allgather(const at::Tensor& input, const std::vector<at::Tensor>& outputs);
-  /// `to`: what stands for the output.
+  /// `to`: the tensor that replaces the output.
   void reducescatter(const at::Tensor& input, const Reduction& to, const c10d::ReduceOp& op);
   void reducescatter(const std::vector<at::Tensor>& inputs, const at::Tensor& output,
                      const Reduction& to, const c10d::ReduceOp& op);

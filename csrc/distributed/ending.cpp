@@ -109,7 +109,7 @@ void after_fork_in_parent_of_poller() { poller()->mutex.unlock(); }
 void after_fork_in_child_of_poller() { poller() = new Poller; }
 
 Poller*& poller() {
-  // Never destroyed: the thread runs until the process is gone.
+  // Never destroyed: the thread runs until the process ends.
   static Poller* instance = [] {
     pthread_atfork(before_fork_of_poller, after_fork_in_parent_of_poller,
                    after_fork_in_child_of_poller);

@@ -54,8 +54,8 @@ std::vector<at::Tensor> Work::result() { return made_.results; }
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   TORCH_CHECK_NOT_IMPLEMENTED(
       made_.inner.empty(),
-      "collx: get_future: calls that the inner process group carries out together have no future");
-  // A call that was not posted keeps its results alone, which tell the device.
+      "collx: get_future: coalesced calls of the inner process group have no future");
+  // A call that was not posted only keeps its results, which determine the device.
   if (made_.calls.empty()) return future_of(nullptr, made_.results, made_.results);
   // The calls of a communicator complete in their order.
   return future_of(made_.calls.back().get(), made_.results, made_.tensors);

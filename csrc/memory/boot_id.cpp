@@ -11,7 +11,7 @@ std::string boot_id() {
   std::string id;
   if (!std::getline(file, id) || id.size() != 36) {
     throw std::runtime_error(
-        std::string("cannot tell whether ranks share a machine: no boot id in ") + path +
+        std::string("cannot determine whether ranks share a machine: no boot id in ") + path +
         " (is /proc mounted?)");
   }
   return id;

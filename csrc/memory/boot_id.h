@@ -1,4 +1,4 @@
-// What tells this machine from others, also where hosts share a name (hazard 22).
+// Identifies this machine, also among hosts that share a name (hazard 22).
 #pragma once
 
 #include <c10/macros/Export.h>

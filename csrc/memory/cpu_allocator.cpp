@@ -18,7 +18,7 @@ namespace {
 namespace symm_mem = c10d::symmetric_memory;
 using Handle = c10::intrusive_ptr<symm_mem::SymmetricMemory>;
 
-/// One allocation: what tensors point into until free(), and what its groups know of it.
+/// One allocation: the memory of tensors until free(), and its mappings in groups.
 struct Block {
   std::shared_ptr<const Segment> segment;
   size_t bytes;
@@ -70,7 +70,8 @@ class CpuAllocator final : public symm_mem::SymmetricMemoryAllocator {
     TORCH_CHECK(block->owner == ::getpid(), "rendezvous: this memory was allocated by process ",
                 block->owner, " and cannot be used in its forked child ", ::getpid());
     const auto& name = group_name.has_value() ? group_name : block->default_group;
-    TORCH_CHECK_VALUE(name.has_value(), "rendezvous: no group given, neither here nor at empty()");
+    TORCH_CHECK_VALUE(name.has_value(),
+                      "rendezvous: no group was passed, neither here nor to empty()");
     const auto offset = static_cast<size_t>(static_cast<std::byte*>(ptr) - block->segment->data());
     return handle_of(*block, *name, offset);
   }

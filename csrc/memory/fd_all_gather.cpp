@@ -60,11 +60,11 @@ UniqueFd connect_to(const Endpoint& endpoint, int peer, Deadline deadline) {
     if (!socket) throw_errno("socket to " + who);
     if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0) {
       if (same_user(socket.get())) return socket;
-      throw std::runtime_error("the process at the address of " + who + " is another user's");
+      throw std::runtime_error("the process at the address of " + who + " belongs to another user");
     }
     if (errno == ECONNREFUSED || errno == ENOENT) {
       throw std::runtime_error(who +
-                               " no longer listens: it has ended or given up, or lives in "
+                               " no longer listens: it has ended or given up, or is in "
                                "another network namespace");
     }
     if (errno != EAGAIN && errno != EINTR) throw_errno("connect to " + who);
@@ -258,7 +258,8 @@ FdAllGather::FdAllGather() : listener_(::socket(AF_UNIX, kSocketType, 0)) {
     throw_errno("getsockname");
   }
   const size_t length = size - offsetof(sockaddr_un, sun_path) - 1;
-  if (length > own_.address.size()) throw std::runtime_error("abstract socket address too long");
+  if (length > own_.address.size())
+    throw std::runtime_error("the abstract socket address is too long");
   std::memcpy(own_.address.data(), address.sun_path + 1, length);
   own_.address_size = static_cast<uint8_t>(length);
   if (::getrandom(own_.nonce.data(), own_.nonce.size(), 0) !=

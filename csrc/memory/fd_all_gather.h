@@ -7,13 +7,13 @@
 //
 // TRUST. A connection counts only if the process at its other end runs under this user (the kernel
 // says so, SO_PEERCRED) and its message repeats both ends' nonces, which are random and known to
-// the job alone. All others are dropped, and the all-gather goes on.
+// only the job. All others are dropped, and the all-gather continues.
 //
 // BOUNDS. No socket ever blocks; every wait is a poll() that ends at the deadline. Sending waits
-// for nobody: the message lies in the peer's backlog until it is accepted, so there is no order of
-// calls in which ranks wait for each other. A rank sends all its messages before it reads or closes
-// anything, so one that hangs up without its message having arrived has failed or been killed, and
-// its peers need not wait for the deadline.
+// for no rank: the message stays in the peer's backlog until it is accepted, so there is no order
+// of calls in which ranks wait for each other. A rank sends all its messages before it reads or
+// closes anything, so one that hangs up without its message having arrived has failed or been
+// killed, and its peers need not wait for the deadline.
 #pragma once
 
 #include <array>

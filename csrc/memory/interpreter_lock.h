@@ -1,6 +1,7 @@
 // PyTorch's Python bindings hold the interpreter's lock while they call into an allocator or a
 // handle. A wait for a peer must not stop this process's other threads: they may be what the peer
-// waits for, or the watchdog. This library knows no Python: who registers the allocator says how.
+// waits for, or the watchdog. This library does not depend on Python: the code that registers the
+// allocator sets how.
 #pragma once
 
 namespace collx::memory {

@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A process group's store waits for half an hour unless told otherwise, which is too long for one
+// By default a process group's store waits for half an hour, which is too long for one
 // machine; this is what PyTorch's rendezvous on CUDA is given.
 constexpr milliseconds kLongestMeeting = c10d::Store::kDefaultTimeout;
 
@@ -37,7 +37,7 @@ std::vector<uint8_t> to_bytes(char kind, const std::string& text) {
 }  // namespace
 
 Group find_group(const std::string& name) {
-  // PyTorch's own table first learns of a group when somebody asks for it there, which may have
+  // PyTorch's own table gets an entry for a group at its first look-up, which may have
   // happened on some ranks only; the registry of process groups is the same on all.
   try {
     const auto group = c10d::resolve_process_group(name);
@@ -74,7 +74,7 @@ std::string Meeting::collect(Step step, int rank) {
   } catch (const std::exception& error) {
     const bool late = std::chrono::steady_clock::now() >= deadline_;
     TORCH_CHECK(!late, "timed out after ", timeout_.count(), " ms waiting for rank ", rank,
-                " (step '", name_of(step), "'); it has not come, or has ended");
+                " (step '", name_of(step), "'); it has not arrived, or has ended");
     TORCH_CHECK(false, "the store failed while waiting for rank ", rank, " (step '", name_of(step),
                 "'): ", error.what());
   }

@@ -6,8 +6,8 @@
 // made anew meets no leftovers. Ranks call collectively, so their counts agree; one that was left
 // out of a failed meeting by an error of its own is in step again with the next.
 //
-// FAILURE. A rank that gives up says why in place of its messages, so that the others, a late one
-// too, raise at once instead of waiting for their deadlines.
+// FAILURE. A rank that gives up publishes the cause instead of its messages, so that the others, a
+// late one too, raise at once instead of waiting for their deadlines.
 #pragma once
 
 #include <chrono>
@@ -47,7 +47,7 @@ class Meeting {
   /// Tells peers that wait, now or later, why this rank left. Never throws.
   void give_up(const std::string& reason) noexcept;
 
-  /// After the last step: removes what nobody will read any more. Never throws.
+  /// After the last step: removes what no rank will read any more. Never throws.
   void clean_up() noexcept;
 
   Deadline deadline() const { return deadline_; }

@@ -66,7 +66,8 @@ void check_agreement(const std::vector<SegmentOffer>& offers) {
 /// A forked child shares its parent's connection to the store, and would break it by speaking.
 void check_not_forked(const Group& group) {
   struct Use {
-    c10::weak_intrusive_ptr<c10d::Store> store;  // tells a group from a later one of its name
+    c10::weak_intrusive_ptr<c10d::Store>
+        store;  // distinguishes a group from a later one of the same name
     pid_t owner;
   };
   static std::mutex mutex;
@@ -147,7 +148,7 @@ std::shared_ptr<RankMappings> rendezvous(const std::string& group_name,
   mappings->buffer_bytes = bytes;
   mappings->pad_bytes = symm_mem::get_signal_pad_size();
   mappings->own_buffer = std::move(segment);
-  // Both outlive the attempt: a peer that loses this rank's socket then finds the reason told.
+  // Both outlive the attempt: a peer that loses this rank's socket then finds the reported reason.
   std::optional<Meeting> meeting;
   std::optional<FdAllGather> descriptors;
   const auto fail = [&](std::string reason) {

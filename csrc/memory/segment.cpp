@@ -36,7 +36,7 @@ size_t whole_pages(size_t bytes) {
   return bytes == 0 ? page : (bytes + page - 1) / page * page;
 }
 
-/// Not executable, which vm.memfd_noexec=2 demands. Kernels before 6.3 do not know the flag.
+/// Not executable, which vm.memfd_noexec=2 demands. Kernels before 6.3 do not have the flag.
 UniqueFd create_memfd(const char* label) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   UniqueFd fd(::memfd_create(label, kFlags | kNoExecSeal));

@@ -32,7 +32,7 @@ class Segment {
   std::byte* data() const { return data_; }
   /// Of a segment made here; -1 of a peer's, or after close_fd().
   int fd() const { return fd_.get(); }
-  /// When nobody is to be given the segment any more. The memory stays.
+  /// Call it when no further rank receives the segment. The memory stays.
   void close_fd() { fd_ = UniqueFd(); }
 
  private:

@@ -10,7 +10,7 @@
 // is 1 while a signal of `source` lies there, and 0 otherwise: put_signal takes it from 0 to 1 and
 // wait_signal back, both with acquire and release, so that data written before a put are seen after
 // the wait, and data read before a wait may be overwritten after the next put. Waiters of both
-// kinds sleep on the doorbell behind the pad (hazard 23).
+// kinds sleep on the doorbell after the pad (hazard 23).
 //
 // FORK. A handle belongs to the process that made it: a child would signal in its parent's name.
 // There every call refuses (hazard 24).

@@ -68,8 +68,8 @@ C10_ALWAYS_INLINE void redispatch_below(const c10::OperatorHandle& handle, c10::
 void check_versioned(const Operator& op, const char* argument, const Tensor& tensor) {
   TORCH_CHECK(!tensor.defined() || !tensor.is_inference() || c10::InferenceMode::is_enabled(),
               "collx.", op.name, ": ", argument,
-              ": got an inference tensor outside of torch.inference_mode(), which cannot be "
-              "written there; accepted: any other tensor, or a call within that mode");
+              ": got an inference tensor, which cannot be written outside of "
+              "torch.inference_mode(); accepted: any other tensor, or a call within that mode");
 }
 
 /// The kernel below autograd, which is the first one in inference mode.
@@ -116,19 +116,19 @@ void refuse_gradients_of_out(const Operator& op, const c10::OperatorHandle& hand
   for_each_tensor(handle, stack, [&](const c10::Argument& argument, const Tensor& tensor) {
     TORCH_CHECK(!wants_gradient(tensor), "collx.", op.name, ": out: got ",
                 argument.is_out() ? "a tensor" : "an input",
-                " that requires grad; out= has no automatic differentiation, as nowhere in "
-                "PyTorch. Accepted: the form without out=, or torch.no_grad()");
+                " that requires grad; out= does not support automatic differentiation, as in "
+                "PyTorch; accepted: the form without out=, or torch.no_grad()");
   });
 }
 
-/// The fused normalizations have no backward: a call that asks for a gradient fails at once.
+/// The fused normalizations have no backward: a call that requires a gradient fails immediately.
 void refuse_gradients_of_norm(const Operator& op, const c10::OperatorHandle& handle,
                               const Stack& stack) {
   for_each_tensor(handle, stack, [&](const c10::Argument&, const Tensor& tensor) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !tensor.defined() || (!wants_gradient(tensor) && !torch::autograd::isFwGradDefined(tensor)),
         "collx.", op.name,
-        ": has no automatic differentiation: got an argument that requires grad or has a "
+        ": does not support automatic differentiation, but an argument requires grad or has a "
         "tangent; accepted: detached arguments, torch.no_grad(), or the unfused sequence "
         "(collx.nn.unfused_rmsnorm)");
   });

@@ -88,7 +88,7 @@ bool BoundedGather::completes(c10d::Work& work, Clock::time_point deadline) {
 
 std::string BoundedGather::give_up(Clock::time_point deadline, const std::string& cause) {
   const std::string detail = cause.empty() ? "" : "; the process group says: " + cause;
-  communicator_.check(op_, detail);  // a peer may have told why
+  communicator_.check(op_, detail);  // a peer may have reported the cause
   const bool late = Clock::now() >= deadline;
   StatusRecord record;
   record.failure = late ? Failure::timeout : Failure::group;

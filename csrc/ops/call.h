@@ -22,7 +22,7 @@ inline at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like) {
   return make_output(sizes, like, like.scalar_type());
 }
 
-/// What is asked for, in the descriptor.
+/// The request, in the descriptor.
 void describe_call(const CallCore& core, CallDescriptor& descriptor);
 /// Sizes and dtype of `tensor` for the descriptor.
 void describe_tensor(const at::Tensor& tensor, CallDescriptor& descriptor);

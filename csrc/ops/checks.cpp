@@ -97,7 +97,7 @@ Algorithm check_algorithm(const char* op, Collective collective, std::string_vie
 
 int check_max_blocks(const char* op, int64_t max_blocks) {
   TORCH_CHECK_VALUE(max_blocks >= 0 && max_blocks <= std::numeric_limits<int32_t>::max(), "collx.",
-                    op, ": max_blocks: got ", max_blocks, "; accepted: 0 (no bound) and more");
+                    op, ": max_blocks: got ", max_blocks, "; accepted: 0 (no bound) or more");
   return static_cast<int>(max_blocks);
 }
 
@@ -175,7 +175,7 @@ void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& ou
                     ": out: overlaps the input partly, or in another order (", distance, " of ",
                     bytes,
                     " bytes apart); accepted: the input itself, or a tensor that shares "
-                    "nothing with it");
+                    "no memory with it");
 }
 
 void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
@@ -189,8 +189,8 @@ void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& o
   const bool own_part = offset && input.is_contiguous() && out.is_contiguous() &&
                         (input.nbytes() < out.nbytes() ? from - to : to - from) == *offset;
   TORCH_CHECK_VALUE(apart || own_part, "collx.", op, ": ", argument, ": overlaps the input (",
-                    to - from, " bytes apart); accepted: a tensor that shares nothing with it",
-                    offset ? ", or where the one is this rank's part of the other" : "");
+                    to - from, " bytes apart); accepted: a tensor that shares no memory with it",
+                    offset ? ", or exactly this rank's part of the larger tensor" : "");
 }
 
 namespace {
@@ -204,13 +204,13 @@ void check_symmetric(const char* op, const Request& r) {
       input && output, "collx.", op, ": algorithm: got \"", name_of(r.algorithm),
       "\", which needs a symmetric ", input ? "" : "input", input || output ? "" : " and ",
       output                                  ? ""
-      : r.collective == Collective::allreduce ? "output (give it as out=, or work in place)"
-                                              : "output (give it as out=)",
-      "; accepted: contiguous tensors from collx.empty or known by collx.register");
+      : r.collective == Collective::allreduce ? "output (pass it as out=, or use the in-place form)"
+                                              : "output (pass it as out=)",
+      "; accepted: contiguous tensors from collx.empty or collx.register");
   TORCH_CHECK_VALUE(!r.in_place || !overwrites_in_place(r.collective), "collx.", op,
                     ": algorithm: got \"", name_of(r.algorithm),
-                    "\" in place, where peers would overwrite what is still to be sent; accepted: "
-                    "auto, staged, lanes, fallback");
+                    "\" in place, in which peers would overwrite data that is not sent yet; "
+                    "accepted: auto, staged, lanes, fallback");
 }
 
 /// A sum whose order the NVLink switch chooses. Integer sums are the same in any order.
@@ -230,19 +230,19 @@ void alert_order_of_switch(const char* op, const Request& request) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       request.capabilities.multicast, "collx.", op, ": algorithm: got \"",
       name_of(request.algorithm), "\", which needs NVLink multicast, and \"",
-      communicator.options().name, "\" has none: ", communicator.no_multicast(),
-      "; \"auto\" takes ", instead, " for this call");
+      communicator.options().name, "\" has none: ", communicator.multicast_unavailable_reason(),
+      "; \"auto\" selects ", instead, " for this call");
   TORCH_CHECK_NOT_IMPLEMENTED(!request.exact_sums, "collx.", op, ": algorithm: got \"",
                               name_of(request.algorithm), "\" with rounding fp32 and dtype ",
                               name_of(request.dtype),
-                              ", of which NVLink multicast rounds the sum; accepted: rounding "
-                              "parity or parity_weight, or float32; \"auto\" takes ",
+                              ", whose sum NVLink multicast rounds; accepted: rounding "
+                              "parity or parity_weight, or float32; \"auto\" selects ",
                               instead, " for this call");
   TORCH_CHECK_NOT_IMPLEMENTED(false, "collx.", op, ": algorithm: got \"",
                               name_of(request.algorithm), "\" with reduce_op ",
                               name_of(request.reduce_op), " and dtype ", name_of(request.dtype),
                               "; NVLink multicast accepts sum of float32, float16, bfloat16, int32 "
-                              "and int64, and avg of float32; \"auto\" takes ",
+                              "and int64, and avg of float32; \"auto\" selects ",
                               instead, " for this call");
 }
 

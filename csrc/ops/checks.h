@@ -46,8 +46,8 @@ void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef size
 /// `out` has one element per memory location, and is the input or shares nothing with it.
 void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& out);
 
-/// `out` shares nothing with the input, unless the one begins `offset` bytes behind the other and
-/// is contiguous: its own part of it.
+/// `out` shares no memory with the input, unless one begins `offset` bytes after the other and
+/// is contiguous: this rank's part of it.
 void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
                     std::optional<int64_t> offset, const char* argument = "out");
 

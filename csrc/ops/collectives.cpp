@@ -51,14 +51,14 @@ void use_splits(const Arguments& a, Prepared& p) {
   const auto rank = static_cast<size_t>(o.rank);
   TORCH_CHECK_VALUE(e.sent_rows[rank] == e.received_rows[rank], "collx.", op,
                     ": output_splits: got ", e.received_rows[rank], " rows from rank ", rank,
-                    " itself; accepted: what input_splits says for it, ", e.sent_rows[rank]);
+                    " itself; accepted: the number in input_splits, ", e.sent_rows[rank]);
   e.axis = 0;
   e.geometry = rows_of(a.input);
 }
 
 using More = std::shared_ptr<MoreOperands>;
 
-/// With the epilogue, if it is not null: in the kernels, or behind them.
+/// With the epilogue, if it is not null: in the kernels, or after them.
 void carry_out(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogue,
                const at::Tensor& input, const at::Tensor& output, More more = {}) {
   if (epilogue == nullptr) return run(p.exchange, *p.communicator, input, output, std::move(more));
@@ -76,7 +76,7 @@ void carry_out(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogu
   run(p.exchange, *p.communicator, input, value, std::move(more));
 }
 
-/// Of the epilogue, where there is one.
+/// Of the epilogue, if there is one.
 std::optional<at::ScalarType> dtype_of(const std::shared_ptr<const Epilogue>& epilogue) {
   return epilogue != nullptr ? std::optional(epilogue->result()) : std::nullopt;
 }
@@ -120,7 +120,7 @@ Prepared prepare_with_shapes(const Arguments& a) {
     use_splits(a, p);
   } else if (has_parts(a.collective)) {
     use_parts(a, p);
-  } else if (a.collective != Collective::allreduce) {  // which counts elements alone
+  } else if (a.collective != Collective::allreduce) {  // which only counts elements
     p.exchange.geometry = undivided(a.input);
   }
   return p;

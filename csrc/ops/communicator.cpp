@@ -36,18 +36,19 @@ void check_options(const CommunicatorOptions& o) {
   TORCH_CHECK_VALUE(o.regions.empty() || o.regions.size() == static_cast<size_t>(o.world_size),
                     "collx: regions: got ", o.regions.size(), " for ", o.world_size, " ranks");
   TORCH_CHECK_VALUE(o.timeout_ms > 0, "collx: timeout_ms: got ", o.timeout_ms,
-                    "; accepted: 1 and more");
+                    "; accepted: 1 or more");
   TORCH_CHECK_VALUE(o.spare_blocks >= 0, "collx: spare_blocks: got ", o.spare_blocks,
-                    "; accepted: 0 and more");
-  TORCH_CHECK_VALUE(!o.no_multicast.empty() || (o.multicast != 0 && o.device.is_cuda()),
-                    "collx: multicast: got no address on ", o.device, ", and no reason why");
-  TORCH_CHECK_VALUE(o.blocks >= 1, "collx: blocks: got ", o.blocks, "; accepted: 1 and more");
+                    "; accepted: 0 or more");
+  TORCH_CHECK_VALUE(
+      !o.multicast_unavailable_reason.empty() || (o.multicast != 0 && o.device.is_cuda()),
+      "collx: multicast: got no address on ", o.device, ", and no reason why");
+  TORCH_CHECK_VALUE(o.blocks >= 1, "collx: blocks: got ", o.blocks, "; accepted: 1 or more");
 }
 
 void check_room(uint64_t needed, uint64_t least, int world_size, uint64_t payload_bytes,
                 const char* device) {
   TORCH_CHECK_VALUE(needed <= payload_bytes, "collx: payload_bytes: got ", payload_bytes,
-                    "; accepted for ", world_size, " ranks on ", device, ": ", least, " and more");
+                    "; accepted for ", world_size, " ranks on ", device, ": ", least, " or more");
 }
 
 }  // namespace
@@ -94,10 +95,10 @@ Communicator::Communicator(CommunicatorOptions options)
   view_.rank = options_.rank;
   view_.world = options_.world_size;
   view_.check = options_.check;
-  options_.capabilities.multicast = options_.no_multicast.empty();
+  options_.capabilities.multicast = options_.multicast_unavailable_reason.empty();
 }
 
-// The status block is not given back here: nobody has said that no kernel is in flight.
+// The status block is not returned here: a kernel may still be in flight.
 Communicator::~Communicator() {
   registry::leave(*this);
   if (marks_ != nullptr) watchdog::leave(*this);
@@ -142,7 +143,7 @@ void Communicator::tune(int blocks, int threads) {
   const int most = none ? 0 : most_blocks(threads);
   TORCH_CHECK_VALUE(blocks <= most, "collx.tune: got ", blocks, " blocks of ", threads,
                     " threads; accepted: 1 to ", most, ", which ", options_.device,
-                    " holds resident at once (blocks wait for each other)");
+                    " can run at once (blocks wait for each other)");
   const auto held = lock();
   tuned_blocks_ = blocks;
   tuned_threads_ = threads;
@@ -162,7 +163,7 @@ int Communicator::most_blocks(int threads) const {
 
 void Communicator::set_timeout(int64_t milliseconds) {
   TORCH_CHECK_VALUE(milliseconds > 0, "collx: timeout: got ", milliseconds,
-                    " ms; accepted: 1 and more");
+                    " ms; accepted: 1 or more");
   {
     const auto held = lock();
     timeout_ms_.store(milliseconds, std::memory_order_relaxed);
@@ -204,13 +205,13 @@ void Communicator::adopt_reported() {
     return;
   }
 #if COLLX_CUDA
-  // A watchdog's thread has another device current, of which this process may know nothing yet.
+  // The watchdog's thread has another current device, which this process may not have initialized.
   const OnDevice guard(options_.device);
   if (!capturing(options_.device)) cuda::adopt_reported(cuda_view());
 #endif
 }
 
-// A kernel can record its own wait alone. On CPU the record says already whom it comes to.
+// A kernel can only record its own wait. On the CPU the record already names the missing rank.
 void Communicator::follow_blame([[maybe_unused]] bool wait) {
 #if COLLX_CUDA
   const std::optional<StatusRecord> record = failure();
@@ -251,19 +252,21 @@ void Communicator::refuse_if_destroyed(const char* op) const {
 }
 
 void Communicator::require_usable(const char* op) {
-  TORCH_CHECK(!forked(), "collx.", op, ": communicator \"", options_.name,
-              "\" was made before this process was forked and belongs to the parent alone; start "
-              "processes by spawn, and call collx.init in each");
+  TORCH_CHECK(
+      !forked(), "collx.", op, ": communicator \"", options_.name,
+      "\" was created before this process was forked, and only the parent can use it; start "
+      "processes with the spawn method, and call collx.init in each");
   refuse_if_destroyed(op);
   if (!status_.ready()) [[likely]]
     return;
   if (!failure_raised_.load(std::memory_order_relaxed)) check(op);
   follow_blame(/*wait=*/true);
   const std::optional<StatusRecord> first = failure();
-  raise_error({ErrorKind::poisoned,
-               "collx." + std::string(op) + ": communicator \"" + options_.name +
-                   "\" refuses work until destroyed; first failure: " + describe_failure(*first),
-               options_.name, first});
+  raise_error(
+      {ErrorKind::poisoned,
+       "collx." + std::string(op) + ": communicator \"" + options_.name +
+           "\" is poisoned and accepts no calls; first failure: " + describe_failure(*first),
+       options_.name, first});
 }
 
 void Communicator::report(const StatusRecord& record) {

@@ -44,11 +44,11 @@ struct CommunicatorOptions {
   PdlLevel pdl;
   bool check;
   int blocks;
-  int spare_blocks;  // usable besides while no other communicator is on the device
+  int spare_blocks;  // additional ones while no other communicator is on the device
   Capabilities capabilities = {};
-  uint64_t multicast = 0;    // the regions of all ranks at one address; 0: there is no such address
-  std::string no_multicast;  // why; empty where there is one
-  bool simulated = false;    // CudaView::simulated
+  uint64_t multicast = 0;  // the regions of all ranks at one address; 0: there is no such address
+  std::string multicast_unavailable_reason;  // empty if there is one
+  bool simulated = false;                    // CudaView::simulated
   bool deterministic = true;
   bool overlap = false;  // multiprocessors are left to other work: copy engines where they can
   bool watchdog = false;
@@ -104,15 +104,17 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
     pdl_.store(able ? level : PdlLevel::off, std::memory_order_relaxed);
   }
 
-  /// Whether every result is that of the order of the ranks, unless a call asks for an algorithm
+  /// Whether results are reduced in the order of the ranks, unless a call names an algorithm
   /// with another one. An agreed value: the same on every rank.
   bool deterministic() const { return deterministic_.load(std::memory_order_relaxed); }
   void set_deterministic(bool is) { deterministic_.store(is, std::memory_order_relaxed); }
 
-  /// Why there is no NVLink multicast: the same on all ranks. Empty where there is.
-  const std::string& no_multicast() const { return options_.no_multicast; }
+  /// Why there is no NVLink multicast: the same on all ranks. Empty if there is.
+  const std::string& multicast_unavailable_reason() const {
+    return options_.multicast_unavailable_reason;
+  }
 
-  /// For tuners: the grid that every later call on CUDA takes in place of the selected one; zeros
+  /// For tuners: the grid that later calls on CUDA use instead of the selected one; zeros
   /// give the choice back. An agreed value: the same on every rank. ValueError unless all blocks
   /// can be resident at once.
   void tune(int blocks, int threads);
@@ -125,7 +127,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   }
   /// Of the calls that follow. Waits for a call on the CPU that is under way.
   void set_timeout(int64_t milliseconds);
-  /// Blocks that nobody else on the device counts on at present.
+  /// Blocks that no other communicator of the device currently relies on.
   int spare_blocks() const;
 
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
@@ -135,7 +137,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   cuda::CopyStreams& copy_streams() { return copy_streams_; }
 #endif
 
-  /// Made when it is first asked for.
+  /// Created at its first use.
   Poster& poster();
   /// Before a call that is not posted: those that are posted on the CPU come first.
   void let_posted_calls_pass() {
@@ -150,7 +152,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   /// What the watchdog reads; null unless the communicator has one.
   CallMarks* marks() { return marks_.get(); }
 
-  /// Records a failure that the host noticed, here and, where there are regions, at the peers.
+  /// Records a failure that the host detected, here and, if there are regions, at the peers.
   void report(const StatusRecord& record);
 
   /// Leaves the registry. Waits for nothing but posted calls on the CPU and calls of this process's
@@ -158,9 +160,9 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   void destroy();
 
  private:
-  /// Takes over what a peer has reported while no call of this rank was there to see it.
+  /// Adopts a failure that a peer has reported while no call of this rank could detect it.
   void adopt_reported();
-  /// Finds out who is to be named (protocol/blame.h), until that is final.
+  /// Determines which rank to name (protocol/blame.h), until that is final.
   void follow_blame(bool wait);
   int most_blocks(int threads) const;
   std::string describe_failure(const StatusRecord& record) const;
@@ -170,7 +172,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   CpuLayout cpu_layout_{};    // on CPU
   CudaLayout cuda_layout_{};  // on CUDA
   StatusBlock status_;
-  StatusRecord verdict_;  // CUDA: what the failure comes to, once `followed_`
+  StatusRecord verdict_;  // CUDA: the final failure, once `followed_`
   std::atomic<bool> followed_{false};
   std::mutex verdict_mutex_;
   std::atomic<int64_t> timeout_ms_;  // what the views have, for those who do not hold the lock

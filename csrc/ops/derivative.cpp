@@ -33,8 +33,8 @@ std::string_view for_gradient(std::string_view algorithm) {
 void refuse_reduce_op(const Arguments& a) {
   TORCH_CHECK_NOT_IMPLEMENTED(a.reduce_op == "sum" || a.reduce_op == "avg", "collx.", a.op(),
                               ": reduce_op: \"", a.reduce_op,
-                              "\" has no backward; accepted where a gradient is asked for: sum, "
-                              "avg (or detach the input)");
+                              "\" has no backward; accepted if a gradient is required: sum, "
+                              "avg (otherwise detach the input)");
 }
 
 Tensor first_of(const Operator& op, const Arguments& a) { return call(op, a).front().toTensor(); }
@@ -50,7 +50,7 @@ Tensor sum_of_parts(Arguments a, const Tensor& gradient) {
   return at::view_as_complex(first_of(op, a));
 }
 
-/// `a`: the call's arguments, the gradient in place of the input.
+/// `a`: the call's arguments, the gradient instead of the input.
 Tensor adjoint(const Operator& op, Arguments a, const c10::SymInt& extent) {
   a.algorithm = for_gradient(a.algorithm);
   switch (op.collective) {
@@ -75,9 +75,9 @@ Tensor adjoint(const Operator& op, Arguments a, const c10::SymInt& extent) {
     default:
       TORCH_CHECK_NOT_IMPLEMENTED(
           false, "collx.", a.op(),
-          ": has no backward: got a gradient, which not every rank's backward would be sure to "
-          "pass on; accepted: a detached input, torch.no_grad(), or an operator that has one "
-          "(allreduce, reducescatter, allgather, alltoall, alltoallv)");
+          ": has no backward, since not every rank would be certain to run it, but an input "
+          "requires grad; accepted: a detached input, torch.no_grad(), or an operator with a "
+          "backward (allreduce, reducescatter, allgather, alltoall, alltoallv)");
   }
 }
 

@@ -22,7 +22,7 @@ bool has_adjoint(Collective collective);
 /// The backward of one call: the collective that is the adjoint of the call's, or the derivative of
 /// an epilogue. A node of a collective without an adjoint raises NotImplementedError.
 ///
-/// It is a Node, not a torch::autograd::Function, because torch.func supports the former alone.
+/// It is a Node, not a torch::autograd::Function, because torch.func only supports the former.
 class Derivative final : public torch::autograd::Node {
  public:
   /// `op`: the functional form. `arguments`: of the call; tensors are not kept.

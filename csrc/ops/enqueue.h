@@ -42,9 +42,9 @@ class CallRequest {
   /// Takes references to all that the operator owns.
   virtual void own() {}
 
-  /// Finds what peers may touch, and checks what the algorithm requires of it.
+  /// Finds the memory that peers may access, and checks the requirements of the algorithm.
   virtual Places locate(Communicator& communicator) const;
-  /// The whole call of a rank that is alone. Called only if needs_no_peers().
+  /// The whole call of a single rank. Called only if needs_no_peers().
   virtual void run_alone(const Launch& launch);
   /// Fills in the plan, the descriptor and the mapped addresses.
   virtual Call& plan(const Launch& launch, const Places& places) = 0;
@@ -67,7 +67,7 @@ class CallRequest {
 
   Algorithm asked() const { return asked_; }
   bool needs_no_peers() const { return needs_no_peers_; }
-  /// Nothing to do, which all ranks know.
+  /// Nothing to do on any rank.
   bool is_empty() const { return is_empty_; }
   bool has_rest() const { return has_rest_ || rest_; }
 

@@ -47,7 +47,7 @@ Table& table() {
 std::shared_ptr<const KnownExpression> check_expression(const char* op, std::string_view text,
                                                         at::ScalarType dtype) {
   constexpr size_t kMost = 1024;  // before all are forgotten
-  // A loop asks for the same one again and again, which takes no look into the table.
+  // A loop uses the same one repeatedly; it is found without a search in the table.
   thread_local std::shared_ptr<const KnownExpression> last;
   const DType value = check_dtype(op, dtype);
   if (last != nullptr && last->dtype == value && last->text == text) return last;
@@ -58,7 +58,7 @@ std::shared_ptr<const KnownExpression> check_expression(const char* op, std::str
   const auto wrong = parse_expression(text, value, expression);
   TORCH_CHECK_VALUE(!wrong, "collx.", op, ": expression: got ", *wrong,
                     "; accepted for a value of ", dtype,
-                    ": what collx.epilogues.expression_of makes of a function");
+                    ": an expression that collx.epilogues.expression_of returns");
   if (of_dtype.size() >= kMost) of_dtype.clear();
   last = std::make_shared<const KnownExpression>(std::move(expression), text, value);
   of_dtype.emplace(text, last);
@@ -98,7 +98,7 @@ std::optional<Expression> with_numbers(const char* op, const Expression& express
   TORCH_CHECK_VALUE(expression.numbers <= static_cast<int>(numbers.size()) &&
                         numbers.size() <= static_cast<size_t>(kMostLeaves),
                     "collx.", op, ": numbers: got ", numbers.size(), "; accepted: from ",
-                    expression.numbers, ", as the epilogue takes, to ", kMostLeaves);
+                    expression.numbers, ", which the epilogue requires, to ", kMostLeaves);
   if (expression.numbers == 0) return std::nullopt;
   Expression bound = expression;
   for (Statement& s : bound.statements) {
@@ -116,11 +116,11 @@ void check_extras(const char* op, const Expression& expression, at::TensorList e
                   const at::Tensor& value, c10::SymIntArrayRef sizes) {
   TORCH_CHECK_VALUE(expression.extras <= static_cast<int>(extras.size()), "collx.", op,
                     ": extras: got ", extras.size(), " tensors; accepted: at least ",
-                    expression.extras, ", as the epilogue takes");
+                    expression.extras, ", which the epilogue requires");
   TORCH_CHECK_VALUE(extras.size() <= static_cast<size_t>(kMostLeaves), "collx.", op,
                     ": extras: got ", extras.size(), " tensors; accepted: up to ", kMostLeaves);
   TORCH_CHECK_VALUE(expression.indices <= static_cast<int>(sizes.size()), "collx.", op,
-                    ": expression: takes coordinate ", expression.indices - 1, " of an output of ",
+                    ": expression: uses coordinate ", expression.indices - 1, " of an output of ",
                     sizes.size(), " dimensions");
   for (size_t i = 0; i < extras.size(); ++i) {
     const at::Tensor& extra = extras[i];
@@ -137,7 +137,7 @@ void check_extras(const char* op, const Expression& expression, at::TensorList e
       fits = size == 1 || size == sizes[sizes.size() - 1 - d];
     }
     TORCH_CHECK_VALUE(fits, "collx.", op, ": extras[", i, "]: got shape ", has,
-                      "; accepted: what broadcasts to the output's, ", sizes);
+                      "; accepted: a shape that broadcasts to the output's, ", sizes);
   }
 }
 

@@ -1,4 +1,4 @@
-// Epilogues: elementwise expressions behind a reduction.
+// Epilogues: elementwise expressions after a reduction.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@
 
 namespace collx {
 
-/// What the text of an expression says, for a value of some dtype, and the kernels made of it.
+/// A parsed expression for a dtype of the value, and the kernels that were compiled for it.
 struct KnownExpression {
   KnownExpression(Expression of, std::string_view said, DType dtype)
       : expression(std::move(of)),
@@ -54,7 +54,7 @@ C10_EXPORT std::pair<std::string, std::string> program_of(std::string_view text,
 
 at::ScalarType scalar_type_of(ValueType type);
 
-/// The expression with the numbers of a call as constants of it. Nothing where it takes none.
+/// The expression with the numbers of a call as constants. None if it takes no numbers.
 /// ValueError unless they are as many as it takes, and have its types.
 std::optional<Expression> with_numbers(const char* op, const Expression& expression,
                                        at::ArrayRef<double> numbers);
@@ -79,7 +79,7 @@ struct Epilogue {
   bool apart = true;      // the extras share nothing with the output
   at::Tensor value = {};  // where the reduced elements are wanted, too; undefined: nowhere
 
-  /// What is computed: without numbers of the call, which kernels alone know.
+  /// The computation without the numbers of the call, which only kernels receive.
   const Expression& expression() const { return bound ? *bound : known->expression; }
   at::ScalarType result() const { return scalar_type_of(known->expression.result()); }
 };
@@ -98,7 +98,7 @@ std::vector<at::Tensor> gradients(const Expression& expression, const at::Tensor
 /// Coordinate `dim` of each element of a tensor of those sizes, of one element in other dimensions.
 at::Tensor coordinate(at::IntArrayRef sizes, int64_t dim, Origin origin, const c10::Device& device);
 
-/// While one lives, calls with an epilogue of this thread get ready what they need, and launch
+/// While one exists, calls of this thread with an epilogue prepare what they need, and launch
 /// nothing: other calls are not changed.
 class C10_EXPORT GettingReady {
  public:

@@ -137,7 +137,7 @@ std::vector<Tensor> values_of(const Expression& expression, const Tensor& value,
   return values;
 }
 
-/// To the operands of a statement, `g` being what comes to its result `r`.
+/// The gradients of the operands of a statement, from the gradient `g` of its result `r`.
 void differentiate(const Statement& s, const Tensor& g, const Tensor& r, const Tensor& a,
                    const Tensor& b, Tensor (&to)[3]) {
   const auto only = [&](const Tensor& mask) { return at::where(mask, g, at::zeros_like(g)); };

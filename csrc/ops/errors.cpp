@@ -46,7 +46,7 @@ void write_sizes(std::ostream& out, const CallDescriptor& call) {
   }
 }
 
-/// What belongs to the collective besides its tensors, in parentheses.
+/// The options of the collective, in parentheses.
 void write_options(std::ostream& out, const CallDescriptor& call) {
   const char* separator = "(";
   if (is_reduction(call.collective)) {
@@ -72,7 +72,7 @@ constexpr std::array<std::string_view, static_cast<size_t>(ScaleMode::count)> kS
 constexpr std::array<std::string_view, 4> kScaleTypeNames = {"float32", "float16", "bfloat16",
                                                              "float8_e8m0fnu"};
 
-/// As short as it can be without looking like any other float.
+/// The shortest text that identifies the float.
 std::string exact(float value) {
   std::array<char, 32> text;
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
@@ -102,8 +102,8 @@ void write_place(std::ostream& out, std::string_view what, uint64_t place) {
 }
 
 void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContext& context) {
-  // Not how long: it may have begun later than the rank whose time was up first.
-  out << "rank " << r.rank << " waited in vain for ";
+  // Not for how long: the rank may have started to wait later than the rank that timed out first.
+  out << "rank " << r.rank << " timed out waiting for ";
   if (r.peer >= 0) {
     out << "rank " << r.peer;
   } else {
@@ -112,7 +112,7 @@ void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContex
   out << " (timeout " << context.timeout_seconds << " s) in ";
   if (r.phase == Phase::allocation) {
     out << "phase allocation of allocate_tensor";
-  } else if (r.own.collective == Collective::none) {  // the host met its peers, for no operator
+  } else if (r.own.collective == Collective::none) {  // a vote on the host, outside of an operator
     out << "a vote of the ranks";
   } else {
     out << "phase " << name_of(r.phase);
@@ -131,7 +131,7 @@ void write_mismatch(std::ostream& out, const StatusRecord& r) {
   out << "in phase " << name_of(r.phase) << ", rank " << r.rank << " called " << describe(r.own)
       << ", but rank " << r.peer << " called ";
   if (r.other.collective == Collective::none) {
-    out << "something else";
+    out << "another operation";
   } else {
     out << describe(r.other);
   }
@@ -142,7 +142,7 @@ void write_splits(std::ostream& out, const StatusRecord& r) {
     out << "rank " << r.rank << " was sent " << r.seen << " rows, but its capacity is "
         << r.expected << ", in " << describe(r.own);
   } else {
-    out << "input_splits of rank " << r.rank << " are negative or go beyond its input of "
+    out << "input_splits of rank " << r.rank << " are negative or exceed its input of "
         << r.expected << " rows, in " << describe(r.own);
   }
 }
@@ -155,7 +155,8 @@ void write_group(std::ostream& out, const StatusRecord& r) {
 void write_overlap(std::ostream& out, const StatusRecord& r) {
   out << "rank " << r.rank << " ran " << describe(r.own)
       << " while another call of the same communicator was still using its slots (phase "
-      << name_of(r.phase) << "); calls on several streams need an order, or a communicator each";
+      << name_of(r.phase)
+      << "); order the calls of different streams, or use one communicator for each stream";
 }
 
 }  // namespace
@@ -183,12 +184,11 @@ std::string describe(const CallDescriptor& call) {
   out << " of " << dtype_of(call) << ' ';
   write_sizes(out, call);
   if (call.sends > 0 || call.expects > 0) {
-    out << ", " << call.sends << " bytes for the other and " << call.expects
-        << " expected from it,";
+    out << ", which sends " << call.sends << " bytes to the other rank and expects " << call.expects
+        << ",";
   }
   out << " by " << safe_name(kAlgorithmNames, call.algorithm);
-  if (call.runs != call.algorithm)
-    out << ", carried out by " << safe_name(kAlgorithmNames, call.runs);
+  if (call.runs != call.algorithm) out << ", executed by " << safe_name(kAlgorithmNames, call.runs);
   if (call.max_blocks > 0) out << ", max_blocks=" << call.max_blocks;
   if (const uint64_t epilogue = call.epilogue; epilogue != 0) {
     out << ", with epilogue " << std::hex << epilogue << std::dec;

@@ -16,7 +16,7 @@ namespace collx {
 
 enum class ErrorKind : uint8_t { timeout, mismatch, overlap, poisoned, count };
 
-/// What the words say besides the record: whose record it is, and who reads it.
+/// What a message contains besides the record: the communicator, and the rank that reads it.
 struct FailureContext {
   std::string_view communicator;
   int rank;
@@ -26,7 +26,7 @@ struct FailureContext {
 /// The record in words, without the name of the operator that noticed it.
 std::string describe(const StatusRecord& record, const FailureContext& context);
 
-/// One call in words: what it was, on which tensors, by which algorithm.
+/// A description of a call: operator, tensors and algorithm.
 std::string describe(const CallDescriptor& call);
 
 /// Name of the tensors' dtype.
@@ -37,7 +37,7 @@ C10_EXPORT std::string_view name_of(Phase phase);
 
 ErrorKind kind_of(Failure failure);
 
-/// What is raised: the words, and what they were made of.
+/// The error to raise: the message, and the record that it describes.
 struct RaisedError {
   ErrorKind kind;
   std::string message;
@@ -49,7 +49,7 @@ struct RaisedError {
 /// a method of the communicator, a backward pass). Without Python, a c10::Error.
 [[noreturn]] void raise_error(const RaisedError& error);
 
-/// Throws the exception that stands for the error in the language of the caller.
+/// Throws the exception that corresponds to the error in the caller's language.
 using Raise = void (*)(const RaisedError& error);
 
 /// While one lives, raise_error() on this thread throws CarriedError, for raise_carried() on the
@@ -69,7 +69,8 @@ struct CarriedError : std::runtime_error {
 };
 [[noreturn]] void raise_carried(const std::exception_ptr& error);
 
-/// How raise_error() raises from now on. This library knows no Python: the Python module says it.
+/// Sets how raise_error() raises. This library does not depend on Python; the Python module sets
+/// it.
 C10_EXPORT void raise_by(Raise raise);
 
 }  // namespace collx

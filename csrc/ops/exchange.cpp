@@ -20,7 +20,8 @@ namespace collx {
 
 namespace {
 
-/// Returns the longest message between this rank and another one: of two ranks, both know it.
+/// Returns the longest message between this rank and another one: both of two ranks have the same
+/// value.
 uint64_t count_bytes(const Exchange& e, int own, ExchangeCall& call) {
   uint64_t longest = 0;
   for (size_t rank = 0; rank < e.sent_rows.size(); ++rank) {

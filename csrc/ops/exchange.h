@@ -16,7 +16,7 @@ struct Epilogue;
 
 /// A call in terms of its unsplit tensor; csrc/protocol/geometry.h says who sends what.
 struct Exchange : CallCore {
-  Geometry geometry;  // all-reduce counts elements alone
+  Geometry geometry;  // all-reduce only counts elements
   int axis = -1;
   // alltoallv: rows for and from each rank, or where the device has them.
   at::IntArrayRef sent_rows;
@@ -26,7 +26,7 @@ struct Exchange : CallCore {
   const char* op() const;
 };
 
-/// What a few calls refer to besides input and output.
+/// Additional tensors of some calls, besides input and output.
 struct MoreOperands {
   std::shared_ptr<const Epilogue> epilogue = {};  // of reductions; null: none
   /// Where the epilogue's results go that no kernel has in it; otherwise undefined.

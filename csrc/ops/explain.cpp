@@ -42,15 +42,15 @@ void add_tensors(const char* what, uint64_t numel, at::ScalarType dtype, bool in
   request.algorithm = check_algorithm(what, collective, algorithm);
 }
 
-/// What a fused normalization asks for besides.
+/// The additional options of a fused normalization.
 NormRequest add_options(const char* what, const Request& request, uint64_t numel, uint64_t cols,
                         at::ScalarType dtype, const NormWishes& wishes) {
   const Collective collective = request.collective;
   TORCH_CHECK_TYPE(can_normalize(request.dtype), "collx.", what, ": dtype: got ",
                    name_of(request.dtype), "; accepted: float32, float16, bfloat16");
   TORCH_CHECK_VALUE(cols > 0, "collx.", what,
-                    ": shape: got rows of no element; accepted: [..., "
-                    "cols], from 1 column");
+                    ": shape: got rows without elements; accepted: [..., cols] with 1 column or "
+                    "more");
   TORCH_CHECK_VALUE(!wishes.keep_norm || is_quantized(collective), "collx.", name_of(collective),
                     ": keep_norm: got True; accepted: False, since the normalized tensor is its "
                     "result");
@@ -58,7 +58,7 @@ NormRequest add_options(const char* what, const Request& request, uint64_t numel
   TORCH_CHECK_VALUE(is_quantized(collective) || (wishes.scale_mode == usual.scale_mode &&
                                                  wishes.quant_group_size == usual.quant_group_size),
                     "collx.", name_of(collective),
-                    ": scale_mode, quant_group_size: given to an operator without scales");
+                    ": scale_mode, quant_group_size: accepted only by operators with scales");
   const Operator& op = functional_operator(collective, wishes.keep_norm ? "keep_norm" : "");
   Arguments a;
   a.fp8_dtype = "e4m3fn";
@@ -146,8 +146,9 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   }
 
   TORCH_CHECK_VALUE(wishes == NormWishes(),
-                    "collx.explain: rounding, scale_mode, quant_group_size, ",
-                    "keep_norm: given for ", op, ", which has none of them");
+                    "collx.explain: rounding, scale_mode, quant_group_size, keep_norm: got a value "
+                    "for ",
+                    op, "; accepted: only for fused normalizations");
   check_requirements(kWhat, request, communicator);
   const Plan plan = plan_call(communicator, request);
   return {plan, chunks_of(communicator, plan, request), request.bytes,

@@ -20,7 +20,7 @@ struct Explanation {
   uint64_t workspace_bytes;  // of the payload buffer, if the call is not done in chunks
 };
 
-/// What a fused normalization is asked besides, as far as it bears upon how it is carried out.
+/// Additional options of a fused normalization, as far as they affect how it is executed.
 struct NormWishes {
   std::string_view rounding = "fp32";
   std::string_view scale_mode = "row";
@@ -39,7 +39,7 @@ C10_EXPORT Explanation explain(const Communicator& communicator, std::string_vie
                                const NormWishes& wishes);
 
 /// Bytes of the payload buffer that a call occupies at a time. "auto": the most that a device's
-/// selection may come to.
+/// selection may choose.
 C10_EXPORT uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols,
                                     at::ScalarType dtype, int world_size,
                                     std::string_view algorithm, bool symmetric);

@@ -75,7 +75,7 @@ void fallback_allreduce(Communicator& communicator, const char* op, const Allred
 
 namespace {
 
-/// What every rank has told all before an alltoallv.
+/// What every rank sends to all ranks before an alltoallv.
 class Told {
  public:
   /// Words for each rank, and the two below.
@@ -215,8 +215,8 @@ class Messages {
     }
   }
 
-  /// Every rank tells all how many bytes (of splits that the device had: rows) it sends to each:
-  /// what no rank can know by itself. Behind them stands what those rows have to fit into.
+  /// Every rank sends to all ranks how many bytes (with splits on the device: rows) it sends to
+  /// each: a rank has only its own numbers. The capacity for the received rows follows them.
   void agree_on_splits() {
     const bool on_device = call_.splits.sent != nullptr;
     at::Tensor words = at::empty({Told::words(world_)}, at::kLong);

@@ -24,7 +24,7 @@ constexpr uint64_t fallback_chunk_bytes(int world, DType dtype) {
 void fallback_allreduce(Communicator& communicator, const char* op, const AllreduceCall& call,
                         const at::Tensor& input, const at::Tensor& output);
 
-/// Gathers what every rank sends to anybody, and takes this rank's messages out of it.
+/// Gathers what every rank sends to all ranks, and extracts the messages for this rank.
 void fallback_exchange(Communicator& communicator, const char* op, const ExchangeCall& call,
                        const at::Tensor& input, const at::Tensor& output);
 

@@ -9,8 +9,8 @@ namespace collx {
 
 /// LIFETIME  A kernel in flight may still write the block when its communicator goes, and freeing
 /// pinned memory would wait for that kernel. So CUDA blocks are never freed: give_back() keeps
-/// them for the next communicator, once its owner knows that nothing writes any more; a block that
-/// is dropped otherwise stays where it is (one small allocation for each failed communicator).
+/// them for the next communicator, once its owner has ensured that nothing writes any more; a block
+/// that is dropped otherwise stays where it is (one small allocation for each failed communicator).
 class StatusBlock {
  public:
   /// `shared_with_kernels`: kernels write it, so it has to be pinned memory.

@@ -23,10 +23,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file holds the code behind the hash of it, so that a damaged one is known.
+// A file has the hash of the code and then the code, so that damaged files are detected.
 constexpr size_t kHashLength = 40;
 constexpr std::string_view kTemporary = ".writing-";
-constexpr time_t kAbandoned = 3600;  // seconds after which nobody writes a temporary file any more
+constexpr time_t kAbandoned = 3600;  // seconds after which a temporary file is considered abandoned
 
 /// A file descriptor that is closed at the end.
 class File {

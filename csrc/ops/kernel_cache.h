@@ -1,4 +1,4 @@
-// Compiled kernels on disk, in a folder that belongs to this user alone.
+// Compiled kernels on disk, in a folder that only this user can access.
 #pragma once
 
 #include <c10/macros/Export.h>
@@ -16,7 +16,7 @@ inline constexpr uint64_t kMostBytes = uint64_t{256} << 20;
 /// warning.
 C10_EXPORT std::string read(const std::string& folder, const std::string& name);
 
-/// Makes the folder where there is none. Whoever reads the file sees all of it, however many
+/// Creates the folder if it does not exist. A reader sees the complete file, however many
 /// threads and processes write it. What cannot be written is not kept.
 C10_EXPORT void keep(const std::string& folder, const std::string& name, const std::string& code,
                      uint64_t most_bytes = kMostBytes);

@@ -36,7 +36,7 @@ void check_extras_apart(const Arguments& a, Epilogue& epilogue) {
     TORCH_CHECK_VALUE(
         overlap != at::MemOverlapStatus::Partial, "collx.", a.op(), ": extras[", i,
         "]: overlaps out partly, or in another order; accepted: out itself, or a tensor that "
-        "shares nothing with it");
+        "shares no memory with it");
   }
 }
 

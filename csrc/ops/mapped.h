@@ -1,4 +1,4 @@
-// The operators with an epilogue: a reduction with one, and the epilogue alone.
+// The operators with an epilogue: a reduction with one, and an epilogue by itself.
 #pragma once
 
 #include "collectives.h"

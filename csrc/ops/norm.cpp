@@ -149,7 +149,7 @@ class NormCallRequest final : public CallRequest {
     for (const auto& [from, to] : t_.copies) to.copy_(from);
   }
 
-  /// The kernels of the call alone: see GettingReady.
+  /// Only the kernels of the call: see GettingReady.
   void get_ready(Communicator& communicator) {
     if (!communicator.on_cuda()) return;
     has_rest_ = false;
@@ -241,7 +241,7 @@ Origin origin_of(const Operator& op, const Arguments& a, const Communicator& com
   return {0, static_cast<int64_t>(partition(rows, o.world_size, o.rank).start)};
 }
 
-/// Extras of an epilogue that share nothing with the results. Where that cannot be told, a copy.
+/// Extras of an epilogue that share no memory with the results. If that is unknown, a copy.
 std::vector<at::Tensor> extras_apart(const Operator& op, const Arguments& a) {
   std::vector<at::Tensor> extras = a.extras;
   for (at::Tensor& extra : extras) {
@@ -251,7 +251,7 @@ std::vector<at::Tensor> extras_apart(const Operator& op, const Arguments& a) {
       TORCH_CHECK_VALUE(
           overlap == at::MemOverlapStatus::No || overlap == at::MemOverlapStatus::TooHard, "collx.",
           op.name.c_str(), ": extras: one overlaps ", name_of(op.outputs[i]),
-          "; accepted: tensors that share nothing with the results");
+          "; accepted: tensors that share no memory with the results");
     }
   }
   return extras;

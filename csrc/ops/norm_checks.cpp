@@ -49,7 +49,7 @@ DType check_input(const char* op, const at::Tensor& input, bool scatters) {
                    "; accepted: float32, float16, bfloat16");
   TORCH_CHECK_VALUE(scatters ? input.dim() == 2 : input.dim() >= 2, "collx.", op,
                     ": input: got shape ", input.sym_sizes(), "; accepted: [rows, cols]",
-                    scatters ? "" : ", or more leading dimensions in place of rows");
+                    scatters ? "" : ", or more leading dimensions");
   TORCH_CHECK_VALUE(input.sym_size(-1) > 0, "collx.", op, ": input: got shape ", input.sym_sizes(),
                     "; accepted: rows of at least one element");
   return dtype;
@@ -77,7 +77,7 @@ void check_residual(const char* op, const Arguments& a, bool scatters) {
   if (scatters) {
     TORCH_CHECK_VALUE(a.residual.dim() == 2, "collx.", op, ": residual: got shape ",
                       a.residual.sym_sizes(), "; accepted: [this rank's rows, cols]");
-    // Which rows are whose is known to those alone who know the communicator.
+    // The distribution of the rows depends on the communicator.
     const auto communicator = registry::find(a.group_name);
     if (communicator == nullptr) {
       sizes[0] = a.residual.sym_size(0);
@@ -103,14 +103,14 @@ void check_groups(const char* op, const Arguments& a, const c10::SymInt& cols, N
                     "; accepted: a power of two from ", kSmallestGroup, " to ", kLargestGroup);
   TORCH_CHECK_VALUE(cols % a.quant_group_size == 0, "collx.", op, ": quant_group_size: got ",
                     a.quant_group_size, " with rows of ", cols,
-                    "; accepted: what divides the columns");
+                    "; accepted: a divisor of the columns");
   o.quant_group_size = static_cast<int32_t>(a.quant_group_size);
 }
 
 void check_given_scale(const char* op, const Arguments& a) {
   if (a.scale_mode != "tensor") {
     TORCH_CHECK_VALUE(!a.scale, "collx.", op, ": scale: got a tensor with scale_mode \"",
-                      a.scale_mode, "\"; accepted: None, but with scale_mode \"tensor\"");
+                      a.scale_mode, "\"; accepted: None, except with scale_mode \"tensor\"");
     return;
   }
   TORCH_CHECK_VALUE(a.scale.has_value(), "collx.", op,
@@ -125,9 +125,10 @@ void check_given_scale(const char* op, const Arguments& a) {
                     ": scale: got a tensor on ", a.scale->device(),
                     "; accepted: the input's device, ", a.input.device());
   const auto refuse = [&](const char* argument, bool given) {
-    TORCH_CHECK_VALUE(!given, "collx.", op, ": ", argument,
-                      ": given with scale_mode \"tensor\", where the scale is an argument; "
-                      "accepted: with scale_mode \"row\" or \"group\"");
+    TORCH_CHECK_VALUE(
+        !given, "collx.", op, ": ", argument,
+        ": got a value with scale_mode \"tensor\", in which the scale is an argument; "
+        "accepted: only with scale_mode \"row\" or \"group\"");
   };
   refuse("scale_ub", a.scale_ub.has_value());
   refuse("ue8m0", a.ue8m0);
@@ -161,12 +162,12 @@ void check_quantization(const Operator& operation, const Arguments& a, at::Scala
                                     {"float8_e8m0fnu", ScaleType::float8_e8m0fnu}});
   TORCH_CHECK_VALUE(o.scale_type != ScaleType::float8_e8m0fnu || o.ue8m0, "collx.", op,
                     ": scale_dtype: got \"float8_e8m0fnu\", which holds powers of two; accepted: "
-                    "with ue8m0=True");
+                    "only with ue8m0=True");
   o.column_major =
       choose<bool>(op, "scale_layout", a.scale_layout, {{"row", false}, {"column", true}});
   TORCH_CHECK_VALUE(!o.column_major || o.scale_mode == ScaleMode::group, "collx.", op,
                     ": scale_layout: got \"column\" with scale_mode \"", a.scale_mode,
-                    "\"; accepted: with scale_mode \"group\"");
+                    "\"; accepted: only with scale_mode \"group\"");
 }
 
 at::ScalarType dtype_of_scales(const NormOptions& o) {
@@ -215,7 +216,7 @@ std::shared_ptr<const KnownExpression> check_epilogue(const char* op, const Argu
   }
   auto known = check_expression(op, a.expression, a.input.scalar_type());
   const at::ScalarType result = scalar_type_of(known->expression.result());
-  TORCH_CHECK_TYPE(result == a.input.scalar_type(), "collx.", op, ": expression: gives ",
+  TORCH_CHECK_TYPE(result == a.input.scalar_type(), "collx.", op, ": expression: returns ",
                    dtype_name(result), "; accepted: the input's dtype, ",
                    dtype_name(a.input.scalar_type()));
   check_extras(op, known->expression, a.extras, a.input, sizes);

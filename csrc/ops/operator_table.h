@@ -94,7 +94,7 @@ struct C10_EXPORT Operator {
   std::vector<Output> outputs;  // the last arguments, if the form is out
 
   std::string schema() const;
-  /// As the dispatcher knows it, without the namespace.
+  /// The dispatcher's name, without the namespace.
   std::string full_name() const;
   const c10::OperatorHandle& handle() const;
 

@@ -1,4 +1,4 @@
-// Posted calls: they run while the program goes on, until somebody waits for them.
+// Posted calls: they run while the program continues, until it waits for them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +30,7 @@ class C10_EXPORT PostedCall {
   /// On the CPU, returns when the call has completed, and raises what it raised. On CUDA, orders
   /// the current stream after the call and raises what is known; `tensors` are those of the call,
   /// which the caller may use on that stream. With a timeout the host waits for the call, at most
-  /// that long. CollectiveTimeout then; the call goes on.
+  /// that long. CollectiveTimeout then; the call continues.
   virtual void wait(Timeout timeout, const std::vector<at::Tensor>& tensors) = 0;
   /// Calls `done` with the failure, if there is one: on the CPU when the call has completed, on
   /// CUDA at once, with the stream of the call current.

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a thread looks for what it waits for before it sleeps. To wake one takes longer than a
+/// How long a waiting thread spins before it sleeps. To wake one takes longer than a
 /// small call.
 constexpr std::chrono::microseconds kLooks{20};
 

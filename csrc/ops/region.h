@@ -27,7 +27,7 @@ using Offer = std::map<std::string, int>;
 
 /// Loads every CUDA kernel of a world of that size. "blocks" of kFullBlock threads that the device
 /// holds resident, and its Capabilities; `clusters`: false: as if it had no hardware for them. On
-/// CPU nothing is to be loaded, and a rank is one thread. `simulated`: see CudaView.
+/// CPU nothing is loaded, and a rank is one thread. `simulated`: see CudaView.
 C10_EXPORT Offer load_kernels(c10::Device device, int world_size, bool clusters, bool simulated);
 
 /// Whether the devices of all ranks hold the clusters of an offer at the same time: those that they

@@ -76,7 +76,7 @@ void enter(const std::shared_ptr<Communicator>& communicator) {
   std::lock_guard lock(instance().mutex);
   TORCH_CHECK_VALUE(instance().table.enter(o.name, communicator, counted_on(o.device)),
                     "collx: name: \"", o.name,
-                    "\" is taken by a communicator; give another name, or destroy that one first");
+                    "\" is the name of an existing communicator; destroy it, or pass another name");
   instance().changes.fetch_add(1, std::memory_order_release);
 }
 
@@ -100,9 +100,10 @@ std::shared_ptr<Communicator> find(std::string_view name) {
 
 std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
   std::shared_ptr<Communicator> communicator = find(name);
-  TORCH_CHECK_VALUE(communicator != nullptr, "collx.", op, ": group_name: \"", name,
-                    "\" names no communicator of this process; known: ", known_names(),
-                    ". Communicators are made in Python, by collx.init(); destroy() removes them");
+  TORCH_CHECK_VALUE(communicator != nullptr, "collx.", op,
+                    ": group_name: this process has no communicator \"", name,
+                    "\"; existing: ", known_names(),
+                    ". collx.init creates communicators, and destroy removes them");
   return communicator;
 }
 
@@ -115,8 +116,7 @@ void make_by(Factory factory) { chosen_factory.store(factory, std::memory_order_
 std::shared_ptr<Communicator> make(const std::string& group_name) {
   const Factory factory = chosen_factory.load(std::memory_order_acquire);
   TORCH_CHECK(factory != nullptr, "collx: a communicator for process group \"", group_name,
-              "\" cannot be made, since nothing has registered how to make one; import collx in "
-              "Python first");
+              "\" cannot be created, since no factory is registered; import collx in Python first");
   return factory(group_name);
 }
 

@@ -29,7 +29,7 @@ std::shared_ptr<Communicator> require(const char* op, std::string_view name);
 /// Makes the communicator of a process group, by the group's name.
 using Factory = std::shared_ptr<Communicator> (*)(const std::string& group_name);
 
-/// How make() makes communicators from now on. This library knows no Python, in which init is
+/// Sets how make() creates communicators. This library does not depend on Python, in which init is
 /// written: the Python module says it.
 C10_EXPORT void make_by(Factory factory);
 

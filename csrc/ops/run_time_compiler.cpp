@@ -86,8 +86,7 @@ const fs::path& headers() {
     }
     return fs::path();
   }();
-  TORCH_CHECK(!found.empty(),
-              "collx: the headers of the kernels are not there: install collx anew");
+  TORCH_CHECK(!found.empty(), "collx: the headers of the kernels are missing; reinstall collx");
   return found;
 }
 
@@ -172,9 +171,9 @@ std::string make_kernel(const char* op, const std::string& program, const std::s
   using Clock = std::chrono::steady_clock;
   TORCH_CHECK(
       !capturing(c10::Device(c10::kCUDA, c10::cuda::current_device())), "collx.", op,
-      ": the kernel of this epilogue is not loaded, which cannot be done during the capture "
-      "of a CUDA graph; accepted: collx.warm_up with the same arguments before, or one "
-      "call outside of the capture");
+      ": the kernel of this epilogue is not loaded, and cannot be loaded during the capture of a "
+      "CUDA graph; before the capture, call collx.warm_up with the same arguments, or make one "
+      "call");
   // As setup.py has it for the kernels of the library: the bits depend on it.
   const std::vector<std::string> options = {"--gpu-architecture=" + architecture(), "-std=c++20",
                                             "--fmad=false", "-default-device",

@@ -17,7 +17,7 @@ Sizes sizes_of(const at::Tensor& tensor) {
   return Sizes(sizes.begin(), sizes.end());
 }
 
-/// Exact on any rank where the parts are equal. Uneven ones are this rank's alone, and need
+/// Exact on any rank where the parts are equal. Uneven parts are those of this rank, and need
 /// numbers.
 c10::SymInt part_of(const char* op, const c10::SymInt& units, int64_t group_size,
                     std::string_view group_name) {
@@ -33,12 +33,11 @@ c10::SymInt sum_of(const char* op, const char* argument, c10::SymIntArrayRef spl
   int64_t known = 0;  // of the splits that are not symbolic
   for (const c10::SymInt& rows : splits) {
     TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(rows.sym_ge(0)), "collx.", op, ": ", argument, ": got ",
-                      splits, "; accepted: numbers of rows, none of them negative");
+                      splits, "; accepted: numbers of rows, 0 or more each");
     const std::optional<int64_t> number = rows.maybe_as_int();
     TORCH_CHECK_VALUE(!number || !c10::add_overflows(known, *number, &known), "collx.", op, ": ",
                       argument, ": got ", splits,
-                      ", whose sum is more than int64 can hold; "
-                      "accepted: numbers of rows of a tensor");
+                      ", whose sum exceeds int64; accepted: numbers of rows of a tensor");
     sum = sum + rows;
   }
   return sum;
@@ -59,7 +58,7 @@ void check_bytes(const char* op, const char* argument, const T& given, const Siz
   TORCH_CHECK_VALUE(empty || fits, "collx.", op, ": ", argument, ": got ", given,
                     ", for a result of shape ", c10::SymIntArrayRef(sizes), " and dtype ",
                     dtype_name(input.scalar_type()),
-                    "; accepted: sizes whose bytes int64 can hold");
+                    "; accepted: sizes whose number of bytes fits int64");
 }
 
 }  // namespace
@@ -99,7 +98,7 @@ Sizes sizes_of_whole(const Arguments& a) {
   Sizes sizes = sizes_of(a.input);
   if (a.total) {
     TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(a.total->sym_ge(0)), "collx.", a.op(), ": total: got ",
-                      *a.total, "; accepted: 0 and more");
+                      *a.total, "; accepted: 0 or more");
     sizes[along] = *a.total;
   } else {
     sizes[along] = sizes[along] * a.group_size;
@@ -162,7 +161,7 @@ Sizes device_splits_sizes(const Arguments& a) {
                     ": input_splits: got a tensor on ", splits.device(),
                     "; accepted: the input's device, ", a.input.device());
   TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(a.capacity.sym_ge(0)), "collx.", op, ": capacity: got ",
-                    a.capacity, "; accepted: 0 and more");
+                    a.capacity, "; accepted: 0 or more");
   Sizes sizes = sizes_of(a.input);
   sizes[0] = a.capacity;
   check_bytes(op, "capacity", a.capacity, sizes, a.input);

@@ -12,20 +12,20 @@ namespace collx {
 
 using Sizes = c10::SymDimVector;
 
-/// The axis, counted from 0. IndexError-like ValueError when the tensor has none of that number.
+/// The axis, counted from 0. ValueError if the tensor does not have it.
 int64_t check_axis(const char* op, const at::Tensor& input, int64_t axis);
 /// A tensor that is divided along its first axis.
 void check_has_rows(const char* op, const at::Tensor& input);
 void check_group_size(const char* op, int64_t group_size);
 
 /// Of the result, by what collectives.h says of input and output: the input's; or this rank's part
-/// of it; or that of which the input is this rank's part. Which rank that is, is asked for only
+/// of it; or that of which the input is this rank's part. The rank is looked up only
 /// when the parts are uneven.
 Sizes result_sizes(const Arguments& arguments);
 /// [capacity, ...].
 Sizes device_splits_sizes(const Arguments& arguments);
 
-/// What stands behind an unsplit tensor of that shape: geometry.h.
+/// What follows an unsplit tensor of that shape: geometry.h.
 Geometry geometry_of(at::IntArrayRef sizes, int64_t axis, size_t itemsize);
 /// A tensor that is not divided.
 Geometry undivided(const at::Tensor& tensor);

@@ -50,7 +50,7 @@ void call_without_bits(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                        torch::jit::Stack* stack) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
   c10::IValue* const values = stack->data() + (stack->size() - arguments.size());
-  std::vector<std::pair<at::Tensor, at::Tensor>> outs, in_place;  // a view, and what stands for it
+  std::vector<std::pair<at::Tensor, at::Tensor>> outs, in_place;  // a view, and its replacement
   for (size_t i = 0; i < arguments.size(); ++i) {
     c10::IValue& value = values[i];
     if (value.isTensorList()) {
@@ -94,10 +94,11 @@ void refuse_vmap(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
   const c10::FunctionSchema& schema = op.schema();
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "collx.", name_of(op), ": got a batch of torch.func.vmap, which this operator ",
-      schema.is_mutable() ? "cannot write in its in-place and out= forms; accepted in vmap: the "
-                            "form that returns a new tensor"
-                          : "does not take; accepted: a loop over the batch, or the whole batch as "
-                            "one tensor");
+      schema.is_mutable()
+          ? "cannot write in its in-place and out= forms; accepted in vmap: the "
+            "form that returns a new tensor"
+          : "does not support; accepted: a loop over the batch, or the whole batch as "
+            "one tensor");
 }
 
 /// vmap where every element of the result belongs to one element of the input: the batch is one

@@ -32,7 +32,7 @@ bool is_captured(cuda::Stream stream) {
 }  // namespace
 
 StreamOrder::~StreamOrder() {
-  // Neither waits; what they return at the interpreter's exit, or in a forked child, is of no use.
+  // Neither waits; their result is not usable at the interpreter's exit or in a forked child.
   if (eager_event_ != nullptr) (void)cudaEventDestroy(eager_event_);
   if (capture_event_ != nullptr) (void)cudaEventDestroy(capture_event_);
 }

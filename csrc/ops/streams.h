@@ -17,7 +17,7 @@ namespace collx {
 /// At a change of stream an event is recorded on the previous stream and awaited on the new one.
 /// Calls of one CUDA graph capture are compared among themselves only: a graph runs when it is
 /// replayed, and an event from outside of a capture cannot be awaited in it. A replay on a stream
-/// that nobody ordered is noticed by the tiles' busy marks.
+/// without an order is detected by the tiles' busy marks.
 ///
 /// LIFETIME  A stream of which PyTorch is not the owner has to live until the communicator's next
 /// call on another stream, or until the communicator's end.

@@ -1,5 +1,5 @@
 // Registered symmetric allocations of one communicator: is a tensor symmetric, and where do the
-// peers' copies of it lie?
+// peers' copies are?
 //
 // OWNERSHIP  Storages are held weakly. An allocation whose storage has died is forgotten at the
 // next look-up, so that memory that another tensor got later is never taken for symmetric.
@@ -9,7 +9,7 @@
 // registered one. An address is not enough, since the freed one may be given out again: the
 // deleter and its context tell two allocations at one address apart. The entry stays until its
 // storage dies or its addresses are registered again. So whether a tensor is symmetric follows from
-// the tensor alone, not from earlier look-ups, which may differ between ranks.
+// only the tensor, not earlier look-ups, which may differ between ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -26,7 +26,7 @@ inline std::string dtype_name(at::ScalarType type) {
   return std::string(c10::getDtypeNames(type).first);
 }
 
-/// All ranks' `input`, one after the other. The newer name where the group knows it: there the
+/// All ranks' `input`, one after the other. The newer name if the group has it: there the
 /// older one is deprecated. Group: c10d::ProcessGroup, whose header takes seconds to compile.
 template <typename Group, typename Options>
 auto all_gather(Group& group, at::Tensor& output, at::Tensor& input, const Options& options) {
@@ -37,7 +37,7 @@ auto all_gather(Group& group, at::Tensor& output, at::Tensor& input, const Optio
   }
 }
 
-/// By which hooks know a c10d::Work.
+/// The identifier of a c10d::Work in hooks.
 template <typename Work>
 uint64_t completion_key(const Work& work) {
   if constexpr (requires { work.getCompletionKey(); }) {

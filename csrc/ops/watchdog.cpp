@@ -104,7 +104,7 @@ Clock::duration period_of(const Communicator& communicator) {
   return std::max<Clock::duration>(communicator.timeout() / 12, kShortestPeriod);
 }
 
-/// What is to be logged; mostly nothing.
+/// The calls to log; usually none.
 std::string sample(Watched& watched) {
   const OnDevice guard(watched.communicator->options().device);
   const Progress own = own_progress(*watched.communicator);
@@ -175,7 +175,7 @@ class Watchdog {
         std::erase_if(watched_, [&](const Watched& w) { return &w == &next; });
       }
       if (words.empty()) continue;
-      held.unlock();  // whoever reads the log may be slow
+      held.unlock();  // writing the log may be slow
       LOG(WARNING) << words;
       held.lock();
     }
@@ -198,7 +198,7 @@ void after_fork_in_parent() { instance()->mutex.unlock(); }
 void after_fork_in_child() { instance() = new Watchdog; }
 
 Watchdog*& instance() {
-  // Never destroyed: the thread may run until the process is gone.
+  // Never destroyed: the thread may run until the process ends.
   static Watchdog* watchdog = [] {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     return new Watchdog;

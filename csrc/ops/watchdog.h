@@ -2,7 +2,7 @@
 // of its timeout, and the ranks for which it waits.
 //
 // It reads how far the ranks have come from their regions, a dozen times in a timeout, and takes no
-// part in calls. There is no thread while no communicator asks for it.
+// part in calls. The thread exists only while a communicator uses it.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// One row for each algorithm: all that is true of it, and from which the rest is derived.
+// One row for each algorithm, with its properties. Everything else is derived from the rows.
 #pragma once
 
 #include "collectives.h"
@@ -10,11 +10,11 @@ namespace collx {
 /// to each.
 enum class SlotsFor : uint8_t { none, oneshot, twoshot, channels };
 
-/// What of a call's data a grid goes through once, and a slot holds, with masks where there are
+/// The part of a call's data that a grid processes once and a slot holds, with masks if there are
 /// some, if the call is not done in several uses.
 enum class Share : uint8_t {
   none,
-  tensor,   // all of it
+  tensor,   // the whole tensor
   part,     // that of one rank
   message,  // the longest between two ranks
   slice,    // of that, what each rank but the root passes on
@@ -35,7 +35,7 @@ struct AlgorithmRow {
   bool staging = false;    // inputs are pulled by peers: from there, where not symmetric
   bool results = false;    // so are results
   bool in_place = false;   // peers touch the tensors, which are symmetric
-  bool multicast = false;  // of GPUs alone, whose memory has a multicast address
+  bool multicast = false;  // only on GPUs whose memory has a multicast address
   bool by_switch = false;  // and what is reduced is reduced there, in an order of its own
   bool on_cpu = true;
   By by = By::kernels;
@@ -45,7 +45,7 @@ inline constexpr Collectives kReducesAll = only(Collective::allreduce) | kNorms;
 inline constexpr Collectives kBarrier = only(Collective::barrier);
 inline constexpr Collectives kBroadcast = only(Collective::broadcast);
 inline constexpr Collectives kPairs = kExchanges & ~kBroadcast;
-/// Of which every rank knows where its messages lie in the outputs of the others.
+/// Every rank can compute where its messages are in the outputs of the others.
 inline constexpr Collectives kDirectCopies =
     kExchanges &
     collectives_where([](const CollectiveRow& row) { return !row.reduces && !row.counted; });

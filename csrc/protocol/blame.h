@@ -1,6 +1,6 @@
 // Who is named when waits have failed: the end of the chain of blame.
 //
-// A rank whose wait ends in vain leaves a note of it in every rank's inbox: of whom it waited for.
+// A rank whose wait times out leaves a note in every rank's inbox that names the missing rank.
 // From the first rank that failed the notes lead on, from a rank to those that it waited for, to
 // one that has left no note of a wait. That one is missing.
 #pragma once
@@ -17,7 +17,7 @@ constexpr uint64_t grace_ns(uint64_t timeout_ns) {
 }
 
 struct Verdict {
-  StatusRecord record;  // of the wait, or of whatever else failed
+  StatusRecord record;  // of the wait, or of another failure
   bool final;           // no note of a wait that is still to come changes it
 };
 

@@ -1,4 +1,4 @@
-// What the ops layer hands to a backend: the communicator as one rank sees it, and one call.
+// What the ops layer passes to a backend: one rank's view of the communicator, and one call.
 #pragma once
 
 #include "cpu_layout.h"
@@ -46,7 +46,7 @@ struct Plan {
   Algorithm algorithm = Algorithm::automatic;  // what runs
   int32_t blocks = 1;                          // CUDA blocks; 1 on CPU
   int32_t threads = 1;                         // per block; 1 on CPU
-  Algorithm named = Algorithm::automatic;      // as asked for, or selected
+  Algorithm named = Algorithm::automatic;      // as requested, or selected
   bool staged = false;        // peers pull inputs from the staging memory, not from where they lie
   bool into_outputs = false;  // what is stored by multicast goes into the outputs of all ranks
 };
@@ -76,12 +76,12 @@ struct AllreduceCall : Call, CallCore {
 
 /// Any other collective: a message from each rank to each, some of them empty.
 struct ExchangeCall : Call, MessageMap {
-  uint32_t element_bytes;  // an address and a length are multiples of it
+  uint32_t element_bytes;  // addresses and lengths are multiples of this
   /// The longest message between any two ranks. An agreed value, but in alltoallv, where it is the
-  /// longest that this rank knows of.
+  /// longest of this rank.
   uint64_t longest;
   uint64_t cleared;  // bytes of `output`, from its first, that are set to zero instead
-  /// alltoallv whose splits the device alone knows, in memory of the device; otherwise null.
+  /// alltoallv whose splits are only on the device, in memory of the device; otherwise null.
   DeviceSplits splits;
 };
 
@@ -108,8 +108,8 @@ struct NormCall : Call, CallCore {
   // collective scatters them. Weight and bias are [cols].
   const void* residual;  // null: none; equal on all ranks but where rows are scattered
   const void* weight;
-  const void* bias;          // layer norm alone
-  const float* given_scale;  // ScaleMode::tensor alone, where it is what is stored as the scale
+  const void* bias;          // only for layer norms
+  const float* given_scale;  // only for ScaleMode::tensor, which stores it as the scale
   void* residual_out;        // the dtype: what was normalized
   void* normalized;          // the dtype
   void* quantized;           // one byte an element

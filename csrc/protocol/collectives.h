@@ -1,4 +1,4 @@
-// One row for each collective: all that is true of it, and from which the rest is derived.
+// One row for each collective, with its properties. Everything else is derived from the rows.
 #pragma once
 
 #include "types.h"
@@ -9,7 +9,7 @@ namespace collx {
 enum class Extent : uint8_t {
   whole,    // the tensor is the message
   part,     // likewise; it is one rank's part of an unsplit tensor
-  divided,  // it is the unsplit tensor, a message the other rank's part of it
+  divided,  // the unsplit tensor; a message is the other rank's part
 };
 
 enum class Root : uint8_t { none, sends, receives };
@@ -22,13 +22,13 @@ struct CollectiveRow {
   Extent input = Extent::whole;
   Extent output = Extent::whole;
   Root root = Root::none;
-  bool reduces = false;  // what arrives is reduced; whoever is not the root keeps its own values
+  bool reduces = false;  // received data is reduced; ranks other than the root keep their values
   bool counted = false;  // each rank says how much it sends to each other one
   // A reduction fused with a normalization of its rows:
   bool norm = false;
   bool layer_norm = false;  // otherwise RMS
   bool residual = false;    // added before the norm, and a result
-  bool scatters = false;    // each rank gets its part of the rows alone
+  bool scatters = false;    // each rank only gets its part of the rows
   Quantized quantized = Quantized::no;
 };
 
@@ -140,7 +140,7 @@ constexpr bool is_one_way(Collective c) { return has_root(c) || row_of(c).counte
 /// Every rank sends the same bytes to all that it sends to.
 constexpr bool sends_the_same(Collective c) { return row_of(c).input != Extent::divided; }
 
-/// A message is the unsplit tensor, not a part of it.
+/// A message is the whole unsplit tensor.
 constexpr bool sends_all(Collective c) {
   return row_of(c).input == Extent::whole && row_of(c).output == Extent::whole;
 }
@@ -164,7 +164,7 @@ struct Touched {
 };
 constexpr Touched touched(Collective c) {
   const CollectiveRow& row = row_of(c);
-  if (row.counted) return {false, false};  // where it lies, its owner alone knows
+  if (row.counted) return {false, false};  // only the owner has its location
   if (c == Collective::allreduce) return {true, true};
   return {row.reduces || row.norm, !row.reduces && !row.norm};
 }
@@ -207,7 +207,7 @@ constexpr bool same_text(const char* a, const char* b) {
   return *a == *b;
 }
 
-/// Each row stands at its value, and names are given once.
+/// Each row has its value as index, and names are unique.
 template <typename Row, size_t N, typename E>
 constexpr bool is_table(const Row (&rows)[N], E Row::*value) {
   for (size_t i = 0; i < N; ++i) {

@@ -1,8 +1,8 @@
 // Where the areas of a CPU rank's region lie.
 //
 // A call runs on one thread a rank, so no area is cut into tiles: each is used once per chunk of a
-// call, two of everything by turns. Offsets are equal on all ranks: they follow from world size and
-// payload bytes alone.
+// call, two of everything, used alternately. Offsets are equal on all ranks: they follow from world
+// size and payload bytes only.
 #pragma once
 
 #include "algorithms.h"

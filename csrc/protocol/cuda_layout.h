@@ -3,9 +3,9 @@
 //   [ header | barrier epochs and flags | tile entries and counts | lane tables | slots | rings |
 //     staging ]
 //
-// Offsets are equal on all ranks: they follow from world size and payload bytes alone, never from
+// Offsets are equal on all ranks: they only depend on world size and payload bytes, never on
 // the shape of a call. Remote ranks write the flags, the lanes' words, the slots and the rings;
-// tile entries, barrier epochs and the lanes' counts are their owner's alone.
+// only the owner accesses tile entries, barrier epochs and the lanes' counts.
 #pragma once
 
 #include "epoch.h"
@@ -46,7 +46,7 @@ struct SlotArea {
 /// has a channel in each tile: its slots, and the uses that it has seen, counted by both ends. The
 /// sender writes a slot again when the receiver is done with the use two before.
 struct ChannelArea {
-  SlotArea slots;     // one stage; entries hold busy marks alone
+  SlotArea slots;     // one stage; entries only hold busy marks
   uint64_t sent;      // uint32_t[tiles][kMaxCudaRanks]: uses, by receiver; the sender's own
   uint64_t received;  // likewise: uses, by sender; the receiver's own
   uint64_t done;      // likewise: the last use that is over, by receiver, who writes it
@@ -65,7 +65,7 @@ inline constexpr int kLaneStages = 2;        // what is scattered, and the resul
 inline constexpr uint32_t kMostLaneSlotBytes = 32 << 10;
 inline constexpr uint32_t kLeastLaneSlotBytes = 1 << 10;
 
-/// What another rank tells about a lane. It alone stores these words, at each of its peers.
+/// A lane's state as another rank reports it. Only that rank stores these words, at each peer.
 struct alignas(128) LaneWords {
   /// For each stage {sent : high 32, consumed : low 32}: chunks that the other rank has sent into
   /// its ring here, and chunks that it has consumed of this rank's ring there.
@@ -98,7 +98,7 @@ struct LaneArea {
   uint32_t lanes;
   uint32_t slot_bytes;
 
-  /// Of the ring by which the rank at `distance` behind the region's owner sends to it.
+  /// Of the ring by which the rank `distance` places before the region's owner sends to it.
   COLLX_HD constexpr uint64_t ring(int world, int stage, uint32_t lane, int distance) const {
     const uint64_t index =
         (static_cast<uint64_t>(stage) * lanes + lane) * static_cast<uint64_t>(world - 1) +
@@ -107,7 +107,7 @@ struct LaneArea {
   }
 };
 
-// On GPUs the barriers stand at fixed places behind the header, which kernels know.
+// On GPUs the barriers are at fixed offsets after the header, which are constants of the kernels.
 inline constexpr uint64_t kBarrierEpochs = round_up<uint64_t>(sizeof(RegionHeader), 256);
 inline constexpr uint64_t kBarrierFlags = kBarrierEpochs + kMaxBlocks * sizeof(uint32_t);
 inline constexpr uint64_t kBarrierEnd = kBarrierFlags + kMaxBlocks * kMaxRanks * sizeof(uint64_t);

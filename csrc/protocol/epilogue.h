@@ -1,4 +1,4 @@
-// What a kernel with an epilogue needs besides its call: how extra tensors lie, and the coordinates
+// What a kernel with an epilogue needs besides its call: the layout of extras, and the coordinates
 // of elements. The types of an epilogue's values.
 #pragma once
 
@@ -44,7 +44,7 @@ COLLX_HD constexpr bool is_narrow(ValueType t) {
 inline constexpr int kMostLeaves = 8;  // extra tensors; dimensions
 inline constexpr int kExtraDims = 4;
 
-/// What a vector of an extra tensor is made of, which is asked for with a vector of the output.
+/// How a vector of an extra tensor is read for a vector of the output.
 enum class Lies : uint8_t {
   vectors,   // as many elements side by side, aligned, unless the output ends before
   same,      // one element
@@ -61,7 +61,7 @@ struct ExtraTensor {
   Lies lies = Lies::anywhere;
 };
 
-/// What a kernel is compiled to know of an extra; by default nothing.
+/// The properties of an extra for which a kernel is specialized; by default none.
 struct ExtraForm {
   Lies lies = Lies::anywhere;
   int32_t dims = 0;
@@ -115,7 +115,7 @@ COLLX_HD inline int64_t offset_of(const ExtraTensor& extra, uint64_t i) {
 
 /// Element i has start + i / below % size.
 struct Coordinate {
-  uint64_t below = 1;  // elements of the dimensions inside of it
+  uint64_t below = 1;  // elements of the inner dimensions
   uint64_t size = 1;
   int64_t start = 0;
 };

@@ -21,7 +21,7 @@ struct KernelTemplate {
   friend bool operator==(const KernelTemplate&, const KernelTemplate&) = default;
 };
 
-/// What stands in the template's arguments besides. `world`: 2, 4 or 8, or 0 for any.
+/// The additional arguments of the template. `world`: 2, 4 or 8, or 0 for any.
 struct ProgramOptions {
   KernelTemplate kernel;
   int world = 0;

@@ -38,7 +38,7 @@ struct DeviceSplits {
   int64_t* received = nullptr;
   uint64_t row_bytes = 0;
   uint64_t rows = 0;      // of the input
-  uint64_t capacity = 0;  // rows of the output; those behind the received ones are set to zero
+  uint64_t capacity = 0;  // rows of the output; those after the received rows are set to zero
   int32_t lanes = 0;      // CUDA: that long messages may take
 };
 
@@ -69,8 +69,8 @@ constexpr bool has_message(Collective c, int root, int from, int to) {
 struct MessageMap : CallCore {
   Geometry geometry;
   int32_t world = 1;
-  // Where ranks count what they send, and the host knows it: bytes to and from each rank. Then this
-  // rank knows its own messages alone.
+  // If ranks count what they send, and the host has the counts: bytes to and from each rank. Then
+  // this rank only has the counts of its own messages.
   uint64_t sends[kMaxRanks] = {};
   uint64_t expects[kMaxRanks] = {};
 

@@ -27,7 +27,7 @@ enum class Quantization : uint8_t { none, e4m3fn, e5m2, int8 };
 enum class ScaleMode : uint8_t { row, tensor, group, count };
 
 /// The calls that models make most often. All keep the residual. Their results are the normalized
-/// values alone, in one of the three roundings, or bytes of e4m3fn alone, rounded once, with a
+/// only values, in one of the three roundings, or only bytes of e4m3fn, rounded once, with a
 /// scale for each row or a given scale.
 enum class CommonNorm : uint8_t {
   other,
@@ -205,11 +205,11 @@ COLLX_HD constexpr uint32_t scale_bytes(ScaleType type) {
   return type == ScaleType::float32 ? 4 : type == ScaleType::float8_e8m0fnu ? 1 : 2;
 }
 
-/// Many values over one divisor: the bits of `/` in every quotient that quantization tells from
-/// zero and from its largest value. An estimate by the reciprocal is corrected by what it leaves,
-/// twice; the second time the quotient is rounded as `/` rounds it, since a fused multiply-add
-/// makes the remainder exact (Markstein, IBM J. Res. Dev. 34, 1990). Far from 1 it might not be
-/// exact, and the estimate is as good.
+/// Many values over one divisor: the bits of `/` in every quotient that quantization distinguishes
+/// from zero and from its largest value. An estimate by the reciprocal is corrected by what it
+/// leaves, twice; the second time the quotient is rounded as `/` rounds it, since a fused
+/// multiply-add makes the remainder exact (Markstein, IBM J. Res. Dev. 34, 1990). Far from 1 it
+/// might not be exact, and the estimate is as good.
 class Divisor {
  public:
   COLLX_HD explicit Divisor(float divisor)

@@ -1,10 +1,10 @@
 // How a fused normalization is carried out: which algorithm, and how rows lie on blocks and slots.
 // Pure functions of values that all ranks agree on.
 //
-// A row is shared by the blocks of a cluster. Each block takes a piece of it, a vector for each
-// thread, which stays in registers from the reduction to the last store. A row that is longer takes
-// several steps, between which its sums wait in memory of their own (spilled). So do rows of more
-// than a block where the hardware has no clusters.
+// A row is shared by the blocks of a cluster. Each block takes a piece of the row, a vector for
+// each thread, which stays in registers from the reduction to the last store. A row that is longer
+// takes several steps, between which its sums wait in memory of their own (spilled). So do rows of
+// more than a block where the hardware has no clusters.
 #pragma once
 
 #include "call.h"
@@ -24,7 +24,7 @@ inline constexpr uint64_t kSumsFrom = 2 << 20;
 
 /// What an owner of rows pushes to all: the results; or, where those are at least twice the bytes
 /// of the sums, which the parity modes round, and the wire is what bounds the call, the sums, from
-/// which every rank goes on.
+/// which every rank continues.
 constexpr bool passes_sums(const NormOptions& o, const NormResults& r, DType dtype,
                            uint64_t elements) {
   return o.rounding != Rounding::fp32 && r.residual && r.normalized && dtype_size(dtype) == 2 &&
@@ -112,7 +112,7 @@ constexpr uint64_t rows_to_do(Collective c, Algorithm a, uint64_t rows, int worl
   return owns_rows(c, a) ? largest_part(rows, world) : rows;
 }
 
-/// `tiles`: of the slots, or of the memory that results are passed through; 0 where there is none.
+/// `tiles`: of the slots, or of the memory through which results pass; 0 if there is none.
 constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32_t tiles) {
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
   const uint32_t elements = kVectorBytes / element;

@@ -1,5 +1,5 @@
 // The symmetric region that each rank owns, one per communicator: a header, which is the same on
-// every device, and behind it what cuda_layout.h or cpu_layout.h says.
+// every device, followed by the areas of cuda_layout.h or cpu_layout.h.
 #pragma once
 
 #include "status.h"
@@ -35,7 +35,7 @@ struct alignas(128) RegionHeader {
   Note inbox[kMaxRanks];
   /// Two of each, so that a fast rank's next call does not overwrite what is still read.
   CheckSlot check[2][kMaxRanks];
-  /// Rows that each rank is about to send, where ranks do not know it: {rows : 40, epoch : 24}.
+  /// Rows that each rank is about to send, if only the device has them: {rows : 40, epoch : 24}.
   alignas(128) uint64_t counts[2][kMaxRanks];
   /// CUDA, likewise: by rank, the number of the last trial whose grid was complete there.
   alignas(128) uint32_t met[kMaxRanks];
@@ -43,7 +43,7 @@ struct alignas(128) RegionHeader {
 
 inline constexpr int kCountEpochBits = 24;
 
-/// How areas are laid out, one behind the other.
+/// Places areas one after the other.
 namespace detail {
 
 struct Cursor {

@@ -140,7 +140,7 @@ constexpr bool uses_staging(const Request& r, Algorithm a) {
 constexpr bool can_be_switched(const Request& r) {
   return r.capabilities.multicast && !r.exact_sums && sums_by_multicast(r.reduce_op, r.dtype);
 }
-/// And whether all lies at addresses of it.
+/// Whether all tensors are aligned to it, too.
 constexpr bool lies_for_switch(const Request& r) {
   const Touched t = touched(r.collective);
   return (!t.input || r.input_multicast) && (!t.output || r.output_multicast);
@@ -188,15 +188,15 @@ constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   return 2 * bytes;
 }
 
-/// What a row is for alone.
+/// The calls to which a row is restricted.
 enum class For : uint8_t {
   all,
   symmetric,  // calls of which that is symmetric which peers would touch in place
-  switched,   // calls that a switch may add up, in the order that it likes
+  switched,   // calls that a switch may add, in any order
   overlap,    // symmetric calls of a communicator that leaves multiprocessors to other work
 };
 
-/// What a call that asks for one of `asked` takes, on a device.
+/// The algorithm for a call that requests one of `asked`, on a device.
 struct SelectionRow {
   Algorithms asked;
   Collectives collectives;
@@ -277,7 +277,7 @@ inline constexpr SelectionRow kRows[] = {
     {kOnestage, kBroadcast, cuda, all, 8, 4 << 20, channels},
     {kOnestage, kBroadcast, cuda, symmetric, 8, kAnySize, direct},
     {kOnestage, kBroadcast, cuda, all, 8, kAnySize, channels},
-    // Likewise. Between two ranks there is nobody to relay to.
+    // Likewise. Between two ranks there is no rank to relay to.
     {kOnestage | kRelayed, kBroadcast, cpu, all, 2, 64 << 10, staged},
     {kOnestage | kRelayed, kBroadcast, cpu, symmetric, 2, kAnySize, direct},
     {kOnestage | kRelayed, kBroadcast, cpu, all, 2, kAnySize, staged},
@@ -411,7 +411,7 @@ constexpr int find_row(const Request& r, Algorithm asked) {
   return -1;
 }
 
-/// What the table says; without a row, what was asked for.
+/// The table's choice; without a row, the requested algorithm.
 constexpr Algorithm select_from_table(const Request& r, Algorithm asked) {
   const int row = find_row(r, asked);
   return row < 0 ? asked : kSelection[row].algorithm;
@@ -442,7 +442,7 @@ constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) 
   return true;
 }
 
-/// What a call is named by: as asked for, or else as the table says.
+/// The algorithm that names a call: the requested one, or else the table's choice.
 constexpr Algorithm select_algorithm(const Request& r) {
   if (r.algorithm != Algorithm::automatic) return r.algorithm;
   if (!r.capabilities.peer_access) return Algorithm::fallback;
@@ -481,7 +481,7 @@ constexpr Plan select(const Request& r) {
   const uint64_t work = work_of(r, plan.algorithm);
   if (row_of(plan.algorithm).lanes) {
     plan.threads = kLaneBlock;
-    // How long messages are that ranks count, their two ranks alone know.
+    // The length of counted messages is known only on their two ranks.
     const uint64_t wanted =
         row_of(r.collective).counted ? kMostLanes : ceil_div(work, kLeastLaneVectors);
     plan.blocks = detail::clamp_blocks(wanted, static_cast<uint64_t>(lanes_of(r)));

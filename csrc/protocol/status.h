@@ -17,7 +17,7 @@ struct CallDescriptor {
   Algorithm algorithm = Algorithm::automatic;  // as named or selected, never `automatic` in a call
   Algorithm runs = Algorithm::automatic;       // what carries it out
   uint8_t dims = 0;         // number of dimensions; the first eight sizes stand below
-  uint8_t scalar_type = 0;  // 1 + PyTorch's code, since copies know more dtypes than reductions
+  uint8_t scalar_type = 0;  // 1 + PyTorch's code, since copies support more dtypes than reductions
   uint8_t symmetric = 0;    // kInputSymmetric, kOutputSymmetric
   int8_t axis = -1;
   bool keeps_norm = false;  // the normalized tensor is a result besides the quantized one
@@ -72,7 +72,7 @@ constexpr uint32_t fingerprint(const CallDescriptor& d) {
   return fold(h);
 }
 
-/// The same for a call in which two ranks exchange what only they know: both come to one value.
+/// The same for a call in which two ranks exchange their counts: both compute the same value.
 COLLX_HD constexpr uint32_t pair_fingerprint(uint32_t call, int rank, int peer, uint64_t sends,
                                              uint64_t expects) {
   const bool first = rank < peer;
@@ -84,7 +84,7 @@ enum class Failure : uint32_t {
   timeout,   // a peer did not come in time
   mismatch,  // a peer made another call
   overlap,   // two kernels used the communicator at once, in no order
-  splits,    // splits that do not fit the tensors, known to the device alone
+  splits,    // splits that do not fit the tensors, read on the device
   group,     // the process group raised in a fallback
   aborted,   // the program of a rank has given up its calls
   count
@@ -111,7 +111,7 @@ struct StatusRecord {
   Failure failure = Failure::none;
   Phase phase = Phase::none;
   int32_t rank = -1;  // who gave up
-  int32_t peer = -1;  // whom it waited for
+  int32_t peer = -1;  // the rank that it waited for
   int32_t lane = -1;  // in which it waited; -1 where there are no lanes
   int32_t padding = 0;
   uint64_t sequence = 0;  // calls completed by `rank` on this communicator before
@@ -125,8 +125,8 @@ struct StatusRecord {
 struct alignas(128) Note {
   StatusRecord record;
   uint32_t left;  // 1, stored with release when the record stands
-  // 1 for each rank that a thread waited for in vain; `record` speaks of one of them. On CPU, where
-  // a rank has one thread, zeros.
+  // 1 for each rank that a thread gave up waiting for; `record` describes one of them. On CPU,
+  // where a rank has one thread, zeros.
   uint32_t missed[kMaxRanks];
 };
 
@@ -166,7 +166,7 @@ inline const StatusRecord* recorded(const HostStatus& status) {
   return ready(status.by_kernel) ? &status.by_kernel.record : nullptr;
 }
 inline bool is_recorded(const HostStatus& status) { return recorded(status) != nullptr; }
-/// Records a failure that concerns this process only, or that the peers have been told of. The
+/// Records a failure that concerns this process only, or that has been reported to the peers. The
 /// first one stays, also if a kernel has recorded it.
 inline void record_first(HostStatus& status, const StatusRecord& record) {
   if (!is_recorded(status) && claim(status)) record_claimed(status, record);

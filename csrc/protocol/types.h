@@ -96,7 +96,7 @@ enum class Algorithm : uint8_t {
   onestage,
   twostage,
   pipelined,
-  // What carries out some calls of those above, and cannot be asked for.
+  // These execute some calls of the algorithms above, and cannot be requested.
   channels,
   reduce_twostage,
   twoshot_push_sums,
@@ -108,21 +108,21 @@ enum class Algorithm : uint8_t {
   count
 };
 
-/// What a caller asks for: the same values on every rank. The layers from the operator to the
+/// A caller's request: the same values on every rank. The layers from the operator to the
 /// launchers of kernels share this struct.
 struct CallCore {
   Collective collective = Collective::allreduce;
   DType dtype = DType::float32;  // of copies, which take any bits: uint8
   ReduceOp reduce_op = ReduceOp::sum;
-  Algorithm algorithm = Algorithm::automatic;  // as asked for
-  int32_t root = -1;                           // -1 where there is none
+  Algorithm algorithm = Algorithm::automatic;  // as requested
+  int32_t root = -1;                           // -1 if there is none
   int32_t max_blocks = 0;                      // 0: no bound
 };
 
 /// Dependent launch on CUDA: never; released after the last store; released right after the wait.
 enum class PdlLevel : uint8_t { off, end, early };
 
-/// Whether the row for each value of an enum stands at that value.
+/// Whether the row for each value of an enum has that index.
 template <typename Row, size_t N, typename E>
 constexpr bool stand_at_their_values(const Row (&rows)[N], E Row::*value) {
   for (size_t i = 0; i < N; ++i) {

@@ -7,13 +7,13 @@
 
 namespace collx {
 
-/// One use after the other, all of them full but the last. Of no vectors there is none.
+/// One use after the other, all full except the last. Without vectors there is no use.
 class Uses {
  public:
   COLLX_HD constexpr Uses(uint64_t vectors, uint64_t capacity)
       : vectors_(vectors), capacity_(capacity) {}
 
-  /// Whether there is a use at hand. The rest is asked of it.
+  /// Whether there is a current use. The other functions describe it.
   COLLX_HD constexpr bool any() const { return first_ < vectors_; }
   COLLX_HD constexpr uint64_t first() const { return first_; }  // its first vector
   COLLX_HD constexpr uint64_t count() const {

@@ -2,6 +2,7 @@
 """The compiled extension: operators (torch.ops.collx.*), and what the Python side needs of it."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -124,7 +125,7 @@ class Communicator:
         agreed: dict[str, int],
         spare_blocks: int = 0,
         multicast: int = 0,
-        no_multicast: str = ...,
+        multicast_unavailable_reason: str = ...,
         simulated: bool = False,
         deterministic: bool = True,
         fallback_group: dist.ProcessGroup | None = None,
@@ -135,8 +136,9 @@ class Communicator:
         `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
         this communicator may use at once. `spare_blocks`: more of them, for algorithms that push,
         while it is alone on the device. `multicast`: the regions of all ranks at one address, or
-        0 and `no_multicast`, why there is none. `simulated`: for tests: it is this rank's own.
-        `deterministic`: "auto" takes algorithms alone that reduce in the order of the ranks.
+        0, and `multicast_unavailable_reason` says why. `simulated`: for tests: it is the address of
+        this rank's own region. `deterministic`: "auto" only selects algorithms that reduce in the
+        order of the ranks.
         `fallback_group`: serves the fallback instead of the process group of `group_name`, and is
         kept until destroy. `watchdog`: a thread of the process logs calls that wait for long.
         `overlap`: "auto" takes copy engines for large copies between symmetric tensors."""
@@ -153,7 +155,7 @@ class Communicator:
 
     poisoned: bool
     destroyed: bool
-    no_multicast: str  # why the ranks have none; empty where they do
+    multicast_unavailable_reason: str  # why the ranks have none; empty where they do
 
     def check(self, wait: bool = True) -> None:
         """Raises the failure that has been recorded, if any. `wait`: for what the peers have to say
@@ -216,7 +218,7 @@ def built_in(
     function leaves to Python, and `conversions` is collx.ops.arguments."""
 
 class Handle:
-    def wait(self, timeout: float | None = None) -> Any: ...
+    def wait(self, timeout: float | timedelta | None = None) -> Any: ...
     def is_completed(self) -> bool: ...
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]: ...
     def __enter__(self) -> Handle: ...

@@ -23,7 +23,7 @@ class Explanation:
         numel: the number of elements of the full tensor.
         dtype: the dtype of the tensor.
         algorithm: the algorithm that was named or selected.
-        runs: the algorithm that carries out the call; it can differ from `algorithm`.
+        executed_by: the algorithm that executes the call; it can differ from `algorithm`.
         blocks, threads: the grid on CUDA, and the threads of a block.
         chunks: the number of chunks into which the call is divided.
         bytes: the size of the full tensor.
@@ -31,7 +31,7 @@ class Explanation:
         region: the bytes of each part of this rank's region; empty if there is no region.
         pdl: the level of dependent launch.
         fallback_reason: why the call uses the process group, or None.
-        no_multicast: why the ranks have no NVLink multicast, or None.
+        multicast_unavailable_reason: why the ranks have no NVLink multicast, or None.
         deterministic: whether "auto" only selects algorithms that reduce in the order of the
             ranks.
     """
@@ -41,7 +41,7 @@ class Explanation:
     numel: int
     dtype: torch.dtype
     algorithm: str
-    runs: str
+    executed_by: str
     blocks: int
     threads: int
     chunks: int
@@ -50,24 +50,27 @@ class Explanation:
     region: Mapping[str, int]
     pdl: str
     fallback_reason: str | None
-    no_multicast: str | None
+    multicast_unavailable_reason: str | None
     deterministic: bool
 
     def __str__(self) -> str:
-        carried = f", carried out by {self.runs}" if self.runs != self.algorithm else ""
+        differs = self.executed_by != self.algorithm
+        executed = f", executed by {self.executed_by}" if differs else ""
         lines = [
             f"{self.op} of {self.numel:,} x {str(self.dtype).removeprefix('torch.')} "
             f"({_size(self.bytes)}) on {self.communicator}",
-            f"  algorithm  {self.algorithm}{carried}",
+            f"  algorithm  {self.algorithm}{executed}",
             f"  grid       {self.blocks} x {self.threads} threads, pdl {self.pdl}",
             f"  chunks     {self.chunks}",
             f"  workspace  {_size(self.workspace_bytes)}",
         ]
         if self.fallback_reason is not None:
             lines.append(f"  fallback   {self.fallback_reason}")
-        have = "yes" if self.no_multicast is None else f"none: {self.no_multicast}"
-        order = "" if self.deterministic else ", and may add up in its order"
-        lines.append(f"  multicast  {have}{order if self.no_multicast is None else ''}")
+        if self.multicast_unavailable_reason is None:
+            order = "" if self.deterministic else ", which may add in its own order"
+            lines.append(f"  multicast  yes{order}")
+        else:
+            lines.append(f"  multicast  none: {self.multicast_unavailable_reason}")
         if self.region:
             lines.append("  region")
             parts = {part: n for part, n in self.region.items() if n > 0}
@@ -100,7 +103,7 @@ def workspace_bytes(
     """
     numel, cols = shape_of(shape)
     if numel < 0 or (not isinstance(shape, int) and any(n < 0 for n in shape)):
-        raise ValueError(f"workspace_bytes: shape {shape} has a negative dimension")
+        raise ValueError(f"workspace_bytes: shape: got {shape}; accepted: dimensions of 0 or more")
     return extension.workspace_bytes(op, numel, cols, dtype, world_size, algorithm, symmetric)
 
 

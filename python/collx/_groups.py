@@ -54,7 +54,7 @@ def _name_for_group(group_name: str) -> str:
     if find(group_name) is not None:
         raise ValueError(
             f"group: process group {group_name!r} has no communicator, and the communicator with "
-            "that name was made from another group; call collx.init for the group, with a name"
+            "that name was made from another group; call collx.init with this group and a name"
         )
     return group_name
 
@@ -109,13 +109,14 @@ def _members(group: dist.ProcessGroup | DeviceMesh | None, where: str = "") -> d
     if group is None:
         if dist.group.WORLD is None:
             raise ValueError(
-                f"{where}torch.distributed has no default process group, so name a communicator"
+                f"{where}group: got None, but torch.distributed has no default process group; "
+                "accepted: a communicator or its name"
             )
         return dist.group.WORLD
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(
-                f"{where}group is a DeviceMesh of {group.ndim} dimensions "
+                f"{where}group: got a DeviceMesh of {group.ndim} dimensions "
                 f"{tuple(group.mesh_dim_names or group.shape)}; accepted: one of its dimensions, "
                 'as mesh["name"]'
             )
@@ -123,7 +124,7 @@ def _members(group: dist.ProcessGroup | DeviceMesh | None, where: str = "") -> d
     if cast(object, group) is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"{where}this process is not a member of group")
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"{where}group is a {type(group).__name__}; accepted: {_ACCEPTED}")
+        raise TypeError(f"{where}group: got a {type(group).__name__}; accepted: {_ACCEPTED}")
     return group
 
 
@@ -135,4 +136,4 @@ def _named(name: str) -> dist.ProcessGroup:
     for group, its_name in distributed_c10d._world.pg_names.items():
         if its_name == name:
             return group
-    raise ValueError(f"init: {name!r} names no process group of this process")
+    raise ValueError(f"init: group: this process has no process group named {name!r}")

@@ -55,7 +55,9 @@ class SymmetricMemory:
 
         def form() -> tuple[tuple[int, ...], torch.dtype]:
             if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"empty_like: tensor is a {type(tensor).__name__}, not a Tensor")
+                raise TypeError(
+                    f"empty_like: tensor: got a {type(tensor).__name__}; accepted: a Tensor"
+                )
             return tuple(tensor.shape), tensor.dtype if dtype is None else _dtype(dtype)
 
         return self._new(form)
@@ -175,7 +177,8 @@ class SymmetricMemory:
         if any(other != values[0] for other in values):
             each = ", ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
             raise CollectiveMismatch(
-                f"collx.{what} on {self._native.name!r}: ranks differ ({each})", self._native.name
+                f"collx.{what} on {self._native.name!r}: the ranks differ ({each})",
+                self._native.name,
             )
 
     def _require_usable(self) -> None:
@@ -219,26 +222,31 @@ class SymmetricMemory:
             return
         asked, own = torch.device(device), self._device
         if asked.type != own.type or asked.index not in (None, own.index):
-            raise ValueError(f"empty: device {asked}, but the communicator is on {own}")
+            raise ValueError(f"empty: device: got {asked}; accepted: the communicator's, {own}")
 
     def _check_tensor(self, tensor: object) -> None:
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"register: tensor is a {type(tensor).__name__}, not a torch.Tensor")
+            raise TypeError(f"register: tensor: got a {type(tensor).__name__}; accepted: a Tensor")
         if tensor.layout != torch.strided:
-            raise TypeError(f"register: tensor has layout {tensor.layout}; only strided tensors")
+            raise TypeError(
+                f"register: tensor: got layout {tensor.layout}; accepted: torch.strided"
+            )
         if tensor.device != self._device:
             raise ValueError(
-                f"register: tensor is on {tensor.device}, the communicator on {self._device}"
+                f"register: tensor: got a tensor on {tensor.device}; accepted: the communicator's "
+                f"device, {self._device}"
             )
         if tensor.untyped_storage().nbytes() == 0:
-            raise ValueError("register: tensor has no storage")
+            raise ValueError(
+                "register: tensor: got a tensor without elements; accepted: one with a storage"
+            )
 
 
 def _dtype(dtype: object) -> torch.dtype:
     if dtype is None:
         return torch.get_default_dtype()
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"empty: dtype is a {type(dtype).__name__}, not a torch.dtype")
+        raise TypeError(f"empty: dtype: got a {type(dtype).__name__}; accepted: a torch.dtype")
     return dtype
 
 
@@ -247,7 +255,7 @@ def _shape(size: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
     for item in size:
         flat.extend([item] if isinstance(item, int) else item)
     if any(not isinstance(n, int) for n in flat):
-        raise TypeError(f"empty: size {size!r} is not made of integers")
+        raise TypeError(f"empty: size: got {size!r}; accepted: integers")
     if any(n < 0 for n in flat):
-        raise ValueError(f"empty: size {tuple(flat)} has a negative dimension")
+        raise ValueError(f"empty: size: got {tuple(flat)}; accepted: dimensions of 0 or more")
     return tuple(flat)

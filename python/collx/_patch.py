@@ -93,15 +93,15 @@ def patch(target: nn.Module | Group = None) -> Patch:
         if not found:
             raise ValueError(
                 "patch: the module has no parameter that is a DTensor on a group with a "
-                "communicator; call collx.init for its group, or give the group"
+                "communicator; call collx.init for its group, or pass the group"
             )
     else:
         found = [get(target)]
     for communicator in found:
         if communicator.fallback_reason is not None:
             raise ValueError(
-                f"patch: communicator {communicator.name!r} goes through the process group "
-                f"itself: {communicator.fallback_reason}"
+                f"patch: communicator {communicator.name!r} itself uses the process group: "
+                f"{communicator.fallback_reason}"
             )
     return Patch({c.group_name: c for c in found})
 

@@ -57,8 +57,8 @@ def group_size_of(op: str, name: str) -> int:
     communicator = _live.get(name)
     if communicator is None:
         raise ValueError(
-            f'collx.{op}: group_name: "{name}" names no communicator of this process. '
-            "Communicators are made by collx.init(); destroy() removes them"
+            f'collx.{op}: group_name: this process has no communicator "{name}". '
+            "collx.init creates communicators, and destroy removes them"
         )
     return communicator.world_size
 
@@ -85,9 +85,8 @@ def of_group(group: dist.ProcessGroup | str, device_type: str | None = None) -> 
         return max(made, key=lambda one: one.device.type == "cuda")
     if len(made) > 1:
         raise ValueError(
-            f"group: {len(made)} communicators were made from process group "
-            f"{made[0].group_name!r}: {', '.join(repr(one.name) for one in made)}; "
-            "accepted: one of them, or its name"
+            f"group: process group {made[0].group_name!r} has {len(made)} communicators, "
+            f"{', '.join(repr(one.name) for one in made)}; accepted: one of them, or its name"
         )
     return made[0] if made else None
 
@@ -98,8 +97,8 @@ def making(name: str) -> Iterator[None]:
     with _lock:
         if name in _in_making:
             raise ValueError(
-                f"init: another thread is making a communicator with the name {name!r}; "
-                "give another name"
+                f"init: another thread is creating a communicator with the name {name!r}; pass "
+                "another name"
             )
         _in_making.add(name)
     try:
@@ -186,7 +185,9 @@ class Communicator:
         for group, name in distributed_c10d._world.pg_names.items():
             if name == self.group_name:
                 return group
-        raise ValueError(f"communicator {self.name!r}: process group {self.group_name!r} is gone")
+        raise ValueError(
+            f"communicator {self.name!r}: process group {self.group_name!r} no longer exists"
+        )
 
     def _stands_for(self, group: dist.ProcessGroup | str) -> bool:
         names = distributed_c10d._world.pg_names  # of groups that have not been destroyed
@@ -205,9 +206,9 @@ class Communicator:
         return self._native.poisoned
 
     @property
-    def no_multicast(self) -> str | None:
+    def multicast_unavailable_reason(self) -> str | None:
         """Why the ranks have no NVLink multicast; None if they have it. Fixed at init."""
-        return self._native.no_multicast or None
+        return self._native.multicast_unavailable_reason or None
 
     @property
     def destroyed(self) -> bool:
@@ -305,7 +306,7 @@ class Communicator:
             region=dict(self._region),
             pdl=self._native.pdl,
             fallback_reason=self.fallback_reason,
-            no_multicast=self.no_multicast,
+            multicast_unavailable_reason=self.multicast_unavailable_reason,
             deterministic=self._native.deterministic,
             **call,
         )

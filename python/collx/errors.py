@@ -35,8 +35,8 @@ class CollectiveError(dist.DistError):
         sequence: the number of calls that `rank` had completed on the communicator before.
         expected, seen: the words that were compared: epochs, fingerprints or numbers of rows.
         call: the call of `rank`: a dict of "op", "dtype", "reduce_op", "root" and "axis" (-1 for
-            none), "algorithm", "runs" (the algorithm that carries it out), "max_blocks", "shape"
-            (at most eight dimensions) and "numel".
+            none), "algorithm", "executed_by" (the algorithm that executes it), "max_blocks",
+            "shape" (at most eight dimensions) and "numel".
         peer_call: the call of `peer`, if the calls differ.
     """
 

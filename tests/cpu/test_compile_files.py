@@ -183,4 +183,4 @@ def packaged() -> Any:
 @pytest.mark.ahead(work=packaged)
 def test_a_package_of_aot_inductor_runs_and_names_a_missing_communicator(ahead: Any) -> None:
     assert ahead["same"]
-    assert 'collx.reduce: group_name: "files" names no communicator' in ahead["output"]
+    assert 'collx.reduce: group_name: this process has no communicator "files"' in ahead["output"]

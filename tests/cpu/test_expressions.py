@@ -245,7 +245,7 @@ VALUES: tuple[Function, ...] = (
 
 @pytest.mark.parametrize("f", VALUES, ids=range(len(VALUES)))
 def test_what_depends_on_values_is_refused_by_name(f: Function) -> None:
-    with pytest.raises(TypeError, match=r"epilogue: <lambda> has .* depends on values, as control"):
+    with pytest.raises(TypeError, match=r"epilogue: <lambda> has .* reads the value of a tensor"):
         expression_of("allreduce", f, torch.float32)
 
 

@@ -83,5 +83,5 @@ def test_extras_that_do_not_fit_are_refused() -> None:
     for shape in ((3,), (1, 3, 2), (3, 3)):
         with pytest.raises(ValueError, match=r"extras\[0\] has .* accepted: what broadcasts"):
             allreduce(torch.ones(shape))
-    with pytest.raises(ValueError, match="2 ranks, but extras of 1"):
+    with pytest.raises(ValueError, match="got 2 inputs, but extras of 1"):
         reference.reducescatter([ONES] * 2, epilogue=torch.add, extras=[[torch.ones(2)]])

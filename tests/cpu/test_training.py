@@ -98,7 +98,7 @@ def _losses_by_memory(rank: Rank) -> dict[str, Any]:
         part = torch.ones(buffer.numel() // 2, dtype=buffer.dtype)
         collx.allgather(part, group=group, algorithm="direct", out=buffer[: 2 * part.numel()])
     taken = collx.get(group).explain("allgather", first[0].numel(), output_symmetric=True)
-    assert taken.runs == "direct"
+    assert taken.executed_by == "direct"
     return found
 
 

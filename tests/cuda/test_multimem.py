@@ -439,7 +439,15 @@ def _told(rank: Rank) -> tuple[Any, ...]:
     with communicator.set_deterministic(False):
         free, staged = auto(), taken("allreduce", False)
         text = str(communicator.explain("allreduce", LARGE))
-    return communicator.no_multicast, found.runs, str(found), auto(), free, staged, text
+    return (
+        communicator.multicast_unavailable_reason,
+        found.executed_by,
+        str(found),
+        auto(),
+        free,
+        staged,
+        text,
+    )
 
 
 @pytest.mark.worlds(2, 4)
@@ -451,7 +459,7 @@ def test_auto_takes_it_where_any_order_will_do(pool: Pool) -> None:
         assert none is None
         assert runs == "multimem_twoshot"
         assert "multicast  yes\n" in said
-        assert "multicast  yes, and may add up in its order\n" in text
+        assert "multicast  yes, which may add in its own order\n" in text
         assert (ordered["allreduce"], ordered["reduce"]) == (pushes, "staged")
         some = pool.size > 2
         assert free["allreduce"] == ("multimem_twoshot" if some else pushes)
@@ -594,7 +602,7 @@ def _damaged(rank: Rank) -> tuple[str, bool, Attempt]:
     with simulated(), instead_of_step("self-test", run):
         communicator = rank.new_communicator("simulated-damaged")
     refused = attempt(lambda: allreduce(communicator, ones(rank), "multimem_oneshot"))
-    found = communicator.no_multicast, works(rank, communicator), refused
+    found = communicator.multicast_unavailable_reason, works(rank, communicator), refused
     communicator.destroy()
     return found
 
@@ -618,7 +626,7 @@ def _lacking(rank: Rank) -> tuple[str | None, bool]:
 
     with simulated(), instead_of_step("rendezvous", run):
         communicator = rank.new_communicator("simulated-lacking")
-    found = communicator.no_multicast, works(rank, communicator)
+    found = communicator.multicast_unavailable_reason, works(rank, communicator)
     communicator.destroy()
     return found
 

@@ -72,8 +72,8 @@ def test_cpp_makes_communicators_as_python_does(ahead: Path) -> None:
     """And gets the errors of init. Without collx's Python part, one that says what is missing."""
     files = {"library": str(library), "maker": str(ahead)}
     said = python((LOADED + WITH_PYTHON).format(**files)).splitlines()
-    assert said == ["refused", "init: 'nowhere' names no process group of this process"]
+    assert said == ["refused", "init: group: this process has no process group named 'nowhere'"]
     assert python((LOADED + WITHOUT_PYTHON).format(**files)).strip() == (
-        'collx: a communicator for process group "0" cannot be made, since nothing has registered '
-        "how to make one; import collx in Python first"
+        'collx: a communicator for process group "0" cannot be created, since no factory is '
+        "registered; import collx in Python first"
     )

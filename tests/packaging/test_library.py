@@ -12,8 +12,8 @@ from collx._extension import extension, library
 from .programs import compiled, python, run
 
 REFUSAL = (
-    'collx.allreduce: group_name: "model" names no communicator of this process; known: none. '
-    "Communicators are made in Python, by collx.init(); destroy() removes them"
+    'collx.allreduce: group_name: this process has no communicator "model"; existing: none. '
+    "collx.init creates communicators, and destroy removes them"
 )
 
 

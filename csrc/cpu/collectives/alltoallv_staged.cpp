@@ -1,5 +1,5 @@
-// Alltoallv through the payload. A rank knows its own splits alone, but uses are counted by all: in
-// the first use each rank says how much it is about to send to whom, beside the first chunk of it.
+// Alltoallv through the payload. A rank only has its own splits, but all ranks count uses: in
+// the first use each rank publishes how much it sends to each rank, beside its first chunk.
 // So what fits one chunk is over after one exchange.
 // Traffic of a rank: as in gather_scatter_staged, and a row of counts from each peer.
 #include "../failure.h"

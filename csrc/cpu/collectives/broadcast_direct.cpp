@@ -1,7 +1,6 @@
-// Broadcast between the tensors themselves: every rank copies all of it out of the root's symmetric
-// output, chunk by chunk while it is filled.
-// Traffic of the root: n copied once; of the others: n read. Two barriers, and one word of the root
-// a chunk.
+// Broadcast between the tensors themselves: every rank copies the whole tensor from the root's
+// symmetric output, chunk by chunk while it is filled. Traffic of the root: n copied once; of the
+// others: n read. Two barriers, and one word of the root a chunk.
 #include "messages.h"
 #include "steps.h"
 

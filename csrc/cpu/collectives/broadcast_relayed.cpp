@@ -129,7 +129,7 @@ bool Relay::run_symmetric(uint64_t chunk_lines) {
       continue;
     }
     session_.publish_all(use);
-    // The root has filled the relays' outputs: its word speaks of all of them.
+    // The root has filled the relays' outputs: its word covers all of them.
     if (!session_.await_from(root(), use, Word::arrived, Phase::stage_barrier)) return false;
     gather_from_outputs(chunk);
   }

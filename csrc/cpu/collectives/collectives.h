@@ -24,7 +24,7 @@ class ExchangeSession : public SessionOf<ExchangeCall> {
  public:
   using SessionOf::SessionOf;
   bool is_root() const { return call().root == rank(); }
-  /// Whether this rank reduces what it receives: in a reduce to a root, the root alone.
+  /// Whether this rank reduces what it receives: in a reduce to a root, only the root.
   bool reduces() const { return is_reduction(call().collective) && (call().root < 0 || is_root()); }
 };
 

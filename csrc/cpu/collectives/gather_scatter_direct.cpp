@@ -6,8 +6,8 @@
 namespace collx::cpu {
 namespace {
 
-/// A rank that was stopped must not go on to write tensors that its peers have given up: it looks
-/// up this often.
+/// A rank that was stopped must not continue to write tensors that its peers have given up: it
+/// looks up this often.
 constexpr uint64_t kStrideBytes = 256 << 10;
 
 bool push(const ExchangeSession& session, const CallKernels& kernels) {

@@ -6,7 +6,7 @@
 namespace collx::cpu {
 namespace {
 
-/// Null where there is no tensor.
+/// Null if there is no tensor.
 char* byte_of(void* tensor, uint64_t at) {
   return tensor == nullptr ? nullptr : static_cast<char*>(tensor) + at;
 }

@@ -126,7 +126,7 @@ class Steps {
     return {part.start * row_in_ + piece.start, piece.count};
   }
 
-  /// In the message of a rank's rows: what a use brings of it.
+  /// In the message of a rank's rows: the part that a use transfers.
   Bytes results_of(uint64_t use, int r) const {
     const Part part = part_of_use(use, r);
     return piece_of(batches_.piece_out(use), batches_.pieces_out,

@@ -13,7 +13,7 @@
 
 namespace collx::cpu {
 
-/// Units of the tensor, whatever the steps count in.
+/// Units of the tensor, independent of the unit of the steps.
 struct Chunk {
   uint64_t start;
   uint64_t count;

@@ -29,7 +29,7 @@ struct Lanes {
   T* of(size_t statement) {
     return reinterpret_cast<T*>(memory[statement].bytes);
   }
-  /// For elements that do not fill a tile: behind the floats.
+  /// For elements that do not fill a tile: after the floats.
   char* rest_of(size_t statement) { return of<char>(statement) + kLanes * sizeof(float); }
   void reserve(size_t statements) {
     if (statements > held) memory = std::make_unique<Values[]>(held = statements);
@@ -42,7 +42,7 @@ struct Lanes {
 
   std::unique_ptr<Values[]> memory;
   size_t held = 0;
-  std::vector<const void*> places;  // of values; null where they are in registers alone
+  std::vector<const void*> places;  // of values; null if they are only in registers
   std::vector<size_t> roots;        // the statement whose values a cast keeps, or itself
   std::vector<int> uses;            // of its values
   std::vector<Step> steps;

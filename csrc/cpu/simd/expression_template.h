@@ -114,7 +114,7 @@ class Evaluation : Plan {
   const T* operand(const Statement& s, int i) {
     return static_cast<const T*>(lanes_.places[root(s, i)]);
   }
-  /// Where a statement's values are to be: the last one's, where the result is.
+  /// The destination of a statement's values: for the last statement, the result.
   template <typename T>
   T* made(size_t k) {
     T* to = lanes_.of<T>(k);

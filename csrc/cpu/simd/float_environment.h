@@ -1,5 +1,5 @@
-// Rounding to nearest even, subnormals kept and exceptions masked, whatever the caller has set:
-// torch.set_flush_denormal and libraries built for fast math change the thread's state.
+// Rounding to nearest even, subnormals kept and exceptions masked, independent of the caller's
+// settings: torch.set_flush_denormal and libraries built for fast math change the thread's state.
 #pragma once
 
 #if defined(__x86_64__)

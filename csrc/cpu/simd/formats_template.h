@@ -1,5 +1,6 @@
-// Vectors, and the formats of what they are loaded from and stored to. Part of the templates that
-// are compiled once for each level of vector instructions: see reduce_template.h.
+// Vectors, and the formats in memory from which they are loaded and to which they are stored. Part
+// of the templates that are compiled once for each level of vector instructions: see
+// reduce_template.h.
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 

@@ -36,7 +36,7 @@ struct NormRow {
   const float* bias;  // null: none
   uint64_t cols;
   const NormOptions* options;
-  float given_scale;  // ScaleMode::tensor alone
+  float given_scale;  // only for ScaleMode::tensor
   // The row's results; null: not wanted.
   void* normalized;
   char* quantized;

@@ -164,7 +164,7 @@ inline uint64_t put_zeros_behind(float* values, uint64_t count, uint64_t unit) {
   return end;
 }
 
-/// The tree over `count` elements; the zeros behind them are written. No element is -0.
+/// The tree over `count` elements; the zeros after them are written. No element is -0.
 inline float sum_of_neighbors(float* values, uint64_t count) {
   while (count > kPair) {
     const uint64_t end = put_zeros_behind(values, count, kPair);
@@ -202,7 +202,7 @@ COLLX_INLINE float tree(const NormRow& row, Map map) {
   return sum_of_neighbors(row.tree, blocks * kLanes);
 }
 
-// The steps of a row. Each goes over whole vectors, in place; zeros behind the row are kept where
+// The steps of a row. Each goes over whole vectors, in place; zeros after the row are kept where
 // the next step needs them.
 
 template <typename Map>

@@ -67,7 +67,7 @@ using Min = Extremum<F, false>;
 
 // Memory. Lines that a peer has in its cache come slowly, one by one; many have to be on their way
 // at once. So long arrays are walked in several places in turn, each of which a hardware
-// prefetcher follows, and lines are asked for ahead, the written ones for writing.
+// prefetcher follows, and lines are prefetched, the written ones for writing.
 
 inline constexpr int kStreams = 4;
 inline constexpr uint64_t kStreamedBytes = 16 << 10;

@@ -37,10 +37,10 @@ def missing(device: torch.device, address: int) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST and not simulated:
         major, minor = capability
-        return f"its GPU has compute capability {major}.{minor}, and 9.0 is needed"
+        return f"its GPU has compute capability {major}.{minor}; 9.0 or later is required"
     if address == 0:
         why = f" ({OFF} is set)" if os.environ.get(OFF) == "1" else ""
-        return f"PyTorch gives its memory no multicast address{why}"
+        return f"its memory has no multicast address from PyTorch{why}"
     return None
 
 

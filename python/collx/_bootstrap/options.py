@@ -33,8 +33,8 @@ DEFAULT_PAYLOAD_BYTES = 128 << 20  # the most that a rank's region takes
 OVERLAP_BLOCKS = 16  # of a call, where a communicator leaves multiprocessors to other work
 PDL_LEVELS = ("off", "end", "early")
 WITHOUT_KERNELS = (
-    "this build of collx has no CUDA kernels (collx.cuda_built is False); reinstall it from source "
-    "where nvcc is found, with COLLX_CUDA=1 to make sure"
+    "this build of collx has no CUDA kernels (collx.cuda_built is False); install collx from "
+    "source with COLLX_CUDA=1, which requires nvcc"
 )
 MAX_RANKS = {"cuda": 8, "cpu": 16}
 
@@ -120,20 +120,22 @@ def check(
     NotImplementedError during a capture. `exists` says whether a communicator has a name."""
     seconds = seconds_of("init", timeout)
     if pdl not in PDL_LEVELS:
-        raise ValueError(f"init: pdl={pdl!r} is none of {', '.join(PDL_LEVELS)}")
+        raise ValueError(f"init: pdl: got {pdl!r}; accepted: {', '.join(map(repr, PDL_LEVELS))}")
     if not isinstance(deterministic, bool):
-        raise TypeError(f"init: deterministic is a {type(deterministic).__name__}, not a bool")
+        raise TypeError(
+            f"init: deterministic: got a {type(deterministic).__name__}; accepted: a bool"
+        )
     if not isinstance(watchdog, bool):
-        raise TypeError(f"init: watchdog is a {type(watchdog).__name__}, not a bool")
+        raise TypeError(f"init: watchdog: got a {type(watchdog).__name__}; accepted: a bool")
     if not isinstance(overlap, bool):
-        raise TypeError(f"init: overlap is a {type(overlap).__name__}, not a bool")
+        raise TypeError(f"init: overlap: got a {type(overlap).__name__}; accepted: a bool")
     chosen = _device(device, members.group)
     refuse_in_capture("init", chosen)
     world_size = members.size
     if world_size > MAX_RANKS[chosen.type]:
         raise ValueError(
-            f"init: world size {world_size}; on {chosen.type} a communicator has at most "
-            f"{MAX_RANKS[chosen.type]} ranks"
+            f"init: group: got {world_size} ranks; accepted on {chosen.type}: at most "
+            f"{MAX_RANKS[chosen.type]}"
         )
     room = DEFAULT_PAYLOAD_BYTES if payload_bytes is None else payload_bytes
     _integer("payload_bytes", room)
@@ -142,19 +144,19 @@ def check(
         _integer("max_blocks", max_blocks)
     group_name = members.name
     if name is not None and (not isinstance(name, str) or not name):
-        raise TypeError(f"init: name={name!r}; a string that is not empty is needed")
+        raise TypeError(f"init: name: got {name!r}; accepted: a string that is not empty, or None")
     if name is not None and any(
         named == name and other is not members.group
         for other, named in distributed_c10d._world.pg_names.items()
     ):
         raise ValueError(
-            f"init: name={name!r} is the name of another process group, whose communicator it "
-            "would seem to be; accepted: any other name"
+            f"init: name: got {name!r}, which is the name of another process group; accepted: any "
+            "other name"
         )
     if exists(name or group_name):
         raise ValueError(
-            f"init: communicator {name or group_name!r} exists already; destroy it first, "
-            "or give another name"
+            f"init: communicator {name or group_name!r} exists already; destroy it, or pass "
+            "another name"
         )
     return Arguments(
         name=name or group_name,
@@ -184,8 +186,8 @@ def _fallback(
         raise ValueError("init: this process is not a member of fallback_group")
     if not isinstance(given, dist.ProcessGroup):
         raise TypeError(
-            f"init: fallback_group is a {type(given).__name__}; accepted: a ProcessGroup, or None "
-            "for the group itself"
+            f"init: fallback_group: got a {type(given).__name__}; accepted: a ProcessGroup, or "
+            "None for the group itself"
         )
     ranks: list[int] = []
     its_ranks = ranks
@@ -195,28 +197,28 @@ def _fallback(
         its_ranks = dist.get_process_group_ranks(given)
     elif (given.rank(), given.size()) != (members.rank, members.size):
         raise ValueError(
-            f"init: this process is rank {given.rank()} of {given.size()} in fallback_group; "
+            f"init: fallback_group: this process is rank {given.rank()} of {given.size()}; "
             f"accepted: rank {members.rank} of {members.size}, as in group"
         )
     if its_ranks != ranks:
         raise ValueError(
-            f"init: fallback_group has the global ranks {its_ranks}; accepted: those of group, in "
-            f"its order: {ranks}"
+            f"init: fallback_group: got the global ranks {its_ranks}; accepted: the ranks of "
+            f"group in the same order, {ranks}"
         )
     served = sorted({served.type for served in given._device_types})
     if not {device.type, "cpu"} & set(served):
         raise ValueError(
-            f"init: fallback_group serves {', '.join(served) or 'no device'}; accepted: a group "
-            f"that serves {' or '.join(sorted({device.type, 'cpu'}))}"
+            f"init: fallback_group: got a group for {', '.join(served) or 'no device'}; accepted: "
+            f"a group for {' or '.join(sorted({device.type, 'cpu'}))}"
         )
     return given
 
 
 def _integer(argument: str, value: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"init: {argument} is a {type(value).__name__}, not an int")
+        raise TypeError(f"init: {argument}: got a {type(value).__name__}; accepted: an int")
     if value < 1:
-        raise ValueError(f"init: {argument}={value}; at least 1 is needed")
+        raise ValueError(f"init: {argument}: got {value}; accepted: 1 or more")
 
 
 def _flag(variable: str) -> bool:
@@ -228,16 +230,17 @@ def _device(
 ) -> torch.device:
     chosen = _default_device(group) if device is None else torch.device(device)
     if chosen.type not in MAX_RANKS:
-        raise ValueError(f"init: device {chosen}; collx works on cuda and cpu")
+        raise ValueError(f"init: device: got {chosen}; accepted: cuda, cpu")
     if chosen.type == "cpu":
         return torch.device("cpu")
     if build.cuda is None:
-        raise ValueError(f"init: device {chosen}, but {WITHOUT_KERNELS}, or pass device='cpu'")
+        raise ValueError(f"init: device: got {chosen}, but {WITHOUT_KERNELS}, or pass device='cpu'")
     if not torch.cuda.is_available():
-        raise ValueError(f"init: device {chosen}, but there is no GPU; pass device='cpu'")
+        raise ValueError(f"init: device: got {chosen}, but there is no GPU; pass device='cpu'")
     index = torch.cuda.current_device() if chosen.index is None else chosen.index
     if index >= torch.cuda.device_count():
-        raise ValueError(f"init: device {chosen}, but there are {torch.cuda.device_count()} GPUs")
+        count = torch.cuda.device_count()
+        raise ValueError(f"init: device: got {chosen}; accepted: cuda:0 to cuda:{count - 1}")
     return torch.device("cuda", index)
 
 
@@ -253,8 +256,8 @@ def _default_device(group: dist.ProcessGroup | None) -> torch.device:
         return torch.device("cuda")  # refused by the caller where it cannot be had
     if torch.cuda.is_available() and dist.get_rank(group) == 0:
         warnings.warn(
-            f"collx.init: the communicator works on CPU tensors, since {WITHOUT_KERNELS}, or pass "
-            "device='cpu' to be rid of this warning",
+            f"collx.init: the communicator accepts only CPU tensors, since {WITHOUT_KERNELS}, or "
+            "pass device='cpu' to silence this warning",
             stacklevel=6,  # _default_device, _device, check, make, init, its caller
         )
     return torch.device("cpu")

@@ -50,7 +50,7 @@ class Setup:
     fallback_reason: str | None = None
     region: torch.Tensor | None = None
     regions: symmetric.Mapped = _NOWHERE
-    no_multicast: str | None = None  # why the ranks have none
+    multicast_unavailable_reason: str | None = None  # why the ranks have none
     multicast_failed: bool = False  # in the self-test
     sample: torch.Tensor | None = None  # symmetric memory for the self-test, and no longer
     samples: symmetric.Mapped = _NOWHERE
@@ -105,7 +105,7 @@ def refusal(ballot: Ballot, name: str, own: Exception) -> Exception:
         return own if verdict.everywhere else failure(name, STEPS[0].name, verdict)
     finally:
         ballot.leave()
-    raise AssertionError("a vote with a failure in it does not pass")
+    raise AssertionError("a vote that contains a failure must raise")
 
 
 def failure(name: str, step: str, reason: Exception | str) -> InitError:
@@ -219,8 +219,8 @@ def _state_backend(setup: Setup) -> str | None:
     name = symmetric.backend(device)
     if name != "CUDA":
         raise RuntimeError(
-            f"PyTorch's symmetric-memory backend for CUDA is {name!r}; collx needs 'CUDA' "
-            "(torch.distributed._symmetric_memory.set_backend, or TORCH_SYMMMEM)"
+            f"PyTorch's symmetric-memory backend for CUDA is {name!r}; accepted: 'CUDA' (select it "
+            "with torch.distributed._symmetric_memory.set_backend, or TORCH_SYMMMEM)"
         )
     return name
 
@@ -242,7 +242,7 @@ def _allocate(setup: Setup) -> int:
 def _agree_on_size(setup: Setup, values: list[Any]) -> None:
     if len(set(values)) > 1:
         each = ", ".join(f"rank {r}: {size}" for r, size in enumerate(values))
-        raise _DisagreementError(f"the regions differ in size ({each} bytes)")
+        raise _DisagreementError(f"the sizes of the regions differ ({each} bytes)")
 
 
 def _initialize(setup: Setup) -> None:
@@ -275,12 +275,12 @@ def _meet(setup: Setup) -> str | None:
     setup.regions = setup.rendezvous.exchange(setup.region)
     setup.samples = setup.rendezvous.exchange(setup.sample)
     if given.device.type != "cuda":
-        return "its memory is that of a CPU"
+        return "it uses CPU memory"
     return multicast.missing(given.device, min(setup.regions.multicast, setup.samples.multicast))
 
 
 def _agree_on_multicast(setup: Setup, values: list[Any]) -> None:
-    setup.no_multicast = multicast.agreed(values)
+    setup.multicast_unavailable_reason = multicast.agreed(values)
 
 
 # --- the communicator ----------------------------------------------------------------------------
@@ -297,7 +297,8 @@ def _offer_blocks(setup: Setup) -> dict[str, int]:
     if given.max_blocks is not None:
         if given.device.type == "cuda" and given.max_blocks > resident:
             raise ValueError(
-                f"max_blocks={given.max_blocks}, but the device holds {resident} at once"
+                f"max_blocks: got {given.max_blocks}; accepted: at most {resident}, which the "
+                "device can run at once"
             )
         return {**offer, "blocks": given.max_blocks}
     # Half, so that another communicator may be used at once. What is left over is used for now by
@@ -309,8 +310,12 @@ def _offer_blocks(setup: Setup) -> dict[str, int]:
 
 def _take_smallest(setup: Setup, values: list[Any]) -> None:
     setup.agreed = {name: min(offer[name] for offer in values) for name in values[0]}
-    if setup.no_multicast is None and not (setup.agreed["multicast"] or multicast.simulated):
-        setup.no_multicast = "some rank has kernels for GPUs before compute capability 9.0"
+    if setup.multicast_unavailable_reason is None and not (
+        setup.agreed["multicast"] or multicast.simulated
+    ):
+        setup.multicast_unavailable_reason = (
+            "a rank has no kernels for compute capability 9.0 or later"
+        )
 
 
 _CLUSTERS = "clusters of "  # the names in an offer: "clusters of 8 x 64" has blocks, threads
@@ -399,7 +404,7 @@ def _create(setup: Setup) -> None:
         agreed=setup.agreed,
         spare_blocks=setup.spare_blocks,
         multicast=setup.regions.multicast,
-        no_multicast=setup.no_multicast or "",
+        multicast_unavailable_reason=setup.multicast_unavailable_reason or "",
         simulated=multicast.simulated,
         deterministic=given.deterministic,
         fallback_group=given.fallback_group,
@@ -422,7 +427,7 @@ def _test(setup: Setup) -> str | None:
             pointers, _, at_once = setup.samples
             communicator.register(setup.sample, pointers, nbytes, 0, at_once)
         selftest.run(communicator, given.device, algorithms, setup.sample)
-        if setup.no_multicast is not None:
+        if setup.multicast_unavailable_reason is not None:
             return None
         assert setup.sample is not None
         try:
@@ -435,9 +440,11 @@ def _end_test(setup: Setup, values: list[Any]) -> None:
     setup.sample, setup.samples = None, _NOWHERE  # all ranks have done with it
     wrong = multicast.agreed(values)
     if wrong is not None:
-        setup.no_multicast = f"it failed in the self-test of {wrong}"
+        setup.multicast_unavailable_reason = f"it failed in the self-test of {wrong}"
         setup.multicast_failed = True
-        _log.warning("%s: NVLink multicast: %s", setup.arguments.name, setup.no_multicast)
+        _log.warning(
+            "%s: NVLink multicast: %s", setup.arguments.name, setup.multicast_unavailable_reason
+        )
 
 
 def _create_again(setup: Setup) -> None:

@@ -91,8 +91,8 @@ class _BoundedStore(dist.Store):
         index = int.from_bytes(value[:_INDEX_BYTES], sys.byteorder)
         if index != self.same_index:
             raise RuntimeError(
-                "this PyTorch tells other things of an allocation than collx knows, so GPUs of one "
-                f"index cannot be told apart; start the ranks with {SHARING}=1"
+                "this version of PyTorch describes allocations in an unknown format, so collx "
+                f"cannot distinguish GPUs of the same index; start the ranks with {SHARING}=1"
             )
         return (_TOLD_APART + self._rank).to_bytes(_INDEX_BYTES, sys.byteorder) + value[
             _INDEX_BYTES:
@@ -201,8 +201,8 @@ def refuse_in_capture(call: str, device: torch.device) -> None:
     on the host, and what allocates for it would end the capture with an error of the driver's."""
     if _capturing(device):
         raise NotImplementedError(
-            f"{call}: it meets the other ranks on the host, which cannot be captured into a CUDA "
-            "graph; call it before the capture"
+            f"{call}: the call waits for the other ranks on the host, which cannot be captured "
+            "into a CUDA graph; call it before the capture"
         )
 
 

@@ -158,9 +158,9 @@ def _chosen(collective: OpOverload, given: tuple[Any, ...], value: torch.Tensor)
         return f"group {group!r} has no communicator"
     if communicator.fallback_reason is not None:
         why = communicator.fallback_reason
-        return f"{communicator.name!r} goes through the process group: {why}"
+        return f"{communicator.name!r} uses the process group: {why}"
     if value.device.type != communicator.device.type:
-        return f"the tensor is on {value.device}, the communicator on {communicator.device}"
+        return f"the tensor is on {value.device}, and the communicator on {communicator.device}"
     op, arguments = replacement(collective, arguments, communicator.name)
     try:
         made = op(*torch.fx.map_arg(arguments, lambda node: node.meta["val"]))

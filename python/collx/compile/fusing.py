@@ -56,7 +56,7 @@ def fuse(
     for what, node in given.items():
         # The call stands where the sum stood.
         if isinstance(node, Node) and not node < norm.acc:
-            return f"the {what} is computed behind the sum"
+            return f"the {what} is computed after the sum"
     made = _Made(graph, norm.acc)
     try:
         if norm.kind == "layernorm" and norm.weighted.bias is None:

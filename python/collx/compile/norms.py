@@ -144,10 +144,10 @@ def _by_variance(wide: Node, moments: Node) -> Scaled | str:
     if options.get("dim") is None or not is_last(options["dim"], wide):
         return f"the variance is over dimensions {options.get('dim')}, not the last"
     if options.get("correction") != 0 or options.get("keepdim") is not True:
-        return "the variance is not that of the row itself: it is corrected for a sample"
+        return "the variance is that of a sample (it divides by one less than the columns)"
     parts = {user.args[1]: user for user in moments.users if user.target is operator.getitem}
     if len(parts) != 2 or len(moments.users) != 2:
-        return "of variance and mean one is not used, or used otherwise"
+        return "the variance or the mean is unused, or used in another way"
     centered = only_user(parts[1], _aten.sub.Tensor)
     if centered is None or centered.args != (wide, parts[1]) or centered.kwargs:
         return "the mean has other uses than to be subtracted"
@@ -188,7 +188,7 @@ def _weighted(scaled: Scaled, dtype: torch.dtype) -> Weighted | str:
     rounding = "parity" if narrow or scaled.kind == "layernorm" else "parity_weight"
     if narrow and converted(user) is normalized:
         if len(user.users) != 1 or value(user).dtype != dtype:
-            return "the normalized tensor is rounded otherwise, or used before it is weighted"
+            return "the normalized tensor is rounded elsewhere, or used before it is weighted"
         rounding, normalized = "parity_weight", user
         (user,) = user.users
     given = other_operand(user, normalized, _aten.mul.Tensor)
@@ -213,7 +213,7 @@ def _weighted(scaled: Scaled, dtype: torch.dtype) -> Weighted | str:
         # Inductor makes one conversion of two. Of a rounding whose result is widened again, one
         # from float32 to float32 is left.
         if rounded is None or value(rounded).dtype not in (dtype, torch.float32):
-            return "the weighted tensor is not rounded to the dtype of the sum, or no vector added"
+            return "the weighted tensor is not rounded to the dtype of the sum, or gets no bias"
         result = rounded
     return Weighted(result, weight, bias, offset, rounding, unlike)
 
@@ -244,7 +244,7 @@ def _no_vector(what: str, given: Node, cols: Any, dtype: torch.dtype) -> str:
     """Why a tensor is no weight or bias of the operators."""
     tensor = value(given)
     if tensor.dim() != 1 or tensor.shape[0] != cols:
-        return f"the {what} is no vector of the last dimension"
+        return f"the {what} is not a vector over the last dimension"
     if tensor.dtype not in (dtype, torch.float32):
-        return f"the {what} is {tensor.dtype}, the tensor {dtype}"
+        return f"the {what} has dtype {tensor.dtype}, and the tensor {dtype}"
     return ""

@@ -125,13 +125,13 @@ class _Growing:
         """The next user of what there is. Refusal: it cannot be part of a chain."""
         made = value(node)
         if not _equal(made.shape, self._sum.shape) or made.device != self._sum.device:
-            raise Refusal("its result is not of the sum's shape and device")
+            raise Refusal("its result has another shape or device than the sum")
         for operand in node.all_input_nodes:
             if operand not in self._lowering.numbers:
                 self._take(operand)
         self._lowering.node(node)
         if len(self._lowering.writer.types) > MOST_STATEMENTS - _LAST_CASTS:
-            raise Refusal("the epilogue is as long as one may be")
+            raise Refusal("the epilogue has its maximum length")
         self._nodes.append(node)
         self._inside.add(node)
         self._open.add(node)
@@ -154,14 +154,14 @@ class _Growing:
         if len(self._nodes) == self._length or len(self._open) == 1:
             return ""
         names = [_name(node) if node in self._nodes else "the sum" for node in sorted(self._open)]
-        return f"used elsewhere are the results of {', '.join(names)}"
+        return f"the results of {', '.join(names)} are used elsewhere"
 
     def _take(self, operand: Node) -> None:
         """An operand that does not come of the sum: a number, an extra, or one that is converted.
         Refusal: it is none of them."""
         tensor = operand.meta["val"]
         if not isinstance(tensor, torch.Tensor):
-            raise Refusal("its operand is a size, or made of sizes")
+            raise Refusal("its operand is a size, or computed from sizes")
         if not _broadcasts(tensor.shape, self._sum.shape):
             raise Refusal("its operand does not broadcast to the sum")
         number = operand.args[1] if operand.target is _aten.full.default else None
@@ -170,9 +170,9 @@ class _Growing:
             return
         source = converted(operand) if tensor.dtype != self._sum.dtype else operand
         if source is None or value(source).dtype != self._sum.dtype:
-            raise Refusal(f"its operand is {tensor.dtype}, the sum {self._sum.dtype}")
+            raise Refusal(f"its operand has dtype {tensor.dtype}, and the sum {self._sum.dtype}")
         if tensor.device != self._sum.device:
-            raise Refusal(f"its operand is on {tensor.device}, the sum on {self._sum.device}")
+            raise Refusal(f"its operand is on {tensor.device}, and the sum on {self._sum.device}")
         if source not in self._lowering.numbers:
             self._take_extra(source)
         if source is not operand:
@@ -180,12 +180,12 @@ class _Growing:
 
     def _take_extra(self, source: Node) -> None:
         if len(self._extras) == MOST_EXTRAS:
-            raise Refusal(f"it would be the operand beyond {MOST_EXTRAS} extras")
+            raise Refusal(f"it needs more than {MOST_EXTRAS} extras")
         node = self._after
         while node < source:
             node = node.next
             if _keeps_its_place(node):
-                raise Refusal("its operand is computed behind another collective")
+                raise Refusal("its operand is computed after another collective")
         self._after = node
         self._lowering.leaf(source, self._sum.dtype, "extra", str(len(self._extras)))
         self._extras.append(source)

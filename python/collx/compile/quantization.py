@@ -98,11 +98,11 @@ def _quantized(y: Node, wide: Node, factor: Node, chain: list[Node]) -> Quantize
     if value(product).dtype != torch.float32:
         return f"it is scaled in {value(product).dtype}, not in float32"
     if value(q).shape != value(y).shape:
-        return "the scale makes another shape of it"
+        return "the scale changes its shape"
     divides = product.target is _aten.div.Tensor
     scale = factor if divides else _inverted(factor)
     if scale is None:
-        return "it is multiplied by what is no inverse of a scale"
+        return "its multiplier is not the inverse of a scale"
     limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     rows = _rows(scale, y, limit)
     if isinstance(rows, str):
@@ -124,7 +124,8 @@ def _quantized(y: Node, wide: Node, factor: Node, chain: list[Node]) -> Quantize
             unlike = "it is multiplied by the inverse of a given scale, not divided by the scale"
     else:
         shape = tuple(value(scale).shape)
-        return f"the scale is no row's and not one of float32: {value(scale).dtype} {shape}"
+        dtype = value(scale).dtype
+        return f"the scale is neither one for each row nor one of float32: {dtype} {shape}"
     made = {q} if rows is None else {q, rows.scale}
     keeps_norm = any(user not in inner for node in inner - made for user in node.users)
     return Quantized(q, kind, rows.scale if rows else None, options, keeps_norm, unlike)
@@ -143,7 +144,7 @@ def _no_conversion(between: list[Node], limit: float, dtype: torch.dtype, rows: 
         elif node.target is _aten.clamp_max.default:
             highs.append(node.args[1])
         elif node.target in CONVERTS:
-            return f"what is scaled is converted to {value(node).dtype} first"
+            return f"the scaled tensor is converted to {value(node).dtype} first"
         else:
             rounds = True
     # No row reaches -128 under its own scale.
@@ -151,7 +152,9 @@ def _no_conversion(between: list[Node], limit: float, dtype: torch.dtype, rows: 
     if lows != lowest or highs != [limit]:
         return f"it is clamped to {lows} and {highs}, not to {-limit:g} and {limit:g}"
     if rounds != (dtype == torch.int8):
-        return "it is cut off, not rounded" if dtype == torch.int8 else "it is rounded to integers"
+        return (
+            "it is truncated, not rounded" if dtype == torch.int8 else "it is rounded to integers"
+        )
     return ""
 
 
@@ -181,16 +184,16 @@ def _rows(scale: Node, y: Node, limit: float) -> _Rows | str | None:
             what = "largest magnitude" if quotient is None else "scale"
             of_group = what == "largest magnitude" and value(node).dtype == torch.float32
             if not of_group or least != _LEAST_OF_GROUP:
-                return f"the least {what} is {least} in {value(node).dtype}"
+                return f"the minimum {what} is {least} in {value(node).dtype}"
             options = {"scale_mode": "group", "quant_group_size": value(y).shape[-1]}
         elif constant(node, _aten.div.Tensor) == limit and quotient is None:
             quotient = node
         elif converted(node) is None and node.target not in _SAME_VALUES:
-            return f"the scales are not largest magnitudes divided by {limit:g}: {node.target}"
+            return f"the scales are not the largest magnitudes divided by {limit:g}: {node.target}"
         if quotient is None:
             below.append(node)
     if quotient is None:
-        return f"the scales are not largest magnitudes divided by {limit:g}"
+        return f"the scales are not the largest magnitudes divided by {limit:g}"
     if value(quotient).dtype != torch.float32:
         if value(quotient).dtype != value(y).dtype:
             return f"the scales are rounded to {value(quotient).dtype}"

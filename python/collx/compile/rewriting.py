@@ -100,7 +100,7 @@ class Pass(CustomGraphPass):
         overlap: bool = False,
     ) -> None:
         if rounding not in ROUNDINGS:
-            raise ValueError(f"rounding: {rounding!r} is none of {', '.join(ROUNDINGS)}")
+            raise ValueError(f"rounding: got {rounding!r}; accepted: {', '.join(ROUNDINGS)}")
         self._norms = norms
         self._epilogues = epilogues
         self._overlap = overlap
@@ -154,7 +154,7 @@ class Pass(CustomGraphPass):
     ) -> str:
         as_model = self._rounding == "model"
         if unlike and as_model:
-            return f"{unlike}, which no operator does (rounding fp32 would take it)"
+            return f"{unlike}, which no operator does (rounding='fp32' would fuse it)"
         rounding = norm.weighted.rounding if as_model else self._rounding
         op = operator_for(node, norm, quantized)
         why = fuse(graph, node, norm, quantized, rounding)
@@ -256,7 +256,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
         if name not in known:
             raise ValueError(
                 f"collx.compile.backend: options: got {name!r}; accepted: {', '.join(OPTIONS)}, "
-                "and what torch._inductor.list_options() lists"
+                "and the options that torch._inductor.list_options() lists"
             )
 
 

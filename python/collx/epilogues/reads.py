@@ -153,9 +153,10 @@ def _described(value: Any) -> str:
     if isinstance(value, MethodType):
         return f"a method of {type(value.__self__).__name__}, whose attributes can change"
     if isinstance(value, ModuleType):
-        return "a module, by a name that is not known"
+        return "a module whose name cannot be resolved"
     if callable(value) and getattr(value, "__module__", None) and hasattr(value, "__name__"):
-        return f"which is {value.__module__}.{value.__name__} and may depend on more"
+        name = f"{value.__module__}.{value.__name__}"
+        return f"which is {name} and may depend on more than its arguments"
     return f"an object of {type(value).__name__}, whose attributes can change"
 
 

@@ -114,7 +114,9 @@ class _Calls(TorchFunctionMode):
         if dtype is not None:
             return torch.ops.aten._to_copy.default(args[0], dtype=dtype)
         if func in _VALUES:
-            raise Refusal(f"{_name_of(func)}, which depends on values, as control flow does")
+            raise Refusal(
+                f"{_name_of(func)}, which reads the value of a tensor, as control flow does"
+            )
         if func in _CLAMPS and _has_tensor((*args[1:], *(kwargs or {}).values())):
             # Bounds are two tensors then, and no number and a tensor.
             args = tuple(map(_as_tensor, args))
@@ -139,7 +141,7 @@ def _name_of(func: Any) -> str:
 def _refused(func: Any) -> Refusal:
     return Refusal(
         f"{_name_of(func)}, which depends on more than the elements; accepted: ops "
-        "that give one tensor, and numbers in extras="
+        "that return one tensor, and numbers in extras="
     )
 
 

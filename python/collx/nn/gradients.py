@@ -33,9 +33,9 @@ def _warn_if_not_training(module: nn.Module) -> None:
         return
     _warned = True
     warnings.warn(
-        f"{type(module).__name__} in eval mode takes the unfused path, which is slower, since "
-        "gradients are asked for; call the model under torch.inference_mode() or "
-        "torch.no_grad(), or let no tensor require gradients (model.requires_grad_(False))",
+        f"{type(module).__name__} is in eval mode, but a tensor requires gradients, so the module "
+        "takes the unfused path, which is slower; call the model under torch.inference_mode() or "
+        "torch.no_grad(), or call model.requires_grad_(False)",
         UserWarning,
         stacklevel=_callers_level(),
     )

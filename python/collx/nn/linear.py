@@ -80,7 +80,8 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         if gather_output and units is not None:
             raise ValueError(
-                "ColumnParallelLinear: units: given with gather_output, which joins equal parts"
+                "ColumnParallelLinear: units: got a slice with gather_output=True; accepted: None, "
+                "since gather_output joins the outputs of shard_range"
             )
         self.in_features = in_features
         self.out_features = out_features
@@ -198,7 +199,10 @@ class RowParallelLinear(nn.Module):
         """
         super().__init__()
         if overlap and reduce is not None:
-            raise ValueError("RowParallelLinear: reduce: given with overlap, which reduces itself")
+            raise ValueError(
+                "RowParallelLinear: reduce: got a function with overlap=True; accepted: None, "
+                "since overlap reduces with matmul_reducescatter"
+            )
         self.in_features = in_features
         self.out_features = out_features
         self.reduce = reduce

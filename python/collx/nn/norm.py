@@ -168,8 +168,8 @@ class TensorParallelRMSNorm(nn.Module):
         given = quantization is not None and quantization.scale_mode == "tensor"
         if given != (scale is not None):
             raise ValueError(
-                f"TensorParallelRMSNorm: scale: {'' if scale is not None else 'not '}given; "
-                'accepted: with quantization of scale_mode "tensor", and only there'
+                f"TensorParallelRMSNorm: scale: got {'None' if scale is None else 'a tensor'}; "
+                'accepted: a tensor if quantization has scale_mode="tensor", otherwise None'
             )
         self.eps = eps
         self.group = None if group is None else name_of(group)
@@ -210,9 +210,9 @@ class TensorParallelRMSNorm(nn.Module):
         else:
             raise TypeError(
                 f"TensorParallelRMSNorm.from_module: norm: got a {type(norm).__name__}; accepted: "
-                f"{ACCEPTED}. For another RMSNorm, build it by hand: made = "
-                "TensorParallelRMSNorm(cols, eps, weight_offset=..., rounding=...) as that norm "
-                "computes, then made.weight = norm.weight"
+                f"{ACCEPTED}. For another RMSNorm, call TensorParallelRMSNorm(cols, eps, "
+                "weight_offset=..., rounding=...) with the options that match its forward, and "
+                "assign its weight"
             )
         weight: Any = norm.weight
         given = options if rounding is None else {"rounding": rounding, **options}
@@ -296,8 +296,8 @@ def _check_options(
         raise ValueError(f"{where}: rounding: got {rounding!r}; accepted: {', '.join(ROUNDINGS)}")
     if keep_norm and quantization is None:
         raise ValueError(
-            f"{where}: keep_norm: got True without quantization; accepted: with it, since the "
-            "result is the normalized tensor otherwise"
+            f"{where}: keep_norm: got True without quantization; accepted: False, since the result "
+            "already is the normalized tensor"
         )
 
 

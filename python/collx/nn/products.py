@@ -95,8 +95,8 @@ def _run(
         )
     if input.dtype != weight.dtype or not input.dtype.is_floating_point:
         raise ValueError(
-            f"{name}: got dtypes {input.dtype} and {weight.dtype}; accepted: one of floating point "
-            "for both"
+            f"{name}: got dtypes {input.dtype} and {weight.dtype}; accepted: the same "
+            "floating-point dtype for both"
         )
     for tensor in (input, weight):
         if tensor.device.type not in (communicator.device.type, "meta"):

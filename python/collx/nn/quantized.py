@@ -29,8 +29,8 @@ def quantized(
     """
     if (scale is not None) != (how.scale_mode == "tensor"):
         raise ValueError(
-            f'scale: {"not " if scale is None else ""}given with scale_mode "{how.scale_mode}"; '
-            'accepted: a tensor with "tensor", None otherwise'
+            f"scale: got {'None' if scale is None else 'a tensor'} with scale_mode "
+            f'"{how.scale_mode}"; accepted: a tensor with "tensor", otherwise None'
         )
     y = y.detach().float()
     if scale is not None:

@@ -113,8 +113,8 @@ def _with_numbers(op: str, extras: Sequence[Extra]) -> _Extras:
             )
         if isinstance(extra, int) and (abs(extra) > 2**1023 or float(extra) != extra):
             raise ValueError(
-                f"collx.{op}: extras[{which}]: got {extra}; accepted: an integer that is a float64 "
-                "without rounding, as all up to 2**53 are"
+                f"collx.{op}: extras[{which}]: got {extra}; accepted: an integer that float64 "
+                "represents exactly, such as any up to 2**53"
             )
         kind = bool if isinstance(extra, bool) else int if isinstance(extra, int) else float
         kinds.append(kind.__name__)
@@ -123,6 +123,6 @@ def _with_numbers(op: str, extras: Sequence[Extra]) -> _Extras:
 
 
 def refuse_without_epilogue(op: str, extras: Sequence[Extra]) -> NoReturn:
-    """Arguments of an epilogue that there is not."""
+    """Arguments of an epilogue, without an epilogue."""
     got = f"extras: got {len(extras)}" if extras else "index: got True"
-    raise ValueError(f"collx.{op}: {got}; accepted: with an epilogue")
+    raise ValueError(f"collx.{op}: {got} without epilogue=; accepted: with it")

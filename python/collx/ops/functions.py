@@ -178,7 +178,9 @@ def _resolved(
         values.update(quantization.arguments())
     elif given.get("keep_norm") or given.get("scale") is not None:
         which = "keep_norm" if given["keep_norm"] else "scale"
-        raise ValueError(f"collx.{name}: {which}: given without a quantization")
+        raise ValueError(
+            f"collx.{name}: {which}: got a value without quantization=; accepted: with it"
+        )
     if given.get("keep_norm"):
         features.append("keep_norm")
     if given.get("out") is not None:
@@ -191,13 +193,13 @@ def _check_splits(given: dict[str, Any]) -> None:
     if given["device_splits"] is None:
         if output_splits is None or input_splits is None or given["capacity"] is not None:
             raise ValueError(
-                "collx.alltoallv: output_splits, input_splits: accepted: both and no capacity, or "
+                "collx.alltoallv: output_splits, input_splits: pass both without capacity, or pass "
                 "device_splits and capacity"
             )
         return
     if input_splits is not None or given["capacity"] is None:
         raise ValueError(
-            "collx.alltoallv: device_splits: accepted: with capacity and without input_splits"
+            "collx.alltoallv: device_splits: requires capacity, and excludes input_splits"
         )
     out = given["out"]
     if (out is None) != (output_splits is None) or (
@@ -205,15 +207,15 @@ def _check_splits(given: dict[str, Any]) -> None:
     ):
         missing = "out" if out is None else "output_splits"
         raise ValueError(
-            f"collx.alltoallv: {missing}: not given; accepted with device_splits: the tensors out "
-            "and output_splits, or neither"
+            f"collx.alltoallv: {missing}: got no tensor; with device_splits, pass both out and "
+            "output_splits as tensors, or neither"
         )
 
 
 def _refuse_async(name: str) -> NoReturn:
     raise NotImplementedError(
-        f"collx.{name}: async_op: got True; accepted: no tensor subclass, and no value that the "
-        "operator would refuse"
+        f"collx.{name}: async_op: got True with a tensor subclass or an invalid argument; "
+        "accepted: plain tensors and valid arguments"
     )
 
 

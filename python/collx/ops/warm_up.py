@@ -57,7 +57,8 @@ def warm_up(function: Callable[..., Any], *args: Any, **options: Any) -> None:
     given = inspect.signature(function).bind(*args, **options).arguments
     if given.get("epilogue") is None:
         raise ValueError(
-            "collx.warm_up: got a call without epilogue=; collx.init has loaded all other kernels"
+            "collx.warm_up: epilogue: got None; accepted: a call with an epilogue, since "
+            "collx.init has loaded all other kernels"
         )
     communicator = get(given.get("group"))
 

@@ -13,11 +13,11 @@ __all__ = ["alike", "exactly", "larger", "smaller", "subnormals_kept"]
 def alike(op: str, inputs: Sequence[torch.Tensor], shapes: bool = True) -> torch.Tensor:
     """The first of the inputs, which have one dtype, device and (if `shapes`) shape."""
     if not inputs:
-        raise ValueError(f"{op}: inputs is empty; one tensor a rank is needed")
+        raise ValueError(f"{op}: inputs is empty; accepted: one tensor for each rank")
     first = inputs[0]
     for rank, tensor in enumerate(inputs):
         if tensor.dtype != first.dtype:
-            raise TypeError(f"{op}: rank {rank} has {tensor.dtype}, rank 0 {first.dtype}")
+            raise TypeError(f"{op}: rank {rank} has {tensor.dtype}, but rank 0 has {first.dtype}")
         if (shapes and tensor.shape != first.shape) or tensor.device != first.device:
             raise ValueError(
                 f"{op}: rank {rank} has {tuple(tensor.shape)} on {tensor.device}, "

@@ -38,7 +38,9 @@ def applied(
         if not isinstance(extra, torch.Tensor):
             continue
         if extra.dtype != value.dtype:
-            raise TypeError(f"{op}: extras[{which}] is {extra.dtype}, the value {value.dtype}")
+            raise TypeError(
+                f"{op}: extras[{which}] is {extra.dtype}, but the value is {value.dtype}"
+            )
         sizes = [*reversed(extra.shape)], [*reversed(value.shape)]
         fits = all(size in (1, whole) for size, whole in zip(*sizes, strict=False))
         if extra.dim() > value.dim() or not fits or extra.device != value.device:

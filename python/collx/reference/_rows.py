@@ -81,7 +81,7 @@ class Layer:
         """Whether inputs like `first` can be normalized by it."""
         if self.rounding not in ROUNDINGS:
             raise ValueError(
-                f"{self.op}: rounding {self.rounding!r} is none of {', '.join(ROUNDINGS)}"
+                f"{self.op}: rounding: got {self.rounding!r}; accepted: {', '.join(ROUNDINGS)}"
             )
         if not (self.eps >= 0 and math.isfinite(self.eps)):
             raise ValueError(f"{self.op}: eps {self.eps} is negative or not finite")
@@ -97,7 +97,9 @@ class Layer:
             if tensor.dtype not in (first.dtype, torch.float32) or (
                 tensor.dtype != self.weight.dtype
             ):
-                raise TypeError(f"{self.op}: {name} is {tensor.dtype}, inputs {first.dtype}")
+                raise TypeError(
+                    f"{self.op}: {name} is {tensor.dtype}, but inputs are {first.dtype}"
+                )
             if tuple(tensor.shape) != (first.shape[-1],):
                 raise ValueError(f"{self.op}: {name} is {tuple(tensor.shape)}, not [cols]")
 
@@ -184,7 +186,9 @@ def _checked(
     layer.check(first)
     if residual is not None:
         if residual.dtype != first.dtype:
-            raise TypeError(f"{layer.op}: residual is {residual.dtype}, inputs {first.dtype}")
+            raise TypeError(
+                f"{layer.op}: residual is {residual.dtype}, but inputs are {first.dtype}"
+            )
         if residual.shape != first.shape:
             raise ValueError(
                 f"{layer.op}: residual is {tuple(residual.shape)}, not {tuple(first.shape)}"
@@ -221,7 +225,7 @@ def _mapped(
     y = torch.cat([piece[0] for piece in pieces]).to(like.dtype).view(like.shape)
     made = applied(op, e.function, y, e.extras, e.index, 0, e.start)
     if made.dtype != like.dtype:
-        raise TypeError(f"{op}: the epilogue gives {made.dtype}, inputs are {like.dtype}")
+        raise TypeError(f"{op}: the epilogue returns {made.dtype}, but inputs are {like.dtype}")
     rows = made.view(-1, like.shape[-1]).to(torch.float32).split([len(p[0]) for p in pieces])
     return [
         (mapped, _largest(mapped, groups), piece[2])
@@ -308,10 +312,10 @@ def own_rows(
     if first.dim() != 2:
         raise ValueError(f"{op}: inputs are {tuple(first.shape)}; accepted: [rows, cols]")
     if len(residuals) != len(inputs):
-        raise ValueError(f"{op}: {len(inputs)} ranks, but {len(residuals)} residuals")
+        raise ValueError(f"{op}: got {len(inputs)} inputs, but {len(residuals)} residuals")
     own = extras or [()] * len(inputs)
     if len(own) != len(inputs):
-        raise ValueError(f"{op}: {len(inputs)} ranks, but extras of {len(own)}")
+        raise ValueError(f"{op}: got {len(inputs)} inputs, but extras of {len(own)} ranks")
     start, counts = 0, parts(first.shape[0], len(inputs))
     for count, residual, mine in zip(counts, residuals, own, strict=True):
         rows = [tensor[start : start + count] for tensor in inputs]

@@ -93,27 +93,33 @@ class Quantizer:
         if scale_ub is not None and not scale_ub >= 0:
             raise ValueError(f"{op}: scale_ub {scale_ub} is negative or NaN")
         if scale_dtype == "float8_e8m0fnu" and not ue8m0:
-            raise ValueError(f"{op}: scale_dtype float8_e8m0fnu holds powers of two: ue8m0=True")
+            raise ValueError(f"{op}: scale_dtype float8_e8m0fnu requires ue8m0=True")
         if scale_layout == "column" and scale_mode != "group":
-            raise ValueError(f"{op}: scale_layout column without groups of columns")
+            raise ValueError(f"{op}: scale_layout column requires scale_mode group")
         if (scale is None) == (scale_mode == "tensor"):
-            raise ValueError(f"{op}: scale is given with scale_mode 'tensor', and with no other")
+            raise ValueError(
+                f"{op}: scale: accepted: a tensor with scale_mode 'tensor', otherwise None"
+            )
         if scale is not None:
             if scale.dtype != torch.float32:
                 raise TypeError(f"{op}: scale is {scale.dtype}; accepted: float32")
             if scale.numel() != 1:
                 raise ValueError(f"{op}: scale has {scale.numel()} elements; accepted: one")
             if scale_ub is not None or ue8m0 or scale_dtype != "float32":
-                raise ValueError(f"{op}: scale_ub, ue8m0 and scale_dtype do not apply to a scale")
+                raise ValueError(
+                    f"{op}: scale_ub, ue8m0 and scale_dtype do not apply to a given scale"
+                )
         if scale_mode == "group":
             power = quant_group_size > 0 and quant_group_size & (quant_group_size - 1) == 0
             if not (power and _SMALLEST_GROUP <= quant_group_size <= _LARGEST_GROUP):
                 raise ValueError(
-                    f"{op}: quant_group_size {quant_group_size} is no power of two in 16 to 4096"
+                    f"{op}: quant_group_size: got {quant_group_size}; accepted: a power of two "
+                    "from 16 to 4096"
                 )
             if cols % quant_group_size != 0:
                 raise ValueError(
-                    f"{op}: {cols} columns are no multiple of quant_group_size {quant_group_size}"
+                    f"{op}: got {cols} columns; accepted: a multiple of quant_group_size, "
+                    f"{quant_group_size}"
                 )
         limit, dtype = FORMATS[target]
         stored = {"float32": torch.float32, "input": first.dtype}
@@ -177,7 +183,7 @@ class Quantizer:
 
 def _one_of(op: str, what: str, given: str, accepted: tuple[str, ...]) -> None:
     if given not in accepted:
-        raise ValueError(f"{op}: {what} {given!r} is none of {', '.join(accepted)}")
+        raise ValueError(f"{op}: {what}: got {given!r}; accepted: {', '.join(accepted)}")
 
 
 def _nan_for(where: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

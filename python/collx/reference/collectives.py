@@ -70,7 +70,9 @@ def parts(n: int, world: int) -> list[int]:
     """The number of units that each rank gets of `n`: n // world, and one more for the first
     n % world ranks."""
     if n < 0 or world < 1:
-        raise ValueError(f"parts: {n} units cannot be divided among {world} ranks")
+        raise ValueError(
+            f"parts: got {n} units and {world} ranks; accepted: 0 or more units, 1 or more ranks"
+        )
     return [n // world + (rank < n % world) for rank in range(world)]
 
 
@@ -94,7 +96,9 @@ def reducescatter(
         return values
     extras = extras or [()] * len(inputs)
     if len(extras) != len(inputs):
-        raise ValueError(f"reducescatter: {len(inputs)} ranks, but extras of {len(extras)}")
+        raise ValueError(
+            f"reducescatter: got {len(inputs)} inputs, but extras of {len(extras)} ranks"
+        )
     return [
         applied("reducescatter", epilogue, value, own, index, axis, sum(counts[:rank]))
         for rank, (value, own) in enumerate(zip(values, extras, strict=True))
@@ -161,7 +165,7 @@ def alltoallv(
     _axis("alltoallv", first, 0)
     _alike_but_for("alltoallv", inputs, 0)
     if len(input_splits) != world:
-        raise ValueError(f"alltoallv: {world} ranks, but {len(input_splits)} lists of splits")
+        raise ValueError(f"alltoallv: got {world} inputs, but {len(input_splits)} lists of splits")
     for rank, (tensor, splits) in enumerate(zip(inputs, input_splits, strict=True)):
         if len(splits) != world or min(splits) < 0 or sum(splits) != tensor.shape[0]:
             raise ValueError(
@@ -196,21 +200,21 @@ def _alike_but_for(op: str, inputs: Sequence[torch.Tensor], axis: int) -> None:
         shape = tensor.shape
         if shape[:axis] != first[:axis] or shape[axis + 1 :] != first[axis + 1 :]:
             raise ValueError(
-                f"{op}: rank {rank} has {tuple(shape)}, rank 0 {tuple(first)}; accepted: shapes "
-                f"that differ in dimension {axis} alone"
+                f"{op}: rank {rank} has shape {tuple(shape)}, and rank 0 {tuple(first)}; accepted: "
+                f"shapes that differ only in dimension {axis}"
             )
 
 
 def _axis(op: str, tensor: torch.Tensor, axis: int) -> int:
     """The axis, counted from the front."""
     if not -tensor.dim() <= axis < tensor.dim():
-        raise ValueError(f"{op}: there is no axis {axis} in the shape {tuple(tensor.shape)}")
+        raise ValueError(f"{op}: axis: got {axis} for the shape {tuple(tensor.shape)}")
     return axis % tensor.dim()
 
 
 def _root(op: str, inputs: Sequence[torch.Tensor], root: int) -> None:
     if not 0 <= root < len(inputs):
-        raise ValueError(f"{op}: root {root} is no rank of 0 to {len(inputs) - 1}")
+        raise ValueError(f"{op}: root: got {root}; accepted: 0 to {len(inputs) - 1}")
 
 
 def _chunk_rows(op: str, inputs: Sequence[torch.Tensor]) -> int:
@@ -218,7 +222,7 @@ def _chunk_rows(op: str, inputs: Sequence[torch.Tensor]) -> int:
     _axis(op, inputs[0], 0)
     rows = inputs[0].shape[0]
     if rows % len(inputs) != 0:
-        raise ValueError(f"{op}: {rows} rows are not divisible by {len(inputs)} ranks")
+        raise ValueError(f"{op}: got {rows} rows; accepted: a multiple of {len(inputs)} ranks")
     return rows // len(inputs)
 
 
@@ -248,10 +252,10 @@ def _exchanged(
 def _allreduce(name: str, inputs: Sequence[torch.Tensor], reduce_op: str) -> torch.Tensor:
     op = "prod" if reduce_op == "product" else reduce_op
     if op not in REDUCE_OPS:
-        raise ValueError(f"{name}: reduce_op {reduce_op!r} is none of {', '.join(REDUCE_OPS)}")
+        raise ValueError(f"{name}: reduce_op: got {reduce_op!r}; accepted: {', '.join(REDUCE_OPS)}")
     first = alike(name, inputs)
     if op == "avg" and not first.is_floating_point():
-        raise TypeError(f"{name}: avg of {first.dtype}; avg takes floating-point tensors")
+        raise TypeError(f"{name}: avg: got {first.dtype}; accepted: floating-point tensors")
 
     flat = [tensor.detach().reshape(-1) for tensor in inputs]
     output = torch.empty(first.numel(), dtype=first.dtype, device=first.device)

@@ -74,9 +74,9 @@ def _forms(rank: Rank) -> None:
     if rank.device.type == "cpu":
         communicator = collx.get(group)
         taken = communicator.explain("allgather", NUMEL, output_symmetric=True)
-        assert taken.runs == "direct"
+        assert taken.executed_by == "direct"
         taken = communicator.explain("reducescatter", NUMEL, input_symmetric=True)
-        assert taken.runs == "direct"
+        assert taken.executed_by == "direct"
     dist.destroy_process_group(group)
 
 

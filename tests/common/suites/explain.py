@@ -56,7 +56,7 @@ def _runs(rank: Rank) -> dict[str, tuple[str, str]]:
 
     def explained(op: str, numel: int, **options: Any) -> tuple[str, str]:
         found = communicator.explain(op, (numel,), torch.float32, **options)
-        return found.algorithm, found.runs
+        return found.algorithm, found.executed_by
 
     return {
         "small": explained("broadcast", 1000, algorithm="onestage"),

@@ -201,13 +201,13 @@ def _wrong(rank: Rank) -> dict[str, Attempt]:
 def test_other_groups_are_refused(pool: Pool) -> None:
     """On every rank alike; the name is free afterwards."""
     says = {
-        "smaller": ("ValueError", "fallback_group has the global ranks [{rank}]"),
+        "smaller": ("ValueError", "fallback_group: got the global ranks [{rank}]"),
         "of others": ("ValueError", "not a member of fallback_group"),
         "other order": ("ValueError", "accepted: rank {rank} of 2, as in group"),
-        "no group": ("TypeError", "fallback_group is a str"),
-        "serves nothing": ("ValueError", "fallback_group serves"),
+        "no group": ("TypeError", "fallback_group: got a str"),
+        "serves nothing": ("ValueError", "fallback_group: got a group for"),
         "one has none": ("InitError", "fallback_group differs between the ranks"),
-        "one is wrong": ("InitError", "fallback_group has the global ranks [1]"),
+        "one is wrong": ("InitError", "fallback_group: got the global ranks [1]"),
     }
     for rank, found in enumerate(pool.run(_wrong)):
         for what, (error, words) in says.items():

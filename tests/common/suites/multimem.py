@@ -25,7 +25,7 @@ def _refused(rank: Rank) -> tuple[list[Attempt], str | None, str, bool]:
             attempt(lambda: communicator.explain("allreduce", 1000, algorithm=algorithm)),  # noqa: B023
         ]
     taken = communicator.explain("allreduce", 1000).algorithm
-    return found, communicator.no_multicast, taken, works(rank, communicator)
+    return found, communicator.multicast_unavailable_reason, taken, works(rank, communicator)
 
 
 @pytest.mark.worlds(1, 2)

@@ -55,7 +55,7 @@ def _calls(rank: Rank, name: str) -> dict[str, Callable[[], Any]]:
 
 
 def _after(communicator: Any, call: Callable[[], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"call": attempt(call), "check": attempt(communicator.raise_if_failed)}
+    found: dict[str, Any] = {"call": attempt(call), "check": attempt(communicator.check)}
     found["next"] = attempt(call)
     found["status"] = communicator.status()
     communicator.destroy()

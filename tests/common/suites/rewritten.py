@@ -441,5 +441,5 @@ def test_options_of_the_backend(pool: Pool) -> None:
 def test_an_unknown_rounding_is_refused() -> None:
     import collx
 
-    with pytest.raises(ValueError, match="rounding: 'parity' is none of model, fp32"):
+    with pytest.raises(ValueError, match="rounding: got 'parity'; accepted: model, fp32"):
         collx.compile.Pass(rounding="parity")

@@ -159,44 +159,44 @@ ENDS: dict[str, Ends] = {
         lambda y, b, r: (torch.relu(a := y + b) * 2, torch.sin(a)),
         MAP,
         ["relu", "mul", "sin"],
-        "used elsewhere are the results of add, mul",
+        "the results of add, mul are used elsewhere",
     ),
     "used twice": Ends(
         lambda y, b, r: (a := y + b, torch.relu(a)),
         MAP,
         ["relu"],
-        "used elsewhere are the results of add, relu",
+        "the results of add, relu are used elsewhere",
     ),
     "the sum is used": Ends(
         lambda y, b, r: (y, torch.relu(y + b)),
         ["allreduce"],
         ["add", "relu"],
-        "used elsewhere are the results of the sum, relu",
+        "the results of the sum, relu are used elsewhere",
     ),
     "a reduction": Ends(lambda y, b, r: torch.relu(y).sum(-1) * 2, MAP, ["sum", "mul"]),
     "a larger operand": Ends(
         lambda y, b, r: torch.relu(y) + r.expand(3, 4, COLS),
         MAP,
         ["expand", "add"],
-        "add: its result is not of the sum's shape and device",
+        "add: its result has another shape or device than the sum",
     ),
     "an operand of another dtype": Ends(
         lambda y, b, r: torch.relu(y) + b.float().sin(),
         MAP,
         ["convert_element_type", "sin", "add"],
-        "add: its operand is torch.float32, the sum torch.bfloat16",
+        "add: its operand has dtype torch.float32, and the sum torch.bfloat16",
     ),
     "a mask": Ends(
         lambda y, b, r: torch.relu(y).masked_fill(r > 0, 7.0),
         MAP,
         ["gt", "full", "where"],
-        "where: its operand is torch.bool",
+        "where: its operand has dtype torch.bool",
     ),
     "alpha": Ends(
         lambda y, b, r: torch.add(torch.relu(y), b, alpha=2), MAP, ["add"], "add: add with alpha=2"
     ),
     "a power": Ends(lambda y, b, r: torch.relu(y) ** 5, MAP, ["pow"], "pow with exponent 5"),
-    "nine extras": Ends(_many, MAP, ["select", "add"], "add: it would be the operand beyond 8"),
+    "nine extras": Ends(_many, MAP, ["select", "add"], "add: it needs more than 8 extras"),
     "a wider result": Ends(lambda y, b, r: (y + b).float(), MAP, ["convert_element_type"]),
     "a wider result, used": Ends(lambda y, b, r: (y + b).float() * 2, MAP, []),
     "an extra behind the sum": Ends(_behind, MAP, ["sin"]),
@@ -318,7 +318,7 @@ def test_norms_go_first_and_no_collective_passes_by_another(pool: Pool) -> None:
         given = ["mul", "convert_element_type"]
         assert found["integers"] == found["halved"] == (MAP, given, "", "")
         # What is left is a factor of its input. The first sum would have to wait for the second.
-        behind = "epilogue: add: its operand is computed behind another collective"
+        behind = "epilogue: add: its operand is computed after another collective"
         assert found["two sums"] == (MAP * 2, ["mul"], behind, "")
         norm, *_, wrong = found["a norm"]
         assert (norm, wrong) == (["allreduce_residual_rmsnorm", "allreduce_map"], "")

@@ -64,7 +64,9 @@ NO_NORM, NORM, RESIDUAL = ["allreduce"], ["allreduce_rmsnorm"], ["allreduce_resi
 NEARLY = {
     # Layer norms.
     "variance of a sample": Nearly(
-        lambda y, r, w, s: _layer(y + r, w, correction=1)[0], NO_NORM, "corrected for a sample"
+        lambda y, r, w, s: _layer(y + r, w, correction=1)[0],
+        NO_NORM,
+        "the variance is that of a sample",
     ),
     "layer norm of columns": Nearly(
         lambda y, r, w, s: _layer(y + r, w, 0)[0], NO_NORM, "variance is over dimensions [0]"
@@ -75,11 +77,11 @@ NEARLY = {
     "a matrix of biases": Nearly(
         lambda y, r, w, s: (_layer((y + r).float(), w)[0] + r.float()).to(r.dtype),
         NO_NORM,
-        "is not rounded to the dtype of the sum, or no vector added",
+        "is not rounded to the dtype of the sum, or gets no bias",
     ),
     "the sum is used": Nearly(lambda y, r, w, s: (_layer(y, w)[0], 2 * y), NO_NORM, "other uses"),
     "a weight made of the sum": Nearly(
-        lambda y, r, w, s: _layer(n := y + r, w * n[0])[0], NO_NORM, "computed behind the sum"
+        lambda y, r, w, s: _layer(n := y + r, w * n[0])[0], NO_NORM, "computed after the sum"
     ),
     "an offset": Nearly(
         lambda y, r, w, s: _layer(y + r, 1 + w)[0], NO_NORM, "added to the weight of a layer norm"
@@ -110,17 +112,17 @@ NEARLY = {
     "another least magnitude": Nearly(
         lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n).clamp(min=1e-12) / 448),
         NORM,
-        "the least largest magnitude is 1e-12",
+        "the minimum largest magnitude is 1e-12",
     ),
     "a least scale": Nearly(
         lambda y, r, w, s: _with_scale(n := _rms(y, w), (_largest(n) / 448).clamp(min=1e-10)),
         NORM,
-        "the least scale is 1e-10",
+        "the minimum scale is 1e-10",
     ),
     "another limit": Nearly(
         lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n) / 240, limit=240),
         NORM,
-        "not largest magnitudes divided by 448",
+        "not the largest magnitudes divided by 448",
     ),
     "another clamp": Nearly(
         lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n) / 448, limit=240),
@@ -135,16 +137,18 @@ NEARLY = {
     "int8 that is cut off": Nearly(
         lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n) / 127, INT8, 127),
         NORM,
-        "it is cut off, not rounded",
+        "it is truncated, not rounded",
     ),
     "multiplied by the scale": Nearly(
         lambda y, r, w, s: (_rms(y, w).float() * s).clamp(-448, 448).to(E4M3),
         NORM,
-        "no inverse of a scale",
+        "not the inverse of a scale",
     ),
     # Given scales.
     "scales of all columns": Nearly(
-        lambda y, r, w, s: stored(_rms(y, w).float() / w.float(), E4M3), NORM, "is no row's"
+        lambda y, r, w, s: stored(_rms(y, w).float() / w.float(), E4M3),
+        NORM,
+        "neither one for each row nor",
     ),
     "a given scale of another dtype": Nearly(
         lambda y, r, w, s: stored(_rms(y, w) / s.bfloat16(), E4M3),
@@ -154,7 +158,7 @@ NEARLY = {
     "a scale made of the sum": Nearly(
         lambda y, r, w, s: stored(_rms(n := y + r, w).float() / n[:1, :1].float(), E4M3),
         RESIDUAL,
-        "the scale is computed behind the sum",
+        "the scale is computed after the sum",
     ),
     "int8 down to -128": Nearly(
         lambda y, r, w, s: torch.round(_rms(y, w).float() / s).clamp(-128, 127).to(INT8),

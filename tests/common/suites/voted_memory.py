@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Call, Call, str, tuple[str, ...]]] = {
         lambda c: c.empty(-8),
         lambda c: c.empty(8),
         "ValueError",
-        ("-8", "negative"),
+        ("-8", "0 or more"),
     ),
     "size": (lambda c: c.empty("8"), lambda c: c.empty(8), "TypeError", ("size", "8")),
     "dtype": (lambda c: c.empty(8, dtype=8), lambda c: c.empty(8), "TypeError", ("dtype",)),
