@@ -563,7 +563,7 @@ def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:
         ("good", "", ()),
         ("a norm", "", ()),
         ("another function", "TypeError", ("allgather", "collx.allreduce")),
-        ("no epilogue", "ValueError", ("epilogue=",)),
+        ("no epilogue", "ValueError", ("epilogue: got None",)),
         ("extras", "ValueError", ("extras[0]", "[5]")),
         ("one rank's extras", "InitError", ("rank 0", "extras[0]")),
     ],

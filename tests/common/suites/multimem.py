@@ -37,7 +37,7 @@ def test_refused_with_what_is_missing_and_what_auto_takes(pool: Pool) -> None:
         names = [name for name in ALGORITHMS for _ in range(3)]
         for name, found in zip(names, attempts, strict=True):
             assert found.error == "NotImplementedError", found
-            for word in ("algorithm", name, "NVLink multicast", why, f'"auto" takes {taken}'):
+            for word in ("algorithm", name, "NVLink multicast", why, f'"auto" selects {taken}'):
                 assert word in found.message, (word, found)
         if pool.world.device == "cpu":
             assert "CPU" in why
@@ -73,7 +73,7 @@ def test_every_operator_refuses_it(pool: Pool) -> None:
         assert len(found) == 3 * len(WAYS + NORM_WAYS)
         for (op, call), refused in found.items():
             assert refused.error == "NotImplementedError", (op, call, refused)
-            for word in (f'"{call.split()[0]}"', "NVLink multicast", "has none", '"auto" takes '):
+            for word in (f'"{call.split()[0]}"', "NVLink multicast", "has none", '"auto" selects '):
                 assert word in refused.message, (op, call, word, refused)
             if "explained" not in call:
                 assert f"collx.{op}: algorithm" in refused.message, (op, refused)

@@ -270,7 +270,7 @@ def test_bad_input_is_refused_by_name(pool: Pool) -> None:
         "no axis": ("matmul_reducescatter", "()"),
         "inner": ("(4, 2)", "(3, 2)"),
         "dtypes": ("torch.float64", "torch.float32"),
-        "integers": ("torch.int32", "floating point"),
+        "integers": ("torch.int32", "floating-point"),
         "rows": ("rows", "multiple", "world size"),
         "no communicator": ("nobody",),
         "reduce": ("reduce", "overlap"),
