@@ -50,7 +50,7 @@ class _Watch(MetaPathFinder):
                 for action in self.actions:
                     action()
 
-        # On the loader itself, so that whoever asks the module for its loader gets the usual one.
+        # On the loader itself, so that the module still has its usual loader.
         spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec
 

@@ -123,7 +123,7 @@ def make(
     with making(key):
         limit = options.limit(timeout)
         try:
-            # Before anything can be refused, so that the peers hear of it.
+            # Before any argument can be refused, so that the peers get a report.
             ballot = Ballot(members.store, key, members.rank, members.size, limit)
         except Exception as reason:
             raise steps.failure(key, "arguments", f"the store failed: {reason}") from None
@@ -161,5 +161,5 @@ def _make_native(group_name: str) -> extension.Communicator:
     return init(group_name)._native
 
 
-# Communicators that C++ asks for.
+# Communicators that C++ code requests.
 extension.make_by(_make_native)

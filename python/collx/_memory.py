@@ -1,8 +1,8 @@
-"""A communicator's memory: its region, and symmetric tensors, whose making is collective.
+"""A communicator's memory: its region, and symmetric tensors, whose creation is collective.
 
-A symmetric tensor takes two votes: whether all ranks ask for the same and have the memory for it,
-and whether all have mapped it. Whatever one rank refuses or fails at is a failure in a vote, never
-a reason not to take part: it would be a vote behind its peers for good (hazard 30).
+A symmetric tensor takes two votes: whether all ranks request the same and have the memory for it,
+and whether all have mapped it. A rank that refuses or fails casts a failure. It never skips a vote,
+since all its later votes would then be those of an earlier step (hazard 30).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SymmetricMemory"]
 
 
 class SymmetricMemory:
-    """What the ranks of one communicator share, and the votes by which they come to share more.
+    """The memory that the ranks of a communicator share, and the votes that extend it.
 
     `rendezvous` and `region` are None where the communicator goes through the process group."""
 
@@ -147,7 +147,7 @@ class SymmetricMemory:
         """Maps the peers' memory, and registers it."""
         nbytes = tensor.untyped_storage().nbytes()
         if not self._direct or nbytes == 0:
-            return tensor  # no peer reads it directly, so nothing is to be known of it
+            return tensor  # no peer accesses it directly
         mapped: list[symmetric.Mapped] = []
 
         def meet() -> dict[str, Any]:
@@ -202,7 +202,7 @@ class SymmetricMemory:
                 return recorded
         gone = verdict.absent + verdict.left
         if gone or verdict.store_failed:
-            # A rank may never make the call that its peers have given up: nothing would fit.
+            # The missing rank may never make this call, so later votes would not match.
             ranks = range(self._native.world_size)
             waiting = next((rank for rank in ranks if rank not in gone), self._native.rank)
             absent = gone[0] if gone else -1

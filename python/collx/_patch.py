@@ -36,7 +36,7 @@ class Patch:
     block."""
 
     def __init__(self, communicators: dict[str, Communicator]) -> None:
-        """For `collx.patch` alone. `communicators`: by the name of the process group."""
+        """For `collx.patch` only. `communicators`: by the name of the process group."""
         self.communicators = communicators
         try:
             _install()
@@ -126,9 +126,9 @@ def _serving(group: str, tensor: Tensor) -> Communicator | None:
 
 @functools.cache
 def _reduces(reduce_op: str, dtype: torch.dtype) -> bool:
-    """Whether collx does. Asked of the operator itself, on a tensor without data."""
+    """Whether collx supports it. The operator itself decides, on a tensor without data."""
     try:
-        with _disable_current_modes():  # whoever watches the caller's operators sees those alone
+        with _disable_current_modes():  # modes of the caller do not see this call
             _ops.allreduce.default(torch.empty(1, dtype=dtype, device="meta"), reduce_op, "")
     except (ValueError, TypeError, NotImplementedError):
         return False
@@ -152,7 +152,7 @@ def _chosen(
 
 
 def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
-    """What collx calls a reduction, if it reduces the dtype so."""
+    """The name of a reduction in collx, if collx supports it for the dtype."""
     try:
         word = reduce_op_argument("patch", reduce_op)
     except (ValueError, TypeError):
@@ -205,7 +205,7 @@ def _all_gather_into_tensor(
     communicator = _chosen(group, async_op, input_tensor)
     if communicator is None:
         return original(output_tensor, input_tensor, group, async_op)
-    # One behind the other or stacked: the elements are the same.
+    # Concatenated or stacked: the elements are the same.
     with torch._C._AutoDispatchBelowAutograd():
         _ops.allgather.out(
             input_tensor.view(-1),
@@ -276,19 +276,19 @@ _MODULES = (dist, distributed_c10d)
 
 
 class _Wrapper(NamedTuple):
-    """A function of ours in torch.distributed."""
+    """A function of collx in torch.distributed."""
 
     name: str
     replaced: _Function
-    """What stood there when the wrapper was made, and stands there again when it goes."""
+    """The function that the wrapper replaced, and that is restored when the wrapper is removed."""
     call: _Function
 
 
 _wrappers: list[_Wrapper] = []
-"""Another tool may wrap or restore the same functions at any time, so that one of ours stays
-beneath the tool's, or comes back after it was removed. None of that makes a circle: a wrapper only
-ever calls what was there before the wrapper was made, and serves nothing while nothing is patched.
-They are kept for good, since a module may have imported one."""
+"""Another tool may wrap or restore the same functions at any time, so that a wrapper stays below
+the tool's, or returns after it was removed. No recursion results: a wrapper only calls the function
+that it replaced, and only calls that while nothing is patched. Wrappers are never deleted, since a
+module may have imported one."""
 
 
 def _wrapper(name: str, replaced: _Function, original: _Function) -> _Wrapper:
@@ -302,7 +302,7 @@ def _wrapper(name: str, replaced: _Function, original: _Function) -> _Wrapper:
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    # Dynamo has traceable functions in the place of those of torch.distributed.
+    # Dynamo replaces the functions of torch.distributed with traceable ones.
     if inspect.isfunction(replaced) and replaced in traceable_collective_remaps:
         traceable_collective_remaps[call] = traceable_collective_remaps[replaced]
     _wrappers.append(_Wrapper(name, replaced, call))
@@ -310,7 +310,7 @@ def _wrapper(name: str, replaced: _Function, original: _Function) -> _Wrapper:
 
 
 def _installed(module: ModuleType, name: str) -> _Wrapper | None:
-    """Which of ours stands in a module."""
+    """The wrapper that is installed in a module, if there is one."""
     standing = getattr(module, name)
     return next((each for each in _wrappers if each.call is standing), None)
 
@@ -332,7 +332,7 @@ def _kernel(op: OpOverload) -> Callable[..., Any]:
 
 
 def _install() -> None:
-    """Puts in place what is not in place already."""
+    """Installs the kernels and wrappers that are not installed yet."""
     global _library
     if _library is None:
         _library = torch.library.Library("_c10d_functional", "IMPL")
@@ -352,7 +352,7 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
-    """Takes away what is in place. A wrapper beneath another tool's is not: it only passes on."""
+    """Removes kernels and wrappers. A wrapper below another tool's stays and forwards calls."""
     global _library
     for module in _MODULES:
         for name in _FUNCTIONS:

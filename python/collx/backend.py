@@ -42,7 +42,7 @@ _log = logging.getLogger("collx")
 # A program has a dozen groups. On CUDA the largest transfers need the memory: with a smaller region
 # they take more steps.
 _PAYLOAD_BYTES = {"cpu": 16 << 20, "cuda": 128 << 20}
-# A bound on what differing sizes can take: blocks are used again for about their own size alone.
+# A bound for allocations of different sizes: a block is only reused for about its own size.
 _SYMMETRIC_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 
 
@@ -120,7 +120,7 @@ class _Maker:
             return None
 
     def _without_symmetric_memory(self, reason: InitError) -> None:
-        """Some rank lacks the memory, which all ranks know."""
+        """Some rank lacks the memory. All ranks get this result."""
         if self._members.rank == 0:
             _log.warning("%s; new tensors of allocate_tensor are in ordinary memory", reason)
 

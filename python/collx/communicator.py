@@ -109,8 +109,8 @@ def making(name: str) -> Iterator[None]:
 
 
 def _settle_known(group: dist.ProcessGroup | None) -> None:
-    """After a communicator of the group has come or gone."""
-    if group is None:  # known by its name alone
+    """Call it after a communicator of the group was created or destroyed."""
+    if group is None:  # only found by its name
         return
     try:
         one = of_group(group)
@@ -151,7 +151,7 @@ class Communicator:
         region: Mapping[str, int],
         fallback_reason: str | None,
     ) -> None:
-        """For `collx.init` alone. `group`: None if the group's backend makes it for itself.
+        """For `collx.init` only. `group`: None if the group's backend makes it for itself.
         `region`: part of the region to its bytes."""
         self._given = given
         self._native = native
@@ -504,6 +504,6 @@ def _settle_pdl(device: torch.device) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    # Peers may have gone long ago. Nothing is waited for, and the memory goes with the process.
+    # Peers may have exited long ago. Nothing waits here, and the memory is freed with the process.
     for communicator in live():
         communicator._abandon()

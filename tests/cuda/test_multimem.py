@@ -416,7 +416,12 @@ def _exact(rank: Rank, dtype: torch.dtype, rounding: str) -> Attempt:
 def test_sums_that_are_not_to_be_rounded_are_refused(pool: Pool) -> None:
     for found in pool.run(_exact, torch.bfloat16, "fp32"):
         assert found.error == "NotImplementedError", found
-        for word in ("allreduce_rmsnorm", "rounding fp32", "bfloat16", '"auto" selects oneshot_push'):
+        for word in (
+            "allreduce_rmsnorm",
+            "rounding fp32",
+            "bfloat16",
+            '"auto" selects oneshot_push',
+        ):
             assert word in found.message, (word, found)
     for dtype, rounding in ((torch.float32, "fp32"), (torch.bfloat16, "parity")):
         assert not any(found.error for found in pool.run(_exact, dtype, rounding))

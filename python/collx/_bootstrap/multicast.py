@@ -1,7 +1,7 @@
 """NVLink multicast: an address that stands for the same memory of all ranks.
 
-PyTorch's rendezvous makes such addresses where it can; nothing here makes any. Whether the ranks
-have them is agreed on: what one rank lacks, none uses."""
+PyTorch's rendezvous creates such addresses if it can. The ranks agree on their use: if one rank has
+none, no rank uses them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["OFF", "address_of", "agreed", "missing"]
 OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # PyTorch's own switch
 
 simulated = False
-"""Set by tests alone: kernels do by each rank's own address what a switch would do."""
+"""Only set by tests: kernels use the address of each rank instead of a switch."""
 
 _LEAST = (9, 0)  # compute capability
 
 
 def address_of(handle: _SymmetricMemory) -> int:
-    """Where the memory of all ranks is at once that a rendezvous has been about; 0: nowhere."""
+    """The multicast address of the memory of a rendezvous; 0 if it has none."""
     if handle.device.type != "cuda":
         return 0
     if simulated:
@@ -45,6 +45,6 @@ def missing(device: torch.device, address: int) -> str | None:
 
 
 def agreed(lacking: Sequence[str | None]) -> str | None:
-    """Why there is none, of what each rank lacks; None where there is one."""
+    """The reason why the ranks have no multicast: the first of what each rank lacks; or None."""
     found = (f"rank {rank}: {what}" for rank, what in enumerate(lacking) if what is not None)
     return next(found, None)

@@ -1,4 +1,4 @@
-"""The checks of what a caller of init gave, all local. Init puts what is refused to the vote."""
+"""Checks the arguments of init, all locally. Init reports invalid arguments in a vote."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the caller of init asked for, checked and with the defaults filled in."""
+    """The checked arguments of init, with the defaults filled in."""
 
     name: str
     group_name: str
@@ -91,8 +91,8 @@ def seconds_of(call: str, timeout: float | timedelta) -> float:
 
 
 def limit(timeout: float | timedelta) -> float:
-    """The seconds that the peers have to hear that this rank's arguments are invalid, which may be
-    because of `timeout` itself."""
+    """How long this rank reports its invalid arguments to the peers, in seconds. `timeout` may be
+    one of them."""
     try:
         return seconds_of("init", timeout)
     except (TypeError, ValueError, OverflowError):

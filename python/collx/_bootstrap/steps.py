@@ -246,8 +246,8 @@ def _agree_on_size(setup: Setup, values: list[Any]) -> None:
 
 
 def _initialize(setup: Setup) -> None:
-    # Before any peer can know the region: what came to be zeroed after the rendezvous could wipe
-    # out a peer's first flag (hazard 10). The vote is the barrier between the two.
+    # Before any peer can access the region: zeros that were written after the rendezvous could
+    # overwrite a peer's first flag (hazard 10). The vote is the barrier between the two.
     given = setup.arguments
     if setup.region is not None:
         with _current(given.device):
@@ -414,7 +414,7 @@ def _create(setup: Setup) -> None:
 
 
 def _test(setup: Setup) -> str | None:
-    """What is wrong with multicast, of which no rank makes use then."""
+    """The failure of multicast, if there is one. Then no rank uses it."""
     given, communicator = setup.arguments, setup.communicator
     assert communicator is not None
     # The fallback is the group's own path. Where it is not needed it stays untouched: a wait that

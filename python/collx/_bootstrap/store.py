@@ -1,8 +1,8 @@
 """Agreement between the ranks of a communicator, through the process group's store.
 
-A ballot is a sequence of votes. In each vote every rank casts what came of a local step, success
+A ballot is a sequence of votes. In each vote every rank casts the result of a local step, success
 with a value or failure with a cause, and all ranks get one verdict: the first that any of them
-reaches is fixed by a compare-and-set in the store. So a rank that waited in vain and one whose
+reaches is fixed by a compare-and-set in the store. So a rank that timed out and one whose
 peer came a moment later still do the same.
 
 Ballots under one name are numbered attempts. The store holds the number of the attempt that is
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _OPEN = "open"  # key of the number of the open attempt
 
-# How causes begin: of a rank that did not vote, that takes part no more, that is at another step.
+# The causes of a rank that did not vote, has left, or is at another step start with these.
 ABSENT = "no answer"
 LEFT = "left the communicator"
 APART = "is at"
@@ -39,13 +39,13 @@ APART = "is at"
 _LEAST_PATIENCE = 0.4
 
 # The store answers within milliseconds unless its host has died or been stopped, or the machine is
-# overloaded; this much past the ranks' own limit it is given up.
+# overloaded. After the limit of the ranks, it has this much more time.
 _STORE_GRACE = 0.9
 
 
 class VoteError(Exception):
     """A vote that did not pass: the same `failures` (rank to cause) on all ranks; or the store
-    failed, of which each rank knows for itself alone."""
+    failed, which each rank only detects for itself."""
 
     def __init__(
         self, step: str, failures: dict[int, str], world_size: int, *, store_failed: bool = False
@@ -56,7 +56,7 @@ class VoteError(Exception):
         self.absent = self._ranks(ABSENT)
         """Ranks that did not vote in time."""
         self.left = self._ranks(LEFT)
-        """Ranks that take part in no vote any more."""
+        """Ranks that do not vote any more."""
         self.apart = bool(self._ranks(APART))
         """Whether nothing failed, but the ranks are at different steps."""
         classes = {cause.partition(":")[0] for cause in failures.values()}
@@ -85,7 +85,7 @@ class Ballot:
         self._world_size = world_size
         self.timeout = timeout
         self.broken = False
-        """Whether the store has failed, so that nothing more is to be expected of it."""
+        """Whether the store has failed, so that it is not used any more."""
         self._number = 0
         self._attempt, self._store = bounded(self._join, timeout + _STORE_GRACE, "store")
 
@@ -148,11 +148,11 @@ class Ballot:
             raise
 
     def cast(self, error: str) -> None:
-        """Casts a failure in the next vote, whichever it is, and waits for nobody."""
+        """Casts a failure in the next vote, whichever it is, and waits for no rank."""
         ballot = json.dumps({"step": None, "value": None, "error": error})
         if self.broken:
             return
-        with contextlib.suppress(Exception):  # The store may have gone, and the peers with it.
+        with contextlib.suppress(Exception):  # The store and the peers may no longer exist.
             bounded(
                 lambda: self._store.set(self._key(self._number, self._rank), ballot),
                 _STORE_GRACE,
@@ -163,7 +163,7 @@ class Ballot:
         """Ends this rank's part. The last rank to leave removes what the votes left behind."""
         if self.broken:
             return
-        with contextlib.suppress(Exception):  # Nothing is left behind in a store that has gone.
+        with contextlib.suppress(Exception):  # A store that no longer exists keeps no keys.
             bounded(self._leave, self.timeout, "store")
 
     def _leave(self) -> None:
@@ -204,7 +204,7 @@ class Ballot:
 
     def _collect(self, number: int, patience: float) -> list[str | None]:
         store, keys = self._store, self._keys(number)
-        # Who is missing is found below; a store that has gone raises there again.
+        # The missing ranks are found below. A store that no longer exists raises there again.
         with contextlib.suppress(RuntimeError):
             store.wait(keys, timedelta(seconds=patience))
             return [text.decode() for text in store.multi_get(keys)]

@@ -2,11 +2,11 @@
 
 PyTorch's rendezvous takes a group's name and exchanges through that group's store. Two properties
 of it need care. Its waits have no limit. And its CUDA backend numbers the exchanges of a process
-in one sequence for all groups, so ranks that took part in different groups before look for
-different keys and wait for ever (hazard 7). Hence each communicator lends the rendezvous a group
-of its own, which holds nothing but a store that bounds every wait and renumbers those keys.
-What no store can bound is the hand-over of descriptors on CUDA, right after all ranks have met in
-the store: a rank that dies in between may leave its peers waiting there.
+in one sequence for all groups, so ranks that were in different groups before look for different
+keys and never find them (hazard 7). Each communicator therefore passes a group of its own to the
+rendezvous. The group only has a store, which bounds every wait and renumbers those keys. The store
+cannot bound the exchange of descriptors on CUDA, right after all ranks have met in the store: if a
+rank dies in between, its peers may wait there.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["SHARING", "Mapped", "Rendezvous", "allocate", "backend", "refuse_in_
 
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # PyTorch's own switch
 
-# The device's index stands first in what a rank tells of its allocation, in this many bytes. At
-# those of the peers PyTorch looks for one thing alone: whether two are equal.
+# A rank's message about its allocation starts with the index of the device, in this many bytes.
+# PyTorch only uses the indices of the peers to check whether two are equal.
 _INDEX_BYTES = 4
 _TOLD_APART = 1 << 16  # above any index
 
@@ -139,7 +139,7 @@ class Mapped(NamedTuple):
 
 
 class Rendezvous:
-    """The way of one communicator to its peers' memory.
+    """Maps the memory of a communicator's peers.
 
     `name` is unique to the communicator, also in the life of the process, and equal on its ranks:
     PyTorch keeps under it what a tensor's rendezvous gave."""
@@ -186,11 +186,11 @@ class Rendezvous:
 
     def forget(self) -> None:
         """Removes this rank's keys from the store, when no rank needs them any more."""
-        with contextlib.suppress(Exception):  # Nothing is left behind in a store that has gone.
+        with contextlib.suppress(Exception):  # A store that no longer exists keeps no keys.
             bounded(self._store.forget, self._timeout, "store")
 
     def close(self) -> None:
-        """Takes the lent group back. Twice is harmless."""
+        """Unregisters the group. A second call does nothing."""
         if self._group is not None:
             c10d._unregister_process_group(dist.distributed_c10d.GroupName(self.name))
             self._group = None

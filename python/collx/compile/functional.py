@@ -132,14 +132,14 @@ def separate(graph: Graph) -> Iterator[tuple[Node, str]]:
 def replacement(
     collective: Any, given: tuple[Any, ...], name: str
 ) -> tuple[OpOverload, tuple[Any, ...]]:
-    """The operator of collx in the place of one of PyTorch's, and its arguments.
+    """The operator of collx that replaces one of PyTorch's, and its arguments.
 
     `given`: the other's, without its group. `name`: of the communicator."""
     return REPLACED[collective](*given, name)
 
 
 class _Chosen(NamedTuple):
-    """An operator of collx in the place of a collective of PyTorch's."""
+    """An operator of collx that replaced a collective of PyTorch's."""
 
     op: OpOverload
     arguments: tuple[Any, ...]
@@ -172,7 +172,7 @@ def _chosen(collective: OpOverload, given: tuple[Any, ...], value: torch.Tensor)
 
 
 def replace(graph: Graph, found: Collective) -> Node | str:
-    """Puts an operator of collx in the place of a collective; or says why it cannot be."""
+    """Replaces a collective with an operator of collx; or returns why it cannot."""
     collective = cast(OpOverload, found.started.target)
     chosen = _chosen(collective, found.started.args, found.awaited.meta["val"])
     if isinstance(chosen, str):
@@ -219,6 +219,6 @@ def _word(reduce_op: str) -> str:
 
 
 def mark() -> None:
-    """Keeps what is put into a graph behind AOTAutograd, which has no tokens there any more."""
+    """Keeps ops that are put into a graph after AOTAutograd, when it has no tokens any more."""
     for op in making():
         torch.fx.node.has_side_effect(op)

@@ -1,4 +1,4 @@
-"""The fused operators, put into a graph in the place of a reduction and what stands behind it."""
+"""Replaces a reduction in a graph, and the ops after it, with a fused operator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def operator_for(reduced: Node, norm: Norm, quantized: Quantized | None) -> str:
 def fuse(
     graph: Graph, reduced: Node, norm: Norm, quantized: Quantized | None, rounding: str
 ) -> str:
-    """Puts the fused operator in the place of a reduction, its norm and the quantization of that;
+    """Replaces a reduction, its norm and the quantization with the fused operator;
     or says why it cannot."""
     name = operator_for(reduced, norm, quantized)
     if not hasattr(_ops, name):

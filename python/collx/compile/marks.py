@@ -75,7 +75,7 @@ def _replaced(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> None:
-    """Traces the functional form in place of one that writes its arguments, which cannot have a
+    """Traces the functional form instead of one that writes its arguments, which cannot have a
     token, and copies. Of the copies those stay that the caller of the compiled code can see."""
     given = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)}
     given.update(kwargs or {})

@@ -77,8 +77,8 @@ def alike(a: Node, b: Node) -> bool:
 
 
 def prune(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Erases those that nobody uses, and what nobody uses then: the parts of a pattern, without a
-    look at the whole graph."""
+    """Erases nodes without users, and nodes that have no users afterwards: the parts of a pattern,
+    without a look at the whole graph."""
     waiting, gone = list(nodes), set[Node]()
     while waiting:
         node = waiting.pop()

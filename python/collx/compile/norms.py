@@ -1,4 +1,4 @@
-"""Normalizations in a graph, behind a reduction, as models of several libraries spell them.
+"""Normalizations in a graph, after a reduction, as models of several libraries spell them.
 
 What is looked for, in the graph of ATen operators that AOTAutograd leaves:
 
@@ -36,7 +36,7 @@ from collx.compile.matching import (
     value,
 )
 
-__all__ = ["Norm", "norm_behind"]
+__all__ = ["Norm", "norm_after"]
 
 _aten = torch.ops.aten
 _ADDS = (_aten.add.Tensor, _aten.add.Scalar)
@@ -78,7 +78,7 @@ class Norm(NamedTuple):
     weighted: Weighted
 
 
-def norm_behind(reduced: Node) -> Norm | str:
+def norm_after(reduced: Node) -> Norm | str:
     """The normalization of a reduction's result; or why there is none, "" where nothing is like
     one."""
     acc, residual = reduced, None

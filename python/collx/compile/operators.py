@@ -1,5 +1,5 @@
-"""The operators as torch.compile has to know them, read off their schemas: which make new tensors,
-and which write into given ones, and as what."""
+"""The properties of the operators that torch.compile needs, from their schemas: which create new
+tensors, and which write to which arguments."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ COLLECTIVES = (_ops.allgather.default, _ops.reducescatter.default)
 
 
 def overlap(graph: Graph, node: Node) -> str:
-    """Replaces an all-gather and the product behind it, or a reduce-scatter and the product before
+    """Replaces an all-gather and the product after it, or a reduce-scatter and the product before
     it. Returns the name of the operator, or "" if there is no such product.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Pointwise ops in a graph, behind a reduction, as one epilogue of it.
+"""Pointwise ops in a graph, after a reduction, as one epilogue of it.
 
     sum     the all-reduce, or the reduce-scatter
     chain   ops of the sum, of extras and of each other, up to one whose result is all of them that
@@ -27,7 +27,7 @@ from collx.compile.fusing import REDUCTIONS, positional
 from collx.compile.matching import converted, prune, value
 from collx.epilogues.lowering import MOST_EXTRAS, MOST_STATEMENTS, Lowering, Refusal, accepts
 
-__all__ = ["Chain", "Reduced", "chain_behind", "put", "reductions"]
+__all__ = ["Chain", "Reduced", "chain_after", "put", "reductions"]
 
 _aten = torch.ops.aten
 _with_effects = torch.ops.higher_order.with_effects
@@ -53,7 +53,7 @@ class Reduced(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Pointwise ops behind a reduction."""
+    """Pointwise ops after a reduction."""
 
     last: Node
     text: str
@@ -83,8 +83,8 @@ def _reduced(call: Node, result: Node, op: Any, arguments: Sequence[Any], token:
     return Reduced(call, result, op, given, token)
 
 
-def chain_behind(reduced: Reduced, rounding: str) -> tuple[Chain | None, str]:
-    """The longest chain behind a reduction, None where there is none; and why it is not longer, ""
+def chain_after(reduced: Reduced, rounding: str) -> tuple[Chain | None, str]:
+    """The longest chain after a reduction, None if there is none; and why it is not longer, ""
     where what follows is no pointwise op.
 
     rounding: "model", or "fp32": once, at its end."""
@@ -107,7 +107,7 @@ def chain_behind(reduced: Reduced, rounding: str) -> tuple[Chain | None, str]:
 
 
 class _Growing:
-    """Ops behind a reduction, as long as all are pointwise; and the longest chain of them."""
+    """Ops after a reduction, as long as all are pointwise; and the longest chain of them."""
 
     def __init__(self, reduced: Reduced, rounding: str) -> None:
         self._sum = value(reduced.result)
@@ -122,7 +122,7 @@ class _Growing:
         self._length, self._takes, self._stands = 0, 0, reduced.call
 
     def add(self, node: Node) -> None:
-        """The next user of what there is. Refusal: it cannot be part of a chain."""
+        """Adds the next user of the nodes. Refusal: it cannot be part of a chain."""
         made = value(node)
         if not _equal(made.shape, self._sum.shape) or made.device != self._sum.device:
             raise Refusal("its result has another shape or device than the sum")
@@ -157,7 +157,7 @@ class _Growing:
         return f"the results of {', '.join(names)} are used elsewhere"
 
     def _take(self, operand: Node) -> None:
-        """An operand that does not come of the sum: a number, an extra, or one that is converted.
+        """An operand that is not computed from the sum: a number, an extra, or a converted one.
         Refusal: it is none of them."""
         tensor = operand.meta["val"]
         if not isinstance(tensor, torch.Tensor):
@@ -192,7 +192,7 @@ class _Growing:
 
 
 def put(graph: Graph, reduced: Reduced, chain: Chain) -> str:
-    """Puts one operator in the place of a reduction and the chain behind it; or says why it
+    """Replaces a reduction and the chain after it with one operator; or returns why it
     cannot."""
     op = getattr(torch.ops.collx, reduced.mapped).default
     given = {**reduced.given, "expression": chain.text, "extras": chain.extras}

@@ -1,4 +1,4 @@
-"""Quantization in a graph, behind a normalization: y becomes q and, unless it is given, a scale.
+"""Quantization in a graph, after a normalization: y becomes q and, unless it is given, a scale.
 
     largest  amax(abs(y)) over a row, in y's dtype or float32
     scale    largest / limit, or max(largest, 1e-10) / limit; or a given tensor of one element
@@ -28,7 +28,7 @@ from collx.compile.matching import (
     value,
 )
 
-__all__ = ["Quantized", "quantized_behind"]
+__all__ = ["Quantized", "quantized_after"]
 
 _aten = torch.ops.aten
 _NAMES = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
@@ -63,7 +63,7 @@ class _Rows(NamedTuple):
     """What it is made of, from y or y in float32 on."""
 
 
-def quantized_behind(y: Node) -> Quantized | str | None:
+def quantized_after(y: Node) -> Quantized | str | None:
     """The quantization of a normalized tensor; or why there is none that an operator has, None
     where nothing is like one."""
     for wide in {y: None, **dict.fromkeys(in_float32(y))}:

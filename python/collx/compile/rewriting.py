@@ -13,8 +13,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from collx.compile import functional, keys, overlapping, pointwise
 from collx.compile.fusing import REDUCTIONS, fuse, operator_for
-from collx.compile.norms import Norm, norm_behind
-from collx.compile.quantization import Quantized, quantized_behind
+from collx.compile.norms import Norm, norm_after
+from collx.compile.quantization import Quantized, quantized_after
 
 __all__ = ["Pass", "Report", "backend", "report"]
 
@@ -133,11 +133,11 @@ class Pass(CustomGraphPass):
         graph.lint()
 
     def _fuse(self, graph: Graph, node: Node) -> None:
-        norm = norm_behind(node)
+        norm = norm_after(node)
         if isinstance(norm, str):
             _left("norm", norm)
             return
-        quantized = quantized_behind(norm.weighted.result)
+        quantized = quantized_after(norm.weighted.result)
         if isinstance(quantized, str):
             _left("quantization", quantized)
             quantized = None
@@ -163,8 +163,8 @@ class Pass(CustomGraphPass):
         return why
 
     def _extend(self, graph: Graph, reduced: pointwise.Reduced) -> None:
-        """Fuses what is pointwise behind a reduction."""
-        chain, ended = pointwise.chain_behind(reduced, self._rounding)
+        """Fuses pointwise ops after a reduction."""
+        chain, ended = pointwise.chain_after(reduced, self._rounding)
         _left("epilogue", ended)
         if chain is None:
             return
@@ -238,7 +238,7 @@ def backend(
     patches = {
         **given,
         "post_grad_custom_pre_pass": _InOrder([*before, last]),
-        # PyTorch saves no graph with a token, unless it is told when such a graph is another one.
+        # PyTorch only saves graphs with tokens if it has a key that distinguishes them.
         cacheable: {
             **given.get(cacheable, config.unsafe_marked_cacheable_functions),
             "torch.ops.higher_order.with_effects": last.uuid().hex(),

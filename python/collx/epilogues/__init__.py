@@ -1,4 +1,4 @@
-"""Elementwise Python functions behind a reduction, as the texts that the operators take."""
+"""Elementwise Python functions after a reduction, as the texts that the operators take."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Writer:
         return number if self.types[number] == dtype else self.add("cast", dtype, number)
 
     def text(self, last: int) -> str:
-        """With what `last` needs alone, and itself as the last one."""
+        """With only the statements that `last` needs, and `last` as the last one."""
         texts = list(self._numbers)
         operands = {n: self._operands(texts[n]) for n in range(len(texts))}
         needed, pending = set(), [last]
@@ -136,7 +136,7 @@ class Lowering:
         self.writer = Writer()
         self.numbers: dict[fx.Node, int] = {}
         self._unrounded = unrounded
-        # Numbers of a call, and what is made of them alone: as Python has it, in float64 and int64.
+        # Numbers of a call, and values computed only from them: as in Python, in float64 and int64.
         # In an op with a tensor they have its type, as Python's numbers have.
         self._scalars: set[fx.Node] = set()
         self._given: dict[fx.Node, str] = {}  # of them those that are not computed
@@ -433,7 +433,7 @@ _NOT_WRITTEN = {
 
 
 def accepts(target: Any) -> bool:
-    """Whether a call is of an op that may be in an expression, as far as that alone tells."""
+    """Whether the op of a call may be in an expression, judged by the op only."""
     return target in _OPS
 
 

@@ -45,7 +45,7 @@ class _Reads(NamedTuple):
 _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SIMPLE = frozenset([bool, int, str, bytes, complex, type(None), type(...), *_TORCH])
 _OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-# Modules whose functions depend on their arguments alone.
+# Modules whose functions only depend on their arguments.
 _PURE = ("builtins", "math", "cmath", "_operator", "operator", "_functools", "itertools", "typing")
 _READERS = frozenset(
     getattr(builtins, name)
@@ -189,7 +189,7 @@ def _content(f: FunctionType, cell: int) -> Any:
 
 
 def _key_of_read(read: _Read, value: Any, within: tuple[int, ...], check: bool) -> Hashable:
-    """Through modules alone."""
+    """Attributes are only followed through modules."""
     kind = type(value)
     if not read.attributes and (kind is float or kind in _SIMPLE):
         return kind, repr(value) if kind is float else value

@@ -285,7 +285,7 @@ class TensorParallelRMSNorm(nn.Module):
         scale = self.scale
         super()._apply(fn, recurse)
         if scale is not None and self.scale is not None:
-            self.scale = scale.to(self.scale.device)  # a change of dtype is for the weight alone
+            self.scale = scale.to(self.scale.device)  # a change of dtype only applies to the weight
         return self
 
 

@@ -98,7 +98,7 @@ def post(function: Callable[..., Any], /, *args: Any, **named: Any) -> Handle:
 
 
 class _Variant(NamedTuple):
-    """An overload that a call can come to."""
+    """An overload that a call can select."""
 
     overload: Any
     arguments: tuple[str, ...]
@@ -152,9 +152,9 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
 def _resolved(
     name: str, given: dict[str, Any], has_map: bool
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """What the operator depends on, in the order of csrc/bindings/function_table.h; and arguments
-    of the operator that are made from several parameters, or from one of another name. `has_map`:
-    whether an epilogue chooses the operator."""
+    """The features that select the operator, in the order of csrc/bindings/function_table.h. Also
+    the arguments of the operator that are made from several parameters, or from one of another
+    name. `has_map`: whether an epilogue selects the operator."""
     features: list[str] = []
     values: dict[str, Any] = {}
     if given.get("epilogue") is not None:
