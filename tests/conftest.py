@@ -60,12 +60,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # The files of `make check`: of those with ranks, the tests with two on the CPU.
 QUICK = (
     "cpu/test_readme.py",
+    "suites/checked_mode.py",
     "suites/compiled.py",
     "suites/failure.py",
-    "suites/family_forms.py",
-    "suites/family_numerics.py",
     "suites/forms.py",
-    "suites/norm_forms.py",
     "suites/norm_numerics.py",
     "suites/numerics.py",
 )

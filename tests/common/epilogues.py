@@ -1,19 +1,23 @@
-"""Epilogues as values that travel to the ranks: functions of this module, their data, and what they
-should give."""
+"""Epilogues as values that travel to the ranks: functions of this module, and calls of reductions
+with them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from . import calls
+from .calls import Data, Fields, Tensors
 from .values import dtype_of, inputs_and_reference, make_values
 
 Function = Callable[..., torch.Tensor]
+Shape = tuple[int, ...]
+FORMS = ("functional", "out", "python", "python_out", "alias", "onto_extra")
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int32", "int64", "int8", "uint8")
 
@@ -85,115 +89,219 @@ CASES = (
 )
 
 
+NARROWING = (positive, halved)  # their results have another dtype than the sum
+
 # "middle": the same along the last dimension but one. "mixed": a number, and then a row.
 LIES = ("full", "row", "column", "middle", "number", "strided", "mixed")
+NEEDS_SYMMETRIC = {"pull_push": "both", "direct": "input"}
 
 
-@dataclass(frozen=True)
-class Call:
+@dataclass(frozen=True, repr=False)
+class Call(calls.Call):
+    """A reduction with an epilogue.
+
+    broadcast    how the extras lie: one of LIES
+    with_value   of the operator that autograd calls, which gives the reduced value, too
+    form         also "alias": out= is the input; "onto_extra": out= is the first extra
+    """
+
     case: int  # of CASES
     op: str  # "allreduce", "reducescatter"
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     axis: int = 0
     algorithm: str = "auto"
-    broadcast: str = "full"  # how the extras lie: one of LIES
-    form: str = "functional"  # "out", "strided_out", "onto_extra", "with_value"
+    broadcast: str = "full"
+    with_value: bool = False
+    form: str = "functional"
+    style: str = "random"
     seed: int = 1
+    max_blocks: int = 0
+    input_offset: int = 0
+    output_offset: int = 0
+    layout: str = "contiguous"
+    output_layout: str = "natural"
+    symmetric: str = "none"
+
+    def legal(self) -> Call:
+        return _legal(self)
+
+    def make_data(self, world: int) -> Data:
+        from collx import reference
+
+        case, inputs, values = CASES[self.case], _inputs(self, world), _reduced(self, world)
+        extras = [extras_of(self, tuple(v.shape), rank) for rank, v in enumerate(values)]
+        options: Fields = {"epilogue": case.function, "index": case.index}
+        if self.op == "allreduce":
+            results = [reference.allreduce(inputs, extras=own, **options) for own in extras]
+        else:
+            results = reference.reducescatter(inputs, axis=self.axis, extras=extras, **options)
+        given = [
+            {"input": source, **{f"extras_{n}": extra for n, extra in enumerate(own)}}
+            for source, own in zip(inputs, extras, strict=True)
+        ]
+        # As new tensors: PyTorch gives some results without elements other strides.
+        results = [result.new_empty(result.shape).copy_(result) for result in results]
+        both = zip(results, values, strict=True)
+        return Data(given, [result[: 1 + self.with_value] for result in both])
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("out", "value")[: 1 + self.with_value]
+
+    def by_bytes(self, output: str, world: int, rank: int) -> bool:
+        return False
+
+    def shared(self, output: str) -> str:
+        shared = {"alias": "input", "onto_extra": "extras_0"}
+        return shared.get(self.form, "") if output == "out" else ""
+
+    def overload(self, form: str) -> Callable[..., Any]:
+        packet = getattr(torch.ops.collx, f"{self.op}_map" + "_with_value" * self.with_value)
+        found: Callable[..., Any] = getattr(packet, {"functional": "default", "out": "out"}[form])
+        return found
+
+    def arguments(self, communicator: Any, tensors: Fields) -> Fields:
+        from collx.epilogues import expression_of
+
+        case, dims = CASES[self.case], len(self.shape)
+        dtype = tensors["input"].dtype
+        text = expression_of(
+            self.op, case.function, dtype, case.extras, dims if case.index else None
+        )
+        extras = [tensors[f"extras_{number}"] for number in range(case.extras)]
+        if self.broadcast == "strided":
+            extras = [torch.stack([extra, extra], -1)[..., 0] for extra in extras]
+        given: Fields = {"input": tensors["input"], "reduce_op": "sum", "expression": text}
+        given.update(extras=extras, group_name=communicator.name, algorithm=self.algorithm)
+        if self.op == "reducescatter":
+            given.update(group_size=communicator.world_size, axis=self.axis)
+        return {**given, "max_blocks": self.max_blocks}
+
+    def function_call(
+        self, communicator: Any, given: Fields, outs: Tensors
+    ) -> tuple[Callable[..., Any], Fields]:
+        import collx
+
+        case, ours = CASES[self.case], ("expression", "group_name", "group_size")
+        mine = {name: value for name, value in given.items() if name not in ours}
+        mine.update(epilogue=case.function, index=case.index, group=communicator)
+        if self.form == "python_out":
+            mine["out"] = outs[0]
+        return getattr(collx, self.op), mine
+
+    def wrong_results(self, world: int, rank: int, results: Tensors) -> str:
+        if CASES[self.case].exact:
+            return super().wrong_results(world, rank, results)
+        want, got = self.data(world).expected[rank][0], results[0].cpu()
+        if got.dtype != want.dtype or got.shape != want.shape:
+            return f"{got.dtype} {tuple(got.shape)} instead of {want.dtype} {tuple(want.shape)}"
+        if not _close(got, self, world, rank):
+            return "further off than documented"
+        return super().wrong_results(world, rank, (want, *results[1:]))
 
 
-def extras_of(call: Call, sizes: tuple[int, ...], rank: int) -> list[torch.Tensor]:
+def _legal(call: Call) -> Call:
+    """The call, made one that exists."""
+    case = CASES[call.case]
+    wide = ("full", "strided", "row", "middle") if len(call.shape) == 1 else ("full", "strided")
+    if call.form == "onto_extra" and not (case.extras and call.broadcast in wide):
+        call = replace(call, form="out")
+    if call.form == "onto_extra" and call.broadcast == "strided":
+        call = replace(call, broadcast="full", layout="spread")
+    if call.form == "alias" and (call.op != "allreduce" or case.function in NARROWING):
+        call = replace(call, form="out")
+    # The output holds the sums first: it has their dtype, and certainly no memory of the extras.
+    if call.algorithm == "pull_push" and (
+        case.function in NARROWING or call.broadcast == "strided"
+    ):
+        call = replace(call, algorithm="auto")
+    if needed := NEEDS_SYMMETRIC.get(call.algorithm):
+        symmetric = "both" if call.symmetric in ("output", "both") else needed
+        call = replace(call, symmetric=symmetric, layout="contiguous", with_value=False)
+        if needed == "both":  # a new tensor is never symmetric
+            given = {"functional": "out", "onto_extra": "out", "python": "python_out"}
+            form = given.get(call.form, call.form)
+            call = replace(call, form=form, output_layout="natural")
+    if call.with_value:
+        form = "functional" if call.form in ("functional", "python") else "out"
+        call = replace(call, form=form, output_layout="natural")
+    return call
+
+
+def extras_of(call: Call, sizes: Shape, rank: int) -> list[torch.Tensor]:
     """This rank's, which differ from the others'."""
     made = []
     for which in range(CASES[call.case].extras):
-        lies = call.broadcast
-        if lies == "mixed":
-            lies = ("number", "row")[which % 2]
+        lies = ("number", "row")[which % 2] if call.broadcast == "mixed" else call.broadcast
         shape = {
-            "full": sizes,
-            "strided": sizes,
             "row": sizes[-1:],
             "column": (*sizes[:-1], 1),
             "middle": (*sizes[:-2], 1, *sizes[-1:])[-len(sizes) :],
             "number": (),
-        }[lies]
+        }.get(lies, sizes)
         numel = int(torch.Size(shape).numel())
-        values = make_values("random", call.dtype, numel, call.seed + 50 + which, rank).view(shape)
-        if lies == "strided":
-            wide = values.new_zeros((*shape[:-1], 2 * shape[-1]))
-            wide[..., ::2] = values
-            values = wide[..., ::2]
-        made.append(values)
+        made.append(
+            make_values("random", call.dtype, numel, call.seed + 50 + which, rank).view(shape)
+        )
     return made
 
 
-def reduced(call: Call, world: int, rank: int) -> torch.Tensor:
-    """What the function is applied to: the rank's part of the rounded sum."""
+def _reduced(call: Call, world: int) -> list[torch.Tensor]:
+    """What the function is applied to: each rank's part of the rounded sum."""
     from collx import reference
 
     inputs = _inputs(call, world)
     if call.op == "allreduce":
-        return reference.allreduce(inputs)
-    return reference.reducescatter(inputs, axis=call.axis)[rank]
+        return [reference.allreduce(inputs)] * world
+    return reference.reducescatter(inputs, axis=call.axis)
 
 
 def expected(call: Call, world: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's input; and its result."""
-    from collx import reference
-
-    case, inputs = CASES[call.case], _inputs(call, world)
-    options: dict[str, Any] = {"epilogue": case.function, "index": case.index}
-    if call.op == "allreduce":
-        extras = extras_of(call, call.shape, rank)
-        return inputs[rank], reference.allreduce(inputs, extras=extras, **options)
-    sizes = [
-        (*call.shape[: call.axis], count, *call.shape[call.axis + 1 :])
-        for count in reference.parts(call.shape[call.axis], world)
-    ]
-    own = [extras_of(call, size, r) for r, size in enumerate(sizes)]
-    return inputs[rank], reference.reducescatter(inputs, axis=call.axis, extras=own, **options)[
-        rank
-    ]
+    data = call.data(world)
+    return data.given[rank]["input"], data.expected[rank][0]
 
 
 def _inputs(call: Call, world: int) -> list[torch.Tensor]:
     numel = int(torch.Size(call.shape).numel())
-    inputs, _ = inputs_and_reference(world, "random", call.dtype, "sum", numel, call.seed)
+    inputs, _ = inputs_and_reference(world, call.style, call.dtype, "sum", numel, call.seed)
     return [each.view(call.shape) for each in inputs]
 
 
 def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) -> list[Call]:
+    """Any function in any algorithm, shape, dtype, layout of the extras, and form."""
     choose = random.Random(seed)
-    calls = []
+    made = []
     for _ in range(count):
         case = choose.randrange(len(CASES))
         op = choose.choice(("allreduce", "reducescatter"))
         dims = 2 if CASES[case].index else choose.choice((1, 2, 3))
-        shape = tuple(choose.choice((1, 3, 8, 37, 65)) for _ in range(dims))
-        calls.append(
+        made.append(
             Call(
                 case,
                 op,
                 choose.choice(CASES[case].dtypes),
-                shape,
+                shape=tuple(choose.choice((1, 3, 8, 37, 65)) for _ in range(dims)),
                 axis=choose.randrange(dims) if op == "reducescatter" else 0,
                 algorithm=choose.choice(algorithms(op)),
                 broadcast=choose.choice(LIES),
-                form=choose.choice(
-                    ("functional", "out", "strided_out", "onto_extra", "with_value")
-                ),
+                with_value=choose.random() < 0.2,
+                form=choose.choice(FORMS),
+                input_offset=choose.choice((0, 0, 1)),
+                output_offset=choose.choice((0, 0, 1)),
+                output_layout=choose.choice(("natural", "natural", "spread")),
                 seed=choose.randrange(1, 1000),
-            )
+            ).legal()
         )
-    return calls
+    return made
 
 
-def close(got: torch.Tensor, call: Call, world: int, rank: int) -> bool:
+def _close(got: torch.Tensor, call: Call, world: int, rank: int) -> bool:
     """To the function in float64: within what docs/guide/epilogues.md grants each of the few
     transcendental functions of a case, and the rounding to the dtype."""
     from collx import reference
 
-    value = reduced(call, world, rank)
+    value = _reduced(call, world)[rank]
     extras = [extra.double() for extra in extras_of(call, tuple(value.shape), rank)]
     function = CASES[call.case].function
     exact = reference.allreduce([value.double()], epilogue=function, extras=extras)

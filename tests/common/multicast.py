@@ -5,19 +5,16 @@ whoever has such a machine to himself, the same tests run on the switch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from collx._extension import extension
 
-from .check import run_each
-from .family_cases import OPS, Call
-from .family_check import run_call
-from .norm_cases import OPS as NORMS
-from .norm_cases import Call as Norm
-from .norm_check import run_norm
+from . import collectives, norms
+from .calls import Call, run_calls
+from .collectives import NAMES, OPS
 from .rank import Rank
 from .values import COPIED, DTYPES, legal_ops
 from .worlds import HARDWARE
@@ -33,8 +30,8 @@ def _ways(ops: Iterable[str]) -> tuple[tuple[str, str], ...]:
     )
 
 
-WAYS = _ways(op for op in OPS if op not in ("barrier", "alltoallv_device"))
-NORM_WAYS = _ways(NORMS)
+WAYS = _ways(op for op in NAMES if op == OPS[op].packet)
+NORM_WAYS = _ways(norms.NAMES)
 ALGORITHMS = tuple(name for op, name in WAYS if op == "allreduce")
 ADDED = ("float32", "float16", "bfloat16", "int32", "int64")  # the dtypes
 STYLES = ("exact",) if HARDWARE else ("random", "bits", "special")
@@ -55,8 +52,10 @@ def accepted(op: str, algorithm: str) -> list[tuple[str, str]]:
     return [(dtype, other) for dtype in DTYPES for other in legal_ops(dtype)]
 
 
-def able(call: Call) -> Call:
-    """The call, made one that its algorithm accepts."""
+def able(call: Any) -> Any:
+    """The call, made one that its algorithm accepts: all others are."""
+    if not isinstance(call, collectives.Call):
+        return call
     if (call.dtype, call.reduce_op) in accepted(call.op, call.algorithm):
         pass
     elif call.dtype in ADDED or not adds(call.op, call.algorithm):
@@ -87,17 +86,8 @@ def communicator_of(rank: Rank, key: str = "simulated", **options: Any) -> Any:
         return rank.communicator(key, **options)
 
 
-def _run(rank: Rank, calls: Iterable[Any], run: Callable[..., str], key: str) -> list[str]:
-    communicator_of(rank, key)
-    with simulated():
-        return run_each(rank, calls, run, key)
-
-
 def run_simulated(rank: Rank, calls: Iterable[Call], key: str = "simulated") -> list[str]:
     """A job: makes the calls and tells what went wrong."""
-    return _run(rank, map(able, calls), run_call, key)
-
-
-def run_simulated_norms(rank: Rank, calls: Iterable[Norm], key: str = "simulated") -> list[str]:
-    """Likewise, of fused normalizations."""
-    return _run(rank, calls, run_norm, key)
+    communicator_of(rank, key)
+    with simulated():
+        return run_calls(rank, map(able, calls), key)

@@ -23,11 +23,12 @@ def opcheck(
     overload: torch._ops.OpOverload,
     arguments: Sequence[Any],
     options: dict[str, Any] | None = None,
+    checks: Sequence[str] = OPCHECKS,
 ) -> dict[str, str]:
-    """Every check and its outcome on this rank. Collective: check by check, so that a rank that
+    """The checks and their outcomes on this rank. Collective: check by check, so that a rank that
     finds something wrong does not leave the others waiting in the next one."""
     found = {}
-    for check in OPCHECKS:
+    for check in checks:
         result = torch.library.opcheck(
             overload, tuple(arguments), options or {}, test_utils=check, raise_exception=False
         )

@@ -3,16 +3,21 @@ left out, by world."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import random
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from zlib import crc32
 
 T = TypeVar("T")
+Fields = dict[str, Any]
+Factors = dict[str, Sequence[Any]]
+Allowed = Callable[[Fields], bool]
+Place = tuple[int, int]  # a factor and one of its values
 
 _made: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
 
@@ -50,7 +55,7 @@ def sampled(calls: Sequence[T], count: int) -> list[T]:
     note(count, len(calls))
     choose = random.Random(crc32(os.environ["PYTEST_CURRENT_TEST"].split(" ")[0].encode()))
     borders = [number * len(calls) // count for number in range(count)] + [len(calls)]
-    return [calls[choose.randrange(*stretch)] for stretch in pairwise(borders)]
+    return [calls[choose.randrange(*stretch)] for stretch in itertools.pairwise(borders)]
 
 
 def every(calls: Sequence[T], step: int, first: int = 0) -> list[T]:
@@ -58,6 +63,79 @@ def every(calls: Sequence[T], step: int, first: int = 0) -> list[T]:
     chosen = list(calls[first % max(1, min(step, len(calls))) :: step])
     note(len(chosen), len(calls))
     return chosen
+
+
+def each(name: str, values: Sequence[Any]) -> list[Fields]:
+    """A dimension of `spread`: one field and its values."""
+    return [{name: value} for value in values]
+
+
+def spread(count: int, seed: int, *dimensions: Sequence[Fields]) -> list[Fields]:
+    """At most `count` combinations of the dimensions: all of them, or such that every value of
+    each dimension occurs equally often."""
+    if math.prod(map(len, dimensions)) <= count:
+        columns = list(zip(*itertools.product(*dimensions), strict=True))
+    else:
+        choose = random.Random(seed)
+        columns = []
+        for values in dimensions:
+            column = list(values) * (count // len(values))
+            column += choose.sample(list(values), count % len(values))
+            choose.shuffle(column)
+            columns.append(tuple(column))
+    return [
+        {name: value for fields in combination for name, value in fields.items()}
+        for combination in zip(*columns, strict=True)
+    ]
+
+
+def pairs(factors: Factors, allowed: Allowed = lambda fields: True) -> list[Fields]:
+    """Combinations of the factors' values in which every pair of values of two factors occurs that
+    `allowed` lets stand, which is asked about pairs. The same list for the same factors."""
+    names = list(factors)
+
+    def may(a: Place, b: Place) -> bool:
+        return allowed(
+            {names[a[0]]: factors[names[a[0]]][a[1]], names[b[0]]: factors[names[b[0]]][b[1]]}
+        )
+
+    places = [[(f, v) for v in range(len(factors[name]))] for f, name in enumerate(names)]
+    # In their order: a set would have another one in every process.
+    left = {
+        (a, b): None
+        for first, second in itertools.combinations(places, 2)
+        for a, b in itertools.product(first, second)
+        if may(a, b)
+    }
+    found: list[Fields] = []
+
+    def completed(chosen: list[Place], f: int) -> list[Place] | None:
+        """With a value of each factor from `f` on; None if no choice is allowed."""
+        if f == len(names):
+            return chosen
+        if any(place[0] == f for place in chosen):
+            return completed(chosen, f + 1)
+        fine = [c for c in places[f] if all(may(*_pair(c, o)) for o in chosen)]
+        turn = len(found) % max(1, len(fine))  # equally good ones take turns
+        fine = fine[turn:] + fine[:turn]
+        fine.sort(key=lambda c: -sum(_pair(c, o) in left for o in chosen))
+        tried = (completed([*chosen, c], f + 1) for c in fine)
+        return next((all_of_them for all_of_them in tried if all_of_them), None)
+
+    while left:
+        pair = next(iter(left))
+        chosen = completed(list(pair), 0)
+        if chosen is None:
+            del left[pair]
+            continue
+        for one, other in itertools.product(chosen, chosen):
+            left.pop((one, other), None)
+        found.append({names[f]: factors[names[f]][v] for f, v in sorted(chosen)})
+    return found
+
+
+def _pair(a: Place, b: Place) -> tuple[Place, Place]:
+    return (a, b) if a < b else (b, a)
 
 
 def summary() -> list[str]:

@@ -15,29 +15,11 @@ import torch
 
 from collx import reference
 from collx._extension import extension
+from tests.common.values import COPIED, dtype_of
 
-DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
-)
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
+
+DTYPES = tuple(map(dtype_of, COPIED))
 WORLDS = (1, 2, 3, 5)
 
 Outputs = list[torch.Tensor]
@@ -197,6 +179,7 @@ def test_alltoallv_of_equal_splits_is_alltoall() -> None:
 
 
 EVERY: dict[str, Callable[[list[torch.Tensor]], Outputs]] = {
+    "allreduce": lambda inputs: [reference.allreduce(inputs, "max")],
     "reducescatter": lambda inputs: reference.reducescatter(inputs, "max", 0),
     "allgather": lambda inputs: reference.allgather(inputs),
     "broadcast": lambda inputs: reference.broadcast(inputs, 1),
@@ -236,13 +219,14 @@ def test_bits_of_lazy_conjugates_are_those_of_the_values(op: str) -> None:
 
 @pytest.mark.parametrize("op", sorted(set(EVERY) - {"alltoallv"}))
 def test_empty_tensors_are_legal(op: str) -> None:
-    for shape in ((0,), (0, 3), (4, 0)):
+    for shape in ((0,), (0, 3), (4, 0), (4, 0, 2)):
         for result in EVERY[op]([torch.empty(shape)] * 2):
             assert result.numel() == 0
 
 
-def test_broadcast_and_reduce_take_tensors_without_dimensions() -> None:
+def test_tensors_may_have_no_dimensions() -> None:
     inputs = [torch.tensor(1.0), torch.tensor(2.0)]
+    assert reference.same_bits(reference.allreduce(inputs), torch.tensor(3.0))
     assert [t.item() for t in reference.broadcast(inputs, 1)] == [2, 2]
     assert [t.item() for t in reference.reduce(inputs, "sum", 1)] == [1, 3]
 

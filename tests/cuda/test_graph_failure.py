@@ -17,7 +17,7 @@ from tests.common.attempt import (
     ones,
     works,
 )
-from tests.common.family_cases import OPS
+from tests.common.collectives import OPS
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.pool import Pool, some_stand_for_all
 from tests.common.rank import Rank

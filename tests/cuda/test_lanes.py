@@ -14,19 +14,21 @@ import torch
 import collx
 from tests.common.attempt import Attempt, attempt, call_until_failure, finish, ones
 from tests.common.check import assert_none
-from tests.common.family_cases import OPS, SPLITS, SYMMETRIC, Call, legal
+from tests.common.collectives import NAMES, OPS, SPLITS, SYMMETRIC, Call, random_call
 from tests.common.limits import assert_in_time, timeout_now
+from tests.common.operators import call_of
 from tests.common.pool import Pool
 from tests.common.rank import Rank
-from tests.common.suites.fuzz import fuzz_calls, make_calls, seed_and_count
+from tests.common.suites.fuzz import make_calls
 from tests.common.suites.skew import delay, overwritten
+from tests.common.worlds import seed_from_environment
 
 WORLDS = pytest.mark.worlds(2, 3, 4, 5, 6, 7, 8)
 # Slots of 1 KiB, the smallest: two ranks have 8 lanes.
 PAYLOAD_BYTES = 512 << 10
 LARGEST = 60_000  # elements; of 4 bytes, more than three rings in all lanes of two ranks
 CALLS = {2: 400, 3: 200, 4: 150, 5: 100, 6: 80, 7: 60, 8: 50}
-MOVES = tuple(name for name in OPS if name not in ("barrier", "reduce_to_everyone"))
+MOVES = tuple(name for name in NAMES if name != "reduce_to_everyone")
 
 
 def by_lanes(op: str) -> str:
@@ -37,14 +39,14 @@ def lane_calls(seed: int, count: int, world: int) -> list[Call]:
     """Calls of a seed: two of three go through lanes, and others leave other counters and slots
     behind. One in three is an all-reduce."""
     choose = random.Random(seed)
-    reductions = fuzz_calls(seed, count, world, LARGEST, ("allreduce",))
-    others = fuzz_calls(seed, count, world, LARGEST // 2, MOVES)
     calls = []
-    for pair in zip(reductions, others, strict=True):
-        call = pair[choose.random() < 0.67]
-        assert isinstance(call, Call)
-        lanes = choose.random() < 0.67
-        calls.append(legal(replace(call, algorithm=by_lanes(call.op))) if lanes else call)
+    for _ in range(count):
+        reduction = choose.random() < 0.33
+        largest, ops = (LARGEST, ("allreduce",)) if reduction else (LARGEST // 2, MOVES)
+        call = random_call(choose, largest, world, ops)
+        if choose.random() < 0.67:
+            call = replace(call, algorithm=by_lanes(call.op)).legal()
+        calls.append(call)
     return calls
 
 
@@ -58,7 +60,7 @@ def _random_calls(rank: Rank, seed: int, count: int) -> list[str]:
 def test_random_calls_on_lanes(pool: Pool) -> None:
     """Lengths from one chunk to more than three rings, ordinary and symmetric tensors, numbers of
     lanes that change from call to call, calls through slots between, and late ranks."""
-    seed, count = seed_and_count(20 if pool.takes_turns else CALLS[pool.size])
+    seed, count = seed_from_environment(), 20 if pool.takes_turns else CALLS[pool.size]
     assert_none(pool.run(_random_calls, seed, count, deadline=60.0 + count / 20))
 
 
@@ -77,24 +79,14 @@ def test_random_calls_reach_all_that_lanes_have() -> None:
     assert {c.splits for c in drawn if c.op == "alltoallv"} == set(SPLITS)
 
 
-def _overwritten(rank: Rank, rounds: int, symmetric: bool) -> list[str]:
-    blocks = (0, 1, 5)
-    return overwritten(
-        rank,
-        "twoshot_lanes",
-        180_001,
-        rounds,
-        symmetric,
-        blocks,
-        "lanes",
-        payload_bytes=PAYLOAD_BYTES,
-    )
-
-
 @pytest.mark.worlds(2, 4)
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_inputs_of_several_rings_may_be_overwritten_at_once(pool: Pool, symmetric: bool) -> None:
-    assert_none(pool.run(_overwritten, 3 if pool.takes_turns else 12, symmetric))
+    where = "both" if symmetric else "none"
+    call = call_of("allreduce", 60_001, algorithm="twoshot_lanes", symmetric=where, style="random")
+    rounds = 3 if pool.takes_turns else 12
+    options: dict[str, Any] = {"key": "lanes", "payload_bytes": PAYLOAD_BYTES}
+    assert_none(pool.run(overwritten, call, rounds, (0, 1, 5), **options))
 
 
 def _long_and_short(rank: Rank, seed: int, count: int) -> list[str]:
@@ -130,7 +122,7 @@ def _long_and_short(rank: Rank, seed: int, count: int) -> list[str]:
 def test_splits_on_the_device_of_long_and_short_messages(pool: Pool) -> None:
     """Between two ranks long messages take lanes and short ones channels, each direction by
     itself."""
-    seed, count = seed_and_count(20 if pool.takes_turns else CALLS[pool.size])
+    seed, count = seed_from_environment(), 20 if pool.takes_turns else CALLS[pool.size]
     assert_none(pool.run(_long_and_short, seed, count, deadline=60.0 + count / 20))
 
 

@@ -16,18 +16,11 @@ import pytest
 import torch
 
 from tests.common.attempt import Attempt, allreduce, attempt, finish, ones, works
+from tests.common.calls import Prepared, run_call
 from tests.common.check import assert_none, differences
+from tests.common.collectives import IN_PLACE, SYMMETRIC, Call, border_shapes, random_call
 from tests.common.epilogues import CASES, expected, extras_of
 from tests.common.epilogues import Call as Mapped
-from tests.common.family_cases import (
-    IN_PLACE,
-    SYMMETRIC,
-    Call,
-    border_shapes,
-    legal,
-    random_call,
-)
-from tests.common.family_check import Prepared, all_differences, run_call
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.multicast import (
     ALGORITHMS,
@@ -39,17 +32,14 @@ from tests.common.multicast import (
     adds,
     communicator_of,
     run_simulated,
-    run_simulated_norms,
     simulated,
 )
-from tests.common.norm_cases import DTYPES as NORM_DTYPES
-from tests.common.norm_cases import EPILOGUES
-from tests.common.norm_cases import legal as legal_norm
-from tests.common.norm_samples import calls_of, modes_of, pairwise, placements, sizes
+from tests.common.norms import DTYPES as NORM_DTYPES
+from tests.common.norms import EPILOGUES, calls_of, modes_of, placements, sizes
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 from tests.common.regions import BORDERS, past_the_wrap, run_on_poison
-from tests.common.sampling import sampled
+from tests.common.sampling import pairs, sampled
 from tests.common.suites.skew import delay
 from tests.common.suites.voting import instead_of_step
 from tests.common.values import DTYPES, inputs_and_reference, legal_ops
@@ -70,14 +60,12 @@ def on_a_switch(pool: Pool) -> None:
 def call(dtype: str, size: int, way: Way | str, **more: Any) -> Call:
     op, algorithm = ("allreduce", way) if isinstance(way, str) else way
     fields = {"style": "random", "seed": size + 1, "shape": (size,), **more}
-    return able(legal(Call(op, dtype, algorithm=algorithm, **fields)))
+    return able(Call(op, dtype, algorithm=algorithm, **fields).legal())
 
 
-def check(
-    pool: Pool, calls: Iterable[Any], key: str = "simulated", run: Any = run_simulated
-) -> None:
+def check(pool: Pool, calls: Iterable[Any], key: str = "simulated") -> None:
     budget = SHARED_BUDGET[pool.size] if pool.takes_turns else 400
-    assert_none(pool.run(run, sampled(list(calls), budget), key))
+    assert_none(pool.run(run_simulated, sampled(list(calls), budget), key))
 
 
 @pytest.mark.worlds(*WORLDS)
@@ -165,7 +153,9 @@ def test_random_calls_of_all_ops(pool: Pool) -> None:
         op, algorithm = WAYS[number % len(WAYS)]
         drawn = random_call(choose, 1 << 14, pool.size, (op,))
         taken = drawn.algorithm if number % 4 == 3 else algorithm
-        calls.append(legal(able(replace(drawn, algorithm=taken))) if taken == algorithm else drawn)
+        if taken == algorithm:
+            drawn = able(replace(drawn, algorithm=taken)).legal()
+        calls.append(drawn)
     assert_none(pool.run(run_simulated, calls))
 
 
@@ -179,10 +169,10 @@ def norm_calls(
     if HARDWARE:
         factors = {**factors, "style": ("exact",)}
     made = []
-    for one in calls_of(op, pairwise(factors, sizes(largest))):
+    for one in calls_of(op, pairs(factors, sizes(largest))):
         exact = one.rounding == "fp32" and one.dtype != "float32"
         rounding = "parity" if exact else one.rounding
-        made.append(replace(legal_norm(one), rounding=rounding, algorithm=algorithm))
+        made.append(replace(one, rounding=rounding, algorithm=algorithm))
     return made
 
 
@@ -198,7 +188,7 @@ def test_norms_give_the_bits_of_the_reference(pool: Pool, way: Way) -> None:
         **modes_of(way[0]),
     }
     factors["style"] = ("random", "rows", "bits")
-    check(pool, norm_calls(*way, factors), run=run_simulated_norms)
+    check(pool, norm_calls(*way, factors))
 
 
 @pytest.mark.worlds(2, 3)
@@ -207,16 +197,16 @@ def test_norms_of_any_placement(pool: Pool, way: Way) -> None:
     """Rows that begin where no vector does; symmetric inputs and others, with an epilogue, too."""
     factors = {"rows": (1, 5, 9), "cols": (1, 8, 37, 384, 2080), **placements(way[0])}
     factors.update(dtype=NORM_DTYPES, style=("random", "rows"), epilogue=("", *EPILOGUES))
-    check(pool, norm_calls(*way, factors), run=run_simulated_norms)
+    check(pool, norm_calls(*way, factors))
 
 
 @pytest.mark.worlds(2, 3, 8)
 @each_norm
 def test_norms_larger_than_the_payload(pool: Pool, way: Way) -> None:
     factors = {"rows": (1, 3, 19), "cols": (8, 384, 2048, 9000), "dtype": NORM_DTYPES}
-    factors.update(style=("random", "rows"), symmetric=(False, True))
+    factors.update(style=("random", "rows"), symmetric=("none", "input"))
     calls = norm_calls(*way, factors, 20_000)
-    check(pool, calls, "simulated-small", run_simulated_norms)
+    check(pool, calls, "simulated-small")
 
 
 # --- order, failure, what is told ----------------------------------------------------------------
@@ -295,10 +285,7 @@ def _overwritten(rank: Rank, way: Way, symmetric: bool) -> list[str]:
             for result in results:
                 result.fill_(-7.0)
     finish(communicator)
-    wrong = (
-        all_differences(prepared.call, rank.size, rank.rank, results, prepared.expected)
-        for prepared, results in kept
-    )
+    wrong = (one.call.wrong_results(rank.size, rank.rank, results) for one, results in kept)
     return [found for found in wrong if found]
 
 
@@ -367,7 +354,7 @@ def _replayed(rank: Rank, replays: int) -> list[str]:
         graph.replay()
         finish(communicator)
         for one, made in zip(calls, results, strict=True):
-            found = all_differences(one.call, rank.size, rank.rank, made, one.expected)
+            found = one.call.wrong_results(rank.size, rank.rank, made)
             wrong += [f"replay {number}: {one.call}: {found}"] if found else []
     return wrong
 

@@ -9,11 +9,10 @@ import os
 import pytest
 import torch
 
-from tests.common.check import assert_none
-from tests.common.norm_cases import DTYPES, OPS, Call, algorithms_of, legal
-from tests.common.norm_check import run_norms
+from tests.common.norms import DTYPES, NAMES, Call, algorithms_of
 from tests.common.pool import Pool
 from tests.common.rank import Rank
+from tests.common.replay import check_calls
 
 pytestmark = pytest.mark.alone  # clusters of blocks
 
@@ -52,12 +51,12 @@ def test_one_device_without_clusters_is_enough(pool: Pool) -> None:
 
 
 @pytest.mark.worlds(2, 3, 4)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_rows_of_many_blocks_give_the_same_bits_without_clusters(pool: Pool, op: str) -> None:
     calls = [
-        legal(Call(op, dtype, rows, cols, style="random", algorithm=algorithm, seed=11))
+        Call(op, dtype, rows, cols, style="random", algorithm=algorithm, seed=11).legal()
         for (dtype, cols), rows in itertools.product(zip(DTYPES, WIDE, strict=True), (1, 7))
         for algorithm in algorithms_of(op)
     ]
     pool.run(_grids)  # makes the communicator
-    assert_none(pool.run(run_norms, calls[:: 9 if pool.takes_turns else 1], KEY))
+    check_calls(pool, calls[:: 9 if pool.takes_turns else 1], KEY)

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PARTS = ("csrc", "python", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 ROWS = ("star_rows.h", "everyone_rows.h")
-SUITES = ("numerics", "family_numerics", "family_forms", "family_skew", "skew", "tracing")
+SUITES = ("numerics", "forms", "skew", "tracing")
 THEIRS = "cpu2 and (star or reduce_to_everyone)"
 
 

@@ -22,9 +22,7 @@ struct Barrier : rl::test_suite<Barrier, 4> {
   }
 
   void sync(unsigned me, unsigned thread, unsigned& epoch) {
-#ifndef NO_BLOCK_BARRIER
-    block[me].sync();
-#endif
+    if (!SWITCH(NO_BLOCK_BARRIER)) block[me].sync();
     ++epoch;
     if (thread == 0) {
       flag[1 - me]($).store(epoch, RELEASE);
@@ -40,15 +38,15 @@ struct Barrier : rl::test_suite<Barrier, 4> {
       input[me][thread]($) = call;
       sync(me, thread, epoch);
       RL_ASSERT(input[1 - me][1 - thread]($) == call);
-#ifdef NO_CLOSING
-      block[me].sync();
-#else
-      sync(me, thread, epoch);
-#endif
+      if (SWITCH(NO_CLOSING)) {
+        block[me].sync();
+      } else {
+        sync(me, thread, epoch);
+      }
     }
   }
 };
 
 }  // namespace
 
-int main() { return model::run<Barrier>(SCHEDULES); }
+int main(int, char** arguments) { return model::run<Barrier>(SCHEDULES, arguments); }

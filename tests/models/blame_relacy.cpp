@@ -9,13 +9,8 @@
 // RELAXED_MARK (the order between busy and poison is left to chance).
 #include "relacy_run.h"
 
-#ifdef RELAXED_MARK
-#define TOTAL rl::mo_acq_rel
-#define TOTAL_LOAD rl::mo_acquire
-#else
-#define TOTAL rl::mo_seq_cst
-#define TOTAL_LOAD rl::mo_seq_cst
-#endif
+#define TOTAL (SWITCH(RELAXED_MARK) ? rl::mo_acq_rel : rl::mo_seq_cst)
+#define TOTAL_LOAD (SWITCH(RELAXED_MARK) ? rl::mo_acquire : rl::mo_seq_cst)
 
 namespace {
 
@@ -41,26 +36,18 @@ struct Blame : rl::test_suite<Blame, kRanks> {
 
   void leave_note(unsigned rank, unsigned missed) {
     for (unsigned owner = 0; owner < kRanks; ++owner) {
-#ifdef NOTE_BEHIND
+      if (!SWITCH(NOTE_BEHIND)) note[owner][rank]($) = missed;
       left[owner][rank]($).store(1, RELEASE);
-      note[owner][rank]($) = missed;
-#else
-      note[owner][rank]($) = missed;
-      left[owner][rank]($).store(1, RELEASE);
-#endif
+      if (SWITCH(NOTE_BEHIND)) note[owner][rank]($) = missed;
     }
   }
 
   /// Whom the notes in `owner`'s inbox come to.
   void follow(unsigned owner) {
     for (;;) {
-#ifdef NOTES_FIRST
-      const bool noted = left[owner][1]($).load(ACQUIRE) != 0;
-#endif
+      bool noted = SWITCH(NOTES_FIRST) && left[owner][1]($).load(ACQUIRE) != 0;
       const bool quiet = poison[1]($).load(TOTAL_LOAD) != 0 && busy($).load(TOTAL_LOAD) == 0;
-#ifndef NOTES_FIRST
-      const bool noted = left[owner][1]($).load(ACQUIRE) != 0;
-#endif
+      if (!SWITCH(NOTES_FIRST)) noted = left[owner][1]($).load(ACQUIRE) != 0;
       if (noted) {
         verdict[owner]($) = note[owner][1]($);
         break;
@@ -75,24 +62,17 @@ struct Blame : rl::test_suite<Blame, kRanks> {
   }
 
   void call_of_rank_1() {
-#ifdef LOOK_FIRST
-    if (poison[1]($).load(TOTAL_LOAD) != 0) return;
-    busy($).exchange(1, TOTAL);
-#else
-    busy($).exchange(1, TOTAL);
-    if (poison[1]($).load(TOTAL_LOAD) != 0) {
-      busy($).store(0, rl::mo_release);
+    if (!SWITCH(LOOK_FIRST)) busy($).exchange(1, TOTAL);
+    const bool poisoned = poison[1]($).load(TOTAL_LOAD) != 0;
+    if (poisoned) {
+      if (!SWITCH(LOOK_FIRST)) busy($).store(0, rl::mo_release);
       return;
     }
-#endif
+    if (SWITCH(LOOK_FIRST)) busy($).exchange(1, TOTAL);
     while (poison[1]($).load(ACQUIRE) == 0) rl::yield(1, $);
-#ifdef LEAVE_FIRST
+    if (!SWITCH(LEAVE_FIRST)) leave_note(1, 3);
     busy($).store(0, rl::mo_release);
-    leave_note(1, 3);
-#else
-    leave_note(1, 3);
-    busy($).store(0, rl::mo_release);
-#endif
+    if (SWITCH(LEAVE_FIRST)) leave_note(1, 3);
   }
 
   void thread(unsigned rank) {
@@ -117,4 +97,4 @@ struct Blame : rl::test_suite<Blame, kRanks> {
 
 }  // namespace
 
-int main() { return model::run<Blame>(SCHEDULES); }
+int main(int, char** arguments) { return model::run<Blame>(SCHEDULES, arguments); }

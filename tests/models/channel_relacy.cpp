@@ -56,33 +56,36 @@ struct Channel : rl::test_suite<Channel, W> {
   }
 
   void thread(unsigned me) {
-#ifdef ONESHOT
+    if (SWITCH(ONESHOT)) {
+      oneshot(me);
+    } else {
+      twoshot(me);
+    }
+  }
+
+  void oneshot(unsigned me) {
     for (unsigned use = 1; use <= kUses; ++use) {
       scatter(me, use);
       await(me, arrived, use);
       read(scattered, me, use);
     }
-#else
-    scatter(me, 1);
-#ifdef SCATTER_EARLY
-    scatter(me, 2);
-    constexpr unsigned kAhead = 2;
-#else
-    constexpr unsigned kAhead = 1;
-#endif
+  }
+
+  void twoshot(unsigned me) {
+    const unsigned ahead = SWITCH(SCATTER_EARLY) ? 2 : 1;
+    for (unsigned use = 1; use <= ahead; ++use) scatter(me, use);
     for (unsigned use = 1; use <= kUses; ++use) {
       await(me, arrived, use);
       read(scattered, me, use);
       fill(gathered, me, use);
       reduced[me]($).store(use, RELEASE);
-      if (use + kAhead <= kUses) scatter(me, use + kAhead);
+      if (use + ahead <= kUses) scatter(me, use + ahead);
       await(me, reduced, use);
       read(gathered, me, use);
     }
-#endif
   }
 };
 
 }  // namespace
 
-int main() { return model::run<Channel>(SCHEDULES); }
+int main(int, char** arguments) { return model::run<Channel>(SCHEDULES, arguments); }

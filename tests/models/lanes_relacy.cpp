@@ -20,16 +20,8 @@
 // what the peer has consumed).
 #include "relacy_run.h"
 
-#ifdef RELAXED_CREDIT
-#define ACQUIRE_CREDIT rl::mo_relaxed
-#else
-#define ACQUIRE_CREDIT rl::mo_acquire
-#endif
-#ifdef RELAXED_PROGRESS
-#define RELEASE_PROGRESS rl::mo_relaxed
-#else
-#define RELEASE_PROGRESS rl::mo_release
-#endif
+#define ACQUIRE_CREDIT (SWITCH(RELAXED_CREDIT) ? rl::mo_relaxed : rl::mo_acquire)
+#define RELEASE_PROGRESS (SWITCH(RELAXED_PROGRESS) ? rl::mo_relaxed : rl::mo_release)
 
 namespace {
 
@@ -69,17 +61,13 @@ struct Lanes : rl::test_suite<Lanes, 10> {
 
   void scatter(unsigned me, unsigned thread) {
     for (unsigned chunk = 0; chunk < kChunks; ++chunk) {
-#ifndef NO_CREDIT
-      while (thread == 0 &&
+      while (!SWITCH(NO_CREDIT) && thread == 0 &&
              !reached((word[me]($).load(ACQUIRE_CREDIT) & 0xFFFF) + kSlots, kFirst + chunk + 1)) {
         rl::yield(1, $);
       }
-#endif
       scattering[me].sync();
       slot[1 - me][chunk % kSlots][thread]($) = value(me, chunk, thread);
-#ifndef NO_SEND_BARRIER
-      scattering[me].sync();
-#endif
+      if (!SWITCH(NO_SEND_BARRIER)) scattering[me].sync();
       if (thread == 0) stored[me]($).store(chunk + 1, RELEASE_PROGRESS);
     }
   }
@@ -91,9 +79,7 @@ struct Lanes : rl::test_suite<Lanes, 10> {
       }
       reducing[me].sync();
       RL_ASSERT(slot[me][chunk % kSlots][thread]($) == value(1 - me, chunk, thread));
-#ifndef NO_TAKE_BARRIER
-      reducing[me].sync();
-#endif
+      if (!SWITCH(NO_TAKE_BARRIER)) reducing[me].sync();
       if (thread == 0) used[me]($).store(chunk + 1, RELEASE_PROGRESS);
     }
   }
@@ -104,12 +90,9 @@ struct Lanes : rl::test_suite<Lanes, 10> {
     while (told < kChunks) {
       const unsigned is_used = used[me]($).load(rl::mo_acquire);
       const unsigned is_stored = stored[me]($).load(rl::mo_acquire);
-#ifdef ONE_WAY
-      const unsigned next = me == 0 ? is_stored : is_used;
-#else
       const unsigned most = is_used < kChunks ? is_used + kSlots - 1 : kChunks;
-      const unsigned next = is_stored < most ? is_stored : most;
-#endif
+      const unsigned both = is_stored < most ? is_stored : most;
+      const unsigned next = !SWITCH(ONE_WAY) ? both : me == 0 ? is_stored : is_used;
       if (next == told) {
         rl::yield(1, $);
         continue;
@@ -122,9 +105,7 @@ struct Lanes : rl::test_suite<Lanes, 10> {
 
   void thread(unsigned index) {
     const unsigned rank = index / 5, role = index % 5;
-#ifdef ONE_WAY
-    if (role < 4 && (role < 2) != (rank == 0)) return;
-#endif
+    if (SWITCH(ONE_WAY) && role < 4 && (role < 2) != (rank == 0)) return;
     if (role < 2) {
       scatter(rank, role);
     } else if (role < 4) {
@@ -137,4 +118,4 @@ struct Lanes : rl::test_suite<Lanes, 10> {
 
 }  // namespace
 
-int main() { return model::run<Lanes>(SCHEDULES); }
+int main(int, char** arguments) { return model::run<Lanes>(SCHEDULES, arguments); }

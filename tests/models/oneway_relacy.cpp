@@ -67,16 +67,10 @@ struct Oneway : rl::test_suite<Oneway, 4> {
   void receive(unsigned word) {
     for (unsigned use = 0; use < kUses; ++use) {
       if (covers(word, use)) poll(word, use);
-#ifndef DONE_EARLY
-      if (covers(word, use)) rearm(word, use);
-#endif
-#ifndef NO_BLOCK_BARRIER
-      block.sync();
-#endif
+      if (!SWITCH(DONE_EARLY) && covers(word, use)) rearm(word, use);
+      if (!SWITCH(NO_BLOCK_BARRIER)) block.sync();
       if (word == 0) done($).store(kFirstEpoch + 1 + use, RELEASE);
-#ifdef DONE_EARLY
-      if (covers(word, use)) rearm(word, use);
-#endif
+      if (SWITCH(DONE_EARLY) && covers(word, use)) rearm(word, use);
     }
   }
 
@@ -91,4 +85,4 @@ struct Oneway : rl::test_suite<Oneway, 4> {
 
 }  // namespace
 
-int main() { return model::run<Oneway>(SCHEDULES); }
+int main(int, char** arguments) { return model::run<Oneway>(SCHEDULES, arguments); }

@@ -5,26 +5,42 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <map>
 #include <relacy/relacy.hpp>
-
-// What a test orders by, unless the mutants RELAXED_STORE and RELAXED_LOAD take it away.
-#ifdef RELAXED_STORE
-#define RELEASE rl::mo_relaxed
-#else
-#define RELEASE rl::mo_release
-#endif
-#ifdef RELAXED_LOAD
-#define ACQUIRE rl::mo_relaxed
-#else
-#define ACQUIRE rl::mo_acquire
-#endif
+#include <string>
 
 namespace model {
 
-/// Runs the test on random schedules, each with random choices of what a weak load may return.
-/// Exit status 1 when one of them fails.
+/// The switches that the command line names: mutants, and other forms of the test. Relacy frees
+/// what is allocated while it runs, so they are not copied.
+inline char** switches = nullptr;  // up to a null pointer
+
+inline bool named(const char* name) {
+  for (char** given = switches; *given != nullptr; ++given) {
+    if (std::strcmp(*given, name) == 0) return true;
+  }
+  return false;
+}
+
+}  // namespace model
+
+// One program runs a test and all its mutants.
+#define SWITCH(name)                            \
+  ([] {                                         \
+    static const bool on = model::named(#name); \
+    return on;                                  \
+  }())
+// What a test orders by, unless the mutants RELAXED_STORE and RELAXED_LOAD take it away.
+#define RELEASE (SWITCH(RELAXED_STORE) ? rl::mo_relaxed : rl::mo_release)
+#define ACQUIRE (SWITCH(RELAXED_LOAD) ? rl::mo_relaxed : rl::mo_acquire)
+
+namespace model {
+
+/// Runs the test, with the switches that the command line names, on random schedules, each with
+/// random choices of what a weak load may return. Exit status 1 when one of them fails.
 template <typename Test>
-int run(int schedules) {
+int run(int schedules, char** arguments) {
+  switches = arguments + 1;
   rl::test_params params;
   params.iteration_count = static_cast<rl::iteration_t>(schedules);
   params.execution_depth_limit = 20000;

@@ -62,29 +62,19 @@ struct Sentinel : rl::test_suite<Sentinel, 2 * WORDS> {
     while ((seen = mine($).load(rl::mo_relaxed)) == kArmed) rl::yield(1, $);
     RL_ASSERT(seen == value(1 - me, word, use));
     rearmed[me][word][use]($) = 1;
-#ifndef NO_REARM
-    mine($).store(kArmed, rl::mo_relaxed);
-#endif
+    if (!SWITCH(NO_REARM)) mine($).store(kArmed, rl::mo_relaxed);
   }
 
-  static bool covers([[maybe_unused]] unsigned word, [[maybe_unused]] unsigned use) {
-#ifdef PARTIAL
-    return word == 0 || use != USES - 1;
-#else
-    return true;
-#endif
+  static bool covers(unsigned word, unsigned use) {
+    return !SWITCH(PARTIAL) || word == 0 || use != USES - 1;
   }
 
   void thread(unsigned index) {
     const unsigned me = index / WORDS, word = index % WORDS;
     for (unsigned use = 0; use < USES; ++use) {
       if (use > 0) {
-#ifndef NO_BLOCK_BARRIER
-        if (WORDS > 1) block[me].sync();
-#endif
-#ifndef NO_FENCE
-        rl::atomic_thread_fence(rl::mo_acq_rel, $);
-#endif
+        if (WORDS > 1 && !SWITCH(NO_BLOCK_BARRIER)) block[me].sync();
+        if (!SWITCH(NO_FENCE)) rl::atomic_thread_fence(rl::mo_acq_rel, $);
       }
       if (!covers(word, use)) continue;
       push(me, word, use);
@@ -101,4 +91,4 @@ struct Sentinel : rl::test_suite<Sentinel, 2 * WORDS> {
 
 }  // namespace
 
-int main() { return model::run<Sentinel>(SCHEDULES); }
+int main(int, char** arguments) { return model::run<Sentinel>(SCHEDULES, arguments); }

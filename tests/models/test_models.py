@@ -7,9 +7,11 @@ as mutants, each with one rule of the protocol taken out, that must be caught.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +21,10 @@ import pytest
 from tests.common.ahead import quietly
 
 HERE = Path(__file__).resolve().parent
+KEPT = HERE.parent.parent / "build" / "models"
 RELACY = Path("/usr/include/relacy/relacy.hpp")
 MEMORY_MIB = 1500
+_building = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -252,11 +256,28 @@ def effort(case: Case) -> str:
     return "-O2" if case.explored >= 200_000 else "-O0"
 
 
+def key(case: Case, *sources: str) -> str:
+    """A hash of what a result follows from."""
+    text = b"".join((HERE / name).read_bytes() for name in sources)
+    return hashlib.sha256(text + f"{case} {SCHEDULES} {MEMORY_MIB}".encode()).hexdigest()[:16]
+
+
 def verified(case: Case) -> str:
-    """What the verifier of a Spin model prints."""
+    """What the verifier of a Spin model prints. It is kept in build/models until the model changes,
+    since the search is exhaustive: it comes to the same each time."""
     for tool in ("spin", "gcc"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
+    kept = KEPT / f"{case.name}-{key(case, case.source, 'memory.inc')}.txt"
+    if not kept.exists():
+        report = explored(case)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        kept.write_text(report)
+    return kept.read_text()
+
+
+def explored(case: Case) -> str:
+    """What the verifier of a Spin model prints, now."""
     with TemporaryDirectory() as folder:
         where = Path(folder)
         for source in HERE.glob("*.pml"):
@@ -268,18 +289,33 @@ def verified(case: Case) -> str:
         return quietly(["./pan", "-m50000", "-w20"], where).stdout
 
 
+def program(source: str, sizes: tuple[str, ...]) -> Path:
+    """The program of a Relacy test, of one source and these sizes, which it is compiled for. It is
+    kept in build/models: another source, or another header, makes another program."""
+    made = Case(Path(source).stem, source, " ".join(sizes))
+    file = KEPT / f"{made.name}-{key(made, source, 'relacy_run.h')}"
+    with _building:
+        if not file.exists():
+            KEPT.mkdir(parents=True, exist_ok=True)
+            # Relacy itself is not clean under warnings, and takes longer to optimize than to run.
+            command = ["g++", "-std=c++17", "-O0", "-w", f"-DSCHEDULES={SCHEDULES}"]
+            command += [f"-D{size}" for size in sizes]
+            unfinished = file.with_suffix(".unfinished")
+            build([*command, "-o", str(unfinished), str(HERE / source)], HERE)
+            unfinished.rename(file)
+    return file
+
+
 def simulated(case: Case) -> subprocess.CompletedProcess[str]:
-    """What a test under Relacy does."""
+    """What a test under Relacy does. Names with a value are sizes, the others are switches."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
     if not RELACY.exists():
         pytest.skip("Relacy is not installed (Debian: relacy-dev)")
-    with TemporaryDirectory() as folder:
-        where = Path(folder)
-        # Relacy itself is not clean under warnings, and takes longer to optimize than to run.
-        command = ["g++", "-std=c++17", "-O0", "-w", f"-DSCHEDULES={SCHEDULES}", *switches(case)]
-        build([*command, "-o", "test", str(HERE / case.source)], where)
-        return quietly(["./test"], where)
+    defines = case.defines.split()
+    sizes = tuple(define for define in defines if "=" in define)
+    switched = [define for define in defines if "=" not in define]
+    return quietly([str(program(case.source, sizes)), *switched])
 
 
 def number(pattern: str, text: str) -> int:

@@ -2,37 +2,32 @@
 of the same type, right ones and wrong ones. A call gives the bits of the reference, or all ranks
 raise an exception before anything is launched and the communicator works on.
 
-hypothesis draws the calls in the process of the tests, so all ranks get the same ones.
-COLLX_FUZZ_SEED=n draws others, COLLX_FUZZ_CALLS=n more.
+See drawing.py for how the calls are drawn.
 """
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
 
-from .. import family_cases, family_check, norm_cases, norm_check, norm_samples
+from .. import collectives, norms
 from ..attempt import Attempt, attempt, works
-from ..family_cases import Fields, legal
+from ..calls import Call, Fields, Prepared, strides_of
+from ..drawing import for_all
 from ..overloads import all_overloads, arguments_for, as_function_call, written_by
 from ..pool import Pool
 from ..rank import Rank
 from ..values import COPIED, legal_ops, unequal
-from ..worlds import seed_from_environment
 
 CALLS, CALLS_SHARED = {"cpu": 800, "cuda": 200}, 40  # on GPUs each new epilogue is compiled
 LARGEST = 2000  # elements of the input of a fused normalization
 
-FAMILY = tuple(op for op in family_cases.OPS if op != "barrier")
 MAPS = tuple(
     f"{op}{value}" for op in ("allreduce_map", "reducescatter_map") for value in ("", "_with_value")
 )
@@ -62,7 +57,7 @@ class Change:
 class Example:
     """A right call, by its overload, and what is changed in it."""
 
-    call: family_cases.Call | norm_cases.Call | str  # the name of an operator of MAPS
+    call: Call | str  # the name of an operator of MAPS
     overload: str
     changes: tuple[Change, ...]
     mode: str
@@ -88,7 +83,7 @@ def _lazy(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
 
 
 def _spread(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
-    strides = family_cases.strides_of("spread", tuple(tensor.shape))
+    strides = strides_of("spread", tuple(tensor.shape))
     memory = torch.zeros(
         2 * tensor.numel() * tensor.element_size() + 16, dtype=torch.uint8, device=tensor.device
     )
@@ -100,7 +95,7 @@ def _spread(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
 
 
 def _transposed(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    strides = family_cases.strides_of("transposed", tuple(tensor.shape))
+    strides = strides_of("transposed", tuple(tensor.shape))
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)
 
@@ -265,9 +260,7 @@ def _alias(overload: str, arguments: Fields, change: Change, rank: Rank) -> bool
     places = (0, step) if source.numel() >= out.numel() else (step, 0)
     memory = torch.zeros(2 * large + 1, dtype=torch.uint8, device=source.device).to(source.dtype)
     inside = [
-        memory.as_strided(
-            tensor.shape, family_cases.strides_of("contiguous", tuple(tensor.shape)), place
-        )
+        memory.as_strided(tensor.shape, strides_of("contiguous", tuple(tensor.shape)), place)
         for tensor, place in zip((source, out), places, strict=True)
     ]
     arguments["input"], arguments[change.argument] = inside[0].copy_(source), inside[1]
@@ -327,14 +320,9 @@ def _made(rank: Rank, communicator: Any, example: Example) -> Made:
     if isinstance(call, str):
         arguments = arguments_for(rank, communicator.name, overload)
         return Made(overload, arguments, _mapped(rank, overload, arguments))
-    if isinstance(call, norm_cases.Call):
-        norm = norm_check.Prepared(rank, communicator, call)
-        outs = dict(zip(norm_cases.outputs_of(call.op, call.keep_norm), norm.outs, strict=True))
-        given, expected = norm.given, norm.expected
-    else:
-        prepared = family_check.Prepared(rank, communicator, call)
-        outs = dict(zip(family_check.OUTS, prepared.outs, strict=False))
-        given, expected = prepared.given, prepared.expected
+    prepared = Prepared(rank, communicator, call)
+    outs = dict(zip(call.outputs(), prepared.outs, strict=True))
+    given, expected = prepared.given, prepared.expected
     written = set(written_by(overload)) - set(given)
     assert written <= set(outs), overload
     arguments = {**given, **{name: outs[name].view for name in outs if name in written}}
@@ -421,40 +409,35 @@ def _run(rank: Rank, example: Example) -> tuple[str, str, Attempt]:
 # --- What is drawn.
 
 
-def _family_call(draw: Any, op: str, world: int) -> family_cases.Call:
-    described = family_cases.OPS[op]
+def _collective(draw: Any, op: str, world: int) -> Call:
+    described = collectives.OPS[op]
     # Half of them such as have conjugate or negative views.
     lazy = [name for name in ("float32", "complex64") if name in described.dtypes]
     dtype = draw(strategies.sampled_from(draw(strategies.sampled_from([described.dtypes, lazy]))))
     dims = draw(strategies.integers(described.least_dims, 3))
     shape = tuple(draw(strategies.integers(0, 5)) for _ in range(dims))
     forms = [form for form in described.forms if form in ("functional", "out", "inplace")]
-    return legal(
-        family_cases.Call(
-            op=op,
-            dtype=dtype,
-            shape=shape,
-            form=draw(strategies.sampled_from(forms)),
-            style="random",
-            reduce_op=draw(
-                strategies.sampled_from(legal_ops(dtype) if described.reduces else ["sum"])
-            ),
-            root=draw(strategies.integers(0, world - 1)),
-            axis=draw(strategies.integers(-dims, dims - 1)) if dims else 0,
-            algorithm=draw(strategies.sampled_from(["auto", *described.algorithms])),
-            symmetric=draw(strategies.sampled_from(family_cases.SYMMETRIC)),
-            splits=draw(strategies.sampled_from(family_cases.SPLITS)),
-            layout=draw(strategies.sampled_from(["contiguous", "transposed", "sliced"])),
-            seed=draw(strategies.integers(1, 5)),
-        )
-    )
+    return collectives.Call(
+        op=op,
+        dtype=dtype,
+        shape=shape,
+        form=draw(strategies.sampled_from(forms)),
+        style="random",
+        reduce_op=draw(strategies.sampled_from(legal_ops(dtype) if described.reduces else ["sum"])),
+        root=draw(strategies.integers(0, world - 1)),
+        axis=draw(strategies.integers(-dims, dims - 1)) if dims else 0,
+        algorithm=draw(strategies.sampled_from(["auto", *described.algorithms])),
+        symmetric=draw(strategies.sampled_from(collectives.SYMMETRIC)),
+        splits=draw(strategies.sampled_from(collectives.SPLITS)),
+        layout=draw(strategies.sampled_from(["contiguous", "transposed", "sliced"])),
+        seed=draw(strategies.integers(1, 5)),
+    ).legal()
 
 
-def _norm_call(draw: Any) -> norm_cases.Call:
-    seed = draw(strategies.integers(0, 10_000))
-    call = norm_samples.random_call(random.Random(seed), LARGEST)
+def _norm(draw: Any) -> Call:
+    choose = draw(strategies.randoms(use_true_random=False))
     form = draw(strategies.sampled_from(["functional", "out"]))
-    return norm_cases.legal(replace(call, form=form))
+    return replace(norms.random_call(choose, LARGEST), form=form).legal()
 
 
 def _change(draw: Any, overload: Any) -> Change:
@@ -475,19 +458,14 @@ def _change(draw: Any, overload: Any) -> Change:
 
 @strategies.composite
 def examples(draw: Any, world: int) -> Example:
-    op = draw(strategies.sampled_from((*FAMILY, *norm_cases.OPS, *MAPS)))
-    call: family_cases.Call | norm_cases.Call | str
+    op = draw(strategies.sampled_from((*collectives.NAMES, *norms.NAMES, *MAPS)))
+    call: Call | str = op
     if op in MAPS:
-        call = op
-        overload = getattr(
-            getattr(torch.ops.collx, op), draw(strategies.sampled_from(["default", "out"]))
-        )
-    elif op in FAMILY:
-        call = _family_call(draw, op, world)
-        overload = family_check.overload(op, call.form)
+        packet = getattr(torch.ops.collx, op)
+        overload = getattr(packet, draw(strategies.sampled_from(["default", "out"])))
     else:
-        call = _norm_call(draw)
-        overload = norm_check.overload(call.op, call.keep_norm, call.form == "out")
+        call = _norm(draw) if op in norms.NAMES else _collective(draw, op, world)
+        overload = call.overload(call.form)
     count = draw(strategies.sampled_from([0, 1, 1, 1, 2]))
     return Example(
         call,
@@ -516,35 +494,21 @@ def _judge(answers: list[tuple[str, str, Attempt]]) -> None:
 def test_an_argument_is_taken_as_the_reference_does_or_refused(pool: Pool) -> None:
     """Whatever stands in for an argument: no crash, no wrong bits, and the next call works."""
     usual = CALLS_SHARED if pool.takes_turns else CALLS[pool.world.device]
-    count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
-    seed = seed_from_environment()
-    print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        print_blob=False,
+    for_all(
+        examples(pool.size), usual, lambda example: _judge(pool.run(_run, example, deadline=60))
     )
-    @hypothesis.given(examples(pool.size))
-    def check(example: Example) -> None:
-        _judge(pool.run(_run, example, deadline=60.0))
-
-    check()
 
 
 def test_every_overload_can_be_drawn() -> None:
     """A new operator needs a right call here, of which arguments are then changed."""
     drawn = set()
-    for op in FAMILY:
-        for form in ("functional", "out", "inplace"):
-            if form in family_cases.OPS[op].forms:
-                drawn.add(family_check.overload(op, form))
-    for op in norm_cases.OPS:
-        for keep_norm in (False, True)[: 1 + norm_cases.quantizes(op)]:
-            drawn |= {norm_check.overload(op, keep_norm, out) for out in (False, True)}
+    for op in collectives.NAMES:
+        for form in {"functional", "out", "inplace"} & set(collectives.OPS[op].forms):
+            drawn.add(collectives.Call(op).overload(form))
+    for op in norms.NAMES:
+        for keep_norm in (False, True)[: 1 + norms.quantizes(op)]:
+            call = norms.Call(op, keep_norm=keep_norm)
+            drawn |= {call.overload("functional"), call.overload("out")}
     for op in MAPS:
         drawn |= {getattr(torch.ops.collx, op).default, getattr(torch.ops.collx, op).out}
     not_collective = {torch.ops.collx.barrier.default, torch.ops.collx.epilogue.default}

@@ -1,292 +1,299 @@
-"""Bad input: one clear error that names op, argument, what was given and what is accepted.
+"""Bad input: one clear error that names operator, argument, what was given and what is accepted, on
+every rank, before anything is launched; and the communicator works on.
 
-Every rank refuses before anything is launched, and the communicator works on.
+What else can be wrong: bad_splits.py, bad_norms.py, bad_options.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ..attempt import Attempt, attempt, in_a_child, ones, works
-from ..limits import timeout_now
-from ..pool import Pool, Pools
+from ..attempt import Attempt, attempt, works
+from ..calls import Fields, run_call
+from ..collectives import NAMES as COLLECTIVES
+from ..collectives import NEEDS_SYMMETRIC, REDUCING, ROOTED, WITH_AXIS
+from ..collectives import OPS as ROWS_OF
+from ..norms import NAMES as NORMS
+from ..norms import quantizes, scatters
+from ..operators import NAMES, algorithms_of, name_in_errors
+from ..pool import Pool
 from ..rank import Rank
-from ..worlds import World, gpu_count
+from ..refusals import Given, Ops, Wrong, assert_all_refused, dtype, refused, value
 
-Call = Callable[[Rank, str], Any]
+IN_PLACE = tuple(op for op in COLLECTIVES if "inplace" in ROWS_OF[op].forms)
+WITH_DIMS = tuple(op for op in COLLECTIVES if ROWS_OF[op].least_dims)
+SIZED = tuple(op for op in COLLECTIVES if ROWS_OF[op].sized)
+LIKE_INPUT = tuple(op for op in NORMS if not quantizes(op) and not scatters(op))
+ALGORITHMS = sorted({way for op in NAMES for way in algorithms_of(op)} - {"auto", "fallback"})
 
-
-def _functional(tensor: torch.Tensor, name: str, op: str = "sum", *more: Any) -> None:
-    torch.ops.collx.allreduce(tensor, op, name, *more)
-
-
-def _out(rank: Rank, name: str, out: torch.Tensor) -> None:
-    torch.ops.collx.allreduce.out(ones(rank, 12), "sum", name, out=out)
+NOWHERE = "no such group"
 
 
-def _partly_overlapping(rank: Rank, name: str) -> None:
-    memory = ones(rank, 20)
-    torch.ops.collx.allreduce.out(memory[:12], "sum", name, out=memory[4:16])
+def having(*algorithms: str) -> Ops:
+    """The operators that have one of these algorithms."""
+    return tuple(op for op in NAMES if set(algorithms) & set(algorithms_of(op)))
 
 
-def _partly_overlapping_transposed(rank: Rank, name: str) -> None:
-    memory = ones(rank, 20)
-    source, out = memory[:12].view(3, 4).t(), memory[4:16].view(4, 3)
-    torch.ops.collx.allreduce.out(source, "sum", name, out=out)
+def _overlapping(transposed: bool) -> Callable[[Given], Fields]:
+    """An input and an output in one piece of memory, four elements apart."""
+
+    def change(given: Given) -> Fields:
+        source, out = given.input, given["out"]
+        nbytes = [tensor.numel() * tensor.itemsize for tensor in (source, out)]
+        memory = torch.zeros(sum(nbytes) + 16, dtype=torch.uint8, device=given.rank.device)
+        first = memory[: nbytes[0]].view(source.dtype)
+        later = memory[16 : 16 + nbytes[1]].view(out.dtype).view(out.shape)
+        shape = tuple(source.shape)
+        return {
+            "input": first.view(shape[::-1]).t() if transposed else first.view(shape),
+            "out": later,
+        }
+
+    return change
 
 
-def _out_on_itself(rank: Rank, name: str) -> None:
-    torch.ops.collx.allreduce.out(ones(rank, 12), "sum", name, out=ones(rank, 1).expand(12))
+def _part_of_another_rank(given: Given) -> Fields:
+    """The smaller tensor is the part of the next rank in the larger one."""
+    source, out = given.input, given["out"]
+    larger, smaller = sorted((source, out), key=lambda tensor: -tensor.numel())
+    rows = smaller.shape[0]
+    whole = torch.ones_like(larger)
+    part = whole.narrow(0, (given.rank.rank + 1) % given.world * rows, rows)
+    return {"input": whole, "out": part} if larger is source else {"input": part, "out": whole}
 
 
-def _elsewhere(rank: Rank) -> str:
-    return "cpu" if rank.device.type == "cuda" else "meta"
+def _of_same_size(given: Given) -> torch.Tensor:
+    out: torch.Tensor = given["out"]
+    return out.view({1: torch.uint8, 4: torch.int32}[out.itemsize])
 
 
-# What is wrong: the call, the class of the error, words that its message has.
-WRONG: dict[str, tuple[Call, tuple[str, ...], tuple[str, ...]]] = {
-    "complex tensor": (
-        lambda rank, name: _functional(ones(rank, 4, torch.complex64), name),
-        ("TypeError",),
-        ("allreduce", "complex"),
+NOT_DIVISIBLE = ("input", "a multiple of the group size")
+ORDINARY: Fields = {"direct": "symmetric", "copy_engine": "symmetric output", "pull_push": "symme"}
+PEERS_GO_TO = {way: having(way) for way in (*NEEDS_SYMMETRIC, "pull_push")}
+
+ANY_OPERATOR: dict[str, Wrong] = {
+    "negative max_blocks": value(NAMES, "max_blocks", "-1", max_blocks=-1),
+    "unknown communicator": value(NAMES, NOWHERE, "collx.init", group_name=NOWHERE),
+    "unknown communicator, in place": value(
+        IN_PLACE, NOWHERE, "collx.init", form="inplace", group_name=NOWHERE
     ),
-    "bool tensor": (
-        lambda rank, name: _functional(ones(rank, 4, torch.bool), name),
-        ("TypeError",),
-        ("allreduce", "bool"),
+    "group that was never initialized": value(NAMES, "collx.init", group_name="0"),
+    "unknown algorithm": value(NAMES, "algorithm", "ring", "{algorithms}", algorithm="ring"),
+    **{
+        f"{way} where it does not exist": value(
+            tuple(op for op in NAMES if way not in algorithms_of(op)),
+            f'algorithm: got "{way}"',
+            "{algorithms}",
+            algorithm=way,
+        )
+        for way in ALGORITHMS
+    },
+    "sparse input": dtype(NAMES, "input", "sparse", input=lambda g: g.input.to_sparse()),
+    "out with a row too few": value(
+        NAMES, "{out}: got shape", form="out", out=lambda g: g["out"][:-1]
     ),
-    "sparse tensor": (
-        lambda rank, name: _functional(ones(rank, 4).to_sparse(), name),
-        ("TypeError", "ValueError", "NotImplementedError"),
-        ("allreduce", "parse"),
+    "out with a column too many": value(
+        NAMES,
+        "{out}: got shape",
+        form="out",
+        out=lambda g: g["out"].new_empty((len(g["out"]), g["out"].shape[1] + 1)),
     ),
-    "avg of integers": (
-        lambda rank, name: _functional(ones(rank, 4, torch.int32), name, "avg"),
-        ("TypeError", "NotImplementedError"),
-        ("allreduce", "avg", "int32"),
+    "out of another number of dimensions": value(
+        NAMES, "{out}: got shape", form="out", out=lambda g: g["out"].view(-1)
     ),
-    "unknown reduce op": (
-        lambda rank, name: _functional(ones(rank), name, "median"),
-        ("ValueError",),
-        ("allreduce", "reduce_op", "median", "sum"),
+    "out of another dtype": dtype(
+        NAMES, "{out}: got dtype float64", form="out", out=lambda g: g["out"].double()
     ),
-    "unknown algorithm": (
-        lambda rank, name: _functional(ones(rank), name, "sum", "ring"),
-        ("ValueError",),
-        ("allreduce", "algorithm", "ring", "oneshot_push"),
+    "out of a dtype of the same size": dtype(
+        NAMES, "{out}: got dtype", "int", form="out", out=_of_same_size
     ),
-    "negative max_blocks": (
-        lambda rank, name: _functional(ones(rank), name, "sum", "auto", -1),
-        ("ValueError",),
-        ("allreduce", "max_blocks", "-1"),
+    "out elsewhere": value(
+        NAMES, "{out}: got a tensor on", form="out", out=lambda g: g.elsewhere("out")
     ),
-    "unknown communicator": (
-        lambda rank, name: _functional(ones(rank), "no such group"),
-        ("ValueError",),
-        ("allreduce", "no such group"),
+    "out that overlaps itself": value(
+        NAMES,
+        "{out}: got strides",
+        "location",
+        form="out",
+        out=lambda g: g["out"][:1, :1].expand(g["out"].shape),
     ),
-    "ordinary tensors in pull_push": (
-        lambda rank, name: _functional(ones(rank), name, "sum", "pull_push"),
-        ("ValueError", "NotImplementedError"),
-        ("allreduce", "pull_push", "symmetric"),
+    "out that overlaps the input": value(
+        NAMES, "{out}: overlaps", form="out", several=_overlapping(transposed=False)
     ),
-    "out of another shape": (
-        lambda rank, name: _out(rank, name, ones(rank, 13)),
-        ("ValueError",),
-        ("allreduce", "out: got", "12", "13"),
+    "out that overlaps the transposed input": value(
+        NAMES, "{out}: overlaps", form="out", several=_overlapping(transposed=True)
     ),
-    "out of another dtype": (
-        lambda rank, name: _out(rank, name, ones(rank, 12, torch.float64)),
-        ("TypeError",),
-        ("allreduce", "out: got", "float64"),
-    ),
-    "out on another device": (
-        lambda rank, name: _out(rank, name, torch.ones(12, device=_elsewhere(rank))),
-        ("ValueError", "NotImplementedError"),
-        ("allreduce", "out: got a tensor on"),
-    ),
-    "out that overlaps the input partly": (
-        _partly_overlapping,
-        ("ValueError",),
-        ("allreduce", "out: overlaps"),
-    ),
-    "out that overlaps the transposed input partly": (
-        _partly_overlapping_transposed,
-        ("ValueError",),
-        ("allreduce", "out: overlaps"),
-    ),
-    "out that overlaps itself": (
-        _out_on_itself,
-        ("ValueError",),
-        ("allreduce", "out: got", "location"),
+    "out that is the input": value(
+        ("alltoallv", *LIKE_INPUT), "{out}: overlaps", form="out", out=lambda g: g.input
     ),
 }
 
+OF_COLLECTIVES: dict[str, Wrong] = {
+    "root behind the last rank": value(ROOTED, "root", root=lambda g: g.world),
+    "negative root": value(ROOTED, "root", "-1", root=-1),
+    "root behind the last rank, in place": value(
+        tuple(op for op in ROOTED if op in IN_PLACE), "root", "99", form="inplace", root=99
+    ),
+    "axis behind the last": value(WITH_AXIS, "axis", "2", axis=2),
+    "axis before the first": value(WITH_AXIS, "axis", "-3", axis=-3),
+    "another group size": value(SIZED, "group_size", group_size=lambda g: g.world + 1),
+    "0-dimensional input": value(WITH_DIMS, "input: got", input=lambda g: g.input[0, 0]),
+    "size that is not divisible": value(
+        ("scatter", "alltoall"), *NOT_DIVISIBLE, least=2, input=lambda g: g.input[:-1]
+    ),
+    "size that is not divisible, in place": value(
+        ("alltoall",), *NOT_DIVISIBLE, form="inplace", least=2, input=lambda g: g.input[:-1]
+    ),
+    "total of other parts": value(("allgather",), "total", total=lambda g: 7 * g.world),
+    "negative total": value(("allgather",), "total", "-1", total=-1),
+    "part of another rank": value(
+        WITH_AXIS, "out", "overlap", form="out", least=2, several=_part_of_another_rank
+    ),
+    "input that overlaps itself, in place": value(
+        IN_PLACE,
+        "input",
+        "location",
+        form="inplace",
+        input=lambda g: g.input[:1].expand(g.input.shape),
+    ),
+    "avg of integers": dtype(
+        REDUCING, "avg", "int32", reduce_op="avg", input=lambda g: g.input.int()
+    ),
+    "bool in a reduction": dtype(REDUCING, "input", "bool", input=lambda g: g.input.bool()),
+    "complex in a reduction": dtype(
+        REDUCING, "input", "complex", input=lambda g: g.input.to(torch.complex64)
+    ),
+    "int16 in a reduction, in place": dtype(
+        tuple(op for op in REDUCING if op in IN_PLACE),
+        "int16",
+        form="inplace",
+        input=lambda g: g.input.short(),
+    ),
+    "unknown reduce op": value(REDUCING, "reduce_op", "median", "sum", reduce_op="median"),
+    **{
+        f"{way} on ordinary tensors{', with out' * (form == 'out')}": value(
+            PEERS_GO_TO[way], "algorithm", way, ORDINARY[way], form=form, algorithm=way
+        )
+        for way in PEERS_GO_TO
+        for form in ("functional", "out")
+    },
+    "direct in place that needs two tensors": value(
+        ("alltoall",),
+        "algorithm",
+        "direct",
+        form="inplace",
+        algorithm="direct",
+        input=lambda g: g.symmetric(),
+    ),
+    "direct with an ordinary tensor of the two": value(
+        tuple(op for op in having("direct") if ROWS_OF[op].peers == "output"),
+        "algorithm",
+        "direct",
+        "symmetric",
+        form="out",
+        algorithm="direct",
+        input=lambda g: g.symmetric(),
+    ),
+}
 
-def _refused(rank: Rank, what: str) -> Attempt:
-    communicator = rank.communicator()
-    found = attempt(lambda: WRONG[what][0](rank, communicator.name))
-    communicator.raise_if_failed()
-    assert works(rank, communicator)
-    return found
+WRONG = {**ANY_OPERATOR, **OF_COLLECTIVES}
 
 
-def _assert_refused(found: Attempt, classes: tuple[str, ...], words: tuple[str, ...]) -> None:
-    assert found.error in classes, found
-    text = found.message.lower()
-    for word in words:
-        assert word.lower() in text, (word, found.message)
+def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
+    return refused(rank, WRONG[what])
 
 
-@pytest.mark.worlds(1, 2)
+@pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", sorted(WRONG))
-def test_a_wrong_argument_is_refused_and_the_communicator_works_on(pool: Pool, what: str) -> None:
-    """Semantics of errors: a class for each kind, raised before anything is launched."""
-    _, classes, words = WRONG[what]
-    for found in pool.run(_refused, what):
-        _assert_refused(found, classes, words)
+def test_a_wrong_argument_is_refused_by_name(pool: Pool, what: str) -> None:
+    """A class for each kind of mistake; raised before anything is launched, so all ranks go on."""
+    assert_all_refused(pool, WRONG[what], _refused, what)
 
 
-def _wrong_device(rank: Rank) -> Attempt:
-    communicator = rank.communicator()
-    other = torch.device("cpu") if rank.device.type == "cuda" else torch.device("cuda")
-    if other.type == "cuda" and not torch.cuda.is_available():
-        return attempt(lambda: rank.new_communicator("device", device=other))
-    found = attempt(lambda: _functional(torch.ones(4, device=other), communicator.name))
-    assert works(rank, communicator)
+def _one_refused(rank: Rank) -> dict[str, tuple[Attempt, str]]:
+    """Rank 0 alone is refused, and makes the right call then: the others have waited for it."""
+    found = {}
+    for op in NAMES:
+        first, given = Attempt("", "", 0.0), Given(rank, op)
+        if rank.rank == 0:
+            wrong = given.spoiled(WRONG["negative max_blocks"])
+            first = attempt(lambda: given.call.overload("functional")(**wrong))  # noqa: B023
+        found[op] = first, run_call(rank, rank.communicator(), given.call)
     return found
 
 
-@pytest.mark.worlds(1, 2)
-def test_a_device_that_does_not_match_is_refused(pool: Pool) -> None:
-    """A tensor, or a communicator, on a device that is not there or not the communicator's."""
-    for found in pool.run(_wrong_device):
-        assert found.error in ("ValueError", "InitError", "NotImplementedError"), found
-        assert "device" in found.message or "CUDA" in found.message or "cuda" in found.message
+@pytest.mark.worlds(2, 3)
+def test_a_refusal_on_one_rank_keeps_it_in_step(pool: Pool) -> None:
+    """Nothing was launched or counted."""
+    for rank, found in enumerate(pool.run(_one_refused)):
+        for op, (first, wrong) in found.items():
+            assert first.error == ("" if rank else "ValueError"), (op, first)
+            assert wrong == "", op
 
 
-_BAD_OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "negative timeout": ({"timeout": -1.0}, ("timeout", "-1")),
-    "zero timeout": ({"timeout": 0.0}, ("timeout", "0")),
-    "NaN timeout": ({"timeout": float("nan")}, ("timeout", "nan")),
-    "payload too small": ({"payload_bytes": 100}, ("payload", "100")),
-    "negative payload": ({"payload_bytes": -1}, ("payload", "-1")),
-    "unknown pdl": ({"pdl": "always"}, ("pdl", "always", "early")),
-    "no blocks": ({"max_blocks": 0}, ("max_blocks", "0")),
-}
-
-
-def _bad_option(rank: Rank, what: str) -> Attempt:
-    found = attempt(lambda: rank.new_communicator("options", **_BAD_OPTIONS[what][0]))
+def _input_elsewhere(rank: Rank) -> dict[str, Attempt]:
+    found = {}
+    elsewhere = "cpu" if rank.device.type == "cuda" else "cuda"
+    for op in NAMES:
+        given = Given(rank, op)
+        tensors = {n: v for n, v in given.arguments.items() if isinstance(v, torch.Tensor)}
+        arguments = {**given.arguments, **{n: t.to(elsewhere) for n, t in tensors.items()}}
+        found[op] = attempt(lambda: given.call.overload("functional")(**arguments))  # noqa: B023
     assert works(rank, rank.communicator())
     return found
 
 
 @pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("what", sorted(_BAD_OPTIONS))
-def test_a_wrong_option_of_init_is_refused(pool: Pool, what: str) -> None:
-    """init names option, value and what is accepted, alike on all ranks."""
-    for found in pool.run(_bad_option, what):
-        assert found.error in ("ValueError", "InitError"), found
-        assert all(word in found.message for word in _BAD_OPTIONS[what][1]), found
+def test_an_input_on_another_device_is_refused(pool: Pool) -> None:
+    """CPU and CUDA communicators do not take each other's tensors."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is but one device")
+    for found in pool.run(_input_elsewhere):
+        for op, result in found.items():
+            assert result.error == "ValueError", (op, result)
+            assert name_in_errors(op) in result.message, (op, result)
+            assert "got a tensor on" in result.message, (op, result)
 
 
-def _name_twice(rank: Rank) -> Attempt:
+def _refused_by_python(rank: Rank) -> dict[str, Attempt]:
+    import collx
+
     communicator = rank.communicator()
-    found = attempt(lambda: rank.new_communicator("default"))
+    found = {"barrier": attempt(lambda: collx.barrier(NOWHERE))}
+    forms = [(op, "python") for op in NAMES] + [(op, "python_inplace") for op in IN_PLACE]
+    for op, form in forms:
+        given = Given(rank, op)
+        call = replace(given.call, form=form)  # type: ignore[type-var]
+        function, mine = call.function_call(communicator, given.arguments, ())
+        found[f"{op}, {form}"] = attempt(lambda: function(**{**mine, "group": NOWHERE}))  # noqa: B023
+    tensor = torch.ones((2 * rank.size, 3), device=rank.device)
+    splits = torch.full((rank.size,), 2, device=rank.device)
+    incomplete: dict[str, Fields] = {
+        "alltoallv, output_splits": {
+            "device_splits": splits,
+            "capacity": 2 * rank.size,
+            "out": torch.empty_like(tensor),
+        },
+        "alltoallv, device_splits": {},
+        "alltoallv, capacity": {"device_splits": splits},
+    }
+    for what, options in incomplete.items():
+        function = collx.alltoallv
+        found[what] = attempt(lambda: function(tensor, group=communicator, **options))  # noqa: B023
     assert works(rank, communicator)
     return found
 
 
 @pytest.mark.worlds(2)
-def test_a_name_in_use_is_refused(pool: Pool) -> None:
-    """Two communicators of one name would share what each looks up by it."""
-    for found in pool.run(_name_twice):
-        assert found.error in ("ValueError", "InitError"), found
-        assert "test-default" in found.message
-
-
-def _make_default(rank: Rank) -> Attempt:
-    return attempt(lambda: rank.new_communicator("too-many", timeout=20.0))
-
-
-def test_too_many_ranks_are_refused(pools: Pools, device: str) -> None:
-    """World size 17 on CPU, 9 on CUDA: refused by name on every rank."""
-    on_cuda = device == "cuda"
-    world = World("cuda", 9, min(9, gpu_count())) if on_cuda else World("cpu", 17)
-    crowd = pools.get(world)
-    try:
-        for found in crowd.run(_make_default):
-            assert found.error in ("ValueError", "InitError"), found
-            assert str(world.size) in found.message
-            assert ("8" if on_cuda else "16") in found.message
-    finally:
-        crowd.kill()
-
-
-def _never_initialized(rank: Rank) -> Attempt:
-    return attempt(lambda: _functional(ones(rank), "0"))
-
-
-@pytest.mark.worlds(2)
-def test_a_group_that_was_never_initialized_is_refused(pool: Pool) -> None:
-    """The default group exists, but collx.init was never called on it under its own name."""
-    for found in pool.run(_never_initialized):
-        assert found.error == "ValueError"
-        assert "collx.init" in found.message
-
-
-def _forked(rank: Rank) -> list[str]:
-    communicator = rank.communicator()
-    tensor = torch.ones(4)
-    actions: list[Callable[[], Any]] = [lambda: rank.new_communicator("forked", timeout=2.0)]
-    if rank.device.type == "cpu":
-        actions.append(lambda: _functional(tensor, communicator.name))
-        actions.append(communicator.destroy)
-    found = [in_a_child(action) for action in actions]
-    rank.barrier()
-    assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_init_and_calls_in_a_forked_child_are_refused(pool: Pool) -> None:
-    """Hazard 24: a child shares memory and sockets with its parent; it refuses by name, and
-    destroying there does not touch the parent's communicator."""
-    for found in pool.run(_forked):
-        assert found[0].split(":")[0] in ("ValueError", "InitError"), found
-        assert "fork" in found[0]
-        if len(found) > 1:
-            assert found[1].split(":")[0] in ("RuntimeError", "CommunicatorPoisoned"), found
-            assert "fork" in found[1]
-
-
-def _only_one_refuses(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
-    communicator = rank.new_communicator("one-refuses", rank.fresh_group(), timeout=timeout)
-    op = "median" if rank.rank == 0 else "sum"
-
-    def call() -> None:
-        _functional(ones(rank), communicator.name, op, "oneshot_push")
-        communicator.synchronize()
-
-    found = attempt(call)
-    rank.barrier()
-    op = "sum"
-    after = attempt(call)
-    communicator.destroy()
-    return found, after
-
-
-@pytest.mark.worlds(2, 3)
-def test_when_one_rank_refuses_the_others_time_out_by_name(pool: Pool) -> None:
-    """Semantics of errors: nobody hangs because one rank's argument was wrong."""
-    results = pool.run(_only_one_refuses, timeout_now(pool))
-    assert results[0][0].error == "ValueError"
-    assert results[0][1].error == "CollectiveTimeout"
-    for found, _ in results[1:]:
-        assert found.error == "CollectiveTimeout"
-        assert "rank 0" in found.message
+def test_python_functions_refuse_as_their_operators_do(pool: Pool) -> None:
+    """A communicator that is not there cannot say how many ranks it has; an argument is missing."""
+    for found in pool.run(_refused_by_python):
+        for name, result in found.items():
+            assert result.error == "ValueError", (name, result)
+            missing = name.rpartition(", ")[2]
+            word = missing if missing in ("output_splits", "device_splits", "capacity") else NOWHERE
+            assert word in result.message, (name, result)

@@ -12,13 +12,16 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from .. import collectives
 from ..attempt import Attempt, attempt
+from ..calls import Fields
 from ..check import differences
 from ..compiling import code_of, inductor, require_compiler
+from ..operators import call_of
 from ..pool import Pool
 from ..rank import Rank
 from ..shares import own_part
-from .tracing import CHECKED, Arguments, Given
+from . import tracing
 
 UNUSED, EQUAL, APART = 5, 5, 10
 EQUAL_NUMBER = 50
@@ -157,22 +160,18 @@ def test_without_a_lowering_calls_change_their_places(pool: Pool) -> None:
 
 
 def _writing(rank: Rank) -> tuple[list[str], list[str], list[str]]:
-    name = rank.communicator().name
-    forms = [what for what in CHECKED if what.endswith("out") or "_." in what]
-    forms += ["allreduce.out", "allreduce_.default"]
+    forms = [(op, form) for op in collectives.NAMES for form in tracing.forms(op)[1:]]
 
-    def calls() -> list[Arguments]:
-        given = Given(rank, name, "float32", "contiguous")
-        reduced = [
-            ((given.even(), "sum", name), given.out(2 * rank.size)),
-            ((given.even(), "sum", name), {}),
+    def calls() -> list[Fields]:
+        found = [call_of(op, 24, rank.size, style="random", splits="uneven") for op, _ in forms]
+        return [
+            tracing.call_with(rank, call, form)[1]
+            for call, (_, form) in zip(found, forms, strict=True)
         ]
-        return [CHECKED[what](given) for what in forms[:-2]] + reduced
 
-    def program(calls: list[Arguments]) -> torch.Tensor:
-        for what, (arguments, options) in zip(forms, calls, strict=True):
-            op, overload = what.split(".")
-            getattr(getattr(torch.ops.collx, op), overload)(*arguments, **options)
+    def program(calls: list[Fields]) -> torch.Tensor:
+        for (op, form), given in zip(forms, calls, strict=True):
+            call_of(op).overload(form)(**given)
         return torch.ones(1, device=rank.device)
 
     eager, given = calls(), calls()
@@ -182,7 +181,7 @@ def _writing(rank: Rank) -> tuple[list[str], list[str], list[str]]:
     pairs = [pytree.arg_tree_leaves(found) for found in (given, eager)]
     tensors = [(a, b) for a, b in zip(*pairs, strict=True) if isinstance(a, torch.Tensor)]
     return (
-        [what.split(".")[0].removesuffix("_") for what in forms],
+        [collectives.OPS[op].packet for op, _ in forms],
         kept[0],
         [differences(a.cpu(), b.cpu()) for a, b in tensors],
     )

@@ -12,6 +12,7 @@ import torch
 from collx._extension import extension
 
 from ..attempt import Attempt, attempt, finish, ones, works
+from ..calls import run_calls
 from ..check import assert_none, differences
 from ..compiling import inductor, require_compiler
 from ..epilogues import (
@@ -19,9 +20,6 @@ from ..epilogues import (
     LIES,
     Call,
     bias_relu,
-    close,
-    expected,
-    extras_of,
     random_calls,
     scale_residual,
     smooth,
@@ -43,78 +41,7 @@ COUNT_SHARED = {1: 30, 2: 30, 3: 20, 4: 20, 8: 10}
 
 
 def algorithms(op: str) -> list[str]:
-    """What works on any tensor."""
-    named = [a for a in extension.algorithms(op) if a not in ("pull_push", "direct")]
-    return ["auto", *named]
-
-
-def _make(rank: Rank, communicator: Any, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result of a call, and what it should be."""
-    import collx
-
-    case = CASES[call.case]
-    source, want = expected(call, rank.size, rank.rank)
-    extras = [t.to(rank.device) for t in extras_of(call, tuple(want.shape), rank.rank)]
-    options: dict[str, Any] = {
-        "epilogue": case.function,
-        "extras": extras,
-        "index": case.index,
-        "algorithm": call.algorithm,
-        "group": communicator,
-    }
-    if call.op == "reducescatter":
-        options["axis"] = call.axis
-    function = getattr(collx, call.op)
-    if call.form == "with_value":
-        return _with_value(rank, communicator, call, source.to(rank.device), extras), want
-    if call.form == "functional":
-        return function(source.to(rank.device), **options), want
-    out = torch.full_like(want, 77, device=rank.device)
-    if call.form == "strided_out":
-        out = torch.full((*want.shape, 2), 77, dtype=want.dtype, device=rank.device)[..., 0]
-    elif call.form == "onto_extra":
-        fitting = [e for e in extras if e.shape == out.shape and e.dtype == out.dtype]
-        out = fitting[0] if fitting else out
-    assert function(source.to(rank.device), out=out, **options) is out
-    return out, want
-
-
-def _with_value(
-    rank: Rank, communicator: Any, call: Call, source: torch.Tensor, extras: list[torch.Tensor]
-) -> torch.Tensor:
-    """By the operator that autograd calls, whose second result has to be that of the reduction."""
-    import collx
-    from collx.epilogues import expression_of
-
-    case, name = CASES[call.case], communicator.name
-    dims = len(call.shape) if case.index else None
-    text = expression_of(call.op, case.function, source.dtype, len(extras), dims)
-    if call.op == "allreduce":
-        both = torch.ops.collx.allreduce_map_with_value
-        out, value = both(source, "sum", text, extras, name, call.algorithm)
-        plain = collx.allreduce(source, group=name)
-    else:
-        both = torch.ops.collx.reducescatter_map_with_value
-        out, value = both(source, "sum", text, extras, rank.size, name, call.axis, call.algorithm)
-        plain = collx.reducescatter(source, group=name, axis=call.axis)
-    assert differences(value.cpu(), plain.cpu()) == ""
-    return out
-
-
-def _wrong(rank: Rank, communicator: Any, call: Call) -> str:
-    got, want = _make(rank, communicator, call)
-    case = CASES[call.case]
-    if case.exact:
-        return differences(got.cpu(), want)
-    if got.dtype != want.dtype or got.shape != want.shape:
-        return f"{got.dtype} {tuple(got.shape)} instead of {want.dtype} {tuple(want.shape)}"
-    return "" if close(got.cpu(), call, rank.size, rank.rank) else "further off than documented"
-
-
-def _run(rank: Rank, calls: list[Call]) -> list[str]:
-    communicator = rank.communicator()
-    found = [(call, _wrong(rank, communicator, call)) for call in calls]
-    return [f"{call}: {wrong}" for call, wrong in found if wrong][:5]
+    return ["auto", *extension.algorithms(op)]
 
 
 @pytest.mark.parametrize("which", range(len(CASES)), ids=[c.function.__name__ for c in CASES])
@@ -122,12 +49,12 @@ def _run(rank: Rank, calls: list[Call]) -> list[str]:
 def test_the_function_of_the_rounded_sum(pool: Pool, which: int) -> None:
     """Every dtype of a case, odd lengths, both operators; extras that differ from rank to rank."""
     calls = [
-        Call(which, op, dtype, shape, axis)
+        Call(which, op, dtype, shape, axis, form="python")
         for dtype in CASES[which].dtypes
         for op, axis in (("allreduce", 0), ("reducescatter", 0), ("reducescatter", 1))
         for shape in ((5, 7), (1, 1), (0, 4), (33, 65))
     ]
-    assert_none(pool.run(_run, calls[:: 6 if pool.takes_turns else 1]))
+    assert_none(pool.run(run_calls, calls[:: 6 if pool.takes_turns else 1]))
 
 
 @pytest.mark.worlds(1, 2, 3)
@@ -135,59 +62,34 @@ def test_the_function_of_the_rounded_sum(pool: Pool, which: int) -> None:
 def test_whole_vectors_wherever_extras_lie(pool: Pool, dtype: str) -> None:
     """On GPUs each way in which they lie is a kernel of its own, with the reduced value or not."""
     calls = [
-        Call(which, op, dtype, (6, 4, 64), broadcast=lies, form=form)
+        Call(which, op, dtype, (6, 4, 64), broadcast=lies, with_value=with_value)
         for which, case in enumerate(CASES[:2])
         for lies in LIES
-        for op, form in (("allreduce", "functional"), ("reducescatter", "with_value"))
+        for op, with_value in (("allreduce", False), ("reducescatter", True))
         if lies != "mixed" or case.extras > 1
     ]
-    assert_none(pool.run(_run, calls[:: 3 if pool.takes_turns else 1]))
+    assert_none(pool.run(run_calls, calls[:: 3 if pool.takes_turns else 1]))
 
 
 def test_random_calls(pool: Pool) -> None:
-    """Any function in any algorithm, shape, dtype, layout of the extras, and form."""
+    """Any function in any algorithm, shape, dtype, form, and layout of the extras and results."""
     count = (COUNT_SHARED if pool.takes_turns else COUNT)[pool.size]
-    assert_none(pool.run(_run, random_calls(count, 5, algorithms)))
-
-
-def _symmetric(rank: Rank, op: str, shape: tuple[int, ...]) -> list[str]:
-    """Every algorithm on symmetric tensors: into another one, in place, and into a new one."""
-    import collx
-
-    communicator = rank.communicator()
-    wrong = []
-    for dtype in ("float32", "bfloat16"):
-        call = Call(0, op, dtype, shape)  # bias_relu
-        source, want = expected(call, rank.size, rank.rank)
-        extras = [t.to(rank.device) for t in extras_of(call, tuple(want.shape), rank.rank)]
-        x = collx.empty(shape, dtype=source.dtype, group=communicator)
-        apart = collx.empty(shape, dtype=source.dtype, group=communicator)
-        outs = (apart, x) if op == "allreduce" else (None,)
-        for algorithm in extension.algorithms(op):
-            for out in (*outs, None):
-                if algorithm == "pull_push" and out is None:
-                    continue  # it is refused without a symmetric output
-                x.copy_(source)
-                got = getattr(collx, op)(
-                    x,
-                    epilogue=CASES[0].function,
-                    extras=extras,
-                    out=out,
-                    algorithm=algorithm,
-                    group=communicator,
-                )
-                if differences(got.cpu(), want):
-                    where = "new" if out is None else "in place" if out is x else "apart"
-                    wrong.append(f"{dtype} {algorithm} {where}")
-    return wrong
+    assert_none(pool.run(run_calls, random_calls(count, 5, algorithms)))
 
 
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("shape", [(33, 65), (64, 128)])
 @pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
 def test_symmetric_tensors(pool: Pool, op: str, shape: tuple[int, ...]) -> None:
-    """Also where peers would store into the output, which each rank has to finish itself."""
-    assert_none(pool.run(_symmetric, op, shape))
+    """Every algorithm on symmetric tensors: into another one, in place, and into a new one; also
+    where peers would store into the output, which each rank has to finish itself."""
+    calls = [
+        Call(0, op, dtype, shape, algorithm=algorithm, form=form, symmetric=symmetric).legal()
+        for dtype in ("float32", "bfloat16")
+        for algorithm in extension.algorithms(op)
+        for form, symmetric in (("python", "input"), ("python_out", "both"), ("alias", "both"))
+    ]
+    assert_none(pool.run(run_calls, calls))
 
 
 def _off_by_one(rank: Rank) -> list[str]:
@@ -216,11 +118,10 @@ def test_results_that_are_not_aligned(pool: Pool) -> None:
 
 
 def _checked(rank: Rank) -> list[str]:
-    communicator = rank.new_communicator("checked-epilogues", check=True)
-    calls = random_calls(10, 8, algorithms)
-    found = [(call, _wrong(rank, communicator, call)) for call in calls]
-    communicator.destroy()
-    return [f"{call}: {wrong}" for call, wrong in found if wrong]
+    rank.communicator("checked-epilogues", check=True)
+    found = run_calls(rank, random_calls(10, 8, algorithms), "checked-epilogues")
+    rank.drop("checked-epilogues")
+    return found
 
 
 @pytest.mark.worlds(2)

@@ -11,7 +11,7 @@ import torch
 import collx
 
 from ..attempt import Attempt, attempt, works
-from ..norm_cases import OPS, quantizes
+from ..norms import NAMES, quantizes
 from ..pool import Pool
 from ..rank import Rank
 
@@ -82,12 +82,12 @@ def _refused(rank: Rank) -> dict[str, Attempt]:
     def explained(op: str, **options: Any) -> Attempt:
         return attempt(lambda: communicator.explain(op, (4, 256), torch.float32, **options))
 
-    found = {op: explained(op) for op in OPS}
-    found |= {f"{op} keep_norm": explained(op, keep_norm=True) for op in OPS}
+    found = {op: explained(op) for op in NAMES}
+    found |= {f"{op} keep_norm": explained(op, keep_norm=True) for op in NAMES}
     found["rounding"] = explained(FUSED, rounding="up")
     found["scale_mode"] = explained(FUSED, scale_mode="column")
     found["quant_group_size"] = explained(FUSED, scale_mode="group", quant_group_size=96)
-    found["no scales"] = explained(OPS[0], scale_mode="group")
+    found["no scales"] = explained(NAMES[0], scale_mode="group")
     found["no norm"] = explained("allreduce", rounding="parity")
     return found
 
@@ -96,7 +96,7 @@ def _refused(rank: Rank) -> dict[str, Attempt]:
 def test_explain_refuses_what_the_call_refuses(pool: Pool) -> None:
     """No option is passed over in silence."""
     for found in pool.run(_refused):
-        for op in OPS:
+        for op in NAMES:
             assert found[op].error == "", found[op]
             assert found[f"{op} keep_norm"].error == ("" if quantizes(op) else "ValueError")
         for name in ("rounding", "scale_mode", "quant_group_size"):

@@ -1,5 +1,5 @@
-"""Failure: a named error on every rank within timeout + 1 s, and no hang. See limits.py for what a
-second is on a busy machine."""
+"""Failure: a named error on every rank that depends on what failed, within timeout + 1 s, and no
+hang. See limits.py for what a second is on a busy machine."""
 
 from __future__ import annotations
 
@@ -7,89 +7,159 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from ..attempt import Attempt, allreduce, attempt, call_until_failure, finish, ones, works
-from ..family_cases import OPS
+from ..attempt import Attempt, attempt, call_until_failure, works
+from ..calls import run_call
+from ..collectives import NAMES as COLLECTIVES
+from ..collectives import OPS, ROOTED
+from ..failures import ROOT, assert_named, repeated, small_call
 from ..limits import AT_ONCE, SLACK, assert_in_time, pace, timeout_now
+from ..norms import scatters
+from ..operators import is_norm, kernels, name_in_errors
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
-pytestmark = pytest.mark.alone  # ranks are killed
+pytestmark = pytest.mark.alone  # ranks are killed, and errors have to come in time
 
-ALGORITHMS = OPS["allreduce"].algorithms
-PUSHES_AND_PULLS = tuple(name for name in ALGORITHMS if name != "fallback")
 SHM = "/dev/shm"
 
+NEW = tuple(op for op in COLLECTIVES if op != "allreduce")
+PUSHES_AND_PULLS = tuple(way for _, way in kernels("allreduce") if way != "auto")
 
-def _tensors(rank: Rank, communicator: Any, algorithm: str) -> tuple[torch.Tensor, torch.Tensor]:
-    if algorithm == "pull_push":
-        shape = (1000,)
-        return communicator.empty(shape).fill_(1), communicator.empty(shape)
-    return ones(rank), torch.empty(1000, device=rank.device)
+# Operator, algorithm, and whether the root is missing, or else the last rank.
+Missing = tuple[str, str, bool]
+BY_AUTO: list[Missing] = [
+    *((op, "auto", False) for op in (*NEW, "barrier")),
+    *((op, "auto", True) for op in ROOTED),
+    *(
+        (op, way, False)
+        for op, way in kernels(
+            "allreduce_residual_layernorm",
+            "allreduce_residual_rmsnorm_fp8",
+            "reducescatter_residual_rmsnorm_fp8",
+        )
+    ),
+]
+BY_NAME: list[Missing] = [
+    *((op, way, False) for op, way in kernels(*NEW) if way not in ("auto", "staged")),
+    ("broadcast", "twostage", True),
+    ("broadcast", "pipelined", True),
+]
 
 
-def _call_and_finish(
-    communicator: Any, source: torch.Tensor, out: torch.Tensor, algorithm: str
-) -> None:
-    torch.ops.collx.allreduce.out(source, "sum", communicator.name, algorithm, 0, out=out)
-    finish(communicator)
+def depends(op: str, rank: int, absent: int) -> bool:
+    """Whether a rank cannot end a call without the absent one. A rank that only sends may."""
+    if op in ("broadcast", "scatter"):
+        return absent == ROOT
+    if op in ("reduce", "gather"):
+        return rank == ROOT
+    return True
 
 
-def _assert_named(result: Attempt, error: str, *words: str) -> None:
-    assert result.error == error, result
-    assert "RuntimeError" in result.bases
-    for word in words:
-        assert word in result.message, (word, result.message)
-
-
-def _one_never_comes(rank: Rank, algorithm: str, absent: int, timeout: float) -> dict[str, Attempt]:
+def _one_never_comes(
+    rank: Rank, op: str, algorithm: str, absent: int, timeout: float
+) -> dict[str, Attempt]:
     group = rank.fresh_group()
     if algorithm == "fallback":  # the group's first collective connects the ranks: up to a second
         mine = torch.ones(1, device=rank.device)
         dist.all_gather([torch.empty_like(mine) for _ in range(rank.size)], mine, group)
         rank.synchronize()
-    communicator = rank.new_communicator("absent", group, timeout=timeout)
-    source, out = _tensors(rank, communicator, algorithm)
-    _call_and_finish(communicator, source, out, algorithm)
+    communicator = rank.new_communicator("missing", group, timeout=timeout)
+    right = small_call(op, rank.size, algorithm=algorithm)
+    call = repeated(rank, communicator, right)
+    barrier = repeated(rank, communicator, small_call("barrier", rank.size))
+    call()
     rank.barrier()
     found = {}
     if rank.rank != absent:
-        found["call"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
+        found["call"] = attempt(call)
+        found["barrier"] = attempt(barrier)
     rank.barrier()  # the others have given up
     if rank.rank == absent:
-        found["call"] = attempt(communicator.raise_if_failed)
-    found["next"] = attempt(lambda: _call_and_finish(communicator, source, out, algorithm))
+        found["check"] = attempt(communicator.raise_if_failed)
+    found["next"] = attempt(call)
     found["destroy"] = attempt(communicator.destroy)
+    rank.arenas.pop(communicator.name, None)
     rank.barrier()
     # What failed in gloo itself has closed that group's connections.
     group = rank.fresh_group() if algorithm == "fallback" else communicator.group
-    with rank.new_communicator("absent", group) as fresh:
+    with rank.new_communicator("missing", group) as fresh:
         assert works(rank, fresh)
+        again = replace(right, seed=2)  # type: ignore[type-var]
+        assert run_call(rank, fresh, again) == ""
+        rank.arenas.pop(fresh.name, None)
     return found
 
 
-@pytest.mark.worlds(2, 3, 4)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rank_that_never_comes_is_named_on_every_rank(pool: Pool, algorithm: str) -> None:
-    """Hazard 8: the error names op and missing rank, in time; the poisoned communicator refuses
-    further work and is destroyed locally; a new one on the same group works."""
-    some_stand_for_all(pool, pool.size == 2 or algorithm in ("oneshot_push", "twoshot_pull"))
-    absent = pool.size - 1
+def _assert_missing_is_named(
+    pool: Pool, op: str, algorithm: str, root_is_absent: bool = False
+) -> None:
+    absent = ROOT if root_is_absent else pool.size - 1
     timeout = timeout_now(pool)
-    for rank, found in enumerate(pool.run(_one_never_comes, algorithm, absent, timeout)):
-        _assert_named(found["call"], "CollectiveTimeout", "allreduce", f"rank {absent}")
-        assert_in_time(found["call"], 0.0 if rank == absent else timeout)
-        if rank != absent:
-            assert found["call"].seconds >= timeout * 0.9, found
-        assert found["next"].error in ("CommunicatorPoisoned", "CollectiveTimeout")
+    # A peer that only sends may notice first, in the barrier that follows.
+    present = [rank for rank in range(pool.size) if rank != absent]
+    all_depend = all(depends(op, rank, absent) for rank in present)
+    for rank, found in enumerate(pool.run(_one_never_comes, op, algorithm, absent, timeout)):
+        assert found["next"].error == "CommunicatorPoisoned", found
         assert_in_time(found["next"], slack=AT_ONCE)
         assert found["destroy"].error == ""
         assert_in_time(found["destroy"], slack=AT_ONCE)
+        if rank == absent:
+            first = found["check"]
+            assert_in_time(first)
+        else:
+            call, barrier = found["call"], found["barrier"]
+            assert call.error or not depends(op, rank, absent), found
+            first, second = (call, barrier) if call.error else (barrier, call)
+            assert_in_time(first, timeout)
+            assert_in_time(second, slack=AT_ONCE)
+            least = 0.9 if all_depend else 0.8
+            assert call.seconds + barrier.seconds > timeout * least, found
+        # Also in the barrier, where whoever only sends may wait for the root.
+        assert_named(first, "CollectiveTimeout", f"rank {absent} ")
+        assert name_in_errors(op) in first.message or (
+            not all_depend and "barrier" in first.message
+        )
+
+
+@pytest.mark.worlds(3)
+@pytest.mark.parametrize(("op", "algorithm", "root_is_absent"), BY_AUTO)
+def test_a_missing_rank_is_named_by_all_that_depend_on_it(
+    pool: Pool, op: str, algorithm: str, root_is_absent: bool
+) -> None:
+    """Hazard 8: the error names operator and missing rank, in time; a rank that only sends learns
+    of it in the barrier that follows. The poisoned communicator refuses further work and is
+    destroyed locally; a new one on the same group works."""
+    standing = op in ("broadcast", "gather", "alltoallv") or (is_norm(op) and algorithm == "auto")
+    some_stand_for_all(pool, standing)
+    _assert_missing_is_named(pool, op, algorithm, root_is_absent)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize(("op", "algorithm", "root_is_absent"), BY_NAME)
+def test_a_missing_rank_is_named_in_every_algorithm(
+    pool: Pool, op: str, algorithm: str, root_is_absent: bool
+) -> None:
+    """The same in what "auto" need not choose."""
+    some_stand_for_all(pool, algorithm == "pipelined")
+    _assert_missing_is_named(pool, op, algorithm, root_is_absent)
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("algorithm", OPS["allreduce"].algorithms)
+def test_a_missing_rank_is_named_in_every_allreduce(pool: Pool, algorithm: str) -> None:
+    """The same by all others, in all sizes."""
+    some_stand_for_all(pool, pool.size == 2 or algorithm in ("oneshot_push", "twoshot_pull"))
+    _assert_missing_is_named(pool, "allreduce", algorithm)
+
+
+def test_a_scattering_norm_is_among_those_that_fail() -> None:
+    assert any(is_norm(op) and scatters(op) for op, _, _ in BY_AUTO)
 
 
 @pytest.mark.worlds(2)
@@ -97,15 +167,16 @@ def test_an_error_that_comes_late_is_noticed(pool: Pool) -> None:
     """The control of all limits: a communicator that waits for longer than the test believes."""
     some_stand_for_all(pool, False)
     timeout = timeout_now(pool)
-    found, _ = pool.run(_one_never_comes, "oneshot_push", 1, timeout + 4 * SLACK * pace())
+    longer = timeout + 4 * SLACK * pace()
+    found, _ = pool.run(_one_never_comes, "allreduce", "oneshot_push", 1, longer)
     with pytest.raises(AssertionError, match="too late"):
         assert_in_time(found["call"], timeout)
 
 
 def _call_until_failure(rank: Rank, algorithm: str, timeout: float) -> Attempt:
     communicator = rank.communicator("killed", group=rank.fresh_group(), timeout=timeout)
-    source, out = _tensors(rank, communicator, algorithm)
-    return call_until_failure(rank, lambda: _call_and_finish(communicator, source, out, algorithm))
+    call = small_call("allreduce", rank.size, algorithm=algorithm)
+    return call_until_failure(rank, repeated(rank, communicator, call))
 
 
 def _left_in_shm() -> set[str]:
@@ -128,7 +199,7 @@ def test_survivors_of_a_killed_rank_raise_and_nothing_stays_behind(
     pool.signal(victim, signal.SIGKILL)
     survivors = [rank for rank in range(pool.size) if rank != victim]
     for result in pool.collect(survivors):
-        _assert_named(result, "CollectiveTimeout", f"rank {victim}")
+        assert_named(result, "CollectiveTimeout", f"rank {victim}")
         assert_in_time(result, timeout)
     pool.kill()
     assert not [name for name in _left_in_shm() - before if "collx" in name or "symm" in name]
@@ -146,94 +217,31 @@ def test_a_stopped_rank_is_named_and_learns_of_it_when_it_goes_on(pool: Pool) ->
     others = [rank for rank in range(pool.size) if rank != victim]
     try:
         for result in pool.collect(others):
-            _assert_named(result, "CollectiveTimeout", f"rank {victim}")
+            assert_named(result, "CollectiveTimeout", f"rank {victim}")
             assert_in_time(result, timeout)
     finally:
         pool.signal(victim, signal.SIGCONT)
     (stopped,) = pool.collect([victim])
-    assert stopped.error in ("CollectiveTimeout", "CommunicatorPoisoned")
+    assert stopped.error == "CollectiveTimeout", stopped
     pool.run(Rank.drop, "killed")
 
 
-def _other_call(rank: Rank, what: str, algorithm: str, timeout: float) -> Attempt:
-    communicator = rank.new_communicator("differs", rank.fresh_group(), timeout=timeout, check=True)
-    assert works(rank, communicator, algorithm)
-    rank.barrier()  # from here on a rank may hear of a peer's failure at any time
-    odd = rank.rank == rank.size - 1
-    numel = 500 if odd and what == "shape" else 600
-    dtype = torch.int32 if odd and what == "dtype" else torch.float32
-    reduce_op = "max" if odd and what == "reduce_op" else "sum"
-    chosen = "twoshot_pull" if odd and what == "algorithm" else algorithm
-    blocks = 1 if odd and what == "max_blocks" else 2
-    tensor = ones(rank, numel, dtype)
-
-    def call() -> None:
-        allreduce(communicator, tensor, chosen, reduce_op, blocks)
-        finish(communicator)
-
-    found = attempt(call)
-    if not found.error:  # a rank that left the call before the others noticed
-        rank.barrier()
-        found = attempt(communicator.raise_if_failed)
-    else:
-        rank.barrier()
-    communicator.destroy()
-    return found
-
-
-@pytest.mark.worlds(2, 3, 4)
-@pytest.mark.parametrize("what", ["shape", "dtype", "reduce_op", "algorithm", "max_blocks"])
-def test_checked_mode_names_both_sides_of_a_mismatch(pool: Pool, what: str) -> None:
-    """Checked mode: one rank makes another call; every rank raises and both calls are shown."""
-    timeout = timeout_now(pool)
-    shown = {
-        "shape": ("500", "600"),
-        "dtype": ("int32", "float32"),
-        "reduce_op": ("max", "sum"),
-        "algorithm": ("twoshot_pull", "oneshot_push"),
-        "max_blocks": ("max_blocks=1", "max_blocks=2"),
-    }[what]
-    for result in pool.run(_other_call, what, "oneshot_push", timeout):
-        _assert_named(result, "CollectiveMismatch", "allreduce", *shown)
-        assert_in_time(result, timeout)
-
-
-@pytest.mark.worlds(2, 3)
-def test_checked_mode_covers_the_fallback(pool: Pool) -> None:
-    """Checked mode: the fingerprint stands at one place, the same for every algorithm."""
-    for result in pool.run(_other_call, "shape", "fallback", timeout_now(pool)):
-        _assert_named(result, "CollectiveMismatch", "500", "600")
-
-
-def _symmetric_on_one_rank(rank: Rank, timeout: float) -> Attempt:
-    communicator = rank.new_communicator(
-        "one-sided", rank.fresh_group(), timeout=timeout, check=True
-    )
-    symmetric = communicator.empty((1000,)).fill_(1)
-    out = communicator.empty((1000,))
-    source = symmetric if rank.rank == 0 else ones(rank)
-    found = attempt(lambda: _call_and_finish(communicator, source, out, "oneshot_pull"))
-    rank.barrier()
-    found = found if found.error else attempt(communicator.raise_if_failed)
-    communicator.destroy()
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_tensor_symmetric_on_one_rank_only_is_a_mismatch(pool: Pool) -> None:
-    """Hazards 5 and 16: that an argument is symmetric must agree on all ranks."""
-    for result in pool.run(_symmetric_on_one_rank, timeout_now(pool)):
-        _assert_named(result, "CollectiveMismatch", "symmetric")
+# Pushed and pulled, by one algorithm or another, and by others than allreduce.
+LATE = [(op, way) for op, way in kernels("allreduce") if way.startswith(("oneshot", "twoshot"))]
+LATE += [
+    ("broadcast", "pipelined"),
+    ("alltoall", "staged"),
+    ("allreduce_residual_rmsnorm_fp8", "auto"),
+]
 
 
 def _late_but_in_time(rank: Rank, late: int, timeout: float) -> bool:
-    communicator = rank.new_communicator("late", timeout=timeout)
-    for algorithm in ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull"):
-        if rank.rank == late:
-            time.sleep(timeout / 12)
-        allreduce(communicator, ones(rank), algorithm)
-        finish(communicator)
-    communicator.destroy()
+    with rank.new_communicator("late", timeout=timeout) as communicator:
+        for op, algorithm in LATE:
+            call = repeated(rank, communicator, small_call(op, rank.size, algorithm=algorithm))
+            if rank.rank == late:
+                time.sleep(timeout / 12)
+            call()
     return True
 
 

@@ -1,217 +1,270 @@
-"""The operator as PyTorch sees it: its forms, opcheck, gradients, compiled graphs."""
+"""The operators as PyTorch sees them: forms, layouts, aliases, and results that are known without
+running."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
 
-from ..attempt import Attempt, attempt, ones
-from ..check import differences
-from ..compiling import inductor, require_compiler
-from ..opcheck import PASSED, opcheck
+from .. import collectives, norms
+from ..attempt import Attempt, attempt, works
+from ..calls import Call, Fields, as_tuple, run_calls, strides_of
+from ..check import assert_none
+from ..collectives import OPS, SYMMETRIC, WITH_AXIS
+from ..norms import SCALES, quantizes
+from ..operators import NAMES, call_of, is_norm, name_in_errors
 from ..pool import Pool
 from ..rank import Rank
-from ..values import inputs_and_reference, make_values
+from ..sampling import each, spread
+
+LAYOUTS = ("contiguous", "transposed", "sliced", "spread")
+SHAPES: tuple[tuple[int, ...], ...] = ((1,), (0,), (0, 3), (24,), (6, 8), (2, 3, 4), (7, 0), (5, 1))
 
 
-def _forms_agree(rank: Rank) -> list[str]:
-    import collx
-
-    communicator = rank.communicator()
-    name = communicator.name
-    inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", 999, 5)
-    source = inputs[rank.rank].to(rank.device)
-    ops = torch.ops.collx
-    functional = ops.allreduce(source, "sum", name)
-    out = torch.empty_like(source)
-    nothing = ops.allreduce.out(source, "sum", name, out=out)
-    inplace = source.clone()
-    nothing_either = ops.allreduce_(inplace, "sum", name)
-    assert nothing is None
-    assert nothing_either is None
-    assert functional.data_ptr() != source.data_ptr()
-    thin = collx.allreduce(source, group=communicator)
-    given = torch.empty_like(source)
-    assert collx.allreduce(source, "sum", name, out=given) is given
-    same = source.clone()
-    assert collx.allreduce_(same, "sum", name) is same
-    results = [functional, out, inplace, thin, given, same]
-    return [differences(result.cpu(), expected) for result in results]
+def _shapes(op: str) -> tuple[tuple[int, ...], ...]:
+    return (*SHAPES, ()) if OPS[op].least_dims == 0 else SHAPES
 
 
-@pytest.mark.worlds(1, 2, 3, 4)
-def test_functional_out_and_inplace_agree(pool: Pool) -> None:
-    """Three forms, and the thin functions with defaults filled in, give the same bits."""
-    for found in pool.run(_forms_agree):
-        assert found == [""] * 6
-
-
-def _aliases(rank: Rank) -> bool:
-    communicator = rank.communicator()
-    tensors = [
-        ones(rank, 10),
-        ones(rank, 10)[2:],
-        ones(rank, 0),
-        communicator.empty((10,)).fill_(1),
+@pytest.mark.parametrize("op", collectives.NAMES)
+def test_every_form_and_layout_gives_what_the_reference_gives(pool: Pool, op: str) -> None:
+    """Functional, out=, in place, out= that is the input or has it as its part, and the thin
+    functions; strides of all kinds on both sides, also of splits and of tensors of one element; no
+    element, and 0-dimensional tensors; rows behind those that come. norm_numerics.py has those of
+    the fused normalizations."""
+    combinations = spread(
+        (12 if pool.takes_turns else 160) // pool.size,
+        crc32(f"{pool.world} {op}".encode()),
+        each("form", OPS[op].forms),
+        each("algorithm", ("auto", *OPS[op].algorithms)),
+        each("layout", LAYOUTS),
+        each("output_layout", LAYOUTS),
+        each("shape", _shapes(op)),
+        each("dtype", ("float32", "int8", "int64")),
+        each("symmetric", ("none", "none", "both")),
+        each("uneven", (False, True)),
+        each("splits", ("uneven", "even")),
+        each("root", range(pool.size)),
+        each("spare", (0, 50)),
+    )
+    calls = [
+        collectives.Call(op, seed=number, **fields).legal()
+        for number, fields in enumerate(combinations)
     ]
-    fresh = []
-    for tensor in tensors:
-        result = torch.ops.collx.allreduce(tensor, "sum", communicator.name)
-        fresh.append(result._base is None and result.untyped_storage() is not None)
-        same = result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-        fresh.append(tensor.numel() == 0 or not same)
-    return all(fresh)
+    assert_none(pool.run(run_calls, calls))
 
 
 @pytest.mark.worlds(1, 2)
-def test_functional_result_never_aliases_the_input(pool: Pool) -> None:
-    """Hazard 25: also with one rank, where the all-reduce is the identity."""
-    assert all(pool.run(_aliases))
+@pytest.mark.parametrize("op", NAMES)
+def test_functional_results_never_alias_what_is_given(pool: Pool, op: str) -> None:
+    """Hazard 25: also with one rank, where a reduction is the identity; of views, of no elements,
+    and of symmetric tensors."""
+    calls = [
+        call_of(op, numel, pool.size, form=form, symmetric=symmetric, input_offset=offset)
+        for form in ("functional", "python")
+        for numel in (0, 10)
+        for symmetric in SYMMETRIC[:2]
+        for offset in (0, 2)
+    ]
+    assert {call.form for call in calls} == {"functional", "python"}
+    assert_none(pool.run(run_calls, calls))
 
 
-def _opcheck(rank: Rank, op: str, dtype: str, layout: str, gradients: bool) -> dict[str, str]:
-    name = rank.communicator().name
-    source = make_values("random", dtype, 24, 1, rank.rank).view(4, 6).to(rank.device)
-    source = source.t() if layout == "transposed" else source
-    source.requires_grad_(gradients)
-    arguments: tuple[Any, ...] = (source, "sum", name)
-    options = {"out": torch.empty_like(source)} if op == "out" else {}
-    overload = {
-        "functional": torch.ops.collx.allreduce.default,
-        "out": torch.ops.collx.allreduce.out,
-        "inplace": torch.ops.collx.allreduce_.default,
-    }[op]
-    return opcheck(rank, overload, arguments, options)
+def _in_holes(rank: Rank, op: str) -> tuple[Attempt, str]:
+    """`input` has this rank's columns of `out`, or the other way round."""
+    call = collectives.Call(op, "float32", (4, 5), axis=1, style="random")
+    tensors = call.tensors(rank)
+    (want,) = call.data(rank.size).expected[rank.rank]
+    sizes = [5] * rank.size if op == "allgather" else collectives.parts(5, rank.size)
+    mine = 1, sum(sizes[: rank.rank]), sizes[rank.rank]
+    if op == "allgather":
+        out = torch.empty_like(want, device=rank.device)
+        tensors["input"] = out.narrow(*mine).copy_(tensors["input"])
+    else:
+        out = tensors["input"].narrow(*mine)
+    given = call.arguments(rank.communicator(), tensors)
+    found = attempt(lambda: call.overload("out")(**given, out=out))
+    rank.synchronize()
+    return found, call.wrong_results(rank.size, rank.rank, (out,))
 
 
-@pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-@pytest.mark.parametrize(
-    ("op", "dtype", "gradients"),
-    [
-        ("functional", "float32", True),
-        ("functional", "bfloat16", False),
-        ("functional", "int8", False),
-        ("out", "float32", False),
-        ("inplace", "float32", False),
-        ("inplace", "uint8", False),
-    ],
-)
-def test_opcheck_passes_in_lockstep(
-    pool: Pool, op: str, dtype: str, gradients: bool, layout: str
-) -> None:
-    """Hazard 25: schema, autograd registration, exact Meta kernel, dynamic shapes."""
-    for found in pool.run(_opcheck, op, dtype, layout, gradients):
-        assert found == PASSED
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("op", WITH_AXIS)
+def test_a_part_with_holes_is_refused_or_right(pool: Pool, op: str) -> None:
+    """Columns of a tensor lie between those of other ranks: never a result that is half right."""
+    for found, wrong in pool.run(_in_holes, op):
+        if found.error:
+            assert found.error == "ValueError", found
+            assert "overlap" in found.message
+        else:
+            assert wrong == ""
 
 
-def _meta(rank: Rank) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    name = rank.communicator().name
-    layouts = [torch.empty(4, 6), torch.empty(4, 6).t(), torch.empty(9)[::2], torch.empty(())]
-    layouts += [torch.empty(0, 3), torch.empty(2, 3, 4).permute(2, 0, 1)]
-    for dtype in (torch.float32, torch.int64, torch.bfloat16):
-        for layout in layouts:
-            source = layout.to(rank.device, dtype).zero_()
-            real = torch.ops.collx.allreduce(source, "max", name)
-            with FakeTensorMode() as mode:
-                fake_input = mode.from_tensor(source)
-                fake = torch.ops.collx.allreduce(fake_input, "max", name)
-            kinds = [(t.shape, t.stride(), t.dtype, t.device) for t in (real, fake)]
-            if kinds[0] != kinds[1]:
-                raise AssertionError(f"{kinds[0]} is not {kinds[1]}")
-    return True
+WITH_SEVERAL_OUTPUTS = tuple(op for op in NAMES if len(call_of(op).outputs()) > 1)
 
 
-@pytest.mark.worlds(2)
-def test_meta_kernel_is_exact(pool: Pool) -> None:
-    """Hazard 25: shape, strides, dtype and device of the result are known without running."""
-    assert all(pool.run(_meta))
-
-
-def _gradient(rank: Rank, reduce_op: str) -> str:
-    name = rank.communicator().name
-    weights, expected = inputs_and_reference(rank.size, "random", "float32", reduce_op, 100, 6)
-    source = ones(rank, 100).requires_grad_()
-    result = torch.ops.collx.allreduce(source, reduce_op, name)
-    result.backward(weights[rank.rank].to(rank.device))
-    assert source.grad is not None
-    return differences(source.grad.cpu(), expected)
-
-
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
-def test_gradient_is_the_allreduce_of_the_gradients(pool: Pool, reduce_op: str) -> None:
-    """Hazard 29: backward of sum is the sum, of avg the avg, bit for bit."""
-    assert pool.run(_gradient, reduce_op) == [""] * pool.size
-
-
-def _refused_gradient(rank: Rank, reduce_op: str) -> Attempt:
-    name = rank.communicator().name
-
-    def forward_and_backward() -> None:
-        source = ones(rank, 100).requires_grad_()
-        torch.ops.collx.allreduce(source, reduce_op, name).sum().backward()
-
-    found = attempt(forward_and_backward)
-    without = torch.ops.collx.allreduce(ones(rank, 100), reduce_op, name)
-    assert not without.requires_grad
+def _wrong_outputs(rank: Rank, op: str) -> list[Attempt]:
+    """Of the function with one output less than the call has."""
+    communicator = rank.communicator()
+    call = call_of(op, 512, rank.size, form="python_out")
+    tensors = call.tensors(rank)
+    outs = tuple(torch.empty_like(want) for want in call.data(rank.size).expected[rank.rank])
+    function, given = call.function_call(
+        communicator,
+        call.arguments(communicator, tensors),
+        tuple(out.to(rank.device) for out in outs),
+    )
+    found = []
+    if is_norm(op):
+        outs = given.pop("out")
+        found = [attempt(lambda: function(**given, out=outs[:-1]))]
+    else:
+        for name in call.outputs():
+            others = {key: value for key, value in given.items() if key != name}
+            found.append(attempt(lambda: function(**others)))  # noqa: B023
+    assert works(rank, communicator)
     return found
 
 
 @pytest.mark.worlds(2)
-@pytest.mark.parametrize("reduce_op", ["max", "min", "prod"])
-def test_gradients_that_do_not_exist_are_refused_by_name(pool: Pool, reduce_op: str) -> None:
-    """Hazard 29: no silent absence of autograd."""
-    for found in pool.run(_refused_gradient, reduce_op):
-        assert found.error == "NotImplementedError", found
-        assert reduce_op in found.message
-        assert "allreduce" in found.message
+@pytest.mark.parametrize("op", WITH_SEVERAL_OUTPUTS)
+def test_outputs_are_all_given_or_none(pool: Pool, op: str) -> None:
+    """The Python functions say which outputs they take."""
+    name, outputs = name_in_errors(op), call_of(op).outputs()
+    beginnings = (f"collx.{name}: out: ", f"collx.{name}: output_splits: ")
+    for found in pool.run(_wrong_outputs, op):
+        for result in found:
+            assert result.error == "ValueError", result
+            assert result.message.startswith(beginnings), result
+            assert all(output in result.message for output in outputs), result
 
 
-def _compiled(rank: Rank, backend: str) -> str:
-    name = rank.communicator().name
-
-    def layer(tensor: torch.Tensor) -> torch.Tensor:
-        reduced: torch.Tensor = torch.ops.collx.allreduce(tensor * 2, "sum", name)
-        return reduced + 1
-
-    inputs, _ = inputs_and_reference(rank.size, "random", "float32", "sum", 256, 8)
-    source = inputs[rank.rank].to(rank.device)
-    with inductor():
-        first = torch.compile(layer, fullgraph=True, backend=backend)(source)
-    return differences(first.cpu(), layer(source).cpu())
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-def test_compiles_into_one_graph(pool: Pool, backend: str) -> None:
-    """The functional op needs no graph break and gives the same bits compiled."""
-    if backend == "inductor":
-        require_compiler()
-    assert pool.run(_compiled, backend) == ["", ""]
+def _calls_for_meta(op: str) -> list[Call]:
+    if is_norm(op):
+        return _norms_for_meta(op)
+    row = OPS[op]
+    dtypes: tuple[str, ...] = ("float32", "int64", "bfloat16")
+    dtypes += () if row.reduces else ("bool", "complex64", "float8_e4m3fn")
+    return [
+        collectives.Call(
+            op,
+            dtypes[(number + axis + other) % len(dtypes)],
+            shape,
+            axis=axis,
+            layout=layout,
+            uneven=uneven,
+            reduce_op=("sum", "max")[other % 2],
+            splits="uneven",
+            spare=2,
+        )
+        for number, shape in enumerate(_shapes(op))
+        for other, layout in enumerate((*LAYOUTS, "permuted"))
+        for axis in (range(len(shape)) if op in WITH_AXIS else (0,))
+        for uneven in ((False, True) if op == "allgather" else (False,))
+    ]
 
 
-def _compiled_training(rank: Rank) -> str:
-    name = rank.communicator().name
-    weights, expected = inputs_and_reference(rank.size, "random", "float32", "sum", 64, 9)
-    torch._dynamo.reset()
+def _norms_for_meta(op: str) -> list[Call]:
+    shapes: list[Fields] = [
+        {"rows": rows, "cols": cols, "folded": folded}
+        for rows, cols in ((0, 128), (1, 4096), (6, 384), (7, 1))
+        for folded in (False, True)
+    ]
+    combinations = [
+        {
+            **shape,
+            "dtype": norms.DTYPES[(number + other) % 3],
+            "scale": scale,
+            "keep_norm": bool(number % 2),
+            "fp8_dtype": ("e5m2", "e4m3fn")[other % 2],
+            "layout": LAYOUTS[(number + other) % 2],
+            "weights": ("same", "float32")[other % 2],
+        }
+        for number, shape in enumerate(shapes)
+        for other, scale in enumerate(SCALES if quantizes(op) else SCALES[:1])
+    ]
+    return list(norms.calls_of(op, combinations))
 
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def layer(tensor: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.collx.allreduce(tensor, "sum", name)
-        return result
 
-    source = ones(rank, 64).requires_grad_()
-    layer(source).backward(weights[rank.rank].to(rank.device))
-    assert source.grad is not None
-    return differences(source.grad.cpu(), expected)
+def _strided(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    if layout == "permuted":
+        return tensor.movedim(0, -1).contiguous().movedim(-1, 0) if tensor.dim() else tensor
+    strides = strides_of(layout, tuple(tensor.shape))
+    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
 
 
-@pytest.mark.worlds(2)
-def test_gradient_is_right_when_compiled(pool: Pool) -> None:
-    """Hazard 29: the backward formula survives tracing."""
-    assert pool.run(_compiled_training) == ["", ""]
+def _exact(rank: Rank, calls: Iterable[Call]) -> list[str]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    found = []
+    for call in calls:
+        tensors = call.tensors(rank)
+        for name in {"input", "residual", "input_splits"} & set(tensors):
+            tensors[name] = _strided(tensors[name], call.layout)
+        given = call.arguments(rank.communicator(), tensors)
+        reals = as_tuple(call.overload("functional")(**given))
+        with FakeTensorMode() as mode:
+            fakes = {
+                name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                for name, value in given.items()
+            }
+            outs = as_tuple(call.overload("functional")(**fakes))
+            by_name = dict(zip(call.outputs(), outs, strict=True))
+            write = call.overload("out")
+            assert write(**fakes, **by_name) is None
+            refused = {}
+            for name, out in by_name.items():
+                other = torch.empty((97, 3, 5), dtype=out.dtype, device=rank.device)
+                refused[name] = attempt(lambda: write(**fakes, **{**by_name, name: other}))  # noqa: B023
+        if [_kind(t) for t in reals] != [_kind(t) for t in outs]:
+            found.append(f"{call}: {[_kind(t) for t in reals]} is not {[_kind(t) for t in outs]}")
+        for name, result in refused.items():
+            if result.error != "ValueError" or name not in result.message:
+                found.append(f"{call}: {name} of another shape: {result}")
+    return found[:5]
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("op", NAMES)
+def test_meta_kernels_are_exact(pool: Pool, op: str) -> None:
+    """Hazard 25: shapes, strides (of scales by columns, too), dtypes and devices are known without
+    running, also of an uneven part; an output of another shape is refused there, too."""
+    calls = _calls_for_meta(op)
+    if is_norm(op):  # no step divides the number of scales, so that all of them occur
+        calls = calls[pool.size % 2 :: 20 if pool.world.shared else 4]
+    elif pool.world.shared:
+        calls = calls[::6]
+    assert_none(pool.run(_exact, calls))
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_meta_needs_no_group(op: str) -> None:
+    """Only an uneven reducescatter asks which rank it is: arguments say how many ranks there are,
+    and the rows that a rank owns are those of its residual."""
+    world = 5
+    for rank in range(world):
+        nowhere = SimpleNamespace(world_size=world, rank=rank, name="nowhere")
+        for uneven in (False, True):
+            call = call_of(op, 60, world, uneven=uneven, splits="uneven", spare=2)
+            data = call.data(world)
+            given = {name: tensor.to("meta") for name, tensor in data.given[rank].items()}
+            results = as_tuple(call.overload("functional")(**call.arguments(nowhere, given)))
+            wanted = [tensor.to("meta") for tensor in data.expected[rank]]
+            assert [_kind(got) for got in results] == [_kind(want) for want in wanted]
+
+
+def test_meta_of_an_uneven_part_names_the_group_that_is_not_there() -> None:
+    import collx  # noqa: F401
+
+    source = torch.empty((11, 3), device="meta")
+    with pytest.raises(ValueError, match="nowhere"):
+        torch.ops.collx.reducescatter(source, "sum", 5, "nowhere")

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from .. import collectives, norms
 from ..attempt import Attempt, attempt, ones, works
+from ..calls import make, run_call
 from ..check import differences
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
@@ -255,21 +257,20 @@ NO_BACKWARD: dict[str, tuple[Made, tuple[str, ...]]] = {
     "reduce_": (lambda x, world, name: _in_place(torch.ops.collx.reduce_, x, "sum", 0, name), ()),
     "gather": (lambda x, world, name: torch.ops.collx.gather(x, 0, world, name), ()),
     "scatter": (lambda x, world, name: torch.ops.collx.scatter(x, 0, world, name), ()),
-    "reducescatter max": (
-        lambda x, world, name: torch.ops.collx.reducescatter(x, "max", world, name),
-        ("max", "sum", "avg"),
-    ),
-    "reducescatter min": (
-        lambda x, world, name: torch.ops.collx.reducescatter(x, "min", world, name),
-        ("min", "sum", "avg"),
-    ),
-    "reducescatter prod": (
-        lambda x, world, name: torch.ops.collx.reducescatter(x, "prod", world, name),
-        ("prod", "sum", "avg"),
-    ),
 }
+for _reduce_op in ("max", "min", "prod"):
+    NO_BACKWARD[f"allreduce {_reduce_op}"] = (
+        lambda x, world, name, op=_reduce_op: torch.ops.collx.allreduce(x, op, name),  # type: ignore[misc]
+        (_reduce_op, "sum", "avg"),
+    )
+    NO_BACKWARD[f"reducescatter {_reduce_op}"] = (
+        lambda x, world, name, op=_reduce_op: torch.ops.collx.reducescatter(x, op, world, name),  # type: ignore[misc]
+        (_reduce_op, "sum", "avg"),
+    )
 
 WITH_BACKWARD: dict[str, Made] = {
+    "allreduce": lambda x, world, name: torch.ops.collx.allreduce(x, "sum", name),
+    "allreduce_": lambda x, world, name: _in_place(torch.ops.collx.allreduce_, x, "sum", name),
     "reducescatter": lambda x, world, name: torch.ops.collx.reducescatter(x, "sum", world, name),
     "allgather": lambda x, world, name: torch.ops.collx.allgather(x, world, name),
     "alltoall": lambda x, world, name: torch.ops.collx.alltoall(x, world, name),
@@ -336,11 +337,11 @@ def test_forward_mode_is_refused_by_name(pool: Pool, what: str) -> None:
         assert "tangent" in found.message, found
 
 
-def _in_place_alltoall(rank: Rank) -> str:
+def _in_place_gradients(rank: Rank, op: str) -> str:
     name = rank.communicator().name
     weights = integers((ROWS * rank.size, 3), rank.rank).to(rank.device)
     gradients = []
-    for what in ("alltoall", "alltoall_"):
+    for what in (op, f"{op}_"):
         source = _rows(rank).double().requires_grad_()
         WITH_BACKWARD[what](source, rank.size, name).backward(weights)
         assert source.grad is not None
@@ -349,9 +350,75 @@ def _in_place_alltoall(rank: Rank) -> str:
 
 
 @pytest.mark.worlds(1, 2, 3)
-def test_gradient_of_alltoall_in_place(pool: Pool) -> None:
+@pytest.mark.parametrize("op", ["allreduce", "alltoall"])
+def test_gradients_in_place(pool: Pool, op: str) -> None:
     """The form in place has the gradient of the form that is not."""
-    assert pool.run(_in_place_alltoall) == [""] * pool.size
+    assert pool.run(_in_place_gradients, op) == [""] * pool.size
+
+
+def _bits(rank: Rank, reduce_op: str, compiled: bool) -> str:
+    """The backward pass of a call is the call of the gradients."""
+    call = collectives.Call("allreduce", reduce_op=reduce_op, shape=(100,), style="random")
+    name = rank.communicator().name
+
+    def layer(tensor: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.collx.allreduce(tensor, reduce_op, name)
+        return result
+
+    torch._dynamo.reset()
+    function = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
+    source = ones(rank, 100).requires_grad_()
+    function(source).backward(call.tensors(rank)["input"])
+    assert source.grad is not None
+    return call.wrong_results(rank.size, rank.rank, (source.grad,))
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+def test_gradients_of_a_reduction_have_its_bits(pool: Pool, reduce_op: str, compiled: bool) -> None:
+    """Hazard 29: backward of sum is the sum, of avg the avg, also in a traced graph."""
+    assert pool.run(_bits, reduce_op, compiled) == [""] * pool.size
+
+
+def _refused_by_a_norm(rank: Rank, op: str) -> dict[str, Attempt]:
+    import torch.autograd.forward_ad as forward_ad
+
+    communicator = rank.communicator()
+    call = norms.Call(op, "float32", 4, 128, form="functional")
+    given = call.tensors(rank)
+    found = {}
+
+    def run(tensors: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        return make(communicator, call, call.arguments(communicator, tensors), ())
+
+    def backward(tensors: dict[str, Any]) -> None:
+        wide = [result.float().sum() for result in run(tensors) if result.is_floating_point()]
+        torch.stack(wide).sum().backward()
+
+    for name in given:
+        asked = {**given, name: given[name].clone().requires_grad_()}
+        found[name] = attempt(lambda: backward(asked))  # noqa: B023
+        with torch.no_grad():
+            assert not any(result.requires_grad for result in run(asked))
+    assert not any(result.requires_grad for result in run(given))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(given["input"], given["input"])
+        found["tangent"] = attempt(lambda: run({**given, "input": dual}))
+    assert run_call(rank, communicator, call) == ""
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("op", norms.NAMES)
+def test_gradients_of_the_norms_are_refused_by_name(pool: Pool, op: str) -> None:
+    """Hazard 29: no silent absence of autograd, whichever argument requires grad; and forward mode
+    drops no tangent."""
+    for found in pool.run(_refused_by_a_norm, op):
+        assert {"input", "weight", "tangent"} <= set(found)
+        for name, result in found.items():
+            assert result.error == "NotImplementedError", (name, result)
+            assert op in result.message, (name, result)
 
 
 COMPILED = (

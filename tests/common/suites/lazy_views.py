@@ -117,7 +117,7 @@ def _every_overload(rank: Rank) -> tuple[list[str], int]:
     return wrong, count
 
 
-@pytest.mark.worlds(1, 2)
+@pytest.mark.worlds(1, 2, 3)
 def test_every_overload_reads_and_writes_lazy_views(pool: Pool) -> None:
     """Each tensor of each overload by itself, and all of them together: the bits that plain tensors
     give, one new version of what is written, and nothing written beside it."""

@@ -509,7 +509,7 @@ EXITS = {
     "within a with block": "comm.__enter__(); sys.exit(0)",
     "after dropping every name": "del comm, x, y; import gc; gc.collect()",
     "with a finalizer that uses it": (
-        "import atexit; atexit.register(lambda: (comm.check, comm.destroyed, repr(comm)))"
+        "import atexit; atexit.register(lambda: (comm.raise_if_failed, comm.destroyed, repr(comm)))"
     ),
     "with posted calls in flight": "h = [collx.post(collx.allreduce, x) for _ in range(9)]",
     "with a posted call that the other rank never makes": (

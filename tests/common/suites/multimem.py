@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ..attempt import Attempt, allreduce, attempt, ones, works
-from ..family_cases import Call
-from ..family_check import run_call
+from ..calls import run_call
+from ..collectives import Call
 from ..multicast import ALGORITHMS, NORM_WAYS, WAYS
-from ..norm_cases import OPS as NORMS
-from ..norm_cases import Call as Norm
-from ..norm_check import run_norm
+from ..norms import NAMES as NORMS
+from ..norms import Call as Norm
 from ..pool import Pool
 from ..rank import Rank
 
@@ -47,19 +48,14 @@ def _others_refused(rank: Rank) -> tuple[dict[tuple[str, str], Attempt], bool]:
     """Of every operator the call, of data and of none, and what explain() says."""
     communicator = rank.communicator()
     found = {}
-    for op, algorithm in WAYS:
-        for size in (40, 0):
-            one = Call(op, "float32", (size,), algorithm)
-            found[op, f"{algorithm} of {size}"] = attempt(
-                lambda: run_call(rank, communicator, one)  # noqa: B023
-            )
-    for op, algorithm in NORM_WAYS:
-        for rows in (2, 0):
-            norm = Norm(op, "float32", rows=rows, algorithm=algorithm)
-            found[op, f"{algorithm} of {rows}"] = attempt(
-                lambda: run_norm(rank, communicator, norm)  # noqa: B023
-            )
     for op, algorithm in (*WAYS, *NORM_WAYS):
+        norm = (op, algorithm) in NORM_WAYS
+        for size in (2, 0) if norm else (40, 0):
+            call = Norm(op, "float32", size) if norm else Call(op, "float32", (size,))
+            call = replace(call, algorithm=algorithm)
+            found[op, f"{algorithm} of {size}"] = attempt(
+                lambda: run_call(rank, communicator, call)  # noqa: B023
+            )
         found[op, f"{algorithm} explained"] = attempt(
             lambda: communicator.explain(op, (2, 64), algorithm=algorithm)  # noqa: B023
         )

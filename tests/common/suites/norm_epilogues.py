@@ -9,16 +9,27 @@ import pytest
 import torch
 
 from ..attempt import Attempt, attempt, finish, ones, works
+from ..calls import run_calls
 from ..check import assert_none, differences
 from ..compiling import inductor, require_compiler
 from ..epilogues import bias_relu
-from ..norm_cases import DTYPES, EPILOGUES, LIES, OPS, STYLES, Call, algorithms_of
-from ..norm_check import run_norms
-from ..norm_samples import Factors, calls_of, modes_of, pairwise, placements, sizes
+from ..norms import (
+    DTYPES,
+    EPILOGUES,
+    LIES,
+    NAMES,
+    STYLES,
+    Call,
+    algorithms_of,
+    calls_of,
+    modes_of,
+    placements,
+    sizes,
+)
 from ..opcheck import PASSED, opcheck
 from ..pool import Pool
 from ..rank import Rank
-from ..sampling import every
+from ..sampling import Factors, every, pairs
 
 LARGEST_INPUT = 1 << 14  # elements
 # One of so many calls: on GPUs every function, dtype and algorithm is a kernel to compile.
@@ -28,11 +39,11 @@ SHARE_SHARED = 40
 
 def _check(pool: Pool, calls: list[Call], key: str = "default") -> None:
     step = SHARE_SHARED if pool.takes_turns else SHARE[pool.world.device][pool.size]
-    assert_none(pool.run(run_norms, every(calls, step, pool.size), key))
+    assert_none(pool.run(run_calls, every(calls, step, pool.size), key))
 
 
 @pytest.mark.worlds(1, 2, 3, 8)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: str) -> None:
     """Every function beside every option of a norm, size, kind of rows and algorithm."""
     factors: Factors = {
@@ -44,11 +55,11 @@ def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: st
         "style": STYLES,
         "algorithm": algorithms_of(op),
     }
-    _check(pool, calls_of(op, pairwise(factors, sizes(LARGEST_INPUT)), pool.size))
+    _check(pool, calls_of(op, pairs(factors, sizes(LARGEST_INPUT)), pool.size))
 
 
 @pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
     """Misaligned and strided tensors, extras among them, between canaries; symmetric inputs; calls
     that do not fit the payload at once."""
@@ -60,7 +71,7 @@ def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
         **placements(op),
         "dtype": DTYPES,
     }
-    calls = calls_of(op, pairwise(factors, sizes(LARGEST_INPUT)), pool.size)
+    calls = calls_of(op, pairs(factors, sizes(LARGEST_INPUT)), pool.size)
     _check(pool, calls)
     _check(pool, calls[1:], "small")
 
@@ -150,8 +161,8 @@ def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
         ("shape", "ValueError", ("extras[0]", "[5]", "[3, 4]")),
         ("dtype", "TypeError", ("extras[0]", "Double", "Float")),
         ("too few", "TypeError", ("epilogue",)),
-        ("no function", "ValueError", ("extras", "with an epilogue")),
-        ("no function, but index", "ValueError", ("index", "with an epilogue")),
+        ("no function", "ValueError", ("extras", "without epilogue=")),
+        ("no function, but index", "ValueError", ("index", "without epilogue=")),
         ("a gradient", "NotImplementedError", ("automatic differentiation",)),
         ("an extra as out", "ValueError", ("extras", "overlaps out", "results")),
         ("a random op", "TypeError", ("rand_like", "accepted")),

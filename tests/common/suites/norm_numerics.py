@@ -8,29 +8,31 @@ from dataclasses import replace
 
 import pytest
 
-from ..check import assert_none
-from ..norm_cases import (
+from ..norms import (
     COLS,
     DTYPES,
     LARGEST,
-    OPS,
+    NAMES,
     ROUNDINGS,
     ROWS,
+    SCALES,
     STYLES,
     Call,
     algorithms_of,
-    legal,
+    calls_of,
+    modes_of,
     outputs_of,
+    placements,
     quantizes,
+    sizes,
 )
-from ..norm_check import run_norms
-from ..norm_samples import SCALES, Factors, calls_of, modes_of, pairwise, placements, sizes
 from ..pool import Pool
-from ..sampling import every
+from ..replay import check_calls
+from ..sampling import Factors, every, pairs
 
 pytestmark = pytest.mark.alone  # clusters of blocks
 
-QUANTIZING = tuple(op for op in OPS if quantizes(op))
+QUANTIZING = tuple(op for op in NAMES if quantizes(op))
 SMALL_ROWS = (0, 1, 2, 7)
 LARGEST_INPUT = 1 << 15  # elements, but for the full cross-products
 # One of so many calls is made where ranks outnumber cores or share a GPU. Over the worlds the
@@ -49,11 +51,11 @@ def share_of(pool: Pool, calls: Sequence[Call]) -> list[Call]:
 
 def check(pool: Pool, calls: Sequence[Call], key: str = "default") -> None:
     """Checks this world's share of the calls on all ranks."""
-    assert_none(pool.run(run_norms, share_of(pool, calls), key))
+    check_calls(pool, share_of(pool, calls), key)
 
 
 @pytest.mark.worlds(2, 3, 4, 8)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: str) -> None:
     """dtypes, roundings, scales and all other options, rows of every kind, every algorithm, sizes
     up to the widest rows; to the bit, on every rank."""
@@ -64,11 +66,11 @@ def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: st
         "style": STYLES,
         "algorithm": algorithms_of(op),
     }
-    check(pool, calls_of(op, pairwise(factors, sizes(LARGEST_INPUT)), pool.size))
+    check(pool, calls_of(op, pairs(factors, sizes(LARGEST_INPUT)), pool.size))
 
 
 @pytest.mark.worlds(2, 3, 4, 8)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
     """Hazards 15, 19 and 20: misaligned and strided tensors, poisoned outputs between canaries,
     memory around that is full of NaN, symmetric inputs, any number of blocks."""
@@ -82,23 +84,25 @@ def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
     if quantizes(op):
         factors["scale"] = SCALES[::2]
         factors["keep_norm"] = (False, True)
-    check(pool, calls_of(op, pairwise(factors, sizes(LARGEST_INPUT)), pool.size))
+    check(pool, calls_of(op, pairs(factors, sizes(LARGEST_INPUT)), pool.size))
 
 
 @pytest.mark.worlds(2, 3, 4)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_all_algorithms_give_the_same_bits(pool: Pool, op: str) -> None:
     """Each of them on the same rows, more of them than ranks and fewer."""
     calls = [
-        legal(Call(op, dtype, rows, 384, style="rows", algorithm=algorithm, keep_norm=True, seed=3))
+        Call(
+            op, dtype, rows, 384, style="rows", algorithm=algorithm, keep_norm=True, seed=3
+        ).legal()
         for dtype, rows in itertools.product(DTYPES, (1, 18))
         for algorithm in algorithms_of(op)
     ]
-    assert_none(pool.run(run_norms, every(calls, 8 if pool.takes_turns else 1, pool.size)))
+    check_calls(pool, every(calls, 8 if pool.takes_turns else 1, pool.size))
 
 
 @pytest.mark.worlds(2, 3, 8)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_calls_larger_than_the_payload_run_in_chunks_of_it(pool: Pool, op: str) -> None:
     """Hazard 17: a communicator with the smallest payload carries any number of rows, and rows that
     it does not hold."""
@@ -112,11 +116,11 @@ def test_calls_larger_than_the_payload_run_in_chunks_of_it(pool: Pool, op: str) 
     if quantizes(op):
         factors["scale"] = SCALES[::2]
         factors["keep_norm"] = (False, True)
-    check(pool, calls_of(op, pairwise(factors, sizes(20_000)), pool.size), "small")
+    check(pool, calls_of(op, pairs(factors, sizes(20_000)), pool.size), "small")
 
 
 @pytest.mark.worlds(2, 3, 4)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
     """Hazard 14: rows that quantize to -1 throughout (all bits set, in int8), and rows, scales and
     residuals of NaN throughout."""
@@ -131,9 +135,7 @@ def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
     ]
     calls = calls_of(op, combinations)
     # 7 divides neither 2 nor the number of scales: all of them occur.
-    assert_none(
-        pool.run(run_norms, every(calls, 43 if pool.takes_turns else (1, 1, 1, 3, 7)[pool.size]))
-    )
+    check_calls(pool, every(calls, 43 if pool.takes_turns else (1, 1, 1, 3, 7)[pool.size]))
 
 
 @pytest.mark.worlds(2, 3)
@@ -152,11 +154,11 @@ def test_bounds_of_scales_are_exact(pool: Pool, op: str) -> None:
     combinations += [{**tiny, "scale": scale} for scale in SCALES]
     combinations += [{**tiny, "scale": scale, "dtype": "float16"} for scale in SCALES]
     calls = calls_of(op, combinations)
-    assert_none(pool.run(run_norms, every(calls, 12 if pool.takes_turns else 1)))
+    check_calls(pool, every(calls, 12 if pool.takes_turns else 1))
 
 
 @pytest.mark.worlds(2, 3, 4)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_every_kind_of_row_in_every_rounding(pool: Pool, op: str) -> None:
     """Zeros, infinity, NaN, subnormals, overflow and one value alone, with and without eps: as many
     rows as there are kinds."""
@@ -169,7 +171,7 @@ def test_every_kind_of_row_in_every_rounding(pool: Pool, op: str) -> None:
     ]
     base = {"style": "rows", "rows": 18, "cols": 96, "keep_norm": True}
     calls = calls_of(op, [{**base, **combination} for combination in combinations])
-    assert_none(pool.run(run_norms, every(calls, 9 if pool.takes_turns else 1, pool.size)))
+    check_calls(pool, every(calls, 9 if pool.takes_turns else 1, pool.size))
 
 
 # --- everything -----------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ SHAPES = tuple(itertools.product(ROWS, COLS))
 @pytest.mark.worlds(2, 3, 4, 8)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_full_cross_product_of_small_sizes(pool: Pool, op: str, dtype: str, rounding: str) -> None:
     """Every mode with every size up to 4,096 elements; styles and placements in turn."""
     factors: Factors = {**modes_of(op), "dtype": (dtype,), "rounding": (rounding,), "eps": (1e-6,)}
@@ -196,19 +198,19 @@ def test_full_cross_product_of_small_sizes(pool: Pool, op: str, dtype: str, roun
     combinations = [
         {**mode, "rows": rows, "cols": cols} for mode in modes for rows, cols in fitting
     ]
-    turns = pairwise({"style": STYLES, **placements(op)})
+    turns = pairs({"style": STYLES, **placements(op)})
     calls = [
-        legal(replace(call, seed=number % 7 + 1, **turns[number % len(turns)]))
+        replace(call, seed=number % 7 + 1, **turns[number % len(turns)]).legal()
         for number, call in enumerate(calls_of(op, combinations))
     ]
     calls = every(calls, 200 if pool.takes_turns else 1)
     for start in range(0, len(calls), JOB):
-        assert_none(pool.run(run_norms, calls[start : start + JOB]))
+        check_calls(pool, calls[start : start + JOB])
 
 
 @pytest.mark.full
 @pytest.mark.worlds(2, 3, 4, 8)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NAMES)
 def test_full_sizes_above_are_covered_in_pairs(pool: Pool, op: str) -> None:
     """Every size above 4,096 elements with every value of every option; of worlds of many ranks,
     their share."""
@@ -223,12 +225,12 @@ def test_full_sizes_above_are_covered_in_pairs(pool: Pool, op: str) -> None:
 
     calls = [
         # An arena holds so many elements, spread over twice the memory.
-        replace(call, symmetric=call.symmetric and call.rows * call.cols <= 1 << 17)
-        for call in calls_of(op, pairwise(factors, allowed), pool.size)
+        replace(call, symmetric=call.symmetric if call.rows * call.cols <= 1 << 17 else "none")
+        for call in calls_of(op, pairs(factors, allowed), pool.size)
     ]
     calls = share_of(pool, calls)
     for start in range(0, len(calls), 20):
-        assert_none(pool.run(run_norms, calls[start : start + 20]))
+        check_calls(pool, calls[start : start + 20])
 
 
 def test_every_output_has_a_name() -> None:

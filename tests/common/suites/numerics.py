@@ -1,210 +1,234 @@
-"""The numeric contract: every algorithm gives the bits of the reference, wherever tensors lie."""
+"""Every collective gives what the reference gives, in every algorithm and dtype: copies by all
+their bytes, and reductions by the bits of the numeric contract."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+import math
+from collections.abc import Sequence
+from zlib import crc32
 
 import pytest
 
-from ..check import assert_none
-from ..family_cases import (
+from ..calls import Fields
+from ..collectives import (
+    NAMES,
     OPS,
+    ROOTED,
+    SPLITS,
+    STYLES,
     SYMMETRIC,
+    WITH_AXIS,
+    WITH_SPLITS,
     Call,
-    Shape,
     border_shapes,
     dtypes_and_ops,
-    legal,
 )
-from ..family_check import run_calls
+from ..operators import ways
 from ..pool import Pool
-from ..sampling import sampled
-from ..values import DTYPES, REDUCE_OPS, legal_ops
+from ..replay import check_calls
+from ..sampling import each, note, spread
+from ..values import PACKED, REDUCE_OPS
 
-EVERY = ("auto", *OPS["allreduce"].algorithms)
-FORMS = OPS["allreduce"].forms
-STYLES = ("random", "bits", "special")
-LAYOUTS = ("contiguous", "transposed", "sliced", "spread")
-SHAPES: tuple[Shape, ...] = ((), (0,), (1,), (8, 3), (8, 125), (2, 3, 4))
+# Calls of a test of one collective and algorithm: where ranks outnumber cores, or share a GPU, each
+# takes long. The samples of the worlds and algorithms differ, so that together they reach
+# everything. All-reduces are WEIGHT times as many: most other operators are built on their kernels.
+BUDGET = {1: 16, 2: 20, 3: 12, 4: 9, 8: 4, 16: 2}
+BUDGET_OF_GPUS = {1: 24, 2: 24, 3: 16, 4: 16, 8: 12}
+BUDGET_SHARED = {1: 24, 2: 2, 3: 1, 4: 1, 8: 1}
 
-SHARED_BUDGET = {1: 100, 2: 24, 3: 12, 4: 12, 8: 8}
+WEIGHT = {"allreduce": 4}
 
+EVEN_AND_NOT = each("uneven", (False, True))
+LAYOUTS = ("natural", "transposed", "sliced", "spread")
 
-def call(dtype: str, reduce_op: str, size: int | Shape, algorithm: str, **more: Any) -> Call:
-    """An all-reduce of random values of one dimension, if it is not said otherwise."""
-    shape = (size,) if isinstance(size, int) else size
-    fields = {"style": "random", "reduce_op": reduce_op, **more}
-    return legal(Call("allreduce", dtype, shape, algorithm, **fields))
-
-
-def check(pool: Pool, calls: Iterable[Call], key: str = "default", budget: int = 600) -> None:
-    """Makes the calls on all ranks; fewer of them where each takes long."""
-    if pool.takes_turns:
-        budget = min(budget, SHARED_BUDGET[pool.size])
-    elif pool.world.device == "cpu":
-        # Every rank hands a core over to every other one.
-        budget = max(5, budget // max(2, 2 * pool.size - 2, pool.size**2 // 3))
-    assert_none(pool.run(run_calls, sampled(list(calls), budget), key))
+every_way = pytest.mark.parametrize(("op", "algorithm"), ways(*NAMES))
 
 
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_every_dtype_and_op_gives_the_bits_of_the_reference(pool: Pool, algorithm: str) -> None:
-    """Numeric contract: one algorithm, all dtypes and reduce ops, a few sizes."""
+def check(
+    pool: Pool,
+    op: str,
+    algorithm: str,
+    *dimensions: Sequence[Fields],
+    key: str = "default",
+    count: int = 0,
+) -> None:
+    """Checks a sample of the combinations, `count` of them if given, on all ranks."""
+    own = BUDGET_OF_GPUS if pool.world.device == "cuda" else BUDGET
+    budget = WEIGHT.get(op, 1) * (BUDGET_SHARED if pool.takes_turns else own)[pool.size]
+    seed = crc32(f"{pool.world} {op} {algorithm} {[len(values) for values in dimensions]}".encode())
     calls = [
-        call(
-            reduce_op=fields["reduce_op"],
-            dtype=fields["dtype"],
-            size=size,
-            algorithm=algorithm,
-            style=STYLES[count % 3],
-            seed=count + 1,
-        )
-        for count, (fields, size) in enumerate(
-            itertools.product(dtypes_and_ops("allreduce"), (1, 7, 1000, 4099))
-        )
+        Call(op, **{"algorithm": algorithm, "seed": number + 1, **fields}).legal()
+        for number, fields in enumerate(spread(count or budget, seed, *dimensions))
     ]
-    check(pool, calls)
+    note(len(calls), math.prod(map(len, dimensions)))
+    check_calls(pool, calls, key)
 
 
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_sizes_around_every_border(pool: Pool, algorithm: str) -> None:
-    """Hazard 19: sizes 0, 1, odd, and around the borders of vectors, tiles and parts."""
-    shapes = border_shapes(("float32", "bfloat16", "float64", "uint8"), pool.size)
-    calls = [
-        call(fields["dtype"], "sum", fields["shape"], algorithm, seed=number)
-        for number, fields in enumerate(shapes)
-    ]
-    check(pool, calls)
+def sizes(*numels: int) -> list[Fields]:
+    return each("shape", [(numel,) for numel in numels])
 
 
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_calls_larger_than_the_payload_run_in_chunks(pool: Pool, algorithm: str) -> None:
+def forms(op: str) -> list[Fields]:
+    return each("form", OPS[op].forms)
+
+
+@every_way
+def test_every_dtype_and_op_gives_what_the_reference_gives(
+    pool: Pool, op: str, algorithm: str
+) -> None:
+    """Copying ops with every dtype that PyTorch has, reductions with every dtype and reduce op."""
+    check(
+        pool,
+        op,
+        algorithm,
+        dtypes_and_ops(op),
+        sizes(1, 7, 1000, 2051),
+        each("style", ("random", *STYLES)),
+    )
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("op", [name for name in NAMES if not OPS[name].reduces])
+def test_a_dtype_that_pytorch_can_only_copy_is_moved(pool: Pool, op: str) -> None:
+    """Two elements a byte: no kernel of PyTorch knows it."""
+    check(pool, op, "auto", each("dtype", (PACKED,)), sizes(1, 4001), count=2)
+
+
+@pytest.mark.worlds(2, 3, 4, 8)
+@every_way
+def test_sizes_around_every_border_arrive(pool: Pool, op: str, algorithm: str) -> None:
+    """Hazard 19: 0, 1, odd sizes, and around the borders of vectors, groups, tiles and parts."""
+    borders = border_shapes(OPS[op].dtypes, pool.size)
+    check(pool, op, algorithm, borders, each("style", ("bits", "armed")), EVEN_AND_NOT)
+
+
+@pytest.mark.worlds(2, 3, 8)
+@every_way
+def test_calls_larger_than_the_payload_run_in_chunks_of_it(
+    pool: Pool, op: str, algorithm: str
+) -> None:
     """Hazard 17: a communicator with the smallest payload carries any size."""
     # On CPU the smallest slot is one line, so these are hundreds of chunks: a change of process
     # for each of them where ranks outnumber the cores.
-    largest = 30_001 if pool.size <= 2 and not pool.takes_turns else 6001
-    sizes = (1000, largest) if pool.takes_turns else (1, 1000, 4096, largest)
-    calls = [
-        call(dtype, op, size, algorithm, seed=size, style="bits")
-        for size, (dtype, op) in itertools.product(
-            sizes, zip(DTYPES, itertools.cycle(("sum", "max", "prod", "min")))
-        )
+    largest = 30_001 if pool.size <= 2 and not pool.takes_turns else 4001
+    share = pool.size if OPS[op].widens else 1
+    numels = sizes(*(-(-numel // share) for numel in (1, 600, largest // 3, largest)))
+    styles, splits = each("style", ("bits", "armed")), each("splits", SPLITS)
+    check(pool, op, algorithm, dtypes_and_ops(op), numels, styles, splits, key="small")
+
+
+@pytest.mark.worlds(2, 3, 4)
+@every_way
+def test_no_payload_is_taken_for_an_armed_word(pool: Pool, op: str, algorithm: str) -> None:
+    """Hazard 14: tensors of -1 and of bytes 255, every 16-bit pattern, words that slots or flags
+    could take for their own, alone and in stretches longer than a group."""
+    # Where ranks are many, those of all ranks are all patterns.
+    each_sends = (1 << 16) // (pool.size if OPS[op].widens and pool.size > 4 else 1)
+    patterns = [
+        {**kind, "shape": (each_sends,), "style": "patterns"}
+        for kind in dtypes_and_ops(op)
+        if kind["dtype"] in ("float16", "bfloat16", "int16")
     ]
-    check(pool, calls, key="small", budget=200)
-
-
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_sixteen_bit_patterns_all_pass(pool: Pool, algorithm: str) -> None:
-    """Hazard 14: each of the 65,536 patterns, the armed word of a slot among them, arrives."""
-    calls = [
-        call(dtype, op, 1 << 16, algorithm, style="patterns", seed=3)
-        for dtype in ("float16", "bfloat16")
-        for op in REDUCE_OPS
+    words = [
+        {"dtype": dtype, "shape": (size,), "style": style}
+        for dtype in ("float32", "int32", "float64", "int64", "bfloat16", "int8", "uint8")
+        for size in (1, 31 * 4, 1025, 4096 + 3)
+        for style in ("ones", "armed")
     ]
-    check(pool, calls, budget=60)
+    check(pool, op, algorithm, words)
+    check(pool, op, algorithm, patterns, count=len(patterns) if pool.size <= 2 else 1)
 
 
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_payload_of_ones_and_special_values_arrive(pool: Pool, algorithm: str) -> None:
-    """Hazard 14: -1, bytes 255, NaNs of every kind, infinities, subnormals, signed zeros."""
-    calls = [
-        call(dtype, op, size, algorithm, style=style, seed=size)
-        for dtype in DTYPES
-        for op in legal_ops(dtype)
-        for size, style in ((1, "ones"), (1025, "ones"), (511, "special"), (300, "ones"))
-    ]
-    check(pool, calls)
-
-
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_any_alignment_of_input_and_output(pool: Pool, algorithm: str) -> None:
+@pytest.mark.worlds(1, 2, 3, 4)
+@every_way
+def test_any_alignment_of_input_and_output_will_do(pool: Pool, op: str, algorithm: str) -> None:
     """Hazard 19: views that start at any element, inputs and outputs differently."""
-    calls = [
-        call(
-            dtype,
-            "sum",
-            size,
-            algorithm,
-            input_offset=a,
-            output_offset=b,
-            symmetric=symmetric,
-            seed=a + b,
-        )
-        for dtype in ("uint8", "bfloat16", "float32", "int64")
-        for size in (5, 1030)
-        for a, b in ((0, 1), (1, 0), (1, 1), (3, 7), (15, 2))
-        for symmetric in ("none", "both")
+    offsets = [
+        {"input_offset": a, "output_offset": b}
+        for a, b in ((0, 1), (1, 0), (1, 1), (3, 7), (15, 2), (8, 4))
     ]
-    check(pool, calls, budget=300)
+    dtypes = each("dtype", ("uint8", "bfloat16", "float32", "int64"))
+    symmetric = each("symmetric", ("none", "both"))
+    check(pool, op, algorithm, offsets, dtypes, sizes(5, 126, 1030), symmetric, forms(op))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_strides_of_input_and_output(pool: Pool, layout: str) -> None:
-    """Transposed, sliced, spread and 0-dimensional tensors, in every form of the op."""
-    calls = [
-        call(dtype, "sum", shape, algorithm, form=form, layout=layout, output_layout=other)
-        for dtype in ("float32", "int8")
-        for shape in SHAPES
-        for algorithm in ("auto", "twoshot_push")
-        for form in FORMS
-        for other in (layout, "contiguous")
-    ]
-    check(pool, calls, budget=400)
+@pytest.mark.worlds(1, 2, 4, 8)
+@every_way
+def test_symmetric_tensors_mix_with_ordinary_ones(pool: Pool, op: str, algorithm: str) -> None:
+    """Symmetric input, output, both or none: the same result in every form."""
+    dtypes = each("dtype", ("float32", "bfloat16", "uint8"))
+    symmetric = each("symmetric", SYMMETRIC)
+    check(pool, op, algorithm, symmetric, forms(op), dtypes, sizes(1, 1000, 9001))
 
 
-@pytest.mark.parametrize("symmetric", SYMMETRIC)
-def test_symmetric_and_ordinary_tensors_mix(pool: Pool, symmetric: str) -> None:
-    """Zero copy where both are registered, staged where not: the same bits."""
-    calls = [
-        call(dtype, "sum", size, algorithm, form=form, symmetric=symmetric, seed=size)
-        for dtype in ("float32", "bfloat16", "int32")
-        for size in (1, 1000, 40_000)
-        for algorithm in EVERY
-        for form in FORMS
-        if algorithm != "pull_push" or symmetric == "both"
-    ]
-    check(pool, calls, budget=400)
-
-
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_max_blocks_changes_from_call_to_call(pool: Pool, algorithm: str) -> None:
+@pytest.mark.worlds(2, 3, 4)
+@every_way
+def test_another_number_of_blocks_serves_the_same_tiles(
+    pool: Pool, op: str, algorithm: str
+) -> None:
     """Hazard 4: tiles keep their epochs although other blocks serve them."""
-    calls = [
-        call("float32", "sum", size, algorithm, max_blocks=blocks, seed=index)
-        for index, (blocks, size) in enumerate(
-            itertools.product((1, 2, 0, 3, 1, 7, 64), (20_000, 5, 1500))
-        )
+    blocks = each("max_blocks", (1, 2, 0, 3, 7, 64))
+    check(pool, op, algorithm, blocks, sizes(20_000 // pool.size, 5, 1500), EVEN_AND_NOT)
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ways(*WITH_AXIS))
+def test_any_axis_may_be_divided(pool: Pool, op: str, algorithm: str) -> None:
+    """Even and uneven parts, fewer elements than ranks, of any axis counted from either end."""
+    axes = [
+        {"shape": shape, "axis": axis}
+        for shape in ((5, 7, 3), (48, 33), (1, 130, 4), (3, 2, 16, 5), (2, 0, 3), (1, 1000))
+        for axis in range(-len(shape), len(shape))
     ]
-    check(pool, calls, budget=100)
-    check(pool, [replace(one, dtype="int32") for one in calls], budget=100)
+    dtypes = each("dtype", ("float32", "int8", "bfloat16", "int64"))
+    check(pool, op, algorithm, axes, dtypes, EVEN_AND_NOT, forms(op))
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ways(*ROOTED))
+def test_any_rank_may_be_the_root(pool: Pool, op: str, algorithm: str) -> None:
+    """Each root in turn, with sizes that its algorithms cut differently."""
+    roots = each("root", range(pool.size))
+    shapes = each("shape", ((1,), (7, 3), (1030,), (96, 50)))
+    check(pool, op, algorithm, roots, shapes, each("dtype", ("float32", "uint8")), forms(op))
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ways(*WITH_SPLITS))
+def test_any_splits_are_followed(pool: Pool, op: str, algorithm: str) -> None:
+    """Zeros, very unequal ones, one rank that sends or gets everything, nobody at all; with device
+    splits also rows to spare on both sides."""
+    shapes = each("shape", ((1,), (3, 5), (40, 31), (700,)))
+    room = [{"spare": spare, "unused": unused} for spare in (0, 1, 100) for unused in (0, 3)]
+    room = room if op == "alltoallv_device" else room[:1]
+    patterns = each("splits", SPLITS)
+    styles = each("style", ("bits", "ones"))
+    roots = each("root", range(min(3, pool.size)))
+    check(pool, op, algorithm, patterns, shapes, room, styles, roots, forms(op))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("algorithm", EVERY)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_full_cross_product(pool: Pool, algorithm: str, dtype: str) -> None:
-    """Every op, size, style, offset and symmetry of a dtype and an algorithm."""
-    calls = [
-        call(
-            dtype,
-            op,
-            fields["shape"],
-            algorithm,
-            form=form,
-            style=style,
-            input_offset=offset,
-            output_offset=2 * offset,
-            symmetric=symmetric,
-            seed=number,
-        )
-        for op in legal_ops(dtype)
-        for number, fields in enumerate(border_shapes((dtype,), pool.size))
-        for form in FORMS
-        for style in STYLES
-        for offset in (0, 1)
-        for symmetric in ("none", "both")
+@every_way
+def test_full_cross_product(pool: Pool, op: str, algorithm: str) -> None:
+    """Everything that the tests above vary, at once."""
+    axes = [
+        {"shape": shape, "axis": axis} for shape in ((13, 5, 17), (64, 9)) for axis in (0, 1, -1)
     ]
-    check(pool, calls, budget=6000)
+    room = [{"spare": 0, "unused": 0}, {"spare": 7, "unused": 2}]
+    both = (
+        each("style", STYLES),
+        EVEN_AND_NOT,
+        each("root", range(pool.size)),
+        each("splits", SPLITS),
+        room if op == "alltoallv_device" else room[:1],
+        each("max_blocks", (0, 1, 3)),
+        [{"input_offset": a, "output_offset": 2 * a} for a in (0, 1, 5)],
+        each("layout", LAYOUTS),
+        each("output_layout", LAYOUTS),
+        each("symmetric", SYMMETRIC),
+        forms(op),
+    )
+    count = (100 if pool.takes_turns else 2000) // pool.size
+    # Where there are reduce ops, those of the shape's dtype that do not exist become sums.
+    shapes = border_shapes(OPS[op].dtypes, pool.size)
+    kinds = each("reduce_op", REDUCE_OPS if OPS[op].reduces else ("sum",))
+    check(pool, op, algorithm, shapes, kinds, *both, count=count)
+    check(pool, op, algorithm, dtypes_and_ops(op), axes, *both, count=count // 4)
+    check(pool, op, algorithm, shapes, kinds, *both, count=count // 8, key="small")

@@ -1,10 +1,11 @@
 """Posted calls: the bits of synchronous ones, in any order of waiting; lifetimes, failures, graphs.
 
-COLLX_FUZZ_SEED and COLLX_FUZZ_CALLS do what they do in fuzz.py.
+COLLX_FUZZ_SEED=n repeats the random calls of a run, COLLX_FUZZ_CALLS=n makes more of them.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -18,13 +19,14 @@ from typing import Any
 import pytest
 import torch
 
-from .. import family_check, norm_cases, norm_check
 from ..attempt import Attempt, attempt, in_a_child, ones, works
+from ..calls import Call, Prepared
 from ..check import ARENA_BYTES, arenas_of, assert_none
 from ..limits import AT_ONCE, assert_in_time, timeout_now
+from ..operators import random_call
 from ..pool import Pool
 from ..rank import Rank
-from .fuzz import Call, fuzz_calls, seed_and_count
+from ..worlds import seed_from_environment
 
 CALLS = {"cpu": 300, "cuda": 300}
 CALLS_SHARED = 60
@@ -35,19 +37,16 @@ FUNCTIONS = {"functional": "python", "out": "python_out", "inplace": "python_inp
 LARGE = 1 << 18  # elements of a call that takes a while
 
 
-def _prepared(rank: Rank, communicator: Any, call: Call, at: int) -> Any:
-    check = norm_check if isinstance(call, norm_cases.Call) else family_check
-    return check.Prepared(rank, communicator, call, at)
-
-
 def _posted_calls(seed: int, count: int, world: int) -> list[Call]:
     """Random calls, in the forms that the functions have."""
+    choose = random.Random(seed)
     found: list[Call] = []
-    for call in fuzz_calls(seed, 3 * count, world, LARGEST):
-        changed = replace(call, form=FUNCTIONS.get(call.form, call.form))
-        if call.op == "barrier" or changed.form.startswith("python"):
-            found.append(changed)
-    return found[:count]
+    while len(found) < count:
+        call = random_call(choose, LARGEST, world)
+        call = replace(call, form=FUNCTIONS.get(call.form, call.form))  # type: ignore[type-var]
+        if call.op == "barrier" or call.form.startswith("python"):
+            found.append(call)
+    return found
 
 
 def _mixed(rank: Rank, seed: int, count: int) -> list[str]:
@@ -80,7 +79,7 @@ def _mixed(rank: Rank, seed: int, count: int) -> list[str]:
         slot = number % IN_FLIGHT
         for done in {slot, mine.randrange(2 * IN_FLIGHT)} & set(in_flight):
             finish(done)
-        prepared = _prepared(rank, communicator, call, slot * SLICE)
+        prepared = Prepared(rank, communicator, call, slot * SLICE)
         if mine.random() < 0.7:
             in_flight[slot] = (call, prepared, prepared.post())
         else:
@@ -96,7 +95,9 @@ def _mixed(rank: Rank, seed: int, count: int) -> list[str]:
 @pytest.mark.worlds(1, 2, 3, 4)
 def test_posted_and_synchronous_calls_have_the_same_bits(pool: Pool) -> None:
     usual = CALLS_SHARED if pool.world.shared else CALLS[pool.world.device]
-    seed, count = seed_and_count(usual if pool.size <= 2 else usual // 3)
+    seed, usual = seed_from_environment(), usual if pool.size <= 2 else usual // 3
+    count = int(os.environ.get("COLLX_FUZZ_CALLS", usual))
+    print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
     assert_none(pool.run(_mixed, seed, count))
 
 

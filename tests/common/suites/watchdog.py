@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,11 @@ def _logged() -> Iterator[Lines]:
 
 def _threads() -> int:
     """Of watchdogs."""
-    names = [task / "comm" for task in Path("/proc/self/task").iterdir()]
-    return sum(name.read_text().strip() == "collx_watchdog" for name in names if name.exists())
+    found = 0
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            found += (task / "comm").read_text().strip() == "collx_watchdog"
+    return found
 
 
 def _ends(seconds: float = 5.0) -> bool:

@@ -1,35 +1,36 @@
-"""Calls of the fused normalizations as plain values that travel to the ranks, their data and right
-results.
+"""Calls of the fused normalizations, their data and right results; and samples of them.
 
-    weights    "same": weight and bias in the input's dtype; "float32"
-    style      "random" (of many magnitudes, so that the order of sums shows); "bits" (any pattern);
-               "rows" (of every kind that a norm or a scale could go wrong on); "ones" (all bits
-               set: NaN throughout); "constant" (the sum is +-1, so that y is the gain, the largest
-               of which is LARGEST); "minus" (the sum and y are -1 throughout); "tiny" (scales have
-               no reciprocal)
-    folded     input has three dimensions
-    epilogue   one of EPILOGUES, or none
-    lies       how its extras broadcast: "full", "row", "column", "number"
+weights    "same": weight and bias in the input's dtype; "float32"
+style      "random" (of many magnitudes, so that the order of sums shows); "bits" (any pattern);
+           "rows" (of every kind that a norm or a scale could go wrong on); "ones" (all bits
+           set: NaN throughout); "constant" (the sum is +-1, so that y is the gain, the largest
+           of which is LARGEST); "minus" (the sum and y are -1 throughout); "tiny" (scales have
+           no reciprocal)
+folded     input has three dimensions
+epilogue   one of EPILOGUES, or none
+lies       how its extras broadcast: "full", "row", "column", "number"
+form       also "updated": residual_out is the residual itself
 """
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from collx._extension import extension
 
+from . import calls
+from .calls import Data, Fields, Tensors
 from .epilogues import Case, bias_relu, causal, ranges, scale_residual
+from .sampling import Allowed, Factors
 from .values import dtype_of, make_values
 
-Fields = dict[str, Any]
-Tensors = tuple[torch.Tensor, ...]
-
-OPS = (
+NAMES = (
     "allreduce_rmsnorm",
     "allreduce_residual_rmsnorm",
     "allreduce_layernorm",
@@ -78,11 +79,6 @@ def algorithms_of(op: str) -> tuple[str, ...]:
     return ("auto", *extension.algorithms(op))
 
 
-def ways(*names: str) -> list[tuple[str, str]]:
-    """Every (op, algorithm) of the ops; of all of them without names."""
-    return [(op, way) for op in names or OPS for way in algorithms_of(op)]
-
-
 def outputs_of(op: str, keep_norm: bool = False) -> tuple[str, ...]:
     """Names of the outputs, in the order of the results."""
     names: tuple[str, ...] = ("q_out", "scale_out") if quantizes(op) else ("out",)
@@ -90,9 +86,9 @@ def outputs_of(op: str, keep_norm: bool = False) -> tuple[str, ...]:
     return (*names, "norm_out") if keep_norm else names
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call: its arguments, where its tensors lie, and what they hold."""
+@dataclass(frozen=True, repr=False)
+class Call(calls.Call):
+    """A call of a fused normalization."""
 
     op: str
     dtype: str = "bfloat16"
@@ -119,11 +115,11 @@ class Call:
     algorithm: str = "auto"
     max_blocks: int = 0
     form: str = "out"
-    input_offset: int = 0  # elements before the view
+    input_offset: int = 0
     output_offset: int = 0
     layout: str = "contiguous"
     output_layout: str = "natural"
-    symmetric: bool = False  # the input
+    symmetric: str = "none"  # or "input"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -132,18 +128,62 @@ class Call:
         first = next((d for d in (5, 3, 2, 7, 19) if self.rows % d == 0), 1)
         return first, self.rows // first, self.cols
 
+    def legal(self) -> Call:
+        return _legal(self)
 
-# What does not change the values: calls that differ in it alone share their data.
-_PLACEMENT: Fields = {
-    "algorithm": "auto",
-    "max_blocks": 0,
-    "form": "out",
-    "input_offset": 0,
-    "output_offset": 0,
-    "layout": "contiguous",
-    "output_layout": "natural",
-    "symmetric": False,
-}
+    def make_data(self, world: int) -> Data:
+        return _make_data(self, world)
+
+    def is_large(self, world: int) -> bool:
+        return self.rows * self.cols * world > 1 << 20  # elements
+
+    def outputs(self) -> tuple[str, ...]:
+        return outputs_of(self.op, self.keep_norm)
+
+    def by_bytes(self, output: str, world: int, rank: int) -> bool:
+        return output in ("q_out", "scale_out")
+
+    def shared(self, output: str) -> str:
+        return "residual" if self.form == "updated" and output == "residual_out" else ""
+
+    def overload(self, form: str) -> Callable[..., Any]:
+        names = {"functional": "default", "out": "out"}
+        if self.keep_norm:
+            names = {"functional": "keep_norm", "out": "keep_norm_out"}
+        found: Callable[..., Any] = getattr(getattr(torch.ops.collx, self.op), names[form])
+        return found
+
+    def arguments(self, communicator: Any, tensors: Fields) -> Fields:
+        given: Fields = {**tensors, "eps": self.eps, "group_name": communicator.name}
+        if self.epilogue:
+            extras = [given.pop(name) for name in tensors if name.startswith("extras_")]
+            given.update(expression=_expression(self), extras=extras)
+        if "layernorm" not in self.op:
+            given["weight_offset"] = self.weight_offset
+        if quantizes(self.op):
+            given.update(scale_options(self))
+        given["rounding"] = self.rounding
+        return {**given, "algorithm": self.algorithm, "max_blocks": self.max_blocks}
+
+    def function_call(
+        self, communicator: Any, given: Fields, outs: Tensors
+    ) -> tuple[Callable[..., Any], Fields]:
+        import collx
+
+        scaled = scale_options(self) if quantizes(self.op) else {}
+        mine = {k: v for k, v in given.items() if k != "group_name" and k not in scaled}
+        if self.epilogue:
+            case = EPILOGUES[self.epilogue]
+            del mine["expression"]
+            mine.update(epilogue=case.function, index=case.index)
+        if scaled:
+            kind = self.op.rpartition("_")[2]
+            mine["quantization"] = collx.Quantization(kind, **scaled)
+            mine["keep_norm"] = self.keep_norm
+        if self.form != "python":
+            mine["out"] = outs[0] if len(outs) == 1 else outs
+        return getattr(collx, family_of(self.op)), {**mine, "group": communicator}
+
 
 _UNSCALED: Fields = {
     "scale_ub": None,
@@ -156,7 +196,7 @@ _UNSCALED: Fields = {
 }
 
 
-def legal(call: Call) -> Call:
+def _legal(call: Call) -> Call:
     """The call, made one that exists."""
     if not quantizes(call.op):
         call = replace(call, **_UNSCALED)
@@ -188,19 +228,6 @@ def scale_options(call: Call) -> Fields:
     names = ["scale_ub", "scale_mode", "quant_group_size", "ue8m0", "scale_dtype", "scale_layout"]
     names += ["fp8_dtype"] if call.op.endswith("fp8") else []
     return {name: getattr(call, name) for name in names}
-
-
-@dataclass(frozen=True)
-class Data:
-    """Every rank's tensors on the CPU, and its right results. Not to be written to."""
-
-    inputs: list[torch.Tensor]
-    residuals: list[torch.Tensor] | None
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    scale: torch.Tensor | None
-    extras: list[list[torch.Tensor]]
-    expected: list[Tensors]
 
 
 def _of_many_magnitudes(dtype: str, numel: int, seed: int, rank: int) -> torch.Tensor:
@@ -278,7 +305,7 @@ def _extras(call: Call, sizes: tuple[int, ...], seed: int) -> list[torch.Tensor]
     return made
 
 
-def _data(call: Call, world: int) -> Data:
+def _make_data(call: Call, world: int) -> Data:
     inputs = [_input(call, rank, world).view(call.shape) for rank in range(world)]
     residuals = None
     if "residual" in call.op:
@@ -305,8 +332,18 @@ def _data(call: Call, world: int) -> Data:
         _extras(call, tuple(like.shape), call.seed + 900 + (scatters(call.op) and 7 * rank))
         for rank, like in enumerate(own)
     ]
-    expected = _expected(call, inputs, residuals, weight, bias, scale, extras)
-    return Data(inputs, residuals, weight, bias, scale, extras, expected)
+    given: list[Fields] = []
+    for rank in range(world):
+        mine = {
+            "input": inputs[rank],
+            "weight": weight,
+            "residual": residuals[rank] if residuals else None,
+            "bias": bias,
+            "scale": scale,
+            **{f"extras_{number}": extra for number, extra in enumerate(extras[rank])},
+        }
+        given.append({name: tensor for name, tensor in mine.items() if tensor is not None})
+    return Data(given, _expected(call, inputs, residuals, weight, bias, scale, extras))
 
 
 def _expected(
@@ -339,10 +376,111 @@ def _expected(
     return [result if isinstance(result, tuple) else (result,)] * len(inputs)
 
 
-_kept = lru_cache(maxsize=8)(_data)
+def _expression(call: Call) -> str:
+    from collx.epilogues import expression_of
+
+    case, dims = EPILOGUES[call.epilogue], len(call.shape)
+    return expression_of(
+        call.op, case.function, dtype_of(call.dtype), case.extras, dims if case.index else None
+    )
 
 
-def data_of(call: Call, world: int) -> Data:
-    """What the ranks give, and what they should get."""
-    large = call.rows * call.cols * world > 1 << 20  # elements: not kept for other calls
-    return (_data if large else _kept)(replace(call, **_PLACEMENT), world)
+# How values are scaled, for the ops that quantize.
+SCALES: tuple[Fields, ...] = (
+    {},
+    {"scale_ub": 0.7},
+    {"scale_dtype": "input"},
+    {"ue8m0": True},
+    {"scale_dtype": "float8_e8m0fnu", "ue8m0": True},
+    {"scale_mode": "tensor"},
+    {"scale_mode": "group", "quant_group_size": 16},
+    {"scale_mode": "group", "quant_group_size": 32, "scale_layout": "column", "scale_ub": 0.7},
+    {
+        "scale_mode": "group",
+        "quant_group_size": 128,
+        "scale_dtype": "input",
+        "scale_layout": "column",
+    },
+    {
+        "scale_mode": "group",
+        "quant_group_size": 128,
+        "scale_dtype": "float8_e8m0fnu",
+        "ue8m0": True,
+    },
+    {"scale_mode": "group", "quant_group_size": 4096, "ue8m0": True, "scale_layout": "column"},
+)
+
+
+def sizes(largest: int) -> Allowed:
+    """For `pairwise`: inputs of at most so many elements, and groups that divide their columns."""
+
+    def allowed(fields: Fields) -> bool:
+        if "rows" in fields and "cols" in fields:
+            return bool(fields["rows"] * fields["cols"] <= largest)
+        scale = fields.get("scale", {})
+        if "cols" in fields and scale.get("scale_mode") == "group":
+            return bool(fields["cols"] % scale["quant_group_size"] == 0)
+        return True
+
+    return allowed
+
+
+def calls_of(op: str, combinations: Sequence[Fields], seed: int = 1) -> list[Call]:
+    """The calls of these combinations; a value that is itself a dict stands for several fields."""
+    found = []
+    for number, combination in enumerate(combinations):
+        fields: Fields = {"seed": seed + number}
+        for name, value in combination.items():
+            fields.update(value if isinstance(value, dict) else {name: value})
+        found.append(Call(op, **fields).legal())
+    return found
+
+
+def modes_of(op: str) -> Factors:
+    """What an op computes, as factors."""
+    factors: Factors = {
+        "dtype": DTYPES,
+        "rounding": ROUNDINGS,
+        "weights": ("same", "float32"),
+        "eps": (1e-6, 0.0, 0.01),
+    }
+    if "layernorm" not in op:
+        factors["weight_offset"] = (0.0, 1.0, 0.3)
+    if quantizes(op):
+        factors["scale"] = SCALES
+        factors["keep_norm"] = (False, True)
+    if op.endswith("fp8"):
+        factors["fp8_dtype"] = ("e4m3fn", "e5m2")
+    return factors
+
+
+def forms_of(op: str) -> tuple[str, ...]:
+    """How an op can be called. "updated": residual_out is the residual itself."""
+    return (*FORMS, "updated") if "residual" in op else FORMS
+
+
+def placements(op: str) -> Factors:
+    """Where tensors lie, and how the call is made."""
+    return {
+        "algorithm": algorithms_of(op),
+        "form": forms_of(op),
+        "layout": ("contiguous", "sliced", "transposed", "spread"),
+        "output_layout": ("natural", "transposed", "spread"),
+        "input_offset": (0, 1, 5),
+        "output_offset": (0, 3, 8),
+        "folded": (False,) if scatters(op) else (False, True),
+        "symmetric": ("none", "input"),
+        "max_blocks": (0, 1, 3),
+    }
+
+
+def random_call(choose: random.Random, largest: int) -> Call:
+    """A call drawn from all that exist. The same on every rank that has the same `choose`;
+    `largest` bounds the elements of its input."""
+    op = choose.choice(NAMES)
+    cols = choose.choice([cols for cols in COLS if cols <= largest])
+    rows = int(2 ** choose.uniform(0, (largest // cols).bit_length())) - choose.randrange(2)
+    factors = {**modes_of(op), **placements(op), "style": STYLES}
+    fields = {name: choose.choice(values) for name, values in factors.items()}
+    fields.update(rows=min(rows, largest // cols), cols=cols)
+    return calls_of(op, [fields], seed=choose.randrange(1, 1000))[0]

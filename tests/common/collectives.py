@@ -1,15 +1,16 @@
-"""Calls of the whole family as plain values that travel to the ranks, and one description per op:
-how inputs, arguments and right results follow from a call. The tests loop over `OPS`.
+"""Calls of the collectives, and one description per operator: how inputs, arguments and right
+results follow from a call.
 
     shape      allreduce, reducescatter, broadcast, reduce, gather, allgather: of every rank's input
                (allgather with `uneven`: of the result); scatter: of every rank's output; alltoall:
                of a chunk; alltoallv: of a chunk of ordinary size, see `splits_of`
     splits     alltoallv: the pattern of the chunks' sizes
+    form       also "alias": out= is the input; "part": of the larger one of input and output the
+               smaller one is this rank's part
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -21,10 +22,12 @@ import torch
 
 from collx._extension import extension
 
+from . import calls
+from .calls import Data, Fields, Tensors
+from .sampling import each
 from .values import COPIED, DTYPES, dtype_of, legal_ops, make_values
 
 Shape = tuple[int, ...]
-Fields = dict[str, Any]
 
 SYMMETRIC = ("none", "input", "output", "both")
 
@@ -35,13 +38,13 @@ STYLES = ("bits", "special", "ones", "armed")
 SPLITS = ("even", "uneven", "zeros", "wild", "one_sends", "one_receives", "self", "nobody")
 
 ANYWHERE = ("functional", "out", "python", "python_out")
-IN_PLACE = ("inplace", "python_inplace", "alias")  # alias: out= is the input
-ONE_TENSOR = (*IN_PLACE, "part")  # part: of the larger tensor, the smaller one is this rank's part
+IN_PLACE = ("inplace", "python_inplace", "alias")
+ONE_TENSOR = (*IN_PLACE, "part")
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call: its arguments, where its tensors lie, and what they hold."""
+@dataclass(frozen=True, repr=False)
+class Call(calls.Call):
+    """A call of a collective."""
 
     op: str
     dtype: str = "float32"
@@ -57,25 +60,73 @@ class Call:
     spare: int = 0  # device splits: rows of the result behind those that come
     unused: int = 0  # device splits: rows of the input behind those that go
     max_blocks: int = 0
-    input_offset: int = 0  # elements before the view
+    input_offset: int = 0
     output_offset: int = 0
     layout: str = "contiguous"
-    output_layout: str = "contiguous"
+    output_layout: str = "natural"
     symmetric: str = "none"
     seed: int = 1
 
+    def legal(self) -> Call:
+        return _legal(self)
 
-# What does not change the values: calls that differ in it alone share their data.
-_PLACEMENT: Fields = {
-    "algorithm": "auto",
-    "form": "out",
-    "max_blocks": 0,
-    "input_offset": 0,
-    "output_offset": 0,
-    "layout": "contiguous",
-    "output_layout": "contiguous",
-    "symmetric": "none",
-}
+    def make_data(self, world: int) -> Data:
+        row = OPS[self.op]
+        given, inputs = [], []
+        for rank in range(world):
+            shape = row.input_shape(self, world, rank)
+            values = make_values(self.style, self.dtype, math.prod(shape), self.seed, rank)
+            inputs.append(values.view(shape))
+            given.append({"input": inputs[-1]})
+            if self.op == "alltoallv_device":
+                given[-1]["input_splits"] = torch.tensor(splits_of(self, world)[rank])
+        return Data(given, row.expected(self, inputs))
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("out", "output_splits")[: 1 + (self.op == "alltoallv_device")]
+
+    def by_bytes(self, output: str, world: int, rank: int) -> bool:
+        reduced = OPS[self.op].reduces and (self.op != "reduce" or rank == self.root % world)
+        return not reduced
+
+    def overload(self, form: str) -> Callable[..., Any]:
+        row = OPS[self.op]
+        packet = getattr(torch.ops.collx, row.packet + "_" * (form == "inplace"))
+        which = {"functional": row.overloads[0], "out": row.overloads[1], "inplace": "default"}
+        found: Callable[..., Any] = getattr(packet, which[form])
+        return found
+
+    def arguments(self, communicator: Any, tensors: Fields) -> Fields:
+        row, world = OPS[self.op], communicator.world_size
+        given: Fields = {**row.arguments(self, world, communicator.rank), **tensors}
+        if row.sized:
+            given["group_size"] = world
+        given["group_name"] = communicator.name
+        return {**given, "algorithm": self.algorithm, "max_blocks": self.max_blocks}
+
+    def function_call(
+        self, communicator: Any, given: Fields, outs: Tensors
+    ) -> tuple[Callable[..., Any], Fields]:
+        import collx
+
+        ours = ("group_size", "group_name")
+        mine = {key: value for key, value in given.items() if key not in ours}
+        if self.form == "python_out":
+            mine.update(zip(self.outputs(), outs, strict=True))
+        if self.op == "alltoallv_device":
+            mine["device_splits"] = mine.pop("input_splits")
+        function = getattr(collx, OPS[self.op].packet + "_" * (self.form == "python_inplace"))
+        return function, {**mine, "group": communicator}
+
+    def part(self, world: int, rank: int) -> tuple[str, int, int, int] | None:
+        if self.form != "part":
+            return None
+        sizes = list(self.shape)
+        count = sizes[self.axis]
+        gathered = self.op == "allgather" and not self.uneven
+        each = [count] * world if gathered else parts(count, world)
+        larger = "out" if self.op == "allgather" else "input"
+        return larger, self.axis % len(sizes), sum(each[:rank]), each[rank]
 
 
 def parts(n: int, world: int) -> list[int]:
@@ -197,13 +248,16 @@ class Op:
     input_shape: Callable[[Call, int, int], Shape] = _whole
     more: Callable[[Call, int, int], Fields] = _nothing_more
     expected: Callable[[Call, list[torch.Tensor]], list[tuple[torch.Tensor, ...]]] = _by_reference
-    packet: str = ""  # in torch.ops.collx, if not `name`
+    packet: str = ""  # in torch.ops.collx: `name`, if not given
     overloads: tuple[str, str] = ("default", "out")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "packet", self.packet or self.name)
 
     @property
     def algorithms(self) -> tuple[str, ...]:
         """Besides "auto"."""
-        return tuple(extension.algorithms(self.packet or self.name))
+        return tuple(extension.algorithms(self.packet))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -311,23 +365,20 @@ if hasattr(torch.ops.collx, "reduce_to_everyone"):
     OPS["reduce_to_everyone"] = replace(
         OPS["allreduce"],
         name="reduce_to_everyone",
+        packet="reduce_to_everyone",
         forms=("functional", "out", "inplace", "alias"),
         peers="input",
     )
-NEW = tuple(name for name in OPS if name not in ("allreduce", "barrier"))
-ROOTED = tuple(name for name in NEW if "root" in OPS[name].takes)
-WITH_AXIS = tuple(name for name in NEW if "axis" in OPS[name].takes)
+NAMES = tuple(name for name in OPS if name != "barrier")
+REDUCING = tuple(name for name in NAMES if OPS[name].reduces)
+ROOTED = tuple(name for name in NAMES if "root" in OPS[name].takes)
+WITH_AXIS = tuple(name for name in NAMES if "axis" in OPS[name].takes)
 WITH_SPLITS = ("alltoallv", "alltoallv_device")
 NEEDS_SYMMETRIC = ("direct", "copy_engine")
 SWAPPED = ("alltoall", "reduce_to_everyone")  # in place, peers would need what is overwritten
 
 
-def ways(*names: str) -> list[tuple[str, str]]:
-    """Every (op, algorithm) of the ops, "auto" first; of all new ones without names."""
-    return [(op, way) for op in names or NEW for way in ("auto", *OPS[op].algorithms)]
-
-
-def legal(call: Call) -> Call:
+def _legal(call: Call) -> Call:
     """The call, made one that exists: what algorithms and tensors that are one ask for."""
     op = OPS[call.op]
     if op.reduces and call.reduce_op not in legal_ops(call.dtype):
@@ -357,56 +408,6 @@ def legal(call: Call) -> Call:
         if call.symmetric != "none":
             call = replace(call, symmetric="both")
     return call
-
-
-@lru_cache(maxsize=8)
-def _data(call: Call, world: int) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, ...]]]:
-    op = OPS[call.op]
-    inputs = []
-    for rank in range(world):
-        shape = op.input_shape(call, world, rank)
-        values = make_values(call.style, call.dtype, math.prod(shape), call.seed, rank)
-        inputs.append(values.view(shape))
-    return inputs, op.expected(call, inputs)
-
-
-def data_of(call: Call, world: int) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, ...]]]:
-    """Every rank's input and results, on the CPU. Not to be written to."""
-    return _data(replace(call, **_PLACEMENT), world)
-
-
-def strides_of(layout: str, shape: Shape) -> Shape:
-    """Strides of a tensor in a layout; where its shape does not have that layout, contiguous."""
-    if layout == "transposed":
-        return tuple(torch.empty(shape[::-1], device="meta").stride()[::-1])
-    if layout == "sliced" and len(shape) > 1:
-        return torch.empty((*shape[:-1], shape[-1] + 3), device="meta").stride()
-    dense = torch.empty(shape, device="meta").stride()
-    return tuple(2 * stride for stride in dense) if layout == "spread" else dense
-
-
-def each(name: str, values: Sequence[Any]) -> list[Fields]:
-    """A dimension for `spread`: one field and its values."""
-    return [{name: value} for value in values]
-
-
-def spread(count: int, seed: int, *dimensions: Sequence[Fields]) -> list[Fields]:
-    """At most `count` combinations of the dimensions: all of them, or such that every value of
-    each dimension occurs equally often."""
-    if math.prod(map(len, dimensions)) <= count:
-        columns = list(zip(*itertools.product(*dimensions), strict=True))
-    else:
-        choose = random.Random(seed)
-        columns = []
-        for values in dimensions:
-            column = list(values) * (count // len(values))
-            column += choose.sample(list(values), count % len(values))
-            choose.shuffle(column)
-            columns.append(tuple(column))
-    return [
-        {name: value for fields in combination for name, value in fields.items()}
-        for combination in zip(*columns, strict=True)
-    ]
 
 
 def dtypes_and_ops(op: str) -> list[Fields]:
@@ -466,27 +467,25 @@ def random_call(
     share = {"uneven": 2 * world, "wild": 2 * world}.get(splits, world)
     numel //= share if op.name in WITH_SPLITS else world if op.widens and not uneven else 1
     shape = _random_shape(choose, numel, op.least_dims)
-    return legal(
-        Call(
-            op=op.name,
-            dtype=dtype,
-            shape=shape,
-            algorithm=choose.choice(("auto", *op.algorithms)),
-            form=choose.choice(op.forms),
-            style=choose.choice(("random", *STYLES)),
-            reduce_op=choose.choice(legal_ops(dtype)) if op.reduces else "sum",
-            root=choose.randrange(world),
-            axis=choose.randrange(-len(shape), len(shape)) if shape else 0,
-            uneven=uneven,
-            splits=splits,
-            spare=_spare_rows(choose, shape, largest) if op.name == "alltoallv_device" else 0,
-            unused=choose.choice((0, 0, 2)) if op.name == "alltoallv_device" else 0,
-            max_blocks=choose.choice((0, 0, 1, 2, 3, 8, 64)),
-            input_offset=choose.choice((0, 0, 1, 3, 8)),
-            output_offset=choose.choice((0, 0, 1, 5, 16)),
-            layout=choose.choice(("contiguous", "contiguous", "transposed", "sliced")),
-            output_layout=choose.choice(("contiguous", "contiguous", "transposed", "spread")),
-            symmetric=choose.choice(SYMMETRIC),
-            seed=choose.randrange(1, 1000),
-        )
-    )
+    return Call(
+        op=op.name,
+        dtype=dtype,
+        shape=shape,
+        algorithm=choose.choice(("auto", *op.algorithms)),
+        form=choose.choice(op.forms),
+        style=choose.choice(("random", *STYLES)),
+        reduce_op=choose.choice(legal_ops(dtype)) if op.reduces else "sum",
+        root=choose.randrange(world),
+        axis=choose.randrange(-len(shape), len(shape)) if shape else 0,
+        uneven=uneven,
+        splits=splits,
+        spare=_spare_rows(choose, shape, largest) if op.name == "alltoallv_device" else 0,
+        unused=choose.choice((0, 0, 2)) if op.name == "alltoallv_device" else 0,
+        max_blocks=choose.choice((0, 0, 1, 2, 3, 8, 64)),
+        input_offset=choose.choice((0, 0, 1, 3, 8)),
+        output_offset=choose.choice((0, 0, 1, 5, 16)),
+        layout=choose.choice(("contiguous", "contiguous", "transposed", "sliced")),
+        output_layout=choose.choice(("natural", "contiguous", "transposed", "spread")),
+        symmetric=choose.choice(SYMMETRIC),
+        seed=choose.randrange(1, 1000),
+    ).legal()

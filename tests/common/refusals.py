@@ -1,0 +1,134 @@
+"""Right calls that a row of a table spoils, and the errors that must refuse them. The tables:
+suites/bad_input.py, bad_norms.py, bad_splits.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from .attempt import Attempt, attempt, finish, works
+from .calls import Call, Data, Fields, run_call
+from .operators import algorithms_of, call_of, name_in_errors
+from .pool import Pool
+from .rank import Rank
+
+Ops = tuple[str, ...]
+
+COLS = 128  # of the input of a normalization
+
+
+@cache
+def _right(op: str, world: int) -> tuple[Call, Data]:
+    """A call for the rows of the table to spoil."""
+    collective: Fields = {"shape": (6, 4), "style": "random", "spare": 2}
+    norm: Fields = {"rows": 2 * world, "cols": COLS, "keep_norm": False}
+    call = call_of(op, world=world, dtype="float32", form="functional", **collective, **norm)
+    return call, call.make_data(world)
+
+
+class Given:
+    """A rank's right call: `given[name]` is an argument or an output."""
+
+    def __init__(self, rank: Rank, op: str) -> None:
+        self.rank, self.world, self.op = rank, rank.size, op
+        self.communicator = rank.communicator()
+        self.call, data = _right(op, rank.size)
+        tensors = {n: t.to(rank.device, copy=True) for n, t in data.given[rank.rank].items()}
+        self.arguments = self.call.arguments(self.communicator, tensors)
+        results = [result.to(rank.device) for result in data.expected[rank.rank]]
+        self.outs: Fields = dict(zip(self.call.outputs(), results, strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        """`out` is the first output, whatever its name is."""
+        return {"out": next(iter(self.outs.values())), **self.arguments, **self.outs}[name]
+
+    @property
+    def input(self) -> torch.Tensor:
+        tensor: torch.Tensor = self.arguments["input"]
+        return tensor
+
+    def one(self, count: int = 1, **options: Any) -> torch.Tensor:
+        return torch.ones(count, device=self.rank.device, **options)
+
+    def symmetric(self) -> torch.Tensor:
+        """A copy of the input's shape in symmetric memory."""
+        tensor: torch.Tensor = self.communicator.empty(tuple(self.input.shape))
+        return tensor.fill_(1)
+
+    def elsewhere(self, name: str) -> torch.Tensor:
+        device = "cpu" if self.rank.device.type == "cuda" else "meta"
+        return torch.empty_like(self[name], device=device)
+
+    def spoiled(self, row: Wrong) -> Fields:
+        changes: Fields = {}
+        for name, value in row.changes.items():
+            changed = value(self) if callable(value) else value
+            changes.update(changed if name == "several" else {name: changed})
+        if row.form == "out":
+            changes = {**self.outs, **changes}
+            if "out" not in self.outs and "out" in changes:
+                changes[next(iter(self.outs))] = changes.pop("out")
+        return {**self.arguments, **changes}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A row: which operators it concerns, words of the message ("{out}" is the first output's
+    name, "{algorithms}" stands for all algorithms of the operator), the class of the error, what
+    is changed (values, or functions of `Given`; `several` gives several by name), and how many
+    ranks it takes."""
+
+    ops: Ops
+    words: tuple[str, ...]
+    error: str
+    form: str
+    changes: Fields
+    least: int = 1
+
+
+def value(ops: Ops, *words: str, form: str = "functional", least: int = 1, **changes: Any) -> Wrong:
+    return Wrong(ops, words, "ValueError", form, changes, least)
+
+
+def dtype(ops: Ops, *words: str, form: str = "functional", **changes: Any) -> Wrong:
+    return Wrong(ops, words, "TypeError", form, changes)
+
+
+def assert_refused(op: str, row: Wrong, found: Attempt) -> None:
+    assert found.error == row.error, (op, found)
+    stands_for = {"{out}": (call_of(op).outputs()[0],), "{algorithms}": algorithms_of(op)}
+    for word in (name_in_errors(op), *row.words):
+        placeholder = next((name for name in stands_for if name in word), "")
+        for text in stands_for.get(placeholder, ("",)):
+            wanted = word.replace(placeholder, text) if placeholder else word
+            assert wanted.lower() in found.message.lower(), (op, wanted, found.message)
+
+
+def refused(rank: Rank, row: Wrong) -> dict[str, Attempt]:
+    """What a rank's operators say to a row. The communicator works on."""
+    communicator = rank.communicator()
+    found = {}
+    for op in row.ops:
+        given = Given(rank, op)
+        arguments, function = given.spoiled(row), given.call.overload(row.form)
+        found[op] = attempt(lambda: function(**arguments))  # noqa: B023
+        communicator.raise_if_failed()
+    finish(communicator)
+    assert works(rank, communicator)
+    assert run_call(rank, communicator, call_of(row.ops[-1], 50, rank.size)) == ""
+    return found
+
+
+def assert_all_refused(pool: Pool, row: Wrong, job: Callable[[Rank, str], Any], what: str) -> None:
+    """Runs the job of a row, which calls `refused`, and looks at what every rank was told."""
+    if pool.size < row.least:
+        pytest.skip("right with so few ranks")
+    for found in pool.run(job, what):
+        assert tuple(found) == row.ops
+        for op, result in found.items():
+            assert_refused(op, row, result)

@@ -1,0 +1,130 @@
+"""Bad input that is not about an operator: options of `init`, names, worlds and processes that it
+refuses; and what one rank's refusal means to the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ..attempt import Attempt, attempt, finish, in_a_child, ones, works
+from ..limits import timeout_now
+from ..pool import Pool, Pools
+from ..rank import Rank
+from ..worlds import World, gpu_count
+
+# What is wrong: the options, and words of the message.
+WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "negative timeout": ({"timeout": -1.0}, ("timeout", "-1")),
+    "zero timeout": ({"timeout": 0.0}, ("timeout", "0")),
+    "NaN timeout": ({"timeout": float("nan")}, ("timeout", "nan")),
+    "payload too small": ({"payload_bytes": 100}, ("payload", "100")),
+    "negative payload": ({"payload_bytes": -1}, ("payload", "-1")),
+    "unknown pdl": ({"pdl": "always"}, ("pdl", "always", "early")),
+    "no blocks": ({"max_blocks": 0}, ("max_blocks", "0")),
+    "name in use": ({"key": "default"}, ("test-default",)),
+}
+
+
+def _refused(rank: Rank, what: str) -> Attempt:
+    options = {"key": "options", **WRONG[what][0]}
+    communicator = rank.communicator()
+    found = attempt(lambda: rank.new_communicator(**options))
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("what", sorted(WRONG))
+def test_a_wrong_option_of_init_is_refused(pool: Pool, what: str) -> None:
+    """init names option, value and what is accepted, alike on all ranks. Two communicators of one
+    name would share what each looks up by it."""
+    for found in pool.run(_refused, what):
+        assert found.error == "ValueError", found
+        assert all(word in found.message for word in WRONG[what][1]), found
+
+
+def _on_no_device(rank: Rank) -> Attempt:
+    found = attempt(lambda: rank.new_communicator("device", device=torch.device("cuda")))
+    assert works(rank, rank.communicator())
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_device_that_is_not_there_is_refused(pool: Pool) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for found in pool.run(_on_no_device):
+        assert found.error == "ValueError", found
+        assert "cuda" in found.message
+
+
+def _too_many(rank: Rank) -> Attempt:
+    return attempt(lambda: rank.new_communicator("too-many", timeout=20.0))
+
+
+def test_too_many_ranks_are_refused(pools: Pools, device: str) -> None:
+    """World size 17 on CPU, 9 on CUDA: refused by name on every rank."""
+    on_cuda = device == "cuda"
+    world = World("cuda", 9, min(9, gpu_count())) if on_cuda else World("cpu", 17)
+    crowd = pools.get(world)
+    try:
+        for found in crowd.run(_too_many):
+            assert found.error == "ValueError", found
+            assert str(world.size) in found.message
+            assert ("8" if on_cuda else "16") in found.message
+    finally:
+        crowd.kill()
+
+
+def _forked(rank: Rank) -> list[str]:
+    communicator = rank.communicator()
+    tensor = torch.ones(4)
+    found = [in_a_child(lambda: rank.new_communicator("forked", timeout=2.0))]
+    if rank.device.type == "cpu":
+        allreduce = torch.ops.collx.allreduce
+        found.append(in_a_child(lambda: allreduce(tensor, "sum", communicator.name)))
+        found.append(in_a_child(communicator.destroy))
+    rank.barrier()
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_init_and_calls_in_a_forked_child_are_refused(pool: Pool) -> None:
+    """Hazard 24: a child shares memory and sockets with its parent; it refuses by name, and
+    destroying there does not touch the parent's communicator."""
+    for init, *others in pool.run(_forked):
+        assert init.split(":")[0] == "ValueError", init
+        assert "fork" in init
+        if others:
+            call, destroy = others
+            assert call.split(":")[0] == "RuntimeError", call
+            assert "fork" in call
+            assert destroy == ": ", destroy
+
+
+def _only_one_refuses(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
+    communicator = rank.new_communicator("one-refuses", rank.fresh_group(), timeout=timeout)
+
+    def call(reduce_op: str) -> None:
+        torch.ops.collx.allreduce(ones(rank), reduce_op, communicator.name, "oneshot_push")
+        finish(communicator)
+
+    found = attempt(lambda: call("median" if rank.rank == 0 else "sum"))
+    rank.barrier()
+    after = attempt(lambda: call("sum"))
+    communicator.destroy()
+    return found, after
+
+
+@pytest.mark.worlds(2, 3)
+def test_when_one_rank_refuses_the_others_time_out_by_name(pool: Pool) -> None:
+    """Nobody hangs because one rank's argument was wrong."""
+    results = pool.run(_only_one_refuses, timeout_now(pool))
+    assert results[0][0].error == "ValueError"
+    assert results[0][1].error == "CollectiveTimeout"
+    for found, _ in results[1:]:
+        assert found.error == "CollectiveTimeout"
+        assert "rank 0" in found.message

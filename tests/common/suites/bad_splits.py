@@ -1,0 +1,253 @@
+"""Splits that do not fit: those that one rank sees, those that the device alone knows, and those on
+which two ranks disagree. See bad_input.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ..attempt import Attempt, attempt, finish
+from ..calls import Fields, Prepared
+from ..check import bytes_around
+from ..collectives import WITH_SPLITS, Call
+from ..limits import assert_in_time, timeout_now
+from ..pool import Pool, some_stand_for_all
+from ..rank import Rank
+from ..refusals import Given, Wrong, assert_all_refused, assert_refused, dtype, refused, value
+
+HOST, DEVICE = WITH_SPLITS[:1], WITH_SPLITS[1:]  # whose splits lie where
+MOST = 2**63 - 1
+
+
+def _resplit(which: str, change: Callable[[list[int]], list[int]]) -> Fields:
+    """Other splits, as many as there are ranks where the change gives more."""
+    return {which: lambda given: change(list(given[which]))}
+
+
+def _without_rows(*splits: int) -> Callable[[Given], Fields]:
+    """An input without rows, and these splits in both directions."""
+
+    def change(given: Given) -> Fields:
+        both = [*splits, *[0] * given.world][: given.world]
+        return {"input": given.input[:0], "input_splits": both, "output_splits": both}
+
+    return change
+
+
+def _device_splits(*sizes: int, dtype: torch.dtype = torch.int64) -> Fields:
+    """Device splits of the sizes; 0 is the number of ranks, -1 is one more."""
+
+    def change(given: Given) -> torch.Tensor:
+        shape = [given.world - size if size <= 0 else size for size in sizes]
+        return torch.ones(shape, dtype=dtype, device=given.rank.device)
+
+    return {"input_splits": change}
+
+
+WRONG: dict[str, Wrong] = {
+    "too few input splits": value(
+        HOST, "input_splits", **_resplit("input_splits", lambda s: s[1:])
+    ),
+    "too many output splits": value(
+        HOST, "output_splits", **_resplit("output_splits", lambda s: [*s, 0])
+    ),
+    "negative input split": value(
+        HOST,
+        "input_splits",
+        "-1",
+        **_resplit("input_splits", lambda s: [-1, s[0] + s[-1] + 1, *s[2:]][: len(s)]),
+    ),
+    "negative output split": value(
+        HOST, "output_splits", "-2", **_resplit("output_splits", lambda s: [-2, *s[1:]])
+    ),
+    "input splits that do not add up": value(
+        HOST, "input_splits", **_resplit("input_splits", lambda s: [s[0] + 1, *s[1:]])
+    ),
+    "negative input split of an empty input": value(
+        HOST, "input_splits", "-1", several=_without_rows(-1, 1)
+    ),
+    "input splits whose sum wraps around": value(
+        HOST, "input_splits", str(MOST), several=_without_rows(MOST, MOST, 2)
+    ),
+    "output splits whose sum wraps around": value(
+        HOST,
+        "output_splits",
+        str(MOST),
+        **_resplit("output_splits", lambda s: [MOST, MOST, 2, *s[3:]][: len(s)]),
+    ),
+    "output splits whose bytes wrap around": value(
+        HOST,
+        "output_splits",
+        str(2**60),
+        "bytes",
+        **_resplit("output_splits", lambda s: [2**60, *s[1:]]),
+    ),
+    "capacity whose bytes wrap around": value(DEVICE, "capacity", str(2**60), capacity=2**60),
+    "negative capacity": value(DEVICE, "capacity", "-1", capacity=-1),
+    "device splits of another dtype": dtype(
+        DEVICE, "input_splits", "int64", **_device_splits(0, dtype=torch.int32)
+    ),
+    "device splits of another length": value(DEVICE, "input_splits", **_device_splits(-1)),
+    "device splits of two dimensions": value(DEVICE, "input_splits", **_device_splits(0, 1)),
+    "device splits elsewhere": value(
+        DEVICE,
+        "input_splits: got a tensor on",
+        input_splits=lambda g: g.elsewhere("input_splits"),
+    ),
+    "output splits of another dtype": dtype(
+        DEVICE, "output_splits", form="out", output_splits=lambda g: g.one(g.world)
+    ),
+    "output splits of another length": value(
+        DEVICE, "output_splits", form="out", output_splits=lambda g: g.outs["output_splits"][1:]
+    ),
+}
+
+SPLITS = tuple(what for what, row in WRONG.items() if row.ops == HOST)
+
+
+def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
+    return refused(rank, WRONG[what])
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("what", sorted(WRONG))
+def test_wrong_splits_are_refused_by_name(pool: Pool, what: str) -> None:
+    """A class for each kind of mistake; raised before anything is launched, so all ranks go on."""
+    assert_all_refused(pool, WRONG[what], _refused, what)
+
+
+def _splits_on_meta(rank: Rank) -> dict[str, Attempt]:
+    found = {}
+    for what in SPLITS:
+        given = Given(rank, "alltoallv")
+        arguments = given.spoiled(WRONG[what])
+        arguments["input"] = arguments["input"].to("meta")
+        found[what] = attempt(lambda: given.call.overload("functional")(**arguments))  # noqa: B023
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_wrong_splits_are_refused_on_meta_tensors(pool: Pool) -> None:
+    for found in pool.run(_splits_on_meta):
+        assert len(found) > 7
+        for what, result in found.items():
+            assert_refused("alltoallv", WRONG[what], result)
+
+
+# Splits that the device alone knows: those of the last rank to the first ranks, and the rows that
+# are missing in its result.
+DEVICE_SPLITS: dict[str, tuple[list[int], int]] = {
+    "capacity too small": ([], 1),
+    "negative split": ([-3], 0),
+    "sum beyond the input": ([1006], 0),
+    "sum that wraps around": ([MOST, MOST, 2], 0),
+}
+ROWS = 6
+
+
+def _wrong_on_the_device(
+    rank: Rank, what: str, check: bool, timeout: float
+) -> tuple[Attempt, Attempt, str]:
+    splits, missing = DEVICE_SPLITS[what]
+    communicator = rank.new_communicator(
+        "device-splits", rank.fresh_group(), timeout=timeout, check=check
+    )
+    call = Call("alltoallv_device", "int32", (ROWS, 5), form="out", style="bits")
+    prepared = Prepared(rank, communicator, call)
+    last = rank.rank == rank.size - 1
+    if last:
+        for other, rows in enumerate(splits[: rank.size]):
+            prepared.given["input_splits"][other] = rows
+        if missing:
+            # The rows of `out` behind the capacity are a canary: they must not be written to.
+            prepared.outs[0] = prepared.outs[0].part(0, 0, ROWS * rank.size - missing)
+            prepared.given["capacity"] -= missing
+    rank.synchronize()
+    rank.barrier()
+
+    def run() -> None:
+        prepared.make()
+        finish(communicator)
+
+    found = attempt(run)
+    rank.barrier()
+    found = found if found.error else attempt(communicator.raise_if_failed)
+    around = [
+        bytes_around(placed, before)
+        for placed, before in zip(prepared.outs, prepared._outs_before, strict=True)
+    ]
+    after = attempt(run)
+    communicator.destroy()
+    return found, after, "".join(around)
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
+@pytest.mark.parametrize("what", sorted(DEVICE_SPLITS))
+def test_device_splits_that_do_not_fit_are_a_mismatch(pool: Pool, what: str, check: bool) -> None:
+    """They are found inside the call: every rank raises, nothing is written out of bounds, and
+    the communicator refuses further work."""
+    some_stand_for_all(pool, pool.size == 2 and not check)
+    timeout = timeout_now(pool, 3.0)
+    for found, after, around in pool.run(_wrong_on_the_device, what, check, timeout):
+        assert found.error == "CollectiveMismatch", found
+        assert "alltoallv" in found.message
+        assert f"rank {pool.size - 1}" in found.message
+        word = "capacity" if what == "capacity too small" else "splits"
+        assert word in found.message
+        assert after.error == "CommunicatorPoisoned", after
+        assert around == ""
+
+
+SENT, EXPECTED = 503, 497  # bytes, told apart from all else in a message
+
+
+def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
+    communicator = rank.new_communicator(
+        "disagree", rank.fresh_group(), timeout=timeout, check=check
+    )
+    last = rank.size - 1
+    sent, received = [8] * rank.size, [8] * rank.size
+    if rank.rank == 0:
+        sent[last] = SENT
+    if rank.rank == last:
+        received[0] = EXPECTED
+    source = torch.ones(sum(sent), dtype=torch.uint8, device=rank.device)
+    rank.barrier()
+
+    def run() -> None:
+        torch.ops.collx.alltoallv(source, received, sent, communicator.name)
+        finish(communicator)
+
+    found = [attempt(run)]
+    rank.barrier()
+    found.append(attempt(communicator.raise_if_failed))
+    rank.arenas.pop(communicator.name, None)
+    attempt(communicator.destroy)
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(pool: Pool) -> None:
+    """The check compares what a pair exchanges: all ranks raise, with both numbers."""
+    for call, later in pool.run(_disagree, True, timeout_now(pool, 10.0)):
+        found = call if call.error else later
+        assert found.error == "CollectiveMismatch", found
+        for word in ("alltoallv", str(SENT), str(EXPECTED), "rank 0", f"rank {pool.size - 1}"):
+            assert word in found.message, (word, found)
+
+
+@pytest.mark.worlds(2, 3)
+def test_splits_on_which_two_ranks_disagree_end_without_the_check(pool: Pool) -> None:
+    """Without it the data may be wrong, but nobody waits for longer than the timeout. On CPU the
+    pair always compares its numbers."""
+    timeout = timeout_now(pool)
+    results = pool.run(_disagree, False, timeout)
+    for call, later in results:
+        assert call.error in ("", "CollectiveTimeout", "CollectiveMismatch"), call
+        assert later.error in ("", "CollectiveTimeout", "CollectiveMismatch"), later
+        assert_in_time(call, timeout)
+        if pool.world.device == "cpu":
+            assert "CollectiveMismatch" in (call.error, later.error), (call, later)

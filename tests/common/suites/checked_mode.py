@@ -1,0 +1,224 @@
+"""Checked mode: calls that differ between ranks are named on all of them, and what belongs to one
+call passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from ..attempt import Attempt, attempt
+from ..calls import Call, Fields, run_calls
+from ..check import assert_none
+from ..collectives import NAMES as COLLECTIVES
+from ..collectives import OPS, REDUCING, ROOTED, WITH_AXIS, WITH_SPLITS
+from ..failures import assert_named, repeated, small_call
+from ..limits import TIMEOUT, assert_in_time, timeout_now
+from ..norms import NAMES as NORMS
+from ..norms import quantizes
+from ..operators import NAMES, algorithms_of, call_of, is_norm, name_in_errors
+from ..pool import Pool, some_stand_for_all
+from ..rank import Rank
+from ..sampling import every
+
+pytestmark = pytest.mark.alone  # errors have to come in time
+
+ENOUGH = 10.0  # a timeout that nothing should wait for
+NEW = tuple(op for op in COLLECTIVES if op != "allreduce")
+
+
+@dataclass(frozen=True)
+class Different:
+    """Calls that differ between ranks: of which operators, what the last rank changes in the call
+    of the others, and words of the message besides the operator."""
+
+    ops: tuple[str, ...]
+    usual: Fields
+    other: Fields
+    words: tuple[str, ...]
+
+
+FP8 = "allreduce_residual_rmsnorm_fp8"
+NORMS_HERE = (FP8, *(op for op in NORMS if op != FP8))
+QUANTIZING = tuple(op for op in NORMS_HERE if quantizes(op))
+STAGED = tuple(op for op in (*NEW, *NORMS) if "staged" in algorithms_of(op))
+SHOTS = tuple(op for op in ("allreduce", *NORMS_HERE) if "twoshot_pull" in algorithms_of(op))
+ALL = (*COLLECTIVES, *NORMS_HERE)
+PULLED: Fields = {"algorithm": "oneshot_pull", "form": "out"}
+
+DIFFERENT = {
+    "root": Different(ROOTED, {"root": 0}, {"root": 1}, ("root 0", "root 1")),
+    "axis": Different(WITH_AXIS, {"axis": 0}, {"axis": 1}, ("axis 0", "axis 1")),
+    "shape": Different(COLLECTIVES, {"shape": (12, 7)}, {"shape": (12, 9)}, (", 7]", ", 9]")),
+    "shape in the fallback": Different(
+        COLLECTIVES,
+        {"shape": (12, 7), "algorithm": "fallback"},
+        {"shape": (12, 9)},
+        (", 7]", ", 9]"),
+    ),
+    "dtype": Different(COLLECTIVES, {"dtype": "float32"}, {"dtype": "int32"}, ("float32", "int32")),
+    "reduce op": Different(REDUCING, {"reduce_op": "sum"}, {"reduce_op": "max"}, ("sum", "max")),
+    "max_blocks": Different(
+        ALL, {"max_blocks": 1}, {"max_blocks": 2}, ("max_blocks=1", "max_blocks=2")
+    ),
+    "algorithm": Different(
+        SHOTS,
+        {"algorithm": "oneshot_push"},
+        {"algorithm": "twoshot_pull"},
+        ("oneshot_push", "twoshot_pull"),
+    ),
+    "algorithm of a broadcast": Different(
+        ("broadcast",),
+        {"algorithm": "onestage"},
+        {"algorithm": "twostage"},
+        ("onestage", "twostage"),
+    ),
+    "staged or the fallback": Different(
+        STAGED, {"algorithm": "staged"}, {"algorithm": "fallback"}, ("staged", "fallback")
+    ),
+    # Hazards 5 and 16: that an argument is symmetric must agree on all ranks.
+    "symmetric input": Different(
+        ("allreduce",),
+        {**PULLED, "symmetric": "output"},
+        {"symmetric": "both"},
+        ("symmetric input",),
+    ),
+    "operator": Different(NEW, {}, {"op": "allreduce"}, ("called allreduce(",)),
+    "operator instead of allreduce": Different(
+        ("allreduce", *NORMS_HERE), {}, {"op": "broadcast"}, ("called broadcast(",)
+    ),
+    "operator of a norm": Different(
+        tuple(op for op in NORMS_HERE if op != "allreduce_rmsnorm_fp8"),
+        {},
+        {"op": "allreduce_rmsnorm_fp8"},
+        ("called allreduce_rmsnorm_fp8(",),
+    ),
+    "barrier": Different(ALL, {}, {"op": "barrier"}, ("called barrier",)),
+    "rows": Different(NORMS_HERE, {}, {"rows": 9}, ("[7, ", "[9, ")),
+    "columns": Different(NORMS_HERE, {}, {"cols": 512}, (", 256]", ", 512]")),
+    "dtype of a norm": Different(NORMS_HERE, {}, {"dtype": "float16"}, ("bfloat16", " float16")),
+    # With an eps that every rounding keeps.
+    "rounding": Different(
+        NORMS_HERE, {"eps": 0.5}, {"rounding": "parity"}, ("rounding fp32", "rounding parity")
+    ),
+    "eps": Different(NORMS_HERE, {"eps": 0.25}, {"eps": 0.5}, ("eps 0.25", "eps 0.5")),
+    "weight_offset": Different((FP8,), {}, {"weight_offset": 1.0}, ("weight_offset 1",)),
+    "scales": Different(
+        QUANTIZING, {}, {"scale_mode": "group"}, ("scale_mode row", "scale_mode group")
+    ),
+    "groups": Different(
+        (FP8,),
+        {"scale_mode": "group"},
+        {"quant_group_size": 64},
+        ("quant_group_size 128", "quant_group_size 64"),
+    ),
+    "scale_ub": Different((FP8,), {}, {"scale_ub": 0.5}, ("scale_ub inf", "scale_ub 0.5")),
+    "ue8m0": Different((FP8,), {}, {"ue8m0": True}, ("ue8m0 0", "ue8m0 1")),
+    "fp8 format": Different(
+        tuple(op for op in QUANTIZING if op.endswith("fp8")),
+        {},
+        {"fp8_dtype": "e5m2"},
+        ("e4m3fn", "e5m2"),
+    ),
+    "one result more": Different(
+        QUANTIZING, {"keep_norm": False}, {"keep_norm": True}, ("keep_norm",)
+    ),
+    "epilogue": Different(
+        (FP8, "allreduce_layernorm", "reducescatter_residual_rmsnorm"),
+        {},
+        {"epilogue": "bias_relu"},
+        ("with epilogue ",),
+    ),
+}
+STANDING = ("root", "operator", "rows", "rounding")  # where ranks share a GPU
+
+
+def _operators_here(pool: Pool, what: str) -> tuple[str, ...]:
+    """The operators of a row for this world: each call takes an init."""
+    ops = DIFFERENT[what].ops
+    if pool.takes_turns and not (pool.size == 2 and what in STANDING):
+        return tuple(op for op in ops if op == "allreduce")
+    if pool.takes_turns or pool.size > 2:
+        return ops[:3]
+    if pool.world.device == "cuda":
+        return tuple(op for number, op in enumerate(ops) if number % 3 < 2)
+    return ops
+
+
+def _other_call(rank: Rank, what: str, ops: tuple[str, ...], timeout: float) -> dict[str, Attempt]:
+    row, answers = DIFFERENT[what], {}
+    for op in ops:
+        communicator = rank.new_communicator(
+            "differs", rank.fresh_group(), timeout=timeout, check=True
+        )
+        usual: Fields = {"shape": (12, 12), "form": "functional", **row.usual}
+        other: Fields = {**usual, **row.other}
+        calls = [small_call(fields.pop("op", op), rank.size, **fields) for fields in (usual, other)]
+        runs = [repeated(rank, communicator, call) for call in calls]
+        for run in runs:  # either is right where all ranks make it
+            run()
+        rank.barrier()  # from here on a rank may hear of a peer's failure at any time
+        found = attempt(runs[rank.rank == rank.size - 1])
+        rank.barrier()
+        # A rank may have left the call before the others noticed.
+        answers[op] = found if found.error else attempt(communicator.raise_if_failed)
+        rank.arenas.pop(communicator.name, None)
+        communicator.destroy()
+    return answers
+
+
+@pytest.mark.worlds(2, 3, 4)
+@pytest.mark.parametrize("what", sorted(DIFFERENT))
+def test_checked_mode_names_both_sides_of_a_mismatch(pool: Pool, what: str) -> None:
+    """Hazards 5 and 14: one rank makes another call. Every rank raises at once, and both calls are
+    shown: whatever changes results takes part in the comparison."""
+    ops = _operators_here(pool, what)
+    some_stand_for_all(pool, bool(ops))
+    for answers in pool.run(_other_call, what, ops, timeout_now(pool, ENOUGH)):
+        assert tuple(answers) == ops
+        for op, found in answers.items():
+            words = (f"called {name_in_errors(op)}(", *DIFFERENT[what].words)
+            assert_named(found, "CollectiveMismatch", *words)
+            assert_in_time(found, TIMEOUT)
+
+
+def _alike(op: str) -> list[Call]:
+    """Calls whose tensors differ between the ranks, as they may: parts, splits, places in symmetric
+    memory and strides are each rank's own where no peer goes there. Some ranks own no row."""
+    if is_norm(op):
+        return [
+            call_of(op, rows=rows, cols=256, algorithm=way, form=form)
+            for way in algorithms_of(op)
+            for rows, form in ((1, "functional"), (4, "out"), (0, "out"))
+        ]
+    own: list[Fields] = [
+        {},
+        {"symmetric": "both"},
+        {"symmetric": "both", "form": "part" if "part" in OPS[op].forms else "out"},
+        # A rank that gets one row or none has a contiguous output, the others have not.
+        {"symmetric": "both", "layout": "spread", "output_layout": "spread"},
+    ]
+    return [
+        call_of(
+            op, dtype="int32", shape=(1, 3), uneven=True, algorithm=way, splits=splits, **fields
+        )
+        for way in algorithms_of(op)
+        for splits in (("uneven", "one_receives", "zeros") if op in WITH_SPLITS else ("even",))
+        for fields in own
+    ]
+
+
+def _checked(rank: Rank, calls: list[Call]) -> list[str]:
+    rank.communicator("checked", check=True)
+    return run_calls(rank, calls, "checked")
+
+
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("op", NAMES)
+def test_checked_mode_passes_what_belongs_to_one_call(pool: Pool, op: str) -> None:
+    """The negative control, in every algorithm."""
+    standing = pool.size == 2 and op in ("allgather", "alltoallv")
+    some_stand_for_all(pool, standing or is_norm(op))
+    calls = _alike(op)
+    some = pool.takes_turns and is_norm(op)
+    assert_none(pool.run(_checked, every(calls, 6) if some else calls))
