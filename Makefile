@@ -55,7 +55,7 @@ OF_TORCH := libc10*.so libtorch*.so libcudart.so.*
 # Its name holds what the build was asked for, so that another answer builds again.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
-.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-c10d test-gpu test-gpu-shared test-multicast bench count-instructions lint lint-cpp lint-python format docs wheel clean
+.PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-c10d test-mutants test-gpu test-gpu-shared test-multicast bench count-instructions lint lint-cpp lint-python format docs wheel clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -155,6 +155,9 @@ test-models: $(BUILT) $(DEV) ## the models of the protocol alone
 
 test-c10d: $(BUILT) $(DEV) ## all of PyTorch's own tests of a backend, on four CPU ranks: about 5 minutes
 	python -m pytest --full tests/c10d $(ARGS)
+
+test-mutants: $(BASE) $(DEV) ## drawn mistakes in the sources, which the tests must notice: about 1 hour
+	python -m tools.mutants $(ARGS)
 
 test-multicast: $(BUILT) $(DEV) ## where NVLink multicast is there and nobody else is: its algorithms on the switch
 	COLLX_TEST_MULTICAST=1 python -m pytest tests/cuda/test_multimem.py $(ARGS)
