@@ -93,7 +93,8 @@ def main() -> int:
     if on_gpu:
         torch.cuda.set_stream(torch.cuda.Stream())
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-    with collx.init(device=device):
+    # Ranks wait for each other's compilers, which a loaded machine can hold up for minutes.
+    with collx.init(device=device, timeout=300.0):
         for name, (nbytes, plain, mapped) in cases(options, device).items():
             collx.warm_up(mapped.func, *mapped.args, **mapped.keywords)
             calls = calls_of(nbytes, options.iterations)
