@@ -32,7 +32,7 @@ EIGHT_RANKS := (<|, )8(, (true|false))?>$$
 # The trial of what devices hold at once: no call runs beside it.
 TRIAL := ^meet$$
 # So that a block of another communicator's kernel fits beside one of these: see kLaneBound.
-LANES := 80 '_(lanes|wide)_kernel<|^alltoallv_long_kernel$$'
+LANES := 80 '_lanes_kernel<|^alltoallv_long_kernel$$'
 # Loads through NVLink multicast, which no kernel has that tests run.
 MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 

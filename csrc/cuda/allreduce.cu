@@ -64,31 +64,15 @@ bool goes_into_outputs(const AllreduceCall& call) {
          bytes_of(call) % kVectorBytes == 0;
 }
 
-/// In lanes of which each of few blocks serves several.
-void wide_lanes(const AllreduceLaunch& l, KernelCall& k, LaneArguments& lanes, bool direct) {
-  const bool whole = l.call.plan.bulk && bytes_of(l.call) % kVectorBytes == 0 &&
-                     whole_vectors(l.call.input) && whole_vectors(l.call.output);
-  const bool uses[3] = {true, true, !direct};
-  lanes.wide =
-      wide_shape(l.call.plan, l.view.world, lanes.sent[1].vectors * kVectorBytes, uses, true);
-  AllreduceLaunch wide{l.view, l.call, l.stream, kernels::allreduce_wide};
-  if (whole) wide.shared = shared_bytes(lanes.wide, l.view.world, true);
-  wide.run(whole, k, lanes);
-}
-
-/// By chunks, in as many lanes as the call has blocks, or in more.
+/// By chunks, in as many lanes as the call has blocks.
 void lanes(const AllreduceLaunch& l) {
   KernelCall k = kernel_call_of(l);
   k.fingerprint = fingerprint(l.call.descriptor);
   const bool direct = goes_into_outputs(l.call);
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;
-  const int32_t width = l.call.plan.width;
-  const uint32_t slot = lanes.area.slot_bytes;
-  const uint32_t most =
-      width > 0 ? largest_wide_chunk(Collective::allreduce, l.view.world, slot) : slot;
-  const LaneChunks chunks(sent_vectors(l.call, l.view.world),
-                          l.call.plan.blocks * std::max(width, 1), most / kVectorBytes);
+  const LaneChunks chunks(sent_vectors(l.call, l.view.world), l.call.plan.blocks,
+                          lanes.area.slot_bytes / kVectorBytes);
   const uint32_t mark = fingerprint_of_lanes(l.call.descriptor, direct);
   for (int distance = 0; distance < l.view.world; ++distance) {
     lanes.sent[distance] = lanes.received[distance] = chunks;
@@ -97,7 +81,6 @@ void lanes(const AllreduceLaunch& l) {
     lanes.output[distance] =
         static_cast<char*>(l.call.peer_output[(l.view.rank + distance) % l.view.world]);
   }
-  if (width > 0) return wide_lanes(l, k, lanes, direct);
   l.run(is_whole_sum(l.call, kVectorBytes), k, lanes);
 }
 

@@ -72,7 +72,6 @@ Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const ch
   }
   if (found == nullptr) {
     const Kernel kernel = load(make(op, program(options), kernel_in_program(expression_, options)));
-    prepare(kernel);
     entries_.push_back({options, device, kernel, held_by_device(kernel, device)});
     found = &entries_.back();
   }

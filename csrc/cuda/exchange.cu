@@ -165,26 +165,7 @@ void with_device_splits(const ExchangeLaunch& l) {
          arguments, l.stream, "the long messages of an alltoallv");
 }
 
-/// In lanes of which each of few blocks serves several.
-void wide_lanes(const ExchangeLaunch& l, KernelCall& k, LaneArguments& lanes, Routes& routes,
-                bool sends, bool takes) {
-  const bool reduces = is_reduction(l.call.collective);
-  const bool whole = l.call.plan.bulk && all_whole(routes, l.view);
-  // What is the same as what is sent is stored along with it. What is reduced has the root's own.
-  const bool keeps = !reduces && lanes.received[0].count > 0 && !(routes.same && sends);
-  const bool uses[3] = {sends, takes, keeps};
-  uint32_t vectors = lanes.received[0].vectors;
-  for (int d = 1; d < l.view.world; ++d) {
-    vectors = std::max({vectors, lanes.sent[d].vectors, lanes.received[d].vectors});
-  }
-  lanes.wide = wide_shape(l.call.plan, l.view.world, vectors * kVectorBytes, uses, reduces);
-  ExchangeLaunch wide{l.view, l.call, l.stream,
-                      reduces ? kernels::exchange_wide : kernels::exchange_wide_copy};
-  if (whole) wide.shared = shared_bytes(lanes.wide, l.view.world, reduces);
-  wide.run(whole, k, lanes, routes);
-}
-
-/// By chunks, in as many lanes as the call has blocks, or in more.
+/// By chunks, in as many lanes as the call has blocks.
 void lanes(const ExchangeLaunch& l) {
   KernelCall k = kernel_call_of(l);
   Routes routes = routes_of(l.view, l.call);
@@ -193,13 +174,9 @@ void lanes(const ExchangeLaunch& l) {
   const uint32_t mark = fingerprint_of_lanes(l.call.descriptor, false);
   lanes.in_place = overwrites_in_place(l.call.collective) && l.call.input == l.call.output;
   const bool reduces = is_reduction(l.call.collective);
-  const int32_t width = l.call.plan.width;
-  const uint32_t slot = lanes.area.slot_bytes;
-  const uint32_t most = width > 0 ? largest_wide_chunk(l.call.collective, l.view.world, slot)
-                                  : largest_chunk(l.call.collective, slot);
+  const uint32_t most = largest_chunk(l.call.collective, lanes.area.slot_bytes) / kVectorBytes;
   const auto chunks_of = [&](const Message& m) {
-    return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes),
-                      l.call.plan.blocks * std::max(width, 1), most / kVectorBytes);
+    return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes), l.call.plan.blocks, most);
   };
   lanes.sent[0] = chunks_of(routes.cleared);
   lanes.received[0] = chunks_of(routes.to[0]);
@@ -215,7 +192,6 @@ void lanes(const ExchangeLaunch& l) {
             ? pair_fingerprint(mark, l.view.rank, peer, routes.from[d].bytes, routes.to[d].bytes)
             : mark;
   }
-  if (width > 0) return wide_lanes(l, k, lanes, routes, sends, takes);
   lanes.scatters = sends ? kScatters : 0;
   lanes.takes = !takes ? 0 : sends && !reduces ? 128 : 192;
   const bool sums = !reduces || l.call.reduce_op == ReduceOp::sum;

@@ -12,7 +12,6 @@
 #include "collectives/kernel_table.h"
 #include "device.h"
 #include "epilogue.h"
-#include "transports/wide_shape.h"
 
 namespace collx::cuda {
 
@@ -42,24 +41,9 @@ inline bool whole_vectors(const void* data) {
 }
 
 /// `cluster`: blocks of the grid that make a cluster, one after the other. `what`: for the error.
-/// `begun`: an event that is recorded when all blocks have begun; null: none. `shared`: bytes of
-/// dynamic shared memory of a block.
+/// `begun`: an event that is recorded when all blocks have begun; null: none.
 void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
-            std::string_view what, uint32_t cluster = 1, cudaEvent_t begun = nullptr,
-            uint32_t shared = 0);
-
-/// Makes a kernel ready: one that copies in bulk may have so much shared memory, and all of them
-/// leave room for it. A multiprocessor divides its memory between shared memory and cache anew only
-/// when no block is on it. A block that waits for a peer would keep those of another communicator's
-/// kernel away, if it had come with less shared memory.
-void prepare(Kernel kernel);
-
-/// Shares of shared memory for the roles of a block with several lanes: see WideShape. `bytes`: of
-/// a chunk. `uses`: which roles have chunks. `reduces`: the second one adds up those of all ranks.
-WideShape wide_shape(const Plan& plan, int world, uint32_t bytes, const bool (&uses)[3],
-                     bool reduces);
-/// All of them together, in bytes.
-uint32_t shared_bytes(const WideShape& shape, int world, bool reduces);
+            std::string_view what, uint32_t cluster = 1, cudaEvent_t begun = nullptr);
 
 inline Collective collective_of(const AllreduceCall&) { return Collective::allreduce; }
 inline Collective collective_of(const ExchangeCall& call) { return call.collective; }
@@ -93,7 +77,6 @@ struct Launch {
   const CallOf& call;
   Stream stream;
   const KernelFamily& kernels;
-  uint32_t shared = 0;  // bytes of dynamic shared memory of a block
 
   /// The kernel's instance for the call, with what its template declares.
   template <typename... Arguments>
@@ -107,7 +90,7 @@ struct Launch {
     }
     void* given[] = {&arguments...};
     launch(kernel, call.plan, view.pdl, given, stream, name_of(collective_of(call)),
-           cluster_of(call), nullptr, shared);
+           cluster_of(call));
   }
 
  private:

@@ -74,7 +74,6 @@ DeviceCapacity load_kernels(int world, bool clusters, bool simulated) {
   constexpr int kHopper = 9;
   bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= kHopper;
   for_each_kernel(world, simulated, [&](Kernel kernel) {
-    prepare(kernel);
     // A newer device may run code that was made for an older one.
     hopper &= attributes_of(kernel).ptxVersion >= 10 * kHopper;
   });

@@ -106,11 +106,8 @@ uint64_t cuda_chunks(const CudaLayout& layout, const Plan& plan, const Request& 
     through(vectors_of(r, algorithm) * kVectorBytes, slots->source_bytes);
   }
   if (row_of(algorithm).lanes) {
-    const uint32_t slot = layout.lanes.slot_bytes;
-    const uint32_t most = plan.width > 0 ? largest_wide_chunk(r.collective, r.world, slot)
-                                         : largest_chunk(r.collective, slot);
-    const int lanes = plan.blocks * std::max(plan.width, 1);
-    chunks = LaneChunks(vectors_of(r, algorithm), lanes, most / kVectorBytes).count;
+    const uint32_t most = largest_chunk(r.collective, layout.lanes.slot_bytes) / kVectorBytes;
+    chunks = LaneChunks(vectors_of(r, algorithm), plan.blocks, most).count;
   }
   if (uses_staging(r, algorithm)) through(r.bytes, layout.staging_bytes);
   if (stages_results(r, algorithm)) {

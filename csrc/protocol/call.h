@@ -49,8 +49,6 @@ struct Plan {
   Algorithm named = Algorithm::automatic;      // as requested, or selected
   bool staged = false;        // peers pull inputs from the staging memory, not from where they lie
   bool into_outputs = false;  // what is stored by multicast goes into the outputs of all ranks
-  int32_t width = 0;          // lanes that a block serves in turn; 0: one, by the ordinary kernels
-  bool bulk = false;          // of such a call: the copy units of the multiprocessors can be used
 };
 
 /// What all calls have in common. `input` and `output` are dense.

@@ -62,10 +62,6 @@ inline constexpr int kLaneBound = 384;
 inline constexpr uint32_t kMostLanes = 132;  // one for each multiprocessor of an H100
 inline constexpr uint32_t kRingSlots = 4;    // of a ring; a power of two, since counts wrap around
 inline constexpr int kLaneStages = 2;        // what is scattered, and the results
-// A call with so few blocks takes several lanes for each of them, and copies through shared memory.
-inline constexpr int kFewBlocks = 16;
-inline constexpr int kWidest = 16;  // lanes of a block; a power of two
-inline constexpr uint32_t kMostWideChunkBytes = 16 << 10;
 inline constexpr uint32_t kMostLaneSlotBytes = 32 << 10;
 inline constexpr uint32_t kLeastLaneSlotBytes = 1 << 10;
 

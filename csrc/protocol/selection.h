@@ -188,20 +188,12 @@ constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   return 2 * bytes;
 }
 
-/// Whether a call through lanes is carried out by the kernels for few blocks. Those compile no
-/// epilogues.
-constexpr bool has_few_blocks(const Request& r) {
-  return !r.epilogue && r.world > 1 &&
-         (r.room <= kFewBlocks || (r.max_blocks > 0 && r.max_blocks <= kFewBlocks));
-}
-
 /// The calls to which a row is restricted.
 enum class For : uint8_t {
   all,
   symmetric,  // calls of which that is symmetric which peers would touch in place
   switched,   // calls that a switch may add, in any order
   overlap,    // symmetric calls of a communicator that leaves multiprocessors to other work
-  few,        // calls with few blocks: see has_few_blocks
 };
 
 /// The algorithm for a call that requests one of `asked`, on a device.
@@ -235,8 +227,6 @@ inline constexpr uint64_t kLanesFromOfAlltoallv = 8 << 20;
 inline constexpr uint64_t kLanesFromOfReduce = 12 << 20;
 inline constexpr uint64_t kLanesFromOfReducescatter = 24 << 20;
 inline constexpr uint64_t kLanesFromOfCopies = (16 << 20) + 1;
-/// With few blocks they are faster from this size on.
-inline constexpr uint64_t kLanesFromOfFew = 1 << 20;
 /// And symmetric copies between all ranks are as fast without any.
 inline constexpr uint64_t kDirectFrom = 16 << 20;
 /// And copy engines, with a barrier before and behind, are worth their time.
@@ -253,7 +243,6 @@ inline constexpr Collectives kOneWay =
 inline constexpr SelectionRow kRows[] = {
     // Between two ranks a switch saves nothing. From where on it does between more is a guess:
     // docs/internals/engineering-log.md.
-    {kAuto, kAllreduce, cuda, few, 2, kAnySize, twoshot_lanes, kLanesFromOfFew},
     {kAuto, kAllreduce, cuda, all, 2, 1 << 20, oneshot_push},
     {kAuto | kTwoshot, kAllreduce, cuda, all, 1, kAnySize, twoshot_push},
     {kAuto, kAllreduce, cuda, all, 2, kLanesFrom - 1, twoshot_push},
@@ -278,7 +267,6 @@ inline constexpr SelectionRow kRows[] = {
 
     {kAuto, kBroadcast, cuda, all, 1, kAnySize, onestage},
     {kOnestage, kBroadcast, cuda, all, 1, kAnySize, channels},
-    {kAuto, kBroadcast, cuda, few, 2, kAnySize, lanes, kLanesFromOfFew},
     {kAuto, kBroadcast, cuda, all, 2, kLanesFromOfBroadcast - 1, onestage},
     {kAuto | kOnestage, kBroadcast, cuda, all, 2, kAnySize, lanes, kLanesFromOfBroadcast},
     {kOnestage, kBroadcast, cuda, all, 2, kLanesFromOfBroadcast - 1, channels},
@@ -306,7 +294,6 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto | kStaged, kReductions & ~kReduce, cuda, all, 2, kAnySize, lanes,
      kLanesFromOfReducescatter},
     {kAuto, kPairs & ~kReductions & ~kOneWay, cuda, symmetric, 2, kAnySize, direct, kDirectFrom},
-    {kAuto, kPairs, cuda, few, 2, kAnySize, lanes, kLanesFromOfFew},
     {kAuto | kStaged, kPairs & ~kReductions & ~kAlltoallv, cuda, all, 2, kAnySize, lanes,
      kLanesFromOfCopies},
     {kAuto, kPairs, cuda, all, 2, kLanesFromOfReducescatter - 1, staged},
@@ -412,7 +399,7 @@ constexpr int find_row(const Request& r, Algorithm asked) {
   if (range.first == range.end) return -1;
   const bool switched = !r.deterministic && can_be_switched(r) && lies_for_switch(r);
   const bool symmetric = is_symmetric(r);
-  const bool fits[] = {true, symmetric, switched, symmetric && r.overlap, has_few_blocks(r)};
+  const bool fits[] = {true, symmetric, switched, symmetric && r.overlap};
   for (int i = range.first; i < range.end; ++i) {
     const SelectionRow& row = kSelection[i];
     if ((row.asked & only(asked)) != 0 && (row.collectives & only(r.collective)) != 0 &&
@@ -472,39 +459,11 @@ constexpr int clamp_blocks(uint64_t wanted, uint64_t limit) {
 
 }  // namespace detail
 
-/// Lanes that a call may use with a block for each. Ranks must agree, so that spare blocks are left
+/// Lanes that a call may use: a block for each. Ranks must agree, so that spare blocks are left
 /// alone.
 constexpr int lanes_of(const Request& r) {
   const int room = r.max_blocks > 0 && r.max_blocks < r.room ? r.max_blocks : r.room;
   return room < r.lanes ? room : r.lanes;
-}
-
-namespace detail {
-
-/// Lanes that each of few blocks serves. More of them have more chunks on their way; short chunks
-/// are slow.
-constexpr int width_of(const Request& r, int blocks, uint64_t vectors) {
-  constexpr uint64_t kLeastChunk = (8 << 10) / kVectorBytes;
-  int width = 1;
-  while (2 * width <= kWidest && 2 * width * blocks <= r.lanes &&
-         static_cast<uint64_t>(2 * width * blocks) * kLeastChunk <= vectors) {
-    width *= 2;
-  }
-  return width;
-}
-
-}  // namespace detail
-
-/// Bytes of the largest chunk of a call in which a block serves several lanes. What a block reduces
-/// at a time, of all ranks, takes the shared memory of two chunks of a copy; in an all-reduce,
-/// which has one role more, of one.
-constexpr uint32_t largest_wide_chunk(Collective collective, int world, uint32_t slot_bytes) {
-  uint32_t most = kMostWideChunkBytes;
-  if (reduces(collective)) {
-    const uint32_t chunks = collective == Collective::allreduce ? 1 : 2;
-    most = chunks * kMostWideChunkBytes / static_cast<uint32_t>(world) / 128 * 128;
-  }
-  return slot_bytes < most ? slot_bytes : most;
 }
 
 /// Algorithm, grid and block size of a call.
@@ -526,11 +485,6 @@ constexpr Plan select(const Request& r) {
     const uint64_t wanted =
         row_of(r.collective).counted ? kMostLanes : ceil_div(work, kLeastLaneVectors);
     plan.blocks = detail::clamp_blocks(wanted, static_cast<uint64_t>(lanes_of(r)));
-    if (has_few_blocks(r)) {
-      plan.threads = row_of(plan.algorithm).stages > 1 ? kLaneBound : kLaneBlock;
-      plan.width = detail::width_of(r, plan.blocks, row_of(r.collective).counted ? ~0ull : work);
-      plan.bulk = r.capabilities.dependent_launch;  // of the same devices
-    }
     return plan;
   }
   // Small blocks spread a small call over the device; large ones fill the links.

@@ -16,8 +16,7 @@ constexpr uint64_t kSizes[] = {1,       16,      1000,    64 << 10, 128 << 10,  
                                1 << 20, 3333333, 8 << 20, 64 << 20, 256u << 20, 1ull << 33};
 
 bool equal(const Plan& a, const Plan& b) {
-  return std::tie(a.algorithm, a.blocks, a.threads, a.width) ==
-         std::tie(b.algorithm, b.blocks, b.threads, b.width);
+  return std::tie(a.algorithm, a.blocks, a.threads) == std::tie(b.algorithm, b.blocks, b.threads);
 }
 
 /// Requests over all devices, dtypes, worlds, sizes and bounds.
@@ -155,8 +154,7 @@ TEST(Selection, keeps_grids_within_what_can_be_resident) {
       ASSERT_LE(static_cast<int64_t>(plan.blocks) * plan.threads,
                 static_cast<int64_t>(room) * kFullBlock);
       ASSERT_TRUE(plan.threads == 64 || plan.threads == 128 || plan.threads == 256 ||
-                  plan.threads == kFullBlock || plan.threads == kLaneBlock ||
-                  (plan.width > 0 && plan.threads == kLaneBound));
+                  plan.threads == kFullBlock || plan.threads == kLaneBlock);
     }
   }
 }
@@ -183,9 +181,7 @@ bool is_reached(const SelectionRow& row) {
     request.device = row.device;
     request.bytes = row.up_to;
     request.world = row.max_world;
-    request.room = row.calls == For::few ? kFewBlocks : 132;
-    request.input_symmetric = request.output_symmetric =
-        row.calls != For::all && row.calls != For::few;
+    request.input_symmetric = request.output_symmetric = row.calls != For::all;
     request.input_multicast = request.output_multicast = row.calls == For::switched;
     request.deterministic = row.calls != For::switched;
     request.overlap = row.calls == For::overlap;
@@ -381,7 +377,7 @@ TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
     const Plan plan = select(request);
     request.spare_room = 1000;
     EXPECT_EQ(select(request).blocks, plan.blocks) << "ranks may differ in their spare blocks";
-    EXPECT_EQ(plan.threads, plan.width > 0 ? kLaneBound : kLaneBlock);
+    EXPECT_EQ(plan.threads, kLaneBlock);
     return plan.blocks;
   };
   EXPECT_EQ(lanes(64 << 20, 132, 132, 0), 132);
@@ -390,73 +386,6 @@ TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
   EXPECT_EQ(lanes(64 << 20, 132, 132, 3), 3);
   EXPECT_EQ(lanes(16, 132, 132, 0), 1);
   EXPECT_EQ(lanes(2 * 5 * kLeastLaneSlotBytes, 132, 132, 0), 5);
-}
-
-TEST(Selection, few_blocks_take_several_lanes_each) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.room = 132;
-  const auto width = [&](Collective c, uint64_t bytes, int max_blocks, int lanes = 132) {
-    request.collective = c;
-    request.algorithm = c == Collective::allreduce ? Algorithm::twoshot_lanes : Algorithm::lanes;
-    request.bytes = request.message = bytes;
-    request.max_blocks = max_blocks;
-    request.lanes = lanes;
-    const Plan plan = select(request);
-    EXPECT_LE(plan.blocks * std::max(plan.width, 1), lanes);
-    request.spare_room = 1000;
-    EXPECT_EQ(select(request).width, plan.width) << "ranks may differ in their spare blocks";
-    request.spare_room = 0;
-    return plan.width;
-  };
-  for (const int world : {2, 4, 8}) {
-    request.world = world;
-    for (const Collective c :
-         {Collective::allreduce, Collective::allgather, Collective::alltoallv}) {
-      EXPECT_EQ(width(c, 64 << 20, 0), 0) << "many blocks have a lane each";
-      EXPECT_EQ(width(c, 64 << 20, 17), 0);
-      EXPECT_EQ(width(c, 64 << 20, 16), 8);
-      EXPECT_EQ(width(c, 64 << 20, 9), 8);
-      EXPECT_EQ(width(c, 64 << 20, 8), 16);
-      EXPECT_EQ(width(c, 64 << 20, 1), 16);
-      EXPECT_EQ(width(c, 64 << 20, 8, 8), 1) << "a small region has few lanes";
-      EXPECT_EQ(width(c, 64 << 20, 2, 8), 4);
-    }
-    EXPECT_EQ(width(Collective::allgather, 64 << 10, 8), 1) << "chunks are not made short";
-  }
-  request.world = 2;
-  request.room = 12;
-  EXPECT_EQ(width(Collective::allgather, 64 << 20, 0), 8) << "a communicator of few blocks";
-  request.epilogue = true;
-  EXPECT_EQ(width(Collective::allreduce, 64 << 20, 8), 0);
-  request.epilogue = false;
-  request.world = 1;
-  EXPECT_EQ(width(Collective::allgather, 64 << 20, 8), 0);
-}
-
-TEST(Selection, few_blocks_take_lanes_at_smaller_sizes) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.world = 2;
-  request.room = 132;
-  const auto takes_lanes = [&](Collective c, uint64_t bytes, int max_blocks) {
-    request.collective = c;
-    request.bytes = bytes;
-    request.message = sends_all(c) ? bytes : bytes / 2;
-    request.max_blocks = max_blocks;
-    return row_of(select(request).algorithm).lanes;
-  };
-  for (const CollectiveRow& row : kCollectives) {
-    const Collective c = row.collective;
-    if (c != Collective::allreduce && (kExchanges & only(c)) == 0) continue;
-    EXPECT_FALSE(takes_lanes(c, 2 << 20, 0)) << name_of(c);
-    EXPECT_FALSE(takes_lanes(c, 2 << 20, 17)) << name_of(c);
-    EXPECT_FALSE(takes_lanes(c, 512 << 10, 16)) << name_of(c);
-    for (const int blocks : {1, 8, 16}) EXPECT_TRUE(takes_lanes(c, 2 << 20, blocks)) << name_of(c);
-  }
-  request.input_symmetric = request.output_symmetric = true;
-  EXPECT_EQ(takes_lanes(Collective::allgather, 64 << 20, 16), false) << "direct copies are faster";
-  EXPECT_EQ(takes_lanes(Collective::reducescatter, 64 << 20, 16), true);
 }
 
 TEST(Selection, slots_are_those_that_the_algorithm_pushes_into) {

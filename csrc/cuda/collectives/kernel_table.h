@@ -153,7 +153,6 @@ struct KernelFamily {
   MAPPING(allreduce_oneshot_push, all, .simple = true)                                         \
   MAPPING(allreduce_twoshot_push, all, .simple = true)                                         \
   MAPPING(allreduce_lanes, all, .simple = true)                                                \
-  PLAIN(allreduce_wide, all)                                                                   \
   PLAIN(allreduce_pull_push, all)                                                              \
   MAPPING(allreduce_oneshot_pull, all)                                                         \
   MAPPING(allreduce_twoshot_pull, all)                                                         \
@@ -167,8 +166,6 @@ struct KernelFamily {
   PLAIN(gather_scatter_channels_copy, any)                                                     \
   MAPPING(exchange_lanes, all, .simple = true)                                                 \
   PLAIN(exchange_lanes_copy, any)                                                              \
-  PLAIN(exchange_wide, all)                                                                    \
-  PLAIN(exchange_wide_copy, any)                                                               \
   PLAIN(gather_scatter_direct, any)                                                            \
   MAPPING(reducescatter_direct, all)                                                           \
   MAPPING(reducescatter_multimem, summed, .worlds = false, .multicast = true)                  \

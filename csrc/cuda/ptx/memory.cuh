@@ -125,21 +125,6 @@ __device__ __forceinline__ uint32_t ld_acquire_cta(const uint32_t* shared) {
   return v;
 }
 
-/// A vector in shared memory, by its address there.
-__device__ __forceinline__ Vector ld_shared(uint32_t shared) {
-  Vector v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-               : "r"(shared)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ void st_shared(uint32_t shared, Vector v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(v.word[0]),
-               "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
-               : "memory");
-}
-
 /// Keeps an address in registers, so that a polling loop does not compute it anew in every turn.
 template <typename T>
 __device__ __forceinline__ T* keep(T* p) {

@@ -154,11 +154,6 @@ class Patience {
   /// __syncwarp (hazard 2).
   template <typename Ready, typename GetBlame>
   __device__ __forceinline__ bool wait(Phase phase, Ready ready, GetBlame blame) {
-    return wait(phase, ready, blame, [] { return false; });
-  }
-  /// `moved()`: whether something has come since it was asked last, so that the time begins anew.
-  template <typename Ready, typename GetBlame, typename Moved>
-  __device__ __forceinline__ bool wait(Phase phase, Ready ready, GetBlame blame, Moved moved) {
     if (!alive()) return false;
     uint64_t began = 0;
     for (uint32_t polls = 1; !ready(); ++polls) {
@@ -166,7 +161,7 @@ class Patience {
       if (alive()) {
         poison_ = ptx::ld_relaxed_sys(&call_.header()->poison);
         const uint64_t now = ptx::globaltimer();
-        if (began == 0 || moved()) began = now;
+        if (began == 0) began = now;
         // Poisoned: what does not come within some polls more has not been sent.
         if (!alive() || now - began < call_.timeout_ns) continue;
       }

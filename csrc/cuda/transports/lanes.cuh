@@ -28,7 +28,6 @@
 #include "../../protocol/uses.h"
 #include "../ptx/barrier.cuh"
 #include "session.cuh"
-#include "wide_shape.h"
 
 namespace collx::cuda {
 
@@ -44,7 +43,6 @@ struct LaneArguments {
   int32_t scatters;
   int32_t takes;
   bool in_place;  // the chunk that is taken overwrites the chunk that is sent
-  WideShape wide;
 };
 
 /// The threads of a block that have one role. `barrier`: their own.
