@@ -43,6 +43,17 @@ def arenas_of(rank: Rank, communicator: Any) -> Arenas:
     return arenas
 
 
+def cut(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The front of `memory` as a tensor like another, with the same strides."""
+    front = memory[: like.untyped_storage().nbytes()].view(like.dtype)
+    return front.as_strided(like.shape, like.stride(), front.storage_offset())
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes, in the same memory, of a tensor that is contiguous or stored by columns."""
+    return (tensor if tensor.is_contiguous() else tensor.movedim(-1, 0)).view(torch.uint8)
+
+
 class Placed:
     """A tensor inside memory that is larger: `whole` is the memory, `view` the tensor."""
 
@@ -117,7 +128,10 @@ def run_each(
     rank: Rank, cases: Iterable[Any], run: Callable[[Rank, Any, Any], str], key: str
 ) -> list[str]:
     """Runs the cases one after the other by `run`; what went wrong, one line each."""
-    communicator = rank.small_communicator() if key == "small" else rank.communicator(key)
+    if key == "small":
+        communicator = rank.small_communicator()
+    else:
+        communicator = rank.communicator(key, check=key == "checked")
     failures = []
     for case in cases:
         wrong = run(rank, communicator, case)

@@ -21,7 +21,6 @@ from .worlds import seed_from_environment
 T = TypeVar("T")
 
 MOST_IN_A_SEQUENCE = 20
-_PHASES = [hypothesis.Phase.generate, hypothesis.Phase.target]
 
 
 def for_all(strategy: strategies.SearchStrategy[T], count: int, check: Callable[[T], None]) -> None:
@@ -35,7 +34,7 @@ def for_all(strategy: strategies.SearchStrategy[T], count: int, check: Callable[
         max_examples=count,
         database=None,
         deadline=None,
-        phases=[*_PHASES, *shrink],
+        phases=[hypothesis.Phase.generate, *shrink],
         print_blob=False,
         suppress_health_check=list(hypothesis.HealthCheck),
     )

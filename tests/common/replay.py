@@ -27,10 +27,10 @@ def replay(world: World, calls: Sequence[Call], key: str = "default") -> None:
 
 
 def program(world: World, calls: Sequence[Call], key: str = "default") -> str:
-    """The text of a program that repeats calls; with the key "small", on a communicator with the
-    smallest payload."""
+    """The text of a program that repeats calls; with the key "small" on a communicator with the
+    smallest payload, and with the key "checked" on one that checks calls."""
     listed = "".join(f"    {call!r},\n" for call in calls)
-    given = f", key={key!r}" if key == "small" else ""
+    given = f", key={key!r}" if key in ("small", "checked") else ""
     return (
         "python - <<'EOF'\nfrom tests.common.replay import *\n"
         f"if __name__ == '__main__':\n  replay({world!r}, [\n{listed}  ]{given})\nEOF"

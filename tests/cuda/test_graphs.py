@@ -13,7 +13,7 @@ import torch
 
 from tests.common.attempt import Attempt, allreduce, attempt, finish, ones
 from tests.common.calls import Call, Fields, Tensors, as_tuple, make, run_call
-from tests.common.check import arenas_of
+from tests.common.check import arenas_of, bytes_of, cut
 from tests.common.norms import quantizes
 from tests.common.operators import NAMES, call_of, is_norm, kernels, random_call
 from tests.common.pool import Pool
@@ -41,15 +41,6 @@ def _padded(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch
     return made
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, or of one by columns."""
-    return (tensor if tensor.is_contiguous() else tensor.movedim(-1, 0)).view(torch.uint8)
-
-
-def _cut(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return memory[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
-
-
 class Static:
     """A call on tensors that stay where they are, as a graph needs them. It stands for VARIANTS
     calls with other values, and other splits on the device."""
@@ -71,8 +62,8 @@ class Static:
         if call.symmetric != "none":
             arenas = arenas_of(rank, communicator)
             source = self._tensors["input"]
-            self._tensors["input"] = _cut(arenas.input[at : at + SLICE], source)
-            self._outs = (_cut(arenas.output[at : at + SLICE], self._outs[0]), *self._outs[1:])
+            self._tensors["input"] = cut(arenas.input[at : at + SLICE], source)
+            self._outs = (cut(arenas.output[at : at + SLICE], self._outs[0]), *self._outs[1:])
         self._given = calls[0].arguments(communicator, self._tensors)
         if call.op == "alltoallv_device":
             self._given["capacity"] = len(self._outs[0])
@@ -82,7 +73,7 @@ class Static:
         for name, tensor in self._tensors.items():
             tensor.copy_(self._values[name][which])
         for out in self._outs:
-            _bytes(out).fill_(JUNK)
+            bytes_of(out).fill_(JUNK)
 
     def __call__(self) -> None:
         make(self._communicator, self.call, self._given, self._outs)
@@ -90,7 +81,7 @@ class Static:
     def spoil(self) -> None:
         """Overwrites what the call has read."""
         for tensor in self._tensors.values():
-            _bytes(tensor).fill_(JUNK)
+            bytes_of(tensor).fill_(JUNK)
 
     def wrong(self, which: int) -> torch.Tensor:
         """How many elements are wrong, on the device."""

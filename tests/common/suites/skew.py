@@ -14,7 +14,7 @@ import torch
 
 from ..attempt import finish
 from ..calls import Call, Prepared, Tensors, make, run_call, run_calls
-from ..check import arenas_of, assert_none
+from ..check import arenas_of, assert_none, bytes_of, cut
 from ..collectives import IN_PLACE, NEEDS_SYMMETRIC, OPS, ROOTED, WITH_SPLITS
 from ..norms import quantizes
 from ..operators import NAMES, call_of, is_norm, kernels
@@ -66,17 +66,6 @@ TENSORS = [
 ]
 
 
-def _cut(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The front of `memory` as a tensor like another."""
-    bytes_of = memory[: like.untyped_storage().nbytes()].view(like.dtype)
-    return bytes_of.as_strided(like.shape, like.stride(), bytes_of.storage_offset())
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, or of one by columns."""
-    return (tensor if tensor.is_contiguous() else tensor.movedim(-1, 0)).view(torch.uint8)
-
-
 class Repeated:
     """Calls of one operator on memory that stays where it is. They differ in data, roots and
     splits."""
@@ -92,11 +81,11 @@ class Repeated:
         self._tensors, self._outs, self._given = [], [], []
         for one, values in zip(self.calls, self._values, strict=True):
             tensors = {name: torch.empty_like(value) for name, value in values.items()}
-            tensors["input"] = _cut(self._memory[0], values["input"])
+            tensors["input"] = cut(self._memory[0], values["input"])
             self._tensors.append(tensors)
             first, *rest = one.data(rank.size).expected[rank.rank]
             more = [torch.empty_like(like, device=rank.device) for like in rest]
-            self._outs.append((_cut(self._memory[1], first), *more))
+            self._outs.append((cut(self._memory[1], first), *more))
             self._given.append(one.arguments(communicator, tensors))
 
     def fill(self, which: int) -> None:
@@ -116,12 +105,12 @@ class Repeated:
             self._memory[0].fill_(WRITTEN)
         for name, tensor in self._tensors[which].items():
             if name != "input":
-                _bytes(tensor).fill_(WRITTEN)
+                bytes_of(tensor).fill_(WRITTEN)
 
     def overwrite_outputs(self, which: int, byte: int) -> None:
         self._memory[1].fill_(byte)
         for out in self._outs[which][1:]:
-            _bytes(out).fill_(byte)
+            bytes_of(out).fill_(byte)
         if self.call.form in IN_PLACE and byte == AFTERWARDS:
             self._memory[0].fill_(byte)
 
@@ -232,8 +221,8 @@ def _in_a_row(rank: Rank, calls: list[Call], key: str) -> list[str]:
         results = []
         for one in prepared:
             results.append(one.make())
-            if one.call.form not in IN_PLACE and one.call.symmetric == "none":
-                _bytes(one.source.whole).fill_(WRITTEN)
+            if one.call.form not in IN_PLACE:
+                bytes_of(one.source.whole).fill_(WRITTEN)
         finish(communicator)
         for number, (one, result) in enumerate(zip(prepared, results, strict=True)):
             wrong = one.wrong(result, input_kept=False)
