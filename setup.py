@@ -1,12 +1,18 @@
-"""Builds the library of operators and collx._C, for the PyTorch that is installed.
+"""Builds the operator library and collx._C for the installed PyTorch.
 
-What the package is stands in pyproject.toml; here is what depends on that PyTorch.
-COLLX_CUDA=0|1 leaves out or demands the CUDA kernels; otherwise they are built where nvcc is found
-and the machine has a GPU.
-TORCH_CUDA_ARCH_LIST picks the architectures. MAX_JOBS bounds the parallel compilations.
-COLLX_WERROR=1 makes warnings errors. COLLX_SYMBOLS=1 keeps the names of functions and source files
-for profilers; the machine code is the same. Sources that include PyTorch's headers are compiled a
-dozen at a time, since those headers take most of the time; COLLX_UNITY=0 compiles each by itself.
+pyproject.toml describes the package. This file contains what depends on the version of PyTorch.
+
+Environment variables:
+
+- COLLX_CUDA=0|1 omits or requires the CUDA kernels. By default, they are built if nvcc is found and
+  the machine has a GPU.
+- TORCH_CUDA_ARCH_LIST selects the architectures.
+- MAX_JOBS limits the number of parallel compilations.
+- COLLX_WERROR=1 turns warnings into errors.
+- COLLX_SYMBOLS=1 keeps the names of functions and source files for profilers. The machine code does
+  not change.
+- COLLX_UNITY=0 compiles each source separately. By default, a dozen sources that include PyTorch's
+  headers are compiled as one, because these headers take most of the time.
 """
 
 from __future__ import annotations
@@ -28,11 +34,11 @@ VERSION = "0.1.0"
 OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 INCLUDE_TORCH = ("csrc/memory/", "csrc/ops/", "csrc/distributed/", "csrc/bindings/")
-UNITED = 12  # sources at most that are compiled as one; a change of one compiles all of them again
+UNITED = 12  # maximum number of sources that are compiled as one; a change recompiles all of them
 
 TORCH = ".".join(torch.__version__.split(".")[:2])
-# A folder for each PyTorch, so that the builds of one checkout do not shadow each other, and that
-# collx/_extension.py knows what a build is for before it loads it.
+# Each PyTorch version has its own folder, so that the builds of one checkout coexist, and so that
+# collx/_extension.py can determine the version of a build before loading it.
 PACKAGE = f"collx._torch{TORCH.replace('.', '_')}"
 
 
@@ -44,11 +50,11 @@ def environment_flag(name: str) -> bool | None:
 
 
 def choose_tools() -> None:
-    """The ninja of this Python, and ccache where it is installed, whatever PATH the caller has:
-    another version of ninja does not read the log of the first, and builds everything again."""
+    """Selects the ninja of this Python, and ccache if it is installed, regardless of PATH. Another
+    version of ninja would not read the existing log and would rebuild everything."""
     folders = [str(ninja.BIN_DIR)]
     if shutil.which("ccache") is not None:
-        if os.path.isdir("/usr/lib/ccache"):  # on Debian: links that have the compilers' names
+        if os.path.isdir("/usr/lib/ccache"):  # Debian: links with the compilers' names
             folders.append("/usr/lib/ccache")
         if cpp_extension.CUDA_HOME is not None:
             os.environ.setdefault("PYTORCH_NVCC", f"ccache {cpp_extension.CUDA_HOME}/bin/nvcc")
@@ -58,7 +64,7 @@ def choose_tools() -> None:
 
 
 def architectures_here() -> str:
-    """Of the GPUs of this machine; where there are none, Hopper's."""
+    """Returns the architectures of the GPUs of this machine, or Hopper if it has none."""
     found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     return ";".join(f"{major}.{minor}" for major, minor in sorted(found)) or "9.0"
 
@@ -82,9 +88,9 @@ def with_cuda() -> bool:
 
 
 def version_and_torch(cuda: bool) -> tuple[str, str]:
-    """The version, and the PyTorch that is required. A build fits one minor version of PyTorch, and
-    its local version says which, and for which device. Sources fit all; what is built from an
-    sdist keeps its version, since installers want the one that they asked for."""
+    """Returns the version and the required PyTorch. A build supports one minor version of PyTorch.
+    Its local version contains that version and the device. Sources support all versions. A build
+    from an sdist keeps the version of the sdist, because installers expect it."""
     if "sdist" in sys.argv:
         return VERSION, f"torch>=2.{OLDEST_TORCH},<2.{NEWEST_TORCH + 1}"
     device = "cu" + str(torch.version.cuda).replace(".", "") if cuda else "cpu"
@@ -103,7 +109,8 @@ def sources(*parts: str) -> list[str]:
 
 
 def united(sources: list[str], folder: Path) -> list[str]:
-    """These sources, with those that include PyTorch as a few that include them, in `folder`."""
+    """Replaces the sources that include PyTorch with a few files in `folder` that include these
+    sources."""
     parts = [source for source in sources if source.startswith(INCLUDE_TORCH)]
     others = [source for source in sources if source not in parts]
     count = -(-len(parts) // UNITED)
@@ -113,17 +120,17 @@ def united(sources: list[str], folder: Path) -> list[str]:
         text = "".join(f'#include "{part}"\n' for part in parts[number::count])
         if not file.exists() or file.read_text() != text:
             file.write_text(text)
-        others.insert(0, str(file))  # they take longest
+        others.insert(0, str(file))  # first, because they take longest
     return others
 
 
 def extensions(cuda: bool) -> list[Extension]:
-    """The library of operators, which loads without Python, and the module that links to it."""
+    """Returns the operator library, which loads without Python, and the module that links to it."""
     device = "cuda" if cuda else "cpu"
-    # As system headers, so that only our own files have to be free of warnings.
+    # As system headers, so that only warnings in our own files are reported.
     foreign = [f for path in cpp_extension.include_paths(device) for f in ("-isystem", path)]
     defines = [f"-DCOLLX_CUDA={int(cuda)}", f"-DCOLLX_VERSION={VERSION}"]
-    # No contraction to fma: results are the same bits on every device.
+    # No contraction to fma, so that results have the same bits on every device.
     host = ["-ffp-contract=off", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/="]
     strict = bool(environment_flag("COLLX_WERROR"))
     symbols = bool(environment_flag("COLLX_SYMBOLS"))
@@ -136,7 +143,7 @@ def extensions(cuda: bool) -> list[Extension]:
             "-O3",
             "--fmad=false",
             *(["-Werror=all-warnings"] if strict else []),
-            # Kernels of one template are much alike: a quarter of the size.
+            # Kernels of one template are similar: compression reduces the size to a quarter.
             "-Xfatbin=-compress-all",
             "-Xcompiler=" + ",".join([*host, *warnings]),
             *defines,
@@ -154,7 +161,7 @@ def extensions(cuda: bool) -> list[Extension]:
             language="c++",
         )
 
-    # Whoever loads them has loaded PyTorch's libraries: they need no path to those.
+    # No path to PyTorch's libraries is needed, because they are loaded before.
     torch_libraries = ["c10", "torch", "torch_cpu"]
     parts = ["cpu", "memory", "ops", "distributed"]
     if cuda:
@@ -175,14 +182,14 @@ class BuildExtension(cpp_extension.BuildExtension):
         architectures = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", architectures)
         os.environ.setdefault("MAX_JOBS", "2")
         choose_tools()
-        # Kept, and common to all that is built alike: pip would take a fresh folder each time.
+        # Equal builds share a persistent folder. pip would use a new folder each time.
         cuda = any(source.endswith(".cu") for e in self.extensions for source in e.sources)
         objects = f"cuda-{architectures.replace(';', '_')}" if cuda else "cpu"
         self.build_temp = str(ROOT / "build" / TORCH / objects)
-        if cuda:  # the module tells what it was built for
+        if cuda:  # the module reports the architectures
             named = ",".join(architectures.replace(";", " ").split())
             self.extensions[1].extra_compile_args["cxx"].append(f"-DCOLLX_ARCHITECTURES={named}")
-        if cuda:  # kernels that stand in for an NVLink switch in tests; a wheel has none of them
+        if cuda:  # kernels that simulate an NVLink switch in tests; wheels do not contain them
             self.extensions[0].extra_compile_args["nvcc"].append(
                 f"-DCOLLX_SIMULATED={int(in_checkout)}"
             )
@@ -193,14 +200,14 @@ class BuildExtension(cpp_extension.BuildExtension):
     def build_extensions(self) -> None:
         for name in ("linker_so", "linker_so_cxx"):
             command: list[str] | None = getattr(self.compiler, name, None)
-            if command is not None:  # an interpreter may have been built with its own rpath
+            if command is not None:  # the interpreter may have been built with an rpath
                 setattr(self.compiler, name, [f for f in command if "-rpath" not in f])
         library, module = self.extensions
         module.library_dirs.append(str(Path(self.get_ext_fullpath(library.name)).parent))
         super().build_extensions()
 
     def build_extension(self, extension: Extension) -> None:
-        # A folder for each: ninja forgets what another list of objects than its last one has built.
+        # Each extension has its own folder: ninja only remembers its last list of objects.
         common = self.build_temp
         self.build_temp = os.path.join(common, extension.name.rpartition(".")[2])
         if unity:

@@ -1,4 +1,4 @@
-"""Collectives that run while the program goes on: posted calls.
+"""Posted calls: collectives that run while the program continues.
 
     torchrun --nproc-per-node 2 examples/overlap.py
 
@@ -9,15 +9,15 @@ Two parts, each with synchronous and with posted calls:
 
       handles.append(collx.allreduce_(parameter.grad, "avg", async_op=True))
 
-- A matrix product beside an all-gather of the next step's weights:
+- A matrix product during an all-gather of the weights of the next step:
 
       with collx.post(collx.allgather, shard, out=gathered, max_blocks=16):
           y = x @ w
 
-  On a GPU both use the multiprocessors, so the all-gather takes few of them.
+  On a GPU, both use the multiprocessors, so the all-gather uses few of them.
 
-The table has the time of each, and of its parts alone. Losses and results of both forms are the
-same bits. Exits with 1 when they are not.
+The table has the time of each part, and of its steps alone. Losses and results of both forms have
+the same bits. Exits with 1 if they differ.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Trainer:
-    """A stack of linear layers, one copy on each rank, and a batch of each rank's own."""
+    """A stack of linear layers with a copy on each rank, and a separate batch for each rank."""
 
     def __init__(self, layers: int, width: int, rows: int, device: torch.device) -> None:
         torch.manual_seed(0)  # the same layers on all ranks
@@ -67,7 +67,7 @@ class Trainer:
         self.batch = torch.randn(rows, width).to(device, next(self.model.parameters()).dtype)
 
     def step(self, reduce: Callable[[list[Tensor]], None]) -> Tensor:
-        """`reduce` is given the gradients that no hook has reduced."""
+        """Runs a training step. `reduce` is called with the gradients."""
         self.optimizer.zero_grad()
         loss: Tensor = self.model(self.batch).float().square().mean()
         loss.backward()
@@ -104,7 +104,7 @@ def posted_losses(trainer: Trainer, rounds: int) -> list[Tensor]:
 
 
 def milliseconds(function: Callable[[], object], rounds: int, device: torch.device) -> float:
-    """The mean time of a call, of which the first is not counted."""
+    """Returns the mean time of a call, without the first call."""
 
     def finish() -> None:
         if device.type == "cuda":

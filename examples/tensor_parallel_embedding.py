@@ -1,12 +1,12 @@
-"""Sentence embeddings by a tensor-parallel transformer whose collectives are collx's.
+"""Computes sentence embeddings with a tensor-parallel transformer that uses collectives of collx.
 
     torchrun --nproc-per-node 2 examples/tensor_parallel_embedding.py
 
 Attention heads and MLPs of all-MiniLM-L6-v2 are split over the ranks. The embeddings are compared
-with those of the unsplit model, searched for nearest neighbors, and timed beside the same split
-model over torch.distributed. Exits with 1 when an embedding differs by more than 1e-5.
+with those of the unsplit model and searched for nearest neighbors. The time is compared with the
+same split model on torch.distributed. Exits with 1 if an embedding differs by more than 1e-5.
 
-With --sequence-parallel the ranks divide the tokens, too, where the layers are not split: for
+With --sequence-parallel, the ranks also divide the tokens outside of the split layers, for
 residuals and normalization. Each all-reduce becomes a reduce-scatter and an all-gather.
 """
 
@@ -66,7 +66,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """One GPU a rank if there are enough of them, else the CPU with one thread a rank."""
+    """Returns one GPU for each rank if there are enough, otherwise the CPU with one thread for each
+    rank."""
     ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), usable_gpus(wanted)
     if wanted == "cpu" or (wanted == "auto" and gpus < ranks_here):
         torch.set_num_threads(1)  # the ranks are the parallelism
@@ -75,14 +76,14 @@ def choose_device(wanted: str) -> torch.device:
         raise SystemExit(f"--device cuda: {ranks_here} ranks need as many GPUs, {gpus} found")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    torch.backends.cuda.matmul.allow_tf32 = False  # float32 means float32 here
+    torch.backends.cuda.matmul.allow_tf32 = False  # the comparison needs full float32 precision
     return device
 
 
 def exchanges(
     comm: collx.Communicator, backend: str, sequence_parallel: bool
 ) -> dict[str, Exchange]:
-    """What the ranks exchange, over collx and over torch.distributed."""
+    """Returns the exchanges between the ranks, with collx and with torch.distributed."""
     if sequence_parallel:
         return {"collx": CollxSequence(comm), backend: TorchSequence()}
 
@@ -99,7 +100,7 @@ def exchanges(
 def run(
     model: BertModel, batches: list[minilm.Batch], progress: "tqdm[NoReturn]"
 ) -> tuple[Tensor, list[float]]:
-    """Embeddings of all batches and the seconds that each batch took."""
+    """Returns the embeddings of all batches, and the seconds of each batch."""
     parts, seconds = [], []
     synchronize = torch.cuda.synchronize if batches[0]["input_ids"].is_cuda else lambda: None
     with torch.inference_mode():
@@ -114,12 +115,12 @@ def run(
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    """The largest absolute difference; infinite where either tensor is not finite."""
+    """Returns the largest absolute difference; infinite if either tensor is not finite."""
     return (a - b).abs().nan_to_num(nan=float("inf")).max().item()
 
 
 def largest(value: float, device: torch.device) -> float:
-    """The largest of the ranks' values."""
+    """Returns the maximum over the ranks."""
     result = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(result, dist.ReduceOp.MAX)
     return result.item()
@@ -139,12 +140,12 @@ def show_neighbors(sentences: list[str], embeddings: Tensor) -> None:
 @dataclass
 class Measured:
     embeddings: Tensor  # of the model over collx: float32 [sentences, hidden]
-    difference: float  # largest one from the unsplit model, over all runs
-    seconds: dict[str, float]  # per batch, median, by model
+    difference: float  # maximum difference from the unsplit model in all runs
+    seconds: dict[str, float]  # median per batch, by model
 
 
 def measure(models: dict[str, Any], batches: list[minilm.Batch], rounds: int) -> Measured:
-    """Runs every model once to warm up, then `rounds` times in turn."""
+    """Runs every model once to warm up, then all models alternately for `rounds` rounds."""
     total = len(models) * len(batches) * (1 + rounds)
     seconds: dict[str, list[float]] = {name: [] for name in models}
     with tqdm(desc="embedding", total=total, unit="batch", disable=dist.get_rank() != 0) as bar:

@@ -3,15 +3,15 @@
     torchrun --nproc-per-node 2 examples/tensor_parallel_epilogue.py
     torchrun --nproc-per-node 2 examples/tensor_parallel_epilogue.py --activation relu
 
-The layer is split along its inputs: each rank multiplies its part of them by its part of the
-weight, the products are added up, then come the bias and the activation. Unfused these are three
-steps, fused one call:
+The layer is split along its inputs. Each rank multiplies its part of the inputs by its part of the
+weight, the products are summed, and the bias and the activation are applied. Without fusion, these
+are three steps; with fusion, they are one call:
 
     y = collx.allreduce(x @ w.T, epilogue=lambda v, bias: F.gelu(v + bias), extras=(bias,))
 
-Printed is what both make of the same input, beside the whole layer in float64. The unfused form
-rounds to --dtype after each step, the fused one once, so it is as near or nearer. Gradients of both
-are compared, too. Exits with 1 when a check fails.
+Compares the results of both forms with the whole layer in float64. The unfused form rounds to
+--dtype after each step, and the fused form only once, so its error is the same or smaller. Also
+compares the gradients of both forms. Exits with 1 if a check fails.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class Layer(nn.Module):
 
 
 def computed(layer: Layer, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, and the gradients of its sum."""
+    """Returns the output, and the gradients of its sum."""
     x = x.clone().requires_grad_()
     y = layer(x)
     y.float().sum().backward()
@@ -80,7 +80,7 @@ def computed(layer: Layer, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def error(y: Tensor, exact: Tensor) -> float:
-    """The mean distance from what is exact; infinite where y is not finite."""
+    """Returns the mean absolute error; infinite if y is not finite."""
     return (y.double() - exact).abs().nan_to_num(nan=float("inf")).mean().item()
 
 
@@ -107,7 +107,7 @@ def main() -> int:
 
     errors = {name: error(y, exact) for name, y in results.items()}
     eps = torch.finfo(dtype).eps
-    # In float32 no rounding is spared, and functions are within units of the last place in both.
+    # In float32, fusion saves no rounding, and functions have errors of some ulp in both forms.
     of_functions = 4 * torch.finfo(torch.float32).eps * exact.abs().mean().item()
     differing = int((results["fused"] != results["unfused"]).sum())
     checks = {

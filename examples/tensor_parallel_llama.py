@@ -1,23 +1,23 @@
-"""Greedy decoding by a Llama that is split over ranks, with all-reduce, residual and norm fused.
+"""Greedy decoding with a Llama that is split over ranks, with fused all-reduce, residual and norm.
 
     torchrun --nproc-per-node 2 examples/tensor_parallel_llama.py
     torchrun --nproc-per-node 2 examples/tensor_parallel_llama.py --model DIRECTORY --compile
 
-Attention heads and MLPs are split. Behind each, twice a layer, the ranks' products are added up,
-the residual is added and the sum is normalized: one operator of collx here, beside the same in
-three steps over collx and over torch.distributed. Weights are random, from a seed, or those of
---model.
+Attention heads and MLPs are split. After each of them, twice per layer, the products of the ranks
+are summed, the residual is added and the sum is normalized. This is one operator of collx, which is
+compared with three steps on collx and on torch.distributed. Weights are random, from a seed, or
+those of --model.
 
---compile adds decoders whose steps torch.compile compiles: the fused one, and one that knows
-nothing of collx, with PyTorch's functional all_reduce and plain norms. That one is compiled by
-Inductor as it is, and by collx, which makes the fused operator of all-reduce, residual and norm. An
-installed collx is asked for that with torch.compile(model, backend="collx"); the function that the
-word stands for, collx.compile.backend, also works from a checkout that is not installed.
+--compile adds decoders with steps that torch.compile compiles: the fused decoder, and one that does
+not use collx, but PyTorch's functional all_reduce and plain norms. The latter is compiled by
+Inductor without changes, and by collx, which replaces all-reduce, residual and norm with the fused
+operator. With an installed collx, torch.compile(model, backend="collx") does so. The function of
+this backend, collx.compile.backend, also works from a checkout that is not installed.
 
-Exits with 1 when a check fails: all decoders choose the tokens of the unfused one in --dtype, the
-fused one in float32 those of the unsplit model of transformers, and no norm is left that collx
-should have fused. On GPUs a decoding step is timed in a CUDA graph, too. Ranks that share a GPU
-(--device cuda with fewer GPUs than ranks) meet through gloo.
+Exits with 1 if a check fails: all decoders choose the tokens of the unfused decoder in --dtype, the
+fused decoder in float32 chooses those of the unsplit model of transformers, and collx has fused all
+norms. On GPUs, a decoding step is also timed in a CUDA graph. Ranks that share a GPU (--device cuda
+with fewer GPUs than ranks) use gloo.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by transformers when it is imported
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers reads it at import
 
 import torch
 import torch.distributed as dist
@@ -71,7 +71,7 @@ OF_RUN = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    """With the model's `size`."""
+    """Parses the arguments. The result includes the `size` of the model."""
     p = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     p.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
@@ -137,7 +137,7 @@ def size_of(arguments: argparse.Namespace) -> llama.Size:
 
 
 class Way(NamedTuple):
-    """How a decoder computes."""
+    """The norms of a decoder, and its compilation."""
 
     make_norm: llama.MakeNorm
     compiled: Compile | None = None
@@ -160,13 +160,13 @@ def ways(comm: collx.Communicator, backend: str, compiled: bool) -> dict[str, Wa
         f"{backend}, unfused": Way(lambda norm: llama.UnfusedNorm(norm, over_torch)),
     }
     if compiled:
-        # What a model calls that knows nothing of collx, and that a compiler can trace.
+        # The all-reduce of a model that does not use collx. A compiler can trace it.
         plain = partial(functional.all_reduce, reduceOp="sum", group=comm.group)
         inductor = partial(torch.compile, fullgraph=True)
         rewriting = partial(
             inductor,
             backend=collx.compile.backend,
-            options={"fx_graph_cache": False},  # report() counts no graph that comes from there
+            options={"fx_graph_cache": False},  # report() does not count graphs from this cache
         )
 
         def unfused(norm: nn.Module) -> nn.Module:
@@ -179,7 +179,8 @@ def ways(comm: collx.Communicator, backend: str, compiled: bool) -> dict[str, Wa
 
 
 def prompts_of(arguments: argparse.Namespace) -> tuple[Tensor, Any]:
-    """Prompts [batch, tokens], and the tokenizer that made them of sentences, if one did."""
+    """Returns prompts [batch, tokens], and the tokenizer that created them from sentences, None if
+    there is none."""
     folder, count = arguments.model, arguments.batch_size
     tokenizer = None if folder is None else checkpoint.tokenizer_of(folder)
     if tokenizer is not None:
@@ -214,7 +215,8 @@ def check_rewritten(layers: int, checks: Checks, largest: Callable[[float], floa
 def measure(
     decoders: dict[str, Greedy], arguments: argparse.Namespace, checks: Checks
 ) -> dict[str, list[float]]:
-    """Seconds of each pass, by name, after one to warm up, whose tokens are compared."""
+    """Returns the seconds of each pass, by name. The tokens of a previous warm-up pass are
+    compared."""
     expected = with_logits(decoders["collx, unfused"])
     steps: dict[str, tuple[Greedy, Callable[[], object]]] = {}
     for name, greedy in decoders.items():
@@ -224,7 +226,7 @@ def measure(
         steps[name] = greedy, greedy.step
     if expected.tokens.is_cuda:
         for name, greedy in decoders.items():
-            if not name.startswith("gloo"):  # which works on the host
+            if not name.startswith("gloo"):  # gloo runs on the host
                 steps[f"{name}, CUDA graph"] = greedy, captured(greedy).replay
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(arguments.rounds):
@@ -242,7 +244,7 @@ def main() -> int:
     device, backend = start_ranks(arguments.device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     slowest = partial(largest, device=device, backend=backend)
-    torch.backends.cuda.matmul.allow_tf32 = False  # float32 means float32 here
+    torch.backends.cuda.matmul.allow_tf32 = False  # the comparison needs full float32 precision
     full: Any = (
         llama.seeded(size, arguments.seed)
         if arguments.model is None

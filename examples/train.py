@@ -1,10 +1,10 @@
-"""Trains a small transformer on any torch.distributed backend, by DDP, FSDP2 or tensor parallelism.
+"""Trains a small transformer on a torch.distributed backend, with DDP, FSDP2 or tensor parallelism.
 
     torchrun --nproc-per-node 2 examples/train.py --backend collx --parallel fsdp
     torchrun --nproc-per-node 2 examples/train.py --backend gloo --parallel fsdp --device cpu
 
-The program uses PyTorch's API alone. `import collx.backend` is what makes the name "collx" known.
-Rank 0 prints the loss of each step, and the median time of a step.
+The program only uses PyTorch's API. `import collx.backend` registers the name "collx". Rank 0
+prints the loss of each step, and the median time of a step.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        # With tensor parallelism a rank has some of the heads.
+        # With tensor parallelism, a rank has a part of the heads.
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -109,7 +109,7 @@ def parallelize(model: Transformer, how: str, mesh: DeviceMesh) -> nn.Module:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
-    # Between layers the sequence is divided: all-gather before a layer, reduce-scatter behind it.
+    # Between layers, the sequence is divided: all-gather before a layer, reduce-scatter after it.
     divided, whole = Shard(1), Replicate()
     gathered = PrepareModuleInput(input_layouts=divided, desired_input_layouts=whole)
     scattered = RowwiseParallel(output_layouts=divided)
@@ -134,7 +134,7 @@ def parallelize(model: Transformer, how: str, mesh: DeviceMesh) -> nn.Module:
 
 
 class Training:
-    """A model from a seed, this rank's part of it, and a batch."""
+    """A model with random weights, this rank's part of it, and a batch."""
 
     def __init__(self, arguments: argparse.Namespace, mesh: DeviceMesh, device: torch.device):
         torch.manual_seed(0)  # the same parameters on all ranks
@@ -142,13 +142,13 @@ class Training:
         self.model = parallelize(model, arguments.parallel, mesh)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         self.group = mesh.get_group()
-        # With tensor parallelism all ranks have the same batch, otherwise each has one of its own.
+        # With tensor parallelism, all ranks have the same batch, otherwise each has its own.
         torch.manual_seed(1 if arguments.parallel == "tp" else 1 + dist.get_rank())
         shape = (arguments.batch, arguments.tokens + 1)
         self.tokens = torch.randint(VOCABULARY, shape).to(device)
 
     def step(self) -> float:
-        """The loss, of all ranks' batches."""
+        """Runs a training step. Returns the loss of the batches of all ranks."""
         self.optimizer.zero_grad()
         logits = self.model(self.tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())

@@ -1,6 +1,6 @@
-"""clang-format on all C++ and CUDA files, clang-tidy on those that need neither Torch nor CUDA.
+"""Runs clang-format on all C++ and CUDA files, and clang-tidy on those without Torch and CUDA.
 
-A tool that is not installed is skipped by name, but not on CI. `--fix` formats in place.
+A tool that is not installed is skipped with a message, except on CI. `--fix` formats in place.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = 2
 FORMATTED = (".h", ".cuh", ".cpp", ".cu")
-# What clang-tidy looks at, protocol's headers too as if they were sources.
+# The files that clang-tidy checks. The headers of protocol are checked like sources.
 SOURCES = ("csrc/protocol/*.h", "csrc/cpu/**/*.cpp")
-# What clang-tidy finds in the main file alone: where the analyzer leads, and names without a use.
+# Checks that only report in the main file: those of the analyzer, and unused names.
 MAIN_FILE = ("clang-analyzer-*", "misc-unused-*", "bugprone-suspicious-include")
-# The rest it finds in headers, too, and looks through the standard library's, which takes most of
-# its time: that is done for many files as one source, apart for those with equal local names.
+# The other checks also report in headers. They traverse the headers of the standard library, which
+# takes most of the time, so many files are checked as one source. Files with equal local names are
+# checked separately.
 EVERYWHERE = ("bugprone-*", "concurrency-*", "misc-definitions-*", "modernize-*", "performance-*")
 APART = (
     ("csrc/cpu/norm.cpp", "csrc/cpu/**/norm_*.cpp"),

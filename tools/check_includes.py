@@ -1,13 +1,13 @@
-"""Checks that includes in csrc/ go one way.
+"""Checks the order of the layers for includes in csrc/.
 
 protocol <- cuda | cpu <- memory <- ops <- distributed <- bindings.
 
-Within cuda they go one way, too: ptx <- arguments <- stages <- transports <- collectives <- the
-files that are in no folder of it.
-Only memory, ops, distributed and bindings may know Torch, and bindings alone Python: the library of
-operators loads without it. protocol and cpu know no CUDA either. Headers that kernels compiled at
-run time include (.cuh, and what those include) reach no standard header, unless it stands under
-`#if !defined(__CUDACC_RTC__)` or in the #else of its opposite.
+Within cuda, the order is: ptx <- arguments <- stages <- transports <- collectives <- the files
+directly in cuda.
+Only memory, ops, distributed and bindings may use Torch, and only bindings may use Python: the
+library of operators loads without Python. protocol and cpu do not use CUDA either. The headers of
+kernels that are compiled at run time (.cuh, and the headers that they include) must not include
+standard headers, except under `#if !defined(__CUDACC_RTC__)` or in the #else of its opposite.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAY_INCLUDE = {
     "distributed": {"ops", "distributed"},
     "bindings": {"protocol", "cuda", "cpu", "memory", "ops", "distributed", "bindings"},
 }
-# Folders of a part, each of which may include itself and those before it. Files beside them may
-# include all of them, and are included by none.
+# The folders of a part. Each may include itself and those before it. Files next to the folders may
+# include all of them, and no folder may include these files.
 LAYERS = {"cuda": ("ptx", "arguments", "stages", "transports", "collectives")}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|Python\.h)\b")
 CUDA = re.compile(r"^(cuda|cooperative_groups|cub|thrust|nv)")
@@ -42,12 +42,12 @@ class Include(NamedTuple):
     line: int
     name: str
     quoted: bool
-    host_only: bool  # not seen by the run-time compiler
+    host_only: bool  # not visible to the run-time compiler
 
 
 def includes(path: Path) -> Iterator[Include]:
-    """The includes of one file, each with whether the run-time compiler sees it."""
-    branches: list[bool | None] = []  # of each open #if: seen by the host alone, or not a matter
+    """Yields the includes of one file, each with whether it is visible to the run-time compiler."""
+    branches: list[bool | None] = []  # for each open #if: whether host only; None: other conditions
     for number, text in enumerate(path.read_text().splitlines(), 1):
         if re.match(r"^\s*#\s*if", text):
             if "__CUDACC_RTC__" not in text:
@@ -67,13 +67,13 @@ def part_of(path: Path, root: Path) -> str:
 
 
 def layer_of(path: Path, root: Path) -> str:
-    """The folder of a part that has layers; empty for a file beside these folders."""
+    """Returns the layer of a file in a part with layers; "" for a file next to their folders."""
     part, *folders = path.relative_to(root).parts[:-1]
     return folders[0] if part in LAYERS and folders else ""
 
 
 def is_below(part: str, layer: str, included: str) -> bool:
-    """Whether a layer stands before another one, or is the same."""
+    """Whether the included layer precedes `layer` or is the same."""
     order = (*LAYERS[part], "")
     return included not in order or order.index(included) <= order.index(layer)
 

@@ -1,21 +1,21 @@
-"""Instructions that an eager call on the CPU executes, in a world of one: a table, one call a line.
+"""Counts the instructions of eager calls on the CPU, with one rank. Prints one line for each call.
 
     python tools/count_instructions.py                  # compared with tools/instructions.json
     python tools/count_instructions.py --rewrite        # writes that file
     python tools/count_instructions.py --save before.json
     python tools/count_instructions.py --against before.json
     python tools/count_instructions.py allreduce_ x.add_
-    python tools/count_instructions.py --functions      # those that an all-reduce enters
+    python tools/count_instructions.py --functions      # the functions that an all-reduce enters
 
-Valgrind's tool callgrind counts them. Counts compare for the same compiler, C library, Python,
-PyTorch and vector instructions only: with others nothing is compared, and a line says so. The
-status is 1 if a count has grown by more than --tolerance percent. Messages are small (4 KiB, or
-four rows of the norm), so that the host work of a call dominates the count.
+Valgrind's tool callgrind counts the instructions. Counts are only comparable for the same compiler,
+C library, Python, PyTorch and vector instructions. With others, the script prints a message and
+compares nothing. The status is 1 if a count has grown by more than --tolerance percent. Messages
+are small (4 KiB, or four rows of the norm), so that the host work of a call dominates the count.
 
 One process under callgrind counts all calls, through the bindings that
 torch.utils.benchmark.Timer.collect_callgrind uses. That function starts a process for each call and
-instruments it from its first instruction: 260 seconds a call, most of which is the import of
-PyTorch. Here callgrind instruments the calls alone: 90 seconds for all of them.
+instruments it from its first instruction. This takes 260 seconds per call, mostly for the import of
+PyTorch. Here callgrind only instruments the calls, which takes 90 seconds for all of them.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ CALLS = {
     ),
 }
 GOLDEN = Path(__file__).with_name("instructions.json")
-EMPTY = "pass"  # the loop alone, which is subtracted
-NUMBER = 100  # calls of a measurement
-REPEATS = 4  # measurements of a call, of which the smallest counts
-PEER_TIMEOUT = 300  # seconds that a rank waits for one under callgrind
+EMPTY = "pass"  # measures the loop, which is subtracted
+NUMBER = 100  # calls per measurement
+REPEATS = 4  # measurements of a call; the smallest one is used
+PEER_TIMEOUT = 300  # seconds that a rank waits for a rank under callgrind
 PROGRAMS = ("valgrind", "callgrind_control")
 SUMMARY = re.compile(r"^summary: (\d+)$", re.MULTILINE)
 
 
 def values(store: str | None = None, rank: int = 0) -> dict[str, Any]:
-    """What the calls name. `store`: a file through which two ranks meet; None: a world of one."""
+    """Returns the variables of the calls. `store`: the file of the store for two ranks; None: one
+    rank."""
     import torch
     import torch.distributed as dist
 
@@ -88,7 +89,7 @@ def values(store: str | None = None, rank: int = 0) -> dict[str, Any]:
 
 
 def make_calls(names: Iterable[str]) -> list[Callable[[], None]]:
-    """Functions that make NUMBER calls each; the first one makes none."""
+    """Returns functions that make NUMBER calls each. The first one makes none."""
     known = values()
     made = []
     for statement in [EMPTY, *(CALLS[name] for name in names)]:
@@ -99,8 +100,8 @@ def make_calls(names: Iterable[str]) -> list[Callable[[], None]]:
 
 
 def fill_free_lists() -> None:
-    """Takes the free blocks of the C heap, so that malloc takes the same path in every process.
-    How many there are, and where, differs from one process to another."""
+    """Allocates the free blocks of the C heap, so that malloc takes the same path in every process.
+    Their number and their positions differ between processes."""
     malloc = ctypes.CDLL(None).malloc
     for size in range(16384, 0, -16):
         for _ in range(8):
@@ -108,7 +109,7 @@ def fill_free_lists() -> None:
 
 
 def run_calls(names: list[str]) -> None:
-    """Under callgrind: writes a file of counts for each measurement."""
+    """Runs under callgrind, and writes a file of counts for each measurement."""
     import torch
 
     calls = make_calls(names)
@@ -127,7 +128,8 @@ def run_calls(names: list[str]) -> None:
 
 
 def counts_of(measurements: list[int], names: list[str]) -> dict[str, int]:
-    """Instructions of one call, from the measurements of all calls in turn, the empty one first."""
+    """Returns the instructions of each call. `measurements`: alternating measurements of all calls,
+    the empty one first."""
     turn = len(names) + 1
     least = [min(measurements[place::turn]) for place in range(turn)]
     return {
@@ -152,7 +154,7 @@ def count(names: list[str]) -> dict[str, int]:
             *("--collect-atstart=no", "--instr-atstart=no"),
             *(sys.executable, __file__, "--inside", *names),
         ]
-        # Dictionaries of names take the same time in every process.
+        # A fixed hash seed makes the cost of dictionaries the same in every process.
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode != 0:
@@ -162,11 +164,11 @@ def count(names: list[str]) -> dict[str, int]:
     return counts_of([int(match[1]) for match in found if match is not None], names)
 
 
-ENTERED = "collx.allreduce(x, group=comm, out=y)"  # the call of --functions, of two ranks
+ENTERED = "collx.allreduce(x, group=comm, out=y)"  # the call for --functions, on two ranks
 
 
 def run_with_peer(store: str, rank: int) -> None:
-    """One of two ranks that make the calls of --functions; rank 0 runs under callgrind."""
+    """Runs one of two ranks that make the calls for --functions. Rank 0 runs under callgrind."""
     import torch
 
     known = values(store, rank)
@@ -185,15 +187,15 @@ def run_with_peer(store: str, rank: int) -> None:
 class Entered(NamedTuple):
     """A function of collx's C++ code that was not inlined."""
 
-    file: str  # below csrc
+    file: str  # relative to csrc
     function: str
     calls: int
-    on_the_way: bool  # between the dispatcher and the backend; the others return to one of these
+    on_the_way: bool  # between dispatcher and backend; the others return to one of these
 
 
 def entered_functions(text: str, number: int) -> list[Entered]:
-    """From callgrind's file of `number` calls: the functions of csrc/ops and csrc/protocol that
-    each of them enters."""
+    """Returns the functions of csrc/ops and csrc/protocol that each call enters, from callgrind's
+    file of `number` calls."""
     names: dict[str, str] = {}
     files: dict[str, str] = {}
     file_of: dict[str, str] = {}
@@ -202,7 +204,7 @@ def entered_functions(text: str, number: int) -> list[Entered]:
     file = function = callee = ""
 
     def defined(table: dict[str, str], value: str) -> str:
-        key, _, name = value.partition(" ")  # the name is written where the key comes first
+        key, _, name = value.partition(" ")  # only the first use of a key includes the name
         if name:
             table[key] = name
         return key
@@ -267,7 +269,7 @@ def table_of_functions(entered: list[Entered]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What the counts depend on besides the sources of collx."""
+    """Returns the versions of what the counts depend on, besides the sources of collx."""
     import torch
 
     from collx._extension import extension
@@ -306,7 +308,7 @@ def table(counts: dict[str, int], before: dict[str, int] | None) -> str:
 
 
 def grown(counts: dict[str, int], before: dict[str, int], tolerance: float) -> list[str]:
-    """A line for each call that executes more instructions than before, by more than `tolerance`
+    """Returns a line for each call whose number of instructions has grown by more than `tolerance`
     percent."""
     return [
         f"{name}: {number:,} instructions, {100 * number / before[name] - 100:.1f} % more than "

@@ -1,14 +1,18 @@
-"""Registers, stack and instructions of every kernel: a table, of a module or of object files.
+"""Prints a table of registers, stack and instructions of every kernel in a module or object files.
 
     python tools/kernel_resources.py --code python/collx/_torch*/libcollx.so > before.txt
 
-`stack` is what a thread keeps in local memory: spilled registers, and arrays that have an address.
-`code` counts instructions, with the disassembler, which takes a while (--code). --spills prints the
-kernels with a stack alone; --stackless PATTERN ends with 1 where one of that name has any,
---least N where one has fewer registers (--small PATTERN excepts kernels), --most N PATTERN where
-one of that name has more, --confine WORD PATTERN where an instruction that contains WORD is in a
-kernel of another name, or in none (with --code).
-cuobjdump comes with CUDA, and with Triton, which comes with PyTorch.
+`stack` is the local memory of a thread: spilled registers, and arrays that have an address. `code`
+is the number of instructions. It requires the disassembler, which is slow (--code). --spills only
+prints kernels with a stack. The status is 1 in these cases:
+
+    --stackless PATTERN     a kernel with a matching name has a stack
+    --least N               a kernel has fewer registers (--small PATTERN excludes kernels)
+    --most N PATTERN        a kernel with a matching name has more registers
+    --confine WORD PATTERN  an instruction that contains WORD is in a kernel with another name, or
+                            in none (with --code)
+
+cuobjdump is part of CUDA and of Triton, which is installed with PyTorch.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class Kernel(NamedTuple):
 
 
 def tool(name: str) -> str | None:
-    """A program of the CUDA toolkit: on the path, or the one that Triton has brought."""
+    """Returns a program of the CUDA toolkit: on the path, or the one of Triton."""
     found = shutil.which(name)
     triton = find_spec("triton")
     if found is None and triton is not None and triton.submodule_search_locations:
@@ -60,7 +64,7 @@ def cuobjdump(option: str, path: Path) -> str:
 
 
 def kernels(path: Path) -> list[Kernel]:
-    """What each kernel of a file needs, as the assembler has noted it."""
+    """Returns the resources of each kernel of a file, as the assembler recorded them."""
     found, arch, name = [], "", ""
     for line in cuobjdump("--dump-resource-usage", path).splitlines():
         if match := ARCHITECTURE.match(line):
@@ -74,7 +78,7 @@ def kernels(path: Path) -> list[Kernel]:
 
 
 def code(path: Path) -> dict[tuple[str, str], list[str]]:
-    """The instructions of each kernel, by architecture and name."""
+    """Returns the instructions of each kernel, by architecture and name."""
     listings: dict[tuple[str, str], list[str]] = {}
     arch, listing = "", []
     for line in cuobjdump("-sass", path).splitlines():
@@ -88,7 +92,7 @@ def code(path: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def readable(names: list[str]) -> list[str]:
-    """As they stand in the source, as far as c++filt can tell."""
+    """Returns the names as in the source, as far as c++filt can demangle them."""
     if shutil.which("c++filt") is None or not names:
         return names
     done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True)

@@ -1,11 +1,11 @@
-"""What every operator computes in every algorithm and dtype, as hashes of the results: a line each.
+"""Writes hashes of the results of every operator with every algorithm and dtype, one per line.
 
     torchrun --standalone --nproc-per-node 2 tools/record_bits.py --device cuda before.txt
 
-Two builds that compute the same bits write the same file, so `diff` compares them. Inputs follow
-from a seed: random bits, NaNs among them, of lengths around and above the borders of vectors, tiles
-and chunks. --short takes one dtype and few lengths, and as many ranks as there are share a GPU:
-enough for a checker to see every kernel's body.
+Two builds that compute the same bits write the same file, so `diff` compares them. Inputs are
+derived from a seed: random bits, including NaNs, with lengths around and above the borders of
+vectors, tiles and chunks. --short uses one dtype and few lengths, and any number of ranks may share
+a GPU. This is sufficient for a checker to run the code of every kernel.
 
     compute-sanitizer --target-processes all torchrun --standalone --nproc-per-node 2 \\
         tools/record_bits.py --device cuda --short checked.txt
@@ -31,10 +31,10 @@ DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8",
 NORMALIZED = DTYPES[:3]
 LENGTHS = (5, 4096, 100_003, 3 << 20)  # elements
 SHORT = (5, 4096, 100_003)
-PAYLOAD_BYTES = 8 << 20  # little, so that the longest calls take several uses
+PAYLOAD_BYTES = 8 << 20  # small, so that the longest calls are divided into chunks
 
 Call = Callable[..., Any]
-OPS: dict[str, tuple[Call, bool]] = {  # with a reduce op?
+OPS: dict[str, tuple[Call, bool]] = {  # the call, and whether it has a reduce op
     "allreduce": (lambda x, o, **k: collx.allreduce(x, o, **k), True),
     "reducescatter": (lambda x, o, **k: collx.reducescatter(x, o, **k), True),
     "reduce": (lambda x, o, **k: collx.reduce(x, o, 1, **k), True),
@@ -44,7 +44,7 @@ OPS: dict[str, tuple[Call, bool]] = {  # with a reduce op?
     "scatter": (lambda x, o, **k: collx.scatter(x, 1, **k), False),
     "alltoall": (lambda x, o, **k: collx.alltoall(x, **k), False),
 }
-SPLITS: dict[str, Callable[[int, int, int], int]] = {  # rows from one rank to another, about n
+SPLITS: dict[str, Callable[[int, int, int], int]] = {  # about n rows from one rank to another
     "even": lambda n, sender, receiver: n,
     "uneven": lambda n, sender, receiver: n * (1 + sender + 2 * receiver) // 3,
     "zeros": lambda n, sender, receiver: n if sender <= receiver else 0,
@@ -85,7 +85,7 @@ def collectives(
             dtype = getattr(torch, name)
             whole = [o for o in ("sum", "max", "prod") if reduces] or [""]
             for length in lengths:
-                # Of any length where the operator takes it.
+                # Operators that accept any length use it unchanged.
                 n = (
                     length
                     if op in ("allreduce", "reduce", "broadcast")
@@ -160,7 +160,7 @@ def main() -> int:
     if asked.device == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # whose order is not that of the ranks
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # does not add in the order of the ranks
     dist.init_process_group("gloo")
     world = dist.get_world_size()
     with (

@@ -4,7 +4,7 @@
 
 namespace collx {
 
-/// collx.backend's classes.
+/// Binds the classes of collx.backend.
 void bind_backend(pybind11::module_& module);
 
 }  // namespace collx

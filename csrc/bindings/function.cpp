@@ -25,7 +25,7 @@ py::object interned(const std::string& text) {
 
 py::object borrowed(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
 
-/// Most names in a program are interned, and so one object.
+/// Most names in a program are interned, so that equal names are the same object.
 bool is_name(PyObject* given, PyObject* name) {
   return given == name || (PyUnicode_GET_LENGTH(given) == PyUnicode_GET_LENGTH(name) &&
                            PyUnicode_Compare(given, name) == 0);
@@ -108,7 +108,7 @@ void Function::add(const Variant& variant) {
         {op.arguments[i], static_cast<int>(found - parameters_.begin()), &schema[i]});
     use(choice.sources.back().parameter);
   }
-  // fill() and choose() look at these in any case.
+  // fill() and choose() always read these.
   for (const int parameter : {epilogue_, extras_, index_, quantization_, keep_norm_, async_op_}) {
     use(parameter);
   }
@@ -125,21 +125,21 @@ void Function::add(const Variant& variant) {
 PyObject* Function::call(const Given& given) {
   Values values;
   if (!parse(given, values)) {
-    PyObject* const accepted = given.pass_to(declaration_);  // Python says what is wrong
+    PyObject* const accepted = given.pass_to(declaration_);  // Python raises the error
     if (accepted == nullptr) return nullptr;
     Py_DECREF(accepted);
     return given.pass_to(twin_);
   }
   const bool posts = value_of(async_op_, values) == Py_True;
-  // No mode sees a posted call, which is no call of an overload.
+  // Torch function modes do not see a posted call, because it is not a call of an overload.
   const bool by_twin =
       !posts && (at::impl::torch_function_mode_enabled() || !is_default(async_op_, values));
   torch::jit::Stack stack;
   const Choice* const choice = by_twin ? nullptr : fill(stack, values);
   if (choice == nullptr) return given.pass_to(twin_);
   if (posts) return post(*choice, stack, values);
-  // The last reference to a tensor besides Python's own is given up with the interpreter's lock,
-  // which would be taken anew for each of them when the operator is done with its arguments.
+  // Holds a reference to each tensor until the interpreter's lock is taken again. Otherwise the
+  // operator would take the lock for each tensor when it releases its arguments.
   c10::SmallVector<c10::IValue, 8> held;
   for (const c10::IValue& value : stack) {
     if (value.isTensor() || value.isTensorList()) held.push_back(value);
@@ -253,9 +253,9 @@ const Function::Choice* Function::fill(torch::jit::Stack& stack, const Values& v
   return push_outputs(stack, *choice->op, values) ? choice : nullptr;
 }
 
-/// The text of an epilogue that Python has traced before and that reads nothing but its code, with
-/// extras that are all tensors. Null for any other: Python's own look-up takes a third of the
-/// time of a small call.
+/// The text of an epilogue that Python has already traced, that depends only on its code, and whose
+/// extras are all tensors. Null for any other epilogue. This avoids Python's own lookup, which
+/// takes a third of the time of a small call.
 PyObject* Function::traced_text(const Values& values) const {
   PyObject* const input = value_of(input_, values);
   PyObject* const extras = value_of(extras_, values);
@@ -342,8 +342,8 @@ bool Function::push_text(torch::jit::Stack& stack, const Source& source, PyObjec
   return true;
 }
 
-/// The communicator's name, or its size. Where the size is not needed any name will do: the
-/// operator refuses an unknown one.
+/// Pushes the communicator's name or size. If the size is not needed, any name is accepted here:
+/// the operator rejects an unknown one.
 bool Function::push_group(torch::jit::Stack& stack, const Source& source, PyObject* group) {
   const bool size = source.argument == Argument::group_size;
   if (!size && PyUnicode_CheckExact(group)) return push_text(stack, source, group);
@@ -356,7 +356,7 @@ bool Function::push_group(torch::jit::Stack& stack, const Source& source, PyObje
   return true;
 }
 
-/// A quantization is immutable: each attribute is converted once.
+/// A quantization is immutable, so each attribute is converted only once.
 bool Function::push_quantization(torch::jit::Stack& stack, const Source& source) {
   std::optional<c10::IValue>& kept = quantized_[static_cast<size_t>(source.argument)];
   if (!kept) {

@@ -1,4 +1,5 @@
-// A Python function of an operator: from the arguments of a vector call to the dispatcher.
+// A Python function of an operator, which converts the arguments of a vectorcall for the
+// dispatcher.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -14,48 +15,48 @@
 
 namespace collx {
 
-/// The arguments of a vector call.
+/// The arguments of a vectorcall.
 struct Given {
   PyObject* const* values;
-  Py_ssize_t count;  // by position
-  PyObject* names;   // of the others; null if there are none
+  Py_ssize_t count;  // number of positional arguments
+  PyObject* names;   // names of the keyword arguments; null if there are none
 
   PyObject* pass_to(const pybind11::object& function) const {
     return PyObject_Vectorcall(function.ptr(), values, static_cast<size_t>(count), names);
   }
 };
 
-/// It selects the operator by the arguments, converts them, and calls through the
-/// dispatcher. A call with arguments that are not plain, or not right, goes to the twin, which does
-/// the same in Python: there PyTorch traces, overrides and refuses. Used with the interpreter's
-/// lock, which it releases for the operator.
+/// Selects the operator by the arguments, converts them, and calls the operator through the
+/// dispatcher. A call with arguments that are not plain or not valid goes to the twin, a Python
+/// function that does the same and supports tracing, overrides and error messages of PyTorch. The
+/// caller must hold the interpreter's lock, which is released for the operator.
 class Function {
  public:
-  /// `positional`: how many of the parameters are accepted by position, too. `defaults`: Ellipsis
-  /// for a parameter without one. `declaration` raises TypeError for arguments that the function
-  /// does not take. `conversions`: collx.ops.arguments.
+  /// `positional`: the number of parameters that are also accepted by position. `defaults`:
+  /// Ellipsis for a parameter without a default. `declaration` raises TypeError for arguments that
+  /// the function does not take. `conversions`: collx.ops.arguments.
   Function(const std::string& name, const pybind11::tuple& names, const pybind11::tuple& defaults,
            size_t positional, pybind11::object declaration, pybind11::object twin,
            const pybind11::object& conversions);
 
-  /// A new reference, or null with an error set.
+  /// Returns a new reference, or null with an error set.
   PyObject* call(const Given& given);
 
  private:
   static constexpr size_t kMostParameters = 20;
   static constexpr int kNone = -1;
-  /// The value of each parameter in a call: given, or its default.
+  /// The value of each parameter in a call: the argument, or the default.
   using Values = std::array<PyObject*, kMostParameters>;
 
   struct Parameter {
     pybind11::object name;
     pybind11::object fallback;  // its default
-    // The text that came last, and what it was converted to.
+    // The last text, and its conversion.
     pybind11::object text;
     c10::IValue value;
   };
 
-  /// An argument of an operator, and the parameter that it is made from.
+  /// An argument of an operator, and the parameter from which it is converted.
   struct Source {
     Argument argument;
     int parameter;
@@ -67,30 +68,31 @@ class Function {
     const Operator* op;
     const c10::OperatorHandle* handle;
     std::vector<Source> sources;
-    uint32_t used = 0;  // parameters, a bit each
+    uint32_t used = 0;  // bit mask of parameters
   };
 
-  /// The parameters that are more than an argument of the same name.
+  /// The parameters that do not simply become an argument of the same name.
   std::array<std::pair<const char*, int*>, 11> places();
   void add(const Variant& variant);
 
   bool parse(const Given& given, Values& values) const;
   bool is_default(int parameter, const Values& values) const;
   const Choice* choose(const Values& values);
-  /// The operator, and its arguments on the stack. Null if the twin has to make the call.
+  /// Selects the operator and pushes its arguments on the stack. Returns null if the twin must make
+  /// the call.
   const Choice* fill(torch::jit::Stack& stack, const Values& values);
 
-  /// An epilogue as its operators take it; null: no epilogue, or no numbers.
+  /// An epilogue in the form that operators take. Null members: no epilogue, or no numbers.
   struct Mapped {
     PyObject* expression = nullptr;
     PyObject* extras = nullptr;
     PyObject* numbers = nullptr;
-    pybind11::object owned;  // keeps them, if the values of the call do not
+    pybind11::object owned;  // keeps them alive, if the values of the call do not
   };
   Mapped map(const Values& values) const;
   PyObject* traced_text(const Values& values) const;
 
-  // Each pushes one argument, or returns false if that is not plain.
+  // Each pushes one argument, or returns false if the value is not plain.
   bool push(torch::jit::Stack& stack, const Source& source, PyObject* value, const Mapped& mapped);
   bool push_text(torch::jit::Stack& stack, const Source& source, PyObject* text);
   bool push_group(torch::jit::Stack& stack, const Source& source, PyObject* group);
@@ -98,7 +100,7 @@ class Function {
   bool push_outputs(torch::jit::Stack& stack, const Operator& op, const Values& values) const;
 
   Feature kind_of(PyObject* quantization);
-  /// Posts the call, and returns its handle.
+  /// Posts the call and returns its handle.
   PyObject* post(const Choice& choice, torch::jit::Stack& stack, const Values& values) const;
   PyObject* returned(const Operator& op, torch::jit::Stack& results, const Values& values) const;
 
@@ -114,9 +116,9 @@ class Function {
   int input_ = kNone, epilogue_ = kNone, extras_ = kNone, index_ = kNone, device_splits_ = kNone,
       output_splits_ = kNone, residual_ = kNone, quantization_ = kNone, keep_norm_ = kNone,
       out_ = kNone, async_op_ = kNone;
-  Features selects_ = 0;  // those that choose between operators, out= aside
+  Features selects_ = 0;  // features that choose between operators, except out=
   std::array<std::unique_ptr<Choice>, kAllFeatures + 1> choices_;
-  // The quantization that came last, what it means, and its arguments as far as they were used.
+  // The last quantization, its interpretation, and those of its arguments that have been converted.
   pybind11::object quantization_given_, quantization_meant_;
   Feature quantization_kind_ = Feature::fp8;
   std::array<std::optional<c10::IValue>, static_cast<size_t>(Argument::numbers) + 1> quantized_;

@@ -13,7 +13,7 @@ std::string norm_function(const CollectiveRow& row) {
          (row.layer_norm ? "_layernorm" : "_rmsnorm");
 }
 
-/// None for the operators that only other operators call.
+/// Returns nullopt for operators that only other operators call.
 std::optional<Variant> variant_of(const Operator& op) {
   const bool with_value = op.family == Family::map && op.outputs.size() == 2;
   if (op.family == Family::epilogue || with_value) return std::nullopt;

@@ -1,4 +1,4 @@
-// The Python functions of the operators: which operator a call of a function runs.
+// Maps calls of Python functions to operators.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace collx {
 
-/// What a call is given, as far as the operator depends on it.
+/// The properties of a call's arguments on which the operator depends.
 enum class Feature : uint8_t {
   epilogue,
   device_splits,
@@ -34,10 +34,10 @@ struct Variant {
   Features features;
 };
 
-/// The variants of a function. An error if there is none.
+/// The variants of a function. Raises an error if there are none.
 std::vector<Variant> variants_of(const std::string& function);
 
-/// The parameter of the function from which an argument of the operator is made.
+/// The parameter of the function from which an argument of the operator is converted.
 const char* parameter_of(const Operator& op, size_t argument);
 
 }  // namespace collx

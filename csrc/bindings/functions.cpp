@@ -13,8 +13,9 @@ namespace py = pybind11;
 
 namespace {
 
-/// A built-in function of no object: it pickles by its name. Each has a C function of its own, by
-/// which it finds its state. Like all that a module of Python defines, they are never freed.
+/// A built-in function without a self object, so that it pickles by name. Each has its own C
+/// function, through which it finds its state. Like all definitions of a Python module, they are
+/// never freed.
 struct BuiltIn {
   std::unique_ptr<Function> function;
   std::string name, doc;
@@ -48,14 +49,14 @@ py::object built_in(const std::string& name, const std::string& module, const st
                     const py::tuple& names, const py::tuple& defaults, size_t positional,
                     const py::object& declaration, const py::object& twin,
                     const py::object& conversions) {
-  static size_t made = 0;  // with the interpreter's lock
+  static size_t made = 0;  // guarded by the interpreter's lock
   TORCH_INTERNAL_ASSERT(made < kMostFunctions);
   BuiltIn& one = built_ins()[made];
   one.function =
       std::make_unique<Function>(name, names, defaults, positional, declaration, twin, conversions);
   one.name = name;
   one.doc = doc;
-  // The type of functions with keywords is another one than that of the member.
+  // Functions with keyword arguments have a type that differs from that of the member.
   one.method = {one.name.c_str(),
                 reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(kEntries[made])),
                 METH_FASTCALL | METH_KEYWORDS, one.doc.c_str()};
@@ -64,7 +65,7 @@ py::object built_in(const std::string& name, const std::string& module, const st
       PyCFunction_NewEx(&one.method, nullptr, py::str(module).ptr()));
 }
 
-/// (features, operator, overload, whether it is a fused normalization)
+/// A list of (features, operator, overload, whether it is a fused normalization).
 py::list variants(const std::string& function) {
   py::list list;
   for (const Variant& variant : variants_of(function)) {

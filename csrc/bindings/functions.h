@@ -1,4 +1,4 @@
-// The Python functions of the operators, as built-in functions.
+// Binds the Python functions of the operators as built-in functions.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -16,7 +16,8 @@ namespace py = pybind11;
 namespace {
 
 using Seconds = std::chrono::duration<double>;
-// A number of seconds comes first: the caster of durations accepts floats, but no integers.
+// The number of seconds comes first, because the caster of durations accepts floats but not
+// integers.
 using Limit = std::variant<double, Seconds>;
 
 class Handle {

@@ -10,8 +10,8 @@
 
 namespace collx {
 
-/// `call`: null if nothing was left to do. `result`: what the synchronous call would return.
-/// `tensors`: its arguments and results.
+/// `call` is null if no work is left. `result` is what the synchronous call would return. `tensors`
+/// are its arguments and results.
 pybind11::object make_handle(const char* function, std::shared_ptr<PostedCall> call,
                              pybind11::object result, std::vector<at::Tensor> tensors,
                              std::vector<at::Tensor> results);

@@ -15,8 +15,8 @@ void restore(void* state) noexcept {
   try {
     PyEval_RestoreThread(static_cast<PyThreadState*>(state));
   } catch (...) {
-    // The interpreter is ending. Before Python 3.14 it unwinds a thread that comes late, which no
-    // destructor on the way survives. Sleep here until the process ends, as 3.14 itself does.
+    // The interpreter is exiting. Before Python 3.14, it unwinds threads that then try to take the
+    // lock, which destructors do not survive. Sleep until the process ends, as Python 3.14 does.
     for (;;) ::pause();
   }
 }

@@ -1,4 +1,4 @@
-// How symmetric memory gives up Python's lock while it waits for a peer.
+// Functions with which symmetric memory releases Python's lock while it waits for a peer.
 #pragma once
 
 #include "../memory/interpreter_lock.h"

@@ -1,4 +1,4 @@
-// Python values as arguments of operators, without PyTorch's parser.
+// Converts Python values to arguments of operators without PyTorch's parser.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -8,11 +8,11 @@
 
 namespace collx {
 
-/// The value as that argument. None where PyTorch has to convert or to refuse it: a tensor
-/// subclass, a symbol of a tracer, a value of another type.
+/// Converts the value to the argument. Returns nullopt if PyTorch must convert or reject it: for a
+/// tensor subclass, a symbol of a tracer, or a value of a different type.
 std::optional<c10::IValue> converted(PyObject* value, const c10::Argument& argument);
 
-/// Likewise of a string.
+/// The same for a string.
 std::optional<c10::IValue> converted_text(PyObject* value);
 
 }  // namespace collx

@@ -36,7 +36,8 @@ void AgreedPool::begin(uint64_t bytes, uint32_t stream) {
   number_ = begun_++;
   requests_[number_ % PoolPage::kKept] = hash_;
   store(own_.requests[number_ % PoolPage::kKept], hash_, std::memory_order_relaxed);
-  // What was given back before is stored, by threads that held the mutex.
+  // The release also publishes earlier give_back() words: their threads held the mutex when they
+  // stored them.
   store(own_.begun, begun_, std::memory_order_release);
 }
 
@@ -48,7 +49,7 @@ bool AgreedPool::may_decide(int peer) const {
 
 bool AgreedPool::agrees(int peer) const {
   if (number_ < kPoolLag) return true;
-  // The peer is at most two allocations ahead, since it waits for this rank, too.
+  // The peer is at most two allocations ahead, since it also waits for this rank.
   const uint64_t at = (number_ - kPoolLag) % PoolPage::kKept;
   PoolPage& page = *pages_[static_cast<size_t>(peer)];
   return load(page.requests[at], std::memory_order_relaxed) == requests_[at];

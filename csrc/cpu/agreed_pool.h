@@ -1,19 +1,19 @@
-// Memory that all ranks hand out at the same places, although each rank gets its memory back in an
-// order of its own: Python's garbage collector frees at any time.
+// Memory that all ranks hand out at the same places, although each rank gets its memory back in a
+// different order: Python's garbage collector may free a tensor at any time.
 //
-// AGREEMENT  A rank's allocations have numbers. Allocation n of every rank is decided by the same
-// function of the same values: the requests 0 to n, and what each rank had got back before it began
-// allocation n - kPoolLag. What it gets back later does not count yet. So the places are equal, and
-// a block is handed out again only when no rank uses it.
+// AGREEMENT  A rank's allocations are numbered. Every rank decides allocation n by the same
+// function of the same values: the requests 0 to n, and the blocks that each rank had got back
+// before it began allocation n - kPoolLag. Blocks that it gets back later do not count yet.
+// Therefore the places are equal, and a block is handed out again only when no rank uses it.
 //
-// WAIT       A rank decides allocation n when every peer has begun n - kPoolLag: then all that
-// counts is known. With a lag of one, ranks need not meet at each allocation, and a size of which
-// k blocks are in use at a time takes k + 1 blocks.
+// WAIT       A rank decides allocation n when every peer has begun n - kPoolLag. Then all these
+// values are known. With a lag of one, ranks need not synchronize at each allocation. If k blocks
+// of a size are in use at a time, k + 1 blocks of that size suffice.
 //
-// PAGES      Each rank only writes its own page, and peers read it. A block's uses alternate
-// between two words. Use u + 2 begins when all ranks, the reader among them, have given back use
-// u + 1, so no rank still reads use u when its word is written again. An older value in a word
-// is not larger than the number of the allocation that began the use.
+// PAGES      Each rank writes only its own page, and peers read it. The uses of a block alternate
+// between two words. Use u + 2 begins after all ranks, including the reader, have given back use
+// u + 1. Therefore no rank still reads the word of use u when it is written again. An older value
+// in a word is not larger than the number of the allocation that began the use.
 #pragma once
 
 #include <array>
@@ -28,20 +28,22 @@ namespace collx::cpu {
 
 inline constexpr uint64_t kPoolLag = 1;
 inline constexpr uint32_t kPoolBlocks = 4096;               // at most
-inline constexpr uint64_t kPoolAlignment = 512;             // of places and sizes
-inline constexpr uint64_t kPoolSegmentBytes = 16ull << 20;  // at least, if there is room
+inline constexpr uint64_t kPoolAlignment = 512;             // of offsets and sizes
+inline constexpr uint64_t kPoolSegmentBytes = 16ull << 20;  // at least, if there is space
 
-/// What a rank publishes to its peers, in memory that all ranks map. Initially zero.
+/// The words that a rank publishes to its peers, in memory that all ranks map. Initially zero.
 struct alignas(64) PoolPage {
   static constexpr uint64_t kKept = 8;
 
   uint64_t begun;            // allocations
   uint64_t requests[kKept];  // a hash of the requests 0 to n, at n mod kKept
-  /// By block and parity of its use: the allocations begun when the rank got it back.
+  /// For each block and parity of its use: the number of allocations begun when the rank got it
+  /// back.
   uint64_t given_back[kPoolBlocks][2];
 };
 
-/// One rank's view. Allocations are made by one thread at a time; any thread gives blocks back.
+/// The pool as one rank sees it. One thread at a time makes allocations. Any thread may give blocks
+/// back.
 class AgreedPool {
  public:
   struct Place {
@@ -51,20 +53,23 @@ class AgreedPool {
     bool used_before;
   };
 
-  /// `pages`: every rank's, as mapped here.
+  /// `pages`: the pages of all ranks, as mapped in this process.
   AgreedPool(std::vector<PoolPage*> pages, int rank, uint64_t most_bytes);
 
-  /// Begins an allocation; the peers see it. Blocks do not change between streams, since reuse is
-  /// ordered after a block's earlier use only by the stream.
+  /// Begins an allocation and publishes it to the peers. A block stays with its stream, since only
+  /// the stream orders its reuse after its earlier use.
   void begin(uint64_t bytes, uint32_t stream);
-  /// Whether the peer has begun all that counts for the allocation.
+  /// Whether the peer has begun the allocations that this decision depends on.
   bool may_decide(int peer) const;
-  /// Whether the peer has made the same requests. Only when it may_decide().
+  /// Whether the peer has made the same requests. Call it only after may_decide() has returned
+  /// true.
   bool agrees(int peer) const;
 
-  /// Where the allocation lies. Nothing: no segment has room. Only when all peers agree.
+  /// The location of the allocation, or nothing if no segment has space. Call it only if all peers
+  /// agree.
   std::optional<Place> place();
-  /// Bytes of the segment that would give it room; 0: it would not fit into what is left.
+  /// The size of a new segment that would have space for the allocation; 0 if it would exceed the
+  /// limit.
   uint64_t wanted_segment() const;
   void add_segment(uint64_t bytes);
   void stop_growing() { most_bytes_ = 0; }
@@ -75,7 +80,7 @@ class AgreedPool {
   struct Block {
     uint32_t segment;
     uint64_t offset;
-    uint64_t number;  // of the allocation that has, or had it last
+    uint64_t number;  // of the allocation that uses it now, or used it last
     uint64_t uses;
   };
   struct Segment {
@@ -93,14 +98,14 @@ class AgreedPool {
   std::vector<Segment> segments_;
   std::map<std::pair<uint32_t, uint64_t>, std::vector<uint32_t>> sizes_;  // {stream, bytes}: blocks
 
-  // The allocation that is being made.
+  // The current allocation.
   uint64_t number_ = 0;
   uint64_t bytes_ = 0;
   uint32_t stream_ = 0;
   uint64_t hash_ = 0;
   std::array<uint64_t, PoolPage::kKept> requests_{};
 
-  std::mutex mutex_;  // of what give_back() reads
+  std::mutex mutex_;  // guards the data that give_back() reads
   std::vector<Block> blocks_;
   uint64_t begun_ = 0;
 };

@@ -38,7 +38,8 @@ bool allreduce(const CpuView& view, const AllreduceCall& call) {
   if (!session.enter()) return false;
   if (view.check && !session.meet(Phase::check)) return false;
   const FloatEnvironment environment;
-  // Equal shapes: empty on one rank is empty on all, and nothing is exchanged.
+  // The shapes are equal: if the tensor is empty on one rank, it is empty on all, and the ranks
+  // exchange nothing.
   if (call.numel != 0 && !algorithm(session, kernels)) return false;
   session.complete();
   return true;

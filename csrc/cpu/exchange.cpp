@@ -27,8 +27,8 @@ constexpr Body<Steps> kBodies[] = {
 };
 static_assert(are_complete(kBodies, kExchanges));
 
-/// Empty messages by the shapes alone: empty on one rank is empty on all, and nothing is exchanged.
-/// Alltoallv is different, since no rank has the splits of the others.
+/// If the shapes alone show that messages are empty, they are empty on all ranks, and the ranks
+/// exchange nothing. Alltoallv is different, since no rank has the splits of the others.
 Steps steps_of(const CpuView& view, const ExchangeCall& call) {
   const Steps algorithm = require_body(kBodies, call.collective, call.plan.algorithm);
   if (call.collective == Collective::alltoallv) return algorithm;

@@ -1,15 +1,16 @@
-// Every collective but all-reduce, between processes (or threads) of one machine over shared
-// memory. No Torch here.
+// Every collective except all-reduce, between processes (or threads) on one machine over shared
+// memory. This header does not depend on Torch.
 #pragma once
 
 #include "../protocol/call.h"
 
 namespace collx::cpu {
 
-/// Carries the call out. Returns false when the communicator failed; view.status then holds why.
+/// Executes the call. Returns false if the communicator has failed. Then view.status has the
+/// reason.
 bool exchange(const CpuView& view, const ExchangeCall& call);
 
-/// Returns when all ranks have come.
+/// Returns when all ranks have arrived.
 bool barrier(const CpuView& view, const CallDescriptor& descriptor);
 
 }  // namespace collx::cpu

@@ -25,8 +25,8 @@ void leave_note(const CpuView& view, const StatusRecord& record) {
 
 void mark(const CpuView& view) {
   for (int rank = 0; rank < view.world; ++rank) {
-    // Whoever sees the mark finds the note; the first mark stays. Sequentially consistent: see
-    // Session::enter.
+    // A rank that sees the mark finds the note. The first mark stays. The exchange is sequentially
+    // consistent: see Session::enter.
     uint32_t unmarked = 0;
     Word32(view.header(rank)->poison)
         .compare_exchange_strong(unmarked, 1 + static_cast<uint32_t>(view.rank));
@@ -37,9 +37,9 @@ bool in_call(const CpuView& view, int rank) {
   return control_of(view.region[rank], view.layout).busy.load() != 0;
 }
 
-/// Ranks of which no note is to come any more: they are in no call, and will refuse the next one
-/// since they are marked. To be asked before the notes are looked at, since a call leaves its note
-/// before it ends.
+/// The ranks that will leave no more notes: they are in no call, and will refuse the next one since
+/// they are marked. Call this before the notes are read, since a call leaves its note before it
+/// ends.
 uint32_t quiet_ranks(const CpuView& view) {
   uint32_t quiet = 0;
   for (int rank = 0; rank < view.world; ++rank) {
@@ -57,13 +57,13 @@ uint32_t left_notes(RegionHeader& header, int world) {
   return left;
 }
 
-/// Follows the notes from the first rank that failed, as they come in.
+/// Follows the notes from the first rank that failed, as they arrive.
 StatusRecord end_of_chain(const CpuView& view) {
   RegionHeader& own = *view.header(view.rank);
   const int first = static_cast<int>(Word32(own.poison).load(std::memory_order_acquire)) - 1;
   Verdict verdict{};
   const auto final = [&] {
-    // This rank asks when it has left its note, if it has one to leave.
+    // This runs after this rank has left its note, if it has one to leave.
     const uint32_t quiet = quiet_ranks(view) | 1u << view.rank;
     verdict = judge(own.inbox, left_notes(own, view.world), quiet, first, view.world);
     return verdict.final;
@@ -73,7 +73,7 @@ StatusRecord end_of_chain(const CpuView& view) {
   return verdict.record;
 }
 
-/// For the threads that have come second: the first one is about to record.
+/// For threads that came second: the first thread is about to record.
 void await_record(const CpuView& view) {
   Doorbell bell{};
   const auto recorded = [&] { return is_recorded(*view.status); };
@@ -88,7 +88,7 @@ bool poisoned(const CpuView& view) {
 }
 
 void adopt(const CpuView& view) {
-  // A call under way has a note to leave, and records.
+  // A call in progress has a note to leave, and records the failure itself.
   if (in_call(view, view.rank) || !claim(*view.status)) return await_record(view);
   record_claimed(*view.status, end_of_chain(view));
 }
@@ -107,7 +107,7 @@ void report(const CpuView& view, const StatusRecord& record) {
   const bool first = !poisoned(view);
   leave_note(view, record);
   if (first) mark(view);
-  // All of them before: a rank that wakes may be asleep on any rank's doorbell.
+  // Ring after all notes and marks are written: a waiting rank may sleep on any rank's doorbell.
   for (int rank = 0; rank < view.world; ++rank) {
     ring(control_of(view.region[rank], view.layout).bell);
   }

@@ -1,5 +1,5 @@
-// How a failed rank reports to its own host and its peers, and how a rank detects a failed one.
-// Who is named: protocol/blame.h.
+// How a failed rank reports to its host and its peers, and how a rank detects a failed one.
+// protocol/blame.h determines which rank is named.
 #pragma once
 
 #include "../protocol/call.h"
@@ -7,18 +7,19 @@
 
 namespace collx::cpu {
 
-/// Leaves a note of this rank's failure at every rank, marks them unless another rank has, and
-/// records the result of all notes. The first report on a rank wins.
+/// Leaves a note of this rank's failure at every rank, marks them unless another rank has done so,
+/// and records the result of all notes. The first report on a rank wins.
 void report(const CpuView& view, const StatusRecord& record);
 
 /// True when a rank of the communicator has failed; its note is then visible.
 bool poisoned(const CpuView& view);
 
-/// Copies the failure in the notes of the others to this rank's status, unless that contains
-/// something already: for a rank that comes when others have failed. Only after poisoned().
+/// Copies the failure in the other ranks' notes to this rank's status, unless the status already
+/// has a failure. It is for a rank that arrives after others have failed. Call it only after
+/// poisoned() has returned true.
 void adopt(const CpuView& view);
 
-/// How far a rank has come. By any thread of any rank.
+/// The progress of a rank. Any thread of any rank may call it.
 Progress progress_of(const CpuView& view, int rank);
 
 }  // namespace collx::cpu

@@ -1,26 +1,26 @@
-// How a CPU rank waits for a peer: spin briefly, then yield, then sleep on a futex. Ranks may
-// outnumber cores (hazard 23), and then a rank that spins keeps the core from the rank that it
-// waits for.
+// How a CPU rank waits for a peer: it spins briefly, then yields, then sleeps on a futex. If there
+// are more ranks than cores (hazard 23), a spinning rank takes the core from the rank that it waits
+// for.
 //
-// USAGE. A Doorbell lies in shared memory beside what is awaited, usually one per rank, on which
-// only that rank sleeps. All-zero bytes are a valid doorbell.
+// USAGE. A Doorbell is in shared memory beside the awaited data, usually one for each rank, on
+// which only that rank sleeps. All-zero bytes are a valid doorbell.
 //     waiter:  wait_until(bell, [&] { return flag.load(acquire) == epoch; }, deadline);
 //     writer:  flag.store(epoch, release);  ring(bell);
-// `ready` may look at any memory, as long as every writer of that memory rings afterwards.
+// `ready` may read any memory, as long as every writer of that memory rings afterwards.
 //
-// MEMORY ORDER. Doorbells order wake-ups, never data: `ready` itself has to load with acquire what
-// the writer stored with release. No wake-up is lost, since all accesses to `sleepers` are
-// read-modify-writes and thus in one order:
-//   - the writer's comes first: the sleeper's own then reads from it (acq_rel), so everything
-//     before ring() is visible to the `ready` that follows, and it does not sleep;
-//   - the sleeper's comes first: the writer sees a sleeper and advances `rings`. The sleeper took
-//     its value of `rings` before it asked `ready`; either it took the old one, and the kernel
-//     refuses the sleep or wakes it, or it read the new one (acquire) and sees the data.
-// An awake peer costs the writer one uncontended read-modify-write and no system call.
+// MEMORY ORDER. Doorbells order wake-ups, never data: `ready` itself must load with acquire the
+// value that the writer stored with release. No wake-up is lost, since all accesses to `sleepers`
+// are read-modify-writes and therefore have one order:
+//   - If the writer's access is first, the sleeper's own access reads from it (acq_rel). Therefore
+//     everything before ring() is visible to the following `ready`, and the sleeper does not sleep.
+//   - If the sleeper's access is first, the writer sees a sleeper and advances `rings`. The sleeper
+//     read `rings` before it called `ready`. If it read the old value, the kernel refuses the sleep
+//     or wakes it. If it read the new value (acquire), it sees the data.
+// If the peer is awake, the writer pays one uncontended read-modify-write and no system call.
 //
-// LIFETIME. A sleeper that is killed leaves `sleepers` above zero, which costs later writers a
-// system call and nothing else. No sleep is longer than kLongestSleep, so a writer that was killed
-// before its ring(), or that cannot ring, is only noticed later.
+// LIFETIME. A sleeper that is killed leaves `sleepers` above zero. Later writers then pay a system
+// call, with no other effect. No sleep is longer than kLongestSleep. If a writer is killed before
+// its ring(), or cannot ring, the sleeper only notices it later.
 #pragma once
 
 #include <linux/futex.h>
@@ -43,7 +43,8 @@ struct alignas(64) Doorbell {
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between processes");
 
-/// How often `ready` is asked before the thread sleeps. Few spins where ranks outnumber cores.
+/// The number of calls of `ready` before the thread sleeps. Use few spins if there are more ranks
+/// than cores.
 struct Spinning {
   int spins = 1000;
   int yields = 50;
@@ -61,7 +62,7 @@ inline void relax() {
 #endif
 }
 
-// Not FUTEX_PRIVATE_FLAG: the word is shared by processes that map it at different addresses.
+// Not FUTEX_PRIVATE_FLAG: processes that map the word at different addresses share it.
 inline void futex_sleep(const std::atomic<uint32_t>& word, uint32_t seen,
                         std::chrono::nanoseconds longest) {
   const timespec limit{static_cast<time_t>(longest.count() / 1'000'000'000),
@@ -73,7 +74,8 @@ inline void futex_wake_all(const std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// Sleeps until `ready`, or until the deadline has passed. Returns the last answer of `ready`.
+/// Sleeps until `ready` returns true or the deadline has passed. Returns the last result of
+/// `ready`.
 template <typename Ready>
 bool sleep_until(Doorbell& bell, Ready& ready, std::chrono::steady_clock::time_point deadline) {
   using Clock = std::chrono::steady_clock;
@@ -84,7 +86,7 @@ bool sleep_until(Doorbell& bell, Ready& ready, std::chrono::steady_clock::time_p
     done = ready();
     const auto now = Clock::now();
     if (done || now >= deadline) break;
-    // Signals and wake-ups for others end a sleep early: the loop asks `ready` again.
+    // Signals and wake-ups for others end a sleep early, so the loop calls `ready` again.
     futex_sleep(bell.rings, seen,
                 std::min<std::chrono::nanoseconds>(deadline - now, kLongestSleep));
   }
@@ -94,8 +96,8 @@ bool sleep_until(Doorbell& bell, Ready& ready, std::chrono::steady_clock::time_p
 
 }  // namespace detail
 
-/// Returns true as soon as `ready()` does, false once `deadline` has passed without. `ready` is
-/// asked at least once, also with a deadline in the past. It must not throw.
+/// Returns true as soon as `ready()` does, and false if `deadline` passes first. `ready` is called
+/// at least once, even if the deadline is in the past. It must not throw.
 template <typename Ready>
 bool wait_until(Doorbell& bell, Ready&& ready, std::chrono::steady_clock::time_point deadline,
                 Spinning spinning = {}) {

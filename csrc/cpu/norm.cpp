@@ -45,7 +45,8 @@ bool norm(const CpuView& view, const NormCall& call) {
   if (!session.enter()) return false;
   if (view.check && !session.meet(Phase::check)) return false;
   const FloatEnvironment environment;
-  // Equal shapes: without rows on one rank is without rows on all, and nothing is exchanged.
+  // The shapes are equal: if one rank has no rows, no rank has rows, and the ranks exchange
+  // nothing.
   if (call.rows != 0 && !algorithm(session, copy_kernel(), rows)) return false;
   return_given_scale(call);
   session.complete();

@@ -38,7 +38,7 @@ void set_epochs(char* region, const CpuLayout& layout, uint32_t epoch) {
 }
 
 void initialize(char* region, const CpuLayout& layout) {
-  // Touches every page, so that no call has to fault it in.
+  // This touches every page, so that no call causes page faults.
   std::memset(region, 0, layout.total_bytes);
   set_epochs(region, layout, 0);
 }

@@ -1,4 +1,4 @@
-// A CPU rank's region: how large it is, and how it starts.
+// A CPU rank's region: its size and its initialization.
 #pragma once
 
 #include "../protocol/cpu_layout.h"

@@ -6,7 +6,7 @@
 
 namespace collx::cpu {
 
-/// What goes over each normalized row, which it takes rounded to the dtype and leaves so.
+/// Applies to each normalized row. Its input and its result are rounded to the dtype.
 struct RowEpilogue {
   const Expression& expression;
   EpilogueArguments arguments = {};  // in the order of the results' elements

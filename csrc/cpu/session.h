@@ -11,13 +11,13 @@
 //     session.settle(use);
 //     session.complete();
 //
-// A wait that fails has left its note with every rank, and the caller touches no peer any more.
+// A wait that fails has left its note at every rank, and the caller no longer accesses any peer.
 //
-// TWO SLOTS SUFFICE in any sequence of uses, whichever ranks wait for which: a use overwrites what
-// peers read in the use two before. Each of them publishes its last word of the use between after
-// that reading, in every use, whether or not it has data; and claim() sees all of these words
-// first. Whoever writes nothing claims nothing. Where all ranks wait for all, the words have been
-// seen already, and claim() costs nothing: settle() has noted it.
+// TWO SLOTS SUFFICE for any sequence of uses, independent of which ranks wait for which: a use
+// overwrites the data that peers read in the use two before it. Each peer publishes its last word
+// of the use in between after that read, in every use, even if it has no data. claim() waits for
+// all of these words first. A rank that writes nothing need not claim. If all ranks wait for all
+// others, the words have already been seen, and claim() costs nothing: settle() has recorded it.
 #pragma once
 
 #include "../protocol/partition.h"
@@ -44,37 +44,38 @@ class Session {
   const CpuLayout& layout() const { return view_.layout; }
   int rank() const { return view_.rank; }
   int world() const { return view_.world; }
-  /// The rank that many places after this one. Ranks that follow the ring do not all load the same
-  /// peer at once.
+  /// The rank `step` places after this one. Loops in this order prevent all ranks from loading from
+  /// the same peer at once.
   int neighbor(int step) const { return (rank() + step) % world(); }
 
-  /// False on a poisoned communicator, or when a second thread is inside one (hazard 1).
+  /// Returns false on a poisoned communicator, or if a second thread is inside a call on it
+  /// (hazard 1).
   bool enter();
   /// Counts the call as completed.
   void complete();
-  /// False, and this call's end, once a rank has failed: before stores to peers' tensors that no
-  /// wait precedes.
+  /// Returns false and ends this call if a rank has failed. Call it before stores to peers' tensors
+  /// that no wait precedes.
   bool alive() const;
 
-  /// In a call whose ranks do not have each other's numbers of bytes to send and receive: by rank,
-  /// and to be kept. Fingerprints and reports then describe the pair.
+  /// For a call whose ranks do not know each other's numbers of bytes to send and receive. The
+  /// arrays are by rank and must outlive the call. Fingerprints and reports then describe the pair.
   void set_counts(const uint64_t* sends, const uint64_t* expects) {
     sends_ = sends;
     expects_ = expects;
   }
   CallDescriptor descriptor(int peer) const;
 
-  /// Exchanges what the ranks are about to do; any difference fails on all of them. Afterwards all
+  /// Exchanges the descriptors of the calls. Any difference fails on all ranks. Afterwards all
   /// ranks have entered this call.
   bool meet(Phase phase);
 
   Use next_use(Area area);
-  /// Waits until no peer reads any more what this rank wrote two uses before.
+  /// Waits until no peer still reads the data that this rank wrote two uses before.
   bool claim(Use use);
-  /// Every peer's last word of this use has been seen.
+  /// Records that every peer's last word of this use has been seen.
   void settle(Use use);
   void publish(Use use, Word word);
-  /// In a use whose words all say the same.
+  /// Publishes all words of a use at once, for uses in which they mean the same.
   void publish_all(Use use);
   /// Waits until the peer has published the word for this use.
   bool await_from(int peer, Use use, Word word, Phase phase);
@@ -84,12 +85,12 @@ class Session {
   bool start_barrier() {
     return mutant(Mutant::no_opening_barrier) || view_.check || meet(Phase::start_barrier);
   }
-  /// Returns when all ranks have come here.
+  /// Returns when all ranks have called it.
   bool barrier(Phase phase);
-  /// Returns when no peer uses this rank's tensors any more (hazard 11).
+  /// Returns when no peer still uses this rank's tensors (hazard 11).
   bool end_barrier() { return barrier(Phase::end_barrier); }
 
-  /// What `phase` failed of, to be given to report().
+  /// A record of a failure in `phase`, for report().
   StatusRecord record(Failure failure, Phase phase, int peer) const;
 
   /// Addresses in the call's tensors, by byte.
@@ -101,11 +102,11 @@ class Session {
   char* peer_output(int of, uint64_t at = 0) const {
     return static_cast<char*>(call_.peer_output[of]) + at;
   }
-  /// Where peers pull this call's inputs from.
+  /// Whether peers pull this call's inputs from the staging memory.
   bool staged() const { return call_.plan.staged; }
   bool outputs_symmetric() const { return call_.peer_output[rank()] != nullptr; }
 
-  /// Addresses in the region of rank `of`, as mapped here.
+  /// Addresses in the region of rank `of`, as mapped in this process.
   char* oneshot_slot(int of, Use use, int source) const;
   char* twoshot_slot(int of, Use use, int stage, int source) const;
   char* staging(int of, Use use) const;
@@ -117,7 +118,7 @@ class Session {
   uint32_t fingerprint_for(int peer, uint32_t call) const;
   void push_descriptor(int to, uint32_t epoch, uint32_t call) const;
   bool compare_with(int peer, uint32_t epoch, uint32_t call, Phase phase);
-  /// Waits for `read()`, a 64-bit word of `peer`, to show `expected`.
+  /// Waits for `read()`, an epoch that `peer` publishes, to reach `expected`.
   template <typename Read>
   bool wait(int peer, Read read, uint32_t expected, Phase phase);
 
@@ -128,7 +129,7 @@ class Session {
   bool entered_ = false;
 };
 
-/// A call of one kind under way.
+/// A call of one kind in progress.
 template <typename C>
 class SessionOf : public Session {
  public:

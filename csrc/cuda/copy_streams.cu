@@ -16,7 +16,7 @@ cudaEvent_t made(cudaEvent_t& event) {
   return event;
 }
 
-/// `after` comes after what is on `before` now.
+/// Orders all later work on `after` after the work that is on `before` now.
 void order(Stream before, Stream after, cudaEvent_t& event) {
   require(cudaEventRecord(made(event), before), "ordering streams");
   require(cudaStreamWaitEvent(after, event, 0), "ordering streams");

@@ -1,4 +1,4 @@
-// How the copies of a call lie on streams beside other work.
+// The streams of a call's copies, beside other work.
 #pragma once
 
 #include "device.h"
@@ -7,8 +7,8 @@ struct CUevent_st;
 
 namespace collx::cuda {
 
-/// Of one communicator. The caller holds the communicator's lock, and its device is the current
-/// one. In a capture all of it belongs to the same graph.
+/// One object for each communicator. The caller holds the communicator's lock, and its device is
+/// current. During a capture all work belongs to the same graph.
 class CopyStreams {
  public:
   CopyStreams() = default;
@@ -16,17 +16,19 @@ class CopyStreams {
   CopyStreams(const CopyStreams&) = delete;
   CopyStreams& operator=(const CopyStreams&) = delete;
 
-  /// The event for the launch of the barrier before the copies: it is recorded when the barrier has
+  /// The event for the launch of the barrier before the copies. It is recorded when the barrier has
   /// begun.
   CUevent_st* entering();
-  /// Holds another stream until the barrier of the last call has begun, unless one has been held
-  /// for it. Without this, a kernel on that stream that fills the device, such as a matrix product,
-  /// would keep the barrier waiting until it ends, and the copies would not run beside it.
+  /// Makes another stream wait until the barrier of the last call has begun, unless a stream
+  /// already waits for it. Otherwise a kernel on that stream that fills the device, such as a
+  /// matrix product, would delay the barrier until it ends, and the copies would not overlap with
+  /// it.
   void hold(Stream other);
 
-  /// A second stream, for what stays on this device. It begins after what is on `stream` now.
+  /// A second stream, for the part that stays on this device. It starts after the work that is on
+  /// `stream` now.
   Stream fork(Stream stream);
-  /// What follows on `stream` comes after the second one.
+  /// Orders later work on `stream` after the work of the second stream.
   void join(Stream stream);
 
  private:

@@ -1,4 +1,4 @@
-// What a communicator needs of its device besides the collectives.
+// Functions for a communicator's device other than the collectives.
 #include <array>
 #include <chrono>
 #include <thread>
@@ -29,7 +29,7 @@ HostStatus* allocate_status() {
 
 namespace {
 
-/// A stream of its own for copies between host and region, which so wait for no kernel.
+/// A separate stream for copies between host and region, so that they wait for no kernel.
 class CopyStream {
  public:
   CopyStream() {
@@ -59,7 +59,7 @@ class CopyStream {
 }  // namespace
 
 void report(const CudaView& view, const StatusRecord& record) {
-  if (view.region[0] != nullptr) {  // else the fallback only: nothing that peers could look at
+  if (view.region[0] != nullptr) {  // else there is only the fallback: peers have no region to read
     CopyStream stream;
     uint32_t poison = 0;
     stream.read(poison, view.header(view.rank)->poison);
@@ -92,7 +92,7 @@ Verdict end_of_chain(const CudaView& view, bool wait) {
   const RegionHeader& own = *view.header(view.rank);
   uint32_t poison = 0;
   stream.read(poison, own.poison);
-  if (poison == 0) return {*recorded(*view.status), wait};  // it did not reach the region
+  if (poison == 0) return {*recorded(*view.status), wait};  // the failure did not reach the region
   const int first = static_cast<int>(poison) - 1;
   std::array<Note, kMaxRanks> inbox;
   uint32_t left = 1u << first;
@@ -100,7 +100,7 @@ Verdict end_of_chain(const CudaView& view, bool wait) {
     stream.read(inbox, reinterpret_cast<const decltype(inbox)&>(own.inbox));
     const Verdict verdict = judge(inbox.data(), left, 0, first, view.world);
     if (verdict.final || over) return {verdict.record, verdict.final || wait};
-    // A copy is not made at one moment: a note that it shows as left is whole in the next one.
+    // The copy is not atomic: a note that it shows as left is complete only in the next copy.
     for (int rank = 0; rank < view.world; ++rank) left |= (inbox[rank].left & 1u) << rank;
     if (wait) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -116,8 +116,9 @@ Progress progress_of(const CudaView& view, int rank) {
   const uint64_t own_flag = kBarrierFlags + static_cast<uint64_t>(rank) * sizeof(uint64_t);
   uint64_t before = 0, after = 0;
   stream.read(before, view.header(rank)->sequence);
-  // What block 0 of every kernel sets while it runs: the mark of the first tile, that of the first
-  // lane, or its own flag of a barrier, which is ahead of its counter until the kernel ends.
+  // Block 0 of every kernel sets one of these while it runs: the mark of the first tile, the mark
+  // of the first lane, or its own barrier flag, which is ahead of its counter until the kernel
+  // ends.
   const bool in_call = read(TileEntry{}, layout.oneshot.entries).busy != 0 ||
                        read(TileEntry{}, layout.twoshot.entries).busy != 0 ||
                        read(TileEntry{}, layout.channels.slots.entries).busy != 0 ||

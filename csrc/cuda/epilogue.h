@@ -1,5 +1,5 @@
-// Kernels with an epilogue, which are compiled when they are first asked for. No Torch here, and no
-// CUDA header, as in device.h.
+// Kernels with an epilogue, which are compiled at their first use. This header includes neither
+// Torch nor CUDA headers, like device.h.
 #pragma once
 
 #include <mutex>
@@ -10,24 +10,25 @@
 
 namespace collx::cuda {
 
-/// Machine code of a kernel for the current device. Throws where that cannot be had, in the name of
-/// the operator that needs it.
+/// Returns the machine code of a kernel for the current device. If this fails, it throws an error
+/// that names the operator `op`.
 using MakeKernel = std::string (*)(const char* op, const std::string& program,
                                    const std::string& kernel);
 
-/// The kernels of one expression of one dtype. They stay loaded, also when the expression is
-/// forgotten: a captured graph may hold one, and CUDA does not tell.
+/// The kernels of one expression for one dtype. They stay loaded even after the expression is
+/// dropped: a captured graph may contain one, and CUDA does not report this.
 class EpilogueKernels {
  public:
-  /// `expression` lives as long.
+  /// `expression` must outlive this object.
   EpilogueKernels(const Expression& expression, DType dtype)
       : expression_(expression), dtype_(dtype) {}
 
-  /// What is compiled.
+  /// The source that is compiled.
   std::string program(const ProgramOptions& options) const;
 
-  /// For the current device, on which it is loaded then. `blocks`, of kFullBlock threads, have to
-  /// be resident at once: std::runtime_error where the device does not hold so many.
+  /// Finds the kernel for the current device, and loads it if necessary. `blocks` blocks of
+  /// kFullBlock threads must be resident at once: throws std::runtime_error if the device does not
+  /// hold so many.
   const void* find(const ProgramOptions& options, int blocks, const char* op, MakeKernel make);
 
  private:
@@ -49,7 +50,7 @@ struct EpilogueCall {
   EpilogueKernels& kernels;
   const char* op;
   MakeKernel make;
-  bool launches;  // false: the kernel is made ready, and that is all
+  bool launches;  // false: the kernel is only prepared
   EpilogueArguments arguments = {};
   EpilogueForm form = {};
 };

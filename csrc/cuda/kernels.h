@@ -1,4 +1,4 @@
-// The kernels of a communicator: all that its calls can come to.
+// All kernels that a communicator's calls can launch.
 #pragma once
 
 #include <functional>
@@ -7,10 +7,10 @@
 
 namespace collx::cuda {
 
-/// Every kernel that may spin, in a world of that size. `simulated`: with multicast by each rank's
-/// own address, in place of those with a switch.
+/// Visits every kernel that may spin, for a world of that size. `simulated`: multicast kernels that
+/// use each rank's own address replace those that use a switch.
 void for_each_kernel(int world, bool simulated, const std::function<void(Kernel)>& visit);
-/// Those of them that normalize, and the local one.
+/// Visits the kernels among them that normalize, including the local one.
 void for_each_norm_kernel(int world, bool simulated, const std::function<void(Kernel)>& visit);
 
 }  // namespace collx::cuda

@@ -9,7 +9,7 @@
 namespace collx::cuda {
 namespace {
 
-/// `rows`: that the grid goes through.
+/// `rows`: the rows that the grid processes.
 NormArguments norm_arguments_of(const NormCall& call, int world, uint64_t rows) {
   NormArguments a{};
   a.parts = Partition(call.rows, world);
@@ -36,8 +36,8 @@ NormArguments norm_arguments_of(const NormCall& call, int world, uint64_t rows) 
   return a;
 }
 
-/// Whether the call is one of those that NormStage calls simple. Ranks may differ in it: it changes
-/// the code that runs, not what is exchanged.
+/// Whether the call is simple: see NormStage. Ranks may differ in this: it selects the code that
+/// runs, not the data that is exchanged.
 bool is_simple(const CudaView& view, const NormCall& call) {
   const auto whole = [](const void* tensor) { return tensor == nullptr || whole_vectors(tensor); };
   const NormOptions& o = call.options;
@@ -101,7 +101,7 @@ static_assert(take_epilogues(kLaunchers, kPushed, Algorithm::automatic));
 static_assert(is_complete(DeviceKind::cuda, kNorms, [](Collective c, Algorithm a) {
   return find_launcher(kLaunchers, c, a) != nullptr;
 }));
-// plan_norm() pushes to every rank what these collectives ask for.
+// plan_norm() always plans oneshot_push for these collectives.
 static_assert(is_complete(DeviceKind::cuda, kScatteringNorms, [](Collective c, Algorithm) {
   return find_launcher(kLaunchers, c, Algorithm::oneshot_push) != nullptr;
 }));

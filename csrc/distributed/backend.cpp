@@ -19,7 +19,7 @@ namespace {
 using c10d::OpType;
 using Tensors = Backend::Tensors;
 
-/// PyTorch hands over lists, from the time when a process had several devices.
+/// PyTorch passes lists, because a process could once have several devices.
 template <typename T>
 T& only(const char* op, std::vector<T>& list) {
   TORCH_CHECK_VALUE(list.size() == 1, "collx: ", op, ": got ", list.size(),
@@ -57,7 +57,7 @@ bool Backend::serves(c10::Device device) {
   if (!device.is_cpu() && !device.is_cuda()) return false;
   Place& at = place(device);
   if (at.settled.load(std::memory_order_acquire)) return at.communicator != nullptr;
-  // Not under the mutex, since it takes Python's lock. Python makes one for all threads.
+  // Called without the mutex, since it takes Python's lock. Python creates one for all threads.
   std::shared_ptr<Communicator> made = maker_->make(device);
   const std::lock_guard held(mutex_);
   if (!at.settled.load(std::memory_order_relaxed)) {
@@ -147,7 +147,7 @@ void Backend::abort() {
 void Backend::shutdown() {
   if (left_.exchange(true)) return;
   maker_->leave();
-  // Not destroyed under the mutex, since the memory may take Python's lock with it.
+  // Destroyed without the mutex, since releasing the memory may take Python's lock.
   std::array<std::shared_ptr<SymmetricPool>, 2> pools;
   {
     const std::lock_guard held(mutex_);
@@ -162,8 +162,8 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   auto* const own = dynamic_cast<BackendOptions*>(options.get());
   TORCH_CHECK_TYPE(own != nullptr,
                    "collx: split_group: pg_options: accepted: collx.backend.Options");
-  // PyTorch asks once for each kind of device, and one backend serves all of them. A second one
-  // would find the inner group of the first in the store.
+  // PyTorch calls this once for each kind of device, but one backend serves all of them. A second
+  // backend would find the inner group of the first in the store.
   if (split_ && split_name_ == own->group_name) {
     if (auto made = split_->lock()) return made;
   }
@@ -173,7 +173,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   return made;
 }
 
-// --- pieces of work ---------------------------------------------------------------------------
+// --- work objects -----------------------------------------------------------------------------
 
 c10::intrusive_ptr<Work> Backend::begin(OpType type, const char* title, const Tensors& inputs) {
   const uint64_t number = calls_.fetch_add(1);
@@ -339,7 +339,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather_coalesced(TensorLists& outputs
     return kept(inputs[0].device(),
                 inner(inputs[0].device()).allgather_coalesced(outputs, inputs, o));
   }
-  // A list for each rank, with a tensor for each input.
+  // There is a list for each rank, with a tensor for each input.
   Tensors results;
   for (const Tensors& list : outputs) {
     TORCH_CHECK_VALUE(list.size() == inputs.size(), "collx: all_gather_coalesced: got ",
@@ -485,7 +485,7 @@ c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
   }
   if (!serves(device)) return kept(device, inner(device).barrier(o));
   const std::shared_ptr<Communicator>& communicator = place(device).communicator;
-  // On CUDA wait() blocks the host, as that of other backends does, for which it needs a call.
+  // On CUDA, wait() blocks the host as in other backends. This requires a posted call.
   auto begun = begin(OpType::BARRIER, "collx:barrier", {});
   Calls calls(communicator->options().name, size_, rank_, o.asyncOp || on_cuda);
   carry_out(communicator, [&] { calls([&] { operators::barrier(calls.name); }); });
@@ -496,11 +496,11 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_rank
   inner(c10::kCPU).monitoredBarrier(o, wait_all_ranks);
 }
 
-// --- point to point, by the inner group -------------------------------------------------------
+// --- point to point, through the inner group --------------------------------------------------
 
 namespace {
 
-/// In a coalesced group of calls the inner backend begins its own with its first call.
+/// In a coalesced group of calls, the inner backend starts coalescing at its first call.
 c10d::Backend& begun(c10d::Backend& inner, c10d::Backend** grouped) {
   if (grouped != nullptr && *grouped == nullptr && inner.supportsCoalescing()) {
     inner.startCoalescing();

@@ -33,7 +33,7 @@ std::string_view name_of(c10d::ReduceOp::RedOpType op) {
   }
 }
 
-/// Of values that are 0 or 1.
+/// The operation for values that are 0 or 1.
 std::string_view name_for_bool(c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:
@@ -65,7 +65,7 @@ bool reduces(at::ScalarType type) {
   }
 }
 
-/// The elements of one row, counted without the rows.
+/// The number of elements in one row, which is also defined for a tensor with 0 rows.
 int64_t row_numel(const at::Tensor& tensor) {
   return std::accumulate(tensor.sizes().begin() + 1, tensor.sizes().end(), int64_t{1},
                          std::multiplies<>());
@@ -159,7 +159,7 @@ void Calls::allgather(const at::Tensor& input, const Tensors& outputs) {
     return (*this)([&] { operators::allgather(input.reshape({-1}), world, name, target.flat); },
                    target.then);
   }
-  // Of different sizes: every rank gives its own to the others.
+  // The tensors have different sizes: every rank broadcasts its own.
   at::Tensor own = outputs[static_cast<size_t>(rank)];
   own.copy_(input.view(own.sizes()));
   for (int root = 0; root < world; ++root) {

@@ -1,4 +1,4 @@
-// Collectives of torch.distributed as calls of collx's operators.
+// Implements the collectives of torch.distributed as calls of collx's operators.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -23,19 +23,21 @@ struct Reduction {
   std::string_view op;
 };
 
-/// Nothing where collx has no kernel. All ranks decide alike: by the operation and the dtype.
+/// Returns nullopt if collx has no kernel. All ranks make the same decision, from the operation and
+/// the dtype.
 std::optional<Reduction> reduction_of(const c10d::ReduceOp& op, const at::Tensor& tensor);
 
-/// The memory of the tensors as one flat tensor, if they are dense, of one size and follow each
-/// other in one storage.
+/// The memory of the tensors as one flat tensor, if they are dense, have equal sizes, and are
+/// adjacent in one storage.
 std::optional<at::Tensor> as_one(const std::vector<at::Tensor>& tensors);
-/// The tensors' values in one flat tensor; a copy unless they are one.
+/// The values of the tensors in one flat tensor, which is a copy unless as_one() succeeds.
 at::Tensor flattened(const std::vector<at::Tensor>& tensors);
-/// A contiguous tensor as one axis. ValueError names the collective and the argument otherwise.
+/// A contiguous tensor as one axis. Raises ValueError, which names the collective and the argument,
+/// if the tensor is not contiguous.
 at::Tensor flat(const char* op, const char* argument, const at::Tensor& tensor);
 bool same_sizes(const std::vector<at::Tensor>& tensors);
 
-/// Calls on one communicator, posted or not.
+/// Makes calls on one communicator, posted or synchronous.
 class Calls {
  public:
   Calls(const std::string& communicator, int world, int rank, bool posts)
@@ -44,7 +46,7 @@ class Calls {
   const std::string& name;
   const int world, rank;
 
-  /// `then` follows the call, on its stream.
+  /// `then` runs after the call, on its stream.
   template <typename F>
   void operator()(F call, const std::function<void()>& then = {}) {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -62,7 +64,7 @@ class Calls {
     }
   }
 
-  /// Keeps what the calls use alive until somebody has waited for them.
+  /// Keeps the tensors of the calls alive until a caller has waited for the calls.
   void uses(const at::Tensor& tensor) { tensors_.push_back(tensor); }
   void uses(const std::vector<at::Tensor>& tensors) {
     tensors_.insert(tensors_.end(), tensors.begin(), tensors.end());
@@ -80,14 +82,15 @@ class Calls {
   void alltoall(const at::Tensor& input, const at::Tensor& output,
                 std::vector<int64_t> input_splits, std::vector<int64_t> output_splits);
   void alltoall(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
-  /// `outputs`: empty but on root.
+  /// `outputs` is empty except on root.
   void gather(const at::Tensor& input, const std::vector<at::Tensor>& outputs, int64_t root);
   void gather(const at::Tensor& input, const at::Tensor& output, int64_t root);
-  /// `inputs`: empty but on root.
+  /// `inputs` is empty except on root.
   void scatter(const std::vector<at::Tensor>& inputs, const at::Tensor& output, int64_t root);
 
  private:
-  /// Memory for the values of tensors that a call writes as one, and how they get there.
+  /// One flat tensor that a call writes instead of several tensors, and the function that then
+  /// copies the values to those tensors.
   struct Target {
     at::Tensor flat;
     std::function<void()> then;

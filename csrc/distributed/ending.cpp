@@ -34,14 +34,14 @@ bool captures([[maybe_unused]] c10::Device device) {
 
 enum class End { none, completed, failed, unknown };
 
-/// An operation that has not ended.
+/// An operation that has not ended yet.
 struct Awaited {
   c10::Device device;
   std::shared_ptr<Hooks> hooks;
   std::vector<uint64_t> keys;
   std::function<End()> poll;
 
-  /// Whether it has ended. Runs the hooks if it has.
+  /// Returns whether the operation has ended. Runs the hooks if so.
   bool has_ended() const {
     End end = End::failed;
     try {
@@ -87,7 +87,8 @@ class Poller {
         awaited_.clear();
       }
       for (Awaited& one : polled) {
-        // Both to query and to destroy an event on another device would make a context there.
+        // Querying or destroying an event with a different current device would create a context on
+        // that device.
         const OnDevice guard(one.device);
         if (one.has_ended()) one.poll = nullptr;
       }
@@ -97,13 +98,13 @@ class Poller {
   }
 
   std::condition_variable changed_;
-  std::vector<Awaited> awaited_;  // added since the thread polled last
+  std::vector<Awaited> awaited_;  // added since the last poll
   bool runs_ = false;
 };
 
 Poller*& poller();
 
-// As of the watchdog: the lock is held across fork(), and a child has no thread.
+// Like the watchdog: the lock is held across fork(), and a child has no thread.
 void before_fork_of_poller() { poller()->mutex.lock(); }
 void after_fork_in_parent_of_poller() { poller()->mutex.unlock(); }
 void after_fork_in_child_of_poller() { poller() = new Poller; }
@@ -141,7 +142,7 @@ std::shared_ptr<Ending> Ending::report(const std::shared_ptr<Hooks>& hooks,
   if (communicator->on_cuda()) {
     if (posted.empty()) {
       ending->mark();
-    } else {  // at once, with the stream of the calls current
+    } else {  // runs immediately, with the stream of the calls as the current stream
       posted.back()->when_completed([&](const std::exception_ptr&) { ending->mark(); });
     }
     poller()->add({device, hooks, {ending->key}, [ending] {
@@ -154,7 +155,7 @@ std::shared_ptr<Ending> Ending::report(const std::shared_ptr<Hooks>& hooks,
     posted.back()->when_completed(
         [hooks, device, key = ending->key](const std::exception_ptr& error) {
           if (!error) return hooks->completed(key);
-          // The hook may need Python's lock, for which the poster's thread must not wait.
+          // The hook may take Python's lock, for which the poster's thread must not wait.
           poller()->add({device, hooks, {}, [] { return End::failed; }});
         });
   }
@@ -167,7 +168,7 @@ void report_end(std::shared_ptr<Hooks> hooks, std::vector<c10::intrusive_ptr<c10
   poller()->add({device, std::move(hooks), std::move(keys), [works = std::move(works), device] {
                    for (const auto& work : works) {
                      if (work->isCompleted()) continue;
-                     // A send of Gloo completes when somebody waits for it.
+                     // A send of Gloo only completes when a caller waits for it.
                      const bool given_up = device.is_cpu() && work.use_count() == 1;
                      return given_up ? End::unknown : End::none;
                    }

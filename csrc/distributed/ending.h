@@ -1,7 +1,8 @@
-// Reports to the hooks of a group how its operations end.
+// Reports the completion or failure of operations to the hooks of a group.
 //
-// On the CPU the thread that completes a call reports it. One thread of the process polls calls on
-// CUDA and works of the inner group every few milliseconds, and sleeps while there are none.
+// On the CPU, the thread that completes a call reports it. For CUDA calls and for works of the
+// inner group, one thread of the process polls every few milliseconds. It sleeps while there are
+// none.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -21,7 +22,7 @@ class Communicator;
 
 namespace distributed {
 
-/// Of the calls of one piece of work, which a communicator carries out in their order.
+/// The end of the calls of one work object, which a communicator executes in order.
 class Ending {
  public:
   Ending(std::shared_ptr<Hooks> hooks, std::shared_ptr<Communicator> communicator)
@@ -29,15 +30,16 @@ class Ending {
 
   const uint64_t key;
 
-  /// Reports the end of the calls, the posted ones or, without any, those that have been enqueued
-  /// on the current stream. Null during a capture, whose calls run when the graph is replayed.
+  /// Reports the end of the posted calls or, if there are none, of the calls that have been
+  /// enqueued on the current stream. Returns null during a capture, whose calls run when the graph
+  /// is replayed.
   static std::shared_ptr<Ending> report(const std::shared_ptr<Hooks>& hooks,
                                         const std::shared_ptr<Communicator>& communicator,
                                         const std::vector<std::shared_ptr<PostedCall>>& posted);
 
-  /// False while synchronous calls on CUDA have not completed on their stream.
+  /// Returns false while CUDA calls have not completed on their stream.
   bool reached() const { return !event_ || event_->query(); }
-  /// Runs the hooks for failures if it has: before the failure is raised.
+  /// Called before a failure is raised. Runs the failure hooks if the communicator has failed.
   void before_raising() const;
 
  private:
@@ -49,8 +51,8 @@ class Ending {
   std::optional<c10::Event> event_;  // CUDA
 };
 
-/// Reports the end of works of the inner group on a device, all of them together, by each key. Not
-/// during a capture.
+/// Reports, for each key, the end of works of the inner group on a device after all of them have
+/// ended. Does nothing during a capture.
 void report_end(std::shared_ptr<Hooks> hooks, std::vector<c10::intrusive_ptr<c10d::Work>> works,
                 std::vector<uint64_t> keys, c10::Device device);
 

@@ -1,6 +1,6 @@
 // Hooks of a group: functions that run when an operation has completed or has failed.
 //
-// PyTorch's Hooks.hpp has the contract. While no hook is registered, a call reads one flag.
+// PyTorch's Hooks.hpp specifies the contract. If no hook is registered, a call only reads one flag.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace collx::distributed {
 
 class Hooks {
  public:
-  /// `key`: of the work that has completed.
+  /// `key` identifies the work that has completed.
   using Completed = std::function<void(uint64_t key)>;
   using Failed = std::function<void()>;
 
@@ -24,12 +24,12 @@ class Hooks {
   void drop_completion(int64_t id);
   void drop_failure(int64_t id);
 
-  /// Run the hooks in the calling thread, without a lock, so that they may unregister themselves.
+  /// Run the hooks on the calling thread, without a lock, so that they may unregister themselves.
   /// Exceptions of hooks are logged.
   void completed(uint64_t key) const;
   void failed() const;
 
-  /// Differs from the keys of all other works, which are addresses.
+  /// Returns a key that differs from the keys of all other works, which are addresses.
   uint64_t new_key() { return kOwn | keys_.fetch_add(1, std::memory_order_relaxed); }
 
  private:

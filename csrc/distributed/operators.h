@@ -1,4 +1,4 @@
-// The operators of collx, as C++ calls them.
+// C++ functions that call the operators of collx.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,8 +70,8 @@ inline void alltoallv(const at::Tensor& input, at::IntArrayRef output_splits,
           group, kAuto, 0, out);
 }
 
-/// A collective with a root. For gather, `out` is only written on root, and the others' has no
-/// values that matter; for scatter, `input` is only read on root.
+/// A collective with a root. For gather, only the values of `out` on root are defined. For scatter,
+/// `input` is only read on root.
 template <const char* Name>
 void with_root(const at::Tensor& input, int64_t root, int64_t world, std::string_view group,
                at::Tensor& out) {

@@ -55,9 +55,9 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   TORCH_CHECK_NOT_IMPLEMENTED(
       made_.inner.empty(),
       "collx: get_future: coalesced calls of the inner process group have no future");
-  // A call that was not posted only keeps its results, which determine the device.
+  // A call that was not posted keeps only its results, which determine the device.
   if (made_.calls.empty()) return future_of(nullptr, made_.results, made_.results);
-  // The calls of a communicator complete in their order.
+  // The calls of a communicator complete in order.
   return future_of(made_.calls.back().get(), made_.results, made_.tensors);
 }
 

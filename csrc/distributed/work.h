@@ -1,4 +1,4 @@
-// What the backend returns for a call.
+// The work object that the backend returns for a call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,25 +14,25 @@
 
 namespace collx::distributed {
 
-/// Calls of one communicator that belong together, and calls of the inner group. Without any of
-/// them it stands for a synchronous call, which is ordered on the current stream already.
+/// A set of calls on one communicator and of calls on the inner group. Without calls it represents
+/// a synchronous call, which is already ordered on the current stream.
 class Work final : public c10d::Work {
  public:
   struct Made {
     std::vector<std::shared_ptr<PostedCall>> calls;
     std::vector<c10::intrusive_ptr<c10d::Work>> inner;
     std::vector<at::Tensor> results;
-    std::vector<at::Tensor> tensors;  // all that the calls use
-    /// Of a barrier: seconds for which wait() blocks the host at most.
+    std::vector<at::Tensor> tensors;  // all tensors that the calls use
+    /// For a barrier: the maximum time for which wait() blocks the host.
     PostedCall::Timeout host_waits;
     std::shared_ptr<Ending> ending;  // null without hooks
   };
 
-  /// With a title, an event of the profiler begins, and ends when the calls have completed; on CUDA
-  /// when they have been enqueued.
+  /// With a title, this begins a profiler event, which ends when the calls have completed, or on
+  /// CUDA when they have been enqueued.
   Work(int rank, c10d::OpType type, uint64_t number, const char* title = nullptr,
        const std::optional<std::vector<at::Tensor>>& inputs = std::nullopt);
-  /// Once, before anybody else has the work.
+  /// Must be called once, before any other code has access to the work.
   void set(Made made);
 
   bool isCompleted() override;

@@ -1,4 +1,4 @@
-// Identifies this machine, also among hosts that share a name (hazard 22).
+// Identifies this machine, even among hosts with the same name (hazard 22).
 #pragma once
 
 #include <c10/macros/Export.h>
@@ -7,8 +7,8 @@
 
 namespace collx::memory {
 
-/// The kernel's boot id, 36 characters. Containers of one machine have the same. Throws
-/// std::runtime_error where /proc does not show it.
+/// The kernel's boot id, 36 characters. It is the same in all containers of a machine. Throws
+/// std::runtime_error if /proc does not provide it.
 C10_EXPORT std::string boot_id();
 
 }  // namespace collx::memory

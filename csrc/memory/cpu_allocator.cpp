@@ -18,14 +18,14 @@ namespace {
 namespace symm_mem = c10d::symmetric_memory;
 using Handle = c10::intrusive_ptr<symm_mem::SymmetricMemory>;
 
-/// One allocation: the memory of tensors until free(), and its mappings in groups.
+/// One allocation: its memory, which tensors use until free(), and its mappings in groups.
 struct Block {
   std::shared_ptr<const Segment> segment;
   size_t bytes;
   pid_t owner;
   std::optional<std::string> default_group;
-  // Held strongly as long as the allocation lives: whether a rendezvous meets the peers must not
-  // depend on when this rank's handles were collected.
+  // Strong references for the lifetime of the allocation: whether a rendezvous waits for the peers
+  // must not depend on when this rank's handles were garbage-collected.
   std::map<std::string, std::shared_ptr<RankMappings>> groups;
   std::map<std::pair<std::string, size_t>, Handle> handles;
 };
@@ -62,7 +62,7 @@ class CpuAllocator final : public symm_mem::SymmetricMemoryAllocator {
     return found->second->bytes;
   }
 
-  /// Null when `ptr` lies in no symmetric allocation, which is PyTorch's way to say so.
+  /// Returns null if `ptr` is not in a symmetric allocation, as PyTorch expects.
   Handle rendezvous(void* ptr, const std::optional<std::string>& group_name) override {
     const WithoutInterpreterLock unlocked;
     const std::shared_ptr<Block> block = find_covering(ptr);
@@ -103,7 +103,7 @@ class CpuAllocator final : public symm_mem::SymmetricMemoryAllocator {
         return remember(block, group, offset, met->second);
       }
     }
-    // Not under the lock: this waits for the peers.
+    // Called without the lock, because this waits for the peers.
     auto mappings = memory::rendezvous(group, block.segment, block.bytes, offset);
     const std::lock_guard lock(mutex_);
     block.groups.insert_or_assign(group, mappings);
@@ -134,7 +134,8 @@ void register_once(InterpreterLock lock) {
   interpreter_lock = lock;
   allocator = c10::make_intrusive<CpuAllocator>().release();
   symm_mem::register_allocator(device, c10::intrusive_ptr<CpuAllocator>::reclaim_copy(allocator));
-  // Not even a fork in the middle of another thread's alloc() leaves the lock taken in the child.
+  // The lock is held across fork(), so that a fork during another thread's alloc() does not leave
+  // it locked in the child.
   ::pthread_atfork([] { allocator->mutex().lock(); }, [] { allocator->mutex().unlock(); },
                    [] { allocator->mutex().unlock(); });
 }

@@ -8,8 +8,9 @@
 
 namespace collx::memory {
 
-/// Registers the allocator with PyTorch for c10::DeviceType::CPU; any number of times, from any
-/// thread. Throws c10::Error when another package's allocator is registered there already.
+/// Registers the allocator with PyTorch for c10::DeviceType::CPU. May be called any number of
+/// times, from any thread. Throws c10::Error if another package has already registered an
+/// allocator.
 C10_EXPORT void register_cpu_allocator(InterpreterLock lock);
 
 }  // namespace collx::memory

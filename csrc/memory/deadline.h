@@ -1,4 +1,4 @@
-// When a wait ends.
+// The time at which a wait ends.
 #pragma once
 
 #include <chrono>

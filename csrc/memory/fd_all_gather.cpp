@@ -18,7 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// SEQPACKET: connections, which carry credentials, and messages, which arrive whole or not at all.
+// SEQPACKET provides connections, which have credentials, and messages, which arrive either
+// complete or not at all.
 constexpr int kSocketType = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
 struct Greeting {
@@ -68,7 +69,7 @@ UniqueFd connect_to(const Endpoint& endpoint, int peer, Deadline deadline) {
                                "another network namespace");
     }
     if (errno != EAGAIN && errno != EINTR) throw_errno("connect to " + who);
-    // The backlog is full, which poll() cannot await.
+    // The backlog is full. poll() cannot wait for space in it.
     if (Clock::now() >= deadline) throw std::runtime_error("timed out connecting to " + who);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -105,7 +106,7 @@ enum class Receipt { pending, refused, accepted };
 struct Parcel {
   Greeting greeting;
   FdSet fds;
-  bool complete;  // false: this process had no room for the descriptors
+  bool complete;  // false: this process has too many open files for the descriptors
 };
 
 Receipt receive_parcel(int socket, Parcel& parcel) {
@@ -120,7 +121,7 @@ Receipt receive_parcel(int socket, Parcel& parcel) {
   if (got < 0) {
     return errno == EAGAIN || errno == EINTR ? Receipt::pending : Receipt::refused;
   }
-  // Whatever arrived has to be owned before anything else is looked at.
+  // Takes ownership of all received descriptors before any other check, so that none leaks.
   size_t count = 0;
   for (cmsghdr* h = CMSG_FIRSTHDR(&message); h != nullptr; h = CMSG_NXTHDR(&message, h)) {
     if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) continue;
@@ -180,9 +181,9 @@ class Receiver {
     return names;
   }
 
-  /// Returns the peers that have closed what this rank sent on.
+  /// Returns the peers that have closed the connection on which this rank sent.
   std::vector<size_t> await_events(int timeout_ms) {
-    // poll() passes over negative descriptors, and reports a hang-up unasked.
+    // poll() ignores negative descriptors, and always reports a hang-up.
     polled_.clear();
     for (const UniqueFd& socket : outgoing_) polled_.push_back({socket.get(), 0, 0});
     polled_.push_back({listener_, POLLIN, 0});
@@ -199,7 +200,7 @@ class Receiver {
   }
 
   void accept_all() {
-    // Strangers that connect and stay silent take places; the oldest gives way.
+    // Other processes may connect and send nothing. If there are too many, the oldest is dropped.
     const size_t most_pending = endpoints_.size() + 64;
     for (;;) {
       UniqueFd socket(::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -236,8 +237,8 @@ class Receiver {
   int listener_;
   int rank_;
   std::span<const Endpoint> endpoints_;
-  std::vector<UniqueFd> outgoing_;  // by rank; the own stays empty
-  std::vector<UniqueFd> pending_;   // accepted, and silent so far
+  std::vector<UniqueFd> outgoing_;  // by rank; this rank's entry stays empty
+  std::vector<UniqueFd> pending_;   // accepted connections without a message so far
   std::vector<FdSet> received_;
   std::vector<pollfd> polled_;
 };
@@ -248,7 +249,7 @@ FdAllGather::FdAllGather() : listener_(::socket(AF_UNIX, kSocketType, 0)) {
   if (!listener_) throw_errno("socket");
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  // A bare family asks the kernel for a free abstract address.
+  // An address of only the family makes the kernel choose a free abstract address.
   if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) != 0) {
     throw_errno("bind");
   }

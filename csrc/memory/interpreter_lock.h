@@ -1,14 +1,14 @@
-// PyTorch's Python bindings hold the interpreter's lock while they call into an allocator or a
-// handle. A wait for a peer must not stop this process's other threads: they may be what the peer
-// waits for, or the watchdog. This library does not depend on Python: the code that registers the
-// allocator sets how.
+// PyTorch's Python bindings hold the interpreter's lock while they call an allocator or a handle. A
+// wait for a peer must not block other threads of this process: the peer may wait for one of them,
+// or one may be the watchdog. This library does not depend on Python, so the code that registers
+// the allocator sets the functions that release and take the lock.
 #pragma once
 
 namespace collx::memory {
 
 struct InterpreterLock {
-  void* (*release)();               // null when this thread does not hold it
-  void (*restore)(void*) noexcept;  // takes it back, with what release() gave
+  void* (*release)();               // returns null if this thread does not hold the lock
+  void (*restore)(void*) noexcept;  // takes the lock again, given the result of release()
 };
 
 /// Set once, before the allocator is registered.

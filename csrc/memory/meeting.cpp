@@ -12,8 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// By default a process group's store waits for half an hour, which is too long for one
-// machine; this is what PyTorch's rendezvous on CUDA is given.
+// By default, the store of a process group waits for half an hour, which is too long within one
+// machine. PyTorch's rendezvous on CUDA has this timeout.
 constexpr milliseconds kLongestMeeting = c10d::Store::kDefaultTimeout;
 
 // First byte of every message.
@@ -37,15 +37,15 @@ std::vector<uint8_t> to_bytes(char kind, const std::string& text) {
 }  // namespace
 
 Group find_group(const std::string& name) {
-  // PyTorch's own table gets an entry for a group at its first look-up, which may have
-  // happened on some ranks only; the registry of process groups is the same on all.
+  // PyTorch's own table gets an entry for a group on the first lookup, which may have happened only
+  // on some ranks. The registry of process groups is the same on all ranks.
   try {
     const auto group = c10d::resolve_process_group(name);
     if (group->getStore()) {
       return {name, group->getRank(), group->getSize(), group->getStore()};
     }
   } catch (const c10::Error&) {
-    // Not a process group: set_group_info() may have named it.
+    // Not a process group. set_group_info() may have registered the name.
   }
   const auto& info = c10d::symmetric_memory::get_group_info(name);
   return {name, info.rank, info.world_size, info.store};
@@ -68,7 +68,7 @@ std::string Meeting::collect(Step step, int rank) {
   const auto left = std::chrono::ceil<milliseconds>(deadline_ - std::chrono::steady_clock::now());
   std::vector<uint8_t> bytes;
   try {
-    // Not zero, which would wait without limit.
+    // At least 1 ms, since a timeout of zero would wait without limit.
     group_.store->wait({from}, std::max(left, milliseconds{1}));
     bytes = group_.store->get(from);
   } catch (const std::exception& error) {
@@ -94,7 +94,7 @@ std::vector<std::string> Meeting::all_gather(Step step, const std::string& messa
 }
 
 std::string Meeting::reported() noexcept {
-  // A store that fails has nothing to say; the caller's own reason stands.
+  // If the store fails, the caller keeps its own reason.
   try {
     for (int rank = 0; rank < group_.world; ++rank) {
       const std::string from = key(number_, Step::verdict, rank);
@@ -110,7 +110,7 @@ std::string Meeting::reported() noexcept {
 }
 
 void Meeting::give_up(const std::string& reason) noexcept {
-  // Without the store the peers are left with their own deadlines, which is all that can be done.
+  // If the store fails, the peers wait until their own deadlines.
   try {
     for (const Step step : kSteps) {
       group_.store->set(key(number_, step, group_.rank), to_bytes(kGaveUp, reason));
@@ -120,8 +120,8 @@ void Meeting::give_up(const std::string& reason) noexcept {
 }
 
 void Meeting::clean_up() noexcept {
-  // Whoever published its verdict has read all offers; whoever came to this meeting has left the
-  // previous one. A store that cannot delete keeps the keys.
+  // A rank that has published its verdict has read all offers. A rank that has joined this meeting
+  // has left the previous one. A store that cannot delete keeps the keys.
   try {
     group_.store->deleteKey(key(number_, Step::offer, group_.rank));
     if (number_ == 1) return;

@@ -1,13 +1,13 @@
-// One meeting of all ranks of a group through its store: in each step every rank publishes a
-// message and collects everybody's. The bounded counterpart of an all-gather of objects.
+// A meeting of all ranks of a group through its store. In each step, every rank publishes a message
+// and collects those of all ranks. It is an all-gather of objects with a time limit.
 //
-// KEYS are collx/symm_mem/<group>/<meeting>/<step>/<rank>. The number of the meeting is counted in
-// the store itself, per rank, so it is as old as the store: a process group that is destroyed and
-// made anew meets no leftovers. Ranks call collectively, so their counts agree; one that was left
-// out of a failed meeting by an error of its own is in step again with the next.
+// KEYS are collx/symm_mem/<group>/<meeting>/<step>/<rank>. The store counts the number of the
+// meeting for each rank. The count has the lifetime of the store, so a process group that is
+// destroyed and created again finds no old keys. Ranks call collectively, so their counts agree. A
+// rank that missed a failed meeting because of its own error agrees again in the next meeting.
 //
-// FAILURE. A rank that gives up publishes the cause instead of its messages, so that the others, a
-// late one too, raise at once instead of waiting for their deadlines.
+// FAILURE. A rank that fails publishes the cause instead of its messages. The other ranks raise as
+// soon as they read it, even if they arrive late, and do not wait for their deadlines.
 #pragma once
 
 #include <chrono>
@@ -26,7 +26,8 @@ struct Group {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
-/// The process group of that name, or what set_group_info() said. Throws c10::Error for neither.
+/// The process group of that name, or the group that set_group_info() registered. Throws c10::Error
+/// if there is neither.
 Group find_group(const std::string& name);
 
 /// The steps of a meeting, in order.
@@ -36,18 +37,19 @@ class Meeting {
  public:
   explicit Meeting(const Group& group);
 
-  /// Publishes `message` and returns every rank's, by rank. Throws c10::Error naming the rank that
-  /// did not come before the deadline, or that gave up and why.
+  /// Publishes `message` and returns those of all ranks, by rank. Throws c10::Error, which names
+  /// the rank that did not arrive before the deadline, or the rank that gave up and its reason.
   std::vector<std::string> all_gather(Step step, const std::string& message);
 
-  /// The reason of a rank that has already given up in this meeting, "" if there is none. A failure
-  /// that this rank sees elsewhere is often but the consequence. Never throws, hardly waits.
+  /// The reason of a rank that has already given up in this meeting, or "". A failure that this
+  /// rank observes elsewhere is often only the consequence. Never throws, and does not wait for
+  /// ranks.
   std::string reported() noexcept;
 
-  /// Tells peers that wait, now or later, why this rank left. Never throws.
+  /// Publishes why this rank left, for peers that wait now or later. Never throws.
   void give_up(const std::string& reason) noexcept;
 
-  /// After the last step: removes what no rank will read any more. Never throws.
+  /// Called after the last step. Removes keys that no rank will read any more. Never throws.
   void clean_up() noexcept;
 
   Deadline deadline() const { return deadline_; }

@@ -18,7 +18,7 @@ namespace {
 
 namespace symm_mem = c10d::symmetric_memory;
 
-/// What a rank brings to the meeting; travels through the store byte by byte.
+/// The message of a rank to the meeting. Its bytes are sent through the store.
 struct SegmentOffer {
   Endpoint endpoint;
   std::array<char, 36> boot_id;
@@ -40,7 +40,7 @@ SegmentOffer decode(const std::string& message, size_t rank) {
   return offer;
 }
 
-/// Every rank sees the same offers, so all throw or none.
+/// Every rank checks the same offers, so either all ranks throw or none.
 template <typename Value>
 void check_equal(const std::vector<SegmentOffer>& offers, const char* what, Value&& value) {
   const auto differs = [&](const SegmentOffer& offer) { return value(offer) != value(offers[0]); };
@@ -63,7 +63,7 @@ void check_agreement(const std::vector<SegmentOffer>& offers) {
               [](const SegmentOffer& offer) { return offer.pad_bytes; });
 }
 
-/// A forked child shares its parent's connection to the store, and would break it by speaking.
+/// A forked child shares its parent's connection to the store, and would corrupt it by sending.
 void check_not_forked(const Group& group) {
   struct Use {
     c10::weak_intrusive_ptr<c10d::Store>
@@ -126,7 +126,7 @@ void meet(Meeting& meeting, const FdAllGather& descriptors, const Group& group,
       group.rank, endpoints, {mappings.own_buffer->fd(), pad.fd()}, meeting.deadline());
   pad.close_fd();
   map_segments(mappings, std::move(pad), std::move(fds));
-  // A rank that could not map a peer takes all others with it.
+  // If a rank could not map a peer's segment, all ranks fail.
   meeting.all_gather(Step::verdict, "");
 }
 
@@ -148,7 +148,8 @@ std::shared_ptr<RankMappings> rendezvous(const std::string& group_name,
   mappings->buffer_bytes = bytes;
   mappings->pad_bytes = symm_mem::get_signal_pad_size();
   mappings->own_buffer = std::move(segment);
-  // Both outlive the attempt: a peer that loses this rank's socket then finds the reported reason.
+  // Both outlive the attempt, so that a peer that loses this rank's socket finds the reported
+  // reason.
   std::optional<Meeting> meeting;
   std::optional<FdAllGather> descriptors;
   const auto fail = [&](std::string reason) {

@@ -1,4 +1,4 @@
-// Makes one allocation of every rank of a group known to all the others.
+// Maps one allocation of every rank of a group on all other ranks.
 #pragma once
 
 #include <memory>
@@ -7,10 +7,10 @@
 
 namespace collx::memory {
 
-/// Collective. Every rank gives its own segment of `bytes` bytes and the same `offset`. All ranks
-/// return mappings, or all throw c10::Error, within the timeout of the group's store (at most
-/// 300 s): other sizes, offsets or signal pads than the others' (hazard 16), another machine, or a
-/// rank that did not come or ended on the way.
+/// Collective. Every rank passes its own segment of `bytes` bytes and the same `offset`. Either all
+/// ranks return mappings, or all throw c10::Error, within the timeout of the group's store (at most
+/// 300 s). Causes of errors are sizes, offsets or signal pads that differ between ranks (hazard
+/// 16), ranks on different machines, and a rank that does not arrive or ends during the call.
 std::shared_ptr<RankMappings> rendezvous(const std::string& group_name,
                                          std::shared_ptr<const Segment> segment, size_t bytes,
                                          size_t offset);

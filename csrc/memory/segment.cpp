@@ -16,7 +16,7 @@ namespace {
 #ifdef MFD_NOEXEC_SEAL
 constexpr unsigned kNoExecSeal = MFD_NOEXEC_SEAL;
 #else
-constexpr unsigned kNoExecSeal = 0x0008;  // headers older than the kernel
+constexpr unsigned kNoExecSeal = 0x0008;  // the headers may be older than the kernel
 #endif
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -26,7 +26,7 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
       std::string(call) + " of a shared segment of " + std::to_string(bytes) + " bytes");
 }
 
-// At least one page, so that an empty tensor has an address of its own too.
+// At least one page, so that an empty tensor also has a unique address.
 size_t whole_pages(size_t bytes) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   if (bytes > static_cast<size_t>(std::numeric_limits<off_t>::max()) - page) {
@@ -36,7 +36,7 @@ size_t whole_pages(size_t bytes) {
   return bytes == 0 ? page : (bytes + page - 1) / page * page;
 }
 
-/// Not executable, which vm.memfd_noexec=2 demands. Kernels before 6.3 do not have the flag.
+/// The memory is not executable, as vm.memfd_noexec=2 requires. Kernels before 6.3 lack the flag.
 UniqueFd create_memfd(const char* label) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   UniqueFd fd(::memfd_create(label, kFlags | kNoExecSeal));

@@ -1,10 +1,11 @@
 // Shared memory without a name: a memfd, mapped here and, through its descriptor, by the peers.
 //
-// The kernel frees the pages when the last descriptor and mapping are gone, however the processes
-// ended, so nothing can be left behind; and a small /dev/shm is no limit (hazard 22).
+// The kernel frees the pages when the last descriptor and mapping are gone, regardless of how the
+// processes ended. So nothing can be left behind, and the size of /dev/shm is no limit (hazard 22).
 //
-// LIFETIME. A segment is page aligned, zero-filled, and takes memory only where it is touched. Its
-// size is sealed: no rank can shrink what another has mapped, which would end in SIGBUS.
+// LIFETIME. A segment is page-aligned and zero-filled, and uses memory only for pages that are
+// accessed. Its size is sealed: if a rank could shrink it, another rank that maps it would receive
+// SIGBUS.
 #pragma once
 
 #include <sys/types.h>
@@ -17,12 +18,12 @@ namespace collx::memory {
 
 class Segment {
  public:
-  /// A new segment of at least `bytes` bytes; `label` shows in /proc/self/maps, and names nothing.
-  /// Throws std::system_error.
+  /// Creates a segment of at least `bytes` bytes. `label` appears in /proc/self/maps only. Throws
+  /// std::system_error.
   static Segment create(size_t bytes, const char* label);
 
-  /// Maps a peer's segment and closes the descriptor. Throws std::runtime_error when it is not a
-  /// sealed segment of `bytes` bytes, std::system_error when it cannot be mapped.
+  /// Maps a peer's segment and closes the descriptor. Throws std::runtime_error if it is not a
+  /// sealed segment of `bytes` bytes, and std::system_error if it cannot be mapped.
   static Segment map(UniqueFd fd, size_t bytes);
 
   Segment(Segment&& other) noexcept;
@@ -30,9 +31,9 @@ class Segment {
   ~Segment();
 
   std::byte* data() const { return data_; }
-  /// Of a segment made here; -1 of a peer's, or after close_fd().
+  /// The descriptor of a segment that was created here; -1 for a peer's, or after close_fd().
   int fd() const { return fd_.get(); }
-  /// Call it when no further rank receives the segment. The memory stays.
+  /// Call this when no further rank will receive the segment. The memory stays mapped.
   void close_fd() { fd_ = UniqueFd(); }
 
  private:

@@ -11,7 +11,7 @@ namespace collx::memory {
 namespace {
 
 constexpr size_t kDefaultTimeoutMs = 30'000;
-constexpr size_t kLongestTimeoutMs = size_t{1} << 40;  // so that a deadline does not overflow
+constexpr size_t kLongestTimeoutMs = size_t{1} << 40;  // prevents overflow of a deadline
 
 size_t effective_timeout(size_t timeout_ms) {
   return timeout_ms == 0 ? kDefaultTimeoutMs : std::min(timeout_ms, kLongestTimeoutMs);
@@ -27,7 +27,7 @@ size_t words_bytes(size_t pad_bytes) {
   return (pad_bytes + line - 1) / line * line;
 }
 
-// A rank that spins while another has no core only keeps it from running.
+// If there are more ranks than cores, a rank that spins only prevents another rank from running.
 cpu::Spinning patience_of(int world) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   return world <= cores ? cpu::Spinning{} : cpu::Spinning{20, 20};
@@ -120,7 +120,7 @@ void CpuSymmetricMemory::barrier(int channel, size_t timeout_ms) {
   check_signal("barrier", mappings_->rank, channel);
   const WithoutInterpreterLock unlocked;
   const Deadline deadline = deadline_after(timeout_ms);
-  // All puts before the first wait, so that no rank's arrival depends on another's.
+  // All puts precede the first wait, so that no rank's arrival depends on another rank's.
   for (int peer = 0; peer < mappings_->world; ++peer) {
     if (peer == mappings_->rank || put(peer, channel, deadline)) continue;
     throw_timeout("barrier", "to leave the previous barrier", peer, channel, timeout_ms);

@@ -1,19 +1,19 @@
-// What a rendezvous yields: every rank's segment mapped here, and signals between the ranks.
+// The result of a rendezvous: the mapped segments of all ranks, and signals between the ranks.
 //
-// LIFETIME. Handles share one RankMappings, which owns the mappings of the peers' segments and a
-// share of the own one. So all memory that a handle shows stays mapped while the handle lives, also
-// after the tensor is gone here or at the peer. Tensors made by get_buffer() are views that own
-// nothing: they need the handle or the allocation, as PyTorch has it on CUDA too.
+// LIFETIME. Handles share one RankMappings, which owns the mappings of the peers' segments and
+// shares ownership of this rank's segment. So all memory of a handle stays mapped during the
+// handle's lifetime, even after the tensor is freed here or on the peer. Tensors from get_buffer()
+// are views without ownership: they require the handle or the allocation, as in PyTorch on CUDA.
 //
-// SIGNALS. Each rendezvous has signal pads of its own, apart from the buffer, so that two groups on
-// one allocation never take each other's signals. Word [channel * world + source] of a rank's pad
-// is 1 while a signal of `source` lies there, and 0 otherwise: put_signal takes it from 0 to 1 and
-// wait_signal back, both with acquire and release, so that data written before a put are seen after
-// the wait, and data read before a wait may be overwritten after the next put. Waiters of both
-// kinds sleep on the doorbell after the pad (hazard 23).
+// SIGNALS. Each rendezvous has its own signal pads, separate from the buffer, so that two groups on
+// one allocation never receive each other's signals. Word [channel * world + source] of a rank's
+// pad is 1 while a signal from `source` is pending, and 0 otherwise. put_signal sets it from 0 to
+// 1, and wait_signal resets it to 0. Both use acquire-release order: data written before a put is
+// visible after the wait, and data read before a wait may be overwritten after the next put.
+// Waiters of both kinds sleep on the doorbell after the pad (hazard 23).
 //
-// FORK. A handle belongs to the process that made it: a child would signal in its parent's name.
-// There every call refuses (hazard 24).
+// FORK. A handle belongs to the process that created it, since a child would send signals as its
+// parent. In a forked child every call raises an error (hazard 24).
 #pragma once
 
 #include <sys/types.h>
@@ -29,21 +29,21 @@
 
 namespace collx::memory {
 
-/// All ranks' segments of one allocation in one group, as mapped here.
+/// The segments of all ranks for one allocation in one group, mapped in this process.
 struct RankMappings {
   std::string group;
   int rank;
   int world;
-  pid_t owner;  // the process that made it
+  pid_t owner;  // the process that created it
   size_t buffer_bytes;
   size_t pad_bytes;
   std::shared_ptr<const Segment> own_buffer;
-  std::vector<Segment> segments;  // the own pad, the peers' buffers and pads
+  std::vector<Segment> segments;  // this rank's pad, and the peers' buffers and pads
   std::vector<void*> buffers;     // by rank
   std::vector<void*> pads;        // by rank: the words, then the doorbell
 };
 
-/// Bytes of a pad segment whose words take `pad_bytes`.
+/// Bytes of a pad segment for words of `pad_bytes` bytes.
 size_t pad_segment_bytes(size_t pad_bytes);
 
 class CpuSymmetricMemory final : public c10d::symmetric_memory::SymmetricMemory {
@@ -52,17 +52,17 @@ class CpuSymmetricMemory final : public c10d::symmetric_memory::SymmetricMemory 
 
   std::vector<void*> get_buffer_ptrs() override;
   std::vector<void*> get_signal_pad_ptrs() override;
-  /// The host is the device: these arrays lie in its memory, and live as long as the handle.
+  /// The host is the device, so these arrays are in host memory. They live as long as the handle.
   void** get_buffer_ptrs_dev() override;
   void** get_signal_pad_ptrs_dev() override;
-  /// Bytes of the whole allocation, on which get_offset() counts, as on CUDA.
+  /// Bytes of the whole allocation, in which get_offset() is an offset, as on CUDA.
   size_t get_buffer_size() override;
   size_t get_offset() override;
 
   bool has_multicast_support() override { return false; }
   void* get_multicast_ptr() override { return nullptr; }
 
-  /// All three throw c10::Error after timeout_ms (0: 30 s), naming ranks and channel.
+  /// All three throw c10::Error, which names ranks and channel, after timeout_ms (0: 30 s).
   void barrier(int channel, size_t timeout_ms) override;
   void put_signal(int dst_rank, int channel, size_t timeout_ms) override;
   void wait_signal(int src_rank, int channel, size_t timeout_ms) override;

@@ -1,4 +1,4 @@
-// The kernels of all operators on the keys Autograd and ADInplaceOrView.
+// The kernels of all operators for the dispatch keys Autograd and ADInplaceOrView.
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/InferenceMode.h>
@@ -24,7 +24,7 @@ bool wants_gradient(const Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
-/// Calls f(argument, tensor) for every tensor of a call, those in lists included.
+/// Calls f(argument, tensor) for every tensor of a call, including those in lists.
 template <typename F>
 void for_each_tensor(const c10::OperatorHandle& handle, const Stack& stack, F f) {
   const std::vector<c10::Argument>& arguments = handle.schema().arguments();
@@ -39,7 +39,7 @@ void for_each_tensor(const c10::OperatorHandle& handle, const Stack& stack, F f)
   }
 }
 
-/// Whether f(tensor) holds for a tensor of a call.
+/// Whether f(tensor) holds for any tensor of a call.
 template <typename F>
 bool any_tensor(const c10::OperatorHandle& handle, const Stack& stack, F f) {
   bool any = false;
@@ -55,16 +55,16 @@ bool any_has_autograd_data(const c10::OperatorHandle& handle, const Stack& stack
   });
 }
 
-/// To the kernels that do the work, below autograd and what counts versions.
+/// Redispatches below Autograd and ADInplaceOrView, to the kernels of the backends.
 C10_ALWAYS_INLINE void redispatch_below(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                                         Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   handle.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 
-/// An argument that is written gets a new version, by which autograd finds out that a tensor it has
-/// saved is no longer the same. PyTorch would refuse an inference tensor here, too, but only when
-/// it has been written, and the peers have done their part.
+/// Checks an argument that the call writes. Its version is incremented after the write, by which
+/// autograd detects that a saved tensor has changed. PyTorch would also reject an inference tensor,
+/// but only after the write, when the peers have already executed the call.
 void check_versioned(const Operator& op, const char* argument, const Tensor& tensor) {
   TORCH_CHECK(!tensor.defined() || !tensor.is_inference() || c10::InferenceMode::is_enabled(),
               "collx.", op.name, ": ", argument,
@@ -72,7 +72,7 @@ void check_versioned(const Operator& op, const char* argument, const Tensor& ten
               "torch.inference_mode(); accepted: any other tensor, or a call within that mode");
 }
 
-/// The kernel below autograd, which is the first one in inference mode.
+/// The kernel for ADInplaceOrView, below autograd. In inference mode it is the first kernel.
 void write(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
            Stack* stack) {
   Results written;
@@ -93,7 +93,7 @@ bool is_differentiable(const Operator& op) {
   return op.family == Family::epilogue || has_adjoint(op.collective);
 }
 
-/// Says in parentheses, with a space before, whether reverse mode works.
+/// Part of an error message that says whether reverse mode works, with a leading space.
 const char* reverse_mode(const Operator& op) {
   if (!is_differentiable(op)) return "";
   const bool reduces = op.family == Family::exchange && is_reduction(op.collective);
@@ -134,8 +134,8 @@ void refuse_gradients_of_norm(const Operator& op, const c10::OperatorHandle& han
   });
 }
 
-/// torch.func runs the backward of its own accord, after the collective: the call is refused before
-/// it.
+/// torch.func runs the backward immediately, after the collective. So a call without a derivative
+/// is rejected before the collective.
 void refuse_transforms(const Operator& op) {
   const auto& transforms = at::functorch::functorchTLSAccessor();
   if (!transforms) return;
@@ -150,13 +150,13 @@ void refuse_transforms(const Operator& op) {
   }
 }
 
-/// The input's size along the axis that is divided, which the shape of the result does not tell.
+/// The input's size along the divided axis, which does not follow from the shape of the result.
 c10::SymInt extent_of(const Operator& op, const Arguments& a) {
   if (op.family == Family::device_splits) return a.input.sym_size(0);
   return op.collective == Collective::reducescatter ? a.input.sym_size(a.axis) : 0;
 }
 
-/// The derivative of the reduction or copy, `result` being what the call has returned for `a`.
+/// Records the derivative of a reduction or copy. `result` is the result of the call with `a`.
 void record_exchange(const Operator& op, const Arguments& a, const Tensor& result,
                      const variable_list& saved) {
   const auto node = make_node<Derivative>(op, a);
@@ -172,7 +172,7 @@ void record_epilogue(const Arguments& a, const Tensor& result) {
   node->attach(result, 0, saved);
 }
 
-/// The reduced value is kept for the derivative of the epilogue. The same kernel returns it.
+/// Calls the form that also returns the reduced value, which the derivative of the epilogue needs.
 void record_map(const Operator& op, Arguments a, c10::DispatchKeySet keys, Stack* stack) {
   const Operator& with_value = functional_operator(op.name + "_with_value");
   const auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
@@ -200,7 +200,8 @@ void record_in_place(const Operator& op, const Arguments& a, const c10::Operator
 
 void record(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
             Stack* stack) {
-  // The views of the arguments refer to these values: the call takes the others off the stack.
+  // The string views in `a` refer to these copies, since the call removes the originals from the
+  // stack.
   const auto values = torch::jit::last(*stack, op.stack_size());
   const Stack kept(values.begin(), values.end());
   const Arguments a(op, kept);
@@ -224,14 +225,14 @@ void autograd(const Operator& op, const c10::OperatorHandle& handle, c10::Dispat
   refuse_forward_mode(op, handle, *stack);
   if (!any_tensor(handle, *stack, wants_gradient)) return write(op, handle, keys, stack);
   if (op.takes_outputs()) refuse_gradients_of_out(op, handle, *stack);
-  // By itself it has no derivative: the operator that calls it has one.
+  // The form with the reduced value has no derivative; the operator that calls it has one.
   TORCH_CHECK_NOT_IMPLEMENTED(op.family != Family::map || op.outputs.size() == 1, "collx.", op.name,
                               ": has no backward; accepted: ", name_of(op.collective), "_map");
   if (!is_differentiable(op)) refuse_transforms(op);
   record(op, handle, keys, stack);
 }
 
-/// A kernel of an operator that calls one of the functions of this file.
+/// A kernel of an operator that calls one of the functions in this file.
 template <auto kFunction>
 class Layer final : public c10::OperatorKernel {
  public:

@@ -1,4 +1,4 @@
-// The operator that returns when all ranks have called it.
+// The barrier operator, which returns after all ranks have called it.
 #pragma once
 
 #include "operator_table.h"

@@ -46,7 +46,8 @@ at::Tensor BoundedGather::operator()(at::Tensor bytes) {
   bool complete = false;
   try {
     c10d::AllgatherOptions options;
-    // gloo ends what we gave up on; NCCL would end the process, so it keeps its own limit.
+    // gloo cancels the operation after this timeout. NCCL would end the process, so it keeps its
+    // own timeout.
     if (through_cpu_) options.timeout = timeout_;
     const auto work = all_gather(*group_, gathered, bytes, options);
     complete = completes(*work, deadline);
@@ -54,10 +55,10 @@ at::Tensor BoundedGather::operator()(at::Tensor bytes) {
   } catch (c10::Error& error) {
     error.add_context(give_up(deadline, error.what_without_backtrace()));
     throw;
-  } catch (const std::runtime_error& error) {  // gloo's own, which say nothing of the call
+  } catch (const std::runtime_error& error) {  // gloo's own errors, which do not name the call
     const std::string where = give_up(deadline, error.what());
     C10_THROW_ERROR(DistBackendError, where + ": " + error.what());
-  } catch (...) {  // Python's
+  } catch (...) {  // errors of Python
     give_up(deadline, "");
     throw;
   }

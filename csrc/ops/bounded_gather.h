@@ -1,4 +1,4 @@
-// The process group as the fallback uses it: with waits that are bounded here.
+// Wraps the process group for the fallback and bounds its waits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,8 @@ class Work;
 
 namespace collx {
 
-/// Gathers with a time limit of our own: what a backend does on its own time-out differs (NCCL's
-/// wait does not even block the host).
+/// Gathers with its own time limit, because backends behave differently on a timeout (NCCL's wait
+/// does not even block the host).
 class BoundedGather {
  public:
   BoundedGather(Communicator& communicator, const char* op, const CallDescriptor& descriptor);
@@ -27,18 +27,20 @@ class BoundedGather {
   /// Whether gathered bytes arrive in CPU memory.
   bool through_cpu() const { return through_cpu_; }
 
-  /// uint8 [n], on the device or in CPU memory as through_cpu() says -> uint8 [world * n].
+  /// Takes uint8 [n], in CPU memory if through_cpu() and otherwise on the device. Returns
+  /// uint8 [world * n].
   at::Tensor operator()(at::Tensor bytes);
 
-  /// In checked mode without regions, where kernels cannot do it: compares the ranks' descriptors.
+  /// Compares the ranks' descriptors in checked mode without regions, where kernels cannot.
   void compare_descriptors();
 
  private:
   using Clock = std::chrono::steady_clock;
   bool serves(c10::DeviceType device) const;
   static bool completes(c10d::Work& work, Clock::time_point deadline);
-  /// Ends the communicator: at the deadline by raising CollectiveTimeout. Before it something else
-  /// has happened, which is the caller's to pass on, with what this returns: in which call it was.
+  /// Makes the communicator fail. After the deadline it raises CollectiveTimeout. Before the
+  /// deadline the process group has raised an error; then this returns a description of the call,
+  /// which the caller adds to that error.
   std::string give_up(Clock::time_point deadline, const std::string& cause);
 
   Communicator& communicator_;

@@ -1,4 +1,4 @@
-// What the operators share on their way from tensors to a backend's call.
+// Functions that the operators share to convert tensors and arguments into a backend's call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,34 +15,34 @@
 
 namespace collx {
 
-/// A contiguous tensor on that device, by default of that dtype, straight from the allocator: the
-/// dispatcher's way to it costs a good part of a small call.
+/// Creates a contiguous tensor on the device of `like`, by default with the same dtype. It uses the
+/// allocator directly, because dispatch would take a significant part of the time of a small call.
 at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like, at::ScalarType dtype);
 inline at::Tensor make_output(at::IntArrayRef sizes, const at::Tensor& like) {
   return make_output(sizes, like, like.scalar_type());
 }
 
-/// The request, in the descriptor.
+/// Copies the request into the descriptor.
 void describe_call(const CallCore& core, CallDescriptor& descriptor);
-/// Sizes and dtype of `tensor` for the descriptor.
+/// Copies sizes and dtype of `tensor` into the descriptor.
 void describe_tensor(const at::Tensor& tensor, CallDescriptor& descriptor);
 
-/// Where the peers' copies of the tensors are mapped, for those that are symmetric.
+/// Sets the addresses at which the peers' tensors are mapped, for those that are symmetric.
 void map_peers(const Communicator& communicator, const std::optional<SymmetricRange>& input,
                const std::optional<SymmetricRange>& output, Call& call);
 
-/// Whether tensors, and those of which all ranks' are at one address, are symmetric.
+/// Sets whether the tensors are symmetric, and whether they have multicast addresses.
 void place_in(Request& request, const std::optional<SymmetricRange>& input,
               const std::optional<SymmetricRange>& output);
 
-/// The communicator's part of a request to the selection.
+/// A request to the selection, with the communicator's values filled in.
 Request request_of(const Communicator& communicator, const CallCore& core);
 
-/// How a call is carried out. Both the call and `explain` ask these functions.
+/// The plan of a call. Both calls and `explain` use these functions.
 Plan plan_call(const Communicator& communicator, const Request& request);
 NormPlan plan_call(const Communicator& communicator, NormRequest request);
 
-/// Makes a CUDA device the current one for as long as it lives.
+/// Makes a CUDA device the current one during its lifetime.
 class OnDevice {
  public:
 #if COLLX_CUDA

@@ -13,7 +13,7 @@ namespace collx {
 
 namespace {
 
-/// Parts of an unsplit tensor, which is the one of the two that is divided.
+/// Prepares a call in which one of the two tensors is unsplit and divided into parts.
 void use_parts(const Arguments& a, Prepared& p) {
   const char* const op = a.op();
   const CommunicatorOptions& o = p.communicator->options();
@@ -58,7 +58,7 @@ void use_splits(const Arguments& a, Prepared& p) {
 
 using More = std::shared_ptr<MoreOperands>;
 
-/// With the epilogue, if it is not null: in the kernels, or after them.
+/// Executes the call and the epilogue, if it is not null: in the kernels, or after them.
 void carry_out(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogue,
                const at::Tensor& input, const at::Tensor& output, More more = {}) {
   if (epilogue == nullptr) return run(p.exchange, *p.communicator, input, output, std::move(more));
@@ -76,7 +76,7 @@ void carry_out(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogu
   run(p.exchange, *p.communicator, input, value, std::move(more));
 }
 
-/// Of the epilogue, if there is one.
+/// The result dtype of the epilogue, if there is one.
 std::optional<at::ScalarType> dtype_of(const std::shared_ptr<const Epilogue>& epilogue) {
   return epilogue != nullptr ? std::optional(epilogue->result()) : std::nullopt;
 }
@@ -87,7 +87,7 @@ More copy_at_last(const at::Tensor& from, const at::Tensor& to) {
   return more;
 }
 
-/// Through a temporary where `out` has another order, or holes.
+/// Uses a temporary if `out` is not contiguous.
 void into_dense(const Prepared& p, const std::shared_ptr<const Epilogue>& epilogue,
                 const at::Tensor& out) {
   const auto input = p.input.expect_contiguous();
@@ -120,7 +120,7 @@ Prepared prepare_with_shapes(const Arguments& a) {
     use_splits(a, p);
   } else if (has_parts(a.collective)) {
     use_parts(a, p);
-  } else if (a.collective != Collective::allreduce) {  // which only counts elements
+  } else if (a.collective != Collective::allreduce) {  // all-reduce only counts elements
     p.exchange.geometry = undivided(a.input);
   }
   return p;

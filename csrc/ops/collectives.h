@@ -1,4 +1,4 @@
-// The operators of one collective and one tensor: below autograd, and on Meta.
+// The operators of one collective on one tensor: kernels below autograd, and Meta kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@
 
 namespace collx {
 
-/// A call whose arguments have been checked, on its way to its output.
+/// A call whose arguments have been checked.
 struct Prepared {
   const at::Tensor& input;  // as given
   Exchange exchange;
   std::shared_ptr<Communicator> communicator;
-  Sizes sizes;  // of the output, where it has not the input's
-  // Where the one tensor may be a part of the other: bytes between their beginnings.
+  Sizes sizes;  // of the output, if they differ from the input's
+  // If one tensor may be a part of the other: bytes between their beginnings.
   std::optional<int64_t> own_part;
 
   at::IntArrayRef output_sizes() const {
@@ -31,18 +31,18 @@ struct Prepared {
   }
 };
 
-/// Checks what all calls have in common. Shapes are not checked.
+/// Checks the arguments that all calls share. Shapes are not checked.
 Prepared prepare(const Arguments& arguments);
 /// Checks shapes as well.
 Prepared prepare_with_shapes(const Arguments& arguments);
 
-/// The call into a new tensor, or into `out`, which is checked. `epilogue`: null without one.
+/// Execute the call into a new tensor, or into `out`, which is checked. `epilogue` may be null.
 at::Tensor into_new(const Prepared& prepared, const std::shared_ptr<const Epilogue>& epilogue);
 void into(const Prepared& prepared, const std::shared_ptr<const Epilogue>& epilogue,
           const at::Tensor& out);
 
-/// The shape of the result, without data: exact on any rank. Only uneven parts need the registry,
-/// to look up this rank.
+/// The shape of the result, for Meta kernels. It is exact on every rank. Only uneven parts need the
+/// registry, to look up this rank.
 Sizes check_meta(const Arguments& arguments);
 
 Results exchange(const Operator& op, const Arguments& arguments);

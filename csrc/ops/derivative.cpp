@@ -23,8 +23,8 @@ using torch::autograd::VariableInfo;
 using torch::dynamo::autograd::IValuePacker;
 using torch::jit::Stack;
 
-/// The algorithm for a call on gradients. These are not symmetric tensors, so what works on those
-/// alone cannot be forced there.
+/// The algorithm for a call on gradients. Gradients are not symmetric tensors, so an algorithm that
+/// requires those is replaced by "auto".
 std::string_view for_gradient(std::string_view algorithm) {
   const Algorithm asked = parse_algorithm(algorithm).value_or(Algorithm::automatic);
   return needs_symmetric(asked) ? name_of(Algorithm::automatic) : algorithm;
@@ -44,13 +44,13 @@ Tensor sum_of_parts(Arguments a, const Tensor& gradient) {
   const Operator& op = functional_operator(Collective::reducescatter);
   a.reduce_op = "sum";
   if (!gradient.is_complex()) return first_of(op, a);
-  // Complex numbers can be gathered but not reduced; their sum is that of the two parts.
+  // Complex tensors can be gathered but not reduced. Their sum is that of real and imaginary parts.
   a.input = at::view_as_real(gradient.resolve_conj());
   if (a.axis < 0) --a.axis;
   return at::view_as_complex(first_of(op, a));
 }
 
-/// `a`: the call's arguments, the gradient instead of the input.
+/// `a`: the arguments of the call, with the gradient instead of the input.
 Tensor adjoint(const Operator& op, Arguments a, const c10::SymInt& extent) {
   a.algorithm = for_gradient(a.algorithm);
   switch (op.collective) {
@@ -67,8 +67,8 @@ Tensor adjoint(const Operator& op, Arguments a, const c10::SymInt& extent) {
     case Collective::alltoall:
       return first_of(op, a);
     case Collective::alltoallv:
-      // What was received goes back to where it came from. With splits on the device, rows that
-      // were not sent get zeros.
+      // Sends the received rows back to their senders. With splits on the device, the gradient is
+      // zero for rows that were not sent.
       std::swap(a.output_splits, a.input_splits);
       a.capacity = extent;
       return first_of(op, a);
@@ -107,7 +107,7 @@ Tensor defined(const Tensor& gradient, const VariableInfo& info) {
   return gradient.defined() ? gradient : info.zeros(guard);
 }
 
-/// What compiled autograd calls with the arguments that apply_with_saved packs.
+/// Compiled autograd calls this function with the arguments that apply_with_saved packs.
 variable_list apply_packed(const variable_list& gradients, const std::vector<IValue>& packed) {
   const Operator& op = functional_operator(packed[0].toStringRef(), packed[1].toStringRef());
   const auto info = IValuePacker<VariableInfo>::unpack(packed[2]);

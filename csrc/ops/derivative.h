@@ -15,8 +15,8 @@ namespace collx {
 
 using torch::autograd::variable_list;
 
-/// Whether every rank's backward is sure to run, so that it may call a collective. Where some
-/// rank's result can be unused, the other ranks would wait for it.
+/// Whether the backward is certain to run on every rank, so that it may call a collective. If a
+/// rank can leave its result unused, the other ranks would wait for its backward.
 bool has_adjoint(Collective collective);
 
 /// The backward of one call: the collective that is the adjoint of the call's, or the derivative of
@@ -25,7 +25,7 @@ bool has_adjoint(Collective collective);
 /// It is a Node, not a torch::autograd::Function, because torch.func only supports the former.
 class Derivative final : public torch::autograd::Node {
  public:
-  /// `op`: the functional form. `arguments`: of the call; tensors are not kept.
+  /// `op` is the functional form. `arguments` are those of the call; tensors are not kept.
   Derivative(const Operator& op, const Arguments& arguments);
 
   /// `result` becomes the result of this node. `extent`: the input's size along the axis that is
@@ -44,9 +44,9 @@ class Derivative final : public torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override;
 
   const Operator& op_;
-  torch::jit::Stack values_;  // of the arguments, without tensors; the last one is the extent
+  torch::jit::Stack values_;  // the arguments without tensors, followed by the extent
   std::vector<torch::autograd::SavedVariable> saved_;
-  torch::autograd::VariableInfo result_;  // for a gradient that is undefined
+  torch::autograd::VariableInfo result_;  // to create zeros for an undefined gradient
 };
 
 }  // namespace collx

@@ -1,4 +1,4 @@
-// alltoallv whose splits lie in device memory.
+// alltoallv with splits in device memory.
 #include <ATen/ops/empty.h>
 
 #include "call.h"
@@ -21,7 +21,7 @@ Prepared prepare_device_splits(const Arguments& a) {
   return p;
 }
 
-/// `out` and `received` are contiguous. `copies`: of them.
+/// `out` and `received` are contiguous. `copies` are the copies from them that follow the call.
 void carry_out(Prepared& p, const at::Tensor& splits, const at::Tensor& out,
                const at::Tensor& received, std::vector<std::pair<at::Tensor, at::Tensor>> copies) {
   const at::Tensor dense = *splits.expect_contiguous();

@@ -29,8 +29,9 @@ struct Table {
   Known known[static_cast<size_t>(DType::count)];
 };
 
-// Never destroyed, since threads may look up expressions at any point of the exit. The lock is held
-// across fork(), so that a child never inherits it locked by a thread it lacks.
+// Never destroyed, since threads may look up expressions at any point during exit. The lock is held
+// across fork(), so that a child never inherits it locked by a thread that does not exist in the
+// child.
 Table& table() {
   static auto* const kept = new Table;
   [[maybe_unused]] static const int registered = pthread_atfork(
@@ -38,16 +39,16 @@ Table& table() {
   return *kept;
 }
 
-// Made when the library is loaded: a child that is forked while another thread makes it would wait
-// for ever.
+// Created when the library is loaded. A child that was forked while another thread created it would
+// wait forever.
 [[maybe_unused]] const Table& made_at_load = table();
 
 }  // namespace
 
 std::shared_ptr<const KnownExpression> check_expression(const char* op, std::string_view text,
                                                         at::ScalarType dtype) {
-  constexpr size_t kMost = 1024;  // before all are forgotten
-  // A loop uses the same one repeatedly; it is found without a search in the table.
+  constexpr size_t kMost = 1024;  // the table is cleared when it reaches this size
+  // A loop uses the same expression repeatedly; this finds it without a lookup in the table.
   thread_local std::shared_ptr<const KnownExpression> last;
   const DType value = check_dtype(op, dtype);
   if (last != nullptr && last->dtype == value && last->text == text) return last;

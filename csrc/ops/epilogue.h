@@ -18,7 +18,7 @@
 
 namespace collx {
 
-/// A parsed expression for a dtype of the value, and the kernels that were compiled for it.
+/// A parsed expression for a value of one dtype, and the kernels that were compiled for it.
 struct KnownExpression {
   KnownExpression(Expression of, std::string_view said, DType dtype)
       : expression(std::move(of)),
@@ -41,30 +41,30 @@ struct KnownExpression {
 #endif
 };
 
-/// ValueError unless the text is an expression of a value of that dtype. Kept for the calls to
-/// come.
+/// Parses the text, and caches the result for later calls. Raises ValueError unless the text is an
+/// expression for a value of that dtype.
 std::shared_ptr<const KnownExpression> check_expression(const char* op, std::string_view text,
                                                         at::ScalarType dtype);
 
-/// The program that is compiled for an expression, and the kernel's name in it: for tests, which
-/// compile without a GPU.
+/// The program that is compiled for an expression, and the name of the kernel in it. Tests use it
+/// to compile without a GPU.
 C10_EXPORT std::pair<std::string, std::string> program_of(std::string_view text,
                                                           at::ScalarType dtype,
                                                           const ProgramOptions& options);
 
 at::ScalarType scalar_type_of(ValueType type);
 
-/// The expression with the numbers of a call as constants. None if it takes no numbers.
-/// ValueError unless they are as many as it takes, and have its types.
+/// The expression with the numbers of a call as constants. Returns nullopt if it takes no numbers.
+/// Raises ValueError if there are too few or too many numbers, or if one does not fit its type.
 std::optional<Expression> with_numbers(const char* op, const Expression& expression,
                                        at::ArrayRef<double> numbers);
 
-/// One tensor for each that the expression takes, of the value's dtype and device, which broadcast
-/// to `sizes`. What Meta can check as well.
+/// Checks that there is a tensor for each that the expression takes, with the value's dtype and
+/// device, that broadcasts to `sizes`. Meta kernels use this check as well.
 void check_extras(const char* op, const Expression& expression, at::TensorList extras,
                   const at::Tensor& value, c10::SymIntArrayRef sizes);
 
-/// Where the value's first element stands in the tensor whose coordinates are meant.
+/// The position of the value's first element in the tensor to which coordinates refer.
 struct Origin {
   int64_t axis = 0;
   int64_t start = 0;
@@ -74,32 +74,33 @@ struct Origin {
 struct Epilogue {
   std::shared_ptr<const KnownExpression> known;
   std::vector<at::Tensor> extras;
-  std::optional<Expression> bound = {};  // to the numbers of the call
+  std::optional<Expression> bound = {};  // with the numbers of the call as constants
   Origin origin = {};
-  bool apart = true;      // the extras share nothing with the output
-  at::Tensor value = {};  // where the reduced elements are wanted, too; undefined: nowhere
+  bool apart = true;      // the extras share no memory with the output
+  at::Tensor value = {};  // also receives the reduced elements; may be undefined
 
-  /// The computation without the numbers of the call, which only kernels receive.
+  /// The expression with the numbers of the call as constants, since only kernels take numbers.
   const Expression& expression() const { return bound ? *bound : known->expression; }
   at::ScalarType result() const { return scalar_type_of(known->expression.result()); }
 };
 
-/// `out` may be `value`. Below autograd.
+/// Applies the expression. `out` may be `value`. For use below autograd.
 void apply(const Expression& expression, const at::Tensor& value, at::TensorList extras,
            Origin origin, const at::Tensor& out);
 
-/// The same by PyTorch's own operators, on any device; and the gradients of value and extras, of
-/// those that are differentiable, else undefined.
+/// evaluate() applies the expression with PyTorch's own operators, on any device. gradients()
+/// returns the gradients of value and extras, which are undefined if not differentiable.
 at::Tensor evaluate(const Expression& expression, const at::Tensor& value, at::TensorList extras,
                     Origin origin);
 std::vector<at::Tensor> gradients(const Expression& expression, const at::Tensor& value,
                                   at::TensorList extras, Origin origin, const at::Tensor& gradient);
 
-/// Coordinate `dim` of each element of a tensor of those sizes, of one element in other dimensions.
+/// Coordinate `dim` of each element of a tensor with these sizes. The result has size 1 in all
+/// other dimensions.
 at::Tensor coordinate(at::IntArrayRef sizes, int64_t dim, Origin origin, const c10::Device& device);
 
-/// While one exists, calls of this thread with an epilogue prepare what they need, and launch
-/// nothing: other calls are not changed.
+/// During its lifetime, calls with an epilogue on this thread only prepare their kernels, and
+/// launch nothing. Other calls are not affected.
 class C10_EXPORT GettingReady {
  public:
   GettingReady();

@@ -15,7 +15,7 @@ bool in_kernels(const Communicator& communicator, Algorithm asked) {
 
 namespace {
 
-/// `extra` broadcast to `sizes`. False where its elements lie in too many runs.
+/// Describes `extra` broadcast to `sizes`. Returns false if it has too many dimensions.
 bool lay_out(const at::Tensor& extra, at::IntArrayRef sizes, DType dtype, ExtraTensor& to) {
   std::vector<int64_t> strides(sizes.size(), 0);
   const size_t missing = sizes.size() - static_cast<size_t>(extra.dim());
@@ -62,7 +62,7 @@ bool KernelEpilogue::is_whole(const Epilogue& epilogue, const at::Tensor& output
     const auto address = reinterpret_cast<uintptr_t>(t.const_data_ptr());
     return address % std::min<uint64_t>(bytes, kVectorBytes) == 0;
   };
-  // Elements of a vector of the value.
+  // The number of elements in a vector of the value.
   const int64_t count = kVectorBytes / dtype_size(epilogue.known->dtype);
   return output.numel() % count == 0 && aligned(output, count * output.element_size()) &&
          (!epilogue.value.defined() || aligned(epilogue.value, kVectorBytes));
@@ -86,7 +86,7 @@ void KernelEpilogue::use_for_rows(const Communicator& communicator, const char* 
     return place(epilogue, sizes, rows_->arguments);
   }
 #if COLLX_CUDA
-  // Each row begins with a vector of its own, which then is aligned in all of them or not.
+  // Each row begins with a new vector. Vectors are aligned either in all rows or not in all.
   const bool whole = call.cols * static_cast<uint64_t>(dtype_size(call.dtype)) % kVectorBytes == 0;
   cuda::EpilogueCall& made = on_cuda(op, epilogue, sizes, whole);
   call.epilogue = &made;

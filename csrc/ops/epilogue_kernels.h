@@ -1,4 +1,4 @@
-// Epilogues as the kernels take them.
+// Converts epilogues to the form that kernels take.
 #pragma once
 
 #include <optional>
@@ -10,14 +10,14 @@
 
 namespace collx {
 
-/// Whether the kernels of a reduction have its epilogue in them. Otherwise the caller applies it to
-/// what they reduced.
+/// Whether the kernels of a reduction apply its epilogue. Otherwise the caller applies it to the
+/// reduced tensor.
 bool in_kernels(const Communicator& communicator, Algorithm asked);
 
-/// The epilogue of a call whose kernels have it. Made on the stack, beside the call.
+/// The epilogue of a call whose kernels apply it. It is created on the stack, next to the call.
 class KernelEpilogue {
  public:
-  /// `output`: contiguous. `call`: of a reduction; its `epilogue` points here then.
+  /// `output` is contiguous. `call` is a reduction; its `epilogue` will point to this object.
   template <typename Call>
   void use(const Communicator& communicator, Algorithm asked, const char* op,
            const Epilogue* epilogue, const at::Tensor& output, Call& call) {
@@ -28,8 +28,8 @@ class KernelEpilogue {
     (void)op, (void)output, (void)call;
   }
 
-  /// Of a normalization, whose kernels have it on every device and in every algorithm. `sizes`: of
-  /// its results, of which each row is one of the call's.
+  /// For a normalization, whose kernels apply the epilogue on every device and in every algorithm.
+  /// `sizes` are those of its results; each row of the results is a row of the call.
   void use_for_rows(const Communicator& communicator, const char* op, const Epilogue& epilogue,
                     at::IntArrayRef sizes, NormCall& call);
 
@@ -37,7 +37,7 @@ class KernelEpilogue {
   void place(const Epilogue& epilogue, at::IntArrayRef sizes, EpilogueArguments& arguments);
 
 #if COLLX_CUDA
-  /// `whole`: as EpilogueForm has it, of the output.
+  /// `whole`: EpilogueForm::whole for the output.
   cuda::EpilogueCall& on_cuda(const char* op, const Epilogue& epilogue, at::IntArrayRef sizes,
                               bool whole);
   static bool is_whole(const Epilogue& epilogue, const at::Tensor& output);
@@ -45,7 +45,7 @@ class KernelEpilogue {
   std::optional<cuda::EpilogueCall> call_;
 #endif
   std::optional<cpu::RowEpilogue> rows_;
-  std::vector<at::Tensor> copies_;  // of extras that lie in too many runs
+  std::vector<at::Tensor> copies_;  // contiguous copies of extras with too many dimensions
 };
 
 }  // namespace collx

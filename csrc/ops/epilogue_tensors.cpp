@@ -1,4 +1,4 @@
-// Expressions by PyTorch's operators, statement by statement, and their derivatives.
+// Evaluates expressions with PyTorch's operators, statement by statement, and their derivatives.
 #include <ATen/ATen.h>
 
 #include <bit>
@@ -29,7 +29,8 @@ at::Scalar number_of(const Statement& s) {
   }
 }
 
-/// Of equal numbers the one with that sign, since -0 stands below +0; NaN if either is.
+/// The minimum or maximum, which is NaN if either operand is. Of equal numbers it selects by the
+/// sign, since -0 is below +0.
 Tensor extreme(const Tensor& a, const Tensor& b, bool least) {
   const Tensor found = least ? at::minimum(a, b) : at::maximum(a, b);
   if (!a.is_floating_point()) return found;
@@ -111,7 +112,7 @@ Tensor computed(const Statement& s, const Tensor& a, const Tensor& b, const Tens
   }
 }
 
-/// Every statement's value, in its order.
+/// The value of every statement, in order.
 std::vector<Tensor> values_of(const Expression& expression, const Tensor& value,
                               at::TensorList extras, Origin origin) {
   std::vector<Tensor> values;
@@ -126,7 +127,7 @@ std::vector<Tensor> values_of(const Expression& expression, const Tensor& value,
     } else if (s.what == Do::index) {
       values.push_back(
           coordinate(value.sizes(), static_cast<int64_t>(s.number), origin, value.device()));
-    } else if (s.what == Do::constant) {  // a number, too: see with_numbers
+    } else if (s.what == Do::constant) {  // also a number of the call: see with_numbers
       values.push_back(
           at::scalar_tensor(number_of(s), value.options().dtype(scalar_type_of(s.type))));
     } else {
@@ -208,7 +209,7 @@ void differentiate(const Statement& s, const Tensor& g, const Tensor& r, const T
     case Do::sigmoid:
       to[0] = at::sigmoid_backward(g, r);
       return;
-    case Do::silu: {  // whose own backward has no derivative
+    case Do::silu: {  // PyTorch's own backward of silu has no derivative
       const Tensor sigmoid = a.sigmoid();
       to[0] = g * sigmoid * (1 + a * (1 - sigmoid));
       return;
@@ -231,7 +232,7 @@ void differentiate(const Statement& s, const Tensor& g, const Tensor& r, const T
 
 Tensor evaluate(const Expression& expression, const Tensor& value, at::TensorList extras,
                 Origin origin) {
-  // An expression without the value still has its shape.
+  // The result has the shape of the value even if the expression does not use the value.
   return values_of(expression, value, extras, origin).back().expand(value.sizes());
 }
 

@@ -46,7 +46,7 @@ void write_sizes(std::ostream& out, const CallDescriptor& call) {
   }
 }
 
-/// The options of the collective, in parentheses.
+/// Writes the options of the collective in parentheses.
 void write_options(std::ostream& out, const CallDescriptor& call) {
   const char* separator = "(";
   if (is_reduction(call.collective)) {
@@ -102,7 +102,8 @@ void write_place(std::ostream& out, std::string_view what, uint64_t place) {
 }
 
 void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContext& context) {
-  // Not for how long: the rank may have started to wait later than the rank that timed out first.
+  // The message omits how long the rank waited: it may have started to wait later than the rank
+  // that timed out first.
   out << "rank " << r.rank << " timed out waiting for ";
   if (r.peer >= 0) {
     out << "rank " << r.peer;
@@ -112,7 +113,7 @@ void write_timeout(std::ostream& out, const StatusRecord& r, const FailureContex
   out << " (timeout " << context.timeout_seconds << " s) in ";
   if (r.phase == Phase::allocation) {
     out << "phase allocation of allocate_tensor";
-  } else if (r.own.collective == Collective::none) {  // a vote on the host, outside of an operator
+  } else if (r.own.collective == Collective::none) {  // a vote on the host, outside any operator
     out << "a vote of the ranks";
   } else {
     out << "phase " << name_of(r.phase);

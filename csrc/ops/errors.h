@@ -1,4 +1,4 @@
-// collx's own exception classes, and the words that a status record becomes.
+// collx's own exception classes, and the error messages for status records.
 #pragma once
 
 #include <c10/macros/Export.h>
@@ -16,14 +16,15 @@ namespace collx {
 
 enum class ErrorKind : uint8_t { timeout, mismatch, overlap, poisoned, count };
 
-/// What a message contains besides the record: the communicator, and the rank that reads it.
+/// Context of a message besides the record: the communicator, and the rank that reports the
+/// failure.
 struct FailureContext {
   std::string_view communicator;
   int rank;
   double timeout_seconds;
 };
 
-/// The record in words, without the name of the operator that noticed it.
+/// A description of the record, without the name of the operator that detected the failure.
 std::string describe(const StatusRecord& record, const FailureContext& context);
 
 /// A description of a call: operator, tensors and algorithm.
@@ -42,18 +43,19 @@ struct RaisedError {
   ErrorKind kind;
   std::string message;
   std::string communicator;
-  std::optional<StatusRecord> record;  // of a failure; none where a communicator is refused
+  std::optional<StatusRecord> record;  // of a failure; nullopt if a communicator is refused
 };
 
-/// Raises the class of its kind: in Python one of collx's, whichever way the call came (torch.ops,
-/// a method of the communicator, a backward pass). Without Python, a c10::Error.
+/// Raises the exception class of its kind. In Python this is one of collx's classes, no matter
+/// whether the call was made through torch.ops, a method of the communicator, or a backward pass.
+/// Without Python it is a c10::Error.
 [[noreturn]] void raise_error(const RaisedError& error);
 
 /// Throws the exception that corresponds to the error in the caller's language.
 using Raise = void (*)(const RaisedError& error);
 
-/// While one lives, raise_error() on this thread throws CarriedError, for raise_carried() on the
-/// thread that the error is meant for. It takes no lock of an interpreter.
+/// During its lifetime, raise_error() on this thread throws CarriedError, which raise_carried()
+/// converts on the thread that waits for the error. Throwing it does not take Python's lock.
 class CarryErrors {
  public:
   CarryErrors();

@@ -1,4 +1,4 @@
-// From the tensors of a collective to the backend that carries it out.
+// Passes a collective with its tensors to the backend that executes it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,11 +14,11 @@ namespace collx {
 
 struct Epilogue;
 
-/// A call in terms of its unsplit tensor; csrc/protocol/geometry.h says who sends what.
+/// A call in terms of its unsplit tensor; csrc/protocol/geometry.h defines the messages.
 struct Exchange : CallCore {
   Geometry geometry;  // all-reduce only counts elements
   int axis = -1;
-  // alltoallv: rows for and from each rank, or where the device has them.
+  // alltoallv: rows to and from each rank, or their location in device memory.
   at::IntArrayRef sent_rows;
   at::IntArrayRef received_rows;
   DeviceSplits splits;
@@ -29,14 +29,14 @@ struct Exchange : CallCore {
 /// Additional tensors of some calls, besides input and output.
 struct MoreOperands {
   std::shared_ptr<const Epilogue> epilogue = {};  // of reductions; null: none
-  /// Where the epilogue's results go that no kernel has in it; otherwise undefined.
+  /// Receives the results of an epilogue that the kernels do not apply; otherwise undefined.
   at::Tensor mapped = {};
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies = {};  // after all else, {from, to}
-  std::vector<at::Tensor> kept = {};                           // what Exchange::splits points to
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies = {};  // {from, to}; they run last
+  std::vector<at::Tensor> kept = {};  // keeps alive the memory to which Exchange::splits points
 };
 
-/// Carries the call out on the current stream. `input` and `output` are contiguous. They share
-/// nothing, or the op's own in-place forms allow it. `more`: null: none.
+/// Executes the call on the current stream. `input` and `output` are contiguous. They do not
+/// overlap unless the in-place form of the op allows it. `more` may be null.
 void run(const Exchange& exchange, Communicator& communicator, const at::Tensor& input,
          const at::Tensor& output, std::shared_ptr<const MoreOperands> more = {});
 

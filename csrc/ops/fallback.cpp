@@ -20,12 +20,13 @@ namespace collx {
 
 namespace {
 
-/// A contiguous tensor as one axis. Not view(-1): an axis of one element may have any stride.
+/// A contiguous tensor as one axis. view(-1) would not work, since an axis of one element may have
+/// any stride.
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
-/// `gathered` holds a row of each rank, `pitch` bytes apart, the first at byte `start`.
+/// `gathered` holds one row of each rank, `pitch` bytes apart; the first begins at byte `start`.
 void reduce_rows(int world, const at::Tensor& gathered, uint64_t start, uint64_t pitch,
                  at::Tensor& output, uint64_t numel, DType dtype, ReduceOp op) {
   std::array<const void*, kMaxRanks> rows{};
@@ -75,10 +76,10 @@ void fallback_allreduce(Communicator& communicator, const char* op, const Allred
 
 namespace {
 
-/// What every rank sends to all ranks before an alltoallv.
+/// The counts that every rank sends to all ranks before an alltoallv.
 class Told {
  public:
-  /// Words for each rank, and the two below.
+  /// One word for each rank, followed by rows and capacity.
   static constexpr int64_t words(int world) { return world + 2; }
   Told(const void* all, int world) : all_(static_cast<const uint64_t*>(all)), world_(world) {}
 
@@ -93,7 +94,8 @@ class Told {
   int world_;
 };
 
-/// A call in which every rank sends each a flat tensor of bytes, where gathered bytes arrive.
+/// A call in which every rank sends a flat tensor of bytes to each rank, in the memory in which
+/// gathered bytes arrive.
 class Messages {
  public:
   Messages(Communicator& communicator, const char* op, const ExchangeCall& call,
@@ -132,7 +134,7 @@ class Messages {
   }
 
  private:
-  /// The bytes of a span, one row a run; a view.
+  /// A view of the bytes of a span, with one row for each run.
   static at::Tensor runs(const at::Tensor& bytes, const Span& span) {
     const auto rows = static_cast<int64_t>(span.rows), width = static_cast<int64_t>(span.width);
     return bytes.as_strided({rows, width}, {static_cast<int64_t>(span.pitch), 1},
@@ -144,13 +146,13 @@ class Messages {
     return gather_.through_cpu() ? options : options.device(communicator_.options().device);
   }
 
-  /// What goes to each rank, from byte `start` on; shorter messages are padded.
+  /// The messages to each rank, from byte `start` on. Shorter messages are padded.
   at::Tensor packed(int sends, uint64_t start, uint64_t count) {
     const at::Tensor bytes = flat(input_).view(at::kByte);
     at::Tensor pack = at::empty({sends, static_cast<int64_t>(count)}, where_gathered());
     pack.zero_();
     for (int i = 0; i < sends; ++i) {
-      // The one message for all is that for any rank that gets it.
+      // A single message for all ranks is equal to the message for any of its receivers.
       const Span& span = sent_[static_cast<size_t>(sends == 1 ? any_receiver() : i)];
       if (span.bytes() <= start) continue;
       const auto n = static_cast<int64_t>(std::min(count, span.bytes() - start));
@@ -175,7 +177,7 @@ class Messages {
     std::vector<at::Tensor> messages;
     for (int r = 0; r < world_; ++r) {
       const auto bytes = static_cast<int64_t>(received_[static_cast<size_t>(r)].bytes());
-      const bool none = reduces_here() && r != rank_;  // all go into one
+      const bool none = reduces_here() && r != rank_;  // all messages are reduced into one
       messages.push_back(at::empty({none ? 0 : bytes}, where_gathered()));
     }
     return messages;
@@ -215,8 +217,9 @@ class Messages {
     }
   }
 
-  /// Every rank sends to all ranks how many bytes (with splits on the device: rows) it sends to
-  /// each: a rank has only its own numbers. The capacity for the received rows follows them.
+  /// Every rank sends to all ranks its counts, since a rank knows only its own: the bytes (with
+  /// splits on the device: rows) that it sends to each rank, its rows, and its capacity for
+  /// received rows.
   void agree_on_splits() {
     const bool on_device = call_.splits.sent != nullptr;
     at::Tensor words = at::empty({Told::words(world_)}, at::kLong);
@@ -255,7 +258,7 @@ class Messages {
     }
   }
 
-  /// Splits that the device had. What does not fit is refused by all ranks alike.
+  /// Computes the messages from splits on the device. All ranks reject splits that do not fit.
   void lay_out(const Told& told) {
     for (int r = 0; r < world_; ++r) check_sent(told, r);
     for (int r = 0; r < world_; ++r) check_received(told, r);
@@ -288,7 +291,7 @@ class Messages {
     return longest;
   }
 
-  /// A negative count is more than any rank has.
+  /// A negative count, as an unsigned number, exceeds the rows of any rank.
   void check_sent(const Told& told, int rank) {
     uint64_t left = told.rows(rank);
     for (int to = 0; to < world_; ++to) {

@@ -1,4 +1,4 @@
-// The collectives through the process group, for ranks that cannot reach each other's memory.
+// Collectives through the process group, for ranks that cannot access each other's memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@ namespace collx {
 
 class Communicator;
 
-/// Most bytes that a fallback call gathers at once, of all ranks together.
+/// The maximum number of bytes that a fallback call gathers at once from all ranks together.
 inline constexpr uint64_t kFallbackGatherBytes = 64ull << 20;
 
 /// Bytes of one rank's tensor that one gather takes.
@@ -18,26 +18,26 @@ constexpr uint64_t fallback_chunk_bytes(int world, DType dtype) {
   return kFallbackGatherBytes / static_cast<uint64_t>(world) / element * element;
 }
 
-/// Gathers chunk after chunk from all ranks and reduces each in rank order: the same bits as every
-/// other algorithm. Returns when the result is there or, on CUDA, enqueued. The caller holds the
-/// communicator's lock, and has the device current.
+/// Gathers one chunk after the other from all ranks and reduces each in rank order, with the same
+/// bits as all other algorithms. Returns when the result is complete or, on CUDA, enqueued. The
+/// caller must hold the communicator's lock, and its device must be the current one.
 void fallback_allreduce(Communicator& communicator, const char* op, const AllreduceCall& call,
                         const at::Tensor& input, const at::Tensor& output);
 
-/// Gathers what every rank sends to all ranks, and extracts the messages for this rank.
+/// Gathers the messages of all ranks to all ranks, and extracts those for this rank.
 void fallback_exchange(Communicator& communicator, const char* op, const ExchangeCall& call,
                        const at::Tensor& input, const at::Tensor& output);
 
-/// Gathers the rows, chunk after chunk, and reduces and normalizes them: fallback_norm.cpp.
+/// Gathers, reduces and normalizes the rows, one chunk after the other: fallback_norm.cpp.
 void fallback_norm(Communicator& communicator, const char* op, const NormCall& call,
                    const at::Tensor& input);
 
-/// Reduces `inputs` of `world` ranks in rank order, each [call.rows, call.cols] on the device of
-/// `like`, and normalizes the rows: without peers.
+/// Reduces the `inputs` of `world` ranks in rank order and normalizes the rows, without peers. Each
+/// input is [call.rows, call.cols] on the device of `like`.
 void normalize_locally(const void* const* inputs, int world, const NormCall& call,
                        const at::Tensor& like);
 
-/// Returns when all ranks have come.
+/// Returns when all ranks have arrived.
 void fallback_barrier(Communicator& communicator, const char* op, const CallDescriptor& descriptor);
 
 }  // namespace collx

@@ -22,7 +22,7 @@ T* behind(T* address, uint64_t bytes) {
   return address == nullptr ? nullptr : reinterpret_cast<Byte*>(address) + bytes;
 }
 
-/// The call for some of its rows, counted within the results.
+/// The call for a range of its rows. `start` counts within the results.
 NormCall rows_of(NormCall call, uint64_t start, uint64_t count) {
   const NormOptions& o = call.options;
   const uint64_t elements = start * call.cols;
@@ -61,12 +61,12 @@ void fallback_norm(Communicator& communicator, const char* op, const NormCall& c
   const Part own = call.scatters() ? partition(call.rows, world, communicator.options().rank)
                                    : Part{0, call.rows};
   const uint64_t row_bytes = call.cols * static_cast<uint64_t>(dtype_size(call.dtype));
-  // Scales that lie column by column cannot be written for some of the rows.
+  // Column-major scales cannot be written for a part of the rows.
   const uint64_t step =
       call.options.column_major
           ? std::max<uint64_t>(call.rows, 1)
           : std::max<uint64_t>(fallback_chunk_bytes(world, call.dtype) / row_bytes, 1);
-  // Not a view of rows: an axis of one element may have any stride.
+  // A view of rows would not work, since an axis of one element may have any stride.
   const at::Tensor elements = input.as_strided({input.numel()}, {1}, input.storage_offset());
   const auto cols = static_cast<int64_t>(call.cols);
   for (uint64_t start = 0; start < call.rows; start += step) {

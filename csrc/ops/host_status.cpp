@@ -17,7 +17,7 @@ struct Pool {
 };
 
 Pool& pool() {
-  static Pool* const made = new Pool;  // never destroyed: used at any point of the exit
+  static Pool* const made = new Pool;  // never destroyed: may be used at any point during exit
   return *made;
 }
 

@@ -1,4 +1,4 @@
-// The block of host memory in which a communicator's kernels leave their failure.
+// The block of host memory in which a communicator's kernels record a failure.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,13 +7,13 @@
 
 namespace collx {
 
-/// LIFETIME  A kernel in flight may still write the block when its communicator goes, and freeing
-/// pinned memory would wait for that kernel. So CUDA blocks are never freed: give_back() keeps
-/// them for the next communicator, once its owner has ensured that nothing writes any more; a block
-/// that is dropped otherwise stays where it is (one small allocation for each failed communicator).
+/// LIFETIME  A kernel in flight may still write the block when its communicator is destroyed, and
+/// freeing pinned memory would wait for that kernel. So CUDA blocks are never freed. give_back()
+/// keeps a block for the next communicator; the owner must ensure that nothing writes to it any
+/// more. Any other block is leaked (one small allocation for each failed communicator).
 class StatusBlock {
  public:
-  /// `shared_with_kernels`: kernels write it, so it has to be pinned memory.
+  /// `shared_with_kernels`: kernels write to the block, so it must be pinned memory.
   explicit StatusBlock(bool shared_with_kernels);
   ~StatusBlock();
   StatusBlock(const StatusBlock&) = delete;

@@ -8,16 +8,16 @@
 
 namespace collx::kernel_cache {
 
-/// Bytes in the folder, above which the files that have not been used for the longest time go.
+/// The size limit of the folder in bytes. Beyond it, the least recently used files are removed.
 inline constexpr uint64_t kMostBytes = uint64_t{256} << 20;
 
-/// What was kept under that name, or nothing: also where the file is damaged, where it is a link,
-/// or where anybody else can write it or the folder. A folder that others can write is named in a
-/// warning.
+/// Returns the code stored under the name. Returns an empty string if there is none, if the file is
+/// damaged or a link, or if another user can write to the file or the folder. Logs a warning if
+/// another user can write to the folder.
 C10_EXPORT std::string read(const std::string& folder, const std::string& name);
 
-/// Creates the folder if it does not exist. A reader sees the complete file, however many
-/// threads and processes write it. What cannot be written is not kept.
+/// Stores the code; creates the folder if it does not exist. Readers only see complete files, even
+/// if several threads and processes write the same one. Write errors are ignored.
 C10_EXPORT void keep(const std::string& folder, const std::string& name, const std::string& code,
                      uint64_t most_bytes = kMostBytes);
 

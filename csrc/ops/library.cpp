@@ -1,4 +1,4 @@
-// The library of operators: schemas, and the kernels below autograd.
+// The library of operators: their schemas, and the kernels below autograd.
 #include <torch/library.h>
 
 #include <memory>
@@ -16,14 +16,14 @@ namespace {
 
 using Function = Results (*)(const Operator& op, const Arguments& arguments);
 
-/// While tracing no rank waits.
+/// No rank waits during tracing.
 Results barrier_meta(const Operator& /*op*/, const Arguments& /*arguments*/) { return {}; }
 
 struct FamilyRow {
   Family family;
   Function call;
   Function meta;
-  bool needs_contiguous_strides;  // Inductor may not choose another layout for the arguments
+  bool needs_contiguous_strides;  // Inductor must not choose another layout for the arguments
 };
 
 constexpr FamilyRow kFamilies[] = {
@@ -67,8 +67,8 @@ std::vector<at::Tag> tags_of(const Operator& op) {
   return tags;
 }
 
-/// The layouts that are refused get the same kernels, whose checks say what is accepted. Without
-/// one, the dispatcher's own message would name neither argument nor cure.
+/// Unsupported layouts get the same kernels, whose checks report what is accepted. Without a
+/// kernel, the dispatcher's own message would name neither the argument nor a remedy.
 constexpr c10::DispatchKey kTensorKeys[] = {
     c10::DispatchKey::CPU,          c10::DispatchKey::CUDA,
     c10::DispatchKey::SparseCPU,    c10::DispatchKey::SparseCUDA,
@@ -76,7 +76,7 @@ constexpr c10::DispatchKey kTensorKeys[] = {
     c10::DispatchKey::QuantizedCPU, c10::DispatchKey::QuantizedCUDA,
     c10::DispatchKey::MkldnnCPU,
 };
-/// Without a tensor, the communicator decides on the device.
+/// Without a tensor, the communicator determines the device.
 constexpr c10::DispatchKey kNoTensorKeys[] = {c10::DispatchKey::CompositeExplicitAutograd};
 
 }  // namespace

@@ -1,17 +1,18 @@
-// The operators with an epilogue: a reduction with one, and an epilogue by itself.
+// The operators with an epilogue: reductions with an epilogue, and the epilogue alone.
 #pragma once
 
 #include "collectives.h"
 
 namespace collx {
 
-/// The first coordinate of this rank's part along the axis that is scattered.
+/// The first coordinate of this rank's part along the scattered axis.
 Origin origin_of(const Arguments& arguments);
 
 Results reduce_and_map(const Operator& op, const Arguments& arguments);
 Results reduce_and_map_meta(const Operator& op, const Arguments& arguments);
 
-/// Of a tensor that begins at `start` along `axis` in the tensor whose coordinates are meant.
+/// Applies the epilogue to a tensor that begins at `start` along `axis` in the tensor to which
+/// coordinates refer.
 Results apply_epilogue(const Operator& op, const Arguments& arguments);
 Results apply_epilogue_meta(const Operator& op, const Arguments& arguments);
 

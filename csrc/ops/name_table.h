@@ -1,5 +1,5 @@
-// Objects by name, and how many of them live on each device. No Torch here. Whoever shares a table
-// between threads locks it; live() needs no lock.
+// Maps names to objects, and counts the live objects on each device. This header does not depend on
+// Torch. Threads that share a table must lock it; live() needs no lock.
 #pragma once
 
 #include <array>
@@ -19,12 +19,12 @@ class NameTable {
  public:
   static constexpr int kMaxDevices = 64;
 
-  /// False when the name is taken. `device`: -1 for an object that is not counted.
+  /// Returns false if the name is taken. `device`: -1 for an object that is not counted.
   bool enter(const std::string& name, const std::shared_ptr<T>& object, int device) {
     const auto found = entries_.find(name);
     if (found != entries_.end()) {
       if (!found->second.object.expired()) return false;
-      erase(found);  // its destructor is on its way to leave(), and will find another there
+      erase(found);  // its destructor will call leave(), which then finds a different object
     }
     if (device < 0 || device >= kMaxDevices) device = -1;
     entries_.emplace(name, Entry{object.get(), object, device});
@@ -32,13 +32,13 @@ class NameTable {
     return true;
   }
 
-  /// Takes the entry out, if it is still this object's.
+  /// Removes the entry if it still belongs to this object.
   void leave(std::string_view name, const T* object) {
     const auto found = entries_.find(name);
     if (found != entries_.end() && found->second.identity == object) erase(found);
   }
 
-  /// Null when there is none.
+  /// Returns null if there is none.
   std::shared_ptr<T> find(std::string_view name) const {
     const auto found = entries_.find(name);
     return found == entries_.end() ? nullptr : found->second.object.lock();
@@ -57,12 +57,12 @@ class NameTable {
 
  private:
   struct Hash {
-    using is_transparent = void;  // look-ups by string_view make no std::string
+    using is_transparent = void;  // lookups by string_view do not create a std::string
     size_t operator()(std::string_view name) const { return std::hash<std::string_view>{}(name); }
   };
   struct Entry {
     const T* identity;
-    std::weak_ptr<T> object;  // an entry keeps nothing alive
+    std::weak_ptr<T> object;  // an entry does not keep its object alive
     int device;
   };
   using Entries = std::unordered_map<std::string, Entry, Hash, std::equal_to<>>;

@@ -1,11 +1,11 @@
-// The fused normalizations: below autograd, and on Meta.
+// The fused normalizations: kernels below autograd, and Meta kernels.
 #pragma once
 
 #include "norm_checks.h"
 
 namespace collx {
 
-/// A request to the selection with what only a fused normalization has.
+/// Extends a request to the selection with the values that only a fused normalization has.
 NormRequest norm_request(const Request& request, const NormOptions& options, NormResults results,
                          uint64_t rows, uint64_t cols);
 

@@ -20,7 +20,7 @@ namespace collx {
 
 namespace {
 
-/// The value of an option that names one of a few things.
+/// The value of an option that names one of several choices.
 template <typename E, size_t N>
 E choose(const char* op, const char* argument, std::string_view given,
          const std::pair<std::string_view, E> (&choices)[N]) {
@@ -55,7 +55,7 @@ DType check_input(const char* op, const at::Tensor& input, bool scatters) {
   return dtype;
 }
 
-/// Weight or bias.
+/// Checks a weight or bias.
 void check_vector(const char* op, const char* argument, const at::Tensor& vector,
                   const at::Tensor& input) {
   TORCH_CHECK_TYPE(vector.layout() == at::kStrided, "collx.", op, ": ", argument,
@@ -185,7 +185,7 @@ at::ScalarType dtype_of_scales(const NormOptions& o) {
 }
 
 NormResultShape shape_of(Output result, const Arguments& a, const NormOptions& o) {
-  // In a scattering operator the residual says how many rows are this rank's.
+  // In a scattering operator, the residual has the number of this rank's rows.
   const at::Tensor& like = a.residual.defined() ? a.residual : a.input;
   const c10::SymIntArrayRef sizes = like.sym_sizes();
   NormResultShape shape{result, a.input.scalar_type(), {sizes.begin(), sizes.end()}};
@@ -204,7 +204,7 @@ NormResultShape shape_of(Output result, const Arguments& a, const NormOptions& o
   return shape;
 }
 
-/// `sizes`: of the normalized tensor.
+/// `sizes` are those of the normalized tensor.
 std::shared_ptr<const KnownExpression> check_epilogue(const char* op, const Arguments& a,
                                                       c10::SymIntArrayRef sizes) {
   if (a.expression.empty()) {

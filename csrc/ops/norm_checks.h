@@ -1,5 +1,5 @@
-// The arguments of a fused normalization, checked, and the results that they ask for: what the
-// operators and their Meta kernels have in common.
+// Checks the arguments of a fused normalization and determines its results. The operators and their
+// Meta kernels share this code.
 #pragma once
 
 #include <c10/core/SymIntArrayRef.h>
@@ -24,15 +24,15 @@ struct NormCheck : CallCore {
   std::shared_ptr<const KnownExpression> epilogue;  // null: none
 };
 
-/// What strings and numbers say of a call on rows of `cols` elements. No tensor of the arguments is
-/// read. ValueError names the argument.
+/// Checks the strings and numbers of a call on rows of `cols` elements. Does not access tensors of
+/// the arguments. Raises ValueError, which names the argument.
 NormOptions check_norm_options(const Operator& op, const Arguments& arguments, at::ScalarType input,
                                const c10::SymInt& cols);
 
-/// Everything that shapes, dtypes and options say. ValueError or TypeError names the argument.
+/// Checks shapes, dtypes and options. Raises ValueError or TypeError, which name the argument.
 NormCheck check_norm(const Operator& op, const Arguments& arguments);
 
-/// A tensor given for a result.
+/// Checks a tensor that was passed for a result.
 void check_norm_out(const Operator& op, const Arguments& arguments, const NormResultShape& shape,
                     const at::Tensor& out);
 

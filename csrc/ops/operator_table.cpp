@@ -58,7 +58,7 @@ IValue to_value(const T& given) {
   }
 }
 
-/// The words of the schema, and the member that holds the value.
+/// The text of the schema, and accessors of the member that holds the value.
 struct ArgumentRow {
   Argument argument;
   const char* schema;
@@ -129,7 +129,7 @@ std::vector<Argument> taken(std::initializer_list<Optional> all) {
   return list;
 }
 
-/// `map`: with an epilogue.
+/// `map`: whether the operator has an epilogue.
 std::vector<Argument> arguments_of_exchange(Collective c, bool map) {
   using enum Argument;
   const CollectiveRow& row = row_of(c);
@@ -188,7 +188,7 @@ std::vector<Output> outputs_of_norm(Collective c, bool keeps_norm) {
 std::vector<Operator> make_operators() {
   using enum Argument;
   std::vector<Operator> list;
-  /// The form that returns new tensors, and the one with out=.
+  /// Adds the form that returns new tensors, and the form with out=.
   const auto add = [&](Operator op, const char* out) {
     list.push_back(op);
     op.form = Form::out;
@@ -217,7 +217,7 @@ std::vector<Operator> make_operators() {
       const std::string name = row.name + std::string("_map");
       const std::vector<Argument> with_epilogue = arguments_of_exchange(c, true);
       add({Family::map, c, Form::functional, name, "", with_epilogue, {Output::out}}, "out");
-      // The reduced value as well, from which a derivative is made.
+      // This form also returns the reduced value, which the derivative needs.
       add({Family::map,
            c,
            Form::functional,
@@ -280,7 +280,7 @@ std::string Operator::schema() const {
 }
 
 const c10::OperatorHandle& Operator::handle() const {
-  // Looked up at the first call, when all libraries have been loaded.
+  // Looked up on the first call, after all libraries have been loaded.
   static const auto handles = [] {
     std::vector<c10::OperatorHandle> found;
     for (const Operator& op : operators()) {

@@ -2,8 +2,8 @@
 // every dispatch key and the derivatives follow from it.
 //
 // Options are positional with defaults, because keyword-only integers break AOTInductor. A form
-// that writes an argument returns nothing, because third-party operators may not return an alias
-// of one.
+// that writes to an argument returns nothing, because third-party operators must not return an
+// alias of an argument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@ namespace collx {
 /// The families of operators. All members of one share their kernels.
 enum class Family : uint8_t {
   exchange,
-  map,  // a reduction and an epilogue
+  map,  // a reduction with an epilogue
   device_splits,
   norm,
   epilogue,
@@ -35,7 +35,7 @@ enum class Family : uint8_t {
 
 enum class Form : uint8_t { functional, out, in_place };
 
-/// Each has a row in operator_table.cpp.
+/// operator_table.cpp has a row for each.
 enum class Argument : uint8_t {
   input,
   value,
@@ -86,7 +86,7 @@ using Results = c10::SmallVector<at::Tensor, 4>;
 
 struct C10_EXPORT Operator {
   Family family;
-  Collective collective;  // none: of an epilogue
+  Collective collective;  // none for an epilogue
   Form form;
   std::string name;      // as in error messages: without the "_" of the in-place form
   std::string overload;  // "", "out", "keep_norm", ...
@@ -100,9 +100,10 @@ struct C10_EXPORT Operator {
 
   bool takes_outputs() const { return form == Form::out; }
   size_t stack_size() const { return arguments.size() + (takes_outputs() ? outputs.size() : 0); }
-  /// Whether it is given tensors: a barrier is not.
+  /// Whether the operator takes tensors. A barrier does not.
   bool has_tensors() const { return family != Family::barrier; }
-  /// What a fused normalization plans for. Addresses do not tell: a rank without rows has none.
+  /// The results for which a fused normalization is planned. They do not follow from the addresses,
+  /// because a rank without rows has none.
   NormResults planned() const;
 };
 
@@ -114,8 +115,8 @@ inline const Operator& functional_operator(Collective collective, std::string_vi
   return functional_operator(name_of(collective), overload);
 }
 
-/// The arguments of a call; those that its operator does not have keep their defaults. Views refer
-/// to the values that the arguments were made from.
+/// The arguments of a call. Members that its operator does not have keep their defaults. String
+/// views refer to the values from which the arguments were created.
 struct Arguments {
   Collective collective = Collective::none;
   at::Tensor input, residual, weight, bias, device_splits;
@@ -135,9 +136,9 @@ struct Arguments {
 
   Arguments() = default;
   Arguments(const Operator& op, const torch::jit::Stack& stack);
-  /// From the values of op.arguments.
+  /// Reads the values of op.arguments.
   Arguments(const Operator& op, const c10::IValue* values);
-  /// The values of op.arguments, in their order.
+  /// The values of op.arguments, in the same order.
   torch::jit::Stack values(const Operator& op) const;
 
   const char* op() const { return name_of(collective).data(); }

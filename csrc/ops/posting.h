@@ -1,4 +1,4 @@
-// Posted calls: they run while the program continues, until it waits for them.
+// Posted calls: asynchronous calls that run while the program continues, until it waits for them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ namespace collx {
 class CallRequest;
 class Communicator;
 
-/// A call that was posted. Any thread may wait for it, at any time, more than once.
+/// A posted call. Any thread may wait for it at any time, any number of times.
 class C10_EXPORT PostedCall {
  public:
   using Timeout = std::optional<std::chrono::nanoseconds>;
@@ -27,13 +27,13 @@ class C10_EXPORT PostedCall {
   PostedCall& operator=(const PostedCall&) = delete;
 
   virtual bool is_completed() = 0;
-  /// On the CPU, returns when the call has completed, and raises what it raised. On CUDA, orders
-  /// the current stream after the call and raises what is known; `tensors` are those of the call,
-  /// which the caller may use on that stream. With a timeout the host waits for the call, at most
-  /// that long. CollectiveTimeout then; the call continues.
+  /// On the CPU, waits until the call has completed and rethrows its exception. On CUDA, orders the
+  /// current stream after the call and raises any failure known so far; `tensors` are those of the
+  /// call, which the caller may then use on that stream. With a timeout, the host waits for the
+  /// call for at most that long and then raises CollectiveTimeout; the call continues.
   virtual void wait(Timeout timeout, const std::vector<at::Tensor>& tensors) = 0;
-  /// Calls `done` with the failure, if there is one: on the CPU when the call has completed, on
-  /// CUDA at once, with the stream of the call current.
+  /// Calls `done` with the failure, or null. On the CPU, this happens when the call has completed;
+  /// on CUDA immediately, with the stream of the call as the current stream.
   using Done = std::function<void(std::exception_ptr)>;
   virtual void when_completed(Done done) = 0;
 
@@ -41,13 +41,12 @@ class C10_EXPORT PostedCall {
   PostedCall() = default;
 };
 
-/// A future of the results. `call`: null if there is nothing to wait for. `tensors`: all of the
-/// call's; they tell the device.
+/// A future of the results. `call` is null if there is nothing to wait for. `tensors` are all
+/// tensors of the call; they determine the device.
 C10_EXPORT c10::intrusive_ptr<c10::ivalue::Future> future_of(
     PostedCall* call, std::vector<at::Tensor> results, const std::vector<at::Tensor>& tensors);
 
-/// Takes the next call that this thread makes, and posts it, with what is to follow it on its
-/// stream.
+/// Intercepts the next call of this thread and posts it. `then` runs after the call on its stream.
 class C10_EXPORT Posting {
  public:
   explicit Posting(std::function<void()> then = {});
@@ -55,7 +54,7 @@ class C10_EXPORT Posting {
   Posting(const Posting&) = delete;
   Posting& operator=(const Posting&) = delete;
 
-  /// That of this thread, until it has taken a call.
+  /// The active object of this thread, until it has taken a call.
   static Posting* current();
   void take(Communicator& communicator, std::unique_ptr<CallRequest> request);
 
@@ -68,21 +67,21 @@ class C10_EXPORT Posting {
   std::shared_ptr<PostedCall> posted_;
 };
 
-/// Carries out the posted calls of one communicator, in their order.
+/// Executes the posted calls of one communicator in order.
 class Poster {
  public:
   virtual ~Poster() = default;
   virtual std::shared_ptr<PostedCall> post(Communicator& communicator,
                                            std::unique_ptr<CallRequest> request) = 0;
-  /// Before a call that is not posted.
+  /// Called before a call that is not posted.
   virtual void let_pass() = 0;
-  /// When the communicator has been destroyed: posted calls that have not begun raise that.
+  /// Called after the communicator has been destroyed. Posted calls that have not begun then raise.
   virtual void close() = 0;
 };
 
-/// With a thread of its own, which sleeps when it is idle.
+/// Creates a poster with a dedicated thread, which sleeps when it is idle.
 std::unique_ptr<Poster> make_cpu_poster();
-/// With a stream of its own on that device.
+/// Creates a poster with a dedicated stream on the device.
 std::unique_ptr<Poster> make_cuda_poster(c10::Device device);
 
 [[noreturn]] void raise_not_completed(const Communicator& communicator, const char* op,

@@ -1,4 +1,4 @@
-// Posted calls on the CPU: a thread for each communicator that posts.
+// Posted calls on the CPU. Each communicator that posts has a thread.
 #include <ATen/ThreadLocalState.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a waiting thread spins before it sleeps. To wake one takes longer than a
+/// How long a waiting thread spins before it sleeps, since waking a thread takes longer than a
 /// small call.
 constexpr std::chrono::microseconds kLooks{20};
 
@@ -37,7 +37,7 @@ class CpuPostedCall final : public PostedCall {
   CpuPostedCall(std::shared_ptr<Communicator> communicator, std::unique_ptr<CallRequest> request)
       : communicator_(std::move(communicator)), request_(std::move(request)) {}
 
-  /// On the poster's thread.
+  /// Runs on the poster's thread.
   void run() {
     try {
       const at::ThreadLocalStateGuard as_posted(state_);
@@ -62,11 +62,11 @@ class CpuPostedCall final : public PostedCall {
 
   void wait(Timeout timeout, const std::vector<at::Tensor>& /*tensors*/) override {
     if (!soon([&] { return is_completed(); })) {
-      // A child has no thread that would complete it.
+      // A forked child has no thread that could complete the call.
       if (communicator_->forked()) communicator_->require_usable(request_->op());
       std::unique_lock held(mutex_);
       const auto completed = [&] { return is_completed(); };
-      // The call itself is bounded by the communicator's timeout.
+      // The communicator's timeout bounds the call itself.
       if (!timeout) {
         changed_.wait(held, completed);
       } else if (!changed_.wait_for(held, *timeout, completed)) {
@@ -92,7 +92,7 @@ class CpuPostedCall final : public PostedCall {
   const std::shared_ptr<Communicator> communicator_;
   const std::unique_ptr<CallRequest> request_;
   const at::ThreadLocalState state_;
-  std::exception_ptr error_;  // before completed_ is set, the poster's thread has it
+  std::exception_ptr error_;  // only the poster's thread accesses it until completed_ is set
   std::atomic<bool> completed_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -111,7 +111,7 @@ class CpuPoster final : public Poster {
     std::deque<std::shared_ptr<CpuPostedCall>> completed;
     {
       const std::lock_guard held(mutex_);
-      if (closed_) communicator.refuse_if_destroyed(call->op());  // by another thread since
+      if (closed_) communicator.refuse_if_destroyed(call->op());  // by another thread
       take_completed(completed);
       calls_.push_back(call);
       posted_.fetch_add(1, std::memory_order_release);
@@ -167,8 +167,9 @@ class CpuPoster final : public Poster {
     }
   }
 
-  /// Their tensors may belong to Python, whose lock the poster's thread must not wait for: other
-  /// threads give the calls up, after they have released this lock.
+  /// Moves completed calls out of the queue. Releasing their tensors may require Python's lock, for
+  /// which the poster's thread must not wait. So other threads destroy the calls, after they have
+  /// released this lock.
   void take_completed(std::deque<std::shared_ptr<CpuPostedCall>>& completed) {
     for (; first_ < completed_.load(std::memory_order_relaxed); ++first_) {
       completed.push_back(std::move(calls_.front()));
@@ -178,7 +179,7 @@ class CpuPoster final : public Poster {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<CpuPostedCall>> calls_;  // from number first_ on
+  std::deque<std::shared_ptr<CpuPostedCall>> calls_;  // the first has number first_
   uint64_t first_ = 0;
   std::atomic<uint64_t> posted_{0}, completed_{0};
   bool closed_ = false;

@@ -1,5 +1,5 @@
-// Posted calls on CUDA: a stream for each communicator that posts, between two events for each
-// call.
+// Posted calls on CUDA. Each communicator that posts has a stream. Each call has an event, which is
+// recorded twice: it orders the call after the stream of the post, and then marks its completion.
 #if COLLX_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -25,7 +25,8 @@ namespace {
 
 using c10::cuda::CUDAStream;
 
-/// Events of one device, without timing. To make one takes longer than to record it.
+/// Reuses events of one device, without timing, because creating an event takes longer than
+/// recording it.
 class EventPool {
  public:
   ~EventPool() {
@@ -56,7 +57,7 @@ class EventPool {
 
 cudaError_t query(cudaEvent_t event) {
   const cudaError_t found = cudaEventQuery(event);
-  if (found == cudaErrorNotReady) (void)cudaGetLastError();  // is none
+  if (found == cudaErrorNotReady) (void)cudaGetLastError();  // clears it: it is not an error
   return found;
 }
 
@@ -71,17 +72,17 @@ class CudaPostedCall final : public PostedCall {
         events_(std::move(events)),
         completed_(events_->take()) {}
 
-  /// In a capture every stream has to be joined before its end.
+  /// A capture requires that all its streams are joined before it ends.
   ~CudaPostedCall() override {
     if (captured_ && !waited_ && capturing(posted_on_.stream())) {
-      // If it fails, the capture has failed before, and says so.
+      // If this fails, the capture has already failed and reports its own error.
       (void)cudaStreamWaitEvent(posted_on_.stream(), completed_, 0);
     }
     events_->give_back(completed_);
   }
 
   void enqueue_on(CUDAStream stream) {
-    // First it is the event of what goes before.
+    // The event first marks the work before the call.
     C10_CUDA_CHECK(cudaEventRecord(completed_, posted_on_.stream()));
     C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), completed_, 0));
     enqueue(*communicator_, *request_, stream);
@@ -91,10 +92,10 @@ class CudaPostedCall final : public PostedCall {
     stream_ = stream;
   }
 
-  /// Whether its tensors may be given up: the allocator hands their memory out again on the stream
-  /// of the post, which has to come after the call. In a capture the destructor sees to that.
+  /// Whether the tensors may be released. The allocator reuses their memory on the stream of the
+  /// post, which must then be ordered after the call. In a capture, the destructor orders it.
   bool may_end() const {
-    // An error, too: the device has failed, or the process is at its end.
+    // Also true after an error: the device has failed, or the process is exiting.
     return captured_ || waited_ || query(completed_) != cudaErrorNotReady;
   }
 
@@ -150,7 +151,7 @@ class CudaPostedCall final : public PostedCall {
   bool waited_ = false;
 };
 
-/// Calls whose handles were dropped before they had completed, in their order.
+/// Calls whose handles were dropped before the calls had completed, in order.
 class Dropped {
  public:
   void add(std::unique_ptr<CudaPostedCall> call) {
@@ -158,7 +159,7 @@ class Dropped {
     calls_.push_back(std::move(call));
   }
   void take_completed() {
-    std::deque<std::unique_ptr<CudaPostedCall>> completed;  // whose end needs no lock
+    std::deque<std::unique_ptr<CudaPostedCall>> completed;  // destroyed after the lock is released
     const std::lock_guard held(mutex_);
     while (!calls_.empty() && calls_.front()->is_completed()) {
       completed.push_back(std::move(calls_.front()));
@@ -194,7 +195,7 @@ class CudaPoster final : public Poster {
   void close() override {}     // the device may still use the tensors
 
  private:
-  /// Of all communicators, so that the tensors outlive a communicator that is destroyed.
+  /// Shared by all communicators, so that the tensors outlive a destroyed communicator.
   static Dropped& dropped() {
     static auto* const calls = new Dropped;
     return *calls;

@@ -60,7 +60,7 @@ Offer offer_of(int blocks, const Capabilities& capabilities) {
 
 using Parts = std::vector<std::pair<std::string, uint64_t>>;
 
-/// With the rest: epochs, flags, entries, rounding.
+/// Adds the remaining bytes: epochs, flags, entries, and rounding.
 Parts with_tables(Parts parts, uint64_t total) {
   uint64_t counted = 0;
   for (const auto& [name, bytes] : parts) counted += bytes;
@@ -69,7 +69,7 @@ Parts with_tables(Parts parts, uint64_t total) {
   return parts;
 }
 
-/// Two of each, by parity of the use.
+/// Bytes of slots, which exist twice: one for each parity of the use.
 uint64_t slots_of(int stages, int world, uint64_t bytes) {
   return static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world) * bytes;
 }

@@ -17,14 +17,14 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  // Regions belong to the Python objects, so nothing here may outlive those.
+  // Regions belong to Python objects, so nothing here may outlive those.
   NameTable<Communicator> table;
   std::atomic<uint64_t> changes{1};  // of the table
 };
 
 std::atomic<int> forks{0};
 
-/// What this thread has looked up last: calls of one communicator follow each other.
+/// The last lookup of this thread, since successive calls mostly use the same communicator.
 struct Last {
   uint64_t changes = 0;
   std::string name;
@@ -33,7 +33,8 @@ struct Last {
 
 Registry& instance();
 
-// The lock is held across fork(), so that a child never inherits it locked by a thread it lacks.
+// The lock is held across fork(), so that a child never inherits it locked by a thread that does
+// not exist in the child.
 void before_fork() { instance().mutex.lock(); }
 void after_fork_in_parent() { instance().mutex.unlock(); }
 void after_fork_in_child() {
@@ -42,7 +43,7 @@ void after_fork_in_child() {
 }
 
 Registry& instance() {
-  // Never destroyed: communicators may leave at any point of the interpreter's exit.
+  // Never destroyed: communicators may leave at any point during the interpreter's exit.
   static Registry* const registry = [] {
     auto* made = new Registry;
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -51,8 +52,8 @@ Registry& instance() {
   return *registry;
 }
 
-// Made when the library is loaded: a child that is forked while another thread makes it would wait
-// for ever.
+// Created when the library is loaded. A child that was forked while another thread created it would
+// wait forever.
 [[maybe_unused]] const Registry& made_at_load = instance();
 
 int counted_on(const c10::Device& device) { return device.is_cuda() ? device.index() : -1; }

@@ -1,5 +1,5 @@
-// Communicators by name: how an operator, which gets nothing but tensors and strings, finds its
-// communicator.
+// Maps names to communicators. An operator, which only receives tensors and strings, uses it to
+// find its communicator.
 #pragma once
 
 #include <c10/macros/Export.h>
@@ -14,34 +14,35 @@ class Communicator;
 
 namespace registry {
 
-/// ValueError when the name is taken.
+/// Raises ValueError if the name is taken.
 void enter(const std::shared_ptr<Communicator>& communicator);
 
-/// Takes the entry out, if it is still this communicator's. Never waits for a peer.
+/// Removes the entry if it still belongs to this communicator. Never waits for a peer.
 void leave(const Communicator& communicator);
 
-/// Null when there is none.
+/// Returns null if there is none.
 C10_EXPORT std::shared_ptr<Communicator> find(std::string_view name);
 
-/// ValueError that lists the known names when there is none.
+/// Raises ValueError, which lists the known names, if there is none.
 std::shared_ptr<Communicator> require(const char* op, std::string_view name);
 
-/// Makes the communicator of a process group, by the group's name.
+/// Creates the communicator of a process group, given the group's name.
 using Factory = std::shared_ptr<Communicator> (*)(const std::string& group_name);
 
-/// Sets how make() creates communicators. This library does not depend on Python, in which init is
-/// written: the Python module says it.
+/// Sets how make() creates communicators. collx.init is written in Python, on which this library
+/// does not depend, so the Python module sets the factory.
 C10_EXPORT void make_by(Factory factory);
 
-/// A new communicator for the process group of that name, as collx.init makes it with its defaults.
-/// Collective over the group: all ranks return one, or all raise what init raises. The caller may
-/// hold Python's lock or not. RuntimeError in a process that has not imported collx in Python.
+/// Creates a communicator for the process group of that name, as collx.init does with its defaults.
+/// Collective over the group: either all ranks return one, or all raise the exception of init. The
+/// caller may or may not hold Python's lock. Raises RuntimeError in a process that has not imported
+/// collx in Python.
 C10_EXPORT std::shared_ptr<Communicator> make(const std::string& group_name);
 
-/// Communicators that live on a CUDA device.
+/// The number of live communicators on a CUDA device.
 int live_on_device(int device_index);
 
-/// How many forks lie between this process and the one that loaded the library.
+/// The number of forks between the process that loaded the library and this process.
 int fork_generation();
 
 }  // namespace registry

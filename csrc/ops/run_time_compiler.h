@@ -1,5 +1,4 @@
-// Kernels that are compiled when they are first needed, by the NVRTC that comes with PyTorch, and
-// kept on disk.
+// Compiles kernels on first use with the NVRTC that PyTorch ships, and caches them on disk.
 #pragma once
 
 #include <c10/macros/Export.h>
@@ -9,12 +8,12 @@
 
 namespace collx {
 
-/// Machine code for the current device of one kernel of a program that includes this library's
-/// headers. From the disk where it was compiled before: by content, architecture, driver and
-/// compiler. RuntimeError during a capture, or where it does not compile; `op` is named.
+/// Returns the machine code, for the current device, of one kernel of a program that includes this
+/// library's headers. The disk cache is keyed by content, architecture, driver and compiler. Raises
+/// RuntimeError during a capture, or if the program does not compile; the message names `op`.
 std::string make_kernel(const char* op, const std::string& program, const std::string& kernel);
 
-/// How many this process has compiled, and how many it found on disk.
+/// Numbers of kernels that this process has compiled and that it has found on disk.
 struct MadeKernels {
   uint64_t compiled = 0;
   uint64_t found = 0;

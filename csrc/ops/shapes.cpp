@@ -17,8 +17,8 @@ Sizes sizes_of(const at::Tensor& tensor) {
   return Sizes(sizes.begin(), sizes.end());
 }
 
-/// Exact on any rank where the parts are equal. Uneven parts are those of this rank, and need
-/// numbers.
+/// The size of a part. Equal parts have the same size on every rank. For uneven parts it is the
+/// size on this rank, which requires a concrete number of units.
 c10::SymInt part_of(const char* op, const c10::SymInt& units, int64_t group_size,
                     std::string_view group_name) {
   if (TORCH_GUARD_OR_FALSE((units % group_size).sym_eq(0))) return units / group_size;
@@ -43,8 +43,8 @@ c10::SymInt sum_of(const char* op, const char* argument, c10::SymIntArrayRef spl
   return sum;
 }
 
-/// Refuses a result that no memory can hold, whose number of bytes would wrap around. `given` is
-/// the value of `argument`, from which the sizes follow.
+/// Rejects a result whose number of bytes would overflow. `given` is the value of `argument`, which
+/// determines the sizes.
 template <typename T>
 void check_bytes(const char* op, const char* argument, const T& given, const Sizes& sizes,
                  const at::Tensor& input) {
@@ -92,7 +92,7 @@ Sizes sizes_of_part(const Arguments& a) {
   return sizes;
 }
 
-/// That of which the input is a part: of even ones, unless `total` says otherwise.
+/// The sizes of the tensor of which the input is one part. Parts are even unless `total` is given.
 Sizes sizes_of_whole(const Arguments& a) {
   const auto along = static_cast<size_t>(check_axis(a.op(), a.input, a.axis));
   Sizes sizes = sizes_of(a.input);
@@ -106,8 +106,8 @@ Sizes sizes_of_whole(const Arguments& a) {
   return sizes;
 }
 
-/// Equal parts along the first axis: [n, ...] of [group_size * n, ...], or the other way around, or
-/// the same.
+/// Equal parts along the first axis: [n, ...] from [group_size * n, ...], the reverse, or the same
+/// sizes.
 Sizes sizes_of_equal_parts(const Arguments& a) {
   const CollectiveRow& row = row_of(a.collective);
   check_has_rows(a.op(), a.input);

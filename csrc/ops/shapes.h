@@ -1,5 +1,5 @@
-// Shapes of the collectives' results, and the checks of the arguments that they follow from: what
-// the operators and their Meta kernels have in common.
+// The shapes of the collectives' results, and the checks of the arguments that determine them. The
+// operators and their Meta kernels share this code.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,24 +12,24 @@ namespace collx {
 
 using Sizes = c10::SymDimVector;
 
-/// The axis, counted from 0. ValueError if the tensor does not have it.
+/// Returns the axis, counted from 0. Raises ValueError if the tensor does not have it.
 int64_t check_axis(const char* op, const at::Tensor& input, int64_t axis);
-/// A tensor that is divided along its first axis.
+/// Checks a tensor that is divided along its first axis.
 void check_has_rows(const char* op, const at::Tensor& input);
 void check_group_size(const char* op, int64_t group_size);
 
-/// Of the result, by what collectives.h says of input and output: the input's; or this rank's part
-/// of it; or that of which the input is this rank's part. The rank is looked up only
-/// when the parts are uneven.
+/// The sizes of the result, according to the input and output extents in collectives.h: those of
+/// the input, of this rank's part of the input, or of the tensor of which the input is this rank's
+/// part. The rank is looked up only if the parts are uneven.
 Sizes result_sizes(const Arguments& arguments);
-/// [capacity, ...].
+/// The sizes [capacity, ...].
 Sizes device_splits_sizes(const Arguments& arguments);
 
-/// What follows an unsplit tensor of that shape: geometry.h.
+/// The geometry of an unsplit tensor with these sizes: see geometry.h.
 Geometry geometry_of(at::IntArrayRef sizes, int64_t axis, size_t itemsize);
-/// A tensor that is not divided.
+/// The geometry of a tensor that is not divided.
 Geometry undivided(const at::Tensor& tensor);
-/// One that is, by rows, in numbers of its own.
+/// The geometry of a tensor that is divided by rows, with a separate count for each rank.
 Geometry rows_of(const at::Tensor& tensor);
 
 }  // namespace collx

@@ -21,7 +21,8 @@ bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// As errors name it: without the namespace, the overload, and what marks the in-place form.
+/// The name in error messages: without the namespace, the overload, and the "_" of the in-place
+/// form.
 std::string name_of(const c10::OperatorHandle& op) {
   std::string name = op.schema().name().substr(op.schema().name().rfind(':') + 1);
   if (name.back() == '_') name.pop_back();
@@ -34,18 +35,18 @@ at::Tensor resolved(const at::Tensor& tensor) {
   return has_bits(tensor) ? tensor.resolve_conj().resolve_neg() : tensor;
 }
 
-/// The memory under a view, without the bits.
+/// The tensor under a view, without the conjugate and negative bits.
 at::Tensor memory_of(const at::Tensor& view) {
   const at::Tensor memory = view.is_conj() ? at::_conj(view) : view;
   return memory.is_neg() ? at::_neg_view(memory) : memory;
 }
 
-/// For the Conjugate and Negative keys. PyTorch's own fallback expects that an operator returns the
-/// argument that it writes; these operators return nothing.
+/// The kernel for the Conjugate and Negative keys. PyTorch's own fallback expects that an operator
+/// returns the argument that it writes; these operators return nothing.
 ///
-/// A form with out= gets the memory under the view, where what it wrote is conjugated or negated
-/// afterwards: so checks of overlap and lookups of symmetric memory see the memory that the caller
-/// gave. An in-place form reads its argument too, and gets a copy.
+/// A form with out= gets the tensor under the view, and its result is conjugated or negated
+/// afterwards. So checks of overlap and lookups of symmetric memory use the memory that the caller
+/// passed. An in-place form also reads its argument, and gets a copy.
 void call_without_bits(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                        torch::jit::Stack* stack) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
@@ -101,8 +102,8 @@ void refuse_vmap(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
             "one tensor");
 }
 
-/// vmap where every element of the result belongs to one element of the input: the batch is one
-/// more dimension of one collective.
+/// vmap for operators whose result elements each depend on one input element: the batch becomes one
+/// more dimension of a single collective.
 void batch_as_one(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
                   torch::jit::Stack* stack) {
   c10::IValue& input = *(stack->end() - static_cast<int64_t>(op.schema().arguments().size()));

@@ -1,11 +1,11 @@
-// The kernels that are the same for every operator: for conjugate and negative views, and for vmap.
+// The kernels that all operators share: for conjugate and negative views, and for vmap.
 #pragma once
 
 #include <torch/library.h>
 
 namespace collx {
 
-/// Adds them for all operators that the library has at that time.
+/// Registers these kernels for all operators that the library defines at that time.
 void add_shared_kernels(torch::Library& library);
 
 }  // namespace collx

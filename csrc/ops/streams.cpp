@@ -11,7 +11,7 @@ namespace collx {
 
 namespace {
 
-constexpr size_t kCapturesKept = 8;  // more captures than that do not run at the same time
+constexpr size_t kCapturesKept = 8;  // more captures than this do not run at the same time
 
 cudaStreamCaptureStatus capture_status(cuda::Stream stream, unsigned long long* id) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -19,7 +19,7 @@ cudaStreamCaptureStatus capture_status(cuda::Stream stream, unsigned long long* 
   return status;
 }
 
-/// Also true when the runtime will not say, as it will not of the legacy stream during a capture.
+/// Also true if the runtime returns an error, as it does for the legacy stream during a capture.
 bool is_captured(cuda::Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) {
@@ -32,7 +32,8 @@ bool is_captured(cuda::Stream stream) {
 }  // namespace
 
 StreamOrder::~StreamOrder() {
-  // Neither waits; their result is not usable at the interpreter's exit or in a forked child.
+  // These calls do not wait. Their results are ignored because they may fail at the interpreter's
+  // exit or in a forked child.
   if (eager_event_ != nullptr) (void)cudaEventDestroy(eager_event_);
   if (capture_event_ != nullptr) (void)cudaEventDestroy(capture_event_);
 }

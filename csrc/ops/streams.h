@@ -1,5 +1,5 @@
-// Order between the CUDA streams that use one communicator, whose epochs and slots allow one call
-// at a time.
+// Orders the CUDA streams that use one communicator, because its epochs and slots allow only one
+// call at a time.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,13 +14,13 @@ struct CUevent_st;
 
 namespace collx {
 
-/// At a change of stream an event is recorded on the previous stream and awaited on the new one.
-/// Calls of one CUDA graph capture are compared among themselves only: a graph runs when it is
-/// replayed, and an event from outside of a capture cannot be awaited in it. A replay on a stream
-/// without an order is detected by the tiles' busy marks.
+/// When the stream changes, an event is recorded on the previous stream, and the new stream waits
+/// for it. Calls of one CUDA graph capture are only ordered among themselves: a graph runs when it
+/// is replayed, and a capture cannot wait for an event from outside. The busy marks of tiles detect
+/// a replay on a stream that is not ordered.
 ///
-/// LIFETIME  A stream of which PyTorch is not the owner has to live until the communicator's next
-/// call on another stream, or until the communicator's end.
+/// LIFETIME  A stream that PyTorch does not own must live until the communicator's next call on a
+/// different stream, or until the communicator is destroyed.
 class StreamOrder {
  public:
   StreamOrder() = default;
@@ -28,11 +28,11 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  /// Orders the stream after the communicator's previous call, and returns it. The device has to be
-  /// the current one. RuntimeError when no event can order them.
+  /// Orders the stream after the communicator's previous call, and returns it. The device must be
+  /// the current one. Raises RuntimeError if no event can order them.
   cuda::Stream enter(cuda::Stream stream);
 
-  /// Whether a call has been captured. By any thread.
+  /// Whether a call has been captured. Any thread may call this.
   bool has_captured() const { return has_captured_.load(std::memory_order_relaxed); }
 
  private:

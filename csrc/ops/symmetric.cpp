@@ -39,7 +39,7 @@ void SymmetricMemory::add(const at::Tensor& tensor, const std::vector<uint64_t>&
   std::transform(pointers.begin(), pointers.end(), allocation.pointers.begin(),
                  [](uint64_t address) { return reinterpret_cast<char*>(address); });
   purge();
-  // The memory of older entries in this range was freed. They would hide parts of the new one.
+  // The memory of older entries in this range has been freed. They would hide parts of the new one.
   allocations_.erase(allocations_.lower_bound(start), allocations_.lower_bound(start + bytes));
   allocations_.emplace(start, std::move(allocation));
 }

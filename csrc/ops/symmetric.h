@@ -1,15 +1,15 @@
-// Registered symmetric allocations of one communicator: is a tensor symmetric, and where do the
-// peers' copies are?
+// The registered symmetric allocations of one communicator: whether a tensor is symmetric, and
+// where the peers' copies are mapped.
 //
-// OWNERSHIP  Storages are held weakly. An allocation whose storage has died is forgotten at the
-// next look-up, so that memory that another tensor got later is never taken for symmetric.
+// OWNERSHIP  Storages are held weakly. The next lookup removes an allocation whose storage has
+// died, so that memory that a different tensor received later is never considered symmetric.
 //
-// REPLACED   A storage that lives on may get other memory: share_memory_() and swaps of storages
-// do that. Each look-up therefore compares the memory that the storage has now with the
-// registered one. An address is not enough, since the freed one may be given out again: the
-// deleter and its context tell two allocations at one address apart. The entry stays until its
-// storage dies or its addresses are registered again. So whether a tensor is symmetric follows from
-// only the tensor, not earlier look-ups, which may differ between ranks.
+// REPLACED   The memory of a live storage can be replaced, by share_memory_() or by swaps of
+// storages. Each lookup therefore compares the current memory of the storage with the registered
+// memory. The address alone is not enough, since a freed address may be allocated again; the
+// deleter and its context distinguish two allocations at one address. The entry stays until its
+// storage dies or its addresses are registered again. So whether a tensor is symmetric depends only
+// on the tensor, not on earlier lookups, which may differ between ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,25 +26,25 @@
 
 namespace collx {
 
-/// A place in symmetric memory as one word: {key : 20, offset : 44}.
+/// The layout of the word that SymmetricRange::place() returns: {key : 20, offset : 44}.
 inline constexpr int kAllocationShift = 44;
 
 struct SymmetricAllocation {
   uint64_t bytes;
   uint64_t key;  // agreed by all ranks
   std::array<char*, kMaxRanks> pointers;
-  char* multicast;  // of all of them at once; null: there is no such address
+  char* multicast;  // multicast address of all of them; null if there is none
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  // The memory that the storage had when the ranks met.
+  // The memory that the storage had at the registration.
   void* data;
   void* context;
   c10::DeleterFnPtr deleter;
 
-  /// Whether the storage lives and has the registered memory.
+  /// Whether the storage is alive and has the registered memory.
   bool in_place() const;
 };
 
-/// A range inside of a live allocation. Valid until the map changes.
+/// A range within a live allocation. Valid until the map changes.
 struct SymmetricRange {
   const SymmetricAllocation* allocation;
   uint64_t offset;

@@ -29,7 +29,7 @@ namespace {
 constexpr const char* kOp = "allocate_tensor";
 
 #if COLLX_CUDA
-/// PyTorch's own kernel ignores memory that is not of its caching allocator.
+/// PyTorch's own kernel ignores memory that its caching allocator did not allocate.
 void record_stream(c10::DispatchKeySet keys, at::Tensor& self, at::Stream stream) {
   if (self.has_storage()) note_use(self.storage().data_ptr(), stream);
   const c10::DispatchKeySet behind(c10::DispatchKeySet::FULL_AFTER,
@@ -37,7 +37,7 @@ void record_stream(c10::DispatchKeySet keys, at::Tensor& self, at::Stream stream
   at::_ops::record_stream::redispatch(keys & behind, self, stream);
 }
 
-/// From the first pool that is used. No other kernel of this operator has that key.
+/// Called when the first pool is used. No other kernel of this operator has that dispatch key.
 void follow_record_stream() {
   static const auto* const library = [] {
     auto* const made = new torch::Library(torch::Library::IMPL, "aten",
@@ -51,7 +51,7 @@ void follow_record_stream() {
 
 }  // namespace
 
-/// What a tensor of the pool has as the context of its memory.
+/// The context of the memory of a tensor from the pool.
 struct SymmetricPool::Use {
   std::weak_ptr<SymmetricPool> pool;
   at::Tensor segment;
@@ -122,7 +122,7 @@ void SymmetricPool::fail(Failure failure, int peer) {
 
 at::Tensor SymmetricPool::allocate(int64_t numel, const at::TensorOptions& options,
                                    Source& source) {
-  // The source takes Python's lock, for which a thread may wait that holds it and waits for this
+  // The source takes Python's lock. Another thread may hold that lock while it waits for this
   // allocation.
   const memory::WithoutInterpreterLock unlocked;
   const std::lock_guard held(allocating_);
@@ -170,8 +170,8 @@ void SymmetricPool::end_use(void* use) {
   if (pool->record(*ended)) pool->pool_->give_back(ended->block);
 }
 
-/// Records what the block's next use is ordered after. False: that is not known, so that the block
-/// has no other use.
+/// Records the events after which the block's next use is ordered. Returns false if they cannot be
+/// recorded; the block must then not be reused.
 bool SymmetricPool::record([[maybe_unused]] const Use& use) {
 #if COLLX_CUDA
   const std::lock_guard held(mutex_);
@@ -188,7 +188,7 @@ bool SymmetricPool::record([[maybe_unused]] const Use& use) {
       C10_CUDA_CHECK(cudaEventRecord(event, stream.stream()));
     }
   } catch (const std::exception&) {
-    return false;  // the device has failed, or the process is at its end
+    return false;  // the device has failed, or the process is exiting
   }
 #endif
   return true;

@@ -1,4 +1,4 @@
-// Where the supported versions of PyTorch differ. Nothing else in the tree asks which one it is.
+// Hides the differences between supported versions of PyTorch. No other file checks the version.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,8 +11,8 @@
 #include <type_traits>
 #include <utility>
 
-/// Whether c10d::Backend has hooks for completion. C10D_BACKEND_HAS_HOOKS is older, and says that
-/// it has those for an abort.
+/// Whether c10d::Backend has completion hooks. The older C10D_BACKEND_HAS_HOOKS only means that it
+/// has abort hooks.
 #define COLLX_COMPLETION_HOOKS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
 
 namespace at {
@@ -21,13 +21,14 @@ class Tensor;
 
 namespace collx {
 
-/// PyTorch has it as a string, or as a view of one.
+/// Depending on its version, PyTorch returns a string or a string view.
 inline std::string dtype_name(at::ScalarType type) {
   return std::string(c10::getDtypeNames(type).first);
 }
 
-/// All ranks' `input`, one after the other. The newer name if the group has it: there the
-/// older one is deprecated. Group: c10d::ProcessGroup, whose header takes seconds to compile.
+/// Gathers `input` of all ranks into `output`. Uses the newer name if the group has it, since the
+/// older one is then deprecated. Group is c10d::ProcessGroup, a template parameter because its
+/// header takes seconds to compile.
 template <typename Group, typename Options>
 auto all_gather(Group& group, at::Tensor& output, at::Tensor& input, const Options& options) {
   if constexpr (requires { group.all_gather_single(output, input, options); }) {
@@ -43,11 +44,11 @@ uint64_t completion_key(const Work& work) {
   if constexpr (requires { work.getCompletionKey(); }) {
     return work.getCompletionKey();
   } else {
-    return 0;  // there is no hook
+    return 0;  // there are no hooks
   }
 }
 
-/// A node of the autograd graph. Newer versions count the references in it.
+/// Creates a node of the autograd graph. Newer versions use intrusive reference counts.
 template <typename N, typename... Arguments>
 auto make_node(Arguments&&... arguments) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, N>) {
@@ -58,7 +59,7 @@ auto make_node(Arguments&&... arguments) {
   }
 }
 
-/// torch.autograd.graph's hooks on new nodes, where PyTorch has them.
+/// Runs the hooks of torch.autograd.graph for new nodes, if PyTorch has them.
 template <typename Pointer>
 void fire_creation_hooks(const Pointer& node) {
   if constexpr (requires { fire_node_creation_hooks(node); }) fire_node_creation_hooks(node);

@@ -6,37 +6,37 @@
 
 namespace collx {
 
-/// The memory of the region through which ranks pass data, in parts that hold what each rank sends
-/// to each.
+/// The slot area of the region that an algorithm uses. Each slot holds the data that one rank sends
+/// to another.
 enum class SlotsFor : uint8_t { none, oneshot, twoshot, channels };
 
-/// The part of a call's data that a grid processes once and a slot holds, with masks if there are
-/// some, if the call is not done in several uses.
+/// The part of a call's data that the grid processes in one pass, and that a slot holds (with its
+/// masks, if any), when the call fits into a single use.
 enum class Share : uint8_t {
   none,
   tensor,   // the whole tensor
-  part,     // that of one rank
-  message,  // the longest between two ranks
-  slice,    // of that, what each rank but the root passes on
+  part,     // the part of one rank
+  message,  // the longest message between two ranks
+  slice,    // the part of that message that each rank except the root passes on
 };
 
-/// What carries a call out: kernels, the copy engines of the devices, or the process group. Of the
-/// last two csrc/ops/enqueue.cpp has the steps of the host.
+/// What executes a call: kernels, the copy engines of the devices, or the process group.
+/// csrc/ops/enqueue.cpp has the host code for the last two.
 enum class By : uint8_t { kernels, copy_engines, group };
 
 struct AlgorithmRow {
   Algorithm algorithm;
   const char* name;
-  Collectives serves = 0;  // those that can ask for it by name
+  Collectives serves = 0;  // collectives that can request it by name
   Share share = Share::none;
-  SlotsFor slots = SlotsFor::none;  // without them, lanes or barriers
+  SlotsFor slots = SlotsFor::none;  // none: the algorithm uses lanes or barriers
   int stages = 1;                   // how often data passes through slots or lanes
   bool lanes = false;
-  bool staging = false;    // inputs are pulled by peers: from there, where not symmetric
-  bool results = false;    // so are results
-  bool in_place = false;   // peers touch the tensors, which are symmetric
-  bool multicast = false;  // only on GPUs whose memory has a multicast address
-  bool by_switch = false;  // and what is reduced is reduced there, in an order of its own
+  bool staging = false;    // peers pull inputs, from the staging memory if they are not symmetric
+  bool results = false;    // peers pull results
+  bool in_place = false;   // peers access the tensors directly, so these must be symmetric
+  bool multicast = false;  // requires GPU memory with a multicast address
+  bool by_switch = false;  // the switch performs reductions, in its own order
   bool on_cpu = true;
   By by = By::kernels;
 };
@@ -45,7 +45,7 @@ inline constexpr Collectives kReducesAll = only(Collective::allreduce) | kNorms;
 inline constexpr Collectives kBarrier = only(Collective::barrier);
 inline constexpr Collectives kBroadcast = only(Collective::broadcast);
 inline constexpr Collectives kPairs = kExchanges & ~kBroadcast;
-/// Every rank can compute where its messages are in the outputs of the others.
+/// Exchanges in which every rank can compute the place of its messages in the outputs of others.
 inline constexpr Collectives kDirectCopies =
     kExchanges &
     collectives_where([](const CollectiveRow& row) { return !row.reduces && !row.counted; });
@@ -87,7 +87,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .multicast = true,
      .by_switch = true,
      .on_cpu = false},
-    // Results go through the memory for inputs, each to the place of the inputs that it is made of.
+    // Each result replaces, in the staging memory, the inputs from which it was reduced.
     {.algorithm = Algorithm::multimem_twoshot,
      .name = "multimem_twoshot",
      .serves = kReducesAll,
@@ -107,7 +107,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .name = "fallback",
      .serves = kWithTensors | kBarrier,
      .by = By::group},
-    // Messages through slots, or between the tensors themselves.
+    // Messages pass through slots, or directly between the tensors.
     {.algorithm = Algorithm::staged,
      .name = "staged",
      .serves = kPairs | kScatteringNorms,
@@ -118,7 +118,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .serves = (kPairs & ~only(Collective::alltoallv)) | kBarrier,
      .share = Share::message,
      .in_place = true},
-    // What all ranks get alike, or what is made of all of theirs.
+    // All ranks receive the same data, or the data of all ranks is reduced.
     {.algorithm = Algorithm::multimem,
      .name = "multimem",
      .serves = only(Collective::reducescatter) | only(Collective::reduce) |
@@ -190,11 +190,11 @@ static_assert(kAlgorithmCount >= static_cast<size_t>(Algorithm::count));
 
 constexpr const AlgorithmRow& row_of(Algorithm a) { return kAlgorithms[static_cast<size_t>(a)]; }
 
-/// A set of algorithms, a bit each.
+/// A set of algorithms, with one bit for each.
 using Algorithms = uint32_t;
 constexpr Algorithms only(Algorithm a) { return Algorithms{1} << static_cast<int>(a); }
 
-/// Whether a collective can ask for it.
+/// Whether a collective can request the algorithm.
 constexpr bool has_algorithm(Collective c, Algorithm a) {
   return (row_of(a).serves & only(c)) != 0;
 }
@@ -202,22 +202,23 @@ constexpr bool has_algorithm(Collective c, Algorithm a) {
 constexpr bool has_kernels(Algorithm a) { return row_of(a).by == By::kernels; }
 constexpr bool needs_symmetric(Algorithm a) { return row_of(a).in_place; }
 constexpr bool pushes_into_slots(Algorithm a) { return row_of(a).slots != SlotsFor::none; }
-/// Peers read the inputs, where they lie or where their owner has staged them.
+/// Peers read the inputs, either in place or from the staging memory of their owner.
 constexpr bool pulls_inputs(Algorithm a) { return row_of(a).staging; }
 
 constexpr bool needs_multicast(Algorithm a) { return row_of(a).multicast; }
-/// What comes from the ranks comes as their sum, in the order of the switch.
+/// The switch adds the data of the ranks, in its own order.
 constexpr bool adds_by_multicast(Collective c, Algorithm a) {
   return row_of(a).by_switch && reduces(c);
 }
-/// Something is stored to all ranks at once: reduced parts, or messages that all of them get.
+/// The algorithm stores to all ranks at once: reduced parts, or messages that all ranks receive.
 constexpr bool stores_by_multicast(Collective c, Algorithm a) {
   return row_of(a).multicast && (row_of(a).share == Share::part || !reduces(c));
 }
 
-/// What NVLink multicast adds up as the other algorithms do, but for the order of the ranks. Not
-/// the average of 16-bit floats, whose sums it has rounded already; nor max and min, whose NaN and
-/// zeros are other ones there; nor what it has no instruction for.
+/// Whether NVLink multicast computes the same reduction as the other algorithms, except for the
+/// order of the ranks. The average of 16-bit floats is excluded because the switch has already
+/// rounded the sum. Max and min are excluded because the switch treats NaN and signed zeros
+/// differently. So are combinations for which there is no instruction.
 constexpr bool sums_by_multicast(ReduceOp op, DType dtype) {
   switch (dtype) {
     case DType::float32:
@@ -237,8 +238,8 @@ constexpr bool sums_by_multicast(ReduceOp op, DType dtype) {
 }
 constexpr bool is_summed(DType dtype) { return sums_by_multicast(ReduceOp::sum, dtype); }
 
-/// Words in slots that cannot give up a pattern as sentinel, and travel with masks: of integers,
-/// and of copies, whose bits are of any kind.
+/// Whether words in slots need masks because no bit pattern is free to serve as the sentinel. This
+/// holds for integers, and for copies, which may contain any bits.
 constexpr bool is_masked(Collective c, DType dtype) { return !reduces(c) || !has_sentinel(dtype); }
 
 }  // namespace collx

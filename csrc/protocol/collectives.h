@@ -5,11 +5,11 @@
 
 namespace collx {
 
-/// What a rank's tensor is to its messages.
+/// How a rank's tensor relates to its messages.
 enum class Extent : uint8_t {
   whole,    // the tensor is the message
-  part,     // likewise; it is one rank's part of an unsplit tensor
-  divided,  // the unsplit tensor; a message is the other rank's part
+  part,     // the tensor is the message, and one rank's part of the unsplit tensor
+  divided,  // the tensor is unsplit; each message is the part of the other rank
 };
 
 enum class Root : uint8_t { none, sends, receives };
@@ -23,11 +23,11 @@ struct CollectiveRow {
   Extent output = Extent::whole;
   Root root = Root::none;
   bool reduces = false;  // received data is reduced; ranks other than the root keep their values
-  bool counted = false;  // each rank says how much it sends to each other one
+  bool counted = false;  // each rank specifies how much it sends to each other rank
   // A reduction fused with a normalization of its rows:
   bool norm = false;
   bool layer_norm = false;  // otherwise RMS
-  bool residual = false;    // added before the norm, and a result
+  bool residual = false;    // added before the norm; the sum is also a result
   bool scatters = false;    // each rank only gets its part of the rows
   Quantized quantized = Quantized::no;
 };
@@ -124,20 +124,20 @@ constexpr const CollectiveRow& row_of(Collective c) { return kCollectives[static
 
 constexpr bool is_reduction(Collective c) { return row_of(c).reduces; }
 constexpr bool is_norm(Collective c) { return row_of(c).norm; }
-/// It makes something new of the ranks' values; the others copy them.
+/// The collective computes new values from those of the ranks. All others copy values.
 constexpr bool reduces(Collective c) { return is_reduction(c) || is_norm(c); }
 constexpr bool scatters_rows(Collective c) { return row_of(c).scatters; }
 constexpr bool has_root(Collective c) { return row_of(c).root != Root::none; }
 
-/// It moves data: a barrier does not.
+/// The collective moves data, which a barrier does not.
 constexpr bool has_tensors(Collective c) {
   return c != Collective::none && c != Collective::barrier;
 }
 
-/// Some pair of ranks exchanges nothing in one direction, or may do so.
+/// Some pair of ranks may exchange no data in one direction.
 constexpr bool is_one_way(Collective c) { return has_root(c) || row_of(c).counted; }
 
-/// Every rank sends the same bytes to all that it sends to.
+/// Every rank sends the same bytes to all its receivers.
 constexpr bool sends_the_same(Collective c) { return row_of(c).input != Extent::divided; }
 
 /// A message is the whole unsplit tensor.
@@ -150,26 +150,27 @@ constexpr bool keeps_shape(Collective c) {
   return row_of(c).input == row_of(c).output && !row_of(c).counted;
 }
 
-/// The unsplit tensor is divided into parts along an axis, one for each rank: of any length, or,
-/// where a root has it or it is divided on both sides, equal ones along the first axis.
+/// The unsplit tensor is divided along an axis into one part for each rank. Parts may have any
+/// length. If there is a root, or if input and output are both divided, the parts are equal and
+/// the axis is the first.
 constexpr bool has_parts(Collective c) { return !sends_all(c) && !row_of(c).counted; }
 constexpr bool has_equal_parts(Collective c) {
   return has_parts(c) && (has_root(c) || keeps_shape(c));
 }
 
-/// What peers read or write where it lies, if it is symmetric.
+/// The tensors that peers access in place if they are symmetric.
 struct Touched {
   bool input;
   bool output;
 };
 constexpr Touched touched(Collective c) {
   const CollectiveRow& row = row_of(c);
-  if (row.counted) return {false, false};  // only the owner has its location
+  if (row.counted) return {false, false};  // only the owner knows where its messages lie
   if (c == Collective::allreduce) return {true, true};
   return {row.reduces || row.norm, !row.reduces && !row.norm};
 }
 
-/// A set of collectives, a bit each.
+/// A set of collectives, with one bit for each.
 using Collectives = uint64_t;
 constexpr Collectives only(Collective c) { return Collectives{1} << static_cast<int>(c); }
 
@@ -184,18 +185,19 @@ constexpr Collectives collectives_where(F f) {
 
 inline constexpr Collectives kWithTensors =
     collectives_where([](const CollectiveRow& row) { return has_tensors(row.collective); });
-/// Fused normalizations of all rows on every rank, and of a part of them on each.
+/// Fused normalizations: kNorms normalize all rows on every rank, kScatteringNorms only the rank's
+/// part of the rows.
 inline constexpr Collectives kNorms =
     collectives_where([](const CollectiveRow& row) { return row.norm && !row.scatters; });
 inline constexpr Collectives kScatteringNorms =
     collectives_where([](const CollectiveRow& row) { return row.scatters; });
-/// Messages between pairs of ranks, reduced where they arrive or not.
+/// Messages between pairs of ranks, which the receiver may reduce.
 inline constexpr Collectives kExchanges = collectives_where([](const CollectiveRow& row) {
   return has_tensors(row.collective) && !row.norm && row.collective != Collective::allreduce;
 });
 
-/// Messages cannot go between the tensors themselves where the output is the input: every rank
-/// would overwrite what peers still need.
+/// If the output is the input, messages cannot pass directly between the tensors: every rank would
+/// overwrite data that peers still need.
 constexpr bool overwrites_in_place(Collective c) {
   return (kExchanges & only(c)) != 0 && keeps_shape(c) && !has_root(c);
 }
@@ -207,7 +209,7 @@ constexpr bool same_text(const char* a, const char* b) {
   return *a == *b;
 }
 
-/// Each row has its value as index, and names are unique.
+/// Each row's index is its value, and names are unique.
 template <typename Row, size_t N, typename E>
 constexpr bool is_table(const Row (&rows)[N], E Row::*value) {
   for (size_t i = 0; i < N; ++i) {

@@ -1,8 +1,8 @@
-// Where the areas of a CPU rank's region lie.
+// The layout of a CPU rank's region.
 //
-// A call runs on one thread a rank, so no area is cut into tiles: each is used once per chunk of a
-// call, two of everything, used alternately. Offsets are equal on all ranks: they follow from world
-// size and payload bytes only.
+// A call runs on one thread per rank, so areas are not divided into tiles. Each area is used once
+// per chunk of a call and exists twice; uses alternate between the two copies. Offsets are equal on
+// all ranks: they depend only on world size and payload bytes.
 #pragma once
 
 #include "algorithms.h"
@@ -16,12 +16,13 @@ inline constexpr uint32_t kCpuFlagBytes = 512;
 inline constexpr uint32_t kCpuCountBytes = 2 * kMaxRanks * sizeof(uint64_t);
 inline constexpr uint64_t kCpuLineBytes = 64;
 
-/// Chunks stay in a core's second-level cache, where a peer finds them. Ranks that outnumber the
-/// cores change places at every chunk, which larger chunks make rarer.
+/// Chunks stay in a core's second-level cache, from which peers read them. If there are more ranks
+/// than cores, each chunk costs a context switch; larger chunks make these rarer.
 inline constexpr uint64_t kCpuOneshotBytes = 128 << 10;
 constexpr uint64_t cpu_twoshot_bytes(int world) { return world <= 2 ? 256 << 10 : 512 << 10; }
 
-/// byte[stages][2][world][slot_bytes]: what each rank has stored here, by parity of the use.
+/// byte[stages][2][world][slot_bytes]: the data that each rank has stored here, by parity of the
+/// use.
 struct CpuSlotArea {
   uint64_t slots;  // offset
   uint64_t slot_bytes;
@@ -37,16 +38,16 @@ struct CpuSlotArea {
 struct CpuLayout {
   uint64_t total_bytes;
   uint64_t control;     // the owner's control block: busy mark, doorbell, epoch of each channel
-  uint64_t published;   // its words, which say how far it has come
+  uint64_t published;   // the words by which the owner publishes its progress
   CpuSlotArea oneshot;  // one stage: a peer's chunk
-  CpuSlotArea twoshot;  // two stages: its part of a chunk, the result
-  uint64_t staging;  // byte[2][staging_bytes]: a chunk of the owner's input, for peers to pull: one
-                     // for all of them, or slots by receiver
+  CpuSlotArea twoshot;  // two stages: a part of a chunk, and the result
+  uint64_t staging;  // byte[2][staging_bytes]: a chunk of the owner's input that peers pull; either
+                     // one chunk for all peers, or slots by receiver
   uint64_t staging_bytes;
-  uint64_t results;  // byte[2][result_bytes]: its part of that chunk, reduced or passed on
+  uint64_t results;  // byte[2][result_bytes]: the owner's part of that chunk, reduced or passed on
   uint64_t result_bytes;
-  // uint64_t[2][kMaxRanks]: what it sends to and expects from each rank, in a call whose ranks do
-  // not know it of each other.
+  // uint64_t[2][kMaxRanks]: bytes that the owner sends to and expects from each rank, for calls in
+  // which each rank knows only its own counts.
   uint64_t sends;
   uint64_t expects;
 };
@@ -86,13 +87,13 @@ constexpr CpuSizes shrink_cpu(const CpuSizes& full, uint64_t halvings) {
 
 }  // namespace detail
 
-/// The smallest region that works: every slot one line.
+/// The smallest valid region: every slot is one cache line.
 constexpr uint64_t smallest_cpu_region(int world) {
   return detail::place_cpu(world, {kCpuLineBytes, kCpuLineBytes}).total_bytes;
 }
 
-/// The largest layout within `payload_bytes`, in halvings of the sizes above. When even the
-/// smallest does not fit, total_bytes of the answer exceeds payload_bytes.
+/// The largest layout within `payload_bytes`, found by halving the sizes above. If even the
+/// smallest does not fit, total_bytes of the result exceeds payload_bytes.
 constexpr CpuLayout cpu_layout(int world, uint64_t payload_bytes) {
   const uint64_t part = round_up<uint64_t>(
       ceil_div<uint64_t>(cpu_twoshot_bytes(world), static_cast<uint64_t>(world)), kCpuLineBytes);
@@ -107,8 +108,8 @@ constexpr CpuLayout cpu_layout(int world, uint64_t payload_bytes) {
 /// How a use divides a rank's staging among the messages that it carries.
 struct CpuSlots {
   uint64_t chunk;   // bytes of a message in one use
-  uint64_t stride;  // from slot to slot; 0 where all receivers read the same one
-  bool own;         // the sender has a slot as well
+  uint64_t stride;  // bytes from slot to slot; 0 if all receivers read the same slot
+  bool own;         // the sender has a slot for itself as well
 
   constexpr uint64_t offset(int sender, int receiver) const {
     const int slot = !own && receiver > sender ? receiver - 1 : receiver;
@@ -116,28 +117,27 @@ struct CpuSlots {
   }
 };
 
-/// `longest` message between two ranks, or kAnyMessage where ranks do not agree on one.
+/// `longest`: bytes of the longest message between two ranks, or kAnyMessage if ranks do not agree
+/// on it.
 inline constexpr uint64_t kAnyMessage = ~0ull;
 constexpr CpuSlots cpu_slots(const CpuLayout& layout, Collective collective, uint64_t longest,
                              int world) {
   const auto whole_lines = [](uint64_t bytes) { return bytes / kCpuLineBytes * kCpuLineBytes; };
   const bool same = sends_the_same(collective);
-  // A reduction may need room for what the rank itself adds.
+  // A reduction may need room for the rank's own contribution.
   const bool own = !same && (is_reduction(collective) || world == 1);
   const uint64_t slots = same ? 1 : static_cast<uint64_t>(own ? world : world - 1);
   uint64_t chunk = whole_lines(layout.staging_bytes / slots);
-  // Some ranks fill the next chunk while others read this one: the more chunks, the less of the
-  // work follows one after the other.
+  // Some ranks fill the next chunk while others read this one, so more chunks overlap more work.
   const uint64_t half = whole_lines(layout.staging_bytes / 2);
   if (is_one_way(collective) && chunk > half && half > 0) chunk = half;
   if (same) return {chunk, 0, false};
-  // Slots of short messages stand close together.
+  // Slots of short messages are packed together.
   return {chunk, longest < chunk ? round_up<uint64_t>(longest, kCpuLineBytes) : chunk, own};
 }
 
-/// Bytes of the full tensor that one use of the region carries, or 0 where a use carries messages:
-/// cpu_slots() has their bytes. The pull forms that read symmetric inputs use it for their results
-/// alone.
+/// Bytes of the full tensor that one use of the region carries. 0 if a use carries messages, whose
+/// size cpu_slots() computes. Pull algorithms with symmetric inputs use it for their results only.
 constexpr uint64_t cpu_chunk_bytes(const CpuLayout& layout, Algorithm algorithm, int world) {
   const AlgorithmRow& row = row_of(algorithm);
   if (row.staging) return layout.staging_bytes;

@@ -1,5 +1,5 @@
-// What a kernel with an epilogue needs besides its call: the layout of extras, and the coordinates
-// of elements. The types of an epilogue's values.
+// Arguments of a kernel with an epilogue besides its call: the layout of extra tensors, the
+// coordinates of elements, and the types of values.
 #pragma once
 
 #include "cuda_layout.h"
@@ -7,8 +7,8 @@
 
 namespace collx {
 
-/// Types of values. The first are those of DType, in its order; 16-bit floats are kept in float32
-/// that has been rounded.
+/// Types of values. The first ones are those of DType, in the same order. A 16-bit float is held in
+/// a float32 that has been rounded.
 enum class ValueType : uint8_t {
   float32,
   float16,
@@ -46,22 +46,22 @@ inline constexpr int kExtraDims = 4;
 
 /// How a vector of an extra tensor is read for a vector of the output.
 enum class Lies : uint8_t {
-  vectors,   // as many elements side by side, aligned, unless the output ends before
-  same,      // one element
-  anywhere,  // of elements one by one
+  vectors,   // as one aligned vector, which is shorter at the end of the output
+  same,      // as one element
+  anywhere,  // element by element
 };
 
 /// An extra tensor, in the order of the output's elements.
 struct ExtraTensor {
   const void* data = nullptr;
-  uint64_t size[kExtraDims] = {};        // of the output's dimensions, from the innermost on
-  uint64_t reciprocal[kExtraDims] = {};  // 2^64 / size, rounded up; 0 of outputs that are too large
-  int64_t stride[kExtraDims] = {};       // in elements; 0 along what it is broadcast over
+  uint64_t size[kExtraDims] = {};        // of the output's dimensions, innermost first
+  uint64_t reciprocal[kExtraDims] = {};  // 2^64 / size, rounded up; 0 if the output is too large
+  int64_t stride[kExtraDims] = {};       // in elements; 0 along broadcast dimensions
   int32_t dims = 0;
   Lies lies = Lies::anywhere;
 };
 
-/// The properties of an extra for which a kernel is specialized; by default none.
+/// The properties of an extra tensor for which a kernel is specialized. The default is none.
 struct ExtraForm {
   Lies lies = Lies::anywhere;
   int32_t dims = 0;
@@ -69,17 +69,17 @@ struct ExtraForm {
   friend bool operator==(const ExtraForm&, const ExtraForm&) = default;
 };
 
-/// Of one dimension and of two it is the same kernel: a bias has one where there is a single row.
+/// One and two dimensions share a kernel, since a bias has one dimension if there is a single row.
 constexpr ExtraForm known_form(Lies lies, int32_t dims) { return {lies, dims < 2 ? 2 : dims}; }
 
-/// Whether offsets in it are found without divisions.
+/// Whether offsets in the extra tensor can be computed without divisions.
 COLLX_HD inline bool has_reciprocals(const ExtraTensor& extra) {
   return extra.dims == 1 || extra.reciprocal[0] != 0;
 }
 
-/// Elements from the extra's first to the one that goes with element i of the output. Of an extra
-/// that has reciprocals: the product of one and a number of 32 bits is the exact quotient (Lemire,
-/// Kaser, Kurz, "Faster remainder by direct computation", 2019).
+/// The offset, in elements, of the extra's element for element i of the output. The extra must have
+/// reciprocals: the upper half of the product of a reciprocal and a 32-bit number is the exact
+/// quotient (Lemire, Kaser, Kurz, "Faster remainder by direct computation", 2019).
 template <ExtraForm kForm = ExtraForm{}>
 COLLX_HD inline int64_t offset_by_reciprocals(const ExtraTensor& extra, uint64_t i) {
   const int dims = kForm.dims > 0 ? kForm.dims : extra.dims;
@@ -102,7 +102,7 @@ COLLX_HD inline int64_t offset_by_reciprocals(const ExtraTensor& extra, uint64_t
   return offset + static_cast<int64_t>(rest) * extra.stride[dims - 1];
 }
 
-/// The same of any extra.
+/// The same for any extra tensor.
 COLLX_HD inline int64_t offset_of(const ExtraTensor& extra, uint64_t i) {
   if (has_reciprocals(extra)) return offset_by_reciprocals(extra, i);
   int64_t offset = 0;
@@ -113,7 +113,7 @@ COLLX_HD inline int64_t offset_of(const ExtraTensor& extra, uint64_t i) {
   return offset;
 }
 
-/// Element i has start + i / below % size.
+/// The coordinate of element i is start + i / below % size.
 struct Coordinate {
   uint64_t below = 1;  // elements of the inner dimensions
   uint64_t size = 1;
@@ -121,30 +121,31 @@ struct Coordinate {
 };
 
 struct EpilogueArguments {
-  void* value = nullptr;  // where the reduced elements are kept, too, for a gradient
+  void* value = nullptr;  // also receives the reduced elements, for a gradient; may be null
   ExtraTensor extra[kMostLeaves];
   Coordinate coordinate[kMostLeaves];
-  uint64_t number[kMostLeaves] = {};  // bits, one after the other as the expression takes them
+  uint64_t number[kMostLeaves] = {};  // bits, in the order in which the expression uses them
 };
 
-/// What they begin with, as a kernel takes them without coordinates and numbers: what it does not
-/// take is not copied to the device with each call.
+/// The leading members of EpilogueArguments, for kernels without coordinates and numbers. A smaller
+/// struct means that each launch copies less to the device.
 template <int Extras>
 struct ExtraArguments {
   void* value;
   ExtraTensor extra[Extras > 0 ? Extras : 1];
 };
 
-/// What the kernel of a call with an epilogue has to be able to do; another call has another one.
+/// The properties of an epilogue for which a kernel is compiled. Calls that differ in them use
+/// different kernels.
 struct EpilogueForm {
-  bool whole = false;  // the output is of aligned vectors, and extras are found without divisions
-  bool keeps = false;  // the reduced elements are kept, too
-  ExtraForm extra[kMostLeaves] = {};  // known of whole ones
+  bool whole = false;  // the output is aligned vectors, and offsets of extras need no divisions
+  bool keeps = false;  // the reduced elements are stored as well
+  ExtraForm extra[kMostLeaves] = {};  // only set if `whole`
 
   friend bool operator==(const EpilogueForm&, const EpilogueForm&) = default;
 };
 
-/// `whole`: whether the output is.
+/// `whole`: whether the output consists of whole aligned vectors.
 inline EpilogueForm form_of(const EpilogueArguments& arguments, int extras, bool whole) {
   EpilogueForm form{whole, arguments.value != nullptr};
   for (int x = 0; x < extras; ++x) {
@@ -155,8 +156,9 @@ inline EpilogueForm form_of(const EpilogueArguments& arguments, int extras, bool
   return form.whole ? form : EpilogueForm{false, form.keeps};
 }
 
-/// Sizes of the output and strides of an extra that was broadcast to it, outermost first. False
-/// where it has too many dimensions, those that go on as one being one: a contiguous copy has few.
+/// Takes the sizes of the output and the strides of an extra tensor that was broadcast to it,
+/// outermost first. Returns false if too many dimensions remain after adjacent ones are merged; the
+/// caller can then use a contiguous copy, which has few.
 inline bool lay_out_extra(const void* data, const int64_t* sizes, const int64_t* strides, int dims,
                           int element_bytes, ExtraTensor& to) {
   const int64_t count = static_cast<int64_t>(kVectorBytes) / element_bytes;
@@ -182,7 +184,7 @@ inline bool lay_out_extra(const void* data, const int64_t* sizes, const int64_t*
   for (int d = 0; d < to.dims; ++d) {
     to.reciprocal[d] = numel >> 32 == 0 && to.size[d] > 1 ? ~0ull / to.size[d] + 1 : 0;
   }
-  // Whether a vector stays within one run of the innermost dimension.
+  // Whether each vector lies within one run of the innermost dimension.
   const bool within = to.dims == 1 || to.size[0] % static_cast<uint64_t>(count) == 0;
   bool aligned = to.stride[0] == 1 && reinterpret_cast<uint64_t>(data) % kVectorBytes == 0;
   for (int d = 1; d < to.dims; ++d) aligned = aligned && to.stride[d] % count == 0;

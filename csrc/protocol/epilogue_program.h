@@ -1,5 +1,6 @@
-// From an expression to the CUDA program of a kernel that has it as its epilogue. What the compiler
-// sees is made of a parsed expression: names from the tables here, numbers, and nothing else.
+// Generates the CUDA source of a kernel whose epilogue is a given expression. The source is built
+// from the parsed expression, so that it contains only names from the tables here and numbers, and
+// no text of the user.
 #pragma once
 
 #include <cstdio>
@@ -10,13 +11,13 @@
 
 namespace collx {
 
-/// The template of kernels in cuda/collectives/NAME.cuh, called NAME_kernel.
+/// The kernel template NAME_kernel in cuda/collectives/NAME.cuh.
 struct KernelTemplate {
   std::string_view name;
-  bool simple = false;     // it has a version for the calls that transports/session.cuh calls so
-  bool worlds = true;      // and one for each world
-  bool rows = false;       // it normalizes rows
-  bool multicast = false;  // it has a version for each policy of transports/multicast.cuh
+  bool simple = false;     // has a version for simple calls, see transports/session.cuh
+  bool worlds = true;      // has a version for each world size
+  bool rows = false;       // normalizes rows
+  bool multicast = false;  // has a version for each policy of transports/multicast.cuh
 
   friend bool operator==(const KernelTemplate&, const KernelTemplate&) = default;
 };
@@ -27,7 +28,7 @@ struct ProgramOptions {
   int world = 0;
   bool simple = false;
   bool simulated = false;
-  NormForm form = {};  // where rows are normalized
+  NormForm form = {};  // only for templates that normalize rows
   EpilogueForm epilogue = {};
 
   friend bool operator==(const ProgramOptions&, const ProgramOptions&) = default;
@@ -41,7 +42,7 @@ inline std::string type_in_program(ValueType type) {
 }
 
 inline const char* name_in_program(Do what) {
-  switch (what) {  // "and" is a word of C++
+  switch (what) {  // "and" is a keyword of C++
     case Do::land:
       return "land";
     case Do::lor:
@@ -55,7 +56,7 @@ inline const char* name_in_program(Do what) {
   }
 }
 
-/// `numbers`: those that stand before it.
+/// `numbers`: how many numbers of the call precede the statement.
 inline std::string statement_in_program(const Statement& s, int& numbers) {
   const auto number = std::to_string(s.number);
   char bits[24];
@@ -83,7 +84,7 @@ inline std::string statement_in_program(const Statement& s, int& numbers) {
   return call + ")";
 }
 
-/// An element of the kernel's arithmetic as a value of its dtype.
+/// Converts an element in the kernel's arithmetic type to a value of its dtype.
 inline std::string leaf(const char* from, DType dtype) {
   return "static_cast<values::Kept<" + type_in_program(static_cast<ValueType>(dtype)) + ">>(" +
          from + ")";
@@ -100,13 +101,14 @@ inline std::string form_in_program(const EpilogueForm& form, int extras) {
   return text + "}}";
 }
 
-/// What the kernel takes of EpilogueArguments.
+/// The argument type of the kernel: EpilogueArguments, or its leading members only.
 inline std::string arguments_in_program(const Expression& expression) {
   if (expression.indices > 0 || expression.numbers > 0) return "collx::EpilogueArguments";
   return "collx::ExtraArguments<" + std::to_string(expression.extras) + ">";
 }
 
-/// Whether the last statement rounds a float32 to 16 bits, which several elements can do at once.
+/// Whether the last statement rounds a float32 to 16 bits, which can process several elements at
+/// once.
 inline bool rounds_last(const Expression& expression) {
   const Statement& last = expression.statements.back();
   return last.what == Do::cast && is_narrow(last.type) &&
@@ -155,7 +157,7 @@ inline std::string epilogue_program(const Expression& expression, DType dtype,
   return p;
 }
 
-/// The kernel's name in that program, as C++ has it.
+/// The C++ name expression of the kernel in that program.
 inline std::string kernel_in_program(const Expression& expression, const ProgramOptions& options) {
   std::string name = "collx::cuda::" + std::string(options.kernel.name) +
                      "_kernel<collx::cuda::" + (options.kernel.rows ? "MapRows" : "Map") +

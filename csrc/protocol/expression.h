@@ -1,11 +1,11 @@
-// The expression of an epilogue: what an elementwise function does with a reduced value, as text.
+// The expression of an epilogue: a textual form of an elementwise function of a reduced value.
 //
 //     value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;add.float32 1 3;cast.bfloat16 4
 //
-// Statements are separated by semicolons; each has a name, the type of its result, and what it is
-// made of: numbers of statements before it or, for a leaf, a number of its own. The last one is the
-// result. The text is an operator's argument, so it passes through every form of a graph, and what
-// kernels are made from is this, never what a user wrote.
+// Statements are separated by semicolons. Each has a name, the type of its result, and its
+// operands: indices of earlier statements or, for a leaf, a number. The last statement is the
+// result. The text is an argument of the operator, so it survives every graph representation.
+// Kernels are generated from this text, never from what a user wrote.
 #pragma once
 
 #include <bit>
@@ -19,44 +19,44 @@
 
 namespace collx {
 
-/// What a statement does. `T` is the type that it names.
+/// The operation of a statement. `T` is the type that the statement names.
 enum class Do : uint8_t {
   value,     // the reduced value, rounded to T, the dtype of the call
-  extra,     // of extra tensor N, of that dtype
-  index,     // coordinate N of the element in the output; of a reducescatter in the full tensor
-  constant,  // T, by its bits in hexadecimal
+  extra,     // an element of extra tensor N, which has the same dtype
+  index,     // coordinate N of the element in the output; in reducescatter, in the full tensor
+  constant,  // T, given by its bits in hexadecimal
   number,    // number N of the call, as T
-  cast,      // from any type: to nearest even; of floats to integers towards zero
-  // Of T.
+  cast,      // from any type: rounds to nearest even; from float to integer towards zero
+  // Operands of T.
   add,
   sub,
   mul,
-  div,  // of floats
+  div,  // floats only
   neg,
   abs,
   minimum,  // NaN if either is; -0 below +0
   maximum,
-  // The same, with the derivatives of their names.
+  // Like minimum and maximum, but with the derivatives of these functions.
   clamp_min,
   clamp_max,
   relu,
-  floor_divide,  // of integers, by a positive constant
+  floor_divide,  // integers only, by a positive constant
   remainder,
-  where,  // of a bool and two of T
-  // To bool, of operands of one type.
+  where,  // operands: a bool and two of T
+  // The result is bool; both operands have one type.
   lt,
   le,
   gt,
   ge,
   eq,
   ne,
-  // Of bools.
+  // Operands of bool.
   land,
   lor,
   lxor,
   lnot,
-  // Of float32 or float64. The square root is rounded once, and so the same everywhere; others are
-  // within 4 units of the last place.
+  // Operands of float32 or float64. The square root is correctly rounded and therefore equal
+  // everywhere. The others have an error of at most 4 units in the last place.
   sqrt,
   rsqrt,
   exp,
@@ -70,14 +70,14 @@ enum class Do : uint8_t {
   count
 };
 
-/// Which types a statement has, and its operands.
+/// The operands of a statement and their types.
 enum class Takes : uint8_t {
   leaf,
-  anything,  // one, of any type
+  anything,  // one operand of any type
   numbers,   // two of T, which is not bool
-  number,    // one
+  number,    // one of T, which is not bool
   floats,    // two of T, float32 or float64
-  real,      // one
+  real,      // one of T, float32 or float64
   divisor,   // two of T, an integer type, the second a positive constant
   choice,    // a bool and two of T
   compared,  // two of one type; T is bool
@@ -134,7 +134,7 @@ inline constexpr DoRow kDo[] = {
 };
 static_assert(stand_at_their_values(kDo, &DoRow::what));
 
-/// Operands of a statement.
+/// Number of operands of a statement.
 constexpr int operands_of(Do what) {
   switch (kDo[static_cast<int>(what)].takes) {
     case Takes::leaf:
@@ -160,14 +160,14 @@ struct Statement {
   Do what;
   ValueType type;
   uint16_t operands[3] = {};
-  uint64_t number = 0;  // of a leaf; of a constant its bits
+  uint64_t number = 0;  // the number of a leaf; the bits of a constant
 };
 
 struct Expression {
   std::vector<Statement> statements;
-  int extras = 0;   // tensors that it needs
-  int numbers = 0;  // of the call, up to the last that it uses
-  int indices = 0;  // coordinates, up to the last that it uses
+  int extras = 0;   // extra tensors, up to the last one used
+  int numbers = 0;  // numbers of the call, up to the last one used
+  int indices = 0;  // coordinates, up to the last one used
   ValueType result() const { return statements.back().type; }
 };
 
@@ -180,7 +180,7 @@ constexpr bool is_whole(ValueType t) {
   return !is_real(t) && !is_narrow(t) && t != ValueType::boolean;
 }
 
-/// Reads a text, statement by statement. What is wrong with it, or nothing.
+/// Parses a text, statement by statement. read() returns an error message, or nullopt on success.
 class ExpressionReader {
  public:
   ExpressionReader(std::string_view text, ValueType value, Expression& to)
@@ -202,7 +202,7 @@ class ExpressionReader {
   }
 
  private:
-  /// What stands before a separator, which is taken off with it.
+  /// Removes the text up to the separator, and the separator; returns the text before it.
   static std::string_view until(std::string_view& text, char separator) {
     const size_t at = text.find(separator);
     const std::string_view head = text.substr(0, at);
@@ -310,16 +310,16 @@ class ExpressionReader {
 
 }  // namespace detail
 
-/// Reads the text of an expression for a value of that dtype. What is wrong, or nothing: then `to`
-/// is an expression all of whose types fit.
+/// Parses the text of an expression for a value of `dtype`. Returns an error message, or nullopt on
+/// success; then `to` is a well-typed expression.
 inline std::optional<std::string> parse_expression(std::string_view text, DType dtype,
                                                    Expression& to) {
   to = {};
   return detail::ExpressionReader(text, static_cast<ValueType>(dtype), to).read();
 }
 
-/// The bits of a number as PyTorch converts it to that type, which is not a narrow one: integers
-/// wrap. Nothing for a number that no 64-bit integer is near.
+/// The bits of a number converted to `type` as PyTorch converts it: integers wrap around. `type`
+/// must not be narrow. Returns nullopt for a number outside the range of 64-bit integers.
 inline std::optional<uint64_t> bits_of_number(double number, ValueType type) {
   if (type == ValueType::float64) return std::bit_cast<uint64_t>(number);
   if (type == ValueType::float32) return std::bit_cast<uint32_t>(static_cast<float>(number));
@@ -329,7 +329,7 @@ inline std::optional<uint64_t> bits_of_number(double number, ValueType type) {
   return static_cast<uint64_t>(static_cast<int64_t>(number)) & (~0ull >> (64 - bits));
 }
 
-/// The hash of a text in descriptors, the same in every process: FNV-1a.
+/// The FNV-1a hash of a text for descriptors, which is the same in every process.
 constexpr uint64_t hash_of_text(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325ull;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;

@@ -1,8 +1,8 @@
-// What each rank sends to each in every collective but all-reduce: pure functions of the shape, and
-// of what ranks count.
+// The messages between ranks in every collective except all-reduce, as pure functions of the shape
+// and of the counts that ranks specify.
 //
-// The unsplit tensor (reducescatter, scatter, alltoall: an input; allgather, gather: an output) is
-// seen as [outer, units, inner]: `units` are divided among the ranks by partition.h.
+// The unsplit tensor (the input of reducescatter, scatter and alltoall; the output of allgather and
+// gather) is viewed as [outer, units, inner]. partition.h divides `units` among the ranks.
 #pragma once
 
 #include "collectives.h"
@@ -11,7 +11,7 @@
 
 namespace collx {
 
-/// Bytes of a tensor: `rows` runs of `width` bytes, `pitch` bytes from run to run.
+/// A strided range of a tensor: `rows` runs of `width` bytes, `pitch` bytes from run to run.
 struct Span {
   uint64_t offset = 0;
   uint64_t rows = 0;
@@ -32,19 +32,19 @@ struct Geometry {
   }
 };
 
-/// alltoallv whose splits lie in device memory: int64[world], in rows.
+/// The splits of an alltoallv in device memory: int64[world], in rows.
 struct DeviceSplits {
   const int64_t* sent = nullptr;
   int64_t* received = nullptr;
   uint64_t row_bytes = 0;
   uint64_t rows = 0;      // of the input
   uint64_t capacity = 0;  // rows of the output; those after the received rows are set to zero
-  int32_t lanes = 0;      // CUDA: that long messages may take
+  int32_t lanes = 0;      // CUDA: lanes that long messages may use
 };
 
 constexpr Span dense_span(uint64_t bytes) { return {0, bytes > 0 ? 1u : 0u, bytes, bytes}; }
 
-/// The part of a rank inside of the unsplit tensor.
+/// The part of a rank within the unsplit tensor.
 constexpr Span part_span(const Geometry& g, int world, int rank) {
   const Part part = partition(g.units, world, rank);
   const uint64_t width = part.count * g.inner;
@@ -52,7 +52,7 @@ constexpr Span part_span(const Geometry& g, int world, int rank) {
   return {part.start * g.inner, g.outer, width, g.units * g.inner};
 }
 
-/// Whether a message goes from one rank to another. A rank's message to itself is what it keeps.
+/// Whether `from` sends a message to `to`. A rank's message to itself is the data that it keeps.
 constexpr bool has_message(Collective c, int root, int from, int to) {
   switch (row_of(c).root) {
     case Root::sends:
@@ -65,28 +65,28 @@ constexpr bool has_message(Collective c, int root, int from, int to) {
   return true;
 }
 
-/// The messages of a call, and where each lies in the tensors of its two ranks.
+/// The messages of a call, and the location of each in the tensors of its two ranks.
 struct MessageMap : CallCore {
   Geometry geometry;
   int32_t world = 1;
-  // If ranks count what they send, and the host has the counts: bytes to and from each rank. Then
-  // this rank only has the counts of its own messages.
+  // For a collective with counts that the host knows: bytes to and from each rank. This rank only
+  // knows the counts of its own messages.
   uint64_t sends[kMaxRanks] = {};
   uint64_t expects[kMaxRanks] = {};
 
-  /// Inside of the sender's input.
+  /// The message within the sender's input.
   constexpr Span sent(int from, int to) const {
     if (row_of(collective).counted) return counted_span(sends, to);
     return span(row_of(collective).input, from, to, from, to);
   }
-  /// Inside of the receiver's output.
+  /// The message within the receiver's output.
   constexpr Span received(int from, int to) const {
     if (row_of(collective).counted) return counted_span(expects, from);
     return span(row_of(collective).output, from, to, to, from);
   }
 
  private:
-  /// In a tensor of the rank `own` of the two.
+  /// The message within a tensor of rank `own`, which is `from` or `to`.
   constexpr Span span(Extent tensor, int from, int to, int own, int other) const {
     if (!has_message(collective, root, from, to)) return {};
     switch (tensor) {

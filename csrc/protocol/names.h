@@ -1,4 +1,4 @@
-// Names of the enums in the words of the Python surface, both ways. Host only.
+// Conversions between enums and their names in the Python API. Host only.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ constexpr std::string_view name_of(Collective v) {
 }
 constexpr std::string_view name_of(Algorithm v) { return kAlgorithmNames[static_cast<size_t>(v)]; }
 
-/// "product" is the same as "prod", as in torch.distributed.
+/// "product" is an alias of "prod", as in torch.distributed.
 constexpr std::optional<ReduceOp> parse_reduce_op(std::string_view name) {
   if (name == "product") return ReduceOp::prod;
   return find_name<ReduceOp>(kReduceOpNames, name);

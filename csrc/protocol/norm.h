@@ -1,5 +1,5 @@
-// What a fused normalization computes behind its reduction: its options, and the arithmetic of one
-// row's scale, the same lines on both devices. docs/internals/numerics.md has the whole contract.
+// The options of a fused normalization, and the arithmetic of a row's scale, which both devices
+// share. docs/internals/numerics.md specifies the numerics.
 #pragma once
 
 #include "types.h"
@@ -12,23 +12,25 @@ namespace collx {
 
 enum class Norm : uint8_t { rms, layer };
 
-/// Whether rows of a dtype can be normalized: there is arithmetic for these.
+/// Whether rows of this dtype can be normalized.
 COLLX_HD constexpr bool can_normalize(DType dtype) {
   return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
 }
 
-/// Where values are rounded to the dtype: once, at the end; or where the unfused model does it,
-/// there with the weight multiplied in float32 (torch.nn.RMSNorm) or in the dtype (LlamaRMSNorm).
+/// Where values are rounded to the dtype. fp32 rounds once, at the end. The parity modes round
+/// where the unfused model does: parity multiplies the weight in float32 (torch.nn.RMSNorm),
+/// parity_weight in the dtype (LlamaRMSNorm).
 enum class Rounding : uint8_t { fp32, parity, parity_weight, count };
 
 enum class Quantization : uint8_t { none, e4m3fn, e5m2, int8 };
 
-/// One scale for a row, one given for the whole tensor, one for a group of columns.
+/// One scale for each row, one given scale for the whole tensor, or one scale for each group of
+/// columns.
 enum class ScaleMode : uint8_t { row, tensor, group, count };
 
-/// The calls that models make most often. All keep the residual. Their results are the normalized
-/// only values, in one of the three roundings, or only bytes of e4m3fn, rounded once, with a
-/// scale for each row or a given scale.
+/// The calls that models make most often, all with a residual. The other result is either the
+/// normalized values, with one of the three roundings, or e4m3fn bytes, rounded once, with a scale
+/// for each row or a given scale.
 enum class CommonNorm : uint8_t {
   other,
   values,
@@ -52,11 +54,11 @@ constexpr CommonNorm common_values(Rounding rounding) {
   return CommonNorm::other;
 }
 
-/// What takes most of a kernel's code, and what a kernel that is made for a call may leave out.
+/// The features that take most of a kernel's code. A specialized kernel can omit them.
 struct NormForm {
-  bool layer = false;   // norms
-  bool groups = false;  // that scales are of
-  bool steps = false;   // that a row takes, more than one
+  bool layer = false;   // layer norm
+  bool groups = false;  // scales of groups
+  bool steps = false;   // rows that take more than one step
   CommonNorm common = CommonNorm::other;
 
   friend bool operator==(const NormForm&, const NormForm&) = default;
@@ -75,11 +77,11 @@ struct NormOptions {
   ScaleMode scale_mode = ScaleMode::row;
   ScaleType scale_type = ScaleType::float32;
   bool ue8m0 = false;            // scales are rounded up to powers of two
-  bool column_major = false;     // scales of groups: one column of rows after the other
+  bool column_major = false;     // scales of groups are stored in column-major order
   bool weight_float32 = false;   // weight and bias are float32, not of the input's dtype
   int32_t quant_group_size = 0;  // columns that share a scale, with ScaleMode::group
-  float eps = 0;                 // as added: with Rounding::fp32 rounded to the dtype beforehand
-  float weight_offset = 0;       // likewise rounded to the dtype
+  float eps = 0;                 // as added; with Rounding::fp32 already rounded to the dtype
+  float weight_offset = 0;       // as added; already rounded to the dtype
   float scale_ub = 0;            // infinity: none
 };
 
@@ -88,27 +90,28 @@ static_assert(sizeof(NormOptions) == 24, "no byte is padding: fingerprints take 
 COLLX_HD constexpr uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 COLLX_HD constexpr float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-inline constexpr uint32_t kNaNBits = 0x7FC00000u;  // the one NaN that a scale can be
+inline constexpr uint32_t kNaNBits = 0x7FC00000u;  // the only NaN that a scale can have
 inline constexpr uint32_t kInfinityBits = 0x7F800000u;
 
 COLLX_HD constexpr bool is_nan(float value) {
   return (bits_of(value) & 0x7FFFFFFFu) > kInfinityBits;
 }
 
-/// Magnitudes are compared by their bits, as unsigned integers: the order of the floats, with NaN
-/// above infinity, so that a maximum propagates it.
+/// Magnitudes are compared by their bits, as unsigned integers. This is the order of the floats
+/// with NaN above infinity, so that a maximum propagates NaN.
 COLLX_HD constexpr uint32_t magnitude(float value) { return bits_of(value) & 0x7FFFFFFFu; }
 
 COLLX_HD constexpr float largest_value(Quantization q) {
   return q == Quantization::e4m3fn ? 448.0f : q == Quantization::e5m2 ? 57344.0f : 127.0f;
 }
 
-/// -limit .. limit; NaN stays NaN, which fminf and fmaxf would drop.
+/// Clamps to [-limit, limit] and preserves NaN, which fminf and fmaxf would drop.
 COLLX_HD constexpr float clamp(float value, float limit) {
   return value > limit ? limit : value < -limit ? -limit : value;
 }
 
-/// A float as the bits of the nearest fp8, ties to even: clamped, and 0x7F of NaN.
+/// The bits of the nearest fp8 value, ties to even. Values out of range are clamped; NaN becomes
+/// 0x7F.
 template <Quantization To>
 COLLX_HD constexpr uint32_t to_fp8_bits(float value) {
   static_assert(To == Quantization::e4m3fn || To == Quantization::e5m2);
@@ -126,7 +129,7 @@ COLLX_HD constexpr uint32_t to_fp8_bits(float value) {
          (bits + ((1u << (kDropped - 1)) - 1u) + (bits >> kDropped & 1u) - kRebias) >> kDropped;
 }
 
-/// The smallest power of two that is not below a positive float. 0, infinity and NaN stay.
+/// The smallest power of two that is not below a positive float. 0, infinity and NaN are unchanged.
 COLLX_HD constexpr float power_of_two_above(float value) {
   const uint32_t bits = bits_of(value);
   if (bits == 0 || bits >= kInfinityBits) return value;
@@ -136,12 +139,12 @@ COLLX_HD constexpr float power_of_two_above(float value) {
   return float_of(power);
 }
 
-/// Bits of a float rounded to nearest even to the upper 16 (bfloat16). Not for NaN.
+/// The bits of a float rounded to bfloat16, nearest even, in the upper 16 bits. Not for NaN.
 COLLX_HD constexpr uint32_t round_to_bfloat16(uint32_t bits) {
   return (bits + 0x7FFFu + (bits >> 16 & 1u)) & 0xFFFF0000u;
 }
 
-/// A non-negative float, not NaN, as the bits of the nearest float16, ties to even.
+/// The bits of the nearest float16, ties to even, of a float that is neither negative nor NaN.
 COLLX_HD constexpr uint32_t to_float16_bits(float value) {
   const uint32_t bits = bits_of(value);
   if (bits >= 0x47800000u) return 0x7C00u;  // 65536 and above
@@ -160,8 +163,8 @@ COLLX_HD constexpr float from_float16_bits(uint32_t half) {
   return float_of((exponent + 112) << 23 | mantissa << 13);
 }
 
-/// The exponent that a power of two is stored as; what is smaller than 2^-127 becomes that,
-/// infinity and NaN the one NaN of the format.
+/// The exponent as which a power of two is stored. Values below 2^-127 become 2^-127; infinity and
+/// NaN become the single NaN of the format.
 COLLX_HD constexpr uint8_t to_e8m0(float power) {
   return static_cast<uint8_t>((bits_of(power) & 0x7FFFFFFFu) >> 23);
 }
@@ -170,7 +173,7 @@ COLLX_HD constexpr float from_e8m0(uint8_t code) {
   return code == 0 ? 0x1p-127f : float_of(static_cast<uint32_t>(code) << 23);
 }
 
-/// The value that a reader of a stored scale gets.
+/// The value that a reader of the stored scale obtains.
 COLLX_HD constexpr float round_scale(float scale, ScaleType type) {
   if (is_nan(scale)) return float_of(kNaNBits);
   switch (type) {
@@ -186,7 +189,7 @@ COLLX_HD constexpr float round_scale(float scale, ScaleType type) {
   return scale;
 }
 
-/// A scale that round_scale() has returned, in its stored form.
+/// The stored form of a scale that round_scale() returned.
 COLLX_HD constexpr uint32_t stored_scale(float scale, ScaleType type) {
   switch (type) {
     case ScaleType::float16:
@@ -205,11 +208,12 @@ COLLX_HD constexpr uint32_t scale_bytes(ScaleType type) {
   return type == ScaleType::float32 ? 4 : type == ScaleType::float8_e8m0fnu ? 1 : 2;
 }
 
-/// Many values over one divisor: the bits of `/` in every quotient that quantization distinguishes
-/// from zero and from its largest value. An estimate by the reciprocal is corrected by what it
-/// leaves, twice; the second time the quotient is rounded as `/` rounds it, since a fused
-/// multiply-add makes the remainder exact (Markstein, IBM J. Res. Dev. 34, 1990). Far from 1 it
-/// might not be exact, and the estimate is as good.
+/// Divides many values by one divisor. The result has the same bits as `/` for every quotient that
+/// quantization distinguishes from zero and from its largest value. The reciprocal gives an
+/// estimate, which is corrected twice by its remainder. The second correction rounds as `/` does,
+/// since a fused multiply-add computes the remainder exactly (Markstein, IBM J. Res. Dev. 34,
+/// 1990). For quotients far from 1 the remainder might not be exact, and the estimate is good
+/// enough.
 class Divisor {
  public:
   COLLX_HD explicit Divisor(float divisor)
@@ -232,12 +236,12 @@ class Divisor {
     return fmaf(fmaf(-quotient, divisor_, value), inverse_, quotient);
   }
 
-  float shift_;  // a power of two, which keeps the divisor in the middle of the floats
+  float shift_;  // a power of two that keeps the divisor in the middle of the exponent range
   float divisor_, inverse_;
 };
 
-/// What values are stored with. They are multiplied by `inverse`, or divided by `scale` where it is
-/// given for the whole tensor.
+/// The scale of quantized values. Values are multiplied by `inverse`, or divided by `scale` if it
+/// is given for the whole tensor.
 struct Scale {
   float scale;
   float inverse;

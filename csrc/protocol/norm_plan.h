@@ -1,10 +1,10 @@
-// How a fused normalization is carried out: which algorithm, and how rows lie on blocks and slots.
-// Pure functions of values that all ranks agree on.
+// The plan of a fused normalization: the algorithm, and the distribution of rows over blocks and
+// slots. These are pure functions of values that all ranks agree on.
 //
-// A row is shared by the blocks of a cluster. Each block takes a piece of the row, a vector for
-// each thread, which stays in registers from the reduction to the last store. A row that is longer
-// takes several steps, between which its sums wait in memory of their own (spilled). So do rows of
-// more than a block where the hardware has no clusters.
+// The blocks of a cluster share a row. Each block takes a piece of the row, one vector for each
+// thread, and keeps it in registers from the reduction to the last store. A longer row takes
+// several steps; between them its sums are spilled to memory. The same applies to rows longer than
+// a block on hardware without clusters.
 #pragma once
 
 #include "call.h"
@@ -12,19 +12,19 @@
 
 namespace collx {
 
-/// Results of a call, as planned for and as passed on between ranks.
+/// The results of a call, for the plan and for the data that ranks pass on.
 struct NormResults {
   bool residual = false;
   bool normalized = false;
   bool quantized = false;
 };
 
-/// Elements of an input from which it pays that every rank finishes all the rows.
+/// The smallest input, in elements, for which it is faster that every rank finishes all rows.
 inline constexpr uint64_t kSumsFrom = 2 << 20;
 
-/// What an owner of rows pushes to all: the results; or, where those are at least twice the bytes
-/// of the sums, which the parity modes round, and the wire is what bounds the call, the sums, from
-/// which every rank continues.
+/// Whether an owner of rows pushes the sums to all ranks, which then finish the rows, instead of
+/// the results. This pays if the results have at least twice the bytes of the sums, which the
+/// parity modes round, and if the links bound the time of the call.
 constexpr bool passes_sums(const NormOptions& o, const NormResults& r, DType dtype,
                            uint64_t elements) {
   return o.rounding != Rounding::fp32 && r.residual && r.normalized && dtype_size(dtype) == 2 &&
@@ -36,20 +36,20 @@ struct NormRequest : Request {
   uint64_t cols = 0;
   NormOptions options;
   NormResults results;
-  // A tuner's wish for the grid; zeros: none.
+  // The grid that a tuner requests; 0: none.
   int tuned_blocks = 0;
   int tuned_threads = 0;  // of a block, a power of two
 };
 
-/// The two-shot form that passes what is the least.
+/// The two-shot variant that passes the fewest bytes.
 constexpr Algorithm sums_or_results(const NormRequest& r, Algorithm algorithm) {
   const bool sums = algorithm == Algorithm::twoshot_push &&
                     passes_sums(r.options, r.results, r.dtype, r.rows * r.cols);
   return sums ? Algorithm::twoshot_push_sums : algorithm;
 }
 
-/// Where the results of a piece, of a vector for each of some threads, lie in its tiles when its
-/// owner passes them on: in bytes from the first. `element`: bytes of the dtype.
+/// The layout of a piece's results (one vector for each thread) in its tiles when the owner passes
+/// them on. Offsets are bytes from the first tile. `element`: bytes of the dtype.
 struct RowPlanes {
   uint32_t residual;
   uint32_t normalized;
@@ -74,7 +74,7 @@ constexpr uint32_t power_of_two(uint64_t n, uint32_t least, uint32_t most) {
   return power;
 }
 
-/// Bytes of slots that a piece takes when its owner passes it on.
+/// Bytes of slots that a piece takes when its owner passes on its results.
 constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r, Algorithm algorithm) {
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
   if (algorithm == Algorithm::twoshot_push_sums) return s.threads * kVectorBytes;
@@ -86,7 +86,8 @@ constexpr uint32_t passed_bytes(const NormShape& s, const NormRequest& r, Algori
   return planes.scales + s.threads * (kVectorBytes / element) / kSmallestGroup * 4;
 }
 
-/// Clusters of a shape that a share of the device holds at once: `blocks` of kFullBlock threads.
+/// Clusters of a shape that are resident at once in a share of the device. The share is `blocks`
+/// blocks of kFullBlock threads.
 constexpr uint64_t clusters_held(const NormRequest& r, const NormShape& s, int blocks) {
   const Residency& device = r.capabilities.residency;
   const uint64_t all = device.clusters(kFullBlock, 1);
@@ -96,23 +97,23 @@ constexpr uint64_t clusters_held(const NormRequest& r, const NormShape& s, int b
 
 }  // namespace detail
 
-/// Sums over a group of columns that is wider than a warp stay within a block.
+/// Whether groups of columns are wider than a warp. Sums over such a group stay within a block.
 constexpr bool has_wide_groups(const NormOptions& o, uint32_t elements) {
   return o.quantization != Quantization::none && o.scale_mode == ScaleMode::group &&
          static_cast<uint32_t>(o.quant_group_size) > kWarpLanes * elements;
 }
 
-/// Each rank has a part of the rows of its own, and does no others.
+/// Whether each rank owns a part of the rows and processes only those.
 constexpr bool owns_rows(Collective c, Algorithm a) {
   return row_of(a).share == Share::part || scatters_rows(c);
 }
 
-/// The rows that a grid goes through: all, or as many as the largest part has.
+/// The rows that a grid processes: all rows, or those of the largest part.
 constexpr uint64_t rows_to_do(Collective c, Algorithm a, uint64_t rows, int world) {
   return owns_rows(c, a) ? largest_part(rows, world) : rows;
 }
 
-/// `tiles`: of the slots, or of the memory through which results pass; 0 if there is none.
+/// `tiles`: tiles of the slots, or of the memory through which results pass; 0 if there is none.
 constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32_t tiles) {
   const auto element = static_cast<uint32_t>(dtype_size(r.dtype));
   const uint32_t elements = kVectorBytes / element;
@@ -133,7 +134,7 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
          (most_cluster > 1 && device.clusters(kFullBlock, most_cluster) == 0)) {
     most_cluster /= 2;
   }
-  // Few rows are spread over clusters; many fill the device by themselves.
+  // Few rows are spread over clusters; many rows fill the device without them.
   const uint32_t wished = rows <= 8 ? kMostCluster : rows <= 32 ? 4 : 1;
   s.cluster = detail::power_of_two(ceil_div<uint64_t>(vectors, kTileVectors), 1,
                                    wished < most_cluster ? wished : most_cluster);
@@ -143,7 +144,7 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
   s.threads =
       detail::power_of_two(ceil_div<uint64_t>(vectors, s.cluster), kTileVectors, kFullBlock);
   while (vectors > s.step_vectors() && s.cluster < most_cluster) s.cluster *= 2;
-  if (vectors > s.step_vectors()) s.cluster = 1;  // several steps: by one block
+  if (vectors > s.step_vectors()) s.cluster = 1;  // one block does the steps of a row
 
   const auto tiles_of_row = [&] {
     const uint32_t own = s.threads / kTileVectors;
@@ -151,7 +152,7 @@ constexpr NormShape norm_shape(const NormRequest& r, Algorithm algorithm, uint32
     s.piece_tiles = own > passed ? own : passed;
     return s.piece_tiles * s.cluster;
   };
-  while (tiles_of_row() > tiles && tiles > 0 && !owned) {  // smaller steps, where slots are few
+  while (tiles_of_row() > tiles && tiles > 0 && !owned) {  // few slots need smaller steps
     if (s.cluster > 1) {
       s.cluster = 1;
     } else {
@@ -169,8 +170,8 @@ struct NormPlan {
   uint64_t spilled = 0;  // elements of NormCall::spill
 };
 
-/// Rows that do not fit into what an algorithm passes them through, or into registers, are pushed
-/// to every rank.
+/// Rows that fit neither into the memory through which an algorithm passes them nor into registers
+/// are pushed to every rank.
 constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
   NormPlan p;
   p.plan.named = p.plan.algorithm = select_algorithm(r);
@@ -218,7 +219,7 @@ constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
   const bool push = pushes_into_slots(runs);
   const auto held = [&](int blocks) { return detail::clusters_held(r, s, blocks); };
   uint64_t clusters = held(r.room + (push ? r.spare_room : 0));
-  // Blocks of another communicator may stand between multiprocessors that clusters need together.
+  // Blocks of another communicator may occupy multiprocessors that a cluster needs together.
   const bool alone = push && r.spare_room > 0;
   if (s.cluster > 2 && !alone) clusters /= 2;
   if (r.tuned_blocks > 0) {
@@ -229,12 +230,12 @@ constexpr NormPlan plan_norm(const NormRequest& r, const CudaLayout& layout) {
     clusters = detail::at_most(clusters, static_cast<uint64_t>(r.max_blocks) / s.cluster);
   }
   if (clusters == 0) clusters = 1;
-  // Whole rounds of an agreed number of clusters, so that none has a row more than the others.
+  // Uses are whole rounds of an agreed number of clusters, so that no cluster has an extra row.
   const uint64_t round = held(2 * r.room);
   if (push && round > 0 && s.rows_per_use > round) {
     p.shape.rows_per_use = static_cast<uint32_t>(s.rows_per_use / round * round);
   }
-  if (s.steps > 1) {  // of long rows a block has one at a time, on every rank the same
+  if (s.steps > 1) {  // a block does one long row at a time; this is equal on every rank
     rows = detail::at_most(rows, detail::at_most(held(r.room), clusters));
     p.shape.rows_per_use = static_cast<uint32_t>(rows > 0 ? rows : 1);
   }

@@ -1,4 +1,5 @@
-// How n units of work are divided among W ranks: rank r gets n div W, the low ranks one more.
+// Divides n units of work among W ranks: each gets n div W units, and the lowest n mod W ranks one
+// more.
 #pragma once
 
 #include "types.h"
@@ -10,7 +11,7 @@ struct Part {
   uint64_t count;
 };
 
-/// The division, done once for the parts of all ranks.
+/// Holds the result of the division, so that it is computed once for the parts of all ranks.
 struct Partition {
   uint64_t quotient = 0;
   uint64_t remainder = 0;
@@ -30,8 +31,8 @@ COLLX_HD constexpr Part partition(uint64_t n, int world, int rank) {
   return Partition(n, world).part(rank);
 }
 
-/// The largest part: every pair of ranks exchanges this many units, fillers where its part is
-/// shorter, since a tile that some pair leaves out could be overwritten before it was read.
+/// The largest part. Every pair of ranks exchanges this many units, with filler if the part is
+/// shorter. A tile that a pair skipped could be overwritten before it was read.
 COLLX_HD constexpr uint64_t largest_part(uint64_t n, int world) {
   return ceil_div(n, static_cast<uint64_t>(world));
 }

@@ -1,4 +1,4 @@
-// How far ranks have come, as another thread or rank reads it while calls run.
+// The progress of ranks, as another thread or rank reads it while calls run.
 #pragma once
 
 #include "types.h"
@@ -6,14 +6,15 @@
 namespace collx {
 
 struct Progress {
-  uint64_t completed;  // calls on the communicator
-  /// The next one is under way. False also for a rank that completes a call while it is read: it
-  /// does not wait.
+  uint64_t completed;  // completed calls on the communicator
+  /// The next call is in progress. Also false if the rank completes a call during the read; such a
+  /// rank is not waiting.
   bool in_call;
 };
 
-/// Bits of the ranks for which the call under way on `rank` may wait: those that are behind and in
-/// no call. If there are none, those that are behind because an earlier call of theirs waits.
+/// Bit mask of the ranks for which the call in progress on `rank` may wait: those that are behind
+/// and not in a call. If there are none, all ranks that are behind, since an earlier call of theirs
+/// waits.
 constexpr uint32_t missing_ranks(const Progress* of, int rank, int world) {
   uint32_t behind = 0, absent = 0;
   for (int peer = 0; peer < world; ++peer) {

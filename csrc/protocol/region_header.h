@@ -1,5 +1,5 @@
-// The symmetric region that each rank owns, one per communicator: a header, which is the same on
-// every device, followed by the areas of cuda_layout.h or cpu_layout.h.
+// The symmetric region that each rank owns, one per communicator: a header, which both kinds of
+// devices share, followed by the areas of cuda_layout.h or cpu_layout.h.
 #pragma once
 
 #include "status.h"
@@ -9,41 +9,43 @@ namespace collx {
 
 inline constexpr uint64_t kDefaultPayloadBytes = 128ull << 20;
 
-/// Mailbox of one rank for checked mode: written by that rank, read by the region's owner.
+/// Mailbox of one rank for checked mode. That rank writes it; the region's owner reads it.
 struct alignas(128) CheckSlot {
   CallDescriptor descriptor;
-  uint64_t flag;  // {epoch : high 32, fingerprint : low 32}, stored with release after it
+  uint64_t flag;  // {epoch : high 32, fingerprint : low 32}; a release store after `descriptor`
 };
 
 struct alignas(128) RegionHeader {
-  /// 0, or 1 + the rank that failed first. Written by any rank, read by every wait.
+  /// 0, or 1 + the rank that failed first. Any rank writes it; every wait reads it.
   alignas(128) uint32_t poison;
-  /// The owner's own words, on a line of their own.
-  alignas(128) uint32_t claimed;  // CUDA: by the thread that writes HostStatus::by_kernel
+  /// Words that only the owner uses, on a separate cache line.
+  alignas(128) uint32_t claimed;  // CUDA: set by the thread that writes HostStatus::by_kernel
   uint32_t check_epoch;           // advanced by the last block of a checked call
   uint32_t check_blocks;          // blocks of this call that have passed the check
-  uint32_t counts_epoch;          // the same two for the exchange of counts
-  uint32_t counts_blocks;
-  uint32_t noted;     // CUDA: by the first thread that fails, which leaves the note
+  uint32_t counts_epoch;          // like check_epoch, for the exchange of counts
+  uint32_t counts_blocks;         // like check_blocks, for the exchange of counts
+  uint32_t noted;     // CUDA: set by the first thread that fails, which then writes the note
   uint64_t sequence;  // calls completed
-  // CUDA, while init measures what devices hold at once: blocks of the grid that have started, and
-  // blocks that did not see all ranks' grids complete.
+  // CUDA, while init measures how many blocks are resident at once: blocks of the grid that have
+  // started, and a bit for each trial in which a block did not see the grids of all ranks complete.
   uint32_t started;
   uint32_t unmet;
-  /// Notes of the ranks that failed, by rank. The first of them leaves its own before it sets
+  /// Notes of the ranks that failed, by rank. The first rank to fail writes its note before it sets
   /// `poison`.
   Note inbox[kMaxRanks];
-  /// Two of each, so that a fast rank's next call does not overwrite what is still read.
+  /// Two slots per rank, so that a fast rank's next call does not overwrite data that is still
+  /// read.
   CheckSlot check[2][kMaxRanks];
-  /// Rows that each rank is about to send, if only the device has them: {rows : 40, epoch : 24}.
+  /// Rows that each rank will send, for counts that only the device knows: {rows : 40, epoch : 24}.
   alignas(128) uint64_t counts[2][kMaxRanks];
-  /// CUDA, likewise: by rank, the number of the last trial whose grid was complete there.
+  /// CUDA, during the same measurement: by rank, the number of the last trial whose grid was
+  /// complete there.
   alignas(128) uint32_t met[kMaxRanks];
 };
 
 inline constexpr int kCountEpochBits = 24;
 
-/// Places areas one after the other.
+/// Places areas in sequence.
 namespace detail {
 
 struct Cursor {

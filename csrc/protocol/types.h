@@ -1,7 +1,7 @@
-// The names that every layer shares: devices, dtypes, reduce ops, algorithms.
+// Types that every layer shares: devices, dtypes, reduce ops, algorithms.
 //
-// Plain C++20 for host, device and run-time compiled device code, so no standard header is included
-// under NVRTC.
+// This header is plain C++20 for host code, device code and device code compiled at run time. NVRTC
+// has no standard headers, so none is included there.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -26,7 +26,7 @@ using uint64_t = unsigned long long;
 
 namespace collx {
 
-/// Most ranks that one communicator can have: 16 processes on CPU, 8 GPUs on CUDA.
+/// The maximum number of ranks of a communicator: 16 processes on CPU, 8 GPUs on CUDA.
 inline constexpr int kMaxRanks = 16;
 inline constexpr int kMaxCpuRanks = 16;
 inline constexpr int kMaxCudaRanks = 8;
@@ -47,7 +47,7 @@ enum class DType : uint8_t {
 
 enum class ReduceOp : uint8_t { sum, avg, max, min, prod, count };
 
-/// Their rows are in collectives.h.
+/// collectives.h has a row for each.
 enum class Collective : uint8_t {
   none,
   allreduce,
@@ -74,7 +74,7 @@ enum class Collective : uint8_t {
   count
 };
 
-/// Their rows are in algorithms.h. `automatic` stands for "the selection decides" and is never
+/// algorithms.h has a row for each. `automatic` means that the selection decides; it is never
 /// executed.
 enum class Algorithm : uint8_t {
   automatic,
@@ -83,12 +83,12 @@ enum class Algorithm : uint8_t {
   pull_push,
   oneshot_pull,
   twoshot_pull,
-  // Through an address that stands for the same memory of all ranks.
+  // Through a multicast address, which refers to the same memory of all ranks.
   multimem_oneshot,
   multimem_twoshot,
   multimem_gather,
   fallback,
-  // All collectives but all-reduce: through the payload buffer, or between the tensors themselves.
+  // All collectives except all-reduce: through the payload, or directly between the tensors.
   staged,
   direct,
   multimem,
@@ -96,20 +96,20 @@ enum class Algorithm : uint8_t {
   onestage,
   twostage,
   pipelined,
-  // These execute some calls of the algorithms above, and cannot be requested.
+  // These execute some calls of the algorithms above and cannot be requested by name.
   channels,
   reduce_twostage,
   twoshot_push_sums,
-  // By chunks in lanes: all-reduce, and every other collective.
+  // In chunks through lanes: all-reduce, and the other collectives.
   twoshot_lanes,
   lanes,
-  // Copies of the host, from tensors into symmetric outputs.
+  // Copies that the host issues, from tensors into symmetric outputs.
   copy_engine,
   count
 };
 
-/// A caller's request: the same values on every rank. The layers from the operator to the
-/// launchers of kernels share this struct.
+/// A caller's request, with the same values on every rank. All layers from the operator to the
+/// kernel launch share this struct.
 struct CallCore {
   Collective collective = Collective::allreduce;
   DType dtype = DType::float32;  // of copies, which take any bits: uint8
@@ -119,10 +119,11 @@ struct CallCore {
   int32_t max_blocks = 0;                      // 0: no bound
 };
 
-/// Dependent launch on CUDA: never; released after the last store; released right after the wait.
+/// Programmatic dependent launch on CUDA. off: none. end: a kernel releases its dependents after
+/// its last store. early: it releases them right after its wait.
 enum class PdlLevel : uint8_t { off, end, early };
 
-/// Whether the row for each value of an enum has that index.
+/// Whether the row for each value of an enum is at the index of that value.
 template <typename Row, size_t N, typename E>
 constexpr bool stand_at_their_values(const Row (&rows)[N], E Row::*value) {
   for (size_t i = 0; i < N; ++i) {
@@ -138,7 +139,7 @@ struct DTypeRow {
   bool integer;
 };
 
-/// Their arithmetic is Elements<D> on CUDA and FormatOf<D> on the CPU.
+/// Elements<D> implements their arithmetic on CUDA, FormatOf<D> on the CPU.
 inline constexpr DTypeRow kDTypes[] = {
     {DType::float32, "float32", 4, false},   {DType::float16, "float16", 2, false},
     {DType::bfloat16, "bfloat16", 2, false}, {DType::float64, "float64", 8, false},
@@ -161,7 +162,7 @@ COLLX_HD constexpr ByDType<T> column(T DTypeRow::*member) {
 }
 }  // namespace detail
 
-// Values of their own, since device code cannot read the table.
+// Device code cannot read the table, so these copy the column that they need.
 COLLX_HD constexpr int dtype_size(DType dtype) {
   constexpr auto bytes = detail::column(&DTypeRow::bytes);
   return bytes.of[static_cast<int>(dtype)];
@@ -171,7 +172,8 @@ COLLX_HD constexpr bool is_integer(DType dtype) {
   return integer.of[static_cast<int>(dtype)];
 }
 
-/// Floats can give up one NaN pattern as the "not yet arrived" word of a slot; integers cannot.
+/// Whether a bit pattern can be reserved to mark a word of a slot that has not arrived. Floats can
+/// reserve one NaN pattern; integers cannot.
 COLLX_HD constexpr bool has_sentinel(DType dtype) { return !is_integer(dtype); }
 
 template <typename T>

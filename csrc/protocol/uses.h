@@ -1,5 +1,5 @@
-// How the vectors of a call are divided into uses of what carries them: plain arithmetic, which
-// tests go through on the host.
+// Divides the vectors of a call into uses of the memory that carries them. This is plain
+// arithmetic, so that tests can run it on the host.
 #pragma once
 
 #include "cuda_layout.h"
@@ -7,7 +7,7 @@
 
 namespace collx {
 
-/// One use after the other, all full except the last. Without vectors there is no use.
+/// Iterates over uses. All are full except the last. Without vectors there is no use.
 class Uses {
  public:
   COLLX_HD constexpr Uses(uint64_t vectors, uint64_t capacity)
@@ -21,7 +21,7 @@ class Uses {
     return left < capacity_ ? left : capacity_;
   }
   COLLX_HD constexpr uint32_t number() const { return number_; }  // uses before it
-  /// How many there are from the first to the last.
+  /// The total number of uses.
   COLLX_HD constexpr uint32_t all() const {
     if (vectors_ <= capacity_) return vectors_ > 0 ? 1 : 0;
     return static_cast<uint32_t>(ceil_div(vectors_, capacity_));
@@ -38,15 +38,14 @@ class Uses {
   uint32_t number_ = 0;
 };
 
-/// Bytes of the largest chunk in slots of `slot_bytes`. Those of a reducescatter are smaller than a
-/// slot: its last chunk has to be reduced when all has come.
+/// Bytes of the largest chunk in slots of `slot_bytes`. Chunks of a reducescatter are smaller than
+/// a slot, because the last chunk is reduced only after all data has arrived.
 COLLX_HD constexpr uint32_t largest_chunk(Collective collective, uint32_t slot_bytes) {
   constexpr uint32_t kReduced = 24 << 10;
   return collective == Collective::reducescatter && slot_bytes > kReduced ? kReduced : slot_bytes;
 }
 
-/// How the vectors of a message lie in lanes: in chunks of equal size, which the lanes take in
-/// turn.
+/// The distribution of a message over lanes: chunks of equal size, which the lanes take in turn.
 struct LaneChunks {
   uint32_t count;    // in each lane
   uint32_t vectors;  // of each chunk; a whole number of lines of 128 bytes

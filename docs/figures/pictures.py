@@ -168,7 +168,7 @@ def region() -> None:
 
 
 def ring(name: str, slots: list[str], sends: str, tells: str) -> None:
-    """Slots at the receiver; the sender writes into them, and the receiver tells how far it is."""
+    """Slots at the receiver; the sender writes into them, and the receiver reports its progress."""
     width = 96 * len(slots) + 20
     parts = [
         box(10, 60, 90, "sender", COLORS["a"]),

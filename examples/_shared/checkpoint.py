@@ -1,7 +1,7 @@
-"""A Llama as transformers saves one: config.json, safetensors and, if it is there, a tokenizer.
+"""Loads a Llama as transformers saves it: config.json, safetensors and, optionally, a tokenizer.
 
-What the split decoder would compute otherwise than the model is refused by name. Nothing is
-fetched.
+Options of the model that the split decoder does not support are refused by name. Nothing is
+downloaded.
 """
 
 import json
@@ -22,7 +22,8 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 def config_of(folder: Path) -> Any:
-    """Raises ValueError where `folder` holds no model that `_shared.llama` computes."""
+    """Returns the config of a model. Raises ValueError if `folder` does not contain a model that
+    `_shared.llama` supports."""
     if not folder.is_dir():
         raise ValueError(f"no such directory: {folder}")
     if not (folder / "config.json").is_file():
@@ -48,7 +49,7 @@ def config_of(folder: Path) -> Any:
 
 
 def size_of(config: Any, length: int) -> Size:
-    """Raises ValueError where `length` tokens are more than the model was made for."""
+    """Returns the sizes of a model. Raises ValueError if it does not support `length` tokens."""
     if length > config.max_position_embeddings:
         raise ValueError(
             f"--prompt and --tokens are {length} together, and the model is made for"
@@ -66,7 +67,7 @@ def size_of(config: Any, length: int) -> Size:
 
 
 def load(folder: Path, show_progress: bool) -> LlamaForCausalLM:
-    """The whole model, in float32. Raises ValueError when weights are missing."""
+    """Loads the whole model in float32. Raises ValueError if weights are missing."""
     transformers_logging.set_verbosity_error()
     if not show_progress:
         transformers_logging.disable_progress_bar()
@@ -80,22 +81,22 @@ def load(folder: Path, show_progress: bool) -> LlamaForCausalLM:
     )
     model: LlamaForCausalLM = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
-    if missing:  # transformers would go on with random ones
+    if missing:  # transformers would continue with random weights
         raise ValueError(f"{folder} lacks {len(missing)} tensors, such as {missing[0]}")
     model.eval()
     return model
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """None where there is none."""
+    """Returns the tokenizer of a model, None if there is none."""
     if not any((folder / name).is_file() for name in TOKENIZERS):
         return None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def prompts_of(tokenizer: Any, sentences: list[str], longest: int) -> Tensor:
-    """The beginnings of sentences, of `longest` tokens at most and all of the same number, since
-    the decoder knows no padding: int64 [sentences, tokens]."""
+    """Returns the beginnings of sentences, int64 [sentences, tokens]. All have the same number of
+    tokens, at most `longest`, because the decoder does not support padding."""
     rows = [tokenizer(sentence)["input_ids"] for sentence in sentences]
     length = min(longest, *map(len, rows))
     if length == 0:
@@ -104,7 +105,7 @@ def prompts_of(tokenizer: Any, sentences: list[str], longest: int) -> Tensor:
 
 
 def text_of(tokenizer: Any, tokens: list[int], ends: int | list[int] | None) -> str:
-    """Up to the first token of `ends`, which the model was trained to end with."""
+    """Decodes the tokens before the first one of `ends`, the end tokens of the model."""
     ended = {ends} if isinstance(ends, int) else set(ends or ())
     length = next((n for n, token in enumerate(tokens) if token in ended), len(tokens))
     text: str = tokenizer.decode(tokens[:length], skip_special_tokens=True)

@@ -1,8 +1,8 @@
-"""Greedy decoding: a step that can be compiled and captured, and the comparison of what was chosen.
+"""Greedy decoding: a step that can be compiled and captured, and the comparison of the results.
 
-Two decoders that round differently may choose different tokens where the best two are nearly tied,
-and go on from there with different texts. Random weights can be made without ties, trained ones
-have them. So a prompt is compared up to such a step, and what follows there is not.
+Two decoders that round differently may choose different tokens if the best two are nearly tied, and
+then continue with different texts. Random weights can be created without near-ties, but trained
+weights have them. A prompt is therefore only compared up to such a step.
 """
 
 import time
@@ -26,7 +26,7 @@ Compile = Callable[[Decoder], Callable[[Tensor, Tensor], Tensor]]
 @dataclass(frozen=True)
 class Decoded:
     tokens: Tensor  # int64 [batch, count]
-    logits: Tensor  # [batch, count, vocabulary], from which they were chosen
+    logits: Tensor  # [batch, count, vocabulary], from which the tokens were chosen
 
 
 class Greedy:
@@ -35,18 +35,22 @@ class Greedy:
     def __init__(
         self, model: Decoder, prompts: Tensor, count: int, compiled: Compile | None = None
     ) -> None:
-        """prompts: int64 [batch, tokens]; `count`: of tokens to add; `compiled`: makes of the model
-        what does the steps. The prompts, of another shape, would have to be compiled once more for
-        a single call, so the model itself reads them."""
+        """
+        Args:
+            prompts: int64 [batch, tokens].
+            count: the number of tokens to add.
+            compiled: compiles the model for the steps. The model itself reads the prompts, because
+                their shape differs and would require another compilation for a single call.
+        """
         self.model = model
         self.compiled = model if compiled is None else compiled(model)
         self.prompts = prompts
         self.count = count
         batch, self.start_at = prompts.shape
         self.tokens = prompts.new_zeros(batch, self.start_at + count)
-        self.position = prompts.new_zeros(1)  # of the last token that is known
+        self.position = prompts.new_zeros(1)  # of the last known token
         output = model.shard.output
-        self.logits = output.new_empty(batch, len(output))  # behind the last step
+        self.logits = output.new_empty(batch, len(output))  # of the last step
 
     def begin(self) -> None:
         """Reads the prompts and chooses the first token."""
@@ -71,7 +75,7 @@ class Greedy:
 
 
 def decode(greedy: Greedy, step: Callable[[], object]) -> float:
-    """Seconds of all tokens but the first, which comes with the prompt."""
+    """Returns the seconds of all tokens except the first, which is chosen with the prompts."""
     synchronize = torch.cuda.synchronize if greedy.tokens.is_cuda else lambda: None
     greedy.begin()
     synchronize()
@@ -84,7 +88,7 @@ def decode(greedy: Greedy, step: Callable[[], object]) -> float:
 
 
 def captured(greedy: Greedy) -> torch.cuda.CUDAGraph:
-    """A decoding step as a CUDA graph; behind a pass that was not captured."""
+    """Captures a decoding step in a CUDA graph. Must follow a pass that was not captured."""
     greedy.begin()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -103,7 +107,7 @@ def with_logits(greedy: Greedy) -> Decoded:
 
 
 def greedy_of_transformers(model: LlamaForCausalLM, prompts: Tensor, count: int) -> Decoded:
-    """What the unsplit model chooses itself."""
+    """Returns the tokens that the unsplit model chooses, and their logits."""
     ids, cache = prompts, None
     chosen, logits = [], []
     for _ in range(count):
@@ -116,23 +120,24 @@ def greedy_of_transformers(model: LlamaForCausalLM, prompts: Tensor, count: int)
 
 
 class Difference(NamedTuple):
-    """Of what one decoder chose from what another did."""
+    """The differences between the results of two decoders."""
 
     wrong: int
     """Tokens that differ, without those that a near-tie explains."""
     logits: float
-    """The largest difference behind the last step, as a share of the largest logit."""
+    """The largest difference after the last step, as a share of the largest logit."""
     ties: int
     """Prompts that are compared up to a near-tie."""
 
 
 def difference(tokens: Tensor, logits: Tensor, expected: Decoded) -> Difference:
-    """tokens: [batch, count]; logits: [batch, vocabulary], of the last step."""
+    """Compares tokens [batch, count] and the logits [batch, vocabulary] of the last step with the
+    expected ones."""
     bound = LOGITS[expected.logits.dtype]
     scale = expected.logits.abs().max().clamp(min=1e-30)
     differs = tokens != expected.tokens
-    # Where the answers to a prompt part, both decoders have read the same: what the expected one
-    # gave there to its own choice and to the other one tells whether that was a near-tie.
+    # At the first difference, both decoders have read the same tokens. The expected logits of both
+    # choices determine whether it is a near-tie.
     step = differs.int().argmax(1)
     every = torch.arange(len(tokens), device=tokens.device)
     given = expected.logits[every, step]
@@ -145,14 +150,15 @@ def difference(tokens: Tensor, logits: Tensor, expected: Decoded) -> Difference:
 
 
 class Checks:
-    """What was compared, on this rank and on all. `largest` is that of all ranks' values."""
+    """Runs comparisons and combines the results of all ranks. `largest`: returns the maximum over
+    the ranks."""
 
     def __init__(self, largest: Callable[[float], float]) -> None:
         self._largest = largest
         self.good = True
 
     def add(self, what: str, got: Greedy, expected: Decoded) -> None:
-        """Compares the tokens of the last pass, and the logits behind it."""
+        """Compares the tokens of the last pass, and the logits of its last step."""
         own = difference(got.answer, got.logits, expected)
         wrong, off, ties = (self._largest(value) for value in own)
         bound = LOGITS[expected.logits.dtype]
@@ -164,7 +170,7 @@ class Checks:
         )
 
     def judge(self, fine: bool, text: str) -> None:
-        """Takes a verdict that all ranks share."""
+        """Records and prints a result that is the same on all ranks."""
         self.good = self.good and fine
         if dist.get_rank() == 0:
             print(f"  {'ok' if fine else 'WRONG':5}  {text}")

@@ -1,4 +1,4 @@
-"""The devices of an example's ranks, and their process group."""
+"""Selects the devices of an example's ranks, and initializes their process group."""
 
 import os
 
@@ -9,7 +9,7 @@ import collx
 
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
-# No example uses NVLink multicast. Read by PyTorch, NCCL and NVSHMEM when they set up memory.
+# Disables NVLink multicast. PyTorch, NCCL and NVSHMEM read these variables when they set up memory.
 for name, value in (
     ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
     ("NCCL_NVLS_ENABLE", "0"),
@@ -19,8 +19,8 @@ for name, value in (
 
 
 def usable_gpus(wanted: str) -> int:
-    """How many GPUs collx can use here: none where it was built without its CUDA kernels, which is
-    said. Raises SystemExit when `wanted` is "cuda" all the same."""
+    """Returns the number of GPUs that collx can use: 0 if it was built without CUDA kernels, with a
+    message. Raises SystemExit in that case if `wanted` is "cuda"."""
     gpus = torch.cuda.device_count()
     if collx.cuda_built or gpus == 0 or wanted == "cpu":
         return gpus
@@ -36,7 +36,7 @@ def usable_gpus(wanted: str) -> int:
 
 
 def start_ranks(wanted: str) -> tuple[torch.device, str]:
-    """This rank's device, and the backend of the process group that it has joined."""
+    """Joins the process group. Returns this rank's device and the backend of the group."""
     ranks_here, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), usable_gpus(wanted)
     if wanted == "cpu" or (wanted == "auto" and gpus < ranks_here):
         torch.set_num_threads(1)  # the ranks are the parallelism
@@ -57,7 +57,7 @@ def start_ranks(wanted: str) -> tuple[torch.device, str]:
 
 
 def largest(value: float, device: torch.device, backend: str) -> float:
-    """The largest of the ranks' values."""
+    """Returns the maximum over the ranks."""
     result = torch.tensor(value, dtype=torch.float64, device=device if backend == "nccl" else "cpu")
     dist.all_reduce(result, dist.ReduceOp.MAX)
     return result.item()

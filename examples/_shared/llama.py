@@ -1,10 +1,10 @@
-"""A Llama for decoding, split over ranks: transformers' weights and formulas, in modules of
-its own with a key-value cache of fixed size, so that every decoding step has the same shapes.
+"""A Llama for decoding, split over ranks, with the weights and formulas of transformers. It has a
+key-value cache of fixed size, so every decoding step has the same shapes.
 
-Each rank keeps its attention heads and its units of the MLPs; the vocabulary is on all of them.
-What adds up the ranks' products, adds the residual and normalizes is given: `Decoder` asks a norm
-module for (normalized, sum) from (product, residual), twice a layer. The norm behind an MLP is the
-next layer's first one, or the model's last.
+Each rank has its attention heads and its units of the MLPs; all ranks have the vocabulary. The
+caller passes the modules that sum the products of the ranks, add the residual and normalize:
+`Decoder` calls a norm module with (product, residual), twice per layer, which returns (normalized,
+sum). The norm after an MLP is the first one of the next layer, or the last one of the model.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,10 +33,10 @@ class Size:
 
 
 def seeded(size: Size, seed: int) -> LlamaForCausalLM:
-    """A model with random weights, the same on every rank, in float32.
+    """Returns a model with random weights, the same on every rank, in float32.
 
-    Its output layer makes one successor of each token stand out, as training does. So its choices
-    are no near-ties, which the roundings of bfloat16 would decide.
+    Its output layer strongly prefers one successor of each token, like a trained model. Its choices
+    are therefore not near-ties, which would depend on the rounding of bfloat16.
     """
     torch.manual_seed(seed)
     options: dict[str, Any] = {"attn_implementation": "eager", "bos_token_id": None}
@@ -62,7 +62,7 @@ def seeded(size: Size, seed: int) -> LlamaForCausalLM:
 
 
 def norms_of(model: LlamaForCausalLM) -> list[nn.Module]:
-    """In the order in which they are used, which begins with the one of the embeddings."""
+    """Returns the norms in the order of their use, beginning with the norm of the embeddings."""
     found: list[nn.Module] = []
     layer: Any
     for layer in model.model.layers:
@@ -71,7 +71,7 @@ def norms_of(model: LlamaForCausalLM) -> list[nn.Module]:
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Each pair of elements, which lie half a head apart, turned by a right angle."""
+    """Rotates each pair of elements, which are half a head apart, by 90 degrees."""
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
 
@@ -83,7 +83,7 @@ class Attention(nn.Module):
     values: Tensor
 
     def __init__(self, full: Any, mine: slice, batch: int, size: Size) -> None:
-        """`mine`: key-value heads of this rank, each with the query heads that share it."""
+        """`mine`: the key-value heads of this rank, each with the query heads that share it."""
         super().__init__()
         self.head = full.head_dim
         self.kv_heads = mine.stop - mine.start
@@ -132,9 +132,9 @@ class Mlp(nn.Module):
 
 
 class Shard(nn.Module):
-    """What a rank keeps of a model, and its caches. Any number of decoders may use it in turn.
+    """A rank's part of a model, and its caches. Several decoders may use it one after the other.
 
-    Raises ValueError where there are more ranks than key-value heads.
+    Raises ValueError if there are more ranks than key-value heads.
     """
 
     cosines: Tensor  # [length, head size]
@@ -166,7 +166,7 @@ class Shard(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A shard with the norms that `make_norm` makes of the model's own."""
+    """A shard with the norms that `make_norm` creates from those of the model."""
 
     def __init__(self, shard: Shard, make_norm: MakeNorm) -> None:
         super().__init__()
@@ -174,10 +174,10 @@ class Decoder(nn.Module):
         self.norms = nn.ModuleList(make_norm(norm) for norm in shard.norms)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits behind the last token, [batch, vocabulary].
+        """Returns the logits of the last token, [batch, vocabulary].
 
-        ids: int64 [batch, tokens]; positions: int64 [tokens], where they stand. What stands before
-        them has been through the decoder.
+        ids: int64 [batch, tokens]; positions: int64 [tokens], the positions of `ids`. The decoder
+        must have processed all previous tokens.
         """
         shard = self.shard
         turn = (shard.cosines[positions], shard.sines[positions])
@@ -193,7 +193,7 @@ class Decoder(nn.Module):
 
 
 class UnfusedNorm(nn.Module):
-    """All-reduce, add and norm one after the other, as a split model does without fusion."""
+    """All-reduce, addition and norm as separate steps, as in a split model without fusion."""
 
     def __init__(self, norm: nn.Module, all_reduce: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

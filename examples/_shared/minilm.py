@@ -1,4 +1,4 @@
-"""The all-MiniLM-L6-v2 sentence encoder: weights, tokenizer, pooling. Nothing is fetched."""
+"""The all-MiniLM-L6-v2 sentence encoder: weights, tokenizer, pooling. Nothing is downloaded."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by transformers when it is imported
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers reads it at import
 
 import torch
 from safetensors import safe_open
@@ -32,7 +32,7 @@ class Encoder:
 
 
 def package_folder() -> Path | None:
-    """Where the installed package keeps the model, or None."""
+    """Returns the folder of the model in the installed package, None if it is not installed."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -40,10 +40,11 @@ def package_folder() -> Path | None:
 
 
 def load(weights: Path | None, show_progress: bool) -> Encoder:
-    """The encoder of a safetensors file, by default the package's.
+    """Loads the encoder from a safetensors file, by default that of the package.
 
-    Configuration and vocabulary lie beside the file, else the package's are taken. Weights of any
-    float dtype are converted to float32. Raises FileNotFoundError when something is missing.
+    Configuration and vocabulary are read from the folder of the file, otherwise from the package.
+    Weights of any float dtype are converted to float32. Raises FileNotFoundError if a file is
+    missing.
     """
     package = package_folder()
     if weights is None:
@@ -89,7 +90,7 @@ def read_weights(model: BertModel, file: Path, show_progress: bool) -> None:
 
 
 def seeded(seed: int = 0) -> Encoder:
-    """A small encoder with random weights, the same on every rank, that splits text into words."""
+    """Returns a small encoder with random weights, the same on every rank. Its tokens are words."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=4096,
@@ -122,7 +123,8 @@ def batches(sentences: list[str], size: int, tokenize: Tokenize) -> Iterator[Bat
 
 
 def embed(model: BertModel, batch: Batch) -> Tensor:
-    """Mean of the token states of each sentence, of length one: float32 [sentences, hidden]."""
+    """Returns the mean of the token states of each sentence, normalized to length 1: float32
+    [sentences, hidden]."""
     states = model(**batch).last_hidden_state
     mask = batch["attention_mask"].unsqueeze(-1).to(states.dtype)
     return functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)

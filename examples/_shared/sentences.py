@@ -1,4 +1,4 @@
-"""Text files with one sentence a line."""
+"""Reads text files with one sentence per line."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ SENTENCES = Path(__file__).parents[1] / "sentences.txt"
 
 
 def read_sentences(file: Path, least: int) -> list[str]:
-    """All but empty lines and those that begin with #; SystemExit where there are fewer than
-    `least`."""
+    """Returns all lines that are not empty and do not begin with #. Raises SystemExit if there are
+    fewer than `least`."""
     if not file.is_file():
         raise SystemExit(f"no such file: {file}")
     lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]

@@ -1,12 +1,12 @@
-"""Sequence parallelism: between the split layers, every rank keeps its own tokens of each sentence.
+"""Sequence parallelism: between the split layers, every rank has its own tokens of each sentence.
 
-The all-reduce behind a row-parallel layer becomes a reduce-scatter along the tokens. Each rank adds
-the residual and normalizes on its tokens alone, and an all-gather in front of the next
-column-parallel layer joins them. Together they move the bytes of the all-reduce, and no rank
-repeats what another one computes there.
+The all-reduce after a row-parallel layer becomes a reduce-scatter along the tokens. Each rank adds
+the residual and normalizes only for its tokens, and an all-gather before the next column-parallel
+layer concatenates them. Together they transfer the same bytes as the all-reduce, and no computation
+is repeated on several ranks.
 
-Both classes are an `Exchange` of `_shared.tensor_parallel`, for inference. Sentences need not have
-as many tokens as the ranks can share evenly.
+Both classes implement `Exchange` of `_shared.tensor_parallel`, for inference. The number of tokens
+need not be divisible by the number of ranks.
 """
 
 import torch
@@ -20,11 +20,11 @@ TOKENS = 1  # the axis
 
 
 class CollxSequence:
-    """Over collx: uneven parts, which are contiguous tensors along any axis."""
+    """An exchange with collx, which supports uneven parts along any axis."""
 
     def __init__(self, comm: collx.Communicator) -> None:
         self.comm = comm
-        self.tokens = 0  # of the present input
+        self.tokens = 0  # of the current input
 
     def split(self, x: Tensor) -> Tensor:
         self.tokens = x.size(TOKENS)
@@ -38,12 +38,12 @@ class CollxSequence:
 
 
 class TorchSequence:
-    """Over torch.distributed: tokens are padded to equal parts, which lie along the first axis
-    while they travel."""
+    """An exchange with torch.distributed. Tokens are padded to equal parts, which are along the
+    first axis during the transfer."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.tokens = 0  # of the present input
+        self.tokens = 0  # of the current input
 
     def split(self, x: Tensor) -> Tensor:
         self.tokens = x.size(TOKENS)

@@ -1,8 +1,9 @@
-"""A BERT that is split over ranks: column-parallel and row-parallel layers in turn.
+"""A BERT that is split over ranks into alternating column-parallel and row-parallel layers.
 
-The ranks add up the products of row-parallel layers twice in a transformer layer, after attention
-and after the MLP. What a rank has between a row-parallel layer and the next column-parallel one,
-where residuals are added and normalized, is up to an `Exchange`. `Replicated` is the plain one.
+The ranks sum the products of row-parallel layers twice in a transformer layer, after attention and
+after the MLP. An `Exchange` defines which tokens a rank has between a row-parallel layer and the
+next column-parallel layer, where residuals are added and normalized. `Replicated` is the plain
+exchange.
 """
 
 import copy
@@ -18,20 +19,21 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Exchange(Protocol):
-    """What the ranks exchange around the split layers. Tensors are [sentences, tokens, units]."""
+    """The communication around the split layers. Tensors are [sentences, tokens, units]."""
 
     def split(self, x: Tensor) -> Tensor:
-        """What this rank keeps of the first layer's input, which all ranks have."""
+        """Returns this rank's part of the input of the first layer, which all ranks have."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """All tokens, from what the ranks keep: input of a column-parallel layer."""
+        """Returns all tokens, from the parts of the ranks: the input of a column-parallel layer."""
 
     def reduce(self, x: Tensor) -> Tensor:
-        """What this rank keeps of the sum of the ranks' `x`: output of a row-parallel layer."""
+        """Returns this rank's part of the sum of `x` over the ranks. `x` is the output of a
+        row-parallel layer."""
 
 
 class Replicated:
-    """Every rank keeps all tokens. `all_reduce` sums a tensor over the ranks."""
+    """Every rank has all tokens. `all_reduce` sums a tensor over the ranks."""
 
     def __init__(self, all_reduce: Change) -> None:
         self.reduce = all_reduce
@@ -44,16 +46,16 @@ class Replicated:
 
 
 def change_input(module: nn.Module, change: Change) -> None:
-    """Lets `change` make the module's first argument."""
+    """Applies `change` to the first argument of the module."""
     module.register_forward_pre_hook(lambda _, inputs: (change(inputs[0]), *inputs[1:]))
 
 
 def split_bert(full: BertModel, world_size: int, rank: int, exchange: Exchange) -> BertModel:
-    """A copy of `full` that holds this rank's heads and MLP units; `full` stays as it is.
+    """Returns a copy of `full` with this rank's heads and MLP units. Does not change `full`.
 
     All ranks have the whole input and output.
 
-    Raises ValueError when there are more ranks than attention heads.
+    Raises ValueError if there are more ranks than attention heads.
     """
     heads = full.config.num_attention_heads
     if world_size > heads:
@@ -80,10 +82,10 @@ def split_bert(full: BertModel, world_size: int, rank: int, exchange: Exchange) 
         layer.output.dense = RowParallelLinear.from_module(
             layer.output.dense, units=mlp_units, reduce=exchange.reduce
         )
-        # In front of the three projections, which share their input, not of each.
+        # Before all three projections, which share their input, instead of before each of them.
         change_input(attention.self, exchange.gather)
         change_input(layer.intermediate, exchange.gather)
-    # Not right behind the embeddings: the attention mask is made from their shape.
+    # Not directly after the embeddings, because the attention mask is created from their shape.
     change_input(model.encoder.layer[0], exchange.split)
     model.encoder.layer[-1].register_forward_hook(lambda _, inputs, output: exchange.gather(output))
     return model

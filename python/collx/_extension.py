@@ -1,4 +1,4 @@
-"""The one place that imports the compiled extension: the build for the PyTorch that is here."""
+"""Imports the compiled extension that was built for the installed PyTorch. No other module does."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import torch  # first: its libraries have to be loaded before the extension's
+import torch  # first, because its libraries must be loaded before those of the extension
 
 from collx import errors
 
 __all__ = ["Build", "build", "extension", "library"]
 
-_PREFIX = "_torch"  # of the folders of builds, which setup.py names
+_PREFIX = "_torch"  # prefix of the build folders, as in setup.py
 _CURE = "`pip install --no-build-isolation --no-deps --force-reinstall .` in collx's sources"
 
 
 def _folder() -> Path:
-    """Where the build for this PyTorch lies. Nothing is loaded before it is known to be the right
-    one: the symbols of another would not be found, or be other ones."""
+    """Returns the folder of the build for this PyTorch. The check precedes loading, because the
+    symbols of another build would be missing or different."""
     package = Path(__file__).parent
     minor = ".".join(torch.__version__.split(".")[:2])
     folder = package / (_PREFIX + minor.replace(".", "_"))
@@ -38,7 +38,7 @@ _found = _folder()
 library = _found / "libcollx.so"
 """All operators, without Python: torch.ops.load_library takes it, and so does a C++ process."""
 
-# Before a module of the same name that an older build may have left beside this file.
+# Takes precedence over a module of the same name that an older build left in this folder.
 sys.modules["collx"].__path__.insert(0, str(_found))
 try:
     from collx import _C

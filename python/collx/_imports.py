@@ -1,4 +1,4 @@
-"""Actions that run when a module is imported: `import collx` does not import slow ones itself."""
+"""Runs actions when a module is imported, so that `import collx` does not import slow modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["after_import"]
 
 
 def after_import(name: str, action: Callable[[], None]) -> None:
-    """Calls `action` once, as soon as the module has been imported; at once if it has been."""
+    """Calls `action` once, after the module is imported; immediately if it already is."""
     if name in sys.modules:
         action()
     elif name in _watches:
@@ -23,7 +23,7 @@ def after_import(name: str, action: Callable[[], None]) -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Finds one module as the other finders do, and runs the actions after the module's code."""
+    """Finds one module with the other finders, and runs the actions after the module's code."""
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self._name = name
@@ -43,17 +43,18 @@ class _Watch(MetaPathFinder):
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            # Stays for another attempt if the module's code raises.
+            # If the module's code raises, the watch remains for the next import.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 del _watches[self._name]
                 for action in self.actions:
                     action()
 
-        # On the loader itself, so that the module still has its usual loader.
+        # Set on the loader itself, so that the module keeps its usual loader.
         spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec
 
 
-# Of the modules that have not been imported. One for each, since a watch asks all other finders.
+# Watches of modules that have not been imported, by module name. There is one for each module,
+# because a watch calls all other finders.
 _watches: dict[str, _Watch] = {}

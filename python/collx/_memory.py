@@ -1,8 +1,9 @@
-"""A communicator's memory: its region, and symmetric tensors, whose creation is collective.
+"""The memory of a communicator: its region, and symmetric tensors, whose creation is collective.
 
-A symmetric tensor takes two votes: whether all ranks request the same and have the memory for it,
-and whether all have mapped it. A rank that refuses or fails casts a failure. It never skips a vote,
-since all its later votes would then be those of an earlier step (hazard 30).
+A symmetric tensor takes two votes. The first checks that all ranks request the same tensor and have
+the memory for it, the second that all ranks have mapped it. A rank that refuses or fails casts a
+failure. It never skips a vote, because its later votes would then not match those of its peers
+(hazard 30).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["SymmetricMemory"]
 class SymmetricMemory:
     """The memory that the ranks of a communicator share, and the votes that extend it.
 
-    `rendezvous` and `region` are None where the communicator goes through the process group."""
+    `rendezvous` and `region` are None if the communicator uses the process group."""
 
     def __init__(
         self,
@@ -47,11 +48,11 @@ class SymmetricMemory:
         dtype: torch.dtype | None,
         device: torch.device | str | int | None = None,
     ) -> torch.Tensor:
-        """See collx.empty."""
+        """Implements collx.empty."""
         return self._new(lambda: (_shape(size), _dtype(dtype)), device)
 
     def empty_like(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        """See collx.empty_like."""
+        """Implements collx.empty_like."""
 
         def form() -> tuple[tuple[int, ...], torch.dtype]:
             if not isinstance(tensor, torch.Tensor):
@@ -67,7 +68,8 @@ class SymmetricMemory:
         form: Callable[[], tuple[tuple[int, ...], torch.dtype]],
         device: torch.device | str | int | None = None,
     ) -> torch.Tensor:
-        """A tensor of the shape and dtype that `form` returns, or refuses."""
+        """Returns a tensor with the shape and dtype that `form` returns. `form` raises if the
+        arguments are invalid."""
         made: list[torch.Tensor] = []
 
         def allocate() -> dict[str, Any]:
@@ -81,7 +83,7 @@ class SymmetricMemory:
         return self._share("empty", made[0])
 
     def register(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See collx.register."""
+        """Implements collx.register."""
 
         def identify() -> dict[str, Any]:
             symmetric.refuse_in_capture("register", self._device)
@@ -92,8 +94,8 @@ class SymmetricMemory:
         return self._share("register", tensor)
 
     def share_words(self, nbytes: int, **agreed: int) -> tuple[torch.Tensor, list[int]]:
-        """Zeroed host memory that all ranks map, and the addresses of every rank's here. `agreed`:
-        what else must be equal on all ranks."""
+        """Returns zeroed host memory that all ranks map, and the addresses at which this process
+        maps the memory of each rank. `agreed`: other values that must be equal on all ranks."""
         words: list[torch.Tensor] = []
         mapped: list[symmetric.Mapped] = []
 
@@ -111,32 +113,34 @@ class SymmetricMemory:
         return words[0], mapped[0].pointers
 
     def set_timeout(self, seconds: float) -> None:
-        """Sets the maximum duration of the votes and meetings that begin from now on."""
+        """Sets the maximum duration of votes and rendezvous that begin after this call."""
         self.ballot.timeout = seconds
         if self._rendezvous is not None:
             self._rendezvous.set_timeout(seconds)
 
     def leave(self) -> None:
-        """Removes this rank's keys from the store. After the last vote, whatever it said."""
+        """Removes this rank's keys from the store. Must follow the last vote, whatever its
+        result."""
         if self._rendezvous is not None and not self.ballot.broken:
             self._rendezvous.forget()
         self.ballot.leave()
 
     def release(self) -> None:
-        """Frees everything. Local; peers keep what they have mapped."""
+        """Frees everything. Local; mappings of the peers remain valid."""
         self._native.destroy()
         if self._rendezvous is not None:
             self._rendezvous.close()
         self._rendezvous = self._region = None
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # Of an empty tensor no byte is ever read, and PyTorch allocates no empty block.
+        # An empty tensor has no bytes to share, and PyTorch allocates no empty blocks.
         if 0 in shape or not self._direct:
             return torch.empty(shape, dtype=dtype, device=self._device)
         return symmetric.allocate(shape, dtype, self._device)
 
     def _identity(self, tensor: torch.Tensor) -> dict[str, Any]:
-        """What must be equal on all ranks, so that they mean the same allocation (hazard 16)."""
+        """Returns the values that must be equal on all ranks, to ensure that they refer to the
+        same allocation (hazard 16)."""
         return {
             "id": self._allocations + 1,
             "bytes": tensor.untyped_storage().nbytes(),
@@ -144,7 +148,7 @@ class SymmetricMemory:
         }
 
     def _share(self, what: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Maps the peers' memory, and registers it."""
+        """Maps the memory of the peers and registers it."""
         nbytes = tensor.untyped_storage().nbytes()
         if not self._direct or nbytes == 0:
             return tensor  # no peer accesses it directly
@@ -153,21 +157,21 @@ class SymmetricMemory:
         def meet() -> dict[str, Any]:
             assert self._rendezvous is not None
             mapped.append(self._rendezvous.exchange(tensor))
-            # A difference means that ranks would read other bytes than the peers wrote, or go
-            # different ways.
+            # If these differ, ranks would read other bytes than the peers wrote, or use different
+            # algorithms.
             return {"offset": mapped[0].offset, "multicast": mapped[0].multicast != 0}
 
         self.agree(f"{what}: rendezvous", meet)
         self._allocations += 1
         pointers, _, multicast = mapped[0]
-        # No vote follows, so this refuses nothing that only one rank could have to refuse. In
-        # particular it accepts a communicator that a peer has poisoned since: the next call raises.
+        # No vote follows, so this must not fail on one rank alone. In particular, it accepts a
+        # communicator that a peer has poisoned in the meantime: the next call raises.
         self._native.register(tensor, pointers, nbytes, self._allocations, multicast)
         return tensor
 
     def agree(self, what: str, run: Callable[[], Any]) -> None:
-        """Takes a step of which the same must come on every rank. All ranks raise if it does
-        not."""
+        """Takes a step that must return the same value on every rank. Otherwise all ranks
+        raise."""
         self._require_usable()
         try:
             values = self.ballot.take(what, run)
@@ -190,19 +194,19 @@ class SymmetricMemory:
             raise
 
     def _failure(self, what: str, verdict: VoteError) -> Exception:
-        """What a vote that did not pass is raised as: the same class on every rank."""
+        """Returns the exception for a failed vote. It has the same class on every rank."""
         name = self._native.name
         message = f"collx.{what} on {name!r}: {verdict}"
         if verdict.left:
-            # A rank that raises what its communicator has recorded has left. If the failure has
-            # been reported here, too, this rank raises the same.
+            # A rank leaves when it raises a failure that its communicator has recorded. If this
+            # rank also has a record of the failure, it raises the same error.
             try:
                 self._native.check()
             except CollectiveError as recorded:
                 return recorded
         gone = verdict.absent + verdict.left
         if gone or verdict.store_failed:
-            # The missing rank may never make this call, so later votes would not match.
+            # The missing rank may never make this call, and later votes would then not match.
             ranks = range(self._native.world_size)
             waiting = next((rank for rank in ranks if rank not in gone), self._native.rank)
             absent = gone[0] if gone else -1

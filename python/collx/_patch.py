@@ -36,7 +36,8 @@ class Patch:
     block."""
 
     def __init__(self, communicators: dict[str, Communicator]) -> None:
-        """For `collx.patch` only. `communicators`: by the name of the process group."""
+        """For `collx.patch` only. `communicators`: maps the name of a process group to its
+        communicator."""
         self.communicators = communicators
         try:
             _install()
@@ -107,7 +108,7 @@ def patch(target: nn.Module | Group = None) -> Patch:
 
 
 def _groups_of(module: nn.Module) -> Iterator[str]:
-    """The names of the process groups that the parameters of a module are distributed over."""
+    """Yields the names of the process groups that a module's parameters are distributed over."""
     from torch.distributed.tensor import DTensor
 
     meshes = {p.device_mesh for p in module.parameters() if isinstance(p, DTensor)}
@@ -116,7 +117,7 @@ def _groups_of(module: nn.Module) -> Iterator[str]:
 
 
 def _serving(group: str, tensor: Tensor) -> Communicator | None:
-    """The communicator that takes a call, if one does."""
+    """Returns the communicator that runs a call; None if the process group runs it."""
     for each in _patches:
         communicator = each.communicators.get(group)
         if communicator is not None and not communicator.destroyed:
@@ -126,7 +127,7 @@ def _serving(group: str, tensor: Tensor) -> Communicator | None:
 
 @functools.cache
 def _reduces(reduce_op: str, dtype: torch.dtype) -> bool:
-    """Whether collx supports it. The operator itself decides, on a tensor without data."""
+    """Whether collx supports a reduction of this dtype. Calls the operator on a meta tensor."""
     try:
         with _disable_current_modes():  # modes of the caller do not see this call
             _ops.allreduce.default(torch.empty(1, dtype=dtype, device="meta"), reduce_op, "")
@@ -135,24 +136,24 @@ def _reduces(reduce_op: str, dtype: torch.dtype) -> bool:
     return True
 
 
-# The functions of torch.distributed. Each is served only where all ranks decide alike: by the
-# group, dtype, device and reduction, which are the same on all of them.
+# The functions of torch.distributed. The decision to use collx only depends on the group, dtype,
+# device and reduction, which are the same on all ranks, so all ranks decide alike.
 
 
 def _chosen(
     group: dist.ProcessGroup | None, async_op: bool, *tensors: Tensor
 ) -> Communicator | None:
-    # Compiled code holds what it would hold without a patch.
+    # The patch has no effect on compiled code.
     if torch.compiler.is_compiling() or async_op:
         return None
     members = dist.group.WORLD if group is None else group
-    if not isinstance(members, dist.ProcessGroup):  # this process is no member
+    if not isinstance(members, dist.ProcessGroup):  # this process is not a member
         return None
     return _serving(str(members.group_name), tensors[0])
 
 
 def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
-    """The name of a reduction in collx, if collx supports it for the dtype."""
+    """Returns the name of a reduction in collx, None if collx does not support it for the dtype."""
     try:
         word = reduce_op_argument("patch", reduce_op)
     except (ValueError, TypeError):
@@ -205,7 +206,7 @@ def _all_gather_into_tensor(
     communicator = _chosen(group, async_op, input_tensor)
     if communicator is None:
         return original(output_tensor, input_tensor, group, async_op)
-    # Concatenated or stacked: the elements are the same.
+    # The output may be concatenated or stacked; the elements are in the same order.
     with torch._C._AutoDispatchBelowAutograd():
         _ops.allgather.out(
             input_tensor.view(-1),
@@ -263,7 +264,7 @@ _FUNCTIONS: dict[str, _Function] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
     "all_gather_into_tensor": _all_gather_into_tensor,
-    "all_gather_single": _all_gather_into_tensor,  # what later versions call it
+    "all_gather_single": _all_gather_into_tensor,  # the name in later versions
     "reduce_scatter_tensor": _reduce_scatter_tensor,
     "reduce_scatter_single": _reduce_scatter_tensor,
     "all_to_all_single": _all_to_all_single,
@@ -276,7 +277,7 @@ _MODULES = (dist, distributed_c10d)
 
 
 class _Wrapper(NamedTuple):
-    """A function of collx in torch.distributed."""
+    """A function of collx that replaces one of torch.distributed."""
 
     name: str
     replaced: _Function
@@ -285,14 +286,14 @@ class _Wrapper(NamedTuple):
 
 
 _wrappers: list[_Wrapper] = []
-"""Another tool may wrap or restore the same functions at any time, so that a wrapper stays below
-the tool's, or returns after it was removed. No recursion results: a wrapper only calls the function
-that it replaced, and only calls that while nothing is patched. Wrappers are never deleted, since a
-module may have imported one."""
+"""All wrappers that were created. They are never deleted, since a module may have imported one.
+Another tool may wrap or restore the same functions at any time, so that it may call a wrapper or
+reinstall one that was removed. This causes no recursion: a wrapper only calls the function that it
+replaced, and only calls that function while nothing is patched."""
 
 
 def _wrapper(name: str, replaced: _Function, original: _Function) -> _Wrapper:
-    """`original`: what carries out the calls that collx does not serve."""
+    """Returns the wrapper of `replaced`. `original` runs the calls that collx does not support."""
     for known in _wrappers:
         if known.name == name and known.replaced is replaced:
             return known
@@ -310,13 +311,13 @@ def _wrapper(name: str, replaced: _Function, original: _Function) -> _Wrapper:
 
 
 def _installed(module: ModuleType, name: str) -> _Wrapper | None:
-    """The wrapper that is installed in a module, if there is one."""
+    """Returns the wrapper that is installed in a module, None if there is none."""
     standing = getattr(module, name)
     return next((each for each in _wrappers if each.call is standing), None)
 
 
 def _kernel(op: OpOverload) -> Callable[..., Any]:
-    """What a functional collective of PyTorch does while it is patched."""
+    """Returns the kernel of a patched functional collective of PyTorch."""
 
     def run(*given: Any) -> Any:
         communicator = _serving(given[-1], given[0])
@@ -338,21 +339,22 @@ def _install() -> None:
         _library = torch.library.Library("_c10d_functional", "IMPL")
         for op in functional.REPLACED:
             for device in ("CPU", "CUDA"):
-                # Explicitly: PyTorch 2.15 by default replaces the kernel of another tool.
+                # Explicit, because PyTorch 2.15 by default replaces the kernel of another tool.
                 name = op._schema.name.partition("::")[2]
                 _library.impl(name, _kernel(op), device, allow_override=False)
     for module in _MODULES:
         standing = {name: getattr(module, name) for name in _FUNCTIONS if hasattr(module, name)}
         for name, replaced in standing.items():
             if _installed(module, name) is None:
-                # A version that has both calls the later one in the earlier one.
+                # In versions with both names, the function of the earlier name calls the later.
                 later = _LATER_NAMES.get(name, name)
                 made = _wrapper(name, replaced, standing.get(later, replaced))
                 setattr(module, name, made.call)
 
 
 def _uninstall() -> None:
-    """Removes kernels and wrappers. A wrapper below another tool's stays and forwards calls."""
+    """Removes kernels and wrappers. A wrapper below another tool's wrapper remains and forwards
+    calls."""
     global _library
     for module in _MODULES:
         for name in _FUNCTIONS:

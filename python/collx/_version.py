@@ -10,7 +10,7 @@ __all__ = ["VERSION"]
 def _version() -> str:
     try:
         return version("collx")
-    except PackageNotFoundError:  # imported from a tree that was never installed
+    except PackageNotFoundError:  # imported from a source tree that is not installed
         return "unknown"
 
 

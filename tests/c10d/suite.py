@@ -33,7 +33,7 @@ SOURCE = (
 
 
 def names() -> list[str]:
-    """The names of the tests. Reading the source is faster than an import."""
+    """Returns the names of the tests. Reading the source is faster than importing it."""
     tree = ast.parse(SOURCE.read_text())
     (base,) = (
         node
@@ -48,8 +48,8 @@ def names() -> list[str]:
 
 
 class _Name(str):
-    """The name "collx", which compares equal to the names of PyTorch's backends for the CPU. The
-    conditions on BACKEND that select tests know only PyTorch's own backends."""
+    """The name "collx", which is equal to the names of PyTorch's CPU backends. PyTorch's tests are
+    selected by conditions on BACKEND that only contain PyTorch's own backends."""
 
     def __eq__(self, value: object) -> bool:
         return value in ("collx", "gloo", "mpi")
@@ -110,7 +110,7 @@ def _serve(connection: Connection, log: str) -> None:
             name = connection.recv()
         except EOFError:
             return
-        # PyTorch replaces a test that has parameters by its instances.
+        # PyTorch replaces a parametrized test with its instances.
         own = [name] if hasattr(case, name) else [n for n in dir(case) if n.startswith(f"{name}_")]
         result = unittest.TestSuite(map(case, own)).run(unittest.TestResult())
         failed = [text for _, text in result.failures + result.errors]

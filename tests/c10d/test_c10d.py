@@ -1,4 +1,5 @@
-"""PyTorch's own tests of a distributed backend pass on "collx", except those in left_out.py."""
+"""Tests that "collx" passes PyTorch's own tests of a distributed backend, except those in
+left_out.py."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from tests.c10d.left_out import REASONS
 from tests.c10d.suite import Suite, names
 
-# One of each kind. The others run with --full only.
+# One of each kind. The others only run with --full.
 QUICK = [
     "all_gather",
     "all_gather_coalesced_simple",

@@ -1,9 +1,9 @@
-"""The harness of the operators' tests: one call of an operator as a plain value that travels to the
-ranks, and what makes it there and compares its results with the reference.
+"""The harness of the operators' tests. A call of an operator is a plain value that is sent to the
+ranks. There, the harness makes the call and compares its results with the reference.
 
-A family of operators has a subclass of `Call`: collectives.py, norms.py. operators.py lists all.
-Quantized values and copies are compared by all their bytes, other results by NaN mask and bits, and
-the memory around each tensor as in check.py.
+Each family of operators has a subclass of `Call`: collectives.py, norms.py. operators.py lists all
+operators. Quantized values and copies are compared by all their bytes, other results by NaN mask
+and bits. The memory around each tensor is checked as in check.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Fields = dict[str, Any]
 Tensors = tuple[torch.Tensor, ...]
 Kind = TypeVar("Kind", bound="Call")
 
-NEW_TENSORS = ("functional", "python")  # forms that return them
+NEW_TENSORS = ("functional", "python")  # forms that return new tensors
 WIDE = tuple(map(dtype_of, FLOATS))
 
-# What does not change the values: calls that differ in it alone share their data.
+# Fields that do not affect the values: calls that only differ in these share their data.
 PLACEMENT = (
     "algorithm",
     "form",
@@ -42,25 +42,25 @@ PLACEMENT = (
 
 @dataclass(frozen=True)
 class Data:
-    """Every rank's tensors by the names of the arguments, and its right results; on the CPU. Not to
-    be written to."""
+    """The tensors of every rank by the names of the arguments, and its expected results, on the
+    CPU. Must not be modified."""
 
     given: list[Fields]
     expected: list[Tensors]
 
 
 class Call(ABC):
-    """A call: its arguments, where its tensors lie, and what they hold. Subclasses are frozen
+    """A call: its arguments, and the placement and the values of its tensors. Subclasses are frozen
     dataclasses with the arguments of their operators and these fields:
 
     form           "functional", "out", "inplace": of torch.ops.collx; "python", "python_out",
                    "python_inplace": of the functions in collx; and forms of the subclass, which
                    are "out" with tensors that share memory
-    style          of the values, see make_values
-    layout         of what is read: "contiguous", "transposed", "sliced", "spread"
-    output_layout  "natural" (that of a new result), or one of those
-    input_offset, output_offset   elements before each tensor
-    symmetric      which of input and output lie in symmetric memory: "none", "input", "output",
+    style          the style of the values, see make_values
+    layout         the layout of the inputs: "contiguous", "transposed", "sliced", "spread"
+    output_layout  "natural" (the layout of a new result), or one of the layouts above
+    input_offset, output_offset   the number of elements before each tensor
+    symmetric      which of input and output are in symmetric memory: "none", "input", "output",
                    "both"
     """
 
@@ -78,7 +78,7 @@ class Call(ABC):
     symmetric: str
 
     def __repr__(self) -> str:
-        """As Python, with the fields that are not as usual."""
+        """Returns the call as Python code, with the fields that are not the default."""
         given = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)  # type: ignore[arg-type]
@@ -88,61 +88,61 @@ class Call(ABC):
 
     @abstractmethod
     def legal(self: Kind) -> Kind:
-        """The call, made one that exists."""
+        """Returns the closest valid call."""
 
     @abstractmethod
     def make_data(self, world: int) -> Data:
-        """What the ranks give, and what they should get."""
+        """Returns the inputs and the expected results of the ranks."""
 
     @abstractmethod
     def outputs(self) -> tuple[str, ...]:
-        """The names of the results."""
+        """Returns the names of the results."""
 
     @abstractmethod
     def by_bytes(self, output: str, world: int, rank: int) -> bool:
-        """Whether all bytes of a result are given, also those of a NaN."""
+        """Whether all bytes of a result are specified, including those of a NaN."""
 
     @abstractmethod
     def overload(self, form: str) -> Callable[..., Any]:
-        """The operator in torch.ops.collx that has a form: "functional", "out" or "inplace"."""
+        """Returns the operator in torch.ops.collx for a form: "functional", "out" or "inplace"."""
 
     @abstractmethod
     def arguments(self, communicator: Any, tensors: Fields) -> Fields:
-        """A rank's arguments of the operator, by name, without outputs. `tensors`: the rank's, by
-        the names in `Data.given`."""
+        """Returns a rank's arguments of the operator, by name, without outputs. `tensors`: the
+        tensors of the rank, by the names in `Data.given`."""
 
     @abstractmethod
     def function_call(
         self, communicator: Any, given: Fields, outs: Tensors
     ) -> tuple[Callable[..., Any], Fields]:
-        """The function in collx, and its arguments by name."""
+        """Returns the function in collx, and its arguments by name."""
 
     def shared(self, output: str) -> str:
-        """The tensor that is read whose memory an output is; "" if it has its own."""
+        """Returns the name of the input whose memory an output uses; "" if it has its own."""
         return "input" if self.form in ("inplace", "python_inplace", "alias") else ""
 
     def part(self, world: int, rank: int) -> tuple[str, int, int, int] | None:
-        """With form "part": the larger one of "input" and "out"; and axis, start and length of the
-        smaller one in it."""
+        """Returns, for the form "part", the name of the larger one of "input" and "out", and axis,
+        start and length of the smaller one in it."""
         return None
 
     def is_large(self, world: int) -> bool:
-        """Whether its data is not worth the memory that keeps it for other calls."""
+        """Whether the data is too large to be cached for other calls."""
         return False
 
     def data(self, world: int) -> Data:
-        """What the ranks give, and what they should get. Not to be written to."""
+        """Returns the inputs and the expected results of the ranks. Must not be modified."""
         usual = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]
         call = replace(self, **{name: usual[name] for name in PLACEMENT})  # type: ignore[type-var]
         return call.make_data(world) if self.is_large(world) else _kept(call, world)
 
     def tensors(self, rank: Rank) -> Fields:
-        """The rank's tensors, dense, on its device."""
+        """Returns the rank's tensors, dense, on its device."""
         given = self.data(rank.size).given[rank.rank]
         return {name: tensor.to(rank.device, copy=True) for name, tensor in given.items()}
 
     def wrong_results(self, world: int, rank: int, results: Tensors) -> str:
-        """What is wrong with a rank's results; "" if nothing is."""
+        """Describes errors in a rank's results; "" if there are none."""
         expected = self.data(world).expected[rank]
         if len(results) != len(expected):
             return f"{len(results)} results instead of {len(expected)}"
@@ -159,7 +159,7 @@ def _kept(call: Call, world: int) -> Data:
 
 
 def byte_differences(result: torch.Tensor, expected: torch.Tensor) -> str:
-    """What is wrong with a copy, by all its bytes; empty when nothing is."""
+    """Describes the differences of a copy, compared by all its bytes; "" if there are none."""
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return f"got {result.dtype}{list(result.shape)}, not {expected.dtype}{list(expected.shape)}"
     where = unequal(result, expected).nonzero().flatten()
@@ -177,7 +177,8 @@ def byte_differences(result: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def strides_of(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor in a layout; where its shape does not have that layout, contiguous."""
+    """Returns the strides of a tensor in a layout; contiguous strides if the shape does not support
+    the layout."""
     if layout == "transposed":
         return tuple(torch.empty(shape[::-1], device="meta").stride()[::-1])
     if layout == "sliced" and len(shape) > 1:
@@ -187,7 +188,7 @@ def strides_of(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_tuple(result: Any) -> Tensors:
-    """The results of an operator, however many it has."""
+    """Returns the results of an operator as a tuple."""
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -201,7 +202,7 @@ def _function_results(form: str, given: Fields, outs: Tensors, result: Any) -> T
 
 
 def make(communicator: Any, call: Call, given: Fields, outs: Tensors) -> Tensors:
-    """Makes a call in its form, with these arguments; the tensors that hold the results."""
+    """Makes a call in its form with these arguments. Returns the tensors with the results."""
     if call.form.startswith("python"):
         function, mine = call.function_call(communicator, given, outs)
         return _function_results(call.form, given, outs, function(**mine))
@@ -216,7 +217,7 @@ def make(communicator: Any, call: Call, given: Fields, outs: Tensors) -> Tensors
 
 
 class Prepared:
-    """A call whose tensors lie in poisoned memory. `at`: where in the arenas, in bytes."""
+    """A call with tensors in poisoned memory. `at`: the offset in the arenas, in bytes."""
 
     def __init__(self, rank: Rank, communicator: Any, call: Call, at: int = 0) -> None:
         self.call, self.communicator, self._device = call, communicator, rank.device
@@ -276,7 +277,7 @@ class Prepared:
         return placed
 
     def make(self) -> Tensors:
-        """Makes the call, where memory that is free holds NaN: what is not given is not read."""
+        """Makes the call while free memory contains NaN, to detect reads of other memory."""
         poison = [
             torch.full_like(placed.whole, float("nan"))
             for placed in self.read.values()
@@ -286,7 +287,8 @@ class Prepared:
         return make(self.communicator, self.call, self.given, tuple(o.view for o in self.outs))
 
     def post(self) -> Callable[[], Tensors]:
-        """Posts the call, of a form that Python has; a function that waits for the results."""
+        """Posts the call, in a form of the Python function. Returns a function that waits for the
+        results."""
         outs = tuple(o.view for o in self.outs)
         call, given = self.call, self.given
         function, mine = call.function_call(self.communicator, given, outs)
@@ -294,7 +296,8 @@ class Prepared:
         return lambda: _function_results(call.form, given, outs, handle.wait())
 
     def wrong(self, results: Tensors, input_kept: bool = True) -> str:
-        """What is wrong after the call; `input_kept`: nobody has written to its tensors since."""
+        """Describes errors after the call. `input_kept`: the inputs have not been overwritten
+        since."""
         call = self.call
         if wrong := call.wrong_results(self._world, self._rank, results):
             return wrong
@@ -325,7 +328,7 @@ class Prepared:
 
 
 def run_call(rank: Rank, communicator: Any, call: Call) -> str:
-    """Makes one call on this rank. Returns what is wrong, or an empty text."""
+    """Makes one call on this rank. Returns a description of errors, "" if there are none."""
     if call.op == "barrier":
         torch.ops.collx.barrier(communicator.name)
         return ""
@@ -334,5 +337,5 @@ def run_call(rank: Rank, communicator: Any, call: Call) -> str:
 
 
 def run_calls(rank: Rank, calls: Iterable[Call], key: str = "default") -> list[str]:
-    """A job: makes the calls one after the other; what went wrong, one line each."""
+    """A job that makes the calls one after the other. Returns one line for each failure."""
     return run_each(rank, calls, run_call, key)

@@ -1,7 +1,7 @@
-"""Runs cases on the ranks and compares with the reference: NaN mask and bits, and the bytes around.
+"""Runs cases on the ranks, compares NaN mask and bits with the reference, and checks other bytes.
 
-Outputs lie in poisoned memory that is larger than they are. After a call every byte of that memory
-must be as it was, but for the output itself (hazards 19 and 20).
+Outputs are in larger, poisoned memory. After a call, every byte of that memory except the output
+itself must be unchanged (hazards 19 and 20).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .values import as_bits, poison, unequal
 
 MARGIN = 64  # elements of poison before and after a tensor
 ARENA_BYTES = 4 << 20
-MOST_FAILURES = 8  # told by each rank
+MOST_FAILURES = 8  # maximum number that each rank reports
 
 
 def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to behind the last one of a strided tensor."""
+    """Returns the number of elements that a strided tensor spans in memory."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 class Arenas:
-    """Symmetric memory from which the symmetric tensors of all cases of a communicator are cut."""
+    """The symmetric memory for the symmetric tensors of all cases of a communicator."""
 
     def __init__(self, communicator: Any) -> None:
         self.input = communicator.empty(ARENA_BYTES, dtype=torch.uint8)
@@ -36,7 +36,7 @@ class Arenas:
 
 
 def arenas_of(rank: Rank, communicator: Any) -> Arenas:
-    """The arenas of a communicator, made when first asked for. Collective."""
+    """Returns the arenas of a communicator. Creates them at the first call. Collective."""
     if communicator.name not in rank.arenas:
         rank.arenas[communicator.name] = Arenas(communicator)
     arenas: Arenas = rank.arenas[communicator.name]
@@ -44,18 +44,18 @@ def arenas_of(rank: Rank, communicator: Any) -> Arenas:
 
 
 def cut(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The front of `memory` as a tensor like another, with the same strides."""
+    """Returns a view of the beginning of `memory` with the shape, dtype and strides of `like`."""
     front = memory[: like.untyped_storage().nbytes()].view(like.dtype)
     return front.as_strided(like.shape, like.stride(), front.storage_offset())
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes, in the same memory, of a tensor that is contiguous or stored by columns."""
+    """Returns a view of the bytes of a tensor that is contiguous or in column-major order."""
     return (tensor if tensor.is_contiguous() else tensor.movedim(-1, 0)).view(torch.uint8)
 
 
 class Placed:
-    """A tensor inside memory that is larger: `whole` is the memory, `view` the tensor."""
+    """A tensor inside of larger memory: `whole` is the memory, `view` the tensor."""
 
     def __init__(self, whole: torch.Tensor, view: torch.Tensor) -> None:
         self.whole = whole
@@ -70,7 +70,8 @@ class Placed:
         memory: Any,
         device: torch.device,
     ) -> Placed:
-        """A tensor full of poison, `offset` elements behind the margin of `memory` (None: new)."""
+        """Returns a poisoned tensor, `offset` elements after the margin of `memory` (None: new
+        memory)."""
         needed = extent(shape, strides) + offset + 2 * MARGIN
         whole = poison(needed, dtype, device)
         if memory is not None:
@@ -80,12 +81,12 @@ class Placed:
         return Placed(whole, whole.as_strided(shape, strides, start))
 
     def part(self, axis: int, start: int, count: int) -> Placed:
-        """A part of the tensor, in the same memory."""
+        """Returns a part of the tensor, in the same memory."""
         return Placed(self.whole, self.view.narrow(axis, start, count))
 
 
 def differences(result: torch.Tensor, expected: torch.Tensor) -> str:
-    """What is wrong with a result, by NaN mask and bits; empty when nothing is."""
+    """Describes the differences of a result in NaN mask and bits; "" if there are none."""
     from collx import reference
 
     if result.shape != expected.shape or result.dtype != expected.dtype:
@@ -105,7 +106,7 @@ def differences(result: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def bytes_around(placed: Placed, before: torch.Tensor) -> str:
-    """Whether memory outside of the placed tensor changed since `before` was copied from it."""
+    """Describes changes of the memory outside of the placed tensor since the copy `before`."""
     after = placed.whole.cpu()
     inside = torch.zeros(after.shape, dtype=torch.bool)
     view = placed.view
@@ -127,7 +128,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 def run_each(
     rank: Rank, cases: Iterable[Any], run: Callable[[Rank, Any, Any], str], key: str
 ) -> list[str]:
-    """Runs the cases one after the other by `run`; what went wrong, one line each."""
+    """Runs the cases one after the other with `run`. Returns one line for each failure."""
     if key == "small":
         communicator = rank.small_communicator()
     else:
@@ -142,6 +143,6 @@ def run_each(
 
 
 def assert_none(failures: list[list[str]]) -> None:
-    """Fails with what each rank found wrong."""
+    """Fails with the failures of all ranks if there are any."""
     lines = [f"rank {rank}: {line}" for rank, found in enumerate(failures) for line in found]
     assert not lines, "\n".join(lines)

@@ -1,12 +1,13 @@
-"""Calls of the collectives, and one description per operator: how inputs, arguments and right
-results follow from a call.
+"""Calls of the collectives, and one description for each operator, which defines inputs, arguments
+and expected results of a call.
 
-    shape      allreduce, reducescatter, broadcast, reduce, gather, allgather: of every rank's input
-               (allgather with `uneven`: of the result); scatter: of every rank's output; alltoall:
-               of a chunk; alltoallv: of a chunk of ordinary size, see `splits_of`
+    shape      the shape of every rank's input (allreduce, reducescatter, broadcast, reduce, gather,
+               allgather), of the result (allgather with `uneven`), of every rank's output
+               (scatter), of a chunk (alltoall), or of a chunk of ordinary size (alltoallv, see
+               `splits_of`)
     splits     alltoallv: the pattern of the chunks' sizes
-    form       also "alias": out= is the input; "part": of the larger one of input and output the
-               smaller one is this rank's part
+    form       also "alias": out= is the input; "part": the smaller one of input and output is this
+               rank's part of the larger one
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Call(calls.Call):
     axis: int = 0
     uneven: bool = False
     splits: str = "even"
-    spare: int = 0  # device splits: rows of the result behind those that come
-    unused: int = 0  # device splits: rows of the input behind those that go
+    spare: int = 0  # device splits: rows of the result after the received rows
+    unused: int = 0  # device splits: rows of the input after the sent rows
     max_blocks: int = 0
     input_offset: int = 0
     output_offset: int = 0
@@ -130,7 +131,7 @@ class Call(calls.Call):
 
 
 def parts(n: int, world: int) -> list[int]:
-    """Sizes of the parts of n units: the low ranks get one more."""
+    """Returns the sizes of the parts of n units. The first ranks get one more."""
     return [n // world + (rank < n % world) for rank in range(world)]
 
 
@@ -154,12 +155,12 @@ def _splits(pattern: str, rows: int, which: int, world: int) -> list[list[int]]:
 
 
 def splits_of(call: Call, world: int) -> list[list[int]]:
-    """Rows that each rank sends to each."""
+    """Returns the number of rows that each rank sends to each rank."""
     return _splits(call.splits, call.shape[0], call.root % world, world)
 
 
 def received_by(call: Call, world: int, rank: int) -> list[int]:
-    """Rows that a rank gets from each."""
+    """Returns the number of rows that a rank receives from each rank."""
     return [sent[rank] for sent in splits_of(call, world)]
 
 
@@ -197,7 +198,7 @@ def _both_splits(call: Call, world: int, rank: int) -> Fields:
 
 
 def _capacity(call: Call, world: int, rank: int) -> Fields:
-    # The tensor input_splits is made where the other tensors are.
+    # The tensor input_splits is created together with the other tensors.
     return {"capacity": sum(received_by(call, world, rank)) + call.spare}
 
 
@@ -235,20 +236,20 @@ def _exchanged(call: Call, inputs: list[torch.Tensor]) -> list[tuple[torch.Tenso
 
 @dataclass(frozen=True)
 class Op:
-    """What a collective has of its own."""
+    """The description of a collective."""
 
     name: str  # in collx
-    takes: tuple[str, ...] = ()  # fields of a call that are arguments of the op and its reference
+    takes: tuple[str, ...] = ()  # fields of a call that are arguments of op and reference
     forms: tuple[str, ...] = ANYWHERE
     reduces: bool = False
     sized: bool = False  # the schema has group_size
-    peers: str = "none"  # which tensors peers access: for NEEDS_SYMMETRIC they are symmetric
+    peers: str = "none"  # tensors that peers access: symmetric for NEEDS_SYMMETRIC
     least_dims: int = 0
     widens: bool = False  # the larger of its tensors has `shape` once for each rank
     input_shape: Callable[[Call, int, int], Shape] = _whole
     more: Callable[[Call, int, int], Fields] = _nothing_more
     expected: Callable[[Call, list[torch.Tensor]], list[tuple[torch.Tensor, ...]]] = _by_reference
-    packet: str = ""  # in torch.ops.collx: `name`, if not given
+    packet: str = ""  # the name in torch.ops.collx; by default `name`
     overloads: tuple[str, str] = ("default", "out")
 
     def __post_init__(self) -> None:
@@ -256,7 +257,7 @@ class Op:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """Besides "auto"."""
+        """The algorithms other than "auto"."""
         return tuple(extension.algorithms(self.packet))
 
     @property
@@ -264,14 +265,14 @@ class Op:
         return DTYPES if self.reduces else COPIED
 
     def taken(self, call: Call, world: int) -> Fields:
-        """The arguments that the reference has, too."""
+        """Returns the arguments that the reference also takes."""
         values = {name: getattr(call, name) for name in self.takes}
         if "root" in values:
             values["root"] %= world
         return values
 
     def arguments(self, call: Call, world: int, rank: int) -> Fields:
-        """The arguments of one rank, but for tensors and what every op has."""
+        """Returns the arguments of one rank, without tensors and the arguments of every op."""
         return {**self.taken(call, world), **self.more(call, world, rank)}
 
 
@@ -356,11 +357,11 @@ OPS = {
             packet="alltoallv",
             overloads=("device_splits", "device_splits_out"),
         ),
-        # Without tensors: whatever has a call of it makes an exception.
+        # The barrier has no tensors, so users of a call handle it separately.
         Op("barrier", (), ("functional",)),
     )
 }
-# The collective of tests/extension, in a build that has it: the operator alone.
+# The collective of tests/extension, if the build includes it. It only has an operator.
 if hasattr(torch.ops.collx, "reduce_to_everyone"):
     OPS["reduce_to_everyone"] = replace(
         OPS["allreduce"],
@@ -375,11 +376,12 @@ ROOTED = tuple(name for name in NAMES if "root" in OPS[name].takes)
 WITH_AXIS = tuple(name for name in NAMES if "axis" in OPS[name].takes)
 WITH_SPLITS = ("alltoallv", "alltoallv_device")
 NEEDS_SYMMETRIC = ("direct", "copy_engine")
-SWAPPED = ("alltoall", "reduce_to_everyone")  # in place, peers would need what is overwritten
+SWAPPED = ("alltoall", "reduce_to_everyone")  # in place would overwrite data that peers need
 
 
 def _legal(call: Call) -> Call:
-    """The call, made one that exists: what algorithms and tensors that are one ask for."""
+    """Returns the closest valid call, which meets the requirements of algorithms and of tensors
+    that share memory."""
     op = OPS[call.op]
     if op.reduces and call.reduce_op not in legal_ops(call.dtype):
         call = replace(call, reduce_op="sum")
@@ -388,7 +390,7 @@ def _legal(call: Call) -> Call:
         call = replace(call, form=call.form if apart else "out")
     if call.form == "part":
         before = call.shape[: call.axis % len(call.shape)]
-        axis = call.axis if set(before) <= {1} else 0  # else the part is not contiguous
+        axis = call.axis if set(before) <= {1} else 0  # otherwise the part is not contiguous
         call = replace(call, axis=axis, layout="contiguous", output_layout="contiguous")
     needed = "both" if call.algorithm == "pull_push" else "none"
     if call.algorithm in NEEDS_SYMMETRIC:
@@ -411,14 +413,14 @@ def _legal(call: Call) -> Call:
 
 
 def dtypes_and_ops(op: str) -> list[Fields]:
-    """A dimension: every dtype of an op, with every reduce op that it has."""
+    """Returns a dimension: every dtype of an op with every reduce op that it supports."""
     if not OPS[op].reduces:
         return each("dtype", COPIED)
     return [{"dtype": dtype, "reduce_op": other} for dtype in DTYPES for other in legal_ops(dtype)]
 
 
 def border_shapes(dtypes: Sequence[str], world: int) -> list[Fields]:
-    """A dimension: sizes at and around the borders of vectors, groups, tiles and parts."""
+    """Returns a dimension: sizes at and around the borders of vectors, groups, tiles and parts."""
     borders = [VECTOR_BYTES, GROUP_BYTES, GROUP_BYTES + VECTOR_BYTES, 2 * GROUP_BYTES, TILE_BYTES]
     borders += [2 * TILE_BYTES, 3 * TILE_BYTES + VECTOR_BYTES]
     borders += [world * border for border in borders[:5]]
@@ -445,7 +447,8 @@ def _random_shape(choose: random.Random, numel: int, least_dims: int) -> Shape:
 
 
 def _spare_rows(choose: random.Random, shape: Shape, largest: int) -> int:
-    """Rows behind those that come; few where rows are long, since `largest` counts them as well."""
+    """Draws the number of rows after the received ones. It is small if rows are long, because
+    `largest` includes them."""
     rows = choose.choice((0, 0, 1, 3, 40))
     return rows if rows * math.prod(shape[1:]) <= largest else 1
 
@@ -453,17 +456,17 @@ def _spare_rows(choose: random.Random, shape: Shape, largest: int) -> int:
 def random_call(
     choose: random.Random, largest: int, world: int, ops: Sequence[str] = tuple(OPS)
 ) -> Call:
-    """A call drawn from all that exist of these ops. The same on every rank that has the same
-    `choose`; `largest` bounds the elements of the larger tensors."""
+    """Draws a valid call of these ops. Ranks with the same `choose` draw the same call. `largest`:
+    the maximum number of elements of the larger tensors."""
     op = OPS[choose.choice(ops)]
     if op.name == "barrier":
         return Call("barrier", form="functional")
     dtype = choose.choice(op.dtypes)
-    # Small sizes as often as large ones.
+    # Small sizes are as frequent as large ones.
     numel = min(int(2 ** choose.uniform(0, largest.bit_length())) - choose.randrange(2), largest)
     uneven = op.name == "allgather" and choose.random() < 0.5
     splits = choose.choice(SPLITS)
-    # "uneven" may send twice the rows to all.
+    # "uneven" may send twice as many rows to all ranks.
     share = {"uneven": 2 * world, "wild": 2 * world}.get(splits, world)
     numel //= share if op.name in WITH_SPLITS else world if op.widens and not uneven else 1
     shape = _random_shape(choose, numel, op.least_dims)

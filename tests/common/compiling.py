@@ -1,4 +1,4 @@
-"""torch.compile in the ranks of a pool: its settings, and which calls its code makes."""
+"""torch.compile in the ranks of a pool: its settings, and the calls in the generated code."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def require_compiler() -> None:
 
 
 def _builds(isa: Any, code: str) -> bool:
-    """Whether Inductor may use vector instructions that the CPU has: all but AMX, which some
-    compilers do not know. Otherwise each process compiles programs that try them, and imports
-    PyTorch for each, which takes longer than what is compiled here."""
+    """Whether Inductor may use vector instructions that the CPU supports: all except AMX, which
+    some compilers do not support. Without this function, each process compiles test programs and
+    imports PyTorch for each, which takes longer than the compilations of the tests."""
     return "amx" not in isa._arch_flags
 
 
 @contextmanager
 def inductor() -> Iterator[None]:
-    """Compiles every graph anew, and quickly: what compilers of C++ and Triton make of one source
-    is kept, so that all but one of the ranks find it."""
+    """Compiles every graph again, and quickly: the results of the compilers for C++ and Triton are
+    cached, so only one of the ranks compiles a source."""
     from torch._dynamo import config as dynamo
     from torch._functorch import config as functorch
     from torch._inductor import config, cpu_vec_isa
@@ -49,7 +49,7 @@ def inductor() -> Iterator[None]:
 
 
 def quicken() -> None:
-    """For a program of its own: what `inductor` sets, but for the caches."""
+    """Applies the settings of `inductor`, except for the caches, in a separate program."""
     from torch._inductor import config, cpu_vec_isa
 
     cpu_vec_isa.VecISA.check_build = _builds  # type: ignore
@@ -57,8 +57,8 @@ def quicken() -> None:
 
 
 def calls_in(code: str) -> list[str]:
-    """The operators of torch.ops.collx that code made by Inductor calls, in order, each with its
-    `max_blocks` where it has one: tests give every call a number of its own."""
+    """Returns the operators of torch.ops.collx that code of Inductor calls, in order. Each includes
+    its `max_blocks` if it has one, by which tests identify a call."""
     found = []
     for op, _, arguments in CALL.findall(code):
         number = re.search(r"'auto', (\d+)", arguments)
@@ -69,7 +69,7 @@ def calls_in(code: str) -> list[str]:
 def code_of(
     function: Callable[..., Any], *arguments: Any, backward: bool = False
 ) -> tuple[Any, list[list[str]]]:
-    """What a compiled function returns, and the calls in the code of each of its graphs."""
+    """Returns the result of a compiled function, and the calls in the code of each graph."""
     from torch._inductor.utils import run_and_get_code
 
     def run() -> Any:
@@ -85,9 +85,9 @@ def code_of(
 def through_pass(
     graphs: list[Graph], made: Callable[..., Any] | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """A backend that runs the graph that `collx.compile.Pass`, or `made`, leaves, and appends it to
-    `graphs`: quicker than Inductor, whose own passes go before it, and which would make code of
-    it."""
+    """Returns a backend that runs the graph after `collx.compile.Pass` or `made`, and appends it to
+    `graphs`. The preceding passes of Inductor are applied. It is faster than Inductor because it
+    generates no code."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -108,7 +108,7 @@ def through_pass(
 
 
 def operators_in(graphs: list[Graph]) -> list[str]:
-    """The operators of collx that graphs call, in order, each with its overload if it has one."""
+    """Returns the operators of collx that graphs call, in order, each with its overload, if any."""
     return [
         str(op).removeprefix("collx.").removesuffix(".default")
         for op in _called(graphs)
@@ -117,7 +117,7 @@ def operators_in(graphs: list[Graph]) -> list[str]:
 
 
 def others_in(graphs: list[Graph]) -> list[str]:
-    """The other ops that graphs call, in order, without their overloads."""
+    """Returns the other ops that graphs call, in order, without their overloads."""
     return [
         str(op.overloadpacket.__name__)
         for op in _called(graphs)
@@ -126,7 +126,7 @@ def others_in(graphs: list[Graph]) -> list[str]:
 
 
 def _called(graphs: list[Graph]) -> Iterator[Any]:
-    """What graphs call, with an effect token or without."""
+    """Yields the ops that graphs call, with or without an effect token."""
     for graph in graphs:
         for node in graph.nodes:
             yield node.args[1] if node.target is with_effects else node.target

@@ -1,7 +1,7 @@
-"""Random calls, drawn by hypothesis in the process of the tests, so that all ranks get the same.
+"""Draws random calls with hypothesis in the test process, so that all ranks get the same calls.
 
-COLLX_FUZZ_SEED=n draws others than usual, COLLX_FUZZ_CALLS=n more of them. An example that fails is
-shrunk to the fewest and simplest calls that fail, but for CI, where the first one is reported.
+COLLX_FUZZ_SEED=n changes the seed, and COLLX_FUZZ_CALLS=n the number of calls. A failing example is
+shrunk to the fewest and simplest failing calls, except in CI, which reports the first one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_IN_A_SEQUENCE = 20
 
 
 def for_all(strategy: strategies.SearchStrategy[T], count: int, check: Callable[[T], None]) -> None:
-    """Calls `check` with so many examples, or as many as the environment asks for."""
+    """Calls `check` with `count` examples, or with the number that the environment sets."""
     seed, count = seed_from_environment(), int(os.environ.get("COLLX_FUZZ_CALLS", count))
     shrink = [] if os.environ.get("CI") else [hypothesis.Phase.shrink]
     print(f"COLLX_FUZZ_SEED={seed} COLLX_FUZZ_CALLS={count}")
@@ -47,7 +47,7 @@ def for_all(strategy: strategies.SearchStrategy[T], count: int, check: Callable[
 
 @strategies.composite
 def calls(draw: Any, world: int, largest: int, ops: tuple[str, ...] | None = None) -> Call:
-    """A call of any operator, or of one of the collectives `ops`."""
+    """Draws a call of any operator, or of one of the collectives `ops`."""
     choose = draw(strategies.randoms(use_true_random=False))
     if ops is not None:
         return collectives.random_call(choose, largest, world, ops)
@@ -58,6 +58,6 @@ def calls(draw: Any, world: int, largest: int, ops: tuple[str, ...] | None = Non
 def sequences(
     draw: Any, world: int, largest: int, ops: tuple[str, ...] | None = None
 ) -> list[Call]:
-    """Up to MOST_IN_A_SEQUENCE calls, one after the other."""
+    """Draws a sequence of up to MOST_IN_A_SEQUENCE calls."""
     count = draw(strategies.integers(1, MOST_IN_A_SEQUENCE))
     return [draw(calls(world, largest, ops)) for _ in range(count)]

@@ -1,5 +1,5 @@
-"""Epilogues as values that travel to the ranks: functions of this module, and calls of reductions
-with them."""
+"""Epilogues that can be sent to the ranks: functions of this module, and calls of reductions with
+them."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def smooth(v: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """One epilogue: of which dtypes, with how many extras, whether with coordinates; and whether
-    its bits are those of the function in float32."""
+    """An epilogue: its dtypes, the number of extras, whether it takes coordinates, and whether its
+    bits are equal to those of the function in float32."""
 
     function: Function
     dtypes: tuple[str, ...]
@@ -89,9 +89,9 @@ CASES = (
 )
 
 
-NARROWING = (positive, halved)  # their results have another dtype than the sum
+NARROWING = (positive, halved)  # their results have a dtype different from the sum
 
-# "middle": the same along the last dimension but one. "mixed": a number, and then a row.
+# "middle": constant along the second to last dimension. "mixed": a number, then a row.
 LIES = ("full", "row", "column", "middle", "number", "strided", "mixed")
 NEEDS_SYMMETRIC = {"pull_push": "both", "direct": "input"}
 
@@ -100,12 +100,12 @@ NEEDS_SYMMETRIC = {"pull_push": "both", "direct": "input"}
 class Call(calls.Call):
     """A reduction with an epilogue.
 
-    broadcast    how the extras lie: one of LIES
-    with_value   of the operator that autograd calls, which gives the reduced value, too
+    broadcast    the layout of the extras: one of LIES
+    with_value   calls the operator of autograd, which also returns the reduced value
     form         also "alias": out= is the input; "onto_extra": out= is the first extra
     """
 
-    case: int  # of CASES
+    case: int  # index into CASES
     op: str  # "allreduce", "reducescatter"
     dtype: str
     shape: Shape
@@ -140,7 +140,7 @@ class Call(calls.Call):
             {"input": source, **{f"extras_{n}": extra for n, extra in enumerate(own)}}
             for source, own in zip(inputs, extras, strict=True)
         ]
-        # As new tensors: PyTorch gives some results without elements other strides.
+        # Copied to new tensors: some results of PyTorch without elements have other strides.
         results = [result.new_empty(result.shape).copy_(result) for result in results]
         both = zip(results, values, strict=True)
         return Data(given, [result[: 1 + self.with_value] for result in both])
@@ -201,7 +201,7 @@ class Call(calls.Call):
 
 
 def _legal(call: Call) -> Call:
-    """The call, made one that exists."""
+    """Returns the closest valid call."""
     case = CASES[call.case]
     wide = ("full", "strided", "row", "middle") if len(call.shape) == 1 else ("full", "strided")
     if call.form == "onto_extra" and not (case.extras and call.broadcast in wide):
@@ -210,7 +210,7 @@ def _legal(call: Call) -> Call:
         call = replace(call, broadcast="full", layout="spread")
     if call.form == "alias" and (call.op != "allreduce" or case.function in NARROWING):
         call = replace(call, form="out")
-    # The output holds the sums first: it has their dtype, and certainly no memory of the extras.
+    # The output first contains the sums: it has their dtype and shares no memory with the extras.
     if call.algorithm == "pull_push" and (
         case.function in NARROWING or call.broadcast == "strided"
     ):
@@ -229,7 +229,7 @@ def _legal(call: Call) -> Call:
 
 
 def extras_of(call: Call, sizes: Shape, rank: int) -> list[torch.Tensor]:
-    """This rank's, which differ from the others'."""
+    """Returns the extras of a rank. They differ between the ranks."""
     made = []
     for which in range(CASES[call.case].extras):
         lies = ("number", "row")[which % 2] if call.broadcast == "mixed" else call.broadcast
@@ -247,7 +247,7 @@ def extras_of(call: Call, sizes: Shape, rank: int) -> list[torch.Tensor]:
 
 
 def _reduced(call: Call, world: int) -> list[torch.Tensor]:
-    """What the function is applied to: each rank's part of the rounded sum."""
+    """Returns the inputs of the function: each rank's part of the rounded sum."""
     from collx import reference
 
     inputs = _inputs(call, world)
@@ -257,7 +257,7 @@ def _reduced(call: Call, world: int) -> list[torch.Tensor]:
 
 
 def expected(call: Call, world: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's input; and its result."""
+    """Returns the input of a rank and its expected result."""
     data = call.data(world)
     return data.given[rank]["input"], data.expected[rank][0]
 
@@ -269,7 +269,8 @@ def _inputs(call: Call, world: int) -> list[torch.Tensor]:
 
 
 def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) -> list[Call]:
-    """Any function in any algorithm, shape, dtype, layout of the extras, and form."""
+    """Draws calls of any function with any algorithm, shape, dtype, layout of the extras, and
+    form."""
     choose = random.Random(seed)
     made = []
     for _ in range(count):
@@ -297,8 +298,8 @@ def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) 
 
 
 def _close(got: torch.Tensor, call: Call, world: int, rank: int) -> bool:
-    """To the function in float64: within what docs/guide/epilogues.md grants each of the few
-    transcendental functions of a case, and the rounding to the dtype."""
+    """Whether a result is close to the function in float64. The tolerance is the error of each
+    transcendental function of a case in docs/guide/epilogues.md, and the rounding to the dtype."""
     from collx import reference
 
     value = _reduced(call, world)[rank]

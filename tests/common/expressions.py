@@ -1,4 +1,4 @@
-"""Expressions and what they should give, whatever computes them."""
+"""Expressions and their expected results, independent of the implementation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REAL: dict[str, Function] = {
 
 
 def random_function(choose: random.Random, dtype: torch.dtype) -> Function:
-    """Of up to 25 ops that have the same bits everywhere."""
+    """Draws a function of up to 25 ops whose bits are the same in all implementations."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     float_ops: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
         torch.add,
@@ -69,14 +69,14 @@ def random_function(choose: random.Random, dtype: torch.dtype) -> Function:
         for op, first, second in steps:
             a, b = (values[int(at * len(values))] for at in (first, second))
             values.append(op(a, b))
-        return values[-1] * 1  # which is no cast
+        return values[-1] * 1  # so that the last op is not a cast
 
     return function
 
 
 def wrong_random_functions(apply: Apply, kind: torch.dtype, count: int) -> list[str]:
-    """Texts of functions whose bits are others than those of the function in the wide type, rounded
-    once; on values of all kinds."""
+    """Returns the texts of functions whose bits differ from those of the function in the wide type,
+    rounded once, on values of all kinds."""
     choose = random.Random(str(kind).removeprefix("torch."))
     generator = torch.Generator().manual_seed(3)
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 3e38])
@@ -97,8 +97,8 @@ def wrong_random_functions(apply: Apply, kind: torch.dtype, count: int) -> list[
 
 
 def error_of_real(apply: Apply, name: str, dtype: torch.dtype) -> float:
-    """In units of the last place, beside the same in float64; infinite where what is not finite
-    differs."""
+    """Returns the error in units of the last place, relative to float64; infinite if non-finite
+    values differ."""
     generator = torch.Generator().manual_seed(1)
     x = torch.cat(
         [
@@ -113,7 +113,7 @@ def error_of_real(apply: Apply, name: str, dtype: torch.dtype) -> float:
     if not torch.equal(got[~finite].nan_to_num(), want[~finite].to(dtype).nan_to_num()):
         return float("inf")
     rounded = want[finite].to(dtype).abs()
-    # In the subnormal range and at the end of the largest binade a unit is that of its neighbors.
+    # In the subnormal range and at the end of the largest binade, uses the unit of the neighbors.
     unit = (torch.nextafter(rounded, torch.zeros_like(rounded)) - rounded).abs().double()
     unit = unit.clamp(min=torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
     error = (got[finite].double() - want[finite]).abs() / unit
@@ -121,7 +121,8 @@ def error_of_real(apply: Apply, name: str, dtype: torch.dtype) -> float:
 
 
 def most_ulp(dtype: torch.dtype) -> float:
-    """Float64 stands beside PyTorch's own, which has an error, too."""
+    """Returns the accepted error. It is larger for float64, because PyTorch's float64 result, which
+    is the expected value, also has an error."""
     return 4 if dtype == torch.float32 else 8
 
 

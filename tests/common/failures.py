@@ -1,4 +1,4 @@
-"""Calls that are to fail in the midst of others: how they are made, and what their errors say."""
+"""Calls that fail during other calls: makes them, and checks their errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ROOT = 0
 
 
 def small_call(op: str, world: int, **fields: Any) -> Call:
-    """A call of 1000 elements or of 7 rows, but for what `fields` say."""
+    """Returns a call of 1000 elements or of 7 rows. `fields` replace the defaults."""
     usual: Fields = {"style": "random", "root": ROOT, "rows": 7, "cols": 256}
     return call_of(op, 1000, world, **{**usual, **fields})
 
 
 def repeated(rank: Rank, communicator: Any, call: Call) -> Callable[[], None]:
-    """A function that makes a call, always on the same tensors, and waits for its end. Collective:
-    no rank still prepares its tensors when another one makes the call."""
+    """Returns a function that makes a call, always on the same tensors, and waits for its end.
+    Collective: all ranks have prepared their tensors before one makes the call."""
     prepared = None if call.op == "barrier" else Prepared(rank, communicator, call)
     rank.barrier()
 
@@ -38,7 +38,7 @@ def repeated(rank: Rank, communicator: Any, call: Call) -> Callable[[], None]:
 
 
 def assert_named(result: Attempt, error: str, *words: str) -> None:
-    """Fails if an attempt did not end with an error of this class, with all words."""
+    """Fails if an attempt did not end with an error of this class that contains all words."""
     assert result.error == error, result
     assert "RuntimeError" in result.bases
     for word in words:

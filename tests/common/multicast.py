@@ -1,7 +1,8 @@
-"""Communicators of tests whose kernels do by the ranks' own addresses what an NVLink switch does.
+"""Communicators with simulated multicast: kernels use the address of each rank instead of an NVLink
+switch.
 
-No test makes an address of real multicast: worlds.MULTICAST_OFF sees to it. But with HARDWARE, for
-whoever has such a machine to himself, the same tests run on the switch."""
+Tests do not create real multicast addresses, which worlds.MULTICAST_OFF disables. With HARDWARE,
+which requires exclusive use of such a machine, the same tests run on the switch."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .worlds import HARDWARE
 
 
 def _ways(ops: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Every (op, algorithm) that needs multicast."""
+    """Returns every (op, algorithm) that needs multicast."""
     return tuple(
         (op, name)
         for op in ops
@@ -35,16 +36,16 @@ NORM_WAYS = _ways(norms.NAMES)
 ALGORITHMS = tuple(name for op, name in WAYS if op == "allreduce")
 ADDED = ("float32", "float16", "bfloat16", "int32", "int64")  # the dtypes
 STYLES = ("exact",) if HARDWARE else ("random", "bits", "special")
-"""Of values that are reduced. A switch adds up in an order of its own."""
+"""The styles of values that are reduced. A switch adds in its own order."""
 
 
 def adds(op: str, algorithm: str) -> bool:
-    """Whether the switch adds up, or the ranks in their order, or nobody."""
+    """Whether the switch adds the values."""
     return OPS[op].reduces and algorithm != "multimem_gather"
 
 
 def accepted(op: str, algorithm: str) -> list[tuple[str, str]]:
-    """dtypes with their reduce ops."""
+    """Returns the accepted dtypes with their reduce ops."""
     if adds(op, algorithm):
         return [*((dtype, "sum") for dtype in ADDED), ("float32", "avg")]
     if not OPS[op].reduces:
@@ -53,7 +54,7 @@ def accepted(op: str, algorithm: str) -> list[tuple[str, str]]:
 
 
 def able(call: Any) -> Any:
-    """The call, made one that its algorithm accepts: all others are."""
+    """Returns the call, changed to one that its multicast algorithm accepts."""
     if not isinstance(call, collectives.Call):
         return call
     if (call.dtype, call.reduce_op) in accepted(call.op, call.algorithm):
@@ -67,8 +68,8 @@ def able(call: Any) -> Any:
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """Communicators and symmetric tensors that are made meanwhile are such ones. All of a
-    communicator have to be made so, on every rank."""
+    """Makes new communicators and symmetric tensors use simulated multicast. This must include all
+    tensors of such a communicator, on every rank."""
     from collx._bootstrap import multicast
 
     multicast.simulated = not HARDWARE
@@ -79,7 +80,7 @@ def simulated() -> Iterator[None]:
 
 
 def communicator_of(rank: Rank, key: str = "simulated", **options: Any) -> Any:
-    """The communicator of a key: made when first asked for. Collective."""
+    """Returns the communicator of a key. Creates it at the first call. Collective."""
     if key == "simulated-small":
         options["payload_bytes"] = rank.smallest_payload()
     with simulated():
@@ -87,7 +88,7 @@ def communicator_of(rank: Rank, key: str = "simulated", **options: Any) -> Any:
 
 
 def run_simulated(rank: Rank, calls: Iterable[Call], key: str = "simulated") -> list[str]:
-    """A job: makes the calls and tells what went wrong."""
+    """A job that makes the calls. Returns one line for each failure."""
     communicator_of(rank, key)
     with simulated():
         return run_calls(rank, map(able, calls), key)

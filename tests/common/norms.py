@@ -1,12 +1,11 @@
-"""Calls of the fused normalizations, their data and right results; and samples of them.
+"""Calls of the fused normalizations, their data and expected results, and samples of calls.
 
 weights    "same": weight and bias in the input's dtype; "float32"
-style      "random" (of many magnitudes, so that the order of sums shows); "bits" (any pattern);
-           "rows" (of every kind that a norm or a scale could go wrong on); "ones" (all bits
-           set: NaN throughout); "constant" (the sum is +-1, so that y is the gain, the largest
-           of which is LARGEST); "minus" (the sum and y are -1 throughout); "tiny" (scales have
-           no reciprocal)
-folded     input has three dimensions
+style      "random" (many magnitudes, so that the order of sums matters); "bits" (any pattern);
+           "rows" (all kinds of rows that are special for a norm or a scale); "ones" (all bits
+           set: NaN throughout); "constant" (the sum is +-1, so y is the gain, with the maximum
+           LARGEST); "minus" (the sum and y are -1 throughout); "tiny" (scales have no reciprocal)
+folded     the input has three dimensions
 epilogue   one of EPILOGUES, or none
 lies       how its extras broadcast: "full", "row", "column", "number"
 form       also "updated": residual_out is the residual itself
@@ -67,7 +66,7 @@ def quantizes(op: str) -> bool:
 
 
 def family_of(op: str) -> str:
-    """The Python function that calls an operator."""
+    """Returns the name of the Python function that calls an operator."""
     return op.replace("_residual", "").removesuffix("_fp8").removesuffix("_int8")
 
 
@@ -80,7 +79,7 @@ def algorithms_of(op: str) -> tuple[str, ...]:
 
 
 def outputs_of(op: str, keep_norm: bool = False) -> tuple[str, ...]:
-    """Names of the outputs, in the order of the results."""
+    """Returns the names of the outputs, in the order of the results."""
     names: tuple[str, ...] = ("q_out", "scale_out") if quantizes(op) else ("out",)
     names += ("residual_out",) if "residual" in op else ()
     return (*names, "norm_out") if keep_norm else names
@@ -197,7 +196,7 @@ _UNSCALED: Fields = {
 
 
 def _legal(call: Call) -> Call:
-    """The call, made one that exists."""
+    """Returns the closest valid call."""
     if not quantizes(call.op):
         call = replace(call, **_UNSCALED)
     if call.op.endswith("int8"):
@@ -214,7 +213,7 @@ def _legal(call: Call) -> Call:
         call = replace(call, ue8m0=True)
     if scatters(call.op):
         call = replace(call, folded=False)
-    if call.epilogue and EPILOGUES[call.epilogue].index:  # of rows and columns
+    if call.epilogue and EPILOGUES[call.epilogue].index:  # coordinates of rows and columns
         call = replace(call, folded=False)
     if call.algorithm not in algorithms_of(call.op):
         call = replace(call, algorithm="auto")
@@ -224,7 +223,7 @@ def _legal(call: Call) -> Call:
 
 
 def scale_options(call: Call) -> Fields:
-    """The options of an op that quantizes, but for the scale itself."""
+    """Returns the options of an op that quantizes, without the scale itself."""
     names = ["scale_ub", "scale_mode", "quant_group_size", "ue8m0", "scale_dtype", "scale_layout"]
     names += ["fp8_dtype"] if call.op.endswith("fp8") else []
     return {name: getattr(call, name) for name in names}
@@ -237,8 +236,9 @@ def _of_many_magnitudes(dtype: str, numel: int, seed: int, rank: int) -> torch.T
 
 
 def _rows_of_all_kinds(call: Call, rank: int, world: int) -> torch.Tensor:
-    """Rows of ordinary values, zeros, infinity or NaN in one place of one rank, subnormals, values
-    whose squares or sums overflow, special values throughout, one value among zeros."""
+    """Returns rows of ordinary values, zeros, infinity or NaN at one position of one rank,
+    subnormals, values whose squares or sums overflow, special values throughout, one value among
+    zeros."""
     dtype = dtype_of(call.dtype)
     info, cols = torch.finfo(dtype), call.cols
     numel = call.rows * cols
@@ -294,7 +294,7 @@ def _vector(call: Call, which: int) -> torch.Tensor:
 
 
 def _extras(call: Call, sizes: tuple[int, ...], seed: int) -> list[torch.Tensor]:
-    """Of results of those sizes."""
+    """Returns the extras for results with these sizes."""
     by_name = {"full": sizes, "row": sizes[-1:], "column": (*sizes[:-1], 1), "number": ()}
     shape = torch.Size(by_name[call.lies])
     count = EPILOGUES[call.epilogue].extras if call.epilogue else 0
@@ -316,7 +316,7 @@ def _make_data(call: Call, world: int) -> Data:
             residual = torch.zeros(numel, dtype=dtype_of(call.dtype))
         else:
             residual = make_values(style_here, call.dtype, numel, call.seed + 500, 0)
-            if call.style == "rows":  # so that most rows remain what they are
+            if call.style == "rows":  # so that most rows keep their kind
                 kept = torch.arange(call.rows).repeat_interleave(call.cols) % 4 != 3
                 residual = residual.masked_fill(kept, 0.25)
         residuals = [residual.view(call.shape)] * world
@@ -385,7 +385,7 @@ def _expression(call: Call) -> str:
     )
 
 
-# How values are scaled, for the ops that quantize.
+# Options of the scales, for the ops that quantize.
 SCALES: tuple[Fields, ...] = (
     {},
     {"scale_ub": 0.7},
@@ -412,7 +412,8 @@ SCALES: tuple[Fields, ...] = (
 
 
 def sizes(largest: int) -> Allowed:
-    """For `pairwise`: inputs of at most so many elements, and groups that divide their columns."""
+    """Returns a filter for `pairwise`: inputs of at most `largest` elements, and groups that divide
+    the columns."""
 
     def allowed(fields: Fields) -> bool:
         if "rows" in fields and "cols" in fields:
@@ -426,7 +427,7 @@ def sizes(largest: int) -> Allowed:
 
 
 def calls_of(op: str, combinations: Sequence[Fields], seed: int = 1) -> list[Call]:
-    """The calls of these combinations; a value that is itself a dict stands for several fields."""
+    """Returns the calls of these combinations. A value that is a dict contains several fields."""
     found = []
     for number, combination in enumerate(combinations):
         fields: Fields = {"seed": seed + number}
@@ -437,7 +438,7 @@ def calls_of(op: str, combinations: Sequence[Fields], seed: int = 1) -> list[Cal
 
 
 def modes_of(op: str) -> Factors:
-    """What an op computes, as factors."""
+    """Returns the factors of an op that determine its results."""
     factors: Factors = {
         "dtype": DTYPES,
         "rounding": ROUNDINGS,
@@ -455,12 +456,12 @@ def modes_of(op: str) -> Factors:
 
 
 def forms_of(op: str) -> tuple[str, ...]:
-    """How an op can be called. "updated": residual_out is the residual itself."""
+    """Returns the forms of an op. "updated": residual_out is the residual itself."""
     return (*FORMS, "updated") if "residual" in op else FORMS
 
 
 def placements(op: str) -> Factors:
-    """Where tensors lie, and how the call is made."""
+    """Returns the factors of the placement of tensors and the form of the call."""
     return {
         "algorithm": algorithms_of(op),
         "form": forms_of(op),
@@ -475,8 +476,8 @@ def placements(op: str) -> Factors:
 
 
 def random_call(choose: random.Random, largest: int) -> Call:
-    """A call drawn from all that exist. The same on every rank that has the same `choose`;
-    `largest` bounds the elements of its input."""
+    """Draws a valid call. Ranks with the same `choose` draw the same call. `largest`: the maximum
+    number of elements of the input."""
     op = choose.choice(NAMES)
     cols = choose.choice([cols for cols in COLS if cols <= largest])
     rows = int(2 ** choose.uniform(0, (largest // cols).bit_length())) - choose.randrange(2)

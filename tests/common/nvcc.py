@@ -1,4 +1,4 @@
-"""Compiling kernels as the build does, for GPUs that need not be there."""
+"""Compiles kernels as the build does, without requiring a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "cuda" / "collectives"
 
 
 def compiler() -> str:
-    """The path of nvcc; skips the test where there is none."""
+    """Returns the path of nvcc. Skips the test if it is not installed."""
     home = cpp_extension.CUDA_HOME
     found = shutil.which("nvcc", path=f"{home}/bin" if home else None)
     if found is None:
@@ -22,8 +22,8 @@ def compiler() -> str:
 
 
 def nvcc(source: Path, architecture: str, *options: str) -> None:
-    """Makes a .ptx (-ptx) or a .cubin of `source` beside it, without a warning; skips the test
-    where there is no compiler."""
+    """Compiles `source` to a .ptx (-ptx) or .cubin file in the same folder, with warnings as
+    errors. Skips the test if there is no compiler."""
     out = source.with_suffix(".ptx" if "-ptx" in options else ".cubin")
     flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr"]
     flags += ["-Werror=all-warnings", f"-arch=sm_{architecture}", *options]

@@ -1,4 +1,4 @@
-"""torch.library.opcheck for operators that are collective."""
+"""torch.library.opcheck for collective operators."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def opcheck(
     options: dict[str, Any] | None = None,
     checks: Sequence[str] = OPCHECKS,
 ) -> dict[str, str]:
-    """The checks and their outcomes on this rank. Collective: check by check, so that a rank that
-    finds something wrong does not leave the others waiting in the next one."""
+    """Returns the outcomes of the checks on this rank. Collective. The ranks run check by check, so
+    a rank that finds an error does not leave the others waiting in the next check."""
     found = {}
     for check in checks:
         result = torch.library.opcheck(

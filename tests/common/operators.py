@@ -1,5 +1,5 @@
-"""All operators of the tests, whatever their family: a test that is about each of them takes its
-names and calls from here."""
+"""All operators of the tests, of all families. Tests of every operator use these names and
+calls."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ def is_norm(op: str) -> bool:
 
 
 def name_in_errors(op: str) -> str:
-    """The name of an operator in its messages: that of its packet in torch.ops.collx."""
+    """Returns the name of an operator in error messages: that of its packet in torch.ops.collx."""
     return op if is_norm(op) else collectives.OPS[op].packet
 
 
 def algorithms_of(op: str) -> tuple[str, ...]:
-    """The algorithms of an operator, "auto" first."""
+    """Returns the algorithms of an operator, "auto" first."""
     return norms.algorithms_of(op) if is_norm(op) else ("auto", *collectives.OPS[op].algorithms)
 
 
 def ways(*names: str) -> list[tuple[str, str]]:
-    """Every (operator, algorithm) of these operators; of all of them without names."""
+    """Returns every (operator, algorithm) of these operators, or of all operators without names."""
     return [(op, way) for op in names or NAMES for way in algorithms_of(op)]
 
 
 def kernels(*names: str) -> list[tuple[str, str]]:
-    """The same without the algorithm that runs the process group's own collectives."""
+    """Returns `ways` without the algorithm that runs the process group's own collectives."""
     return [(op, way) for op, way in ways(*names) if way != "fallback"]
 
 
 def call_of(op: str, numel: int = 1000, world: int = 1, **fields: Any) -> Call:
-    """A legal call of an operator, with about so many elements in the larger one of its tensors in
-    a world of so many ranks. Fields that its family does not have are left out."""
+    """Returns a valid call of an operator with about `numel` elements in the larger one of its
+    tensors, for `world` ranks. Ignores fields that its family does not have."""
     if is_norm(op):
         cols = min(256, max(8, numel // 4))
         usual: dict[str, Any] = {"rows": max(1, numel // cols), "cols": cols, "dtype": "bfloat16"}
@@ -55,8 +55,8 @@ def call_of(op: str, numel: int = 1000, world: int = 1, **fields: Any) -> Call:
 
 
 def random_call(choose: random.Random, largest: int, world: int) -> Call:
-    """A call of any operator; one in five is a fused normalization. The same on every rank that has
-    the same `choose`; `largest` bounds the elements of the larger tensors."""
+    """Draws a call of any operator; one in five is a fused normalization. Ranks with the same
+    `choose` draw the same call. `largest`: the maximum number of elements of the larger tensors."""
     if choose.random() < 0.2:
         return norms.random_call(choose, largest)
     return collectives.random_call(choose, largest, world)

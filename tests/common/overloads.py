@@ -1,5 +1,5 @@
-"""Every overload of the operators, from the schemas that are registered, and arguments for it: a
-new operator is tested as soon as it is there."""
+"""Every overload of the operators, from the registered schemas, and arguments for it. New operators
+are therefore tested automatically."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def all_overloads() -> list[Any]:
 
 
 def written_by(overload: Any) -> list[str]:
-    """The arguments that it writes."""
+    """Returns the arguments that an overload writes."""
     return [
         argument.name
         for argument in overload._schema.arguments
@@ -42,15 +42,15 @@ def writing_overloads() -> list[Any]:
 
 
 def name_in_errors(overload: Any) -> str:
-    """`overload`, or its name as text."""
+    """Returns the name of an overload in error messages. `overload`: the overload, or its name."""
     return str(overload).removeprefix("collx.").split(".")[0].removesuffix("_")
 
 
 def as_function_call(
     overload: Any, arguments: dict[str, Any]
 ) -> tuple[Callable[..., Any] | None, dict[str, Any]]:
-    """The Python function that calls the overload, and its arguments for the same call; no function
-    for the forms with an epilogue, which a function does not take as text."""
+    """Returns the Python function that calls the overload, and its arguments for the same call.
+    Returns None for the forms with an epilogue, because a function does not accept its text."""
     import collx
     from collx._extension import extension
     from collx.ops.functions import twins
@@ -87,7 +87,8 @@ def _parameters(
 def arguments_without_outs(
     rank: Rank, group_name: str, overload: Any, dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:
-    """What is read, and what is written in place: everything that has no default."""
+    """Returns the arguments without a default, except outputs: inputs and tensors that are written
+    in place."""
     name = str(overload)
     rows = 2 * rank.size
     norm = "norm" in name
@@ -125,7 +126,7 @@ def arguments_without_outs(
 def arguments_for(
     rank: Rank, group_name: str, overload: Any, dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:
-    """All arguments: for those of the forms with out=, what the functional form has returned."""
+    """Returns all arguments. The outputs of out variants are the results of the functional form."""
     given = arguments_without_outs(rank, group_name, overload, dtype)
     outs = [name for name in written_by(overload) if name not in given]
     if outs:

@@ -1,4 +1,4 @@
-"""Classes of tests that pass for classes of transformers, which need not be installed."""
+"""Makes test classes appear as classes of transformers, which need not be installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOME = "transformers.models.posing"
 
 
 def posing(kind: Kind) -> Kind:
-    """Makes this the class that transformers has under its name."""
+    """Registers a class as the class of transformers with its name."""
     setattr(sys.modules.setdefault(HOME, ModuleType(HOME)), kind.__name__, kind)
     kind.__module__ = HOME
     if "forward" in vars(kind):

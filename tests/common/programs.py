@@ -1,8 +1,8 @@
-"""Programs of two ranks on the CPU, as torchrun starts them.
+"""Runs programs of two ranks on the CPU in the environment of torchrun.
 
-Its agent and each rank would take seconds to import PyTorch. Here the ranks are forked from a
-process that has done so, like those of a pool; the example of the README and benchmarks/turns.py go
-the long way.
+The agent of torchrun and each rank would take seconds to import PyTorch. Here the ranks are forked
+from a process that has imported it, as in a pool. Only the tests of the README's example and of
+benchmarks/turns.py start new processes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from .pool import forking
 from .rank import redirect_output
 
 RANKS = 2
-SECONDS = 480  # two ranks compile in half a minute, and in minutes on busy cores
+SECONDS = 480  # two ranks compile in half a minute, or in minutes on busy cores
 
 
 def run_program(program: Path, *arguments: str, **environment: str) -> str:
-    """What it prints, by rank. AssertionError if a rank fails, or is not at its end in time."""
+    """Runs a program and returns its output, by rank. Raises AssertionError if a rank fails or
+    exceeds the time limit."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         **os.environ,
@@ -36,7 +37,7 @@ def run_program(program: Path, *arguments: str, **environment: str) -> str:
         "LOCAL_WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(server.port),
-        # The store that is there already, as torchrun's agent has one.
+        # The ranks use the existing store, like that of torchrun's agent.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
@@ -64,7 +65,7 @@ def run_program(program: Path, *arguments: str, **environment: str) -> str:
 
 
 def _wait_for(ranks: list[Any]) -> None:
-    """Until all have ended, or one has failed."""
+    """Waits until all ranks have ended, or one has failed."""
     end = time.monotonic() + SECONDS
     running = {rank.sentinel: rank for rank in ranks}
     while running and (left := end - time.monotonic()) > 0:

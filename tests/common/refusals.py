@@ -1,4 +1,4 @@
-"""Right calls that a row of a table spoils, and the errors that must refuse them. The tables:
+"""Valid calls that a row of a table makes invalid, and the expected errors. The tables are in
 suites/bad_input.py, bad_norms.py, bad_splits.py."""
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .rank import Rank
 
 Ops = tuple[str, ...]
 
-COLS = 128  # of the input of a normalization
+COLS = 128  # columns of the input of a normalization
 
 
 @cache
 def _right(op: str, world: int) -> tuple[Call, Data]:
-    """A call for the rows of the table to spoil."""
+    """Returns a valid call, which the rows of a table change."""
     collective: Fields = {"shape": (6, 4), "style": "random", "spare": 2}
     norm: Fields = {"rows": 2 * world, "cols": COLS, "keep_norm": False}
     call = call_of(op, world=world, dtype="float32", form="functional", **collective, **norm)
@@ -32,7 +32,7 @@ def _right(op: str, world: int) -> tuple[Call, Data]:
 
 
 class Given:
-    """A rank's right call: `given[name]` is an argument or an output."""
+    """A valid call of a rank. `given[name]` is an argument or an output."""
 
     def __init__(self, rank: Rank, op: str) -> None:
         self.rank, self.world, self.op = rank, rank.size, op
@@ -44,7 +44,7 @@ class Given:
         self.outs: Fields = dict(zip(self.call.outputs(), results, strict=True))
 
     def __getitem__(self, name: str) -> Any:
-        """`out` is the first output, whatever its name is."""
+        """Returns an argument or output. `out` is the first output, whatever its name is."""
         return {"out": next(iter(self.outs.values())), **self.arguments, **self.outs}[name]
 
     @property
@@ -56,7 +56,7 @@ class Given:
         return torch.ones(count, device=self.rank.device, **options)
 
     def symmetric(self) -> torch.Tensor:
-        """A copy of the input's shape in symmetric memory."""
+        """Returns a tensor with the shape of the input in symmetric memory."""
         tensor: torch.Tensor = self.communicator.empty(tuple(self.input.shape))
         return tensor.fill_(1)
 
@@ -78,10 +78,10 @@ class Given:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A row: which operators it concerns, words of the message ("{out}" is the first output's
-    name, "{algorithms}" stands for all algorithms of the operator), the class of the error, what
-    is changed (values, or functions of `Given`; `several` gives several by name), and how many
-    ranks it takes."""
+    """A row: its operators, words of the message ("{out}" is the name of the first output,
+    "{algorithms}" the names of all algorithms of the operator), the class of the error, the changed
+    argument (values, or functions of `Given`; `several` changes several by name), and the minimum
+    number of ranks."""
 
     ops: Ops
     words: tuple[str, ...]
@@ -110,7 +110,8 @@ def assert_refused(op: str, row: Wrong, found: Attempt) -> None:
 
 
 def refused(rank: Rank, row: Wrong) -> dict[str, Attempt]:
-    """What a rank's operators say to a row. The communicator works on."""
+    """Calls the operators of a row with invalid arguments, and returns the outcomes on this rank.
+    Checks that the communicator still works."""
     communicator = rank.communicator()
     found = {}
     for op in row.ops:
@@ -125,7 +126,7 @@ def refused(rank: Rank, row: Wrong) -> dict[str, Attempt]:
 
 
 def assert_all_refused(pool: Pool, row: Wrong, job: Callable[[Rank, str], Any], what: str) -> None:
-    """Runs the job of a row, which calls `refused`, and looks at what every rank was told."""
+    """Runs the job of a row, which calls `refused`, and checks the errors of all ranks."""
     if pool.size < row.least:
         pytest.skip("right with so few ranks")
     for found in pool.run(job, what):

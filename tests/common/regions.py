@@ -1,8 +1,8 @@
-"""Access to the words of a communicator's own region, for tests that start from rare states, and
-find out whether they went past them.
+"""Accesses the words of a communicator's own region, for tests that start from rare states and
+check that these were passed.
 
-The offsets follow csrc/protocol/{cpu,cuda}_layout.h and csrc/cpu/control.h. That they are right is
-checked where they are used: the words there must hold what a communicator has after its self-test.
+The offsets follow csrc/protocol/{cpu,cuda}_layout.h and csrc/cpu/control.h. Each use checks them:
+the words must have the values of a communicator after its self-test.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 
 from .rank import Rank
 
-BORDERS = (1 << 32, 1 << 31)  # where counters wrap around, by their bits and by their sign
+BORDERS = (1 << 32, 1 << 31)  # where counters wrap around, as unsigned and as signed numbers
 
-ALIGNMENT = 256  # of every part of a region
+ALIGNMENT = 256  # alignment of every part of a region, in bytes
 LINE = 64
 CHECK_EPOCH, CHECK_SLOTS, CHECK_SLOT_BYTES, CHECK_FLAG = 132, 8448, 256, 152
 MAX_BLOCKS, MAX_RANKS = 1024, 16
 CHANNEL_TABLES, CUDA_RANKS = 3, 8  # uses sent, received and done, by rank
-# 32-bit words of LaneWords and LaneCounts, and the offsets in them of the words that are counters.
+# Sizes of LaneWords and LaneCounts in 32-bit words, and the offsets of their counters.
 LANE_WORDS, LANE_COUNTS = 32, 8
 COUNTERS_IN_WORDS, COUNTERS_IN_COUNTS = (0, 1, 8, 9, 16), (0, 1, 2, 3, 4)
 CPU_CONTROL_BYTES, CPU_AREAS = 256, 4
@@ -36,13 +36,13 @@ def _aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class Places:
-    """Offsets of the parts of a region."""
+    """The offsets of the parts of a region."""
 
     epochs: int
     flags: int
     entries: list[tuple[int, int]]  # offset and number of tiles of each area with epochs
     counts: list[tuple[int, int]]  # offset and number of the words that count uses of channels
-    lanes: int  # their number
+    lanes: int  # the number of lanes
     lane_words: int
     lane_counts: int
     staging: int
@@ -50,7 +50,7 @@ class Places:
 
 
 def places(communicator: Any) -> Places:
-    """Where the parts of this communicator's region are."""
+    """Returns the offsets of the parts of a communicator's region."""
     layout: dict[str, int] = communicator._region
     on_cuda = communicator.device.type == "cuda"
     at = _aligned(layout["header"])
@@ -74,7 +74,7 @@ def places(communicator: Any) -> Places:
     at = lane_counts + _aligned(per_rank * LANE_COUNTS * lanes) + _aligned(4 * lanes)
     staging = at + sum(_aligned(layout.get(name, 0)) for name in (*AREAS, "lanes"))
     results = staging + _aligned(layout["staging"])
-    behind = 0 if on_cuda else 2 * ALIGNMENT  # the counts of an alltoallv
+    behind = 0 if on_cuda else 2 * ALIGNMENT  # for the counts of an alltoallv
     assert results + _aligned(layout["results"]) + behind == layout["total"]
     return Places(epochs, flags, entries, counts, lanes, lane_words, lane_counts, staging, results)
 
@@ -85,7 +85,8 @@ def _words(communicator: Any, start: int, count: int) -> torch.Tensor:
 
 
 def _lane_counters(communicator: Any, where: Places) -> list[torch.Tensor]:
-    """Views of the words that count chunks: those that other ranks store here, and the own ones."""
+    """Returns views of the words that count chunks: those that other ranks store in this region,
+    and those of this rank."""
     pairs = CUDA_RANKS * where.lanes
     told = _words(communicator, where.lane_words, LANE_WORDS * pairs).view(pairs, LANE_WORDS)
     own = _words(communicator, where.lane_counts, LANE_COUNTS * pairs).view(pairs, LANE_COUNTS)
@@ -98,7 +99,7 @@ def _as_int32(value: int) -> int:
 
 
 def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
-    """Sets every counter of a communicator that has made no call of its own yet. Collective."""
+    """Sets every counter of a communicator that has made no calls yet. Collective."""
     from collx._extension import extension
 
     rank.synchronize()
@@ -117,7 +118,8 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
     else:
         counted = [int(_words(communicator, at, 1)[0]) for at, _ in where.entries]
         assert min(counted) > 0, "the self-test has counted elsewhere"
-        # Anew, so that no word of the self-test has an epoch that comes again after the wrap.
+        # Initializes the region again, so that no word of the self-test has an epoch that occurs
+        # again after the wraparound.
         extension.initialize_region(
             communicator._memory._region.data_ptr(),
             given.device,
@@ -141,7 +143,7 @@ def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
 
 
 def counters(communicator: Any) -> dict[str, torch.Tensor]:
-    """The counters that `set_epochs` sets and calls advance, by what they count."""
+    """Returns the counters that `set_epochs` sets and that calls advance, by name."""
     where = places(communicator)
     if communicator.device.type == "cpu":
         areas = _words(communicator, where.epochs + 4, CPU_AREAS).tolist()
@@ -163,9 +165,9 @@ def past_the_wrap(
     calls: Iterable[Any],
     run: Callable[[Rank, Any, Any], str],
 ) -> list[str]:
-    """Makes the calls, among them each kind `rounds` times, on a communicator whose counters start
-    half as many uses before `border`. What went wrong, and which counters advanced without
-    reaching it. Collective."""
+    """Makes the calls, which include each kind `rounds` times, on a communicator whose counters
+    start half as many uses before `border`. Returns the failures, and the counters that advanced
+    without reaching the border. Collective."""
     communicator = rank.new_communicator("wrap", payload_bytes=rank.smallest_payload())
     ahead = max(1, rounds // 2)
     set_epochs(rank, communicator, border - ahead)
@@ -187,7 +189,7 @@ def past_the_wrap(
 def run_on_poison(
     rank: Rank, calls: Iterable[Any], run: Callable[[Rank, Any, Any], str]
 ) -> list[str]:
-    """A job: makes the calls where staging and results hold NaN before each of them."""
+    """A job that makes the calls. Before each call, it fills staging and results with NaN."""
     communicator = rank.communicator("poisoned", payload_bytes=1 << 20)
     found = []
     for call in calls:
@@ -198,7 +200,7 @@ def run_on_poison(
 
 
 def _poison_payload(rank: Rank, communicator: Any) -> None:
-    """Fills the memory that pull forms stage data in with NaN (of float32). Collective."""
+    """Fills the memory in which pull forms stage data with NaN (of float32). Collective."""
     rank.synchronize()
     rank.barrier()
     layout: dict[str, int] = communicator._region

@@ -1,4 +1,4 @@
-"""Repeats calls that a test has made: the tests of calls print a program that uses this.
+"""Repeats the calls of a test. Failing tests of calls print a program that uses this module.
 
 python -c "from tests.common.replay import *; replay(World('cpu', 2), [collectives.Call(...)])"
 """
@@ -17,7 +17,7 @@ __all__ = ["World", "collectives", "norms", "replay"]
 
 
 def replay(world: World, calls: Sequence[Call], key: str = "default") -> None:
-    """Makes the calls on new ranks, and prints what is wrong on each of them."""
+    """Makes the calls on new ranks, and prints the failures of each rank."""
     pool = Pool(world)
     try:
         for rank, found in enumerate(pool.run(run_calls, calls, key)):
@@ -27,8 +27,8 @@ def replay(world: World, calls: Sequence[Call], key: str = "default") -> None:
 
 
 def program(world: World, calls: Sequence[Call], key: str = "default") -> str:
-    """The text of a program that repeats calls; with the key "small" on a communicator with the
-    smallest payload, and with the key "checked" on one that checks calls."""
+    """Returns the text of a program that repeats calls. With the key "small", the communicator has
+    the smallest payload, and with the key "checked", it checks calls."""
     listed = "".join(f"    {call!r},\n" for call in calls)
     given = f", key={key!r}" if key in ("small", "checked") else ""
     return (
@@ -45,9 +45,9 @@ def check_calls(
     job: Callable[..., list[str]] = run_calls,
     arguments: tuple[Any, ...] | None = None,
 ) -> None:
-    """Makes calls on all ranks, one after the other, by `job`, which gets `arguments` (instead of
-    the key) and the calls. Fails with what each rank finds wrong, and with a program that repeats
-    the first wrong call, or, if they belong `together`, all of them."""
+    """Makes calls on all ranks, one after the other, with `job`, which gets `arguments` (instead of
+    the key) and the calls. Fails with the failures of each rank, and with a program that repeats
+    the first wrong call or, with `together`, all calls."""
     given = (calls, key) if arguments is None else (*arguments, calls)
     failures = pool.run(job, *given)
     lines = [f"rank {rank}: {line}" for rank, found in enumerate(failures) for line in found]

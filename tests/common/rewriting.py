@@ -1,5 +1,5 @@
-"""What the suites of rewritten norms share: a model run as `collx.compile.Pass` leaves it, what it
-is given, and a quantization."""
+"""Helpers for the suites of rewritten norms: runs a model after `collx.compile.Pass`, creates its
+inputs, and defines a quantization."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Results = tuple[Tensor, ...]
 
 
 class Run(NamedTuple):
-    """A model that was compiled and run."""
+    """The result of compiling and running a model."""
 
     results: Results
     operators: list[str]
@@ -45,7 +45,7 @@ def group_of(rank: Rank) -> tuple[Any, Any]:
 
 
 def tensor_of(rank: Rank, shape: tuple[int, ...], dtype: torch.dtype, own: bool) -> Tensor:
-    """Values that are a rank's own, or equal on all."""
+    """Returns random values that differ between ranks, or are equal on all ranks."""
     numbers = torch.Generator().manual_seed(100 + rank.rank if own else 7)
     return torch.randn(shape, generator=numbers).to(rank.device, dtype)
 

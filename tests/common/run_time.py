@@ -1,4 +1,4 @@
-"""Compiling at run time, as epilogues are, without a GPU."""
+"""Compiles at run time, as for epilogues, without a GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SOURCES = ROOT / "csrc"
 def compile_at_run_time(
     nvrtc: Any, source: str, *folders: Path, kernel: str = "", architecture: str = "sm_90"
 ) -> str:
-    """What NVRTC says of `source`, and of that instance of a kernel's template: nothing when it
-    compiles. `nvrtc`: its bindings. `folders`: where headers are looked for. For an architecture
-    without machine code, "compute_90", it is not optimized either."""
+    """Compiles `source` and an instance of a kernel's template with NVRTC. Returns the messages of
+    NVRTC, "" on success. `nvrtc`: its bindings. `folders`: include paths. For an architecture
+    without machine code, such as "compute_90", the code is not optimized."""
     options = [f"-arch={architecture}", "-std=c++20", "-fmad=false", "-default-device"]
     options += [f"-I{folder}" for folder in folders]
     options += ["--Ofast-compile=max"] if architecture.startswith("compute_") else []

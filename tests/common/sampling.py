@@ -1,5 +1,5 @@
-"""Samples of calls that are too many to be made, counted: the summary of a run says what each suite
-left out, by world."""
+"""Samples calls if there are too many to make all of them. The summary of a test run reports how
+many calls each suite omitted, by world."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _made: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda:
 
 
 def counts() -> dict[str, dict[str, list[int]]]:
-    """By suite and world: how many calls were made, and of how many."""
+    """Returns the numbers of sampled calls and of all calls, by suite and world."""
     return {suite: dict(worlds) for suite, worlds in _made.items()}
 
 
 def add(other: dict[str, dict[str, list[int]]]) -> None:
-    """What another process has counted."""
+    """Adds the counts of another process."""
     for suite, worlds in other.items():
         for world, (made, of) in worlds.items():
             _count(suite, world, made, of)
@@ -41,7 +41,7 @@ def _count(suite: str, world: str, made: int, of: int) -> None:
 
 
 def note(made: int, of: int) -> None:
-    """The running test makes so many of the calls that there are."""
+    """Records that the running test makes `made` of `of` calls."""
     test = os.environ["PYTEST_CURRENT_TEST"]
     suite = test.split("::")[0].rpartition("/")[2].removesuffix(".py")
     world = re.search(r"[\[-]((?:cpu|cuda)\w*)", test)
@@ -49,8 +49,8 @@ def note(made: int, of: int) -> None:
 
 
 def sampled(calls: Sequence[T], count: int) -> list[T]:
-    """At most `count` of the calls: one of each stretch of them, so that what lies far apart in
-    their order all occurs. Other ones in every test, and always the same in one."""
+    """Samples at most `count` of the calls, one from each of `count` consecutive sections, so that
+    the sample covers the whole range. The sample differs between tests, but is reproducible."""
     count = min(count, len(calls))
     note(count, len(calls))
     choose = random.Random(crc32(os.environ["PYTEST_CURRENT_TEST"].split(" ")[0].encode()))
@@ -59,20 +59,20 @@ def sampled(calls: Sequence[T], count: int) -> list[T]:
 
 
 def every(calls: Sequence[T], step: int, first: int = 0) -> list[T]:
-    """One in `step` of the calls, from the first, at least one."""
+    """Returns every `step`-th call, starting with `first`, and at least one."""
     chosen = list(calls[first % max(1, min(step, len(calls))) :: step])
     note(len(chosen), len(calls))
     return chosen
 
 
 def each(name: str, values: Sequence[Any]) -> list[Fields]:
-    """A dimension of `spread`: one field and its values."""
+    """Returns a dimension for `spread`: one field and its values."""
     return [{name: value} for value in values]
 
 
 def spread(count: int, seed: int, *dimensions: Sequence[Fields]) -> list[Fields]:
-    """At most `count` combinations of the dimensions: all of them, or such that every value of
-    each dimension occurs equally often."""
+    """Returns at most `count` combinations of the dimensions: all, or a sample in which the values
+    of each dimension occur equally often."""
     if math.prod(map(len, dimensions)) <= count:
         columns = list(zip(*itertools.product(*dimensions), strict=True))
     else:
@@ -90,8 +90,8 @@ def spread(count: int, seed: int, *dimensions: Sequence[Fields]) -> list[Fields]
 
 
 def pairs(factors: Factors, allowed: Allowed = lambda fields: True) -> list[Fields]:
-    """Combinations of the factors' values in which every pair of values of two factors occurs that
-    `allowed` lets stand, which is asked about pairs. The same list for the same factors."""
+    """Returns combinations that cover every pair of values of two factors that `allowed` accepts.
+    `allowed` is called with pairs. The result is deterministic."""
     names = list(factors)
 
     def may(a: Place, b: Place) -> bool:
@@ -100,7 +100,7 @@ def pairs(factors: Factors, allowed: Allowed = lambda fields: True) -> list[Fiel
         )
 
     places = [[(f, v) for v in range(len(factors[name]))] for f, name in enumerate(names)]
-    # In their order: a set would have another one in every process.
+    # Ordered: the order of a set would differ between processes.
     left = {
         (a, b): None
         for first, second in itertools.combinations(places, 2)
@@ -110,13 +110,14 @@ def pairs(factors: Factors, allowed: Allowed = lambda fields: True) -> list[Fiel
     found: list[Fields] = []
 
     def completed(chosen: list[Place], f: int) -> list[Place] | None:
-        """With a value of each factor from `f` on; None if no choice is allowed."""
+        """Completes `chosen` with a value of each factor from `f` on. Returns None if no choice is
+        allowed."""
         if f == len(names):
             return chosen
         if any(place[0] == f for place in chosen):
             return completed(chosen, f + 1)
         fine = [c for c in places[f] if all(may(*_pair(c, o)) for o in chosen)]
-        turn = len(found) % max(1, len(fine))  # equally good ones take turns
+        turn = len(found) % max(1, len(fine))  # equally good choices alternate
         fine = fine[turn:] + fine[:turn]
         fine.sort(key=lambda c: -sum(_pair(c, o) in left for o in chosen))
         tried = (completed([*chosen, c], f + 1) for c in fine)
@@ -139,7 +140,7 @@ def _pair(a: Place, b: Place) -> tuple[Place, Place]:
 
 
 def summary() -> list[str]:
-    """A line for each suite that made fewer calls than there are."""
+    """Returns a line for each suite that did not make all calls."""
     lines = []
     for suite, worlds in sorted(_made.items()):
         parts = [f"{w} {made} of {of}" for w, (made, of) in worlds.items() if made < of]

@@ -1,4 +1,4 @@
-// Ranks as threads of one process, each with a region, a status and buffers of its own.
+// Ranks as threads of one process. Each rank has its own region, status and buffers.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace collx::cpu {
 
 inline constexpr uint64_t kPatientNs = 60'000'000'000;
 
-/// Whether calls of many bytes between so many threads would take minutes. What is asked of the
-/// sanitizers does not depend on the bytes: fewer threads show it, and small calls among more.
+/// Whether large calls between `world` threads would take minutes. What the sanitizers check does
+/// not depend on the size: fewer threads with large calls, and more with small ones, suffice.
 inline bool large_calls_are_slow(int world) {
 #if defined(__SANITIZE_THREAD__)
   return world > 2;
@@ -30,7 +30,8 @@ inline bool large_calls_are_slow(int world) {
 #endif
 }
 
-/// The worlds of tests of many calls. A race of sixteen threads is one of eight, found sooner.
+/// The world sizes of tests with many calls. Under ThreadSanitizer, eight threads find the races of
+/// sixteen, and sooner.
 inline std::vector<int> worlds() {
 #if defined(__SANITIZE_THREAD__)
   return {1, 2, 3, 4, 8};
@@ -82,8 +83,8 @@ class Ranks {
 
  private:
   static char* allocate(uint64_t bytes) {
-    // Regions hold old bytes, as a mapping that is used again does: a test that relies on zeros
-    // beyond initialize() fails.
+    // Regions contain old bytes, like reused mappings, so that a test fails if it relies on zeros
+    // that initialize() does not write.
     char* const region =
         static_cast<char*>(std::aligned_alloc(4096, round_up<uint64_t>(bytes, 4096)));
     std::memset(region, 0xa5, bytes);
@@ -97,7 +98,7 @@ class Ranks {
   std::vector<std::unique_ptr<char, decltype(&std::free)>> regions_;
 };
 
-/// A call, described and planned as the operator would.
+/// Returns a call with the descriptor and plan of the operator.
 inline AllreduceCall make_call(const void* input, void* output, uint64_t numel, DType dtype,
                                ReduceOp op, Algorithm algorithm, bool symmetric = false) {
   AllreduceCall call{};
@@ -106,7 +107,7 @@ inline AllreduceCall make_call(const void* input, void* output, uint64_t numel, 
   call.numel = numel;
   call.dtype = dtype;
   call.reduce_op = op;
-  // Of what is asked for by name, the number of ranks changes nothing.
+  // The plan of an algorithm that is requested by name does not depend on the number of ranks.
   call.plan = plan_of({Collective::allreduce, algorithm, symmetric}, dtype,
                       numel * static_cast<uint64_t>(dtype_size(dtype)), 2, input == output);
   call.descriptor.collective = Collective::allreduce;

@@ -1,5 +1,5 @@
-// One collective call of any kind as a test sees it: its arguments, and what has to come out,
-// worked out from the meaning of the collective and not from the spans that backends use.
+// A call of any collective in a test: its arguments and its expected output. The output is computed
+// from the definition of the collective, not from the spans that the backends use.
 #pragma once
 
 #include <numeric>
@@ -17,19 +17,19 @@ using Bytes = std::vector<char>;
 struct Case {
   Collective collective = Collective::allgather;
   Algorithm algorithm = Algorithm::staged;
-  Geometry shape;  // of the unsplit tensor; `inner` in bytes
+  Geometry shape;  // the shape of the unsplit tensor, with `inner` in bytes
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   int root = -1;
   bool symmetric = false;
   bool in_place = false;
-  uint64_t shift = 0;  // elements by which tensors start later
+  uint64_t shift = 0;  // offset of the tensors in elements
 
-  // Alltoallv: rows from each rank to each, and their bytes; shape is unused.
+  // Alltoallv: the rows from each rank to each rank, and the bytes of a row. `shape` is unused.
   std::vector<uint64_t> rows;
   uint64_t row_bytes = 1;
   bool device_splits = false;
-  uint64_t spare_rows = 0;  // of a capacity above what comes
+  uint64_t spare_rows = 0;  // rows of the capacity that are not received
 
   uint64_t element() const { return static_cast<uint64_t>(dtype_size(dtype)); }
   uint64_t rows_between(int world, int from, int to) const {
@@ -88,7 +88,7 @@ inline uint64_t output_bytes(const Case& c, int world, int rank) {
   }
 }
 
-/// Where, in place, the smaller of a rank's two tensors starts within the larger one.
+/// Returns where the smaller of a rank's two tensors starts within the larger one in place.
 inline uint64_t own_offset(const Case& c, int world, int rank) {
   const bool part =
       c.collective == Collective::allgather || c.collective == Collective::reducescatter;
@@ -188,7 +188,7 @@ inline Bytes sorted_by_sender(const Case& c, int world, int rank,
 
 }  // namespace detail
 
-/// What rank `rank` gets from the inputs of all.
+/// Returns the output of rank `rank` from the inputs of all ranks.
 inline Bytes expected_output(const Case& c, int world, int rank,
                              const std::vector<const char*>& in) {
   const auto all_of = [&](const char* input) { return Bytes(input, input + c.shape.bytes()); };
@@ -227,7 +227,7 @@ inline Bytes expected_output(const Case& c, int world, int rank,
   }
 }
 
-/// Whether the output holds reduced values, in which all NaN are alike.
+/// Whether the output contains reduced values, in which all NaNs are equal.
 inline bool is_reduced(const Case& c, int rank) {
   return is_reduction(c.collective) && (c.root < 0 || c.root == rank);
 }

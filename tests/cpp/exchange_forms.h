@@ -21,7 +21,7 @@ inline ReduceOp op_of(DType dtype, uint64_t i) {
   return op == ReduceOp::avg && !has_sentinel(dtype) ? ReduceOp::sum : op;
 }
 
-/// Equal parts along the first dimension only.
+/// Whether the parts are equal and along the first dimension.
 inline bool is_equal_parts(Collective c) {
   return c == Collective::gather || c == Collective::scatter || c == Collective::alltoall;
 }
@@ -34,7 +34,7 @@ inline bool allows_in_place(const Case& c) {
          !(needs_symmetric(c.algorithm) && overwrites_in_place(c.collective));
 }
 
-/// A call of that form. The rest of the case is the same in all forms.
+/// Returns a call of a form. The rest of the case is the same for all forms.
 inline Case case_of(const Form& form, int world, const Geometry& shape, DType dtype,
                     uint64_t salt) {
   Case c;
@@ -69,7 +69,7 @@ inline Case random_case(std::mt19937_64& random, const Form& form, int world, ui
   Geometry shape;
   shape.outer = random() % 3 == 0 ? 1 + random() % 5 : 1;
   shape.inner = element * (random() % 2 != 0 ? 1 : 1 + random() % 40);
-  // Small sizes as often as large ones.
+  // Small sizes are as frequent as large ones.
   const uint64_t most = std::max<uint64_t>(1, most_bytes / shape.outer / shape.inner);
   shape.units = random() % 2 != 0 ? random() % most : random() % 12;
   return case_of(form, world, shape, dtype, random());

@@ -1,5 +1,5 @@
-// Runs cases one after the other on one communicator and looks at every byte afterwards: outputs,
-// inputs, and what lies around them.
+// Runs cases in order on one communicator and then checks every byte of the outputs, the inputs and
+// the memory around them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 
 namespace collx::cpu {
 
-/// Each rank refills its tensors as soon as its own call returns, so a peer that still read or
-/// wrote them would be seen.
+/// Each rank refills its tensors as soon as its own call returns, so that the test notices a peer
+/// that still reads or writes them.
 class CaseRunner {
  public:
   using Delay = std::function<void(int rank, size_t index)>;
@@ -20,7 +20,7 @@ class CaseRunner {
     uint64_t most = 0;
     for (const Case& c : cases) most = std::max(most, used_bytes(c));
     std::mt19937_64 random(20240607u + unsigned(world()));
-    // A case reads its inputs from a place of its own.
+    // The inputs of successive cases start at different places.
     values_.assign(size_t(world()), Bytes(most + 8 * kPlaces));
     for (Bytes& values : values_) {
       for (char& byte : values) byte = char(random());
@@ -40,7 +40,7 @@ class CaseRunner {
 
  private:
   static constexpr char kCanary = 0x5a;
-  static constexpr uint64_t kGuardBytes = 128;  // before and behind every tensor
+  static constexpr uint64_t kGuardBytes = 128;  // before and after every tensor
   static constexpr uint64_t kMostShift = 8;
   static constexpr uint64_t kPlaces = 61;
 
@@ -52,7 +52,8 @@ class CaseRunner {
 
   int world() const { return ranks_.world(); }
 
-  /// The first bytes of a buffer, with the largest tensor of any rank and the guards in it.
+  /// Returns the used bytes at the start of a buffer: the largest tensor of any rank and its
+  /// guards.
   uint64_t used_bytes(const Case& c) const {
     uint64_t most = 0;
     for (int r = 0; r < world(); ++r) {
@@ -71,7 +72,7 @@ class CaseRunner {
     return {&outputs_, kGuardBytes + (c.shift + 3) % kMostShift * c.element()};
   }
 
-  /// In place, the smaller tensor lies within the larger one.
+  /// In place, the smaller tensor is a part of the larger one.
   char* input_of(const Case& c, int rank) {
     const bool inside = c.in_place && c.collective == Collective::allgather;
     return input_place(c).of(rank) + (inside ? own_offset(c, world(), rank) : 0);
@@ -108,7 +109,7 @@ class CaseRunner {
     return !testing::Test::HasFailure();
   }
 
-  /// Puts what has to be there into `wanted`.
+  /// Stores the expected output in `wanted`.
   void expect(const CpuView& view, const Case& c, size_t index, uint64_t offset, const Bytes& got,
               Bytes& wanted) const {
     std::vector<const char*> values;
@@ -155,7 +156,7 @@ class CaseRunner {
     for (int r = 0; r < world(); ++r) {
       sent.push_back(int64_t(c.rows_between(world(), view.rank, r)));
       expected.push_back(int64_t(c.rows_between(world(), r, view.rank)));
-      call.sends[r] = call.expects[r] = 0;  // not known to the caller
+      call.sends[r] = call.expects[r] = 0;  // unknown to the caller
     }
     call.longest = 0;
     call.splits = {sent.data(), received.data(), c.row_bytes, rows_sent(c, world(), view.rank),

@@ -1,4 +1,4 @@
-// Every way in which a collective can be asked for on CPU, from the rows of csrc/protocol.
+// Every form in which a collective can be called on the CPU, from the tables of csrc/protocol.
 #pragma once
 
 #include <vector>
@@ -23,7 +23,7 @@ inline std::vector<Form> forms_of(Collectives collectives) {
       if (a == Algorithm::automatic || a == Algorithm::fallback || algorithm.multicast) continue;
       if ((collectives & algorithm.serves & only(c)) == 0) continue;
       if (!needs_symmetric(a)) forms.push_back({c, a, false});
-      // Some may, and then go another way. On the CPU lanes never do.
+      // Some algorithms work differently on symmetric tensors. On the CPU, lanes never do.
       const bool may =
           algorithm.staging || (c == Collective::broadcast && !algorithm.lanes) || row.scatters;
       if (needs_symmetric(a) || may) forms.push_back({c, a, true});
@@ -33,7 +33,7 @@ inline std::vector<Form> forms_of(Collectives collectives) {
   return forms;
 }
 
-/// What the selection makes of a call that asks for it.
+/// Returns the plan that the selection makes for a call of the form.
 inline Plan plan_of(const Form& form, DType dtype, uint64_t bytes, int world, bool in_place) {
   Request request;
   request.collective = form.collective;

@@ -1,4 +1,4 @@
-// Limits in time that hold on a machine that is busy with other things.
+// Time limits that also hold on a busy machine.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace collx {
 
-/// How long this machine takes now for fifty hand-overs between threads that sleep in between.
-/// Below a millisecond where nothing else runs.
+/// Measures the current duration of fifty handovers between two threads that sleep in between. It
+/// is less than a millisecond on an idle machine.
 inline std::chrono::nanoseconds fifty_hand_overs() {
   constexpr int kHandOvers = 50;
   std::atomic<int> turn = 0;
@@ -28,13 +28,13 @@ inline std::chrono::nanoseconds fifty_hand_overs() {
   return std::chrono::steady_clock::now() - start;
 }
 
-/// A time-out of which a rank that is there makes use only in part, whatever else runs.
+/// Returns a timeout that is long enough for a rank that participates, whatever else runs.
 inline uint64_t short_timeout_ns() {
   return 200'000'000 + 2 * static_cast<uint64_t>(fifty_hand_overs().count());
 }
 
-/// For what is promised to be done within a time: as much again as the machine is slower, at the
-/// start or at the end.
+/// Checks promised durations. The tolerance grows with the slowness of the machine, measured at the
+/// start and at the end.
 class Stopwatch {
  public:
   std::chrono::nanoseconds elapsed() const { return Clock::now() - start_; }

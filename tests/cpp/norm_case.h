@@ -1,4 +1,4 @@
-// Calls of fused normalizations, their data, and a comparison of all that they write.
+// Calls of fused normalizations, their data, and a comparison of everything that they write.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -41,11 +41,11 @@ inline std::string describe(const NormCase& c) {
          std::to_string(c.seed);
 }
 
-/// Bytes that no kernel reads or writes stand around every tensor.
+/// The number of bytes around every tensor that no kernel reads or writes.
 inline constexpr uint64_t kNormGuard = 192;
 inline constexpr char kNormCanary = char(0xc3);
 
-/// A tensor between canaries, at an address that is aligned to its elements alone.
+/// A tensor between canaries. Its address is only aligned to its elements.
 class Guarded {
  public:
   Guarded() = default;
@@ -66,11 +66,11 @@ class Guarded {
   Bytes all_;
 };
 
-/// The values of one case. Each row has its kind: ordinary, zero, -0, subnormal, huge (its squares,
-/// or its sum, overflow), tiny (its squares vanish), or with single NaNs and infinities.
+/// The values of one case. Each row is of one kind: ordinary, zero, -0, subnormal, huge (its
+/// squares or its sum overflow), tiny (its squares underflow), or with single NaNs or infinities.
 struct NormData {
   std::vector<Bytes> inputs;     // by rank
-  std::vector<Bytes> residuals;  // by rank, all equal unless rows are scattered
+  std::vector<Bytes> residuals;  // by rank; all equal unless rows are scattered
   Bytes weight, bias;
   float given_scale = 0.037f;
 };
@@ -124,9 +124,9 @@ inline NormData make_data(const NormCase& c, int world) {
   data.residuals.assign(size_t(world), residual);
   const uint64_t kind = c.seed % 7 == 3 ? 9 : c.seed % 7 == 5 ? 10 : 0;
   data.weight = random_tensor(random, 1, c.cols, c.weight_dtype(), kind, false);
-  // Biases of -0 show the signs of zeros.
+  // Biases of -0 reveal the signs of zeros.
   data.bias = random_tensor(random, 1, c.cols, c.weight_dtype(), c.seed % 5 == 1 ? 4 : 0, false);
-  // A NaN of all ones in a float32 weight must not become a zero of the dtype.
+  // A NaN with all bits set in a float32 weight must not become a zero of the dtype.
   if (kind == 9 && c.options.weight_float32) {
     reinterpret_cast<uint32_t*>(data.weight.data())[c.cols / 2] = 0xffffffffu;
   }
@@ -152,10 +152,10 @@ inline NormCall make_norm(const NormCase& c, Algorithm algorithm, bool symmetric
   return call;
 }
 
-/// One rank's results of one call. Those that a case does not want are null.
+/// One rank's results of one call. Results that a case does not request are null.
 class NormOutputs {
  public:
-  /// `rows`: those that the rank gets.
+  /// `rows`: the number of rows that the rank gets.
   NormOutputs(const NormCase& c, uint64_t rows) : c_(c), rows_(rows) {
     const uint64_t shift = c.seed % 5;
     const uint64_t bytes = rows * c.cols * c.element();
@@ -178,7 +178,7 @@ class NormOutputs {
     call.scale = c_.quantizes() ? scale_.get() : nullptr;
   }
 
-  /// What differs, or nothing.
+  /// Returns the first difference, or "" if there is none.
   std::string compare(NormResult expected) {
     const auto differs = [](Guarded& got, const Bytes& wanted, uint64_t numel, DType dtype) {
       return first_difference(got.get(), wanted.data(), numel, dtype);
@@ -208,7 +208,7 @@ class NormOutputs {
   Guarded residual_out_, normalized_, quantized_, scale_;
 };
 
-/// What rank `rank` has to get, of which rows.
+/// Returns the expected results of rank `rank`, of its rows if rows are scattered.
 inline NormResult expected_norm(const NormCase& c, const NormData& data, int world, int rank) {
   const Part part = scatters_rows(c.collective) ? partition(c.rows, world, rank) : Part{0, c.rows};
   const uint64_t first = part.start * c.cols * c.element();
@@ -220,7 +220,7 @@ inline NormResult expected_norm(const NormCase& c, const NormData& data, int wor
                    &data.given_scale);
 }
 
-/// Options of every kind, and how they combine.
+/// Returns forms with all options and combinations of them.
 inline std::vector<NormCase> norm_forms() {
   std::vector<NormCase> forms;
   NormCase base;
@@ -299,7 +299,7 @@ inline std::vector<NormCase> norm_forms() {
   return forms;
 }
 
-/// Whether a form can have so many columns.
+/// Whether a form can have this number of columns.
 inline bool fits(const NormCase& c) {
   return c.options.scale_mode != ScaleMode::group ||
          c.cols % uint64_t(c.options.quant_group_size) == 0;

@@ -1,5 +1,5 @@
-// The contract of fused normalizations once more, one element at a time, straight from
-// docs/internals/numerics.md and by other means than the kernels: formats are tables and exact
+// A second implementation of the contract of fused normalizations, one element at a time, following
+// docs/internals/numerics.md. Unlike the kernels, it uses tables for the formats, and exact
 // arithmetic in double.
 #pragma once
 
@@ -31,7 +31,7 @@ inline float rounded(float value, DType dtype) {
   return widened(&stored, 0, dtype);
 }
 
-/// Values of the non-negative finite codes, in order.
+/// Returns the values of the non-negative finite codes, in order.
 inline std::vector<double> code_values(Quantization to) {
   std::vector<double> values;
   if (to == Quantization::int8) {
@@ -49,7 +49,7 @@ inline std::vector<double> code_values(Quantization to) {
   return values;
 }
 
-/// The code nearest to a value, of two as near the even one. Codes are even where mantissas are.
+/// Returns the code nearest to a value. Ties go to the even code, which has an even mantissa.
 inline uint8_t nearest_code(float value, Quantization to) {
   static const std::vector<double> tables[] = {{},
                                                code_values(Quantization::e4m3fn),
@@ -70,7 +70,7 @@ inline uint8_t nearest_code(float value, Quantization to) {
   return int8 ? uint8_t(-int(code)) : uint8_t(code | 0x80);
 }
 
-/// The tree over a row: neighbors are added until one is left.
+/// Returns the tree sum of a row: neighbors are added until one value is left.
 inline float tree_sum(std::vector<float> values) {
   size_t size = 1;
   while (size < values.size()) size *= 2;
@@ -81,7 +81,7 @@ inline float tree_sum(std::vector<float> values) {
   return values[0];
 }
 
-/// NaN if one is among them.
+/// Returns NaN if any value is NaN.
 inline float largest_magnitude(const std::vector<float>& values, uint64_t from, uint64_t end) {
   float largest = 0;
   for (uint64_t j = from; j < end; ++j) {
@@ -107,7 +107,7 @@ class NormReference {
     result_.scale.resize(scales * scale_bytes());
   }
 
-  /// Addresses of the first row that is wanted.
+  /// The pointers are the addresses of the first requested row.
   NormResult operator()(const std::vector<const char*>& inputs, const char* residual,
                         const void* weight, const void* bias, const float* given_scale) {
     weights(weight, bias);
@@ -242,7 +242,7 @@ class NormReference {
     return float(power);
   }
 
-  /// Stores it, and returns what a reader gets.
+  /// Stores a scale, and returns the value that a reader gets.
   float stored(float scale, uint64_t row, uint64_t g) {
     const uint64_t index =
         o_.column_major && o_.scale_mode == ScaleMode::group ? g * rows_ + row : row * groups() + g;

@@ -1,4 +1,4 @@
-// Parts of a region as ranges of bytes, and a search for those that overlap.
+// Parts of a region as ranges of bytes, and a search for overlapping ones.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ struct Range {
   uint64_t bytes;
 };
 
-/// The first two ranges that share a byte, or the range that leaves the region; else nothing.
+/// Describes the first two ranges that share a byte, or a range that exceeds the region. Returns ""
+/// if there are none.
 inline std::string find_overlap(std::vector<Range> ranges, uint64_t total) {
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.start < b.start; });
@@ -29,7 +30,7 @@ inline std::string find_overlap(std::vector<Range> ranges, uint64_t total) {
   return "";
 }
 
-/// From too small for anything to absurd.
+/// Payload sizes from too small for any call to unrealistically large.
 inline constexpr uint64_t kPayloads[] = {0,         1,        4 << 10,    64 << 10,
                                          256 << 10, 1 << 20,  3333333,    (3 << 20) + 17,
                                          16 << 20,  96 << 20, 1ull << 30, 1ull << 40};

@@ -1,5 +1,5 @@
-// The numeric contract once more, one element at a time and by other means than the kernels:
-// conversions go through exact arithmetic in double instead of through bits.
+// A second implementation of the numeric contract, one element at a time. Unlike the kernels, it
+// converts with exact arithmetic in double instead of bit operations.
 #pragma once
 
 #include <bit>
@@ -16,7 +16,8 @@
 
 namespace collx::cpu {
 
-/// The value nearest to x, ties to even, with `digits` binary digits and no exponent below `least`.
+/// Returns the value nearest to x with `digits` binary digits and an exponent of at least `least`.
+/// Ties go to even.
 inline double round_to_grid(double x, int digits, int least) {
   if (x == 0 || !std::isfinite(x)) return x;
   const int ulp = std::max(std::ilogb(x), least) - (digits - 1);
@@ -49,7 +50,7 @@ struct BFloatTraits {
   static float widen(uint16_t b) { return std::bit_cast<float>(uint32_t(b) << 16); }
   static uint16_t narrow(float x) {
     if (std::isnan(x)) return 0x7fc0;
-    // Past the largest float, the conversion gives infinity as the rounding does.
+    // The conversion of values above the largest float results in infinity, like the rounding.
     return uint16_t(std::bit_cast<uint32_t>(float(round_to_grid(x, 8, -126))) >> 16);
   }
 };
@@ -99,7 +100,7 @@ void reduce_plain(const std::vector<const void*>& inputs, void* output, uint64_t
   reduce_as<T>(inputs, output, numel, op, same, same);
 }
 
-/// Element-aligned inputs and output.
+/// The inputs and the output are aligned to elements.
 inline void reference_reduce(const std::vector<const void*>& inputs, void* output, uint64_t numel,
                              DType dtype, ReduceOp op) {
   switch (dtype) {
@@ -123,7 +124,7 @@ inline void reference_reduce(const std::vector<const void*>& inputs, void* outpu
   }
 }
 
-/// The bits of element i, with one pattern for every NaN.
+/// Returns the bits of element i, with one pattern for every NaN.
 inline uint64_t comparable_bits(const void* data, uint64_t i, DType dtype) {
   const size_t size = static_cast<size_t>(dtype_size(dtype));
   uint64_t bits = 0;
@@ -136,7 +137,7 @@ inline uint64_t comparable_bits(const void* data, uint64_t i, DType dtype) {
   return has_sentinel(dtype) && magnitude > infinity ? ~0ull : bits;
 }
 
-/// Where two arrays differ first, in words; empty if nowhere.
+/// Describes the first difference of two arrays. Returns "" if they are equal.
 inline std::string first_difference(const void* got, const void* expected, uint64_t numel,
                                     DType dtype) {
   for (uint64_t i = 0; i < numel; ++i) {

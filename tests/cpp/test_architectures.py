@@ -1,4 +1,5 @@
-"""Kernels for GPUs before compute capability 9.0 do without clusters and dependent launch."""
+"""Tests that kernels for GPUs before compute capability 9.0 use neither clusters nor dependent
+launch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from tests.common.nvcc import KERNELS, nvcc
 
 HOPPER = re.compile(r"griddepcontrol|\bcluster\b|::cluster|mapa|mbarrier|st\.async")
-# One instance of each: a file of them takes a minute.
+# One instance of each kernel, because compiling a whole file takes a minute.
 INSTANCES = {
     "allreduce_oneshot_push": "allreduce_oneshot_push_kernel<Reduce<DType::bfloat16>, 2, true>",
     "norm_oneshot_push": "norm_oneshot_push_kernel<Normalized<DType::bfloat16>, 2, true>",
@@ -17,7 +18,7 @@ INSTANCES = {
 
 
 def compiled(name: str, architecture: str, folder: Path) -> str:
-    """PTX of one kernel, which the assembler has taken for that GPU without a warning."""
+    """Returns the PTX of one kernel, which the assembler accepts for that GPU without a warning."""
     source = folder / f"{name}.cu"
     source.write_text(
         f'#include "{KERNELS}/{name}.cuh"\n'
@@ -37,6 +38,6 @@ def test_older_gpus_get_no_instruction_of_newer_ones(name: str, tmp_path: Path) 
 
 
 def test_newer_gpus_get_them(tmp_path: Path) -> None:
-    """The control: the pattern finds what it looks for."""
+    """Control: the pattern finds the instructions."""
     found = set(HOPPER.findall(compiled("norm_oneshot_push", "90", tmp_path)))
     assert {"griddepcontrol", "mbarrier", "st.async"} <= found

@@ -1,4 +1,4 @@
-"""tools/check_includes.py accepts the tree, and refuses each way of breaking its rules."""
+"""Tests that tools/check_includes.py accepts the source tree and refuses each violation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(csrc: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A small tree that keeps the rules."""
+    """Returns a small tree that follows the rules."""
     guarded = "#if defined(__CUDACC_RTC__)\n#else\n#include <cstdint>\n#endif\n"
     write(tmp_path, "protocol/types.h", guarded)
     write(tmp_path, "cuda/kernel.cuh", '#include <cuda_fp16.h>\n#include "../protocol/types.h"\n')

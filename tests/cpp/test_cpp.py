@@ -1,4 +1,4 @@
-"""Builds and runs the C++ tests, plainly and under the sanitizers."""
+"""Builds and runs the C++ tests, without and with sanitizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILD = HERE.parent.parent / "build" / "cpp"
 
 def checked(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
-        ended = f"ended with {done.returncode}"  # negative: the signal that killed it
+        ended = f"ended with {done.returncode}"  # a negative number is the signal that killed it
         pytest.fail(f"{' '.join(map(str, done.args))} {ended}\n{done.stdout}", pytrace=False)
     return done.stdout
 
@@ -32,13 +32,13 @@ def require_tools() -> None:
 
 
 def fresh(build: Path) -> bool:
-    """Whether there is no configuration yet that belongs to this very folder."""
+    """Whether the folder has no configuration for this source folder yet."""
     cache = build / "CMakeCache.txt"
     return not cache.exists() or f"CMAKE_HOME_DIRECTORY:INTERNAL={HERE}" not in cache.read_text()
 
 
 def build(sanitizer: str) -> Path:
-    """The folder of the tests, built."""
+    """Builds the tests and returns their folder."""
     require_tools()
     folder = BUILD / (sanitizer or "plain")
     if fresh(folder):
@@ -51,11 +51,11 @@ def build(sanitizer: str) -> Path:
     return folder
 
 
-@pytest.mark.timeout(2400)  # builds are part of it, and other tests have the cores first
+@pytest.mark.timeout(2400)  # includes builds, which run at a lower priority than other tests
 @pytest.mark.ahead(work=build)
 @pytest.mark.parametrize("sanitizer", ["", "address", "thread"], ids=["plain", "address", "thread"])
 def test_cpp_tests_pass(sanitizer: str, ahead: Path) -> None:
-    # More than there are cores: some wait for time-outs, while others compute.
+    # More processes than cores, because some tests wait for timeouts while others compute.
     command = ["ctest", "--test-dir", str(ahead), "--parallel", "3", "--output-on-failure"]
     done = subprocess.run(
         [*command, "--no-tests=error"],

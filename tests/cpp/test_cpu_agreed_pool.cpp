@@ -1,5 +1,5 @@
-// Ranks that get their memory back in different orders hand it out at the same places, and never
-// while another rank still uses it.
+// Tests that ranks that free memory in different orders allocate at the same places, and never at a
+// place that another rank still uses.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -53,17 +53,17 @@ std::optional<Place> allocate(AgreedPool& pool, int world, uint64_t bytes, uint3
 
 struct Found {
   std::atomic<int> different_places{0};
-  std::atomic<int> in_use{0};  // a peer has another allocation at the place
+  std::atomic<int> in_use{0};  // a peer still has an earlier allocation at the place
   std::atomic<int> reused{0};
 };
 
-/// Ranks allocate the same, and give back in an order of their own. `agreed`: as the product does,
-/// or each by what it alone knows.
+/// The ranks make the same allocations and free them in different orders. `agreed`: the ranks agree
+/// as in the product. Otherwise each rank only uses its own information.
 void run(int world, bool agreed, uint64_t most_bytes, Found& found) {
   const Pages pages(world);
   constexpr uint64_t kNone = ~uint64_t{0};
-  // By allocation: {block, offset} as the first rank to come found it. By block and rank: who has
-  // it.
+  // places: {block, offset} of each allocation, from the first rank. users: the allocation that has
+  // each block on each rank.
   static std::array<std::atomic<uint64_t>, kAllocations> places;
   static std::array<std::array<std::atomic<uint64_t>, kMostRanks>, kPoolBlocks> users;
   for (auto& place : places) place = kNone;

@@ -1,4 +1,5 @@
-// Every algorithm gives the scalar reference's bits on every rank and writes its output alone.
+// Tests that every algorithm computes the bits of the scalar reference on every rank and only
+// writes its output.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -15,8 +16,8 @@ using Bytes = std::vector<char>;
 constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min,
                              ReduceOp::prod};
 constexpr char kCanary = 0x5a;
-constexpr uint64_t kGuardBytes = 128;  // before and behind every tensor
-constexpr uint64_t kMostShift = 8;     // elements by which tensors start later
+constexpr uint64_t kGuardBytes = 128;  // before and after every tensor
+constexpr uint64_t kMostShift = 8;     // limit of the tensors' offsets in elements
 
 struct Case {
   DType dtype;
@@ -25,7 +26,7 @@ struct Case {
   bool symmetric;
   bool in_place;
   uint64_t numel;
-  uint64_t shift;  // of the input; the output's differs
+  uint64_t shift;  // offset of the input in elements; the output has another one
 };
 
 std::string describe(const Case& c) {
@@ -40,8 +41,8 @@ const std::vector<Form>& forms() {
   return forms;
 }
 
-/// Inputs of all ranks and, by op, what has to come out, as far as the cases need it. The
-/// reduction is elementwise, so the answer to a shorter call is the start of that to a longer one.
+/// The inputs of all ranks, and the expected output for each op, as far as the cases need it. The
+/// reduction is elementwise, so the output of a short call is the beginning of that of a long one.
 class Oracle {
  public:
   Oracle(int world, const std::vector<Case>& cases) {
@@ -85,8 +86,8 @@ uint64_t most_bytes(const std::vector<Case>& cases) {
   return most;
 }
 
-/// Runs cases one after the other on one communicator. Each rank refills its tensors as soon as
-/// its own call returns, so a peer that still read or wrote them would be seen.
+/// Runs cases in order on one communicator. Each rank refills its tensors as soon as its own call
+/// returns, so that the test notices a peer that still reads or writes them.
 class CaseRunner {
  public:
   CaseRunner(Ranks& ranks, const std::vector<Case>& cases)
@@ -160,7 +161,7 @@ class CaseRunner {
   std::vector<Bytes> outputs_;
 };
 
-/// Around the borders of parts and chunks.
+/// Returns sizes near the borders of parts and chunks.
 std::set<uint64_t> telling_sizes(const CpuLayout& layout, const Form& form, DType dtype,
                                  int world) {
   const uint64_t w = uint64_t(world);
@@ -179,7 +180,7 @@ Case random_case(std::mt19937_64& random, uint64_t most_bytes) {
   const Form& form = forms()[random() % forms().size()];
   const DType dtype = kDTypes[random() % std::size(kDTypes)].dtype;
   const uint64_t most = most_bytes / uint64_t(dtype_size(dtype));
-  // Small sizes as often as large ones.
+  // Small sizes are as frequent as large ones.
   const uint64_t numel = random() % (random() % 2 != 0 ? most : 40);
   return {dtype, op_of(dtype, random()), form.algorithm, form.symmetric, random() % 3 == 0,
           numel, random() % kMostShift};
@@ -270,7 +271,7 @@ TEST_P(CpuAllreduce, epochs_wrap_around_unnoticed) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   ranks.start_epochs_at(0xFFFFFF00);
   std::vector<Case> cases;
-  // 300 calls of each form pass the wrap-around in every area, that of the barriers too.
+  // 300 calls of each form exceed the wrap-around in every area, including that of the barriers.
   for (int i = 0; i < 300; ++i) {
     for (const Form& form : forms()) {
       const DType dtype = kDTypes[size_t(i) % std::size(kDTypes)].dtype;
@@ -294,7 +295,7 @@ TEST_P(CpuAllreduce, calls_are_counted_and_empty_ones_need_neither_peer_nor_addr
   EXPECT_EQ(view.header(0)->sequence, 1u);
 }
 
-// Negative control of the whole comparison: one wrong bit on one rank is noticed.
+// Negative control of the comparison: one wrong bit is noticed.
 TEST(CpuAllreduceOracle, sees_one_wrong_bit_and_tells_zeros_apart) {
   const float a[2] = {1.0f, 0.0f};
   float b[2] = {1.0f, -0.0f};

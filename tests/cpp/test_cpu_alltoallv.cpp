@@ -1,4 +1,5 @@
-// Alltoallv: splits of all kinds, those that differ between two ranks, and those that do not fit.
+// Tests alltoallv with all kinds of splits, with splits on which two ranks disagree, and with
+// splits that do not fit.
 #include <gtest/gtest.h>
 
 #include "exchange_forms.h"
@@ -77,7 +78,7 @@ TEST_P(CpuAlltoallv, a_call_without_rows_still_meets) {
   EXPECT_EQ(ranks.record(0).phase, Phase::counts);
 }
 
-/// Two ranks that disagree: rank 0 sends rank 1 five rows, which expects three.
+/// Two ranks disagree: rank 0 sends five rows to rank 1, which expects three.
 void disagree(bool check) {
   Ranks ranks(3, kDefaultPayloadBytes, 200'000'000, check);
   Bytes outputs[3];
@@ -88,7 +89,7 @@ void disagree(bool check) {
     const Bytes input(4 * 11, 1);
     outputs[rank].assign(4 * 9, -1);
     const ExchangeCall call = make_exchange(c, 3, rank, input.data(), outputs[rank].data());
-    // Rank 0 and 2 may be through before rank 1 has said anything.
+    // Ranks 0 and 2 may complete calls before rank 1 reports the failure.
     while (exchange(ranks.view(rank), call)) EXPECT_NE(rank, 1);
   });
   for (int rank = 0; rank < 3; ++rank) {
@@ -112,8 +113,8 @@ TEST(CpuAlltoallvMismatch, is_named_with_both_counts) { disagree(false); }
 TEST(CpuAlltoallvMismatch, is_named_with_both_counts_in_checked_mode) { disagree(true); }
 
 struct Refused {
-  std::vector<int64_t> splits;  // of rank 1, whose input has 8 rows
-  uint64_t capacity;            // of every rank
+  std::vector<int64_t> splits;  // the splits of rank 1, whose input has 8 rows
+  uint64_t capacity;            // the capacity of every rank
   Phase phase;
   uint64_t expected;
   uint64_t seen;

@@ -1,4 +1,5 @@
-// The numeric contract of the kernels at every level of vector instructions: bits, not tolerances.
+// Tests that the kernels at every level of vector instructions compute the bits of the numeric
+// contract.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -22,7 +23,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, Reduce
 
 bool defined(DType dtype, ReduceOp op) { return op != ReduceOp::avg || has_sentinel(dtype); }
 
-/// Any bits, with a good share of the neighborhoods where rounding and order show.
+/// Returns random bits. Many of the values reveal the rounding and the order of a sum.
 Bytes random_bytes(DType dtype, uint64_t numel, uint64_t seed) {
   std::mt19937_64 random(seed);
   const size_t size = static_cast<size_t>(dtype_size(dtype));
@@ -30,7 +31,7 @@ Bytes random_bytes(DType dtype, uint64_t numel, uint64_t seed) {
   for (uint64_t i = 0; i < numel; ++i) {
     uint64_t word = random();
     if (dtype == DType::float32 && i % 2 == 0) {
-      // Nearby exponents, so that sums round; or zeros, infinities, NaNs, subnormals.
+      // Nearby exponents, so that sums are rounded, or zeros, infinities, NaNs and subnormals.
       word = i % 16 == 0 ? (word & 0x80000007u) | (word >> 40 & 1 ? 0x7f800000u : 0u)
                          : (word & 0x81ffffffu) | 0x3e000000u;
     } else if (dtype == DType::float64 && i % 2 == 0) {
@@ -42,7 +43,7 @@ Bytes random_bytes(DType dtype, uint64_t numel, uint64_t seed) {
   return bytes;
 }
 
-/// For each level that this machine has, and back to the best afterwards.
+/// Runs `body` at each level that this machine supports, and then restores the best level.
 template <typename Body>
 void at_every_level(Body body) {
   const SimdLevel best = simd_level();
@@ -52,7 +53,7 @@ void at_every_level(Body body) {
   set_simd_level(best);
 }
 
-// Long enough to be walked in several places, with a tail.
+// Long enough to be processed in several pieces, with a tail.
 constexpr uint64_t kLong = 17003;
 
 void expect_reference(const std::vector<Bytes>& inputs, uint64_t numel, DType dtype, ReduceOp op) {
@@ -121,7 +122,7 @@ TEST(CpuArithmetic, every_length_and_alignment_writes_its_elements_and_no_byte_m
     const uint64_t size = uint64_t(dtype_size(dtype));
     const Bytes a = random_bytes(dtype, 512, 1), b = random_bytes(dtype, 512, 2);
     for (uint64_t numel = 0; numel <= kMost; ++numel) {
-      // Element aligned, and each of the three differently.
+      // Inputs and output are only aligned to elements, each with a different offset.
       const uint64_t shift = numel % 7;
       const std::vector<const void*> sources = {a.data() + shift * size,
                                                 b.data() + (shift + 3) % 5 * size};
@@ -180,7 +181,7 @@ class FlushingCaller : public testing::Test {
  protected:
   void SetUp() override { _mm_setcsr(kFlushing); }
   void TearDown() override { _mm_setcsr(saved_); }
-  // Flush to zero, denormals are zero, rounding towards zero, exceptions masked.
+  // Flush-to-zero, denormals-are-zero, rounding toward zero, exceptions masked.
   static constexpr unsigned kFlushing = 0x1f80 | 0x8000 | 0x0040 | 0x6000;
   const unsigned saved_ = _mm_getcsr();
 };
@@ -198,7 +199,7 @@ TEST_F(FlushingCaller, neither_changes_a_result_nor_finds_its_own_state_changed)
   EXPECT_EQ(got[1], std::bit_cast<uint32_t>(sums[1]));
 }
 
-// Negative control: the state matters to a plain sum.
+// Negative control: the state affects an ordinary sum.
 TEST_F(FlushingCaller, would_lose_a_subnormal_by_itself) {
   volatile float subnormal = 1e-42f;
   volatile float sum = subnormal + subnormal;

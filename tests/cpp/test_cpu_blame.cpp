@@ -1,4 +1,5 @@
-// Who is named when a rank is missing that some wait for directly and others through each other.
+// Tests which rank is named if a rank is missing that some ranks wait for directly, and others
+// indirectly.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -12,9 +13,9 @@
 namespace collx::cpu {
 namespace {
 
-constexpr uint64_t kPatient = kPatientNs;  // its own time is never up
+constexpr uint64_t kPatient = kPatientNs;  // a timeout that never expires
 
-/// Ranks of which each waits for one other, by rank. Who is not among them never comes.
+/// Maps each rank to the rank that it waits for. Ranks without an entry never call.
 using Waits = std::map<int, int>;
 
 class Chain {
@@ -24,7 +25,8 @@ class Chain {
   Ranks& ranks() { return ranks_; }
   bool failed(int rank) { return poisoned(ranks_.view(rank)); }
 
-  /// One call of every rank that comes. `before(rank)` is done within the call, before its wait.
+  /// Makes one call on every rank with an entry. `before(rank)` runs within the call, before its
+  /// wait.
   template <typename TimeoutOf, typename Before>
   void run(TimeoutOf timeout_of, Before before) {
     ranks_.run([&](int rank) {
@@ -41,7 +43,7 @@ class Chain {
     });
   }
 
-  /// Until all that come are within their calls.
+  /// Waits until all calling ranks are within their calls.
   void meet() const {
     while (within_ < int(waits_.size())) std::this_thread::yield();
   }
@@ -73,14 +75,14 @@ const std::pair<int, Waits> kChains[] = {
     {6, {{0, 1}, {1, 2}, {2, 3}, {3, 4}, {4, 5}}},  // five hops
 };
 
-/// The rank that no other one's wait gets past.
+/// Returns the rank at the end of all chains of waits.
 int end_of(const Waits& waits) {
   int rank = waits.begin()->first;
   while (waits.count(rank) != 0) rank = waits.at(rank);
   return rank;
 }
 
-// Whoever's time is up first, and although the others have begun to wait long before.
+// This holds whichever timeout expires first, even if the others started to wait long before.
 TEST(CpuBlame, ends_at_the_missing_rank_whoever_is_the_first_to_lose_patience) {
   for (const auto& [world, waits] : kChains) {
     for (const auto& [impatient, peer] : waits) {
@@ -93,13 +95,13 @@ TEST(CpuBlame, ends_at_the_missing_rank_whoever_is_the_first_to_lose_patience) {
   }
 }
 
-// The others are within their calls, but have not begun to wait when the first one's time is up:
-// nothing says yet whom they will wait for.
+// The others are within their calls, but have not started to wait when the first timeout expires,
+// so that the ranks that they will wait for are still unknown.
 TEST(CpuBlame, ends_at_the_missing_rank_although_others_only_then_begin_to_wait) {
   for (const auto& [world, waits] : kChains) {
     for (const auto& [impatient, peer] : waits) {
       Chain chain(world, waits);
-      const uint64_t timeout = 2 * short_timeout_ns();  // also of the grace, for all of them
+      const uint64_t timeout = 2 * short_timeout_ns();  // includes the grace of all of them
       chain.run([&](int) { return timeout; },
                 [&](int rank) {
                   chain.meet();
@@ -110,7 +112,7 @@ TEST(CpuBlame, ends_at_the_missing_rank_although_others_only_then_begin_to_wait)
   }
 }
 
-// Times that are up all at once, in any order, with threads that come at any moment.
+// All timeouts expire at about the same time, in any order, and threads arrive at any moment.
 TEST(CpuBlame, ends_at_the_missing_rank_when_all_lose_patience_at_once) {
   std::mt19937_64 random(42);
   for (int round = 0; round < 4; ++round) {
@@ -159,7 +161,7 @@ TEST(CpuBlame, of_ranks_that_wait_for_each_other_falls_on_one_of_them_alike) {
   }
 }
 
-// Rank 1 has kept rank 0 waiting since it has failed otherwise.
+// Rank 0 waits for rank 1, which has failed for another reason.
 TEST(CpuBlame, falls_on_what_else_has_failed) {
   Chain chain(3, {{0, 1}});
   const uint64_t timeout = 2 * short_timeout_ns();
@@ -191,7 +193,7 @@ TEST(CpuBlame, is_learnt_by_who_comes_late) {
   chain.expect_named(2);
 }
 
-// Two threads of one rank: the one that comes second may not go on without a reason.
+// Of two threads of one rank, the second one must not return without a recorded cause.
 TEST(CpuBlame, is_there_when_a_second_thread_returns) {
   Chain chain(2, {{0, 1}});
   std::thread second([&] {

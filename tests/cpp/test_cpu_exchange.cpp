@@ -1,5 +1,5 @@
-// Every collective, algorithm, root, axis and dtype gives what it means, bit for bit, and writes
-// its output alone.
+// Tests that every collective, algorithm, root, axis and dtype has the bits of its definition, and
+// that calls only write their outputs.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -48,7 +48,7 @@ TEST_P(CpuExchange, every_root_and_reduce_op_is_right_in_place_and_out_of_place)
   CaseRunner(ranks, cases).run();
 }
 
-/// Units around the borders of parts, slots and chunks, where a unit has `inner` bytes.
+/// Returns numbers of units near the borders of parts, slots and chunks. `inner`: bytes of a unit.
 std::set<uint64_t> telling_units(const CpuLayout& layout, int world, uint64_t inner) {
   const auto w = static_cast<uint64_t>(world);
   std::set<uint64_t> units = {0, 1, w - 1, w, w + 1};
@@ -138,7 +138,7 @@ TEST_P(CpuExchange, a_barrier_holds_everybody_until_the_last_has_come) {
   });
 }
 
-// Negative controls of the comparison: a wrong byte and a byte too many are noticed.
+// Negative controls of the comparison: a wrong byte and an extra byte are noticed.
 TEST(CpuExchangeOracle, tells_who_gets_what) {
   Case c;
   c.shape = {2, 3, 1};

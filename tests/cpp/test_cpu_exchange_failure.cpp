@@ -1,4 +1,5 @@
-// A collective that cannot succeed ends on every rank, in time, with a report that names the cause.
+// Tests that a collective that cannot succeed ends on every rank in time, with a report of the
+// cause.
 #include <gtest/gtest.h>
 
 #include "exchange_forms.h"
@@ -10,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kWorld = 3;
-constexpr uint64_t kBytes = 96 << 10;  // large enough for symmetric tensors to be used as such
+constexpr uint64_t kBytes = 96 << 10;  // large enough to use symmetric tensors without staging
 
 struct Tensors {
   explicit Tensors(uint64_t bytes = kBytes)
@@ -54,8 +55,8 @@ std::string name_of_form(const testing::TestParamInfo<Form>& info) {
 class AbsentFrom : public testing::TestWithParam<Form> {};
 INSTANTIATE_TEST_SUITE_P(Forms, AbsentFrom, testing::ValuesIn(exchange_forms()), name_of_form);
 
-/// Calls until it fails. In one-way collectives a rank may not miss another one at once, but it
-/// cannot get far ahead of it.
+/// Repeats a call until it fails. In one-way collectives, a rank may not notice a missing rank
+/// immediately, but it cannot get far ahead of it.
 void call_until_failure(Ranks& ranks, Tensors& tensors, const Case& c, int absent) {
   ranks.run([&](int rank) {
     if (rank == absent) return;
@@ -94,7 +95,7 @@ TEST_P(AbsentFrom, a_rank_that_never_comes_is_named_within_the_timeout_and_a_sec
   }
 }
 
-// Rank 0 broadcasts, rank 2 never comes, and rank 1 is the first to lose patience.
+// Rank 0 broadcasts, rank 2 never calls, and the timeout of rank 1 expires first.
 TEST(CpuExchangeFailure, who_waits_for_a_waiting_rank_names_the_one_that_is_missing) {
   Ranks ranks(kWorld);
   Tensors tensors;
@@ -114,7 +115,7 @@ TEST(CpuExchangeFailure, who_waits_for_a_waiting_rank_names_the_one_that_is_miss
 
 TEST(CpuExchangeFailure, a_rank_that_died_while_it_waited_is_named_itself) {
   Ranks ranks(kWorld, kDefaultPayloadBytes, short_timeout_ns());
-  control_of(ranks.region(1), ranks.layout()).busy = 1;  // within its call, for ever
+  control_of(ranks.region(1), ranks.layout()).busy = 1;  // within its call forever
   Tensors tensors;
   const Case c = case_with({Collective::broadcast, Algorithm::onestage, false}, 1);
   EXPECT_FALSE(exchange(ranks.view(0), tensors.call(c, 0)));

@@ -1,4 +1,5 @@
-// The interpreter of expressions: the same bits at every level of vector instructions, on any line.
+// Tests that the interpreter of expressions computes the same bits at every level of vector
+// instructions and with any layout of the operands.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +34,7 @@ Expression parsed(const std::string& text, DType dtype) {
   return expression;
 }
 
-/// Of n elements, every so many bytes, into results that lie alike.
+/// Evaluates n elements with a stride in bytes. The results have the same stride.
 Bytes evaluated(const Expression& e, const Bytes& value, const Bytes& extra, int64_t stride,
                 int64_t n) {
   Bytes result(static_cast<size_t>(n * stride), 77);
@@ -67,8 +68,8 @@ constexpr Sample kSamples[] = {
      "value.int32;constant.int32 00000007;floor_divide.int32 0 1;remainder.int32 0 1;"
      "mul.int32 2 3"},
     {DType::int8, "value.int8;extra.int8 0;minimum.int8 0 1;abs.int8 2;neg.int8 3"},
-    // Values that are used again, as the second operand, twice, behind what is no step of a run;
-    // and rounding in between.
+    // Values are reused: as the second operand, twice, or after a statement that is not a step of a
+    // run. Others are rounded in between.
     {DType::float32,
      "value.float32;extra.float32 0;sub.float32 1 0;mul.float32 2 2;div.float32 0 3;"
      "cast.bfloat16 4;cast.float32 5;clamp_max.float32 6 2;neg.float32 7;sub.float32 2 8"},
@@ -80,14 +81,14 @@ constexpr Sample kSamples[] = {
      "value.float16;cast.float32 0;constant.float32 3f000000;mul.float32 2 1;"
      "silu.float32 3;extra.float16 0;cast.float32 5;add.float32 6 4;relu.float32 7;"
      "cast.float16 8"},
-    // With a uniform extra, a number or a zero or NaN.
+    // A uniform extra may be a number, a zero or NaN.
     {DType::float32, "value.float32;extra.float32 0;minimum.float32 0 1;abs.float32 2"},
     {DType::float32, "value.float32;extra.float32 0;clamp_min.float32 0 1"},
     {DType::float32, "value.float32;extra.float32 0;abs.float32 0;minimum.float32 1 2"},
     {DType::bfloat16,
      "value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;maximum.float32 3 1;"
      "clamp_max.float32 4 3;cast.bfloat16 5"},
-    // Results of another type, and of no op.
+    // Results with another type, and without any op.
     {DType::bfloat16, "value.bfloat16;cast.float32 0;abs.float32 1;cast.float16 2"},
     {DType::bfloat16,
      "value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;add.float32 1 3"},
@@ -96,7 +97,7 @@ constexpr Sample kSamples[] = {
     {DType::float32, "value.float32;constant.float32 40490fdb"},
 };
 
-/// Zeros of both signs among them, and some of moderate size: of float32 one half.
+/// Returns random elements, including zeros of both signs. Half of the float32 values are moderate.
 Bytes random_elements(std::mt19937_64& random, DType dtype, int64_t n, int64_t stride) {
   const auto size = static_cast<size_t>(dtype_size(dtype));
   Bytes bytes(static_cast<size_t>(n * stride));
@@ -128,12 +129,12 @@ TEST(CpuExpression, EveryLevelGivesTheSameBits) {
   }
 }
 
-/// How the operands of a line lie: elements so many times their size apart, in rows of so many.
+/// The layout of the operands of a line: the columns of a row, and strides in elements.
 struct Lying {
   int64_t columns, result, value, extra;
 };
 
-/// Of value[i] and extra[i % columns], or extra[i / columns] where it does not go on within a row.
+/// Evaluates value[i] and extra[i % columns], or extra[i / columns] if its stride in a row is 0.
 Bytes laid_out(const Expression& e, DType dtype, const Bytes& value, const Bytes& extra, int64_t n,
                const Lying& lies) {
   const int64_t size = dtype_size(dtype), rows = n / lies.columns;
@@ -174,7 +175,7 @@ TEST(CpuExpression, HowOperandsLieDoesNotMatter) {
       const Bytes extra = random_elements(random, sample.dtype, n, static_cast<int64_t>(size));
       at_every_level([&] {
         for (const int64_t step : {0, 1, 2}) {
-          // One element after the other, each with its element of the extra.
+          // The expected results, element by element.
           Bytes want;
           for (int64_t i = 0; i < n; ++i) {
             const auto at = [&](const Bytes& of, int64_t k) {
@@ -243,7 +244,8 @@ TEST(CpuExpression, SixteenBitFloatsSurviveTheirWideType) {
 
 TEST(CpuExpression, RoundingIsToNearestEven) {
   const Expression e = parsed("value.float32;cast.float16 0", DType::float32);
-  // 65519.996 is the last that does not become infinity; 2^-25 lies between 0 and the smallest.
+  // 65519.996 is the largest value that does not become infinity. 2^-25 is halfway between 0 and
+  // the smallest value.
   const float values[] = {65519.996f, 65520.0f, 0x1p-25f, 0x1.8p-24f, 1.00048828125f, -0.0f};
   const uint16_t expected[] = {0x7bff, 0x7c00, 0x0000, 0x0002, 0x3c00, 0x8000};
   at_every_level([&] {

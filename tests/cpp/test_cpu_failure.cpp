@@ -1,4 +1,4 @@
-// A call that cannot succeed ends on every rank, in time, with a report that names the cause.
+// Tests that a call that cannot succeed ends on every rank in time, with a report of the cause.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -81,7 +81,7 @@ TEST_P(AbsentRank, is_named_everywhere_within_the_timeout_and_a_second) {
     EXPECT_EQ(status.by_host.record.sequence, 1u);
     EXPECT_EQ(status.by_host.record.own.algorithm, p.algorithm);
     EXPECT_EQ(status.by_host.record.own.numel, kNumel);
-    // Descriptors alternate between two mailboxes: the one awaited was written two calls ago.
+    // Descriptors alternate between two mailboxes: the awaited one was last written two calls ago.
     const bool mailbox = p.phase == Phase::check || p.phase == Phase::start_barrier;
     EXPECT_EQ(uint32_t(status.by_host.record.expected - status.by_host.record.seen),
               mailbox ? 2u : 1u);

@@ -1,6 +1,6 @@
-// Hazards 3, 4, 11, 14 and 20 at their worst moment: rank 1 is late, and rank 0 goes as far ahead
-// as it is let. In the plain build the same checks must notice each of the mutants of
-// cpu/mutants.h, which are not in the builds with a sanitizer.
+// Tests hazards 3, 4, 11, 14 and 20 at their worst moment: rank 1 is late, and rank 0 goes as far
+// ahead as the protocol allows. In the plain build, the same checks must notice each of the mutants
+// of cpu/mutants.h, which the builds with a sanitizer do not contain.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -18,13 +18,13 @@ struct Scenario {
   Mutant mutant;
   std::vector<Case> calls;  // on two ranks
   enum { before_call, in_call } late;
-  size_t late_at;  // the call to which rank 1 comes late, or in which it is held
-  Failure noticed_as = Failure::none;  // wrong bits, or the failure that ends the calls
+  size_t late_at;                      // the call before or in which rank 1 is delayed
+  Failure noticed_as = Failure::none;  // none: wrong bits; otherwise, the failure of the calls
 
   friend std::ostream& operator<<(std::ostream& out, const Scenario& s) { return out << s.name; }
 };
 
-// Long enough for a call that is held at its first store to have most of its source unread.
+// Long enough that a call that is delayed at its first store has not read most of its source.
 constexpr uint64_t kBytes = 80 << 10;
 
 Case call_of(const Form& form, uint64_t bytes = kBytes) {
@@ -76,18 +76,18 @@ std::vector<Scenario> scenarios() {
   };
 }
 
-// What holds rank 1, also in the midst of a call: at its first store to an output whose pages are
-// taken away. For the handler of the signal.
+// The state of the signal handler that delays rank 1 within a call: at its first store to an output
+// whose pages are protected.
 struct {
   char* page;
   size_t bytes;
   Doorbell* bell;
-  std::atomic<bool> ended;  // rank 0 has made all its calls
+  std::atomic<bool> ended;  // rank 0 has completed all its calls
   std::atomic<bool> held;
 } late;
 
-/// Returns when rank 0 waits for what rank 1 has not done yet: it sleeps on rank 1's bell, and goes
-/// on doing so, though it is woken again and again to look.
+/// Returns when rank 0 waits for rank 1: it sleeps on rank 1's bell, and continues to sleep
+/// although it is woken several times to check.
 void until_the_other_waits() {
   constexpr int kLooksInVain = 10;
   for (int looks = 0; looks < kLooksInVain && !late.ended; ++looks) {
@@ -101,7 +101,7 @@ void until_the_other_waits() {
 void hold(int, siginfo_t* info, void*) {
   const char* const at = static_cast<const char*>(info->si_addr);
   if (at < late.page || at >= late.page + late.bytes) {
-    std::signal(SIGSEGV, SIG_DFL);  // an error of the test's own
+    std::signal(SIGSEGV, SIG_DFL);  // an error in the test itself
     return;
   }
   late.held = true;
@@ -110,7 +110,7 @@ void hold(int, siginfo_t* info, void*) {
 }
 
 struct Outcome {
-  std::string wrong;  // where the first wrong bits are
+  std::string wrong;  // the places of the first wrong bits
   Failure failure = Failure::none;
 };
 
@@ -159,7 +159,7 @@ class LateRun {
     return value;
   }
 
-  /// Makes the call, looks at its result, and uses the tensors for something else at once.
+  /// Makes the call, checks its result, and immediately overwrites the tensors.
   bool make(int rank, size_t index) {
     const Case& c = calls_[index];
     const bool is_late = rank == 1 && index == scenario_.late_at;

@@ -1,5 +1,5 @@
-// All collectives on one set of regions, in any order and with ranks that come late: no slot is
-// overwritten before it was read, and no rank loses count of the uses.
+// Tests all collectives on one set of regions, in any order and with late ranks: no slot is
+// overwritten before it is read, and all ranks count the uses correctly.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -28,7 +28,7 @@ std::vector<Case> random_cases(uint64_t seed, int world, int count, uint64_t mos
   return cases;
 }
 
-/// Now and then one rank is late, each time another one.
+/// Sometimes delays a random rank.
 CaseRunner::Delay random_delay(uint64_t seed, int world) {
   return [=](int rank, size_t index) {
     std::mt19937_64 random(seed * 1000003 + index);
@@ -103,7 +103,7 @@ TEST_P(CpuMixed, epochs_wrap_around_unnoticed) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   ranks.start_epochs_at(0xFFFFFF00);
   std::vector<Case> cases;
-  for (int i = 0; i < 300; ++i) {  // more calls of each form than the wrap-around is away
+  for (int i = 0; i < 300; ++i) {  // enough calls of each form to exceed the wrap-around
     for (const Form& form : all_forms()) {
       cases.push_back(bytes_of(form, GetParam(), 4 + 4 * (uint64_t(i) % 40), i));
     }

@@ -1,5 +1,5 @@
-// Fused normalizations give the bits of the contract in every mode, at every vector level, by every
-// algorithm and in every region, and write their results alone.
+// Tests that fused normalizations have the bits of the contract in every mode, at every vector
+// level, with every algorithm and in every region, and that they only write their results.
 #include <gtest/gtest.h>
 
 #if defined(__x86_64__)
@@ -25,7 +25,7 @@ void at_every_level(Body body) {
   set_simd_level(before);
 }
 
-/// Where only the sum is left to do.
+/// Runs only the local computation, without communication, and compares its results.
 std::string normalized_difference(const NormCase& c, const NormData& data, NormResult expected) {
   NormCall call = make_norm(c, Algorithm::fallback);
   NormOutputs outputs(c, c.rows);
@@ -112,7 +112,7 @@ TEST(CpuNormalize, a_caller_that_flushes_subnormals_changes_nothing) {
     const NormData data = make_data(c, 2);
     const NormResult expected = expected_norm(c, data, 2, 0);
     const unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040u | 0x6000u);  // flushed both ways, rounding towards zero
+    _mm_setcsr(before | 0x8040u | 0x6000u);  // flush inputs and results, round toward zero
     const std::string difference = normalized_difference(c, data, expected);
     EXPECT_EQ(_mm_getcsr() & 0xffc0u, (before | 0xe040u) & 0xffc0u);
     _mm_setcsr(before);
@@ -121,8 +121,8 @@ TEST(CpuNormalize, a_caller_that_flushes_subnormals_changes_nothing) {
 }
 #endif
 
-/// Codes of `values` by a given scale: of a row of ones, whose norm is 1, with the values as its
-/// weight.
+/// Returns the codes of `values` with a given scale. The input is a row of ones, whose norm is 1,
+/// and its weight is the values.
 Bytes codes_of(const std::vector<float>& values, Quantization to, float given = 1) {
   NormCase c;
   c.dtype = DType::float32;
@@ -152,7 +152,7 @@ TEST(CpuNormalize, conversions_round_to_the_nearest_code_and_to_even) {
 #else
   constexpr uint32_t kStep = 1;
 #endif
-  // All signs and exponents, all of the mantissa that decides, and the borders of what is sticky.
+  // All signs, exponents and relevant mantissa bits, with edge cases of the sticky bits.
   const uint32_t endings[] = {0, 1, 0x7ff, 0x800, 0x801, 0xfff};
   std::vector<float> values;
   for (uint32_t high = 0; high < (1u << 20); high += kStep) {
@@ -178,7 +178,7 @@ TEST(CpuNormalize, a_given_scale_divides) {
   for (const Quantization to : {Quantization::e4m3fn, Quantization::e5m2, Quantization::int8}) {
     const std::vector<double> codes = code_values(to);
     for (float scale = 3; scale < 128; scale += 2) {
-      // Ties, which the product with an inverse misses for some scales.
+      // Ties. For some scales, a multiplication by the inverse rounds them differently.
       std::vector<float> values;
       Bytes expected;
       for (size_t i = 1; i < codes.size(); ++i) {
@@ -206,11 +206,11 @@ TEST(CpuNormReference, knows_the_formats) {
 struct Prepared {
   NormCase c;
   NormData data;
-  std::vector<NormResult> expected;  // by rank; one where all get the same
+  std::vector<NormResult> expected;  // by rank, or one if all ranks have the same
 };
 
-/// Carries cases out on all ranks. Inputs are overwritten as soon as a call has returned, while
-/// peers may still be in it.
+/// Runs cases on all ranks. Inputs are overwritten as soon as a call returns, while peers may still
+/// be in the call.
 class NormRunner {
  public:
   NormRunner(Ranks& ranks, const std::vector<NormCase>& cases) : ranks_(ranks) {
@@ -273,7 +273,7 @@ class NormRunner {
   std::vector<Bytes> inputs_;
 };
 
-/// The forms with their rows scattered, where that exists.
+/// Returns the forms that also exist with scattered rows.
 std::vector<NormCase> scattering_forms() {
   std::vector<NormCase> forms;
   for (NormCase c : norm_forms()) {
@@ -291,8 +291,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CpuNorm, testing::Values(1, 2, 3, 4, 8));
 constexpr uint64_t kRows[] = {0, 1, 2, 7};
 constexpr uint64_t kCols[] = {1, 8, 100, 384, 1000};
 
-/// Each form and dtype once, and the shapes in turn. Threads that outnumber cores take long: of
-/// many forms for two ranks, more ranks take some.
+/// Returns each form and dtype once, with alternating shapes. More ranks than two only run some of
+/// the forms, because more threads than cores are slow.
 std::vector<NormCase> forms_in_turn(const std::vector<NormCase>& forms, int world, uint64_t first,
                                     uint64_t most_rows = 7) {
   const uint64_t stride = world > 4 ? 5 : world > 2 ? 2 : 1;
@@ -314,7 +314,7 @@ std::vector<NormCase> forms_in_turn(const std::vector<NormCase>& forms, int worl
 TEST_P(CpuNorm, every_form_and_dtype_in_the_smallest_region) {
   Ranks ranks(GetParam(), smallest_cpu_region(GetParam()));
   std::vector<NormCase> cases = forms_in_turn(norm_forms(), GetParam(), 1, 3);
-  // A use carries 64 bytes there: long rows take many.
+  // A use has 64 bytes in this region, so long rows need many uses.
   for (NormCase& c : cases) {
     if (GetParam() > 4 && c.cols > 100) {
       c.cols = c.options.scale_mode == ScaleMode::group ? 128 : 44;

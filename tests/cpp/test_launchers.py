@@ -1,4 +1,4 @@
-"""Rows of the launchers' tables."""
+"""Tests of the launchers' tables."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What the assembler makes of the kernels that go through NVLink multicast: for every dtype the
-right instruction of the right width, scope and order, and none of them in a kernel that tests run.
+"""Tests the instructions of the kernels that use NVLink multicast: for every dtype, they have the
+right width, scope and order. The kernels that tests run have none of these instructions.
 
-No machine on which tests run may use multicast, so this stands in place of running them. A store to
-a multicast address and an addition there are ordinary instructions in machine code: of them the PTX
-says what they are, and of the loads both do."""
+No test machine may use multicast, so these tests replace running the kernels. In machine code, a
+store to a multicast address and an addition there are ordinary instructions, so that they are
+checked in the PTX. Loads are checked in both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.kernel_resources import code
 LOAD = "multimem.ld_reduce.relaxed.sys.global.add"
 STORE = "multimem.st.relaxed.sys.global.v4.f32"
 SIGNAL = "multimem.red.release.sys.global.add.u64"
-# Of each dtype the loads of 16 bytes, in PTX and in machine code, and how many it takes.
+# The loads of 16 bytes for each dtype in PTX and in machine code, and the number of loads.
 LOADS = {
     "float32": (f"{LOAD}.v4.f32", "LDGMC.E.ADD.F32x4.RN.STRONG.SYS", 1),
     "float16": (f"{LOAD}.acc::f32.v4.f16x2", "LDGMC.E.F32ADD.F16x8.RN.STRONG.SYS", 1),
@@ -37,11 +37,11 @@ DTYPES = (
     "int64",
     "int8",
     "uint8",
-)  # as in types.h
+)  # in the order of types.h
 
 
 class Template(NamedTuple):
-    """A kernel: its template's arguments, and in how many places of it something stands."""
+    """A kernel's template arguments, and the number of its loads, stores and barriers."""
 
     arguments: str
     loads: int
@@ -67,7 +67,7 @@ LOAD_IN_CODE = re.compile(r"\b(LDGMC[\w.]*)")
 ENTRY = re.compile(r"\.entry (\w+)\(")
 
 
-Listings = dict[str, list[str]]  # of kernels, by their names
+Listings = dict[str, list[str]]  # the lines of kernels, by their names
 
 
 class Compiled(NamedTuple):
@@ -76,7 +76,7 @@ class Compiled(NamedTuple):
 
 
 def written(folder: Path) -> Path:
-    """A source that has the kernels."""
+    """Writes a source with the kernels, and returns its path."""
     source = folder / "multimem.cu"
     made = [
         f"reinterpret_cast<const void*>({name}_kernel<{KERNELS[name].arguments}>)".format(
@@ -93,7 +93,7 @@ def written(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """The kernels, which the assembler has taken without a warning."""
+    """Returns the listings of the kernels, which the assembler accepts without a warning."""
     folder = tmp_path_factory.mktemp("multimem")
     source = written(folder)
     nvcc(source, "90", "-cubin", "--keep", f"--keep-dir={folder}")
@@ -135,9 +135,9 @@ def test_ptx_has_the_right_instructions(compiled: Compiled, name: str, dtype: st
         load, _, count = LOADS[dtype]
         assert used.pop(load) == template.loads * count
     assert not used
-    # Behind each barrier a fence between the addresses that the same memory has.
+    # Each barrier is followed by a fence between the different addresses of the same memory.
     assert barriers == text.count("fence.proxy.alias;") == template.barriers
-    # What is no whole vector: element by element, by the ranks' own addresses.
+    # Partial vectors are loaded element by element from the addresses of each rank.
     assert "ld.volatile.global" in text
 
 
@@ -161,7 +161,7 @@ def test_what_tests_run_has_none_of_them(compiled: Compiled, name: str, dtype: s
 
 @pytest.mark.parametrize(("architecture", "have"), [("80", False), ("90", True)])
 def test_older_gpus_get_none_of_them(architecture: str, have: bool, tmp_path: Path) -> None:
-    """What there is does not depend on optimization, which takes most of the time."""
+    """Optimizations do not matter here and are disabled, because they take most of the time."""
     nvcc(written(tmp_path), architecture, "-ptx", "--Ofast-compile=max")
     found = ptx_of(tmp_path)
     assert len(found) == 2 * len(EACH)

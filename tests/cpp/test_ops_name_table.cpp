@@ -1,4 +1,4 @@
-// The table behind the registry of communicators.
+// Tests the name table of the registry of communicators.
 #include <gtest/gtest.h>
 
 #include "ops/name_table.h"
@@ -9,7 +9,8 @@ using collx::NameTable;
 
 constexpr int kDevice = 3;
 
-/// Like a communicator, it leaves the table as it dies: which its weak pointers know before.
+/// Like a communicator, it leaves the table in its destructor, after its weak pointers have
+/// expired.
 struct Member {
   NameTable<Member>* table;
   std::function<void()> before_leaving;

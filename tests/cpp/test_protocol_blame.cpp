@@ -1,4 +1,4 @@
-// Who is named: what an inbox comes to, whichever notes have been left by then.
+// Tests which rank the notes in an inbox blame, also if some notes are still missing.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -53,12 +53,12 @@ TEST(Blame, ends_at_the_rank_that_has_left_no_note) {
 }
 
 TEST(Blame, is_open_while_a_note_may_come_that_changes_it) {
-  // Rank 2 is missing too, and maybe what rank 1 waits for.
+  // The note of rank 2 is missing too, and rank 1 may wait for rank 2.
   expect(Inbox(3).waited(0, 1).judged(0), 0, 1, false);
   expect(Inbox(3).waited(0, 1).judged(0, 1u << 2), 0, 1, false);
   expect(Inbox(3).waited(0, 1).judged(0, 1u << 1), 0, 1, true);
-  // The last one that could leave a note would close a circle, and to that the first one's own
-  // wait is the answer.
+  // A note of the last rank would close a cycle, for which the verdict is the first rank's own
+  // wait.
   expect(Inbox(2).waited(0, 1).judged(0), 0, 1, true);
   expect(Inbox(3).waited(0, 1).waited(2, 0).judged(0), 0, 1, true);
   expect(Inbox(3).waited(0, 1).waited(1, 2).judged(0), 1, 2, false);

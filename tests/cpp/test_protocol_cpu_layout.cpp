@@ -1,4 +1,4 @@
-// The signal region of a CPU rank: no part of it overlaps another, at any world and payload size.
+// Tests that the parts of a CPU rank's signal region do not overlap, at any world and payload size.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -96,7 +96,7 @@ constexpr Collective kExchanges[] = {
     Collective::reducescatter, Collective::allgather, Collective::broadcast, Collective::reduce,
     Collective::gather,        Collective::scatter,   Collective::alltoall,  Collective::alltoallv};
 
-/// The parts of rank `sender`'s staging that one use of an exchange touches.
+/// Returns the parts of rank `sender`'s staging that one use of an exchange accesses.
 std::vector<Range> slots_of(const CpuSlots& slots, Collective collective, int world, int sender) {
   std::vector<Range> ranges;
   for (int receiver = 0; receiver < world; ++receiver) {

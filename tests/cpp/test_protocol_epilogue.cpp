@@ -1,4 +1,4 @@
-// Where the elements of an epilogue's extra tensors lie; its numbers; the hash of its text.
+// Tests the element offsets of an epilogue's extra tensors, its numbers, and the hash of its text.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ TEST(Extras, OffsetsAreThoseOfTheirStrides) {
   }
 }
 
-// Quotients next to a multiple of the size are those that a reciprocal would miss first.
+// Inaccurate reciprocals first fail next to a multiple of the size.
 TEST(Extras, ReciprocalsGiveEveryQuotient) {
   for (const int64_t size : {2, 3, 7, 255, 4095, 4097, 65535, 1 << 20, 0x7FFFFFFF}) {
     const Case c{{0xFFFFFFFF / size, size}, {1 << 20, 1}};
@@ -123,7 +123,8 @@ TEST(Extras, LargeOutputsAreDivided) {
   EXPECT_FALSE(has_reciprocals(laid_out(c)));
   expect_offsets(c);
   const Case dense{{1 << 20, 1 << 16}, {1 << 16, 1}};
-  EXPECT_TRUE(has_reciprocals(laid_out(dense)));  // of one dimension, which takes no division
+  EXPECT_TRUE(
+      has_reciprocals(laid_out(dense)));  // merged to one dimension, which needs no division
   expect_offsets(dense);
 }
 

@@ -1,4 +1,5 @@
-// Epochs count up for ever: they are compared by signed difference, across the wrap-around too.
+// Tests the comparison of epochs, which increase forever: the signed difference is correct across
+// the wrap-around.
 #include <gtest/gtest.h>
 
 #include "protocol/cuda_layout.h"
@@ -9,8 +10,8 @@ namespace {
 
 using Reached = bool (*)(uint32_t seen, uint32_t expected);
 
-/// Whether `reached` tells every epoch from those shortly before and after it, on both sides of
-/// the wrap-around.
+/// Whether `reached` is correct for the epochs shortly before and after each epoch near the
+/// wrap-around.
 bool tells_apart(Reached reached) {
   for (uint32_t step = 0; step < 0x200; ++step) {
     const uint32_t expected = 0xFFFFFF00u + step;
@@ -26,7 +27,7 @@ TEST(Epoch, is_reached_by_itself_and_later_ones_across_the_wrap_around) {
   EXPECT_TRUE(tells_apart(&epoch_reached));
 }
 
-// Negative controls: what one would write first.
+// Negative controls: the obvious comparisons.
 TEST(Epoch, plain_comparisons_fail_at_the_wrap_around) {
   EXPECT_FALSE(tells_apart([](uint32_t seen, uint32_t expected) { return seen >= expected; }));
   EXPECT_FALSE(tells_apart([](uint32_t seen, uint32_t expected) { return seen == expected; }));

@@ -1,4 +1,4 @@
-// Fingerprints of calls: ranks that call alike agree, and any difference shows.
+// Tests that equal calls have equal fingerprints, and that different calls do not.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -106,7 +106,7 @@ TEST(Fingerprint, any_option_of_a_fused_norm_changes_it) {
 TEST(Fingerprint, equal_calls_agree) {
   EXPECT_EQ(fingerprint(example()), fingerprint(example()));
   CallDescriptor call = example();
-  call.sends = 7;  // these differ from rank to rank
+  call.sends = 7;  // these differ between ranks
   call.expects = 8;
   EXPECT_EQ(fingerprint(call), fingerprint(example()));
 }
@@ -131,7 +131,7 @@ TEST(Fingerprint, single_bits_of_sizes_do_not_collide) {
   }
 }
 
-// Negative control: a hash that forgets where a value stood cannot pass the tests above.
+// Negative control: a hash that ignores the positions of values would not pass the tests above.
 TEST(Fingerprint, a_sum_of_the_fields_would_not_notice_swapped_sizes) {
   const auto sum = [](const CallDescriptor& c) {
     uint64_t total = c.numel;

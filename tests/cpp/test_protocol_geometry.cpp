@@ -1,4 +1,5 @@
-// Messages of every collective: both ends agree on them, and together they are what it means.
+// Tests that sender and receiver agree on the messages of every collective, and that all messages
+// together implement its definition.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -14,7 +15,7 @@ constexpr Collective kCollectives[] = {
     Collective::reducescatter, Collective::allgather, Collective::broadcast, Collective::reduce,
     Collective::gather,        Collective::scatter,   Collective::alltoall};
 
-/// The unsplit tensor and who splits it.
+/// The unsplit tensor and the number of ranks that split it.
 struct Shape {
   Geometry geometry;
   int world;
@@ -53,7 +54,7 @@ void for_each_pair(Visit visit) {
   }
 }
 
-/// Offsets of the bytes of a message, in order.
+/// Returns the offsets of the bytes of a message, in order.
 std::vector<uint64_t> bytes_of(const Span& span) {
   std::vector<uint64_t> offsets;
   for (uint64_t row = 0; row < span.rows; ++row) {
@@ -79,14 +80,14 @@ TEST(Exchange, a_message_exists_where_the_collective_has_one) {
   });
 }
 
-/// The label of byte (o, u, b) of an unsplit tensor that belongs to `rank`.
+/// Returns the label of byte (o, u, b) of an unsplit tensor that belongs to `rank`.
 uint64_t label(int rank, uint64_t o, uint64_t u, uint64_t b) {
   return ((uint64_t(rank) * 100 + o) * 100 + u) * 100 + b;
 }
 
 using Labels = std::vector<uint64_t>;
 
-/// A tensor with the units [part] of each row, in row-major order.
+/// Returns a tensor with the units [part] of each row, in row-major order.
 Labels tensor(const Geometry& g, Part part, int rank) {
   Labels labels;
   for (uint64_t o = 0; o < g.outer; ++o) {
@@ -107,7 +108,7 @@ Labels input_of(Collective c, const Shape& s, int rank) {
   return tensor(s.geometry, splits_output(c) ? own : all, rank);
 }
 
-/// What rank `to` has to get from rank `from`, and where: pairs of output offset and label.
+/// The bytes that rank `to` must get from rank `from`: pairs of output offset and label.
 using Placed = std::vector<std::pair<uint64_t, uint64_t>>;
 
 Placed carried(Collective c, const Shape& s, int root, int from, int to) {
@@ -161,7 +162,7 @@ TEST(Exchange, every_byte_goes_where_the_collective_puts_it) {
   });
 }
 
-// Negative control: a message that lands in another rank's place is noticed.
+// Negative control: a message at another rank's place is noticed.
 TEST(Exchange, a_part_of_the_wrong_rank_is_noticed) {
   const Shape s{{1, 4, 1}, 2};
   EXPECT_NE(carried(Collective::allgather, s, -1, 0, 1), meant(Collective::allgather, s, -1, 1, 0));

@@ -1,4 +1,4 @@
-// The signal region: no part of it overlaps another, at any world size and payload size.
+// Tests that the parts of the signal region do not overlap, at any world and payload size.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ void add_slots(std::vector<Range>& ranges, const std::string& name, const SlotAr
   }
 }
 
-/// Everything that a region holds, each slot on its own.
+/// Returns all parts of a region, with separate slots.
 std::vector<Range> ranges_of(const CudaLayout& layout, int world) {
   std::vector<Range> ranges = {
       {"header", 0, sizeof(RegionHeader)},
@@ -68,14 +68,14 @@ TEST_P(Layout, no_two_parts_share_a_byte_and_all_lie_in_the_region) {
   }
 }
 
-// Negative control: the finder above does see overlaps.
+// Negative control: the search above finds overlaps.
 TEST_P(Layout, a_part_that_reaches_into_another_is_noticed) {
   const CudaLayout good = cuda_layout(GetParam(), 1 << 20);
   CudaLayout bad = good;
   bad.oneshot.entries -= sizeof(TileEntry) * bad.oneshot.tiles + 256;
   EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
   bad = good;
-  bad.twoshot.source_bytes += kTileBytes;  // the slots grow, nothing else does
+  bad.twoshot.source_bytes += kTileBytes;  // only the slots grow
   EXPECT_NE(find_overlap(ranges_of(bad, GetParam()), bad.total_bytes), "");
   EXPECT_NE(find_overlap(ranges_of(good, GetParam()), good.results), "");
   if (GetParam() == 1) return;  // no peers, no rings
@@ -160,7 +160,7 @@ TEST(Layout, both_parities_of_a_slot_differ_and_alternate_across_the_wrap_around
   }
 }
 
-// Words that different ranks write while others poll them stand on lines of their own.
+// Words that different ranks write and others poll are on separate lines.
 TEST(Layout, header_words_of_different_writers_share_no_line) {
   const size_t poison = offsetof(RegionHeader, poison) / 128;
   const size_t own = offsetof(RegionHeader, claimed) / 128;

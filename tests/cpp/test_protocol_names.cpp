@@ -1,4 +1,5 @@
-// Names as the Python surface spells them: there and back for every value, nothing else accepted.
+// Tests that every value is converted to its name in Python and back, and that no other name is
+// accepted.
 #include <gtest/gtest.h>
 
 #include <set>

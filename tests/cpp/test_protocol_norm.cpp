@@ -1,4 +1,5 @@
-// How rows of fused normalizations lie on blocks and slots, and the arithmetic of their scales.
+// Tests how fused normalizations assign rows to blocks and slots, and the arithmetic of their
+// scales.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,8 +15,9 @@
 namespace collx {
 namespace {
 
-/// As a device of so many multiprocessors would say, each with room for 1024 threads and `blocks`,
-/// in groups of 16 and one of what is left. Clusters do not reach from group to group.
+/// Returns what a device with this number of multiprocessors would report. Each has room for 1024
+/// threads and `blocks` blocks. They form groups of 16 and one of the remaining ones. Clusters do
+/// not span groups.
 Residency device(int multiprocessors, int blocks, bool clusters) {
   Residency r;
   Residency::for_each(r, [&](uint32_t threads, uint32_t size, int32_t& held) {
@@ -45,7 +47,7 @@ NormRequest request(uint64_t rows, uint64_t cols, int world = 4, DType dtype = D
   return r;
 }
 
-/// Every combination that the tests below look at.
+/// Visits every combination that the tests below check.
 template <typename F>
 void for_each_request(F f) {
   for (const uint64_t rows : {1, 2, 8, 16, 33, 64, 513, 2048}) {
@@ -192,7 +194,7 @@ TEST(NormPlan, DevicesWithSmallerGroupsTakeSmallerClusters) {
   EXPECT_EQ(plan_norm(r, cuda_layout(r.world, kDefaultPayloadBytes)).shape.cluster, 4u);
 }
 
-/// The grids by which docs/internals/engineering-log.md was measured: rows of 8192 on 132
+/// The grids of the measurements in docs/internals/engineering-log.md: rows of 8192 on 132
 /// multiprocessors.
 TEST(NormPlan, RowsOfALargeModelFillTheDevice) {
   for (const int world : {2, 4}) {
@@ -239,7 +241,7 @@ TEST(NormScale, Float16RoundTrips) {
     const float value = from_float16_bits(half);
     ASSERT_EQ(to_float16_bits(value), half) << value;
     if (half >= 0x7BFF) continue;
-    // Ties go to the even one, everything else to the nearer.
+    // Ties go to the even value, all others to the nearest.
     const double next = from_float16_bits(half + 1), middle = (value + next) / 2;
     ASSERT_EQ(to_float16_bits(static_cast<float>(middle)), half + (half & 1));
     ASSERT_EQ(to_float16_bits(std::nextafter(static_cast<float>(middle), 0.0f)), half);
@@ -250,7 +252,7 @@ TEST(NormScale, Float16RoundTrips) {
   EXPECT_EQ(to_float16_bits(1e30f), 0x7C00u);
 }
 
-/// Every code, what lies halfway between two, and beside that; and floats of all magnitudes.
+/// Checks every code, the middle between two codes and its neighbors, and floats of all magnitudes.
 template <Quantization To>
 void expect_nearest_fp8() {
   const std::vector<double> values = cpu::code_values(To);
@@ -277,8 +279,8 @@ TEST(NormScale, Fp8IsTheNearest) {
   expect_nearest_fp8<Quantization::e5m2>();
 }
 
-/// Of every divisor and value that bits can be, and of quotients of all moderate sizes: what is
-/// stored of it in eight bits, and where that depends on more, all of its bits.
+/// Checks divisors and values with random bits, and quotients of all moderate sizes. Moderate
+/// quotients must have the same bits. The others must only have the same 8-bit result.
 TEST(NormScale, DivisorsGiveTheQuotientsOfDivision) {
   std::mt19937_64 random(1);
   const auto bits = [&] { return static_cast<uint32_t>(random()); };

@@ -1,4 +1,5 @@
-// Partition of work: whole, disjoint, in rank order, the remainder with the low ranks.
+// Tests that partitions of work are complete, disjoint and in rank order, and that the low ranks
+// get the remainder.
 #include <gtest/gtest.h>
 
 #include "protocol/partition.h"

@@ -1,4 +1,4 @@
-// Which ranks a call under way may wait for, by how far all have come.
+// Tests which ranks a running call may wait for, given the progress of all ranks.
 #include <gtest/gtest.h>
 
 #include "protocol/progress.h"

@@ -1,4 +1,4 @@
-// Every vector of a call is in one use, in order, whatever the call's length.
+// Tests that every vector of a call is in exactly one use, in order, for any length of the call.
 #include <gtest/gtest.h>
 
 #include "protocol/uses.h"

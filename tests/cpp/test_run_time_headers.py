@@ -1,4 +1,4 @@
-"""Kernel headers compile at run time too (NVRTC), where no standard header is to be had."""
+"""Tests that kernel headers also compile at run time (NVRTC), without standard headers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADERS = sorted((SOURCES / "cuda").rglob("*.cuh"))
 KERNELS = SOURCES / "cuda" / "collectives"
 
 
-# The kernels that take a stage, with one that is not in the library.
+# A stage that is not in the library, and below the kernels that accept a stage.
 OWN = """
 namespace collx::cuda {
 struct Negated : Reduce<DType::bfloat16> {
@@ -47,7 +47,7 @@ STAGED = {
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.stem)
 def test_kernel_header_compiles_at_run_time(header: Path) -> None:
-    """By itself."""
+    """Each header compiles without the others."""
     said = compile_at_run_time(nvrtc, f'#include "{header.name}"\n', header.parent)
     assert not said, said
 

@@ -1,5 +1,6 @@
-"""Trains a layer with accelerate on a process group of collx, after accelerate's own tests of its
-collectives. On the CPU accelerate creates groups of Gloo or MPI only, but uses one that exists."""
+"""Runs accelerate's own tests of its collectives on a process group of collx, then trains a layer.
+
+On the CPU, accelerate only creates groups of Gloo or MPI, but it uses an existing group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints what a small Llama generates that transformers splits over the ranks of a process group.
+"""Prints the output of a small Llama that transformers splits over the ranks of a process group.
 
 generated.py BACKEND FOLDER
 """

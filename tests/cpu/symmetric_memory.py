@@ -1,5 +1,5 @@
-"""What the tests of CPU symmetric memory share: tensors, groups with a store of their own, and
-what a process holds."""
+"""Helpers for the tests of CPU symmetric memory: tensors, groups with their own store, and the
+resources that a process holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.common.rank import Rank
 
 
 def allocate(numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A symmetric tensor on the CPU, from PyTorch's own function."""
+    """Returns a symmetric tensor on the CPU from PyTorch's own function."""
     from collx import _C
 
     _C.register_cpu_allocator()
@@ -29,22 +29,23 @@ def allocate(numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def rendezvous(tensor: torch.Tensor, group: Any) -> Any:
-    """PyTorch's own, whose handles have more than its stubs know."""
+    """Calls PyTorch's rendezvous. Returns Any, because its handles have more members than its
+    stubs declare."""
     return symm_mem.rendezvous(tensor, group)
 
 
 def world_group() -> Any:
-    """The process group of all ranks of the pool."""
+    """Returns the process group of all ranks of the pool."""
     return dist.group.WORLD
 
 
 def world_store() -> dist.Store:
-    """The store of all ranks of the pool."""
+    """Returns the store of all ranks of the pool."""
     return dist.distributed_c10d._get_process_group_store(world_group())
 
 
 class HookedStore(dist.Store):
-    """Forwards to `store` and calls `before` and `after` around everything that a rank does."""
+    """Forwards to `store` and calls `before` and `after` around the actions of a rank."""
 
     def __init__(self, store: dist.Store, seconds: float) -> None:
         super().__init__()
@@ -52,12 +53,12 @@ class HookedStore(dist.Store):
         self.set_timeout(timedelta(seconds=seconds))
 
     def before(self, action: str, key: str) -> None:
-        """Called with "set", "get" or "add" and the key."""
+        """Is called with "set", "get" or "add", and the key."""
 
     def after(self, action: str, key: str, value: bytes) -> None:
-        """The same, with what was written or read."""
+        """Is called with "set" or "get", the key, and the value that was written or read."""
 
-    # The names that PyTorch's C++ side looks for.
+    # PyTorch's C++ code looks the methods up by these names.
 
     def set(self, key: str, value: str | bytes) -> None:
         self.before("set", key)
@@ -83,19 +84,20 @@ class HookedStore(dist.Store):
 
 
 def lend_group(rank: Rank, name: str, store: dist.Store) -> str:
-    """A group of all ranks that has this store and nothing else. Local; returns its name."""
+    """Registers a group of all ranks that only has this store. Does not communicate. Returns the
+    group's name."""
     group = c10d.ProcessGroup(store, rank.rank, rank.size)
     c10d._register_process_group(dist.distributed_c10d.GroupName(name), group)
     _lent.append((group, store))
     return name
 
 
-_lent: list[Any] = []  # kept: C++ holds neither the group nor a store's Python half
+_lent: list[Any] = []  # kept alive: C++ owns neither the group nor the Python part of a store
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a leak would add to. `named` is what this process has open or mapped in /dev/shm."""
+    """Resources that may leak. `named`: what this process has open or mapped in /dev/shm."""
 
     descriptors: tuple[str, ...]
     segments: int
@@ -103,7 +105,8 @@ class Holdings:
     named: tuple[str, ...]
 
     def beyond(self, before: Holdings) -> list[str]:
-        """What has been added since `before`. Peers that died may have taken sockets away."""
+        """Returns what has been added since `before`. Removals are ignored: sockets to peers that
+        died may be closed."""
         more = [*(Counter(self.descriptors) - Counter(before.descriptors)).elements()]
         more += [f"{self.segments - before.segments} segments"] * (self.segments > before.segments)
         more += [f"{self.threads - before.threads} threads"] * (self.threads > before.threads)
@@ -111,12 +114,12 @@ class Holdings:
 
 
 def holdings() -> Holdings:
-    """What this process holds: open files, mapped segments and threads."""
+    """Returns the open files, mapped segments and threads of this process."""
     files = []
     for fd in os.listdir("/proc/self/fd"):
         try:
             files.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     with open("/proc/self/maps") as maps:
         mapped = maps.read().splitlines()
@@ -126,13 +129,14 @@ def holdings() -> Holdings:
 
 
 def orphans_in_shm() -> set[str]:
-    """Files of this user in /dev/shm that no living process has mapped: what a kill leaves.
-    Semaphores of Python's multiprocessing have a name for a moment, in other tests too."""
-    # First, so that what is new meanwhile is left out.
+    """Returns the files of this user in /dev/shm that no running process has mapped. A killed
+    process leaves such files. Semaphores of Python's multiprocessing are ignored, because they
+    have a name for a moment, also in other tests."""
+    # The files are listed first, so that files created in the meantime are ignored.
     files = [file for file in Path("/dev/shm").iterdir() if not file.name.startswith("sem.mp-")]
     held = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+        with contextlib.suppress(OSError):  # the process has exited, or belongs to another user
             held += "".join(line for line in maps.open() if "/dev/shm/" in line)
     orphans = set()
     for file in files:

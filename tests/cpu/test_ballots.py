@@ -1,5 +1,5 @@
-"""Attempts at a ballot: ranks meet in the one that is open, whatever they have left behind. The
-ranks are threads, the store is in memory."""
+"""Tests that ranks meet in the open attempt of a ballot, whatever earlier attempts left in the
+store. The ranks are threads, and the store is in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _store() -> dist.Store:
 
 
 def _together(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returned or raised, all of them made at once."""
+    """Runs the calls at the same time. Returns what each one returned or raised."""
     with ThreadPoolExecutor(len(calls)) as threads:
         running: list[Future[Any]] = [threads.submit(call) for call in calls]
         return [each.exception() or each.result() for each in running]
@@ -57,7 +57,7 @@ def test_a_rank_that_missed_attempts_joins_the_open_one() -> None:
 
 
 def test_a_rank_that_asks_within_an_attempt_that_fails_hears_of_it() -> None:
-    """It has joined while the attempt was open, and votes when it is over."""
+    """A rank joins while the attempt is open, and votes after it has failed."""
     store = _store()
     late = Ballot(store, "name", 1, 2, ENOUGH)
     with pytest.raises(VoteError, match="rank 1: no answer"):
@@ -68,10 +68,10 @@ def test_a_rank_that_asks_within_an_attempt_that_fails_hears_of_it() -> None:
 
 
 def test_an_attempt_that_a_rank_gave_up_without_a_verdict_does_not_succeed() -> None:
-    """Its ballot may stand there, so the peer that finds it must not go on alone."""
+    """The vote of the rank may be in the store, but its peer must not continue alone."""
     store = _store()
     given_up, peer = _ballots(store, SHORT)
-    given_up.cast("left")  # and raised, as by an interrupt: it has heard of no verdict
+    given_up.cast("left")  # then an exception, such as an interrupt, prevents it from reading
     ballots = [Ballot(store, "name", 0, 2, ENOUGH)]
     with pytest.raises(VoteError, match="rank 0: left the communicator: it began again"):
         peer.vote("step")

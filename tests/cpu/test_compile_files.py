@@ -1,4 +1,4 @@
-"""Compiled code that outlives its process: the cache on disk, and packages of AOTInductor."""
+"""Tests of compiled code that outlives its process: the cache on disk and AOTInductor packages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ print(json.dumps({"same": same}))
 )
 
 
-# Whose parts of five rows are of unequal size, so that no two ranks have the same graph.
+# The five rows are divided into parts of unequal size, so that the ranks have different graphs.
 RANKS = """
 import json, sys
 import torch
@@ -119,7 +119,7 @@ print(json.dumps({
 
 
 def said(program: str, *arguments: str, **environment: str) -> Any:
-    """What a Python program prints last."""
+    """Returns the last line that a Python program prints, parsed as JSON."""
     require_compiler()
     root = Path(__file__).resolve().parents[2]
     settings = {"PYTHONPATH": f"{root / 'python'}:{root}", **environment}
@@ -130,7 +130,7 @@ def said(program: str, *arguments: str, **environment: str) -> Any:
 
 
 def ranks(way: str, size: int) -> list[list[Any]]:
-    """What the ranks of two runs say, whose caches are the same folder."""
+    """Returns the results of the ranks of two runs that use the same cache folder."""
     folder = mkdtemp()
 
     def rank(run: int, number: int) -> Any:
@@ -150,7 +150,7 @@ def ranks(way: str, size: int) -> list[list[Any]]:
 def test_a_rank_never_gets_the_graph_of_another(
     ahead: list[list[Any]], way: str, size: int
 ) -> None:
-    assert way  # of caching
+    assert way  # the kind of caching
     cold, warm = ahead
     for rank in range(size):
         rows = 5 // size + (rank < 5 % size)
@@ -158,7 +158,7 @@ def test_a_rank_never_gets_the_graph_of_another(
             assert found["same"]
             assert set(found["rows"]) == {rows}
         assert cold[rank]["hits"] == 0
-        assert warm[rank]["hits"] >= 2  # its own
+        assert warm[rank]["hits"] >= 2  # on its own graphs
 
 
 def cached() -> list[Any]:

@@ -1,4 +1,4 @@
-"""What torch.compile is told of the operators: of every one, from its schema."""
+"""Tests what torch.compile learns about the operators from their schemas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from collx.compile.registration import BACKEND
 
 
 def lacking() -> list[str]:
-    """What the operators lack to be kept in compiled code."""
+    """Returns what the operators lack so that compiled code keeps their calls."""
     lowering.register()
     found = []
     made = list(making())
@@ -48,7 +48,7 @@ def test_nothing_lacks_what_keeps_it() -> None:
 
 
 def test_a_new_operator_that_is_forgotten_is_named() -> None:
-    """The control."""
+    """Negative control of `lacking`."""
     library = torch.library.Library("collx", "FRAGMENT")
     library.define("forgotten(Tensor input, str group_name) -> Tensor")
     try:
@@ -74,14 +74,14 @@ def test_what_is_written_are_the_results_of_the_functional_form_in_their_order()
 
 
 def test_graphs_of_other_options_are_told_apart() -> None:
-    """By the caches of PyTorch."""
+    """The keys for PyTorch's caches differ if the options differ."""
     ways: list[dict[str, Any]] = [{}, {"norms": False}, {"rounding": "fp32"}, {"epilogues": True}]
     assert len({collx.compile.Pass(**way).uuid() for way in ways}) == len(ways)
     assert collx.compile.Pass().uuid() == collx.compile.Pass().uuid()
 
 
 class Own(CustomGraphPass):
-    """A pass of the program's."""
+    """A pass of the program."""
 
     def __init__(self, uuid: str | None) -> None:
         self._uuid = uuid
@@ -94,7 +94,7 @@ class Own(CustomGraphPass):
 
 
 def uuid_beside(own: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of all that the backend hands to Inductor."""
+    """Returns the uuid of the passes that the backend gives to Inductor."""
     from torch._inductor import compile_fx
 
     given: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def uuid_beside(own: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_graphs_of_other_passes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the program's own; and of one that PyTorch cannot tell apart there is no cache."""
+    """The program's own passes are part of the key. A pass without a uuid disables the cache."""
     passes: list[Any] = [None, Own("1"), Own("2"), [Own("1"), Own("2")], [Own("2"), Own("1")]]
     assert len({uuid_beside(own, monkeypatch) for own in passes}) == len(passes)
     assert uuid_beside(Own("1"), monkeypatch) == uuid_beside(Own("1"), monkeypatch)

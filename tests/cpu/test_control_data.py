@@ -1,5 +1,5 @@
-"""Negative controls of the tests' data and samples: they reach what they are there for, and tell
-one result from another."""
+"""Negative controls of the tests' data and samples: they cover the intended cases, and wrong
+results differ from right ones."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_the_data_has_what_breaks_flushing_and_maxima() -> None:
 
 
 def test_every_sixteen_bit_pattern_is_sent() -> None:
-    """Hazard 14: "patterns" is a permutation of all of them on every rank."""
+    """Hazard 14: "patterns" is a permutation of all 16-bit patterns on every rank."""
     for rank in range(16):
         patterns = as_bits(make_values("patterns", "bfloat16", 1 << 16, 1, rank))
         assert len(patterns.unique()) == 1 << 16
 
 
 def test_words_that_look_armed_come_alone_and_in_long_stretches() -> None:
-    """Hazard 14: whole groups of them, groups with some, groups with none."""
+    """Hazard 14: the data has groups with only such words, with some, and with none."""
     words = as_bits(make_values("armed", "float32", 30_000, 1, 0))
     assert {-1, 0, 0x7FFFFFFF, -0x80000000, 1, 65535} <= set(words.tolist())
     group = GROUP_BYTES // 4
@@ -87,7 +87,8 @@ def test_a_sample_has_every_value_of_every_dimension() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 16])
 def test_sizes_reach_every_border(world: int) -> None:
-    """0, 1, fewer elements than ranks, one more and one less than vectors, groups, tiles, parts."""
+    """The sizes include 0, 1, fewer elements than ranks, and one more and one less than vectors,
+    groups, tiles and parts."""
     sizes = {fields["shape"][0] for fields in border_shapes(("float32",), world)}
     for nbytes in (16, 496, 512, 1024, 2048, 16 * world, 496 * world, 1024 * world):
         assert {nbytes // 4 - 1, nbytes // 4, nbytes // 4 + 1} <= sizes
@@ -128,7 +129,7 @@ def test_parts_are_those_of_the_protocol() -> None:
 
 
 def test_every_op_has_its_ways() -> None:
-    """What a test that loops over them loops over."""
+    """Checks the algorithms that the tests loop over."""
     copied = {"allgather", "gather", "scatter", "alltoall"}
     split = {"alltoallv", "alltoallv_device"}
     every = {"allreduce", "reducescatter", "reduce", "broadcast"} | copied | split
@@ -157,7 +158,7 @@ def test_every_op_has_its_ways() -> None:
 
 
 def test_the_sample_covers_every_pair_that_is_allowed() -> None:
-    """And nothing that is not; the same one each time."""
+    """The sample covers no other pair, and is the same each time."""
     for op in NAMES:
         factors = {"rows": (0, 1, 64), "cols": (8, 384, 20000), **modes_of(op)}
         allowed = sizes(30_000)
@@ -175,12 +176,12 @@ def test_the_sample_covers_every_pair_that_is_allowed() -> None:
 
 
 def _never(value: Any) -> bool:
-    """Groups of 4,096 divide none of those columns."""
+    """Whether a value is never allowed: groups of 4,096 do not divide any of these columns."""
     return isinstance(value, dict) and value.get("quant_group_size") == 4096
 
 
 def test_a_choice_that_leads_nowhere_is_taken_back() -> None:
-    """b = 1 goes with c = 0 alone, which goes with a = 0 alone."""
+    """b = 1 is only allowed with c = 0, which is only allowed with a = 0."""
 
     def allowed(fields: dict[str, Any]) -> bool:
         if {"b", "c"} <= set(fields):
@@ -211,13 +212,14 @@ def test_rows_are_of_the_kinds_that_they_are_made_for(dtype: str) -> None:
     assert bool(scale[1:4].isnan().all())
     assert bool((codes[1] == 0x7F).all())
     assert bool(scale[[0, 8]].isfinite().all())
-    # In bfloat16 and float32 the squares of subnormals vanish, and those of the largest overflow.
+    # In bfloat16 and float32, squares of subnormals are 0 and those of the largest values overflow.
     assert bool(scale[4].isfinite()) == (dtype == "float16")
     assert float(sums[5].abs().max()) >= info.max
 
 
 def test_words_of_all_ones_are_what_results_are_made_of() -> None:
-    """Hazard 14: in int8, a tensor of -1; NaN in fp8 is 0x7F, in the scales the ordinary one."""
+    """Hazard 14: an int8 result is a tensor of -1. NaN is 0x7F in fp8, and an ordinary NaN in the
+    scales."""
     call = Call("allreduce_residual_rmsnorm_int8", "float32", 4, 64, style="minus", eps=0.0)
     q, _, residual = replace(call, scale_mode="tensor", given=1.0).data(WORLD).expected[0]
     assert bool((q == -1).all())
@@ -248,7 +250,7 @@ def test_bounds_are_met_exactly_and_reciprocals_overflow() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_another_order_of_the_row_or_of_the_ranks_would_show(dtype: str) -> None:
-    """The data of the tests tell the tree from a running sum, and the ranks' order from another."""
+    """A running sum and another order of the ranks change the results for the tests' data."""
     from collx import reference
 
     call = Call("allreduce_rmsnorm", "float32", 7, 384)
@@ -267,7 +269,7 @@ def test_another_order_of_the_row_or_of_the_ranks_would_show(dtype: str) -> None
 
 
 def test_every_option_changes_what_is_computed() -> None:
-    """So that an option that is not looked at would show."""
+    """The tests would therefore detect an option that is ignored."""
     base = Call("allreduce_residual_rmsnorm_fp8", "bfloat16", 5, 512, keep_norm=True)
 
     def results(**fields: Any) -> list[list[int]]:

@@ -1,5 +1,4 @@
-"""Negative controls of the harness: it notices the mistakes that it is there for, of every operator
-and form."""
+"""Negative controls of the test harness: it detects errors in every operator and form."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def _like(want: torch.Tensor) -> torch.Tensor:
 
 
 def _answer(prepared: Prepared) -> Tensors:
-    """Does what the op should have done."""
+    """Returns the expected results, and writes them to the outputs if the form has any."""
     if prepared.call.form in NEW_TENSORS:
         return tuple(map(_like, prepared.expected))
     for placed, result in zip(prepared.outs, prepared.expected, strict=True):
@@ -58,7 +57,7 @@ def _answer(prepared: Prepared) -> Tensors:
 
 
 def _flip(tensor: torch.Tensor, number: int = 0) -> None:
-    """The lowest bit of one element, counted along the dimensions."""
+    """Flips the lowest bit of one element. `number`: its index in row-major order."""
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(number), tensor.shape))
     as_bits(tensor)[place] ^= 1
 
@@ -66,7 +65,7 @@ def _flip(tensor: torch.Tensor, number: int = 0) -> None:
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "spread"])
 @pytest.mark.parametrize(("op", "form"), FORMS)
 def test_a_right_answer_passes_and_a_wrong_bit_does_not(op: str, form: str, layout: str) -> None:
-    """The control of all comparisons: one bit of one element, in each of the results."""
+    """Control of all comparisons: one wrong bit of one element is noticed in each result."""
     prepared = _prepared(_call(op, form, layout))
     results = _answer(prepared)
     assert prepared.wrong(results) == ""
@@ -82,7 +81,8 @@ def test_a_right_answer_passes_and_a_wrong_bit_does_not(op: str, form: str, layo
 
 
 def _places_around(out: Placed) -> set[int]:
-    """Elements of the memory before the tensor, behind it, at the end, and between its elements."""
+    """Returns the indices of elements before and after the tensor, at the end of the memory, and
+    between the tensor's elements."""
     start = int(out.view.storage_offset() - out.whole.storage_offset())
     size = extent(tuple(out.view.shape), out.view.stride())
     between = {start + 1} if out.view.stride(-1) == 2 else set()
@@ -92,7 +92,7 @@ def _places_around(out: Placed) -> set[int]:
 @pytest.mark.parametrize("layout", ["contiguous", "spread"])
 @pytest.mark.parametrize(("op", "form"), FORMS_THAT_WRITE)
 def test_a_write_around_an_output_is_noticed(op: str, form: str, layout: str) -> None:
-    """Hazard 19: of each output, on all sides."""
+    """Hazard 19: a write on any side of any output is noticed."""
     prepared = _prepared(_call(op, form, layout))
     results = _answer(prepared)
     for out in prepared.outs:
@@ -107,7 +107,8 @@ def test_a_write_around_an_output_is_noticed(op: str, form: str, layout: str) ->
 
 @pytest.mark.parametrize(("op", "form"), FORMS)
 def test_a_changed_argument_is_noticed(op: str, form: str) -> None:
-    """Whatever is read alone: input, splits, residual, weight, bias, scale."""
+    """A change of any argument that is only read is noticed: input, splits, residual, weight, bias,
+    scale."""
     prepared = _prepared(_call(op, form, **({"scale_mode": "tensor"} if is_norm(op) else {})))
     results = _answer(prepared)
     written = {prepared.call.shared(name) for name in prepared.call.outputs()}
@@ -126,7 +127,7 @@ def test_a_changed_argument_is_noticed(op: str, form: str) -> None:
 
 
 def _beside(source: Placed, want: torch.Tensor) -> torch.Tensor:
-    """A result in the storage of a tensor that is read, but not a view of it."""
+    """Returns a result in the storage of a tensor that is read, but not a view of the tensor."""
     nbytes = source.view.numel() * source.view.element_size()
     before = -(-nbytes // want.element_size())
     size = before + extent(tuple(want.shape), want.stride())
@@ -160,14 +161,14 @@ def test_strides_and_shared_memory_of_new_tensors_are_noticed(op: str) -> None:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_data_of_another_call_rank_or_place_is_noticed(op: str) -> None:
-    """Every rank, chunk and call has data of its own."""
+    """Every rank, chunk and call has its own data."""
     call: Any = collectives.Call(op, "int32", (9, 5), root=2)
     if is_norm(op):
         call = norms.Call(op, rows=9)
     others = replace(call, seed=2).data(WORLD).expected
     results = call.data(WORLD).expected
     for rank, result in enumerate(results):
-        if bool(result[0].view(torch.uint8).any()):  # gather gives zeros to all but root
+        if bool(result[0].view(torch.uint8).any()):  # gather returns zeros except on the root
             assert call.wrong_results(WORLD, rank, others[rank])
             assert call.wrong_results(WORLD, rank, (result[0].roll(1, 0), *result[1:]))
     if not op.startswith(("allreduce", "allgather", "broadcast", "reduce_to_everyone")):
@@ -185,7 +186,7 @@ def test_one_flipped_bit_is_noticed(dtype: str) -> None:
 
 
 def test_signed_zeros_differ_and_nan_payloads_do_not() -> None:
-    """Numeric contract: NaN mask, then bits."""
+    """Numeric contract: NaNs are compared as a mask, all other values by their bits."""
     zeros = torch.zeros(3)
     assert differences(-zeros, zeros) != ""
     nans = torch.full((3,), float("nan"))
@@ -207,7 +208,7 @@ def test_an_element_that_was_never_written_is_noticed(dtype: str) -> None:
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", COPIED)
 def test_one_flipped_bit_of_any_dtype_is_noticed(dtype: str) -> None:
-    """Copies: NaN payloads, too, and both halves of what has sixteen bytes."""
+    """Copies: also of NaN payloads, and in both halves of 16-byte elements."""
     values = make_values("bits", dtype, 40, 1, 0)
     assert byte_differences(values, values.clone()) == ""
     for byte in {0, dtype_of(dtype).itemsize - 1}:

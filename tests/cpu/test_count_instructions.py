@@ -1,4 +1,5 @@
-"""tools/count_instructions.py counts calls, and compares counts with earlier ones."""
+"""Tests that tools/count_instructions.py counts the instructions of calls and compares them with
+earlier counts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def saved(folder: Path, **counts: int) -> Path:
 
 
 def test_a_count_is_the_least_measurement_without_the_loop() -> None:
-    measurements = [1100, 21_000, 31_500, 1000, 21_050, 31_000]  # the empty loop first, two repeats
+    measurements = [1100, 21_000, 31_500, 1000, 21_050, 31_000]  # two repeats, empty loop first
     assert tool.counts_of(measurements, ["a", "b"]) == {"a": 200, "b": 300}
 
 
@@ -76,7 +77,7 @@ def test_rewriting_takes_all_calls(
 
 
 def test_functions_that_calls_enter() -> None:
-    """Names stand where a key comes first; a function in a header belongs to the header."""
+    """Only the first use of a key has the name. A function in a header counts for the header."""
     text = """\
 fl=(1) build/x/../../csrc/ops/enqueue.cpp
 fn=(1) collx::enqueue()
@@ -127,7 +128,7 @@ def test_an_unknown_call_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such call: allreduce__" in capsys.readouterr().err
 
 
-@pytest.mark.full  # more than a minute, most of which is the import of PyTorch under valgrind
+@pytest.mark.full  # takes more than a minute, mostly to import PyTorch under valgrind
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_calls_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "counts.json"

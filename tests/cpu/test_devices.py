@@ -1,4 +1,5 @@
-"""Which device a communicator and the examples take, by what was built, is there and was asked."""
+"""Tests which device a communicator and the examples use, depending on the build, the GPUs and the
+requested device."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def device_of(
     monkeypatch: pytest.MonkeyPatch, backends: str, *, built: bool, gpus: int, asked: Any = None
 ) -> torch.device:
-    """What init would take for a group of these backends."""
+    """Returns the device that init would use for a group with these backends."""
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     monkeypatch.setattr(dist, "get_rank", lambda group: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
@@ -63,7 +64,7 @@ def test_a_group_for_the_cpu_gets_it_without_a_word(
 
 
 def test_without_kernels_a_group_for_gpus_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no use for a communicator on the CPU. The error says what to do."""
+    """Such a group cannot use a communicator on the CPU. The error contains the remedies."""
     with pytest.raises(ValueError, match=r"no CUDA kernels.*COLLX_CUDA=1.*nvcc.*device='cpu'"):
         device_of(monkeypatch, "cuda:nccl", built=False, gpus=2)
     found = device_of(monkeypatch, "cuda:nccl", built=False, gpus=2, asked="cpu")
@@ -93,7 +94,7 @@ def test_without_gpus_a_group_for_both_gets_the_cpu_without_a_word(
 
 @pytest.fixture
 def usable_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The examples' choice, on a machine with two GPUs."""
+    """Yields the examples' function that counts usable GPUs, on a machine with two GPUs."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -1,4 +1,4 @@
-"""The demo of `make demo` runs to its end on real weights, where its own checks pass."""
+"""Tests that the demo of `make demo` completes on real weights and that its own checks pass."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ The bank of the nation lifted its rates of interest.
 
 @pytest.mark.parametrize("form", ["all-reduce", "sequence-parallel"])
 def test_the_split_encoder_finds_what_the_unsplit_one_does(tmp_path: Path, form: str) -> None:
-    """Embeddings of the real model within 1e-5, and they mean something: each sentence's nearest
-    neighbor is the other one of its subject."""
+    """The embeddings of the real model agree within 1e-5. They are meaningful: each sentence's
+    nearest neighbor is the other sentence with the same subject."""
     sentences = tmp_path / "sentences.txt"
     sentences.write_text(SENTENCES)
     options = ["--sequence-parallel"] if form == "sequence-parallel" else []

@@ -1,5 +1,5 @@
-"""The programs that epilogues become compile at run time: every op in every type, every kernel, on
-every generation of GPUs, with no headers but collx's own."""
+"""Tests that the programs of epilogues compile at run time: with every op in every type, every
+kernel and every GPU generation, and only with collx's own headers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from ..common.run_time import SOURCES, compile_at_run_time
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="PyTorch was built without CUDA")
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-PTX = "compute_90"  # quick: neither optimized nor assembled, it shows what depends on neither
+PTX = "compute_90"  # fast, since PTX is neither optimized nor assembled
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
-# Of each kernel whether it has a version for simple calls, one for each world, and normalizes rows.
+# For each kernel: whether it has a version for simple calls, whether it has one version for each
+# world size, and whether it normalizes rows.
 KERNELS = {
     "allreduce_oneshot_push": (True, True, False),
     "allreduce_twoshot_push": (True, True, False),
@@ -45,7 +46,7 @@ KERNELS = {
 
 
 def of_reals(v: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Every op that floats have."""
+    """Uses every op of floating-point types."""
     made = (v + other) * (v - other) / -v.abs()
     made = torch.minimum(made, other) + torch.maximum(made, v).clamp(-1, 2) + torch.relu(v)
     chosen = (v < other) & (v <= 1) | ~(v > other) ^ (v >= 2)
@@ -59,7 +60,7 @@ def of_reals(v: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def of_integers(own: torch.dtype) -> Epilogue:
-    """Of tensors of this dtype."""
+    """Returns a function with the ops of integers, for tensors of this dtype."""
 
     def f(v: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         made = (v + other) * (v - other) + -v.abs()
@@ -110,8 +111,9 @@ def test_every_op_of_a_type_compiles(dtype: torch.dtype, architecture: str) -> N
 
 
 def _versions() -> list[Any]:
-    """Of every kernel all that there are for one architecture. For the others one, whose extra has
-    any dimensions on the older one, and known ones on the newer one; with --full, both."""
+    """Returns all versions of every kernel for one architecture. Each of the other architectures
+    has one version: with any dimensions of the extra on the older architecture, and with known
+    dimensions on the newer one. --full adds the other version of each."""
     found: list[Any] = []
     for kernel, (_, has_worlds, _) in KERNELS.items():
         for whole, usual in ((False, "sm_80"), (True, "sm_100")):
@@ -129,7 +131,7 @@ def _versions() -> list[Any]:
 def test_every_kernel_compiles(
     kernel: str, world: int, simple: bool, whole: bool, architecture: str
 ) -> None:
-    """`whole`: with the dimensions of the one extra, which then is of whole vectors."""
+    """`whole`: the number of dimensions of the extra is known, and it consists of whole vectors."""
     dims = [2] if whole else None
     said = _compiled(bias_relu, torch.bfloat16, architecture, kernel, world, simple, whole=dims)
     assert not said, said
@@ -144,7 +146,7 @@ def test_what_is_known_of_extras_compiles(dtype: torch.dtype, dims: int) -> None
 
 @pytest.mark.parametrize("kernel", [name for name, (*_, rows) in KERNELS.items() if rows])
 def test_the_whole_of_a_norm_compiles(kernel: str) -> None:
-    """What a call asks for has less in it."""
+    """The programs of actual calls are a part of this one."""
     whole = {"layer": True, "groups": True, "steps": True}
     said = _compiled(bias_relu, torch.float16, "sm_90", kernel, 2, simple=False, **whole)
     assert not said, said
@@ -178,7 +180,7 @@ def scaled(v: torch.Tensor, other: torch.Tensor, by: float, times: int) -> torch
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", ["allreduce_oneshot_push", "norm_oneshot_push"])
 def test_numbers_are_arguments_of_the_kernel(kernel: str, architecture: str) -> None:
-    """The program has none of them: it is the same for all."""
+    """The program does not contain the numbers, so that it is the same for all of them."""
     kinds = ("tensor", "float", "int")
     text = expression_of("allreduce", scaled, torch.bfloat16, kinds)
     rows = KERNELS[kernel][2]

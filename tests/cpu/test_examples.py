@@ -1,4 +1,4 @@
-"""The examples run to their end, where their own checks pass."""
+"""Tests that the examples complete and that their own checks pass."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ needs_transformers = pytest.mark.skipif(
 
 
 def run(program: str, *arguments: str, **environment: str) -> str:
-    """What the example prints on two ranks of the CPU."""
+    """Returns the output of an example on two CPU ranks."""
     return run_program(ROOT / "examples" / program, *arguments, **environment)
 
 
 def checked(printed: str) -> list[str]:
-    """The verdicts of an example's checks."""
+    """Returns the verdicts of an example's checks."""
     return re.findall(r"^  (ok|WRONG) ", printed, re.MULTILINE)
 
 
 def timed(printed: str) -> list[str]:
-    """What has a rate in the table of the split Llama."""
+    """Returns the names of the rows with a rate in the table of the split Llama."""
     return re.findall(r"^  (\S.*?) +\d+$", printed.partition("tokens a second")[2], re.MULTILINE)
 
 
@@ -67,7 +67,8 @@ def test_the_split_llama_chooses_the_tokens_of_the_unsplit_one(dtype: str) -> No
 def test_an_epilogue_is_as_near_as_the_unfused_layer(
     dtype: str, activation: str, same: bool
 ) -> None:
-    """A sum and relu are exact or rounded as often in both forms, gelu is rounded once less."""
+    """A sum and relu are exact or rounded equally often in both forms. gelu is rounded once less
+    in the fused form."""
     sizes = [
         "--rows=5",
         "--features=33",
@@ -84,7 +85,7 @@ def test_an_epilogue_is_as_near_as_the_unfused_layer(
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports what the examples import, as the first of two ranks does."""
+    """Yields a function that imports a module of the examples as rank 0 of two ranks."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     for name, value in {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -94,7 +95,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
 
 
 def saved_llama(folder: Path, **options: Any) -> Any:
-    """A Llama of one layer, from a seed, as transformers saves it."""
+    """Saves a Llama of one layer with random weights, using transformers. Returns the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -106,7 +107,7 @@ def saved_llama(folder: Path, **options: Any) -> Any:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
-        "initializer_range": 0.5,  # large, so that answers are no repetition of one token
+        "initializer_range": 0.5,  # large, so that answers do not repeat one token
     }
     model: Any = LlamaForCausalLM(LlamaConfig(**{**sizes, **options}))
     model.save_pretrained(folder)
@@ -114,7 +115,7 @@ def saved_llama(folder: Path, **options: Any) -> Any:
 
 
 def saved_tokenizer(folder: Path, sentences: list[str]) -> Any:
-    """One that knows the words of some sentences."""
+    """Saves a tokenizer whose vocabulary is the words of some sentences. Returns the tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -128,7 +129,7 @@ def saved_tokenizer(folder: Path, sentences: list[str]) -> Any:
 
 @needs_transformers
 def test_a_saved_llama_continues_sentences_as_transformers_does(tmp_path: Path) -> None:
-    """With its tokenizer, scaled rotary embeddings, tied embeddings, and up to its last token."""
+    """The model has a tokenizer, scaled rotary embeddings, tied embeddings and an end token."""
     sentences = ["A cat sleeps on the sofa.", "The bank of the nation lifted its rates."]
     (tmp_path / "sentences.txt").write_text("\n".join(["# two", *sentences]))
     tokenizer = saved_tokenizer(tmp_path, sentences)
@@ -174,8 +175,8 @@ def test_a_saved_llama_continues_sentences_as_transformers_does(tmp_path: Path) 
 
 @needs_transformers
 def test_tokens_may_part_at_a_near_tie_alone(module: Callable[[str], Any]) -> None:
-    """Trained models have near-ties, which rounding decides. What follows one is not compared, and
-    all else still is."""
+    """Trained models have near-ties, which rounding decides. Tokens after a near-tie are not
+    compared. Everything else is."""
     decoding = module("_shared.decoding")
     logits = torch.tensor([[9.0, 0.0, 1.0], [4.0, 0.0, 3.9999], [8.0, 2.0, 0.0]])
     logits = logits.repeat(2, 1, 1)  # two prompts, three steps
@@ -196,7 +197,7 @@ def test_tokens_may_part_at_a_near_tie_alone(module: Callable[[str], Any]) -> No
 def test_a_saved_llama_that_lacks_weights_is_refused(
     tmp_path: Path, module: Callable[[str], Any]
 ) -> None:
-    """transformers would go on with random ones, others on each rank."""
+    """transformers would continue with random weights, which differ between ranks."""
     from safetensors.torch import load_file, save_file
 
     saved_llama(tmp_path)
@@ -208,8 +209,8 @@ def test_a_saved_llama_that_lacks_weights_is_refused(
 
 @needs_transformers
 def test_the_compiled_decoders_choose_the_same_tokens(tmp_path: Path) -> None:
-    """Of a saved model without a tokenizer. The one that knows nothing of collx comes to call the
-    fused operator for every norm."""
+    """The test uses a saved model without a tokenizer. The decoder that does not use collx is
+    rewritten to call the fused operator for every norm."""
     require_compiler()
     saved_llama(tmp_path)
     printed = run(
@@ -221,7 +222,7 @@ def test_the_compiled_decoders_choose_the_same_tokens(tmp_path: Path) -> None:
         "--prompt=5",
         "--tokens=6",
         "--rounds=1",
-        # The ranks fill the cores: no processes that compile beside them, and nothing tried first.
+        # The ranks use all cores, so the compiler starts no processes and compiles no probes.
         TORCHINDUCTOR_COMPILE_THREADS="1",
         TORCHINDUCTOR_VEC_ISA_OK="1",
     )

@@ -1,4 +1,4 @@
-"""Epilogues without ranks: what a function becomes, what that computes, which texts are refused."""
+"""Tests of epilogues without ranks: the texts of functions, their results, and refused texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def apply(
     return result
 
 
-# --- what a function becomes ----------------------------------------------------------------------
+# --- the texts of functions -----------------------------------------------------------------------
 
 
 def test_arithmetic_of_narrow_types_is_in_float32_and_rounded_once() -> None:
@@ -73,7 +73,7 @@ def test_functions_that_do_the_same_have_one_text() -> None:
 
 
 def test_a_product_that_is_added_is_two_statements() -> None:
-    """Which newer compilers keep as one op; PyTorch multiplies by `value` first."""
+    """Newer compilers keep it as one op. PyTorch multiplies by `value` first."""
     text = expression_of("allreduce", lambda v, b: torch.addcmul(b, v, b), torch.float32, 1)
     assert text == "value.float32;extra.float32 0;mul.float32 0 1;add.float32 1 2"
     text = expression_of("allreduce", lambda v: torch.addcmul(v, v, v, value=2), torch.float32)
@@ -160,7 +160,7 @@ def test_what_a_partial_holds_is_part_of_it() -> None:
 
 
 def test_functions_of_pytorch_and_of_python_may_be_read() -> None:
-    """With its constants; and a function of PyTorch may be the epilogue itself."""
+    """Their constants may be read, too. A function of PyTorch can be the epilogue itself."""
     for own in (torch.relu, F.silu, torch.Tensor.abs, functools.partial(torch.clamp, min=0.0)):
         assert expression_of("allreduce", own, torch.float32)
 
@@ -172,7 +172,7 @@ def test_functions_of_pytorch_and_of_python_may_be_read() -> None:
 
 
 class Holder:
-    """Has a number that may change, and is a function of it."""
+    """A callable object whose result depends on an attribute."""
 
     scale = 2.0
 
@@ -271,14 +271,15 @@ LOOKS: dict[str, Function] = {
     "torch.result_type": lambda v: v.to(torch.result_type(v, 1.0)),
     "torch.Tensor.__repr__": lambda v: v * len(repr(v)),
     "torch.Tensor.data_ptr": lambda v: v * v.data_ptr(),
-    "torch.Tensor.dim": lambda v: next(iter(v)),  # which asks for that
+    "torch.Tensor.dim": lambda v: next(iter(v)),  # iter() reads dim
     "torch.Tensor.unbind": lambda v: v.unbind()[0],
 }
 
 
 @pytest.mark.parametrize("name", LOOKS)
 def test_what_a_tensor_looks_like_is_refused_by_name(name: str) -> None:
-    """It would be that of the tensor which stands for it while the function is traced."""
+    """The function would get the properties of the tensor that replaces the argument while the
+    function is traced."""
     f = LOOKS[name]
     with pytest.raises(TypeError, match=f"epilogue: <lambda> (has|reads) {name}, .*extras="):
         expression_of("allreduce", f, torch.bfloat16)
@@ -292,7 +293,7 @@ def test_what_an_extra_looks_like_is_refused_by_name() -> None:
 
 
 def test_no_attribute_tells_what_a_tensor_looks_like() -> None:
-    """Of all that there are, in this PyTorch."""
+    """The test tries all attributes of the installed PyTorch."""
     described = []
     for name, attribute in vars(torch._C.TensorBase).items():
         if type(attribute) is types.GetSetDescriptorType and not name.startswith("_"):
@@ -301,10 +302,10 @@ def test_no_attribute_tells_what_a_tensor_looks_like() -> None:
             except TypeError:
                 continue
             described.append(name)
-    assert set(described) <= {"H", "T", "data", "mH", "mT", "real"}  # tensors
+    assert set(described) <= {"H", "T", "data", "mH", "mT", "real"}  # these return tensors
 
 
-# --- what it computes -----------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def test_a_number_is_compared_in_the_dtype_of_the_tensor_beside_it() -> None:
@@ -337,12 +338,12 @@ WITH_NUMBER: dict[str, Function] = {
     "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8], ids=str
 )
 def test_a_number_of_the_call_gives_what_a_constant_gives(which: str, dtype: torch.dtype) -> None:
-    """To the bit, and with one text for all numbers of a kind."""
+    """The results are bitwise equal, and one text serves all numbers of a kind."""
     f = WITH_NUMBER[which]
     value = (torch.arange(-6, 7) * 0.1 * (1 if dtype.is_floating_point else 30)).to(dtype)
     for kind, numbers in {"float": (0.1, 2.5, 1e-40), "int": (1, 3), "bool": (True, False)}.items():
         if kind == "bool" and which in ("clamp", "of itself"):
-            continue  # PyTorch has no negative of a bool, and no product that is an integer
+            continue  # PyTorch cannot negate a bool, and a product of bools is not an integer
         text = expression_of("allreduce", f, dtype, (kind,))
         for number in numbers:
             constant = expression_of("allreduce", lambda v, n=number: f(v, n), dtype)
@@ -403,7 +404,7 @@ def test_coordinates_are_those_of_the_whole_tensor() -> None:
 
 
 def test_gradients_are_exact() -> None:
-    """Once and twice, of value and extras."""
+    """The first and second derivatives with respect to the value and the extras are exact."""
 
     def function(v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         gated = F.silu(v + b) * b.clamp(-0.5, 0.5) + torch.tanh(v / 2) * torch.where(
@@ -432,7 +433,7 @@ def test_gradients_at_corners_are_those_of_the_function() -> None:
         assert fused.tolist() == own.tolist()
 
 
-# --- which texts are refused ----------------------------------------------------------------------
+# --- refused texts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -470,7 +471,7 @@ def test_gradients_at_corners_are_those_of_the_function() -> None:
     ],
 )
 def test_a_text_that_fits_nothing_is_refused(text: str) -> None:
-    """Nothing is believed of a text, wherever it comes from."""
+    """A text is always validated, regardless of where it comes from."""
     with pytest.raises(ValueError, match="epilogue: expression: got"):
         apply(text, torch.ones(3), torch.ones(3))
 
@@ -505,5 +506,5 @@ os._exit(0)
 
 
 def test_a_child_looks_expressions_up() -> None:
-    """Also where another thread was looking one up when the process forked."""
+    """A forked child can look up expressions, even if another thread did so during the fork."""
     subprocess.run([sys.executable, "-c", _FORKS], timeout=120, check=True)

@@ -1,4 +1,5 @@
-"""The Python functions: what the extension does itself, and what it leaves to the Python twins."""
+"""Tests which calls of the Python functions the extension handles itself, and which it passes to
+the Python twins."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ NOT_INTERNED = "".join(["algo", "rithm"])
 
 
 class Counting:
-    """A built-in function like that of collx, which counts the calls that it leaves to its twin."""
+    """A built-in function like collx's own that counts the calls that it passes to its twin."""
 
     def __init__(self, name: str) -> None:
         self.calls = 0
@@ -72,7 +73,8 @@ COUNTING: dict[str, Counting] = {}
 
 @pytest.fixture
 def counting() -> Callable[[str], Counting]:
-    """By name. One for each, since built-in functions are never freed."""
+    """Returns a function that returns the Counting of a name. Each name has only one, because
+    built-in functions are never freed."""
 
     def get(name: str) -> Counting:
         if name not in COUNTING:

@@ -1,4 +1,4 @@
-"""Imports go one way, and `import collx` brings no more than it needs."""
+"""Tests that imports have no cycles, and that `import collx` imports no more than it needs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ assert "collx.reference" in sys.modules
 
 
 def test_the_compiler_is_not_imported() -> None:
-    """It takes ten times as long as all the rest."""
+    """Importing the compiler takes ten times as long as everything else."""
     program = """
 import sys, collx
 assert not {"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)

@@ -1,5 +1,6 @@
-"""Which norms TensorParallelRMSNorm.from_module takes, what it refuses, and the warning of eval
-mode with gradients. One rank: what several compute is in tests/common/suites/nn_norm.py."""
+"""Tests which norms TensorParallelRMSNorm.from_module accepts and refuses, and its warning about
+eval mode with gradients. The tests use one rank. tests/common/suites/nn_norm.py tests the results
+of several ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.common.rank import Rank
 
 COLS, EPS = 96, 1e-5
 
-# Where transformers keeps the classes whose model is not the beginning of their name.
+# The folders in transformers of classes whose model is not the beginning of their name.
 MODELS = {
     "DeepseekV2": "deepseek_v2",
     "DeepseekV3": "deepseek_v3",
@@ -61,7 +62,7 @@ def of_transformers(name: str) -> type[torch.nn.Module]:
 
 
 def _outputs(rank: Rank, name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What the norm gives and what is made from it, for the same rows."""
+    """Returns the outputs of the module made from the norm and of the norm, for the same rows."""
     norm: Any = of_transformers(name)(COLS, eps=EPS)
     generator = torch.Generator().manual_seed(3)
     found = []
@@ -79,11 +80,11 @@ def _outputs(rank: Rank, name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.mark.worlds(1)
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_a_known_norm_of_transformers_is_computed_as_there(pool: Pool, name: str) -> None:
-    """The weight, its offset and the places of rounding, in the class that has the name."""
+    """Checks the weight, its offset and the rounding against the class with the name."""
     ((pairs),) = pool.run(_outputs, name)
     (got, want), (low, expected) = pairs
     assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
-    # One step of bfloat16 at most, and seldom: another place of rounding differs in a third.
+    # At most one bfloat16 ulp, and rarely. With rounding elsewhere, a third of the values differ.
     assert torch.allclose(low.float(), expected.float(), rtol=2**-7, atol=1e-6)
     assert (low != expected).float().mean() < 0.02
 
@@ -93,7 +94,7 @@ def named(name: str) -> type[torch.nn.Module]:
 
 
 def like(name: str, **attributes: Any) -> torch.nn.Module:
-    """A module of the class that transformers has under that name, with a weight."""
+    """Returns a module with a weight whose class poses as the class of transformers."""
     return made_of(posing(named(name)), **attributes)
 
 
@@ -106,7 +107,7 @@ def made_of(kind: type[torch.nn.Module], **attributes: Any) -> torch.nn.Module:
 
 
 def test_what_is_known_is_taken_over() -> None:
-    """The names' own forms, without transformers."""
+    """Checks the options for known names, without transformers."""
     llama = TensorParallelRMSNorm.from_module(like("LlamaRMSNorm", variance_epsilon=EPS))
     assert (llama.eps, llama.rounding, llama.weight_offset) == (EPS, "parity_weight", 0.0)
     gemma = TensorParallelRMSNorm.from_module(like("GemmaRMSNorm", eps=EPS))
@@ -121,7 +122,7 @@ def test_what_is_known_is_taken_over() -> None:
 
 
 class Changed(torch.nn.RMSNorm):
-    """Computes who knows what."""
+    """A derived class, which may compute something else."""
 
 
 def changed(name: str) -> torch.nn.Module:
@@ -131,7 +132,7 @@ def changed(name: str) -> torch.nn.Module:
 
 
 def pretending(name: str) -> torch.nn.Module:
-    """Its module says that it has the class, and has another one."""
+    """Returns an instance of a class whose module contains another class with the same name."""
     kind = posing(named(name))
     posing(named(name))
     return made_of(kind, variance_epsilon=EPS)
@@ -156,7 +157,7 @@ UNKNOWN: dict[str, torch.nn.Module] = {
 
 @pytest.mark.parametrize("what", sorted(UNKNOWN))
 def test_an_unknown_norm_is_refused(what: str) -> None:
-    """It would lose its mean, its bias or its gate in silence. The error says what to do."""
+    """Its mean, bias or gate would be dropped silently. The error contains the remedy."""
     norm = UNKNOWN[what]
     with pytest.raises(TypeError) as caught:
         TensorParallelRMSNorm.from_module(norm)
@@ -173,7 +174,7 @@ def test_an_unknown_norm_is_refused(what: str) -> None:
 
 
 class Model(torch.nn.Module):
-    """The line that a warning has to point to is in its forward."""
+    """A model whose forward contains the line that a warning must refer to."""
 
     def __init__(self, norm: torch.nn.Module) -> None:
         super().__init__()
@@ -216,7 +217,8 @@ def _warnings(rank: Rank) -> dict[str, list[tuple[str, str, int, str]]]:
 
 @pytest.mark.worlds(1)
 def test_eval_mode_with_gradients_is_warned_of_once(pool: Pool) -> None:
-    """It takes the slower path. The warning names the cure, and the line of the user's model."""
+    """This case uses the slower path. The warning contains the remedies and refers to the line in
+    the user's model."""
     (found,) = pool.run(_warnings)
     lines, start = inspect.getsourcelines(Model.forward)
     place = start + next(i for i, line in enumerate(lines) if "self.norm(x)" in line)

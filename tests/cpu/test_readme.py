@@ -1,4 +1,4 @@
-"""The code of the README runs as it is printed there."""
+"""Tests that the code in the README runs unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.common.worlds import NEEDS_GPU, gpu_count
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
-# What the two versions of the layer refer to.
+# Definitions that the two versions of the layer use.
 BEFORE = """
 import os
 import torch
@@ -75,7 +75,7 @@ EVERYWHERE = pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks
 def test_the_quick_start_runs(where: str, tmp_path: Path) -> None:
     example = code()[0]
     assert len(example.splitlines()) <= 12
-    # The last line of the example shows that everything before it went well.
+    # The last line of the example shows that everything before it succeeded.
     assert run(example, where, tmp_path).count("allreduce of 32,768 x bfloat16") == 2
 
 

@@ -1,7 +1,7 @@
-"""The oracle against exact arithmetic: fractions, rounded once by hand.
+"""Compares collx.reference with exact arithmetic on fractions.
 
-Everything else is compared with collx.reference, so it is compared here with something that
-shares no code with PyTorch.
+All other tests compare with collx.reference. These tests compare it with code that does not use
+PyTorch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collx import reference
 
 
 class Format(NamedTuple):
-    """A binary floating-point format; `wide` is what sums are accumulated in."""
+    """A binary floating-point format. `wide`: the dtype in which sums are accumulated."""
 
     dtype: torch.dtype
     integer: torch.dtype
@@ -43,17 +43,18 @@ FORMATS = {
 FLOATS = tuple(FORMATS)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 
-# A Python float stands for a value of any format here: all of them are float64 values.
+# Python floats represent the values of all formats, because all of them are float64 values.
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 1.5, 3.0, -7.0, 0.1, 1 / 3, math.inf, -math.inf, math.nan)
 
 
 def limits(f: Format) -> list[float]:
-    """Largest, smallest normal and subnormal numbers, and ties between neighbors."""
+    """Returns the largest, the smallest normal and subnormal numbers, and ties between
+    neighbors."""
     bias = 2 ** (f.exponent_bits - 1) - 1
     ulp = 2.0**-f.fraction_bits
     largest = (2 - ulp) * 2.0**bias
     normal = 2.0 ** (1 - bias)
-    # For float64 the subnormal limit is written as a product to stay clear of underflow.
+    # ldexp avoids an underflow for float64.
     subnormal = math.ldexp(1.0, 1 - bias - f.fraction_bits)
     positive = [largest, largest / 2, normal, normal - subnormal, subnormal, 3 * subnormal]
     positive += [1 + ulp, 1 + 2 * ulp, ulp, ulp / 2, ulp / 2 * (1 + ulp)]
@@ -61,7 +62,7 @@ def limits(f: Format) -> list[float]:
 
 
 def round_to(value: Fraction, f: Format, sign_of_zero: float = 1.0) -> float:
-    """`value` in the format, to nearest even, with the sign that an exact zero has."""
+    """Rounds `value` to the format, to nearest even. `sign_of_zero`: the sign of an exact zero."""
     if value == 0:
         return math.copysign(0.0, sign_of_zero)
     bias = 2 ** (f.exponent_bits - 1) - 1
@@ -81,7 +82,7 @@ def round_to(value: Fraction, f: Format, sign_of_zero: float = 1.0) -> float:
 def add(a: float, b: float, f: Format) -> float:
     if not (math.isfinite(a) and math.isfinite(b)):
         return a + b
-    # x + -x is +0; only two negative zeros make a negative one.
+    # x + -x is +0. Only the sum of two negative zeros is -0.
     zero = -1.0 if math.copysign(1, a) < 0 and math.copysign(1, b) < 0 else 1.0
     return round_to(Fraction(a) + Fraction(b), f, zero)
 
@@ -121,7 +122,7 @@ def convert(value: float, f: Format) -> float:
 
 
 def exact_allreduce(values: Sequence[float], op: str, f: Format) -> float:
-    """The numeric contract on Python floats that the format can hold."""
+    """Implements the numeric contract on Python floats that are values of the format."""
     wide = FORMATS[f.wide]
     total = values[0]
     for value in values[1:]:
@@ -136,7 +137,7 @@ def values_of(f: Format) -> list[float]:
 
 
 def tensor_of(values: Sequence[float], f: Format) -> torch.Tensor:
-    """Made from bits, so that no conversion of PyTorch's takes part."""
+    """Creates a tensor from bits, so that PyTorch converts nothing."""
     bits = [encode(value, f) for value in values]
     top = 1 << (f.exponent_bits + f.fraction_bits)
     signed = [b - 2 * top if b >= top else b for b in bits]
@@ -144,7 +145,7 @@ def tensor_of(values: Sequence[float], f: Format) -> torch.Tensor:
 
 
 def encode(value: float, f: Format) -> int:
-    """The bits of a value that the format can hold."""
+    """Returns the bits of a value of the format."""
     sign = (math.copysign(1, value) < 0) << (f.exponent_bits + f.fraction_bits)
     all_ones = (1 << f.exponent_bits) - 1
     if math.isnan(value):
@@ -158,13 +159,13 @@ def encode(value: float, f: Format) -> int:
     biased = max(exponent - 1 + bias, 1)
     units = Fraction(abs(value)) / Fraction(2) ** (biased - bias - f.fraction_bits)
     assert units.denominator == 1, f"{value} is no value of {f.dtype}"
-    # A normal number has its leading one in `units`, which makes the exponent field right.
+    # The leading one of a normal number is in `units`. Adding it corrects the exponent field.
     return sign | ((biased - 1) << f.fraction_bits) + units.numerator
 
 
 @contextmanager
 def flush_denormal(on: bool) -> Iterator[None]:
-    """For the code under test alone: Python's own floats are subject to the mode too."""
+    """Only use this for the code under test: the mode also affects Python's own floats."""
     if not torch.set_flush_denormal(on):
         pytest.skip("this CPU cannot flush denormals")
     try:
@@ -174,7 +175,7 @@ def flush_denormal(on: bool) -> Iterator[None]:
 
 
 def check(columns: Sequence[Sequence[float]], op: str, f: Format, flushing: bool = False) -> None:
-    """`columns[i]` holds what the ranks have at element i."""
+    """Compares an all-reduce with the exact one. `columns[i]`: the ranks' values of element i."""
     inputs = [tensor_of(row, f) for row in zip(*columns, strict=True)]
     expected = tensor_of([exact_allreduce(column, op, f) for column in columns], f)
     with flush_denormal(flushing):
@@ -249,7 +250,7 @@ def test_integers_wrap_in_their_own_width(dtype: torch.dtype, op: str) -> None:
 
 
 def test_the_sum_is_rounded_once_and_in_rank_order() -> None:
-    """Negative controls: other orders, or a rounding in between, give other bits."""
+    """Negative controls: another order or an intermediate rounding changes the bits."""
     big, one = torch.tensor([2.0**24]), torch.tensor([1.0])
     in_order = reference.allreduce([one, one, big], "sum")
     assert in_order.item() == 2**24 + 2
@@ -271,14 +272,15 @@ def test_avg_divides_and_does_not_multiply_by_a_reciprocal() -> None:
 
 
 def test_rank_zero_starts_the_sum() -> None:
-    """Not 0 + its value, which would turn -0 into +0."""
+    """A sum that starts with 0 would turn -0 into +0."""
     zero = torch.tensor([-0.0])
     assert reference.same_bits(reference.allreduce([zero, zero], "sum"), zero)
     assert reference.same_bits(reference.allreduce([zero], "avg"), zero)
 
 
 def test_results_do_not_depend_on_position_or_length() -> None:
-    """Longer than the piece that is computed at once, with flushing on in the pool's threads."""
+    """The inputs are longer than one piece of the computation, and flushing is on in the threads
+    of the pool."""
     generator = torch.Generator().manual_seed(3)
     inputs = [torch.randn(70_001, generator=generator) * 2.0**-130 for _ in range(3)]
     with flush_denormal(True):

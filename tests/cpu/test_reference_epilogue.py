@@ -1,4 +1,4 @@
-"""The reference of epilogues, against numbers that are worked out by hand."""
+"""Compares the reference of epilogues with results that were calculated by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BF16 = torch.bfloat16
 
 
 def test_arithmetic_is_in_float32_and_rounded_once() -> None:
-    """1 + 2^-8 + 2^-8 is a value of bfloat16; added one by one, each is rounded off."""
+    """1 + 2^-8 + 2^-8 is a value of bfloat16. If a sum is rounded after each addition, both
+    additions have no effect."""
     small = torch.tensor(2.0**-8, dtype=BF16)
     halves = [torch.full((2,), 0.5, dtype=BF16)] * 2
 
@@ -24,7 +25,7 @@ def test_arithmetic_is_in_float32_and_rounded_once() -> None:
 
     assert reference.allreduce(halves, epilogue=twice, extras=[small]).tolist() == [1 + 2**-7] * 2
     assert twice(torch.ones(2, dtype=BF16), small).tolist() == [1, 1]
-    # What f casts in between is rounded there.
+    # A cast within f rounds.
     rounded = reference.allreduce(
         halves, epilogue=lambda v, e: (v + e).bfloat16() + e, extras=[small]
     )
@@ -34,7 +35,7 @@ def test_arithmetic_is_in_float32_and_rounded_once() -> None:
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
-        (lambda v: v.float(), torch.float32),  # which f sees already
+        (lambda v: v.float(), torch.float32),  # v is already float32 within f
         (lambda v: (v > 0).to(torch.int8), torch.int8),
         (lambda v: v.to(torch.float64), torch.float64),
         (lambda v: v > 0, BF16),

@@ -1,7 +1,7 @@
-"""The reference of the operators beside allreduce, against index arithmetic and NumPy's slices.
+"""Compares the reference of the operators except allreduce with index arithmetic and NumPy slices.
 
-allreduce itself is compared with exact arithmetic in test_reference.py; what reduces here is
-compared with it, what copies is followed byte by byte.
+test_reference.py compares allreduce itself with exact arithmetic. Here, operators that reduce are
+compared with allreduce, and operators that copy are checked byte by byte.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Outputs = list[torch.Tensor]
 def bits(
     shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float32, seed: int = 1
 ) -> list[torch.Tensor]:
-    """A tensor a rank, of random bits: NaNs of any payload among them."""
+    """Returns a tensor of random bits for each rank, which include NaNs with any payload."""
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for shape in shapes:
@@ -40,7 +40,7 @@ def bits(
 
 
 def raw(tensor: torch.Tensor) -> np.ndarray:
-    """The elements as opaque values that NumPy can move, and compare by their bytes alone."""
+    """Returns the elements as opaque values, which NumPy can move and compare by their bytes."""
     dense = tensor.contiguous()
     return (
         dense.reshape(-1)
@@ -159,7 +159,7 @@ def test_alltoallv_sends_rows_where_the_splits_say(dtype: torch.dtype, world: in
         [[0] * world for r in range(world)],
     ):
         inputs = bits([(sum(row), 2) for row in splits], dtype)
-        # Row by row, each with where it goes.
+        # Each row, with the rank that receives it.
         received: list[list[np.ndarray]] = [[] for _ in range(world)]
         for tensor, row in zip(inputs, splits, strict=True):
             targets = itertools.chain(*([s] * count for s, count in enumerate(row)))

@@ -1,5 +1,6 @@
-"""The reference of the fused normalizations, against the formulas of docs/internals/numerics.md in
-NumPy, row by row and number by number, and against float64 within a proven bound."""
+"""Compares the reference of the fused normalizations with the formulas of
+docs/internals/numerics.md, computed in NumPy one number at a time, and with float64 within a proven
+bound."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from collx import reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDTHS = (1, 2, 3, 8, 31, 100, 384, 1025)
-HALF_ULP = 2.0**-24  # of float32, relative: u below
+HALF_ULP = 2.0**-24  # relative, of float32; called u below
 
 Row = list[np.float32]
 F = np.float32
@@ -35,11 +36,11 @@ def depth(cols: int) -> int:
     return (cols - 1).bit_length()
 
 
-# --- the formulas, one number at a time -----------------------------------------------------------
+# --- formulas, one number at a time ---------------------------------------------------------------
 
 
 def rounded(value: F, dtype: torch.dtype) -> F:
-    """float32(dtype(value)), to nearest even."""
+    """Returns float32(dtype(value)), rounded to nearest even."""
     if dtype == torch.float16:
         return F(np.float16(value))
     if dtype == torch.float32 or np.isnan(value):
@@ -50,7 +51,7 @@ def rounded(value: F, dtype: torch.dtype) -> F:
 
 
 def tree(row: Row) -> F:
-    """The sum of a row whose length is made a power of two."""
+    """Returns the tree sum of a row, which is padded to a power of two."""
     row = row + [F(0)] * ((1 << depth(len(row))) - len(row))
     if len(row) == 1:
         return row[0]
@@ -68,7 +69,7 @@ def by_the_book(
     rounding: str,
     dtype: torch.dtype,
 ) -> tuple[Row, Row]:
-    """One row of every rank: y and acc."""
+    """Returns y and acc of one row, from the rows of all ranks."""
     to = lambda value: rounded(F(value), dtype)  # noqa: E731
     parity, in_dtype = rounding != "fp32", rounding == "parity_weight"
     acc = []
@@ -115,7 +116,8 @@ SPECIAL = (0.0, -0.0, 1.0, -3.0, 1e-40, -1e-45, 65504.0, 3e38, math.inf, -math.i
 
 
 def odd_values(rows: int, cols: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Rows of ordinary values, of subnormals, of special values in changing combinations."""
+    """Returns rows of ordinary values, of subnormals, and of special values in various
+    combinations."""
     generator = torch.Generator().manual_seed(seed)
     table = torch.tensor(SPECIAL, dtype=torch.float64).to(dtype)
     tensor = values(rows, cols, dtype=dtype, seed=seed)
@@ -132,7 +134,8 @@ def odd_values(rows: int, cols: int, dtype: torch.dtype, seed: int) -> torch.Ten
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_step_is_that_of_the_contract(dtype: torch.dtype, rounding: str, cols: int) -> None:
-    """To the bit, special values included: another order, rounding or place of eps would show."""
+    """The results are bitwise equal, including special values. Another order, another rounding or
+    another place of eps would change them."""
     inputs = [odd_values(8, cols, dtype, seed) for seed in range(3)]
     residual = odd_values(8, cols, dtype, 7)
     for weights in {dtype, torch.float32}:
@@ -194,7 +197,8 @@ def test_a_row_is_summed_up_by_the_padded_tree(cols: int) -> None:
 
 
 def test_pieces_and_leading_dimensions_change_nothing() -> None:
-    """More rows than are worked on at once, one dimension more, and none at all."""
+    """The test uses more rows than one piece of the computation, one more dimension, and no rows
+    at all."""
     rows = values(150, 1000, dtype=torch.bfloat16)
     weight = values(1000, seed=3)
     whole = reference.allreduce_rmsnorm([rows], weight, 1e-5)
@@ -211,10 +215,11 @@ def test_pieces_and_leading_dimensions_change_nothing() -> None:
 @pytest.mark.parametrize("cols", WIDTHS)
 @pytest.mark.parametrize("eps", [0.0, 1e-6, 0.5])
 def test_rmsnorm_is_within_its_bound_of_float64(cols: int, eps: float) -> None:
-    """Where nothing under- or overflows: with D levels of the tree, the sum of the squares has
-    D + 1 factors (1 + d) in each of its non-negative terms, the mean and the sum with eps one each;
-    root (which does not enlarge the error) and reciprocal add two, the gain, and its products with
-    acc and norm, three: |y - exact| <= gamma(D + 8) |exact|. One factor more pays for float64."""
+    """Proof, without underflow and overflow: the tree has D levels, so each non-negative term of
+    the sum of squares has D + 1 factors (1 + d). The mean and the addition of eps add one factor
+    each. The root, which does not enlarge the error, and the reciprocal add two. The gain and its
+    products with acc and norm add three: |y - exact| <= gamma(D + 8) |exact|. One more factor
+    covers the errors of float64."""
     eps = float(F(eps))
     acc, weight = values(20, cols), values(cols, seed=2)
     exact = acc.double() * (weight.double() + 0.5)
@@ -226,10 +231,11 @@ def test_rmsnorm_is_within_its_bound_of_float64(cols: int, eps: float) -> None:
 
 @pytest.mark.parametrize("cols", WIDTHS)
 def test_layernorm_is_within_its_bound_of_float64(cols: int) -> None:
-    """The mean is within gamma(D + 1) m, m being the mean of the magnitudes, so d is within
-    e = gamma(1) |d| + gamma(D + 2) m. The root of the mean of (d + e)^2 bounds that of the squares
-    that are summed up, whose sum and mean have D + 2 factors: the norm lies between those for the
-    root mean square +- that of e, times 1 +- gamma(D + 5). Two products and a sum follow."""
+    """Proof: the error of the mean is at most gamma(D + 1) m, where m is the mean of the
+    magnitudes. The error of d is therefore at most e = gamma(1) |d| + gamma(D + 2) m. The root of
+    the mean of (d + e)^2 bounds that of the squares that are summed, whose sum and mean have D + 2
+    factors. The norm lies between those for the root mean square +- that of e, times
+    1 +- gamma(D + 5). Two products and a sum follow."""
     eps = float(F(1e-5))
     acc, weight, bias = values(20, cols) + 3, values(cols, seed=2), values(cols, seed=3)
     wide, levels = acc.double(), depth(cols)
@@ -247,14 +253,14 @@ def test_layernorm_is_within_its_bound_of_float64(cols: int) -> None:
     assert bool(((result.double() - exact).abs() <= bound).all())
 
 
-# --- what is exact ------------------------------------------------------------------------------
+# --- exact results ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("power", [-40, -3, 0, 20])
 @pytest.mark.parametrize("rounding", reference.ROUNDINGS)
 def test_powers_of_two_come_out_exactly(power: int, rounding: str) -> None:
-    """A row of +-2^k has the norm 2^-k, so that the weight remains; and a row scaled by 2^k gives
-    the same bits."""
+    """A row of +-2^k has the norm 2^-k, so that the result is +-weight. A row scaled by 2^k has a
+    result with the same bits."""
     weight = values(64, seed=2)
     signs = values(3, 64).sign()
     result = reference.allreduce_rmsnorm([signs * 2.0**power], weight, 0.0, 0.0, rounding)
@@ -268,14 +274,14 @@ def test_powers_of_two_come_out_exactly(power: int, rounding: str) -> None:
 
 
 def test_what_is_rounded_before_it_is_used() -> None:
-    """eps to the dtype with "fp32" alone, weight_offset always."""
+    """eps is rounded to the dtype only with "fp32", weight_offset always."""
     row, weight = torch.zeros(1, 4, dtype=torch.float16), torch.ones(4)
     row[0, 0] = 1e-3
     seen = {
         rounding: reference.allreduce_rmsnorm([row], weight, 1e-8, 0.0, rounding)
         for rounding in reference.ROUNDINGS
     }
-    # In float16 1e-8 is 0: the row's root mean square is half of its element.
+    # 1e-8 is 0 in float16, so the root mean square of the row is half of its first element.
     assert seen["fp32"][0, 0] == 2.0
     assert seen["parity"][0, 0] < 2.0
     ones = torch.ones(1, 4, dtype=torch.bfloat16)
@@ -304,7 +310,7 @@ def test_parity_has_the_bits_of_the_unfused_sequence(
             assert reference.same_bits(out, normed)
 
 
-# --- circumstances --------------------------------------------------------------------------------
+# --- environment ----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -320,7 +326,7 @@ def flushing(threads: int) -> Iterator[None]:
 
 
 def test_a_caller_that_flushes_denormals_gets_the_same_bits() -> None:
-    """Rows wide enough that PyTorch would give them to several threads."""
+    """The rows are so wide that PyTorch would use several threads."""
     inputs = [values(3, 70_000, seed=seed) * 2.0**-126 for seed in range(2)]
     weight = values(70_000, seed=5) * 2.0**-60
     kept = reference.allreduce_residual_rmsnorm(inputs, inputs[1], weight, 1e-30)

@@ -1,5 +1,5 @@
-"""The parity modes of the reference against PyTorch's and transformers' own layers, whose row sums
-have another order."""
+"""Compares the parity modes of the reference with the layers of PyTorch and transformers, which sum
+rows in another order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def values(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def ordered(tensor: torch.Tensor) -> torch.Tensor:
-    """16-bit floats as integers in their order, neighbors one apart."""
+    """Maps 16-bit floats to integers in the same order. Neighbors differ by one."""
     bits = tensor.view(torch.int16).to(torch.int32)
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
 
@@ -31,14 +31,14 @@ def torch_rmsnorm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 
 
 def llama_rmsnorm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """transformers' LlamaRMSNorm.forward."""
+    """Computes LlamaRMSNorm.forward of transformers."""
     wide = hidden.to(torch.float32)
     variance = wide.pow(2).mean(-1, keepdim=True)
     return weight * (wide * torch.rsqrt(variance + eps)).to(hidden.dtype)
 
 
 def gemma_rmsnorm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """transformers' GemmaRMSNorm.forward."""
+    """Computes GemmaRMSNorm.forward of transformers."""
     wide = hidden.to(torch.float32)
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (normed * (1.0 + weight.to(torch.float32))).to(hidden.dtype)
@@ -54,9 +54,10 @@ LAYERS: dict[str, tuple[Callable[..., torch.Tensor], str, float]] = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_parity_is_within_one_ulp_of_the_layer(layer: str, dtype: torch.dtype) -> None:
-    """Behind an all-reduce and the addition of a residual, each rounded as the model does. A sum in
-    another order moves the value that is rounded first to its neighbor at most. Where a weight in
-    the dtype follows that, one ulp times the weight's fraction, below 2, may be two ulps."""
+    """The norm follows an all-reduce and the addition of a residual, which are both rounded as in
+    the model. A sum in another order changes the first rounded value by at most one ulp. If that
+    value is multiplied by a weight in the dtype, one ulp times the weight's fraction, which is
+    below 2, may become two ulps."""
     norm, rounding, offset = LAYERS[layer]
     for cols in (384, 4096):
         inputs = [values(64, cols, dtype=dtype, seed=seed) for seed in range(4)]

@@ -1,5 +1,5 @@
-"""The reference of quantized results: conversions against every value of the formats, scales
-against NumPy and exact fractions, and the rows that a scale could go wrong on."""
+"""Compares the reference of quantized results with every value of the formats, and its scales with
+NumPy and exact fractions. Also tests rows whose scales are error-prone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collx import reference
 from collx.reference._scales import FORMATS, Quantizer, power_of_two_above
 
 F = np.float32
-LEAST = 1e-6  # eps of most calls
+LEAST = 1e-6  # the eps of most calls
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
@@ -43,7 +43,7 @@ def words(tensor: torch.Tensor) -> list[int]:
 
 
 def decoded(code: int, target: str) -> Fraction:
-    """The value of a code without sign."""
+    """Returns the value of a code without sign."""
     fraction_bits, bias = (3, 7) if target == "e4m3fn" else (2, 15)
     exponent, fraction = divmod(code, 1 << fraction_bits)
     if exponent == 0:
@@ -52,7 +52,7 @@ def decoded(code: int, target: str) -> Fraction:
 
 
 def nearest(value: float, target: str, table: list[Fraction]) -> int:
-    """The code nearest to |value|, ties to even; the last one for all that is larger."""
+    """Returns the code nearest to |value|, with ties to even. Larger values have the last code."""
     exact = abs(Fraction(value))
     above = min(bisect_left(table, exact), len(table) - 1)
     if table[above] <= exact or above == 0:
@@ -80,7 +80,7 @@ def test_every_fp8_value_and_every_tie_is_converted_to_nearest_even(target: str)
         | (128 if np.signbit(v) else 0)
         for v in tried
     ]
-    # In long stretches too, where PyTorch converts vectors.
+    # PyTorch converts vectors in long tensors.
     for repeats in (1, 9):
         tensor = torch.from_numpy(np.array(tried * repeats, dtype=F))
         assert codes(quantizer(target).quantized(tensor)) == expected * repeats
@@ -88,7 +88,7 @@ def test_every_fp8_value_and_every_tie_is_converted_to_nearest_even(target: str)
 
 @pytest.mark.parametrize("repeats", [1, 50])
 def test_nan_has_one_code_in_each_format(repeats: int) -> None:
-    """Of either sign and any payload: no byte of a quantized row is the wire's word of all ones."""
+    """NaNs of either sign and any payload have this code, so that no NaN has all bits set."""
     bits = torch.tensor([0x7FC00000, -1, 0x7F800001, -0x400000] * repeats, dtype=torch.int32)
     for target, code in (("e4m3fn", 0x7F), ("e5m2", 0x7F), ("int8", 0)):
         assert set(codes(quantizer(target).quantized(bits.view(torch.float32)))) == {code}
@@ -112,7 +112,7 @@ def power_above(value: F) -> F:
 
 
 def magnitudes() -> list[F]:
-    """Of all binades, with neighbors, and what is at the borders."""
+    """Returns values of all binades with their neighbors, and edge cases."""
     found = [F(0), F(np.inf), F(np.nan), -F(np.nan), F(1e-10), F(448), F(3.4028235e38)]
     for exponent in range(-149, 128):
         power = F(math.ldexp(1.0, exponent))
@@ -121,7 +121,7 @@ def magnitudes() -> list[F]:
 
 
 def rounded_scale(scale: F, name: str) -> tuple[F, int]:
-    """A scale as it is stored: its value, and its bits."""
+    """Returns the value and the bits of a stored scale."""
     if name == "float16":
         half = np.float16(scale)
         return F(half), 0x7E00 if np.isnan(half) else int(half.view(np.uint16))
@@ -154,7 +154,7 @@ STORED = {
 def test_scales_of_all_magnitudes(
     target: str, mode: str, name: str, scale_ub: float | None
 ) -> None:
-    """In every binade, with every option: the stored bits, and what values are multiplied by."""
+    """Checks the stored bits and the multipliers in every binade with every option."""
     option, dtype, integers, needs_powers = STORED[name]
     tried = magnitudes()
     for ue8m0 in (True,) if needs_powers else (False, True):
@@ -188,7 +188,7 @@ def test_powers_of_two_above_every_kind_of_float() -> None:
 
 
 def test_e8m0_scales_are_what_pytorch_reads() -> None:
-    """From 2^-127 to 2^127, and NaN."""
+    """PyTorch reads the same powers of two, and NaN for scales that are too large."""
     powers = torch.tensor([2.0**e for e in range(-126, 128)])
     made = quantizer(scale_dtype="float8_e8m0fnu", ue8m0=True)
     stored, inverse = made.scales(powers * 448)
@@ -205,7 +205,8 @@ def test_e8m0_scales_are_what_pytorch_reads() -> None:
 @pytest.mark.parametrize("target", FORMATS)
 @pytest.mark.parametrize("rounding", reference.ROUNDINGS)
 def test_a_row_of_zeros_has_scale_and_values_of_zero(target: str, rounding: str) -> None:
-    """If eps is not 0; otherwise the NaN that the formula gives. Groups never have a scale of 0."""
+    """This holds if eps is not 0. Otherwise the formula results in NaN. Groups never have a scale
+    of 0."""
     zeros, weight = torch.zeros(2, 128), values(128)
     q, scale = _quantized(target, [zeros], weight, LEAST, rounding=rounding)
     assert scale.tolist() == [0, 0]
@@ -225,7 +226,8 @@ def _quantized(target: str, *arguments: Any, **options: Any) -> tuple[torch.Tens
 
 
 def test_where_norm_is_infinite_the_largest_is_not_looked_for_in_y() -> None:
-    """Squares that vanish, eps 0: infinite values and NaN (0 times infinity) stand in one row."""
+    """The squares underflow and eps is 0, so that a row has infinite values and NaNs (0 times
+    infinity)."""
     row = torch.tensor([[1e-30, 0.0, -1e-30, 0.0]])
     ones = torch.ones(4)
     for rounding, expected in (("fp32", math.inf), ("parity", math.inf), ("parity_weight", None)):
@@ -238,7 +240,8 @@ def test_where_norm_is_infinite_the_largest_is_not_looked_for_in_y() -> None:
 
 @pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_makes_the_row_nan_and_leaves_the_others(special: float) -> None:
-    """Infinity squared gives norm 0, and infinity times 0 is NaN; the rest of that row is zeros."""
+    """An infinite square makes the norm 0, and infinity times 0 is NaN. The other values of the row
+    are 0."""
     rows = values(3, 128)
     rows[1, 5] = special
     q, scale, norm = _quantized("e4m3fn", [rows], torch.ones(128), LEAST, keep_norm=True)
@@ -253,7 +256,8 @@ def test_what_is_not_finite_makes_the_row_nan_and_leaves_the_others(special: flo
 
 
 def test_values_are_clamped_at_a_bound_and_zero_where_nothing_can_be_told_apart() -> None:
-    """scale_ub below, at and above the largest magnitude; a scale whose reciprocal overflows."""
+    """scale_ub is below, equal to or above the largest magnitude. The reciprocal of a scale may
+    overflow."""
     rows, ones = values(1, 128), torch.ones(128)
     _, scale, norm = _quantized("e4m3fn", [rows], ones, LEAST, keep_norm=True)
     largest = float(norm.abs().max())
@@ -271,7 +275,7 @@ def test_values_are_clamped_at_a_bound_and_zero_where_nothing_can_be_told_apart(
 
 
 def test_powers_of_two_are_quantized_without_an_error() -> None:
-    """A largest value of 448 * 2^k makes the scale 2^k, and whatever fp8 can hold stays."""
+    """A largest value of 448 * 2^k makes the scale 2^k, so that values of fp8 are exact."""
     weight = torch.tensor([448.0, 1.5, -0.25, 2.0**-9] * 32) * 2.0**-5
     q, scale, norm = _quantized("e4m3fn", [torch.ones(3, 128)], weight, 0.0, keep_norm=True)
     assert scale.tolist() == [2.0**-5] * 3
@@ -283,7 +287,7 @@ def test_powers_of_two_are_quantized_without_an_error() -> None:
 def test_groups_are_rows_of_their_own_once_normalized(
     dtype: torch.dtype, quant_group_size: int
 ) -> None:
-    """The parity modes' y is the normalized tensor: groups are quantized from it as rows are."""
+    """y is the normalized tensor in the parity modes, and its groups are quantized like rows."""
     inputs = [values(6, 512, dtype=dtype, seed=seed) for seed in range(2)]
     weight = values(512, seed=3)
     options = {"rounding": "parity_weight", "keep_norm": True}

@@ -1,5 +1,5 @@
-"""GPUs that their ranks know by one index, each seeing its own alone: PyTorch's rendezvous is told
-other indices, since its own switch is a variable of the environment."""
+"""Tests GPUs with the same index on all ranks, each of which only sees its own GPU. PyTorch's
+rendezvous receives other indices, because its own option is an environment variable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collx._bootstrap import symmetric
 
 
 def request(index: int, pid: int) -> bytes:
-    """What a rank tells of its allocation, as far as it matters here."""
+    """Returns the relevant part of what a rank publishes about its allocation."""
     return struct.pack("=iiQQ", index, pid, 1 << 21, 1 << 20)
 
 
@@ -30,8 +30,8 @@ def stores(apart: bool) -> list[symmetric._BoundedStore]:
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_gpus_of_one_index_are_told_apart_in_what_peers_see(apart: bool) -> None:
-    """Each rank sees a GPU of its own as number 0: the peers' allocations bear another index than
-    its own one, and are the same but for that. Only the first exchange of a rendezvous is such."""
+    """Each rank sees its own GPU as number 0. It receives other indices for the peers' allocations,
+    which are otherwise unchanged. This only applies to the first exchange of a rendezvous."""
     first, second = stores(apart)
     first.set("CUDASymmetricMemory/7/0", request(0, 100))
     first.set("CUDASymmetricMemory/8/0", b"later")
@@ -49,14 +49,14 @@ def test_gpus_of_one_index_are_told_apart_in_what_peers_see(apart: bool) -> None
 
 
 def test_an_allocation_that_is_told_otherwise_is_no_guess() -> None:
-    """A PyTorch that puts something else first is refused, with the way out."""
+    """A PyTorch that stores something else first is refused. The error contains the remedy."""
     first, _ = stores(apart=True)
     with pytest.raises(RuntimeError, match=f"{symmetric.SHARING}=1"):
         first.set("CUDASymmetricMemory/7/0", request(5, 100))
 
 
 def test_a_rendezvous_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads may read it at any time, and no call may end with it changed."""
+    """Other threads may read the environment at any time, and a call must not leave it changed."""
     seen: list[str | None] = []
 
     def meet(tensor: torch.Tensor, name: str) -> object:

@@ -1,5 +1,5 @@
-"""How ranks agree on the clusters of thread blocks that their devices hold at once, with devices
-that answer as those of a trial on GPUs would."""
+"""Tests how ranks agree on the number of clusters of thread blocks that are resident at once. The
+devices are simulated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collx._extension import extension
 THREADS, SIZES = (64, 128, 256, 512), (1, 2, 4, 8)
 WORLD = 2
 
-Holds = Callable[[int, int], int]  # clusters of a size, with so many threads a block
+Holds = Callable[[int, int], int]  # number of clusters, from their size and the threads per block
 
 
 def name_of(size: int, threads: int) -> str:
@@ -24,7 +24,8 @@ def name_of(size: int, threads: int) -> str:
 
 
 def agreed(monkeypatch: pytest.MonkeyPatch, offer: Holds, holds: Holds, shared: bool) -> Any:
-    """What all ranks agree on, where `holds` are resident on all of them at once."""
+    """Returns what the ranks agree on, and the number of rounds. `holds`: the number of clusters
+    that are resident on all devices at once."""
     cases = list(itertools.product(SIZES, THREADS))
 
     def held_at_once(wanted: dict[str, int], *_: Any) -> dict[str, int]:
@@ -71,7 +72,8 @@ def test_a_device_that_holds_less_offers_less(monkeypatch: pytest.MonkeyPatch) -
 def test_ranks_that_share_a_device_offer_half_of_what_it_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight processes at 12 % of an H100 each held one cluster of eight blocks, three of four."""
+    """With eight processes at 12 % of an H100 each, one cluster of eight blocks or three of four
+    were resident per process."""
     held = {1: 14, 2: 28, 4: 3, 8: 1}
     found, _ = agreed(monkeypatch, of_device, lambda size, _: held[size], shared=True)
     for threads in THREADS:

@@ -1,5 +1,5 @@
-"""The store of the process group dies or is stopped: each call ends in time, by the class of its
-own that the README promises. One rank, whose store is another process."""
+"""Tests that each call ends in time, with the error class that the README documents, if the store
+of the process group dies or is stopped. The test uses one rank. Its store is another process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 1.0
-MARGIN = 6.0  # of a machine that is busy; far below the default limit of 30 s
+MARGIN = 6.0  # for a busy machine; far below the default limit of 30 s
 
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
@@ -61,7 +61,7 @@ os._exit(0)
     [("init", "InitError"), ("empty", "CollectiveTimeout"), ("destroy", "CollectiveTimeout")],
 )
 def test_a_store_that_is_gone_is_named_in_time(call: str, kind: str, fate: str) -> None:
-    """Hazard 8: the limit is the caller's own, also before there is a communicator."""
+    """Hazard 8: the caller's limit applies, also before the communicator exists."""
     path = os.pathsep.join([str(ROOT / "python"), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, call, fate, str(TIMEOUT)],

@@ -1,7 +1,7 @@
-"""The surface: every operator's schema and every public function, as surface.txt has it.
+"""Tests that the schemas of all operators and the public functions are those in surface.txt.
 
-Programs and compiled graphs hold these words. Whoever changes one changes the package's version,
-and writes the file anew:
+Programs and compiled graphs depend on them. If you change one, change the package's version and
+write the file again:
 
     PYTHONPATH=python python -m tests.cpu.test_surface > tests/cpu/surface.txt
 """
@@ -22,7 +22,7 @@ FROZEN = Path(__file__).with_name("surface.txt")
 
 
 def schemas() -> Iterator[str]:
-    """Of all overloads; behind a schema its tags."""
+    """Yields the schemas of all overloads, each followed by its tags."""
     names = sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("collx::"))
     for full in names:
         packet, _, overload = full.removeprefix("collx::").partition(".")
@@ -32,7 +32,7 @@ def schemas() -> Iterator[str]:
 
 
 def signatures(module: ModuleType, prefix: str) -> Iterator[str]:
-    """Of all that is public, methods of classes among them, without annotations."""
+    """Yields the signatures of all public names, including methods, without annotations."""
     for name in sorted(module.__all__):
         value = getattr(module, name)
         if isinstance(value, ModuleType):

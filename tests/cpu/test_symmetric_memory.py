@@ -1,5 +1,5 @@
-"""Symmetric memory on the CPU through torch.distributed._symmetric_memory: what it promises while
-all ranks are well. How it fails: test_symmetric_memory_failure.py."""
+"""Tests symmetric memory on the CPU through torch.distributed._symmetric_memory, without failures.
+test_symmetric_memory_failure.py tests failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _read_and_write_peers(rank: Rank, numel: int) -> None:
         seen = handle.get_buffer(peer, (numel,), torch.float32)
         assert torch.equal(seen, torch.arange(numel) + 1000.0 * peer)
     handle.barrier(channel=0)
-    # Each rank writes one element of each peer's.
+    # Each rank writes one element of each peer's tensor.
     for peer in range(rank.size):
         handle.get_buffer(peer, (1,), torch.float32, storage_offset=rank.rank)[0] = -rank.rank
     handle.barrier(channel=0)
@@ -60,7 +60,7 @@ def _barrier_rounds(rank: Rank, synchronized: bool, rounds: int) -> int:
     wrong = 0
     for step in range(1, rounds + 1):
         if step % 20 == 1 and rank.rank == step // 20 % rank.size:
-            time.sleep(0.02)  # another rank is late each time
+            time.sleep(0.02)  # a different rank is late each time
         tensor.fill_(step)
         if synchronized:
             handle.barrier(channel=3)
@@ -116,7 +116,7 @@ def _put_twice(rank: Rank) -> None:
         assert "rank 1 to take the previous signal" in full.message
     rank.barrier()
     if rank.rank == 0:
-        handle.put_signal(1, channel=0)  # sleeps until the peer has taken the first
+        handle.put_signal(1, channel=0)  # sleeps until the peer has received the first
     else:
         time.sleep(0.1)
         handle.wait_signal(0, channel=0)
@@ -166,7 +166,7 @@ def _use_sub_groups(rank: Rank) -> None:
     half.barrier(channel=0)
     for peer in range(2):
         assert half.get_buffer(peer, (8,), torch.float32)[7] == first + peer
-    # What one group signals is nothing to the other, on the same channel and memory.
+    # A signal of one group does not reach the other, even on the same channel and memory.
     if half.rank == 0:
         half.put_signal(1, channel=0)
     rank.barrier()
@@ -206,7 +206,7 @@ def test_a_second_rendezvous_meets_nobody(pool: Pool) -> None:
 def _rendezvous_inside(rank: Rank) -> None:
     tensor = allocate(64)
     tensor.copy_(torch.arange(64) + 100 * rank.rank)
-    inside = torch.from_numpy(tensor.numpy()[16:])  # a storage of its own within the allocation
+    inside = torch.from_numpy(tensor.numpy()[16:])  # a separate storage within the allocation
     handle = rendezvous(inside, world_group())
     assert (handle.offset, handle.buffer_size) == (64, 256)
     handle.barrier(channel=0)
@@ -229,7 +229,7 @@ def _outlive(rank: Rank) -> None:
     handle.barrier(channel=0)
     del tensor
     if rank.rank == 0:
-        del handle  # this rank forgets everything: its peer still sees its data
+        del handle  # this rank releases everything, but its peer still sees its data
     rank.barrier()
     if rank.rank == 1:
         for peer in range(2):
@@ -242,7 +242,7 @@ def _outlive(rank: Rank) -> None:
 
 @pytest.mark.worlds(2)
 def test_a_handle_keeps_all_memory_and_nothing_else_does(pool: Pool) -> None:
-    pool.kill()  # ranks that have no allocations of other tests
+    pool.kill()  # new ranks have no allocations of other tests
     pool.run(_outlive)
 
 
@@ -267,16 +267,16 @@ def _cycle(rank: Rank, cycles: int) -> tuple[Holdings, Holdings, int]:
 def test_a_thousand_cycles_leave_nothing_behind(pool: Pool) -> None:
     for before, after, keys in pool.run(_cycle, 1000):
         assert after == before
-        assert keys <= 0  # what the store keeps is that of the last meeting
+        assert keys <= 0  # the store only keeps the keys of the last rendezvous
 
 
 def _allocate_much(rank: Rank) -> None:
-    tensor = allocate(1 << 34, torch.uint8)  # 16 GiB: more than most /dev/shm, touched nowhere
+    tensor = allocate(1 << 34, torch.uint8)  # 16 GiB: larger than most /dev/shm, but untouched
     assert tensor.data_ptr() % 4096 == 0
     tensor[1 << 33] = 7
     assert int(tensor[:4096].sum()) == 0
     assert (int(tensor[1 << 33]), int(tensor[-1])) == (7, 0)
-    # No name in any file system, hence nothing to leave behind and no small /dev/shm to fill.
+    # The memory has no name in a file system, so that it cannot leak or fill a small /dev/shm.
     assert holdings().segments > 0
     assert holdings().named == ()
     assert allocate(0).numel() == 0
@@ -287,7 +287,7 @@ def test_memory_is_zeroed_aligned_and_taken_only_where_touched(pool: Pool) -> No
     pool.run(_allocate_much)
 
 
-_F_GET_SEALS, _F_SEAL_EXEC, _MFD_NOEXEC_SEAL = 1034, 0x20, 0x8  # as in linux/fcntl.h, memfd.h
+_F_GET_SEALS, _F_SEAL_EXEC, _MFD_NOEXEC_SEAL = 1034, 0x20, 0x8  # from linux/fcntl.h, memfd.h
 
 
 def _seals(rank: Rank) -> int:
@@ -302,7 +302,7 @@ def _seals(rank: Rank) -> int:
 
 @pytest.mark.worlds(1)
 def test_memory_is_not_executable(pool: Pool) -> None:
-    """A machine with vm.memfd_noexec=2 allows no other; kernels before 6.3 do not know the seal."""
+    """A machine with vm.memfd_noexec=2 requires this. Kernels before 6.3 do not have the seal."""
     try:
         os.close(os.memfd_create("probe", _MFD_NOEXEC_SEAL))
     except OSError:

@@ -1,4 +1,5 @@
-"""How CPU symmetric memory fails: bounded in time, by name, on every rank, leaving nothing."""
+"""Tests that failures of CPU symmetric memory end in time on every rank, name the failed rank, and
+leave nothing behind."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ VICTIM = 1
 
 @pytest.fixture
 def mortal() -> Iterator[Pool]:
-    """Three ranks that a test may kill."""
+    """Yields a pool of three ranks that a test may kill."""
     pool = Pool(World("cpu", 3))
     yield pool
     pool.kill()
@@ -108,7 +109,8 @@ def test_other_sizes_or_offsets_raise_on_every_rank_and_the_group_works_on(pool:
 
 
 class _FatalStore(HookedStore):
-    """Stops or kills this process before or after it does `action` with a key of `step`."""
+    """Stops or kills this process before or after an action with a key of a step. `moment` contains
+    "before" or "after", the action and the step."""
 
     def __init__(self, store: Any, moment: str, number: signal.Signals, timeout: float) -> None:
         super().__init__(store, timeout)
@@ -135,7 +137,7 @@ def _meet_a_victim(
         store = _FatalStore(world_store(), moment, number, timeout)
     group = lend_group(rank, "victims", store)
     allocate(1)
-    rank.barrier()  # only the victim is to miss the deadline
+    rank.barrier()  # so that only the victim misses the deadline
     before = holdings()
     result = attempt(lambda: rendezvous(allocate(1 << 20), group))
     return result, before, holdings()
@@ -148,8 +150,8 @@ def _meet_a_victim(
         ("before set offer", signal.SIGKILL),
         ("after set offer", signal.SIGKILL),
         ("after set offer", signal.SIGSTOP),
-        ("after get offer/2", signal.SIGKILL),  # just before it sends its descriptors
-        ("before set verdict", signal.SIGKILL),  # mapped everywhere
+        ("after get offer/2", signal.SIGKILL),  # before it sends its descriptors
+        ("before set verdict", signal.SIGKILL),  # after all ranks have mapped the memory
         ("before set verdict", signal.SIGSTOP),
     ],
 )
@@ -209,7 +211,7 @@ def test_a_late_rank_learns_at_once_that_the_others_gave_up(mortal: Pool) -> Non
 
 
 class _IntrudedStore(HookedStore):
-    """Lets strangers connect to rank 0 before this rank does."""
+    """Connects strangers to rank 0 before this rank connects."""
 
     def __init__(self, store: Any) -> None:
         super().__init__(store, 30.0)
@@ -218,10 +220,10 @@ class _IntrudedStore(HookedStore):
     def after(self, action: str, key: str, value: bytes) -> None:
         if action != "get" or "offer/0" not in key:
             return
-        # The offer opens with the address: sixteen characters and how many of them count.
+        # The offer begins with the address: 16 characters, and the number of those in use.
         address = b"\0" + value[1 : 1 + value[17]]
         read, write = os.pipe()
-        impostor = (1).to_bytes(4, "little") + bytes(32)  # says that it is rank 1
+        impostor = (1).to_bytes(4, "little") + bytes(32)  # claims to be rank 1
         for message in (b"", b"x", impostor, impostor + b"x"):
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stranger.connect(address)
@@ -282,7 +284,7 @@ def _fork_and_try(rank: Rank) -> list[str]:
     with os.fdopen(read) as pipe:
         said = pipe.read().splitlines()
     os.waitpid(child, 0)
-    handle.barrier(channel=0)  # nothing that the child tried has reached the peer
+    handle.barrier(channel=0)  # the child's attempts have not reached the peer
     assert len(said) == len(calls)
     return said
 

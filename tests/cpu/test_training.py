@@ -1,4 +1,4 @@
-"""Programs that select collx by the backend's name compute the same results as on Gloo."""
+"""Tests that programs that select the collx backend by name compute the same results as on Gloo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _mesh(backend: str) -> DeviceMesh:
 
 
 def _used(mesh: DeviceMesh) -> bool:
-    """Whether collx has carried out calls of the mesh."""
+    """Whether collx has executed calls of the mesh."""
     backend: Any = mesh.get_group()._get_backend(torch.device("cpu"))
     return backend.name() == "collx" and backend._get_sequence_number_for_group() > 0
 
@@ -55,14 +55,14 @@ def _losses(rank: Rank, parallel: str) -> dict[str, list[float]]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp"])
 def test_a_model_trains_to_the_same_bits(pool: Pool, parallel: str) -> None:
-    """Two values have one sum in any order, and dividing it by two is exact."""
+    """The sum of two values does not depend on their order, and its division by two is exact."""
     for found in pool.run(_losses, parallel):
         assert len(set(found["collx"])) == STEPS  # the parameters change
         assert found["collx"] == found["gloo"]
 
 
 def _losses_by_memory(rank: Rank) -> dict[str, Any]:
-    """FSDP2 with buffers from its process group, and without."""
+    """Returns the losses of FSDP2 with buffers from its process group, and without."""
     import collx
 
     sys.path.insert(0, str(ROOT / "examples"))
@@ -72,7 +72,7 @@ def _losses_by_memory(rank: Rank) -> dict[str, Any]:
     ordinary = train.Training(arguments, mesh, rank.device)
     found: dict[str, Any] = {"ordinary": [ordinary.step() for _ in range(STEPS)]}
 
-    first: list[Tensor] = []  # the buffers of the first step, kept
+    first: list[Tensor] = []  # the buffers of the first step, kept alive
     places: list[int] = []
     allocate = ProcessGroupAllocMixin.allocate
 
@@ -92,7 +92,7 @@ def _losses_by_memory(rank: Rank) -> dict[str, Any]:
         first_step = len(places)
         found["symmetric"] += [symmetric.step() for _ in range(STEPS - 1)]
     assert len(places) == STEPS * first_step
-    assert len(set(places[-4 * first_step :])) <= 2 * first_step  # memory is used again
+    assert len(set(places[-4 * first_step :])) <= 2 * first_step  # memory is reused
     group = mesh.get_group()
     for buffer in first:
         part = torch.ones(buffer.numel() // 2, dtype=buffer.dtype)

@@ -19,7 +19,7 @@ LATE_MS = 100.0
 
 
 def _overwrite(rank: Rank, group: Any, place: int) -> None:
-    """Writes twos to the memory at `place`, which has been freed."""
+    """Writes twos to the freed memory at `place`."""
     tensors = [allocate(rank, group, NUMEL) for _ in range(2)]
     assert place in [tensor.data_ptr() for tensor in tensors]
     for tensor in tensors:
@@ -27,7 +27,7 @@ def _overwrite(rank: Rank, group: Any, place: int) -> None:
 
 
 def _read_late(rank: Rank, record: bool) -> float:
-    """What another stream reads that is late, after the tensor has been freed."""
+    """Returns the value that a late read on another stream sees after the tensor was freed."""
     group = group_of(rank)
     side = torch.cuda.Stream()
     tensor = allocate(rank, group, NUMEL).fill_(1)
@@ -53,7 +53,7 @@ def test_memory_is_not_used_again_before_a_recorded_stream_has_passed(pool: Pool
 
 @pytest.mark.worlds(2)
 def test_a_stream_that_was_not_recorded_reads_what_is_written_next(pool: Pool) -> None:
-    """(control)"""
+    """The control."""
     assert pool.run(_read_late, False) == [2.0] * pool.size
 
 

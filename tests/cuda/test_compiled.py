@@ -1,4 +1,4 @@
-"""Compiled code in CUDA graphs that Inductor captures and replays by itself."""
+"""Compiled code in CUDA graphs that Inductor captures and replays."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HIDDEN = 256
 def _program(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, name: str, size: int
 ) -> tuple[torch.Tensor, ...]:
-    """Arithmetic that every compiler does alike, between collectives of several kinds."""
+    """Arithmetic that every compiler computes in the same way, between several collectives."""
     ops = torch.ops.collx
-    ops.reduce(x, "sum", 0, name)  # whose result nobody uses
+    ops.reduce(x, "sum", 0, name)  # the result is unused
     norm, total = ops.allreduce_residual_rmsnorm(x * 2, residual, weight, 1e-6, name)
     ops.barrier(name)
     q, scale = ops.allreduce_rmsnorm_fp8(total + 1, weight, 1e-6, name)

@@ -1,4 +1,4 @@
-"""Hazard 21: settings of the environment that others stumbled over."""
+"""Hazard 21: environment settings that are known to cause problems."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ENVIRONMENTS = {
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("which", sorted(ENVIRONMENTS))
 def test_works_in_this_environment(pool: Pool, which: str) -> None:
-    """Hazard 21: each setting disables nothing that does not need it."""
+    """Hazard 21: a setting does not disable features that it does not affect."""
     for code, output in exit_codes(pool.world.device, "", ENVIRONMENTS[which]):
         assert code == 0, output
 
 
 @pytest.mark.worlds(2)
 def test_works_with_devices_named_by_uuid(pool: Pool) -> None:
-    """Hazard 21: CUDA_VISIBLE_DEVICES as UUIDs, each rank seeing its own GPU alone if it can."""
+    """Hazard 21: CUDA_VISIBLE_DEVICES as UUIDs; each rank sees only its own GPU if possible."""
     gpus = torch.cuda.device_count()
     uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(gpus)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

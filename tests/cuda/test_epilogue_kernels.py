@@ -1,4 +1,4 @@
-"""Kernels of epilogues: when they are compiled, what is kept on disk, and CUDA graphs."""
+"""Kernels of epilogues: when they are compiled, when the disk cache is used, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.common.check import differences
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 
-REMEMBERED = 1024  # expressions, before all are forgotten: csrc/ops/epilogue.cpp
+REMEMBERED = 1024  # expressions that a process caches before it drops all: csrc/ops/epilogue.cpp
 
 
 def _made() -> tuple[int, int]:
@@ -24,13 +24,13 @@ def _made() -> tuple[int, int]:
 
 
 def _since(before: tuple[int, int]) -> tuple[int, int]:
-    """How many kernels have been compiled, and found on disk."""
+    """Returns how many kernels were compiled and how many were loaded from disk."""
     after = _made()
     return after[0] - before[0], after[1] - before[1]
 
 
 def _forget() -> None:
-    """Fills what the process remembers with other expressions, so that it looks on the disk."""
+    """Fills the cache of the process with other expressions, so that it reads the disk cache."""
     from collx._extension import extension
 
     for number in range(REMEMBERED):
@@ -39,7 +39,7 @@ def _forget() -> None:
 
 
 def _scaled(rank: Rank, scale: float, **options: Any) -> dict[str, Any]:
-    """Arguments of a call whose kernel no other test asks for, `scale` being in it."""
+    """Returns arguments of a call whose kernel contains `scale`; no other test uses this kernel."""
     bias = ones(rank, 24) * -2
 
     def f(v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -68,13 +68,13 @@ def _kept(rank: Rank, folder: str) -> list[Any]:
         found.append(_since(before))
 
     call()
-    call()  # loaded
+    call()  # loaded in the process
     _forget()
-    call()  # on the disk
+    call()  # loaded from disk
     for file in Path(folder).iterdir():
         file.write_bytes(file.read_bytes()[:-1000])
     _forget()
-    call()  # damaged
+    call()  # the file is damaged
     found.append(len(list(Path(folder).iterdir())))
     del os.environ["COLLX_CACHE_DIR"]
     return found
@@ -82,12 +82,12 @@ def _kept(rank: Rank, folder: str) -> list[Any]:
 
 @pytest.mark.worlds(2)
 def test_a_kernel_is_compiled_once_and_kept(pool: Pool, tmp_path: Path) -> None:
-    """In the process; on disk, for others; and anew where the file is damaged. Both ranks want it
-    at once, in one file: either may find what the other has compiled."""
+    """The kernel is kept in the process and on disk, and is compiled again if the file is damaged.
+    Both ranks need it at the same time in one file: either may load what the other has compiled."""
     ranks = pool.run(_kept, str(tmp_path))
     for found in ranks:
         *seen, files = found
-        assert seen[::2] == [""] * 4  # what came of each call
+        assert seen[::2] == [""] * 4  # the results of the calls
         assert seen[3] == (0, 0)
         assert seen[5] == (0, 1)
         assert files == 1
@@ -142,7 +142,8 @@ def _captured(rank: Rank) -> tuple[Attempt, bool, list[str], tuple[int, int]]:
 
 @pytest.mark.worlds(2)
 def test_a_capture_needs_a_kernel_that_is_loaded(pool: Pool) -> None:
-    """Refused by name; after warm_up it is captured, and replays compute anew."""
+    """Without a loaded kernel, the capture is refused by name; after warm_up, replays compute new
+    results."""
     for refused, well, wrong, made in pool.run(_captured):
         assert refused.error == "RuntimeError"
         for words in ("collx.allreduce", "not loaded", "collx.warm_up"):
@@ -158,7 +159,7 @@ def _captured_norm(rank: Rank, algorithm: str) -> tuple[tuple[int, int], list[st
     os.environ["COLLX_CACHE_DIR"] = ""
     communicator = rank.communicator()
     x, weight = ones(rank, 96).view(4, 24), ones(rank, 24) * 3
-    shift = float(len(algorithm))  # so that no other call has the kernel made
+    shift = float(len(algorithm))  # no other call uses this kernel
     options: dict[str, Any] = {
         "group": communicator,
         "epilogue": lambda v, b: torch.relu(v + b - shift),
@@ -183,14 +184,14 @@ def _captured_norm(rank: Rank, algorithm: str) -> tuple[tuple[int, int], list[st
 @pytest.mark.worlds(1, 2)
 @pytest.mark.parametrize("algorithm", ["auto", "twoshot_pull"])
 def test_a_norm_is_made_ready_and_captured(pool: Pool, algorithm: str) -> None:
-    """Of every kind of kernel one; and that of a rank by itself."""
+    """One kernel of each kind, and the kernel of a single rank."""
     for made, wrong in pool.run(_captured_norm, algorithm):
         assert made == (1, 0)
         assert wrong == ["", ""]
 
 
 def _warmed(rank: Rank) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
-    """What warm_up made, and what calls of other lengths had to make behind it."""
+    """Returns the kernels that warm_up made and those that later calls of other lengths made."""
     import collx
 
     def options(rows: int) -> dict[str, Any]:
@@ -241,5 +242,5 @@ def _numbers(rank: Rank) -> tuple[list[str], list[tuple[int, int]]]:
 def test_a_number_that_changes_compiles_nothing(pool: Pool) -> None:
     for wrong, made in pool.run(_numbers):
         assert wrong == []
-        assert sum(made[0]) <= 1  # or another rank has left the kernel on the disk
+        assert sum(made[0]) <= 1  # another rank may have stored the kernel on disk
         assert set(made) == {made[0]}

@@ -1,5 +1,5 @@
-"""CUDA graphs and the memory that they own: several on one communicator, pools that graphs share
-and that grow between captures, expandable segments, and graphs that PyTorch makes of modules."""
+"""CUDA graphs and their memory: several graphs on one communicator, pools that graphs share and
+that grow between captures, expandable segments, and graphs that PyTorch makes from modules."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ HIDDEN = 128
 
 
 class Captured:
-    """Collectives on one input, in a graph. Nothing but the graph's pool holds what lies between
-    them, and the pool may give it to another graph of the same pool."""
+    """A graph of collectives on one input. Only the graph's pool holds the intermediate tensors,
+    and it may give their memory to another graph of the same pool."""
 
     def __init__(self, rank: Rank, name: str, numel: int, pool: Any) -> None:
         self.numel, self._size, self._me = numel * rank.size, rank.size, rank.rank
@@ -39,8 +39,8 @@ class Captured:
         return total * 0.5, ops.allgather(part - 1, self._size, name)
 
     def wrong(self, value: int) -> torch.Tensor:
-        """Replays it, each rank giving `value` + its number; counts what is wrong, on the device,
-        before the memory is another graph's."""
+        """Replays the graph, where each rank's input is `value` + its number. Counts wrong elements
+        on the device, before another graph reuses the memory."""
         self.source.fill_(value + self._me)
         self.graph.replay()
         total = self._size * value + self._size * (self._size - 1) // 2
@@ -56,7 +56,7 @@ def _replayed(rank: Rank, shared: bool, expandable: bool) -> int:
     try:
         pool = torch.cuda.graph_pool_handle() if shared else None
         graphs = [Captured(rank, communicator.name, SIZES[0], pool)]
-        wrong = graphs[0].wrong(1)  # the pool grows behind a graph that is in use
+        wrong = graphs[0].wrong(1)  # the pool grows after a graph is in use
         graphs += [Captured(rank, communicator.name, numel, pool) for numel in SIZES[1:]]
         order = random.Random(5)  # the same on all ranks
         for number in range(ROUNDS):
@@ -75,8 +75,8 @@ def _replayed(rank: Rank, shared: bool, expandable: bool) -> int:
 @pytest.mark.parametrize("expandable", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 def test_graphs_are_replayed_in_any_order(pool: Pool, shared: bool, expandable: bool) -> None:
-    """Several on one communicator, each with a pool of its own or all in one, captured while
-    others are in use, with eager calls between."""
+    """Several graphs on one communicator, each with its own pool or all in one pool, captured while
+    others are in use, with eager calls in between."""
     assert pool.run(_replayed, shared, expandable) == [0] * pool.size
 
 
@@ -128,5 +128,5 @@ def _callables(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(1, 2)
 def test_modules_become_graphs_with_their_backward_passes(pool: Pool) -> None:
-    """torch.cuda.make_graphed_callables: the bits of the module, results and gradients."""
+    """torch.cuda.make_graphed_callables returns the bits of the module: results and gradients."""
     assert pool.run(_callables) == [[]] * pool.size

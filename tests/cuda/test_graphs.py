@@ -1,5 +1,5 @@
 """CUDA graphs: all operators in one graph, replayed with other inputs and with eager calls between;
-chains in which each call reads what the one before wrote; dependent launch at every level."""
+chains in which each call reads what the previous one wrote; dependent launch at every level."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.common.suites.skew import delay
 from tests.common.values import unequal
 
 PDL_LEVELS = ("off", "end", "early")
-VARIANTS = 5  # inputs that the replays take in turn
-SLICE = 1 << 16  # of an arena, for each call of a graph
+VARIANTS = 5  # inputs that the replays use in turn
+SLICE = 1 << 16  # bytes of an arena for each call of a graph
 PATTERNS = ("uneven", "nobody", "zeros", "one_sends", "wild")
 JUNK = 85
 
 
 def _padded(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """The tensors, with as many rows as the longest of them has."""
+    """Returns the tensors, padded to the number of rows of the longest one."""
     if tensors[0].dim() == 0 or len({tensor.shape for tensor in tensors}) == 1:
         return [tensor.to(device, copy=True) for tensor in tensors]
     rows = max(len(tensor) for tensor in tensors)
@@ -42,8 +42,8 @@ def _padded(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch
 
 
 class Static:
-    """A call on tensors that stay where they are, as a graph needs them. It stands for VARIANTS
-    calls with other values, and other splits on the device."""
+    """A call on tensors that stay in place, as a graph requires. It stands for VARIANTS calls with
+    other values, and other splits on the device."""
 
     def __init__(self, rank: Rank, communicator: Any, call: Call, at: int = 0) -> None:
         self.call, self._communicator = call, communicator
@@ -69,7 +69,7 @@ class Static:
             self._given["capacity"] = len(self._outs[0])
 
     def fill(self, which: int) -> None:
-        """Puts other values into place, and junk where the results will be."""
+        """Fills in the inputs of a variant, and junk where the results will be."""
         for name, tensor in self._tensors.items():
             tensor.copy_(self._values[name][which])
         for out in self._outs:
@@ -79,19 +79,19 @@ class Static:
         make(self._communicator, self.call, self._given, self._outs)
 
     def spoil(self) -> None:
-        """Overwrites what the call has read."""
+        """Overwrites the inputs of the call."""
         for tensor in self._tensors.values():
             bytes_of(tensor).fill_(JUNK)
 
     def wrong(self, which: int) -> torch.Tensor:
-        """How many elements are wrong, on the device."""
+        """Returns the number of wrong elements, on the device."""
         pairs = zip(self._outs, self._expected, strict=True)
         return torch.stack([unequal(out, want[which]).sum() for out, want in pairs]).sum()
 
 
 def _steps(norms: bool, every_algorithm: bool) -> list[Call]:
-    """Calls of all operators of a kind, in all algorithms that can be captured or in that of
-    "auto"; sizes of one tile and of many."""
+    """Returns calls of all operators of a kind, with all algorithms that can be captured or only
+    with "auto"; sizes of one tile and of many tiles."""
     calls = []
     for number, (op, algorithm) in enumerate(kernels()):
         if is_norm(op) != norms or (algorithm != "auto" and not every_algorithm):
@@ -151,8 +151,8 @@ def _replays(rank: Rank, calls: list[Call], replays: int, between: int, level: s
 @pytest.mark.parametrize("level", PDL_LEVELS)
 @pytest.mark.parametrize("norms", [False, True], ids=["collectives", "norms"])
 def test_every_replay_of_all_operators_is_right(pool: Pool, norms: bool, level: str) -> None:
-    """Hazards 2, 3, 4 and 14: every operator by every algorithm in one graph, with other inputs and
-    device splits each time, and eager calls of any kind between the replays."""
+    """Hazards 2, 3, 4 and 14: every operator with every algorithm in one graph, with other inputs
+    and device splits in each replay, and arbitrary eager calls between the replays."""
     if pool.takes_turns:
         whole = level == "early" and pool.size == 2
         replays, between, every = (50 - 30 * norms, 10, False) if whole else (6, 3, False)
@@ -168,7 +168,7 @@ def test_every_replay_of_all_operators_is_right(pool: Pool, norms: bool, level: 
     ["allreduce_residual_rmsnorm_fp8", "allreduce_layernorm", "reducescatter_residual_rmsnorm"],
 )
 def test_ten_thousand_replays_of_a_norm_are_right(pool: Pool, op: str) -> None:
-    """Hazards 2, 3, 4 and 14: where ranks share a GPU, 200."""
+    """Hazards 2, 3, 4 and 14: 200 replays where ranks share a GPU."""
     replays, between = (200, 40) if pool.takes_turns else (10_000, 50)
     call = call_of(op, dtype="bfloat16", rows=7, cols=4096, keep_norm=quantizes(op))
     assert pool.run(_replays, [call], replays, between, "early") == [[]] * pool.size
@@ -187,8 +187,8 @@ REDUCTIONS = (
 
 
 class Counting:
-    """All-reduces whose right result follows from a counter in device memory, so that every single
-    one is checked on the device: rank r contributes counter + r."""
+    """All-reduces whose right result follows from a counter in device memory, so that each one is
+    checked on the device: rank r contributes counter + r."""
 
     def __init__(self, rank: Rank, communicator: Any) -> None:
         self.communicator = communicator
@@ -236,8 +236,8 @@ def _counted(rank: Rank, replays: int, between: int, level: str, calls: int) -> 
 
 @pytest.mark.parametrize("level", PDL_LEVELS)
 def test_ten_thousand_replays_of_all_reduces_are_right(pool: Pool, level: str) -> None:
-    """Hazards 2, 3 and 4: epochs and slots live in device memory. Calls of several sizes, with
-    eager calls of other sizes between the replays; where ranks share a GPU, 200 replays."""
+    """Hazards 2, 3 and 4: epochs and slots are in device memory. Calls of several sizes, with eager
+    calls of other sizes between the replays; 200 replays where ranks share a GPU."""
     if pool.takes_turns:
         whole = level == "early" and pool.size == 2
         replays, between, calls = (200, 20, 2) if whole else (12, 4, 4)
@@ -263,9 +263,9 @@ def test_graphs_of_different_shapes_alternate(pool: Pool) -> None:
     assert pool.run(_two_graphs) == [0] * pool.size
 
 
-# --- Chains. Each of them is given a source and a communicator, and makes calls that read what the
-# one before wrote; it returns the results and, for the value v of the source on rank r, what each
-# result should be.
+# --- Chains. Each one takes a source and a communicator, and makes calls that read what the
+# previous call wrote. It returns the results and a function that returns the expected results on
+# rank r for the source's value v.
 
 Wanted = Callable[[int, int], list[float]]
 
@@ -278,7 +278,7 @@ def _of_reductions(source: torch.Tensor, communicator: Any) -> tuple[Tensors, Wa
     fourth = allreduce(communicator, first, "twoshot_pull")
 
     def wanted(v: int, r: int) -> list[float]:
-        base = world * v + world * (world - 1) // 2  # ranks contribute v + their number
+        base = world * v + world * (world - 1) // 2  # each rank contributes v + its number
         return [base, base * world, base * world**2, base * world]
 
     return (first, second, third, fourth), wanted
@@ -305,10 +305,10 @@ def _of_collectives(source: torch.Tensor, communicator: Any) -> tuple[Tensors, W
 
 
 def _of_norms(source: torch.Tensor, communicator: Any) -> tuple[Tensors, Wanted]:
-    """Rows of one value are rows of 1 under each norm, whatever their scale: in bfloat16 x / |x| is
-    1 also where its float32 is one step less. The sign of the source alternates."""
+    """Each norm maps a row of one repeated value to ones, whatever its scale: in bfloat16 x / |x|
+    is 1 even if its float32 value is one step less. The sign of the source alternates."""
     ops, name, world = torch.ops.collx, communicator.name, communicator.world_size
-    parity = source[:2560].remainder(2).mul(2).sub(1).view(5, 512)  # of v + r: 1 or -1
+    parity = source[:2560].remainder(2).mul(2).sub(1).view(5, 512)  # parity of v + r: 1 or -1
     signs = ops.broadcast(parity.bfloat16(), 0, name)
     weight = torch.ones(512, device=source.device, dtype=torch.bfloat16)
     first = ops.allreduce_rmsnorm(signs, weight, 0.0, name)
@@ -337,7 +337,7 @@ def _chain(rank: Rank, which: str, level: str, rounds: int) -> list[int]:
         for number in range(1, rounds + 1):
             if rank.rank == number % rank.size:
                 delay(rank, 2.0)
-            # The producer is slow: it has only just been started when the graph is.
+            # The producer is slow: it has only just started when the graph starts.
             delay(rank, 0.5)
             source.fill_(number + rank.rank)
             graph.replay()
@@ -352,12 +352,12 @@ def _chain(rank: Rank, which: str, level: str, rounds: int) -> list[int]:
 @pytest.mark.parametrize("level", PDL_LEVELS)
 @pytest.mark.parametrize("which", sorted(CHAINS))
 def test_each_call_waits_for_what_the_one_before_wrote(pool: Pool, which: str, level: str) -> None:
-    """Hazard 13: no load of upstream data and no store to protocol memory before the wait."""
+    """Hazard 13: before the wait, no load of upstream data and no store to protocol memory."""
     rounds = 4 if pool.takes_turns else 200 if which == "allreduce" else 100
     assert pool.run(_chain, which, level, rounds) == [[]] * pool.size
 
 
-# --- What a capture begins with, and what it refuses.
+# --- The first calls in a capture, and calls that a capture refuses.
 
 
 def _capture_first(rank: Rank, op: str) -> list[int]:
@@ -378,7 +378,7 @@ def _capture_first(rank: Rank, op: str) -> list[int]:
 @pytest.mark.worlds(1, 2)
 @pytest.mark.parametrize("op", NAMES)
 def test_the_first_call_of_an_operator_may_be_captured(pool: Pool, op: str) -> None:
-    """Hazard 9: init has loaded every kernel, nothing is compiled or loaded in a capture."""
+    """Hazard 9: init loads every kernel, so nothing is compiled or loaded in a capture."""
     assert pool.run(_capture_first, op) == [[0, 0, 0]] * pool.size
 
 
@@ -400,7 +400,7 @@ def _fallback_captured(rank: Rank) -> tuple[dict[str, Attempt], bool]:
 
 @pytest.mark.worlds(2)
 def test_the_fallback_is_refused_in_a_capture(pool: Pool) -> None:
-    """It waits on the host; the capture and the communicator go on."""
+    """The fallback waits on the host; the capture and the communicator remain usable."""
     for found, fine in pool.run(_fallback_captured):
         assert set(found) == set(NAMES)
         for op, result in found.items():
@@ -431,7 +431,7 @@ def _meeting_captured(rank: Rank) -> tuple[list[Attempt], bool]:
 
 @pytest.mark.worlds(2)
 def test_what_meets_the_other_ranks_is_refused_in_a_capture(pool: Pool) -> None:
-    """The capture and the communicator go on."""
+    """The capture and the communicator remain usable."""
     for found, fine in pool.run(_meeting_captured):
         assert [one.error for one in found] == ["NotImplementedError"] * 3, found
         for one, call in zip(found, ("empty", "register", "init"), strict=True):

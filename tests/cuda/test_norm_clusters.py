@@ -1,5 +1,5 @@
-"""Fused normalizations as on GPUs whose blocks form no clusters: `COLLX_NO_CLUSTERS=1`, which for a
-whole run makes every test of theirs one of these. Here the sizes that would have taken clusters."""
+"""Fused normalizations as on GPUs without clusters of blocks: `COLLX_NO_CLUSTERS=1`, which may be
+set for a run of all their tests. This file tests the sizes that would use clusters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.common.replay import check_calls
 pytestmark = pytest.mark.alone  # clusters of blocks
 
 KEY = "no-clusters"
-WIDE = (600, 8192, 20000)  # columns of more than a warp, a block and a cluster
+WIDE = (600, 8192, 20000)  # more columns than a warp, a block and a cluster process
 
 
 def _grids(rank: Rank) -> list[tuple[int, int]]:
-    """Blocks and threads of one wide row, where the last rank alone has no clusters, and where all
-    have what their devices have."""
+    """Returns blocks and threads for one wide row, first if only the last rank has no clusters, and
+    then if all ranks use what their devices have."""
     before = os.environ.pop("COLLX_NO_CLUSTERS", None)
     try:
         free = rank.new_communicator("clusters")
@@ -43,8 +43,8 @@ def _grids(rank: Rank) -> list[tuple[int, int]]:
 
 @pytest.mark.worlds(2)
 def test_one_device_without_clusters_is_enough(pool: Pool) -> None:
-    """Hazard 5: a row of 8192 is eight blocks' on GPUs of today, and one block's on all ranks as
-    soon as one of them has no clusters."""
+    """Hazard 5: eight blocks process a row of 8192 on current GPUs, but one block does on all ranks
+    if any rank has no clusters."""
     for bound, free in pool.run(_grids):
         assert bound == (1, 512)
         assert free == (8, 128) or torch.cuda.get_device_capability()[0] < 9
@@ -58,5 +58,5 @@ def test_rows_of_many_blocks_give_the_same_bits_without_clusters(pool: Pool, op:
         for (dtype, cols), rows in itertools.product(zip(DTYPES, WIDE, strict=True), (1, 7))
         for algorithm in algorithms_of(op)
     ]
-    pool.run(_grids)  # makes the communicator
+    pool.run(_grids)  # creates the communicator
     check_calls(pool, calls[:: 9 if pool.takes_turns else 1], KEY)

@@ -1,4 +1,4 @@
-"""check() from a thread that has never chosen a device, as a watchdog does."""
+"""raise_if_failed() from a thread that has never set a device, as a watchdog does."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _watched(rank: Rank) -> tuple[list[bool], list[bool], list[Attempt]]:
 @pytest.mark.own_gpu
 @pytest.mark.worlds(2)
 def test_a_watchdog_leaves_other_devices_alone(pool: Pool) -> None:
-    """The thread's current device is the first one, where this rank has no business: a context
-    there would take hundreds of megabytes, and the copy would be of the wrong device."""
+    """The thread's current device is the first one, which this rank does not use: a context there
+    would take hundreds of megabytes, and the copy would be of the wrong device."""
     for rank, (before, after, found) in enumerate(pool.run(_watched)):
         assert [result.error for result in found] == [""]
         assert before == [other == rank for other in range(len(before))], "cannot tell anything"

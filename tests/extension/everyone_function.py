@@ -1,4 +1,4 @@
-"""The function of a collective that is not in the library: a declaration is all that it takes."""
+"""The Python function of a collective that is not in the library. It only needs a declaration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def reduce_to_everyone(
     algorithm: str = "auto",
     max_blocks: int = 0,
 ) -> Any:
-    """Reduces `input` over the ranks; every rank gets the result."""
+    """Reduces `input` over the ranks. Every rank gets the result."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-// What a new collective adds to the tables: a row of protocol/collectives.h. Every rank reduces the
-// messages of all: a reduce to each of them at once. Included before every source of the build that
-// has it.
+// The table row of a new collective in protocol/collectives.h. Every rank reduces the messages of
+// all ranks, like a reduce to all ranks at once. Builds with the collective include this file
+// before every source.
 #pragma once
 
 #define COLLX_EXTRA_COLLECTIVES \
   {.collective = Collective::count, .name = "reduce_to_everyone", .reduces = true},
-/// What tests of the kernels expect of it.
+/// The kernel tests expect the results of an all-reduce.
 #define COLLX_EXTRA_MEANS_ALLREDUCE case Collective::count:

@@ -1,7 +1,7 @@
-// An algorithm as somebody would add it: rank 0 pulls all inputs and reduces them, and the others
-// take the result from there.
-// Traffic of rank 0: W·n read, n written twice; of the others: n written to the staging, n read.
-// Two exchanges a chunk.
+// An example of a new algorithm: rank 0 reads and reduces all inputs, and the other ranks read the
+// result from it.
+// Traffic: rank 0 reads W·n and writes n twice. The other ranks write n to the staging and read n.
+// There are two exchanges per chunk.
 #include "cpu/collectives/steps.h"
 
 namespace collx::cpu {

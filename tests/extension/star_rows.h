@@ -1,5 +1,5 @@
-// What a new algorithm adds to the tables: a row of protocol/algorithms.h, and one of
-// cpu/allreduce.cpp. Included before every source of the build that has it.
+// The table rows of a new algorithm in protocol/algorithms.h and cpu/allreduce.cpp. Builds with the
+// algorithm include this file before every source.
 #pragma once
 
 namespace collx {

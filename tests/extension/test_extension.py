@@ -1,8 +1,8 @@
-"""An algorithm and a collective that are not in the library, added as
-docs/internals/development.md says.
+"""Tests an additional algorithm and an additional collective, which are added as described in
+docs/internals/development.md.
 
-Kernels with both, and their numeric suites, are a part of tests/cpp. Here all that the CPU has is
-built with them, and the suites of the operators are run.
+tests/cpp has kernels with both and their numeric tests. This test builds the CPU part with them and
+runs the suites of the operators.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ THEIRS = "cpu2 and (star or reduce_to_everyone)"
 
 
 def extended(tree: Path) -> None:
-    """This repository with the file of the algorithm where such files are."""
+    """Copies this repository to `tree`, and adds the source of the algorithm."""
     built = shutil.ignore_patterns("_torch*", "__pycache__")
     for part in PARTS:
         if (ROOT / part).is_dir():

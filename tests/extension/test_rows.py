@@ -1,4 +1,4 @@
-"""Rows that do not fit together do not compile, and the message says what is wrong."""
+"""Tests that inconsistent table rows do not compile, and that the message states the error."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TABLES = "protocol/selection.h"
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows, the file that has to refuse them, and a part of what the compiler then says; nothing of
-    rows that fit."""
+    """Table rows, the file that must refuse them, and a part of the compiler's message, which is
+    empty for consistent rows."""
 
     name: str
     text: str
@@ -67,7 +67,7 @@ ROWS = (
 
 
 def said_by(compiler: Sequence[str], csrc: Path, file: str, text: str, where: Path) -> str:
-    """What a compiler says of a file with these rows; empty if it takes it."""
+    """Returns a compiler's output for a file with these rows, "" if it compiles."""
     rows = where / "rows.h"
     rows.write_text(text)
     command = [*compiler, "-std=c++20", "-I", str(csrc), "-include", str(rows)]

@@ -1,8 +1,8 @@
-// The barrier between blocks, in C++'s memory model: two ranks of one block with two threads each.
-// Thread 0 of a block exchanges flags that count up (store with release, load with acquire); both
-// threads write and read plain data, handed over by the block barrier and the flags. Between two
-// barriers a block reads what the peer wrote before the first one, with its threads crossed over;
-// then the data is overwritten for the next call. A data race on it is an error.
+// The barrier between blocks, in the C++ memory model: two ranks of one block with two threads
+// each. Thread 0 of a block exchanges flags that count up (store with release, load with acquire).
+// Both threads write and read plain data, which the block barrier and the flags synchronize.
+// Between two barriers, each thread of a block reads what the other thread of the peer wrote before
+// the first one. Then the data is overwritten for the next call. A data race on it is an error.
 //
 // Mutants: RELAXED_STORE, RELAXED_LOAD, NO_BLOCK_BARRIER (threads do not meet before the flag),
 // NO_CLOSING (hazard 11).
@@ -14,7 +14,7 @@ constexpr unsigned kCalls = 2;
 
 struct Barrier : rl::test_suite<Barrier, 4> {
   rl::var<unsigned> input[2][2];  // of each rank, by thread
-  rl::atomic<unsigned> flag[2];   // of each rank, set by the other
+  rl::atomic<unsigned> flag[2];   // of each rank, set by the other rank
   model::BlockBarrier<2> block[2];
 
   void before() {

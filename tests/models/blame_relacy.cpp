@@ -1,12 +1,13 @@
-// Notes of failure on CPU, in C++'s memory model. Rank 0 has waited for rank 1 in vain: it leaves
-// its note, sets the poison words and follows the chain. Rank 1 may be in no call, or come into
-// one, where it waits in vain as well and leaves a note. Rank 2 comes later and reads what there
-// is. All must come to the same: rank 1 is missing, or it waited for another one.
+// Failure notes on the CPU, in the C++ memory model. The wait of rank 0 for rank 1 has timed out:
+// it leaves its note, sets the poison words and follows the chain. Rank 1 may be outside of a call,
+// or enter one, in which its wait also times out and it leaves a note. Rank 2 arrives later and
+// reads the existing notes. All ranks must have the same verdict: rank 1 is missing, or it waited
+// for another rank.
 //
 // Mutants: NOTE_BEHIND (the note is written after its word), RELAXED_STORE, RELAXED_LOAD,
-// LOOK_FIRST (a call looks at the poison word before it says that it is under way), NOTES_FIRST
-// (notes are looked at before the calls), LEAVE_FIRST (a call ends before it has left its note),
-// RELAXED_MARK (the order between busy and poison is left to chance).
+// LOOK_FIRST (a call reads the poison word before it sets busy), NOTES_FIRST (notes are read before
+// the state of calls), LEAVE_FIRST (a call ends before it has left its note), RELAXED_MARK (busy
+// and poison are not ordered).
 #include "relacy_run.h"
 
 #define TOTAL (SWITCH(RELAXED_MARK) ? rl::mo_acq_rel : rl::mo_seq_cst)
@@ -17,12 +18,12 @@ namespace {
 constexpr unsigned kRanks = 3;
 
 struct Blame : rl::test_suite<Blame, kRanks> {
-  rl::var<unsigned> note[kRanks][2];  // [owner of the inbox][rank]: 1 + whom it waited for
+  rl::var<unsigned> note[kRanks][2];  // [owner of the inbox][rank]: 1 + the rank that it waited for
   rl::atomic<unsigned> left[kRanks][2];
   rl::atomic<unsigned> poison[kRanks];
   rl::atomic<unsigned> busy;  // of rank 1
   rl::var<unsigned> verdict[kRanks];
-  rl::atomic<unsigned> answered;  // ranks that have come to a verdict
+  rl::atomic<unsigned> answered;  // ranks that have reached a verdict
 
   void before() {
     for (auto& row : left) {
@@ -42,7 +43,7 @@ struct Blame : rl::test_suite<Blame, kRanks> {
     }
   }
 
-  /// Whom the notes in `owner`'s inbox come to.
+  /// Finds the verdict of the notes in `owner`'s inbox.
   void follow(unsigned owner) {
     for (;;) {
       bool noted = SWITCH(NOTES_FIRST) && left[owner][1]($).load(ACQUIRE) != 0;

@@ -1,9 +1,9 @@
-// The channels of the CPU backend, in C++'s memory model: plain data in two slots that take turns,
+// The channels of the CPU backend, in the C++ memory model: plain data in two alternating slots,
 // published by words that count uses (store with release, load with acquire). W ranks run the
 // two-shot pipeline, in which the next chunk is scattered before the last one is gathered. A data
 // race on a slot is an error: it would be overwritten while a peer reads it.
 //
-// ONESHOT: the one-shot form, with one exchange a chunk.
+// ONESHOT: the one-shot form, with one exchange per chunk.
 // Mutants: RELAXED_STORE, RELAXED_LOAD, SLOTS=1, SCATTER_EARLY (one more chunk ahead).
 #include "relacy_run.h"
 

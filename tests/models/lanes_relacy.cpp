@@ -1,23 +1,23 @@
-// A lane between two ranks, in C++'s memory model: a ring of two slots each way, and one word
-// {sent, consumed} that each rank stores at the other. A rank has two roles of two threads each,
-// one that scatters and one that reduces, and a thread that tells the peer. Slots are plain memory,
-// so that a read or an overwrite without an order is a data race.
+// A lane between two ranks, in the C++ memory model: a ring of two slots in each direction, and one
+// word {sent, consumed} that each rank stores at the other. A rank has two roles of two threads
+// each, one that scatters and one that reduces, and a thread that informs the peer. Slots are plain
+// memory, so that an unordered read or overwrite is a data race.
 //
-// One call. Both ranks send, and what is consumed is told with what is sent. With two slots the
-// wait before that implies the credit, so that mutants of the credit need ONE_WAY: only rank 0
-// sends, and rank 1 tells what it has consumed.
+// There is one call. Both ranks send, and consumption is announced together with sends. With two
+// slots, the wait before that implies the credit, so that mutants of the credit need ONE_WAY: only
+// rank 0 sends, and rank 1 announces its consumption.
 //
-// What must hold in the memory model itself:
-// - A role publishes its progress behind its barrier, by one thread, with release. The thread that
-//   tells loads it with acquire, and stores the peer's word with release. So `sent` covers the
-//   stores of all threads of the role that scatters, and `consumed` the loads of all threads of the
-//   other.
+// Properties that must hold in the memory model itself:
+// - One thread of a role publishes its progress after its barrier, with release. The thread that
+//   informs the peer loads it with acquire, and stores the peer's word with release. So `sent`
+//   covers the stores of all threads of the role that scatters, and `consumed` the loads of all
+//   threads of the other role.
 // - One thread loads the peer's word with acquire before a barrier of its role, for all threads.
 //
 // Mutants: RELAXED_STORE, RELAXED_LOAD (of the peer's word by the role that reduces),
 // RELAXED_PROGRESS, NO_SEND_BARRIER and NO_TAKE_BARRIER (before progress is published); and with
-// ONE_WAY RELAXED_CREDIT (of the peer's word by the role that scatters), NO_CREDIT (no wait for
-// what the peer has consumed).
+// ONE_WAY, RELAXED_CREDIT (of the peer's word by the role that scatters) and NO_CREDIT (no wait for
+// the peer's consumption).
 #include "relacy_run.h"
 
 #define ACQUIRE_CREDIT (SWITCH(RELAXED_CREDIT) ? rl::mo_relaxed : rl::mo_acquire)
@@ -27,7 +27,7 @@ namespace {
 
 constexpr unsigned kSlots = 2;
 constexpr unsigned kChunks = 4;
-constexpr unsigned kFirst = 0xFFFE;  // counters of 16 bits here, which wrap around
+constexpr unsigned kFirst = 0xFFFE;  // the counters have 16 bits here and wrap around
 
 constexpr bool reached(unsigned seen, unsigned expected) {
   return static_cast<short>(seen - expected) >= 0;
@@ -35,9 +35,9 @@ constexpr bool reached(unsigned seen, unsigned expected) {
 
 struct Lanes : rl::test_suite<Lanes, 10> {
   rl::var<unsigned> slot[2][kSlots][2];  // at each rank: two words of each chunk that is sent to it
-  rl::atomic<unsigned> word[2];          // at each rank: {sent, consumed} of the other one
-  rl::atomic<unsigned> stored[2];        // chunks that the role that scatters is done with
-  rl::atomic<unsigned> used[2];          // likewise, that reduces
+  rl::atomic<unsigned> word[2];          // at each rank: {sent, consumed} of the other rank
+  rl::atomic<unsigned> stored[2];        // chunks that the scattering role has completed
+  rl::atomic<unsigned> used[2];          // chunks that the reducing role has completed
   model::BlockBarrier<2> scattering[2];
   model::BlockBarrier<2> reducing[2];
 
@@ -84,7 +84,7 @@ struct Lanes : rl::test_suite<Lanes, 10> {
     }
   }
 
-  /// Until all is told that the peer needs.
+  /// Informs the peer until it has everything that it needs.
   void tell(unsigned me) {
     unsigned told = 0;
     while (told < kChunks) {

@@ -1,12 +1,13 @@
-// A channel from one rank to another, in C++'s memory model: two slots of words that carry their
-// own arrival, and a done word. Two threads a rank, one word each. Words and re-arms are relaxed;
-// done words are stored with release behind the receiver's block barrier, and loaded with acquire
-// by each thread of the sender before it stores. All uses are made in one kernel; in some of them
-// thread 1 has no word.
+// A channel from one rank to another, in the C++ memory model: two slots of words that signal their
+// own arrival, and a done word. Each rank has two threads with one word each. Words and re-arms are
+// relaxed. Done words are stored with release after the receiver's block barrier, and each thread
+// of the sender loads them with acquire before it stores. All uses are in one kernel. In some of
+// them, thread 1 has no word.
 //
-// What must hold in the memory model itself: a re-arm happens before the sender's next store to the
-// word. `rearmed` makes that visible: the reader writes a plain variable before it re-arms, the
-// sender reads it before it stores. Without an order between the two, that is a data race.
+// This must hold in the memory model itself: a re-arm happens before the sender's next store to the
+// word. `rearmed` makes a violation visible: the reader writes a plain variable before it re-arms,
+// and the sender reads the variable before it stores. If the two are not ordered, this is a data
+// race.
 //
 // Mutants: RELAXED_STORE, RELAXED_LOAD (of the done word), NO_BLOCK_BARRIER, DONE_EARLY (before the
 // re-arms).
@@ -42,7 +43,7 @@ struct Oneway : rl::test_suite<Oneway, 4> {
       if (!covers(word, use)) continue;
       const unsigned epoch = kFirstEpoch + 1 + use;
       while (static_cast<int>(done($).load(ACQUIRE) - (epoch - 2)) < 0) rl::yield(1, $);
-      // The word was armed again by the last use that had it in this slot.
+      // The word was re-armed by the last use that covered it in this slot.
       for (unsigned before = use; before >= 2;) {
         before -= 2;
         if (!covers(word, before)) continue;

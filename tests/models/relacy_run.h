@@ -1,5 +1,5 @@
-// What the Relacy tests share. Relacy is of 2019 and redefines operator names by macros, so it
-// comes last among the headers.
+// Helpers for the Relacy tests. Relacy dates from 2019 and redefines operator names with macros, so
+// it is the last of the headers.
 #pragma once
 
 #include <cstdlib>
@@ -11,9 +11,9 @@
 
 namespace model {
 
-/// The switches that the command line names: mutants, and other forms of the test. Relacy frees
-/// what is allocated while it runs, so they are not copied.
-inline char** switches = nullptr;  // up to a null pointer
+/// The switches on the command line: mutants, and other forms of the test. They are not copied,
+/// because Relacy frees memory that is allocated while it runs.
+inline char** switches = nullptr;  // ends with a null pointer
 
 inline bool named(const char* name) {
   for (char** given = switches; *given != nullptr; ++given) {
@@ -24,20 +24,20 @@ inline bool named(const char* name) {
 
 }  // namespace model
 
-// One program runs a test and all its mutants.
+// A switch at run time: one program contains a test and all its mutants.
 #define SWITCH(name)                            \
   ([] {                                         \
     static const bool on = model::named(#name); \
     return on;                                  \
   }())
-// What a test orders by, unless the mutants RELAXED_STORE and RELAXED_LOAD take it away.
+// The memory orders of a test. The mutants RELAXED_STORE and RELAXED_LOAD relax them.
 #define RELEASE (SWITCH(RELAXED_STORE) ? rl::mo_relaxed : rl::mo_release)
 #define ACQUIRE (SWITCH(RELAXED_LOAD) ? rl::mo_relaxed : rl::mo_acquire)
 
 namespace model {
 
-/// Runs the test, with the switches that the command line names, on random schedules, each with
-/// random choices of what a weak load may return. Exit status 1 when one of them fails.
+/// Runs the test with the switches on the command line, on random schedules with random results of
+/// weak loads. Returns exit status 1 if one of them fails.
 template <typename Test>
 int run(int schedules, char** arguments) {
   switches = arguments + 1;
@@ -50,7 +50,7 @@ int run(int schedules, char** arguments) {
   return 0;
 }
 
-/// bar.sync: a barrier of `N` threads that hands each thread's accesses to the others.
+/// Models bar.sync: a barrier of `N` threads that orders each thread's accesses for the others.
 template <unsigned N>
 class BlockBarrier {
  public:

@@ -1,12 +1,13 @@
-// The exchange through sentinel slots, in C++'s memory model: words are relaxed atomics that carry
-// their own arrival, re-arms are relaxed too, and a fence stands between a re-arm and the next word
-// that lets a peer go on. Two ranks; WORDS threads each, one word of the tile a thread; USES uses
-// in one kernel, of which the last covers the first word alone when PARTIAL is set; then a kernel
-// boundary and one more use.
+// The exchange through sentinel slots, in the C++ memory model: words are relaxed atomics that
+// signal their own arrival, re-arms are relaxed too, and there is a fence between a re-arm and the
+// next word that lets a peer continue. Each of two ranks has WORDS threads, one for each word of
+// the tile. There are USES uses in one kernel, of which the last only covers the first word if
+// PARTIAL is set, then a kernel boundary and one more use.
 //
-// What must hold in the memory model itself: a re-arm happens before the peer's next store to the
-// word. `rearmed` makes that visible: the reader writes a plain variable before it re-arms, the
-// sender reads it before it stores. Without an order between the two, that is a data race.
+// This must hold in the memory model itself: a re-arm happens before the peer's next store to the
+// word. `rearmed` makes a violation visible: the reader writes a plain variable before it re-arms,
+// and the sender reads the variable before it stores. If the two are not ordered, this is a data
+// race.
 //
 // Mutants: NO_FENCE, NO_BLOCK_BARRIER, NO_REARM, SLOTS=1.
 #include "relacy_run.h"
@@ -26,7 +27,7 @@ namespace {
 constexpr unsigned kArmed = ~0u;
 
 struct Sentinel : rl::test_suite<Sentinel, 2 * WORDS> {
-  rl::atomic<unsigned> slot[2][SLOTS][WORDS];  // of each rank, filled by the other
+  rl::atomic<unsigned> slot[2][SLOTS][WORDS];  // of each rank, filled by the other rank
   rl::var<int> rearmed[2][WORDS][USES + 2];
   model::BlockBarrier<WORDS> block[2];
 
@@ -49,7 +50,7 @@ struct Sentinel : rl::test_suite<Sentinel, 2 * WORDS> {
 
   void push(unsigned me, unsigned word, unsigned use) {
     const unsigned peer = 1 - me;
-    // The peer's re-arm of the use that had this slot before.
+    // The peer's re-arm in the previous use of this slot.
     if (use >= SLOTS && covers(word, use - SLOTS)) {
       RL_ASSERT(rearmed[peer][word][use - SLOTS]($) == 1);
     }
@@ -80,7 +81,7 @@ struct Sentinel : rl::test_suite<Sentinel, 2 * WORDS> {
       push(me, word, use);
       take(me, word, use);
     }
-    // The kernel's end, and the start of the next one, which uses the whole tile.
+    // The end of the kernel, and the start of the next one, which uses the whole tile.
     rl::atomic_thread_fence(rl::mo_acq_rel, $);
     if (WORDS > 1) block[me].sync();
     rl::atomic_thread_fence(rl::mo_acq_rel, $);

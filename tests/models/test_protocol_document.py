@@ -1,4 +1,4 @@
-"""docs/internals/protocol.md claims nothing that no test shows: every test that it names exists."""
+"""Tests that every test named in docs/internals/protocol.md exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DOCUMENT = TESTS.parent / "docs" / "internals" / "protocol.md"
 
 
 def named() -> list[str]:
-    """What stands in backticks in the two tables, from the section of claims to the end."""
+    """Returns the names in backticks in the two tables, from the section of claims to the end."""
     text = DOCUMENT.read_text()
     tables = text[text.index("## Claims and tests") :]
     rows = [line for line in tables.splitlines() if line.startswith("|")]

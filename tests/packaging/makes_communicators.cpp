@@ -1,4 +1,4 @@
-// What a C++ library does that makes communicators: a backend of torch.distributed, say.
+// A C++ library that creates communicators, such as a backend of torch.distributed.
 #include <torch/library.h>
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace {
 
-/// Whether the registry has what was made for that process group.
+/// Creates a communicator of a process group. Returns whether the registry contains it.
 bool make(const std::string& group) {
   const auto made = collx::registry::make(group);
   return made != nullptr && collx::registry::find(group) == made;
@@ -19,5 +19,5 @@ TORCH_LIBRARY(makes_communicators, library) {
   library.def("make(str group) -> bool", [](std::string group) { return make(group); });
 }
 
-/// The same for a caller that holds Python's lock.
+/// Does the same for a caller that holds the GIL.
 extern "C" C10_EXPORT bool make_with_lock(const char* group) { return make(group); }

@@ -1,4 +1,4 @@
-// Another package's symmetric memory for the CPU: there, and of no use.
+// A symmetric-memory allocator for the CPU from another package. It allocates nothing.
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 namespace {

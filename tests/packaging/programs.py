@@ -1,4 +1,4 @@
-"""Programs of these tests: Python and C++ processes of their own."""
+"""Runs the Python and C++ programs of these tests in separate processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TORCH = ".".join(torch.__version__.split(".")[:2])
 def run(
     *command: str | Path, where: Path = ROOT, code: int = 0, limit: int = 300, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end, which has to be `code`, for `limit` seconds at most."""
+    """Runs a command for at most `limit` seconds. Its exit status must be `code`."""
     done = subprocess.run(
         command,
         cwd=where,
@@ -38,7 +38,8 @@ def run(
 
 
 def python(program: str, *, path: Path | None = None, code: int = 0, **environment: str) -> str:
-    """What a Python program says; `path` is where it finds collx, if not where we do."""
+    """Returns the output of a Python program. `path`: the folder with its collx; the default is
+    this checkout."""
     source = ROOT / "python" if path is None else path
     environment["PYTHONPATH"] = str(source)
     command = (sys.executable, "-c", program)
@@ -46,7 +47,8 @@ def python(program: str, *, path: Path | None = None, code: int = 0, **environme
 
 
 def compiled(source: str, *options: str) -> Path:
-    """A C++ source of this folder, compiled and linked to LibTorch, without Python."""
+    """Compiles a C++ source of this folder and links it to LibTorch, without Python. Returns the
+    program."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed")
@@ -56,7 +58,7 @@ def compiled(source: str, *options: str) -> Path:
     command = [compiler, "-std=c++20", "-O0", str(HERE / source), "-o", str(target)]
     command += [o for path in cpp_extension.include_paths() for o in ("-isystem", path)]
     command += [o for path in libraries for o in (f"-L{path}", f"-Wl,-rpath,{path}")]
-    # All of PyTorch, as in a program that runs a model: what the library needs is there.
+    # Links all of PyTorch, like a program that runs a model, so that the library finds its symbols.
     command += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", *options]
     done = quietly(command)
     assert done.returncode == 0, done.stdout

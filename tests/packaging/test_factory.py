@@ -1,4 +1,4 @@
-"""C++ code makes communicators by the function that Python has registered."""
+"""Tests that C++ code creates communicators through the function that Python has registered."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ assert "collx" not in sys.modules
 
 @pytest.mark.ahead(work=maker)
 def test_cpp_makes_communicators_as_python_does(ahead: Path) -> None:
-    """And gets the errors of init. Without collx's Python part, one that says what is missing."""
+    """C++ also gets the errors of init. If collx was not imported in Python, the error says so."""
     files = {"library": str(library), "maker": str(ahead)}
     said = python((LOADED + WITH_PYTHON).format(**files)).splitlines()
     assert said == ["refused", "init: group: this process has no process group named 'nowhere'"]

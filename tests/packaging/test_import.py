@@ -1,4 +1,4 @@
-"""Importing collx where something does not fit: one clear error that says what to do."""
+"""Tests that importing collx in an unsuitable environment raises one error with a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ImportError as error:
 def test_a_build_for_another_torch_is_refused_before_it_is_loaded() -> None:
     said = python(IMPORT.format(version="2.99.1"))
     built_for = said.partition("collx was built for PyTorch ")[2].partition(", and this")[0]
-    assert TORCH in built_for.split(", ")  # a checkout may hold builds for several
+    assert TORCH in built_for.split(", ")  # a checkout may have builds for several versions
     assert "this is PyTorch 2.99.1" in said
     assert "pip install --no-build-isolation" in said
 

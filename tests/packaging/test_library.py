@@ -1,4 +1,5 @@
-"""The library of operators loads without Python, and the module that links to it adds Python."""
+"""Tests that the operator library loads without Python, and that the extension module links to
+it."""
 
 from __future__ import annotations
 
@@ -87,5 +88,5 @@ print("main has ended", flush=True)
 
 
 def test_a_wait_that_outlasts_the_interpreter_does_not_end_the_process_badly() -> None:
-    # Before Python 3.14 the thread is unwound when it asks for the lock; a destructor did.
+    # Before Python 3.14, the thread is unwound when it requests the GIL. A destructor did that.
     assert python(END_OF_INTERPRETER).strip() == "main has ended"

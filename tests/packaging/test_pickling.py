@@ -1,4 +1,5 @@
-"""What is public and can be pickled comes back as it was; what cannot says so by name."""
+"""Tests that public objects are unpickled unchanged, and that the others raise an error with their
+name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""_C.pyi says of the compiled module what pybind11 says of it: names, parameters, defaults."""
+"""Tests that _C.pyi and the compiled module have the same names, parameters and defaults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def stub_parameters(node: ast.FunctionDef) -> list[str]:
-    """Names in order, those that only go by name behind a star, "=" behind what has a default."""
+    """Returns the names in order: keyword-only names follow "*", and names with a default end in
+    "="."""
     given = node.args
     first = len(given.args) - len(given.defaults)
     words = [a.arg + ("=" if i >= first else "") for i, a in enumerate(given.args)]
@@ -40,7 +41,8 @@ def stub_parameters(node: ast.FunctionDef) -> list[str]:
 
 
 def module_parameters(function: Any) -> list[str]:
-    """The same of what pybind11 writes: name(self: type, *, name: type = default) -> type."""
+    """Returns the same for a signature of pybind11: name(self: type, *, name: type = default) ->
+    type."""
     signature = re.match(r"\w+\((?P<all>.*)\) ->", function.__doc__.splitlines()[0])
     assert signature is not None, function.__doc__
     words = []
@@ -54,7 +56,7 @@ def module_parameters(function: Any) -> list[str]:
 
 
 def pairs() -> Iterator[tuple[str, ast.FunctionDef, Any]]:
-    """Every function and method of the stub, and what the module has under its name."""
+    """Yields every function and method of the stub, and the module's object with the same name."""
     for name, node in declared(STUB.body).items():
         if isinstance(node, ast.FunctionDef):
             yield name, node, getattr(extension, name)

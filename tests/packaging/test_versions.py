@@ -1,4 +1,5 @@
-"""Other versions of Python and PyTorch: build, import, and an all-reduce of two ranks."""
+"""Tests a build, an import and an all-reduce of two ranks with other versions of Python and
+PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ dist.destroy_process_group()
 
 
 def interpreter(version: str) -> str:
-    """One that runs, found by its name or beside the interpreter of this run."""
+    """Returns a working interpreter of a version, from PATH or beside the current interpreter."""
     beside = Path(sys.base_prefix).parent.glob(f"{version}.*/bin/python")
     named = shutil.which(f"python{version}")
     for found in [*([named] if named else []), *map(str, beside)]:

@@ -1,4 +1,4 @@
-// Loads the library of operators where there is no Python, and calls one of them by its name.
+// Loads the operator library in a process without Python and calls an operator by its name.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/ones.h>
 #include <dlfcn.h>

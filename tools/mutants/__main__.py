@@ -1,13 +1,14 @@
-"""Mutation tests: which of many small mistakes in the sources do the tests notice?
+"""Runs mutation tests: measures which small mistakes in the sources the tests detect.
 
-    python -m tools.mutants --draw       # draws the mutants anew, and records what the tests catch
-    python -m tools.mutants              # runs the drawn ones; status 1 if the tests have lost one
-    python -m tools.mutants --record     # and writes the record
+    python -m tools.mutants --draw       # draws new mutants, and records which the tests detect
+    python -m tools.mutants              # runs the drawn mutants; status 1 if one is not detected
+                                         # any more
+    python -m tools.mutants --record     # also writes the record
     python -m tools.mutants --tree ../other --record-file mutants.json
 
-docs/internals/development.md describes the method and how to read the result. Everything is made in
-build/mutants: a copy of the tree, the mutants of C++ built into it, the map of what each test
-executes. `--keep` takes build and map of the last time.
+docs/internals/development.md describes the method and the interpretation of the result. All files
+are in build/mutants: a copy of the tree, the build with the C++ mutants, and the map of the code
+that each test executes. `--keep` reuses the previous build and map.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from tools.mutants.runs import TESTS, Runner, Test
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 20_240_607
-OF_A_FILE = 8  # C++ candidates of a file that are built for a draw
-DRAWN = {True: 42, False: 24}  # of C++, of Python
+OF_A_FILE = 8  # number of C++ candidates per file that are built for a draw
+DRAWN = {True: 42, False: 24}  # numbers of C++ and Python mutants
 PER_FILE = 2
-MOST_TESTS, MOST_SECONDS = 40, 40.0  # of the first tests that a mutant meets
+MOST_TESTS, MOST_SECONDS = 40, 40.0  # limits of the first tests of a mutant
 
 
 def candidates_of(tree: Path) -> list[Candidate]:
-    """All candidates of a tree."""
+    """Returns all candidates of a tree."""
     found = []
     for folder in cpp_source.FOLDERS:
         for path in sorted((tree / "csrc" / folder).rglob("*")):
@@ -49,12 +50,13 @@ def candidates_of(tree: Path) -> list[Candidate]:
 
 
 def shuffled(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """In an order that depends on the seed, and for two candidates on nothing but these."""
+    """Returns the candidates in random order. The order of two candidates only depends on the seed
+    and on these candidates."""
     return sorted(candidates, key=lambda c: (crc32(f"{SEED} {c.key}".encode()), c.key))
 
 
 def at_most(count: int, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The first of every file."""
+    """Returns the first `count` candidates of every file."""
     seen: Counter[str] = Counter()
     result = []
     for candidate in candidates:
@@ -65,7 +67,7 @@ def at_most(count: int, candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 class Session:
-    """A build with some mutants, and the map of what the tests execute."""
+    """A build with some mutants, and the map of the code that the tests execute."""
 
     def __init__(self, options: argparse.Namespace, wanted: list[Candidate]) -> None:
         self.tree = Path(options.tree).resolve()
@@ -87,7 +89,7 @@ class Session:
         print(f"{len(self.tests)} tests pass and are in the map", flush=True)
 
     def reaching(self, candidate: Candidate) -> list[Test]:
-        """The tests that execute a candidate."""
+        """Returns the tests that execute a candidate."""
         if candidate.native:
             place = self.numbers.get(candidate, -1)
         else:
@@ -95,8 +97,8 @@ class Session:
         return [test for test in self.tests if place in test.reached]
 
     def run(self, candidate: Candidate, all_tests: bool, left_out: set[str]) -> tuple[str, bool]:
-        """The test that catches a mutant, and whether it fails at import. With `all_tests` the
-        first ones are not the only ones that it meets."""
+        """Returns the test that detects a mutant, and whether the mutant fails at import. With
+        `all_tests`, runs the other tests after the first ones."""
         tests = in_turn([t for t in self.reaching(candidate) if t.name not in left_out])
         first = within(tests, MOST_TESTS, MOST_SECONDS)
         rest = within(tests[len(first) :], len(tests), self.rest) if all_tests else []
@@ -119,7 +121,7 @@ class Session:
             target.write_text(source.read_text())
 
     def flaky(self, caught: dict[Candidate, str]) -> set[str]:
-        """The tests that fail without a mutant, too."""
+        """Returns the tests that also fail without a mutant."""
         names = set(caught.values())
         result: set[str] = set()
         while waiting := [t for t in self.tests if t.name in names - result]:
@@ -131,8 +133,9 @@ class Session:
 
 
 def in_turn(tests: list[Test]) -> list[Test]:
-    """The cheapest test of every file, then the next of every file: a line that most tests execute
-    meets more than the cheapest file."""
+    """Returns the tests in the order in which they run: the cheapest test of every file, then the
+    next test of every file. A line that most tests execute is then not only tested by the cheapest
+    file."""
     place: Counter[str] = Counter()
     order = []
     for test in sorted(tests, key=lambda t: (t.seconds, t.name)):
@@ -143,7 +146,7 @@ def in_turn(tests: list[Test]) -> list[Test]:
 
 
 def within(tests: list[Test], count: int, seconds: float) -> list[Test]:
-    """The first tests, up to this number and this sum of their seconds; at least one."""
+    """Returns the first tests, up to this number and this total of seconds, but at least one."""
     total = 0.0
     for place, test in enumerate(tests[:count]):
         total += test.seconds
@@ -153,7 +156,7 @@ def within(tests: list[Test], count: int, seconds: float) -> list[Test]:
 
 
 def draw(session: Session, candidates: list[Candidate]) -> list[Candidate]:
-    """The drawn ones of those that tests execute."""
+    """Draws mutants from the candidates that tests execute."""
     order = [c for c in shuffled(candidates) if session.reaching(c)]
     print(f"{len(order)} candidates are executed by tests", flush=True)
     return [
@@ -166,7 +169,8 @@ def draw(session: Session, candidates: list[Candidate]) -> list[Candidate]:
 def run_all(
     session: Session, drawn: list[Candidate], known: set[Candidate]
 ) -> dict[Candidate, tuple[str, bool]]:
-    """What catches each; tests that also fail without a mutant do not count."""
+    """Returns the test that detects each mutant. Tests that also fail without a mutant are
+    excluded."""
     results: dict[Candidate, tuple[str, bool]] = {}
     left_out: set[str] = set()
     waiting = drawn
@@ -188,8 +192,8 @@ def say(candidate: Candidate, test: str, at_import: bool) -> None:
 
 
 def entries(results: dict[Candidate, tuple[str, bool]]) -> list[dict[str, Any]]:
-    """As they are written. Nothing but the statement identifies a mutant; line and test are for
-    readers."""
+    """Returns the entries of the record. Only the statement identifies a mutant; line and test are
+    for readers."""
     return [
         {
             "file": c.file,

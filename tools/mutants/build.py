@@ -1,4 +1,4 @@
-"""The copy of a tree with mutants in its C++, built: the extension, and the C++ tests."""
+"""Builds a copy of a tree with C++ mutants: the extension, and the C++ tests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MENTIONED = re.compile(
 
 
 class Build:
-    """A copy of `tree` in `folder`. `chosen` are the mutants by their numbers; those that the
-    compiler refuses are removed from it."""
+    """A copy of `tree` in `folder`. `chosen` contains the mutants by their numbers. Those that the
+    compiler rejects are removed."""
 
     def __init__(self, tree: Path, folder: Path, chosen: dict[int, Candidate]) -> None:
         self.tree, self.copy, self.chosen = tree, folder / "tree", chosen
@@ -41,14 +41,14 @@ class Build:
         self._compile(self.programs)
 
     def _compile(self, folder: Path) -> bool:
-        """Until the compiler accepts everything. Whether it did not at first."""
+        """Compiles until the compiler accepts all mutants. Returns whether it rejected any."""
         refused = False
         while self._drop_refused(folder):
             refused = True
         return refused
 
     def _copy(self) -> None:
-        """The files of the tree, with the mutants. What has not changed is not built again."""
+        """Copies the files of the tree, with the mutants. Unchanged files are not built again."""
         found = [path for name in COPIED for path in (self.tree / name).rglob("*")]
         files = {
             str(path.relative_to(self.tree))
@@ -77,11 +77,12 @@ class Build:
             path.chmod((self.tree / file).stat().st_mode)
 
     def _write_programs(self) -> None:
-        """A file for ninja: every tests/cpp/test_*.cpp with the CPU half, without Torch."""
+        """Writes a file for ninja: builds every tests/cpp/test_*.cpp with the objects of csrc/cpu,
+        without Torch."""
         self.programs.mkdir(parents=True, exist_ok=True)
         compiler = "ccache g++" if shutil.which("ccache") else "g++"
         tests = sorted((self.copy / "tests" / "cpp").glob("test_*.cpp"))
-        kernels = self.copy.glob("build/*/cpu/libcollx/csrc/cpu/**/*.o")  # of the extension
+        kernels = self.copy.glob("build/*/cpu/libcollx/csrc/cpu/**/*.o")  # from the extension
         objects = " ".join(map(str, sorted(kernels)))
         lines = [
             f"rule cxx\n  depfile = $out.d\n  deps = gcc\n  command = {compiler} {FLAGS}"
@@ -103,8 +104,8 @@ class Build:
         return done.returncode == 0, done.stdout
 
     def _drop_refused(self, folder: Path) -> bool:
-        """Removes the mutants on the lines that errors name; if there are none, on those that their
-        notes name, or in the files of the errors. Whether there was an error."""
+        """Removes the mutants on the lines of the errors; if there are none, those on the lines of
+        their notes, or in the files of the errors. Returns whether there was an error."""
         fine, output = self._ninja(folder)
         if fine:
             return False
@@ -121,7 +122,7 @@ class Build:
         return True
 
     def _mentioned(self, output: str) -> set[tuple[str, int, str]]:
-        """The files and lines of messages, and what kind of message each is."""
+        """Returns the files, lines and kinds of the messages."""
         found = set()
         for match in MENTIONED.finditer(output):
             path = (self.copy / match[1]).resolve()
@@ -131,7 +132,7 @@ class Build:
         return found
 
     def _on(self, lines: set[tuple[str, int]]) -> set[int]:
-        """The mutants on these lines."""
+        """Returns the mutants on these lines."""
         found = set()
         for number, candidate in self._in({file for file, _ in lines}).items():
             source = (self.tree / candidate.file).read_text()
@@ -142,5 +143,5 @@ class Build:
         return found
 
     def _in(self, files: set[str]) -> dict[int, Candidate]:
-        """The mutants in these files."""
+        """Returns the mutants in these files."""
         return {n: c for n, c in self.chosen.items() if c.file in files}

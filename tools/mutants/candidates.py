@@ -1,4 +1,4 @@
-"""A candidate is one possible mistake in a source. A record finds it again after an edit."""
+"""Candidates: possible mistakes in a source. The entries of a record match them after edits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-ALIKE = 0.6  # a statement whose names have changed is at least this similar to what it was
+ALIKE = 0.6  # minimum similarity of a statement to the original one after its names have changed
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Replaces the bytes from `start` to `end` of a file by `new`. In C++ `new` is empty for a
-    statement that is left out."""
+    """Replaces the bytes from `start` to `end` of a file by `new`. In C++, `new` is empty for a
+    statement that is removed."""
 
     file: str
     line: int  # of the statement, for the coverage of Python and for readers
@@ -27,17 +27,17 @@ class Candidate:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What identifies it: no line number, and no test."""
+        """Identifies the candidate, without line number and test."""
         return self.file, self.text, self.mutation, self.ordinal
 
     @property
     def native(self) -> bool:
-        """Whether it is C++."""
+        """Whether the file is C++."""
         return not self.file.endswith(".py")
 
 
 def numbered(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """With their ordinals."""
+    """Returns the candidates with their ordinals."""
     seen: Counter[tuple[str, str, str]] = Counter()
     result = []
     for candidate in candidates:
@@ -48,8 +48,9 @@ def numbered(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def find(entry: dict[str, Any], candidates: list[Candidate]) -> Candidate | None:
-    """The candidate of a record's entry: the same text, else the most similar text of the file with
-    the same mutation, else the same text in another file."""
+    """Returns the candidate of a record's entry: the one with the same text, otherwise the one with
+    the most similar text in the file and the same mutation, otherwise the one with the same text in
+    another file."""
     key = tuple(entry[name] for name in ("file", "text", "mutation", "ordinal"))
     same = [c for c in candidates if c.mutation == entry["mutation"]]
     for candidate in same:

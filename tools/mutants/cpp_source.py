@@ -1,13 +1,13 @@
-"""Candidates in C++, and the rewriting that makes each a choice at run time.
+"""Finds candidates in C++, and rewrites sources so that each candidate can be selected at run time.
 
-Nothing is parsed but brackets and the ends of statements: sources are in the format of
-clang-format, which puts spaces around binary operators and none into the brackets of templates. An
-expression E with two candidates becomes
+The parser only handles brackets and the ends of statements. It relies on clang-format, which puts
+spaces around binary operators, but not inside the brackets of templates. An expression E with two
+candidates becomes
 
     (collx_mutant(7) ? (E, mutated) : collx_mutant(8) ? (E, mutated) : (E))
 
-and a statement that can be left out becomes {if (!collx_mutant(9)) statement;}. The compiler
-refuses some of them; build.py leaves those out.
+and a statement that can be removed becomes {if (!collx_mutant(9)) statement;}. The compiler rejects
+some of them; build.py omits those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from tools.mutants.candidates import Candidate, numbered
 
 FOLDERS = ("cpu", "protocol", "memory", "ops", "distributed", "bindings")
-MOST = 4  # candidates of one expression: each is a copy of it
+MOST = 4  # maximum number of candidates per expression, because each copies the expression
 SWAPS = {
     "<": "<=",
     "<=": "<",
@@ -56,7 +56,7 @@ ASSIGNS = re.compile(r" [-+*/%&|^]?= ")
 
 
 def candidates(file: str, source: str) -> list[Candidate]:
-    """The candidates of one source."""
+    """Returns the candidates of one source."""
     text = HIDDEN.sub(hide, source)
     found = [
         c for start, end in statements(text) for c in of_statement(file, source, text, start, end)
@@ -65,7 +65,7 @@ def candidates(file: str, source: str) -> list[Candidate]:
 
 
 def hide(match: re.Match[str]) -> str:
-    """As long, without code: a string keeps its quotes."""
+    """Replaces a match with text of the same length without code. A string keeps its quotes."""
     was = match[0]
     if was.startswith("'"):
         return was[0] + "c" * (len(was) - 2) + was[-1]
@@ -75,9 +75,10 @@ def hide(match: re.Match[str]) -> str:
 
 
 def statements(text: str) -> Iterator[tuple[int, int]]:
-    """Where the statements of functions begin and end, at `;`, and the heads of blocks, at `{`."""
+    """Yields the ranges of the statements of functions, which end at `;`, and of the heads of
+    blocks, which end at `{`."""
     code, start, depth = False, 0, 0
-    outer: list[tuple[bool, int, int]] = []  # what is to be resumed after each open brace
+    outer: list[tuple[bool, int, int]] = []  # state to restore after each open brace
     for place, character in enumerate(text):
         if character in "([":
             depth += 1
@@ -88,7 +89,7 @@ def statements(text: str) -> Iterator[tuple[int, int]]:
             block = depth == 0 and (not code or not head.strip() or CONTROL.match(head) is not None)
             if block and code:
                 yield start, place
-            # A lambda or a braced value is within a statement, which is resumed after it.
+            # A lambda or a braced value is inside of a statement, which continues after it.
             outer.append((code, -1 if block else start, depth))
             if DECLARES.match(head) and not head.rstrip().endswith(")"):
                 code = False
@@ -105,7 +106,7 @@ def statements(text: str) -> Iterator[tuple[int, int]]:
 
 
 def of_statement(file: str, source: str, text: str, start: int, end: int) -> Iterator[Candidate]:
-    """The candidates of the statement, or head of a block, text[start:end]."""
+    """Yields the candidates of the statement, or head of a block, text[start:end]."""
     line = source.count("\n", 0, start + len(text[start:end]) - len(text[start:end].lstrip())) + 1
     whole = " ".join(re.sub(r"//[^\n]*", "", source[start:end]).split())[:200]
 
@@ -113,7 +114,7 @@ def of_statement(file: str, source: str, text: str, start: int, end: int) -> Ite
         return Candidate(file, line, whole, mutation, at, to, new)
 
     rest = start
-    while True:  # conditions in front of the statement
+    while True:  # conditions before the statement
         head = HEAD.match(text, rest, end)
         if head is None:
             break
@@ -149,7 +150,7 @@ def of_statement(file: str, source: str, text: str, start: int, end: int) -> Ite
 
 
 def closing(text: str, place: int) -> int:
-    """Where the bracket at `place` is closed."""
+    """Returns the position of the bracket that closes the one at `place`."""
     depth = 0
     for at in range(place, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -159,7 +160,7 @@ def closing(text: str, place: int) -> int:
 
 
 def condition(text: str, start: int, end: int, kind: str) -> tuple[int, int] | None:
-    """The condition within the brackets of `if`, `while` or `for`."""
+    """Returns the range of the condition within the brackets of `if`, `while` or `for`."""
     inside = text[start:end]
     if "{" in inside or (ASSIGNS.search(inside) and ";" not in inside):
         return None
@@ -172,7 +173,7 @@ def condition(text: str, start: int, end: int, kind: str) -> tuple[int, int] | N
 
 
 def first_comma(text: str, start: int, end: int) -> tuple[int, int]:
-    """The first argument of a call whose arguments start there."""
+    """Returns the range of the first argument of a call whose arguments begin at `start`."""
     depth = 0
     for at in range(start, end):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(text[at], 0)
@@ -182,7 +183,7 @@ def first_comma(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def mutated(make, source: str, text: str, start: int, end: int) -> Iterator[Candidate]:  # type: ignore[no-untyped-def]
-    """The candidates within one expression."""
+    """Yields the candidates within one expression."""
     if "{" in text[start:end] or has_comma(text[start:end]) or "//" in source[start:end]:
         return
     found = [(m, SWAPS[m[0]]) for m in OPERATOR.finditer(text, start, end)]
@@ -196,13 +197,13 @@ def mutated(make, source: str, text: str, start: int, end: int) -> Iterator[Cand
 
 
 def has_comma(expression: str) -> bool:
-    """Whether there is a comma outside of brackets: several declarations, or arguments of a
-    template."""
+    """Whether an expression has a comma outside of brackets: several declarations, or arguments of
+    a template."""
     return first_comma(expression, 0, len(expression))[1] < len(expression)
 
 
 def rewritten(source: str, chosen: dict[int, Candidate], header: str) -> str:
-    """The source with these candidates, by their numbers, as choices at run time."""
+    """Returns the source in which these candidates can be selected by their numbers at run time."""
     edits: dict[tuple[int, int], str] = {}
     spans: dict[tuple[int, int], list[int]] = {}
     for number, candidate in chosen.items():

@@ -1,10 +1,10 @@
-"""The plugin of pytest in the runs of tools/mutants: which tests run, and what each has executed.
+"""A pytest plugin for the runs of tools/mutants: selects tests, and records what they execute.
 
 COLLX_MUTANTS_PLAN is a JSON file:
   map     {"output": file, "shard": [0, 2], "worlds": "cpu2", "seconds": 1200}: runs a share of the
-          tests and writes, for each that passes, its seconds and the bytes that are set after it.
-  run     {"output": file, "tests": [...]}: runs these in their order; the output is the name of the
-          test that runs or has failed.
+          tests. Writes the seconds of each test that passes, and the bytes that are set after it.
+  run     {"output": file, "tests": [...]}: runs these tests in order. The output is the name of the
+          test that is running or has failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zlib import crc32
 import pytest
 
 PLAN: dict[str, Any] = json.loads(Path(os.environ["COLLX_MUTANTS_PLAN"]).read_text())
-HEADER = 4  # bytes of the number of the active mutant
+HEADER = 4  # size in bytes of the number of the active mutant
 WORLD = re.compile(r"\b(?:cpu|cuda)(?:\d+)?(?:shared)?\b")
 
 _found: dict[str, list[Any]] = {}
@@ -31,7 +31,8 @@ _passed: dict[str, bool] = {}
 
 
 def is_wanted(item: pytest.Item) -> bool:
-    """For the map: tests of one world size, or of none, and of this share of the files."""
+    """Whether to run a test for the map: tests of one world size, or without a world, in this share
+    of the files."""
     parameters = item.nodeid.partition("[")[2]
     number, count = PLAN["shard"]
     mine = crc32(str(item.path.name).encode()) % count == number
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         order = {name: place for place, name in enumerate(PLAN["tests"])}
         kept = sorted((i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid])
     else:
-        # Files in no order, so that a limit of the time leaves out some of every kind.
+        # The order of the files is random, so that a time limit omits some tests of every kind.
         kept = sorted(filter(is_wanted, items), key=lambda i: crc32(str(i.path).encode()))
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept

@@ -1,4 +1,5 @@
-"""Candidates in Python: within functions, since what runs at import would fail every test."""
+"""Finds candidates in Python functions. Mutants of code that runs at import would fail every
+test."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ COMPARISONS: dict[type, tuple[str, str]] = {
     ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),  # codespell:ignore notin
 }
-Change = tuple[str, str]  # what it is called, the new text
+Change = tuple[str, str]  # the name of the mutation, the new text
 
 
 def candidates(file: str, source: str) -> list[Candidate]:
-    """The candidates of one module."""
+    """Returns the candidates of one module."""
     encoded = source.encode()
     starts = [0]
     for line in encoded.splitlines(keepends=True):
@@ -50,7 +51,7 @@ def candidates(file: str, source: str) -> list[Candidate]:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.stmt]:
-    """Those in the bodies of functions."""
+    """Yields the statements in the bodies of functions."""
     seen = set()
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
@@ -62,7 +63,7 @@ def statements(tree: ast.AST) -> Iterator[ast.stmt]:
 
 
 def own_nodes(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
-    """A statement and its expressions, without the statements in it."""
+    """Yields a statement and its expressions, without nested statements."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop(0)
@@ -74,7 +75,7 @@ def own_nodes(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
 
 
 def changes(node: ast.stmt | ast.expr, text) -> Iterator[Change]:  # type: ignore[no-untyped-def]
-    """What can be written instead of a node."""
+    """Yields the possible replacements of a node."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         was, new = COMPARISONS[type(node.ops[0])]
         yield f"{was} -> {new}", f"({text(node.left)} {new} {text(node.comparators[0])})"
@@ -101,6 +102,6 @@ def changes(node: ast.stmt | ast.expr, text) -> Iterator[Change]:  # type: ignor
 
 
 def rewritten(source: str, candidate: Candidate) -> str:
-    """The module with one mutant."""
+    """Returns the source of the module with one mutant."""
     encoded = source.encode()
     return (encoded[: candidate.start] + candidate.new.encode() + encoded[candidate.end :]).decode()

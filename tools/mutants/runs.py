@@ -1,4 +1,4 @@
-"""Runs tests on the copy: all, for the map of what they execute, or some with one mutant."""
+"""Runs tests on the copy: all tests for the map of executed code, or some with one mutant."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
-BYTES = 1 << 20  # of the shared memory, as in switch.h
-LINES = 1 << 16  # from there on, one byte for each line of Python
+BYTES = 1 << 20  # size of the shared memory, as in switch.h
+LINES = 1 << 16  # offset from which each line of Python has one byte
 TESTS = ("tests/common", "tests/cpu")
 MAP_S, RUN_S = (
     60,
     120,
-)  # limits of a test: for the map, and with a mutant, maybe on a busier machine
+)  # time limits of a test: for the map, and with a mutant, possibly on a busier machine
 
 
 class Test(NamedTuple):
-    """A test and what it executes. C++ tests are named program:Suite.name."""
+    """A test and the code that it executes. C++ tests are named program:Suite.name."""
 
     name: str
     seconds: float
@@ -35,14 +35,14 @@ class Test(NamedTuple):
 
 
 class Runner:
-    """Runs in `folder`, whose `tree` is the copy and whose `programs` are the C++ tests."""
+    """Runs tests in `folder`. Its `tree` is the copy, and its `programs` are the C++ tests."""
 
     def __init__(self, folder: Path, worlds: str, tests: list[str]) -> None:
         self.folder, self.copy, self.worlds = folder, folder / "tree", worlds
         self.tests = tests
 
     def bases(self) -> dict[str, int]:
-        """Where the lines of each Python file begin in the shared memory."""
+        """Returns the offset of the lines of each Python file in the shared memory."""
         found, base = {}, LINES
         for path in sorted((self.copy / "python/collx").rglob("*.py")):
             found[str(path)] = base
@@ -50,7 +50,7 @@ class Runner:
         return found
 
     def map(self, minutes: float) -> list[Test]:
-        """What every test executes that passes in time."""
+        """Returns the tests that pass within the time limit, with the code that they execute."""
         (self.folder / "lines.json").write_text(json.dumps(self.bases()))
         started = [self._start_map(shard, minutes) for shard in range(2)]
         found = self._map_programs()
@@ -110,8 +110,8 @@ class Runner:
         return self._status(command, environment, RUN_S) == 0
 
     def first_failure(self, tests: list[Test], mutant: int, seconds: float) -> tuple[str, bool]:
-        """The test that fails with a mutant (-1: one in Python, or none), and whether nothing was
-        even collected. A test that crashes or hangs has failed."""
+        """Returns the test that fails with a mutant (-1: a Python mutant, or none), and whether the
+        collection failed. A test that crashes or hangs has failed."""
         memory = self._memory("run", mutant)
         for test in tests:
             if test.native and not self._passes(test.name, memory):
@@ -123,7 +123,7 @@ class Runner:
         output.write_text("")
         environment = self._environment(memory, {"output": str(output), "tests": names})
         files = sorted({name.partition("::")[0] for name in names})
-        limits = [f"--timeout={RUN_S}", "--timeout-method=thread"]  # also of a hang in C++
+        limits = [f"--timeout={RUN_S}", "--timeout-method=thread"]  # also ends a hang in C++
         status = self._status(self._pytest(*limits, "-x", *files), environment, seconds)
         last = output.read_text()
         return ("", False) if status == 0 else (last or "collection", not last)
@@ -133,7 +133,7 @@ class Runner:
         return [sys.executable, "-m", "pytest", *options, "-m", "not cuda", *arguments]
 
     def _memory(self, name: str, mutant: int) -> Path:
-        """A file for switch.h, with an active mutant."""
+        """Creates a file for switch.h, with an active mutant."""
         file = self.folder / f"{name}.memory"
         file.write_bytes(mutant.to_bytes(4, sys.byteorder, signed=True) + bytes(BYTES - 4))
         return file
@@ -151,7 +151,8 @@ class Runner:
         }
 
     def _status(self, command: list[str], environment: dict[str, str], seconds: float) -> int:
-        """The exit status; -1 if the time is over, after which the session of processes ends."""
+        """Runs a command and returns the exit status. After the time limit, kills the session of
+        processes and returns -1."""
         with open(self.folder / "run.log", "wb") as log:
             process = subprocess.Popen(
                 command,

@@ -1,7 +1,8 @@
-// Included first in every rewritten source: collx_mutant(n) is whether mutant n is switched on.
+// Every rewritten source includes this file first. collx_mutant(n) returns whether mutant n is
+// active.
 //
-// COLLX_MUTANTS names a file that all processes map: the number of the mutant as int32, and one
-// byte for each mutant that is set when its place is executed.
+// COLLX_MUTANTS is the name of a file that all processes map. It contains the number of the active
+// mutant as int32, and one byte for each mutant, which is set when the mutant's place is executed.
 #pragma once
 
 #if defined(__CUDACC_RTC__)  // tests compile headers at run time, without the standard headers
@@ -29,7 +30,7 @@ inline unsigned char* map_memory() {
   return static_cast<unsigned char*>(memory);
 }
 
-// Libraries run initializers in an order of their own: the first use maps the memory.
+// The first use maps the memory, because the order of initializers of libraries is unspecified.
 inline unsigned char* memory = nullptr;
 
 inline bool reached(int number) {

@@ -1,7 +1,7 @@
-// Every rank gets all inputs and reduces them: pushed into its slots, or pulled from where they lie
-// when they are symmetric and not small, otherwise from where their owners staged them.
-// Traffic of a rank: push: (W-1)·n written, W·n read; pull: n written to the staging (symmetric:
-// nothing), W·n read. One exchange a chunk (symmetric: two a call).
+// Every rank gets all inputs and reduces them. Inputs are pushed into its slots, pulled directly if
+// they are symmetric and not small, or pulled from their owners' staging memory.
+// Traffic of a rank: push: (W-1)·n written, W·n read; pull: n written to the staging memory
+// (symmetric: nothing), W·n read. One exchange for each chunk (symmetric: two for each call).
 #include "oneshot.h"
 
 namespace collx::cpu {

@@ -1,6 +1,7 @@
 // The owner of a part pulls it from all symmetric inputs and stores the result to all symmetric
-// outputs: no copy in between, and in place as well, since only the owner accesses a part.
-// Traffic of a rank: n read, n written; two barriers a call.
+// outputs, without intermediate copies. It also works in place, since only the owner accesses a
+// part.
+// Traffic of a rank: n read, n written; two barriers for each call.
 #include "../failure.h"
 #include "steps.h"
 
@@ -19,7 +20,7 @@ bool allreduce_pull_push(AllreduceSession& session, const CallKernels& kernels) 
       operands.sources[peer] = session.peer_input(peer, at);
       operands.add_target(session.peer_output(peer, at));
     });
-    // A rank that was stopped here must not continue to write tensors that its peers have given up.
+    // A rank that was paused here must not continue to write tensors that its peers have abandoned.
     if (poisoned(session.view())) break;
     operands.add_target(session.output(at));
     reduce(kernels, session, operands, std::min(kStrideBytes, end - at) / element);

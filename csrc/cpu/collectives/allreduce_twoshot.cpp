@@ -1,7 +1,7 @@
-// Every rank reduces its part of the data and passes it on: parts are pushed into their owner's
-// slots and back, or pulled from where their owners left them.
+// Every rank reduces its part of the data and passes it on. Parts are pushed into their owner's
+// slots and back, or pulled from the memory where their owners stored them.
 // Traffic of a rank: push: 2·n·(W-1)/W written, n read; pull: n·(W-1)/W staged (symmetric:
-// nothing), n read, n/W left for the peers, n·(W-1)/W gathered. Two exchanges a chunk.
+// nothing), n read, n/W stored for the peers, n·(W-1)/W gathered. Two exchanges for each chunk.
 #include "twoshot.h"
 
 namespace collx::cpu {
@@ -14,7 +14,7 @@ struct Steps {
   Places places{session};
 
   struct Bytes {
-    uint64_t at;  // in the tensor
+    uint64_t at;  // offset in the tensor
     uint64_t count;
   };
   Bytes part(Chunk chunk, int r) const {
@@ -44,7 +44,7 @@ struct Steps {
     collx::cpu::reduce(kernels, session, operands, own.count / element_bytes(session));
   }
 
-  // In place, this overwrites what a peer has read: its result is here.
+  // In place, this overwrites data that a peer has already read: its result has arrived.
   void gather(Use use, Chunk chunk) const {
     for_each_peer(session, [&](int peer) {
       const Bytes bytes = part(chunk, peer);
@@ -69,8 +69,8 @@ bool allreduce_twoshot_push(AllreduceSession& session, const CallKernels& kernel
 }
 
 bool allreduce_twoshot_pull(AllreduceSession& session, const CallKernels& kernels) {
-  // The barrier names ranks whose offsets differ; the order itself needs none. Nor is one needed at
-  // the end: a peer's last `reduced` says that it has read this rank's input to the end.
+  // The barrier only detects ranks whose offsets differ. The data order needs no barrier here, and
+  // none at the end: a peer's last `reduced` states that it has read all of this rank's input.
   if (!session.staged() && !session.start_barrier()) return false;
   return run<PullPlaces>(session, kernels);
 }

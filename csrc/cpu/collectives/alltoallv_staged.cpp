@@ -1,6 +1,6 @@
-// Alltoallv through the payload. A rank only has its own splits, but all ranks count uses: in
-// the first use each rank publishes how much it sends to each rank, beside its first chunk.
-// So what fits one chunk is over after one exchange.
+// Alltoallv through the payload. A rank has only its own splits, but all ranks count uses. In the
+// first use each rank publishes how much it sends to each rank, together with its
+// first chunk. Therefore messages that fit one chunk need only one exchange.
 // Traffic of a rank: as in gather_scatter_staged, and a row of counts from each peer.
 #include "../failure.h"
 #include "staging.h"
@@ -8,9 +8,9 @@
 namespace collx::cpu {
 namespace {
 
-/// By rank, in bytes; in rows where the splits lie in memory.
+/// By rank, in bytes; in rows if the splits are in memory.
 struct Splits {
-  uint64_t unit;  // bytes of what is counted
+  uint64_t unit;  // bytes of the counted unit
   uint64_t sent[kMaxRanks];
   uint64_t received[kMaxRanks];
   uint64_t longest;  // between any two ranks
@@ -26,7 +26,7 @@ bool refuse(const Session& session, Phase phase, uint64_t most, uint64_t seen) {
   return false;
 }
 
-/// Whether all counts together stay within `most`. Their sum may wrap around.
+/// Whether the sum of all counts is at most `most`. The sum itself may wrap around.
 bool fit(const uint64_t* counts, int world, uint64_t most) {
   for (int r = 0; r < world; ++r) {
     if (counts[r] > most) return false;
@@ -41,7 +41,8 @@ uint64_t sum(const uint64_t* counts, int world) {
   return total;
 }
 
-/// False when the rank's own splits do not fit its input. A negative one is a huge count.
+/// Returns false if the rank's own splits do not fit its input. A negative split is a very large
+/// count.
 bool read_own(const ExchangeSession& session, Splits& splits) {
   const ExchangeCall& call = session.call();
   const int world = session.world();
@@ -61,7 +62,7 @@ void tell(const ExchangeSession& session, Use use, const Splits& splits) {
   }
 }
 
-/// Two ranks whose splits differ, as the receiver sees it.
+/// Reports two ranks whose splits differ, on the receiver.
 bool refuse_pair(const Session& session, Use use, int peer, uint64_t expected) {
   const Counts counts = session.counts(peer, use);
   StatusRecord record = session.record(Failure::mismatch, Phase::counts, peer);
@@ -74,7 +75,8 @@ bool refuse_pair(const Session& session, Use use, int peer, uint64_t expected) {
   return false;
 }
 
-/// What the others are about to send, to this rank and at most. False when it does not fit.
+/// Reads the counts of the other ranks: the counts for this rank, and the maximum. Returns false if
+/// the messages do not fit.
 bool read_others(const ExchangeSession& session, Use use, Splits& splits) {
   const ExchangeCall& call = session.call();
   const int rank = session.rank(), world = session.world();
@@ -98,7 +100,7 @@ bool read_others(const ExchangeSession& session, Use use, Splits& splits) {
   return true;
 }
 
-/// Messages in rank order. Returns the bytes of all.
+/// Lays out messages in rank order. Returns their total size in bytes.
 uint64_t lay_out(const uint64_t* counts, int world, uint64_t unit, Span* messages) {
   uint64_t start = 0;
   for (int r = 0; r < world; ++r) {

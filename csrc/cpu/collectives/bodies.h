@@ -1,5 +1,5 @@
-// Which function carries out an algorithm of a collective: one row each. Where algorithms.h or the
-// selection name one that has none, nothing compiles.
+// Maps each algorithm of a collective to its function, one row each. If algorithms.h or the
+// selection names an algorithm without a function, compilation fails.
 #pragma once
 
 #include <stdexcept>

@@ -1,6 +1,6 @@
 // Broadcast between the tensors themselves: every rank copies the whole tensor from the root's
-// symmetric output, chunk by chunk while it is filled. Traffic of the root: n copied once; of the
-// others: n read. Two barriers, and one word of the root a chunk.
+// symmetric output, chunk by chunk while the root fills it. Traffic of the root: n copied once; of
+// the others: n read. Two barriers, and one word from the root for each chunk.
 #include "messages.h"
 #include "steps.h"
 
@@ -23,7 +23,7 @@ bool broadcast_direct(ExchangeSession& session, const CallKernels& kernels) {
     if (!session.await_from(call.root, use, Word::arrived, Phase::stage_barrier)) return false;
     kernels.copy(session.output() + at, root_output + at, bytes);
   }
-  // The root's output is the one that peers use.
+  // Peers only use the root's output, so only the root waits for them.
   const Use end = session.next_use(Area::end_barrier);
   session.publish(end, Word::arrived);
   return !session.is_root() || session.await(end, Word::arrived, Phase::end_barrier);

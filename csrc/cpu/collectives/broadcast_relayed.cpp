@@ -1,12 +1,14 @@
-// Broadcast in two stages: the root hands each relay a part, and all gather from the relays.
-// twostage: every rank is a relay, the root too. pipelined: the root hands out all and has no part
-// in the second stage; large tensors go chunk by chunk, so that relays pass on what came while more
-// comes.
+// Broadcast in two stages: the root sends a part to each relay, and all ranks gather from the
+// relays.
+// twostage: every rank is a relay, including the root. pipelined: the root sends all parts and has
+// none in the second stage. Large tensors are sent chunk by chunk, so that relays forward one chunk
+// while the next one arrives.
 //
-// Parts travel through the payload (the relay copies its part from the root's staging into its
-// results) or, when outputs are symmetric, through the relays' outputs, where the root puts them.
-// Traffic with R relays: the root writes n; a relay reads its n/R of the root's, and what the
-// other relays have.
+// Parts travel through the payload: the relay copies its part from the root's staging memory into
+// its results. If outputs are symmetric, parts travel through the relays' outputs, where the root
+// stores them.
+// Traffic with R relays: the root writes n; a relay reads its n/R from the root, and the parts of
+// the other relays.
 #include "messages.h"
 #include "twoshot.h"
 
@@ -23,7 +25,7 @@ class Relay {
   bool run_staged();
   bool run_symmetric(uint64_t chunk_lines);
 
-  // Steps of the two-shot pipeline, by lines.
+  // The steps of the two-shot pipeline, in units of lines.
   void scatter(Use use, Chunk chunk) const {
     if (!session_.is_root()) return;
     const Bytes all = bytes_of(chunk, {0, chunk.count});
@@ -34,7 +36,7 @@ class Relay {
 
  private:
   struct Bytes {
-    uint64_t at;  // in the tensor
+    uint64_t at;  // offset in the tensor
     uint64_t count;
   };
 
@@ -52,7 +54,7 @@ class Relay {
     const int index = relays_ == Relays::all || relay < root() ? relay : relay - 1;
     return bytes_of(chunk, partition(chunk.count, count(), index));
   }
-  /// Of the root: its input is its output as well.
+  /// Copies the root's input to its output.
   void keep(Bytes bytes) const {
     copy(kernels_.copy, {session_.output()}, bytes.at, {session_.input()}, bytes.at, bytes.count);
   }
@@ -101,7 +103,7 @@ void Relay::hand_out(Chunk chunk) const {
   if (is_relay(root())) keep(part_of(chunk, root()));
 }
 
-/// All but the root's own part, which peers are reading by now.
+/// Copies all parts except the root's own, which peers may already be reading.
 void Relay::keep_the_others(Chunk chunk) const {
   for_each_peer(session_, [&](int peer) {
     if (is_relay(peer)) keep(part_of(chunk, peer));
@@ -129,14 +131,14 @@ bool Relay::run_symmetric(uint64_t chunk_lines) {
       continue;
     }
     session_.publish_all(use);
-    // The root has filled the relays' outputs: its word covers all of them.
+    // The root has filled the relays' outputs, so its word covers all of them.
     if (!session_.await_from(root(), use, Word::arrived, Phase::stage_barrier)) return false;
     gather_from_outputs(chunk);
   }
   return session_.end_barrier();
 }
 
-/// Of a part that is handed to a relay's output at a time, in lines.
+/// The lines of a part that the root stores into a relay's output at a time.
 constexpr uint64_t kStrideLines = (64 << 10) / kCpuLineBytes;
 
 bool relay(ExchangeSession& session, const CallKernels& kernels, Relays relays) {

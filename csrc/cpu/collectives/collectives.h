@@ -1,4 +1,4 @@
-// The algorithms, one file each. All are collective: every rank takes the same one.
+// The algorithms, in one file each. All are collective: every rank runs the same one.
 #pragma once
 
 #include "../session.h"
@@ -6,9 +6,9 @@
 
 namespace collx::cpu {
 
-/// What a call computes and copies with.
+/// The kernels with which a call computes and copies.
 struct CallKernels {
-  ReduceKernel reduce;  // null where nothing is reduced
+  ReduceKernel reduce;  // null if nothing is reduced
   CopyKernel copy;
 };
 
@@ -24,7 +24,8 @@ class ExchangeSession : public SessionOf<ExchangeCall> {
  public:
   using SessionOf::SessionOf;
   bool is_root() const { return call().root == rank(); }
-  /// Whether this rank reduces what it receives: in a reduce to a root, only the root.
+  /// Whether this rank reduces the messages that it receives: in a reduce to a root, only the root
+  /// does.
   bool reduces() const { return is_reduction(call().collective) && (call().root < 0 || is_root()); }
 };
 

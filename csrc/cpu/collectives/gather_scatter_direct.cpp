@@ -1,13 +1,14 @@
-// Between the tensors themselves: messages are copied straight into the peers' symmetric outputs,
-// or reduced straight from their symmetric inputs. No copy in between; two barriers a call.
+// Exchanges between the tensors themselves: messages are copied directly into the peers' symmetric
+// outputs, or reduced directly from their symmetric inputs. No intermediate copies; two barriers
+// for each call.
 #include "messages.h"
 #include "steps.h"
 
 namespace collx::cpu {
 namespace {
 
-/// A rank that was stopped must not continue to write tensors that its peers have given up: it
-/// looks up this often.
+/// A rank that was paused must not continue to write tensors that its peers have abandoned. It
+/// checks this after each stride.
 constexpr uint64_t kStrideBytes = 256 << 10;
 
 bool push(const ExchangeSession& session, const CallKernels& kernels) {
@@ -25,8 +26,8 @@ bool push(const ExchangeSession& session, const CallKernels& kernels) {
   return true;
 }
 
-/// Messages in rows are brought together first, in this rank's staging: no peer reads that any
-/// more, since all have entered this call.
+/// Strided messages are first packed into this rank's staging memory. No peer still reads that
+/// memory, since all ranks have entered this call.
 void pull_and_reduce(const ExchangeSession& session, const CallKernels& kernels) {
   const ExchangeCall& call = session.call();
   const int world = session.world(), own = session.rank();
@@ -55,7 +56,7 @@ void pull_and_reduce(const ExchangeSession& session, const CallKernels& kernels)
   }
 }
 
-/// Whether a peer uses this rank's tensors: reads its input, or writes its output.
+/// Whether a peer uses this rank's tensors: it reads this rank's input or writes its output.
 bool uses_tensors_of(const ExchangeSession& session, int peer) {
   const ExchangeCall& call = session.call();
   const int own = session.rank();

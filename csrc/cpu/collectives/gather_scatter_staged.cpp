@@ -1,7 +1,8 @@
-// Messages through the payload, chunk by chunk: every collective whose ranks agree on the longest
-// message, and with it on the number of uses.
-// Traffic of a rank: what it sends written to its staging (once where all receive the same), what
-// it receives read from there; one exchange a chunk.
+// Messages through the payload, chunk by chunk, for every collective whose ranks agree on the
+// longest message and therefore on the number of uses.
+// Traffic of a rank: it writes the messages that it sends to its staging memory (once if all ranks
+// receive the same), and reads the messages that it receives from its peers' staging memory. One
+// exchange for each chunk.
 #include "staging.h"
 
 namespace collx::cpu {
@@ -16,7 +17,7 @@ bool gather_scatter_staged(ExchangeSession& session, const CallKernels& kernels)
     received[r] = call.received(r, session.rank());
   }
   const Staging staging(session, kernels, {sent, received}, slots);
-  // In place, a chunk is sent before the same bytes are overwritten by what is received.
+  // In place, a chunk is sent before received data overwrites the same bytes.
   uint64_t at = 0;
   for (; at < call.longest; at += slots.chunk) {
     const Use use = session.next_use(Area::pull);

@@ -1,4 +1,4 @@
-// Messages where they lie: in one piece, or as the rows of a part of a tensor.
+// Messages within tensors: contiguous, or as the rows of a part of a tensor.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace collx::cpu {
 
-/// The bytes of a message, `pitch` bytes from row to row. A message in one piece has one endless
+/// The bytes of a message, with `pitch` bytes from row to row. A contiguous message has one endless
 /// row.
 template <typename Byte>
 struct Rows {
@@ -64,15 +64,15 @@ inline void copy_rows(CopyKernel copy, char* to, uint64_t to_pitch, const char* 
 
 }  // namespace detail
 
-/// Copies `bytes` bytes from one position of a message to one of another. What lies there already
-/// stays.
+/// Copies `bytes` bytes from a position in one message to a position in another. It does nothing if
+/// both positions have the same address.
 inline void copy(CopyKernel kernel, Target to, uint64_t to_at, Source from, uint64_t from_at,
                  uint64_t bytes) {
   if (bytes == 0 || to.at(to_at) == from.at(from_at)) return;
   while (bytes > 0) {
     const uint64_t run = std::min({bytes, to.left_in_row(to_at), from.left_in_row(from_at)});
-    // A row as long as the shorter rows of the two starts a block of such rows; one side is dense,
-    // or its rows are as long.
+    // If the run is a whole row of the shorter row length, it starts a block of such rows. In this
+    // case one side is dense, or both sides have the same row length.
     const uint64_t width = std::min(to.width, from.width);
     const bool alike = (to.dense() || to.width == width) && (from.dense() || from.width == width);
     uint64_t done = run;
@@ -90,7 +90,7 @@ inline void copy(CopyKernel kernel, Target to, uint64_t to_at, Source from, uint
   }
 }
 
-/// Copies what stays on this rank.
+/// Copies the message from this rank to itself.
 inline void keep_own(const ExchangeSession& session, CopyKernel kernel) {
   const int own = session.rank();
   const Span sent = session.call().sent(own, own);

@@ -1,5 +1,5 @@
-// Every rank gets all inputs, and sums and normalizes all rows. A chunk may end within a row, which
-// then waits for the next one. Traffic as in allreduce_oneshot.cpp.
+// Every rank gets all inputs, and sums and normalizes all rows. If a chunk ends within a row, the
+// next chunk completes the row. The traffic is as in allreduce_oneshot.cpp.
 #include "norm_steps.h"
 #include "oneshot.h"
 

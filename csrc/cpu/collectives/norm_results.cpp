@@ -33,12 +33,12 @@ NormResults::NormResults(const NormCall& call, CopyKernel copy) : call_(call), c
   for (const Section& section : sections_of(call).dense) row_bytes_ += section.bytes;
 }
 
-/// move(address, bytes) for each run of the message, in order. Scales come one by one.
+/// Calls move(address, bytes) for each run of the message, in order. Scales are moved one by one.
 template <typename Move>
 void NormResults::visit(uint64_t first_row, uint64_t from, uint64_t bytes, Move move) const {
   const Sections sections = sections_of(call_);
   uint64_t row = first_row + from / std::max<uint64_t>(row_bytes_, 1);
-  uint64_t at = row_bytes_ == 0 ? 0 : from % row_bytes_;  // within the row
+  uint64_t at = row_bytes_ == 0 ? 0 : from % row_bytes_;  // offset within the row
   for (; bytes > 0; ++row, at = 0) {
     const RowScales scales = scales_of(call_, call_.rows, row);
     uint64_t start = scales.count * scales.bytes;  // of the section within the row

@@ -1,5 +1,5 @@
-// What the owner of a row passes on: its scales, then what was normalized, the normalized row and
-// the quantized one, whichever exist, as one message.
+// The message in which the owner of a row passes on its results: the scales, then the input of the
+// norm, the normalized row and the quantized row, as far as they exist.
 #pragma once
 
 #include "../../protocol/call.h"
@@ -12,8 +12,8 @@ class NormResults {
   NormResults(const NormCall& call, CopyKernel copy);
 
   uint64_t row_bytes() const { return row_bytes_; }
-  /// Copies the bytes [from, from + bytes) of the messages of neighboring rows, which follow each
-  /// other, out of the results. `from` and the end are borders of rows or multiples of four.
+  /// Copies the bytes [from, from + bytes) of the concatenated messages of neighboring rows out of
+  /// the results. `from` and the end are row boundaries or multiples of four.
   void pack(char* to, uint64_t first_row, uint64_t from, uint64_t bytes) const;
   /// The same from a message into the results.
   void unpack(const char* from, uint64_t first_row, uint64_t at, uint64_t bytes) const;

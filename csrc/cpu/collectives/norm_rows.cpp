@@ -6,7 +6,7 @@
 namespace collx::cpu {
 namespace {
 
-/// Null if there is no tensor.
+/// The address of byte `at`; null if `tensor` is null.
 char* byte_of(void* tensor, uint64_t at) {
   return tensor == nullptr ? nullptr : static_cast<char*>(tensor) + at;
 }
@@ -42,8 +42,8 @@ NormRows::NormRows(const NormCall& call, uint64_t rows)
   if (call.normalized == nullptr) mapped_.resize(call.cols * element_);
   const Expression& e = epilogue->expression;
   coordinates_.resize(static_cast<size_t>(e.indices));
-  // Within a row an extra goes on as its innermost dimension does, a coordinate one by one if it is
-  // that of the columns.
+  // Within a row, an extra advances by the stride of its innermost dimension. The coordinate of the
+  // columns advances by one, and other coordinates are constant.
   const auto step = static_cast<int64_t>(element_);
   strides_ = {step, step};
   for (int x = 0; x < e.extras; ++x) {
@@ -71,7 +71,7 @@ void NormRows::place_operands(uint64_t row, NormRow& task) {
   for (int x = 0; x < e.extras; ++x) {
     const ExtraTensor& extra = epilogue.arguments.extra[x];
     const int64_t offset = offset_of(extra, first) * static_cast<int64_t>(element_);
-    // The kernel only reads it.
+    // The kernel only reads this operand.
     *to++ = const_cast<char*>(static_cast<const char*>(extra.data)) + offset;
   }
   for (int c = 0; c < e.indices; ++c) {

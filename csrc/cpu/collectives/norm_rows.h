@@ -1,5 +1,5 @@
-// The rows of one call as they become complete: values come in from all ranks, in order but in
-// pieces of any length; results go out when a row is whole.
+// Assembles and finishes the rows of a call: the values of all ranks arrive in order, but in pieces
+// of any length, and the results of a row are written when it is complete.
 #pragma once
 
 #include <vector>
@@ -12,11 +12,13 @@ namespace collx::cpu {
 
 class NormRows {
  public:
-  /// `rows`: of the residual and the results. May throw std::bad_alloc; nothing below does.
+  /// `rows`: the rows of the residual and the results. May throw std::bad_alloc; the other
+  /// functions do not.
   NormRows(const NormCall& call, uint64_t rows);
 
-  /// The values of each rank from element `at` of the rows. Rows are given in any order, each from
-  /// its first element on without a gap. Expects a FloatEnvironment.
+  /// Takes the values of each rank, starting at element `at` of the rows. Rows may come in any
+  /// order, but the elements of each row must come in order from its first element, without gaps.
+  /// Expects a FloatEnvironment.
   void take(const void* const* sources, int world, uint64_t at, uint64_t count);
 
  private:
@@ -45,16 +47,17 @@ class NormRows {
   uint64_t element_;
   bool prepared_ = false;
   Array sums_, tree_, gain_, bias_;
-  // Of an epilogue: a row that is no result, columns, and where its operands lie for one row.
+  // For an epilogue: a row that is not a result, the column indices, and the locations of the
+  // operands for one row.
   std::vector<char> mapped_;
   std::vector<int64_t> columns_, coordinates_, strides_;
   std::vector<char*> operands_;
 };
 
-/// Scales of a row as they are stored.
+/// The scales of a row, as they are stored.
 struct RowScales {
   char* first;     // null: none
-  uint64_t count;  // groups, or one of the row
+  uint64_t count;  // groups, or one for the row
   uint64_t bytes;  // of each
   uint64_t stride;
 };

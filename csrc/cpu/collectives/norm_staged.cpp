@@ -1,6 +1,6 @@
-// Each rank gets, sums and normalizes its own part of the rows: a chunk of each peer's part is
-// staged, whose owner reads it from there. A chunk may end within a row.
-// Traffic of a rank: n·(W-1)/W written to its staging, n read; one exchange a chunk.
+// Each rank receives, sums and normalizes its own part of the rows. It stages a chunk of each
+// peer's part, and the owner of the part reads the chunk from there. A chunk may end within a row.
+// Traffic of a rank: n·(W-1)/W written to its staging memory, n read; one exchange for each chunk.
 #include "norm_steps.h"
 
 namespace collx::cpu {

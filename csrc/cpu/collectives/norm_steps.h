@@ -1,4 +1,4 @@
-// Reductions fused with a normalization: the algorithms, and what they have in common.
+// Reductions fused with a normalization: the algorithms and their common parts.
 #pragma once
 
 #include "norm_rows.h"

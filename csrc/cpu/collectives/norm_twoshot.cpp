@@ -1,7 +1,8 @@
-// Every rank sums and normalizes its part of the rows and passes the results on: pushed into the
-// peers' slots, or left for them to pull.
+// Every rank sums and normalizes its part of the rows and passes the results on: it pushes them
+// into the peers' slots, or stores them for the peers to pull.
 // Traffic of a rank, with n bytes of input and m of results: n·(W-1)/W written (pull from symmetric
-// inputs: none), n read, m·(W-1)/W written (pull: m/W), m·(W-1)/W gathered; two exchanges a chunk.
+// inputs: none), n read, m·(W-1)/W written (pull: m/W), m·(W-1)/W gathered; two exchanges for each
+// chunk.
 #include "norm_results.h"
 #include "norm_steps.h"
 #include "twoshot.h"
@@ -9,14 +10,14 @@
 namespace collx::cpu {
 namespace {
 
-/// How rows are divided among the uses of an area. Whole rows fit a slot, as a rule: a use is
-/// then a batch of rows, of which each rank owns a part. Longer rows are batches of one row a rank,
-/// whose values take several uses and whose results follow in others; the last values and the first
-/// results share one.
+/// How rows are divided among the uses of an area. Usually whole rows fit a slot. Then a use is a
+/// batch of rows, and each rank owns a part of the batch. Batches of longer rows have one row for
+/// each rank. Their values take several uses, and their results follow in further uses. The last
+/// values and the first results share one use.
 struct Batches {
   uint64_t rows;     // in all batches
-  uint64_t largest;  // rows of a batch
-  uint64_t slot;     // bytes of a rank's part in one use
+  uint64_t largest;  // rows in a batch
+  uint64_t slot;     // bytes for a rank's part in one use
   uint64_t pieces_in, pieces_out;
 
   Batches(const NormSession& session, uint64_t slot_bytes, uint64_t row_in, uint64_t row_out)
@@ -33,7 +34,7 @@ struct Batches {
     const uint64_t start = use / uses_of_batch() * largest;
     return {start, std::min(largest, rows - start)};
   }
-  /// The pieces that a use carries, or none.
+  /// The piece that a use carries, or kNone.
   static constexpr uint64_t kNone = ~0ull;
   uint64_t piece_in(uint64_t use) const {
     const uint64_t piece = use % uses_of_batch();
@@ -119,14 +120,14 @@ class Steps {
     return {start, std::min(batches_.slot, total - start)};
   }
 
-  /// In the input: what a use brings of a rank's rows.
+  /// The bytes of the input that a use transfers for a rank's rows.
   Bytes values_of(uint64_t use, int r) const {
     const Part part = part_of_use(use, r);
     const Bytes piece = piece_of(batches_.piece_in(use), batches_.pieces_in, part.count * row_in_);
     return {part.start * row_in_ + piece.start, piece.count};
   }
 
-  /// In the message of a rank's rows: the part that a use transfers.
+  /// The bytes that a use transfers of the message with the results of a rank's rows.
   Bytes results_of(uint64_t use, int r) const {
     const Part part = part_of_use(use, r);
     return piece_of(batches_.piece_out(use), batches_.pieces_out,
@@ -145,7 +146,7 @@ class Steps {
 template <typename Places>
 bool run(NormSession& session, CopyKernel copy, NormRows& rows) {
   const Steps<Places> steps(session, copy, rows);
-  // The pipeline counts uses.
+  // The unit of the pipeline is a use.
   return run_twoshot<const Steps<Places>&>(session, Places::kArea, steps.uses(), 1,
                                            Places::kArrival, steps);
 }
@@ -157,8 +158,8 @@ bool norm_twoshot_push(NormSession& session, CopyKernel copy, NormRows& rows) {
 }
 
 bool norm_twoshot_pull(NormSession& session, CopyKernel copy, NormRows& rows) {
-  // No barrier at the end: a peer's last `reduced` says that it has read this rank's input to the
-  // end. The one at the start names ranks whose offsets differ.
+  // No barrier is needed at the end: a peer's last `reduced` states that it has read all of this
+  // rank's input. The barrier at the start detects ranks whose offsets differ.
   if (!session.staged() && !session.start_barrier()) return false;
   return run<PullPlaces>(session, copy, rows);
 }

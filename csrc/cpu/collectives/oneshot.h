@@ -1,6 +1,6 @@
-// The one-shot loops: every rank gets all inputs, chunk by chunk, pushed into its slots or pulled
-// from where their owners staged them. `take(operands, at, bytes)` has the same bytes of each
-// rank's input, from byte `at` on.
+// The one-shot loops: every rank gets all inputs chunk by chunk, pushed into its slots or pulled
+// from their owners' staging memory. `take(operands, at, bytes)` gets the same bytes of each rank's
+// input, starting at byte `at`.
 #pragma once
 
 #include "steps.h"
@@ -21,8 +21,8 @@ bool push_to_all(Session& session, CopyKernel copy, uint64_t bytes, Take take) {
       operands.sources[peer] = session.oneshot_slot(rank, use, peer);
     });
     session.publish(use, Word::arrived);
-    // The next use but one overwrites these slots: by then each peer has seen this rank's word of
-    // the use between, which follows the reading below.
+    // These slots are overwritten two uses later. By then each peer has seen this rank's word of
+    // the use in between, which this rank publishes after the reads below.
     if (!session.await(use, Word::arrived, Phase::arrival)) return false;
     take(operands, at, count);
   }
@@ -49,7 +49,7 @@ bool pull_staged(Session& session, CopyKernel copy, uint64_t bytes, Take take) {
   return true;
 }
 
-/// From symmetric inputs, which stay as they are between two barriers.
+/// Pulls from symmetric inputs, which stay unchanged between two barriers.
 template <typename Take>
 bool pull_in_place(Session& session, uint64_t bytes, Take take) {
   if (!session.start_barrier()) return false;

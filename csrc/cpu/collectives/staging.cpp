@@ -14,7 +14,7 @@ bool Staging::send(Use use, uint64_t at) const {
     if (chunk_of(messages_.sent[peer], at) == 0) continue;
     if (!session_.claim(use)) return false;
     fill(use, peer, at);
-    if (slots_.stride == 0) break;  // the others read the same
+    if (slots_.stride == 0) break;  // the other receivers read the same memory
   }
   return true;
 }

@@ -1,6 +1,6 @@
 // An exchange through the payload: each rank stages its messages chunk by chunk, and the receivers
-// copy or reduce from there. A rank waits only for those from whom it gets something; why two
-// slots suffice all the same stands in session.h.
+// copy or reduce from the staging memory. A rank waits only for the ranks that send to it.
+// session.h explains why two slots still suffice.
 #pragma once
 
 #include "messages.h"
@@ -22,9 +22,10 @@ class Staging {
 
   /// Stages the chunk of each message that starts at byte `at`.
   bool send(Use use, uint64_t at) const;
-  /// Copies the same chunk of this rank's message to itself, unless it goes into a reduction.
+  /// Copies the same chunk of this rank's message to itself, unless it is an operand of a
+  /// reduction.
   void keep(uint64_t at, uint64_t bytes) const;
-  /// Waits for the chunks of the others, and copies or reduces them.
+  /// Waits for the other ranks' chunks, and copies or reduces them.
   bool receive(Use use, uint64_t at) const;
 
  private:

@@ -1,4 +1,4 @@
-// What the algorithms have in common: addresses by rank and loops over peers.
+// The common parts of the algorithms: addresses by rank and loops over peers.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace collx::cpu {
 
-/// Where each rank's values of one reduction lie, and where the result goes.
+/// The locations of each rank's values in one reduction, and the destinations of the result.
 struct Operands {
   const void* sources[kMaxRanks];
   void* targets[kMaxRanks];
@@ -31,7 +31,7 @@ inline uint64_t input_bytes(const AllreduceSession& session) {
   return session.call().numel * element_bytes(session);
 }
 
-/// In the order of the ring after this rank.
+/// Visits the peers in ring order, starting after this rank.
 template <typename Visit>
 void for_each_peer(const Session& session, Visit visit) {
   for (int step = 1; step < session.world(); ++step) visit(session.neighbor(step));

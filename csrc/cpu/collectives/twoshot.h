@@ -1,19 +1,19 @@
 // The two-shot pipeline over a tensor in chunks: scatter, reduce own part, gather the others'.
 //
 // Two slots suffice, although the next chunk is scattered before this one is gathered:
-//   - Chunk c+1 is scattered into the slots that chunk c-1 was read from. This rank has seen every
-//     peer's `reduced` of chunk c-1, which a peer publishes after that reading.
-//   - The result of chunk c goes where the result of chunk c-2 was gathered from. This rank has
-//     seen every peer's `arrived` of chunk c, which a peer publishes after it gathered c-2.
-//   - The first chunk of a call claims its use, so any call may have come before.
-// Every chunk exchanges both words between all pairs, whether or not their parts are empty.
+//   - Chunk c+1 is scattered into the slots from which chunk c-1 was read. This rank has seen every
+//     peer's `reduced` of chunk c-1, which a peer publishes after that read.
+//   - The result of chunk c is stored where the result of chunk c-2 was gathered from. This rank
+//     has seen every peer's `arrived` of chunk c, which a peer publishes after it gathered c-2.
+//   - The first chunk of a call claims its use, so any call may precede it.
+// Every chunk exchanges both words between all pairs, even if their parts are empty.
 #pragma once
 
 #include "steps.h"
 
 namespace collx::cpu {
 
-/// Units of the tensor, independent of the unit of the steps.
+/// A range of the tensor, in the unit that the steps use.
 struct Chunk {
   uint64_t start;
   uint64_t count;
@@ -24,7 +24,7 @@ inline Part part_of(Chunk chunk, const Session& session, int r) {
   return partition(chunk.count, session.world(), r);
 }
 
-/// Where the parts of a use lie when senders write them into the receivers' slots.
+/// The locations of the parts of a use if senders write them into the receivers' slots.
 struct PushPlaces {
   static constexpr Area kArea = Area::twoshot_push;
   static constexpr Phase kArrival = Phase::arrival;
@@ -48,7 +48,8 @@ struct PushPlaces {
   }
 };
 
-/// And when receivers read them from the senders' staging, by receiver, and results.
+/// The locations if receivers read the parts from the senders' staging memory, which is divided by
+/// receiver, and from their results.
 struct PullPlaces {
   static constexpr Area kArea = Area::pull;
   static constexpr Phase kArrival = Phase::stage_barrier;

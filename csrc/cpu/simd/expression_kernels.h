@@ -1,5 +1,5 @@
-// Evaluates the expression of an epilogue on the CPU, some elements at a time. As in
-// reduce_kernels.h one template (expression_template.h) is compiled for each level of vector
+// Evaluates the expression of an epilogue on the CPU, several elements at a time. As in
+// reduce_kernels.h, one template (expression_template.h) is compiled for each level of vector
 // instructions, and all levels give the same bits.
 #pragma once
 
@@ -9,9 +9,9 @@
 
 namespace collx::cpu {
 
-/// Where elements of the operands lie, and in bytes how far one from the next: the result, the
-/// value, then the extras and the coordinates (int64), by their numbers. Of several rows the
-/// strides from one to the next stand behind those.
+/// The addresses of the operands' elements, and the strides from one element to the next in bytes:
+/// the result, the value, then the extras and the coordinates (int64), by their numbers. If there
+/// are several rows, the strides from one row to the next follow.
 struct Line {
   char* const* data;
   const int64_t* strides;

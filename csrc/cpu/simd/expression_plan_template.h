@@ -1,4 +1,4 @@
-// What is carried out for an expression, in which order: runs of steps where that can be, otherwise
+// The plan for an expression: the order of execution, by runs of steps where possible, otherwise
 // statement by statement. Part of the templates that are compiled once for each level of vector
 // instructions: see reduce_template.h.
 
@@ -6,20 +6,20 @@
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
-/// Elements at a time: what a few statements make of them stays in the first cache, and they are
-/// many beside what it takes to find out what a statement does.
+/// The number of elements that are processed at a time. The values of a few statements for them fit
+/// the L1 cache, and they amortize the dispatch of a statement.
 constexpr int64_t kLanes = 512;
 static_assert(kLanes % kTile == 0);
 
 constexpr size_t kNone = SIZE_MAX;
 
-/// What is carried out at once: a statement, or a run.
+/// The unit of execution: a statement or a run.
 struct Part {
   size_t statement = kNone;
   size_t first_step = 0, last_step = 0;
 };
 
-/// Room for the values of every statement, and for the plan: kept for the calls to come.
+/// Storage for the values of every statement and for the plan. It is kept for later calls.
 struct Lanes {
   struct alignas(64) Values {
     char bytes[kLanes * sizeof(uint64_t)];
@@ -29,7 +29,7 @@ struct Lanes {
   T* of(size_t statement) {
     return reinterpret_cast<T*>(memory[statement].bytes);
   }
-  /// For elements that do not fill a tile: after the floats.
+  /// For elements that do not fill a tile. It is located after the floats.
   char* rest_of(size_t statement) { return of<char>(statement) + kLanes * sizeof(float); }
   void reserve(size_t statements) {
     if (statements > held) memory = std::make_unique<Values[]>(held = statements);
@@ -43,15 +43,15 @@ struct Lanes {
   std::unique_ptr<Values[]> memory;
   size_t held = 0;
   std::vector<const void*> places;  // of values; null if they are only in registers
-  std::vector<size_t> roots;        // the statement whose values a cast keeps, or itself
-  std::vector<int> uses;            // of its values
+  std::vector<size_t> roots;        // the statement whose values a cast keeps unchanged, or itself
+  std::vector<int> uses;            // number of uses of its values
   std::vector<Step> steps;
   std::vector<Part> parts;
 };
 
-/// Statements of float32 that follow each other's results are a run, and so are the reading of
-/// their operands and the rounding of the result. What other statements take, and what a run cannot
-/// read as it lies, goes by way of lanes.
+/// A run consists of float32 statements that each use the result of the previous one. It also reads
+/// their operands and rounds the result. Values that other statements use, and operands that a run
+/// cannot read directly, go through the lanes.
 class Plan {
  protected:
   Plan(const Expression& expression, const Line& line, Lanes& lanes)
@@ -76,16 +76,16 @@ class Plan {
   size_t root(const Statement& s, int operand) const { return lanes_.roots[s.operands[operand]]; }
   static int64_t bytes_of(ValueType type) { return kValueTypes[static_cast<int>(type)].bytes; }
   static bool is_float(ValueType type) { return is_narrow(type) || type == ValueType::float32; }
-  /// A cast that changes nothing of what is kept.
+  /// A cast that does not change the value in its lane type.
   bool is_kept(const Statement& s) const {
     if (s.what != Do::cast) return false;
     return type_of(s, 0) == s.type || (s.type == ValueType::float32 && is_narrow(type_of(s, 0)));
   }
-  /// A float that nothing is computed for.
+  /// A float operand that needs no computation.
   static bool is_source(const Statement& s) {
     return is_float(s.type) && kDo[static_cast<int>(s.what)].takes == Takes::leaf;
   }
-  /// Whether it is a step of a run.
+  /// Whether the statement is a step of a run.
   bool runs(const Statement& s) const {
     if (s.what == Do::cast) return is_narrow(s.type) && is_float(type_of(s, 0));
     const Takes takes = kDo[static_cast<int>(s.what)].takes;
@@ -97,8 +97,8 @@ class Plan {
   }
 
  private:
-  /// Formats whose vectors are the even and the odd elements can be taken as they come if that is
-  /// the order of all.
+  /// Some formats split a vector into its even and odd elements. If all operands are in that order,
+  /// the vectors can be used as they are.
   void find_order() {
     const ValueType type = expression_.result();
     paired_ = is_narrow(type) && line_.strides[0] == bytes_of(type) && expression_.indices == 0;
@@ -108,7 +108,7 @@ class Plan {
       paired_ = paired_ && s.type == type && (stride == 0 || stride == bytes_of(type));
     }
   }
-  /// How vectors of it are read or written, if they can be.
+  /// The form in which a run reads or writes vectors of the type, or Form::none.
   Form form_of(ValueType type, int64_t stride) const {
     if (stride != bytes_of(type)) return Form::none;
     if (type == ValueType::float32) return Form::wide;
@@ -187,13 +187,13 @@ class Plan {
     end_run();
   }
 
-  /// Where a step finds a value.
+  /// Sets the location of a step's operand.
   void set_source(Step& step, size_t k) {
     const Statement& s = statement(k);
     step.statement = static_cast<uint16_t>(k);
     if (s.what == Do::constant) {
       step.form = Form::uniform;
-      std::memcpy(&step.uniform, &s.number, sizeof(float));  // the low bytes, which stand first
+      std::memcpy(&step.uniform, &s.number, sizeof(float));  // the low bytes, which come first
       return;
     }
     if (is_source(s) && (lanes_.places[k] == nullptr || s.type == ValueType::float32)) {
@@ -213,13 +213,13 @@ class Plan {
     with_type(s.type, [&](auto type) {
       using T = Lane<type.value>;
       T value;
-      std::memcpy(&value, &s.number, sizeof(T));  // the low bytes, which stand first
+      std::memcpy(&value, &s.number, sizeof(T));  // the low bytes, which come first
       std::fill_n(lanes_.of<T>(k), kLanes, value);
     });
     lanes_.places[k] = lanes_.of<char>(k);
   }
 
-  /// Between runs.
+  /// Called between runs.
   void into_lanes(size_t k) {
     if (lanes_.places[k] != nullptr) return;
     const Statement& s = statement(k);
@@ -237,7 +237,7 @@ class Plan {
     lanes_.places[k] = lanes_.of<char>(k);
   }
 
-  /// What the last statement has made goes to where the result is, unless it is there.
+  /// Stores the values of the last statement to the result, unless they are already there.
   void finish() {
     const ValueType type = expression_.result();
     const Form form = is_float(type) ? form_of(type, line_.strides[0]) : Form::none;
@@ -261,16 +261,16 @@ class Plan {
   const Expression& expression_;
   const Line& line_;
   Lanes& lanes_;
-  const size_t last_;      // statement
-  size_t stored_ = 0;      // the one whose values are the result
-  bool rounds_ = false;    // the last one is no more than how they are stored
-  bool in_place_ = false;  // it puts them where the result is
-  bool stores_ = false;    // what no part stores
-  bool paired_ = false;    // vectors of narrow types come as they lie
+  const size_t last_;    // the last statement
+  size_t stored_ = 0;    // the statement whose values are the result
+  bool rounds_ = false;  // the last statement is only the rounding of the result when it is stored
+  bool in_place_ = false;  // the last statement writes directly to the result
+  bool stores_ = false;    // a separate store is required
+  bool paired_ = false;    // vectors of narrow types are used in their even/odd order
 
  private:
-  size_t open_ = kNone;    // the last statement of the run that is being made
-  size_t first_step_ = 0;  // of it
+  size_t open_ = kNone;    // the last statement of the current run
+  size_t first_step_ = 0;  // of the current run
 };
 
 }  // namespace collx::cpu::COLLX_SIMD_LEVEL

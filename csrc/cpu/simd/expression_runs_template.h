@@ -1,16 +1,16 @@
-// Runs: statements of float32 of which each takes what the one before it made, so that a value
-// stays in registers from where it is read to where it is stored. Part of the templates that are
-// compiled once for each level of vector instructions: see reduce_template.h.
+// Runs: float32 statements that each take the result of the previous one, so that a value stays in
+// registers from its load to its store. Part of the templates that are compiled once for each level
+// of vector instructions: see reduce_template.h.
 
 #include "expression_values_template.h"
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
-/// A call would cost a tile its registers.
+/// A function call would spill the registers of a tile.
 #define COLLX_HERE __attribute__((always_inline))
 
 inline constexpr int kTileVectors = 8;
-/// Elements whose values are in registers at once.
+/// The number of elements whose values are in registers at once.
 inline constexpr int64_t kTile = kTileVectors * kVectorSize / 4;
 
 struct Tile {
@@ -23,37 +23,37 @@ inline COLLX_HERE void each_vector(F f) {
   for (int i = 0; i < kTileVectors; ++i) f(i);
 }
 
-/// What lies in memory, of one element after the other.
+/// The format of consecutive elements in memory.
 enum class Form : uint8_t { none, uniform, wide, bfloat16, float16 };
 
 enum class Act : uint8_t { take, put, round, compute };
 
-/// What is done with the value that is in registers.
+/// An operation on the value in registers.
 struct Step {
   Act act;
-  Do what = Do::value;     // to compute
-  bool swapped = false;    // what was made before is the second operand
-  Form form = Form::none;  // of the other operand, or the result; or what it is rounded to
-  int16_t line = -1;       // which operand of the line that is; none: `at` is where it is
-  uint16_t statement = 0;  // whose lanes have room for elements that do not fill a tile
+  Do what = Do::value;     // the operation of Act::compute
+  bool swapped = false;    // the value in registers is the second operand
+  Form form = Form::none;  // format of the other operand or the result, or the format to round to
+  int16_t line = -1;       // which operand of the line it is; if negative, `at` is its address
+  uint16_t statement = 0;  // the statement whose lanes store elements that do not fill a tile
   char* at = nullptr;
   float uniform = 0;
 
   bool in_line() const { return line >= 0; }
-  /// Whether the second operand of what it computes is a number, and no zero.
+  /// Whether the second operand is a uniform value that is neither NaN nor zero.
   bool is_ordinary() const {
     return form == Form::uniform && !swapped && (uniform < 0 || uniform > 0);
   }
   int64_t bytes() const { return form == Form::wide ? 4 : 2; }
 };
 
-/// By their bits: a sum of floats would have no sign of zero.
+/// Built from the bits: a floating-point sum would lose the sign of zero.
 inline COLLX_HERE Floats uniform_floats(uint32_t pattern) {
   return bits<Floats>(Bits32{} + pattern);
 }
 
-/// Whether there may be a NaN among them: one comparison for two vectors, where there is one whose
-/// result is tested at once.
+/// Whether a tile may contain a NaN. If the processor has a comparison whose result can be tested
+/// directly, one comparison checks two vectors.
 inline COLLX_HERE bool has_nan([[maybe_unused]] const Tile& x) {
 #if COLLX_VECTOR_BYTES == 64
   __mmask16 found = 0;
@@ -75,7 +75,8 @@ inline COLLX_HERE bool has_nan([[maybe_unused]] const Tile& x) {
 #endif
 }
 
-/// Of every NaN the one whose low half is zero, which formats round without care.
+/// Replaces every NaN by the one whose low half is zero. Formats round this NaN without special
+/// handling.
 inline COLLX_HERE Floats with_plain_nan(const Floats& x) {
   return x != x ? uniform_floats(0x7fc00000u) : x;
 }
@@ -116,8 +117,8 @@ inline COLLX_HERE void load_tile(Tile& to, const Step& s, int64_t i) {
   }
 }
 
-/// Of each tile all steps. What the last one puts may be where any of them takes from, element by
-/// element, since it is the only one that puts into a tensor.
+/// Runs all steps for each tile. The destination of the last step may be the source of any step,
+/// element by element, since only the last step stores to a tensor.
 inline void run_tiles(const Step* first, const Step* last, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i += kTile) {
     Tile made{};

@@ -5,7 +5,7 @@
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
-/// What a loop writes may be what it reads, element by element, but nothing else.
+/// The output of a loop may be one of its inputs, element by element. There are no other overlaps.
 #define COLLX_APART _Pragma("GCC ivdep")
 
 class Evaluation : Plan {
@@ -17,7 +17,8 @@ class Evaluation : Plan {
   }
 
   void run() {
-    // What stays in registers from where it is read to the result needs no lanes, of any length.
+    // If all values stay in registers from load to store, no lanes are needed, and the length is
+    // not limited.
     const auto& places = lanes_.places;
     const bool in_lanes = std::any_of(places.begin(), places.end(), [](auto* p) { return p; });
     const int64_t most = in_lanes ? kLanes : line_.count;
@@ -25,7 +26,8 @@ class Evaluation : Plan {
       read_uniform();
       for (at_ = 0; at_ < line_.count; at_ += most) {
         count_ = std::min(most, line_.count - at_);
-        // Of a tile that is not full, the elements are not the first ones where they are paired.
+        // If elements are in even/odd order, the elements of a partial tile are not its first
+        // lanes.
         n_ = paired_ ? (count_ + kTile - 1) / kTile * kTile : count_;
         for (const Part& part : lanes_.parts) carry_out(part);
         if (stores_) store();
@@ -59,7 +61,7 @@ class Evaluation : Plan {
     if (whole < count_) run_rest(first, last, whole);
   }
 
-  /// Fewer elements than a tile, by way of one that has room in the lanes.
+  /// Processes fewer elements than a tile, through a full tile in the lanes.
   void run_rest(Step* first, Step* last, int64_t from) {
     const auto each_in_line = [&](auto copy) {
       for (Step* s = first; s != last; ++s) {
@@ -191,7 +193,7 @@ class Evaluation : Plan {
     with_function(s.what, false, [&](auto f) { each<T>(k, s, f); });
   }
 
-  /// By a positive number, towards minus infinity.
+  /// Divides by a positive number and rounds toward minus infinity.
   template <typename T>
   void divide(size_t k, const Statement& s) {
     const bool quotient = s.what == Do::floor_divide;
@@ -251,7 +253,7 @@ class Evaluation : Plan {
       for (int64_t i = 0; i < n_; ++i) y[i] = static_cast<T>(f(x[i]));
     };
     const Do what = s.what;
-    if (what == Do::sqrt) return each([](T v) { return std::sqrt(v); });  // once rounded
+    if (what == Do::sqrt) return each([](T v) { return std::sqrt(v); });  // rounded once
     if (what == Do::rsqrt) return each([](double v) { return 1.0 / std::sqrt(v); });
     if (sizeof(T) == sizeof(double)) {
       return each([what](double v) { return real_function(what, v); });
@@ -271,10 +273,10 @@ class Evaluation : Plan {
   }
 
   const size_t operands_;
-  char* data_[2 + 2 * kMostLeaves];  // of the operands, in the row
+  char* data_[2 + 2 * kMostLeaves];  // of the operands, in the current row
   int64_t at_ = 0;
-  int64_t count_ = 0;  // of elements from there on
-  int64_t n_ = 0;      // of lanes
+  int64_t count_ = 0;  // elements from there on
+  int64_t n_ = 0;      // lanes
 };
 
 inline void evaluate(const Expression& expression, const Line& line) {

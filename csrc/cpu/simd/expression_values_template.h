@@ -1,11 +1,11 @@
-// The types of the values of expressions, and functions of them. Part of the templates that are
+// The types of the values in expressions, and functions on them. Part of the templates that are
 // compiled once for each level of vector instructions: see reduce_template.h.
 
 #include "formats_template.h"
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
-/// The type in which a value is kept: 16-bit floats in float, a bool in a byte.
+/// The type that holds a value: float for 16-bit floats, a byte for bool.
 template <ValueType T>
 struct LaneOf;
 template <>
@@ -51,12 +51,12 @@ struct LaneOf<ValueType::boolean> {
 template <ValueType T>
 using Lane = typename LaneOf<T>::type;
 
-/// In memory.
+/// The type in memory.
 template <ValueType T>
 using Stored = std::conditional_t<is_narrow(T), uint16_t, Lane<T>>;
 
-/// 16-bit floats from their bits, and to them, to nearest even. Without a branch, so that loops
-/// become vectors.
+/// Converts 16-bit floats from their bits and to them, to nearest even. It has no branches, so that
+/// loops are vectorized.
 template <ValueType T>
 float widened(uint16_t stored) {
   const uint32_t half = stored;
@@ -78,7 +78,8 @@ uint16_t narrowed(float x) {
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return static_cast<uint16_t>(nan ? 0x7fc0u : rounded);
   }
-  // Above the largest half the carry of the rounding gives infinity up to 65536, the limit here.
+  // Above the largest half, the carry of the rounding gives infinity up to 65536, which is the
+  // limit here.
   const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
   // Adding 0.5, whose last bit is 2^-24, rounds to the grid of subnormal halves.
   const uint32_t small =
@@ -105,7 +106,7 @@ Stored<T> stored(Lane<T> value) {
   }
 }
 
-/// f of the type, as a constant.
+/// Calls f with the type as a constant.
 template <typename F>
 void with_type(ValueType type, F f) {
   using enum ValueType;
@@ -135,11 +136,11 @@ void with_type(ValueType type, F f) {
   }
 }
 
-/// What follows takes one value, or a vector of floats.
+/// The functions below take one value or a vector of floats.
 template <typename V>
 inline constexpr bool kIsWhole = std::is_integral_v<V>;
 
-/// Integers wrap, which of signed ones is not defined in C++.
+/// Integers wrap. Signed overflow is undefined in C++, so the operation uses unsigned integers.
 template <typename V, typename F>
 V wrapped(V a, V b, F f) {
   if constexpr (kIsWhole<V>) {
@@ -158,14 +159,14 @@ struct PatternOf<Floats> {
   using Type = Bits32;
 };
 
-/// f of the bits.
+/// Applies f to the bits.
 template <typename V, typename F, typename... Vs>
 V by_bits(F f, const V& a, const Vs&... others) {
   using Pattern = typename PatternOf<V>::Type;
   return bits<V>(f(bits<Pattern>(a), bits<Pattern>(others)...));
 }
 
-/// Of two numbers that are no zeros; a NaN that comes first stays.
+/// For two numbers that are not zeros. If the first one is NaN, the result is NaN.
 template <typename V>
 V lesser(V a, V b) {
   return b < a ? b : a;
@@ -175,7 +176,8 @@ V greater(V a, V b) {
   return a < b ? b : a;
 }
 
-/// Of any two. Without a branch; of equal floats, which may be zeros of both signs, by their bits.
+/// For any two values, without a branch. Equal floats, which may be zeros of both signs, are
+/// combined by their bits.
 template <typename V, typename F>
 V extreme(V a, V b, V of_numbers, F of_equal) {
   if constexpr (kIsWhole<V>) {
@@ -202,8 +204,8 @@ V magnitude(V a) {
   }
 }
 
-/// Passes on what an op of numbers does with two of them, the second of which may be of no use, or
-/// be `ordinary`: a number, and no zero.
+/// Calls g with the function of an op on two numbers. The op may ignore the second number.
+/// `ordinary`: the second number is neither NaN nor zero.
 template <typename G>
 inline __attribute__((always_inline)) void with_function(Do what, bool ordinary, G g) {
   const auto wrapping = [&](auto f) { g([f](auto a, auto b) { return wrapped(a, b, f); }); };
@@ -217,7 +219,7 @@ inline __attribute__((always_inline)) void with_function(Do what, bool ordinary,
     case Do::div:
       return g([](auto a, auto b) {
         if constexpr (kIsWhole<decltype(a)>) {
-          return a;  // there is none of integers
+          return a;  // there is no division of integers
         } else {
           return a / b;
         }
@@ -235,7 +237,7 @@ inline __attribute__((always_inline)) void with_function(Do what, bool ordinary,
       if (ordinary) return g([](auto a, auto b) { return greater(a, b); });
       return g([](auto a, auto b) { return most(a, b); });
     case Do::relu:
-      return g([](auto a, auto) { return a <= decltype(a){} ? decltype(a){} : a; });  // NaN stays
+      return g([](auto a, auto) { return a <= decltype(a){} ? decltype(a){} : a; });  // keeps NaN
     default:
       return;
   }
@@ -248,7 +250,8 @@ To converted(From x) {
   } else if constexpr (is_narrow(Type)) {
     return widened<Type>(narrowed<Type>(static_cast<float>(x)));
   } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
-    // What no integer of 64 bits holds is undefined in PyTorch, too; here it is the smallest.
+    // A value outside the range of int64 is undefined in PyTorch, too. Here it gives the smallest
+    // int64.
     constexpr From kLimit = 9223372036854775808.0;
     const bool holds = x >= -kLimit && x < kLimit;
     return static_cast<To>(holds ? static_cast<int64_t>(x) : INT64_MIN);
@@ -257,15 +260,15 @@ To converted(From x) {
   }
 }
 
-/// e^x within 2 units of the last place of double, by operations of which loops become vectors.
+/// e^x, within 2 units in the last place of double. It only uses operations that can be vectorized.
 inline __attribute__((always_inline)) double exponential(double x) {
-  constexpr double kMagic = 0x1.8p52;  // added, it leaves the nearest integer in the low bits
+  constexpr double kMagic = 0x1.8p52;  // this addition puts the nearest integer into the low bits
   constexpr double kHigh = 0x1.62e42fefa0000p-1, kLow = 0x1.cf79abc9e3b3ap-40;  // of ln 2
-  x = x > 710.0 ? 710.0 : x;                                                    // NaN stays
+  x = x > 710.0 ? 710.0 : x;                                                    // NaN stays NaN
   x = x < -750.0 ? -750.0 : x;
   const double shifted = x * 0x1.71547652b82fep0 + kMagic, n = shifted - kMagic;
   const double r = (x - n * kHigh) - n * kLow;
-  double p = 1.0 / 6227020800.0;  // Taylor's, |r| <= ln 2 / 2
+  double p = 1.0 / 6227020800.0;  // Taylor series, |r| <= ln 2 / 2
   p = p * r + 1.0 / 479001600.0;
   p = p * r + 1.0 / 39916800.0;
   p = p * r + 1.0 / 3628800.0;
@@ -279,7 +282,7 @@ inline __attribute__((always_inline)) double exponential(double x) {
   p = p * r + 0.5;
   p = p * r + 1.0;
   p = p * r + 1.0;
-  // 2^n in two steps, since n may be beyond what one exponent holds.
+  // 2^n in two steps, since n may exceed the range of one exponent.
   const uint64_t bits = std::bit_cast<uint64_t>(shifted);
   const auto whole = static_cast<int64_t>(bits << 32) >> 32;
   const int64_t half = whole >> 1;
@@ -315,7 +318,7 @@ inline double real_function(Do what, double x) {
       return std::tanh(x);
     case Do::sigmoid:
     case Do::silu: {
-      // Without a difference of large numbers on either side.
+      // Numerically stable for both signs of x: the argument of exp is never positive.
       const double e = std::exp(-std::abs(x));
       const double sigmoid = (x < 0 ? e : 1.0) / (1.0 + e);
       return what == Do::silu ? x * sigmoid : sigmoid;

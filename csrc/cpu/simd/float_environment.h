@@ -1,5 +1,6 @@
-// Rounding to nearest even, subnormals kept and exceptions masked, independent of the caller's
-// settings: torch.set_flush_denormal and libraries built for fast math change the thread's state.
+// Rounds to nearest even, keeps subnormals and masks exceptions, independent of the caller's
+// settings: torch.set_flush_denormal and libraries built with fast-math change the state of the
+// thread.
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
-// Vectors, and the formats in memory from which they are loaded and to which they are stored. Part
-// of the templates that are compiled once for each level of vector instructions: see
+// Vectors, and the memory formats from which they are loaded and to which they are stored. Part of
+// the templates that are compiled once for each level of vector instructions: see
 // reduce_template.h.
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
@@ -33,10 +33,10 @@ inline __attribute__((always_inline)) To bits(const From& v) {
   return to;
 }
 
-// Formats: how a vector of stored elements becomes vectors to compute with, and back. `Bits` are
-// unsigned lanes as wide as the lanes of `Acc`. Of two parts, `kEvenOdd` says that they hold the
-// even and the odd elements, otherwise the first and the second half. rounded() is what a lane
-// would be that had been stored and loaded again.
+// Formats: how a vector of stored elements is converted to vectors for computation, and back.
+// `Bits` has unsigned lanes as wide as the lanes of `Acc`. If there are two parts, `kEvenOdd`
+// states that they hold the even and the odd elements; otherwise they hold the first and the second
+// half. rounded() gives the value of a lane after a store and a load.
 
 template <typename T, typename Unsigned>
 struct Plain {
@@ -49,8 +49,8 @@ struct Plain {
   static Acc rounded(const Acc& x) { return x; }
 };
 
-// Even and odd elements are the two parts: a 16-bit float is taken out of, and put into, its half
-// of a 32-bit lane without any shuffle.
+// The two parts are the even and the odd elements. Thus a 16-bit float is moved from and to its
+// half of a 32-bit lane without a shuffle.
 struct BFloat16 {
   using Stored = uint16_t;
   using Acc = Floats;
@@ -64,8 +64,8 @@ struct BFloat16 {
     parts[0] = bits<Floats>(pairs << 16);
     parts[1] = bits<Floats>(pairs & kHigh);
   }
-  /// No NaN needs care: it comes from an input or is the processor's own, so its low half is zero,
-  /// and rounding cannot carry out of it.
+  /// NaN needs no special handling: it comes from an input or is the processor's default NaN, so
+  /// its low half is zero, and rounding cannot carry out of it.
   static Bits32 round(const Acc& x) {
     const Bits32 u = bits<Bits32>(x);
     return u + 0x7fffu + ((u >> 16) & 1u);
@@ -77,8 +77,8 @@ struct BFloat16 {
 };
 
 #if COLLX_VECTOR_BYTES == 64
-// The masked forms, with full masks: the plain ones start from an undefined register, of which
-// compilers warn.
+// These use the masked intrinsics with full masks. The unmasked ones start from an undefined
+// register, which causes compiler warnings.
 struct Float16 {
   using Stored = uint16_t;
   using Acc = Floats;
@@ -145,7 +145,8 @@ struct Float16 {
   static Bits32 narrow(const Acc& x) {
     const Bits32 magnitude = bits<Bits32>(x) & 0x7fffffffu;
     const Bits32 nan = ((magnitude >> 13) & 0x3ffu) | 0x7e00u;
-    // Above the largest half the carry of the rounding gives infinity up to 65536, the limit here.
+    // Above the largest half, the carry of the rounding gives infinity up to 65536, which is the
+    // limit here.
     const Bits32 normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
     // Adding 0.5, whose last bit is 2^-24, rounds to the grid of subnormal halves.
     const Bits32 small = bits<Bits32>(bits<Floats>(magnitude) + 0.5f) - 0x3f000000u;
@@ -165,7 +166,8 @@ struct Float16 {
 };
 #endif
 
-/// How values of a dtype are read, computed with and written. One that has none does not compile.
+/// How values of a dtype are loaded, computed with and stored. A dtype without a format does not
+/// compile.
 template <DType D>
 struct FormatOf;
 template <>

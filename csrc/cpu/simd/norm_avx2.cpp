@@ -8,8 +8,8 @@
 #include "norm_kernels.h"
 
 #define COLLX_SIMD_LEVEL avx2
-// Below the includes: what they define is compiled for any machine. The compiler's own macros do
-// not follow the pragma, hence the vector size in one of ours.
+// This pragma follows the includes, so that their functions are compiled for any machine. The
+// compiler's own macros do not follow the pragma, so a separate macro holds the vector size.
 #if defined(__x86_64__)
 #pragma GCC target("avx2,f16c,prfchw")
 #define COLLX_VECTOR_BYTES 32

@@ -1,5 +1,5 @@
-// The arithmetic of a reduction fused with a normalization, row by row: docs/internals/numerics.md
-// has the contract. As in reduce_kernels.h one template (norm_template.h) is compiled for each
+// The arithmetic of a reduction fused with a normalization, row by row. docs/internals/numerics.md
+// has the contract. As in reduce_kernels.h, one template (norm_template.h) is compiled for each
 // level of vector instructions, and all levels give the same bits.
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace collx::cpu {
 
-/// Rows are computed with in float32 arrays of `norm_room(cols)` elements.
+/// Rows are processed in float32 arrays of `norm_room(cols)` elements.
 constexpr uint64_t norm_room(uint64_t cols) { return round_up<uint64_t>(cols, 128); }
-/// Room for the sums of a row's tree.
+/// The size of the array for the sums of a row's tree.
 constexpr uint64_t norm_tree_room(uint64_t cols) { return norm_room(cols) / 8 + 32; }
 
 /// Neighboring elements of one row: sums[i] = inputs[0][i] + ... + inputs[world-1][i] (+
@@ -24,7 +24,7 @@ struct NormPiece {
   int world;
   const void* residual;  // null: none
   float* sums;
-  void* residual_out;  // the sums as the dtype; null: not wanted
+  void* residual_out;  // the sums in the dtype; null: not wanted
   uint64_t count;
 };
 
@@ -42,17 +42,18 @@ struct NormRow {
   char* quantized;
   char* scales;
   uint64_t scale_stride;  // bytes from one group's scale to the next
-  // The epilogue, if there is one: from the first operand of `line`, a row of the dtype, to itself.
+  // The epilogue, if there is one. It is applied in place to the first operand of `line`, a row of
+  // the dtype.
   const Expression* epilogue;
   ExpressionKernel evaluate;
   Line line;
 };
 
 struct NormKernels {
-  /// By whether sums are rounded to the dtype, and again with the residual.
+  /// sum_rounded rounds sums to the dtype, and again after it has added the residual.
   void (*sum)(const NormPiece& piece);
   void (*sum_rounded)(const NormPiece& piece);
-  /// Turns widened weights into what rows are multiplied by; biases likewise.
+  /// Converts widened weights to the factors of the rows, and widened biases to their terms.
   void (*prepare)(float* values, uint64_t count, float offset, bool rounded);
   void (*finish)(const NormRow& row);
 };

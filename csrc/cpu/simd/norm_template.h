@@ -8,14 +8,14 @@ namespace collx::cpu::COLLX_SIMD_LEVEL {
 #define COLLX_INLINE inline __attribute__((always_inline))
 
 inline constexpr int kLanes = kVectorSize / 4;
-inline constexpr uint64_t kPair = 2 * kLanes;   // elements of two vectors: what is stored at once
+inline constexpr uint64_t kPair = 2 * kLanes;   // elements of two vectors, which are stored at once
 inline constexpr uint64_t kBlock = 8 * kLanes;  // elements whose subtree is summed at once
 
 using Ints = Vector<int32_t>;
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 typedef uint8_t Codes __attribute__((vector_size(kLanes)));
 
-// Shuffles of two vectors, whose lanes are counted through.
+// Shuffles of two vectors. Lane numbers continue from the first vector to the second one.
 
 template <int... kFrom>
 COLLX_INLINE Floats pick(const Floats& a, const Floats& b) {
@@ -34,7 +34,7 @@ struct Shuffles {
   static COLLX_INLINE Floats odds(const Floats& a, const Floats& b) {
     return pick<2 * kLane + 1 ...>(a, b);
   }
-  /// a0 b0 a1 b1 ..., its first and second vector.
+  /// a0 b0 a1 b1 ...: the first and the second vector of this sequence.
   static COLLX_INLINE Floats zip_low(const Floats& a, const Floats& b) {
     return pick<kLane / 2 + kLane % 2 * kLanes...>(a, b);
   }
@@ -46,7 +46,7 @@ template <int... kLane>
 Shuffles<kLane...> shuffles_of(std::integer_sequence<int, kLane...>);
 using Shuffle = decltype(shuffles_of(std::make_integer_sequence<int, kLanes>()));
 
-// Stored elements in their order.
+// Loads and stores of elements in memory order.
 
 template <typename F>
 inline constexpr uint64_t kPairBytes = kPair * sizeof(typename F::Stored);
@@ -80,7 +80,7 @@ COLLX_INLINE void store_pair(const Floats* two, char* to) {
 
 // Sums over the ranks.
 
-inline constexpr uint64_t kNormAhead = 512;  // bytes; lines of peers come slowly
+inline constexpr uint64_t kNormAhead = 512;  // bytes; cache lines of peers have a high latency
 
 template <typename F, bool kRounded>
 COLLX_INLINE void sum_pair(const NormPiece& p, uint64_t at) {
@@ -107,7 +107,7 @@ COLLX_INLINE void sum_pair(const NormPiece& p, uint64_t at) {
   if (p.residual_out != nullptr) store_pair<F>(acc, static_cast<char*>(p.residual_out) + byte);
 }
 
-/// The last elements, fewer than a pair of vectors, through arrays that end in zeros.
+/// The last elements, fewer than a pair of vectors, through arrays that are padded with zeros.
 template <typename F, bool kRounded>
 void sum_tail(const NormPiece& p, uint64_t at) {
   const uint64_t byte = at * sizeof(typename F::Stored);
@@ -139,8 +139,8 @@ void sum_piece(const NormPiece& p) {
   if (at < p.count) sum_tail<F, kRounded>(p, at);
 }
 
-/// NaN becomes one without low bits, as all those are that come from 16-bit floats: rounding to
-/// bfloat16 would carry out of a NaN of all ones. Every later NaN descends from such a one.
+/// Replaces NaN by one without low bits, like every NaN that comes from a 16-bit float: rounding a
+/// NaN of all ones to bfloat16 would carry out of it. Every later NaN derives from such a NaN.
 template <typename F>
 void prepare(float* values, uint64_t count, float offset, bool rounded) {
   for (uint64_t at = 0; at < count; at += kLanes) {
@@ -150,21 +150,21 @@ void prepare(float* values, uint64_t count, float offset, bool rounded) {
   }
 }
 
-// The row's tree: neighbors are added until one sum is left.
+// The tree over the row: neighbors are added until one sum is left.
 
 /// The sums of neighbors, in order.
 COLLX_INLINE Floats add_neighbors(const Floats& a, const Floats& b) {
   return Shuffle::evens(a, b) + Shuffle::odds(a, b);
 }
 
-/// Up to a multiple of `unit`, which is returned.
+/// Writes zeros up to a multiple of `unit`, and returns it.
 inline uint64_t put_zeros_behind(float* values, uint64_t count, uint64_t unit) {
   const uint64_t end = (count + unit - 1) / unit * unit;
   __builtin_memset(values + count, 0, (end - count) * sizeof(float));
   return end;
 }
 
-/// The tree over `count` elements; the zeros after them are written. No element is -0.
+/// The tree over `count` elements. It writes the zeros after them. No element may be -0.
 inline float sum_of_neighbors(float* values, uint64_t count) {
   while (count > kPair) {
     const uint64_t end = put_zeros_behind(values, count, kPair);
@@ -182,7 +182,7 @@ inline float sum_of_neighbors(float* values, uint64_t count) {
   return sums[0];
 }
 
-/// The tree over map(value) of a row that ends in zeros, which map to zeros.
+/// The tree over map(value) for a row that is padded with zeros, which map to zeros.
 template <typename Map>
 COLLX_INLINE float tree(const NormRow& row, Map map) {
   const uint64_t blocks = (row.cols + kBlock - 1) / kBlock;
@@ -202,8 +202,8 @@ COLLX_INLINE float tree(const NormRow& row, Map map) {
   return sum_of_neighbors(row.tree, blocks * kLanes);
 }
 
-// The steps of a row. Each goes over whole vectors, in place; zeros after the row are kept where
-// the next step needs them.
+// The steps of a row. Each processes whole vectors, in place. It keeps zeros after the row if the
+// next step needs them.
 
 template <typename Map>
 COLLX_INLINE void map_values(const NormRow& row, Map map) {
@@ -219,8 +219,8 @@ inline float inverse_root(float squares, const NormRow& row) {
   return is_nan(norm) ? float_of(kNaNBits) : norm;
 }
 
-/// What a value becomes at last: a product that waits for its norm, or itself times 1. Rounding
-/// what is rounded already changes nothing.
+/// The final value: the product with the weight times the norm factor, or the value itself times 1.
+/// Rounding an already rounded value does not change it.
 template <typename F, bool kRounded>
 struct Last {
   float factor;
@@ -231,7 +231,8 @@ struct Last {
   }
 };
 
-// What is done to each value. Not lambdas, which would not get the target of their functions.
+// The operations on each value. They are not lambdas, because lambdas would not get the target of
+// their enclosing function.
 
 struct Square {
   COLLX_INLINE Floats operator()(const Floats& v) const { return v * v; }
@@ -249,7 +250,7 @@ struct Gain {
     return v * load_vector<Floats>(gain + at);
   }
 };
-/// As the unfused model does it: the weight multiplies rounded values.
+/// As in the unfused model, the weight multiplies rounded values.
 template <typename F, bool kRounded>
 struct NormAndGain {
   float norm;
@@ -264,7 +265,7 @@ struct NormAndGain {
   }
 };
 
-/// RMS norm. Returns the factor that is left for Last.
+/// RMS norm. Returns the factor that Last applies.
 template <typename F, Rounding kRounding>
 float weigh_rms(const NormRow& row) {
   const float norm = inverse_root(tree(row, Square{}), row);
@@ -305,7 +306,7 @@ void store_normalized(const NormRow& row, const LastOf& last, void* to_row) {
   }
 }
 
-/// The largest magnitude, as magnitude() gives it. Reads whole vectors.
+/// The largest magnitude, in the format of magnitude(). It reads whole vectors.
 inline uint32_t largest_of(const float* values, uint64_t count) {
   Ints largest{};
   for (uint64_t at = 0; at < count; at += kLanes) {
@@ -319,17 +320,17 @@ inline uint32_t largest_of(const float* values, uint64_t count) {
   return static_cast<uint32_t>(result);
 }
 
-/// -limit .. limit, where NaN stays: clamp() of norm.h.
+/// Clamps to -limit .. limit. NaN stays NaN: see clamp() in norm.h.
 COLLX_INLINE Floats clamped(const Floats& v, float limit) {
   const Floats high = Floats{} + limit, low = -high;
   return v > high ? high : v < low ? low : v;
 }
 
-/// The codes of clamped values, each in its lane. Rounded to nearest even.
+/// The codes of clamped values, one in each lane, rounded to nearest even.
 template <Quantization kTo>
 COLLX_INLINE Bits32 encoded(const Floats& v) {
   if constexpr (kTo == Quantization::int8) {
-    // The addition leaves the integer in the low bits.
+    // The addition puts the integer into the low bits.
     const Bits32 code = bits<Bits32>(v + 0x1.8p23f) & 0xffu;
     return v == v ? code : Bits32{};
   }
@@ -337,7 +338,7 @@ COLLX_INLINE Bits32 encoded(const Floats& v) {
   constexpr int kDropped = kE4m3 ? 20 : 21;  // bits of the mantissa
   constexpr uint32_t kRebias = (kE4m3 ? 127 - 7 : 127 - 15) << 23;
   constexpr float kLeastNormal = kE4m3 ? 0x1p-6f : 0x1p-14f;
-  // Its last bit is the unit of subnormal codes.
+  // The last bit of kGrid is the unit of subnormal codes.
   constexpr float kGrid = kE4m3 ? 0x1p14f : 0x1p7f;
   const Bits32 magnitude = bits<Bits32>(v) & 0x7fffffffu;
   const Bits32 odd = (magnitude >> kDropped) & 1u;
@@ -348,7 +349,7 @@ COLLX_INLINE Bits32 encoded(const Floats& v) {
   return v == v ? finite | sign : Bits32{} + 0x7fu;
 }
 
-/// How values are scaled before they are converted.
+/// The scaling of values before the conversion.
 template <typename LastOf>
 struct Divided {
   const float* values;
@@ -372,7 +373,8 @@ template <Quantization kTo, typename ValueOf>
 COLLX_INLINE void store_codes(char* to, uint64_t from, uint64_t end, const ValueOf& value) {
   for (uint64_t at = from; at < end; at += kLanes) {
     const Floats v = clamped(value(at), largest_value(kTo));
-    // In two steps: compilers take the lanes one by one where a single one has no instruction.
+    // Converts in two steps: if one step has no instruction, compilers convert the lanes one by
+    // one.
     const Halves halves = __builtin_convertvector(encoded<kTo>(v), Halves);
     const Codes codes = __builtin_convertvector(halves, Codes);
     const uint64_t count = end - at < kLanes ? end - at : kLanes;
@@ -391,7 +393,7 @@ void quantize_by_given(const NormRow& row, const LastOf& last) {
   store_codes<kTo>(row.quantized, 0, row.cols, value);
 }
 
-/// One scale for each group of columns, all of the row at most.
+/// One scale for each group of columns. A group may be the whole row.
 template <Quantization kTo, typename LastOf>
 void quantize_groups(const NormRow& row, uint64_t group, const LastOf& last) {
   const NormOptions& o = *row.options;
@@ -434,7 +436,7 @@ void quantize_as_asked(const NormRow& row, const LastOf& last) {
   }
 }
 
-/// With an epilogue, what is quantized is what it made, rounded as it is stored.
+/// With an epilogue, its results are quantized, rounded as they are stored.
 template <typename F>
 void map_row(const NormRow& row) {
   const void* const mapped = row.line.data[0];

@@ -1,8 +1,8 @@
-// The arithmetic of every algorithm: W arrays reduced in rank order into one, element by element.
+// The arithmetic of every algorithm: it reduces W arrays in rank order to one, element by element.
 //
-// One template (reduce_template.h) is compiled for each level of vector instructions, and the
-// level is picked at run time. All levels give the same bits, NaN payloads included apart from
-// which of two NaN operands wins.
+// One template (reduce_template.h) is compiled for each level of vector instructions, and the level
+// is selected at run time. All levels give the same bits, including NaN payloads, except which of
+// two NaN operands wins.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 namespace collx::cpu {
 
 /// output[i] = inputs[0][i] op ... op inputs[world-1][i] for i < numel, written to each of the
-/// outputs, `copies` of them. Any alignment; an output may be one of the inputs.
+/// `copies` outputs. Any alignment is allowed, and an output may be one of the inputs.
 struct Reduction {
   const void* const* inputs;
   int world;
@@ -25,7 +25,7 @@ struct Reduction {
 
 /// Expects a FloatEnvironment.
 using ReduceKernel = void (*)(const Reduction& reduction);
-/// memcpy for lines that peers hold in their caches. Null addresses only without bytes.
+/// memcpy for cache lines that peers hold. Addresses may be null only if there are no bytes.
 using CopyKernel = void (*)(void* to, const void* from, uint64_t bytes);
 
 using ReduceOpKernels = std::array<ReduceKernel, static_cast<size_t>(ReduceOp::count)>;
@@ -38,12 +38,13 @@ struct Kernels {
 
 enum class SimdLevel : uint8_t { portable, avx2, avx512 };
 
-/// The best that this machine has, unless set otherwise.
+/// The best level of this machine, unless set otherwise.
 SimdLevel simd_level();
-/// For tests: all later calls of this process take this level. False if the machine lacks it.
+/// For tests: all later calls of this process use this level. Returns false if the machine does not
+/// support it.
 bool set_simd_level(SimdLevel level);
 
-/// std::invalid_argument for avg of integers.
+/// Throws std::invalid_argument for avg of integers.
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op);
 CopyKernel copy_kernel();
 

@@ -1,8 +1,8 @@
-// What arrives at a kernel, by value, and how its threads divide it.
+// The arguments of kernels, which are passed by value, and how threads divide the work.
 //
-// A small call pays for its arguments: the launch copies them, and each line of them that is
-// touched misses the constant cache once. So there are few, and what every call reads stands at
-// the front.
+// Arguments cost time in a small call: the launch copies them, and the first access to each line
+// misses the constant cache. Therefore there are few arguments, and those that every call reads
+// come first.
 #pragma once
 
 #include "../../protocol/call.h"
@@ -10,13 +10,13 @@
 
 namespace collx::cuda {
 
-/// The ranks that a kernel is compiled for: `kRanks` registers' worth, `size` of them used. 0: any
-/// number, by loops that look how many there are.
+/// The ranks for which a kernel is compiled: it has registers for `kRanks` ranks and uses `size` of
+/// them. W = 0: any number of ranks, by loops over the number of the call.
 template <int W>
 struct World {
   static constexpr int kRanks = W == 0 ? kMaxCudaRanks : W;
-  /// Blocks of kFullBlock threads on a multiprocessor. A vector of each of eight ranks takes the
-  /// registers that two blocks would share.
+  /// The number of blocks of kFullBlock threads on a multiprocessor. One vector from each of eight
+  /// ranks takes the registers that two blocks would share.
   static constexpr int kBlocksHeld = kRanks <= 4 ? 2 : 1;
   template <typename Call>
   static __device__ __forceinline__ int size(const Call& call) {
@@ -28,12 +28,12 @@ struct KernelCall {
   const void* input;
   void* output;
   uint64_t numel;
-  // Of the slot area for algorithm and dtype, where it pushes.
+  // The slot area for the algorithm and dtype, if the kernel pushes.
   TileEntry* entries;
   char* arriving;         // this rank's slots: stage 0, parity 0, sent by rank 0
-  uint64_t vectors;       // that each rank sends to each, per stage
-  uint32_t capacity;      // of them in one use of all tiles
-  uint32_t source_bytes;  // from the slots of one sender to those of the next
+  uint64_t vectors;       // vectors that each rank sends to each other rank in a stage
+  uint32_t capacity;      // vectors in one use of all tiles
+  uint32_t source_bytes;  // from the slots of one sender to those of the next sender
   uint32_t parity_bytes;  // from one parity to the other; twice that from stage to stage
   int32_t rank;
   int32_t world;
@@ -41,10 +41,10 @@ struct KernelCall {
   PdlLevel pdl;
   bool check;
   uint32_t fingerprint;
-  // By distance: d stands for rank (rank + d) % world.
+  // By distance: d means rank (rank + d) % world.
   char* outgoing[kMaxCudaRanks];  // this rank's slots at each peer: stage 0, parity 0
 
-  char* peer[kMaxCudaRanks];  // regions, likewise
+  char* peer[kMaxCudaRanks];  // regions, by distance
   uint64_t timeout_ns;
   HostStatus* status;
   CallDescriptor descriptor;
@@ -61,7 +61,8 @@ struct KernelCall {
   __device__ __forceinline__ RegionHeader* header() const {
     return reinterpret_cast<RegionHeader*>(peer[0]);
   }
-  /// How far behind this rank another one stands. `ranks`: the world, where the compiler knows it.
+  /// The distance from this rank to rank `of`. `ranks`: the world size, a constant where it
+  /// is known at compile time.
   __device__ __forceinline__ int distance_to(int of, int ranks) const {
     return of >= rank ? of - rank : of - rank + ranks;
   }
@@ -75,16 +76,16 @@ struct KernelCall {
   }
 };
 
-/// A second argument, for the kernels that pull. All by rank.
+/// A second kernel argument of the kernels that pull. All arrays are by rank.
 struct PullArguments {
-  const void* input[kMaxCudaRanks];  // null where inputs are staged
+  const void* input[kMaxCudaRanks];  // null if inputs are staged
   void* output[kMaxCudaRanks];       // null unless every rank's output is symmetric
   uint64_t staging;                  // offsets in the region, each of two halves
   uint64_t staging_bytes;
   uint64_t results;
   uint64_t result_bytes;
 
-  /// What a rank has staged, and what it passes on.
+  /// The data that a rank has staged, and the results that it passes on.
   __device__ __forceinline__ Vector* staged(const KernelCall& call, int rank,
                                             uint32_t parity) const {
     return reinterpret_cast<Vector*>(call.region(rank) + staging + parity * staging_bytes);
@@ -95,51 +96,51 @@ struct PullArguments {
   }
 };
 
-/// A third one, for those that go through multicast: where the memory of all ranks is at once.
+/// A third kernel argument, of the kernels that use multicast: the multicast addresses.
 struct MulticastArguments {
   char* region;
-  char* input;   // null where inputs are staged
+  char* input;   // null if inputs are staged
   char* output;  // null unless results go into the outputs of all ranks
 };
 
-/// Bytes inside of a tensor that go to a rank or come from it: runs of `width` bytes, `pitch`
+/// Bytes of a tensor that are sent to or received from a rank: runs of `width` bytes, `pitch` bytes
 /// apart.
 struct Message {
   char* data;
   uint64_t bytes;
   uint64_t width;
   uint64_t pitch;
-  uint64_t wire;  // vectors that it takes in slots, a whole number of warps' worth where masked
-  uint32_t unit;  // bytes of an element, of which address, width and pitch are multiples; up to 8
-  bool whole;     // vectors of 16 bytes are aligned, and none reaches over the end of a run
+  uint64_t wire;  // vectors that it takes in slots; if masked, a multiple of a warp's vectors
+  uint32_t unit;  // bytes of an element, at most 8; address, width and pitch are multiples of it
+  bool whole;     // vectors of 16 bytes are aligned, and none crosses the end of a run
 };
 
-/// By distance, 0 for what stays here.
+/// The messages of a call, by distance; 0: the part that stays on this rank.
 struct RouteMessages {
-  // What is read: this rank's, or, where it pulls, what it takes there.
+  // The data that is read: on this rank, or, if this rank pulls, on the peer.
   Message from[kMaxCudaRanks];
-  // Where it is stored: this rank's, or, where it pushes into tensors, there.
+  // The destination: on this rank, or, if this rank pushes into tensors, on the peer.
   Message to[kMaxCudaRanks];
   Message cleared;  // set to zero
-  Message kept;     // the input of which all stays here, where from[0] is a part of it
+  Message kept;     // the input that stays on this rank as a whole, if from[0] is only a part of it
 };
 
-/// What they have in common.
+/// Properties that all messages of a call share.
 struct RouteFrame {
-  bool same;  // all of `from`, but the own one, are the same bytes
+  bool same;  // all of `from`, except this rank's own, are the same bytes
   bool has_root;
   int32_t root;  // distance of the root from this rank
   // Channels.
-  uint32_t* uses_sent;      // by rank, kMaxCudaRanks a tile
-  uint32_t* uses_received;  // likewise
-  uint32_t* uses_done;      // likewise; the receivers write it
+  uint32_t* uses_sent;      // by rank, kMaxCudaRanks for each tile
+  uint32_t* uses_received;  // by rank
+  uint32_t* uses_done;      // by rank; the receivers write it
   uint64_t done_offset;     // of uses_done in a region
 };
 
-/// A second argument, for the kernels that exchange messages.
+/// A second kernel argument of the kernels that exchange messages.
 struct Routes : RouteMessages, RouteFrame {};
 
-/// f(d) for each peer, by distance.
+/// Calls f(d) for each peer, by distance.
 template <int Ranks, typename F>
 __device__ __forceinline__ void for_peers(int world, F f) {
 #pragma unroll
@@ -148,20 +149,20 @@ __device__ __forceinline__ void for_peers(int world, F f) {
   }
 }
 
-/// A part of some work, of which all parts are done one after the other. It has four vectors of
-/// each thread, if there are so many: with less under way at once a thread mostly waits.
+/// Work that a block does slice by slice. A slice has at least four vectors for each thread, if
+/// there are so many: with fewer loads in flight a thread mostly waits.
 struct Slice {
   uint32_t part = 0;
   uint32_t parts = 1;
 };
 
-/// f(i) for each of the first n that is this thread's, in a slice of them.
+/// Calls f(i) for each of the first n indices that belongs to this thread, within a slice.
 template <typename F>
 __device__ __forceinline__ void for_own(uint64_t n, F f, Slice slice = {}) {
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
   uint64_t each = n;
   if (slice.parts > 1) {
-    // A part of n and a little more: dividing exactly takes longer than what slices save.
+    // Slightly more than the exact part of n: an exact division takes longer than slices save.
     const float part = static_cast<float>(n) / static_cast<float>(slice.parts);
     each = round_up<uint64_t>(static_cast<uint64_t>(part * 1.0001f) + 1, kTileVectors);
     each = each < 4 * stride ? 4 * stride : each;

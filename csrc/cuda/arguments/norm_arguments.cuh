@@ -1,4 +1,4 @@
-// What the kernels of fused normalizations get besides a KernelCall, and how their rows lie.
+// The additional arguments of the kernels of fused normalizations, and the layout of their rows.
 #pragma once
 
 #include "../../protocol/norm_plan.h"
@@ -17,23 +17,23 @@ struct NormArguments {
   void* quantized;
   void* scale;
   uint64_t cols;
-  uint32_t vectors;  // of a row
+  uint32_t vectors;  // in a row
   uint32_t cluster_bits;
   NormShape shape;
   NormOptions options;
   bool scatters;
-  // Divisions are left to the host: they take longer than a row's arithmetic.
-  uint64_t rows;         // that the grid goes through: all, or as many as the largest part has
-  uint32_t full_uses;    // of the slots, each of rows_per_use rows
-  uint32_t last_use;     // rows of the one behind them
-  Partition parts;       // of all rows, among the ranks
-  uint64_t result_rows;  // of the residual and the results
-  uint64_t first_row;    // which one of those that an epilogue sees is the first of them
+  // The host does the divisions: they take longer than the arithmetic of a row.
+  uint64_t rows;       // rows that the grid processes: all rows, or the number of the largest part
+  uint32_t full_uses;  // of the slots, each of rows_per_use rows
+  uint32_t last_use;   // rows in the partial use after them
+  Partition parts;     // of all rows, among the ranks
+  uint64_t result_rows;  // rows of the residual and the results
+  uint64_t first_row;    // index of the first of them among the rows that an epilogue sees
   const float* given_scale;
   float* spill;
 
-  /// Brings the lines of the arguments near, all at once; otherwise a call would wait for each when
-  /// it comes to it.
+  /// Loads the lines of the arguments into the cache, all at once. Otherwise a call would wait for
+  /// each line at its first use.
   __device__ __forceinline__ void touch() const {
     ptx::touch(residual);
     ptx::touch(cols);
@@ -41,27 +41,28 @@ struct NormArguments {
     ptx::touch(parts.quotient);
   }
 
-  /// Blocks of a cluster stand side by side in the grid.
+  /// The blocks of a cluster are adjacent in the grid.
   __device__ __forceinline__ uint32_t cluster() const { return blockIdx.x >> cluster_bits; }
   __device__ __forceinline__ uint32_t clusters() const { return gridDim.x >> cluster_bits; }
   __device__ __forceinline__ uint32_t cluster_rank() const {
     return blockIdx.x & ((1u << cluster_bits) - 1);
   }
-  /// Row j of a rank's part: whether it is there, and which one of all it is.
+  /// Row j of a rank's part: whether it exists, and its index among all rows.
   __device__ __forceinline__ bool has_row(int owner, uint64_t j) const {
     return j < parts.part(owner).count;
   }
   __device__ __forceinline__ uint64_t row(int owner, uint64_t j) const {
     return parts.part(owner).start + j;
   }
-  /// f(p) for each of the first n rows, or of as many positions, that is this cluster's.
+  /// Calls f(p) for each of the first n rows or positions that belongs to this cluster.
   template <typename Index, typename F>
   __device__ __forceinline__ void for_own(Index n, F f) const {
     for (Index p = cluster(); p < n; p += clusters()) f(p);
   }
 };
 
-/// What a call asks for. Of a common one the kernel knows it, whatever the arguments say.
+/// The options of a call. For a common norm they are compile-time constants, regardless of the
+/// arguments.
 template <CommonNorm C>
 struct Asked {
   static constexpr bool kCommon = C != CommonNorm::other;
@@ -94,7 +95,8 @@ struct Asked {
   }
 };
 
-/// Blocks of kFullBlock threads that a multiprocessor holds of the kernels that serve every world.
+/// The number of blocks of kFullBlock threads on a multiprocessor, for kernels that serve every
+/// world size.
 inline constexpr int kRowBlocksHeld = 2;
 
 /// Row `row` of a matrix [.., cols].
@@ -108,7 +110,7 @@ __device__ __forceinline__ DenseTensor<dtype_size(D), Whole> matrix_row(const No
 template <DType D>
 inline constexpr int kVectorElements = static_cast<int>(kVectorBytes) / dtype_size(D);
 
-/// The scale of vector i of a row: which one of the row it is, and whether its columns begin there.
+/// The scale of vector i of a row: its index in the row, and whether its columns begin at vector i.
 template <DType D, bool Simple>
 __device__ __forceinline__ uint32_t group_of(const NormArguments& norm, uint32_t i) {
   const NormOptions& o = norm.options;
@@ -122,7 +124,7 @@ __device__ __forceinline__ bool leads_group(const NormArguments& norm, uint32_t 
   return i * kVectorElements<D> % static_cast<uint32_t>(o.quant_group_size) == 0;
 }
 
-/// Matrices of all ranks that lie here, by rank.
+/// The matrices of all ranks, gathered on this rank, by rank.
 struct GatheredRows {
   const void* input[kMaxCudaRanks];
   int32_t world;

@@ -1,5 +1,5 @@
-// Tensors, and messages inside of them, in 16-byte vectors: any length, any alignment of elements.
-// The last vector may be partial; what lies behind the end reads as zero and is never written
+// Tensors, and messages within them, in 16-byte vectors, for any length and any alignment of
+// elements. The last vector may be partial. Bytes past the end read as zero and are never written
 // (hazard 19).
 #pragma once
 
@@ -10,8 +10,9 @@ namespace collx::cuda {
 
 namespace detail {
 
-/// Calls f(element's address, its place in the vector) for each element that vector i has. Loops
-/// instead of straight code: this is rare, and must not cost the common path registers.
+/// Calls f(address of the element, its bit in the half vector) for each element in a half of vector
+/// i. It uses loops instead of unrolled code: this path is rare and must not take registers from
+/// the common path.
 template <typename Tensor, typename F>
 __device__ __forceinline__ void for_elements(const Tensor& tensor, uint64_t i, int half, F f) {
   const uint64_t offset = i * kVectorBytes + 8 * half;
@@ -21,7 +22,7 @@ __device__ __forceinline__ void for_elements(const Tensor& tensor, uint64_t i, i
   }
 }
 
-// Volatile: these load from peers, too, and past the first-level cache.
+// Volatile: these also load from peers, and bypass the L1 cache.
 __device__ __forceinline__ uint64_t load_element(const volatile char* from, uint32_t unit) {
   if (unit == 8) return *reinterpret_cast<const volatile uint64_t*>(from);
   if (unit == 4) return *reinterpret_cast<const volatile uint32_t*>(from);
@@ -65,9 +66,9 @@ __device__ __forceinline__ void store_elements(const Tensor& tensor, uint64_t i,
 
 }  // namespace detail
 
-/// How any tensor is read and written by vectors. Of a `Tensor`: has(i), whether vector i begins
-/// before its end; whole(i), whether it is aligned and complete; place(offset) of a byte; bytes();
-/// unit(), those of an element.
+/// Reads and writes any tensor by vectors. A `Tensor` has these members: has(i), whether vector i
+/// begins before the end; whole(i), whether it is aligned and complete; place(offset), the address
+/// of a byte; bytes(), its size; unit(), the size of an element.
 template <typename Tensor>
 class VectorAccess {
  public:
@@ -75,19 +76,19 @@ class VectorAccess {
     return ceil_div<uint64_t>(self().bytes(), kVectorBytes);
   }
 
-  /// The load is where it is written: see ld_here.
+  /// The load is issued where it is written: see ld_here.
   __device__ __forceinline__ Vector load(uint64_t i) const {
     if (!self().has(i)) return {};
     if (__builtin_expect(self().whole(i), 1)) return ptx::ld_here(vector(i));
     return detail::load_elements(self(), i);
   }
-  /// From a peer's tensor, past the first-level cache.
+  /// Loads from a peer's tensor, bypassing the L1 cache.
   __device__ __forceinline__ Vector load_peer(uint64_t i) const {
     if (!self().has(i)) return {};
     if (__builtin_expect(self().whole(i), 1)) return ptx::ld_relaxed_sys(vector(i));
     return detail::load_elements(self(), i);
   }
-  /// Nothing is read before something is stored.
+  /// A store requires no additional loads.
   struct Ahead {};
   static constexpr int kAhead = 0;
   __device__ __forceinline__ Ahead ahead(uint64_t /*i*/) const { return {}; }
@@ -109,8 +110,8 @@ class VectorAccess {
   }
 };
 
-/// A dense tensor, of elements of `Size` bytes, of which nobody asks for what is behind the last.
-/// `Whole`: known to be aligned and of whole vectors.
+/// A dense tensor with elements of `Size` bytes. Vectors past its last one are never accessed.
+/// `Whole`: the tensor is known to be aligned and to consist of whole vectors.
 template <int Size, bool Whole = false>
 class DenseTensor : public VectorAccess<DenseTensor<Size, Whole>> {
  public:
@@ -133,7 +134,7 @@ class DenseTensor : public VectorAccess<DenseTensor<Size, Whole>> {
   bool aligned_;
 };
 
-/// A message as a tensor: what is read and written of it. `Simple`: one run of whole vectors.
+/// Accesses a message as a tensor. `Simple`: the message is one run of whole vectors.
 template <bool Simple = false>
 class Run : public VectorAccess<Run<Simple>> {
  public:
@@ -163,8 +164,8 @@ __device__ __forceinline__ void store(const Message& m, uint64_t i, Vector v) {
   Run<Simple>(m).store(i, v);
 }
 
-/// Copies a slice of a message within this rank, by all threads of the grid. Nothing, where there
-/// is no place for it: in place it is where it belongs.
+/// Copies a slice of a message within this rank, by all threads of the grid. It does nothing if the
+/// message has no destination: in an in-place call the data is already there.
 template <bool Simple = false>
 __device__ __forceinline__ void copy_own(const Message& from, const Message& to, Slice slice = {}) {
   if (to.bytes == 0) return;

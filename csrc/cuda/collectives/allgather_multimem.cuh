@@ -1,8 +1,9 @@
-// Allgather and broadcast by multicast: a rank stores what all get of it to all of them at once.
-// Symmetric outputs are written where they are; otherwise the messages go through the region, two
-// halves in turn.
+// Allgather and broadcast by multicast: a rank stores its message to all ranks at once. Symmetric
+// outputs are written directly. Otherwise the messages go through the region, in two alternating
+// halves.
 //
-// Costs a rank its own message out, and what all send in, bit for bit.
+// Cost: a rank sends its own message and receives the messages of all senders. Results are
+// bit-exact copies.
 #pragma once
 
 #include "../stages/combine.cuh"

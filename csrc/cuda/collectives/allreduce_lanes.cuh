@@ -1,8 +1,9 @@
 // All-reduce, two-shot, by chunks in lanes: every rank scatters its tensor to the owners of its
-// parts; an owner reduces and sends the result to all, into their outputs where these are
-// symmetric, else into slots, from which each rank stores it.
+// parts. An owner reduces its part and sends the result to all ranks. Results go into the outputs
+// if these are symmetric. Otherwise they go into slots, from which each rank stores them to its
+// output.
 //
-// Costs 2 (W-1)/W of the tensor on each link.
+// Cost: 2 (W-1)/W of the tensor on each link.
 #pragma once
 
 #include "../../protocol/partition.h"

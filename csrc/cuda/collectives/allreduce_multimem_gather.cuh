@@ -1,8 +1,8 @@
-// All-reduce, two-shot, whose second half goes by multicast: every rank pulls its part from the
-// peers' inputs, reduces it in the order of the ranks, and stores it to all of them at once.
-// Symmetric inputs are pulled from where they are; others are staged first.
+// All-reduce, two-shot, with multicast in the second half: every rank pulls its part from the
+// peers' inputs, reduces it in rank order, and stores it to all ranks at once. Symmetric inputs are
+// pulled directly. Other inputs are staged first.
 //
-// Costs (W-1)/W of the tensor on each link, then 1/W of it out and all of it in, and a barrier for
+// Cost: (W-1)/W of the tensor on each link, then 1/W of it out and all of it in, and a barrier for
 // each step of each chunk.
 #pragma once
 

@@ -1,8 +1,8 @@
 // All-reduce, one-shot, by multicast: every rank loads the sum of all inputs. Symmetric inputs are
-// read where they are; others are staged in the region, two halves in turn, and so are those that
-// the call overwrites.
+// read directly. Other inputs, and inputs that the call overwrites, are staged in the region, in
+// two alternating halves.
 //
-// Costs the tensor once on each link, in each direction, and two barriers.
+// Cost: the tensor once on each link in each direction, and two barriers.
 #pragma once
 
 #include "../stages/combine.cuh"

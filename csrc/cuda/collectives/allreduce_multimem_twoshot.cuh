@@ -1,8 +1,7 @@
-// All-reduce, two-shot, by multicast: every rank loads the sum of all inputs' parts that are its
-// own, and stores it to all ranks. Symmetric inputs are read where they are; others are staged
-// first.
+// All-reduce, two-shot, by multicast: every rank loads the sum of its part over all inputs, and
+// stores it to all ranks. Symmetric inputs are read directly. Other inputs are staged first.
 //
-// Costs the tensor once on each link, in each direction, and a barrier for each step of each chunk.
+// Cost: the tensor once on each link in each direction, and a barrier for each step of each chunk.
 #pragma once
 
 #include "multimem_parts.cuh"

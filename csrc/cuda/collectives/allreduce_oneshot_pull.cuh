@@ -1,8 +1,8 @@
-// All-reduce, one-shot, by pulling: every rank reads all inputs and reduces them for itself.
-// Symmetric inputs are read where they are; others are staged in the region, two halves in turn,
-// and so are those that the call overwrites.
+// All-reduce, one-shot, by pulling: every rank reads all inputs and reduces them itself. Symmetric
+// inputs are read directly. Other inputs, and inputs that the call overwrites, are staged in the
+// region, in two alternating halves.
 //
-// Costs W-1 times the tensor on each link, and two barriers.
+// Cost: W-1 times the tensor on each link, and two barriers.
 #pragma once
 
 #include "../stages/combine.cuh"

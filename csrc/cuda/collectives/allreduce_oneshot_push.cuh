@@ -1,7 +1,7 @@
 // All-reduce, one-shot, by pushing: every rank stores its tensor into its slots at every peer,
-// polls its own slots until all words are there, and reduces in rank order.
+// polls its own slots until all words have arrived, and reduces in rank order.
 //
-// Costs W-1 times the tensor on each link, and one flight over it: for small tensors.
+// Cost: W-1 times the tensor on each link, and one link latency. Intended for small tensors.
 #pragma once
 
 #include "../stages/combine.cuh"
@@ -20,12 +20,13 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const int world = World<W>::size(call);
   const Tensor input(call.input, call.numel);
   const auto output = Stage::template output<Simple>(call.output, call.numel, epilogue...);
-  // Threads that have a mask, or nothing behind the tensor's end, go along.
+  // Threads that hold a mask, or only elements past the end of the tensor, also take part.
   const auto carries = [&](uint64_t j) { return !Wire::kMasked || j < input.vectors(); };
   const auto load = [&](uint64_t j) { return carries(j) ? input.load(j) : Vector{}; };
   Vector own;
 
-  // Epoch, data and the poison word are in flight together: none is looked at before all are.
+  // The loads of the epoch, the data and the poison word are in flight together: nothing waits for
+  // one of them before all have started.
   const auto push = [&](const Place& at) {
     own = load(Wire::data_index(at.vector));
     const PeerSlots<Wire, kRanks> slots{call, world, slot_offset(call, 0, at.epoch, at.i)};

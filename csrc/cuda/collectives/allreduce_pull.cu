@@ -5,7 +5,7 @@
 
 namespace collx::cuda {
 
-// The barriers take far longer than the code around them: one kernel for all calls.
+// The barriers take far longer than the surrounding code, so one kernel serves all calls.
 Kernel allreduce_oneshot_pull(const Instance& i) {
   return for_dtype_and_world(
       i, [&]<DType D, int W>() { return as_kernel(allreduce_oneshot_pull_kernel<Reduce<D>, W>); });

@@ -1,8 +1,9 @@
-// All-reduce on symmetric tensors: the owner of a part pulls it from every peer's input, reduces,
-// and stores the result into every peer's output. One loop between two barriers, no copy.
+// All-reduce on symmetric tensors: the owner of a part pulls it from every peer's input, reduces
+// it, and stores the result into every peer's output. One loop between two barriers, without
+// copies.
 //
-// Costs 2 (W-1)/W of the tensor on each link. Input and output may be the same tensor: an element
-// is read and written by its owner alone.
+// Cost: 2 (W-1)/W of the tensor on each link. Input and output may be the same tensor: only the
+// owner of an element reads and writes it.
 #pragma once
 
 #include "../../protocol/partition.h"
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
       const uint64_t j = part.start + i;
       const auto inputs = from_memory<kRanks>(
           world, [&](int rank) { return Tensor(pull.input[rank], call.numel).load_peer(j); });
-      // Every rank's output, beginning with the own one.
+      // Every rank's output, beginning with this rank's own.
       const auto store = [&](Vector v) {
 #pragma unroll
         for (int d = 0; d < kRanks; ++d) {

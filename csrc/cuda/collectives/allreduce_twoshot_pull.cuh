@@ -1,8 +1,8 @@
-// All-reduce, two-shot, by pulling: every rank reduces its part of all inputs into its region,
-// and after a barrier everyone gathers the parts from there. Symmetric inputs are read where they
-// are; others are staged first.
+// All-reduce, two-shot, by pulling: every rank reduces its part of all inputs into its region.
+// After a barrier, every rank gathers the parts from the regions. Symmetric inputs are read
+// directly. Other inputs are staged first.
 //
-// Costs 2 (W-1)/W of the tensor on each link, and a barrier for each step of each chunk.
+// Cost: 2 (W-1)/W of the tensor on each link, and a barrier for each step of each chunk.
 #pragma once
 
 #include "../../protocol/partition.h"
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const Partition parts(input.vectors(), world);
   const bool staged = pull.input[0] == nullptr;
   const uint64_t most = pull.result_bytes / kVectorBytes;
-  // Where the part of `owner` begins among the inputs that a rank has staged.
+  // The start of the part of `owner` in the inputs that rank `of` has staged.
   const auto staging = [&](int of, int owner, const Half& half) {
     return pull.staged(call, of, half.parity) + static_cast<uint64_t>(owner) * most;
   };

@@ -1,7 +1,8 @@
-// All-reduce, two-shot, by pushing: every rank scatters its tensor to the owners of its parts; an
-// owner polls, reduces, and pushes the result to all; everyone drains.
+// All-reduce, two-shot, by pushing: every rank scatters its tensor to the owners of its parts. An
+// owner polls its slots, reduces, and pushes the result to all ranks, which store it to their
+// outputs.
 //
-// Costs 2 (W-1)/W of the tensor on each link, and two flights over it.
+// Cost: 2 (W-1)/W of the tensor on each link, and two link latencies.
 #pragma once
 
 #include "../../protocol/partition.h"
@@ -10,8 +11,8 @@
 
 namespace collx::cuda {
 
-/// Where the vectors of a tensor's parts lie in it. Each part has as many places as the largest one
-/// has vectors: every use of a tile must carry a word between every two ranks.
+/// The location of the vectors of each part in the tensor. Each part has as many places as the
+/// largest part has vectors: in every use, a tile must carry a word between every two ranks.
 template <typename Wire, bool Simple>
 class Parts {
  public:
@@ -19,8 +20,8 @@ class Parts {
       : call_(call), parts_(vectors, world) {}
 
   struct Found {
-    uint64_t vector;  // of the tensor
-    bool has;         // false at a filler, and for a thread that has a mask
+    uint64_t vector;  // index in the tensor
+    bool has;         // false for a filler, and for a thread that holds a mask
   };
   __device__ __forceinline__ Found find(int owner, const Place& at) const {
     if constexpr (Simple && !Wire::kMasked) return {owner * call_.vectors + at.vector, true};
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     const auto sums =
         from_slots<Wire, kRanks>(session, Phase::gather, at.epoch,
                                  slot_offset(call, kGather, at.epoch, at.i), world, Vector{});
-    // Of a few ranks, what an epilogue reads is asked for before the sums are there.
+    // For few ranks, the loads of the epilogue start before the sums have arrived.
     constexpr bool kEarly = Output::kAhead > 0 && Output::kAhead * kRanks <= 4;
     typename Output::Ahead ahead[kRanks];
     const auto ask = [&](int owner) {

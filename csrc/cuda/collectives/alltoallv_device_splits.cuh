@@ -1,10 +1,10 @@
-// Alltoallv whose splits lie in device memory. The ranks tell each other how many rows they are
-// about to send, and send them through channels at the same time. A rank waits for rows when it has
-// the counts. Between two ranks a long message is left to a second kernel (alltoallv_long.cuh): the
-// sender and the receiver both know its length then.
+// Alltoallv with splits in device memory. The ranks exchange the number of rows that they are going
+// to send, and send these rows through channels at the same time. A rank waits for rows after it
+// has received the counts. With two ranks, a long message is left to a second kernel
+// (alltoallv_long.cuh): by then the sender and the receiver both know its length.
 //
-// The counts travel as words {rows, epoch} in a mailbox that every call uses in both directions
-// between all ranks, so two of them suffice. Every block reads all counts for itself.
+// The counts are words {rows, epoch} in a mailbox. Every call uses it in both directions between
+// all ranks, so two mailboxes are sufficient. Every block reads all counts itself.
 #pragma once
 
 #include "device_rows.cuh"
@@ -15,28 +15,28 @@ namespace collx::cuda {
 constexpr uint64_t kEpochMask = (1ull << kCountEpochBits) - 1;
 constexpr uint64_t kRefused = ~0ull >> kCountEpochBits;  // sent instead of rows
 
-/// In memory of the block.
+/// In shared memory of the block.
 struct Agreed {
   uint64_t sent[kMaxCudaRanks];      // rows, by rank
-  uint64_t received[kMaxCudaRanks];  // likewise
+  uint64_t received[kMaxCudaRanks];  // rows, by rank
   uint32_t epoch;                    // of the counts
-  bool long_from, long_to;           // whether the message to the peer, or from it, is left
+  bool long_from, long_to;           // whether the message from, or to, this rank is left
   Routes routes;
 };
 
-/// The rows of all ranks before one, of all where it is the number of ranks: kRefused when they do
-/// not fit.
+/// The sum of the rows of all ranks before `rank`; of all ranks if `rank` is the world size.
+/// Returns kRefused if the sum exceeds the capacity.
 __device__ __forceinline__ uint64_t rows_before(const uint64_t* rows, int rank, uint64_t capacity) {
   uint64_t sum = 0;
   for (int r = 0; r < rank; ++r) {
-    // Each by itself, since a sum may wrap around.
+    // Each count is checked on its own, since a sum may wrap around.
     if (rows[r] > capacity) return kRefused;
     sum += rows[r];
   }
   return sum <= capacity ? sum : kRefused;
 }
 
-/// Of splits that do not fit.
+/// Fails because the splits do not fit.
 __device__ __forceinline__ void refuse(const KernelCall& call, Patience& patience, Phase phase,
                                        const uint64_t* rows, uint64_t capacity) {
   if (!patience.alive()) return;
@@ -45,14 +45,14 @@ __device__ __forceinline__ void refuse(const KernelCall& call, Patience& patienc
   patience.fail(Failure::splits, phase, Blame{call.rank, capacity, sum});
 }
 
-/// Of messages to others, or from them.
+/// The number of wire vectors of the longest message to or from another rank.
 __device__ __forceinline__ uint64_t most_vectors(const Message* messages, int world) {
   uint64_t vectors = 0;
   for (int d = 1; d < world; ++d) vectors = max(vectors, messages[d].wire);
   return vectors;
 }
 
-/// Whether a message is left to the second kernel. Then it takes nothing of the channels.
+/// Whether a message is left to the second kernel. If so, it does not use the channels.
 template <int Ranks>
 __device__ __forceinline__ bool is_left(const KernelCall& call, Message& m) {
   if (Ranks > 2 || !is_long(m.wire, call.capacity)) return false;
@@ -60,16 +60,16 @@ __device__ __forceinline__ bool is_left(const KernelCall& call, Message& m) {
   return true;
 }
 
-/// Channels whose messages become known on the way: first what this rank sends, then what it gets.
-/// Thread r < world of each block sees to rank r. The counts of more than two ranks take registers
-/// that the vectors need.
+/// Channels whose messages become known during the call: first the messages that this rank sends,
+/// then those that it receives. Thread r < world of each block handles rank r. The counts of more
+/// than two ranks would take registers that the vectors need.
 template <int Ranks>
 class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
   using Base = Channels<Ranks, false, Ranks == 2>;
 
  public:
   using Transport::pairs;
-  /// Tells the others what they get. Where the splits do not fit the input, the block has failed.
+  /// Announces the counts to the other ranks. If the splits do not fit the input, the block fails.
   __device__ __forceinline__ SplitChannels(const KernelCall& call, Patience& patience,
                                            const Routes& tensors, const DeviceSplits& given,
                                            Agreed& agreed)
@@ -78,7 +78,8 @@ class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
     this->extend(most_vectors(agreed.routes.from, call.world));
   }
 
-  /// Waits for the counts, and lays out what comes. False, where it does not fit the output.
+  /// Waits for the counts, and computes the layout of the received rows. Returns false if they do
+  /// not fit the output.
   static __device__ __forceinline__ bool meet(Session<SplitChannels>& session,
                                               const Routes& tensors, const DeviceSplits& given,
                                               Agreed& agreed) {
@@ -91,7 +92,7 @@ class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
       agreed.received[peer] = own ? agreed.sent[peer] : count_of(call, patience, peer, agreed);
     }
     __syncwarp();
-    // The thread behind the last rank's does the same for what is behind the last row.
+    // The thread after the last rank's thread does the same for the output after the last row.
     if (peer <= call.world) {
       const bool behind = peer == call.world;
       const uint64_t start = rows_before(agreed.received, peer, given.capacity);
@@ -137,7 +138,7 @@ class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
                      rows);
       if (peer != call.rank) agreed.long_from = is_left<Ranks>(call, from);
       if (blockIdx.x == 0 && peer != call.rank && patience.alive()) {
-        // One word, which orders nothing.
+        // A single relaxed word: it orders no other access.
         ptx::st_relaxed_sys(
             &call.header(peer)->counts[epoch & 1][call.rank],
             (all == kRefused ? kRefused : rows) << kCountEpochBits | (epoch & kEpochMask));
@@ -149,7 +150,8 @@ class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
     patience.agree();
   }
 
-  /// Advances the epoch, by the last block to have read it. Of a warp that awaits no counts.
+  /// Advances the epoch, in the last block that has read it. The thread is in a warp that does not
+  /// wait for counts.
   static __device__ __forceinline__ void advance(const KernelCall& call, const Agreed& agreed) {
     RegionHeader* own = call.header();
     if (threadIdx.x + 1 == blockDim.x && atomicAdd(&own->counts_blocks, 1u) + 1 == gridDim.x) {
@@ -158,7 +160,7 @@ class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
     }
   }
 
-  /// Rows from a peer.
+  /// The number of rows from a peer.
   static __device__ __forceinline__ uint64_t count_of(const KernelCall& call, Patience& patience,
                                                       int peer, const Agreed& agreed) {
     const uint64_t mark = agreed.epoch & kEpochMask;
@@ -172,7 +174,8 @@ class SplitChannels : public Channels<Ranks, false, Ranks == 2> {
         },
         blame);
     const uint64_t rows = seen >> kCountEpochBits;
-    // Who refuses its splits reports it: wait for that, instead of failing by what follows.
+    // The rank that refuses its splits reports the failure. Wait for that report instead of failing
+    // for a later reason.
     if (rows == kRefused) {
       patience.wait(
           Phase::counts, [] { return false; }, blame);

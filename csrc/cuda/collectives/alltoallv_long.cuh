@@ -1,6 +1,6 @@
-// The long messages of an alltoallv between two ranks whose splits lie on the device, by chunks in
-// lanes, and what stays on this rank. alltoallv_device_splits.cuh has exchanged the counts before.
-// It has done all of this itself where neither message is long.
+// The long messages of an alltoallv between two ranks with splits in device memory, by chunks in
+// lanes, and the part that stays on this rank. alltoallv_device_splits.cuh has exchanged the counts
+// before. If neither message is long, it has done all of this itself.
 #pragma once
 
 #include "../transports/chunks.cuh"
@@ -8,7 +8,7 @@
 
 namespace collx::cuda {
 
-/// A second kernel of a call, which is counted already.
+/// The second kernel of a call. The first kernel has already counted the call.
 class LongLanes : public Lanes<2, 1> {
  public:
   using Lanes<2, 1>::Lanes;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kLaneBound, 2)
   const Message kept = message(output, given.received, rank);
   const uint64_t arrived = static_cast<uint64_t>(given.received[0] + given.received[1]);
   const Message cleared = rows_of(output, given.row_bytes, arrived, given.capacity - arrived);
-  // Where the call has failed, the counts may be anything.
+  // If the call has failed, the counts may have any value.
   const bool works = __syncthreads_and(session.alive()) != 0;
   if (threadIdx.x == 0) {
     const auto chunks_of = [&](const Message& m, bool is) {

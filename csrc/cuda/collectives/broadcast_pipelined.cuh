@@ -1,9 +1,9 @@
-// Broadcast in a pipeline: the root sends each other rank a slice of its own, 1/(W-1) of the
-// tensor; that rank forwards every word, as it arrives, to the ranks that are not the root.
+// Broadcast in a pipeline: the root sends a different slice, 1/(W-1) of the tensor, to each other
+// rank. That rank forwards every word, when it arrives, to the ranks that are not the root.
 //
-// Costs the tensor once on the root's link, and two flights. In all-reduce's two-shot slots: the
-// second stage carries fillers to the root, so that every two ranks exchange words in both
-// directions in every use. The fillers use a direction of the links that is idle.
+// Cost: the tensor once on the root's link, and two link latencies. The kernel uses the slots of
+// the two-shot all-reduce. The second stage carries fillers to the root, so that every two ranks
+// exchange words in both directions in every use. The fillers use an idle direction of the links.
 #pragma once
 
 #include "../stages/combine.cuh"
@@ -21,14 +21,14 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const int world = World<W>::size(call);
   const int root = call.rank_at(routes.root, world);
 
-  // The root: a vector of each slice to the rank that forwards it.
+  // On the root: sends a vector of each slice to the rank that forwards it.
   const auto scatter = [&](const Place& at) {
     load_and_send<Wire, kRanks>(
         session, world, slot_offset(call, kScatter, at.epoch, at.i),
         [&](int d) { return load<Simple>(routes.from[d], Wire::data_index(at.vector)); });
   };
-  // Another rank: a vector of its slice, on to the others and to its output. The masks travel
-  // along.
+  // On another rank: sends a vector of its slice to the other ranks and stores it to its output.
+  // The masks are forwarded too.
   const auto forward = [&](const Place& at) {
     char* slot = call.arriving + slot_offset(call, kScatter, at.epoch, at.i) +
                  static_cast<uint32_t>(root) * call.source_bytes;
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     store<Simple>(routes.to[routes.root], Wire::data_index(at.vector), data);
     Wire::rearm(slot);
   };
-  // A vector of every slice that others forward; to the root, fillers, of which nothing is kept: it
-  // expects no message.
+  // Receives a vector of every slice that other ranks forward. The root receives fillers and stores
+  // none of them: it expects no message.
   const uint32_t others = ~(~0u << world) & ~(1u << call.rank) & ~(1u << root);
   const auto gather = [&](const Place& at) {
     const Arrivals<kRanks> arrivals(call, slot_offset(call, kForward, at.epoch, at.i));

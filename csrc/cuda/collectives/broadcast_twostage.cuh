@@ -1,8 +1,8 @@
-// Broadcast in two stages: the root scatters 1/W of the tensor to each rank, then all gather from
-// each other. Symmetric outputs are used where they are; otherwise the parts go through the region,
-// two halves in turn.
+// Broadcast in two stages: the root scatters 1/W of the tensor to each rank, then all ranks gather
+// from each other. Symmetric outputs are used directly. Otherwise the parts go through the region,
+// in two alternating halves.
 //
-// Costs 2 (W-1)/W of the tensor on the root's link, and two barriers a chunk.
+// Cost: 2 (W-1)/W of the tensor on the root's link, and two barriers for each chunk.
 #pragma once
 
 #include "../../protocol/partition.h"
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const Partition parts(call.vectors, world);
   const Message &input = routes.from[0], &output = routes.to[0];
 
-  // Where `owner` keeps vector i of a half of its part.
+  // The location where `owner` keeps vector i of a half of its part.
   const auto place_of = [&](int owner, const Half& half, uint64_t i) {
     Message m = output;
     if (symmetric) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   };
   const auto gather = [&](const Half& half) {
     for_parts(half, [&](int owner, uint64_t j, uint64_t i) {
-      if (symmetric && owner == call.rank) return;  // it is there
+      if (symmetric && owner == call.rank) return;  // it is already there
       if (is_root) return store(output, j, load(input, j));
       const VectorPlace from = place_of(owner, half, i);
       store(output, j, Run<>(from.message).load_peer(from.index));

@@ -4,7 +4,7 @@
 
 namespace collx::cuda {
 
-// Simple ones are of whole vectors.
+// Simple calls have whole vectors only.
 Kernel gather_scatter_direct(const Instance& i) {
   return for_world_and_simple(
       i, [&]<int W, bool Simple>() { return as_kernel(gather_scatter_direct_kernel<W, Simple>); });

@@ -1,8 +1,8 @@
-// Every collective but all-reduce, by chunks in lanes: each rank sends its messages to the peers'
-// slots, and copies or reduces what it takes out of its own.
+// Every collective except all-reduce, by chunks in lanes: each rank sends its messages to the
+// peers' slots, and copies or reduces the chunks that arrive in its own slots.
 //
-// Costs the messages on each link. A pair of which only one sends needs no word of the other one
-// but what it has consumed.
+// Cost: the messages on each link. If only one rank of a pair sends, the other one only announces
+// the chunks that it has consumed.
 #pragma once
 
 #include "../stages/combine.cuh"
@@ -10,7 +10,7 @@
 
 namespace collx::cuda {
 
-/// `Simple`: a sum or a copy of messages that are one run of whole vectors each.
+/// `Simple`: a sum or a copy of messages that each consist of one run of whole vectors.
 template <typename Stage, int W, bool Simple, typename... Epilogue>
 __global__ void __launch_bounds__(kLaneBound, 2)
     exchange_lanes_kernel(const __grid_constant__ KernelCall call,

@@ -1,7 +1,7 @@
 // Broadcast (one stage), gather, scatter, alltoallv and reduce through channels: senders store
-// their messages into slots at the receivers, who poll them, and copy or reduce.
+// their messages into slots at the receivers, which poll them, and copy or reduce.
 //
-// Costs the messages on each link, and one flight over it.
+// Cost: the messages on each link, and one link latency.
 #pragma once
 
 #include "one_way.cuh"

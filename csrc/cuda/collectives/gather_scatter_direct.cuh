@@ -1,8 +1,8 @@
-// Copies between the ranks' own tensors: every rank stores its messages where they belong in the
-// peers' symmetric outputs. One loop between two barriers, no copy in between.
+// Copies between the ranks' own tensors: every rank stores its messages directly into the peers'
+// symmetric outputs. One loop between two barriers, without intermediate copies.
 //
-// Costs the messages on each link. Nobody writes what a peer still reads: the first barrier says
-// that all outputs may be written, the last one that all of them have been.
+// Cost: the messages on each link. No rank writes data that a peer still reads: the first barrier
+// states that all outputs may be written, and the last one that all of them have been written.
 #pragma once
 
 #include "../arguments/vectors.cuh"
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     gather_scatter_direct_kernel(const __grid_constant__ KernelCall call,
                                  const __grid_constant__ Routes routes) {
   constexpr int kRanks = World<W>::kRanks;
-  constexpr int kInFlight = 4;  // vectors of a thread
+  constexpr int kInFlight = 4;  // vectors for each thread
   Session<BlockBarrier> session(call);
   const int world = World<W>::size(call);
 
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     for (uint64_t i = mine; i < call.vectors; i += kInFlight * stride) {
 #pragma unroll
       for (int hop = 0; hop < kRanks; ++hop) {
-        // The own copy last: the links are what takes time.
+        // The copy within this rank comes last, because the links take the most time.
         const int d = hop + 1 < world ? hop + 1 : 0;
         if (hop >= world) continue;
         if (hop == 0 || d == 0 || !routes.same) {

@@ -1,8 +1,8 @@
 // Allgather, alltoall and reducescatter through slots: every rank stores a message into its slots
-// at every peer, polls its own slots until all words are there, and copies or reduces them.
+// at every peer, polls its own slots until all words have arrived, and copies or reduces them.
 //
-// Costs the messages on each link, and one flight over it. Every two ranks exchange words in both
-// directions in every use, fillers where a message is shorter than the longest.
+// Cost: the messages on each link, and one link latency. Every two ranks exchange words in both
+// directions in every use. Messages that are shorter than the longest one are padded with fillers.
 #pragma once
 
 #include "../stages/combine.cuh"

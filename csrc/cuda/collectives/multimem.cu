@@ -1,4 +1,4 @@
-// Kernels that go through NVLink multicast.
+// Kernels that use NVLink multicast.
 #include "allgather_multimem.cuh"
 #include "allreduce_multimem_gather.cuh"
 #include "allreduce_multimem_oneshot.cuh"

@@ -1,9 +1,9 @@
-// What the two-shot all-reduces have in common whose results go to all ranks by multicast: every
-// rank reduces its part, and stores it to all at once. Results go into symmetric outputs;
-// otherwise, and in front of an epilogue, to the place in the staging memory where the inputs' part
-// is or would be, and behind a barrier into the output.
+// The common part of the two-shot all-reduces that send their results by multicast: every rank
+// reduces its part and stores it to all ranks at once. Results go into symmetric outputs.
+// Otherwise, and before an epilogue, they go into the staging memory, to the place where the
+// inputs' part is or would be staged, and after a barrier into the output.
 //
-// Input and output may be the same tensor: an element is read and written by its owner alone.
+// Input and output may be the same tensor: only the owner of an element reads and writes it.
 #pragma once
 
 #include "../../protocol/partition.h"
@@ -13,13 +13,14 @@
 
 namespace collx::cuda {
 
-/// Where one vector of this rank's part is: in the tensor, and in a half of the staging memory.
+/// The location of one vector of this rank's part: in the tensor, and in a half of the staging
+/// memory.
 struct PartPlace {
   uint64_t of_tensor;
   uint64_t of_half;
 };
 
-/// `staged`: inputs are staged first. `source_of(half, place)`: where the ranks' vectors come from.
+/// `staged`: inputs are staged first. `source_of(half, place)`: the source of the ranks' vectors.
 template <typename Stage, typename M, typename Output, typename SourceOf>
 __device__ __forceinline__ void run_parts(Session<MulticastBarrier<M>>& session,
                                           const PullArguments& pull,
@@ -31,7 +32,7 @@ __device__ __forceinline__ void run_parts(Session<MulticastBarrier<M>>& session,
   const DenseTensor<Stage::kElementBytes> input(call.input, call.numel);
   const Partition parts(input.vectors(), world);
   const bool direct = multicast.output != nullptr;
-  // Vectors of a part in the staging memory.
+  // The number of vectors of a part in the staging memory.
   const uint64_t room = pull.result_bytes / kVectorBytes;
 
   const auto for_parts = [&](const Half& half, auto f) {

@@ -1,4 +1,4 @@
-// Reduction and norm of rows that lie here already: what the fallback and a single rank need.
+// Reduction and norm of rows that are already on this rank, for the fallback and for a single rank.
 #pragma once
 
 #include "../stages/norm.cuh"

@@ -1,9 +1,9 @@
 // All-reduce and norm, two-shot, by multicast: every rank loads the sums of its part of the rows,
-// rounded to the dtype, and stores them to all ranks, each of which finishes all rows from there.
-// Symmetric inputs are read where they are; others are staged first. Sums go to the place in the
-// staging memory where the inputs that they are made of are or would be.
+// rounded to the dtype, and stores them to all ranks. Each rank finishes all rows from these sums.
+// Symmetric inputs are read directly. Other inputs are staged first. Sums go into the staging
+// memory, to the place where the inputs that they are computed from are or would be staged.
 //
-// Costs the tensor once on each link, in each direction, and a barrier for each step of each chunk.
+// Cost: the tensor once on each link in each direction, and a barrier for each step of each chunk.
 #pragma once
 
 #include "../stages/norm.cuh"
@@ -25,12 +25,13 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
   NormStage<Results, false> stage(norm, epilogue...);
   const uint32_t i = stage.index();
   const bool staged = multicast.input == nullptr;
-  // This thread's vector of the row at position p for `owner`, in a half of the staging memory.
+  // The index of this thread's vector of the row at position p for `owner`, in a half of the
+  // staging memory.
   const auto place = [&](int owner, uint64_t p) {
     return (static_cast<uint32_t>(owner) * uint64_t{norm.shape.rows_per_use} + p) * norm.vectors +
            i;
   };
-  // f(owner, row, place) for the rows of all parts.
+  // Calls f(owner, row, place) for the rows of all parts.
   const auto for_parts = [&](const Half& half, auto f) {
     norm.for_own(half.count, [&](uint64_t p) {
 #pragma unroll 1
@@ -71,8 +72,8 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
     });
   };
   stage.prefetch();
-  // A block that has given up goes on through all its rows, without waiting: its neighbors in the
-  // cluster still count on it.
+  // A block that has failed still runs through all its rows, without waiting: its neighbors in the
+  // cluster depend on it.
   run_barriers<true>(session, !staged, norm.rows, norm.shape.rows_per_use,
                      step(stage_inputs, Phase::stage_barrier, staged), step(sum_own, Phase::gather),
                      step(finish));

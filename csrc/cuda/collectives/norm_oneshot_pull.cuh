@@ -1,7 +1,7 @@
-// All-reduce and norm, one-shot, by pulling: every rank reads all inputs and does all the rows.
-// Symmetric inputs are read where they are; others are staged first.
+// All-reduce and norm, one-shot, by pulling: every rank reads all inputs and processes all rows.
+// Symmetric inputs are read directly. Other inputs are staged first.
 //
-// Costs W-1 times the tensor on each link, and a barrier a chunk.
+// Cost: W-1 times the tensor on each link, and a barrier for each chunk.
 #pragma once
 
 #include "../stages/norm.cuh"
@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
     });
   };
   stage.prefetch();
-  // A block that has given up goes on through all its rows, without waiting: its neighbors in the
-  // cluster still count on it.
+  // A block that has failed still runs through all its rows, without waiting: its neighbors in the
+  // cluster depend on it.
   run_barriers<true>(session, !staged, norm.rows, norm.shape.rows_per_use,
                      step(stage_inputs, Phase::stage_barrier, staged), step(finish));
 }

@@ -1,8 +1,8 @@
 // All-reduce and norm, one-shot, by pushing: every rank stores its rows into its slots at every
-// peer, polls its own slots, and reduces, normalizes and quantizes every row, all in registers.
-// Where rows are scattered, a rank gets those of its part alone.
+// peer, polls its own slots, and reduces, normalizes and quantizes every row, all in registers. If
+// rows are scattered, a rank receives only the rows of its part.
 //
-// Costs W-1 times the tensor on each link (scattered: its other parts), and one flight over it.
+// Cost: W-1 times the tensor on each link (if scattered: its other parts), and one link latency.
 #pragma once
 
 #include "../stages/norm.cuh"
@@ -25,15 +25,16 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
   Pieces<Simple>& pieces = session.transport;
   const int world = World<W>::size(call);
   const bool scatters = !Simple && norm.scatters;
-  const bool whole = stage.steps() == 1;  // rows
+  const bool whole = stage.steps() == 1;  // of whole rows
   const auto exists = [&](uint64_t j) { return !scatters || norm.has_row(call.rank, j); };
-  // Of the row that was pushed last: where this thread's vector travels, and that of this rank. Of
-  // the next one, which is pushed when all of that has come: this rank's.
+  // `at` and `own` belong to the row that was pushed last: the slot of this thread's vector, and
+  // this rank's vector. `next` is this rank's vector of the next row, which is pushed after all
+  // vectors of the last row have arrived.
   PieceSlot at;
   Vector own, next;
 
-  // Vector i of row j for a rank: of all, or of its part. A filler where that part is shorter than
-  // the largest, since every use of a tile carries a word between every two ranks.
+  // Vector i of row j for a rank: of all rows, or of its part. It is a filler if that part is
+  // shorter than the largest one: in every use, a tile must carry a word between every two ranks.
   const auto load = [&](int rank, uint64_t j, uint32_t i) {
     if (scatters && !norm.has_row(rank, j)) return Vector{};
     return matrix_row<D, Simple>(norm, call.input, scatters ? norm.row(rank, j) : j).load(i);
@@ -62,7 +63,8 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
                                        Wire::to_wire(own)),
               residual);
   };
-  // Row j of the results. Rows of several steps come one at a time, each step in a use of its own.
+  // Row j of the results. Rows of several steps are processed one at a time, each step in its own
+  // use.
   const auto finish = [&](uint32_t p, uint64_t j, auto push_next) {
     const auto fetch = [&](uint32_t step, RowValues<D>& x) {
       if (!whole) {

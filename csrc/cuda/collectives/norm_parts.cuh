@@ -1,5 +1,5 @@
-// What the two-shot norms that push have in common: the rows of a part, scattered to their owner
-// and summed up there, and the way from an owner to all.
+// The common part of the two-shot norms that push: the rows of a part are scattered to their owner
+// and summed there, and the owner sends results to all ranks.
 #pragma once
 
 #include "../stages/norm.cuh"
@@ -10,7 +10,7 @@ namespace collx::cuda {
 template <typename Results, int W, bool Simple>
 struct NormParts {
   static constexpr DType D = Results::kDType;
-  static constexpr int kScatter = 0, kGather = 1;  // stages of the slots
+  static constexpr int kScatter = 0, kGather = 1;  // of the slots
   static constexpr int kRanks = World<W>::kRanks;
   using Wire = SentinelWire<D>;
 
@@ -19,8 +19,8 @@ struct NormParts {
     return session.transport.slot(stage_of_slots, p, byte);
   }
 
-  /// A filler where a part is shorter than the largest, since every use of a tile carries a word
-  /// between every two ranks. Here and in all that follows: such rows are exchanged and not stored.
+  /// Returns a filler if a part is shorter than the largest one: in every use, a tile must carry a
+  /// word between every two ranks. All functions below exchange such rows and do not store them.
   __device__ __forceinline__ Vector load(int owner, uint64_t j, uint32_t i) const {
     if (!norm.has_row(owner, j)) return {};
     return matrix_row<D, Simple>(norm, session.call.input, norm.row(owner, j)).load(i);
@@ -37,7 +37,7 @@ struct NormParts {
                                 [&](int d) { return Wire::to_wire(v[d]); });
   }
 
-  /// Row by row: scattered, then each of the steps in turn.
+  /// Processes row by row: scatters a row, then runs each of the steps.
   template <typename... Steps>
   __device__ __forceinline__ void run(Steps... steps) const {
     run_rows(
@@ -58,7 +58,7 @@ struct NormParts {
         from_slots<Wire, kRanks>(session, Phase::arrival, from.epoch, from.offset, world(), own));
   }
 
-  /// Results, in the form that travels, to all peers: at a byte of the piece at position p.
+  /// Pushes results in wire format to all peers, at byte `byte` of the piece at position p.
   template <typename To>
   __device__ __forceinline__ void push_to_all(uint32_t p, uint32_t byte, Vector v) const {
     if (!session.alive()) return;

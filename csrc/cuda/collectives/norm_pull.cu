@@ -4,7 +4,7 @@
 
 namespace collx::cuda {
 
-// The barriers take far longer than the code around them: one kernel for all worlds.
+// The barriers take far longer than the surrounding code, so one kernel serves all world sizes.
 Kernel norm_oneshot_pull(const Instance& i) {
   return for_dtype<can_normalize>(
       i.dtype, [&]<DType D>() { return as_kernel(norm_oneshot_pull_kernel<Normalized<D>>); });

@@ -1,8 +1,8 @@
 // All-reduce and norm, two-shot, by pulling: every rank reduces, normalizes and quantizes its part
-// of the rows into its region, and after a barrier everyone gathers from there. Symmetric inputs
-// are read where they are; others are staged first.
+// of the rows into its region. After a barrier, every rank gathers from the regions. Symmetric
+// inputs are read directly. Other inputs are staged first.
 //
-// Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and a barrier for each
+// Cost: (W-1)/W of the tensor on each link, then (W-1)/W of the results, and a barrier for each
 // step of each chunk.
 #pragma once
 
@@ -26,13 +26,13 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
   NormStage<Results, false> stage(norm, epilogue...);
   const uint32_t i = stage.index();
   const bool staged = pull.input[0] == nullptr;
-  // This thread's vector of the row at position p for `owner`, among the inputs that a rank has
+  // This thread's vector of the row at position p for `owner`, in the inputs that a rank has
   // staged.
   const auto staging = [&](int rank, int owner, const Half& half, uint64_t p) {
     const uint64_t row = static_cast<uint64_t>(owner) * norm.shape.rows_per_use + p;
     return pull.staged(call, rank, half.parity) + row * norm.vectors + i;
   };
-  // Of what a rank passes on at position p, this block's piece.
+  // This block's piece of the results that a rank passes on at position p.
   const auto piece_of = [&](int rank, const Half& half, uint64_t p) {
     const uint64_t piece = (p << norm.cluster_bits) + norm.cluster_rank();
     return reinterpret_cast<char*>(pull.passed(call, rank, half.parity)) +
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kFullBlock, kRowBlocksHeld)
     });
   };
   stage.prefetch();
-  // A block that has given up goes on through all its rows, without waiting: its neighbors in the
-  // cluster still count on it.
+  // A block that has failed still runs through all its rows, without waiting: its neighbors in the
+  // cluster depend on it.
   run_barriers<true>(session, !staged, norm.rows, norm.shape.rows_per_use,
                      step(stage_inputs, Phase::stage_barrier, staged),
                      step(finish_own, Phase::gather), step(gather));

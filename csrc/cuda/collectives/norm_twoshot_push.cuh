@@ -1,7 +1,8 @@
-// All-reduce and norm, two-shot, by pushing: every rank scatters its rows to their owners; an owner
-// polls, reduces, normalizes, quantizes, and pushes what comes out to all; everyone drains.
+// All-reduce and norm, two-shot, by pushing: every rank scatters its rows to their owners. An owner
+// polls its slots, reduces, normalizes, quantizes, and pushes the results to all ranks, which store
+// them to their outputs.
 //
-// Costs (W-1)/W of the tensor on each link, then (W-1)/W of the results, and two flights.
+// Cost: (W-1)/W of the tensor on each link, then (W-1)/W of the results, and two link latencies.
 #pragma once
 
 #include "../transports/result_row.cuh"
@@ -10,7 +11,7 @@
 
 namespace collx::cuda {
 
-/// A plane of every owner's, as it arrives in slots.
+/// One plane of every owner's results, as it arrives in slots.
 template <typename Wire, int Ranks>
 struct ArrivingPlane {
   const KernelCall& call;
@@ -23,7 +24,7 @@ struct ArrivingPlane {
   __device__ __forceinline__ void rearm(int owner) const {
     if (plane.has) Wire::rearm(at(owner));
   }
-  /// Of many ranks computed in every turn of a polling loop: see Arrivals.
+  /// For many ranks, each iteration of a polling loop computes the address: see Arrivals.
   __device__ __forceinline__ char* at(int owner) const {
     const uint32_t offset = Ranks > 4 ? ptx::keep(slot.offset) : slot.offset;
     return call.arriving + offset + owner * call.source_bytes;
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
           return all;
         },
         [&] {
-          int missing = call.rank;  // nobody: all have come since
+          int missing = call.rank;  // no rank: all have arrived since
 #pragma unroll
           for (int owner = kRanks - 1; owner >= 0; --owner) {
             if (is_peer(owner) && !arrived(owner)) missing = owner;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
     return ArrivingPlane<From, kRanks>{
         call, plane, plane.has ? parts.slot(Parts::kGather, p, plane.byte) : PieceSlot{}};
   };
-  // What every owner has passed on, all planes but one at once.
+  // Receives the results of every owner: all planes except one together.
   const auto drain = [&](uint32_t p, uint64_t j) {
     if (!stage.has(i)) return;
     const auto residual = arriving(wire.residual(), p);

@@ -1,7 +1,7 @@
-// All-reduce and norm, two-shot, by pushing, where the sums are rounded and fewer bytes than the
-// results: owners push those, and every rank finishes every row from there.
+// All-reduce and norm, two-shot, by pushing, for calls whose sums are rounded and take fewer bytes
+// than the results: owners push the sums, and every rank finishes every row from them.
 //
-// Costs 2 (W-1)/W of the tensor on each link, as an all-reduce alone, and two flights.
+// Cost: 2 (W-1)/W of the tensor on each link, like an all-reduce alone, and two link latencies.
 #pragma once
 
 #include "../transports/result_row.cuh"
@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
     if (!stage.has(i) || !parts.sum(p, j, x)) return;
     const Vector rounded = Wire::to_wire(E::pack(x));
     parts.template push_to_all<Wire>(p, byte, rounded);
-    // The own place among the arrivals, which nobody else writes, keeps it for the next phase.
+    // This rank's own slot among the arrivals, which no other rank writes, keeps the sum for the
+    // next phase.
     const PieceSlot own = parts.slot(Parts::kGather, p, byte);
     Wire::push(call.arriving + own.offset + call.rank * call.source_bytes, rounded);
   };
@@ -40,8 +41,8 @@ __global__ void __launch_bounds__(kFullBlock, Simple ? World<W>::kBlocksHeld : k
     return norm.has_row(owner, j) ? stage.residual(norm.row(owner, j), i) : Vector{};
   };
 
-  // The row that each owner has at position p: all at once, where the registers take as many as
-  // there are ranks, or one by one.
+  // The row of each owner at position p: all rows together if the registers are sufficient for all
+  // ranks, otherwise one by one.
   const auto finish = [&](uint32_t p, uint64_t j) {
     const PieceSlot from = parts.slot(Parts::kGather, p, byte);
     if constexpr (Simple && kRanks <= 4) {

@@ -1,5 +1,5 @@
 // A one-way collective over channels: every rank sends messages to some ranks, and takes messages
-// from some. For the kernels that differ in how the routes become known.
+// from some. Shared by the kernels that differ in how the routes become known.
 #pragma once
 
 #include "../stages/combine.cuh"
@@ -9,7 +9,7 @@
 
 namespace collx::cuda {
 
-/// What a thread does with one vector of a use.
+/// The operations of a thread on one vector of a use.
 template <typename Stage, typename T>
 class OneWay {
   using Wire = WireFor<Stage>;
@@ -44,10 +44,10 @@ class OneWay {
 
   struct Taken {
     Vector v[kRanks];
-    uint32_t ranks;  // a bit each; none where nothing has come
+    uint32_t ranks;  // a bit for each; zero if nothing has arrived
   };
 
-  /// A vector from every rank of which a message reaches so far; the slots are armed again.
+  /// Takes a vector from every rank whose message reaches this vector, and re-arms the slots.
   __device__ __forceinline__ Taken take(uint32_t use, uint32_t i) {
     const auto& channels = session_.transport;
     Taken taken{};
@@ -88,9 +88,9 @@ class OneWay {
   const int world_;
 };
 
-/// Through the slots of channels, use by use: sends to all, takes from all, and tells the senders.
-/// `meet`, behind the first sends, makes known what comes; false: nothing will. `keep(slice)` does
-/// what is left to do within this rank.
+/// Runs through the slots of channels, use by use: sends to all, takes from all, and announces it
+/// to the senders. `meet` runs after the first sends and determines the messages that arrive;
+/// false: none will arrive. `keep(slice)` does the work within this rank.
 template <typename Stage, typename T, typename Meet, typename Keep>
 __device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& routes, int world,
                                             Meet meet, Keep keep) {
@@ -111,10 +111,10 @@ __device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& r
   }
 }
 
-/// The same for messages that are known from the start.
+/// The same for messages that are known at the start.
 template <typename Stage, typename T>
 __device__ __forceinline__ void run_one_way(Session<T>& session, const Routes& routes, int world) {
-  // In a reduction the root's own values go through the stage; everything else stays here.
+  // In a reduction the root's own values go through the stage. All other kept values are copied.
   const auto keep = [&](Slice slice) {
     if (!Stage::kReduces || routes.root != 0)
       copy_own<T::kSimple>(routes.from[0], routes.to[0], slice);

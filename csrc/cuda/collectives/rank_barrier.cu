@@ -5,7 +5,7 @@
 namespace collx::cuda {
 namespace {
 
-/// Before the copies of a call, which is counted by the barrier behind them.
+/// The barrier before the copies of a call. The barrier after the copies counts the call.
 class EntryBarrier : public BlockBarrier {
  public:
   using BlockBarrier::BlockBarrier;

@@ -1,4 +1,4 @@
-// Reduction of tensors that lie here already: what the fallback needs.
+// Reduction of tensors that are already on this rank, for the fallback.
 #pragma once
 
 #include "../stages/combine.cuh"
@@ -7,7 +7,7 @@
 
 namespace collx::cuda {
 
-/// Tensors of all ranks, by rank.
+/// The tensors of all ranks, by rank.
 struct GatheredTensors {
   const void* input[kMaxRanks];
   void* output;

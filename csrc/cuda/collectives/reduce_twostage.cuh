@@ -1,9 +1,9 @@
-// Reduce of large tensors, in two stages: every rank sends each rank that is not the root its part,
-// 1/(W-1) of the tensor; that rank reduces it and passes the result on to the root.
+// Reduce of large tensors in two stages: every rank sends a part, 1/(W-1) of the tensor, to each
+// rank that is not the root. That rank reduces its part and sends the result to the root.
 //
-// Costs the tensor once on each link, and two flights. In all-reduce's two-shot slots: every two
-// ranks exchange words in both directions in every use, since the root sends in the first stage and
-// receives in the second.
+// Cost: the tensor once on each link, and two link latencies. The kernel uses the slots of the
+// two-shot all-reduce. Every two ranks exchange words in both directions in every use, since the
+// root sends in the first stage and receives in the second.
 #pragma once
 
 #include "../stages/combine.cuh"
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
   const auto keep = [&](Slice slice) {
     if (routes.root != 0) copy_own(routes.kept, routes.to[0], slice);
   };
-  // To each rank but the root, a vector of the part that it reduces.
+  // Sends to each rank except the root a vector of the part that it reduces.
   const auto scatter = [&](const Place& at) {
     load_and_send<Wire, kRanks>(
         session, world, slot_offset(call, kScatter, at.epoch, at.i),
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     char* root = call.outgoing[routes.root] + slot_offset(call, kGather, at.epoch, at.i);
     reduce_into<Stage>(call, world, parts, OneSlot<Wire>{root});
   };
-  // The root: a vector of every part.
+  // On the root: receives a vector of every part.
   const auto gather = [&](const Place& at) {
     const auto sums =
         from_slots<Wire, kRanks>(session, Phase::gather, at.epoch,

@@ -1,7 +1,7 @@
-// Reducescatter and reduce on symmetric inputs: a rank pulls what it has to reduce from the peers'
-// inputs. One loop between two barriers, no copy in between.
+// Reducescatter and reduce on symmetric inputs: a rank pulls the values that it reduces from the
+// peers' inputs. One loop between two barriers, without intermediate copies.
 //
-// Costs the messages on each link. The last barrier says that all inputs may be overwritten.
+// Cost: the messages on each link. The last barrier states that all inputs may be overwritten.
 #pragma once
 
 #include "../stages/combine.cuh"

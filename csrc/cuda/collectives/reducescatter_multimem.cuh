@@ -1,8 +1,9 @@
-// Reducescatter and reduce by multicast: a rank loads the sum of what it has to reduce. Symmetric
-// inputs are read where they are; others are staged in the region, two halves in turn.
+// Reducescatter and reduce by multicast: a rank loads the sum of the values that it reduces.
+// Symmetric inputs are read directly. Other inputs are staged in the region, in two alternating
+// halves.
 //
-// Costs a rank all of its own input out, and its result in. The last barrier says that all inputs
-// may be overwritten.
+// Cost: a rank sends all of its own input and receives its result. The last barrier states that all
+// inputs may be overwritten.
 #pragma once
 
 #include "../stages/combine.cuh"

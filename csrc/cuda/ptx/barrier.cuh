@@ -1,14 +1,14 @@
-// Barriers of some of the threads of a block. Barrier 0 is that of __syncthreads().
+// Barriers for some of the threads of a block. Barrier 0 is the barrier of __syncthreads().
 //
 // The instructions count whole warps, and a warp that arrives in two groups would be counted twice.
-// So each of them is preceded by __syncwarp().
+// Therefore __syncwarp() precedes each of them.
 #pragma once
 
 #include "../../protocol/types.h"
 
 namespace collx::cuda::ptx {
 
-/// Waits for `threads` threads, those that only arrive included.
+/// Waits for `threads` threads, including those that only arrive.
 __device__ __forceinline__ void bar_sync(uint32_t barrier, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -1,8 +1,8 @@
-// Thread-block clusters: stores into the shared memory of a neighbor, which announce themselves at
-// a barrier there. Without hardware for them a cluster is one block, and nothing here is reached.
+// Thread-block clusters: stores into the shared memory of a neighbor block, which signal a barrier
+// there. Without hardware support a cluster is one block, and this code is never reached.
 //
-// The cluster's own barrier is used once, at the start. A release on it would wait for everything
-// that a thread has under way, stores to other GPUs among it.
+// The cluster's own barrier is used once, at the start. A release on it would wait for all accesses
+// that a thread has in flight, including stores to other GPUs.
 #pragma once
 
 #include "../../protocol/types.h"
@@ -15,14 +15,14 @@ namespace collx::cuda::ptx {
 #define COLLX_CLUSTERS 0
 #endif
 
-/// A barrier in shared memory, of one arrival and a number of bytes a phase.
+/// A barrier in shared memory with one arrival and a number of bytes in each phase.
 using TransactionBarrier = unsigned long long;
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// By one thread, before cluster_arrive().
+/// Called by one thread, before cluster_arrive().
 __device__ __forceinline__ void init(TransactionBarrier* barrier) {
 #if COLLX_CLUSTERS
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
@@ -30,8 +30,8 @@ __device__ __forceinline__ void init(TransactionBarrier* barrier) {
 #endif
 }
 
-/// By every thread of the cluster, in turn with the wait, behind which all blocks of the cluster
-/// run and their barriers can be used.
+/// Called by every thread of the cluster, followed by the wait. After the wait all blocks of the
+/// cluster run, and their barriers can be used.
 __device__ __forceinline__ void cluster_arrive() {
 #if COLLX_CLUSTERS
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -43,7 +43,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-/// The one arrival of a phase, which ends when that many bytes have come.
+/// The single arrival of a phase. The phase ends after that many bytes have arrived.
 __device__ __forceinline__ void expect(TransactionBarrier* barrier, uint32_t bytes) {
 #if COLLX_CLUSTERS
   asm volatile(
@@ -53,15 +53,15 @@ __device__ __forceinline__ void expect(TransactionBarrier* barrier, uint32_t byt
 #endif
 }
 
-/// Until the phase of that parity has ended: then its bytes are there. They come from other blocks
-/// of the cluster, hence the scope.
+/// Waits until the phase of that parity has ended, so that its bytes have arrived. The bytes come
+/// from other blocks of the cluster, hence the cluster scope.
 ///
-/// No limit of its own, and it needs none. The hardware runs all blocks of a cluster at once; each
-/// goes through the same reductions in the same order, whatever has failed (a thread that gives up
-/// skips waits and stores to peers, never a reduction); and whatever else it waits for before one
-/// is bounded by the communicator's timeout. So the neighbors' bytes come, one reduction after the
-/// other. A limit would be worse than none: a block that left would take its shared memory with it,
-/// and a neighbor's store into that is an error that loses the context.
+/// The wait needs no timeout. The hardware runs all blocks of a cluster at once. Each block goes
+/// through the same reductions in the same order, even after a failure: a thread that has failed
+/// skips waits and stores to peers, but never a reduction. All other waits before a reduction are
+/// bounded by the communicator's timeout. Therefore the neighbors' bytes arrive. A timeout would do
+/// harm: the shared memory of a block that exits is released, and a neighbor's store into it is an
+/// error that destroys the context.
 __device__ __forceinline__ void wait(TransactionBarrier* barrier, uint32_t parity) {
 #if COLLX_CLUSTERS
   uint32_t ended = 0;
@@ -77,7 +77,8 @@ __device__ __forceinline__ void wait(TransactionBarrier* barrier, uint32_t parit
 #endif
 }
 
-/// Eight bytes to where `here` points in block `rank` of the cluster, and to its barrier.
+/// Stores eight bytes to the address of `here` in block `rank` of the cluster, and signals its
+/// barrier.
 __device__ __forceinline__ void st_cluster(const void* here, TransactionBarrier* barrier,
                                            uint32_t rank, uint32_t low, uint32_t high) {
 #if COLLX_CLUSTERS

@@ -1,13 +1,13 @@
 // Conversions between float32 and narrower floats by their PTX names, to nearest even. CUDA's
-// headers for these types have them, too, but a machine that compiles an epilogue need not have
-// those headers, and they would be most of what it compiles.
+// headers for these types also provide them. But a machine that compiles an epilogue may lack those
+// headers, and they would be most of the code that it compiles.
 #pragma once
 
 #include "../../protocol/norm.h"
 
 namespace collx::cuda::ptx {
 
-/// Two values in a word, the first in its low half.
+/// Two values in a word. The first one is in the low half.
 __device__ __forceinline__ uint32_t cvt_rn_bf16x2(float low, float high) {
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -27,7 +27,8 @@ __device__ __forceinline__ float cvt_f32_f16(uint32_t word) {
   return value;
 }
 
-/// Two bytes of fp8, the first in the low one: clamped, and 0x7F of NaN, whatever its sign.
+/// Two bytes of fp8. The first one is the low byte. Values are clamped, and NaN of either sign
+/// becomes 0x7F.
 template <Quantization To>
 __device__ __forceinline__ uint32_t cvt_rn_satfinite_fp8x2(float low, float high) {
   static_assert(To == Quantization::e4m3fn || To == Quantization::e5m2);

@@ -1,4 +1,4 @@
-// Stages: what is done with the vectors of all ranks on their way from a source to a sink.
+// Stages: the operations on the vectors of all ranks between a source and a sink.
 #pragma once
 
 #include "../arguments/vectors.cuh"
@@ -6,12 +6,12 @@
 
 namespace collx::cuda {
 
-/// Each goes where it belongs.
+/// Stores each rank's vector at its destination.
 struct Copy {
   static constexpr bool kReduces = false;
 };
 
-/// One is made of them, in rank order.
+/// Reduces the vectors of all ranks to one, in rank order.
 template <DType D>
 struct Reduce {
   using Elements = cuda::Elements<D>;
@@ -19,7 +19,8 @@ struct Reduce {
   static constexpr DType kDType = D;
   static constexpr int kElementBytes = dtype_size(D);
 
-  /// Where results go: a tensor, or the one message of a reduction. `Whole`: of whole vectors.
+  /// The destination of results: a tensor, or the one message of a reduction. `Whole`: the
+  /// destination consists of whole vectors.
   template <bool Whole>
   static __device__ __forceinline__ auto output(void* data, uint64_t numel) {
     return DenseTensor<kElementBytes, Whole>(data, numel);
@@ -29,7 +30,7 @@ struct Reduce {
     return Run<Whole>(to);
   }
 
-  /// `call`: whatever has a reduce_op.
+  /// `call`: any type with a member reduce_op.
   template <bool Simple, typename Call, int Ranks>
   static __device__ __forceinline__ Vector reduced(const Call& call, int world,
                                                    const Vector (&v)[Ranks]) {
@@ -37,7 +38,7 @@ struct Reduce {
   }
 };
 
-/// A vector of each rank, reduced, to a sink. By whole warps.
+/// Reduces one vector from each rank into a sink. All lanes of a warp must call it.
 template <typename Stage, bool Simple = false, typename Call, typename Source, typename Sink>
 __device__ __forceinline__ void reduce_into(const Call& call, int world, const Source& source,
                                             const Sink& sink) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void reduce_into(const Call& call, int world, const S
   source.rearm();
 }
 
-/// Vector i of the message to each peer, by distance, of which sends(d) is true.
+/// Loads vector i of the message to each peer for which sends(d) is true, by distance.
 template <bool Simple, int Ranks, typename Sends>
 __device__ __forceinline__ void load_each(const Routes& routes, int world, uint64_t i,
                                           Vector (&v)[Ranks], Sends sends) {
@@ -58,8 +59,8 @@ __device__ __forceinline__ void load_each(const Routes& routes, int world, uint6
   });
 }
 
-/// Each rank's vector, to its place among the messages that arrive. `ranks`: those that send one, a
-/// bit each.
+/// Stores each rank's vector at its destination among the received messages. `ranks`: a bit for
+/// each rank that sends a vector.
 template <bool Simple, int Ranks>
 __device__ __forceinline__ void store_each(const KernelCall& call, const Routes& routes, int world,
                                            uint64_t i, const Vector (&v)[Ranks],

@@ -1,12 +1,12 @@
-// A reduction with an epilogue behind it: every rank does something with the elements that it gets,
-// on their way into its output. The reduced values travel between the ranks, rounded, and not what
-// is made of them, so that extra tensors may differ from rank to rank.
+// A reduction with an epilogue: every rank applies the epilogue to the elements that it receives,
+// before it stores them to its output. The ranks exchange the reduced, rounded values, not the
+// results of the epilogue. The extra tensors may therefore differ between ranks.
 //
-// An epilogue is a struct `F` that protocol/epilogue_program.h writes:
-//   Arguments                            what it takes of EpilogueArguments
+// protocol/epilogue_program.h generates an epilogue as a struct `F`:
+//   Arguments                            the members of EpilogueArguments that it uses
 //   kDType, kResult, kExtras, kCoordinates, kEpilogueForm
-//   apply(value, extras, coordinates, arguments)   of one element
-//   kRounded                             whether that is rounded to kResult: else it is float32
+//   apply(value, extras, coordinates, arguments)   for one element
+//   kRounded                             whether apply() rounds to kResult; else it returns float32
 #pragma once
 
 #include "combine.cuh"
@@ -16,7 +16,7 @@ namespace collx::cuda {
 
 namespace detail {
 
-/// The coordinates of an element, and of those behind it one after the other.
+/// The coordinates of an element. next() advances to the next element.
 template <typename F>
 class Coordinates {
   static constexpr int kCount = F::kCoordinates;
@@ -56,9 +56,9 @@ requires(F::kCoordinates == 0) class Coordinates<F> {
   __device__ __forceinline__ void next() {}
 };
 
-/// Those elements of an extra that go with the vector of the output whose first element is `first`,
-/// wherever they lie. A function of its own: there is one for each place where a kernel takes a
-/// vector, and each would be compiled.
+/// Loads the elements of an extra that correspond to the output vector whose first element is
+/// `first`, for any layout. This is not inlined: a kernel calls it at each place where it takes a
+/// vector, and each copy would be compiled.
 template <int Size>
 __device__ __noinline__ Vector load_any_extra(const ExtraTensor& extra, uint64_t first,
                                               uint64_t numel) {
@@ -83,7 +83,7 @@ __device__ __noinline__ Vector load_any_extra(const ExtraTensor& extra, uint64_t
   return vector_of(half[0], half[1]);
 }
 
-/// The same, at once where they are a vector that is quickly found.
+/// The same, with a fast path for whole vectors whose offset is computed by reciprocals.
 template <int Size>
 __device__ __forceinline__ Vector load_extra(const ExtraTensor& extra, uint64_t first,
                                              uint64_t numel) {
@@ -96,8 +96,8 @@ __device__ __forceinline__ Vector load_extra(const ExtraTensor& extra, uint64_t 
   return load_any_extra<Size>(extra, first, numel);
 }
 
-/// The same where its form is known; of one that is the same for the whole vector the first element
-/// alone.
+/// The same for a form that is known at compile time. If the whole vector shares one element of the
+/// extra, this loads only that element.
 template <int Size, ExtraForm kForm>
 __device__ __forceinline__ Vector load_known_extra(const ExtraTensor& extra, uint64_t first,
                                                    uint64_t numel) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ Vector load_known_extra(const ExtraTensor& extra, uin
   }
 }
 
-/// What goes with one vector of the output, of all extras.
+/// The elements of all extras for one vector of the output.
 template <typename F>
 class Extras {
   using Value = Elements<F::kDType>;
@@ -122,7 +122,7 @@ class Extras {
 
  public:
   Extras() = default;
-  /// Asks for it. `first`, `numel`: of the output's elements.
+  /// Starts the loads. `first`, `numel`: elements of the output.
   __device__ __forceinline__ Extras(const typename F::Arguments& epilogue, uint64_t first,
                                     uint64_t numel) {
     for_each([&]<int X>() {
@@ -134,7 +134,7 @@ class Extras {
     });
   }
 
-  /// Those of element e of the vector.
+  /// The extras of element e of the vector.
   __device__ __forceinline__ void get(int e, Acc (&elements)[kRoom]) const {
     for_each([&]<int X>() {
       constexpr bool kSame = kForm.whole && kForm.extra[X].lies == Lies::same;
@@ -154,7 +154,7 @@ class Extras {
   Vector vector_[kRoom];
 };
 
-/// What F makes of a vector's elements: make(e, what it makes of `value(e)`), one after the other.
+/// Applies F to the elements of a vector in order: calls make(e, the result for `value(e)`).
 template <typename F, typename Value, typename Make>
 __device__ __forceinline__ void map(const typename F::Arguments& epilogue, uint64_t first,
                                     const Extras<F>& extras, Value value, Make make) {
@@ -168,8 +168,8 @@ __device__ __forceinline__ void map(const typename F::Arguments& epilogue, uint6
   }
 }
 
-/// Results side by side, as they are stored. `Rounded`: they are values of T; else they are
-/// float32, and are rounded here, by twos.
+/// Results in the layout in which they are stored. `Rounded`: the results are already values of T.
+/// Otherwise they are float32, and this rounds them in pairs.
 template <ValueType T, int Count, bool Rounded>
 struct Packed {
   static constexpr int kBytes = kValueTypes[static_cast<int>(T)].bytes, kTotal = Count * kBytes;
@@ -222,8 +222,8 @@ struct Packed {
 
 }  // namespace detail
 
-/// An output that takes reduced vectors, and keeps what the epilogue makes of them. Element i of it
-/// goes with element i of the reduced tensor, whatever their sizes.
+/// An output that takes reduced vectors and stores the results of the epilogue. Element i of the
+/// output corresponds to element i of the reduced tensor, whatever their element sizes are.
 template <typename F, bool Whole>
 class MappedTensor {
   using Value = Elements<F::kDType>;
@@ -232,7 +232,7 @@ class MappedTensor {
   static constexpr int kCount = Value::kCount;
 
  public:
-  /// What it reads of the extras, asked for while the reduced vector is awaited.
+  /// The extras, loaded while the thread waits for the reduced vector.
   using Ahead = detail::Extras<F>;
   static constexpr int kAhead = F::kExtras;
 
@@ -292,7 +292,7 @@ class MappedTensor {
   const Arguments& epilogue_;
 };
 
-/// As Reduce, with outputs that an epilogue goes before.
+/// Like Reduce, with outputs that apply an epilogue.
 template <typename F>
 struct Map : Reduce<F::kDType> {
   template <bool Whole>

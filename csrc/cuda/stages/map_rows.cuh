@@ -1,7 +1,7 @@
-// Normalized rows with an epilogue behind them: what it makes of a row, rounded to the dtype, takes
-// the row's place before it is stored or quantized. `F` as in map.cuh; its result is of the dtype,
-// and it has
-//   kForm    what the kernel has to be able to do
+// Normalized rows with an epilogue: the result of the epilogue, rounded to the dtype, replaces the
+// row before it is stored or quantized. `F` is as in map.cuh. Its result has the dtype, and F also
+// has
+//   kForm    the features that the kernel must support
 #pragma once
 
 #include "map.cuh"
@@ -9,7 +9,7 @@
 
 namespace collx::cuda {
 
-/// As Normalized.
+/// Like Normalized.
 template <typename F>
 class MapRows {
   static constexpr int kCount = Elements<F::kDType>::kCount;

@@ -1,7 +1,7 @@
-// The stages behind a reduction: add the residual, normalize the row, quantize.
-// docs/internals/numerics.md has the formulas; the order of the operations here is theirs. Which of
-// them a call has is uniform over the grid and known at run time, but in kernels for common calls,
-// which know it beforehand.
+// The stages after a reduction: add the residual, normalize the row, quantize.
+// docs/internals/numerics.md has the formulas; the operations here follow their order. Which of the
+// stages a call uses is uniform over the grid and known at run time. Kernels for common calls know
+// it at compile time.
 #pragma once
 
 #include "../arguments/norm_arguments.cuh"
@@ -13,22 +13,22 @@
 
 namespace collx::cuda {
 
-/// A row from the sum over the ranks to its results, by all threads of a cluster together.
+/// Processes a row from the sum over the ranks to its results, by all threads of a cluster.
 ///
-/// `Simple`: an RMS norm of rows of whole aligned vectors with a weight of their dtype, in one step
-/// and without scales of groups.
+/// `Simple`: an RMS norm of rows of whole aligned vectors, with a weight of the same dtype, in one
+/// step and without group scales.
 template <typename Results, bool Simple>
 class NormStage {
   static constexpr DType D = Results::kDType;
   using E = Elements<D>;
   static constexpr int kCount = E::kCount;
-  static constexpr bool kOneWeight = Simple || D == DType::float32;  // vector, of the dtype
+  static constexpr bool kOneWeight = Simple || D == DType::float32;  // one vector, in the dtype
   struct Weights {
     Vector v[kOneWeight ? 1 : 2];
   };
 
  public:
-  /// `epilogue`: of Results that map.
+  /// `epilogue`: for Results that map.
   template <typename... Epilogue>
   __device__ explicit NormStage(const NormArguments& norm, const Epilogue&... epilogue)
       : norm_(norm),
@@ -39,7 +39,7 @@ class NormStage {
     norm.touch();
   }
 
-  /// Which vector of its row is this thread's in a step.
+  /// The index in its row of this thread's vector in a step.
   __device__ __forceinline__ uint32_t steps() const {
     return !Simple && Results::kForm.steps ? norm_.shape.steps : 1;
   }
@@ -48,8 +48,9 @@ class NormStage {
   }
   __device__ __forceinline__ bool has(uint32_t i) const { return i < norm_.vectors; }
 
-  /// Asks for the weights of this thread's columns, and for the scale if it is given, which do not
-  /// change from row to row. Nothing waits for the answer yet, but for who stores the scale.
+  /// Starts the loads of the weights for this thread's columns, and of the scale if it is given.
+  /// They do not change from row to row. Only the thread that stores the scale waits for its load
+  /// here.
   __device__ __forceinline__ void prefetch(uint32_t step = 0) {
     const uint32_t i = index(step);
     if (!has(i)) return;
@@ -62,19 +63,19 @@ class NormStage {
     if (steps() > 1) look_ahead(i);
   }
 
-  /// Of the residual, row `row` of the results.
+  /// Vector i of the residual for row `row` of the results.
   __device__ __forceinline__ Vector residual(uint64_t row, uint32_t i) const {
     if (!asked_.residual()) return {};
     return matrix_row<D, Simple>(norm_, norm_.residual, row).load(i);
   }
 
-  /// From the ranks' vectors to what is normalized; nothing, where one does not come.
+  /// Adds up the ranks' vectors and the residual. If a vector does not arrive, x stays unchanged.
   template <typename Source>
   __device__ __forceinline__ void sum(RowValues<D>& x, int world, const Source& source,
                                       const Vector& residual) const {
     if (add_up<D>(x, world, source)) accumulate(x, residual);
   }
-  /// The same from their sum.
+  /// The same for a sum that is already computed.
   __device__ __forceinline__ void accumulate(RowValues<D>& x, const Vector& residual) const {
     const bool parity = asked_.options().rounding != Rounding::fp32;
     if (parity) round(x);
@@ -84,8 +85,8 @@ class NormStage {
     if (parity) round(x);
   }
 
-  /// `fetch(step, x)` brings this thread's vector of each step, and takes part where there is none.
-  /// A row of several steps waits in memory until all of it has come.
+  /// `fetch(step, x)` loads this thread's vector of each step. It is called even if the thread has
+  /// no vector. A row of several steps is spilled to memory until all of its steps have arrived.
   template <typename Fetch, typename Sink>
   __device__ __forceinline__ void row(Fetch fetch, const Sink& sink) {
     RowValues<D> x;
@@ -111,7 +112,8 @@ class NormStage {
     }
   }
 
-  /// The first n of N rows at once, whose values fit the dtype: `sink(k)` takes those of row k.
+  /// Processes the first n of N rows together. Their values fit the dtype. `sink(k)` takes the
+  /// values of row k.
   template <int N, typename SinkOf>
   __device__ __forceinline__ void rows(const Vector (&values)[N], int n, SinkOf sink_of) {
     static_assert(Simple);
@@ -241,11 +243,11 @@ class NormStage {
     return !Simple && Results::kForm.groups && asked_.quantizes() &&
            asked_.options().scale_mode == ScaleMode::group;
   }
-  /// A scale for each row.
+  /// Whether each row has a scale.
   __device__ __forceinline__ bool needs_scale() const {
     return asked_.quantizes() && asked_.options().scale_mode == ScaleMode::row;
   }
-  /// Whether the largest result is known from the largest product with the weight.
+  /// Whether the largest result follows from the largest product with the weight.
   __device__ __forceinline__ bool from_products() const {
     return !Results::kMaps && !parity_weight();
   }
@@ -253,7 +255,7 @@ class NormStage {
     return !from_products() && needs_scale();
   }
 
-  /// To the dtype and back: a conversion takes two at once.
+  /// Rounds to the dtype and back. A conversion handles two values at once.
   static __device__ __forceinline__ void round(RowValues<D>& x) { unpack<D>(E::pack(x), x); }
 
   __device__ __forceinline__ Weights load(const void* data, uint32_t i) const {
@@ -282,14 +284,15 @@ class NormStage {
     if (parity_weight()) round(to);
   }
 
-  /// The subtree of squares.
+  /// The subtree of the squares of this thread's vector.
   static __device__ __forceinline__ float squares(const RowValues<D>& x) {
     RowValues<D> t;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) t[e] = x[e] * x[e];
     return tree(t);
   }
-  /// With the weight, which in most modes comes before everything else. Notes the largest product.
+  /// Multiplies by the weight, which in most modes comes before everything else. Updates the
+  /// largest product.
   __device__ __forceinline__ void multiply(RowValues<D>& x, float& largest) const {
     RowValues<D> gain;
     gains(gain);
@@ -309,19 +312,19 @@ class NormStage {
     return tree(t);
   }
 
-  /// With the sum of squares, and the largest product with the weight.
+  /// Completes the statistics from the sum of squares and the largest product with the weight.
   __device__ __forceinline__ void complete(const RowTotal& t) {
     inverse_ = 1.0f / sqrtf(t.sum / static_cast<float>(norm_.cols) + norm_.options.eps);
     largest_ = largest_result(t.largest);
   }
-  /// From the largest product with the weight.
+  /// The largest result, from the largest product with the weight.
   __device__ __forceinline__ uint32_t largest_result(uint32_t product) const {
     const float largest = float_of(product) * inverse_;
     const bool parity = asked_.options().rounding != Rounding::fp32;
     return magnitude(parity ? rounded<D>(largest) : largest);
   }
 
-  /// Elements of all results before those of vector i.
+  /// The index of vector i's first element among the elements of all results.
   __device__ __forceinline__ uint64_t first_of(uint32_t i) const {
     return (norm_.first_row + row_) * norm_.cols + uint64_t{i} * kCount;
   }
@@ -330,7 +333,7 @@ class NormStage {
       ahead_ = map_.ahead(first_of(i), (norm_.first_row + norm_.result_rows) * norm_.cols);
     }
   }
-  /// From what normalized() takes to the results of vector i.
+  /// Replaces the input of normalized() by the results of vector i.
   __device__ __forceinline__ void map(RowValues<D>& x, uint32_t i) const {
     if constexpr (Results::kMaps) {
       RowValues<D> y;
@@ -341,7 +344,7 @@ class NormStage {
       for (int e = 0; e < kCount; ++e) x[e] = y[e];
     }
   }
-  /// Of values that map() has gone over, where there is something to map.
+  /// If the stage maps, map() must have been applied to x.
   __device__ __forceinline__ void results(const RowValues<D>& x, RowValues<D>& y) const {
     if constexpr (Results::kMaps) {
 #pragma unroll
@@ -351,8 +354,8 @@ class NormStage {
     }
   }
 
-  /// The normalized values, of what is already multiplied by the weight but in the modes where
-  /// that comes last.
+  /// The normalized values. x is already multiplied by the weight, except in the modes that apply
+  /// the weight last.
   __device__ __forceinline__ void normalized(const RowValues<D>& x, RowValues<D>& y) const {
     if (layer()) return layer_results(x, y);
 #pragma unroll
@@ -414,7 +417,7 @@ class NormStage {
     sink.quantized(i, quantized_bytes(y, o.quantization));
   }
 
-  /// The largest result of the group that this thread's vector belongs to.
+  /// The largest result in the group of this thread's vector.
   __device__ __forceinline__ void measure_group(uint32_t step, RowValues<D>& x) {
     const uint32_t lanes = static_cast<uint32_t>(norm_.options.quant_group_size) / kCount;
     if (lanes > kWarpLanes) {
@@ -427,7 +430,7 @@ class NormStage {
     }
     if (from_products()) largest_ = largest_result(largest_);
   }
-  /// Of one vector: the largest result, or the largest product where the result follows from it.
+  /// For one vector: the largest result, or the largest product if the result follows from it.
   __device__ __forceinline__ uint32_t largest_in_group(const RowValues<D>& x, uint32_t i) const {
     if (!has(i)) return 0;
     if (!from_products()) return largest_of(x, i);
@@ -436,13 +439,13 @@ class NormStage {
     for (int e = 0; e < kCount; ++e) largest = larger_magnitude(largest, x[e]);
     return magnitude(largest);
   }
-  /// Of several warps, or even of several steps.
+  /// For a group of several warps or several steps.
   __device__ __forceinline__ void measure_wide_group(uint32_t step, uint32_t lanes,
                                                      RowValues<D>& x) {
     const uint32_t width = norm_.shape.step_vectors();
     const uint32_t count = steps() > 1 && lanes > width ? lanes / width : 1;
     __shared__ uint32_t largest[kFullBlock / kWarpLanes];
-    __syncthreads();  // the step before has been read
+    __syncthreads();  // the values of the previous step have been read
     if (threadIdx.x < kFullBlock / kWarpLanes) largest[threadIdx.x] = 0;
     __syncthreads();
     const uint32_t first = step - step % count;
@@ -456,7 +459,7 @@ class NormStage {
     largest_ = largest[threadIdx.x / lanes];
   }
 
-  // A long row, by its own block: every thread reads what it has written.
+  // The spill memory of a long row. Each thread reads only what it has written itself.
   __device__ __forceinline__ float4* spilled(uint32_t i) const {
     const uint64_t row = uint64_t{norm_.shape.steps} * norm_.shape.step_vectors();
     return reinterpret_cast<float4*>(norm_.spill) + (blockIdx.x * row + i) * (kCount / 4);
@@ -486,15 +489,15 @@ class NormStage {
   const Asked<Results::kForm.common> asked_;
   RowReduction reduction_;
   const Results map_;
-  const uint32_t place_;  // of this thread's vector in a step
-  uint64_t row_ = 0;      // which of the results is under way
+  const uint32_t place_;  // of this thread's vector within a step
+  uint64_t row_ = 0;      // the current row of the results
   typename Results::Ahead ahead_;
   Weights weight_;
   Weights bias_;
   float given_scale_ = 0;
   float mean_ = 0;
   float inverse_ = 0;     // 1 / root of the mean square
-  uint32_t largest_ = 0;  // magnitude, of the results of a row or of a group
+  uint32_t largest_ = 0;  // magnitude over the results of a row or a group
 };
 
 }  // namespace collx::cuda

@@ -1,4 +1,4 @@
-// Conversions of single values: to the dtype and back, and to bytes.
+// Conversions of single values: rounding to the dtype, and quantization to bytes.
 #pragma once
 
 #include "../ptx/convert.cuh"
@@ -6,12 +6,12 @@
 
 namespace collx::cuda {
 
-/// The larger of two magnitudes, NaN when one is NaN.
+/// The larger of two magnitudes; NaN if either is NaN.
 __device__ __forceinline__ float larger_magnitude(float a, float b) {
   return detail::larger(fabsf(a), fabsf(b));
 }
 
-/// To the dtype, to nearest even, and back.
+/// Rounds to the dtype, to nearest even, and converts back.
 template <DType D>
 __device__ __forceinline__ float rounded(float value) {
   if constexpr (D == DType::bfloat16) return ptx::cvt_f32_bf16(ptx::cvt_rn_bf16x2(value, 0.0f));
@@ -34,8 +34,8 @@ __device__ __forceinline__ Vector fp8_bytes(const float (&value)[N]) {
 
 }  // namespace detail
 
-/// A byte for each value, in the first words: clamped, to nearest even. NaN becomes 0x7F in fp8 and
-/// 0 in int8.
+/// Quantizes each value to a byte, in the first words of the result. Values are clamped and rounded
+/// to nearest even. NaN becomes 0x7F in fp8 and 0 in int8.
 template <int N>
 __device__ __forceinline__ Vector quantized_bytes(const float (&value)[N], Quantization q) {
   if (__builtin_expect(q == Quantization::e4m3fn, 1)) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ Vector quantized_bytes(const float (&value)[N], Quant
   Vector bytes{};
 #pragma unroll
   for (int e = 0; e < N; ++e) {
-    const int rounded = __float2int_rn(clamp(value[e], limit));  // 0 of NaN
+    const int rounded = __float2int_rn(clamp(value[e], limit));  // 0 for NaN
     bytes.word[e / 4] |= (static_cast<uint32_t>(rounded) & 0xFFu) << e % 4 * 8;
   }
   return bytes;

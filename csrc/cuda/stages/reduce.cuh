@@ -1,9 +1,9 @@
 // The arithmetic of every reduction: rank 0's value, then ranks 1 to W-1 in that order, in a wider
-// type, rounded once to nearest even. The reduce op is uniform over the grid and chosen at run
-// time: the wire is the bottleneck, not the ALU.
+// type, rounded once to nearest even. The reduce op is uniform over the grid and selected at run
+// time: the interconnect is the bottleneck, not the ALU.
 //
-// Built with --fmad=false, and never with fast-math: the order and the roundings written here are
-// the ones that happen (docs/internals/numerics.md).
+// Built with --fmad=false and without fast-math: the compiler keeps the order and the roundings
+// that are written here (docs/internals/numerics.md).
 #pragma once
 
 #include "../../protocol/cuda_layout.h"
@@ -12,7 +12,7 @@
 
 namespace collx::cuda {
 
-/// How the elements of a vector become accumulators and back.
+/// Converts the elements of a vector to accumulators and back.
 template <DType D>
 struct Elements;
 
@@ -96,7 +96,8 @@ struct Elements<DType::int64> {
   }
 };
 
-/// int32, int8, uint8: computed in 32 bits and cut to their width, which is the same as wrapping.
+/// int32, int8, uint8: computed in 32 bits and truncated to their width, which is the same as
+/// wrapping.
 template <typename T>
 struct SmallIntegers {
   using Acc = int32_t;
@@ -139,7 +140,7 @@ inline constexpr bool kIsFloat<double> = true;
 
 namespace detail {
 
-// Integers wrap, which of signed ones is not defined in C++: through unsigned.
+// Integers wrap. Signed overflow is undefined in C++, so the operation uses unsigned integers.
 template <typename A, typename F>
 __device__ __forceinline__ A wrapped(A a, A b, F f) {
   if constexpr (kIsFloat<A>) {
@@ -157,7 +158,7 @@ __device__ __forceinline__ A multiply(A a, A b) {
   return wrapped(a, b, [](auto x, auto y) { return x * y; });
 }
 
-// fmaxf and fminf drop NaN and do not order zeros; these propagate NaN and put +0 above -0.
+// fmaxf and fminf drop NaN and do not order zeros. These propagate NaN and order +0 above -0.
 template <typename A>
 __device__ __forceinline__ bool sign(A) {
   return false;
@@ -183,7 +184,7 @@ __device__ __forceinline__ A smaller(A a, A b) {
   return a < b || (a == b && sign(a)) ? a : b;
 }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-// One instruction each.
+// A single instruction each.
 template <>
 __device__ __forceinline__ float larger(float a, float b) {
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
@@ -198,7 +199,8 @@ __device__ __forceinline__ float smaller(float a, float b) {
 
 }  // namespace detail
 
-/// Combines the ranks' vectors, given in rank order; `Ranks` of them, or the first `world`.
+/// Combines the ranks' vectors, which are given in rank order: all `Ranks` of them, or the first
+/// `world`.
 template <DType D, int Ranks, typename Combine>
 __device__ __forceinline__ void fold(typename Elements<D>::Acc* acc, const Vector (&v)[Ranks],
                                      int world, Combine combine) {
@@ -213,7 +215,8 @@ __device__ __forceinline__ void fold(typename Elements<D>::Acc* acc, const Vecto
   }
 }
 
-/// Their sum, of any number of ranks in the registers of two: `load(rank)` when its turn comes.
+/// The sum of the ranks' vectors. It takes the registers of two vectors for any number of ranks:
+/// `load(rank)` is called immediately before the addition.
 template <DType D, typename Load>
 __device__ __forceinline__ Vector sum_of_ranks(int world, Load load) {
   using E = Elements<D>;
@@ -233,7 +236,8 @@ __device__ __forceinline__ Vector reduce_vectors(const Vector (&v)[Ranks], int w
   using E = Elements<D>;
   using A = typename E::Acc;
   A acc[E::kCount];
-  // The common one falls through: a small call pays for each line of code that it has to fetch.
+  // The common op takes the fall-through path: a small call pays for each line of code that it
+  // fetches.
   if (__builtin_expect(op == ReduceOp::sum, 1)) {
     fold<D>(acc, v, world, [](A a, A b) { return detail::add(a, b); });
   } else if (op == ReduceOp::avg) {

@@ -1,8 +1,9 @@
 // Sum and maximum over a row that the blocks of a cluster hold in registers.
 //
-// The sum is the row's tree of docs/internals/numerics.md: neighbors, then neighboring sums. Lanes,
-// warps and blocks stand in the order of the row's elements and are powers of two, so each of them
-// is a subtree; x + y = y + x makes every lane of a butterfly compute the same bits.
+// The sum is the tree over the row in docs/internals/numerics.md: it adds neighbors, then
+// neighboring sums. Lanes, warps and blocks follow the order of the row's elements, and their
+// counts are powers of two, so each of them is a subtree. Addition is commutative, so every lane of
+// a butterfly computes the same bits.
 #pragma once
 
 #include "../arguments/norm_arguments.cuh"
@@ -13,10 +14,10 @@ namespace collx::cuda {
 
 struct RowTotal {
   float sum;
-  uint32_t largest;  // of magnitudes
+  uint32_t largest;  // largest magnitude
 };
 
-/// The subtree of n = 2^k neighbors.
+/// The subtree of N neighbors. N is a power of two.
 template <int N>
 __device__ __forceinline__ float tree(const float (&values)[N]) {
   float t[N];
@@ -30,8 +31,9 @@ __device__ __forceinline__ float tree(const float (&values)[N]) {
   return t[0];
 }
 
-/// Every thread of the cluster makes one, first thing, and calls it equally often. May be made
-/// before the wait for upstream work: it touches shared memory alone.
+/// Every thread of the cluster constructs one at the start of the kernel and calls it equally
+/// often. It only accesses shared memory, so it may be constructed before the wait for upstream
+/// work.
 class RowReduction {
  public:
   __device__ explicit RowReduction(const NormArguments& norm)
@@ -41,7 +43,7 @@ class RowReduction {
       ptx::init(&memory().arrived[0]);
       ptx::init(&memory().arrived[1]);
     }
-    // Nobody stores into a neighbor that has not started.
+    // No block may store into a block of the cluster that has not started.
     ptx::cluster_arrive();
     ptx::cluster_wait();
   }
@@ -62,8 +64,8 @@ class RowReduction {
     static_assert(N <= kMostRows);
     const uint32_t warps = blockDim.x / kWarpLanes, warp = threadIdx.x / kWarpLanes;
     const uint32_t lane = threadIdx.x % kWarpLanes;
-    // The next call uses the other entries: who writes those has heard of all that they have read
-    // the ones before.
+    // Two sets of entries alternate. A thread that writes the other set in the next call has
+    // received the entries of all threads in this call, so all of them have already read that set.
     Memory& m = memory();
     const uint32_t turn = calls_ % 2;
     ptx::TransactionBarrier* arrived = &m.arrived[turn];
@@ -118,7 +120,7 @@ class RowReduction {
     return sum;
   }
 
-  /// `count`: a power of two, neighbors with the same lane.
+  /// `count`: a power of two. Each lane combines neighboring entries.
   static __device__ __forceinline__ RowTotal combine(const Entry* entries, uint32_t count,
                                                      uint32_t lane) {
     constexpr uint32_t kEach = kEntries / kWarpLanes;
@@ -140,8 +142,8 @@ class RowReduction {
   uint32_t calls_ = 0;
 };
 
-/// Sums of the steps of a long row, one after the other: the tree above them, zeros behind the
-/// last.
+/// Adds the sums of the steps of a long row in order, as the tree above them. Zeros follow the last
+/// sum.
 class StepSums {
  public:
   __device__ void add(float sum) {

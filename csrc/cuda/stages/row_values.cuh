@@ -1,4 +1,4 @@
-// The values of a row that a thread holds, and what the results of a row are made of.
+// The values of a row that a thread holds, and how its results are derived from them.
 #pragma once
 
 #include "../../protocol/norm.h"
@@ -10,7 +10,7 @@ namespace collx::cuda {
 template <DType D>
 using RowValues = float[Elements<D>::kCount];
 
-/// The sum of the ranks' vectors, in rank order. False, where one does not come.
+/// Adds up the ranks' vectors in rank order. Returns false if one does not arrive.
 template <DType D, typename Source>
 __device__ __forceinline__ bool add_up(RowValues<D>& x, int world, const Source& source) {
   Vector v[Source::kRanks];
@@ -20,13 +20,13 @@ __device__ __forceinline__ bool add_up(RowValues<D>& x, int world, const Source&
   return true;
 }
 
-/// What the results are made of: normalized rows as they are. MapRows makes something else of them.
+/// The results are the normalized rows themselves. MapRows applies an epilogue to them.
 template <DType D, CommonNorm C = CommonNorm::other>
 struct Normalized {
   static constexpr DType kDType = D;
   static constexpr bool kMaps = false;
-  static constexpr NormForm kForm = {true, true, true, C};  // else one kernel for all calls
-  struct Ahead {};  // what is read for a vector besides, asked for while its sum is awaited
+  static constexpr NormForm kForm = {true, true, true, C};  // C == other: one kernel for all calls
+  struct Ahead {};  // additional loads for a vector, started while its sum is awaited
 };
 
 }  // namespace collx::cuda

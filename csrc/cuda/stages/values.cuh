@@ -1,6 +1,6 @@
-// What the statements of an epilogue do (protocol/expression.h), on single values: f.add<T>(a, b)
-// for "add.T". Compiled at run time alone, with --fmad=false, so that the bits of what is exact are
-// those of every other device (docs/guide/epilogues.md).
+// Implements the statements of an epilogue (protocol/expression.h) for single values: f.add<T>(a,
+// b) implements "add.T". This file is only compiled at run time, with --fmad=false, so that exact
+// operations give the same bits as on every other device (docs/guide/epilogues.md).
 #pragma once
 
 #include "../../protocol/epilogue.h"
@@ -22,7 +22,7 @@ constexpr auto kept_as() {
 }
 }  // namespace detail
 
-/// The type in which a value is kept.
+/// The type that holds a value.
 template <ValueType T>
 using Kept = decltype(detail::kept_as<T>());
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ Kept<T> cast(From x) {
   } else if constexpr (T == ValueType::float16) {
     return ptx::cvt_f32_f16(ptx::cvt_rn_f16x2(static_cast<float>(x), 0.0f));
   } else if constexpr (kIsFloat<From> && !kIsFloat<Kept<T>>) {
-    // What no integer of 64 bits holds gives the smallest, as it does on the CPU.
+    // A value outside the range of int64 gives the smallest int64, as on the CPU.
     constexpr From kLimit = 9223372036854775808.0;
     const bool holds = x >= -kLimit && x < kLimit;
     return static_cast<Kept<T>>(holds ? static_cast<int64_t>(x) : -0x7FFFFFFFFFFFFFFF - 1);
@@ -100,7 +100,7 @@ __device__ __forceinline__ Kept<T> relu(Kept<T> a) {
   return maximum<T>(a, Kept<T>{0});
 }
 
-/// By a positive number, towards minus infinity.
+/// Divides by a positive number and rounds toward minus infinity.
 template <ValueType T>
 __device__ __forceinline__ Kept<T> floor_divide(Kept<T> a, Kept<T> b) {
   return static_cast<Kept<T>>(a / b - (a % b < 0 ? 1 : 0));
@@ -116,7 +116,7 @@ __device__ __forceinline__ Kept<T> where(bool which, Kept<T> a, Kept<T> b) {
   return which ? a : b;
 }
 
-// To bool, which is the type that these are named by.
+// These return bool, which is also the type that their statements name.
 template <ValueType, typename V>
 __device__ __forceinline__ bool lt(V a, V b) {
   return a < b;
@@ -158,7 +158,8 @@ __device__ __forceinline__ bool lnot(bool a) {
   return !a;
 }
 
-// Of float32 and float64: CUDA's own functions, whose errors its programming guide lists.
+// For float32 and float64, these are CUDA's own functions. The CUDA programming guide lists their
+// errors.
 #define COLLX_REAL(NAME, OF_FLOAT, OF_DOUBLE)                   \
   template <ValueType T>                                        \
   __device__ __forceinline__ Kept<T> NAME(Kept<T> x) {          \
@@ -173,15 +174,15 @@ COLLX_REAL(tanh, tanhf, ::tanh)
 COLLX_REAL(erf, erff, ::erf)
 #undef COLLX_REAL
 
-/// Without a difference of large numbers on either side.
+/// Numerically stable for both signs of x: the argument of exp is never positive.
 template <ValueType T>
 __device__ __forceinline__ Kept<T> sigmoid(Kept<T> x) {
   using V = Kept<T>;
   const V e = exp<T>(-abs<T>(x));
   return (x < V{0} ? e : V{1}) / (V{1} + e);
 }
-/// Far below zero the sigmoid is less than the smallest normal number, where the product is not
-/// yet: it is taken in two steps.
+/// Far below zero, sigmoid(x) is below the smallest normal number although x * sigmoid(x) is not.
+/// The product is therefore computed in two steps.
 template <ValueType T>
 __device__ __forceinline__ Kept<T> silu(Kept<T> x) {
   using V = Kept<T>;

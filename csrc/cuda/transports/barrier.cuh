@@ -1,22 +1,24 @@
 // A barrier between block b of this rank and block b of every peer.
 //
 // MEMORY LAYOUT  flags[block][sender] in every rank's region: {epoch : high 32, fingerprint : low
-// 32}, counting up and never reset; the epoch reached is kept in the block's own counter. A sender
-// sets its flag in its own region, too.
-// MEMORY SEMANTICS  sync() is release and acquire at system scope for all threads of the block:
+// 32}. Flags count up and are never reset. The block keeps the current epoch in its own counter. A
+// sender also sets its flag in its own region.
+// MEMORY SEMANTICS  sync() is release and acquire at system scope for all threads of the block.
 // bar.sync makes the block's accesses visible to the thread that stores the flag, whose release is
-// cumulative; a flag read with acquire, then bar.sync, hands the peer's accesses to the block.
+// cumulative. A flag that is read with acquire, followed by bar.sync, makes the peer's accesses
+// visible to the block.
 // USAGE  All ranks launch equal grids. Every thread of the block calls sync().
 // OVERFLOW  Epochs compare by signed difference. A peer can be one barrier ahead, never two.
 //
-// `Flags` says how a flag gets to all ranks. Barriers of several kinds take turns at the same ones.
+// `Flags` defines how a flag reaches all ranks. Barriers with different `Flags` share the same flag
+// words, one after the other.
 #pragma once
 
 #include "session.cuh"
 
 namespace collx::cuda {
 
-/// By a store to each rank.
+/// Sets flags by one store to each rank.
 class FlagsByStores {
  public:
   /// Nothing reads this rank's own flag.
@@ -24,11 +26,11 @@ class FlagsByStores {
 
   __device__ __forceinline__ FlagsByStores(const KernelCall& call, uint64_t) : call_(call) {}
 
-  /// By the first threads, one for each rank. `offset`: of this rank's flag in every region.
+  /// Called by the first threads, one for each rank. `offset`: of this rank's flag in every region.
   __device__ __forceinline__ void set(int rank, uint64_t offset, uint64_t value) const {
     ptx::st_release_sys(reinterpret_cast<uint64_t*>(call_.region(rank) + offset), value);
   }
-  /// By all threads, when the flags of all ranks have been seen.
+  /// Called by all threads after the flags of all ranks have been seen.
   __device__ __forceinline__ void seen() const {}
 
  private:
@@ -38,13 +40,13 @@ class FlagsByStores {
 template <typename Flags>
 class BarrierBy : public Transport {
  public:
-  /// `given`: what the flags need besides.
+  /// `given`: further arguments of the flags.
   template <typename... Given>
   __device__ __forceinline__ BarrierBy(const KernelCall& call, const Patience&,
                                        const Given&... given)
       : call_(call), epoch_(*counter()), flags_(call, offset(call.rank), given...) {}
 
-  /// False, for the whole block, when a peer did not come.
+  /// Returns false, for the whole block, if a peer does not arrive.
   __device__ bool sync(Patience& patience, Phase phase) {
     __syncthreads();
     ++epoch_;
@@ -63,7 +65,7 @@ class BarrierBy : public Transport {
           [&] {
             return Blame{peer, epoch_, seen >> 32};
           });
-      // One that is ahead has compared this barrier's fingerprints itself.
+      // A peer that is ahead has compared the fingerprints of this barrier itself.
       if (arrived && seen >> 32 == epoch_ && seen != value) {
         patience.fail(Failure::mismatch, phase, Blame{peer, value & ~0u, seen & ~0u});
       }

@@ -1,15 +1,15 @@
-// Channels: messages between pairs of which some exchange nothing.
+// Channels: messages between pairs of ranks. Some pairs may exchange nothing.
 //
 // MEMORY LAYOUT  protocol/cuda_layout.h: ChannelArea. Each ordered pair of ranks has, for each
-// tile, two slots at the receiver, and a count of uses at both ends.
-// MEMORY SEMANTICS  Words carry their own arrival, as in wire.cuh. Before it writes the same slot
-// again, two uses later, the sender looks with ld.acquire.sys at its done word. The receiver stores
-// that behind bar.sync with st.release.sys, so that everything that the block read and re-armed
-// comes before; for the last use of a call it does so in the next call, where the kernel boundary
-// has ordered that already. So no word in the other direction is needed, and a pair that exchanges
-// nothing stays untouched.
-// USAGE  A use: send to all, in the first one hand_back(), take from all, finish_use(); both ends
-// know the message's length.
+// tile, two slots at the receiver, and a count of uses on both ranks.
+// MEMORY SEMANTICS  Words carry their own arrival, as in wire.cuh. Before the sender writes the
+// same slot again, two uses later, it reads its done word with ld.acquire.sys. The receiver stores
+// the done word with st.release.sys after a bar.sync, so that everything that the block has read
+// and re-armed comes before it. For the last use of a call, the receiver stores the done word in
+// the next call, where the kernel boundary has already ordered these accesses. Thus the pair needs
+// no word in the other direction, and a pair that exchanges nothing stays untouched.
+// USAGE  A use: send to all, hand_back() in the first use, take from all, finish_use(). Both ranks
+// know the length of the message.
 #pragma once
 
 #include "../../protocol/uses.h"
@@ -18,7 +18,7 @@
 
 namespace collx::cuda {
 
-/// A tile's counts for each rank, which stand side by side: one load for four of them.
+/// The counts of a tile for each rank. They are adjacent, so one load reads four of them.
 template <int Ranks>
 struct Counts {
   uint32_t of[(Ranks + 3) / 4 * 4];
@@ -30,7 +30,7 @@ struct Counts {
     return load_by(row, [](const Vector* four) { return ptx::ld_acquire_sys(four); });
   }
 
-  /// Without an address: registers have none.
+  /// Selects the count without an address: registers have none.
   __device__ __forceinline__ uint32_t operator[](int rank) const {
     uint32_t count = of[0];
 #pragma unroll
@@ -56,7 +56,7 @@ struct Counts {
 /// i / kTileVectors; every message is a whole number of warps' vectors.
 ///
 /// In a simple call a thread has one tile. `Keeps`: the counts of a thread's first tile are loaded
-/// at once and kept.
+/// at construction and kept.
 template <int Ranks, bool Simple, bool Keeps = Simple>
 class Channels : public Transport {
  public:
@@ -68,8 +68,8 @@ class Channels : public Transport {
                                       const Routes& routes)
       : Channels(call, patience, routes, call.vectors, routes) {}
 
-  /// `vectors`: on the wire, of the longest message. `frame`: of the routes, which may be laid out
-  /// later.
+  /// `vectors`: the length of the longest message on the wire. `frame`: belongs to the routes,
+  /// which may be laid out later.
   __device__ __forceinline__ Channels(const KernelCall& call, const Patience&, const Routes& routes,
                                       uint64_t vectors, const RouteFrame& frame)
       : call_(call), routes_(routes), frame_(frame) {
@@ -82,7 +82,7 @@ class Channels : public Transport {
     extend(vectors);
   }
 
-  /// For messages that turn out to be longer than all that were known.
+  /// Extends the range to messages that turn out to be longer than those known so far.
   __device__ __forceinline__ void extend(uint64_t vectors) {
     if (vectors <= vectors_) return;
     const uint32_t marked = used_;
@@ -91,7 +91,7 @@ class Channels : public Transport {
     mark_tiles(marked);
   }
 
-  /// Calls f with each vector of a use that is this thread's.
+  /// Calls f for each vector of a use that belongs to this thread.
   template <typename F>
   __device__ __forceinline__ void for_own(F f) const {
     if constexpr (Simple) {
@@ -106,19 +106,20 @@ class Channels : public Transport {
     return (Simple ? i : uint64_t{use} * call_.capacity + i) < m.wire;
   }
 
-  /// Uses before this call, of the channels to and from each rank.
+  /// The number of uses before this call, for the channels to and from each rank.
   __device__ __forceinline__ Counts<Ranks> sent(uint32_t i) const {
     return keeps(i) ? sent_ : Counts<Ranks>::load(row(frame_.uses_sent, i));
   }
   __device__ __forceinline__ Counts<Ranks> received(uint32_t i) const {
     return keeps(i) ? received_ : Counts<Ranks>::load(row(frame_.uses_received, i));
   }
-  /// Uses that the receivers have finished.
+  /// The number of uses that the receivers have finished.
   __device__ __forceinline__ Counts<Ranks> done(uint32_t i) const {
     return Counts<Ranks>::load_acquire(row(frame_.uses_done, i));
   }
 
-  /// Waits until `peer` is done with the use two before `epoch`, of which `seen` may tell already.
+  /// Waits until `peer` has finished the use two before `epoch`. `seen`: a done word loaded
+  /// earlier, which may already suffice.
   __device__ __forceinline__ bool writable(Patience& patience, int peer, uint32_t i, uint32_t epoch,
                                            uint32_t seen) const {
     const uint32_t* word = row(frame_.uses_done, i) + peer;
@@ -134,14 +135,15 @@ class Channels : public Transport {
         });
   }
 
-  /// Tells the senders of this call's messages that what earlier calls took is read and armed
-  /// again. In the first use, when all that come are known.
+  /// Announces to the senders of this call's messages that the slots of earlier calls have been
+  /// read and re-armed. Called in the first use, when all messages to this rank are known.
   __device__ __forceinline__ void hand_back(const Patience& patience) const {
     tell(patience, 0, [](uint32_t* word, uint32_t before) { ptx::st_relaxed_sys(word, before); });
   }
 
-  /// Ends a use, by all threads of the block: tells the senders of those messages that have another
-  /// one. Of `uses`; that of the last one costs a fence less in the next call.
+  /// Ends one of `uses` uses; called by all threads of the block. It announces the end to the
+  /// senders whose messages have another use. The next call announces the last use, which saves a
+  /// fence.
   __device__ __forceinline__ void finish_use(const Patience& patience, uint32_t use,
                                              uint32_t uses) const {
     if (Simple || use + 1 >= uses) return;
@@ -152,7 +154,7 @@ class Channels : public Transport {
 
   __device__ __forceinline__ bool overlaps() const { return (first_mark_ | other_marks_) != 0; }
 
-  /// Counts the uses.
+  /// Adds the uses of this call to the counts.
   __device__ __forceinline__ void end() const {
     const int peer = static_cast<int>(threadIdx.x % kTileVectors);
     if (peer >= call_.world) return;
@@ -168,7 +170,7 @@ class Channels : public Transport {
     });
   }
 
-  /// Of the longest message; one, where there is none.
+  /// The number of uses of the longest message; one if there is no message.
   __device__ __forceinline__ uint32_t all_uses() const {
     return vectors_ == 0 ? 1 : Uses(vectors_, call_.capacity).all();
   }
@@ -179,8 +181,8 @@ class Channels : public Transport {
     return Simple || (Keeps && i == first());
   }
 
-  /// As busy: those that begin at vector `from` of a use, or behind it. The first tile's answer is
-  /// looked at when the call ends, so that nothing waits for it.
+  /// Marks the tiles that begin at or after vector `from` of a use as busy. The call reads the
+  /// first tile's old mark only at its end, so that nothing waits for it.
   __device__ __forceinline__ void mark_tiles(uint32_t from) {
     if (!leads()) return;
     const auto mark = [&](uint32_t i) {
@@ -194,8 +196,8 @@ class Channels : public Transport {
     }
   }
 
-  /// store(done word, uses before this call) for each sender whose message reaches into that use,
-  /// by one thread of each tile.
+  /// Calls store(done word, uses before this call), in one thread of each tile, for each sender
+  /// whose message reaches into that use.
   template <typename Store>
   __device__ __forceinline__ void tell(const Patience& patience, uint32_t use, Store store) const {
     const int source = static_cast<int>(threadIdx.x % kTileVectors);
@@ -212,7 +214,7 @@ class Channels : public Transport {
 
   template <typename F>
   __device__ __forceinline__ void for_own_tiles(F f) const {
-    // A tile of which a message takes less than a warp's run still belongs to the block.
+    // A tile still belongs to the block if a message covers less than one warp's vectors of it.
     if constexpr (Simple) {
       if (serves(first())) f(first());
     } else {
@@ -223,7 +225,7 @@ class Channels : public Transport {
     return i / kTileVectors * kTileVectors < used_;
   }
 
-  /// Uses that a message makes of the tile that begins at vector `tile` of a use.
+  /// The number of uses that a message makes of the tile that begins at vector `tile` of a use.
   __device__ __forceinline__ uint32_t uses(const Message& m, uint32_t tile) const {
     if (m.wire <= tile) return 0;
     if (Simple) return 1;

@@ -1,7 +1,7 @@
-// What the roles of a lane do with a chunk: store it into a peer's slot, take it out of a slot, or
-// reduce those of all ranks.
+// The operations of a lane on a chunk: store it into a slot of a peer, take it out of a slot, or
+// reduce the chunks of all ranks.
 //
-// `ready()` is asked once, when the first loads are on their way. Where it is false, nothing is
+// `ready()` is called once, after the first loads have started. If it returns false, nothing is
 // stored and the result is false.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace collx::cuda {
 
-/// The vectors of the first `world` ranks, from those by distance.
+/// Reorders the vectors of the first `world` ranks from distance order to rank order.
 template <int Ranks>
 struct ByRank {
   Vector of[Ranks];
@@ -31,7 +31,7 @@ __device__ __forceinline__ ByRank<Ranks> by_rank(const Vector (&by_distance)[Ran
   return v;
 }
 
-/// `asked`: whether ready() has been true for this chunk.
+/// `asked`: whether ready() has already returned true for this chunk.
 template <typename Input, typename Ready>
 __device__ __forceinline__ bool send_chunk(const RoleThreads& role, const Input& input,
                                            const Chunk& chunk, Vector* to, Ready ready,
@@ -106,7 +106,7 @@ __device__ __forceinline__ void clear_chunks(const RoleThreads& role, const Tran
   }
 }
 
-/// `from(d)`: the slot of the peer at that distance. `Sends`: the peer gets the result, too, at
+/// `from(d)`: the slot of the peer at distance d. `Sends`: the result also goes to that peer, at
 /// `to(d)`.
 template <typename Stage, int W, bool Simple, bool Sends, typename Input, typename Output,
           typename Ready, typename From, typename To>
@@ -115,12 +115,13 @@ __device__ __forceinline__ bool reduce_chunk(const KernelCall& call, int world,
                                              const Output& output, const Chunk& chunk, Ready ready,
                                              From from, To to) {
   constexpr int kRanks = World<W>::kRanks, kAtOnce = kRanks > 2 ? 1 : 4;
-  // Of one peer the addresses are kept. Of many they would take the registers of the vectors.
+  // The address of a single peer is kept. The addresses of several peers would take registers that
+  // the vectors need.
   const Vector* const from_one = from(1);
   Vector* const to_one = to(1);
   bool asked = false;
   for (uint32_t k = role.thread; k < chunk.count || !asked; k += kAtOnce * role.threads) {
-    Vector v[kAtOnce][kRanks];  // by distance, the own one first
+    Vector v[kAtOnce][kRanks];  // by distance; this rank's own vector is first
     typename Output::Ahead ahead[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {

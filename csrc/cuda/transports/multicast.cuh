@@ -1,13 +1,14 @@
-// Memory of all ranks at one address, as a tensor and a barrier: a vector comes as the sum over the
-// ranks, and goes to all of them.
+// The memory of all ranks at one multicast address, as a tensor and as a barrier. A load returns
+// the sum over the ranks, and a store reaches all of them.
 //
-// Kernels are made twice, with what carries that out: `Switch`, the hardware; and `Simulated`, with
-// which tests alone call them, since no machine that we run tests on lends its switch. It adds up
-// in rank order and rounds once, so that its results have the bits of every other algorithm. A
-// kernel with the one has none of the other's instructions.
+// Each kernel is compiled for two implementations: `Switch` uses the hardware, and `Simulated`
+// emulates it. Only tests use `Simulated`, because no test machine provides multicast on its
+// switch. It adds in rank order and rounds once, so its results have the same bits as every other
+// algorithm. A kernel that uses one contains no instructions of the other.
 //
-// ALIGNMENT  A multicast address takes whole aligned vectors alone. What is none goes by the ranks'
-// own addresses, element by element: the end of a tensor, and all of one that is not aligned.
+// ALIGNMENT  A multicast address accepts whole aligned vectors only. All other accesses go through
+// the ranks' own addresses, element by element: the tail of a tensor, and all of an unaligned
+// tensor.
 #pragma once
 
 #include "../arguments/vectors.cuh"
@@ -18,8 +19,9 @@
 
 namespace collx::cuda {
 
-/// Bytes that every rank has. `all`: of all of them at once. They begin `offset` bytes into
-/// `tensors`, by rank each rank's own, or, where that is null, into the regions.
+/// Memory that every rank has. `all`: the address that reaches all ranks. The memory begins
+/// `offset` bytes into `tensors` (each rank's own tensor, by rank), or into the regions if
+/// `tensors` is null.
 struct EveryRank {
   const KernelCall& call;
   char* all;
@@ -41,16 +43,16 @@ struct Switch {
   static __device__ __forceinline__ void store(const EveryRank& of, uint64_t offset, Vector v) {
     ptx::multimem_st(of.all + offset, v);
   }
-  /// With release.
+  /// With release semantics.
   static __device__ __forceinline__ void add(const EveryRank& of, uint64_t offset, uint64_t v) {
     ptx::multimem_red_release_add(of.all + offset, v);
   }
-  /// Between accesses by the one address and by the others.
+  /// Orders accesses through the multicast address with accesses through the ranks' addresses.
   static __device__ __forceinline__ void fence() { ptx::fence_proxy_alias(); }
 };
 
-/// `all` has to be this rank's own address: what is computed of it is what counts, as it is with a
-/// switch.
+/// `all` must be this rank's own address. As with a switch, the offset from that address determines
+/// the location on every rank.
 struct Simulated {
   template <DType D>
   static __device__ __forceinline__ Vector sum(const EveryRank& of, uint64_t offset) {
@@ -76,8 +78,9 @@ struct Simulated {
   static __device__ __forceinline__ void fence() {}
 };
 
-/// By one addition that reaches all ranks: of what this rank's flag lacks to its next value. No
-/// counter of arrivals, which would be one word for all, but would not say who is missing.
+/// Sets the flags of all ranks by one addition of the difference between this rank's current and
+/// next flag value. A counter of arrivals would need only one word for all ranks, but it could not
+/// identify the rank that is missing.
 template <typename M>
 class FlagsByMulticast {
  public:
@@ -98,13 +101,13 @@ class FlagsByMulticast {
 
  private:
   const EveryRank regions_;
-  uint64_t value_;  // of this rank's flag at every rank
+  uint64_t value_;  // the current value of this rank's flag at every rank
 };
 
 template <typename M>
 using MulticastBarrier = BarrierBy<FlagsByMulticast<M>>;
 
-/// A tensor of every rank.
+/// A tensor that exists on every rank.
 template <typename M, DType D>
 class EveryTensor {
   using Tensor = DenseTensor<dtype_size(D)>;
@@ -133,13 +136,13 @@ class EveryTensor {
   const uint64_t numel_;
 };
 
-/// Vector i of such a tensor, or of messages, as a source: it comes reduced.
+/// A source that reads vector i of such a tensor, or of messages, already reduced.
 template <typename Every>
 __device__ __forceinline__ auto from_sums(const Every& tensor, uint64_t i) {
   return from_memory<1>(1, [=](int) { return tensor.sum(i); });
 }
 
-/// The staging memory of all ranks, a half of it.
+/// One half of the staging memory of all ranks.
 template <typename M, DType D>
 __device__ __forceinline__ EveryTensor<M, D> staging_of_all(const KernelCall& call,
                                                             const PullArguments& pull,

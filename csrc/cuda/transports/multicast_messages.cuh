@@ -1,12 +1,12 @@
-// Messages by multicast: where they lie in the tensors of all ranks, and in the staging memory.
+// Messages by multicast: their location in the tensors of all ranks and in the staging memory.
 #pragma once
 
 #include "multicast.cuh"
 
 namespace collx::cuda {
 
-/// A message that lies at one place of every rank's tensor. `tensors`: from their first bytes;
-/// `messages`: the same in each, by distance.
+/// A message at the same place in every rank's tensor. `tensors`: the start of each tensor.
+/// `messages`: the message in each tensor, by distance.
 template <typename M, DType D>
 class EveryMessage {
  public:
@@ -37,8 +37,8 @@ class EveryMessage {
   const Message* const messages_;
 };
 
-/// The staging memory, divided among the messages that go through it: one of each rank, or to each,
-/// or, where there is a root, one alone.
+/// The staging memory, divided among the messages that go through it: one message from or to each
+/// rank. If there is a root, there is only one message.
 struct MessageRooms {
   const KernelCall& call;
   const bool one;
@@ -50,7 +50,7 @@ struct MessageRooms {
         one(routes.has_root),
         each((one ? pull.staging_bytes : pull.result_bytes) / kVectorBytes) {}
 
-  /// Vectors before those of the rank at a distance.
+  /// The number of vectors before those of the rank at a distance.
   __device__ __forceinline__ uint64_t first(int distance) const {
     return one ? 0 : static_cast<uint32_t>(call.rank_at(distance, call.world)) * each;
   }

@@ -1,8 +1,8 @@
-// The tiles of slots in which rows of a normalization travel, as one block sees them.
+// The tiles of slots in which the rows of a normalization travel, from the view of one block.
 //
-// A use of the slots takes some rows at once, each at a position of its own. Position p belongs to
-// cluster p % clusters of the grid, and each block of that cluster serves the tiles of its own
-// piece of the row, at the same place on every rank however large the grids are.
+// A use of the slots carries several rows, each at its own position. Position p belongs to cluster
+// p % clusters of the grid. Each block of that cluster serves the tiles of its own piece of the
+// row. The piece is at the same place on every rank, regardless of the grid sizes.
 #pragma once
 
 #include "../../protocol/uses.h"
@@ -26,22 +26,22 @@ class Pieces : public Transport {
   __device__ __forceinline__ Pieces(const KernelCall& call, const Patience&,
                                     const NormArguments& norm)
       : call_(call), norm_(norm) {
-    // Marks the tiles as busy, beside anybody else's mark.
+    // Marks the tiles as busy by an addition, which keeps the marks of other calls.
     for_tiles([&](uint32_t p, TileEntry* entry) {
       if (p == norm.cluster()) first_epoch_ = ptx::ld_here(&entry->epoch);
       ptx::red_add(&entry->busy, 1u);
     });
   }
 
-  /// Looks for others' marks. After the first stores to peers, so that nothing waits for the
-  /// answer: of two calls that overlap, the one that looks later sees both marks.
+  /// Checks the marks of other calls. It runs after the first stores to peers, so that nothing
+  /// waits for the loads. If two calls overlap, the one that checks later sees both marks.
   __device__ __forceinline__ void look() {
     for_tiles(
         [&](uint32_t, TileEntry* entry) { overlaps_ |= ptx::ld_relaxed_gpu(&entry->busy) != 1; });
   }
 
-  /// The slot at that byte of the piece at position p. What its tiles have no room for in a stage
-  /// lies in the next one.
+  /// The slot at byte `byte` of the piece at position p. If the tiles of a stage are full, the
+  /// piece continues in the next stage.
   __device__ __forceinline__ PieceSlot slot(int stage, uint32_t p, uint32_t byte) const {
     const uint32_t room = norm_.shape.piece_tiles * kTileBytes;
     if (byte >= room) {
@@ -54,7 +54,7 @@ class Pieces : public Transport {
             epoch};
   }
 
-  /// Before every use but the first, by all threads of the block.
+  /// Called by all threads of the block before every use except the first.
   __device__ __forceinline__ void next() {
     next_use();
     ++use_;
@@ -62,12 +62,12 @@ class Pieces : public Transport {
 
   __device__ __forceinline__ bool overlaps() const { return overlaps_; }
 
-  /// Advances the epochs by the uses of each tile.
+  /// Advances the epoch of each tile by its number of uses.
   __device__ __forceinline__ void end() const {
     for_tiles([&](uint32_t p, TileEntry* entry) {
       const uint32_t uses = (norm_.full_uses + (p < norm_.last_use ? 1 : 0)) * norm_.shape.steps;
       const uint32_t epoch = p == norm_.cluster() ? first_epoch_ : ptx::ld_here(&entry->epoch);
-      // One 8-byte store: the epoch never shows without the mark cleared.
+      // A single 8-byte store, so that no kernel sees the new epoch with the mark still set.
       *reinterpret_cast<uint2*>(entry) = make_uint2(epoch + uses, 0u);
     });
   }
@@ -77,7 +77,7 @@ class Pieces : public Transport {
     return ((p << norm_.cluster_bits) + norm_.cluster_rank()) * norm_.shape.piece_tiles;
   }
 
-  /// One thread for each tile. A piece never has more tiles than a block has threads.
+  /// Calls f in one thread for each tile. A piece never has more tiles than a block has threads.
   template <typename F>
   __device__ __forceinline__ void for_tiles(F f) const {
     if (threadIdx.x >= norm_.shape.piece_tiles) return;
@@ -92,10 +92,11 @@ class Pieces : public Transport {
   bool overlaps_ = false;
 };
 
-/// Through the slots of rows, use by use and row by row. `look_up(j)` asks for what is pushed of
-/// row j, `push(p, j)` pushes it to position p, and `row(p, j, push_next)` does the rest; it calls
-/// push_next() once for each of its steps, from then on the next row's words travel. `prefetch`,
-/// behind the first stores to peers, what these do not wait for.
+/// Processes rows through the slots, use by use and row by row. `look_up(j)` loads the part of row
+/// j that is pushed, `push(p, j)` pushes it to position p, and `row(p, j, push_next)` processes the
+/// row. It calls push_next() once for each of its steps, and from then on the words of the next row
+/// are in flight. `prefetch` runs after the first stores to peers, for loads that these stores do
+/// not need.
 template <bool Simple, typename Prefetch, typename LookUp, typename Push, typename Row>
 __device__ __forceinline__ void run_rows(Session<Pieces<Simple>>& session,
                                          const NormArguments& norm, Prefetch prefetch,

@@ -5,8 +5,8 @@
 
 namespace collx::cuda {
 
-/// Row `row` of the results in this rank's tensors, if it is there: a sink, to which NormStage
-/// hands a row's values. `i`: which vector of the row.
+/// A sink for row `row` of the results in this rank's tensors. NormStage passes the values of the
+/// row to it. `there`: whether this rank has the row. `i`: the index of the vector in the row.
 template <DType D, bool Simple>
 class ResultRow {
   static constexpr int kCount = kVectorElements<D>;
@@ -22,7 +22,7 @@ class ResultRow {
   __device__ __forceinline__ void normalized(uint32_t i, Vector v) const {
     if (there_) matrix_row<D, Simple>(norm_, norm_.normalized, row_).store(i, v);
   }
-  /// A byte for each element of the vector, in the first words of v.
+  /// Stores one byte for each element of the vector. The bytes are in the first words of v.
   __device__ __forceinline__ void quantized(uint32_t i, Vector v) const {
     if (!there_) return;
     const uint64_t column = uint64_t{i} * kCount;
@@ -42,7 +42,7 @@ class ResultRow {
       }
     }
   }
-  /// Of the group that vector i leads.
+  /// Stores the scale of the group that begins at vector i.
   __device__ __forceinline__ void scale(uint32_t i, float value) const {
     if (!there_) return;
     const NormOptions& o = norm_.options;

@@ -1,5 +1,5 @@
-// The wire format of a row that its owner passes on to all: a plane for each kind of results, each
-// in a wire format of its own.
+// The wire format of a row that its owner sends to all ranks: one plane for each kind of result,
+// each in its own wire format.
 //
 // MEMORY LAYOUT  protocol/norm_plan.h: RowPlanes, in the tiles of a piece.
 #pragma once
@@ -13,8 +13,8 @@ namespace collx::cuda {
 template <typename Wire>
 struct Plane {
   Wire wire;
-  bool has;       // whether the call has such results, and this thread a share of them
-  uint32_t byte;  // from the first of the piece
+  bool has;       // whether the call has such results and this thread has a share of them
+  uint32_t byte;  // offset from the start of the piece
 };
 
 template <DType D, bool Simple>
@@ -37,7 +37,7 @@ class RowWire {
     return {ByteWire<kCount>(norm_.options.quantization), norm_.quantized != nullptr,
             planes_.quantized + threadIdx.x * kCount};
   }
-  /// `i`: which vector of the row is this thread's.
+  /// `i`: the index in the row of this thread's vector.
   __device__ __forceinline__ Plane<FloatWire> scale(uint32_t i) const {
     const bool has = norm_.quantized != nullptr && norm_.options.scale_mode != ScaleMode::tensor &&
                      leads_group<D, Simple>(norm_, i);
@@ -49,7 +49,7 @@ class RowWire {
   const RowPlanes planes_;
 };
 
-/// A sink for NormStage that passes on what comes by put(plane, vector), and stores it here.
+/// A sink for NormStage that sends values by put(plane, vector) and also stores them on this rank.
 template <DType D, bool Simple, typename Put>
 struct PassingSink {
   const RowWire<D, Simple>& wire;

@@ -1,6 +1,6 @@
-// The loops of the kernels: which step a thread takes with which vector. Each kernel says what its
-// steps are. Rows of a normalization, which lie in pieces, have theirs in pieces.cuh; collectives
-// between pairs of which some exchange nothing in collectives/one_way.cuh.
+// The loops of the kernels: the order in which a thread takes the steps for its vectors. Each
+// kernel defines its steps. The loops over rows of a normalization are in pieces.cuh, and those of
+// messages between pairs of ranks in collectives/one_way.cuh.
 #pragma once
 
 #include "../../protocol/uses.h"
@@ -11,23 +11,23 @@
 
 namespace collx::cuda {
 
-/// Of a vector in slots.
+/// The location of a vector in the slots.
 struct Place {
-  uint64_t vector;  // which one of the call, on the wire
-  uint32_t i;       // which one of the use
+  uint64_t vector;  // index in the call, on the wire
+  uint32_t i;       // index in the use
   uint32_t epoch;   // of its tile, in this use
 };
 
-/// In which order a thread takes the steps of its vectors, within a use. In a simple call it has
-/// one vector, and takes all steps in turn.
+/// The order in which a thread takes the steps of its vectors within a use. In a simple call a
+/// thread has one vector and takes all steps in turn.
 enum class Order {
-  phases,  // a step with all of them, then the next step
-  behind,  // the second step one vector behind the first: what it waits for travels meanwhile
+  phases,  // one step for all vectors, then the next step
+  behind,  // the second step runs one vector behind the first, so its wait overlaps with sends
 };
 
-/// Through the slots of tiles, use by use: step(place) for each vector of this thread's.
-/// `local(slice)`, what is left to do within this rank, stands behind what a use sends: copying
-/// takes the time that its last words travel.
+/// Processes vectors through the slots of tiles, use by use: calls step(place) for each vector of
+/// this thread. `local(slice)` does the work that stays within this rank. It runs after the sends
+/// of a use, so that the copy overlaps with the transfer of the last words.
 template <Order kOrder, bool Simple, typename Local, typename... Steps>
 __device__ __forceinline__ void run_slots(Session<Tiles<Simple>>& session, Local local,
                                           Steps... steps) {
@@ -61,16 +61,16 @@ __device__ __forceinline__ void run_slots(Session<Tiles<Simple>>& session, Local
   }
 }
 
-/// What a rank does between two barriers, with a half of the staging memory.
+/// The work of a rank between two barriers, with one half of the staging memory.
 struct Half {
-  uint64_t first;   // of what the call goes through
-  uint64_t count;   // of these
-  uint32_t parity;  // which half; one is written again two barriers later, when all have read it
+  uint64_t first;   // index of the first item
+  uint64_t count;   // number of items
+  uint32_t parity;  // which half; it is written again two barriers later, after all have read it
 };
 
 template <typename Work>
 struct BarrierStep {
-  Work work;    // by all threads, with a Half
+  Work work;    // called by all threads with a Half
   Phase after;  // a barrier, if any
   bool applies;
 };
@@ -80,10 +80,11 @@ __device__ __forceinline__ BarrierStep<Work> step(Work work, Phase after = Phase
   return {work, after, applies};
 }
 
-/// Through barriers: all steps for `most` of `total` at a time, with a barrier at the end, which
-/// says that nobody uses this rank's tensors any more. `opens`: a barrier first, after which peers'
-/// tensors may be used. Threads that have failed leave out what follows; `kAll`: steps of which
-/// other blocks may wait for this one, and which look for themselves, are taken all the same.
+/// Processes the steps with barriers, for `most` of `total` items at a time. The barrier at the end
+/// guarantees that no peer still accesses this rank's tensors. `opens`: a barrier comes first,
+/// after which the tensors of peers may be accessed. Threads that have failed skip the remaining
+/// work. `kAll`: they still take the steps, because other blocks may wait for them; these steps
+/// check for failure themselves.
 template <bool kAll = false, typename Flags, typename... Steps>
 __device__ __forceinline__ void run_barriers(Session<BarrierBy<Flags>>& session, bool opens,
                                              uint64_t total, uint64_t most, Steps... steps) {
@@ -101,7 +102,7 @@ __device__ __forceinline__ void run_barriers(Session<BarrierBy<Flags>>& session,
   if (going) sync(Phase::end_barrier);
 }
 
-/// Between a barrier of all ranks and another one.
+/// Runs `work` between two barriers of all ranks.
 template <typename Flags, typename Work>
 __device__ __forceinline__ void run_between_barriers(Session<BarrierBy<Flags>>& session,
                                                      Work work) {

@@ -1,18 +1,18 @@
-// One call on a communicator, as one block sees it: what every kernel does first and last.
+// The first and last steps of every kernel: the session of one block in a call on a communicator.
 //
-// USAGE  First thing in a kernel, with the transport that the call goes through: tiles, pieces,
-// channels, a barrier. Whatever the call opened is ended when the session goes out of scope, by all
-// threads of the block, whether or not they have failed: no thread returns early.
+// USAGE  A kernel begins with a session for its transport: tiles, pieces, channels or a barrier.
+// The destructor ends what the call has opened. All threads of the block reach it, even after a
+// failure: no thread returns early.
 #pragma once
 
 #include "failure.cuh"
 
 namespace collx::cuda {
 
-/// Exchanges the calls' descriptors. Block 0 sends; every block waits before it touches a slot or
-/// a tensor. The epoch is the header's own, the same for every op and algorithm; the last block to
-/// have read it advances it.
-/// `pairs`: what the call exchanges with each rank, where the two of them alone know it.
+/// Exchanges the descriptors of the calls. Block 0 sends. Every block waits before it accesses a
+/// slot or a tensor. The epoch is in the header and is the same for every op and algorithm. The
+/// last block that has read it advances it.
+/// `pairs`: the messages to and from each rank, if only the two ranks know them.
 __device__ __forceinline__ void same_call(const KernelCall& call, Patience& patience,
                                           const Routes* pairs) {
   RegionHeader* own = call.header();
@@ -58,11 +58,11 @@ __device__ __forceinline__ void same_call(const KernelCall& call, Patience& pati
   }
 }
 
-/// What most transports have nothing to say to.
+/// Defaults of the transports.
 struct Transport {
   static constexpr bool kSimple = false;
-  static constexpr bool kCounts = true;  // a kernel is a call
-  /// What the call exchanges with each rank, where no other rank knows it.
+  static constexpr bool kCounts = true;  // each kernel counts as one call
+  /// The messages to and from each rank, if no other rank knows them.
   template <typename... Given>
   static __device__ __forceinline__ const Routes* pairs(const Given&...) {
     return nullptr;
@@ -71,18 +71,19 @@ struct Transport {
   __device__ __forceinline__ bool overlaps() const { return false; }
 };
 
-/// `T`: made of the call, this thread's patience, and what else it is given; `end()` is called when
-/// every thread of the block has come so far.
+/// `T` is constructed from the call, this thread's patience, and the other arguments. `end()` is
+/// called after every thread of the block has reached the end.
 ///
-/// T::kSimple: the call that is worth straight code of its own. A sum of whole vectors, of equal
-/// parts where there are parts, unchecked, in one use of the tiles, of at most one vector a thread.
+/// T::kSimple: the call has specialized straight-line code. Such a call is a sum of whole vectors,
+/// with equal parts if there are parts, unchecked, in one use of the tiles, with at most one vector
+/// for each thread.
 template <typename T>
 class Session {
  public:
   static constexpr bool kSimple = T::kSimple;
 
-  /// Waits for upstream work, then looks whether the communicator still works, and in checked
-  /// mode whether all ranks make the same call.
+  /// Waits for upstream work. Then it loads the poison word and, in checked mode, checks that all
+  /// ranks make the same call.
   template <typename... Given>
   __device__ __forceinline__ explicit Session(const KernelCall& call, Given&... given)
       : call(call),
@@ -99,7 +100,7 @@ class Session {
       ptx::red_add(&call.header()->sequence, 1);
     }
     if (call.pdl == PdlLevel::end) ptx::griddepcontrol_launch_dependents();
-    // At the very end, where a call costs no registers.
+    // At the end of the kernel, where a function call costs no registers.
     if (__builtin_expect(failed, 0)) patience.tell();
   }
   Session(const Session&) = delete;

@@ -1,7 +1,7 @@
-// Sinks: where a vector goes when it is complete. All have
+// Sinks: the destinations of complete vectors. Each has
 //
-//   prepare(v)             what is stored of it, in the form that travels. By whole warps
-//   put(prepared)          stores that, by threads to which all has come
+//   prepare(v)             converts v to the form that is stored. Called by whole warps
+//   put(prepared)          stores the result. Called by the threads whose vectors have arrived
 #pragma once
 
 #include "session.cuh"
@@ -9,7 +9,8 @@
 
 namespace collx::cuda {
 
-/// Stores wire(d) into this rank's slots at each peer, `offset` behind the first: see slot_offset.
+/// Stores wire(d) into this rank's slots at each peer, `offset` bytes after the first: see
+/// slot_offset.
 template <typename Wire, int Ranks, typename Get>
 __device__ __forceinline__ void push_to_peers(const KernelCall& call, int world, uint32_t offset,
                                               Get wire) {
@@ -18,7 +19,7 @@ __device__ __forceinline__ void push_to_peers(const KernelCall& call, int world,
 
 inline constexpr auto kToAll = [](int) { return true; };
 
-/// Sends v[d] to each peer of which sends(d) is true; v[1] to all, where it is the `same`.
+/// Sends v[d] to each peer for which sends(d) is true. If `same`, it sends v[1] to all of them.
 template <typename Wire, int Ranks, typename T, typename Sends>
 __device__ __forceinline__ void send_to_peers(Session<T>& session, int world, uint32_t offset,
                                               Vector (&v)[Ranks], Sends sends, bool same = false) {
@@ -31,8 +32,8 @@ __device__ __forceinline__ void send_to_peers(Session<T>& session, int world, ui
   });
 }
 
-/// Sends load(d) to each of them. All loads are in flight together, and before anybody asks whether
-/// the communicator works.
+/// Sends load(d) to each of these peers. All loads are in flight together, and start before the
+/// thread checks whether the communicator has failed.
 template <typename Wire, int Ranks, typename T, typename Load, typename Sends = decltype(kToAll)>
 __device__ __forceinline__ void load_and_send(Session<T>& session, int world, uint32_t offset,
                                               Load load, Sends sends = kToAll) {
@@ -43,8 +44,8 @@ __device__ __forceinline__ void load_and_send(Session<T>& session, int world, ui
   send_to_peers<Wire>(session, world, offset, v, sends);
 }
 
-/// Vector i of a tensor or of a message here, if it has one. What goes into it besides is asked for
-/// when the sink is made, before the vector is awaited.
+/// Vector i of a tensor or message on this rank, if it has one. The additional loads of the tensor
+/// start when the sink is constructed, before the thread waits for the vector.
 template <typename Tensor>
 class TensorSink {
  public:
@@ -65,7 +66,7 @@ class TensorSink {
   typename Tensor::Ahead ahead_;
 };
 
-/// This rank's slots at every peer: the same vector to all.
+/// This rank's slots at every peer. All peers get the same vector.
 template <typename Wire, int Ranks>
 struct PeerSlots {
   const KernelCall& call;
@@ -87,7 +88,7 @@ struct OneSlot {
   __device__ __forceinline__ void put(Vector v) const { Wire::push(slot, v); }
 };
 
-/// What a function does with a vector.
+/// A sink that passes the vector to a function.
 template <typename Put>
 struct SinkBy {
   const Put put;
@@ -97,7 +98,7 @@ struct SinkBy {
 template <typename Put>
 SinkBy(Put) -> SinkBy<Put>;
 
-/// One sink, then the other.
+/// Stores to both sinks.
 template <typename A, typename B>
 struct Both {
   A a;

@@ -1,9 +1,9 @@
-// Sources: where a thread gets a vector of each rank, in rank order. All have
+// Sources: where a thread gets one vector from each rank, in rank order. Each has
 //
-//   kRanks                 registers' worth of them; one, where they come reduced already
-//   take(v)                waits until all are there; false, where something is missing for good.
-//                          By whole warps, since vectors may have to be unmasked together
-//   rearm()                when all of them have been read: their memory may be used again
+//   kRanks                 the number of vectors; one if the source returns them reduced
+//   take(v)                waits until all have arrived; returns false if one never arrives.
+//                          Called by whole warps, since vectors may have to be unmasked together
+//   rearm()                called after all of them have been read: their memory may be reused
 #pragma once
 
 #include "session.cuh"
@@ -17,11 +17,11 @@ __device__ __forceinline__ uint32_t slot_offset(const KernelCall& call, int stag
   return (2 * stage + (epoch & 1)) * call.parity_bytes + i * kVectorBytes;
 }
 
-/// Where one vector arrives from each rank; this rank's own place is never written by anyone else.
-/// `Alike`: at the same offset from the slots of each sender.
+/// The slots where one vector arrives from each rank. No other rank writes this rank's own slot.
+/// `Alike`: the offset from the slots of each sender is the same.
 ///
-/// Of a few ranks the addresses are kept, so that a polling loop does not compute them. Of many
-/// they would take the registers that the vectors need.
+/// For few ranks the addresses are kept, so that a polling loop does not compute them. For many
+/// ranks they would take registers that the vectors need.
 template <int Ranks, bool Alike = true>
 class Arrivals {
   static constexpr bool kKept = Ranks <= 4;
@@ -31,7 +31,7 @@ class Arrivals {
   __device__ __forceinline__ Arrivals(const KernelCall& call, uint32_t offset)
       : Arrivals(call, [=](int) { return offset; }) {}
 
-  /// `offset_of(source)`: likewise, where sources differ in it.
+  /// `offset_of(source)`: the slot_offset for each source, if they differ.
   template <typename OffsetOf>
   __device__ __forceinline__ Arrivals(const KernelCall& call, OffsetOf offset_of) : call_(call) {
 #pragma unroll
@@ -59,14 +59,14 @@ class Arrivals {
   uint32_t offset_[kKept || Alike ? 1 : Ranks];
 };
 
-/// From which ranks a vector is awaited: all peers of this one.
+/// Waits for the vectors of all peers.
 struct FromPeers {
   int world, rank;
   __device__ __forceinline__ bool operator()(int source) const {
     return source < world && source != rank;
   }
 };
-/// Or some ranks, a bit each.
+/// Waits for the vectors of some ranks, which are given as bits.
 struct FromSome {
   uint32_t ranks;
   __device__ __forceinline__ bool operator()(int source) const {
@@ -74,14 +74,14 @@ struct FromSome {
   }
 };
 
-/// Slots of a wire format; in the place of those that send nothing is `own`, a vector as it comes
-/// out of slots.
+/// Slots in a wire format. `own` replaces the vectors of ranks that send nothing. It is a vector as
+/// it is read from a slot.
 template <typename Wire, int Ranks, typename SessionOf, typename From, bool Alike = true>
 class SlotSource {
  public:
   static constexpr int kRanks = Ranks;
 
-  /// `epoch`: for the report of what is missing.
+  /// `epoch`: for the failure report.
   __device__ __forceinline__ SlotSource(SessionOf& session, Phase phase, uint32_t epoch,
                                         const Vector& own, const Arrivals<Ranks, Alike>& arrivals,
                                         From from)
@@ -106,7 +106,7 @@ class SlotSource {
           return worst != ~0u;
         },
         [&] {
-          int missing = session_.call.rank;  // nobody: all have come since
+          int missing = session_.call.rank;  // no rank: all have arrived since
           Vector seen;
 #pragma unroll
           for (int source = Ranks - 1; source >= 0; --source) {
@@ -130,7 +130,7 @@ class SlotSource {
     }
   }
 
-  /// Hands what has come to f(vectors), and then re-arms the slots.
+  /// Passes the vectors that have arrived to f(vectors), and then re-arms the slots.
   template <typename F>
   __device__ __forceinline__ void drain(F f) const {
     Vector v[Ranks];
@@ -148,7 +148,7 @@ class SlotSource {
   const From from_;
 };
 
-/// Slots at one place, from every peer.
+/// The slots of every peer, at the same offset.
 template <typename Wire, int Ranks, typename T>
 __device__ __forceinline__ auto from_slots(Session<T>& session, Phase phase, uint32_t epoch,
                                            uint32_t offset, int world, const Vector& own) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ auto from_slots(Session<T>& session, Phase phase, uin
                                                         Arrivals<Ranks>(session.call, offset),
                                                         FromPeers{world, session.call.rank});
 }
-/// From some ranks, at a place of each.
+/// The slots of some ranks, at an offset for each rank.
 template <typename Wire, int Ranks, bool Alike, typename T>
 __device__ __forceinline__ auto from_slots_of(Session<T>& session, Phase phase, uint32_t epoch,
                                               const Arrivals<Ranks, Alike>& arrivals,
@@ -165,7 +165,7 @@ __device__ __forceinline__ auto from_slots_of(Session<T>& session, Phase phase, 
                                                               FromSome{ranks});
 }
 
-/// A vector from one rank alone, as it travels. False, where it does not come.
+/// Takes one rank's vector in its wire format. Returns false if it does not arrive.
 template <typename Wire, typename T>
 __device__ __forceinline__ bool take_one(Session<T>& session, Phase phase, int source,
                                          uint32_t epoch, const char* slot, Vector& v) {
@@ -176,8 +176,8 @@ __device__ __forceinline__ bool take_one(Session<T>& session, Phase phase, int s
       });
 }
 
-/// Memory behind a barrier, or of this rank: `get(rank)` loads the vector of one of the first
-/// `world`.
+/// Memory of this rank, or memory that a barrier has made visible. `get(rank)` loads the vector of
+/// one of the first `world` ranks.
 template <int Ranks, typename Get>
 class MemorySource {
  public:

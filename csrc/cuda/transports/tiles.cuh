@@ -1,6 +1,6 @@
-// Tiles of slots through which every two ranks exchange words in both directions, use by use, as
-// one block sees them: vector i of a use belongs to tile i / kTileVectors. Blocks take runs of
-// blockDim.x vectors in turn, a whole number of tiles.
+// Tiles of slots, from the view of one block. Every two ranks exchange words through them in both
+// directions, use by use. Vector i of a use belongs to tile i / kTileVectors. Blocks take runs of
+// blockDim.x vectors in turn, which are a whole number of tiles.
 #pragma once
 
 #include "session.cuh"
@@ -8,10 +8,10 @@
 
 namespace collx::cuda {
 
-/// Between two uses of the same tiles inside one kernel, by all threads of the block. The words of
-/// the next use let peers go on to the one after it, so everything that this block still had to
-/// read and re-arm comes first: of all its threads, since a tile's last use may be partial and
-/// leave some of them without a word of their own.
+/// Separates two uses of the same tiles within one kernel; called by all threads of the block. The
+/// words of the next use allow peers to start the use after it. Therefore the block must first
+/// finish all of its reads and re-arms. This includes all of its threads: the last use of a tile
+/// may be partial, so some threads send no word in it.
 __device__ __forceinline__ void next_use() {
   __syncthreads();
   ptx::fence_acq_rel_sys();
@@ -26,7 +26,7 @@ class Tiles : public Transport {
       : entries_(call.entries),
         used_(Simple || call.vectors < call.capacity ? static_cast<uint32_t>(call.vectors)
                                                      : call.capacity) {
-    // The first tile's answer is looked at when the call ends, so that nothing waits for it.
+    // The call reads the first tile's old mark only at its end, so that nothing waits for it.
     if (leads() && first() < used_) first_mark_ = atomicExch(&entry_of(first())->busy, 1u);
     if constexpr (!Simple) {
       for (uint32_t i = first() + stride(); leads() && i < used_; i += stride()) {
@@ -37,7 +37,8 @@ class Tiles : public Transport {
 
   __device__ __forceinline__ bool overlaps() const { return (first_mark_ | other_marks_) != 0; }
 
-  /// Calls f with each of the first n vectors that are this thread's, n at most the capacity.
+  /// Calls f for each of the first n vectors that belongs to this thread. n is at most the
+  /// capacity.
   template <typename F>
   __device__ __forceinline__ void for_own(uint32_t n, F f) const {
     if constexpr (Simple) {
@@ -47,9 +48,9 @@ class Tiles : public Transport {
     }
   }
 
-  /// Calls a with each of them, and b with each, one vector behind: what b waits for travels while
-  /// a sends. Slots of one use do not depend on each other. `meanwhile`, once, behind the last that
-  /// a sends.
+  /// Calls a and b for each of these vectors. b runs one vector behind a, so the words that b waits
+  /// for travel while a sends. Slots of one use do not depend on each other. `meanwhile` is called
+  /// once, after the last send of a.
   template <typename Meanwhile, typename A, typename B>
   __device__ __forceinline__ void for_own_behind(uint32_t n, Meanwhile meanwhile, A a, B b) const {
     uint32_t i = first();
@@ -61,19 +62,19 @@ class Tiles : public Transport {
     }
   }
 
-  /// Epoch of the tile of vector i, before this call.
+  /// The epoch of vector i's tile before this call.
   __device__ uint32_t epoch(uint32_t i) { return epoch_ = ptx::ld_here(&entry_of(i)->epoch); }
 
-  /// The uses that the call has made of the tiles, the last of them of `last` vectors.
+  /// The number of uses that the call has made of the tiles. The last use has `last` vectors.
   __device__ __forceinline__ void count(uint32_t uses, uint32_t last) {
     uses_ = uses;
     last_ = last;
   }
 
-  /// Advances the epochs by the uses of each tile.
+  /// Advances the epoch of each tile by its number of uses.
   __device__ __forceinline__ void end() {
     if (!leads()) return;
-    // One 8-byte store: the epoch never shows without the mark cleared.
+    // A single 8-byte store, so that no kernel sees the new epoch with the mark still set.
     const auto advance = [&](uint32_t i, uint32_t to) {
       *reinterpret_cast<uint2*>(entry_of(i)) = make_uint2(to, 0u);
     };
@@ -94,7 +95,7 @@ class Tiles : public Transport {
 
   TileEntry* entries_;
   uint32_t used_;
-  uint32_t epoch_ = 0;  // as read last
+  uint32_t epoch_ = 0;  // the epoch that was read last
   uint32_t uses_ = 0, last_ = 0;
   uint32_t first_mark_ = 0;
   uint32_t other_marks_ = 0;

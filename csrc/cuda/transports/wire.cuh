@@ -1,12 +1,13 @@
-// Wire formats: how a vector of values travels through slots, in words that carry their own arrival
-// flag, so that no barrier is needed. A slot is armed with words of all ones, which no sender
-// sends. The planes of the fused norms, each in a format of its own, are in row_wire.cuh.
+// Wire formats: how a vector travels through slots. Each word carries its own arrival flag, so that
+// no barrier is needed. A slot is armed with words of all ones, which no sender sends. The planes
+// of the fused norms, each in its own format, are in row_wire.cuh.
 //
-// MEMORY LAYOUT  protocol/cuda_layout.h: SlotArea. Vector i of a use stands at 16 i bytes
-// behind slot(stage, parity of the epoch, sender). MEMORY SEMANTICS  Words are stored and
-// polled relaxed: each is checked on its own, and nothing else is inferred from it. The reader
-// re-arms what it read. Between calls the kernel boundary orders that before the rank's next
-// pushes; inside a kernel a fence must (see docs/internals/protocol.md).
+// MEMORY LAYOUT  protocol/cuda_layout.h: SlotArea. Vector i of a use is 16 i bytes after
+// slot(stage, parity of the epoch, sender).
+// MEMORY SEMANTICS  Words are stored and polled with relaxed order: each word is checked on its
+// own, and nothing else is inferred from it. The reader re-arms the words that it has read. Between
+// calls, the kernel boundary orders this before the rank's next pushes. Within a kernel, a fence
+// must order it (see docs/internals/protocol.md).
 #pragma once
 
 #include "../../protocol/cuda_layout.h"
@@ -15,7 +16,7 @@
 
 namespace collx::cuda {
 
-/// A slot: the first `Words` words of a vector. `Wide`: each two of them are one word of 64 bits.
+/// A slot: the first `Words` words of a vector. `Wide`: every two of them form one 64-bit word.
 template <int Words, bool Wide = false>
 struct Slot {
   static_assert(Words == 1 || Words == 2 || Words == 4);
@@ -32,8 +33,8 @@ struct Slot {
     }
   }
 
-  /// All ones while a word of the slot is still to come, something less once all are there: the
-  /// largest of several answers says whether all of them have arrived.
+  /// Returns all ones while a word of the slot has not arrived, and a smaller value when all have
+  /// arrived. Thus the maximum over several slots shows whether all of them have arrived.
   static __device__ __forceinline__ uint32_t poll(const char* slot, Vector& v) {
     if constexpr (Wide) {
       v = ptx::ld_relaxed_sys_b64(reinterpret_cast<const Vector*>(slot));
@@ -56,8 +57,8 @@ struct Slot {
   }
 };
 
-/// Floats, as they are: a word of all ones, which is a NaN, becomes another NaN, in every float
-/// type. float64 is checked by words of 64 bits.
+/// Floats are sent unchanged, except that a word of all ones, which is a NaN in every float type,
+/// becomes another NaN. float64 is checked by 64-bit words.
 template <DType D>
 struct SentinelWire : Slot<4, dtype_size(D) == 8> {
   static constexpr bool kMasked = false;
@@ -75,15 +76,15 @@ struct SentinelWire : Slot<4, dtype_size(D) == 8> {
     return v;
   }
   static __device__ __forceinline__ Vector from_wire(Vector v) { return v; }
-  /// A vector of this rank's, as the peers will have it.
+  /// A vector of this rank, as the peers receive it.
   static __device__ __forceinline__ Vector own(Vector v) { return to_wire(v); }
   /// The data vector that wire vector i of a message carries.
   static __device__ __forceinline__ uint64_t data_index(uint64_t i) { return i; }
 };
 
-/// Bits of any kind: integers and copies. Of a warp's 32 vectors 31 carry data; words of all ones
-/// are sent as zeros, and the last lane's vector says which they were: bit l of its word w stands
-/// for word w of lane l. No word of it can be all ones, since it has no bit for itself.
+/// Arbitrary bits: integers and copies. Of the 32 vectors of a warp, 31 carry data. Words of all
+/// ones are sent as zeros, and the last lane's vector marks them: bit l of its word w stands for
+/// word w of lane l. None of its words can be all ones, since it has no bit for itself.
 ///
 /// Every lane of a warp calls to_wire() and from_wire() together.
 struct MaskedWire : Slot<4> {
@@ -110,7 +111,7 @@ struct MaskedWire : Slot<4> {
     return v;
   }
   static __device__ __forceinline__ Vector own(Vector v) { return v; }
-  /// None for a mask.
+  /// A mask vector has no data vector.
   static __device__ __forceinline__ uint64_t data_index(uint64_t i) {
     constexpr uint64_t kNoVector = ~0ull >> 8;
     const uint64_t lane = i % kWarpLanes;
@@ -118,9 +119,9 @@ struct MaskedWire : Slot<4> {
   }
 };
 
-/// A byte for each of `Count` elements. No word is all ones: fp8 has no 0xFF here (see the
-/// quantization of stages/quantize.cuh), and int8, which has no -128, travels with its lower bits
-/// turned over.
+/// One byte for each of `Count` elements. No word is all ones: fp8 results never contain 0xFF (see
+/// stages/quantize.cuh). int8 results never contain -128, and travel with their lower seven bits
+/// inverted.
 template <int Count>
 struct ByteWire : Slot<Count / 4> {
   const Quantization quantization;
@@ -133,13 +134,13 @@ struct ByteWire : Slot<Count / 4> {
   __device__ __forceinline__ Vector from_wire(Vector v) const { return to_wire(v); }
 };
 
-/// One float32 that is no NaN but the ordinary one.
+/// One float32, which is not a NaN other than the canonical one.
 struct FloatWire : Slot<1> {
   static __device__ __forceinline__ Vector to_wire(Vector v) { return v; }
   static __device__ __forceinline__ Vector from_wire(Vector v) { return v; }
 };
 
-/// Of reductions: floats give up a pattern, integers are masked.
+/// For reductions: floats reserve a bit pattern, integers are masked.
 template <DType D>
 struct WireOf : MaskedWire {};
 template <DType D>
@@ -159,7 +160,7 @@ requires(Stage::kReduces) struct WireOfStage<Stage> {
 
 }  // namespace detail
 
-/// The format in which the vectors of a stage travel.
+/// The wire format for the vectors of a stage.
 template <typename Stage>
 using WireFor = typename detail::WireOfStage<Stage>::Wire;
 

@@ -1,1 +1,1 @@
-"""How a communicator comes about: what its ranks agree on, and the memory that they share."""
+"""Creates communicators: the agreement between the ranks, and the memory that they share."""

@@ -1,7 +1,7 @@
-"""NVLink multicast: an address that stands for the same memory of all ranks.
+"""NVLink multicast: one address for the same memory of all ranks.
 
-PyTorch's rendezvous creates such addresses if it can. The ranks agree on their use: if one rank has
-none, no rank uses them."""
+PyTorch's rendezvous creates such addresses if it can. If one rank has no address, no rank uses
+multicast."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from torch.distributed._symmetric_memory import _SymmetricMemory
 
 __all__ = ["OFF", "address_of", "agreed", "missing"]
 
-OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # PyTorch's own switch
+OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # an environment variable of PyTorch
 
 simulated = False
-"""Only set by tests: kernels use the address of each rank instead of a switch."""
+"""If True, kernels use the address of each rank instead of a switch. Only tests set it."""
 
-_LEAST = (9, 0)  # compute capability
+_LEAST = (9, 0)  # minimum compute capability
 
 
 def address_of(handle: _SymmetricMemory) -> int:
-    """The multicast address of the memory of a rendezvous; 0 if it has none."""
+    """Returns the multicast address of the memory of a rendezvous; 0 if it has none."""
     if handle.device.type != "cuda":
         return 0
     if simulated:
         return int(handle.buffer_ptrs[handle.rank])
-    # Whether the address of what starts inside of a block has its offset depends on the version.
+    # If the memory starts inside of a block, it depends on the version of PyTorch whether the
+    # address includes the offset.
     inside = handle.offset != 0  # type: ignore[attr-defined]
     return 0 if inside else int(handle.multicast_ptr)
 
 
 def missing(device: torch.device, address: int) -> str | None:
-    """What this rank lacks. `address`: of its region."""
+    """Returns what this rank lacks for multicast, None if nothing. `address`: the multicast address
+    of its region."""
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST and not simulated:
         major, minor = capability
@@ -45,6 +47,6 @@ def missing(device: torch.device, address: int) -> str | None:
 
 
 def agreed(lacking: Sequence[str | None]) -> str | None:
-    """The reason why the ranks have no multicast: the first of what each rank lacks; or None."""
+    """Returns why the ranks have no multicast: the first entry of `lacking` that is not None."""
     found = (f"rank {rank}: {what}" for rank, what in enumerate(lacking) if what is not None)
     return next(found, None)

@@ -1,6 +1,6 @@
-"""The self-test at the end of init: real data through every path that a communicator may take.
+"""The self-test at the end of init sends real data over every path that a communicator may use.
 
-Peer access that is advertised and does not deliver (hazard 18) shows here, not in a model."""
+It detects peer access that is reported as available but does not work (hazard 18)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collx._extension import extension
 
 __all__ = ["SAMPLE_BYTES", "run", "run_multicast"]
 
-# An odd length, so that vectors, tails, and parts of unequal size all occur.
+# An odd length covers vectors, tails, and parts of unequal size.
 _NUMEL = 4099
 _DTYPES = (torch.float32, torch.bfloat16, torch.int32)
 
 _HALF = 32896  # bytes of one tensor, rounded up to whole cache lines
 SAMPLE_BYTES = 2 * _HALF
-"""Bytes of symmetric memory that `run` needs: an input and an output."""
+"""The bytes of symmetric memory that `run` needs for an input and an output."""
 
 
 def run(
@@ -27,9 +27,9 @@ def run(
     algorithms: Sequence[str],
     sample: torch.Tensor | None,
 ) -> None:
-    """Runs each of `algorithms`. Collective; RuntimeError on wrong data. `sample` is registered
-    symmetric memory, without which algorithms that need it must not be asked for."""
-    # A rank that stopped at its first wrong result would let the others wait in the next call.
+    """Runs each of `algorithms`. Collective. Raises RuntimeError if the data is wrong. `sample` is
+    registered symmetric memory; without it, `algorithms` must not contain those that need it."""
+    # A rank that stopped at its first wrong result would leave the others waiting in the next call.
     wrong: list[str] = []
     for dtype in _DTYPES:
         inputs = [_values(r, dtype) for r in range(communicator.world_size)]
@@ -44,9 +44,10 @@ def run(
 def run_multicast(
     communicator: extension.Communicator, device: torch.device, sample: torch.Tensor
 ) -> str | None:
-    """Runs each algorithm that needs NVLink multicast, on symmetric tensors and on others.
-    Collective; returns what is wrong with the data. Sums of these values are exact before they are
-    rounded, so that the order in which a switch adds them up does not matter."""
+    """Runs each algorithm that needs NVLink multicast, on symmetric and on other tensors.
+    Collective. Returns a description of the first wrong result, None if all are correct. The sums
+    of these values are exact before rounding, so the order of the additions in a switch does not
+    matter."""
     wrong: list[str] = []
     for dtype in (*_DTYPES, torch.float16, torch.int64):
         inputs = [_values(r, dtype) for r in range(communicator.world_size)]
@@ -71,7 +72,7 @@ def _allreduce(
     algorithm: str,
     sample: torch.Tensor | None,
 ) -> list[str]:
-    """`sample`: the memory to lie in."""
+    """Runs an all-reduce and returns the differences. `sample`: the memory for the tensors."""
     from collx import reference
 
     own = inputs[communicator.rank]
@@ -83,7 +84,7 @@ def _allreduce(
         given, "sum", communicator.name, algorithm, 0, out=result.fill_(-1)
     )
     got = result.cpu()
-    communicator.check()  # on CUDA a call that fails leaves a record and returns
+    communicator.check()  # on CUDA, a call that fails records the failure and returns
     return _difference(got, reference.allreduce(inputs, "sum"), algorithm)
 
 
@@ -95,7 +96,7 @@ def _messages(
     algorithm: str,
     sample: torch.Tensor | None,
 ) -> list[str]:
-    """Of a collective other than all-reduce. `sample`: as of `_allreduce`."""
+    """Runs another collective and returns the differences. `sample`: as in `_allreduce`."""
     from collx import reference
 
     world, rank, name = communicator.world_size, communicator.rank, communicator.name
@@ -126,7 +127,8 @@ def _one_way(
     inputs: Sequence[torch.Tensor],
     algorithms: Sequence[str],
 ) -> list[str]:
-    """Every rank sends to each over channels, whose memory no all-reduce uses."""
+    """Broadcasts from every rank. This tests the memory of the channels, which an all-reduce does
+    not use."""
     algorithm = "fallback" if algorithms == ("fallback",) else "onestage"
     wrong: list[str] = []
     for root, expected in enumerate(inputs):
@@ -143,7 +145,7 @@ def _part(sample: torch.Tensor, half: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _difference(result: torch.Tensor, expected: torch.Tensor, algorithm: str) -> list[str]:
-    """What is wrong with the result, in words; nothing when its bits are right."""
+    """Returns a description of the first wrong element; an empty list if all bits are correct."""
     from collx import reference
 
     if reference.same_bits(result, expected):
@@ -156,7 +158,7 @@ def _difference(result: torch.Tensor, expected: torch.Tensor, algorithm: str) ->
 
 
 def _values(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    """Values that tell both the rank and the position that they come from."""
+    """Returns values that identify both their rank and their position."""
     position = torch.arange(_NUMEL, dtype=torch.int64)
     mixed = (position * 2654435761 + (rank + 1) * 40503) % 65521 - 32760
     if not dtype.is_floating_point:

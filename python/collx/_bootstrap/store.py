@@ -1,15 +1,15 @@
-"""Agreement between the ranks of a communicator, through the process group's store.
+"""Agreement between the ranks of a communicator through the store of the process group.
 
-A ballot is a sequence of votes. In each vote every rank casts the result of a local step, success
-with a value or failure with a cause, and all ranks get one verdict: the first that any of them
-reaches is fixed by a compare-and-set in the store. So a rank that timed out and one whose
-peer came a moment later still do the same.
+A ballot is a sequence of votes. In each vote, every rank casts the result of a local step: success
+with a value, or failure with a cause. All ranks get the same verdict, because a compare-and-set in
+the store fixes the first verdict that any rank reaches. A rank that timed out therefore does the
+same as a rank whose peer arrived a moment later.
 
-Ballots under one name are numbered attempts. The store holds the number of the attempt that is
-open: a rank that begins joins that one, however often it or its peers have begun before. An attempt
-closes for good before its first verdict is fixed. A rank that comes later therefore begins the next
-attempt, and no rank of an old attempt can meet ranks of a new one: all keys of an attempt have its
-number.
+Ballots with the same name are numbered attempts. The store contains the number of the open attempt.
+A rank that begins joins the open attempt, however often it or its peers have begun before. An
+attempt is closed permanently before its first verdict is fixed. A rank that arrives later therefore
+begins the next attempt. Ranks of different attempts never meet, because all keys of an attempt
+contain its number.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = ["LEFT", "Ballot", "VoteError", "bounded", "cause_of"]
 
 T = TypeVar("T")
 
-_OPEN = "open"  # key of the number of the open attempt
+_OPEN = "open"  # the key for the number of the open attempt
 
-# The causes of a rank that did not vote, has left, or is at another step start with these.
+# Prefixes of the causes of ranks that did not vote, have left, or are at another step.
 ABSENT = "no answer"
 LEFT = "left the communicator"
 APART = "is at"
 
-# A rank whose step has failed by a timeout grants its peers this much to notice the same.
+# Seconds that a rank whose step timed out gives its peers to detect the same.
 _LEAST_PATIENCE = 0.4
 
-# The store answers within milliseconds unless its host has died or been stopped, or the machine is
-# overloaded. After the limit of the ranks, it has this much more time.
+# Additional seconds that the store has after the time limit of the ranks. It responds within
+# milliseconds unless its host has exited or is stopped, or the machine is overloaded.
 _STORE_GRACE = 0.9
 
 
 class VoteError(Exception):
-    """A vote that did not pass: the same `failures` (rank to cause) on all ranks; or the store
-    failed, which each rank only detects for itself."""
+    """A failed vote. `failures` (rank to cause) are the same on all ranks, except if the store
+    failed, which each rank detects by itself."""
 
     def __init__(
         self, step: str, failures: dict[int, str], world_size: int, *, store_failed: bool = False
@@ -73,8 +73,8 @@ class VoteError(Exception):
 class Ballot:
     """The votes of one communicator, from its init to its destruction.
 
-    Joins the open attempt under `name`. Waits are bounded by `timeout` seconds. Raises whatever the
-    store raises, TimeoutError if it does not answer.
+    Joins the open attempt for `name`. Waits at most `timeout` seconds. Raises the errors of the
+    store, and TimeoutError if it does not respond.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Ballot:
             store = dist.PrefixStore(str(attempt), self._attempts)
             if store.add(f"joined/{self._rank}", 1) == 1:
                 return attempt, store
-            # This rank was in this attempt before and gave it up without a verdict, as when its
-            # store did not answer. Its old ballot may stand there, so the attempt must not succeed.
+            # This rank left this attempt before without a verdict, for example because the store
+            # did not respond. Its old ballot may still exist, so the attempt must not succeed.
             self._close(attempt)
             failed = json.dumps({self._rank: f"{LEFT}: it began again"})
             store.compare_set(self._key(0, "verdict"), "", failed)
@@ -107,9 +107,9 @@ class Ballot:
     def vote(
         self, step: str, value: Any = None, error: str | None = None, spent: float = 0.0
     ) -> list[Any]:
-        """Casts `value` (anything that JSON holds), or a failure, and returns the values of all
-        ranks. VoteError, the same on every rank, if one failed, did not come, or is at another
-        step. `spent` seconds of the timeout have gone to the step itself."""
+        """Casts a JSON-serializable `value` or a failure, and returns the values of all ranks.
+        Raises the same VoteError on every rank if a rank failed, did not vote, or is at another
+        step. `spent`: the seconds of the timeout that the step itself has used."""
         patience = max(self.timeout - spent, _LEAST_PATIENCE)
         number = self._number
         self._number += 1
@@ -120,7 +120,7 @@ class Ballot:
             )
         except Exception as reason:
             self.broken = True
-            # No agreement is possible without the store; every rank finds out by itself.
+            # No agreement is possible without the store. Every rank detects this by itself.
             failed = {self._rank: f"the store failed: {reason}"}
             raise VoteError(step, failed, self._world_size, store_failed=True) from reason
         if failures:
@@ -128,14 +128,14 @@ class Ballot:
         return [json.loads(text)["value"] for text in ballots]
 
     def take(self, step: str, run: Callable[[], Any]) -> list[Any]:
-        """Takes a local step and votes on what came of it: returns what `run` returned on all
-        ranks, anything that JSON holds. Whatever `run` raises is a failure in that vote, so no
-        rank is left a number behind; VoteError then has this rank's own exception as its cause."""
+        """Runs a local step and votes on its result. Returns the JSON-serializable values that
+        `run` returned on all ranks. An exception in `run` is a failure in this vote, so the vote
+        numbers of the ranks remain equal. VoteError then has this rank's exception as its cause."""
         value, own, started = None, None, time.monotonic()
         try:
             value = run()
         except Exception as reason:
-            own = reason.with_traceback(None)  # whose frames would hold memory, in a cycle
+            own = reason.with_traceback(None)  # its frames would keep memory alive in a cycle
         except BaseException as reason:
             self.cast(f"{LEFT}: {type(reason).__name__}")
             raise
@@ -148,7 +148,7 @@ class Ballot:
             raise
 
     def cast(self, error: str) -> None:
-        """Casts a failure in the next vote, whichever it is, and waits for no rank."""
+        """Casts a failure in the next vote, whatever its step, without waiting for other ranks."""
         ballot = json.dumps({"step": None, "value": None, "error": error})
         if self.broken:
             return
@@ -160,7 +160,7 @@ class Ballot:
             )
 
     def leave(self) -> None:
-        """Ends this rank's part. The last rank to leave removes what the votes left behind."""
+        """Leaves the ballot. The last rank to leave removes the remaining keys."""
         if self.broken:
             return
         with contextlib.suppress(Exception):  # A store that no longer exists keeps no keys.
@@ -195,8 +195,8 @@ class Ballot:
         verdict = store.compare_set(self._key(number, "verdict"), "", json.dumps(failures))
         agreed = {int(rank): str(cause) for rank, cause in json.loads(verdict).items()}
         if not agreed and None in ballots:
-            # A verdict without failures was reached on all ballots, so all of them are there by
-            # now, even if this rank's own patience ended a moment before.
+            # A verdict without failures requires all ballots, so all of them exist now, even if
+            # this rank timed out a moment earlier.
             ballots = [store.get(key).decode() for key in self._keys(number)]
         if None not in ballots:
             self._forget(number - 1)
@@ -204,7 +204,7 @@ class Ballot:
 
     def _collect(self, number: int, patience: float) -> list[str | None]:
         store, keys = self._store, self._keys(number)
-        # The missing ranks are found below. A store that no longer exists raises there again.
+        # The missing ranks are determined below. A store that no longer exists raises again there.
         with contextlib.suppress(RuntimeError):
             store.wait(keys, timedelta(seconds=patience))
             return [text.decode() for text in store.multi_get(keys)]
@@ -226,8 +226,8 @@ class Ballot:
         return failures
 
     def _forget(self, number: int) -> None:
-        # All ranks have cast their ballots in the next vote, so none reads this one any more. If
-        # some have not, the last rank to leave removes this one.
+        # All ranks have cast their ballots in the next vote, so no rank reads this one any more.
+        # Otherwise the last rank to leave removes it.
         if number >= 0:
             self._store.delete_key(self._key(number, self._rank))
             if self._rank == 0:
@@ -235,15 +235,15 @@ class Ballot:
 
 
 def cause_of(error: BaseException) -> str:
-    """How a rank's exception is cast."""
+    """Returns the cause that a rank casts for an exception."""
     return f"{type(error).__name__}: {error}"
 
 
 def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
-    """Runs `function` in a thread and returns its result, or raises TimeoutError in `seconds`.
+    """Runs `function` in a thread and returns its result. Raises TimeoutError after `seconds`.
 
-    Only then is the thread left behind: nothing else can be done about a call that does not
-    return. It is a daemon, so it does not keep the process."""
+    The thread only remains after a timeout, because a call that does not return cannot be
+    terminated. It is a daemon, so it does not prevent the process from exiting."""
     result: list[T] = []
     failure: list[BaseException] = []
 
@@ -260,6 +260,6 @@ def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
     if thread.is_alive():
         raise TimeoutError(f"{what} did not return within {seconds:g} s")
     if failure:
-        # Its traceback would keep the frames, and all memory that they hold, in a cycle.
+        # The traceback would keep the frames and their memory alive in a cycle.
         raise failure.pop().with_traceback(None)
     return result[0]

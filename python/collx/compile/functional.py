@@ -1,4 +1,4 @@
-"""PyTorch's functional collectives in a graph, as the operators of collx that do the same."""
+"""Replaces PyTorch's functional collectives in a graph with the equivalent operators of collx."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _aten = torch.ops.aten
 _c10d = torch.ops._c10d_functional
 _ops = torch.ops.collx
 
-# What stands for a collective whose arguments these are; the last is the communicator's name.
+# Maps a collective to a function that takes its arguments, with the name of the communicator as
+# the last one, and returns the operator that replaces it and the arguments of that operator.
 REPLACED: dict[Any, Callable[..., tuple[OpOverload, tuple[Any, ...]]]] = {
     _c10d.all_reduce.default: lambda x, op, name: (_ops.allreduce.default, (x, _word(op), name)),
     _c10d.reduce_scatter_tensor.default: lambda x, op, size, name: (
@@ -53,13 +54,13 @@ COALESCED = {
     _c10d.reduce_scatter_tensor_coalesced.default: _c10d.reduce_scatter_tensor.default,
     _c10d.all_gather_into_tensor_coalesced.default: _c10d.all_gather_into_tensor.default,
 }
-"""By collectives of several tensors, those that do the same to one of them."""
+"""Maps each collective of several tensors to the collective of one tensor."""
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 
 class Collective(NamedTuple):
-    """A collective of PyTorch's that is started at one node and awaited at another."""
+    """A PyTorch collective that is started at one node and awaited at another."""
 
     started: Node
     awaited: Node
@@ -67,12 +68,12 @@ class Collective(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the operator in the model's graph."""
+        """The name of the operator in the model's graph."""
         return str(self.started.meta.get("coalesced", self.started.target))
 
 
 def collectives(graph: Graph) -> Iterator[Collective]:
-    """Those of a graph that collx has an operator for, in its order."""
+    """Yields the collectives that collx has an operator for, in graph order."""
     for node in list(graph.nodes):
         if node.target is _c10d.wait_tensor.default and isinstance(node.args[0], Node):
             started = node.args[0]
@@ -81,8 +82,7 @@ def collectives(graph: Graph) -> Iterator[Collective]:
 
 
 def others(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """PyTorch's collectives that are left in a graph, and why collx has no operator in their
-    place."""
+    """Yields PyTorch's collectives that remain in a graph, each with the reason."""
     for node in graph.nodes:
         target = node.target
         if not isinstance(target, OpOverload) or target.namespace not in _NAMESPACES:
@@ -94,12 +94,12 @@ def others(graph: Graph) -> Iterator[tuple[Node, str]]:
 
 
 def separate(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Makes collectives of several tensors, and waiting for several, into those of single ones.
+    """Splits coalesced collectives, and waits for several tensors, into single-tensor ones.
 
-    Where collx does not serve all of the tensors, the collective stays: the process group is
-    faster with several at once. Yields those, and why."""
+    A coalesced collective remains if collx does not support all of its tensors, because the
+    process group is faster with several at once. Yields these collectives and the reasons."""
     for node in list(graph.nodes):
-        # Not every version has it.
+        # Compared by name: not every version of PyTorch has this operator.
         is_wait = str(node.target) == "_c10d_functional.wait_tensors.default"
         if node.target not in COALESCED and not is_wait:
             continue
@@ -132,23 +132,23 @@ def separate(graph: Graph) -> Iterator[tuple[Node, str]]:
 def replacement(
     collective: Any, given: tuple[Any, ...], name: str
 ) -> tuple[OpOverload, tuple[Any, ...]]:
-    """The operator of collx that replaces one of PyTorch's, and its arguments.
+    """Returns the operator of collx that replaces `collective`, and its arguments.
 
-    `given`: the other's, without its group. `name`: of the communicator."""
+    `given`: the arguments of `collective` without the group. `name`: the communicator's name."""
     return REPLACED[collective](*given, name)
 
 
 class _Chosen(NamedTuple):
-    """An operator of collx that replaced a collective of PyTorch's."""
+    """An operator of collx that replaces a PyTorch collective."""
 
     op: OpOverload
     arguments: tuple[Any, ...]
     value: torch.Tensor
-    """What it returns, as a fake tensor."""
+    """The result, as a fake tensor."""
 
 
 def _chosen(collective: OpOverload, given: tuple[Any, ...], value: torch.Tensor) -> _Chosen | str:
-    """What stands for a collective that returns `value`; or why nothing can."""
+    """Returns the replacement of a collective that returns `value`, or why there is none."""
     arguments, group = given[:-1], given[-1]
     try:
         communicator = of_group(str(group), value.device.type)
@@ -172,7 +172,8 @@ def _chosen(collective: OpOverload, given: tuple[Any, ...], value: torch.Tensor)
 
 
 def replace(graph: Graph, found: Collective) -> Node | str:
-    """Replaces a collective with an operator of collx; or returns why it cannot."""
+    """Replaces a collective with an operator of collx. Returns the new node, or the reason if
+    it cannot."""
     collective = cast(OpOverload, found.started.target)
     chosen = _chosen(collective, found.started.args, found.awaited.meta["val"])
     if isinstance(chosen, str):
@@ -192,8 +193,8 @@ def replace(graph: Graph, found: Collective) -> Node | str:
 
 
 def _reshape_before(graph: Graph, reduced: Node) -> None:
-    """Moves the reshaping of a sum to before it, which is the same: what adds to the sum, or
-    normalizes it, is then its next user."""
+    """Moves a reshape of the sum before the all-reduce. The result is the same, and the residual
+    addition or the norm becomes the next user of the sum."""
     if len(reduced.users) != 1:
         return
     (reshaped,) = reduced.users
@@ -214,11 +215,12 @@ def _reshape_before(graph: Graph, reduced: Node) -> None:
 
 
 def _word(reduce_op: str) -> str:
-    """What collx calls a reduction that torch.distributed has another word for."""
+    """Returns the name that collx uses for a reduction of torch.distributed."""
     return {"product": "prod"}.get(reduce_op.lower(), reduce_op.lower())
 
 
 def mark() -> None:
-    """Keeps ops that are put into a graph after AOTAutograd, when it has no tokens any more."""
+    """Marks the operators as having side effects. Operators that are inserted after AOTAutograd
+    have no effect tokens, and would be removed if unused."""
     for op in making():
         torch.fx.node.has_side_effect(op)

@@ -22,11 +22,11 @@ REDUCTIONS: dict[Any, str] = {
     _ops.allreduce.default: "allreduce",
     _ops.reducescatter.default: "reducescatter",
 }
-"""What norms are looked for behind, as in the names of the operators."""
+"""The reductions that can be fused with a norm, and their names within the operators' names."""
 
 
 def operator_for(reduced: Node, norm: Norm, quantized: Quantized | None) -> str:
-    """The name of the operator that does all of this, if there is one."""
+    """Returns the name that the fused operator has if it exists."""
     residual = "" if norm.residual is None else "_residual"
     quantization = "" if quantized is None else f"_{quantized.kind}"
     return f"{REDUCTIONS[reduced.target]}{residual}_{norm.kind}{quantization}"
@@ -35,8 +35,8 @@ def operator_for(reduced: Node, norm: Norm, quantized: Quantized | None) -> str:
 def fuse(
     graph: Graph, reduced: Node, norm: Norm, quantized: Quantized | None, rounding: str
 ) -> str:
-    """Replaces a reduction, its norm and the quantization with the fused operator;
-    or says why it cannot."""
+    """Replaces a reduction, its norm and the quantization with the fused operator. Returns "", or
+    the reason if it cannot."""
     name = operator_for(reduced, norm, quantized)
     if not hasattr(_ops, name):
         return f"there is no {name}"
@@ -54,7 +54,7 @@ def fuse(
         **({} if quantized is None else quantized.options),
     }
     for what, node in given.items():
-        # The call stands where the sum stood.
+        # The call is inserted at the position of the sum.
         if isinstance(node, Node) and not node < norm.acc:
             return f"the {what} is computed after the sum"
     made = _Made(graph, norm.acc)
@@ -86,7 +86,7 @@ def fuse(
 
 
 def _replaced(norm: Norm, quantized: Quantized | None) -> list[Node | None]:
-    """What the results of an operator stand for, in their order."""
+    """Returns the nodes that the results of the fused operator replace, in order."""
     acc = [] if norm.residual is None else [norm.acc]
     if quantized is None:
         return [norm.weighted.result, *acc]
@@ -95,15 +95,15 @@ def _replaced(norm: Norm, quantized: Quantized | None) -> list[Node | None]:
 
 
 def positional(op: OpOverload, given: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments in the order of the schema, without the last ones that are left to defaults."""
+    """Returns the arguments in the order of the schema, without trailing defaults."""
     schema = op._schema.arguments
     named = [i for i, argument in enumerate(schema) if argument.name in given]
     return tuple(given.get(a.name, a.default_value) for a in schema[: named[-1] + 1])
 
 
 def _leading(reduced: Node) -> list[int]:
-    """The dimensions that a reduce-scatter, whose operators take matrices, makes rows of; none
-    where there is nothing to do."""
+    """Returns the leading dimensions to flatten, because the fused reduce-scatters only take
+    matrices. Returns an empty list if no flattening is needed."""
     *leading, cols = value(reduced).shape
     if REDUCTIONS[reduced.target] != "reducescatter" or len(leading) < 2:
         return []
@@ -114,7 +114,7 @@ def _leading(reduced: Node) -> list[int]:
 
 
 class _Made:
-    """Makes nodes before another one."""
+    """Creates nodes before a given node."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self.nodes: list[Node] = []
@@ -126,7 +126,7 @@ class _Made:
         return self._added(made, op, arguments)
 
     def negative_zeros(self, weight: Node) -> Node:
-        """A bias that changes no value: +0 would make +0 of -0."""
+        """Returns a bias that changes no value. A bias of +0 would turn -0 into +0."""
         made = value(weight).new_full(value(weight).shape, -0.0)
         if not isinstance(made.shape[0], int):
             raise ValueError("the columns are dynamic, and there is no bias")
@@ -142,7 +142,7 @@ class _Made:
         return [self.call(operator.getitem, node, n) for n in range(len(node.meta["val"]))]
 
     def like(self, old: Node, new: Node, leading: list[int]) -> Node:
-        """A result, in the shape and dtype of what it stands for."""
+        """Converts a result to the shape and dtype of the node that it replaces."""
         if leading:
             new = self.call(_aten.reshape.default, new, (*leading, *value(new).shape[1:]))
         if value(new).dim() < value(old).dim():

@@ -1,6 +1,6 @@
-"""How Inductor's graph holds the operators: as its own collective nodes.
+"""Lowers the operators to Inductor's own collective nodes.
 
-Each becomes its `.out` form on buffers of Inductor's pool, so that results are not copied.
+Each operator becomes its `.out` form on buffers of Inductor's pool, so results are not copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["register"]
 
 @cache
 def register() -> None:
-    """Registers the lowering of every operator. Once a process."""
+    """Registers the lowering of every operator, once per process."""
     forms = out_forms()
     for op in making():
         lowered = _into_new_buffers(forms[op]) if op in forms else _barrier(op)
@@ -32,12 +32,12 @@ def register() -> None:
 
 
 class _Collective(ir._CollectiveKernel):
-    """A call. What is of this class keeps its place among all that are."""
+    """A call of an operator. Inductor keeps nodes of this class in order."""
 
     @classmethod
     def processed(cls, op: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """What the call returns, as fake tensors; then what a node is made of: the tensors among
-        the arguments, the others, and how they become arguments again."""
+        """Returns the results as fake tensors, the tensor arguments, the other arguments, and the
+        function that reassembles the arguments."""
         with V.graph.fake_mode:
             found: Any = cls.process_kernel(op, *args, **kwargs)
         if isinstance(found, tuple):  # up to PyTorch 2.14
@@ -78,7 +78,8 @@ def _into_new_buffers(form: Writing) -> Callable[..., Any]:
 
 def _barrier(op: OpOverload) -> Callable[[str], None]:
     def lowered(group_name: str) -> None:
-        # It has no tensor. On another device than its communicator's it would split CUDA graphs.
+        # A barrier has no tensor to take the device from. A device other than the communicator's
+        # would split CUDA graphs.
         _Collective.add(op, get(group_name).device, group_name)
 
     return lowered

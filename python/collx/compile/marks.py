@@ -1,11 +1,11 @@
-"""What keeps the calls of compiled code: all of them, on every rank, in the order of the program.
+"""Keeps all calls in compiled code, on every rank, in the order of the program.
 
-The compiler takes an operator for a function of its arguments. It drops calls whose result nobody
-uses, merges equal ones, computes some again in the backward pass, and sorts them as suits memory;
-each rank for itself, so that ranks come to wait for each other in different calls. Two marks
-together forbid that in all versions of PyTorch, neither does alone: an effect token, up to
-Inductor's own graph, and there a lowering to its collective nodes (lowering.py), which it keeps in
-order.
+By default, the compiler treats an operator as a pure function. It removes calls whose result is
+unused, merges equal calls, recomputes some in the backward pass, and reorders them to save memory.
+Each rank does so independently, so ranks could wait for each other in different calls. Two marks
+together prevent this in all versions of PyTorch; neither is sufficient alone. The first is an
+effect token, which is effective up to Inductor's own graph. The second is a lowering to Inductor's
+collective nodes (lowering.py), which Inductor keeps in order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Marks every operator. Once, after the operators' library has been loaded."""
+    """Marks every operator. Must be called once, after the library of operators is loaded."""
     for op in making():
         _register_effectful_op(op, EffectType.ORDERED)
         register_torch_dispatch(op, FunctionalTensorMode, _traced)
@@ -44,8 +44,8 @@ def _traced(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Goes on as without a rule, but that under activation checkpointing the result is kept: called
-    again in the backward pass, it would be called by the ranks alone that get there."""
+    """Dispatches as without a rule, except that activation checkpointing keeps the result. A
+    recomputation in the backward pass would only be called by the ranks that reach it."""
     _lower_later()
     meta = fx_traceback.current_meta
     policy = meta.get("recompute")
@@ -59,8 +59,8 @@ def _traced(
 
 
 def _lower_later() -> None:
-    """Registers the lowerings if Inductor is about to compile: tracing comes first. It is imported
-    by whom it compiles for, never by `import collx`."""
+    """Registers the lowerings if Inductor is about to compile, because tracing precedes it.
+    Inductor is imported by the program that uses it, never by `import collx`."""
     if "torch._inductor.compile_fx" in sys.modules:
         from collx.compile import lowering
 
@@ -75,8 +75,9 @@ def _replaced(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> None:
-    """Traces the functional form instead of one that writes its arguments, which cannot have a
-    token, and copies. Of the copies those stay that the caller of the compiled code can see."""
+    """Traces the functional form and copies its results, because an operator that writes its
+    arguments cannot have a token. Only copies that the caller of the compiled code can observe
+    remain."""
     given = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)}
     given.update(kwargs or {})
     written = [given[name] for name in form.written]

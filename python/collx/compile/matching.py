@@ -1,4 +1,4 @@
-"""Steps from node to node of a graph of ATen operators, for what looks for patterns in it."""
+"""Helpers for matching patterns in a graph of ATen operators."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def value(node: Node) -> torch.Tensor:
 
 
 def converted(node: Node) -> Node | None:
-    """What a conversion converts."""
+    """Returns the input of a conversion, None for other nodes."""
     return cast(Node, node.args[0]) if node.target in CONVERTS else None
 
 
 def in_float32(node: Node) -> Iterator[Node]:
-    """A tensor in float32: itself, and the conversions to it."""
+    """Yields the float32 forms of a tensor: itself if it is float32, and its conversions."""
     if value(node).dtype == torch.float32:
         yield node
     for user in node.users:
@@ -48,7 +48,7 @@ def only_user(node: Node, *targets: Any) -> Node | None:
 
 
 def other_operand(node: Node, known: Node, target: Any) -> Node | None:
-    """The operand beside `known` of an addition or a product of two tensors."""
+    """Returns the operand other than `known` of an addition, product or similar of two tensors."""
     if node.target is not target or node.kwargs or len(node.args) != 2:
         return None
     a, b = node.args
@@ -57,7 +57,7 @@ def other_operand(node: Node, known: Node, target: Any) -> Node | None:
 
 
 def constant(node: Node, *targets: Any) -> float | None:
-    """The number that such an operator has beside its tensor."""
+    """Returns the constant operand of a node with one of these targets, None if there is none."""
     if node.target not in targets or node.kwargs or len(node.args) != 2:
         return None
     number = node.args[1]
@@ -65,7 +65,7 @@ def constant(node: Node, *targets: Any) -> float | None:
 
 
 def is_last(dims: Any, node: Node) -> bool:
-    """Whether a reduction of `node` over these dimensions is one over its rows."""
+    """Whether these dimensions are exactly the last dimension of `node`."""
     given = list(dims) if isinstance(dims, Sequence) else [dims]
     last = value(node).dim() - 1
     return given in ([last], [-1])
@@ -77,8 +77,8 @@ def alike(a: Node, b: Node) -> bool:
 
 
 def prune(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Erases nodes without users, and nodes that have no users afterwards: the parts of a pattern,
-    without a look at the whole graph."""
+    """Erases the nodes that have no users, and those that lose their last user by it. Only visits
+    the parts of a pattern, not the whole graph."""
     waiting, gone = list(nodes), set[Node]()
     while waiting:
         node = waiting.pop()

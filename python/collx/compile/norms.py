@@ -1,6 +1,6 @@
-"""Normalizations in a graph, after a reduction, as models of several libraries spell them.
+"""Matches normalizations after a reduction, as the models of several libraries write them.
 
-What is looked for, in the graph of ATen operators that AOTAutograd leaves:
+The pattern, in the graph of ATen operators that AOTAutograd produces:
 
     sum     the all-reduce, or the reduce-scatter
     acc     sum, or sum + residual
@@ -12,7 +12,7 @@ What is looked for, in the graph of ATen operators that AOTAutograd leaves:
             Gemma's                 dtype(norm * (1 + float32(weight)))
             torch.nn.LayerNorm      dtype(norm * weight + bias), or without the bias
 
-The conversions are there where the dtype is not float32. Operands may stand in either order.
+Conversions are present if the dtype is not float32. Operands may be in either order.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class Scaled(NamedTuple):
     normalized: Node
     eps: float
     inner: frozenset[Node]
-    """The parts of it that read what is normalized."""
+    """The nodes of the normalization that read its input."""
 
 
 class Weighted(NamedTuple):
-    """How what has been normalized is multiplied by the weight."""
+    """The multiplication of a normalized tensor by the weight."""
 
     result: Node
     weight: Node
     bias: Node | None
     offset: float
-    """What is added to the weight."""
+    """The constant that is added to the weight."""
     rounding: str
-    """Where that rounds: "parity", or "parity_weight"."""
+    """Where the multiplication rounds: "parity" or "parity_weight"."""
     unlike: str
-    """Why no operator rounds there; "" where one does."""
+    """Why no operator rounds the same way, or "" if one does."""
 
 
 class Norm(NamedTuple):
@@ -79,8 +79,8 @@ class Norm(NamedTuple):
 
 
 def norm_after(reduced: Node) -> Norm | str:
-    """The normalization of a reduction's result; or why there is none, "" where nothing is like
-    one."""
+    """Returns the normalization of a reduction's result, or the reason why it does not match. The
+    reason is "" if nothing resembles a normalization."""
     acc, residual = reduced, None
     if len(reduced.users) == 1:
         (user,) = reduced.users
@@ -102,7 +102,7 @@ def norm_after(reduced: Node) -> Norm | str:
 
 
 def _uses_within(acc: Node, wide: Node, scaled: Scaled) -> bool:
-    """Whether nothing but the norm uses the sum."""
+    """Whether the norm is the only user of the sum."""
     return set(wide.users) <= scaled.inner and (acc is wide or set(acc.users) == {wide})
 
 
@@ -120,7 +120,7 @@ def _scaled(wide: Node) -> Scaled | str | None:
 
 
 def _by_squares(wide: Node, square: Node) -> Scaled | str | None:
-    """wide * rsqrt(mean(wide ** 2) + eps)."""
+    """Matches wide * rsqrt(mean(wide ** 2) + eps)."""
     if square.args[1] != 2:
         return None
     mean = only_user(square, _aten.mean.dim)
@@ -138,7 +138,7 @@ def _by_squares(wide: Node, square: Node) -> Scaled | str | None:
 
 
 def _by_variance(wide: Node, moments: Node) -> Scaled | str:
-    """(wide - mean(wide)) * rsqrt(var(wide) + eps)."""
+    """Matches (wide - mean(wide)) * rsqrt(var(wide) + eps)."""
     options = dict(zip(("dim", "correction", "keepdim"), moments.args[1:], strict=False))
     options.update(moments.kwargs)
     if options.get("dim") is None or not is_last(options["dim"], wide):
@@ -167,7 +167,7 @@ class _Root(NamedTuple):
 
 
 def _root(mean: Node) -> _Root | str:
-    """rsqrt(mean + eps), with one user."""
+    """Matches rsqrt(mean + eps) with one user."""
     added = only_user(mean, *_ADDS)
     eps = None if added is None else constant(added, *_ADDS)
     if added is None or eps is None:
@@ -184,7 +184,7 @@ def _weighted(scaled: Scaled, dtype: torch.dtype) -> Weighted | str:
     if len(normalized.users) != 1:
         return "the normalized tensor is used before it is weighted"
     (user,) = normalized.users
-    # Without a dtype to round to, the order of the products is what there is to keep.
+    # float32 has no narrower dtype to round to, so the modes differ in the order of the products.
     rounding = "parity" if narrow or scaled.kind == "layernorm" else "parity_weight"
     if narrow and converted(user) is normalized:
         if len(user.users) != 1 or value(user).dtype != dtype:
@@ -210,8 +210,8 @@ def _weighted(scaled: Scaled, dtype: torch.dtype) -> Weighted | str:
                 result, bias = added, vector
     if narrow and value(result).dtype != dtype:
         rounded = only_user(result, *CONVERTS)
-        # Inductor makes one conversion of two. Of a rounding whose result is widened again, one
-        # from float32 to float32 is left.
+        # Inductor merges two consecutive conversions. A rounding whose result is widened again
+        # becomes a conversion from float32 to float32.
         if rounded is None or value(rounded).dtype not in (dtype, torch.float32):
             return "the weighted tensor is not rounded to the dtype of the sum, or gets no bias"
         result = rounded
@@ -219,7 +219,8 @@ def _weighted(scaled: Scaled, dtype: torch.dtype) -> Weighted | str:
 
 
 def _gain(given: Node, dtype: torch.dtype, rounding: str) -> tuple[Node, float, str]:
-    """The weight, the constant that is added to it, and why no operator rounds like that."""
+    """Returns the weight, the constant that is added to it, and why no operator rounds the same
+    way ("" if one does)."""
     offset, unlike = 0.0, ""
     narrow = dtype != torch.float32
     if narrow and rounding == "parity_weight" and value(given).dtype != dtype:
@@ -235,13 +236,13 @@ def _gain(given: Node, dtype: torch.dtype, rounding: str) -> tuple[Node, float, 
 
 
 def _stored(given: Node) -> Node:
-    """A vector as it is before it is widened."""
+    """Returns a vector before its conversion to float32."""
     before = converted(given)
     return before if before is not None and value(given).dtype == torch.float32 else given
 
 
 def _no_vector(what: str, given: Node, cols: Any, dtype: torch.dtype) -> str:
-    """Why a tensor is no weight or bias of the operators."""
+    """Returns why a tensor cannot be a weight or bias of the operators, "" if it can."""
     tensor = value(given)
     if tensor.dim() != 1 or tensor.shape[0] != cols:
         return f"the {what} is not a vector over the last dimension"

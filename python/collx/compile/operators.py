@@ -1,5 +1,5 @@
-"""The properties of the operators that torch.compile needs, from their schemas: which create new
-tensors, and which write to which arguments."""
+"""Derives from the operators' schemas what torch.compile needs: which operators create new tensors,
+and which write to which arguments."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ __all__ = ["LOCAL", "Writing", "making", "out_forms", "writing"]
 
 
 LOCAL = ("epilogue",)
-"""Operators that do not communicate: to the compiler functions like any others."""
+"""Operators that do not communicate. The compiler treats them as ordinary functions."""
 
 
 class Writing(NamedTuple):
-    """An overload that writes some of its arguments."""
+    """An overload that writes to some of its arguments."""
 
     op: OpOverload
     written: tuple[str, ...]
-    """Those arguments, in the order of the results of `functional`."""
+    """The written arguments, in the order of the results of `functional`."""
     functional: OpOverload
-    """Makes new tensors of what `op` writes; it has the other arguments of `op`, in their order."""
+    """The overload that returns new tensors instead. It has the other arguments of `op`, in the
+    same order."""
     in_place: bool
-    """What is written is read, too: it is an argument of `functional`."""
+    """Whether `op` also reads the written arguments, so that `functional` has them too."""
 
 
 def making() -> Iterator[OpOverload]:
-    """Overloads that write no argument. All that communicates is one of them, or becomes one."""
+    """Yields the overloads that write to no argument. Every overload that communicates is one of
+    these, or is replaced by one."""
     for op in _overloads():
         if not _written(op):
             yield op
 
 
 def writing() -> Iterator[Writing]:
-    """All other overloads."""
+    """Yields the overloads that write to an argument."""
     for op in _overloads():
         if written := _written(op):
             packet, name = op._schema.name.removeprefix("collx::"), op._overloadname
@@ -47,12 +49,12 @@ def writing() -> Iterator[Writing]:
 
 
 def out_forms() -> dict[OpOverload, Writing]:
-    """By overload that makes new tensors, what writes its results into given ones."""
+    """Maps each overload that creates new tensors to the one that writes into given tensors."""
     return {form.functional: form for form in writing() if not form.in_place}
 
 
 def _overloads() -> Iterator[OpOverload]:
-    """Of what communicates."""
+    """Yields the overloads of all operators that communicate."""
     for full in sorted(torch._C._dispatch_get_all_op_names()):
         namespace, _, name = full.partition("::")
         if namespace == "collx":

@@ -1,5 +1,4 @@
-"""Products of matrices and the collectives beside them in a graph, as one operator that overlaps
-them."""
+"""Fuses a matrix product and the adjacent collective into one operator that overlaps them."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _ops = torch.ops.collx
 _RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 
 COLLECTIVES = (_ops.allgather.default, _ops.reducescatter.default)
-"""What products are looked for beside."""
+"""The collectives that can be fused with an adjacent product."""
 
 
 def overlap(graph: Graph, node: Node) -> str:
@@ -25,7 +24,7 @@ def overlap(graph: Graph, node: Node) -> str:
     it. Returns the name of the operator, or "" if there is no such product.
 
     Raises:
-        ValueError: there is one, and the message says why it stays."""
+        ValueError: there is such a product, but it cannot be fused. The message has the reason."""
     if node.target is _ops.allgather.default:
         return _gathered(graph, node)
     return _reduced(graph, node)
@@ -85,7 +84,7 @@ def _reduced(graph: Graph, node: Node) -> str:
 
 
 def _same_rows(a: Node, b: Node) -> bool:
-    """Whether reshaping one to the other leaves rows as they are."""
+    """Whether a reshape of one to the other keeps the rows."""
     return bool(value(a).size(-1) == value(b).size(-1))
 
 

@@ -1,14 +1,14 @@
-"""Pointwise ops in a graph, after a reduction, as one epilogue of it.
+"""Fuses the pointwise ops after a reduction into an epilogue of the reduction.
 
     sum     the all-reduce, or the reduce-scatter
-    chain   ops of the sum, of extras and of each other, up to one whose result is all of them that
-            is used elsewhere:
+    chain   pointwise ops on the sum, on extras and on each other. Only the result of the last one
+            is used outside of the chain:
 
                 sum -> add(bias) -> mul(0.5) ---------> mul -> matmul
                                  -> erf ----> add(1) ->
 
-An extra is a tensor of the sum's dtype that broadcasts to it. Each op is rounded to the dtype that
-its result has in the graph: as in the model.
+An extra is a tensor of the sum's dtype that broadcasts to the sum. The result of each op is rounded
+to the dtype that it has in the graph, as in the model.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = ["Chain", "Reduced", "chain_after", "put", "reductions"]
 _aten = torch.ops.aten
 _with_effects = torch.ops.higher_order.with_effects
 _COMMUNICATING = ("collx", "_c10d_functional", "c10d")
-_LAST_CASTS = 2  # statements that round the result at most
+_LAST_CASTS = 2  # maximum number of statements that round the result
 
 
 class Reduced(NamedTuple):
-    """A reduction by an operator of collx: put into the graph by the pass or, with an effect token,
-    called by the model."""
+    """A call of a reduction of collx. The pass inserted it, or the model called it. In the latter
+    case it has an effect token."""
 
     call: Node
     result: Node
     op: OpOverload
     given: dict[str, Any]
-    """Its arguments by their names."""
+    """The arguments by name."""
     token: Node | None
 
     @property
     def mapped(self) -> str:
-        """The operator that takes an epilogue, too."""
+        """The name of the operator that also takes an epilogue."""
         return f"{REDUCTIONS[self.op]}_map"
 
 
@@ -59,14 +59,14 @@ class Chain(NamedTuple):
     text: str
     extras: list[Node]
     after: Node
-    """Behind this the operator has all that it takes."""
+    """The node after which all arguments of the fused operator are available."""
     names: list[str]
-    """Of the ops, but for conversions."""
+    """The names of the ops, without conversions."""
 
 
 def reductions(graph: Graph) -> Iterator[Reduced]:
-    """Those of a graph, in its order. Each is looked at when its turn comes: what it reduces may
-    have been put there for the one before."""
+    """Yields the reductions of a graph, in graph order. The arguments are only read when a
+    reduction is yielded: its input may be a node that replaced an earlier reduction."""
     for node in list(graph.nodes):
         if node.target in REDUCTIONS:
             yield _reduced(node, node, node.target, node.args, None)
@@ -84,13 +84,13 @@ def _reduced(call: Node, result: Node, op: Any, arguments: Sequence[Any], token:
 
 
 def chain_after(reduced: Reduced, rounding: str) -> tuple[Chain | None, str]:
-    """The longest chain after a reduction, None if there is none; and why it is not longer, ""
-    where what follows is no pointwise op.
+    """Returns the longest chain after a reduction, None if there is none, and the reason why it is
+    not longer. The reason is "" if the next op is not a pointwise op.
 
-    rounding: "model", or "fp32": once, at its end."""
+    rounding: "model", or "fp32", which only rounds the final result."""
     growing = _Growing(reduced, rounding)
     waiting = list(reduced.result.users)
-    heapq.heapify(waiting)  # by their place in the graph
+    heapq.heapify(waiting)  # in graph order
     known, why = set(waiting), ""
     while waiting and not why:
         node = heapq.heappop(waiting)
@@ -107,22 +107,22 @@ def chain_after(reduced: Reduced, rounding: str) -> tuple[Chain | None, str]:
 
 
 class _Growing:
-    """Ops after a reduction, as long as all are pointwise; and the longest chain of them."""
+    """Collects consecutive pointwise ops after a reduction, and finds the longest chain of them."""
 
     def __init__(self, reduced: Reduced, rounding: str) -> None:
         self._sum = value(reduced.result)
         self._lowering = Lowering(self._sum.dtype if rounding == "fp32" else None)
         self._lowering.leaf(reduced.result, self._sum.dtype, "value")
         self._inside = {reduced.result}
-        self._open = {reduced.result}  # what is used outside
+        self._open = {reduced.result}  # nodes with users outside of _inside
         self._nodes: list[Node] = []
         self._extras: list[Node] = []
         self._after = reduced.call
-        # Of the chain: how many of the nodes and of the extras, and where it may stand.
+        # The longest chain so far: its numbers of nodes and extras, and the node to insert after.
         self._length, self._takes, self._stands = 0, 0, reduced.call
 
     def add(self, node: Node) -> None:
-        """Adds the next user of the nodes. Refusal: it cannot be part of a chain."""
+        """Adds the next user of the nodes. Raises Refusal if it cannot be part of a chain."""
         made = value(node)
         if not _equal(made.shape, self._sum.shape) or made.device != self._sum.device:
             raise Refusal("its result has another shape or device than the sum")
@@ -150,15 +150,15 @@ class _Growing:
         return Chain(last, text, self._extras[: self._takes], self._stands, names)
 
     def left_over(self) -> str:
-        """Why the last ones are not in the chain, though all are pointwise."""
+        """Returns why the last pointwise ops are not in the chain, "" if there is no reason."""
         if len(self._nodes) == self._length or len(self._open) == 1:
             return ""
         names = [_name(node) if node in self._nodes else "the sum" for node in sorted(self._open)]
         return f"the results of {', '.join(names)} are used elsewhere"
 
     def _take(self, operand: Node) -> None:
-        """An operand that is not computed from the sum: a number, an extra, or a converted one.
-        Refusal: it is none of them."""
+        """Adds an operand that is not computed from the sum: a number, an extra, or a converted
+        extra. Raises Refusal if it is none of these."""
         tensor = operand.meta["val"]
         if not isinstance(tensor, torch.Tensor):
             raise Refusal("its operand is a size, or computed from sizes")
@@ -192,8 +192,8 @@ class _Growing:
 
 
 def put(graph: Graph, reduced: Reduced, chain: Chain) -> str:
-    """Replaces a reduction and the chain after it with one operator; or returns why it
-    cannot."""
+    """Replaces a reduction and the chain after it with one operator. Returns "", or the reason if
+    it cannot."""
     op = getattr(torch.ops.collx, reduced.mapped).default
     given = {**reduced.given, "expression": chain.text, "extras": chain.extras}
     arguments = positional(op, given)
@@ -219,7 +219,8 @@ def put(graph: Graph, reduced: Reduced, chain: Chain) -> str:
 
 
 def _with_token(graph: Graph, old: Node, call: Node, made: torch.Tensor) -> Node:
-    """The result of a call that makes a token, too, which takes the place of another's."""
+    """Returns the result of `call`, which also creates a token. This token replaces that of
+    `old`."""
     made_token, *_ = old.meta["val"]
     call.meta["val"] = (made_token, made)
     with graph.inserting_after(call):
@@ -234,7 +235,7 @@ def _with_token(graph: Graph, old: Node, call: Node, made: torch.Tensor) -> Node
 
 
 def _keeps_its_place(node: Node) -> bool:
-    """Whether a collective may not pass by it."""
+    """Whether a collective must not be moved past the node."""
     if node.target is _with_effects or node.is_impure():
         return True
     target = node.target
@@ -244,13 +245,14 @@ def _keeps_its_place(node: Node) -> bool:
 
 
 def _widens(node: Node) -> bool:
-    """Whether it makes a wider copy, which Inductor spares: it converts as it reads."""
+    """Whether the node converts to a wider dtype. Inductor makes no copy for it, because it
+    converts when it reads."""
     narrower = converted(node)
     return narrower is not None and value(node).itemsize > value(narrower).itemsize
 
 
 def _equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Of sizes that may be symbols, which it does not bind."""
+    """Whether sizes are equal. They may be symbolic; the comparison adds no guards."""
     return len(a) == len(b) and all(
         statically_known_true(x == y) for x, y in zip(a, b, strict=True)
     )

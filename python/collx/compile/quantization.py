@@ -1,12 +1,12 @@
-"""Quantization in a graph, after a normalization: y becomes q and, unless it is given, a scale.
+"""Matches a quantization after a normalization: y becomes q and, unless it is given, a scale.
 
     largest  amax(abs(y)) over a row, in y's dtype or float32
     scale    largest / limit, or max(largest, 1e-10) / limit; or a given tensor of one element
-    q        convert(clamp(float32(y) * (1 / scale)))      so do operators under scales of rows
-             convert(clamp(float32(y) / scale))            so do they under a given scale
+    q        convert(clamp(float32(y) * (1 / scale)))      operators with scales of rows
+             convert(clamp(float32(y) / scale))            operators with a given scale
 
-limit is the largest value of q's dtype. int8 is rounded before or behind the clamp. Where a model
-divides and the operators multiply, or the other way round, one of them rounds once more.
+limit is the largest value of q's dtype. int8 is rounded before or after the clamp. If a model
+divides and the operator multiplies, or vice versa, one of them rounds once more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _aten = torch.ops.aten
 _NAMES = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 _LARGEST = (_aten.amax.default, _aten.max.dim)
 _SAME_VALUES = (operator.getitem, _aten.unsqueeze.default)
-_LEAST_OF_GROUP = 1e-10  # the operators', of groups
+_LEAST_OF_GROUP = 1e-10  # the minimum magnitude of a group in the operators
 _LONGEST_PATH = 8  # from the magnitudes to the scale
 
 
@@ -45,13 +45,13 @@ class Quantized(NamedTuple):
     kind: str
     """"fp8" or "int8", as in the names of the operators."""
     scale: Node | None
-    """The scale that is computed, [..., 1]; None where one is given."""
+    """The computed scale of shape [..., 1], or None if the scale is given."""
     options: dict[str, Any]
-    """Of the operator; a node among them is a tensor that it takes."""
+    """Arguments of the operator. A node stands for a tensor."""
     keeps_norm: bool
-    """Whether the normalized tensor is used elsewhere, too."""
+    """Whether the normalized tensor is also used elsewhere."""
     unlike: str
-    """Why no operator rounds like that; "" where one does."""
+    """Why no operator rounds the same way, or "" if one does."""
 
 
 class _Rows(NamedTuple):
@@ -60,12 +60,12 @@ class _Rows(NamedTuple):
     scale: Node
     options: dict[str, Any]
     below: list[Node]
-    """What it is made of, from y or y in float32 on."""
+    """The nodes that the scale is computed from, starting with y or y in float32."""
 
 
 def quantized_after(y: Node) -> Quantized | str | None:
-    """The quantization of a normalized tensor; or why there is none that an operator has, None
-    where nothing is like one."""
+    """Returns the quantization of a normalized tensor, or the reason why no operator supports it.
+    Returns None if nothing resembles a quantization."""
     for wide in {y: None, **dict.fromkeys(in_float32(y))}:
         for product in wide.users:
             factor = other_operand(product, wide, _aten.mul.Tensor)
@@ -78,8 +78,8 @@ def quantized_after(y: Node) -> Quantized | str | None:
 
 
 def _steps_to_q(product: Node) -> list[Node]:
-    """What is between a product and a conversion to a type of one byte, which is the last; none
-    where there is none."""
+    """Returns the nodes after a product up to a conversion to a one-byte dtype, which is the last.
+    Returns an empty list if there is no such conversion."""
     between = (_aten.round.default, _aten.clamp_min.default, _aten.clamp_max.default)
     steps, node = [], product
     while (step := only_user(node, *between, _aten.clamp.default, *CONVERTS)) is not None:
@@ -132,7 +132,8 @@ def _quantized(y: Node, wide: Node, factor: Node, chain: list[Node]) -> Quantize
 
 
 def _no_conversion(between: list[Node], limit: float, dtype: torch.dtype, rows: bool) -> str:
-    """Why what is between the product and q is not the operators' clamp and rounding."""
+    """Returns why the nodes between the product and q differ from the clamp and the rounding of
+    the operators, "" if they do not."""
     lows, highs, rounds = [], [], False
     for node in between:
         if node.target is _aten.clamp.default:
@@ -147,7 +148,7 @@ def _no_conversion(between: list[Node], limit: float, dtype: torch.dtype, rows: 
             return f"the scaled tensor is converted to {value(node).dtype} first"
         else:
             rounds = True
-    # No row reaches -128 under its own scale.
+    # With its own scale, no row reaches -128.
     lowest = [-128.0] if rows and dtype == torch.int8 and lows == [-128] else [-limit]
     if lows != lowest or highs != [limit]:
         return f"it is clamped to {lows} and {highs}, not to {-limit:g} and {limit:g}"
@@ -159,15 +160,15 @@ def _no_conversion(between: list[Node], limit: float, dtype: torch.dtype, rows: 
 
 
 def _inverted(factor: Node) -> Node | None:
-    """The scale that a factor is the inverse of."""
+    """Returns the scale whose inverse is `factor`, None if it is not an inverse."""
     if constant(factor, _aten.mul.Tensor) == 1:  # of 1 / scale
         factor = cast(Node, factor.args[0])
     return cast(Node, factor.args[0]) if factor.target is _aten.reciprocal.default else None
 
 
 def _rows(scale: Node, y: Node, limit: float) -> _Rows | str | None:
-    """How a scale is made of the largest magnitudes of y's rows, or why no operator makes it so;
-    None where it is not made of y's magnitudes at all."""
+    """Returns how a scale is computed from the largest magnitudes of y's rows, or the reason why no
+    operator computes it that way. Returns None if it does not depend on y's magnitudes alone."""
     path = _path_from_magnitudes(scale, y)
     if not path:
         return None
@@ -202,7 +203,8 @@ def _rows(scale: Node, y: Node, limit: float) -> _Rows | str | None:
 
 
 def _path_from_magnitudes(scale: Node, y: Node) -> list[Node]:
-    """The nodes from abs(y) to a scale; none where it is made of anything else, too."""
+    """Returns the nodes from abs(y) to a scale. Returns an empty list if the scale also depends on
+    other tensors."""
     path = [scale]
     while path[0].target is not _aten.abs.default:
         inputs = path[0].all_input_nodes

@@ -1,5 +1,5 @@
-"""Registers collx with PyTorch's compiler when a program imports the compiler: the backend, and a
-part of the cache keys."""
+"""Registers the backend and a part of the cache keys with PyTorch's compiler when a program imports
+it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collx.compile import keys
 __all__ = ["register"]
 
 BACKEND = EntryPoint("collx", "collx.compile.rewriting:backend", "torch_dynamo_backends")
-"""As in pyproject.toml, which only serves an installed package."""
+"""Equal to the entry point in pyproject.toml, which only exists in an installed package."""
 
 
 def register() -> None:
-    """Called once, by `import collx`, which must not import the compiler itself."""
+    """Registers the hooks. `import collx` calls this once and must not import the compiler."""
     after_import("torch._dynamo.backends.registry", _add_backend)
     after_import("torch._inductor.codegen.common", keys.register)
 

@@ -1,4 +1,4 @@
-"""Compiles models that do not use collx to operators of collx."""
+"""Rewrites the graphs of models that do not use collx to operators of collx."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Pass", "Report", "backend", "report"]
 
 ROUNDINGS = ("model", "fp32")
 OPTIONS = {f"collx.{option}": option for option in ("norms", "rounding", "epilogues", "overlap")}
-"""Of the backend, and what `Pass` calls them."""
+"""Maps the options of the backend to the arguments of `Pass`."""
 
 
 @dataclass
@@ -58,8 +58,8 @@ _report = Report()
 
 
 def report(*, reset: bool = False) -> Report:
-    """What was rewritten in this process, what was not, and why. A graph that comes from the cache
-    on disk was rewritten by the process that stored it, and is not counted.
+    """Returns what was rewritten in this process, what was not, and why. Graphs from the on-disk
+    cache are not counted: the process that stored them rewrote them.
 
     Args:
         reset: True starts a new report. The returned report does not change any more.
@@ -175,7 +175,8 @@ class Pass(CustomGraphPass):
             _count(_report.epilogues, what)
 
     def uuid(self) -> bytes:
-        """Of all that the result depends on, the communicators included, which no graph holds."""
+        """Returns a hash of everything that the result depends on, including the communicators,
+        which are not part of the graph."""
         return keys.state(self._norms, self._rounding, self._epilogues, self._overlap)
 
 
@@ -200,7 +201,7 @@ class _InOrder(CustomGraphPass):
             each(graph)
 
     def uuid(self) -> tuple[Any, ...] | None:
-        """None, with which PyTorch caches nothing, if one of the passes has none."""
+        """Returns None if one of the passes has no uuid. PyTorch then caches nothing."""
         found = tuple(each.uuid() for each in self._passes if isinstance(each, CustomGraphPass))
         return found if len(found) == len(self._passes) and all(found) else None
 
@@ -215,14 +216,14 @@ def backend(
     """torch.compile(model, backend="collx"): Inductor, with `Pass`.
 
     Args:
-        mode: of Inductor, such as "reduce-overhead". torch.compile takes it or `options`.
-        options: of Inductor, as torch.compile takes them, and of `Pass`: "collx.norms",
+        mode: a mode of Inductor, such as "reduce-overhead". torch.compile takes it or `options`.
+        options: options of Inductor, as torch.compile takes them, and of `Pass`: "collx.norms",
             "collx.rounding", "collx.epilogues" and "collx.overlap". The passes of
             "post_grad_custom_pre_pass", here or in torch._inductor.config, run before collx's own.
 
     Raises:
-        ValueError: there is no such option, or it has no such value.
-        RuntimeError: Inductor has no such mode.
+        ValueError: an option does not exist, or its value is not accepted.
+        RuntimeError: Inductor does not have the mode.
     """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
@@ -232,7 +233,7 @@ def backend(
     own = {option: given.pop(name) for name, option in OPTIONS.items() if name in given}
     last = Pass(**own)
     others = given.pop("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass) or []
-    # Another one of ours would rewrite what this one is to fuse.
+    # Another Pass would rewrite the collectives that this one fuses.
     before = [each for each in _listed(others) if not isinstance(each, Pass)]
     cacheable = "unsafe_marked_cacheable_functions"
     patches = {
@@ -261,7 +262,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
 
 def _listed(passes: Any) -> list[Callable[[Graph], None]]:
-    """PyTorch takes a pass, and from 2.15 on also a list of them."""
+    """Returns a list of passes. PyTorch accepts a single pass and, since 2.15, also a list."""
     return list(passes) if isinstance(passes, (list, tuple)) else [passes]
 
 

@@ -1,4 +1,4 @@
-"""Elementwise Python functions after a reduction, as the texts that the operators take."""
+"""Translates elementwise Python functions after a reduction to texts that the operators accept."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ each element, after the extras."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_KEPT = 4096  # texts, before all are forgotten
+_KEPT = 4096  # maximum number of cached texts; then the cache is cleared
 _texts: dict[Hashable, str] = {}
 traced_texts: dict[Hashable, str] = {}
-"""Texts of functions that read nothing but their code and modules, by (function, (dtype, extras,
-dims)). A function is looked up in less time than its key is made."""
+"""Texts of functions that read nothing except their code and modules, by (function, (dtype, extras,
+dims)). Looking up a function takes less time than computing its key."""
 
 
 def _constant_to_dynamo(function: F) -> F:
-    """What torch.compiler.assume_constant_result does, which imports the compiler for it."""
+    """Does the same as torch.compiler.assume_constant_result, which would import the compiler."""
     function.__dict__["_dynamo_marked_constant"] = True
     return function
 
@@ -38,7 +38,7 @@ def expression_of(
     extras: int | tuple[str, ...] = 0,
     dims: int | None = None,
 ) -> str:
-    """The text of an epilogue, in the form that the operators accept.
+    """Returns the text of an epilogue in the form that the operators accept.
 
     Args:
         op: the name of the operator, for error messages.
@@ -56,7 +56,7 @@ def expression_of(
     rest = (dtype, extras, dims)
     try:
         return traced_texts[f, rest]
-    except (KeyError, TypeError):  # it is new here, or has no hash
+    except (KeyError, TypeError):  # not cached, or not hashable
         pass
     if not callable(f):
         raise TypeError(

@@ -1,16 +1,16 @@
-"""From the graph of an elementwise function to the text of an expression.
+"""Translates the graph of an elementwise function to the text of an expression.
 
-A text is a list of statements, separated by semicolons, of which the last is the result:
+A text is a list of statements, separated by semicolons. The last statement is the result:
 
     value.bfloat16;cast.float32 0;extra.bfloat16 0;cast.float32 2;add.float32 1 3;cast.bfloat16 4
 
-Each has a name, a type, and its operands: numbers of statements, or for a leaf its own. No two are
-alike, so two functions that do the same have one text. csrc/protocol/expression.h reads it, and
-says what each name means.
+Each statement has a name, a type, and operands: the numbers of other statements, or for a leaf its
+own number. All statements are different, so functions with the same ops have the same text.
+csrc/protocol/expression.h parses the text and defines the meaning of each name.
 
 A function is traced in the wide type of the value, float32 for float16 and bfloat16, and rounded
-once at its end. What it casts to a narrow type by itself is rounded as often as PyTorch would. So
-the ops of a model's graph, whose types are the narrow ones, are rounded one by one.
+once at the end. Casts of the function to a narrow type round as in PyTorch. The ops of a model's
+graph have narrow types, so each of them is rounded.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ _NAMES = {
 }
 _NARROW = (torch.float16, torch.bfloat16)
 
-# Of csrc/protocol/expression.h.
+# As in csrc/protocol/expression.h.
 MOST_STATEMENTS = 256
 MOST_EXTRAS = 8
 _FORMATS = {"float32": "f", "float64": "d"}
 
 
 class Refusal(Exception):
-    """What of a function cannot be an epilogue."""
+    """A part of a function cannot be an epilogue."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which arithmetic of a dtype is done."""
+    """Returns the type in which arithmetic of a dtype is computed."""
     return torch.float32 if dtype in _NARROW else dtype
 
 
 class Writer:
-    """Statements, each once."""
+    """Collects statements without duplicates."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self.types: list[torch.dtype] = []
 
     def add(self, name: str, dtype: torch.dtype, *operands: int | str) -> int:
-        """The number of a statement of that result, written if it is new."""
+        """Returns the number of a statement. Adds the statement if it is new."""
         if dtype not in _NAMES:
             raise Refusal(f"dtype {dtype}; accepted: {', '.join(_NAMES.values())}")
         text = " ".join([f"{name}.{_NAMES[dtype]}", *map(str, operands)])
@@ -84,8 +84,7 @@ class Writer:
     def constant(self, value: float | bool, dtype: torch.dtype) -> int:
         name = _NAMES[dtype]
         if dtype.is_floating_point:
-            # Rounded to the type as PyTorch rounds a Python number; hexadecimal, so that all bits
-            # arrive.
+            # Rounded to the type as PyTorch rounds a Python number. Hexadecimal preserves all bits.
             rounded = torch.tensor(float(value), dtype=dtype).item()
             bits = struct.pack(">" + _FORMATS[name], rounded).hex()
         else:
@@ -97,7 +96,7 @@ class Writer:
         return number if self.types[number] == dtype else self.add("cast", dtype, number)
 
     def text(self, last: int) -> str:
-        """With only the statements that `last` needs, and `last` as the last one."""
+        """Returns the text of the statements that `last` needs, with `last` as the last one."""
         texts = list(self._numbers)
         operands = {n: self._operands(texts[n]) for n in range(len(texts))}
         needed, pending = set(), [last]
@@ -126,24 +125,24 @@ class Writer:
 
 
 class Lowering:
-    """The nodes of a graph, one after the other.
+    """Translates the nodes of a graph, one after the other.
 
     Args:
-        unrounded: a narrow type to which nothing is rounded before the end.
+        unrounded: a narrow type to which only the result is rounded.
     """
 
     def __init__(self, unrounded: torch.dtype | None = None) -> None:
         self.writer = Writer()
         self.numbers: dict[fx.Node, int] = {}
         self._unrounded = unrounded
-        # Numbers of a call, and values computed only from them: as in Python, in float64 and int64.
-        # In an op with a tensor they have its type, as Python's numbers have.
+        # Numbers of a call, and values that are only computed from them, are float64 and int64 as
+        # in Python. In an op with a tensor, they have the type of the tensor, like Python numbers.
         self._scalars: set[fx.Node] = set()
-        self._given: dict[fx.Node, str] = {}  # of them those that are not computed
-        self._rounded: dict[int, int] = {}  # by the number in the wide type, that in the narrow one
+        self._given: dict[fx.Node, str] = {}  # the scalars that are numbers of the call
+        self._rounded: dict[int, int] = {}  # statement in the wide type -> in the narrow type
 
     def leaf(self, node: fx.Node, dtype: torch.dtype, name: str, *which: str) -> None:
-        """A node that stands for the value, an extra, a coordinate or a number."""
+        """Adds a node that represents the value, an extra, a coordinate or a number."""
         if name == "number":
             self._scalars.add(node)
             self._given[node] = which[0]
@@ -152,12 +151,12 @@ class Lowering:
         self.numbers[node] = self.writer.cast(number, wide(dtype))
 
     def constant(self, node: fx.Node, value: float | bool) -> None:
-        """A node that stands for a number."""
+        """Adds a node that represents a constant."""
         dtype = node.meta["val"].dtype
         self.numbers[node] = self.writer.constant(self._number(value, dtype), wide(dtype))
 
     def node(self, node: fx.Node) -> None:
-        """A call whose operands are known. Refusal: it is not elementwise."""
+        """Adds a call whose operands have been added. Raises Refusal if it is not elementwise."""
         lower = _OPS.get(node.target)
         if lower is None:
             raise Refusal(f"{_name_of(node)}; accepted: {', '.join(_accepted())}")
@@ -172,7 +171,7 @@ class Lowering:
         self.numbers[node] = number
 
     def text(self, result: fx.Node, dtype: torch.dtype) -> str:
-        """Of an expression with that result, rounded to that type."""
+        """Returns the text of an expression with that result, rounded to that type."""
         number = self.numbers[result]
         narrow = self._rounded.get(number)
         if narrow is not None and self.writer.types[narrow] == dtype:
@@ -180,7 +179,7 @@ class Lowering:
         return self.writer.text(self.writer.cast(number, dtype))
 
     def operand(self, value: Any, dtype: torch.dtype) -> int:
-        """A node or a Python number, in that type."""
+        """Returns the statement of a node or a Python number in that type."""
         if isinstance(value, fx.Node):
             if value not in self.numbers:
                 raise Refusal(f"an operand {value}")
@@ -192,7 +191,7 @@ class Lowering:
         raise Refusal(f"an operand {value!r}")
 
     def type_of(self, node: fx.Node) -> torch.dtype:
-        """In which a node is computed."""
+        """Returns the type in which a node is computed."""
         dtype: torch.dtype = node.meta["val"].dtype
         if node not in self._scalars or dtype == torch.bool:
             return wide(dtype)
@@ -203,7 +202,8 @@ class Lowering:
         return self.writer.add(name, dtype, *(self.operand(o, dtype) for o in operands))
 
     def compared(self, node: fx.Node, name: str, *operands: Any) -> int:
-        """In the type to which PyTorch promotes the operands, numbers too."""
+        """Adds a comparison in the type to which PyTorch promotes the operands, including
+        numbers."""
         values = [o.meta["val"] if isinstance(o, fx.Node) else o for o in operands]
         dtype = torch.result_type(*values)
         if node in self._scalars:
@@ -211,7 +211,7 @@ class Lowering:
         return self.writer.add(name, torch.bool, *(self._compared(o, dtype) for o in operands))
 
     def _compared(self, operand: Any, dtype: torch.dtype) -> int:
-        """Numbers are rounded to the type."""
+        """Returns the statement of an operand of a comparison. Rounds numbers to the type."""
         if not isinstance(operand, fx.Node):
             return self.operand(self._number(operand, dtype), wide(dtype))
         number = self.operand(operand, wide(dtype))
@@ -223,7 +223,7 @@ class Lowering:
         return dtype in _NARROW and dtype != self._unrounded
 
     def _number(self, value: Any, dtype: torch.dtype) -> Any:
-        """A Python number as a tensor of that type would hold it."""
+        """Rounds a Python number as a tensor of that type does."""
         if not self._rounds(dtype) or not isinstance(value, (bool, int, float)):
             return value
         return torch.tensor(value, dtype=dtype).item()
@@ -233,7 +233,7 @@ Lower = Callable[..., int]
 
 
 def _same(name: str) -> Lower:
-    """An op whose operands have the type of its result."""
+    """Returns the lowering of an op whose operands have the type of its result."""
     return lambda low, node, *operands: low.arithmetic(node, name, *operands)
 
 
@@ -433,12 +433,12 @@ _NOT_WRITTEN = {
 
 
 def accepts(target: Any) -> bool:
-    """Whether the op of a call may be in an expression, judged by the op only."""
+    """Whether an expression may contain an op. Does not check its operands."""
     return target in _OPS
 
 
 def _accepted() -> list[str]:
-    """For the refusal of others."""
+    """Returns the names of the accepted ops, for error messages."""
     return [*sorted({op.overloadpacket.__name__ for op in _OPS} - _NOT_WRITTEN), "casts"]
 
 
@@ -457,8 +457,8 @@ def _constant_of(module: fx.GraphModule, node: fx.Node) -> int | float | bool:
 
 
 def lower(module: fx.GraphModule, leaves: Sequence[tuple[str, ...]], dtype: torch.dtype) -> str:
-    """The text of a traced function, whose inputs are the `leaves`: ("value",), ("extra", "0"),
-    ("number", "0"), ("index", "1"). Its result has `dtype`, or that of the last cast."""
+    """Returns the text of a traced function with the inputs `leaves`: ("value",), ("extra", "0"),
+    ("number", "0"), ("index", "1"). The result has `dtype`, or the dtype of the last cast."""
     low = Lowering()
     names = iter(leaves)
     for node in module.graph.nodes:

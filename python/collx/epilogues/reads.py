@@ -1,7 +1,8 @@
-"""What a function reads besides its arguments, as a key: functions with equal keys have one text.
+"""Computes a key from what a function reads besides its arguments. Functions with equal keys have
+the same text.
 
 The names are found in the bytecode, and their values are looked up at each call. A value that can
-change without a trace in the key is refused by name: a tensor, and any object with attributes.
+change without changing the key is refused by name: a tensor, or an object with attributes.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ __all__ = ["Unkeyed", "check_reads", "is_plain", "key_of"]
 
 
 class Unkeyed(Exception):
-    """A function reads what cannot be part of a key."""
+    """A function reads a value that cannot be part of a key."""
 
 
 class _Read(NamedTuple):
-    """A name, and the attributes that are read of it, one of the other."""
+    """A name, and the chain of attributes that is read from it."""
 
     name: str
     attributes: tuple[str, ...]
     cell: int = -1
-    """Of the closure; -1: a name of the module."""
+    """The index of the cell in the closure, or -1 for a name of the module."""
 
     def __str__(self) -> str:
         return ".".join([self.name, *self.attributes])
 
 
 class _Reads(NamedTuple):
-    """Of a function with that code."""
+    """The names that a function's code reads."""
 
     names: tuple[_Read, ...]
     refused: str
@@ -56,19 +57,21 @@ _UNSET = "unset"  # the function raises when it reads the name
 
 
 def key_of(f: Callable[..., Any]) -> Hashable:
-    """Equal for functions that are written alike and read equal values. Unkeyed: f reads what can
-    change without a new key; the message names it. What f reads of PyTorch is not looked at."""
+    """Returns a key that is equal for functions with equal code that read equal values. Does not
+    follow what f reads from PyTorch. Raises Unkeyed if f reads a value that can change without
+    changing the key. The message names it."""
     return _key(f, "", ())
 
 
 def check_reads(f: Callable[..., Any]) -> None:
-    """Unkeyed: f reads what depends on more than its arguments, also of PyTorch and of Python."""
+    """Raises Unkeyed if f reads anything that depends on more than its arguments, including
+    functions of PyTorch and Python."""
     _key(f, "", (), check=True)
 
 
 def is_plain(f: Callable[..., Any]) -> bool:
-    """Whether a function reads nothing but functions of PyTorch and of Python, by their modules, so
-    that its key is always the same."""
+    """Whether a function only reads functions of PyTorch and Python through their modules, so that
+    its key is always the same."""
     if type(f) is not FunctionType or f.__closure__ or f.__defaults__ or f.__kwdefaults__:
         return False
     values = f.__globals__
@@ -79,7 +82,7 @@ def is_plain(f: Callable[..., Any]) -> bool:
 
 
 def _is_pure(value: Any) -> bool:
-    """Whether it is a module of PyTorch or of Python, whose functions do not change."""
+    """Whether a value is a module of PyTorch or Python, whose functions do not change."""
     return isinstance(value, ModuleType) and value.__name__.partition(".")[0] in _IMPORTED
 
 
@@ -95,7 +98,8 @@ def _reads_of(code: CodeType) -> _Reads:
 
 
 def _reads_in(code: CodeType, free: Sequence[str]) -> Iterator[tuple[_Read, str]]:
-    """free: names of the outermost function's closure. With a reason where it is refused."""
+    """Yields the reads of a function, each with the reason if it is refused. free: names in the
+    closure of the outermost function."""
     pending: _Read | None = None
     for instruction in dis.get_instructions(code):
         op, name = instruction.opname, instruction.argval
@@ -122,7 +126,8 @@ def _reads_in(code: CodeType, free: Sequence[str]) -> Iterator[tuple[_Read, str]
 
 
 def _key(value: Any, name: str, within: tuple[int, ...], check: bool = False) -> Hashable:
-    """Of a value. 1, 1.0 and True are equal, and so are 0.0 and -0.0, but not as operands."""
+    """Returns the key of a value. Includes the type and the sign of zero: 1, 1.0 and True compare
+    equal, and so do 0.0 and -0.0, but they differ as operands."""
     kind = type(value)
     if kind is float:
         return kind, repr(value)
@@ -142,7 +147,7 @@ def _key(value: Any, name: str, within: tuple[int, ...], check: bool = False) ->
     if isinstance(value, Enum):
         return kind, value
     if not isinstance(value, torch.Tensor) and _depends_on_arguments_alone(value):
-        return id(value)  # of a module, which keeps it
+        return id(value)  # stable, because a module keeps a reference to the value
     what = f"reads {name}, {_described(value)}" if name else f"is {_described(value)}"
     raise Unkeyed(f"{what}; accepted: functions, and numbers and tensors in extras=")
 
@@ -189,7 +194,7 @@ def _content(f: FunctionType, cell: int) -> Any:
 
 
 def _key_of_read(read: _Read, value: Any, within: tuple[int, ...], check: bool) -> Hashable:
-    """Attributes are only followed through modules."""
+    """Returns the key of a read. Attributes are only followed through modules."""
     kind = type(value)
     if not read.attributes and (kind is float or kind in _SIMPLE):
         return kind, repr(value) if kind is float else value
@@ -208,18 +213,19 @@ def _key_of_read(read: _Read, value: Any, within: tuple[int, ...], check: bool) 
 
 
 def _has_fixed_attributes(value: Any) -> bool:
-    """Or those whose values are looked up at each call: of a module."""
+    """Whether the attributes of a value are fixed, or are looked up at each call (of a module)."""
     return isinstance(value, (ModuleType, *_OPS)) or value is torch.Tensor or type(value) in _SIMPLE
 
 
 def _is_of_torch(f: FunctionType) -> bool:
-    """Or a function that PyTorch has wrapped, whose code is its own."""
+    """Whether the code of a function is PyTorch's. This includes PyTorch's wrappers of other
+    functions."""
     return str(f.__globals__.get("__name__", "")).partition(".")[0] == "torch"
 
 
 @functools.cache
 def _functions_of_torch() -> frozenset[Any]:
-    """What is done with tensors, and what makes them of numbers."""
+    """Returns the functions of PyTorch on tensors, and those that create tensors from numbers."""
     found = {f for of in torch.overrides.get_overridable_functions().values() for f in of}
     names = {name for name in dir(torch) if name.endswith("_like")}
     names |= {"arange", "as_tensor", "full", "ones", "rand", "randn", "scalar_tensor", "tensor"}
@@ -233,7 +239,7 @@ def _depends_on_arguments_alone(value: Any) -> bool:
     try:
         if value in _functions_of_torch():
             return True
-    except TypeError:  # it has no hash
+    except TypeError:  # not hashable
         return False
     kind = type(value)
     if kind is type:

@@ -1,5 +1,5 @@
-"""Traces an elementwise function of tensors. Imported by the first call that has one: what PyTorch
-traces with takes a second to import."""
+"""Traces an elementwise function of tensors. The first call with an epilogue imports this module,
+because importing PyTorch's tracing takes a second."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def traced(
     extras: tuple[str, ...],
     dims: int | None,
 ) -> str:
-    """The text of a function; arguments and errors are those of `expression_of`."""
+    """Returns the text of a function. Arguments and errors are those of `expression_of`."""
     leaves: list[tuple[str, ...]] = [("value",)]
     given = [_stand_in(wide(dtype))]
     counts = {"extra": 0, "number": 0}
@@ -35,10 +35,11 @@ def traced(
     leaves += [("index", str(i)) for i in range(dims or 0)]
     given += [_stand_in(torch.int64) for _ in range(dims or 0)]
     try:
-        # Neither the caller's modes nor its data take part. Stand-ins are of no subclass, whose
-        # attributes no mode would see.
+        # Tracing does not use the caller's modes or data. The stand-ins are not of a subclass,
+        # because modes do not see reads of a subclass's attributes.
         with _disable_current_modes(), torch.no_grad():
-            # With as many parameters as tracing counts, and no calls in the mode but those of f.
+            # The lambda has the number of parameters that make_fx expects, and runs only f in the
+            # mode.
             module = make_fx(lambda *given: _Calls.of(f, given), tracing_mode="real")(*given)
         module.graph.eliminate_dead_code()
         return lower(module, leaves, dtype)
@@ -55,7 +56,7 @@ def _stand_in(dtype: torch.dtype) -> torch.Tensor:
 
 
 def _number(kind: str) -> torch.Tensor:
-    """Of no dimension and of the default dtype: types are then promoted as with Python's number."""
+    """Returns a tensor of no dimension, for which types are promoted as for a Python number."""
     dtypes = {"float": torch.get_default_dtype(), "int": torch.int64, "bool": torch.bool}
     return torch.empty((), dtype=dtypes[kind], device="meta")
 
@@ -88,9 +89,9 @@ def _as_tensor(bound: Any) -> Any:
 
 
 class _Calls(TorchFunctionMode):
-    """Traces every cast, also one to the type that a tensor has while it is traced: the last one
-    says what the result is to be. Refuses what does not give a tensor, as shape and dtype do: they
-    would be those of the stand-ins."""
+    """Traces every cast, including casts to the type that a tensor has during tracing: the last
+    cast determines the type of the result. Refuses functions that do not return a tensor, such as
+    shape and dtype, because they would return those of the stand-ins."""
 
     @classmethod
     def of(cls, f: Callable[..., torch.Tensor], given: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -118,7 +119,7 @@ class _Calls(TorchFunctionMode):
                 f"{_name_of(func)}, which reads the value of a tensor, as control flow does"
             )
         if func in _CLAMPS and _has_tensor((*args[1:], *(kwargs or {}).values())):
-            # Bounds are two tensors then, and no number and a tensor.
+            # Converts bounds that are a number and a tensor to two tensors.
             args = tuple(map(_as_tensor, args))
             kwargs = {name: _as_tensor(bound) for name, bound in (kwargs or {}).items()}
         result = func(*args, **(kwargs or {}))

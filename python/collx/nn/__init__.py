@@ -1,9 +1,9 @@
 """Layers and functions for tensor-parallel models.
 
 Functions such as `reduce_from_ranks` are collectives with the backward that a layer needs at that
-place, as in Megatron-LM. `ColumnParallelLinear` and `RowParallelLinear` are layers that are split
+point, as in Megatron-LM. `ColumnParallelLinear` and `RowParallelLinear` are layers that are split
 over the ranks. `TensorParallelRMSNorm` and `TensorParallelLayerNorm` replace the all-reduce, the
-residual addition and the norm after a split layer. `unfused_rmsnorm` computes the same in the
+residual addition and the norm after a split layer. `unfused_rmsnorm` computes the same with the
 operations of a plain model.
 """
 

@@ -1,4 +1,5 @@
-"""Whether a call of a fused module is to have gradients, which fused operators do not have."""
+"""Decides whether a call of a fused module needs gradients, which fused operators do not
+support."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ __all__ = ["wanted"]
 
 _OWN = str(Path(__file__).parents[1])
 _MODULE_FILE = inspect.getfile(nn.Module)
-_warned = False  # of gradients in eval mode, in this process
+_warned = False  # whether this process has warned about gradients in eval mode
 
 
 def wanted(module: nn.Module, *tensors: torch.Tensor | None) -> bool:
-    """True if gradients are on and one of the tensors requires some. In eval mode that is rarely
-    meant, so a process is warned once of it."""
+    """Returns True if gradients are enabled and one of the tensors requires them. In eval mode this
+    is rarely intended, so each process gets one warning."""
     if not torch.is_grad_enabled():
         return False
     if not any(tensor is not None and tensor.requires_grad for tensor in tensors):
@@ -42,8 +43,8 @@ def _warn_if_not_training(module: nn.Module) -> None:
 
 
 def _callers_level() -> int:
-    """The stacklevel, for a warning of this function's caller, of the code that called the module:
-    past this package and the hooks of torch.nn.Module."""
+    """Returns the stacklevel of the code that called the module, for a warning in the caller of
+    this function. Skips the frames of this package and of torch.nn.Module."""
     level, frame = 0, inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith((_OWN, _MODULE_FILE)):
         level, frame = level + 1, frame.f_back

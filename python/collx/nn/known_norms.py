@@ -1,9 +1,9 @@
-"""Which RMSNorms TensorParallelRMSNorm can take the place of, and how each of them computes.
+"""The RMSNorms that TensorParallelRMSNorm can replace, and their computations.
 
-Modules that have a weight and an eps may compute anything (a mean that is subtracted, a bias, a
-weight that is added to 1), so only known types are taken: those of PyTorch, and those of
-transformers, which collx does not import. A class counts as one of transformers if it has a known
-name, and transformers has this very class, with the forward that it came with.
+A module with a weight and an eps may compute anything (subtract a mean, add a bias, add 1 to the
+weight), so only known types are accepted: those of PyTorch, and those of transformers, which collx
+does not import. A class is one of transformers if it has a known name and transformers defines this
+class and its forward.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["ACCEPTED", "KNOWN", "Form", "form_of"]
 
 
 class Form(NamedTuple):
-    """How a norm computes, in the options of TensorParallelRMSNorm."""
+    """The computation of a norm, as options of TensorParallelRMSNorm."""
 
     eps: float | None
     rounding: str
     weight_offset: float
 
 
-# Classes of transformers without their common ending, by where they keep their eps, where they
-# round, and what they add to the weight. Names tell nothing: Olmo's and GptOss's multiply before
-# they round, Qwen3Next's adds 1.
+# Classes of transformers without their common suffix, by the attribute of the eps, the rounding,
+# and the offset of the weight. Names are no indication: those of Olmo and GptOss multiply before
+# they round, and that of Qwen3Next adds 1.
 _FORMS = {
     ("variance_epsilon", "parity_weight", 0.0): (
         "Apertus Arcee DeepseekV2 DeepseekV3 Dots1 Ernie4_5 Ernie4_5_Moe Exaone4 Glm Glm4 Glm4Moe "
@@ -43,7 +43,7 @@ _FORMS = {
 }
 
 KNOWN = {f"{model}RMSNorm": form for form, models in _FORMS.items() for model in models.split()}
-"""Names of classes, and how they compute."""
+"""Maps the names of classes to the attribute of the eps, the rounding and the weight's offset."""
 
 ACCEPTED = (
     "torch.nn.RMSNorm over the last dimension, with a weight; TensorParallelRMSNorm; and of "
@@ -52,7 +52,7 @@ ACCEPTED = (
 
 
 def form_of(norm: nn.Module) -> Form | None:
-    """How a norm computes; None for one that is not known."""
+    """Returns the computation of a norm, None if the norm is not known."""
     weight = getattr(norm, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1:
         return None
@@ -66,8 +66,8 @@ def form_of(norm: nn.Module) -> Form | None:
 
 
 def _of_transformers(kind: type[nn.Module]) -> bool:
-    """Whether this is a class of a model of transformers, unchanged: others give a class of their
-    own the name, or put a forward of their own into the class."""
+    """Whether this is an unchanged class of transformers. Other packages define classes with the
+    same name, or replace the forward of the class."""
     modules = (kind.__module__, getattr(kind.forward, "__module__", None))
     return all(
         isinstance(name, str) and name.startswith("transformers.models.") for name in modules

@@ -1,5 +1,5 @@
-"""LayerNorm after a row-parallel layer: the sum over the ranks, the residual and the norm as one
-operator."""
+"""LayerNorm after a row-parallel layer: one operator for the sum over the ranks, the residual and
+the norm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collx.ops.quantization import ROUNDINGS
 __all__ = ["TensorParallelLayerNorm"]
 
 _OPTIONS = ("eps", "group", "rounding", "algorithm", "max_blocks")
-"""The arguments of the constructor that are attributes too."""
+"""The arguments of the constructor that are also attributes."""
 
 
 class TensorParallelLayerNorm(nn.Module):
@@ -58,7 +58,7 @@ class TensorParallelLayerNorm(nn.Module):
             group: the communicator, as in `collx.allreduce`; it is looked up in each call.
             rounding: "fp32", "parity" or "parity_weight" (docs/internals/numerics.md).
             algorithm, max_blocks: as in `collx.allreduce_layernorm`.
-            device, dtype: of weight and bias.
+            device, dtype: the device and dtype of weight and bias.
 
         Raises:
             ValueError: an unknown rounding.
@@ -119,14 +119,14 @@ class TensorParallelLayerNorm(nn.Module):
     def forward(self, partial: torch.Tensor, residual: torch.Tensor | None = None) -> Results:
         """
         Args:
-            partial: [..., cols] of at least two dimensions, float32, float16 or bfloat16: this
-                rank's summand.
-            residual: of its shape and dtype, the same on all ranks; or None.
+            partial: a tensor [..., cols] of at least two dimensions, with dtype float32, float16 or
+                bfloat16: this rank's summand.
+            residual: a tensor of that shape and dtype, the same on all ranks; or None.
 
         Returns:
-            The normalized tensor; with a residual, then the sum with it added.
+            The normalized tensor; with a residual, a tuple of it and the sum plus the residual.
 
-        It raises what `collx.allreduce` raises.
+        Raises the errors of `collx.allreduce`.
         """
         if gradients.wanted(self, partial, residual, self.weight, self.bias):
             total = reduce_from_ranks(partial, self.group)
@@ -136,7 +136,7 @@ class TensorParallelLayerNorm(nn.Module):
                 total, self.weight.shape, self.weight, self.bias, self.eps
             )
             return normalized if residual is None else (normalized, total)
-        # The operator adds a bias always. Of all numbers only -0 changes no value: 0 makes 0 of -0.
+        # The operator always adds a bias. Only -0 changes no value: adding 0 turns -0 into 0.
         bias = torch.full_like(self.weight, -0.0) if self.bias is None else self.bias
         return allreduce_layernorm(
             partial,

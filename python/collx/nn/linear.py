@@ -104,7 +104,7 @@ class ColumnParallelLinear(nn.Module):
         gather_output: bool = False,
         overlap: bool = False,
     ) -> ColumnParallelLinear:
-        """This rank's part of a layer, as a copy. The arguments are those of the constructor."""
+        """Copies this rank's part of a layer. The arguments are those of the constructor."""
         made = cls(
             full.in_features,
             full.out_features,
@@ -226,7 +226,7 @@ class RowParallelLinear(nn.Module):
         reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
         overlap: bool = False,
     ) -> RowParallelLinear:
-        """This rank's part of a layer, as a copy. The arguments are those of the constructor."""
+        """Copies this rank's part of a layer. The arguments are those of the constructor."""
         made = cls(
             full.in_features,
             full.out_features,
@@ -262,7 +262,7 @@ class RowParallelLinear(nn.Module):
             own = matmul_reducescatter(x, self.weight.t(), self.group)
             if self.bias is None:
                 return own
-            # The other ranks add it to their rows.
+            # Every rank adds the bias to its own rows, so its gradient is summed over the ranks.
             return own + copy_to_ranks(self.bias, self.group)
         product = functional.linear(x, self.weight)
         if self.reduce is not None:
@@ -288,7 +288,7 @@ def _units(units: slice | None, count: int, group: Group) -> slice:
 def _drawn(
     in_features: int, out_features: int, weight: nn.Parameter, bias: nn.Parameter | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias of a new torch.nn.Linear, of the dtype and on the device of these."""
+    """Returns weight and bias of a new torch.nn.Linear, with the dtype and device of `weight`."""
     whole = nn.Linear(
         in_features, out_features, bias is not None, device=weight.device, dtype=weight.dtype
     )

@@ -1,4 +1,4 @@
-"""Collectives of tensor-parallel layers, each with the backward that a layer needs at that place.
+"""Collectives of tensor-parallel layers, each with the backward that a layer needs at that point.
 
 The functions correspond to those of Megatron-LM (megatron/core/tensor_parallel/mappings.py); each
 docstring names its counterpart:
@@ -13,7 +13,7 @@ docstring names its counterpart:
 
 The first four functions connect tensors that are the same on all ranks, including their gradients,
 with tensors that differ from rank to rank. A column-parallel layer starts with copy_to_ranks, and a
-row-parallel layer ends with reduce_from_ranks. The last two functions replace these where each rank
+row-parallel layer ends with reduce_from_ranks. The last two functions replace these if each rank
 holds its part of the sequence outside of the layers.
 
 Axes are divided among the ranks as in `reducescatter`, so a size need not be divisible by the
@@ -134,7 +134,7 @@ def scatter_to_sequence(x: torch.Tensor, group: Group = None, axis: int = 0) -> 
     return reducescatter(x, "sum", group, axis=axis)
 
 
-# Each backward is the other function of the pair, so gradients of gradients are right, too.
+# Each backward is the other function of the pair, so second derivatives are also correct.
 
 
 class _Copy(torch.autograd.Function):
@@ -175,7 +175,7 @@ class _Split(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, name: str, axis: int) -> torch.Tensor:
         ctx.name, ctx.axis, ctx.total = name, axis, x.size(axis)
         start, count = _own_part(ctx.total, name)
-        # Always a copy: PyTorch 2.11 loses the gradient of a view of the input when compiled.
+        # Always copied: compiled code of PyTorch 2.11 loses the gradient of a view of the input.
         return x.narrow(axis, start, count).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
@@ -184,7 +184,7 @@ class _Split(torch.autograd.Function):
 
 
 def _own_part(n: int, name: str) -> tuple[int, int]:
-    """(start, count) of this rank's part, in operations that the compiler can trace."""
+    """Returns (start, count) of this rank's part, with operations that the compiler can trace."""
     communicator = get(name)
     rank, world = communicator.rank, communicator.world_size
     quotient, remainder = n // world, n % world

@@ -1,5 +1,5 @@
-"""RMSNorm after a row-parallel layer: the sum over the ranks, the residual and the norm, as one
-operator and in the operations of a plain model."""
+"""RMSNorm after a row-parallel layer: the sum over the ranks, the residual and the norm. They are
+one operator, or the operations of a plain model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPTIONS = (
     "algorithm",
     "max_blocks",
 )
-"""The arguments of the constructor that are attributes too."""
+"""The arguments of the constructor that are also attributes."""
 
 
 def unfused_rmsnorm(
@@ -157,7 +157,7 @@ class TensorParallelRMSNorm(nn.Module):
             scale: a float32 tensor with one element: the scale of `scale_mode="tensor"`.
             keep_norm: with a quantization, also returns the normalized tensor.
             algorithm, max_blocks: as in `collx.allreduce_rmsnorm`.
-            device, dtype: of the weight.
+            device, dtype: the device and dtype of the weight.
 
         Raises:
             ValueError: an unknown option, or options that do not match.
@@ -302,5 +302,6 @@ def _check_options(
 
 
 def _rounded(value: float, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-    """The nearest value of `dtype`, as a scalar tensor of the dtype and device of `like`."""
+    """Returns the nearest value of `dtype` as a scalar tensor with the dtype and device of
+    `like`."""
     return like.new_full((), value, dtype=dtype).to(like.dtype)

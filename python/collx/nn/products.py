@@ -86,7 +86,7 @@ def matmul_reducescatter(
 def _run(
     op: Any, input: torch.Tensor, weight: torch.Tensor, communicator: Communicator, first: int
 ) -> torch.Tensor:
-    """`first`: rows of the result."""
+    """Checks the arguments and calls the operator. `first`: the number of rows of the result."""
     name = f"collx.nn.{op.__name__}"
     if input.dim() < 2 or weight.dim() != 2 or input.size(-1) != weight.size(0):
         raise ValueError(
@@ -113,10 +113,10 @@ def _run(
 
 
 class _Space:
-    """The symmetric memory of one communicator. Its calls use the memory one after the other.
+    """The symmetric memory of one communicator, which its calls use one after the other.
 
-    A peer stores into it after this rank has entered the call, and a call comes after the previous
-    work of its stream. So a call only has to wait for products on another stream."""
+    A peer stores into the memory after this rank has entered the call, and a call follows the
+    previous work of its stream. A call therefore only has to wait for products on other streams."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._memory = memory
@@ -128,15 +128,16 @@ class _Space:
         return self._memory.numel()
 
     def replace(self, memory: torch.Tensor) -> None:
-        """Keeps the old memory: calls on the device, and graphs, may still use it."""
+        """Replaces the memory. Keeps the old memory, because calls on the device and graphs may
+        still use it."""
         self._retired.append(self._memory)
         self._memory = memory
 
     def enter(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self._memory.is_cuda:
             current = torch.cuda.current_stream(self._memory.device)
-            # A graph is replayed when the program says so. It cannot wait for an event from
-            # outside of its capture.
+            # A CUDA graph may be replayed at any time, and cannot wait for an event from outside of
+            # its capture.
             outside = not torch.cuda.is_current_stream_capturing()
             if self._used is not None and self._stream != current and outside:
                 current.wait_event(self._used)
@@ -169,8 +170,8 @@ def _space(communicator: Communicator, count: int) -> _Space:
 
 
 def _overlaps(communicator: Communicator, count: int) -> bool:
-    """Whether `count` bytes travel beside a product, by copy engines. On the CPU the copies would
-    take the cores of the product."""
+    """Whether copy engines transfer `count` bytes during a product. On the CPU, the copies would
+    use the cores of the product."""
     direct = communicator.device.type == "cuda" and communicator.fallback_reason is None
     return direct and count >= COPIES_FROM
 
@@ -210,8 +211,8 @@ def _multiply_and_reduce(
 def _multiply_and_exchange(
     input: torch.Tensor, weight: torch.Tensor, communicator: Communicator, out: torch.Tensor
 ) -> None:
-    """Between two ranks: what the peer needs is multiplied first, and travels during the rest. A
-    sum of two values is the same in both orders."""
+    """Between two ranks: multiplies the rows of the peer first, and transfers them during the other
+    product. A sum of two values is the same in both orders."""
     rows, rank = out.size(0), communicator.rank
     peer = 1 - rank
     space = _space(communicator, 2 * out.numel() * out.element_size())
@@ -226,10 +227,10 @@ def _multiply_and_exchange(
 
 
 def _define(name: str, write: Any, rows: Any, backward: Any) -> None:
-    """An operator and its `.out` form. `rows`: of the result, by those of the input and the world
-    size."""
+    """Defines an operator and its `.out` form. `rows`: computes the number of rows of the result
+    from that of the input and the world size."""
     taken = "Tensor input, Tensor weight, int group_size, str group_name"
-    # With any layout, so that a transposed weight is not copied.
+    # Accepts any layout, so that a transposed weight is not copied.
     tags = (torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag)
     _library.define(f"{name}({taken}) -> Tensor", tags=tags)
     writes = (*tags, torch.Tag.out_variant)

@@ -10,7 +10,7 @@ from collx.ops.quantization import Quantization
 
 __all__ = ["quantized"]
 
-_SMALLEST = 1e-10  # stands for the largest value of a group that has less
+_SMALLEST = 1e-10  # lower bound of the largest magnitude of a group
 
 
 def quantized(
@@ -19,13 +19,13 @@ def quantized(
     """Quantizes rows as a model does, without gradients.
 
     Args:
-        y: [..., cols], floating point.
-        how: the form.
-        scale: float32, one element, with scale_mode "tensor"; else None.
-        input_dtype: what scale_dtype "input" stands for.
+        y: a floating-point tensor [..., cols].
+        how: the options of the quantization.
+        scale: a float32 tensor with one element if scale_mode is "tensor"; otherwise None.
+        input_dtype: the dtype of the scale with scale_dtype "input".
 
     Returns:
-        The values, [..., cols]; and the scale: [...], [..., groups] or [1].
+        The values, [..., cols], and the scale: [...], [..., groups] or [1].
     """
     if (scale is not None) != (how.scale_mode == "tensor"):
         raise ValueError(

@@ -1,5 +1,5 @@
-"""Conversions of arguments from what a function takes to what its operators take. Both the built-in
-functions and their twins use them."""
+"""Converts the arguments of functions to those of their operators. Both the built-in functions and
+their twins use these conversions."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _NAMES: tuple[tuple[Any, str], ...] = (
 
 
 def group_arguments(op: str, group: Group, size: bool) -> tuple[str, int | None]:
-    """The name of the communicator, and with `size` the number of its ranks. `op`: the function
-    that refuses the group."""
+    """Returns the name of the communicator and, with `size`, the number of its ranks. `op`: the
+    function, for error messages."""
     name = name_of(group)
     return name, group_size_of(op, name) if size else None
 
 
 def reduce_op_argument(op: str, given: ReduceOp) -> str:
-    """The operators' name for a reduction. `op`: the function that refuses it."""
+    """Returns the operators' name for a reduction. `op`: the function, for error messages."""
     if isinstance(given, str):
         return given
     for value, name in _NAMES:
@@ -63,7 +63,7 @@ def reduce_op_argument(op: str, given: ReduceOp) -> str:
 
 
 def _repr(given: Any) -> str:
-    premultiplied: Any = dist.ReduceOp.PREMUL_SUM  # whose values have no words of their own
+    premultiplied: Any = dist.ReduceOp.PREMUL_SUM  # its values have no names
     if isinstance(given, dist.ReduceOp) and given == premultiplied:
         return "ReduceOp.PREMUL_SUM"
     return f"ReduceOp.{given.name}" if isinstance(given, dist.ReduceOp.RedOpType) else repr(given)
@@ -72,20 +72,20 @@ def _repr(given: Any) -> str:
 quantization_of = Quantization.of
 
 Extra = torch.Tensor | float
-"""Of an epilogue: a tensor, or a number that its kernel takes as an argument."""
+"""An extra of an epilogue: a tensor, or a number that its kernel takes as an argument."""
 
 
 def epilogue_arguments(
     op: str, epilogue: Epilogue, input: torch.Tensor, extras: Sequence[Extra], index: bool
 ) -> tuple[str, list[torch.Tensor], list[float]]:
-    """The expression of an epilogue, its tensors and its numbers."""
+    """Returns the expression of an epilogue, its tensors and its numbers."""
     tensors, numbers, kinds = _extras_of(op, extras) if extras else _NO_EXTRAS
     dims = input.dim() if index else None
     return expression_of(op, epilogue, input.dtype, kinds, dims), tensors, numbers
 
 
 _Extras: TypeAlias = tuple[list[torch.Tensor], list[float], int | tuple[str, ...]]
-"""Tensors, numbers, and what each of the extras is, as `expression_of` takes it."""
+"""The tensors, the numbers, and the kinds of the extras for `expression_of`."""
 
 _NO_EXTRAS: _Extras = ([], [], 0)
 
@@ -123,6 +123,6 @@ def _with_numbers(op: str, extras: Sequence[Extra]) -> _Extras:
 
 
 def refuse_without_epilogue(op: str, extras: Sequence[Extra]) -> NoReturn:
-    """Arguments of an epilogue, without an epilogue."""
+    """Raises ValueError for arguments of an epilogue without an epilogue."""
     got = f"extras: got {len(extras)}" if extras else "index: got True"
     raise ValueError(f"collx.{op}: {got} without epilogue=; accepted: with it")

@@ -1,5 +1,5 @@
-"""The collectives. `functions.py` makes the functions from these declarations. `collx.reference`
-states in plain PyTorch what each function computes.
+"""The collectives. `functions.py` creates the functions from these declarations. `collx.reference`
+defines in plain PyTorch what each function computes.
 
 The functions are collective: all ranks call the same function in the same order, with arguments
 that match. These arguments and errors are common to all of them:

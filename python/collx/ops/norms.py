@@ -1,8 +1,9 @@
-"""Reductions fused with a normalization and, optionally, a quantization. Each function serves a
-family of operators in torch.ops.collx. `functions.py` makes the functions from these declarations.
+"""Reductions fused with a normalization and, optionally, a quantization. Each function covers a
+family of operators in torch.ops.collx. `functions.py` creates the functions from these
+declarations.
 
-docs/internals/numerics.md defines what each function computes, to the bit, and `collx.reference`
-states it in plain PyTorch. The formulas of the quantization are those of Modular's
+docs/internals/numerics.md defines the bits that each function computes, and `collx.reference`
+implements it in plain PyTorch. The formulas of the quantization are those of Modular's
 `allreduce_rmsnorm_fp8`.
 
 The functions are collective: all ranks call the same function in the same order, with arguments

@@ -1,4 +1,4 @@
-"""How the result of a fused normalization is quantized."""
+"""Options for the quantization of a fused normalization."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Quantization:
 
     @staticmethod
     def of(given: Quantization | str | None) -> Quantization | None:
-        """A `Quantization`; the strings "fp8" and "int8" stand for their defaults."""
+        """Returns a `Quantization`. The strings "fp8" and "int8" select the defaults."""
         if isinstance(given, str):
             return _PLAIN.get(given) or Quantization(given)
         return given
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the fused operators by name, without the scale."""
+        """Returns the arguments of the fused operators by name, without the scale."""
         found = {
             "scale_ub": self.scale_ub,
             "scale_mode": self.scale_mode,

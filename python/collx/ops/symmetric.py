@@ -37,7 +37,7 @@ def empty(
         ValueError, TypeError: all ranks passed invalid arguments.
         InitError: a rank passed invalid arguments, or could not allocate or map the memory. All
             ranks raise it, with the rank and the cause.
-        CollectiveMismatch: the ranks asked for different tensors, or made different calls.
+        CollectiveMismatch: the ranks requested different tensors, or made different calls.
         CollectiveTimeout: a rank did not make the call in time. The communicator is poisoned.
     """
     return get(group)._memory.empty(size, dtype, device)

@@ -27,12 +27,12 @@ _FUNCTIONS = (
 
 
 def warm_up(function: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Compiles and loads the kernel of a call with an epilogue, on all ranks. Collective; waits for
+    """Compiles and loads the kernel of a call with an epilogue, on all ranks. Collective. Waits for
     the device.
 
     Pass the function and the arguments of the future call. Afterwards, calls with the same dtype,
-    algorithm and form are ready, also for other lengths that use the same kernel. On the CPU there
-    is nothing to compile.
+    algorithm and form are ready, also for other lengths that use the same kernel. On the CPU,
+    nothing is compiled.
 
     Without `warm_up`, the first such call of a rank compiles the kernel while its peers wait.
     During the capture of a CUDA graph nothing can be compiled, so a call whose kernel is not ready

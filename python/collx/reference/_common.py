@@ -1,4 +1,4 @@
-"""What all of the reference rests on: inputs that fit together, arithmetic that flushes nothing."""
+"""Helpers of the reference: checks of the inputs, and arithmetic that flushes no denormals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["alike", "exactly", "larger", "smaller", "subnormals_kept"]
 
 
 def alike(op: str, inputs: Sequence[torch.Tensor], shapes: bool = True) -> torch.Tensor:
-    """The first of the inputs, which have one dtype, device and (if `shapes`) shape."""
+    """Returns the first input. All must have the same dtype, device and, if `shapes`, shape."""
     if not inputs:
         raise ValueError(f"{op}: inputs is empty; accepted: one tensor for each rank")
     first = inputs[0]
@@ -28,7 +28,7 @@ def alike(op: str, inputs: Sequence[torch.Tensor], shapes: bool = True) -> torch
 
 @contextmanager
 def subnormals_kept() -> Iterator[None]:
-    """Switches flushing of denormals off for the calling thread, and back on if it was on."""
+    """Disables flushing of denormals in the calling thread, and restores it afterwards."""
     smallest = torch.ones(1, dtype=torch.int32).view(torch.float32)
     flushing = int((smallest * 1.0).view(torch.int32)) == 0
     if flushing:
@@ -42,8 +42,8 @@ def subnormals_kept() -> Iterator[None]:
 
 @contextmanager
 def exactly() -> Iterator[None]:
-    """Every operation rounds once and flushes nothing. In one thread: those of PyTorch's pool keep
-    the denormal mode that they were created with."""
+    """Makes every operation round once and flush nothing. Uses a single thread, because the threads
+    of PyTorch's pool keep the denormal mode that they were created with."""
     threads = torch.get_num_threads()
     with subnormals_kept():
         try:
@@ -56,7 +56,7 @@ def exactly() -> Iterator[None]:
 
 
 def larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """NaN if either is; +0 above -0."""
+    """Returns the maximum: NaN if either value is NaN, and +0 above -0."""
     greater = torch.maximum(a, b)
     if not a.is_floating_point():
         return greater

@@ -1,4 +1,4 @@
-"""An epilogue applied to a reduced value, by the function itself."""
+"""Applies an epilogue to a reduced value by calling the function itself."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def applied(
     axis: int = 0,
     start: int = 0,
 ) -> torch.Tensor:
-    """f(value, *extras), in float32 for narrower floats, and rounded once: to the dtype of the
-    value, or to that of the cast which is f's last op.
+    """Returns f(value, *extras), computed in float32 for narrower floats and rounded once: to the
+    dtype of the value, or to that of a cast that is f's last op.
 
-    With `index`, f takes the coordinates too, of a tensor in which `value` begins at `start` along
+    With `index`, f also takes the coordinates in a tensor in which `value` begins at `start` along
     `axis`.
     """
     for which, extra in enumerate(extras):
@@ -71,7 +71,7 @@ def _coordinate(value: torch.Tensor, dim: int, start: int) -> torch.Tensor:
 
 
 class _Casts(TorchFunctionMode):
-    """Knows what the last cast made, also where there was nothing to do."""
+    """Records the result of the last cast, including casts that have no effect."""
 
     _NAMES = ("to", "type_as", "float", "double", "half", "bfloat16", "char", "byte", "short")
     _FUNCTIONS = frozenset(getattr(torch.Tensor, name) for name in (*_NAMES, "int", "long", "bool"))
@@ -90,7 +90,7 @@ class _Casts(TorchFunctionMode):
 
 
 class _Zeros(TorchDispatchMode):
-    """Orders +0 above -0, which PyTorch leaves open."""
+    """Orders +0 above -0. PyTorch does not specify their order."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

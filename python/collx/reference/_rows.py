@@ -1,4 +1,4 @@
-"""Rows of a reduction, normalized and quantized: docs/internals/numerics.md, step by step."""
+"""Normalizes and quantizes rows of a reduction. Follows the steps of docs/internals/numerics.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROUNDINGS = ("fp32", "parity", "parity_weight")
 Tensors = tuple[torch.Tensor, ...]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_PIECE = 1 << 16  # elements of the rows that are worked on at once
+_PIECE = 1 << 16  # number of elements that are processed at once
 
 
 def row_epilogue(
@@ -46,8 +46,8 @@ def row_epilogue(
 
 
 def row_sum(values: torch.Tensor) -> torch.Tensor:
-    """The sums over the last dimension, [..., 1], as a complete binary tree over the elements in
-    order, padded with zeros to a power of two."""
+    """Returns the sums over the last dimension, [..., 1]. The elements are added in order by a
+    complete binary tree, and padded with zeros to a power of two."""
     cols = values.shape[-1]
     sums = torch.nn.functional.pad(values, (0, (1 << (cols - 1).bit_length()) - cols))
     while sums.shape[-1] > 1:
@@ -57,7 +57,7 @@ def row_sum(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class RowEpilogue:
-    """What is applied to normalized rows, of which the first is row `start` of the whole."""
+    """An epilogue of normalized rows. The first of them is row `start` of the whole tensor."""
 
     function: Function
     extras: Sequence[Extra]
@@ -78,7 +78,7 @@ class Layer:
     epilogue: RowEpilogue | None = None
 
     def check(self, first: torch.Tensor) -> None:
-        """Whether inputs like `first` can be normalized by it."""
+        """Raises ValueError or TypeError if the layer cannot normalize inputs like `first`."""
         if self.rounding not in ROUNDINGS:
             raise ValueError(
                 f"{self.op}: rounding: got {self.rounding!r}; accepted: {', '.join(ROUNDINGS)}"
@@ -104,7 +104,7 @@ class Layer:
                 raise ValueError(f"{self.op}: {name} is {tuple(tensor.shape)}, not [cols]")
 
     def applied(self, acc: torch.Tensor, dtype: torch.dtype, groups: int) -> Tensors:
-        """y of rows of sums [rows, cols], and the largest magnitudes [rows, groups]."""
+        """Returns y for rows of sums [rows, cols], and the largest magnitudes [rows, groups]."""
         if self.bias is not None:
             return self._centered(acc, dtype), torch.empty(0)
         gain = self.weight.detach().to(torch.float32) + rounded(
@@ -142,15 +142,15 @@ class Layer:
 
 
 def reciprocal_root(values: torch.Tensor) -> torch.Tensor:
-    """1 / sqrt(values), both rounded."""
-    # PyTorch's float32 root may be one ulp off. No root of a float32 is as near to the middle
-    # between two as one ulp of float64, so rounding that of float64 is right.
+    """Returns 1 / sqrt(values). The square root and the quotient are both rounded."""
+    # PyTorch's float32 root may be off by one ulp. The root of a float32 value is never within one
+    # float64 ulp of the midpoint of two float32 values, so rounding the float64 root is correct.
     root = values.to(torch.float64).sqrt().to(torch.float32)
     return torch.ones_like(root) / root
 
 
 def float32(value: float, like: torch.Tensor) -> torch.Tensor:
-    # A tensor: a scalar divisor may be carried out as a multiplication by its reciprocal.
+    # A tensor, because PyTorch may divide by a scalar as a multiplication by its reciprocal.
     return torch.full((1,), value, dtype=torch.float32, device=like.device)
 
 
@@ -160,7 +160,7 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _largest(values: torch.Tensor, groups: int) -> torch.Tensor:
     rows, cols = values.shape
-    return values.abs().view(rows, groups, cols // groups).amax(-1)  # NaN goes through
+    return values.abs().view(rows, groups, cols // groups).amax(-1)  # propagates NaN
 
 
 def accumulated(
@@ -202,7 +202,7 @@ def _rows(
     residual: torch.Tensor | None,
     groups: int,
 ) -> Iterator[Tensors]:
-    """Of one piece of rows after the other: y, the largest magnitudes, and the rounded sum."""
+    """Yields y, the largest magnitudes and the rounded sum for consecutive pieces of rows."""
     dtype, cols = inputs[0].dtype, inputs[0].shape[-1]
     flat = [tensor.detach().reshape(-1, cols) for tensor in inputs]
     added = None if residual is None else residual.detach().reshape(-1, cols)
@@ -220,7 +220,7 @@ def _rows(
 def _mapped(
     op: str, epilogue: RowEpilogue, pieces: list[Tensors], like: torch.Tensor, groups: int
 ) -> list[Tensors]:
-    """The same with what the epilogue makes of the rounded y in its place."""
+    """Returns the pieces with y replaced by the result of the epilogue on the rounded y."""
     e = epilogue
     y = torch.cat([piece[0] for piece in pieces]).to(like.dtype).view(like.shape)
     made = applied(op, e.function, y, e.extras, e.index, 0, e.start)
@@ -239,7 +239,7 @@ def _computed(
     residual: torch.Tensor | None,
     quantizer: Quantizer | None,
 ) -> list[Tensors]:
-    """Of one piece of rows after the other: out, residual_out, and if quantized q and scale."""
+    """Returns out, residual_out and, with a quantizer, q and scale for each piece of rows."""
     first = inputs[0]
     groups = quantizer.groups if quantizer else 1
     computed = []
@@ -306,7 +306,7 @@ def own_rows(
     extras: Sequence[Sequence[Extra]],
     index: bool,
 ) -> Iterator[tuple[Layer, list[torch.Tensor], torch.Tensor]]:
-    """Of each rank: the layer with its epilogue, its rows of all inputs, and its residual."""
+    """Yields the layer with its epilogue, the rows of all inputs and the residual of each rank."""
     op = layer.op
     first = alike(op, inputs)
     if first.dim() != 2:

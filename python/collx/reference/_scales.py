@@ -1,4 +1,4 @@
-"""Scales of rows and groups, and what values become under them: csrc/protocol/norm.h in PyTorch."""
+"""Scales of rows and groups, and the quantization with them: csrc/protocol/norm.h in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict
 
     class ScaleOptions(TypedDict, total=False):
-        """What a quantizing operator takes beside its tensors, with the same defaults."""
+        """Options of the quantizing operators, with the same defaults."""
 
         scale_ub: float | None
         scale_mode: str
@@ -34,38 +34,38 @@ FORMATS = {
 _MODES, _LAYOUTS = ("row", "tensor", "group"), ("row", "column")
 _SCALE_DTYPES = ("float32", "input", "float8_e8m0fnu")
 _SMALLEST_GROUP, _LARGEST_GROUP = 16, 4096
-_LEAST_OF_GROUP = 1e-10  # stands for the largest magnitude of a group that has only smaller ones
+_LEAST_OF_GROUP = 1e-10  # lower bound of the largest magnitude of a group
 _FP8_NAN, _E8M0_NAN = 0x7F, 0xFF
 _SMALLEST_NORMAL_BITS = 0x00800000
 
 
 def power_of_two_above(values: torch.Tensor) -> torch.Tensor:
-    """The smallest powers of two that are not below float32 values >= 0. 0, infinity, NaN stay."""
+    """Rounds float32 values >= 0 up to powers of two. Keeps 0, infinity and NaN."""
     bits = values.contiguous().view(torch.int32)
     above = _up(bits).view(torch.float32)
-    # A subnormal is its bits in units of the smallest one: an integer that float32 holds exactly.
+    # The bits of a subnormal count units of the smallest one. float32 represents them exactly.
     units = _up(bits.to(torch.float32).view(torch.int32)).view(torch.float32)
     subnormal = torch.where(bits < _SMALLEST_NORMAL_BITS, units, torch.zeros_like(units)).to(
         torch.int32
     )
     above = torch.where(bits < _SMALLEST_NORMAL_BITS, subnormal.view(torch.float32), above)
-    return torch.where((bits == 0) | ~values.isfinite(), values, above)  # a NaN may have a sign
+    return torch.where((bits == 0) | ~values.isfinite(), values, above)  # NaN may be negative
 
 
 def _up(bits: torch.Tensor) -> torch.Tensor:
-    """Bits of a normal float, made those of the power of two that is not below it."""
+    """Rounds the bits of normal floats up to those of powers of two."""
     return (bits + 0x007FFFFF) & 0x7F800000
 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How an operator quantizes. Made by `checked`."""
+    """The quantization of an operator. `checked` creates it."""
 
     limit: float
     dtype: torch.dtype
     mode: str
     given: torch.Tensor | None
-    groups: int  # of a row
+    groups: int  # per row
     scale_ub: float
     ue8m0: bool
     scale_dtype: torch.dtype
@@ -84,7 +84,8 @@ class Quantizer:
         scale_dtype: str = "float32",
         scale_layout: str = "row",
     ) -> Quantizer:
-        """What an operator is asked for, whose inputs are like `first`."""
+        """Checks the arguments of an operator with inputs like `first`, and returns its
+        quantizer."""
         _one_of(op, "fp8_dtype", target, ("int8",) if op.endswith("int8") else ("e4m3fn", "e5m2"))
         _one_of(op, "scale_mode", scale_mode, _MODES)
         _one_of(op, "scale_dtype", scale_dtype, _SCALE_DTYPES)
@@ -136,8 +137,8 @@ class Quantizer:
         )
 
     def scales(self, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scales of rows or groups with these largest magnitudes, as they are stored (float8
-        as its bytes), and what values are multiplied by."""
+        """Returns the scales for these largest magnitudes of rows or groups, as they are stored
+        (float8 as bytes), and the factors that the values are multiplied by."""
         if self.mode == "group":
             least = torch.full_like(largest, _LEAST_OF_GROUP)
             largest = torch.where(largest < least, least, largest)
@@ -159,7 +160,7 @@ class Quantizer:
         return stored, torch.where(usable, inverse, torch.zeros_like(inverse))
 
     def quantized(self, values: torch.Tensor) -> torch.Tensor:
-        """Values that have been scaled, in the format (float8 as its bytes)."""
+        """Converts scaled values to the format (float8 as bytes)."""
         clamped = values.clamp(-self.limit, self.limit)
         if self.dtype == torch.int8:
             whole = clamped.round()  # to nearest even
@@ -168,11 +169,11 @@ class Quantizer:
         return torch.where(clamped.isnan(), torch.full_like(codes, _FP8_NAN), codes)
 
     def arranged(self, stored: torch.Tensor, leading: tuple[int, ...]) -> torch.Tensor:
-        """Scales [rows, groups] as the operator returns them."""
+        """Arranges scales [rows, groups] as the operator returns them."""
         if self.mode == "row":
             stored = stored.reshape(leading)
         elif self.column_major:
-            # Made so, not by contiguous(), which leaves the strides of a size of 1 as they are.
+            # Not contiguous(), which does not change the strides of dimensions of size 1.
             columns = torch.empty((stored.shape[1], *leading), dtype=stored.dtype)
             columns = columns.to(stored.device).copy_(stored.t().reshape(columns.shape))
             stored = columns.movedim(0, -1)
@@ -187,12 +188,12 @@ def _one_of(op: str, what: str, given: str, accepted: tuple[str, ...]) -> None:
 
 
 def _nan_for(where: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The one NaN that a scale can be, in these places."""
+    """Writes the only NaN that a scale can have at the given positions."""
     return values.masked_fill(where, math.nan)
 
 
 def _to_e8m0(powers: torch.Tensor) -> torch.Tensor:
-    """The exponents that powers of two, 0, infinity and NaN are stored as."""
+    """Returns the exponents that represent powers of two, 0, infinity and NaN."""
     bits = powers.contiguous().view(torch.int32) & 0x7FFFFFFF
     return (bits >> 23).to(torch.uint8)
 

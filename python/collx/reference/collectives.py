@@ -27,8 +27,8 @@ __all__ = [
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
 
-# Below PyTorch's grain size an operator runs in the calling thread. The threads of its pool keep
-# the denormal mode that they were created with, which nothing here could change.
+# Below PyTorch's grain size, an operator runs in the calling thread. The threads of PyTorch's pool
+# keep the denormal mode that they were created with, so they must not be used.
 _CHUNK = 1 << 14
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -42,8 +42,8 @@ def allreduce(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
-    """The result of an all-reduce of `inputs[r]`, the input of rank r. It is the same on every
-    rank.
+    """Returns the result of an all-reduce of `inputs[r]`, the input of rank r. It is the same on
+    every rank.
 
     Args:
         inputs: one tensor for each rank, with the same shape, dtype and device.
@@ -67,8 +67,8 @@ def allreduce(
 
 
 def parts(n: int, world: int) -> list[int]:
-    """The number of units that each rank gets of `n`: n // world, and one more for the first
-    n % world ranks."""
+    """Returns the number of the `n` units that each rank gets: n // world, and one more for the
+    first n % world ranks."""
     if n < 0 or world < 1:
         raise ValueError(
             f"parts: got {n} units and {world} ranks; accepted: 0 or more units, 1 or more ranks"
@@ -106,7 +106,7 @@ def reducescatter(
 
 
 def allgather(inputs: Sequence[torch.Tensor], axis: int = 0) -> list[torch.Tensor]:
-    """Every rank gets all inputs, concatenated along `axis`, in which their sizes may differ."""
+    """Every rank gets all inputs, concatenated along `axis`, where their sizes may differ."""
     first = alike("allgather", inputs, shapes=False)
     axis = _axis("allgather", first, axis)
     _alike_but_for("allgather", inputs, axis)
@@ -148,8 +148,8 @@ def scatter(inputs: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]
 
 
 def alltoall(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Chunk s of rank r's output is chunk r of rank s's input. Chunks are equal, along dimension
-    0."""
+    """Chunk s of rank r's output is chunk r of rank s's input. The chunks along dimension 0 have
+    equal sizes."""
     alike("alltoall", inputs)
     rows = _chunk_rows("alltoall", inputs)
     return _exchanged(inputs, [[rows] * len(inputs)] * len(inputs))
@@ -206,7 +206,7 @@ def _alike_but_for(op: str, inputs: Sequence[torch.Tensor], axis: int) -> None:
 
 
 def _axis(op: str, tensor: torch.Tensor, axis: int) -> int:
-    """The axis, counted from the front."""
+    """Returns the axis as a non-negative number."""
     if not -tensor.dim() <= axis < tensor.dim():
         raise ValueError(f"{op}: axis: got {axis} for the shape {tuple(tensor.shape)}")
     return axis % tensor.dim()
@@ -218,7 +218,7 @@ def _root(op: str, inputs: Sequence[torch.Tensor], root: int) -> None:
 
 
 def _chunk_rows(op: str, inputs: Sequence[torch.Tensor]) -> int:
-    """Rows of each of the equal chunks, one a rank."""
+    """Returns the number of rows of each chunk. There is one chunk for each rank."""
     _axis(op, inputs[0], 0)
     rows = inputs[0].shape[0]
     if rows % len(inputs) != 0:
@@ -231,7 +231,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _split(tensor: torch.Tensor, sizes: Sequence[int], axis: int) -> list[torch.Tensor]:
-    """Copies of the consecutive pieces of those sizes."""
+    """Returns copies of consecutive pieces with the given sizes."""
     starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
     return [
         _copy(tensor.narrow(axis, start, size)) for start, size in zip(starts, sizes, strict=True)
@@ -267,12 +267,12 @@ def _allreduce(name: str, inputs: Sequence[torch.Tensor], reduce_op: str) -> tor
 
 
 def _without_nan(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bits as integers, every NaN replaced by one and the same pattern."""
+    """Returns the bits of the tensor as integers. Replaces every NaN with the same pattern."""
     dense = tensor.detach().contiguous()
     if not dense.is_floating_point():
         return dense
     bits = dense.view(_BITS[dense.element_size()])
-    # All ones is a NaN in every format, so it meets no other value.
+    # All ones is a NaN in every format, so it equals no other value.
     return torch.where(dense != dense, torch.full_like(bits, -1), bits)
 
 
@@ -284,7 +284,7 @@ def _fold(values: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     for value in values[1:]:
         total = step(total, value.to(wide))
     if op == "avg":
-        # By a tensor: a scalar divisor may be carried out as a multiplication by its reciprocal.
+        # Not a scalar: PyTorch may divide by a scalar as a multiplication by its reciprocal.
         total = total / torch.full_like(total, len(values))
     return total.to(dtype)
 

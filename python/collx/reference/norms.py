@@ -49,7 +49,7 @@ def allreduce_rmsnorm(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
-    """The normalized rows of the sum, the same on every rank."""
+    """Returns the normalized rows of the sum, the same on every rank."""
     layer = Layer(
         "allreduce_rmsnorm",
         weight,
@@ -73,7 +73,7 @@ def allreduce_residual_rmsnorm(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> Tensors:
-    """(out, residual_out), the same on every rank."""
+    """Returns (out, residual_out), the same on every rank."""
     layer = Layer(
         "allreduce_residual_rmsnorm",
         weight,
@@ -96,7 +96,7 @@ def allreduce_layernorm(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> torch.Tensor:
-    """The normalized rows of the sum, the same on every rank."""
+    """Returns the normalized rows of the sum, the same on every rank."""
     return normalized(
         Layer(
             "allreduce_layernorm",
@@ -123,7 +123,7 @@ def allreduce_residual_layernorm(
     extras: Sequence[Extra] = (),
     index: bool = False,
 ) -> Tensors:
-    """(out, residual_out), the same on every rank."""
+    """Returns (out, residual_out), the same on every rank."""
     layer = Layer(
         "allreduce_residual_layernorm",
         weight,
@@ -149,7 +149,7 @@ def allreduce_rmsnorm_fp8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
-    """(q, scale), with `keep_norm` (q, scale, norm), the same on every rank."""
+    """Returns (q, scale), or (q, scale, norm) with `keep_norm`, the same on every rank."""
     layer = Layer(
         "allreduce_rmsnorm_fp8",
         weight,
@@ -176,7 +176,7 @@ def allreduce_residual_rmsnorm_fp8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
-    """(q, scale, residual_out), with `keep_norm` then norm, the same on every rank."""
+    """Returns (q, scale, residual_out), and norm with `keep_norm`, the same on every rank."""
     layer = Layer(
         "allreduce_residual_rmsnorm_fp8",
         weight,
@@ -201,7 +201,7 @@ def allreduce_rmsnorm_int8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
-    """(q, scale), with `keep_norm` (q, scale, norm), the same on every rank."""
+    """Returns (q, scale), or (q, scale, norm) with `keep_norm`, the same on every rank."""
     layer = Layer(
         "allreduce_rmsnorm_int8",
         weight,
@@ -227,7 +227,7 @@ def allreduce_residual_rmsnorm_int8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> Tensors:
-    """(q, scale, residual_out), with `keep_norm` then norm, the same on every rank."""
+    """Returns (q, scale, residual_out), and norm with `keep_norm`, the same on every rank."""
     layer = Layer(
         "allreduce_residual_rmsnorm_int8",
         weight,
@@ -251,7 +251,7 @@ def reducescatter_residual_rmsnorm(
     extras: Sequence[Sequence[Extra]] = (),
     index: bool = False,
 ) -> list[Tensors]:
-    """(out, residual_out) for each rank: its rows of the sum, to which it adds `residuals[r]`."""
+    """Returns (out, residual_out) for each rank r: its rows of the sum, plus `residuals[r]`."""
     layer = Layer("reducescatter_residual_rmsnorm", weight, None, eps, weight_offset, rounding)
     ranks = own_rows(layer, inputs, residuals, epilogue, extras, index)
     return [normalized(own, rows, residual) for own, rows, residual in ranks]
@@ -271,7 +271,7 @@ def reducescatter_residual_rmsnorm_fp8(
     index: bool = False,
     **options: Unpack[ScaleOptions],
 ) -> list[Tensors]:
-    """(q, scale, residual_out), with `keep_norm` then norm, for each rank and its rows."""
+    """Returns (q, scale, residual_out), and norm with `keep_norm`, for the rows of each rank."""
     layer = Layer("reducescatter_residual_rmsnorm_fp8", weight, None, eps, weight_offset, rounding)
     return [
         quantized(own, rows, residual, fp8_dtype, keep_norm, options)

@@ -1,6 +1,6 @@
-"""The unfused sequences whose results the parity modes match, as a model computes them: an
-all-reduce, an addition in the dtype, and a normalization in float32. Only the order in which a row
-is summed differs from PyTorch's own layers: it is `row_sum`."""
+"""The unfused sequences of a model whose results the parity modes match: an all-reduce, an addition
+in the dtype, and a normalization in float32. They only differ from PyTorch's own layers in the
+order in which a row is summed, which `row_sum` defines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def unfused_rmsnorm(
     rounding: str = "parity",
     residual: torch.Tensor | None = None,
 ) -> Tensors:
-    """(out, residual_out). residual_out is the input of the norm: the sum plus the residual.
+    """Returns (out, residual_out). residual_out is the input of the norm: the sum plus the
+    residual.
 
     "parity" is torch.nn.RMSNorm, and Gemma's norm with a weight_offset of 1: everything in float32,
     with one rounding. "parity_weight" is LlamaRMSNorm, which multiplies by the weight in the dtype.
@@ -49,8 +50,8 @@ def unfused_layernorm(
     rounding: str = "parity",
     residual: torch.Tensor | None = None,
 ) -> Tensors:
-    """(out, residual_out). "parity" is torch.nn.LayerNorm. With "parity_weight", weight and bias
-    are multiplied and added in the dtype."""
+    """Returns (out, residual_out). "parity" is torch.nn.LayerNorm. "parity_weight" multiplies by
+    the weight and adds the bias in the dtype."""
     hidden = _hidden(inputs, residual)
     dtype = hidden.dtype
     with exactly():

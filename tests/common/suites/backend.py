@@ -1,4 +1,4 @@
-"""The torch.distributed backend: every collective in its forms, beside what plain PyTorch gives."""
+"""The torch.distributed backend: every form of every collective, compared with plain PyTorch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Op = dist.ReduceOp
 
 
 def group_of(rank: Rank, **given: Any) -> Any:
-    """A new group of all ranks on the backend. Collective."""
+    """Returns a new group of all ranks on the backend. Collective."""
     import collx.backend  # noqa: F401
 
     given.setdefault("timeout", timedelta(seconds=TIMEOUT))
@@ -51,7 +51,7 @@ class Case:
         return self.rank.rank
 
     def of(self, rank: int, *shape: int) -> Tensor:
-        """What a rank gives: small integers, whose sums are exact in every dtype."""
+        """Returns a rank's input: small integers whose sums are exact in every dtype."""
         made = torch.Generator().manual_seed(1 + rank)
         low = 0 if self.dtype in (torch.uint8, torch.bool) else -3
         values = torch.randint(low, 4, shape, generator=made)
@@ -71,7 +71,7 @@ class Case:
             assert work.is_completed()
 
 
-Found = Iterator[tuple[Tensor, Tensor]]  # what a rank got, and what it should have got
+Found = Iterator[tuple[Tensor, Tensor]]  # the actual and the expected tensors of a rank
 
 
 def _total(parts: list[Tensor]) -> Tensor:
@@ -93,7 +93,7 @@ def _all_reduce(c: Case) -> Found:
     if c.dtype.is_floating_point:
         x = c.of(c.me, 8)
         c.call(dist.all_reduce, x, op=Op.AVG)
-        # On the CPU: CUDA's division by a number is not the IEEE one.
+        # Divide on the CPU: CUDA's division by a number differs from IEEE division.
         yield x, (_total(c.all(8)).cpu().to(torch.float64) / c.world).to(c.dtype).to(x.device)
 
 
@@ -224,7 +224,7 @@ def test_every_collective_gives_what_torch_says(pool: Pool, name: str) -> None:
 
 
 def _special_values(rank: Rank) -> None:
-    """Complex and bool tensors, an empty one, and a conjugate view."""
+    """Complex and bool tensors, an empty one, and a parameter."""
     group = group_of(rank)
     world = rank.size
     z = torch.full((3,), 1 + 2j, device=rank.device)
@@ -252,7 +252,7 @@ def test_values_that_are_no_plain_numbers(pool: Pool) -> None:
 
 
 def _carried_out_by_the_inner_group(rank: Rank) -> None:
-    """What collx has no kernel for."""
+    """Calls that collx has no kernel for."""
     group = group_of(rank)
     me, world, device = rank.rank, rank.size, rank.device
     if device.type == "cpu":  # NCCL has no bitwise operations
@@ -338,7 +338,7 @@ def _functional(rank: Rank) -> dict[str, Any]:
     x = torch.full((8, 4), float(rank.rank), device=rank.device)
     want = float(sum(range(rank.size)))
     warm = torch.ones(1, device=rank.device)
-    dist.all_reduce(warm, group=group)  # makes the communicator
+    dist.all_reduce(warm, group=group)  # creates the communicator
 
     def model(x: Tensor) -> Tensor:
         return functional.all_reduce(x, "sum", group) + 1

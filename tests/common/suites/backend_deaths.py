@@ -1,5 +1,5 @@
-"""Groups on the torch.distributed backend whose ranks die. Every rank is a program of its own: the
-survivors name the rank that died, and end as programs do."""
+"""Groups on the torch.distributed backend whose ranks die. Each rank runs its own program: the
+survivors name the rank that died and then exit normally."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ def test_a_rank_that_dies_before_the_communicator_is_made_is_named(pool: Pool, s
     some_stand_for_all(pool, pool.size == 2)
     timeout, (death, code) = timeout_now(pool), DEATHS["killed"]
     ending = FIRST.format(timeout=timeout, death=death, step=step)
-    # PyTorch's rendezvous waits itself, and the ranks again in the vote after it.
+    # PyTorch's rendezvous has its own wait, and the vote that follows waits again.
     _assert_survived(pool, ending, code, "InitError", 2 * timeout)

@@ -1,5 +1,5 @@
-"""Hooks of groups on the torch.distributed backend: what PyTorch's flight recorder is told of calls
-that complete, and who hears of calls that fail."""
+"""Hooks of groups on the torch.distributed backend: what PyTorch's flight recorder records of
+completed calls, and which hooks run for failed calls."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ pytestmark = [
 
 
 def _records(group: Any) -> list[dict[str, Any]]:
-    """What the flight recorder has of the group's calls, in their order."""
+    """Returns the flight recorder's entries for the group's calls, in order."""
     found = json.loads(c10d._dump_fr_trace_json(backend="collx"))  # type: ignore[attr-defined]
     name = group.group_name
     return [each for each in found.get("entries", []) if each["process_group"][0] == name]
 
 
 def _states(group: Any, seconds: float = 10.0) -> list[tuple[str, str, bool]]:
-    """Name and state of the calls, and whether the recorder waits for none of them any more; once
-    all have completed, or after that time."""
+    """Returns the name and state of each call and whether the recorder has retired it, as soon as
+    all calls have completed or the given time has passed."""
     until = time.monotonic() + seconds
     while True:
         records = _records(group)
@@ -64,14 +64,14 @@ def _every_way(rank: Rank) -> list[tuple[str, str, bool]]:
         work.wait()
     out = torch.empty(rank.size * 8, device=rank.device)
     dist.all_gather_into_tensor(out, torch.ones(8, device=rank.device), group=group)
-    if rank.device.type == "cpu":  # carried out by the inner group
+    if rank.device.type == "cpu":  # executed by the inner group
         dist.all_reduce(torch.tensor([1]), op=dist.ReduceOp.BOR, group=group)
     peer = (rank.rank + 1) % rank.size
     pair = [dist.P2POp(dist.isend, x, peer, group), dist.P2POp(dist.irecv, out[:8], peer, group)]
     pair[0].tensor = out[8:16]
     for work in dist.batch_isend_irecv(pair):
         work.wait()
-    # Dropped before it has completed.
+    # The work object is dropped before the call has completed.
     dist.all_reduce(x, group=group, async_op=True)
     rank.synchronize()
     found = _states(group)
@@ -94,7 +94,7 @@ def test_the_flight_recorder_sees_every_call_complete(pool: Pool) -> None:
 
 
 def _unfinished(rank: Rank, timeout: float) -> dict[str, Any]:
-    """The last rank does not come to the second call."""
+    """The last rank does not make the second call."""
     group = group_of(rank, timeout=timedelta(seconds=timeout))
     called: list[float] = []
     group.register_abort_hook(1, lambda: called.append(time.monotonic()))
@@ -115,7 +115,7 @@ def _unfinished(rank: Rank, timeout: float) -> dict[str, Any]:
 def _finish(rank: Rank, work: Any) -> None:
     work.wait()
     rank.synchronize()
-    work.wait()  # on CUDA the failure is known now
+    work.wait()  # on CUDA, this call raises the failure
 
 
 @pytest.mark.worlds(2, 3)
@@ -134,7 +134,7 @@ def test_a_call_that_fails_is_no_completion_and_runs_the_abort_hooks_first(pool:
 
 def _hooks_for_failures(rank: Rank, timeout: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    # A call that is not posted, and a hook that is gone.
+    # A synchronous call, and a hook that is unregistered.
     group = group_of(rank, timeout=timedelta(seconds=timeout))
     called: list[str] = []
     group.register_abort_hook(1, lambda: called.append("kept"))
@@ -178,7 +178,7 @@ def _coalesced(rank: Rank, group: Any) -> None:
         parts = [torch.empty(3 * rank.size, device=rank.device) for _ in range(2)]
         for part in parts:
             dist.all_to_all_single(part, torch.ones_like(part), group=group)
-    for _ in range(2):  # on CUDA the failure is known then
+    for _ in range(2):  # on CUDA, only the second wait raises the failure
         manager.wait()
         rank.synchronize()
 
@@ -192,7 +192,7 @@ def _bad(rank: Rank, group: Any) -> None:
 
 
 def _until_known(rank: Rank, group: Any) -> None:
-    for _ in range(2):  # on CUDA a call raises what is known when it is made
+    for _ in range(2):  # on CUDA, a call raises an earlier failure
         dist.all_reduce(ones(rank), group=group)
         rank.synchronize()
 
@@ -273,7 +273,7 @@ def test_memory_stats_have_the_bytes_of_the_regions(pool: Pool) -> None:
 
 
 def _freely_registered(rank: Rank) -> Attempt:
-    """A hook that unregisters itself, while calls of another thread go on."""
+    """A hook that unregisters itself while it runs."""
     group = group_of(rank)
     called = []
 

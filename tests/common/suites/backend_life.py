@@ -1,4 +1,4 @@
-"""Groups on the torch.distributed backend: many at once, failures, ends, options."""
+"""Groups on the torch.distributed backend: many groups at once, failures, shutdown, options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sum(rank: Rank, group: Any, value: float = 1.0) -> bool:
 
 
 def _opposite_orders(rank: Rank, seed: int) -> None:
-    """Every rank posts to twelve groups in an order of its own, and waits in another one."""
+    """Each rank posts to twelve groups in its own order and waits for them in another order."""
     groups = [group_of(rank) for _ in range(GROUPS)]
     for group in groups:
         assert _sum(rank, group)
@@ -68,7 +68,8 @@ def _while_others_are_used(rank: Rank) -> None:
     counted: list[int] = []
 
     def use() -> None:
-        # On a stream of its own: calls of two groups on one stream have one order on all ranks.
+        # On a separate stream: calls of two groups on one stream must have the same order on all
+        # ranks.
         on_cuda = rank.device.type == "cuda"
         with torch.cuda.stream(torch.cuda.Stream(rank.device)) if on_cuda else nullcontext():
             for number in range(200):
@@ -124,7 +125,7 @@ def _assert_nothing_kept(pool: Pool, times: int) -> None:
     for before, after in pool.run(_cycle, times, deadline=600.0):
         assert after["communicators"] == before["communicators"]
         assert after["shared files"] <= before["shared files"], (before, after)
-        # Allocators grow a little; a leak would be one or more for each group.
+        # Allocators grow a little; a leak would add at least one for each group.
         for what in ("descriptors", "threads", "maps"):
             assert after[what] - before[what] < (times - 5) / 2, (what, before, after)
 
@@ -162,7 +163,7 @@ def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
 
 
 def _until_known(rank: Rank, group: Any) -> None:
-    """On CUDA a call raises what is known when it is made."""
+    """On CUDA, a call raises an earlier failure."""
     for _ in range(2):
         dist.all_reduce(ones(rank), group=group)
         rank.synchronize()
@@ -171,7 +172,7 @@ def _until_known(rank: Rank, group: Any) -> None:
 def _finish(rank: Rank, work: Any) -> None:
     work.wait()
     rank.synchronize()
-    work.wait()  # on CUDA the failure is known now
+    work.wait()  # on CUDA, this call raises the failure
 
 
 @pytest.mark.alone
@@ -243,8 +244,8 @@ def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
 
 
 def _beside_others(rank: Rank) -> dict[str, Any]:
-    """A communicator of the program's own on such a group, a group of another backend, a subgroup
-    by split."""
+    """The group together with the program's own communicator for it, a group of another backend and
+    subgroups created by a split."""
     import collx
     import collx.backend
 
@@ -275,7 +276,7 @@ def _beside_others(rank: Rank) -> dict[str, Any]:
         group_name=f"split-{rank.rank > 0}",
         group_desc="part",
     )
-    # Without options it gets a copy of the parent's.
+    # Without options, the subgroup gets a copy of the parent's.
     single = group.split_group(
         [rank.rank], timeout=timedelta(seconds=7), group_name=f"single-{rank.rank}"
     )
@@ -303,7 +304,7 @@ def test_beside_communicators_and_groups_of_other_kinds(pool: Pool) -> None:
 
 
 def _shut_down_meanwhile(rank: Rank) -> tuple[Attempt, int]:
-    """A thread is about to make the group's communicator when another one shuts the group down."""
+    """One thread is about to create the group's communicator while another shuts the group down."""
     import collx
     from collx.backend import _Maker
 
@@ -394,7 +395,7 @@ WORDS = {
     "no blocks": ("ValueError", "max_blocks: got 0"),
     "negative blocks": ("ValueError", "max_blocks: got -2"),
     "few bytes": ("ValueError", "payload_bytes: got 1"),
-    "device": ("ValueError", "cuda"),  # of CUDA, where a rank sees several
+    "device": ("ValueError", "cuda"),  # only on CUDA, if a rank sees several devices
     "other device": ("ValueError", "cuda"),
     "meta output": ("ValueError", "meta"),
     "meta": ("RuntimeError", "meta"),
@@ -416,7 +417,7 @@ def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(pool: Pool) -
 
 
 def _versions(rank: Rank) -> Attempt:
-    """Rank 1 has another version of the library."""
+    """Rank 1 reports another version of the library."""
     from collx._bootstrap import steps
 
     group = group_of(rank)
@@ -437,7 +438,7 @@ def test_ranks_with_different_versions_are_told_so(pool: Pool) -> None:
 def _graph(rank: Rank) -> list[Attempt | bool]:
     group, late = group_of(rank), group_of(rank)
     x = ones(rank)
-    for asynchronous in (False, True):  # makes the communicator and its stream
+    for asynchronous in (False, True):  # creates the communicator and its stream
         work = dist.all_reduce(x, group=group, async_op=asynchronous)
         if asynchronous:
             work.wait()

@@ -1,4 +1,4 @@
-"""Symmetric memory from a group's backend: `allocate_tensor`, which FSDP2 calls for its buffers."""
+"""Symmetric memory of a group's backend: `allocate_tensor`, which FSDP2 calls for its buffers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .backend import group_of
 from .backend_life import _until_known
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
-NUMEL = 12_000  # for 2, 3 and 4 ranks
+NUMEL = 12_000  # divisible by 2, 3 and 4 ranks
 
 
 def allocate(
@@ -36,7 +36,7 @@ def allocate(
 
 
 def _gather_directly(rank: Rank, group: Any, out: Tensor, value: float = 1.0) -> bool:
-    """Whether peers write to `out`, which has to be symmetric, what they should."""
+    """Returns whether peers write the right values to `out`, which must be symmetric."""
     import collx
 
     part = torch.full((out.numel() // rank.size,), value + rank.rank, dtype=out.dtype)
@@ -86,7 +86,8 @@ def test_tensors_are_symmetric_whatever_their_dtype(pool: Pool) -> None:
 
 
 def _freed_in_other_orders(rank: Rank, rounds: int) -> tuple[int, int]:
-    """Each rank keeps and drops tensors as it likes. Counts the places, and those used again."""
+    """Each rank keeps and drops tensors at random. Returns the number of distinct addresses and of
+    reuses."""
     group = group_of(rank)
     same, mine = random.Random(3), random.Random(rank.rank)
     held: list[tuple[Tensor, Tensor]] = []
@@ -100,7 +101,7 @@ def _freed_in_other_orders(rank: Rank, rounds: int) -> tuple[int, int]:
         held.append((tensor, tensor.clone()))
         while len(held) > 5 or (held and mine.random() < 0.3):
             tensor, copy = held.pop(mine.randrange(len(held)))
-            assert torch.equal(tensor, copy), number  # peers have written to it in no later call
+            assert torch.equal(tensor, copy), number  # no later call has written to it
             del tensor
     dist.destroy_process_group(group)
     return len(places), again
@@ -108,7 +109,7 @@ def _freed_in_other_orders(rank: Rank, rounds: int) -> tuple[int, int]:
 
 @pytest.mark.worlds(2, 3)
 def test_ranks_free_in_orders_of_their_own(pool: Pool) -> None:
-    """The places stay the same on all ranks: the calls are direct, and right."""
+    """Tensors stay symmetric: calls by the direct algorithm succeed, with the right results."""
     for places, again in pool.run(_freed_in_other_orders, 150):
         assert places + again == 150
         assert again > 50
@@ -146,14 +147,14 @@ def _kept_by_a_call(rank: Rank) -> None:
         dist.all_to_all_single(tensor, source, rows, rows, group=group, async_op=True)
     tensor = None
     others = [allocate(rank, group, source.numel()) for _ in range(4)]
-    if rank.rank == 0:  # whose call waits for the others'
+    if rank.rank == 0:  # its call still waits for the others
         assert place not in [other.data_ptr() for other in others]
     rank.barrier()
     if rank.rank > 0:
         dist.all_to_all_single(torch.empty_like(source), source, rows, rows, group=group)
     dist.barrier(group)
     rank.synchronize()
-    # On CUDA the next posted call frees the tensors of those that have completed.
+    # On CUDA, the next posted call frees the tensors of completed calls.
     work = dist.all_reduce(ones(rank), group=group, async_op=True)
     assert work is not None
     work.wait()
@@ -168,7 +169,7 @@ def test_a_posted_call_keeps_the_memory(pool: Pool) -> None:
 
 
 def _budget(rank: Rank, symmetric_bytes: int, lacking: int) -> list[bool]:
-    """Which tensors of 40, 200, 20 and 20 KB are symmetric. Rank `lacking` has no memory."""
+    """Returns which tensors of 40, 200, 20 and 20 KB are symmetric. Rank `lacking` lacks memory."""
     import collx.backend
     from collx._bootstrap import symmetric
 
@@ -201,7 +202,7 @@ def _full_later(rank: Rank) -> list[bool]:
     first = allocate(rank, group)
     full = mock.patch.object(symmetric, "allocate", side_effect=MemoryError("injected"))
     with full if rank.rank == 0 else nullcontext():
-        second = allocate(rank, group, rank.size << 23)  # which needs a segment of its own
+        second = allocate(rank, group, rank.size << 23)  # needs a segment of its own
     third, fourth = allocate(rank, group), allocate(rank, group, rank.size << 23)
     found = [is_symmetric(rank, group, tensor) for tensor in (first, second, third, fourth)]
     dist.destroy_process_group(group)
@@ -278,7 +279,7 @@ def _one_never_allocates(
     rank.barrier()
     found = None
     if rank.rank != absent:
-        allocate(rank, group)  # of which the peers need not know
+        allocate(rank, group)  # returns without the peers
         found = attempt(lambda: allocate(rank, group))
     rank.barrier()
     assert attempt(lambda: _until_known(rank, group)).error

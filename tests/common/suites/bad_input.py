@@ -1,7 +1,7 @@
-"""Bad input: one clear error that names operator, argument, what was given and what is accepted, on
-every rank, before anything is launched; and the communicator works on.
+"""Bad input: every rank raises one clear error that names the operator, the argument, the given
+value and the accepted values, before anything is launched; the communicator remains usable.
 
-What else can be wrong: bad_splits.py, bad_norms.py, bad_options.py.
+See also bad_splits.py, bad_norms.py, bad_options.py.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ NOWHERE = "no such group"
 
 
 def having(*algorithms: str) -> Ops:
-    """The operators that have one of these algorithms."""
+    """Returns the operators that have one of these algorithms."""
     return tuple(op for op in NAMES if set(algorithms) & set(algorithms_of(op)))
 
 
 def _overlapping(transposed: bool) -> Callable[[Given], Fields]:
-    """An input and an output in one piece of memory, four elements apart."""
+    """An input and an output that overlap in memory: the output starts 16 bytes after the input."""
 
     def change(given: Given) -> Fields:
         source, out = given.input, given["out"]
@@ -57,7 +57,7 @@ def _overlapping(transposed: bool) -> Callable[[Given], Fields]:
 
 
 def _part_of_another_rank(given: Given) -> Fields:
-    """The smaller tensor is the part of the next rank in the larger one."""
+    """The smaller tensor is the next rank's part of the larger one."""
     source, out = given.input, given["out"]
     larger, smaller = sorted((source, out), key=lambda tensor: -tensor.numel())
     rows = smaller.shape[0]
@@ -210,12 +210,12 @@ def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_argument_is_refused_by_name(pool: Pool, what: str) -> None:
-    """A class for each kind of mistake; raised before anything is launched, so all ranks go on."""
+    """Each kind of mistake raises one error before anything is launched, so all ranks continue."""
     assert_all_refused(pool, WRONG[what], _refused, what)
 
 
 def _one_refused(rank: Rank) -> dict[str, tuple[Attempt, str]]:
-    """Rank 0 alone is refused, and makes the right call then: the others have waited for it."""
+    """Only rank 0 is refused. It then makes the valid call, for which the others have waited."""
     found = {}
     for op in NAMES:
         first, given = Attempt("", "", 0.0), Given(rank, op)
@@ -228,7 +228,7 @@ def _one_refused(rank: Rank) -> dict[str, tuple[Attempt, str]]:
 
 @pytest.mark.worlds(2, 3)
 def test_a_refusal_on_one_rank_keeps_it_in_step(pool: Pool) -> None:
-    """Nothing was launched or counted."""
+    """The refused call was neither launched nor counted."""
     for rank, found in enumerate(pool.run(_one_refused)):
         for op, (first, wrong) in found.items():
             assert first.error == ("" if rank else "ValueError"), (op, first)
@@ -249,7 +249,7 @@ def _input_elsewhere(rank: Rank) -> dict[str, Attempt]:
 
 @pytest.mark.worlds(1, 2)
 def test_an_input_on_another_device_is_refused(pool: Pool) -> None:
-    """CPU and CUDA communicators do not take each other's tensors."""
+    """CPU communicators refuse CUDA tensors, and CUDA communicators refuse CPU tensors."""
     if not torch.cuda.is_available():
         pytest.skip("there is but one device")
     for found in pool.run(_input_elsewhere):
@@ -290,7 +290,7 @@ def _refused_by_python(rank: Rank) -> dict[str, Attempt]:
 
 @pytest.mark.worlds(2)
 def test_python_functions_refuse_as_their_operators_do(pool: Pool) -> None:
-    """A communicator that is not there cannot say how many ranks it has; an argument is missing."""
+    """An unknown communicator and a missing argument raise the same error as in the operators."""
     for found in pool.run(_refused_by_python):
         for name, result in found.items():
             assert result.error == "ValueError", (name, result)

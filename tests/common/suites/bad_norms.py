@@ -1,4 +1,4 @@
-"""Bad input to the fused normalizations: arguments that no other operator has. See bad_input.py."""
+"""Bad input to the fused normalizations: arguments that only they have. See bad_input.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUP: Fields = {"scale_mode": "group"}
 
 
 def _beside(given: Given) -> Fields:
-    """The residual and its result in one piece of memory, one row apart."""
+    """The residual and its result share memory, one row apart."""
     rows = given["residual"].shape[0]
     memory = given.one((rows + 1) * COLS).view(-1, COLS)
     return {"residual": memory[:rows], "residual_out": memory[1:]}
@@ -135,5 +135,5 @@ def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_argument_of_a_norm_is_refused_by_name(pool: Pool, what: str) -> None:
-    """A class for each kind of mistake; raised before anything is launched, so all ranks go on."""
+    """Each kind of mistake raises one error before anything is launched, so all ranks continue."""
     assert_all_refused(pool, WRONG[what], _refused, what)

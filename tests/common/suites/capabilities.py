@@ -1,4 +1,4 @@
-"""What one rank's device cannot do, no rank does."""
+"""If one rank's device lacks a capability, no rank uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .voting import instead_of_step
 
 
 def _without(name: str) -> Callable[[Any, Callable[[Any], Any]], Any]:
-    """For the step in which devices make their offers: one in which something is missing."""
+    """Returns a replacement for the step in which devices report their capabilities: one capability
+    is missing."""
     return lambda setup, original: {**original(setup), name: 0}
 
 
@@ -33,5 +34,5 @@ def _levels(rank: Rank) -> tuple[bool, list[str]]:
 
 @pytest.mark.worlds(2)
 def test_dependent_launch_is_off_unless_all_ranks_have_it(pool: Pool) -> None:
-    """Hazard 5: the last rank's device has none; nobody uses it, whatever is asked for."""
+    """Hazard 5: the last rank's device lacks it, so no rank uses it, whatever is requested."""
     assert pool.run(_levels) == [(True, ["off", "off"])] * pool.size

@@ -1,5 +1,5 @@
-"""Collectives in code that torch.compile has made with Inductor: all of them run, on every rank, in
-the order of the program."""
+"""Collectives in code that torch.compile generates with Inductor: all of them run, on every rank,
+in program order."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ EQUAL_NUMBER = 50
 
 
 class Calls(NamedTuple):
-    """The calls of one program, as `compiling.calls_in` tells them."""
+    """The calls of one program, as `compiling.calls_in` returns them."""
 
     kept: list[list[str]]
-    """By graph: one, or with gradients the forward and the backward pass."""
+    """By graph: one graph, or with gradients the forward and the backward pass."""
     results: list[str]
-    """How each result differs from that of the program as it stands."""
+    """How each result differs from that of the eager program."""
 
 
 def expected() -> list[str]:
-    """What `_program` calls."""
+    """Returns the calls that `_program` makes."""
     names = []
     for number in range(APART):
         if number < UNUSED:
@@ -47,15 +47,15 @@ def expected() -> list[str]:
 
 
 def _total(number: int, size: int) -> int:
-    """Rows of the result of an independent call: the larger, the earlier it stands, since what
-    saves memory is to begin with the smallest."""
+    """Returns the rows of the result of an independent call. Earlier calls have larger results, so
+    that a scheduler that saves memory would start with the last one."""
     return 40 * (APART - number) * size + 1
 
 
 def _program(rank: Rank, name: str, x: torch.Tensor, own: list[torch.Tensor]) -> Any:
-    """20 collectives: 5 whose results nobody uses, 5 of equal arguments, and 10 that depend on
-    nothing else, of shapes that differ from rank to rank. What uses their results is no code that
-    a compiler would have to generate, which takes long."""
+    """Makes 20 collectives: 5 whose results are unused, 5 with equal arguments, and 10 independent
+    ones whose shapes differ between ranks. The results are used only in matrix products, for which
+    no code is generated, to keep compilation short."""
     ops = torch.ops.collx
     results = []
     for number in range(APART):
@@ -95,7 +95,7 @@ def _compiled(rank: Rank, training: bool, unmarked: str = "") -> Calls:
 
 @contextmanager
 def _without(marks: str) -> Iterator[None]:
-    """Takes the marks away that are named: "token", "lowering"."""
+    """Removes the named marks: "token", "lowering"."""
     from torch._inductor.lowering import lowerings
     from torch._library.effects import EffectType
     from torch.fx.node import _side_effectful_functions
@@ -109,7 +109,7 @@ def _without(marks: str) -> Iterator[None]:
     if "token" in marks:
         for op in making():
             _register_effectful_op(op, None)
-            # Tracing a call with a token put it there.
+            # Tracing a call with a token added it.
             _side_effectful_functions.discard(op)
     if "lowering" in marks:
         for op in making():
@@ -125,8 +125,8 @@ def _without(marks: str) -> Iterator[None]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_every_call_is_kept_in_its_order(pool: Pool, training: bool) -> None:
-    """Hazard 26: 20 calls, of which a compiler would drop, merge and reorder some; each rank
-    compiles for itself, from other shapes."""
+    """Hazard 26: 20 calls, some of which a compiler would drop, merge or reorder. Each rank
+    compiles for itself, with different shapes."""
     require_compiler()
     found = pool.run(_compiled, training, deadline=400.0)
     for rank in found:
@@ -134,7 +134,7 @@ def test_every_call_is_kept_in_its_order(pool: Pool, training: bool) -> None:
         assert rank.kept == found[0].kept
         assert not any(rank.results)
     assert len(found[0].kept) == 1 + training
-    if training:  # equal calls have equal gradients, which are summed before one is reduced
+    if training:  # gradients of equal calls are summed before they are reduced
         backward = found[0].kept[1]
         assert [c.split()[0] for c in backward].count("reducescatter") == APART
         assert "allreduce" in " ".join(backward)
@@ -143,7 +143,8 @@ def test_every_call_is_kept_in_its_order(pool: Pool, training: bool) -> None:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("unmarked", ["token", "token lowering"])
 def test_without_a_token_calls_are_lost(pool: Pool, unmarked: str) -> None:
-    """The control: Inductor's node alone comes too late, and nothing at all is worse."""
+    """The control: Inductor's node alone takes effect too late, and having neither mark is
+    worse."""
     require_compiler()
     for rank in pool.run(_compiled, False, unmarked, deadline=400.0):
         assert len(rank.kept[0]) < len(expected())
@@ -152,7 +153,7 @@ def test_without_a_token_calls_are_lost(pool: Pool, unmarked: str) -> None:
 @pytest.mark.worlds(2)
 @pytest.mark.skipif(torch.__version__ >= "2.15", reason="there the token keeps the order by itself")
 def test_without_a_lowering_calls_change_their_places(pool: Pool) -> None:
-    """The control: the token alone does not bind Inductor's scheduler."""
+    """The control: the token alone does not constrain Inductor's scheduler."""
     require_compiler()
     for rank in pool.run(_compiled, False, "lowering", deadline=400.0):
         assert sorted(rank.kept[0]) == sorted(expected())
@@ -189,7 +190,7 @@ def _writing(rank: Rank) -> tuple[list[str], list[str], list[str]]:
 
 @pytest.mark.worlds(2)
 def test_forms_that_write_keep_their_place(pool: Pool) -> None:
-    """They cannot have a token: the functional form is traced in their place."""
+    """They cannot have a token: the functional form is traced instead."""
     require_compiler()
     for called, kept, wrong in pool.run(_writing, deadline=400.0):
         assert kept == called
@@ -223,8 +224,8 @@ def _checkpointed(rank: Rank) -> tuple[list[str], list[list[str]]]:
 
 @pytest.mark.worlds(2)
 def test_checkpoints_do_not_call_again(pool: Pool) -> None:
-    """What activation checkpointing computes again in the backward pass are not collectives: their
-    results are kept."""
+    """Activation checkpointing does not recompute collectives in the backward pass: it keeps their
+    results."""
     require_compiler()
     for wrong, kept in pool.run(_checkpointed, deadline=300.0):
         assert wrong == ["", ""]
@@ -239,7 +240,7 @@ def _too_early_and_too_late(rank: Rank) -> list[Attempt]:
         return found
 
     def thin(x: torch.Tensor) -> torch.Tensor:
-        return collx.allgather(x, "test-life")  # looks up the number of ranks when it is traced
+        return collx.allgather(x, "test-life")  # looks up the number of ranks during tracing
 
     x = torch.ones(4, device=rank.device)
     found = []
@@ -258,8 +259,8 @@ def _too_early_and_too_late(rank: Rank) -> list[Attempt]:
 
 @pytest.mark.worlds(2)
 def test_a_communicator_that_is_not_there_is_named(pool: Pool) -> None:
-    """Before init, and after destroy, where the code has been compiled already. Dynamo tells what
-    it meets while it traces in an exception of its own."""
+    """Before init, and after destroy, when the code is already compiled. Dynamo wraps an error that
+    occurs during tracing in its own exception."""
     require_compiler()
     for traced, early, right, late, again in pool.run(_too_early_and_too_late, deadline=300.0):
         assert 'no communicator "test-life"' in traced.message, traced
@@ -314,6 +315,6 @@ def _of_any_length(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_compiled_code_takes_tensors_of_any_length(pool: Pool) -> None:
-    """Some lengths leave the ranks parts of different sizes, which may be another program."""
+    """For some lengths the ranks' parts differ in size, which may need another program."""
     require_compiler()
     assert pool.run(_of_any_length, deadline=500.0) == [[""] * 6] * 2

@@ -1,5 +1,5 @@
-"""Splits that the device alone knows, in the fallback: what one rank gives wrongly is refused by
-all ranks alike."""
+"""Splits that only the device knows, in the fallback: all ranks refuse invalid splits of one
+rank."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..attempt import Attempt, attempt, finish
 from ..pool import Pool
 from ..rank import Rank
 
-ENOUGH = 20.0  # a timeout that nothing should wait for
+ENOUGH = 20.0  # a timeout that no call should reach
 ROWS = 12
 
-# What the last rank gives to ranks 0, 1 and 2, and what is said of it. All others give 4 to each.
+# The last rank's splits for ranks 0, 1 and 2, and words of the error. All others send 4 to each.
 WRONG: dict[str, tuple[list[int], str]] = {
     "negative": ([-4, 4, 4], "input_splits of rank 2"),
     "negative in sum": ([4, 4, -20], "input_splits of rank 2"),
@@ -55,7 +55,7 @@ def _split_wrongly(rank: Rank, given: list[int], capacity: int) -> Attempt:
 @pytest.mark.worlds(3)
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_splits_of_a_peer_are_not_believed(pool: Pool, what: str) -> None:
-    """Nobody goes on with counts that do not fit, and nobody waits for the rank that gave them."""
+    """No rank uses invalid counts, and no rank waits for the rank that gave them."""
     given, words = WRONG[what]
     for found in pool.run(_split_wrongly, given, ROWS):
         assert found.error == "CollectiveMismatch", found

@@ -1,5 +1,4 @@
-"""The operators as PyTorch sees them: forms, layouts, aliases, and results that are known without
-running."""
+"""The operators as PyTorch sees them: forms, layouts, aliases, and results of Meta kernels."""
 
 from __future__ import annotations
 
@@ -32,10 +31,10 @@ def _shapes(op: str) -> tuple[tuple[int, ...], ...]:
 
 @pytest.mark.parametrize("op", collectives.NAMES)
 def test_every_form_and_layout_gives_what_the_reference_gives(pool: Pool, op: str) -> None:
-    """Functional, out=, in place, out= that is the input or has it as its part, and the thin
-    functions; strides of all kinds on both sides, also of splits and of tensors of one element; no
-    element, and 0-dimensional tensors; rows behind those that come. norm_numerics.py has those of
-    the fused normalizations."""
+    """Functional, out=, in place, out= that is the input or contains it as its part, and the
+    Python functions; strides of all kinds on both sides, also of splits and of tensors with one
+    element; tensors without elements and 0-dimensional ones; rows beyond those received.
+    norm_numerics.py tests the forms of the fused normalizations."""
     combinations = spread(
         (12 if pool.takes_turns else 160) // pool.size,
         crc32(f"{pool.world} {op}".encode()),
@@ -61,8 +60,8 @@ def test_every_form_and_layout_gives_what_the_reference_gives(pool: Pool, op: st
 @pytest.mark.worlds(1, 2)
 @pytest.mark.parametrize("op", NAMES)
 def test_functional_results_never_alias_what_is_given(pool: Pool, op: str) -> None:
-    """Hazard 25: also with one rank, where a reduction is the identity; of views, of no elements,
-    and of symmetric tensors."""
+    """Hazard 25: also with one rank, where a reduction is the identity; for views, tensors without
+    elements, and symmetric tensors."""
     calls = [
         call_of(op, numel, pool.size, form=form, symmetric=symmetric, input_offset=offset)
         for form in ("functional", "python")
@@ -75,7 +74,7 @@ def test_functional_results_never_alias_what_is_given(pool: Pool, op: str) -> No
 
 
 def _in_holes(rank: Rank, op: str) -> tuple[Attempt, str]:
-    """`input` has this rank's columns of `out`, or the other way round."""
+    """`input` is this rank's columns of `out`, or the other way round."""
     call = collectives.Call(op, "float32", (4, 5), axis=1, style="random")
     tensors = call.tensors(rank)
     (want,) = call.data(rank.size).expected[rank.rank]
@@ -95,7 +94,7 @@ def _in_holes(rank: Rank, op: str) -> tuple[Attempt, str]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("op", WITH_AXIS)
 def test_a_part_with_holes_is_refused_or_right(pool: Pool, op: str) -> None:
-    """Columns of a tensor lie between those of other ranks: never a result that is half right."""
+    """Columns of a tensor lie between those of other ranks: a result is never partly right."""
     for found, wrong in pool.run(_in_holes, op):
         if found.error:
             assert found.error == "ValueError", found
@@ -108,7 +107,7 @@ WITH_SEVERAL_OUTPUTS = tuple(op for op in NAMES if len(call_of(op).outputs()) > 
 
 
 def _wrong_outputs(rank: Rank, op: str) -> list[Attempt]:
-    """Of the function with one output less than the call has."""
+    """Calls the Python function with one output less than the operator has."""
     communicator = rank.communicator()
     call = call_of(op, 512, rank.size, form="python_out")
     tensors = call.tensors(rank)
@@ -133,7 +132,7 @@ def _wrong_outputs(rank: Rank, op: str) -> list[Attempt]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("op", WITH_SEVERAL_OUTPUTS)
 def test_outputs_are_all_given_or_none(pool: Pool, op: str) -> None:
-    """The Python functions say which outputs they take."""
+    """The errors of the Python functions name the outputs."""
     name, outputs = name_in_errors(op), call_of(op).outputs()
     beginnings = (f"collx.{name}: out: ", f"collx.{name}: output_splits: ")
     for found in pool.run(_wrong_outputs, op):
@@ -236,10 +235,10 @@ def _exact(rank: Rank, calls: Iterable[Call]) -> list[str]:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("op", NAMES)
 def test_meta_kernels_are_exact(pool: Pool, op: str) -> None:
-    """Hazard 25: shapes, strides (of scales by columns, too), dtypes and devices are known without
-    running, also of an uneven part; an output of another shape is refused there, too."""
+    """Hazard 25: shapes, strides (also of scales in column layout), dtypes and devices are known
+    without running, also for uneven parts. Meta kernels refuse an output of another shape, too."""
     calls = _calls_for_meta(op)
-    if is_norm(op):  # no step divides the number of scales, so that all of them occur
+    if is_norm(op):  # no step divides the number of scales, so all scales occur
         calls = calls[pool.size % 2 :: 20 if pool.world.shared else 4]
     elif pool.world.shared:
         calls = calls[::6]
@@ -248,8 +247,8 @@ def test_meta_kernels_are_exact(pool: Pool, op: str) -> None:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_meta_needs_no_group(op: str) -> None:
-    """Only an uneven reducescatter asks which rank it is: arguments say how many ranks there are,
-    and the rows that a rank owns are those of its residual."""
+    """Only an uneven reducescatter needs the caller's rank: arguments give the number of ranks, and
+    the rows that a rank owns are those of its residual."""
     world = 5
     for rank in range(world):
         nowhere = SimpleNamespace(world_size=world, rank=rank, name="nowhere")

@@ -23,18 +23,19 @@ from ..worlds import seed_from_environment
 KINDS = ("plain", "checked", "small")
 REDUCTION = ("allreduce",)
 
-# Elements of the larger tensors; where the payload is the smallest, fewer.
+# Elements of the larger tensors; fewer with the smallest payload.
 LARGEST, LARGEST_SMALL = 30_000, 2000
-# Calls of a test. All-reduces alone are drawn twice as often.
+# Calls of a test. Tests of all-reduces alone draw twice as many.
 CALLS = {1: 150, 2: 500, 3: 250, 4: 160, 5: 120, 6: 80, 7: 70, 8: 60, 16: 20}
 CALLS_SHARED = {1: 60, 2: 30, 3: 24, 4: 20, 5: 16, 6: 14, 7: 12, 8: 10}
 
-# Every world up to eight: kernels are compiled for 2, 4 and 8 ranks, and for any other number.
+# Every world size up to eight: kernels are compiled for 2, 4 and 8 ranks, and for any other number.
 WORLDS = pytest.mark.worlds(*CALLS)
 
 
 def communicator_of(rank: Rank, kind: str) -> Any:
-    """A communicator with a small payload; `kind`: "checked", or with the smallest payload."""
+    """Returns a communicator with a small payload. `kind`: "checked" enables checked mode, "small"
+    selects the smallest payload."""
     options = {"check": kind == "checked", "payload_bytes": 1 << 20}
     if kind == "small":
         options["payload_bytes"] = rank.smallest_payload()
@@ -44,8 +45,8 @@ def communicator_of(rank: Rank, kind: str) -> Any:
 def make_calls(
     rank: Rank, communicator: Any, seed: int, made: Sequence[Call], pause: Callable[[float], None]
 ) -> list[str]:
-    """Makes calls; what is wrong with them. Before some of them a rank pauses, for milliseconds
-    that differ from rank to rank."""
+    """Makes calls and returns the errors. Before some calls each rank pauses for a different number
+    of milliseconds."""
     pauses = random.Random(seed * 31 + rank.rank)
     found = []
     for number, call in enumerate(made):
@@ -63,7 +64,7 @@ def _fuzz(rank: Rank, kind: str, seed: int, made: list[Call]) -> list[str]:
 
 
 def _check(pool: Pool, kind: str, ops: tuple[str, ...] | None, count: int, scale: int = 1) -> None:
-    """Makes about so many calls, in sequences."""
+    """Makes about `count` calls, in sequences."""
     largest = scale * (LARGEST_SMALL if kind == "small" else LARGEST)
 
     def check(example: tuple[list[Call], int]) -> None:
@@ -86,7 +87,8 @@ def test_random_all_reduces_on_one_communicator(pool: Pool, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_calls_of_all_operators_on_one_communicator(pool: Pool, kind: str) -> None:
     """Hazards 4 and 14: any sequence of operators, roots, axes, splits, sizes, dtypes, algorithms
-    and forms, with and without the check of calls, and where nearly every call runs in chunks."""
+    and forms; with and without checked mode, and with a payload so small that nearly every call
+    runs in chunks."""
     _check(pool, kind, None, (CALLS_SHARED if pool.takes_turns else CALLS)[pool.size])
 
 
@@ -94,7 +96,7 @@ def test_random_calls_of_all_operators_on_one_communicator(pool: Pool, kind: str
 @WORLDS
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_more_random_calls(pool: Pool, kind: str) -> None:
-    """Ten times as many, and larger tensors."""
+    """Ten times as many calls, and larger tensors."""
     count = 600 if pool.takes_turns else 12_000 // pool.size
     _check(pool, kind, None, count, scale=2)
     if kind == "plain":
@@ -105,7 +107,7 @@ def test_many_more_random_calls(pool: Pool, kind: str) -> None:
 
 
 def test_the_seed_is_really_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another seed makes other calls, the same seed the same."""
+    """Another seed draws other calls; the same seed draws the same calls."""
 
     def drawn(seed: int) -> list[Call]:
         monkeypatch.setenv("COLLX_FUZZ_SEED", str(seed))
@@ -120,7 +122,7 @@ def test_the_seed_is_really_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failing_sequence_is_shrunk_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence that is wrong because of one call ends as that call, with its program."""
+    """A sequence that fails because of one call is shrunk to that call, shown with its program."""
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("COLLX_FUZZ_CALLS", raising=False)
     told: list[list[Call]] = []
@@ -144,8 +146,7 @@ def _drawn(count: int, ops: tuple[str, ...] | None = None) -> list[Any]:
 
 
 def test_random_calls_cover_every_collective_with_all_that_it_has() -> None:
-    """Every operator in every algorithm, dtype and form; every value of what several have in
-    common."""
+    """Every operator in every algorithm, dtype and form; every value of the shared arguments."""
     made = [call for call in _drawn(25_000) if isinstance(call, collectives.Call)]
 
     def reached(op: str, name: str) -> set[object]:
@@ -186,7 +187,7 @@ def test_random_calls_cover_every_fused_normalization() -> None:
 
 
 def test_random_all_reduces_cover_what_there_is() -> None:
-    """Every reduce op on every dtype that has it."""
+    """Every reduce op on every dtype that supports it."""
     made = _drawn(2000, REDUCTION)
     assert {call.op for call in made} == {"allreduce"}
     algorithms = 1 + len(OPS["allreduce"].algorithms)  # and "auto"

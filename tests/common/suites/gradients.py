@@ -1,7 +1,7 @@
-"""Gradients through the family of operators: each backward is the adjoint, or is refused by name.
+"""Gradients of the operators: each backward is the adjoint, or is refused by name.
 
-Values are small integers in float64 (multiples of the number of ranks, for the sake of avg), so
-every sum below is exact and nothing needs a tolerance.
+Values are small integers in float64 (multiples of the number of ranks, because of avg), so
+every sum below is exact and no tolerance is needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tensors = list[torch.Tensor]
 
 
 class Call(NamedTuple):
-    """What an operator is told beside its tensor."""
+    """The arguments of an operator besides its tensor."""
 
     world: int
     rank: int
@@ -35,15 +35,15 @@ class Call(NamedTuple):
 
     @property
     def options(self) -> tuple[str, int]:
-        """The last arguments of every operator."""
+        """The last arguments of each operator."""
         return self.algorithm, 0
 
 
 @dataclass(frozen=True)
 class Linear:
-    """An operator that is linear in the inputs of all ranks together."""
+    """An operator that is linear in the inputs of all ranks."""
 
-    shapes: Callable[[int], list[Shape]]  # of every rank's input, by the number of ranks
+    shapes: Callable[[int], list[Shape]]  # of all ranks' inputs, by the number of ranks
     apply: Callable[[Call, torch.Tensor], torch.Tensor]
     expected: Callable[[Tensors], Tensors]  # the reference
 
@@ -77,7 +77,7 @@ def _reducescatter(reduce_op: str, shape: Callable[[int], Shape], axis: int) -> 
 
 
 def _allgather(shape: Callable[[int], Shape], axis: int, with_total: bool) -> Linear:
-    """`shape` is that of the result."""
+    """`shape` returns the shape of the result."""
 
     def shapes(world: int) -> list[Shape]:
         whole = list(shape(world))
@@ -189,8 +189,8 @@ LINEAR: dict[str, Linear] = {
 
 
 def _adjoint(rank: Rank, what: str, algorithm: str, symmetric: bool = False) -> str:
-    """Compares the result with the reference, then the products that make the gradient's map the
-    adjoint of the result's. What is wrong, if anything is."""
+    """Compares the result with the reference, then checks by inner products that the backward is
+    the adjoint of the forward. Returns the error, if any."""
     communicator = rank.communicator()
     operator = LINEAR[what]
     call = Call(rank.size, rank.rank, communicator.name, algorithm)
@@ -232,7 +232,8 @@ def test_backward_is_the_adjoint(pool: Pool, what: str, algorithm: str) -> None:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", ["reducescatter sum", "reducescatter avg of columns uneven"])
 def test_backward_of_a_direct_call_needs_no_symmetric_gradient(pool: Pool, what: str) -> None:
-    """Gradients are ordinary tensors, so what works on symmetric ones alone is not used there."""
+    """Gradients are ordinary tensors, so the backward uses no algorithm that needs symmetric
+    ones."""
     assert pool.run(_adjoint, what, "direct", symmetric=True) == [""] * pool.size
 
 
@@ -242,14 +243,14 @@ ROWS = 2  # times the number of ranks
 
 
 def _in_place(op: Any, tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    target = tensor * 1  # autograd refuses to write to a leaf, whoever asks
+    target = tensor * 1  # autograd never allows writing to a leaf in place
     op(target, *arguments)
     return target
 
 
 Made = Callable[[torch.Tensor, int, str], torch.Tensor]
 
-# What has no backward: the call, words that the refusal has.
+# Calls without a backward, and words of the refusal.
 NO_BACKWARD: dict[str, tuple[Made, tuple[str, ...]]] = {
     "broadcast": (lambda x, world, name: torch.ops.collx.broadcast(x, 0, name), ()),
     "broadcast_": (lambda x, world, name: _in_place(torch.ops.collx.broadcast_, x, 0, name), ()),
@@ -306,7 +307,7 @@ def _refused_backward(rank: Rank, what: str) -> Attempt:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", sorted(NO_BACKWARD))
 def test_gradients_that_do_not_exist_are_refused_by_name(pool: Pool, what: str) -> None:
-    """Hazard 29: no silent absence of autograd, on root or elsewhere, in place or not."""
+    """Hazard 29: no operator silently lacks a backward, on root or elsewhere, in place or not."""
     op = what.split()[0].removesuffix("_")
     for found in pool.run(_refused_backward, what):
         assert found.error == "NotImplementedError", found
@@ -329,7 +330,7 @@ def _tangent(rank: Rank, what: str) -> Attempt:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("what", sorted({*WITH_BACKWARD, *NO_BACKWARD}))
 def test_forward_mode_is_refused_by_name(pool: Pool, what: str) -> None:
-    """Hazard 29: a tangent is not dropped in silence."""
+    """Hazard 29: a tangent is not silently dropped."""
     op = what.split()[0].split(".")[0].removesuffix("_")
     for found in pool.run(_tangent, what):
         assert found.error == "NotImplementedError", found
@@ -352,12 +353,12 @@ def _in_place_gradients(rank: Rank, op: str) -> str:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("op", ["allreduce", "alltoall"])
 def test_gradients_in_place(pool: Pool, op: str) -> None:
-    """The form in place has the gradient of the form that is not."""
+    """The in-place form has the same gradient as the functional form."""
     assert pool.run(_in_place_gradients, op) == [""] * pool.size
 
 
 def _bits(rank: Rank, reduce_op: str, compiled: bool) -> str:
-    """The backward pass of a call is the call of the gradients."""
+    """The backward of a call is the same call on the gradients."""
     call = collectives.Call("allreduce", reduce_op=reduce_op, shape=(100,), style="random")
     name = rank.communicator().name
 
@@ -377,7 +378,7 @@ def _bits(rank: Rank, reduce_op: str, compiled: bool) -> str:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("reduce_op", ["sum", "avg"])
 def test_gradients_of_a_reduction_have_its_bits(pool: Pool, reduce_op: str, compiled: bool) -> None:
-    """Hazard 29: backward of sum is the sum, of avg the avg, also in a traced graph."""
+    """Hazard 29: the backward of sum is the sum and of avg the avg, also in a traced graph."""
     assert pool.run(_bits, reduce_op, compiled) == [""] * pool.size
 
 
@@ -412,8 +413,8 @@ def _refused_by_a_norm(rank: Rank, op: str) -> dict[str, Attempt]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("op", norms.NAMES)
 def test_gradients_of_the_norms_are_refused_by_name(pool: Pool, op: str) -> None:
-    """Hazard 29: no silent absence of autograd, whichever argument requires grad; and forward mode
-    drops no tangent."""
+    """Hazard 29: no operator silently lacks a backward, whichever argument requires grad; forward
+    mode drops no tangent."""
     for found in pool.run(_refused_by_a_norm, op):
         assert {"input", "weight", "tangent"} <= set(found)
         for name, result in found.items():
@@ -432,8 +433,8 @@ COMPILED = (
 
 
 def _compiled_backward(rank: Rank) -> dict[str, Attempt]:
-    """The backward of each operator by compiled autograd, twice, beside the one that autograd
-    runs: the second time the graph is found again."""
+    """Compares the backward of each operator under compiled autograd, run twice, with the eager
+    one. The second run reuses the graph."""
     import torch._dynamo.compiled_autograd as compiled_autograd
 
     import collx

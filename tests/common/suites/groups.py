@@ -1,4 +1,4 @@
-"""What stands for a communicator and for a reduction, and what is said of what does not."""
+"""Which objects are accepted as a group or as a reduction, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REDUCE_OPS = {
 
 
 def _by_each(rank: Rank) -> dict[str, float]:
-    """What an all-reduce gives, by what the group was given as; to init, and to the call."""
+    """Returns an all-reduce's result for each way to give the group to init and to the call."""
     import collx
 
     mesh = init_device_mesh(rank.device.type, (rank.size,), mesh_dim_names=("tp",))
@@ -54,7 +54,7 @@ def test_a_group_is_given_as_what_the_program_has(pool: Pool) -> None:
 
 
 def _under_another_name(rank: Rank) -> dict[str, Any]:
-    """What stands for a group whose communicators have names of their own."""
+    """Finds communicators by their group if the communicators have names of their own."""
     import collx
     from collx.communicator import of_group
 
@@ -94,7 +94,7 @@ def _under_another_name(rank: Rank) -> dict[str, Any]:
 
 @pytest.mark.worlds(1, 2)
 def test_a_group_stands_for_its_communicator_under_any_name(pool: Pool) -> None:
-    """Functions, layers, patches and compiled code find the same one."""
+    """Functions, layers, patches and compiled code find the same communicator."""
     for found in pool.run(_under_another_name):
         assert found["none"] is False
         assert set(found["one"]) == set(found["one again"]) == {"mine"}, found
@@ -116,7 +116,7 @@ def _names_of_others(rank: Rank) -> dict[str, Any]:
     found: dict[str, Any] = {"taken": attempt(lambda: collx.init(alone, name=world, **settings))}
     if rank.size > 1:
         found["taken on one"] = attempt(lambda: collx.init(name=of_first, **settings))
-    # PyTorch may give a name later that a communicator has already.
+    # PyTorch may later give a group the name of an existing communicator.
     later = str(dist.distributed_c10d._world.group_count)
     with collx.init(alone, name=later, **settings):
         group = rank.fresh_group()
@@ -136,8 +136,8 @@ def _names_of_others(rank: Rank) -> dict[str, Any]:
 
 @pytest.mark.worlds(1, 2)
 def test_no_group_stands_for_a_communicator_of_other_ranks(pool: Pool) -> None:
-    """PyTorch names its groups "0", "1", and so on. A communicator with such a name would answer
-    for ranks that it does not have: a sum over the wrong ranks, without a word."""
+    """PyTorch names its groups "0", "1", and so on. A communicator with such a name could be used
+    for a group that has other ranks, and would silently sum over the wrong ranks."""
     for found in pool.run(_names_of_others):
         assert found["taken"].error == "ValueError", found
         assert "name of another process group" in found["taken"].message

@@ -1,5 +1,5 @@
-"""Views that PyTorch has only marked as conjugate or negative, as arguments of every overload: what
-is read is read as the view shows it, and what is written is written so that the view shows it."""
+"""Lazy conjugate and negative views as arguments of every overload: reads see the view's values,
+and writes set the view's values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..pool import Pool
 from ..rank import Rank
 from ..values import unequal
 
-GUARD = 7.0  # the real parts beside negative views
+GUARD = 7.0  # the real parts next to negative views
 
 
 def _lazy(tensor: torch.Tensor, dense: bool = False) -> torch.Tensor | None:
-    """A view with the same values and a bit; None where PyTorch cannot negate the dtype."""
+    """Returns a lazy view with the same values, or None if PyTorch cannot negate the dtype."""
     if tensor.is_complex():
         return tensor.conj_physical().conj()
     if not dense and tensor.dtype in (torch.float32, torch.float64):
@@ -36,10 +36,10 @@ def _lazy(tensor: torch.Tensor, dense: bool = False) -> torch.Tensor | None:
 
 
 def _make_lazy(call: dict[str, Any], names: list[str]) -> list[str]:
-    """Replaces these arguments of the call where that can be. Returns which."""
+    """Replaces these arguments of the call by lazy views where possible. Returns their names."""
     found = []
     for name in names:
-        # The reduced value of an epilogue has to be contiguous.
+        # The reduced value of an epilogue must be contiguous.
         lazy = _lazy(call[name], dense=name == "value")
         if lazy is not None:
             call[name] = lazy
@@ -52,7 +52,7 @@ def _is_lazy(value: Any) -> bool:
 
 
 def _copied(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with tensors of its own. Outputs hold something else than the results."""
+    """Returns the call with cloned tensors."""
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in call.items()}
 
 
@@ -72,7 +72,7 @@ def _results(overload: Any, call: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def _compare(overload: Any, plain: dict[str, Any], chosen: list[str]) -> str:
-    """What is wrong when these arguments are lazy, those apart that cannot be."""
+    """Makes these arguments lazy where possible and returns the error, if any."""
     written = written_by(overload)
     expected = _results(overload, _spoiled(_copied(plain), written))
     call = _spoiled(_copied(plain), written)
@@ -93,7 +93,7 @@ def _compare(overload: Any, plain: dict[str, Any], chosen: list[str]) -> str:
 
 
 def _dtypes(overload: Any) -> list[torch.dtype]:
-    """Complex numbers as well where the operator only copies."""
+    """Includes a complex dtype if the operator only copies."""
     names = {argument.name for argument in overload._schema.arguments}
     reduces = names & {"reduce_op", "eps", "expression", "value"}
     return [torch.float32] if reduces else [torch.float32, torch.complex64]
@@ -119,8 +119,8 @@ def _every_overload(rank: Rank) -> tuple[list[str], int]:
 
 @pytest.mark.worlds(1, 2, 3)
 def test_every_overload_reads_and_writes_lazy_views(pool: Pool) -> None:
-    """Each tensor of each overload by itself, and all of them together: the bits that plain tensors
-    give, one new version of what is written, and nothing written beside it."""
+    """Each tensor of each overload by itself, and all of them together: the same bits as for plain
+    tensors, one new version of each written tensor, and no writes next to it."""
     for wrong, count in pool.run(_every_overload):
         assert not wrong, "\n".join(wrong)
         assert count > 150
@@ -190,7 +190,7 @@ def _overlapping(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_a_lazy_view_that_overlaps_itself_is_refused(pool: Pool) -> None:
-    """Before anything is launched, as without the bit."""
+    """Before anything is launched, as for plain tensors."""
     for wrong in pool.run(_overlapping):
         assert not wrong, "\n".join(wrong)
 
@@ -225,7 +225,7 @@ def _symmetric(rank: Rank) -> list[bool]:
     x = torch.arange(64.0, device=rank.device) + rank.rank
     memory = communicator.empty(64)
     out = torch._neg_view(memory)
-    # Both algorithms need symmetric memory: a temporary would be refused.
+    # Both algorithms require symmetric memory: they would refuse a temporary.
     torch.ops.collx.allgather.out(
         x[: 64 // rank.size].contiguous(), rank.size, communicator.name, 0, None, "direct", out=out
     )

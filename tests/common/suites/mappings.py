@@ -1,4 +1,4 @@
-"""collx.nn, the functions of Megatron-LM, against layers that are not split.
+"""collx.nn, the functions of Megatron-LM, compared with layers that are not split.
 
 Values are small integers in float64, so every sum below is exact and nothing needs a tolerance.
 """
@@ -18,7 +18,7 @@ from ..shares import integers, own_part
 
 
 class Layer(NamedTuple):
-    """A two-layer perceptron of sizes that no number of ranks but one divides, and its input."""
+    """A two-layer perceptron, whose sizes no number of ranks except one divides, and its input."""
 
     x: torch.Tensor  # [tokens, width]
     up: torch.Tensor  # [hidden, width]: split into rows, the column-parallel layer
@@ -33,7 +33,7 @@ def whole_layer(rank: Rank) -> Layer:
 
 
 def unsplit(layer: Layer) -> tuple[torch.Tensor, Layer]:
-    """Output of the layer that is not split, and the gradients of its tensors."""
+    """Returns the output of the unsplit layer and the gradients of its tensors."""
     x, up, down = (tensor.clone().requires_grad_() for tensor in layer[:3])
     y = torch.relu((x * x) @ up.t()) @ down.t()
     y.backward(layer.weights)
@@ -61,7 +61,7 @@ def _perceptron(rank: Rank, way: str) -> list[str]:
     else:
         inner = torch.relu(nn.copy_to_ranks(x * x, name) @ up.t())
         if way == "gathered between":
-            # What a layer that is not parallel would see there, split again for the next.
+            # The input of a layer that is not parallel, split again for the next layer.
             whole = nn.gather_from_ranks(inner, name, total=layer.up.shape[0])
             inner = nn.split_to_ranks(whole * 1, name)
         y = nn.reduce_from_ranks(inner @ down.t(), name)
@@ -73,7 +73,7 @@ def _perceptron(rank: Rank, way: str) -> list[str]:
         (up.grad, own_part(gradients.up, rank)),
         (down.grad, own_part(gradients.down, rank, 1)),
     ]
-    # Not by bits: a sum of products that cancel may be -0 in one order and +0 in another.
+    # Compare values, not bits: a sum of products that cancel may be -0 or +0, depending on order.
     return [
         f"{what} differs"
         for what, (got, want) in zip(("y", "x.grad", "up.grad", "down.grad"), pairs, strict=True)
@@ -89,7 +89,7 @@ def test_parallel_layers_have_the_gradients_of_the_unsplit_ones(pool: Pool, way:
 
 
 def _joined_and_divided(rank: Rank, axis: int, shape: tuple[int, ...]) -> bool:
-    """Whether dividing and joining is the identity, with the gradients of one."""
+    """Returns whether splitting and gathering is the identity, and its gradient too."""
     from collx import nn
 
     communicator = rank.communicator()
@@ -103,7 +103,7 @@ def _joined_and_divided(rank: Rank, axis: int, shape: tuple[int, ...]) -> bool:
     assert x.grad is not None
     fine = torch.equal(y, values) and torch.equal(x.grad, weights)
 
-    # Where every rank adds its own gradient, the sum arrives.
+    # Each rank adds its own gradient, so the result is their sum.
     mine = own_part(values, rank, axis).clone().requires_grad_()
     joined = nn.gather_from_sequence(mine, communicator, axis, shape[axis])
     divided = nn.scatter_to_sequence(joined * (rank.rank + 1), communicator, axis)
@@ -117,7 +117,7 @@ def _joined_and_divided(rank: Rank, axis: int, shape: tuple[int, ...]) -> bool:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
 def test_any_axis_of_even_and_uneven_sizes(pool: Pool, axis: int) -> None:
-    """Also axes that are shorter than the number of ranks."""
+    """Also axes shorter than the number of ranks."""
     for size in (1, 2 * pool.size, 2 * pool.size + 1):
         shape = tuple(size if d == axis % 3 else 2 + d for d in range(3))
         assert pool.run(_joined_and_divided, axis, shape) == [True] * pool.size
@@ -146,7 +146,7 @@ def _without_gradients(rank: Rank) -> list[bool]:
 
 @pytest.mark.worlds(1, 2, 3)
 def test_pairs_work_without_gradients(pool: Pool) -> None:
-    """Under torch.no_grad: the values alone."""
+    """Under torch.no_grad, only the values are computed."""
     assert pool.run(_without_gradients) == [[True] * 6] * pool.size
 
 
@@ -172,7 +172,7 @@ def _second_derivative(rank: Rank) -> bool:
 
 @pytest.mark.worlds(1, 2, 3)
 def test_gradients_of_gradients_are_right(pool: Pool) -> None:
-    """The backward of each function is the other of its pair, so it has a backward in turn."""
+    """The backward of each function is the other function of its pair, so it has a backward too."""
     assert pool.run(_second_derivative) == [True] * pool.size
 
 
@@ -210,6 +210,6 @@ def _compiled_pairs(rank: Rank, dynamic: bool) -> list[str]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_pairs_compile_into_one_graph(pool: Pool, dynamic: bool) -> None:
-    """Forward and backward give the same bits compiled, without a graph break."""
+    """Compiled forward and backward passes return the same bits, without a graph break."""
     some_stand_for_all(pool, pool.size == 2)
     assert pool.run(_compiled_pairs, dynamic) == [[""] * 4] * pool.size

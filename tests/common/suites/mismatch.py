@@ -1,5 +1,5 @@
-"""Checked mode, option by option: the two calls that an error shows differ in its words; and what
-differs between ranks by right is no mismatch."""
+"""Checked mode, option by option: the two calls that an error shows differ in text, and
+differences that are allowed between ranks are no mismatch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..attempt import Attempt, attempt, finish
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
-ENOUGH = 10.0  # a timeout that nothing should wait for
+ENOUGH = 10.0  # a timeout that no call should reach
 SHOWN = re.compile(r"rank \d+ called (.*), but rank \d+ called (.*) \(communicator ")
 
-# Each option of an operator, with what all ranks give and what the last one gives instead.
-_NEXT = math.nextafter(1e-6, 1.0) + 1e-13  # the next float but a few: six digits show no difference
+# Each option of an operator: the usual value, and the value that only the last rank gives.
+_NEXT = math.nextafter(1e-6, 1.0) + 1e-13  # a few floats further: six digits show no difference
 NORM: dict[str, tuple[dict[str, Any], Any]] = {
     "eps": ({"eps": 1e-6, "rounding": "parity"}, _NEXT),
     "weight_offset": ({"weight_offset": 0.0}, 1.0),
@@ -56,7 +56,7 @@ def test_every_option_of_a_norm_is_varied() -> None:
 
     schema = torch.ops.collx.allreduce_residual_rmsnorm_fp8.default._schema
     tensors = {"input", "residual", "weight", "scale", "group_name"}
-    of_rank = {"extras", "numbers"}  # what they are may differ from rank to rank
+    of_rank = {"extras", "numbers"}  # their values may differ between ranks
     options = {argument.name for argument in schema.arguments} - tensors - of_rank
     assert options == set(NORM)
 
@@ -125,7 +125,7 @@ def _described(rank: Rank, what: str, norm: bool) -> Attempt:
     rank.barrier()
     found = attempt(run)
     rank.barrier()
-    # A rank may have left the call before the others noticed.
+    # A rank may have left the call before the others noticed the mismatch.
     found = found if found.error else attempt(communicator.raise_if_failed)
     communicator.destroy()
     return found
@@ -143,7 +143,7 @@ def _assert_both_shown(pool: Pool, what: str, norm: bool) -> None:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("what", sorted([*NORM, *NORM_TENSORS]))
 def test_norms_that_differ_are_described_differently(pool: Pool, what: str) -> None:
-    """What takes part in the comparison can be read."""
+    """The message shows whatever the check compares."""
     some_stand_for_all(pool, what in ("scale_dtype", "keep_norm"))
     _assert_both_shown(pool, what, norm=True)
 
@@ -151,7 +151,7 @@ def test_norms_that_differ_are_described_differently(pool: Pool, what: str) -> N
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("what", sorted(OTHERS))
 def test_calls_that_differ_are_described_differently(pool: Pool, what: str) -> None:
-    """The same of the other collectives."""
+    """The same for the other collectives."""
     some_stand_for_all(pool, what in ("last dimension", "place"))
     _assert_both_shown(pool, what, norm=False)
 
@@ -192,6 +192,6 @@ def _uneven_gathers(rank: Rank, algorithm: str) -> list[str]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("algorithm", ["staged", "direct", "fallback"])
 def test_parts_of_any_axis_may_differ_in_checked_mode(pool: Pool, algorithm: str) -> None:
-    """Ranks that give parts of different sizes make one call, whichever axis it is along."""
+    """Ranks whose parts differ in size make the same call, whichever axis is divided."""
     some_stand_for_all(pool, algorithm == "direct")
     assert pool.run(_uneven_gathers, algorithm) == [[]] * pool.size

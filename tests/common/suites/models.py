@@ -1,5 +1,5 @@
-"""Models of other libraries, split over ranks as those split them, without a change: on their own
-collectives, under `collx.patch`, and rewritten while they are compiled."""
+"""Unchanged models of other libraries, split over ranks by those libraries: with their own
+collectives, under `collx.patch`, and rewritten during compilation."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ CONFIGS: dict[str, dict[str, int]] = {"Llama": SIZES, "Gemma": SIZES, "Mixtral":
 
 
 def _split_by_transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: str) -> Any:
-    """A model with random weights from a seed, this rank's part of it: as `from_pretrained` splits
-    a checkpoint with the plan that its class brings."""
+    """Returns this rank's part of a model with random weights from a seed, split by
+    `from_pretrained` with the plan of the model's class."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     import transformers
 
@@ -80,7 +80,8 @@ def _transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: str) -> dic
 
 
 def _sums(ops: list[str]) -> list[str]:
-    """Without gathers; in place or not, as versions of transformers differ."""
+    """Returns the ops except gathers, without the suffix of in-place ops: versions of transformers
+    differ in it."""
     return [op.rstrip("_") for op in ops if op != "allgather"]
 
 
@@ -97,16 +98,16 @@ def _sums(ops: list[str]) -> list[str]:
 def test_models_of_transformers_run_without_a_change(
     pool: Pool, kind: str, dtype: torch.dtype
 ) -> None:
-    """With the bits of the uncompiled model where a dtype has points of rounding to keep: in
-    float32 the operator may add up a row in another order."""
+    """Results have the bits of the uncompiled model if the dtype has rounding points to keep. In
+    float32 the operator may sum a row in another order."""
     with TemporaryDirectory() as folder:
         results = pool.run(_transformers, kind, dtype, folder, deadline=300.0)
     for found in results:
-        # Two a layer. Some versions of transformers split the embedding, too, and the logits.
+        # Two per layer. Some versions of transformers also split the embedding and the logits.
         sums = _sums(found["ops"])
         assert sums in (["allreduce"] * 4, ["allreduce"] * 5)
         assert _sums(found["rewritten"]) == [*sums[4:], *[FUSED] * 4]
-        assert found["patched"] == 0  # of two ranks' values there is but one sum
+        assert found["patched"] == 0  # the sum of two ranks' values does not depend on the order
         assert found["compiled"] <= (0 if dtype == torch.bfloat16 else 1e-6)
         own, patched, rewritten = found["tokens"]
         assert own == patched
@@ -115,7 +116,7 @@ def test_models_of_transformers_run_without_a_change(
 
 
 class Block(nn.Module):
-    """A residual block, as tensor-parallel plans split it."""
+    """A residual block that tensor-parallel plans can split."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class Blocks(nn.Module):
 
 
 def _training_step(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    """The output, and this rank's part of each gradient."""
+    """Returns the output, and this rank's part of each gradient."""
     model.zero_grad()
     out = run(x)
     out.pow(2).sum().backward()
@@ -223,7 +224,7 @@ def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
 def test_modules_that_dtensor_parallelizes(
     pool: Pool, sequence: bool, ops: list[str], rewritten: list[str]
 ) -> None:
-    """The last gather is the test's own, of what a rank has of the output."""
+    """The test itself makes the last gather, to compare the whole output."""
     for found in pool.run(_dtensor, sequence, deadline=300.0):
         assert found["far"] == []
         assert found["ops"] == ops
@@ -253,8 +254,9 @@ def _fsdp(rank: Rank) -> dict[str, Any]:
 
 @pytest.mark.worlds(2)
 def test_a_model_that_fsdp2_shards(pool: Pool) -> None:
-    """Its blocks are compiled; it gathers and scatters around them, in eager mode."""
+    """Its blocks are compiled; FSDP gathers and scatters around them, in eager mode."""
     for found in pool.run(_fsdp, deadline=300.0):
         assert found["far"] == []
-        # Gathered forward and, but for the last norm's, backward; then the gradients scattered.
+        # Gathers in forward and, except for the last norm, in backward; then the scatters of the
+        # gradients.
         assert found["ops"] == [*["allgather"] * 5, *["reducescatter"] * 3]

@@ -1,4 +1,4 @@
-"""NVLink multicast where there is none: refused by name, and never taken."""
+"""NVLink multicast where it is unavailable: refused by name, and never selected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _refused(rank: Rank) -> tuple[list[Attempt], str | None, str, bool]:
 
 @pytest.mark.worlds(1, 2)
 def test_refused_with_what_is_missing_and_what_auto_takes(pool: Pool) -> None:
-    """The tests switch multicast off on GPUs; memory of a CPU has none."""
+    """The tests disable multicast on GPUs, and CPU memory does not support it."""
     for attempts, why, taken, well in pool.run(_refused):
         assert well
         assert why
@@ -45,7 +45,7 @@ def test_refused_with_what_is_missing_and_what_auto_takes(pool: Pool) -> None:
 
 
 def _others_refused(rank: Rank) -> tuple[dict[tuple[str, str], Attempt], bool]:
-    """Of every operator the call, of data and of none, and what explain() says."""
+    """Returns for every operator the outcome of a call with data, one without, and explain()."""
     communicator = rank.communicator()
     found = {}
     for op, algorithm in (*WAYS, *NORM_WAYS):

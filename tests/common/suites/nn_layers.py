@@ -1,4 +1,4 @@
-"""Split layers and the fused LayerNorm of collx.nn, against the modules that they replace."""
+"""Split layers and the fused LayerNorm of collx.nn, compared with the modules they replace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..attempt import Attempt, attempt
 from ..pool import Pool
 from ..rank import Rank
 
-IN, HIDDEN, OUT = 12, 22, 10  # HIDDEN is divided by no world size but 1 and 2
+IN, HIDDEN, OUT = 12, 22, 10  # no tested world size but 1 and 2 divides HIDDEN
 
 
 def _model(device: torch.device) -> tuple[torch_nn.Linear, torch_nn.Linear]:
@@ -22,7 +22,7 @@ def _model(device: torch.device) -> tuple[torch_nn.Linear, torch_nn.Linear]:
 
 
 def _split_and_whole(rank: Rank, gathered: bool) -> list[str]:
-    """Outputs and gradients of a split pair of layers, and of the whole one."""
+    """Compares outputs and gradients of a split pair of layers with those of the whole pair."""
     from collx import nn
 
     communicator = rank.communicator()
@@ -45,7 +45,7 @@ def _split_and_whole(rank: Rank, gathered: bool) -> list[str]:
     y.square().sum().backward()
     expected.square().sum().backward()
     pairs["output"] = (y, expected)
-    # Of a gathered output, each rank's part alone was used here, so only the pair is a whole layer.
+    # Each rank used only its part of a gathered output, so these gradients are not comparable.
     if not gathered:
         assert column.bias is not None
         pairs["input's gradient"] = (mine.grad, whole.grad)
@@ -91,7 +91,7 @@ def test_layers_that_are_made_anew(pool: Pool) -> None:
 
 
 def _drawn(rank: Rank, dtype: torch.dtype) -> list[str]:
-    """Layers of one seed, whole and split."""
+    """Draws layers from one seed, whole and split."""
     from collx import nn
 
     where: Any = {"device": rank.device, "dtype": dtype}
@@ -120,7 +120,7 @@ def test_new_layers_are_parts_of_what_torch_draws(pool: Pool, dtype: torch.dtype
 
 
 def _without_bias(rank: Rank) -> list[str]:
-    """Its state, and the sign of its zeros."""
+    """Checks the state and the sign of zeros of the norm."""
     from collx import nn
 
     communicator = rank.communicator()
@@ -133,7 +133,7 @@ def _without_bias(rank: Rank) -> list[str]:
     kept = (again.group, again.rounding, again.eps, again.weight is whole.weight)
     if kept != (communicator.name, "parity", whole.eps, True):
         wrong.append(f"kept: {kept}")
-    # In the middle of the row there are zeros, which the weight's sign makes -0.
+    # The zeros in the middle of the row become -0 by the sign of the weight.
     x = torch.tensor([[-2.0, -1, -1, 0, 0, 1, 1, 2]], device=rank.device) / rank.size
     with torch.no_grad():
         whole.weight.fill_(-1.0)
@@ -152,7 +152,7 @@ def test_a_layer_norm_without_a_bias_has_none(pool: Pool) -> None:
 
 
 def _layer_norms(rank: Rank, dtype: torch.dtype, rounding: str) -> list[str]:
-    """Fused, with gradients, and as a model writes it."""
+    """Compares the fused norm, with and without gradients, with the unfused one."""
     from collx import nn
 
     communicator = rank.communicator()

@@ -1,7 +1,7 @@
-"""collx.nn.TensorParallelRMSNorm against the modules that it takes the place of.
+"""collx.nn.TensorParallelRMSNorm compared with the modules that it replaces.
 
-Sums with the residual are compared by their bits. A norm sums its row in another order than a model
-does, so it may differ by one rounding, and what is made of it by one step.
+Sums with the residual must have equal bits. The fused norm sums a row in another order than a
+model does, so it may differ by one rounding, and a quantized result by one step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 
 @posing
 class LlamaRMSNorm(torch.nn.Module):
-    """The norm of a Llama as transformers writes it."""
+    """The RMSNorm of Llama as transformers implements it."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class LlamaRMSNorm(torch.nn.Module):
 
 
 class Seen(TorchDispatchMode):
-    """Names of collx's operators that were called."""
+    """Records the names of collx's operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def random(shape: tuple[int, ...], seed: int, rank: Rank, dtype: torch.dtype) ->
 
 
 def tensors(rank: Rank, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's summand, and the residual that all have."""
+    """Returns this rank's summand and the residual, which is the same on all ranks."""
     shape = (2, ROWS, COLS)
     return random(shape, 10 + rank.rank, rank, dtype), random(shape, 1, rank, dtype)
 
@@ -86,7 +86,7 @@ def norm_like(kind: str, rank: Rank, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def near(got: torch.Tensor, want: torch.Tensor, roundings: int) -> bool:
-    """Whether values are equal but for so many roundings in the last place."""
+    """Returns whether values are equal up to the given number of roundings in the last place."""
     step = roundings * max(torch.finfo(want.dtype).eps, 2.0**-20)
     return bool(torch.allclose(got.double(), want.double(), rtol=step, atol=1e-30))
 
@@ -115,7 +115,7 @@ def _in_place_of_a_norm(rank: Rank, kind: str, dtype_name: str) -> list[str]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", ["torch", "default eps", "llama"])
 def test_it_stands_in_for_allreduce_residual_and_norm(pool: Pool, kind: str, dtype: str) -> None:
-    """The residual's bits, and each norm's own places of rounding."""
+    """The residual has the same bits; each kind of norm keeps its own rounding points."""
     some_stand_for_all(pool, dtype == "bfloat16")
     assert pool.run(_in_place_of_a_norm, kind, dtype) == [[]] * pool.size
 
@@ -155,7 +155,7 @@ def _fused_and_unfused(rank: Rank, rounding: str, offset: float) -> list[str]:
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("rounding", ["fp32", "parity", "parity_weight"])
 def test_fused_and_unfused_agree(pool: Pool, rounding: str, offset: float) -> None:
-    """Every rounding, with the weight's offset, too."""
+    """With every rounding and weight offset."""
     some_stand_for_all(pool, pool.size == 2)
     assert pool.run(_fused_and_unfused, rounding, offset) == [[]] * pool.size
 
@@ -204,7 +204,7 @@ def _quantized(rank: Rank, form: str) -> list[str]:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("form", list(QUANTIZED))
 def test_quantized_results_agree(pool: Pool, form: str) -> None:
-    """Shapes, dtypes and layouts; values within a step of their format."""
+    """Equal shapes, dtypes and layouts; values within one step of their format."""
     some_stand_for_all(pool, pool.size == 2)
     assert pool.run(_quantized, form) == [[]] * pool.size
 
@@ -275,7 +275,7 @@ def _operators_called(rank: Rank) -> dict[str, list[str]]:
 
 @pytest.mark.worlds(2)
 def test_it_is_one_operator_where_no_gradients_are_asked_for(pool: Pool) -> None:
-    """And the differentiable all-reduce where they are."""
+    """With gradients, it is the differentiable all-reduce."""
     fused = ["allreduce_residual_rmsnorm"]
     expected = {
         "training": ["allreduce"],
@@ -308,7 +308,7 @@ def _bits(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.
 
 @pytest.mark.worlds(2)
 def test_it_compiles_into_one_graph(pool: Pool) -> None:
-    """The same bits, without a graph break."""
+    """It has the same bits as eager, without a graph break."""
     assert pool.run(_compiled) == [[]] * pool.size
 
 

@@ -1,5 +1,5 @@
-"""Fused normalizations with an epilogue: what the function gives for the rounded row, stored or
-quantized, to the bit, in every algorithm, mode, form and layout."""
+"""Fused normalizations with an epilogue: the function of the rounded row, stored or quantized, has
+the bits of the reference in every algorithm, mode, form and layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..rank import Rank
 from ..sampling import Factors, every, pairs
 
 LARGEST_INPUT = 1 << 14  # elements
-# One of so many calls: on GPUs every function, dtype and algorithm is a kernel to compile.
+# Run one in this many calls: on GPUs each function, dtype and algorithm needs its own kernel.
 SHARE = {"cpu": {1: 6, 2: 2, 3: 5, 8: 30}, "cuda": {1: 8, 2: 5, 3: 9, 8: 25}}
 SHARE_SHARED = 40
 
@@ -45,7 +45,7 @@ def _check(pool: Pool, calls: list[Call], key: str = "default") -> None:
 @pytest.mark.worlds(1, 2, 3, 8)
 @pytest.mark.parametrize("op", NAMES)
 def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: str) -> None:
-    """Every function beside every option of a norm, size, kind of rows and algorithm."""
+    """Every function with every option of a norm, size, kind of rows and algorithm."""
     factors: Factors = {
         "epilogue": tuple(EPILOGUES),
         "lies": LIES,
@@ -61,8 +61,8 @@ def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: st
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("op", NAMES)
 def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
-    """Misaligned and strided tensors, extras among them, between canaries; symmetric inputs; calls
-    that do not fit the payload at once."""
+    """Misaligned and strided tensors, also extras, between canaries; symmetric inputs; calls that
+    do not fit the payload at once."""
     factors: Factors = {
         "epilogue": ("scale_residual", "causal"),
         "lies": LIES,
@@ -79,7 +79,7 @@ def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
 def _chunks(rank: Rank) -> str:
     import collx
 
-    rows, cols = 2100, 4096  # more than what a fallback gathers at once
+    rows, cols = 2100, 4096  # more rows than a fallback gathers at once
     x, weight = ones(rank, rows * cols).view(rows, cols), ones(rank, cols)
     number = torch.arange(float(rows), device=rank.device)[:, None]
     made = collx.allreduce_rmsnorm(
@@ -123,7 +123,7 @@ def _another(rank: Rank, epilogues: bool) -> Attempt:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("epilogues", [True, False])
 def test_ranks_with_different_epilogues_are_a_mismatch(pool: Pool, epilogues: bool) -> None:
-    """In checked mode; also where some ranks have none."""
+    """In checked mode; also if some ranks have no epilogue."""
     for attempted in pool.run(_another, epilogues):
         assert attempted.error == "CollectiveMismatch", attempted
         assert "with epilogue " in attempted.message
@@ -171,7 +171,7 @@ def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
 def test_a_wrong_epilogue_is_refused(
     pool: Pool, which: str, kind: str, words: tuple[str, ...]
 ) -> None:
-    """By name, before anything is launched, on every rank; and all of them work on."""
+    """By name, before anything is launched, on every rank; all ranks remain usable."""
     for attempted, well in pool.run(_refused, which):
         assert attempted.error == kind, attempted
         for word in ("allreduce_rmsnorm", *words):

@@ -1,4 +1,4 @@
-"""Every fused normalization gives the bits of the reference in every mode, size and algorithm."""
+"""Every fused normalization has the bits of the reference in every mode, size and algorithm."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ pytestmark = pytest.mark.alone  # clusters of blocks
 
 QUANTIZING = tuple(op for op in NAMES if quantizes(op))
 SMALL_ROWS = (0, 1, 2, 7)
-LARGEST_INPUT = 1 << 15  # elements, but for the full cross-products
-# One of so many calls is made where ranks outnumber cores or share a GPU. Over the worlds the
-# shares differ.
+LARGEST_INPUT = 1 << 15  # elements, except in the full cross-products
+# One in this many calls is made where ranks outnumber cores or share a GPU. Worlds of different
+# sizes make different calls.
 SHARE = {2: 1, 3: 3, 4: 4, 8: 10}
 SHARE_OF_GPUS = {2: 1, 3: 1, 4: 1, 8: 2}
 SHARE_SHARED = {2: 30, 3: 40, 4: 40, 8: 60}
 
 
 def share_of(pool: Pool, calls: Sequence[Call]) -> list[Call]:
-    """The calls that this world makes: where there are few, at least one."""
+    """Returns the calls that this world makes, at least one."""
     own = SHARE_OF_GPUS if pool.world.device == "cuda" else SHARE
     step = (SHARE_SHARED if pool.takes_turns else own)[pool.size]
     return every(calls, step, pool.size)
@@ -57,8 +57,8 @@ def check(pool: Pool, calls: Sequence[Call], key: str = "default") -> None:
 @pytest.mark.worlds(2, 3, 4, 8)
 @pytest.mark.parametrize("op", NAMES)
 def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: str) -> None:
-    """dtypes, roundings, scales and all other options, rows of every kind, every algorithm, sizes
-    up to the widest rows; to the bit, on every rank."""
+    """All dtypes, roundings, scales and other options, kinds of rows, algorithms, and sizes up to
+    the widest rows; equal bits on every rank."""
     factors: Factors = {
         "rows": SMALL_ROWS,
         "cols": COLS,
@@ -73,7 +73,7 @@ def test_every_pair_of_options_gives_what_the_reference_gives(pool: Pool, op: st
 @pytest.mark.parametrize("op", NAMES)
 def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
     """Hazards 15, 19 and 20: misaligned and strided tensors, poisoned outputs between canaries,
-    memory around that is full of NaN, symmetric inputs, any number of blocks."""
+    surrounding memory full of NaN, symmetric inputs, any number of blocks."""
     factors: Factors = {
         "rows": (1, 5, 9),
         "cols": (1, 8, 37, 384, 2080),
@@ -90,7 +90,7 @@ def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
 @pytest.mark.worlds(2, 3, 4)
 @pytest.mark.parametrize("op", NAMES)
 def test_all_algorithms_give_the_same_bits(pool: Pool, op: str) -> None:
-    """Each of them on the same rows, more of them than ranks and fewer."""
+    """Each algorithm on the same rows, with more and with fewer rows than ranks."""
     calls = [
         Call(
             op, dtype, rows, 384, style="rows", algorithm=algorithm, keep_norm=True, seed=3
@@ -104,8 +104,8 @@ def test_all_algorithms_give_the_same_bits(pool: Pool, op: str) -> None:
 @pytest.mark.worlds(2, 3, 8)
 @pytest.mark.parametrize("op", NAMES)
 def test_calls_larger_than_the_payload_run_in_chunks_of_it(pool: Pool, op: str) -> None:
-    """Hazard 17: a communicator with the smallest payload carries any number of rows, and rows that
-    it does not hold."""
+    """Hazard 17: a communicator with the smallest payload carries any number of rows, and rows
+    larger than the payload."""
     factors: Factors = {
         "rows": (1, 3, 19),
         "cols": (8, 384, 2048, 9000),
@@ -122,8 +122,8 @@ def test_calls_larger_than_the_payload_run_in_chunks_of_it(pool: Pool, op: str) 
 @pytest.mark.worlds(2, 3, 4)
 @pytest.mark.parametrize("op", NAMES)
 def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
-    """Hazard 14: rows that quantize to -1 throughout (all bits set, in int8), and rows, scales and
-    residuals of NaN throughout."""
+    """Hazard 14: rows that quantize to -1 only (all bits set, in int8), and rows, scales and
+    residuals that are all NaN."""
     base = {"rows": 9, "cols": 384, "keep_norm": True}
     minus = {**base, "dtype": "float32", "style": "minus", "eps": 0.0, "given": 1.0}
     nan = {**base, "dtype": "bfloat16", "style": "ones"}
@@ -134,7 +134,7 @@ def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
         for one in (minus, nan)
     ]
     calls = calls_of(op, combinations)
-    # 7 divides neither 2 nor the number of scales: all of them occur.
+    # 7 is coprime to 2 and to the number of scales, so all of them occur.
     check_calls(pool, every(calls, 43 if pool.takes_turns else (1, 1, 1, 3, 7)[pool.size]))
 
 
@@ -142,7 +142,7 @@ def test_no_result_is_taken_for_an_armed_word(pool: Pool, op: str) -> None:
 @pytest.mark.parametrize("op", QUANTIZING)
 def test_bounds_of_scales_are_exact(pool: Pool, op: str) -> None:
     """The largest magnitude below, at and above scale_ub, and scales without a reciprocal."""
-    # The gain is y: its largest magnitude is known.
+    # y equals the gain, so its largest magnitude is known.
     exact = {"style": "constant", "eps": 0.0, "dtype": "float32", "rows": 3, "cols": 256}
     tiny = {"style": "tiny", "weights": "float32", "dtype": "float32", "rows": 3, "cols": 256}
     combinations = [
@@ -160,8 +160,8 @@ def test_bounds_of_scales_are_exact(pool: Pool, op: str) -> None:
 @pytest.mark.worlds(2, 3, 4)
 @pytest.mark.parametrize("op", NAMES)
 def test_every_kind_of_row_in_every_rounding(pool: Pool, op: str) -> None:
-    """Zeros, infinity, NaN, subnormals, overflow and one value alone, with and without eps: as many
-    rows as there are kinds."""
+    """Rows of zeros, infinity, NaN, subnormals, overflow and a single value, with and without eps;
+    one row of each kind."""
     combinations = [
         {"dtype": dtype, "rounding": rounding, "eps": eps, "algorithm": algorithm}
         for (dtype, rounding), algorithm in zip(
@@ -174,10 +174,10 @@ def test_every_kind_of_row_in_every_rounding(pool: Pool, op: str) -> None:
     check_calls(pool, every(calls, 9 if pool.takes_turns else 1, pool.size))
 
 
-# --- everything -----------------------------------------------------------------------------------
+# --- Full cross-product.
 
-FULL_ELEMENTS = 4096  # up to here all combinations
-JOB = 400  # calls of a job
+FULL_ELEMENTS = 4096  # the cross-product covers inputs up to this size
+JOB = 400  # calls per job
 SHAPES = tuple(itertools.product(ROWS, COLS))
 
 
@@ -187,7 +187,7 @@ SHAPES = tuple(itertools.product(ROWS, COLS))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", NAMES)
 def test_full_cross_product_of_small_sizes(pool: Pool, op: str, dtype: str, rounding: str) -> None:
-    """Every mode with every size up to 4,096 elements; styles and placements in turn."""
+    """Every mode with every size up to 4,096 elements; styles and placements rotate."""
     factors: Factors = {**modes_of(op), "dtype": (dtype,), "rounding": (rounding,), "eps": (1e-6,)}
     if "weight_offset" in factors:
         factors["weight_offset"] = (0.0, 1.0)
@@ -212,8 +212,8 @@ def test_full_cross_product_of_small_sizes(pool: Pool, op: str, dtype: str, roun
 @pytest.mark.worlds(2, 3, 4, 8)
 @pytest.mark.parametrize("op", NAMES)
 def test_full_sizes_above_are_covered_in_pairs(pool: Pool, op: str) -> None:
-    """Every size above 4,096 elements with every value of every option; of worlds of many ranks,
-    their share."""
+    """Every size above 4,096 elements with every value of every option; worlds with many ranks
+    test a share of them."""
     shapes = [{"rows": rows, "cols": cols} for rows, cols in SHAPES if rows * cols > FULL_ELEMENTS]
     factors: Factors = {"shape": shapes, **modes_of(op), "style": STYLES, **placements(op)}
 
@@ -224,7 +224,7 @@ def test_full_sizes_above_are_covered_in_pairs(pool: Pool, op: str) -> None:
         return scale.get("scale_mode") != "group" or shape["cols"] % scale["quant_group_size"] == 0
 
     calls = [
-        # An arena holds so many elements, spread over twice the memory.
+        # An arena holds this many elements, spread over twice the memory.
         replace(call, symmetric=call.symmetric if call.rows * call.cols <= 1 << 17 else "none")
         for call in calls_of(op, pairs(factors, allowed), pool.size)
     ]
@@ -234,7 +234,7 @@ def test_full_sizes_above_are_covered_in_pairs(pool: Pool, op: str) -> None:
 
 
 def test_every_output_has_a_name() -> None:
-    """In the order of the results."""
+    """The names are in the order of the results."""
     assert outputs_of("allreduce_residual_rmsnorm_fp8", True) == (
         "q_out",
         "scale_out",

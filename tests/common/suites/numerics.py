@@ -1,5 +1,5 @@
-"""Every collective gives what the reference gives, in every algorithm and dtype: copies by all
-their bytes, and reductions by the bits of the numeric contract."""
+"""Every collective returns the bits of the reference, in every algorithm and dtype: copies keep all
+bytes, and reductions follow the numeric contract."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ..replay import check_calls
 from ..sampling import each, note, spread
 from ..values import PACKED, REDUCE_OPS
 
-# Calls of a test of one collective and algorithm: where ranks outnumber cores, or share a GPU, each
-# takes long. The samples of the worlds and algorithms differ, so that together they reach
-# everything. All-reduces are WEIGHT times as many: most other operators are built on their kernels.
+# Calls per collective and algorithm. Each call takes long where ranks outnumber cores or share a
+# GPU. Worlds and algorithms draw different samples, which together cover everything. All-reduces
+# make WEIGHT times as many calls: most other operators are built on their kernels.
 BUDGET = {1: 16, 2: 20, 3: 12, 4: 9, 8: 4, 16: 2}
 BUDGET_OF_GPUS = {1: 24, 2: 24, 3: 16, 4: 16, 8: 12}
 BUDGET_SHARED = {1: 24, 2: 2, 3: 1, 4: 1, 8: 1}
@@ -52,7 +52,7 @@ def check(
     key: str = "default",
     count: int = 0,
 ) -> None:
-    """Checks a sample of the combinations, `count` of them if given, on all ranks."""
+    """Checks a sample of the combinations on all ranks; `count`, if given, is its size."""
     own = BUDGET_OF_GPUS if pool.world.device == "cuda" else BUDGET
     budget = WEIGHT.get(op, 1) * (BUDGET_SHARED if pool.takes_turns else own)[pool.size]
     seed = crc32(f"{pool.world} {op} {algorithm} {[len(values) for values in dimensions]}".encode())
@@ -76,7 +76,7 @@ def forms(op: str) -> list[Fields]:
 def test_every_dtype_and_op_gives_what_the_reference_gives(
     pool: Pool, op: str, algorithm: str
 ) -> None:
-    """Copying ops with every dtype that PyTorch has, reductions with every dtype and reduce op."""
+    """Copying ops with every PyTorch dtype, reductions with every dtype and reduce op."""
     check(
         pool,
         op,
@@ -90,7 +90,7 @@ def test_every_dtype_and_op_gives_what_the_reference_gives(
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("op", [name for name in NAMES if not OPS[name].reduces])
 def test_a_dtype_that_pytorch_can_only_copy_is_moved(pool: Pool, op: str) -> None:
-    """Two elements a byte: no kernel of PyTorch knows it."""
+    """Two elements per byte: no PyTorch kernel supports this dtype."""
     check(pool, op, "auto", each("dtype", (PACKED,)), sizes(1, 4001), count=2)
 
 
@@ -108,8 +108,8 @@ def test_calls_larger_than_the_payload_run_in_chunks_of_it(
     pool: Pool, op: str, algorithm: str
 ) -> None:
     """Hazard 17: a communicator with the smallest payload carries any size."""
-    # On CPU the smallest slot is one line, so these are hundreds of chunks: a change of process
-    # for each of them where ranks outnumber the cores.
+    # On CPU the smallest slot is one cache line, so these are hundreds of chunks, and each needs a
+    # context switch where ranks outnumber the cores.
     largest = 30_001 if pool.size <= 2 and not pool.takes_turns else 4001
     share = pool.size if OPS[op].widens else 1
     numels = sizes(*(-(-numel // share) for numel in (1, 600, largest // 3, largest)))
@@ -120,9 +120,9 @@ def test_calls_larger_than_the_payload_run_in_chunks_of_it(
 @pytest.mark.worlds(2, 3, 4)
 @every_way
 def test_no_payload_is_taken_for_an_armed_word(pool: Pool, op: str, algorithm: str) -> None:
-    """Hazard 14: tensors of -1 and of bytes 255, every 16-bit pattern, words that slots or flags
-    could take for their own, alone and in stretches longer than a group."""
-    # Where ranks are many, those of all ranks are all patterns.
+    """Hazard 14: tensors of -1 and of bytes 255, every 16-bit pattern, and words that equal those
+    of slots or flags, alone and in runs longer than a group."""
+    # With many ranks, the ranks together send all patterns.
     each_sends = (1 << 16) // (pool.size if OPS[op].widens and pool.size > 4 else 1)
     patterns = [
         {**kind, "shape": (each_sends,), "style": "patterns"}
@@ -142,7 +142,7 @@ def test_no_payload_is_taken_for_an_armed_word(pool: Pool, op: str, algorithm: s
 @pytest.mark.worlds(1, 2, 3, 4)
 @every_way
 def test_any_alignment_of_input_and_output_will_do(pool: Pool, op: str, algorithm: str) -> None:
-    """Hazard 19: views that start at any element, inputs and outputs differently."""
+    """Hazard 19: views that start at any element; input and output offsets differ."""
     offsets = [
         {"input_offset": a, "output_offset": b}
         for a, b in ((0, 1), (1, 0), (1, 1), (3, 7), (15, 2), (8, 4))
@@ -166,14 +166,14 @@ def test_symmetric_tensors_mix_with_ordinary_ones(pool: Pool, op: str, algorithm
 def test_another_number_of_blocks_serves_the_same_tiles(
     pool: Pool, op: str, algorithm: str
 ) -> None:
-    """Hazard 4: tiles keep their epochs although other blocks serve them."""
+    """Hazard 4: tiles keep their epochs when other blocks serve them."""
     blocks = each("max_blocks", (1, 2, 0, 3, 7, 64))
     check(pool, op, algorithm, blocks, sizes(20_000 // pool.size, 5, 1500), EVEN_AND_NOT)
 
 
 @pytest.mark.parametrize(("op", "algorithm"), ways(*WITH_AXIS))
 def test_any_axis_may_be_divided(pool: Pool, op: str, algorithm: str) -> None:
-    """Even and uneven parts, fewer elements than ranks, of any axis counted from either end."""
+    """Even and uneven parts, fewer elements than ranks, along any axis counted from either end."""
     axes = [
         {"shape": shape, "axis": axis}
         for shape in ((5, 7, 3), (48, 33), (1, 130, 4), (3, 2, 16, 5), (2, 0, 3), (1, 1000))
@@ -185,7 +185,7 @@ def test_any_axis_may_be_divided(pool: Pool, op: str, algorithm: str) -> None:
 
 @pytest.mark.parametrize(("op", "algorithm"), ways(*ROOTED))
 def test_any_rank_may_be_the_root(pool: Pool, op: str, algorithm: str) -> None:
-    """Each root in turn, with sizes that its algorithms cut differently."""
+    """Each root in turn, with sizes that the algorithms divide differently."""
     roots = each("root", range(pool.size))
     shapes = each("shape", ((1,), (7, 3), (1030,), (96, 50)))
     check(pool, op, algorithm, roots, shapes, each("dtype", ("float32", "uint8")), forms(op))
@@ -193,8 +193,8 @@ def test_any_rank_may_be_the_root(pool: Pool, op: str, algorithm: str) -> None:
 
 @pytest.mark.parametrize(("op", "algorithm"), ways(*WITH_SPLITS))
 def test_any_splits_are_followed(pool: Pool, op: str, algorithm: str) -> None:
-    """Zeros, very unequal ones, one rank that sends or gets everything, nobody at all; with device
-    splits also rows to spare on both sides."""
+    """Zeros, very unequal splits, one rank that sends or receives everything, no data at all; with
+    device splits also spare rows on both sides."""
     shapes = each("shape", ((1,), (3, 5), (40, 31), (700,)))
     room = [{"spare": spare, "unused": unused} for spare in (0, 1, 100) for unused in (0, 3)]
     room = room if op == "alltoallv_device" else room[:1]
@@ -207,7 +207,7 @@ def test_any_splits_are_followed(pool: Pool, op: str, algorithm: str) -> None:
 @pytest.mark.full
 @every_way
 def test_full_cross_product(pool: Pool, op: str, algorithm: str) -> None:
-    """Everything that the tests above vary, at once."""
+    """Everything that the tests above vary, combined."""
     axes = [
         {"shape": shape, "axis": axis} for shape in ((13, 5, 17), (64, 9)) for axis in (0, 1, -1)
     ]
@@ -226,7 +226,7 @@ def test_full_cross_product(pool: Pool, op: str, algorithm: str) -> None:
         forms(op),
     )
     count = (100 if pool.takes_turns else 2000) // pool.size
-    # Where there are reduce ops, those of the shape's dtype that do not exist become sums.
+    # If a dtype does not support the drawn reduce op, the op becomes sum.
     shapes = border_shapes(OPS[op].dtypes, pool.size)
     kinds = each("reduce_op", REDUCE_OPS if OPS[op].reduces else ("sum",))
     check(pool, op, algorithm, shapes, kinds, *both, count=count)

@@ -1,5 +1,5 @@
-"""Programs that call torch.distributed, under `collx.patch`: which calls collx carries out, with
-what results, and that the rest is as before."""
+"""Programs that call torch.distributed, under `collx.patch`: which calls collx executes, their
+results, and that other calls are unchanged."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..rank import Rank
 
 
 def seen(call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What a call returns, and the operators of collx that it leads to.
+    """Returns the result of a call and the operators of collx that it calls.
 
-    Of a second call: at the first, an operator is asked what it takes."""
+    Profiles a second call: during the first one, collx queries what an operator accepts."""
     call()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         result = call()
@@ -31,7 +31,7 @@ def seen(call: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def _given(rank: Rank, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Whole numbers, whose sums are the same in any order."""
+    """Returns whole numbers, whose sums are the same in any order."""
     shape = (rank.size, 2, 3)
     numbers = torch.arange(6 * rank.size).view(shape) + 100 * rank.rank
     return numbers.to(rank.device, dtype)
@@ -70,7 +70,7 @@ def _all_to_all(x: Tensor, group: Any) -> Tensor:
 
 
 def _uneven(x: Tensor, group: Any) -> Tensor:
-    """A rank gets as many rows from each as its number says, and one more."""
+    """A rank receives (its number + 1) rows from each rank."""
     size, me = group.size(), group.rank()
     rows = x.view(-1, 3).repeat(size, 1)[: size * (size + 1) // 2]
     out = x.new_empty(size * (me + 1), 3)
@@ -110,7 +110,7 @@ def _compared(rank: Rank) -> list[str]:
     import collx
 
     group = rank.fresh_group()
-    # gloo, which ranks that share a GPU meet through, crashes over functional calls on a GPU.
+    # gloo, the backend of ranks that share a GPU, crashes in functional calls on a GPU.
     own = torch.device("cpu") if rank.world.shared else rank.device
     wrong = []
     with rank.new_communicator("patched", group):
@@ -128,7 +128,7 @@ def _compared(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2, 3)
 def test_calls_of_torch_distributed_are_carried_out_by_collx(pool: Pool) -> None:
-    """With the same results; and by the process group before and afterwards."""
+    """With the same results; the process group executes them before and afterwards."""
     assert pool.run(_compared) == [[]] * pool.size
 
 
@@ -147,7 +147,7 @@ def _stacked(rank: Rank) -> bool:
 
 @pytest.mark.worlds(2)
 def test_the_parts_may_be_stacked(pool: Pool) -> None:
-    """One dimension more instead of a longer one: gloo refuses that, NCCL does it."""
+    """An additional dimension instead of a longer one: gloo refuses it, NCCL accepts it."""
     assert pool.run(_stacked) == [True] * 2
 
 
@@ -156,7 +156,7 @@ def _left(rank: Rank) -> dict[str, list[str]]:
 
     group, other = rank.fresh_group(), rank.fresh_group()
     communicator = rank.new_communicator("patched", group)
-    # What the process group takes, and collx does not.
+    # The process group supports these reductions, and collx does not.
     gpu = rank.device.type == "cuda"
     reduce_op: Any = dist._make_nccl_premul_sum(2.0) if gpu else dist.ReduceOp.BOR
 
@@ -224,8 +224,8 @@ def test_gradients_are_those_of_torch_distributed(pool: Pool) -> None:
 
 
 def world_mesh(rank: Rank) -> DeviceMesh:
-    """Of all ranks, on their default group, for all tests of a process: DTensor, in what it
-    remembers, takes two meshes of the same ranks for one, and would call the group of the first."""
+    """Returns a mesh of all ranks on their default group, for all tests of a process. DTensor
+    caches treat two meshes of the same ranks as equal, and would call the group of the first."""
     assert dist.group.WORLD is not None
     return DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
 
@@ -291,7 +291,7 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
 def test_a_module_names_the_groups_of_its_parameters(pool: Pool) -> None:
     for close, ops, without, plain in pool.run(_modules):
         assert close == []
-        assert ops == ["allreduce"]  # behind the second layer; the input needs no gradient
+        assert ops == ["allreduce"]  # after the second layer; the input needs no gradient
         for message in (without, plain):
             assert "no parameter that is a DTensor on a group with a communicator" in message
 
@@ -316,7 +316,7 @@ def _compiled(rank: Rank) -> tuple[str, list[str]]:
 
 @pytest.mark.worlds(2)
 def test_dynamo_sees_through_a_patch(pool: Pool) -> None:
-    """What it compiles are functional collectives, which run on collx where they run eagerly."""
+    """Dynamo compiles functional collectives, which run on collx where they run eagerly."""
     for wrong, ops in pool.run(_compiled, deadline=300.0):
         assert wrong == ""
         assert ops == ["allreduce"]
@@ -339,7 +339,7 @@ def test_a_group_without_a_communicator_is_refused(pool: Pool) -> None:
 
 
 def _with_other_tools(rank: Rank) -> list[str]:
-    """Another tool that counts calls, and comes and goes at any time."""
+    """Another tool counts calls; its wrapper is installed and removed at any time."""
     import collx
 
     group, standing = rank.fresh_group(), dist.all_reduce
@@ -407,7 +407,7 @@ PATCHED = (
 
 
 def _fails(rank: Rank) -> list[str]:
-    """Another tool has the functional broadcast, which a library may override once."""
+    """Another tool already overrides the functional broadcast, which only one library may do."""
     import collx
 
     group, standing = rank.fresh_group(), {name: getattr(dist, name) for name in PATCHED}

@@ -1,4 +1,4 @@
-"""The pool of ranks itself: jobs arrive, failures are told with every rank's traceback."""
+"""The pool of ranks itself: every rank runs a job, and failures show every rank's traceback."""
 
 from __future__ import annotations
 

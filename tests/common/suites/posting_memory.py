@@ -1,4 +1,4 @@
-"""The memory of posted calls whose handles were dropped: it is reused behind the call alone."""
+"""Memory of posted calls whose handles were dropped: it is reused only after the call."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..attempt import ones
 from ..pool import Pool
 from ..rank import Rank
 
-LARGE = 1 << 18  # elements of a call that takes a while
-SMALL = 1 << 12  # elements; as much memory is not given back to the system when it is freed
+LARGE = 1 << 18  # elements; such a call takes a while
+SMALL = 1 << 12  # elements; so little memory is not returned to the system when it is freed
 
 
 def _dropped(rank: Rank) -> list[str]:
@@ -27,9 +27,9 @@ def _dropped(rank: Rank) -> list[str]:
             out = torch.empty(LARGE, device=rank.device)
             collx.post(collx.allreduce, ones(rank, LARGE) * i, group=communicator, out=out)
             gc.collect()
-            # Takes the memory of the input, if the call does not keep it.
+            # Would reuse the memory of the input if the call did not keep it.
             scribbled = [torch.full((LARGE,), -1.0, device=rank.device) for _ in range(4)]
-            result = collx.allreduce(ones(rank), group=communicator)  # comes after
+            result = collx.allreduce(ones(rank), group=communicator)  # runs after the posted call
             assert bool((result == rank.size).all())
             assert bool((out == i * rank.size).all()), (i, out)
             del scribbled
@@ -43,7 +43,7 @@ def test_a_dropped_handle_leaves_the_tensors_to_the_call_and_is_reported(pool: P
 
 
 class _Array:
-    """Memory of a CUDA tensor, as others see it."""
+    """The memory of a CUDA tensor through the CUDA array interface."""
 
     def __init__(self, of: torch.Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -55,7 +55,7 @@ class _Array:
 
 
 def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the memory of another one that does not keep it."""
+    """Returns a tensor on the memory of another tensor, without keeping it alive."""
     if tensor.is_cuda:
         return torch.as_tensor(_Array(tensor), device=tensor.device)
     memory = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
@@ -68,8 +68,8 @@ def _overlap(place: tuple[int, int], tensors: list[torch.Tensor]) -> bool:
 
 
 def _freed(rank: Rank, kept: bool) -> dict[str, bool]:
-    """The last rank comes late, with synchronous calls. The others have dropped the handles and
-    tensors of their calls by then, and have filled new tensors."""
+    """The last rank is late and makes synchronous calls. By then, the others have dropped the
+    handles and tensors of their posted calls and have filled new tensors."""
     import collx
 
     communicator = rank.communicator("posting-freed")
@@ -83,11 +83,11 @@ def _freed(rank: Rank, kept: bool) -> dict[str, bool]:
         rank.barrier()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        collx.barrier(communicator, async_op=not late)  # so that no later call begins
+        collx.barrier(communicator, async_op=not late)  # no later call starts before the late rank
         collx.allreduce(given, group=communicator, out=out, async_op=not late)
         collx.allreduce_(y, group=communicator, async_op=not late)
     del x, y, given
-    # A little smaller: the allocator of the CPU needs room to align them.
+    # Slightly smaller: the CPU allocator needs room to align them.
     new = [torch.full((SMALL - 64,), -1.0, device=rank.device) for _ in range(64)]
     if rank.device.type == "cuda":
         torch.cuda.current_stream().synchronize()
@@ -115,7 +115,7 @@ def test_memory_is_not_reused_before_a_call_whose_handle_was_dropped(pool: Pool)
 
 @pytest.mark.worlds(2)
 def test_without_a_reference_the_memory_of_the_input_is_reused_before_the_call(pool: Pool) -> None:
-    """The control of the test above: the input does not keep its memory."""
+    """The control of the test above: the borrowed input does not keep its memory alive."""
     found = pool.run(_freed, False)[0]
     assert found["input reused"], found
     assert not found["result is right"], found

@@ -1,6 +1,6 @@
-"""Products of matrices that overlap with collectives: collx.nn.allgather_matmul and its pair.
+"""Matrix products that overlap with collectives: collx.nn.allgather_matmul and its counterpart.
 
-Values are small integers, whose sums are exact: a product has the same bits whatever its height."""
+Values are small integers with exact sums: a product's bits do not depend on its number of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..compiling import operators_in, require_compiler, through_pass
 from ..pool import Pool
 from ..rank import Rank
 
-SHAPES = ((3, 5, 2), (64, 48, 40), (1, 1, 1), (512, 256, 128))  # rows of a rank, inner, cols
+SHAPES = ((3, 5, 2), (64, 48, 40), (1, 1, 1), (512, 256, 128))  # rows per rank, inner, cols
 DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -32,7 +32,7 @@ def _integers(rank: Rank, *shape: int, own: bool = True, dtype: str = "float32")
 
 @contextmanager
 def _overlapping(overlaps: bool) -> Iterator[None]:
-    """Has calls of any size, and those of the CPU, overlap; or none."""
+    """Makes all calls overlap, also small calls and calls on the CPU, or none."""
     from collx.nn import products
 
     usual = products._overlaps
@@ -51,7 +51,7 @@ def _both(rank: Rank, communicator: Any, shape: tuple[int, int, int], dtype: str
     h = _integers(rank, rows * rank.size, inner, dtype=dtype)
     w = _integers(rank, cols, inner, own=False, dtype=dtype)
     found = []
-    for _ in range(3):  # the memory for gathered rows is used again
+    for _ in range(3):  # the memory for gathered rows is reused
         pairs = {
             "gathered": (
                 collx.nn.allgather_matmul(x, w.t(), communicator),
@@ -92,7 +92,7 @@ def test_results_of_large_products(pool: Pool) -> None:
 
 
 def _late(rank: Rank) -> list[str]:
-    """Ranks come late one after the other, and overwrite what they gave at once."""
+    """Ranks are late in turn, and overwrite their inputs right after the calls."""
     import time
 
     import collx
@@ -161,7 +161,7 @@ def test_gradients_and_shapes(pool: Pool, shape: tuple[int, ...], overlaps: bool
 
 
 def _layers(rank: Rank) -> list[str]:
-    """Sequence-parallel layers with `overlap` beside the whole layers on the whole sequence."""
+    """Compares sequence-parallel layers with `overlap` with the whole layers and sequence."""
     import collx
 
     communicator = rank.communicator("products")

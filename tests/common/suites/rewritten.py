@@ -1,5 +1,5 @@
-"""Models that call PyTorch's own collectives, compiled with backend="collx": which operators they
-come to call, and that results stay those of the model."""
+"""Models that call PyTorch's own collectives, compiled with backend="collx": which operators the
+pass inserts, and that results remain those of the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLS, EPS = 64, 1e-5
 
 
 class Llama(nn.Module):
-    """As transformers' LlamaRMSNorm."""
+    """The implementation of transformers' LlamaRMSNorm."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Llama(nn.Module):
 
 
 class Gemma(Llama):
-    """As transformers' GemmaRMSNorm."""
+    """The implementation of transformers' GemmaRMSNorm."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     residual: str
-    """"": none; else on which side of the sum it stands."""
+    """The side of the sum on which the residual is added; "": there is no residual."""
 
     def module(self) -> nn.Module:
         kinds: dict[str, Callable[[], nn.Module]] = {
@@ -72,7 +72,7 @@ CASES = [
 
 
 def _tensors(rank: Rank, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What a rank gives, and what is equal on all of them."""
+    """Returns a tensor that differs between ranks and one that is equal on all ranks."""
     own = torch.Generator().manual_seed(100 + rank.rank)
     shared = torch.Generator().manual_seed(7)
     given = torch.randn(shape, generator=own).to(rank.device, dtype)
@@ -86,7 +86,7 @@ def _with_weight(rank: Rank, module: nn.Module) -> nn.Module:
 
 
 def _group(rank: Rank) -> tuple[Any, Any]:
-    """A process group, and the communicator that stands for it."""
+    """Returns a process group and its communicator."""
     group = rank.fresh_group()
     return group, rank.new_communicator("rewritten", group)
 
@@ -124,7 +124,7 @@ def _norms(rank: Rank) -> list[str]:
             for found, as_op, as_model in zip((out, total), wanted, plain, strict=True):
                 if differences(found.cpu(), as_op.cpu()):
                     wrong.append(f"{case}: not what the operator gives")
-                # Sums of a row, and products, may be taken in another order.
+                # Row sums and products may be computed in another order.
                 close = 1e-2 if case.dtype == torch.bfloat16 else 1e-5
                 if not torch.allclose(found.float(), as_model.float(), close, close):
                     wrong.append(f"{case}: not what the model gives")
@@ -133,7 +133,7 @@ def _norms(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_norms_of_several_libraries_become_one_operator(pool: Pool) -> None:
-    """With the rounding points of the model, whatever side an operand stands on."""
+    """With the model's rounding points, whichever side an operand is on."""
     require_compiler()
     assert pool.run(_norms, deadline=500.0) == [[], []]
 
@@ -144,7 +144,7 @@ def _llama(y: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
     return weight * (wide * scale).to(y.dtype)
 
 
-# What is nearly such a norm: of the sum `y`, the residual `r` and the weight `w`.
+# Almost such norms, of the sum `y`, the residual `r` and the weight `w`.
 NEARLY: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "another dimension": lambda y, r, w: _llama(y + r, w, 0),
     "another dtype of the weight": lambda y, r, w: _llama(y + r, w.half()),
@@ -228,7 +228,7 @@ def test_functional_collectives_become_operators(pool: Pool) -> None:
 
 @contextmanager
 def _waiting_for_several() -> Iterator[Any]:
-    """PyTorch's wait_tensors, which not every version has."""
+    """Provides PyTorch's wait_tensors, which not every version has."""
     if hasattr(torch.ops._c10d_functional, "wait_tensors"):
         yield
         return
@@ -248,7 +248,7 @@ def _waiting_for_several() -> Iterator[Any]:
 
 
 def _several(rank: Rank) -> tuple[list[str], list[str], dict[str, int], list[str]]:
-    """Collectives of several tensors, and the same of each."""
+    """Compares collectives of several tensors with one collective for each tensor."""
     import collx
 
     group, communicator = _group(rank)
@@ -295,14 +295,14 @@ def test_collectives_of_several_tensors_become_operators_of_each(pool: Pool) -> 
 
 
 def _told(rank: Rank) -> tuple[list[str], list[str]]:
-    """What the report says of collectives that stay: of several tensors without a communicator, of
-    one that is not awaited, and of a kind that collx does not have."""
+    """Returns the report of collectives that are not rewritten: several tensors without a
+    communicator, one that is not awaited, and a kind that collx does not have."""
     import collx
 
     group, communicator = _group(rank)
     other = rank.fresh_group()
     c10d = torch.ops._c10d_functional
-    # A kind of collective that collx does not have, now or later.
+    # A kind of collective that collx will never have.
     library = torch.library.Library("_c10d_functional", "FRAGMENT")
     library.define("all_shuffle(Tensor input, str group_name) -> Tensor")
     library.impl("all_shuffle", lambda x, _: x.clone(), "CompositeExplicitAutograd")
@@ -340,7 +340,7 @@ def test_the_report_names_every_collective_that_stays(pool: Pool) -> None:
 
 
 class Seeing:
-    """A program's own pass, which writes down the collectives that it sees."""
+    """A program's own pass, which records the collectives that it sees."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

@@ -1,5 +1,5 @@
-"""Pointwise ops behind a reduction, which `collx.compile.Pass(epilogues=True)` makes its epilogue:
-which of them, that the bits stay those of eager PyTorch, and what stays as it is."""
+"""Pointwise ops after a reduction, which `collx.compile.Pass(epilogues=True)` fuses as an epilogue:
+which ops it fuses, that the bits remain those of eager PyTorch, and which ops it does not fuse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAP = ["allreduce_map"]
 
 
 def reduced_by(how: str, group: Any, name: str, x: Tensor) -> Tensor:
-    """By PyTorch's collective, or by the operator itself."""
+    """Reduces by PyTorch's collective or by the operator itself."""
     if how == "functional":
         return functional.all_reduce(x, "sum", group)
     return torch.ops.collx.allreduce(x, "sum", name)
@@ -51,7 +51,7 @@ def _gated(y: Tensor) -> Tensor:
     return torch.where(y > 0.125, y, y * 0.3)
 
 
-# Of the sum `y`, a bias `b` and a residual `r`, each one operator.
+# Functions of the sum `y`, a bias `b` and a residual `r`. Each becomes one operator.
 CHAINS: dict[str, Model] = {
     "bias": lambda y, b, r: y + b,
     "bias, activation": lambda y, b, r: torch.relu(y + b),
@@ -71,7 +71,7 @@ CHAINS: dict[str, Model] = {
     "to another dtype": lambda y, b, r: (y + b > 0).to(torch.int8),
     "comparison": lambda y, b, r: y + b > r,
 }
-# Whose functions are within a few units of the last place of float32, or have their own in PyTorch.
+# Functions within a few units in the last place of float32, or with their own rounding in PyTorch.
 NEAR: dict[str, Model] = {
     "gelu": lambda y, b, r: F.gelu(y + b),
     "gelu by tanh": lambda y, b, r: F.gelu(y + b, approximate="tanh"),
@@ -101,7 +101,7 @@ def _chains(rank: Rank, how: str, shape: tuple[int, ...], cross: bool) -> list[s
                 return _results(chain(y, bias, residual))  # noqa: B023
 
             found, kept, left, others = passed(model, x, bias, residual, epilogues=True)
-            # What makes an extra stays.
+            # The ops that create an extra are not fused.
             makes = {"a column": {"slice"}, "strided": {"permute", "clone"}}
             if kept != MAP or set(others) != makes.get(what, set()) or _of_epilogues(left):
                 wrong.append(f"{what}, {dtype}: {kept}, {others}, {left}")
@@ -127,23 +127,24 @@ def _chains(rank: Rank, how: str, shape: tuple[int, ...], cross: bool) -> list[s
 def test_a_chain_becomes_one_operator_with_the_bits_of_the_model(
     pool: Pool, how: str, shape: tuple[int, ...], cross: bool
 ) -> None:
-    """No pointwise op is left, and each is rounded as eager PyTorch does. A chain has another dtype
-    in each of the four forms, which have all three of them, or all in each."""
+    """No pointwise op is left, and each is rounded as in eager PyTorch. Each of the four forms
+    tests a chain with one dtype; together they cover all three dtypes. "cross" tests all dtypes in
+    each form."""
     assert pool.run(_chains, how, shape, cross, deadline=500.0) == [[], []]
 
 
 class Ends(NamedTuple):
-    """A model that is fused in part, or not at all."""
+    """A model that is fused in part or not at all."""
 
     model: Model
     operators: list[str]
     others: list[str]
     why: str = ""
-    """In the report, "" for nothing."""
+    """Words of the report; "" for none."""
 
 
 def _behind(y: Tensor, b: Tensor, r: Tensor) -> Tensor:
-    return y + torch.sin(r)  # in a graph, behind the sum
+    return y + torch.sin(r)  # in a graph, sin comes after the sum
 
 
 def _many(y: Tensor, b: Tensor, r: Tensor) -> Tensor:
@@ -218,7 +219,7 @@ def _ends(rank: Rank) -> list[str]:
 
             found, kept, left, others = passed(model, x, bias, residual, epilogues=True)
             told = ends.why in "".join(left) if ends.why else not left
-            # Extras are made of one another in any number of steps.
+            # Extras may be computed from one another in any number of steps.
             if (kept, sorted(set(others))) != (
                 ends.operators,
                 sorted(set(ends.others)),
@@ -234,7 +235,7 @@ def _ends(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_a_chain_ends_where_another_op_or_another_user_begins(pool: Pool) -> None:
-    """And the report says why, where it was nearly longer."""
+    """The report gives the reason if the chain was nearly longer."""
     assert pool.run(_ends, deadline=500.0) == [[], []]
 
 
@@ -263,7 +264,7 @@ def test_what_one_chain_makes_is_reduced_by_the_next(pool: Pool, how: str) -> No
 
 
 def _several(rank: Rank) -> dict[str, tuple[list[str], list[str], str, str]]:
-    """Models with other reductions than one all-reduce, and what an option changes."""
+    """Runs models with other reductions than one all-reduce, and with other options."""
     group, communicator = group_of(rank)
     dtype = torch.bfloat16
     x, residual = (tensor_of(rank, (4, COLS), dtype, own) for own in (True, False))
@@ -283,7 +284,7 @@ def _several(rank: Rank) -> dict[str, tuple[list[str], list[str], str, str]]:
         return torch.relu(functional.reduce_scatter_tensor(x, "sum", 0, group) + small)
 
     def layers(x: Tensor) -> Results:
-        total = residual + reduced(x)  # with the norm behind it
+        total = residual + reduced(x)  # followed by the norm
         return norm(total), torch.relu(reduced(2 * x) + bias), total
 
     models: dict[str, tuple[Callable[[Tensor], Any], dict[str, Any]]] = {
@@ -317,7 +318,7 @@ def test_norms_go_first_and_no_collective_passes_by_another(pool: Pool) -> None:
         assert found["maximum"] == (MAP, [], "", "")
         given = ["mul", "convert_element_type"]
         assert found["integers"] == found["halved"] == (MAP, given, "", "")
-        # What is left is a factor of its input. The first sum would have to wait for the second.
+        # The remaining op computes an input. The first sum would have to wait for the second.
         behind = "epilogue: add: its operand is computed after another collective"
         assert found["two sums"] == (MAP * 2, ["mul"], behind, "")
         norm, *_, wrong = found["a norm"]
@@ -349,7 +350,7 @@ def _rounded_once(rank: Rank) -> list[str]:
             once = reference.allreduce([total], epilogue=chain, extras=given)
             wrong += [] if kept == MAP else [f"{dtype}: {kept}"]
             wrong += [f"{dtype}: {why}" for why in (differences(found.cpu(), once.cpu()),) if why]
-            # The control: there is a difference to be seen.
+            # The control: the two roundings differ.
             wrong += (
                 [] if differences(once.cpu(), chain(total, *given).cpu()) else [f"{dtype}: same"]
             )
@@ -388,14 +389,15 @@ def _dynamic(rank: Rank, how: str) -> tuple[list[list[str]], list[str]]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("how", ["functional", "operator"])
 def test_dynamic_shapes_are_fused_in_one_graph(pool: Pool, how: str) -> None:
-    """Whose sizes are not bound to those that were seen first."""
+    """The graph is not specialized to the sizes seen first."""
     for called, wrong in pool.run(_dynamic, how, deadline=300.0):
         assert wrong == [""] * 3
         assert called == [MAP, []]
 
 
 def _unequal(rank: Rank) -> list[str]:
-    """An operand whose rows are another symbol than the sum's might be 1, or not fit."""
+    """An operand with another symbolic number of rows than the sum might have one row, or not
+    match."""
     group, communicator = group_of(rank)
     graphs: list[Graph] = []
 
@@ -445,7 +447,8 @@ def test_a_chain_that_is_too_long_for_an_epilogue_is_fused_in_part(pool: Pool) -
 
 
 def _trained(rank: Rank) -> list[str]:
-    """What Inductor makes of a model that is trained: results, calls of its graphs, gradients."""
+    """Compiles a model with Inductor. Returns its calls and whether its results and gradients are
+    right."""
     import collx
 
     group, communicator = group_of(rank)
@@ -483,7 +486,7 @@ def _trained(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_in_code_of_inductor(pool: Pool) -> None:
-    """Both reductions, one of them called as an operator, with its token."""
+    """Both reductions are fused; one of them is called as an operator, with its token."""
     require_compiler()
     for found in pool.run(_trained, deadline=500.0):
         assert found == [*MAP, *MAP, "True", "True"]

@@ -1,4 +1,4 @@
-"""What is nearly a norm or a quantization that an operator does: it stays, and is told."""
+"""Patterns close to a supported norm or quantization: they are not rewritten, and are reported."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ..rewriting import (
 
 
 class Nearly(NamedTuple):
-    """What is nearly rewritten; the operators that it becomes, and what the report says."""
+    """A pattern that is nearly rewritten, its operators after the pass, and words of the report."""
 
     model: Callable[..., Any]
-    """Of the sum, a tensor of its shape and dtype, a weight and a scale."""
+    """A function of the sum, a tensor of its shape and dtype, a weight and a scale."""
     operators: list[str]
     why: str
     scatters: bool = False
@@ -165,7 +165,7 @@ NEARLY = {
         NORM,
         "it is clamped to",
     ),
-    # Behind a reduce-scatter.
+    # After a reduce-scatter.
     "scattered, no residual": Nearly(
         lambda y, r, w, s: _rms(y, w),
         ["reducescatter"],

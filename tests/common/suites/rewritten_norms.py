@@ -1,5 +1,5 @@
-"""What stands behind a collective besides an RMS norm of an all-reduce, rewritten: layer norms,
-quantization, and norms of a reduce-scatter. The graphs are run as the pass leaves them."""
+"""Rewritten patterns after a collective other than an RMS norm of an all-reduce: layer norms,
+quantization, and norms of a reduce-scatter. The tests run the graphs as the pass leaves them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _differ(what: object, found: Results, wanted: Results) -> list[str]:
 
 
 def _far(what: object, found: Results, plain: Results, dtype: torch.dtype) -> list[str]:
-    """Sums of a row, and products, may be taken in another order than the model's."""
+    """Compares loosely: row sums and products may be computed in another order than the model's."""
     close = 1e-2 if dtype == torch.bfloat16 else 1e-5
     pairs = zip(found, plain, strict=True)
     wrong = [n for n, (a, b) in enumerate(pairs) if not torch.allclose(a, b, close, close)]
@@ -60,7 +60,7 @@ def _added(y: Tensor, residual: Tensor, side: str) -> Tensor:
 def _layer_norm(rank: Rank, dtype: torch.dtype, bias: bool) -> nn.LayerNorm:
     norm = nn.LayerNorm(COLS, EPS, bias=bias, dtype=dtype)
     norm.weight.data.copy_(WEIGHT)
-    norm.weight.data[3] = 0  # times what is negative it is -0
+    norm.weight.data[3] = 0  # times a negative value, it is -0
     if bias:
         norm.bias.data.copy_(BIAS)
     return norm.to(rank.device)
@@ -97,18 +97,18 @@ def test_layer_norms_become_one_operator(pool: Pool) -> None:
 
 
 class Quantize(NamedTuple):
-    """A way to quantize, and the options of the operator that does the same."""
+    """A way to quantize, and the equivalent options of the operator."""
 
     model: Callable[[Tensor, Tensor], Results]
-    """Of y and a scale that it may use: q, and a scale if it makes one."""
+    """A function of y and a given scale. It returns q, and the scale if it computes one."""
     kind: str
     options: dict[str, Any]
     exact: bool = True
-    """Whether that gives the same bits: else it is asked for by rounding="fp32"."""
+    """Whether the bits are equal; if not, rounding="fp32" is needed for the rewrite."""
 
 
 def _by_maximum(y: Tensor, s: Tensor) -> Results:
-    # As vLLM without its lower bound: the maximum of a dimension, which is put back.
+    # As in vLLM, without its lower bound: the maximum over a dimension, then unsqueezed.
     largest, _ = y.abs().max(dim=-1)
     scale = largest.unsqueeze(-1).float() / 57344
     return stored((1.0 / scale) * y.float(), E5M2), scale
@@ -154,7 +154,7 @@ class QuantizedCase(NamedTuple):
 
     @property
     def keep_norm(self) -> bool:
-        """Whether the model returns the norm, too: in half of the cases of each kind."""
+        """Whether the model also returns the norm: in half of the cases of each kind."""
         return (self.residual == "") == (len(self.shape) == 2)
 
 
@@ -213,7 +213,7 @@ def _quantizations(rank: Rank) -> list[str]:
             wrong += [f"{case}: {kept}, {left}"] if (kept, left) != (names, []) else []
             wrong += _differ(case, found, (q, *scales, *others))
             plain = model(x, residual)
-            # Both are the normalized tensor, to half a step of e5m2 each.
+            # Both dequantize to the normalized tensor, each within half a step of e5m2.
             near = found[0].float() * (found[1] if scales else scale)
             wanted = plain[0].float() * (plain[1] if scales else scale)
             if not torch.allclose(near, wanted, 0.25, 0.02):
@@ -223,8 +223,8 @@ def _quantizations(rank: Rank) -> list[str]:
                 wrong += [f"{case}: {kept}"] if kept != [op.removesuffix("_fp8")] else []
                 wrong += [] if "which no operator does" in "".join(left) else [f"{case}: {left}"]
             elif case.keep_norm:
-                # The model's own formula, of the operator's norm: no bit differs. On the CPU: on
-                # GPUs eager PyTorch divides by a number as it multiplies by its inverse.
+                # The model's own formula for the operator's norm: all bits are equal. Run it on the
+                # CPU: on GPUs eager PyTorch divides by a number by multiplying by its inverse.
                 by_hand = how.model(found[-1].cpu(), scale.cpu())
                 wrong += _differ(f"{case}, by hand", (q, *scales), by_hand)
     return wrong
@@ -232,8 +232,8 @@ def _quantizations(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_quantization_behind_a_norm_becomes_part_of_it(pool: Pool) -> None:
-    """q and scale are to the bit what the model makes of the operator's norm, where the model
-    multiplies by the inverse of a row's scale, or divides by a given one."""
+    """q and scale have the bits that the model computes from the operator's norm, if the model
+    multiplies by the inverse of a row's scale or divides by a given scale."""
     assert pool.run(_quantizations, deadline=500.0) == [[], []]
 
 
@@ -273,7 +273,7 @@ def _scattered(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_norms_of_a_reduce_scatter_become_one_operator(pool: Pool) -> None:
-    """Of matrices, and of what DTensor scatters along the sequence of a batch."""
+    """Of matrices, and of tensors that DTensor scatters along the sequence of a batch."""
     assert pool.run(_scattered, deadline=500.0) == [[], []]
 
 
@@ -287,7 +287,7 @@ def _generated(rank: Rank) -> list[str]:
 
     def model(x: Tensor, residual: Tensor) -> Results:
         first = layer(functional.all_reduce(x, "sum", group))
-        # Inductor drops the rounding of what is widened at once.
+        # Inductor drops the rounding of a value that is widened at once.
         second = norm(residual + functional.all_reduce(2 * x, "sum", group)).float()
         static = norm(residual + functional.all_reduce(3 * x, "sum", group)).float() / scale
         return first, by_row(second, INT8)[0], static.clamp(-448, 448).to(E4M3)
@@ -317,8 +317,8 @@ def test_in_code_of_inductor(pool: Pool) -> None:
 
 
 def _many_layers(rank: Rank) -> tuple[float, float, dict[str, int]]:
-    """The seconds that the pass takes for a model, and those of all that comes before it, both of
-    this process alone."""
+    """Returns the seconds that the pass takes for a model, and those of everything before it; CPU
+    time of this process only."""
     import collx
 
     group, communicator = group_of(rank)
@@ -340,7 +340,7 @@ def _many_layers(rank: Rank) -> tuple[float, float, dict[str, int]]:
             ran[1] = time.process_time()
 
     with communicator, torch.no_grad():
-        for _ in range(2):  # the first one imports
+        for _ in range(2):  # the first iteration imports modules
             collx.compile.report().norms.clear()
             torch._dynamo.reset()
             began[0] = time.process_time()
@@ -351,7 +351,7 @@ def _many_layers(rank: Rank) -> tuple[float, float, dict[str, int]]:
 
 @pytest.mark.worlds(2)
 def test_a_large_model_is_rewritten_sooner_than_traced(pool: Pool) -> None:
-    """2 s, or what tracing takes, where a machine is so slow that this is more."""
+    """The limit is 2 s, or the time for tracing on a machine where that is longer."""
     for seconds, traced, norms in pool.run(_many_layers, deadline=300.0):
         assert norms == {"allreduce_residual_rmsnorm, parity": 64}
         assert seconds < max(2.0, traced), f"{seconds:.2f} s, behind {traced:.2f} s of tracing"

@@ -1,4 +1,4 @@
-"""Settings of a communicator that can be read, set, and set for a block: timeout, order, launch."""
+"""Settings of a communicator: reading, setting, and setting for a block; timeout, order, launch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ranks out of step: what each operator promises about its tensors when it has completed in stream
-order; and sequences of calls without a pause, some of which leave pairs of ranks without a word to
-each other."""
+"""Ranks out of step: what each operator guarantees about its tensors once it has completed in
+stream order; and sequences of calls without a pause, in some of which pairs of ranks exchange
+nothing."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ..sampling import every
 pytestmark = pytest.mark.alone  # clusters of blocks
 
 CYCLES_PER_MILLISECOND = 1_500_000
-SLICE = 1 << 15  # of an arena, for each call of a sequence
-ROOM = 1 << 18  # for an input, and for an output, that calls share
-WRITTEN = 85  # what inputs are overwritten with
-AFTERWARDS = 33  # what outputs are overwritten with
+SLICE = 1 << 15  # bytes of an arena for each call of a sequence
+ROOM = 1 << 18  # bytes for the input and for the output that calls share
+WRITTEN = 85  # the byte that overwrites inputs
+AFTERWARDS = 33  # the byte that overwrites outputs
 
-# The norms that differ in what they pass on; all collectives; in every algorithm.
+# Norms that differ in what they pass on, and all collectives, with every algorithm.
 NORMS = (
     "allreduce_layernorm",
     "allreduce_residual_rmsnorm",
@@ -43,7 +43,7 @@ DIRECTLY = kernels(*COLLECTIVES, *NORMS)
 
 
 def delay(rank: Rank, milliseconds: float) -> None:
-    """Holds this rank back: its stream on CUDA, the process itself on CPU."""
+    """Delays this rank: its stream on CUDA, the process itself on CPU."""
     if rank.device.type == "cuda":
         torch.cuda._sleep(int(milliseconds * CYCLES_PER_MILLISECOND))
     else:
@@ -51,7 +51,7 @@ def delay(rank: Rank, milliseconds: float) -> None:
 
 
 def _differs_when_symmetric(op: str, algorithm: str) -> bool:
-    """Whether peers access symmetric tensors of the caller."""
+    """Returns whether peers access symmetric tensors of the caller."""
     if is_norm(op) or op == "allreduce":
         return "pull" in algorithm or "lanes" in algorithm or "push" in algorithm
     return OPS[op].peers != "none"
@@ -67,7 +67,7 @@ TENSORS = [
 
 
 class Repeated:
-    """Calls of one operator on memory that stays where it is. They differ in data, roots and
+    """Calls of one operator on memory that stays in place. They differ in data, roots and
     splits."""
 
     def __init__(self, rank: Rank, communicator: Any, call: Call, variants: int) -> None:
@@ -89,7 +89,7 @@ class Repeated:
             self._given.append(one.arguments(communicator, tensors))
 
     def fill(self, which: int) -> None:
-        """Puts values into place, and junk where the results will be."""
+        """Fills in the inputs, and junk where the results will be."""
         for name, tensor in self._tensors[which].items():
             tensor.copy_(self._values[which][name])
         self.overwrite_outputs(which, WRITTEN)
@@ -100,7 +100,7 @@ class Repeated:
         return tuple(result.clone() for result in results)
 
     def overwrite_inputs(self, which: int) -> None:
-        """At once, in stream order: a peer that still reads an input would read this."""
+        """Overwrites inputs in stream order, so that a peer that still reads one reads junk."""
         if self.call.form not in IN_PLACE:
             self._memory[0].fill_(WRITTEN)
         for name, tensor in self._tensors[which].items():
@@ -115,7 +115,7 @@ class Repeated:
             self._memory[0].fill_(byte)
 
     def written_afterwards(self, which: int) -> bool:
-        """Whether outputs hold anything else than what `overwrite_outputs` has put there last."""
+        """Returns whether outputs differ from what `overwrite_outputs` last wrote."""
         tensors = [self._memory[0] if self.call.form in IN_PLACE else self._memory[1]]
         tensors += self._outs[which][1:]
         return any(
@@ -133,7 +133,7 @@ class Repeated:
 
 
 def _varied(call: Call, number: int) -> Call:
-    """Another call with other data; of another root and other splits, where there are some."""
+    """Returns the call with other data and, if it has them, another root and other splits."""
     fields = {"seed": number + 1, "root": number}
     known = call.__dataclass_fields__  # type: ignore[attr-defined]
     return replace(call, **{name: v for name, v in fields.items() if name in known})  # type: ignore[type-var]
@@ -147,9 +147,9 @@ def overwritten(
     key: str = "default",
     **options: Any,
 ) -> list[str]:
-    """A job: overwrites what is read and what is written right after each call, each rank in turn
-    being late, before or after its input is made. `blocks`: values of max_blocks, one after the
-    other. `key`, `options`: of the communicator."""
+    """A job that overwrites inputs and outputs right after each call. Each rank in turn is late,
+    before or after its input is produced. `blocks`: values of max_blocks, used in turn. `key`,
+    `options`: of the communicator."""
     communicator = rank.communicator(key, **options)
     repeated = [
         Repeated(rank, communicator, replace(call, max_blocks=count), 3)  # type: ignore[type-var]
@@ -158,10 +158,10 @@ def overwritten(
     kept: list[tuple[Repeated, int, Tensors]] = []
     for number in range(rounds):
         one, which, late = repeated[number % len(repeated)], number % 3, number % (2 * rank.size)
-        if late == rank.rank:  # its producer is slow
+        if late == rank.rank:  # the producer of its input is slow
             delay(rank, 3.0)
         one.fill(which)
-        if late == rank.size + rank.rank:  # the producer is not, but the call comes late
+        if late == rank.size + rank.rank:  # the producer is on time, but the call is late
             delay(rank, 3.0)
         results = one.make(which)
         one.overwrite_inputs(which)
@@ -181,8 +181,8 @@ def overwritten(
 def test_tensors_are_free_when_the_call_has_completed(
     pool: Pool, op: str, algorithm: str, symmetric: bool
 ) -> None:
-    """Hazard 11: each rank in turn is milliseconds late, before or after its input is made; what
-    the call reads is overwritten, and outputs are reused, at once."""
+    """Hazard 11: each rank in turn is milliseconds late, before or after its input is produced.
+    Inputs are overwritten and outputs are reused right after the call."""
     some_stand_for_all(pool, pool.size == 2 or (algorithm == "auto" and not symmetric))
     rounds = pool.size if pool.takes_turns else 2 * pool.size
     for dtype, numel in (("float32", 1000), ("int32", 24_000))[: 1 if pool.takes_turns else 2]:
@@ -199,14 +199,14 @@ def test_tensors_are_free_when_the_call_has_completed(
 @pytest.mark.worlds(2, 4)
 @pytest.mark.parametrize("op", [op for op in COLLECTIVES if "inplace" in OPS[op].forms])
 def test_a_tensor_changed_in_place_is_final(pool: Pool, op: str) -> None:
-    """Hazard 11 in the forms that work on one tensor."""
+    """Hazard 11 for the forms that work on one tensor."""
     for form in ("inplace", "alias"):
         call = call_of(op, 600, form=form, style="random")
         assert_none(pool.run(overwritten, call, 2 if pool.takes_turns else 2 * pool.size))
 
 
 def _in_a_row(rank: Rank, calls: list[Call], key: str) -> list[str]:
-    """Makes all calls in a row, some rank being late; nobody waits in between."""
+    """Makes all calls in a row, without waiting in between, while one rank is late."""
     communicator = rank.small_communicator() if key == "small" else rank.communicator()
     found = []
     for late in sorted({0, rank.size // 2, rank.size - 1} if rank.size < 8 else {0, 5}):
@@ -231,7 +231,7 @@ def _in_a_row(rank: Rank, calls: list[Call], key: str) -> list[str]:
 
 
 def _step(op: str, algorithm: str, numel: int, world: int, **fields: object) -> Call:
-    """A call of a sequence: of integers where it copies, so that words of all patterns travel."""
+    """Returns a call of a sequence; copying ops use integers, so that all bit patterns occur."""
     usual = {"dtype": "int32", "style": "armed", "splits": "zeros", "spare": 3}
     if is_norm(op):
         usual = {"style": "rows"}
@@ -244,8 +244,8 @@ def _step(op: str, algorithm: str, numel: int, world: int, **fields: object) -> 
 def test_a_fast_rank_does_not_overrun_a_slow_one(
     pool: Pool, op: str, algorithm: str, key: str
 ) -> None:
-    """Hazards 4 and 14: an operator three times between all-reduces, with no wait between them.
-    Where some pair exchanges nothing in it, two slots alone would be overwritten before they are
+    """Hazards 4 and 14: an operator three times between all-reduces, with no wait between them. If
+    a pair of ranks exchanges nothing in it, two slots alone would be overwritten before they are
     read."""
     some_stand_for_all(pool, pool.size == 2 and algorithm == "auto" and key == "small")
     largest = 500 if key == "small" else 3000
@@ -268,7 +268,7 @@ def test_a_fast_rank_does_not_overrun_a_slow_one(
 @pytest.mark.worlds(2, 3, 4)
 @pytest.mark.parametrize("op", [*ROOTED, *WITH_SPLITS])
 def test_roots_and_splits_change_from_call_to_call(pool: Pool, op: str) -> None:
-    """Hazard 14: who sends to whom differs in every call, and is nobody in some."""
+    """Hazard 14: senders and receivers differ in every call, and some calls have none."""
     splits = ("one_sends", "nobody", "one_receives", "wild", "zeros")
     calls = [
         _step(op, "auto", numel, pool.size, root=root, splits=splits[number % len(splits)])
@@ -283,8 +283,8 @@ def test_roots_and_splits_change_from_call_to_call(pool: Pool, op: str) -> None:
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("norms", [False, True], ids=["collectives", "norms"])
 def test_all_operators_follow_each_other(pool: Pool, backwards: bool, norms: bool) -> None:
-    """Hazards 4 and 14: every operator by every algorithm, one behind the other without a pause;
-    among the norms some collectives that use the same slots."""
+    """Hazards 4 and 14: every operator with every algorithm, one after another without a pause.
+    Some collectives that use the same slots run between the norms."""
     chosen = [(op, way) for op, way in kernels() if is_norm(op) == norms]
     calls = [
         _step(op, algorithm, (700, 90, 5)[number % 3], pool.size, root=number)
@@ -322,7 +322,7 @@ def _alternating(rank: Rank, rounds: int) -> list[str]:
 
 
 def test_calls_of_changing_size_dtype_and_algorithm_follow_each_other(pool: Pool) -> None:
-    """Hazards 2, 4 and 14: tiles, slots and counters of consecutive calls do not meet."""
+    """Hazards 2, 4 and 14: tiles, slots and counters of consecutive calls do not conflict."""
     assert_none(pool.run(_alternating, 30 if pool.takes_turns else 210))
 
 
@@ -331,7 +331,7 @@ def _past_the_wrap(rank: Rank, border: int, rounds: int, calls: list[Call]) -> l
     return past_the_wrap(rank, border, rounds, varied, run_call)
 
 
-# Of the operators together, and how often each; of all-reduces a long sequence.
+# The rounds and the calls of each: all operators together, and a long sequence of all-reduces.
 WRAPPED: dict[str, Callable[[int], tuple[int, list[Call]]]] = {
     "allreduce": lambda world: (
         75,
@@ -354,7 +354,7 @@ WRAPPED: dict[str, Callable[[int], tuple[int, list[Call]]]] = {
 @pytest.mark.parametrize("border", BORDERS, ids=["unsigned", "signed"])
 @pytest.mark.parametrize("which", sorted(WRAPPED))
 def test_counters_survive_the_wrap_around(pool: Pool, which: str, border: int) -> None:
-    """Hazards 3 and 4: epochs, and uses of channels, that start just before 2^32 (and 2^31)."""
+    """Hazards 3 and 4: epochs and channel counters that start just before 2^32 (and 2^31)."""
     rounds, calls = WRAPPED[which](pool.size)
     if pool.takes_turns:
         rounds, calls = 3, every(calls, 4)
@@ -378,7 +378,7 @@ def test_ranks_that_outnumber_the_cores_make_progress(pool: Pool) -> None:
 
 
 def _in_barrier(rank: Rank, late: int) -> tuple[float, float]:
-    """When this rank came, and when it left."""
+    """Returns the times at which this rank entered and left the barrier."""
     communicator = rank.communicator()
     torch.ops.collx.barrier(communicator.name)
     rank.synchronize()
@@ -394,7 +394,7 @@ def _in_barrier(rank: Rank, late: int) -> tuple[float, float]:
 
 @pytest.mark.worlds(2, 3, 4)
 def test_a_barrier_ends_when_the_last_rank_has_come(pool: Pool) -> None:
-    """Whoever is late, everybody waits for it."""
+    """Every rank waits for the late rank."""
     for late in (0, pool.size - 1):
         times = pool.run(_in_barrier, late)
         assert min(left for _, left in times) >= times[late][0], times

@@ -1,5 +1,5 @@
-"""Transforms of torch.func: each one works, or refuses an operator by name. The operators are taken
-from the schemas."""
+"""Transforms of torch.func: each one either works or refuses the operator by name. The tests take
+the operators from the schemas."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WITH_DERIVATIVE = {
         "reducescatter_map.default",
     )
 }
-# PyTorch's loop over a batch takes no lists of tensors.
+# PyTorch's loop over a batch does not support lists of tensors.
 NOT_BATCHED = tuple(
     f"collx.{name}.default"
     for name in (
@@ -71,7 +71,7 @@ def _functional() -> list[Any]:
 
 @dataclass(frozen=True)
 class Compared:
-    """Of one overload: its derivative outside of all transforms, and by one."""
+    """The derivative of one overload by autograd and by a transform."""
 
     reference: Attempt
     transformed: Attempt
@@ -122,7 +122,7 @@ def test_torch_func_differentiates_what_autograd_does(pool: Pool, transform: str
                 assert not result.transformed.error, (overload, result)
                 assert result.equal, (overload, result)
                 continue
-            # The forms with out= say that they have no derivative at all.
+            # The forms with out= state that they have no derivative at all.
             error, message = result.transformed.error, result.transformed.message
             assert error in ("NotImplementedError", "RuntimeError"), (overload, result)
             assert f"collx.{name_in_errors(overload)}: " in message, (overload, result)
@@ -132,7 +132,7 @@ def test_torch_func_differentiates_what_autograd_does(pool: Pool, transform: str
 
 
 def _without_derivative(rank: Rank) -> bool:
-    """What is constant for a transform is no business of its."""
+    """Calls on tensors that are constant for the transform are allowed."""
     name = rank.communicator().name
     kept = torch.full((3,), 2.0, device=rank.device)
 
@@ -178,7 +178,7 @@ def _batched(rank: Rank) -> dict[str, Attempt]:
 @pytest.mark.worlds(2)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_vmap_calls_a_functional_form_for_each_element(pool: Pool) -> None:
-    """But for those that take a list of tensors."""
+    """Except for the operators that take a list of tensors."""
     for found in pool.run(_batched):
         for overload, result in found.items():
             if overload in NOT_BATCHED:
@@ -190,7 +190,7 @@ def test_vmap_calls_a_functional_form_for_each_element(pool: Pool) -> None:
 
 
 class _Counted(TorchDispatchMode):
-    """Counts the operators that are called below all transforms."""
+    """Counts collx's operators called below all transforms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class _Counted(TorchDispatchMode):
 
 
 def _batched_as_one(rank: Rank) -> dict[str, tuple[int, int]]:
-    """The collectives that a batch of three takes, in one and in two levels of vmap."""
+    """Counts the collectives for a batch of three, with one and with two levels of vmap."""
     name = rank.communicator().name
     functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "allreduce": lambda x: torch.ops.collx.allreduce(x, "sum", name),

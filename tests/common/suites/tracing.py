@@ -1,4 +1,4 @@
-"""The operators as the compiler sees them: opcheck, compiled graphs, what stays in them."""
+"""The operators as the compiler sees them: opcheck, compiled graphs, and what remains in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..rank import Rank
 GRADIENTS = ("allreduce", "reducescatter", "allgather", "alltoall", "alltoallv", "alltoallv_device")
 LAYOUTS = ("contiguous", "transposed")
 
-# What several calls of one overload differ in.
+# Fields that differ between the calls of one overload.
 VARIANTS: dict[str, list[Fields]] = {
     "reducescatter": [{}, {"reduce_op": "avg", "shape": (5, 3)}, {"axis": -1}],
     "allgather": [{}, {"axis": 1}, {"uneven": True, "shape": (5, 3)}],
@@ -36,7 +36,7 @@ GROUPS: Fields = {"scale_mode": "group", "scale_layout": "column"}
 
 
 def variants(op: str) -> list[Fields]:
-    """Fields of the checked calls of an operator."""
+    """Returns the fields of the checked calls of an operator."""
     if not is_norm(op):
         return [{"shape": (4, 3), "style": "random", **v} for v in VARIANTS.get(op, [{}])]
     modes = [{}, {"keep_norm": True}, GROUPS, {"keep_norm": True, **GROUPS}]
@@ -45,13 +45,13 @@ def variants(op: str) -> list[Fields]:
 
 
 def forms(op: str) -> tuple[str, ...]:
-    """Those of the overloads."""
+    """Returns the forms that are overloads."""
     in_place = not is_norm(op) and "inplace" in OPS[op].forms
     return ("functional", "out", "inplace") if in_place else ("functional", "out")
 
 
 def call_with(rank: Rank, call: Call, form: str, gradients: bool = False) -> tuple[Any, Fields]:
-    """The overload of a form, and a rank's arguments."""
+    """Returns the overload of a form and a rank's arguments."""
     tensors = call.tensors(rank)
     for name in {"input", "residual"} & set(tensors):
         dense, strides = tensors[name], strides_of(call.layout, tuple(tensors[name].shape))
@@ -77,7 +77,7 @@ def _checked(rank: Rank, op: str, form: str, kinds: list[Fields]) -> list[str]:
             overload, given = call_with(rank, call, form, gradients)
             checks: tuple[str, ...] = OPCHECKS
             if any("float8" in str(getattr(given.get(n), "dtype", "")) for n in call.outputs()):
-                # It cannot compare float8 arguments; int8 ones stand for them.
+                # test_schema cannot compare float8 arguments; the int8 variants stand in.
                 checks = tuple(check for check in OPCHECKS if check != "test_schema")
             found = opcheck(rank, overload, (), given, checks)
             if found != dict.fromkeys(checks, "SUCCESS"):
@@ -86,8 +86,8 @@ def _checked(rank: Rank, op: str, form: str, kinds: list[Fields]) -> list[str]:
 
 
 def _kinds(op: str, form: str) -> list[Fields]:
-    """Layouts and dtypes. Other dtypes than float32 where the result is new, or written in place:
-    it is Meta that could be wrong."""
+    """Returns layouts and dtypes. Dtypes other than float32 matter for new results and in place,
+    where the Meta kernel could be wrong."""
     dtypes: tuple[str, ...] = ("float32",)
     if not is_norm(op) and form == "functional":
         dtypes += ("bfloat16", "int8") if OPS[op].reduces else ("int16", "bool", "complex64")
@@ -106,7 +106,7 @@ def test_opcheck_passes_in_lockstep(pool: Pool, op: str, form: str) -> None:
 
 
 def _others() -> list[str]:
-    """The overloads that no call of an operator reaches: those with an epilogue, and barrier."""
+    """Returns the overloads that no operator's calls reach: those with epilogues, and barrier."""
     reached = [
         call_of(op, **fields).overload(form)
         for op in NAMES
@@ -176,8 +176,8 @@ def _compiled(rank: Rank, backend: str) -> list[str]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_functions_compile_into_one_graph(pool: Pool, backend: str) -> None:
-    """The thin functions, which look up the number of ranks, break no graph, and give the bits of
-    the reference between operations that are compiled with them."""
+    """The Python functions, which look up the number of ranks, cause no graph break. Compiled with
+    other operations, they return the bits of the reference."""
     some_stand_for_all(pool, pool.size == 2)
     if backend == "inductor":
         require_compiler()
@@ -205,6 +205,6 @@ def _barriers_kept(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(1, 2)
 def test_barriers_stay_in_a_compiled_graph(pool: Pool) -> None:
-    """Nothing uses what a barrier returns, and two of them are equal calls: both are kept."""
+    """Nothing uses a barrier's result, and two barriers are equal calls: both are kept."""
     for codes in pool.run(_barriers_kept):
         assert [code.count("collx.barrier") for code in codes] == [2]

@@ -1,6 +1,6 @@
-"""Every argument that an operator writes gets a new version, so that autograd finds out that a
-tensor it has saved is no longer the same. The operators and what they write are taken from the
-schemas: a new one is tested as soon as it is there."""
+"""Every argument that an operator writes gets a new version, so that autograd detects that a saved
+tensor has changed. The tests take the operators and their written arguments from the schemas, so a
+new operator is tested as soon as it is registered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def _bumps_of_pytorch(rank: Rank) -> int:
-    """By how much PyTorch's own operators raise the version in the mode that is on."""
+    """Returns the version increment of PyTorch's own operators in the current mode."""
     with torch.inference_mode(False):
         tensor = torch.ones(3, device=rank.device)
         before = tensor._version
@@ -53,14 +53,14 @@ def _versions(rank: Rank, mode: str) -> dict[str, str]:
 @pytest.mark.worlds(1, 2)
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_what_is_written_gets_a_new_version(pool: Pool, mode: str) -> None:
-    """Hazard 34: each argument that the schema calls written, once, as PyTorch's operators do it in
-    that mode; and no other."""
+    """Hazard 34: the version of each argument that the schema marks as written increases by one, as
+    with PyTorch's operators in that mode; no other version changes."""
     for wrong in pool.run(_versions, mode):
         assert not wrong, wrong
 
 
 class _Keep(torch.autograd.Function):
-    """The identity, which saves another tensor."""
+    """The identity function, which saves another tensor."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def _saved(rank: Rank) -> dict[str, str]:
 
 @pytest.mark.worlds(2)
 def test_a_saved_tensor_that_is_written_is_noticed(pool: Pool) -> None:
-    """Hazard 34: the backward raises, instead of using what has been overwritten."""
+    """Hazard 34: backward raises an error instead of using the overwritten tensor."""
     for found in pool.run(_saved):
         assert len(found) > 30
         for name, result in found.items():

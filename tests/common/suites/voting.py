@@ -1,4 +1,4 @@
-"""Voted init: whatever step fails on whatever rank, all ranks raise the same error, in time."""
+"""Voted init: if any step fails on any rank, all ranks raise the same error, in time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STEP_NAMES = (
 
 @contextmanager
 def instead_of_step(name: str, run: Callable[[Any, Callable[[Any], Any]], Any]) -> Iterator[None]:
-    """This rank takes `run(setup, original)` for the named step of init."""
+    """This rank runs `run(setup, original)` instead of the named step of init."""
     from collx._bootstrap import steps
 
     position = [step.name for step in steps.STEPS].index(name)
@@ -55,7 +55,7 @@ def instead_of_step(name: str, run: Callable[[Any, Callable[[Any], Any]], Any]) 
 
 
 def _before_step(name: str, action: Callable[[], None]) -> AbstractContextManager[None]:
-    """Runs `action` before this rank takes the named step of init."""
+    """Runs `action` before this rank runs the named step of init."""
 
     def run(setup: Any, original: Callable[[Any], Any]) -> Any:
         action()
@@ -72,7 +72,7 @@ def _step_names(rank: Rank) -> tuple[str, ...]:
 
 @pytest.mark.worlds(1)
 def test_every_step_of_init_has_its_faults(pool: Pool) -> None:
-    """The control of this file: a step that is added to init is added to these tests."""
+    """The control of this file: a new step of init must be added to these tests."""
     assert pool.run(_step_names) == [STEP_NAMES]
 
 
@@ -93,7 +93,7 @@ def _init_with(
     reached = []
     with _before_step(step, lambda: reached.append(time.monotonic())):
         found = attempt(make)
-    # From then on it has waited for the other, or not.
+    # Time only from here on, where this rank waits for the faulty one.
     since = reached[0] - found.started if reached else 0.0
     return replace(found, started=found.started + since, seconds=found.seconds - since)
 
@@ -122,19 +122,19 @@ def test_a_fault_in_a_step_fails_init_alike_on_all_ranks(pool: Pool, step: str) 
 
 
 def _absence(rank: Rank, where: int, step: str, timeout: float) -> Attempt:
-    assert _begins_again(rank, "warm")  # loads the kernels, which is no wait
-    # In the step until the others have given up.
+    assert _begins_again(rank, "warm")  # loads the kernels, so that the timed init does not
+    # The faulty rank stays in the step until the others have given up.
     found = _init_with(rank, where, step, rank.barrier, timeout)
     if rank.rank != where:
         rank.barrier()
     rank.barrier()
-    if step != "rendezvous":  # a process whose rendezvous was given up need not be reusable
+    if step != "rendezvous":  # a process is not always reusable after an abandoned rendezvous
         assert _begins_again(rank, "voted")
     return found
 
 
 def _begins_again(rank: Rank, name: str) -> bool:
-    """Whether init under a name that has failed succeeds, and the communicator works."""
+    """Returns whether the communicator works after init with a name that failed before."""
     with rank.new_communicator(name) as communicator:
         return works(rank, communicator)
 
@@ -142,7 +142,7 @@ def _begins_again(rank: Rank, name: str) -> bool:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("step", STEP_NAMES)
 def test_a_rank_that_never_reaches_a_step_fails_init_in_time(pool: Pool, step: str) -> None:
-    """Hazards 6 and 8: no step of init waits without limit."""
+    """Hazards 6 and 8: no step of init waits forever."""
     some_stand_for_all(pool, step in STEPS_WHERE_SHARED)
     timeout = timeout_now(pool)
     present, absent = pool.run(_absence, 1, step, timeout)
@@ -150,8 +150,8 @@ def test_a_rank_that_never_reaches_a_step_fails_init_in_time(pool: Pool, step: s
         assert result.error == "InitError", result
         assert step in result.message
         assert "rank 1" in result.message
-    # Two steps wait themselves, and again in the vote after them: PyTorch's rendezvous, and on GPUs
-    # the kernel that waits for all ranks.
+    # Two steps have their own wait, and the vote that follows waits again: PyTorch's rendezvous,
+    # and on GPUs the kernel that waits for all ranks.
     waits = step == "rendezvous" or (step == "clusters" and pool.world.device == "cuda")
     assert_in_time(present, (2 if waits else 1) * timeout)
     if step == "rendezvous":
@@ -166,7 +166,7 @@ def _delay(rank: Rank, step: str, timeout: float) -> Attempt:
 
 @pytest.mark.worlds(2)
 def test_a_slow_step_is_no_failure(pool: Pool) -> None:
-    """The negative control of the limits: each step in turn takes its time, and init succeeds."""
+    """The negative control of the limits: each step in turn is slow, and init succeeds."""
     for step in STEP_NAMES:
         results = pool.run(_delay, step, timeout_now(pool))
         assert [result.error for result in results] == ["", ""], (step, results)
@@ -183,7 +183,7 @@ def _death(rank: Rank, where: int, step: str, timeout: float) -> Attempt:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("step", ["arguments", "allocate", "rendezvous", "self-test", "ready"])
 def test_a_rank_killed_within_init_fails_it_in_time(pool: Pool, step: str) -> None:
-    """Hazards 6 and 22: also before the rendezvous; nothing is left behind."""
+    """Hazards 6 and 22: a rank killed at any step, also before the rendezvous."""
     some_stand_for_all(pool, step in STEPS_WHERE_SHARED[1:])
     timeout = timeout_now(pool)
     pool.submit(_death, 1, step, timeout)
@@ -207,7 +207,7 @@ def _nobody_else(rank: Rank, timeout: float) -> Attempt:
 
 @pytest.mark.worlds(2, 3)
 def test_init_on_one_rank_only_ends(pool: Pool) -> None:
-    """Hazard 6: the others never call init at all. Then all of them do, and it succeeds."""
+    """Hazard 6: the others do not call init at all. Then all of them do, and it succeeds."""
     timeout = timeout_now(pool)
     found = pool.run(_nobody_else, timeout)[0]
     assert found.error == "InitError"
@@ -229,7 +229,7 @@ def _refused_before_it_asks(rank: Rank, timeout: float) -> Attempt:
 
 @pytest.mark.worlds(2, 3)
 def test_init_works_after_a_rank_refused_its_group(pool: Pool) -> None:
-    """The rank that does not know its peers cannot tell them. The next attempt succeeds."""
+    """The rank does not know its peers, so it cannot notify them. The next attempt succeeds."""
     first, *others = pool.run(_refused_before_it_asks, timeout_now(pool))
     assert first.error == "ValueError", first
     for found in others:
@@ -238,7 +238,7 @@ def test_init_works_after_a_rank_refused_its_group(pool: Pool) -> None:
 
 
 def _late(rank: Rank, timeout: float) -> list[Attempt]:
-    """When all ranks but the last begin a second time, the last one begins its first time."""
+    """The last rank starts its first attempt when all others start their second one."""
     found = []
     if rank.rank != rank.size - 1:
         found.append(attempt(lambda: rank.new_communicator("late", timeout=timeout)))
@@ -251,7 +251,7 @@ def _late(rank: Rank, timeout: float) -> list[Attempt]:
 
 @pytest.mark.worlds(2, 3)
 def test_a_rank_that_is_an_attempt_late_joins_the_next_one(pool: Pool) -> None:
-    """Attempts are numbered by agreement, not by what each rank has counted."""
+    """Ranks agree on the number of an attempt, whatever each rank has counted."""
     *others, last = pool.run(_late, timeout_now(pool))
     assert [found.error for found in last] == [""], last
     for found in others:
@@ -259,7 +259,7 @@ def test_a_rank_that_is_an_attempt_late_joins_the_next_one(pool: Pool) -> None:
 
 
 def _stuck_in_an_old_attempt(rank: Rank, timeout: float) -> list[Attempt]:
-    """Rank 1 is in the first attempt while the others wait for it in the second."""
+    """Rank 1 is still in the first attempt while the others wait for it in the second one."""
     found = []
 
     def hold() -> None:
@@ -276,7 +276,7 @@ def _stuck_in_an_old_attempt(rank: Rank, timeout: float) -> list[Attempt]:
 
 @pytest.mark.worlds(2, 3)
 def test_ranks_of_an_abandoned_attempt_do_not_meet_those_of_the_next(pool: Pool) -> None:
-    """The one that was given up learns of it by the words of the old attempt, and joins the new."""
+    """The abandoned rank raises the error of the old attempt, and then joins the new one."""
     for first, second in pool.run(_stuck_in_an_old_attempt, timeout_now(pool)):
         assert first.error == "InitError", first
         assert "allocate" in first.message
@@ -305,7 +305,7 @@ def _different(rank: Rank, option: str) -> Attempt:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("option", sorted(_DIFFERENT))
 def test_options_that_differ_between_ranks_are_refused_by_name(pool: Pool, option: str) -> None:
-    """Hazard 5: what must agree is exchanged, not assumed."""
+    """Hazard 5: ranks exchange the options that must agree."""
     for result in pool.run(_different, option):
         assert result.error == "InitError", result
         assert option in result.message
@@ -320,7 +320,7 @@ def _different_name(rank: Rank, timeout: float) -> Attempt:
 
 @pytest.mark.worlds(2)
 def test_names_that_differ_between_ranks_end_in_an_error(pool: Pool) -> None:
-    """Hazard 5: ranks that look for each other under different names do not wait for ever."""
+    """Hazard 5: ranks that look for each other under different names do not wait forever."""
     timeout = timeout_now(pool)
     for result in pool.run(_different_name, timeout):
         assert result.error == "InitError", result
@@ -329,7 +329,7 @@ def test_names_that_differ_between_ranks_end_in_an_error(pool: Pool) -> None:
 
 @contextmanager
 def _swapped(first: str, second: str) -> Iterator[None]:
-    """This rank takes two steps of init in each other's place."""
+    """Swaps two steps of init on this rank."""
     from collx._bootstrap import steps
 
     names = [step.name for step in steps.STEPS]
@@ -342,12 +342,12 @@ def _swapped(first: str, second: str) -> Iterator[None]:
 
 
 def _initialized_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attempt, float, float]:
-    """How init went; when this rank had initialized its region, and when it made it known."""
+    """Returns init's outcome, and when this rank had initialized and when it shared its region."""
     ready = known = 0.0
 
     def initialize(setup: Any, original: Callable[[Any], Any]) -> None:
         nonlocal ready
-        setup.region.fill_(0xA5)  # new memory happens to be zero
+        setup.region.fill_(0xA5)  # new memory often happens to be zero
         rank.synchronize()
         if rank.rank == 0:
             time.sleep(timeout / 4)
@@ -376,14 +376,14 @@ def _initialized_late(rank: Rank, swapped: bool, timeout: float) -> tuple[Attemp
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
 def test_a_region_is_ready_before_a_peer_can_know_it(pool: Pool, swapped: bool) -> None:
-    """Hazard 10: memory that holds anything is initialized on every rank, however late one of them
-    is, before any rank makes its own known. The control: the two steps in the other order."""
+    """Hazard 10: every rank initializes its memory, however late it is, before any rank shares its
+    region. The control swaps the two steps."""
     some_stand_for_all(pool, pool.size == 2)
     results = pool.run(_initialized_late, swapped, timeout_now(pool))
     in_order = max(ready for _, ready, _ in results) < min(known for *_, known in results)
     assert in_order != swapped, results
     if swapped:
-        pool.kill()  # what was made in the wrong order may be anything
+        pool.kill()  # the wrong order may have left any state
     else:
         assert [found.error for found, *_ in results] == [""] * pool.size, results
 
@@ -412,7 +412,7 @@ def _created_again(rank: Rank, fails: bool) -> Attempt:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
 def test_what_follows_a_failed_test_of_multicast_is_voted(pool: Pool, fails: bool) -> None:
-    """Each rank makes its communicator again, without multicast. A failure there is everybody's."""
+    """All ranks create their communicator again without multicast. If one fails, all fail."""
     for found in pool.run(_created_again, fails):
         assert found.error == ("InitError" if fails else ""), found
         assert not fails or "rank 0: OSError: the injected fault" in found.message, found
@@ -428,7 +428,7 @@ def _apart(rank: Rank, step: str) -> dict[str, Any]:
         return "another machine" if step == "machine" else [value[0], "peer of rank 0"]
 
     def unreachable(setup: Any, original: Callable[[Any], Any]) -> Any:
-        # Rank 0's GPU gets a name of its own, and the last rank does not reach it.
+        # Rank 0's GPU gets a unique name, and the last rank does not reach it.
         device, index, *rest = original(setup)
         if rank.rank == 0:
             return ["peer of rank 0", index, *rest]
@@ -456,7 +456,7 @@ def _apart(rank: Rank, step: str) -> dict[str, Any]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("step", ["machine", "peer access"])
 def test_without_direct_access_all_ranks_fall_back_and_say_why(pool: Pool, step: str) -> None:
-    """Hazards 5, 18 and 21: one rank's fact becomes everybody's decision; only rank 0 warns."""
+    """Hazards 5, 18 and 21: a limitation of one rank applies to all ranks; only rank 0 warns."""
     if step == "peer access" and pool.world.device == "cpu":
         pytest.skip("on CPU every rank of a machine reaches the others")
     results = pool.run(_apart, step)
@@ -483,7 +483,7 @@ def _wrong_data(rank: Rank, timeout: float) -> Attempt:
         return made
 
     if rank.rank == 0:
-        # Rank 0 sends, at one element, what no other rank expects of it.
+        # Rank 0 sends another value in one element than the other ranks expect.
         selftest._values = values
     try:
         return attempt(lambda: rank.new_communicator("wrong", timeout=timeout))
@@ -494,7 +494,7 @@ def _wrong_data(rank: Rank, timeout: float) -> Attempt:
 
 @pytest.mark.worlds(2, 3)
 def test_wrong_data_in_the_self_test_fails_init(pool: Pool) -> None:
-    """Hazard 18: access that is advertised and delivers wrong data is found with real data."""
+    """Hazard 18: the self-test exchanges real data and detects access that delivers wrong data."""
     for found in pool.run(_wrong_data, timeout_now(pool, 3.0)):
         assert found.error == "InitError", found
         assert "self-test" in found.message

@@ -1,6 +1,6 @@
-"""Imported by every Python process of a test run: marks the lines of python/collx that it executes.
+"""Marks the executed lines of python/collx. Every Python process of a test run imports this module.
 
-Events of lines are on for our code objects alone, so that nothing else becomes slower.
+Line events are only enabled for code objects of python/collx, so other code does not become slower.
 """
 
 import json
