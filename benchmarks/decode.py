@@ -1,17 +1,18 @@
-"""A decoding step of a compiled Llama that is split over ranks: over collx, and over its peers.
+"""Times a decoding step of a compiled Llama that is split over ranks, with collx and its peers.
 
     torchrun --nproc-per-node 2 benchmarks/decode.py --rows 1,16,64
     torchrun --nproc-per-node 2 benchmarks/decode.py --device cpu --mode eager --hidden 64 --rows 2
 
-The model is that of examples/tensor_parallel_llama.py, with random weights. Behind each attention
-and each MLP the ranks' products are added up, the residual is added and the sum is normalized: the
-implementations differ in that alone. "rewritten" is a model that calls PyTorch's functional
-all_reduce, compiled with collx's backend; all others are compiled by Inductor. --mode graph puts
-each compiled step into one CUDA graph, for all implementations; the other modes are Inductor's own.
+The model is that of examples/tensor_parallel_llama.py, with random weights. After each attention
+and each MLP, the products of the ranks are summed, the residual is added and the sum is normalized.
+The implementations only differ in these steps. "rewritten" is a model that calls PyTorch's
+functional all_reduce and is compiled with collx's backend; all others are compiled by Inductor.
+--mode graph captures each compiled step in one CUDA graph, for all implementations; the other modes
+are those of Inductor.
 
-Printed are us per step: median over turns that all take one after the other, of the slowest rank;
-the ratio to the fastest peer's; and how far the logits lie from those of the uncompiled model over
-collx, as a share of the largest. Exits with 1 when that is more than 5e-2.
+Prints the microseconds per step (the median of alternating turns, on the slowest rank), the ratio
+to the fastest peer, and the difference of the logits from those of the uncompiled model with collx,
+relative to the largest logit. Exits with 1 if the difference exceeds 5e-2.
 """
 
 import argparse
@@ -32,29 +33,29 @@ from transformers import LlamaForCausalLM
 import collx
 from _shared import llama
 from _shared.devices import start_ranks
-from collxbench.functional_peers import SumAndNorm, all_reduces, fused_norms
-from collxbench.job import Case, GlooRanks, Job
-from collxbench.ops import OPS
-from collxbench.options import columns, row_counts
-from collxbench.timing import UNTIMED_STEPS, Turn, time_by_turns
+from collx._arguments import columns, row_counts
+from collx._bench.functional_peers import SumAndNorm, all_reduces, fused_norms
+from collx._bench.job import Case, GlooRanks, Job
+from collx._bench.ops import OPS
+from collx._bench.timing import UNTIMED_STEPS, Turn, time_by_turns
 
 MODES = ("graph", "reduce-overhead", "default", "max-autotune-no-cudagraphs", "eager")
 FAR = 5e-2
-LENGTH, POSITION = 64, 40  # of the caches, and where the step is
+LENGTH, POSITION = 64, 40  # length of the caches, and position of the step
 
 Run = Callable[[], Tensor]
 
 
 class Way(NamedTuple):
-    """How an implementation sums and normalizes."""
+    """The sums and norms of an implementation."""
 
     make_norm: llama.MakeNorm
     backend: Any = "inductor"
-    captured: Callable[[], None] | None = None  # between a capture and its first replay
+    captured: Callable[[], None] | None = None  # called between capture and first replay
 
 
 class PeerNorm(nn.Module):
-    """A norm of the model, by another library's fused kernel."""
+    """A norm of the model that calls a fused kernel of another library."""
 
     def __init__(self, norm: nn.Module, kernel: SumAndNorm) -> None:
         super().__init__()
@@ -96,7 +97,8 @@ def implementations(case: Case, options: argparse.Namespace) -> dict[str, Way]:
         "collx, unfused": Way(unfused(of_collx)),
         case.job.group.name(): Way(unfused(plain)),
     }
-    # Inductor's own CUDA graphs refuse what keeps tensors of a graph's pool, as these launchers do.
+    # Inductor's CUDA graphs do not support code that keeps tensors of their pool, such as these
+    # launchers.
     if options.device == "cuda" and options.mode != "reduce-overhead":
         sums, captured = all_reduces(case)
         for name, all_reduce in sums.items():
@@ -109,7 +111,7 @@ def implementations(case: Case, options: argparse.Namespace) -> dict[str, Way]:
 
 
 def prepared(way: Way, shard: llama.Shard, mode: str, given: tuple[Tensor, Tensor]) -> Run:
-    """A step that has been made."""
+    """Returns a step that has been run once."""
     run: Callable[..., Tensor] = llama.Decoder(shard, way.make_norm)
     if mode != "eager":
         own = "default" if mode == "graph" else mode
@@ -145,7 +147,8 @@ def measure(
     rows: int,
     options: argparse.Namespace,
 ) -> bool:
-    """Of one number of rows. Whether the logits are what they should be."""
+    """Measures all implementations with a number of rows. Returns whether the logits are
+    correct."""
     torch._dynamo.config.recompile_limit = 64  # one for each implementation
     shard = llama.Shard(full, size, rows, job.ranks.world, job.ranks.rank)
     shard.to(job.device, job.dtype)
@@ -169,7 +172,7 @@ def measure(
     for name, time_of_one in us.items():
         ratio = f"{fastest / time_of_one:8.3f}x"
         show(job, f"  {name:34} {time_of_one:10.1f} us {ratio} {far[name]:10.1e}")
-    torch._dynamo.reset()  # NCCL does not end while there are graphs of its calls
+    torch._dynamo.reset()  # NCCL does not shut down while graphs of its calls exist
     return max(far.values()) <= FAR
 
 

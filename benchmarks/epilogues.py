@@ -1,12 +1,12 @@
-"""What an epilogue adds to its collective, on CPU or GPUs, both by turns in one process.
+"""Compares collectives without and with an epilogue, alternately in one process, on CPU or GPUs.
 
     torchrun --nproc-per-node 2 benchmarks/epilogues.py
     torchrun --nproc-per-node 2 benchmarks/epilogues.py --device cpu --sizes 4K,1M
 
-Timed are all-reduce and reduce-scatter with bias and relu behind them, and the fused norm, without
-quantization and with FP8, with a clamp behind it; bfloat16, rows of --hidden. A turn is some calls,
-on GPUs some replays of a graph of calls. Printed are us per call, median over the turns, of the
-slowest rank: without an epilogue, with it, and the ratio.
+Times all-reduce and reduce-scatter followed by bias and relu, and the fused norm, without
+quantization and with FP8, followed by a clamp; in bfloat16, with rows of --hidden. A turn consists
+of several calls, on GPUs of several replays of a graph of calls. Prints the microseconds per call
+without and with an epilogue (the median of the turns, on the slowest rank), and the ratio.
 """
 
 import argparse
@@ -22,14 +22,14 @@ import torch.distributed as dist
 
 import collx
 from _shared.devices import start_ranks
-from collxbench.cuda_timing import capture
-from collxbench.job import GlooRanks
-from collxbench.options import columns, count, row_counts, size_list
-from collxbench.timing import Turn, calls_of, time_by_turns
+from collx._arguments import columns, count, row_counts, size_list
+from collx._bench.cuda_timing import capture
+from collx._bench.job import GlooRanks
+from collx._bench.timing import Turn, calls_of, time_by_turns
 
 Call = partial[Any]
 EPS = 1e-6
-REPLAYS = 5  # in a turn
+REPLAYS = 5  # per turn
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -51,7 +51,7 @@ def clamped(value: torch.Tensor) -> torch.Tensor:
 
 
 def cases(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[int, Call, Call]]:
-    """By name the bytes of the input, the call without an epilogue, and with it."""
+    """Returns, by name, the bytes of the input, the call without an epilogue, and that with it."""
     new = partial(torch.randn, device=device, dtype=torch.bfloat16)
     world = dist.get_world_size()
     found: dict[str, tuple[int, Call, Call]] = {}
@@ -93,7 +93,7 @@ def main() -> int:
     if on_gpu:
         torch.cuda.set_stream(torch.cuda.Stream())
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-    # Ranks wait for each other's compilers, which a loaded machine can hold up for minutes.
+    # Ranks wait for the compilers of other ranks, which can take minutes on a loaded machine.
     with collx.init(device=device, timeout=300.0):
         for name, (nbytes, plain, mapped) in cases(options, device).items():
             collx.warm_up(mapped.func, *mapped.args, **mapped.keywords)

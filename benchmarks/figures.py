@@ -1,10 +1,10 @@
-"""Draws the figures of the README from JSON files of bench.py.
+"""Draws the figures of the README from JSON files of the benchmark.
 
     python benchmarks/figures.py docs/figures/*.json
 
-Writes FILE.svg for each FILE.json: latency over size, with one line for each library, which is the
-fastest of its forms at each size, and a dashed line for the wire limit of one link. The background
-is transparent and the text is gray, so a figure is readable on light and dark pages.
+Writes FILE.svg for each FILE.json: latency over size, with one line for each library, which shows
+its fastest form at each size, and a dashed line for the wire limit of one link. The background is
+transparent and the text is gray, so a figure is readable on light and dark pages.
 """
 
 import argparse
@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from collxbench.plot import PEERS, Line, picture
-from collxbench.units import HOST_TIME
+from collx._bench.plot import PEERS, Line, picture
+from collx._bench.units import HOST_TIME
 
 Records = list[dict[str, Any]]
 
-# By the start of the name of an implementation. Each has the same color in every figure.
+# Labels by the prefix of the implementation's name. Each has the same color in every figure.
 LIBRARIES = {
     "collx": "collx",
     "flashinfer": "FlashInfer",
@@ -52,7 +52,7 @@ def title(records: Records) -> str:
 
 
 def lines(records: Records) -> list[Line]:
-    """One for each library, collx first."""
+    """Returns one line for each library, collx first."""
     colors = dict(zip(LIBRARIES, ("", *PEERS), strict=False))
     found = []
     for start, label in LIBRARIES.items():
@@ -63,13 +63,13 @@ def lines(records: Records) -> list[Line]:
 
 
 def wire_limit(records: Records, gbs: float) -> Line:
-    """The time that the bytes of a call take on the link."""
+    """Returns the line of the times that the bytes of a call take on the link."""
     limits = {r["bytes"]: r["busbw_gbs"] * r["us"] / gbs for r in records if r["busbw_gbs"]}
     return Line(f"wire limit, {gbs:g} GB/s", sorted(limits.items()), False, "--")
 
 
 def fastest(records: Iterable[dict[str, Any]]) -> list[tuple[int, float]]:
-    """(bytes, microseconds) of the fastest form at each size."""
+    """Returns (bytes, microseconds) of the fastest form at each size."""
     best: dict[int, float] = {}
     for record in records:
         best[record["bytes"]] = min(record["us"], best.get(record["bytes"], record["us"]))

@@ -1,11 +1,11 @@
-"""Prints the JSON files of bench.py as Markdown tables, or puts them into a document.
+"""Prints the JSON files of the benchmark as Markdown tables, or inserts them into a document.
 
     python benchmarks/markdown.py out.json
     python benchmarks/markdown.py *.json --into docs/guide/performance.md
 
-In the document a table stands between `<!-- table: TITLE -->` and `<!-- end -->`, where TITLE is
-what heads it when it is printed; with ", brief" behind it, of the peers the fastest alone. Tables
-of which the files have nothing stay as they are.
+In the document, a table is between `<!-- table: TITLE -->` and `<!-- end -->`, where TITLE is the
+heading of the printed table. With ", brief" after TITLE, the table only has the fastest peer.
+Tables without data in the files do not change.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from collxbench.units import HOST_TIME, size_name
+from collx._bench.units import HOST_TIME, size_name
 
 Records = list[dict[str, Any]]
 
@@ -23,7 +23,7 @@ PLACE = re.compile(r"(<!-- table: (.*?)(, brief)? -->\n).*?(<!-- end -->)", re.D
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="JSON of bench.py to Markdown.")
+    parser = argparse.ArgumentParser(description="JSON of the benchmark to Markdown.")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--into", type=Path, help="document whose tables are to be replaced")
     options = parser.parse_args()
@@ -60,7 +60,8 @@ def filled(text: str, tables: dict[str, Records]) -> str:
 
 
 def table(records: Records, brief: bool = False) -> str:
-    """Median us a call; last, the fastest peer's time over that of collx's faster form."""
+    """Returns a table of the median microseconds per call. The last column is the time of the
+    fastest peer divided by that of the faster form of collx."""
     if records[0]["op"].endswith(HOST_TIME):
         return host_table(records)
     ours = [r for r in records if _is_ours(r)]
@@ -88,7 +89,7 @@ def table(records: Records, brief: bool = False) -> str:
             ratio = f"{peer['us'] / mine['us']:.2f}" if mine and peer else ""
             cells += [_time(peer), peer["impl"] if peer else "", ratio]
         lines.append(cells)
-    beside = f"\nBeside it ran {', '.join(peers)}.\n" if brief and peers else ""
+    beside = f"\nPeers in the same run: {', '.join(peers)}.\n" if brief and peers else ""
     return _markdown(lines) + beside
 
 

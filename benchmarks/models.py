@@ -1,13 +1,13 @@
-"""Models of other libraries, unchanged: on the process group's collectives, and on those of collx.
+"""Times unchanged models of other libraries with the collectives of the process group and of collx.
 
     torchrun --nproc-per-node 2 benchmarks/models.py
     torchrun --nproc-per-node 2 benchmarks/models.py --device cpu --hidden 64 --rows 2 --no-compile
 
-Models of transformers that from_pretrained splits (tp_plan="auto"), blocks that DTensor's
-parallelize_module splits, and a training step of blocks that FSDP2 shards: in eager mode as they
-are and under collx.patch, compiled by Inductor as they are and with backend="collx". Weights are
-random. Printed are us per step: median over turns that all take one after the other, of the
-slowest rank, and the process group's time over collx's.
+The models are those of transformers that from_pretrained splits (tp_plan="auto"), blocks that
+DTensor's parallelize_module splits, and a training step of blocks that FSDP2 shards. They run in
+eager mode without changes and with collx.patch, and compiled by Inductor and with backend="collx".
+Weights are random. Prints the microseconds per step (the median of alternating turns, on the
+slowest rank), and the time of the process group divided by that of collx.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # transformers reads it at import
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import torch
@@ -36,9 +36,9 @@ from torch.distributed.tensor.parallel import (
 
 import collx
 from _shared.devices import start_ranks
-from collxbench.job import GlooRanks
-from collxbench.options import columns, count
-from collxbench.timing import Turn, time_by_turns
+from collx._arguments import columns, count
+from collx._bench.job import GlooRanks
+from collx._bench.timing import Turn, time_by_turns
 
 KINDS = ("Llama", "Gemma", "Mixtral")
 SUBJECTS = (*KINDS, "DTensor", "FSDP2")
@@ -49,7 +49,7 @@ Step = Callable[[], object]
 
 
 class Block(nn.Module):
-    """A residual block, as tensor-parallel plans split it."""
+    """A residual block that tensor-parallel plans can split."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -114,7 +114,8 @@ def sharded(options: argparse.Namespace, mesh: DeviceMesh, compiled: bool) -> nn
 def inference(
     model: nn.Module, given: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, Turn]:
-    """The same model in all ways. Compiled ones take the eager one's weights."""
+    """Returns the steps of a model in all modes. Compiled models share the weights of the eager
+    model."""
 
     def step(run: Callable[..., Any]) -> Step:
         return torch.no_grad()(partial(run, **given))

@@ -1,17 +1,17 @@
-"""Matrix products and collectives that run at the same time.
+"""Times matrix products and collectives that run at the same time.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/products.py --json products.json
 
-Two tables. All figures are microseconds, medians of the rounds, of the slowest rank; the rounds
+Two tables. All values are microseconds: medians of the rounds, on the slowest rank. The rounds
 alternate between the rows.
 
 - A product of [n, n] x [n, n] in bfloat16 while all-gathers are in flight from before its start to
-  after its end, and the time of one of these all-gathers alone: by copy engines, by few thread
-  blocks, by all of them, and by PyTorch's own backend.
+  after its end, and the time of one of these all-gathers alone: with copy engines, with few thread
+  blocks, with all of them, and with PyTorch's backend.
 - `collx.nn.allgather_matmul` and `collx.nn.matmul_reducescatter` of [n, n] x [n, n / world size],
-  beside the two steps one after the other and PyTorch's fused operators, and the product alone.
+  compared with the two steps one after the other, PyTorch's fused operators, and the product alone.
 
-On the CPU there is only the second table: nothing is in flight beside a product there.
+On the CPU, only the second table exists, because no collectives run during a product there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 import collx
-from collxbench.cuda_timing import time_in_a_row
+from collx._bench.cuda_timing import time_in_a_row
 
 Call = Callable[[], Any]
 
@@ -47,8 +47,8 @@ class Clock:
         dist.barrier()
 
     def compare(self, calls: dict[str, Call], before: dict[str, Call] | None = None) -> Any:
-        """By name, of calls that follow each other. `before`: what is started before one call, and
-        not timed."""
+        """Returns the times of consecutive calls, by name. `before`: functions that are called
+        before each call and are not timed."""
         times = 10 if before is None else 1
         seen: dict[str, list[float]] = {name: [] for name in calls}
         for number in range(self.rounds + 2):
@@ -58,7 +58,7 @@ class Clock:
                     before[name]()
                 us = time_in_a_row(call, times, self.device)
                 self.synchronize()
-                if number > 1:  # the first two warm up
+                if number > 1:  # the first two rounds are warm-ups
                     seen[name].append(us)
         medians = torch.tensor([statistics.median(seen[name]) for name in calls])
         slowest = medians.to(self.device)
@@ -67,7 +67,7 @@ class Clock:
 
 
 def beside(clock: Clock, n: int, nbytes: int, overlap: collx.Communicator) -> dict[str, Any]:
-    """The first table: by row, the product and the all-gather."""
+    """Returns the first table: by row, the times of the product and the all-gather."""
     device, world, rank = clock.device, dist.get_world_size(), dist.get_rank()
     dtype = torch.bfloat16
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
@@ -97,7 +97,7 @@ def beside(clock: Clock, n: int, nbytes: int, overlap: collx.Communicator) -> di
             with torch.cuda.stream(side):
                 for _ in range(times):
                     gathers[name]()
-            # The product begins while they run.
+            # The product starts while the all-gathers run.
             torch.cuda._sleep(100_000)
 
         return start
@@ -110,7 +110,7 @@ def beside(clock: Clock, n: int, nbytes: int, overlap: collx.Communicator) -> di
 
 
 def fused(clock: Clock, n: int, communicator: collx.Communicator) -> dict[str, dict[str, float]]:
-    """The second table: by operator, the calls."""
+    """Returns the second table: by operator, the times of the calls."""
     device, world = clock.device, dist.get_world_size()
     dtype = torch.bfloat16
     group = dist.group.WORLD

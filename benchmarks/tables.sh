@@ -1,17 +1,16 @@
 #!/bin/bash
 # Measures the tables of docs/guide/performance.md on GPUs: benchmarks/tables.sh RANKS FOLDER
-# In some minutes. `python benchmarks/markdown.py FOLDER/*.json --into docs/guide/performance.md` writes them
-# into the page; likewise docs/guide/comparison.md.
+# Takes some minutes. `python benchmarks/markdown.py FOLDER/*.json --into docs/guide/performance.md` inserts
+# them into the page, and likewise into docs/guide/comparison.md.
 set -u
-ranks=$1 folder=$2 here=$(dirname "$0")
+ranks=$1 folder=$2
 mkdir -p "$folder"
 
-bench() {  # NAME SECONDS ARGUMENT...: one process a rank, ended when it takes longer
+bench() {  # NAME SECONDS ARGUMENT...: one process per rank, terminated after SECONDS
   local name=$1 seconds=$2
   shift 2
-  timeout -k 10 "$seconds" python3 -m torch.distributed.run --standalone \
-    --nproc-per-node "$ranks" "$here/bench.py" "$@" --device cuda --dtype bfloat16 --peers all \
-    --json "$folder/$name.json" >"$folder/$name.txt" 2>"$folder/$name.log" ||
+  timeout -k 10 "$seconds" python3 -m collx bench -g "$ranks" "$@" \
+    --device cuda --dtype bfloat16 --peers all --json "$folder/$name.json" >"$folder/$name.txt" 2>"$folder/$name.log" ||
     { echo "$name: exit status $?"; tail -n 5 "$folder/$name.log"; }
   cat "$folder/$name.txt"
 }

@@ -1,10 +1,10 @@
-"""Two builds of collx by turns, in one run on one machine, and the ratio of their times.
+"""Measures two builds of collx alternately in one run on one machine, and prints their ratios.
 
     python benchmarks/turns.py OLD NEW --ranks 2
 
-OLD and NEW are folders that hold a package `collx` with its module built: a checkout's `python`.
-Each turn is a run of bench.py without peers in new processes. Printed are the medians over the
-turns, and NEW / OLD; what is above --limit is marked.
+OLD and NEW are folders with a built package `collx`, such as `python` in a checkout. Each turn is a
+run of `python -m collx bench` of one build without peers. Prints the medians of the turns, and
+NEW / OLD. Ratios above --limit are marked.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-BENCH = Path(__file__).with_name("bench.py")
 SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M"
 ROWS = "1,8,16,64,128,256,512,2048"
 
@@ -49,14 +48,14 @@ def main() -> int:
 
 
 def measured(build: Path, options: argparse.Namespace) -> dict[Cell, float]:
-    """One turn."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    """Runs one turn and returns its times."""
+    bench = [sys.executable, "-m", "collx", "bench", f"--ranks={options.ranks}"]
     what = ["all", "--sizes", options.sizes, "--rows", options.rows]
     how = ["--rounding", "fp32,parity_weight", "--dtype", "bfloat16", "--device", options.device]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         others = ["--peers", "none", "--json", file.name]
         subprocess.run(
-            [*torchrun, f"--nproc-per-node={options.ranks}", str(BENCH), *what, *how, *others],
+            [*bench, *what, *how, *others],
             env={**os.environ, "PYTHONPATH": f"{build}:{os.environ.get('PYTHONPATH', '')}"},
             stdout=subprocess.DEVNULL,
             check=True,

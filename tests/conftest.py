@@ -1,4 +1,4 @@
-"""Fixtures of all tests: pools of ranks by device and world size, and what was skipped and why."""
+"""Fixtures of all tests: pools of ranks by device and world size. Also reports skipped tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-# Read once when the libraries are loaded, here and in the ranks: one thread a process.
+# Libraries read these when they are loaded, here and in the ranks. Each process has one thread and
+# no compiler processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 pytest.register_assert_rewrite("tests.common")
 
@@ -25,22 +27,22 @@ TWO_RANKS = World("cpu", 2)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: full cross-products; left out unless -m full")
-    config.addinivalue_line("markers", "worlds(*sizes): world sizes that a test wants")
-    config.addinivalue_line("markers", "ahead(work=f): work that is done while other tests run")
-    config.addinivalue_line("markers", "own_gpu: every rank needs a GPU of its own")
+    config.addinivalue_line("markers", "worlds(*sizes): world sizes of a test")
+    config.addinivalue_line("markers", "ahead(work=f): work that runs beside earlier tests")
+    config.addinivalue_line("markers", "own_gpu: every rank needs its own GPU")
     config.addinivalue_line("markers", "alone: not beside other tests on a GPU")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run the full cross-products, too")
-    parser.addoption("--quick", action="store_true", help="run what `make check` runs, alone")
+    parser.addoption("--full", action="store_true", help="also run the full cross-products")
+    parser.addoption("--quick", action="store_true", help="run only the tests of `make check`")
 
 
 def _is_full(config: pytest.Config) -> bool:
     return bool(config.getoption("--full") or "full" in config.getoption("markexpr", ""))
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m takes its choice
+@pytest.hookimpl(tryfirst=True)  # before -m selects tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if _devices_of(item.path) == ("cuda",):
@@ -57,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-# The files of `make check`: of those with ranks, the tests with two on the CPU.
+# The files of `make check`. Tests with ranks only run with two CPU ranks.
 QUICK = (
     "cpu/test_readme.py",
     "suites/checked_mode.py",
@@ -76,7 +78,7 @@ def _is_quick(item: pytest.Item) -> bool:
 
 
 def _devices_of(path: Path) -> tuple[str, ...]:
-    """What the tests of a file run on: the suites on both."""
+    """Returns the device types that the tests of a file run on."""
     return {"suites": ("cpu", "cuda"), "cuda": ("cuda",)}.get(path.parent.name, ("cpu",))
 
 
@@ -87,7 +89,7 @@ def _marked(value: Any, device: str, lacking: str = "") -> Any:
 
 
 def _worlds(device: str, mark: pytest.Mark | None, own_gpu: bool, full: bool) -> list[Any]:
-    """The worlds of a device that a test wants; without a GPU, one that is skipped."""
+    """Returns the worlds of a device that a test requests. Without a GPU, returns a skipped one."""
     sizes = tuple(mark.args) if mark else None
     worlds = cpu_worlds(sizes, full) if device == "cpu" else cuda_worlds(sizes)
     each = f"{NEEDS_GPU} for each rank"
@@ -96,8 +98,8 @@ def _worlds(device: str, mark: pytest.Mark | None, own_gpu: bool, full: bool) ->
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives `pool` one value for each world, by the test's folder and its `worlds` mark; or, where
-    a test asks for that alone, `device` one for each device."""
+    """Parametrizes `pool` by the worlds of the test's folder and `worlds` mark. A test that only
+    uses `device` is parametrized by the devices."""
     devices = _devices_of(metafunc.definition.path)
     if "pool" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("worlds")
@@ -116,44 +118,46 @@ BACKGROUND = pytest.StashKey[Ahead]()
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[BACKGROUND] = Ahead()
-    if not session.config.option.collectonly:
+    # A worker of pytest-xdist also collects the tests that another worker will run.
+    worker = hasattr(session.config, "workerinput")
+    if not session.config.option.collectonly and not worker:
         session.config.stash[BACKGROUND].begin(session.items)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if BACKGROUND in session.config.stash:
         session.config.stash[BACKGROUND].end()
-    if hasattr(session.config, "workeroutput"):  # of pytest-xdist, whose controller prints
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist; the controller prints
         session.config.workeroutput["sampled"] = sampling.counts()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A process of pytest-xdist has ended."""
+    """Collects the counts of a pytest-xdist worker that has exited."""
     sampling.add(getattr(node, "workeroutput", {}).get("sampled", {}))
 
 
 @pytest.fixture
 def ahead(request: pytest.FixtureRequest) -> Any:
-    """What the work of the test's mark `ahead` has come to."""
+    """Returns the result of the work in the test's mark `ahead`."""
     return request.config.stash[BACKGROUND].result(request.node)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def heart() -> None:
-    """Tells how late this machine is, see limits.py."""
+    """Starts to measure the delays of this machine, see limits.py."""
     limits.HEART.start()
 
 
 @pytest.fixture(autouse=True)
 def pace() -> None:
-    """What a test measured does not concern the next one."""
+    """Discards the measurements of the previous test."""
     limits.forget_pace()
 
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """Every pool of this run; they end with it."""
+    """Yields the pools of this run, and closes them at its end."""
     made = Pools()
     yield made
     made.close()
@@ -161,16 +165,16 @@ def pools() -> Iterator[Pools]:
 
 @pytest.fixture(scope="session")
 def pool(pools: Pools, request: pytest.FixtureRequest) -> Pool:
-    """The pool of the world that the test is parametrized by."""
+    """Returns the pool of the world that parametrizes the test."""
     world: World = request.param
     return pools.get(world)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says what was sampled, and what did not run for want of a GPU."""
+    """Reports what was sampled, and the tests that were skipped because they need a GPU."""
     sampled = sampling.summary()
     if sampled:
-        terminalreporter.section("sampled: calls made of those that there are")
+        terminalreporter.section("sampled: calls that ran, of all that exist")
     for line in sampled:
         terminalreporter.line(line)
     reports = terminalreporter.stats.get("skipped", [])
@@ -181,6 +185,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in lacking:
         name = report.nodeid.split("::")[0]
         by_file[name] = by_file.get(name, 0) + 1
-    terminalreporter.section(f"skipped for want of a GPU: {len(lacking)}")
+    terminalreporter.section(f"skipped without a GPU: {len(lacking)}")
     for name, count in sorted(by_file.items()):
         terminalreporter.line(f"{name}: {count}")

@@ -1,9 +1,9 @@
-"""Imports of the package and of the benchmarks go one way: no file imports one that needs it.
+"""Checks that the imports of the package have no cycles.
 
     python tools/check_imports.py [FOLDER ...]
 
-Imports within functions, and those for type checkers alone, count too: a circle that is hidden
-from the interpreter is one for the reader all the same.
+Imports within functions, and those for type checkers only, are included: a cycle that the
+interpreter does not see is still a cycle for the reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("python/collx", "benchmarks/collxbench")
+PACKAGES = ("python/collx",)
 
 
 def main(folders: list[Path]) -> int:
@@ -33,7 +33,7 @@ def main(folders: list[Path]) -> int:
 
 
 def modules(folder: Path) -> dict[str, Path]:
-    """The files of a package by the names of their modules."""
+    """Returns the files of a package by the names of their modules."""
     files = [*folder.rglob("*.py"), *folder.rglob("*.pyi")]
     return {name_of(path, folder): path for path in files}
 
@@ -44,7 +44,7 @@ def name_of(path: Path, folder: Path) -> str:
 
 
 def imported(path: Path, folder: Path) -> Iterator[str]:
-    """The package's own modules that a file imports."""
+    """Yields the package's own modules that a file imports."""
     known = modules(folder)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -52,7 +52,7 @@ def imported(path: Path, folder: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports here are absolute"
             for alias in node.names:
-                # A module of that package, or something that the package's own file defines.
+                # Either a module of that package, or a name that the package's file defines.
                 module = f"{node.module}.{alias.name}"
                 if module in known:
                     yield module

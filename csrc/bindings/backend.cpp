@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -21,7 +22,7 @@ using distributed::Backend;
 using distributed::BackendOptions;
 using Words = SymmetricPool::Source::Words;
 
-/// An option that is absent or at least `least`.
+/// Checks that an option is absent or at least `least`.
 std::optional<int64_t> checked(const char* argument, std::optional<int64_t> value,
                                int64_t least = 1) {
   TORCH_CHECK_VALUE(!value || *value >= least, "collx.backend.Options: ", argument, ": got ",
@@ -82,13 +83,14 @@ class PythonMaker final : public distributed::Maker {
 }  // namespace
 
 void bind_backend(py::module_& module) {
-  // The base classes are registered there.
+  // This module registers the base classes.
   py::module_::import("torch._C._distributed_c10d");
   py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>>(
       module, "BackendOptions")
       .def(py::init([](std::optional<int64_t> max_blocks, std::optional<int64_t> payload_bytes,
                        bool deterministic, std::optional<bool> check, bool watchdog,
-                       std::optional<int64_t> symmetric_bytes) {
+                       std::optional<int64_t> symmetric_bytes, std::optional<std::string> tuning,
+                       bool overlap) {
              auto options = c10::make_intrusive<BackendOptions>();
              options->max_blocks = checked("max_blocks", max_blocks);
              options->payload_bytes = checked("payload_bytes", payload_bytes);
@@ -96,12 +98,15 @@ void bind_backend(py::module_& module) {
              options->check = check;
              options->watchdog = watchdog;
              options->symmetric_bytes = checked("symmetric_bytes", symmetric_bytes, 0);
+             options->tuning = std::move(tuning);
+             options->overlap = overlap;
              return options;
            }),
            py::kw_only(), py::arg("max_blocks") = std::nullopt,
            py::arg("payload_bytes") = std::nullopt, py::arg("deterministic") = true,
            py::arg("check") = std::nullopt, py::arg("watchdog") = false,
-           py::arg("symmetric_bytes") = std::nullopt)
+           py::arg("symmetric_bytes") = std::nullopt, py::arg("tuning") = std::nullopt,
+           py::arg("overlap") = false)
       .def_property(
           "max_blocks", [](const BackendOptions& self) { return self.max_blocks; },
           [](BackendOptions& self, std::optional<int64_t> value) {
@@ -115,6 +120,8 @@ void bind_backend(py::module_& module) {
       .def_readwrite("deterministic", &BackendOptions::deterministic)
       .def_readwrite("check", &BackendOptions::check)
       .def_readwrite("watchdog", &BackendOptions::watchdog)
+      .def_readwrite("tuning", &BackendOptions::tuning)
+      .def_readwrite("overlap", &BackendOptions::overlap)
       .def_property(
           "symmetric_bytes", [](const BackendOptions& self) { return self.symmetric_bytes; },
           [](BackendOptions& self, std::optional<int64_t> value) {

@@ -15,11 +15,12 @@ namespace py = pybind11;
 
 namespace {
 
-// Strong references, never given back: errors outlive the interpreter's end.
+// Strong references that are never released, since errors may outlive the interpreter.
 std::array<PyObject*, static_cast<size_t>(ErrorKind::count)> classes{};
+PyObject* after_failure = nullptr;
 
-/// Throws PyTorch's carrier of a Python exception. Autograd's engine takes it from thread to
-/// thread, so that a backward pass raises the object that was made here, record and all.
+/// Throws PyTorch's wrapper of a Python exception. Autograd's engine passes it between threads, so
+/// that a backward pass raises the object created here, including the record.
 [[noreturn]] void raise(const RaisedError& error) {
   const py::gil_scoped_acquire gil;
   PyObject* const type = classes[static_cast<size_t>(error.kind)];
@@ -27,11 +28,16 @@ std::array<PyObject*, static_cast<size_t>(ErrorKind::count)> classes{};
   if (error.record) record = record_dict(*error.record);
   const py::object made =
       py::reinterpret_borrow<py::object>(type)(error.message, error.communicator, record);
+  if (after_failure != nullptr && error.record) {
+    py::reinterpret_borrow<py::object>(after_failure)(error.communicator);
+  }
   PyErr_SetObject(type, made.ptr());
   python_error carrier;
   carrier.persist();
   throw carrier;
 }
+
+}  // namespace
 
 py::dict call_dict(const CallDescriptor& call) {
   constexpr int kKept = sizeof(call.sizes) / sizeof(call.sizes[0]);
@@ -51,7 +57,9 @@ py::dict call_dict(const CallDescriptor& call) {
   return d;
 }
 
-/// None for a call of which nothing is known.
+namespace {
+
+/// Returns None if the call is not known.
 py::object call_or_none(const CallDescriptor& call, bool known) {
   if (!known || call.collective == Collective::none) return py::none();
   return call_dict(call);
@@ -75,6 +83,9 @@ py::dict record_dict(const StatusRecord& record) {
 
 void bind_errors(py::module_& module) {
   module.def(
+      "after_failure", [](const py::object& function) { after_failure = function.inc_ref().ptr(); },
+      py::arg("function"));
+  module.def(
       "raise_as",
       [](const py::object& timeout, const py::object& mismatch, const py::object& overlap,
          const py::object& poisoned) {
@@ -83,7 +94,8 @@ void bind_errors(py::module_& module) {
         raise_by(raise);
       },
       py::arg("timeout"), py::arg("mismatch"), py::arg("overlap"), py::arg("poisoned"));
-  // PyTorch's pybind11 is shared with this module, so calls through torch.ops pass here too.
+  // PyTorch shares its pybind11 with this module, so this also translates errors of calls through
+  // torch.ops.
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);

@@ -1,7 +1,8 @@
 // The extension module collx._C, which links to the library of operators. python/collx/_C.pyi
-// documents this surface.
+// documents its interface.
 //
-// pybind11 is the copy in torch/include: it shares types and exceptions with PyTorch's own modules.
+// It uses the pybind11 in torch/include, which shares types and exceptions with PyTorch's own
+// modules.
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
@@ -26,6 +27,7 @@
 #include "../ops/region.h"
 #include "../ops/registry.h"
 #include "../ops/run_time_compiler.h"
+#include "../ops/tuning.h"
 #include "../protocol/names.h"
 #include "../protocol/partition.h"
 #include "backend.h"
@@ -33,6 +35,7 @@
 #include "functions.h"
 #include "handle.h"
 #include "interpreter_lock.h"
+#include "statistics.h"
 
 namespace py = pybind11;
 
@@ -58,7 +61,8 @@ std::shared_ptr<Communicator> make_communicator(
     const std::string& pdl, bool check, const collx::Offer& agreed, int spare_blocks,
     uint64_t multicast, std::string multicast_unavailable_reason, bool simulated,
     bool deterministic, c10::intrusive_ptr<c10d::ProcessGroup> fallback_group, bool watchdog,
-    bool overlap) {
+    bool overlap, const std::vector<collx::NamedTuningEntry>& tuning,
+    std::vector<int64_t> global_ranks) {
   return Communicator::create(CommunicatorOptions{std::move(name),
                                                   std::move(group_name),
                                                   device,
@@ -78,6 +82,8 @@ std::shared_ptr<Communicator> make_communicator(
                                                   deterministic,
                                                   overlap,
                                                   watchdog,
+                                                  collx::make_tuning_table(tuning),
+                                                  std::move(global_ranks),
                                                   std::move(fallback_group)});
 }
 
@@ -117,10 +123,13 @@ py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, 
   d["chunks"] = e.chunks;
   d["bytes"] = e.bytes;
   d["workspace_bytes"] = e.workspace_bytes;
+  d["tuned"] =
+      e.entry == nullptr ? py::none() : py::object(py::make_tuple(e.entry->from, e.entry->to));
   return d;
 }
 
-/// The names that an operator accepts, "auto" apart; `multicast`: with those that need it.
+/// The algorithm names that an operator accepts, except "auto". `multicast`: include those that
+/// require multicast.
 std::vector<std::string_view> algorithms(std::string_view op, bool multicast) {
   const auto collective = collx::find_name<collx::Collective>(collx::kCollectiveNames, op);
   TORCH_CHECK_VALUE(collective.has_value(), "collx.algorithms: op: got \"", op, "\"");
@@ -131,6 +140,13 @@ std::vector<std::string_view> algorithms(std::string_view op, bool multicast) {
     if (collx::has_algorithm(*collective, row.algorithm)) names.emplace_back(row.name);
   }
   return names;
+}
+
+std::vector<std::string_view> tunable_algorithms(std::string_view op,
+                                                 const std::string& device_type, bool symmetric,
+                                                 bool deterministic) {
+  const auto device = device_type == "cuda" ? collx::DeviceKind::cuda : collx::DeviceKind::cpu;
+  return collx::tunable_algorithms(op, device, symmetric, deterministic);
 }
 
 py::tuple part_of(uint64_t numel, int world_size, int rank) {
@@ -149,7 +165,7 @@ py::dict region_layout(const std::string& device_type, int world_size, uint64_t 
   return d;
 }
 
-/// {PyTorch, CUDA, architectures}, the latter two None in a build without CUDA.
+/// (PyTorch, CUDA, architectures); the last two are None in a build without CUDA.
 py::tuple built_for() {
 #define COLLX_WORDS(...) #__VA_ARGS__
 #define COLLX_TEXT(...) COLLX_WORDS(__VA_ARGS__)
@@ -162,7 +178,8 @@ py::tuple built_for() {
 #endif
 }
 
-/// The function that makes communicators. Never destroyed: C++ may call it until the process ends.
+/// The function that creates communicators. Never destroyed: C++ may call it until the process
+/// ends.
 py::object& factory() {
   static auto* const made = new py::object;
   return *made;
@@ -232,7 +249,9 @@ void bind_epilogues(py::module_& m) {
 }
 
 void bind_communicator(py::module_& m) {
-  py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator")
+  py::class_<Communicator, std::shared_ptr<Communicator>> communicator(m, "Communicator");
+  collx::bind_statistics(communicator);
+  communicator
       .def(py::init(&make_communicator), py::kw_only(), py::arg("name"), py::arg("group_name"),
            py::arg("device"), py::arg("rank"), py::arg("world_size"), py::arg("regions"),
            py::arg("payload_bytes"), py::arg("timeout_ms"), py::arg("pdl"), py::arg("check"),
@@ -240,10 +259,13 @@ void bind_communicator(py::module_& m) {
            py::arg("multicast_unavailable_reason") = "it was not requested",
            py::arg("simulated") = false, py::arg("deterministic") = true,
            py::arg("fallback_group") = py::none(), py::arg("watchdog") = false,
-           py::arg("overlap") = false)
+           py::arg("overlap") = false, py::arg("tuning") = std::vector<collx::NamedTuningEntry>(),
+           py::arg("global_ranks") = std::vector<int64_t>())
       .def_property_readonly("name", [](const Communicator& c) { return c.options().name; })
       .def_property_readonly("group_name",
                              [](const Communicator& c) { return c.options().group_name; })
+      .def_property_readonly("global_ranks",
+                             [](const Communicator& c) { return c.options().global_ranks; })
       .def_property_readonly("rank", [](const Communicator& c) { return c.options().rank; })
       .def_property_readonly("world_size",
                              [](const Communicator& c) { return c.options().world_size; })
@@ -266,7 +288,8 @@ void bind_communicator(py::module_& m) {
              const auto record = c.failure();
              return record ? std::optional(collx::record_dict(*record)) : std::nullopt;
            })
-      // A call of another thread may hold the lock until its wait is over: never with the GIL.
+      // Runs without the GIL, since a call of another thread may hold the communicator's lock while
+      // it waits.
       .def("register", &register_tensor, py::arg("tensor"), py::arg("pointers"), py::arg("nbytes"),
            py::arg("key"), py::arg("multicast") = 0, NoGil())
       .def("explain", &explain, py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"),
@@ -309,6 +332,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("op"), py::arg("numel"), py::arg("cols"), py::arg("dtype"), py::arg("world_size"),
       py::arg("algorithm"), py::arg("symmetric"));
   m.def("algorithms", &algorithms, py::arg("op"), py::arg("multicast") = false);
+  m.def("tunable_operators", &collx::tunable_operators);
+  m.def("tunable_algorithms", &tunable_algorithms, py::arg("op"), py::arg("device_type"),
+        py::arg("symmetric"), py::arg("deterministic"));
   m.def(
       "make_by",
       [](py::function function) {

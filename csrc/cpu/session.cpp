@@ -10,23 +10,31 @@
 namespace collx::cpu {
 namespace {
 
-/// Spinning pays only while every rank has a core: otherwise it keeps the core from the rank that
-/// is waited for (hazard 23).
+/// Spinning helps only if every rank has a core. Otherwise it takes the core from the rank that
+/// this rank waits for (hazard 23).
 Spinning spinning(int world) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return {world <= cores ? 1000 : 10, 50};
 }
 
-std::chrono::steady_clock::time_point deadline_after(uint64_t timeout_ns) {
+std::chrono::steady_clock::time_point deadline_after(std::chrono::steady_clock::time_point began,
+                                                     uint64_t timeout_ns) {
   constexpr uint64_t kYear = 365ull * 24 * 3600 * 1'000'000'000;
-  return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kYear));
+  return began + std::chrono::nanoseconds(std::min(timeout_ns, kYear));
+}
+
+/// Other threads may read the sum at any time. Only this thread writes it.
+void add_wait(const CpuView& view, int peer, std::chrono::nanoseconds waited) {
+  uint64_t& sum = view.status->waited_ns[peer];
+  __atomic_store_n(&sum, sum + static_cast<uint64_t>(waited.count()), __ATOMIC_RELAXED);
 }
 
 }  // namespace
 
 bool Session::enter() {
-  // First busy, then a look at the mark. Who marks this rank looks in the other order (all of it
-  // sequentially consistent): if it finds no call under way, the call that follows is refused.
+  // Store `busy` first, then load the mark. A rank that marks this rank does it in the opposite
+  // order, and all of these accesses are sequentially consistent. Therefore, if it finds no call in
+  // progress, this rank refuses the next call.
   auto& busy = control(rank()).busy;
   const bool overlap = busy.exchange(1) != 0;
   if (std::atomic_ref(view_.header(rank())->poison).load() != 0) {
@@ -48,7 +56,7 @@ Session::~Session() {
 
 bool Session::alive() const {
   if (!poisoned(view_)) return true;
-  report(view_, record(Failure::none, Phase::none, -1));  // it waited for no rank
+  report(view_, record(Failure::none, Phase::none, -1));  // this rank was not waiting for any rank
   return false;
 }
 
@@ -136,7 +144,7 @@ bool Session::meet(Phase phase) {
   for (int step = 1; step < world(); ++step) {
     if (!compare_with(neighbor(step), epoch, call, phase)) return false;
   }
-  // Who has entered this call has completed the one before.
+  // A rank that has entered this call has completed the previous one.
   Control& own = control(rank());
   std::copy(std::begin(own.epochs), std::end(own.epochs), std::begin(own.settled));
   return true;
@@ -171,16 +179,19 @@ bool Session::wait(int peer, Read read, uint32_t expected, Phase phase) {
   const auto reached = [&] { return epoch_reached(read(), expected); };
   const auto ready = [&] { return reached() || poisoned(view_); };
   Spinning left = spinning(world());
-  // The clock is not asked before the spins are spent: most waits end within them.
+  // Read the clock only after the spins: most waits end within them.
   while (left.spins > 0 && !ready()) {
     detail::relax();
     --left.spins;
   }
   if (reached()) return true;
   left.spins = 0;
-  wait_until(control(peer).bell, ready, deadline_after(view_.timeout_ns), left);
+  const auto began = std::chrono::steady_clock::now();
+  wait_until(control(peer).bell, ready, deadline_after(began, view_.timeout_ns), left);
+  add_wait(view_, peer, std::chrono::steady_clock::now() - began);
   if (reached()) return true;
-  // The wait failed: it timed out, or another rank has failed, maybe because this rank was missing.
+  // The wait failed: it timed out, or another rank has failed, possibly because this rank was
+  // missing.
   StatusRecord vain = record(Failure::timeout, phase, peer);
   vain.expected = expected;
   vain.seen = read();

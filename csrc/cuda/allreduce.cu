@@ -23,7 +23,7 @@ uint64_t bytes_of(const AllreduceCall& call) {
   return call.numel * static_cast<uint64_t>(dtype_size(call.dtype));
 }
 
-/// Vectors that each rank sends to each in a stage, on the wire.
+/// The number of vectors that each rank sends to each other rank in a stage, on the wire.
 uint64_t sent_vectors(const AllreduceCall& call, int world) {
   const uint64_t vectors = ceil_div<uint64_t>(bytes_of(call), kVectorBytes);
   const bool parts = row_of(call.plan.algorithm).share == Share::part;
@@ -32,14 +32,14 @@ uint64_t sent_vectors(const AllreduceCall& call, int world) {
   return wire_vectors(masked, parts ? largest_part(vectors, world) : vectors);
 }
 
-/// Whether the call is a sum of a multiple of `unit` bytes, of aligned vectors.
+/// Whether the call is a sum of aligned vectors whose size is a multiple of `unit` bytes.
 bool is_whole_sum(const AllreduceCall& call, uint64_t unit) {
   return call.reduce_op == ReduceOp::sum && bytes_of(call) % unit == 0 &&
          whole_vectors(call.input) && whole_vectors(call.output);
 }
 
-/// Whether the call is one of those that session.cuh calls simple. Ranks may differ in it: it
-/// changes the code that runs, not what is exchanged.
+/// Whether the call is simple: see session.cuh. Ranks may differ in this: it selects the code that
+/// runs, not the data that is exchanged.
 bool is_simple(const KernelCall& k, const CudaView& view, const AllreduceCall& call) {
   const uint64_t unit = row_of(call.plan.algorithm).share == Share::part
                             ? uint64_t{kVectorBytes} * static_cast<uint32_t>(view.world)
@@ -57,22 +57,38 @@ void push(const AllreduceLaunch& l) {
   l.run(is_simple(k, l.view, l.call), k);
 }
 
-/// Results go into the outputs of all ranks if these are symmetric and of whole vectors, and if no
-/// rank has still to finish its own.
+/// Results go into the outputs of all ranks if these are symmetric, consist of whole vectors, and
+/// need no epilogue.
 bool goes_into_outputs(const AllreduceCall& call) {
   return call.peer_output[0] != nullptr && call.epilogue == nullptr && whole_vectors(call.output) &&
          bytes_of(call) % kVectorBytes == 0;
 }
 
-/// By chunks, in as many lanes as the call has blocks.
+/// Launches a call with few blocks, each of which serves several lanes.
+void wide_lanes(const AllreduceLaunch& l, KernelCall& k, LaneArguments& lanes, bool direct) {
+  const bool whole = l.call.plan.bulk && bytes_of(l.call) % kVectorBytes == 0 &&
+                     whole_vectors(l.call.input) && whole_vectors(l.call.output);
+  const bool uses[3] = {true, true, !direct};
+  lanes.wide =
+      wide_shape(l.call.plan, l.view.world, lanes.sent[1].vectors * kVectorBytes, uses, true);
+  AllreduceLaunch wide{l.view, l.call, l.stream, kernels::allreduce_wide};
+  if (whole) wide.shared = shared_bytes(lanes.wide, l.view.world, true);
+  wide.run(whole, k, lanes);
+}
+
+/// Launches a call by chunks, with one lane or several lanes for each block.
 void lanes(const AllreduceLaunch& l) {
   KernelCall k = kernel_call_of(l);
   k.fingerprint = fingerprint(l.call.descriptor);
   const bool direct = goes_into_outputs(l.call);
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;
-  const LaneChunks chunks(sent_vectors(l.call, l.view.world), l.call.plan.blocks,
-                          lanes.area.slot_bytes / kVectorBytes);
+  const int32_t width = l.call.plan.width;
+  const uint32_t slot = lanes.area.slot_bytes;
+  const uint32_t most =
+      width > 0 ? largest_wide_chunk(Collective::allreduce, l.view.world, slot) : slot;
+  const LaneChunks chunks(sent_vectors(l.call, l.view.world),
+                          l.call.plan.blocks * std::max(width, 1), most / kVectorBytes);
   const uint32_t mark = fingerprint_of_lanes(l.call.descriptor, direct);
   for (int distance = 0; distance < l.view.world; ++distance) {
     lanes.sent[distance] = lanes.received[distance] = chunks;
@@ -81,10 +97,11 @@ void lanes(const AllreduceLaunch& l) {
     lanes.output[distance] =
         static_cast<char*>(l.call.peer_output[(l.view.rank + distance) % l.view.world]);
   }
+  if (width > 0) return wide_lanes(l, k, lanes, direct);
   l.run(is_whole_sum(l.call, kVectorBytes), k, lanes);
 }
 
-/// Through barriers, whose flags carry fingerprints.
+/// Uses barriers, whose flags carry fingerprints.
 void pull(const AllreduceLaunch& l) {
   KernelCall k = kernel_call_of(l);
   k.fingerprint = fingerprint(l.call.descriptor);
@@ -92,7 +109,7 @@ void pull(const AllreduceLaunch& l) {
   l.run(false, k, pull);
 }
 
-/// Likewise, through memory that all ranks have at one address.
+/// The same by multicast.
 void multimem(const AllreduceLaunch& l) {
   KernelCall k = kernel_call_of(l);
   k.fingerprint = fingerprint(l.call.descriptor);

@@ -8,11 +8,12 @@
 namespace collx::cuda {
 namespace {
 
-// A launch reads as much as the kernel takes.
+// A launch reads only as many bytes as the kernel's parameters have.
 static_assert(offsetof(ExtraArguments<1>, extra) == offsetof(EpilogueArguments, extra));
 
-/// Adds checks that the kernel's arguments have the sizes that they have here, because its headers
-/// are read when it is compiled. A program knows the types that its kernel includes, and no others.
+/// Adds checks that the kernel's arguments have the same sizes as in this build, because the
+/// program's headers are read when it is compiled. A program knows only the types that its kernel
+/// includes.
 std::string with_sizes(std::string program, const KernelTemplate& kernel) {
   const auto has = [&](const char* type, size_t bytes) {
     program += std::string("static_assert(sizeof(collx::") + type +
@@ -40,11 +41,11 @@ Kernel load(const std::string& code) {
   return kernel;
 }
 
-/// Blocks that the current device holds: see held_together.
+/// The number of blocks that the current device holds: see held_together.
 int held_by_device(Kernel kernel, int device) {
   int multiprocessors = 0;
   require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-          "asking for the device's attributes");
+          "querying the device's attributes");
   return held_together(kernel, kFullBlock) * multiprocessors;
 }
 
@@ -64,7 +65,7 @@ std::string EpilogueKernels::program(const ProgramOptions& options) const {
 Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const char* op,
                              MakeKernel make) {
   int device = 0;
-  require(cudaGetDevice(&device), "asking for the device");
+  require(cudaGetDevice(&device), "querying the current device");
   const std::lock_guard guard(mutex_);
   const Entry* found = nullptr;
   for (const Entry& entry : entries_) {
@@ -72,14 +73,15 @@ Kernel EpilogueKernels::find(const ProgramOptions& options, int blocks, const ch
   }
   if (found == nullptr) {
     const Kernel kernel = load(make(op, program(options), kernel_in_program(expression_, options)));
+    prepare(kernel);
     entries_.push_back({options, device, kernel, held_by_device(kernel, device)});
     found = &entries_.back();
   }
   if (blocks > found->held) {
-    throw std::runtime_error(
-        "collx: the kernel of this epilogue needs so much of the device that " +
-        std::to_string(found->held) + " blocks are resident at once, of " + std::to_string(blocks) +
-        "; max_blocks= bounds them");
+    throw std::runtime_error("collx: the device can run at most " + std::to_string(found->held) +
+                             " blocks of this epilogue's kernel at once, but the call needs " +
+                             std::to_string(blocks) +
+                             "; pass max_blocks=" + std::to_string(found->held) + " or less");
   }
   return found->kernel;
 }

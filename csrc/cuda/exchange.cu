@@ -1,4 +1,5 @@
-// Launchers of every collective but all-reduce: messages become routes, a call becomes a kernel.
+// Launchers of every collective except all-reduce. They convert messages to routes and launch a
+// kernel for the call.
 #include <algorithm>
 
 #include "../protocol/uses.h"
@@ -10,8 +11,8 @@
 namespace collx::cuda {
 namespace {
 
-/// Whether a rank reads what it reduces where the peers have it, or stores what it sends where they
-/// want it.
+/// Whether a rank reads the values that it reduces from the peers' tensors, or stores its messages
+/// into the peers' tensors.
 bool reads_peers(const ExchangeCall& call) {
   const Algorithm a = call.plan.algorithm;
   return is_reduction(call.collective) &&
@@ -46,7 +47,7 @@ bool stays_in_place(const Message& from, const Message& to) {
 Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   Routes routes{};
   const bool reads = reads_peers(call), writes = writes_peers(call);
-  // Gather and reduce have one message, or none.
+  // Gather and reduce have at most one message.
   routes.same =
       call.collective == Collective::allgather || call.collective == Collective::broadcast;
   for (int d = 0; d < view.world; ++d) {
@@ -60,9 +61,9 @@ Routes routes_of(const CudaView& view, const ExchangeCall& call) {
   routes.cleared = message_of(call, call.output, dense_span(call.cleared));
   routes.has_root = call.root >= 0;
   routes.root = (call.root - view.rank + view.world) % view.world;
-  // In place, what stays on this rank is already where it belongs. A rank that reduces stores its
-  // result there. Of what is stored into all outputs at once, the own message says where the others
-  // are.
+  // In place, the part that stays on this rank is already at its destination. But a rank that
+  // reduces stores its result there. If messages are stored into all outputs at once, this rank's
+  // own message gives their location on the other ranks.
   const bool stores =
       is_reduction(call.collective) ? !routes.has_root || routes.root == 0 : call.plan.into_outputs;
   if (stays_in_place(routes.from[0], routes.to[0]) && !stores) routes.to[0].bytes = 0;
@@ -82,7 +83,7 @@ void use_channels(KernelCall& k, Routes& routes, const CudaView& view) {
   routes.done_offset = area.done;
 }
 
-/// Vectors of the longest message: see ExchangeCall.
+/// The number of vectors of the longest message: see ExchangeCall.
 uint64_t longest_vectors(const ExchangeCall& call) {
   return ceil_div<uint64_t>(call.longest, kVectorBytes);
 }
@@ -98,8 +99,8 @@ bool all_whole(const Routes& routes, const CudaView& view) {
   return whole(routes.cleared);
 }
 
-/// Whether the call is one of those that session.cuh calls simple: here, of messages that are one
-/// run each, and equally long unless they are empty.
+/// Whether the call is simple: see session.cuh. Here each message is one run, and all messages that
+/// are not empty have equal length.
 bool is_simple(const KernelCall& k, const Routes& routes, const CudaView& view,
                const ExchangeCall& call) {
   const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
@@ -117,7 +118,7 @@ KernelCall kernel_call_of(const ExchangeLaunch& l) {
   return k;
 }
 
-/// Through barriers, whose flags carry fingerprints.
+/// Uses barriers, whose flags carry fingerprints.
 KernelCall barrier_call_of(const ExchangeLaunch& l) {
   KernelCall k = kernel_call_of(l);
   k.vectors = longest_vectors(l.call);
@@ -125,25 +126,25 @@ KernelCall barrier_call_of(const ExchangeLaunch& l) {
   return k;
 }
 
-/// `vectors` of data to each rank in each stage.
+/// `vectors`: the data vectors to each rank in each stage.
 KernelCall twoshot_call_of(const ExchangeLaunch& l, uint64_t vectors) {
   KernelCall k = kernel_call_of(l);
   use_slots(k, l.view.layout.twoshot, l.view, wire_vectors(is_masked(l.call), vectors));
   return k;
 }
 
-/// In one stage of all-reduce's two-shot slots: a use carries a word between all pairs, too.
+/// Uses one stage of all-reduce's two-shot slots: here too, a use carries a word between all pairs.
 void staged(const ExchangeLaunch& l) {
   KernelCall k = twoshot_call_of(l, longest_vectors(l.call));
   Routes routes = routes_of(l.view, l.call);
   l.run(is_simple(k, routes, l.view, l.call), k, routes);
 }
 
-/// Threads of a block fill the link so. With more of them calls in both directions are slower
-/// (docs/internals/engineering-log.md).
+/// This many threads of a block saturate the link. With more of them, calls in both directions are
+/// slower (docs/internals/engineering-log.md).
 constexpr int32_t kScatters = 64;
 
-/// By any name, since the lengths of the messages are not known here.
+/// The same for every algorithm, since the lengths of the messages are not known here.
 void with_device_splits(const ExchangeLaunch& l) {
   DeviceSplits splits = l.call.splits;
   KernelCall k = kernel_call_of(l);
@@ -154,7 +155,7 @@ void with_device_splits(const ExchangeLaunch& l) {
   l.run(false, k, routes, splits);
   const uint64_t longest = wire_vectors(true, longest_vectors(l.call));
   if (l.view.world != 2 || !is_long(longest, k.capacity)) return;
-  k.check = false;  // the ranks have compared the call, and one of them may end here
+  k.check = false;  // the ranks have already compared the call, and one of them may end here
   LaneArguments lanes{};
   lanes.area = l.view.layout.lanes;
   lanes.fingerprint[1] = fingerprint_of_lanes(l.call.descriptor, false);
@@ -165,7 +166,27 @@ void with_device_splits(const ExchangeLaunch& l) {
          arguments, l.stream, "the long messages of an alltoallv");
 }
 
-/// By chunks, in as many lanes as the call has blocks.
+/// Launches a call with few blocks, each of which serves several lanes.
+void wide_lanes(const ExchangeLaunch& l, KernelCall& k, LaneArguments& lanes, Routes& routes,
+                bool sends, bool takes) {
+  const bool reduces = is_reduction(l.call.collective);
+  const bool whole = l.call.plan.bulk && all_whole(routes, l.view);
+  // Values that are also sent are stored together with the send. A reduction already includes the
+  // root's own values.
+  const bool keeps = !reduces && lanes.received[0].count > 0 && !(routes.same && sends);
+  const bool uses[3] = {sends, takes, keeps};
+  uint32_t vectors = lanes.received[0].vectors;
+  for (int d = 1; d < l.view.world; ++d) {
+    vectors = std::max({vectors, lanes.sent[d].vectors, lanes.received[d].vectors});
+  }
+  lanes.wide = wide_shape(l.call.plan, l.view.world, vectors * kVectorBytes, uses, reduces);
+  ExchangeLaunch wide{l.view, l.call, l.stream,
+                      reduces ? kernels::exchange_wide : kernels::exchange_wide_copy};
+  if (whole) wide.shared = shared_bytes(lanes.wide, l.view.world, reduces);
+  wide.run(whole, k, lanes, routes);
+}
+
+/// Launches a call by chunks, with one lane or several lanes for each block.
 void lanes(const ExchangeLaunch& l) {
   KernelCall k = kernel_call_of(l);
   Routes routes = routes_of(l.view, l.call);
@@ -174,9 +195,13 @@ void lanes(const ExchangeLaunch& l) {
   const uint32_t mark = fingerprint_of_lanes(l.call.descriptor, false);
   lanes.in_place = overwrites_in_place(l.call.collective) && l.call.input == l.call.output;
   const bool reduces = is_reduction(l.call.collective);
-  const uint32_t most = largest_chunk(l.call.collective, lanes.area.slot_bytes) / kVectorBytes;
+  const int32_t width = l.call.plan.width;
+  const uint32_t slot = lanes.area.slot_bytes;
+  const uint32_t most = width > 0 ? largest_wide_chunk(l.call.collective, l.view.world, slot)
+                                  : largest_chunk(l.call.collective, slot);
   const auto chunks_of = [&](const Message& m) {
-    return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes), l.call.plan.blocks, most);
+    return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes),
+                      l.call.plan.blocks * std::max(width, 1), most / kVectorBytes);
   };
   lanes.sent[0] = chunks_of(routes.cleared);
   lanes.received[0] = chunks_of(routes.to[0]);
@@ -192,6 +217,7 @@ void lanes(const ExchangeLaunch& l) {
             ? pair_fingerprint(mark, l.view.rank, peer, routes.from[d].bytes, routes.to[d].bytes)
             : mark;
   }
+  if (width > 0) return wide_lanes(l, k, lanes, routes, sends, takes);
   lanes.scatters = sends ? kScatters : 0;
   lanes.takes = !takes ? 0 : sends && !reduces ? 128 : 192;
   const bool sums = !reduces || l.call.reduce_op == ReduceOp::sum;
@@ -211,7 +237,7 @@ void direct(const ExchangeLaunch& l) {
   l.run(all_whole(routes, l.view), k, routes);
 }
 
-/// Through memory that all ranks have at one address.
+/// By multicast.
 void multimem(const ExchangeLaunch& l) {
   KernelCall k = barrier_call_of(l);
   Routes routes = routes_of(l.view, l.call);
@@ -220,7 +246,7 @@ void multimem(const ExchangeLaunch& l) {
   l.run(false, k, routes, pull, multicast);
 }
 
-/// Every rank passes on a part of the whole tensor, whether or not it is the root.
+/// Every rank passes on a part of the whole tensor, including ranks that are not the root.
 void twostage(const ExchangeLaunch& l) {
   KernelCall k = barrier_call_of(l);
   Routes routes = routes_of(l.view, l.call);
@@ -230,7 +256,7 @@ void twostage(const ExchangeLaunch& l) {
   l.run(false, k, routes, pull);
 }
 
-/// Slices of 1/(W-1), one for each rank that is not the root: those behind it in turn.
+/// Slices of 1/(W-1) of the tensor, one for each rank except the root, in ring order after it.
 uint64_t slice_vectors(const ExchangeLaunch& l) {
   return ceil_div<uint64_t>(longest_vectors(l.call), static_cast<uint64_t>(l.view.world) - 1);
 }
@@ -249,7 +275,8 @@ void pipelined(const ExchangeLaunch& l) {
   const bool is_root = l.view.rank == call.root;
   for (int d = 1; d < l.view.world; ++d) {
     const int rank = (l.view.rank + d) % l.view.world;
-    // From the root its slice, from another rank that rank's own. Nothing comes back to the root.
+    // The root sends this rank's slice. Another rank sends its own slice. The root receives
+    // nothing.
     const int slice = rank == call.root ? l.view.rank : rank;
     routes.from[d] = is_root ? message_of(call, call.input, slice_of(l, rank)) : Message{};
     routes.to[d] = is_root ? Message{} : message_of(call, call.output, slice_of(l, slice));
@@ -268,7 +295,7 @@ void reduce_in_two_stages(const ExchangeLaunch& l) {
     routes.from[d] = message_of(call, call.input, slice_of(l, rank));
     if (is_root) routes.to[d] = message_of(call, call.output, slice_of(l, rank));
   }
-  if (!is_root) {  // what stays here, unless it is where it belongs
+  if (!is_root) {  // the part that stays here, unless it is already at its destination
     const uint64_t bytes = call.input == call.output ? 0 : call.longest;
     routes.kept = message_of(call, call.input, dense_span(bytes));
     routes.to[0] = message_of(call, call.output, dense_span(bytes));
@@ -304,7 +331,8 @@ static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorit
 
 static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algorithm::automatic));
 
-/// A message, of which at most one side lies in one run where the other one does not.
+/// Copies a message. If one side is strided and the other one is a single run, the run is copied
+/// with the width of the strided side.
 void copy(const Message& from, const Message& to, Stream stream) {
   const uint64_t width = std::min(from.width, to.width);
   if (width == to.bytes) {
@@ -348,8 +376,8 @@ void copy(const CudaView& view, const ExchangeCall& call, CopyStreams& streams, 
               "clearing an output");
     }
   }
-  // One after the other, each rank to another one at a time: copies to several GPUs at once lose a
-  // third of the rate of the link (docs/guide/performance.md).
+  // Copies are serialized, and at any time each rank copies to a different rank: simultaneous
+  // copies to several GPUs lose a third of the link's bandwidth (docs/guide/performance.md).
   for (int d = 1; d < view.world; ++d) {
     if (routes.to[d].bytes > 0) copy(routes.from[d], routes.to[d], stream);
   }

@@ -10,7 +10,7 @@ namespace {
 
 using Visit = std::function<void(Kernel)>;
 
-/// Visits each kernel once: many are the instances of several dtypes.
+/// Visits each kernel once: several dtypes may share an instance.
 class Once {
  public:
   Once(int world, bool simulated, const Visit& visit)
@@ -31,7 +31,9 @@ class Once {
 
  private:
   void visit(Kernel kernel) {
-    if (kernel == nullptr) throw std::runtime_error("collx: this build simulates no multicast");
+    if (kernel == nullptr)
+      throw std::runtime_error(
+          "collx: this build does not contain the kernels that simulate multicast");
     if (seen_.insert(kernel).second) visit_(kernel);
   }
 

@@ -13,7 +13,7 @@ void require(cudaError_t error, const char* what) {
 
 cudaFuncAttributes attributes_of(Kernel kernel) {
   cudaFuncAttributes attributes{};
-  require(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's attributes");
+  require(cudaFuncGetAttributes(&attributes, kernel), "querying a kernel's attributes");
   return attributes;
 }
 
@@ -24,6 +24,61 @@ int held_together(Kernel kernel, int threads) {
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, std::min(threads, most), 0),
       "loading a kernel");
   return blocks;
+}
+
+namespace {
+
+// Shared memory: the bytes of a block that copies in bulk, and the carveout of a multiprocessor for
+// all of its blocks. The carveout is one of the sizes that an H100 supports.
+constexpr uint32_t kBulkBytes = 144 << 10;
+constexpr uint32_t kMultiprocessorBytes = 164 << 10;
+
+}  // namespace
+
+void prepare(Kernel kernel) {
+  int device = 0, all = 0, most = 0;
+  require(cudaGetDevice(&device), "querying the current device");
+  require(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+          "querying the device's attributes");
+  require(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "querying the device's attributes");
+  const auto own = static_cast<int>(attributes_of(kernel).sharedSizeBytes);
+  require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - own),
+          "preparing a kernel");
+  const int percent = std::min<int>(100, (kMultiprocessorBytes * 100 + all - 1) / all);
+  require(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent),
+          "preparing a kernel");
+}
+
+WideShape wide_shape(const Plan& plan, int world, uint32_t bytes, const bool (&uses)[3],
+                     bool reduces) {
+  WideShape shape{};
+  shape.lanes = plan.width;
+  while (1 << shape.shift < plan.width) ++shape.shift;
+  shape.bytes = bytes;
+  if (!plan.bulk || bytes == 0) return shape;
+  constexpr int kMost = 16;
+  const int count = uses[0] + uses[1] + uses[2];
+  int left = static_cast<int>(kBulkBytes / bytes);
+  if (reduces && uses[1]) {
+    const int share = count == 1 ? left : count == 2 ? left * 2 / 3 : left / 2;
+    const int taken = std::clamp(share / world, 2, kMost);
+    shape.stages[1] = taken;
+    left -= taken * world;
+  }
+  const int others = uses[0] + uses[2] + (uses[1] && !reduces);
+  for (int role = 0, rest = others; role < 3; ++role) {
+    if (!uses[role] || (role == 1 && reduces)) continue;
+    shape.stages[role] = std::clamp((left + rest - 1) / rest, 2, kMost);
+    left -= shape.stages[role];
+    --rest;
+  }
+  return shape;
+}
+
+uint32_t shared_bytes(const WideShape& shape, int world, bool reduces) {
+  const int units = shape.stages[0] + shape.stages[1] * (reduces ? world : 1) + shape.stages[2];
+  return static_cast<uint32_t>(units) * shape.bytes;
 }
 
 KernelCall arguments_of(const CudaView& view, const Call& call) {
@@ -89,7 +144,7 @@ void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64
 }
 
 void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
-            std::string_view what, uint32_t cluster, cudaEvent_t begun) {
+            std::string_view what, uint32_t cluster, cudaEvent_t begun, uint32_t shared) {
   cudaLaunchAttribute attributes[3];
   unsigned count = 0;
   if (pdl != PdlLevel::off) {
@@ -107,6 +162,7 @@ void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Str
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
   config.blockDim = dim3(static_cast<unsigned>(plan.threads));
+  config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = count;

@@ -1,4 +1,4 @@
-// From a call to a kernel on a stream: what all launchers share.
+// From a call to a kernel on a stream: the code that all launchers share.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,38 +12,55 @@
 #include "collectives/kernel_table.h"
 #include "device.h"
 #include "epilogue.h"
+#include "transports/wide_shape.h"
 
 namespace collx::cuda {
 
-/// std::runtime_error that says what failed.
+/// Throws std::runtime_error that names the failed operation `what`.
 void require(cudaError_t error, const char* what);
 
 cudaFuncAttributes attributes_of(Kernel kernel);
 
-/// Blocks of a kernel that one multiprocessor holds, with `threads` threads or with as many as the
-/// kernel can have. The query loads the kernel: loading it later could synchronize with the device
-/// while another kernel spins there.
+/// The number of blocks of a kernel that one multiprocessor holds, with `threads` threads or the
+/// kernel's maximum if that is smaller. The query loads the kernel: loading it later could
+/// synchronize with the device while another kernel spins on it.
 int held_together(Kernel kernel, int threads);
 
 KernelCall arguments_of(const CudaView& view, const Call& call);
 PullArguments pull_arguments_of(const CudaView& view, const Call& call);
 MulticastArguments multicast_arguments_of(const CudaView& view, const Call& call);
 
-/// What all ranks must have in common in a call through lanes. `direct`: peers store into outputs;
-/// otherwise ranks may differ in where their tensors are.
+/// Fingerprint of the properties that all ranks must share in a call through lanes. `direct`: peers
+/// store into outputs. Otherwise the locations of the tensors may differ between ranks.
 uint32_t fingerprint_of_lanes(CallDescriptor descriptor, bool direct);
 
-/// Where the call's words go: `vectors` to each rank in each stage.
+/// Sets the slots of the call: `vectors` to each rank in each stage.
 void use_slots(KernelCall& k, const SlotArea& area, const CudaView& view, uint64_t vectors);
 
 inline bool whole_vectors(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
 }
 
-/// `cluster`: blocks of the grid that make a cluster, one after the other. `what`: for the error.
-/// `begun`: an event that is recorded when all blocks have begun; null: none.
+/// `cluster`: the number of consecutive blocks of the grid that form a cluster. `what`: for the
+/// error message. `begun`: an event that is recorded when all blocks have begun, or null. `shared`:
+/// bytes of dynamic shared memory of a block.
 void launch(Kernel kernel, const Plan& plan, PdlLevel pdl, void** arguments, Stream stream,
-            std::string_view what, uint32_t cluster = 1, cudaEvent_t begun = nullptr);
+            std::string_view what, uint32_t cluster = 1, cudaEvent_t begun = nullptr,
+            uint32_t shared = 0);
+
+/// Prepares a kernel: allows the shared memory that bulk copies need, and sets the same shared
+/// memory carveout for all kernels. A multiprocessor changes the division of its memory between
+/// shared memory and cache only when no block is resident. If a block with a smaller carveout
+/// waited for a peer, it would keep out the blocks of another communicator's kernel.
+void prepare(Kernel kernel);
+
+/// Divides shared memory among the roles of a block with several lanes: see WideShape. `bytes`: the
+/// size of a chunk. `uses`: the roles that have chunks. `reduces`: the second role adds the chunks
+/// of all ranks.
+WideShape wide_shape(const Plan& plan, int world, uint32_t bytes, const bool (&uses)[3],
+                     bool reduces);
+/// The total size in bytes.
+uint32_t shared_bytes(const WideShape& shape, int world, bool reduces);
 
 inline Collective collective_of(const AllreduceCall&) { return Collective::allreduce; }
 inline Collective collective_of(const ExchangeCall& call) { return call.collective; }
@@ -67,18 +84,19 @@ inline NormForm form_of(const NormCall& call) {
           call.shape.steps > 1};
 }
 
-/// The kernel of a call with an epilogue; null where it was to be made ready, and that is all.
+/// The kernel of a call with an epilogue; null if the call only prepares the kernel.
 Kernel find_with_epilogue(const EpilogueCall& epilogue, ProgramOptions options, const Plan& plan);
 
-/// A call on its way to its kernels.
+/// A call that is being launched.
 template <typename CallOf>
 struct Launch {
   const CudaView& view;
   const CallOf& call;
   Stream stream;
   const KernelFamily& kernels;
+  uint32_t shared = 0;  // bytes of dynamic shared memory of a block
 
-  /// The kernel's instance for the call, with what its template declares.
+  /// Launches the kernel's instance for the call, with the arguments that its template declares.
   template <typename... Arguments>
   void run(bool simple, Arguments&... arguments) const {
     if (call.epilogue != nullptr) return run_with_epilogue(simple, arguments...);
@@ -90,7 +108,7 @@ struct Launch {
     }
     void* given[] = {&arguments...};
     launch(kernel, call.plan, view.pdl, given, stream, name_of(collective_of(call)),
-           cluster_of(call));
+           cluster_of(call), nullptr, shared);
   }
 
  private:
@@ -99,7 +117,7 @@ struct Launch {
     const KernelTemplate& of = kernels.with_epilogue;
     if (of.name.empty()) {
       throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) +
-                               " takes no epilogue");
+                               " does not support epilogues");
     }
     const ProgramOptions options{of, of.worlds ? unrolled(view.world) : 0, of.simple && simple,
                                  of.multicast && view.simulated, form_of(call)};
@@ -111,8 +129,8 @@ struct Launch {
   }
 };
 
-/// What carries out an algorithm for some collectives. A row whose launcher uses no kernel of its
-/// own has `kernels` without `find`.
+/// The implementation of an algorithm for some collectives. A row whose launcher uses no kernel of
+/// its own has `kernels` without `find`.
 template <typename CallOf>
 struct LauncherRow {
   Algorithm algorithm;
@@ -136,8 +154,8 @@ void launch_by(const LauncherRow<CallOf> (&rows)[N], const CudaView& view, const
   const Collective c = collective_of(call);
   const LauncherRow<CallOf>* row = find_launcher(rows, c, call.plan.algorithm);
   if (row == nullptr) {
-    throw std::runtime_error("collx: nothing carries out " + std::string(name_of(c)) + " by " +
-                             std::string(name_of(call.plan.algorithm)));
+    throw std::runtime_error("collx: " + std::string(name_of(call.plan.algorithm)) + " of " +
+                             std::string(name_of(c)) + " has no launcher");
   }
   row->launch({view, call, stream, row->kernels});
 }

@@ -1,5 +1,5 @@
-// What a device holds at once: blocks and clusters, as the driver computes it and as trials show
-// it.
+// The number of blocks and clusters that a device holds at once, as the driver computes it and as
+// trials measure it.
 #include <algorithm>
 #include <climits>
 #include <set>
@@ -19,8 +19,8 @@ namespace {
 
 int attribute_of_device(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
-  require(cudaGetDevice(&device), "asking for the device");
-  require(cudaDeviceGetAttribute(&value, attribute, device), "asking for the device's attributes");
+  require(cudaGetDevice(&device), "querying the current device");
+  require(cudaDeviceGetAttribute(&value, attribute, device), "querying the device's attributes");
   return value;
 }
 
@@ -35,15 +35,15 @@ int resident_clusters(Kernel kernel, uint32_t threads, uint32_t size) {
   config.numAttrs = 1;
   int clusters = 0;
   require(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
-          "asking for the clusters that the device holds");
+          "querying how many clusters fit the device");
   return clusters;
 }
 
-/// The smallest of all fused normalizations.
+/// The smallest residency over all kernels of fused normalizations.
 Residency residency_of_norms(int world, bool simulated, int multiprocessors, bool clusters) {
   Residency least;
   Residency::for_each(least, [](uint32_t, uint32_t, int32_t& held) { held = INT_MAX; });
-  std::set<std::pair<int, size_t>> asked;  // kernels that need the same are held alike
+  std::set<std::pair<int, size_t>> asked;  // kernels with equal needs have equal residency
   for_each_norm_kernel(world, simulated, [&](Kernel kernel) {
     const cudaFuncAttributes needs = attributes_of(kernel);
     if (!asked.insert({needs.numRegs, needs.sharedSizeBytes}).second) return;
@@ -74,10 +74,11 @@ DeviceCapacity load_kernels(int world, bool clusters, bool simulated) {
   constexpr int kHopper = 9;
   bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= kHopper;
   for_each_kernel(world, simulated, [&](Kernel kernel) {
-    // A newer device may run code that was made for an older one.
+    prepare(kernel);
+    // A newer device may run code that was compiled for an older one.
     hopper &= attributes_of(kernel).ptxVersion >= 10 * kHopper;
   });
-  for (int i = 0; i < static_cast<int>(DType::count); ++i) {  // which waits for nobody
+  for (int i = 0; i < static_cast<int>(DType::count); ++i) {  // this kernel waits for no peer
     attributes_of(reduce_local({static_cast<DType>(i), world, false}));
   }
   const int multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
@@ -92,21 +93,21 @@ DeviceCapacity load_kernels(int world, bool clusters, bool simulated) {
 
 namespace {
 
-/// The regions of all ranks, as a trial needs them.
+/// The regions of all ranks, for a trial.
 struct Everyone {
   RegionHeader* header[kMaxCudaRanks];
   int32_t rank;
   int32_t world;
 };
 
-/// A grid whose blocks stay until the grids of all ranks are complete. `mark`: what to leave in
-/// `unmet` if that does not happen within `limit_ns`.
+/// A grid whose blocks stay resident until the grids of all ranks have started completely. `mark`:
+/// the bits to set in `unmet` if that does not happen within `limit_ns`.
 __global__ void __launch_bounds__(kFullBlock)
     meet(const __grid_constant__ Everyone all, uint32_t number, uint32_t mark, uint64_t limit_ns) {
   if (threadIdx.x == 0) {
     RegionHeader* own = all.header[all.rank];
     if (atomicAdd(&own->started, 1u) + 1 == gridDim.x) {
-      own->started = 0;  // every block has added; the next grid starts behind this one
+      own->started = 0;  // every block has added; the next grid starts after this one
       for (int rank = 0; rank < all.world; ++rank) {
         ptx::st_release_sys(&all.header[rank]->met[all.rank], number);
       }
@@ -124,8 +125,8 @@ __global__ void __launch_bounds__(kFullBlock)
   __syncthreads();
 }
 
-/// Dynamic shared memory with which a multiprocessor holds as many blocks of the trial as of the
-/// kernels that the trial stands for.
+/// The dynamic shared memory with which a multiprocessor holds as many blocks of the trial as of
+/// the kernels that the trial represents.
 size_t filling(int blocks_held, int multiprocessors) {
   const int each = std::max(blocks_held / std::max(multiprocessors, 1), 1);
   const int all = attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
@@ -145,9 +146,10 @@ Residency held_at_once(const CudaView& view, const Residency& wanted, uint32_t n
   const int multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
   require(cudaFuncSetAttribute(meet, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin)),
-          "preparing the trial of what the device holds");
+          "preparing the residency trial");
   RegionHeader* own = view.header(view.rank);
-  require(cudaMemsetAsync(&own->unmet, 0, sizeof(own->unmet), stream), "clearing the trial's mark");
+  require(cudaMemsetAsync(&own->unmet, 0, sizeof(own->unmet), stream),
+          "clearing the result of the residency trial");
 
   const auto try_one = [&](uint32_t mark, uint32_t threads, uint32_t size, uint32_t count,
                            size_t shared, uint64_t limit) {
@@ -162,25 +164,25 @@ Residency held_at_once(const CudaView& view, const Residency& wanted, uint32_t n
     config.attrs = &attribute;
     config.numAttrs = size > 1 ? 1 : 0;
     require(cudaLaunchKernelEx(&config, meet, all, ++number, mark, limit),
-            "launching the trial of what the device holds");
+            "launching the residency trial");
   };
-  // Ranks begin together, whenever each of them comes.
+  // Synchronizes the ranks, which may arrive at different times.
   uint32_t mark = 1;
   try_one(mark, kWarpLanes, 1, 1, 0, view.timeout_ns);
   Residency::for_each(wanted, [&](uint32_t threads, uint32_t size, const int32_t& count) {
     mark *= 2;
-    if (count == 0) return void(++number);  // on all ranks alike
+    if (count == 0) return void(++number);  // the same on all ranks
     const auto blocks = static_cast<int>(wanted.clusters(threads, 1));
     try_one(mark, threads, size, static_cast<uint32_t>(count), filling(blocks, multiprocessors),
             limit_ns);
   });
   uint32_t unmet = 0;
   require(cudaMemcpyAsync(&unmet, &own->unmet, sizeof(unmet), cudaMemcpyDeviceToHost, stream),
-          "reading the trial's marks");
-  require(cudaStreamSynchronize(stream), "trying what the device holds at once");
+          "reading the result of the residency trial");
+  require(cudaStreamSynchronize(stream), "running the residency trial");
   if ((unmet & 1u) != 0) {
     throw std::runtime_error(
-        "collx: a rank did not come to the trial of what devices hold at once");
+        "collx: a rank did not join the trial of how many blocks each device can run at once");
   }
   Residency held = wanted;
   mark = 1;

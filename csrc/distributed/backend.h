@@ -1,8 +1,9 @@
 // The torch.distributed backend "collx".
 //
-// Collectives that collx has a kernel for run on a communicator, one for each kind of device, which
-// is made when it is first needed. All else goes to the inner group, an ordinary process group of
-// the same ranks. A call with async_op is posted; without it, it runs on the current stream.
+// Collectives for which collx has a kernel run on a communicator. There is one communicator for
+// each kind of device, created on first use. All other calls go to the inner group, an ordinary
+// process group of the same ranks. A call with async_op is posted; without it, the call runs on the
+// current stream.
 #pragma once
 
 #include <c10/macros/Export.h>
@@ -37,36 +38,38 @@ class Work;
 struct C10_EXPORT BackendOptions final : c10d::Backend::Options {
   BackendOptions() : c10d::Backend::Options("collx") {}
 
-  /// Newer versions of PyTorch give the copy to a group that is split off.
+  /// Newer versions of PyTorch pass the copy to a group that is split off.
   c10::intrusive_ptr<c10d::Backend::Options> clone() const {
     return c10::make_intrusive<BackendOptions>(*this);
   }
 
-  std::optional<int64_t> max_blocks;     // none: half of what the device holds
+  std::optional<int64_t> max_blocks;     // none: half of the blocks resident on the device
   std::optional<int64_t> payload_bytes;  // none: 128 MiB on CUDA, 16 MiB on the CPU
-  /// Of all tensors that allocateTensor() makes. None: 4 GiB on CUDA, 256 MiB on the CPU.
+  /// Limit for all tensors of allocateTensor(). None: 4 GiB on CUDA, 256 MiB on the CPU.
   std::optional<int64_t> symmetric_bytes;
   bool deterministic = true;
-  std::optional<bool> check;  // none: as COLLX_CHECK says
+  std::optional<bool> check;  // none: according to COLLX_CHECK
   bool watchdog = false;
+  bool overlap = false;
+  std::optional<std::string> tuning;  // path of a table; none: according to COLLX_TUNING
 };
 
-/// What the backend needs of Python, where communicators and inner groups are made.
+/// The interface to Python, which creates communicators and inner groups.
 class Maker {
  public:
   virtual ~Maker() = default;
-  /// The communicator of the group on a device. Collective over the group. Null, on all ranks, if
-  /// they cannot reach each other's memory, or are too many.
+  /// The communicator of the group on a device. Collective over the group. Returns null on all
+  /// ranks if they cannot access each other's memory, or if there are too many ranks.
   virtual std::shared_ptr<Communicator> make(c10::Device device) = 0;
-  /// Of what the communicators wait for from now on, those that are made later included.
+  /// Sets the timeout of later waits, for existing and future communicators.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
-  /// For the pool of the communicator that make() made: see SymmetricPool::Source.
+  /// For the pool of the communicator from make(): see SymmetricPool::Source.
   virtual std::optional<SymmetricPool::Source::Words> words(c10::Device device, uint64_t bytes) = 0;
   virtual at::Tensor segment(c10::Device device, uint64_t bytes) = 0;
-  /// Frees this rank's part of the communicators, and makes no others. Does not wait for the other
-  /// ranks.
+  /// Frees this rank's part of the communicators, and prevents the creation of others. Does not
+  /// wait for the other ranks.
   virtual void leave() = 0;
-  /// A backend of some of the ranks.
+  /// Creates a backend for some of the ranks.
   virtual c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<BackendOptions>& options) = 0;
@@ -102,7 +105,7 @@ class C10_EXPORT Backend final : public c10d::Backend {
   Pending reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& o) override;
   Pending gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& o) override;
-  /// Of PyTorch's newer versions.
+  /// Exists in newer versions of PyTorch.
   Pending gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& o);
   Pending scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& o) override;
   Pending alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& o) override;
@@ -121,7 +124,7 @@ class C10_EXPORT Backend final : public c10d::Backend {
   Pending endCoalescing() override;
 
   const std::string getBackendName() const override { return "collx"; }
-  /// A copy: older versions of PyTorch change it for a group that is split off.
+  /// Returns a copy, because older versions of PyTorch modify it for a group that is split off.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
     return options_->clone();
   }
@@ -129,12 +132,14 @@ class C10_EXPORT Backend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // it is 0 on every rank
   uint64_t getSequenceNumberForGroup() override { return calls_.load(); }
   c10d::ErrorType getError() override;
-  /// Of PyTorch's newer versions: the bytes of this rank's regions, by the names that NCCL's has.
+  /// Exists in newer versions of PyTorch. Returns the bytes of this rank's regions under the same
+  /// names as the NCCL backend.
   std::unordered_map<std::string, uint64_t> getMemoryStats();
 
-  /// For any device: FSDP2 passes only the index, which the CPU does not have.
+  /// The result is the same for all devices: FSDP2 passes only the index, which the CPU does not
+  /// have.
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
-  /// In symmetric memory, or in ordinary memory on all ranks.
+  /// Allocates in symmetric memory, or in ordinary memory on all ranks.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
   bool supportsSplitting() const override { return true; }
@@ -158,7 +163,8 @@ class C10_EXPORT Backend final : public c10d::Backend {
   void unregisterCompletionHook(int64_t id) override { hooks_->drop_completion(id); }
 #endif
 
-  /// Fails the calls that are under way, here and, with this rank's name, on the other ranks.
+  /// Makes the calls in progress fail on this rank and on the other ranks, whose errors name this
+  /// rank.
   void abort() override;
   void shutdown() override;
 
@@ -167,7 +173,7 @@ class C10_EXPORT Backend final : public c10d::Backend {
   struct Place {
     std::atomic<bool> settled{false};
     std::shared_ptr<Communicator> communicator;  // null: the inner group serves the device
-    std::shared_ptr<SymmetricPool> pool;         // null: likewise, or the group has been shut down
+    std::shared_ptr<SymmetricPool> pool;         // null: no communicator, or after shutdown()
   };
   Place& place(c10::Device device) { return places_[device.is_cuda() ? 1 : 0]; }
   /// Whether a communicator serves the device. Creates it if necessary.
@@ -176,28 +182,29 @@ class C10_EXPORT Backend final : public c10d::Backend {
   c10d::Backend& inner(c10::Device device) const;
   std::vector<std::shared_ptr<Communicator>> communicators() const;
 
-  /// The calls that `make` makes, as one piece of work, which a profiler shows by its title and its
-  /// inputs. `results`: as Work::result() gives them.
+  /// Runs `make`, which makes calls, and returns them as one work object. A profiler shows its
+  /// title and inputs. `results` are those of Work::result().
   template <typename F>
   Pending work(c10d::OpType type, const char* title, const Tensors& inputs, bool async,
                const Tensors& results, F make);
   c10::intrusive_ptr<Work> begin(c10d::OpType type, const char* title, const Tensors& inputs);
-  /// Has `make` make the calls.
+  /// Runs `make`, which makes the calls. If it raises, the failure hooks run first.
   template <typename F>
   void carry_out(const std::shared_ptr<Communicator>& communicator, F make);
   Pending finish(c10::intrusive_ptr<Work> work, const Calls& calls,
                  const std::shared_ptr<Communicator>& communicator, const Tensors& results,
                  PostedCall::Timeout host_waits = {});
-  /// The inner group's work, kept until the end of a coalesced group of calls, if one is open.
+  /// Returns the inner group's work. Within a coalesced group of calls it is also kept until the
+  /// group ends.
   Pending kept(c10::Device device, const Pending& pending);
 
-  /// Between startCoalescing() and endCoalescing().
+  /// The calls between startCoalescing() and endCoalescing().
   struct Coalesced {
     std::vector<std::shared_ptr<PostedCall>> calls;
     std::vector<Pending> inner;
     Tensors tensors;
-    std::shared_ptr<Ending> ending;  // of the last of the calls; null without hooks
-    // Of the inner works, for the hooks.
+    std::shared_ptr<Ending> ending;  // of the last call; null without hooks
+    // For the hooks: keys and device of the inner works.
     std::vector<uint64_t> keys;
     std::optional<c10::Device> device;
     c10d::Backend* grouped = nullptr;  // the inner backend that coalesces, once it has a call
@@ -209,9 +216,9 @@ class C10_EXPORT Backend final : public c10d::Backend {
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   std::atomic<uint64_t> calls_{0};
   std::optional<Coalesced> coalesced_;
-  std::string split_name_;  // of the group that was split off last
+  std::string split_name_;  // name of the group that was split off last
   std::optional<c10::weak_intrusive_ptr<c10d::Backend>> split_;
-  std::mutex mutex_;  // held where places_ change
+  std::mutex mutex_;  // guards changes of places_
   Place places_[2];   // the CPU, CUDA
   std::atomic<bool> left_{false};
 };

@@ -85,7 +85,10 @@ Request request_of(const Communicator& communicator, const CallCore& core) {
 }
 
 Plan plan_call(const Communicator& communicator, const Request& request) {
-  return communicator.tuned(select(request));
+  const TuningEntry* const entry = communicator.tuning().find(request);
+  if (entry == nullptr) [[likely]]
+    return communicator.tuned(select(request));
+  return communicator.tuned(select(with_choice(request, entry)));
 }
 
 NormPlan plan_call(const Communicator& communicator, NormRequest request) {

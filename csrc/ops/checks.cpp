@@ -1,7 +1,7 @@
 #include "checks.h"
 
 #include <ATen/Context.h>
-#include <ATen/MemoryOverlap.h>
+#include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
 
 #include <limits>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "../protocol/names.h"
-#include "../protocol/selection.h"
+#include "call.h"
 #include "communicator.h"
 #include "torch_version.h"
 
@@ -58,6 +58,12 @@ constexpr std::optional<DType> dtype_of(at::ScalarType type) {
 
 uint64_t address(const at::Tensor& tensor) {
   return reinterpret_cast<uint64_t>(tensor.const_data_ptr());
+}
+
+/// The address after the last element.
+uint64_t end_of(const at::Tensor& tensor) {
+  return address(tensor) +
+         at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
 }
 
 }  // namespace
@@ -165,7 +171,7 @@ void check_writable(const char* op, const char* argument, const at::Tensor& tens
 
 void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& out) {
   check_writable(op, "out", out);
-  // Tensors with holes go through a temporary, which is right however they interleave.
+  // Tensors with gaps use a temporary, which is correct for any interleaving.
   if (!input.is_non_overlapping_and_dense() || !out.is_non_overlapping_and_dense()) return;
   const uint64_t from = address(input), to = address(out), bytes = input.nbytes();
   const uint64_t distance = from < to ? to - from : from - to;
@@ -178,10 +184,17 @@ void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& ou
                     "no memory with it");
 }
 
+at::MemOverlapStatus overlap_of(const at::Tensor& a, const at::Tensor& b) {
+  const at::MemOverlapStatus status = at::get_overlap_status(a, b);
+  const bool unknown = status == at::MemOverlapStatus::TooHard;
+  const bool disjoint = unknown && (end_of(a) <= address(b) || end_of(b) <= address(a));
+  return disjoint ? at::MemOverlapStatus::No : status;
+}
+
 void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
                     std::optional<int64_t> offset, const char* argument) {
   check_writable(op, argument, out);
-  // Tensors with holes go through a temporary, which is right however they interleave.
+  // Tensors with gaps use a temporary, which is correct for any interleaving.
   if (!input.is_non_overlapping_and_dense() || !out.is_non_overlapping_and_dense()) return;
   const auto from = static_cast<int64_t>(address(input)), to = static_cast<int64_t>(address(out));
   const bool apart = from + static_cast<int64_t>(input.nbytes()) <= to ||
@@ -195,7 +208,7 @@ void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& o
 
 namespace {
 
-/// Of the tensors that peers access.
+/// Checks that the tensors that peers access are symmetric.
 void check_symmetric(const char* op, const Request& r) {
   const Touched peers = touched(r.collective);
   const bool input = !peers.input || r.input_symmetric;
@@ -213,7 +226,8 @@ void check_symmetric(const char* op, const Request& r) {
                     "accepted: auto, staged, lanes, fallback");
 }
 
-/// A sum whose order the NVLink switch chooses. Integer sums are the same in any order.
+/// Alerts about a sum whose order the NVLink switch determines. Integer sums are equal in any
+/// order.
 void alert_order_of_switch(const char* op, const Request& request) {
   at::Context& context = at::globalContext();
   if (!context.deterministicAlgorithms() || is_integer(request.dtype)) return;
@@ -226,7 +240,7 @@ void alert_order_of_switch(const char* op, const Request& request) {
                                               const Communicator& communicator) {
   Request automatic = request;
   automatic.algorithm = Algorithm::automatic;
-  const std::string_view instead = name_of(select(automatic).named);
+  const std::string_view instead = name_of(plan_call(communicator, automatic).named);
   TORCH_CHECK_NOT_IMPLEMENTED(
       request.capabilities.multicast, "collx.", op, ": algorithm: got \"",
       name_of(request.algorithm), "\", which needs NVLink multicast, and \"",

@@ -10,6 +10,7 @@
 #include "call.h"
 #include "errors.h"
 #include "registry.h"
+#include "watchdog.h"
 #if COLLX_CUDA
 #include "../cuda/device.h"
 #endif
@@ -70,7 +71,7 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options) 
   check_options(options);
   auto made = std::make_shared<Communicator>(std::move(options));
   registry::enter(made);
-  if (made->marks() != nullptr) watchdog::enter(*made);
+  if (made->options().watchdog) watchdog::enter(*made);
   return made;
 }
 
@@ -80,7 +81,6 @@ Communicator::Communicator(CommunicatorOptions options)
       timeout_ms_(options_.timeout_ms),
       pdl_(options_.capabilities.dependent_launch ? options_.pdl : PdlLevel::off),
       deterministic_(options_.deterministic),
-      marks_(options_.watchdog ? new CallMarks : nullptr),
       fork_generation_(registry::fork_generation()) {
   for (size_t i = 0; i < options_.regions.size(); ++i) {
     view_.region[i] = reinterpret_cast<char*>(options_.regions[i]);
@@ -101,8 +101,8 @@ Communicator::Communicator(CommunicatorOptions options)
 // The status block is not returned here: a kernel may still be in flight.
 Communicator::~Communicator() {
   registry::leave(*this);
-  if (marks_ != nullptr) watchdog::leave(*this);
-  // A forked child does not have the poster's thread, whose end this would wait for.
+  if (options_.watchdog) watchdog::leave(*this);
+  // The poster's destructor joins its thread, which does not exist in a forked child.
   if (!forked()) delete poster_.load(std::memory_order_acquire);
 }
 
@@ -126,8 +126,8 @@ CudaView Communicator::cuda_view() const {
   CudaView view{view_, cuda_layout_, reinterpret_cast<char*>(options_.multicast),
                 options_.simulated};
   view.pdl = pdl();
-  // With "early", dependents take up the device while a grid still spins: two communicators on two
-  // streams could block each other across ranks.
+  // With "early", dependent kernels occupy the device while a grid still spins. Two communicators
+  // on two streams could then block each other across ranks.
   if (view.pdl == PdlLevel::early && registry::live_on_device(options_.device.index()) > 1) {
     view.pdl = PdlLevel::end;
   }
@@ -169,7 +169,7 @@ void Communicator::set_timeout(int64_t milliseconds) {
     timeout_ms_.store(milliseconds, std::memory_order_relaxed);
     view_.timeout_ns = static_cast<uint64_t>(milliseconds) * 1'000'000;
   }
-  if (marks_ != nullptr) watchdog::timeout_changed(*this);
+  if (options_.watchdog) watchdog::timeout_changed(*this);
 }
 
 int Communicator::spare_blocks() const {
@@ -179,7 +179,7 @@ int Communicator::spare_blocks() const {
 Plan Communicator::tuned(Plan plan) const {
   if (tuned_blocks_ == 0 || !has_kernels(plan.algorithm) || !on_cuda()) return plan;
   if (row_of(plan.algorithm).lanes) {
-    plan.blocks = std::min(plan.blocks, tuned_blocks_);  // a block for each lane, of a fixed size
+    plan.blocks = std::min(plan.blocks, tuned_blocks_);  // one block of fixed size for each lane
     return plan;
   }
   plan.blocks = tuned_blocks_;
@@ -205,7 +205,8 @@ void Communicator::adopt_reported() {
     return;
   }
 #if COLLX_CUDA
-  // The watchdog's thread has another current device, which this process may not have initialized.
+  // The watchdog's thread has a different current device, which the process may not have
+  // initialized.
   const OnDevice guard(options_.device);
   if (!capturing(options_.device)) cuda::adopt_reported(cuda_view());
 #endif
@@ -221,7 +222,7 @@ void Communicator::follow_blame([[maybe_unused]] bool wait) {
   if (wait) {
     held.lock();
   } else if (!held.try_lock()) {
-    return;  // another thread waits for the notes
+    return;  // another thread is waiting for the notes
   }
   if (followed_.load(std::memory_order_relaxed)) return;
   const Verdict verdict = cuda::end_of_chain(cuda_view(), wait);
@@ -269,6 +270,31 @@ void Communicator::require_usable(const char* op) {
        options_.name, first});
 }
 
+Progress Communicator::progress_of(int rank) const {
+  const OnDevice guard(options_.device);
+#if COLLX_CUDA
+  if (on_cuda()) return cuda::progress_of(cuda_view(), rank);
+#endif
+  return cpu::progress_of(cpu_view(), rank);
+}
+
+bool Communicator::has_captured() const {
+#if COLLX_CUDA
+  return streams_.has_captured();
+#else
+  return false;
+#endif
+}
+
+std::vector<uint64_t> Communicator::waited() const {
+  std::vector<uint64_t> of;
+  if (on_cuda() || !has_regions()) return of;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    of.push_back(__atomic_load_n(&status_.get()->waited_ns[rank], __ATOMIC_RELAXED));
+  }
+  return of;
+}
+
 void Communicator::report(const StatusRecord& record) {
   if (!has_regions()) {
     record_first(*status_.get(), record);
@@ -283,17 +309,17 @@ void Communicator::report(const StatusRecord& record) {
 }
 
 void Communicator::destroy() {
-  if (!forked()) let_posted_calls_pass();  // the peers may be in them
+  if (!forked()) let_posted_calls_pass();  // peers may already be in these calls
   if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
   registry::leave(*this);
-  if (marks_ != nullptr) watchdog::leave(*this);
-  if (forked()) return;  // the lock may have been held by a thread that this process does not have
+  if (options_.watchdog) watchdog::leave(*this);
+  if (forked()) return;  // a thread that does not exist in this process may hold the lock
   if (Poster* const poster = poster_.load(std::memory_order_acquire)) poster->close();
   const auto held = lock();
   symmetric_.clear();
   options_.fallback_group.reset();
-  // A healthy communicator is destroyed collectively, with nothing in flight. After a failure a
-  // kernel may still be on its way to its record.
+  // A healthy communicator is destroyed collectively, with nothing in flight. After a failure, a
+  // kernel may still write its record.
   if (!status_.ready()) {
     status_given_back_.store(true, std::memory_order_release);
     status_.give_back();

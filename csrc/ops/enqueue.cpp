@@ -5,6 +5,7 @@
 #include <array>
 
 #include "../cpu/exchange.h"
+#include "profiling.h"
 #if COLLX_CUDA
 #include <c10/cuda/CUDAStream.h>
 
@@ -31,9 +32,10 @@ void run_kernels(const Launch& launch, const CallDescriptor& /*call*/) {
   if (!done) communicator.require_usable(launch.request.op());
 }
 
-/// All ranks meet in their regions, if they have any, in a checked barrier: there a missing rank
-/// has a name, and the process group, which a collective that never ends would spoil for everybody,
-/// is not touched before all have come. NotImplementedError during a capture.
+/// Synchronizes all ranks with a checked barrier in their regions, if they have regions. The
+/// barrier can name a missing rank. The process group is only used after all ranks have arrived,
+/// because a collective that never completes would make it unusable for everyone. Raises
+/// NotImplementedError during a capture.
 void meet(const Launch& launch, const CallDescriptor& call) {
   Communicator& communicator = launch.communicator;
   const char* const op = launch.request.op();
@@ -60,7 +62,7 @@ void meet(const Launch& launch, const CallDescriptor& call) {
   if (!cpu::barrier(view, call)) communicator.require_usable(op);
 }
 
-/// All outputs may be written.
+/// After this step, all outputs may be written.
 void enter([[maybe_unused]] const Launch& launch, [[maybe_unused]] const CallDescriptor& call) {
 #if COLLX_CUDA
   Communicator& communicator = launch.communicator;
@@ -69,8 +71,8 @@ void enter([[maybe_unused]] const Launch& launch, [[maybe_unused]] const CallDes
 #endif
 }
 
-/// Copies into the outputs of all ranks. If the barrier before them has failed they take place all
-/// the same, since no host has waited for it.
+/// Copies into the outputs of all ranks. The copies also run if the preceding barrier has failed,
+/// since no host has waited for it.
 void copy([[maybe_unused]] const Launch& launch, const CallDescriptor& /*call*/) {
 #if COLLX_CUDA
   Communicator& communicator = launch.communicator;
@@ -79,7 +81,7 @@ void copy([[maybe_unused]] const Launch& launch, const CallDescriptor& /*call*/)
 #endif
 }
 
-/// All outputs have been written.
+/// After this step, all outputs have been written.
 void leave([[maybe_unused]] const Launch& launch, [[maybe_unused]] const CallDescriptor& call) {
 #if COLLX_CUDA
   CudaView view = launch.communicator.cuda_view();
@@ -90,18 +92,18 @@ void leave([[maybe_unused]] const Launch& launch, [[maybe_unused]] const CallDes
 
 void run_through_group(const Launch& launch, const CallDescriptor& /*call*/) {
   const UseStream use(launch.stream);
-  const CallMarks::InGroup marked(launch.communicator.marks());
+  const CallLog::InGroup marked(launch.communicator.log());
   launch.request.run_through_group(launch);
 }
 
-/// How the host carries an algorithm out: some steps, in this order.
+/// The host steps that execute an algorithm, in order.
 struct Launcher {
   Algorithm algorithm;
   std::array<HostStep, 3> steps;  // null: none
 };
 
 constexpr Launcher kByKernels = {Algorithm::automatic, {run_kernels}};
-/// Of the algorithms without kernels.
+/// Launchers of the algorithms without kernels.
 constexpr Launcher kLaunchers[] = {
     {Algorithm::fallback, {meet, run_through_group}},
     {Algorithm::copy_engine, {enter, copy, leave}},
@@ -119,7 +121,7 @@ static_assert([] {
   return true;
 }());
 
-/// Whether the call took a number.
+/// Returns whether the call took a number.
 bool carry_out(const Launch& launch) {
   auto& [communicator, request, stream] = launch;
   const bool alone = communicator.options().world_size == 1;
@@ -133,9 +135,9 @@ bool carry_out(const Launch& launch) {
   Call& call = request.plan(launch, places);
   call.descriptor.algorithm = call.plan.named;
   call.descriptor.runs = call.plan.algorithm;
-  if (CallMarks* const marks = communicator.marks()) [[unlikely]] {
-    marks->begin(communicator.calls(), request.op());
-  }
+  communicator.log().begin(communicator.calls(), request.op(), request.input_bytes(),
+                           call.descriptor);
+  const ProfiledCall range(communicator, request, call);
   for (const HostStep step : launcher_of(call.plan.algorithm).steps) {
     if (step != nullptr) step(launch, call.descriptor);
   }
@@ -158,7 +160,7 @@ Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream str
   Ticket ticket;
   {
     const auto held = communicator.lock();
-    communicator.refuse_if_destroyed(request.op());  // by another thread since
+    communicator.refuse_if_destroyed(request.op());  // another thread may have destroyed it
     if (carry_out({communicator, request, stream})) communicator.count_call();
     ticket = communicator.calls();
   }

@@ -1,4 +1,4 @@
-// The way of every call from an operator to the backend.
+// Enqueues the calls of all operators on the backend.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -11,7 +11,7 @@
 
 namespace collx {
 
-/// Where the tensors of a call lie, if they are symmetric.
+/// The symmetric memory of a call's tensors, if they are symmetric.
 struct Places {
   std::optional<SymmetricRange> input;
   std::optional<SymmetricRange> output;
@@ -19,18 +19,19 @@ struct Places {
 
 class CallRequest;
 
-/// A call on its way. Host steps that run operators of PyTorch make `stream` current: UseStream.
+/// A call that is being enqueued. Host steps that run operators of PyTorch make `stream` current
+/// with UseStream.
 struct Launch {
   Communicator& communicator;
   CallRequest& request;
   c10::Stream stream;
 };
 
-/// A call whose arguments an operator has checked. A request owns what it refers to, but for input
-/// and output, which it borrows until own() is called: two references less to count in a
-/// synchronous call. After that it may outlive the operator, and any thread may enqueue it, on any
-/// stream that is ordered after the stream on which it was made. It is made in place, since its
-/// members point to each other.
+/// A call whose arguments an operator has checked. A request owns what it refers to, except input
+/// and output, which it borrows until own() is called. This saves two reference counts in a
+/// synchronous call. After own() the request may outlive the operator, and any thread may enqueue
+/// it on any stream that is ordered after the stream on which it was created. A request cannot be
+/// moved because its members point to each other.
 class CallRequest {
  public:
   virtual ~CallRequest() = default;
@@ -39,43 +40,46 @@ class CallRequest {
 
   const char* op() const { return op_; }
 
-  /// Takes references to all that the operator owns.
+  /// Takes references to the tensors that the operator owns.
   virtual void own() {}
 
   /// Finds the memory that peers may access, and checks the requirements of the algorithm.
   virtual Places locate(Communicator& communicator) const;
-  /// The whole call of a single rank. Called only if needs_no_peers().
+  /// Executes the whole call of a single rank. Called only if needs_no_peers().
   virtual void run_alone(const Launch& launch);
   /// Fills in the plan, the descriptor and the mapped addresses.
   virtual Call& plan(const Launch& launch, const Places& places) = 0;
-  /// The kernels of the plan. On the CPU, false: the communicator has failed.
+  /// Runs the kernels of the plan. On the CPU, returns false if the communicator has failed.
   virtual bool run(const CpuView& view) const = 0;
 #if COLLX_CUDA
   virtual void run(const CudaView& view, cuda::Stream stream) const = 0;
-  /// The copies of Algorithm::copy_engine.
+  /// Enqueues the copies of Algorithm::copy_engine.
   virtual void copy(const CudaView& view, cuda::CopyStreams& streams, cuda::Stream stream) const;
 #endif
-  /// The call through the process group.
+  /// Executes the call through the process group.
   virtual void run_through_group(const Launch& launch) const = 0;
-  /// Has `rest` run after the collective, on its stream.
+  /// Makes `rest` run after the collective, on its stream.
   void then(std::function<void()> rest) { rest_ = std::move(rest); }
-  /// What follows the collective, on its stream. Called only if has_rest().
+  /// Runs the work that follows the collective, on its stream. Called only if has_rest().
   void follow() const {
     if (has_rest_) finish();
     if (rest_) rest_();
   }
 
+  /// Bytes of this rank's input.
+  virtual uint64_t input_bytes() const { return 0; }
+
   Algorithm asked() const { return asked_; }
   bool needs_no_peers() const { return needs_no_peers_; }
-  /// Nothing to do on any rank.
+  /// Whether no rank has work to do.
   bool is_empty() const { return is_empty_; }
   bool has_rest() const { return has_rest_ || rest_; }
 
  protected:
-  /// The operator's own part of what follows. Called only if has_rest_.
+  /// Runs the operator's own work that follows the collective. Called only if has_rest_.
   virtual void finish() const;
 
-  /// `op` lives as long as the process.
+  /// `op` must live as long as the process.
   CallRequest(const char* op, Algorithm asked) : op_(op), asked_(asked) {}
 
   bool needs_no_peers_ = true;
@@ -89,11 +93,11 @@ class CallRequest {
 };
 
 /// The number of a call on its communicator: the call is enqueued when Communicator::calls() has
-/// reached it. A call without work takes no number, and gets that of the call before it.
+/// reached it. A call without work takes no number; its ticket is that of the preceding call.
 using Ticket = uint64_t;
 
-/// Carries the request out on `stream` (on the CPU: before it returns), ordered after the
-/// communicator's previous call. The caller has asked communicator.require_usable().
+/// Executes the request on `stream` (on the CPU: before it returns), ordered after the
+/// communicator's previous call. The caller must have called communicator.require_usable().
 Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream stream);
 
 /// The stream on which a synchronous call runs.
@@ -111,7 +115,7 @@ void make_call(Communicator& communicator, Given&&... given) {
   enqueue(communicator, request, current_stream(communicator.options().device));
 }
 
-/// Makes the stream of a CUDA device the current one for as long as it lives.
+/// Makes the stream of a CUDA device the current one during its lifetime.
 class UseStream {
  public:
 #if COLLX_CUDA

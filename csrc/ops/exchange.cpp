@@ -20,8 +20,7 @@ namespace collx {
 
 namespace {
 
-/// Returns the longest message between this rank and another one: both of two ranks have the same
-/// value.
+/// Sets the bytes to and from each rank. Returns the longest message to or from another rank.
 uint64_t count_bytes(const Exchange& e, int own, ExchangeCall& call) {
   uint64_t longest = 0;
   for (size_t rank = 0; rank < e.sent_rows.size(); ++rank) {
@@ -34,7 +33,7 @@ uint64_t count_bytes(const Exchange& e, int own, ExchangeCall& call) {
   return longest;
 }
 
-/// What the requests of all collectives have in common. C: AllreduceCall or ExchangeCall.
+/// The base of the requests of all collectives. C: AllreduceCall or ExchangeCall.
 template <typename C>
 class TensorRequest : public CallRequest {
  public:
@@ -45,6 +44,8 @@ class TensorRequest : public CallRequest {
     }
     return places;
   }
+
+  uint64_t input_bytes() const override { return input_->nbytes(); }
 
   void own() override {
     for (Held* held : {&input_, &output_}) *held = Held::owned(at::Tensor(**held));
@@ -167,12 +168,12 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
     }
     message_ = call_.longest;
     if (e.collective == Collective::gather && o.rank != e.root) call_.cleared = output_->nbytes();
-    // With splits on the device, the counts are a result, too.
+    // With splits on the device, the counts are also a result.
     needs_no_peers_ = !device_splits();
     is_empty_ = !device_splits() && (counted() ? e.geometry.inner : call_.longest) == 0;
   }
 
-  /// All that a rank by itself sends stays here.
+  /// A single rank sends only to itself.
   void run_alone(const Launch&) override {
     if (!in_place()) output_->copy_(input_->view_as(*output_));
   }
@@ -183,8 +184,8 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
     if (device_splits()) call_.splits.lanes = lanes_of(wanted);
     describe(call_.descriptor);
     describe_whole(call_.descriptor);
-    // Only of what peers touch need the places agree: an allgather's input may be a part of its
-    // output.
+    // The ranks must agree only on the places of tensors that peers access: the input of an
+    // allgather may be a part of its output.
     const Touched peers = touched(call_.collective);
     map_peers(launch.communicator, peers.input ? places.input : std::nullopt,
               peers.output ? places.output : std::nullopt, call_);
@@ -205,7 +206,8 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
 #endif
 
  private:
-  /// What the ranks agree on: of the axis along which their parts may differ, the whole.
+  /// Replaces the size of an axis along which parts may differ by that of the whole axis, so that
+  /// all ranks have the same descriptor.
   void describe_whole(CallDescriptor& d) const {
     const uint64_t element = input_->element_size();
     if (counted()) {

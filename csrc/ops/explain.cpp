@@ -29,7 +29,7 @@ Collective check_op(std::string_view op) {
   return found;
 }
 
-/// What a call on tensors that are divided evenly adds to a request.
+/// Adds to a request the properties of tensors that are divided evenly.
 void add_tensors(const char* what, uint64_t numel, at::ScalarType dtype, bool input_symmetric,
                  bool output_symmetric, std::string_view algorithm, Request& request) {
   const Collective collective = request.collective;
@@ -42,7 +42,7 @@ void add_tensors(const char* what, uint64_t numel, at::ScalarType dtype, bool in
   request.algorithm = check_algorithm(what, collective, algorithm);
 }
 
-/// The additional options of a fused normalization.
+/// Adds the options of a fused normalization.
 NormRequest add_options(const char* what, const Request& request, uint64_t numel, uint64_t cols,
                         at::ScalarType dtype, const NormWishes& wishes) {
   const Collective collective = request.collective;
@@ -70,7 +70,7 @@ NormRequest add_options(const char* what, const Request& request, uint64_t numel
   return norm_request(request, options, op.planned(), numel / cols, cols);
 }
 
-/// Of the slots or the staging memory, for all rows at once.
+/// Bytes of the slots or the staging memory for all rows at once.
 uint64_t norm_workspace(const NormRequest& r, Algorithm named) {
   const Algorithm algorithm = sums_or_results(r, named);
   const AlgorithmRow& row = row_of(algorithm);
@@ -106,8 +106,11 @@ uint64_t cuda_chunks(const CudaLayout& layout, const Plan& plan, const Request& 
     through(vectors_of(r, algorithm) * kVectorBytes, slots->source_bytes);
   }
   if (row_of(algorithm).lanes) {
-    const uint32_t most = largest_chunk(r.collective, layout.lanes.slot_bytes) / kVectorBytes;
-    chunks = LaneChunks(vectors_of(r, algorithm), plan.blocks, most).count;
+    const uint32_t slot = layout.lanes.slot_bytes;
+    const uint32_t most = plan.width > 0 ? largest_wide_chunk(r.collective, r.world, slot)
+                                         : largest_chunk(r.collective, slot);
+    const int lanes = plan.blocks * std::max(plan.width, 1);
+    chunks = LaneChunks(vectors_of(r, algorithm), lanes, most / kVectorBytes).count;
   }
   if (uses_staging(r, algorithm)) through(r.bytes, layout.staging_bytes);
   if (stages_results(r, algorithm)) {
@@ -142,7 +145,8 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
         communicator.on_cuda()
             ? ceil_div<uint64_t>(rows, std::max(p.shape.rows_per_use, 1u)) * p.shape.steps
             : chunks_of(communicator, p.plan, r);
-    return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes, norm_workspace(r, p.plan.algorithm)};
+    return {p.plan, std::max<uint64_t>(chunks, 1), r.bytes, norm_workspace(r, p.plan.algorithm),
+            nullptr};
   }
 
   TORCH_CHECK_VALUE(wishes == NormWishes(),
@@ -152,7 +156,7 @@ Explanation explain(const Communicator& communicator, std::string_view op, uint6
   check_requirements(kWhat, request, communicator);
   const Plan plan = plan_call(communicator, request);
   return {plan, chunks_of(communicator, plan, request), request.bytes,
-          workspace_bytes(request, plan.algorithm)};
+          workspace_bytes(request, plan.algorithm), communicator.tuning().find(request)};
 }
 
 uint64_t workspace_bytes(std::string_view op, uint64_t numel, uint64_t cols, at::ScalarType dtype,

@@ -23,12 +23,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file has the hash of the code and then the code, so that damaged files are detected.
+// A file contains the hash of the code, followed by the code, so that damaged files are detected.
 constexpr size_t kHashLength = 40;
 constexpr std::string_view kTemporary = ".writing-";
 constexpr time_t kAbandoned = 3600;  // seconds after which a temporary file is considered abandoned
 
-/// A file descriptor that is closed at the end.
+/// Owns a file descriptor.
 class File {
  public:
   explicit File(int fd) : fd_(fd) {}
@@ -49,33 +49,34 @@ bool is_ours_alone(const struct stat& s) {
 }
 
 void warn_once(const std::string& folder, const char* why) {
-  // Never destroyed: kernels are compiled at any point of the exit.
+  // Never destroyed: kernels may be compiled at any point during exit.
   static auto* const mutex = new std::mutex;
   static auto* const warned = new std::set<std::string>;
   const std::lock_guard guard(*mutex);
   if (!warned->insert(folder).second) return;
   LOG(WARNING) << "collx: " << folder
-               << ": compiled kernels are neither kept there nor read: " << why
-               << "; accepted in COLLX_CACHE_DIR: a folder that this user alone can write";
+               << ": compiled kernels are neither stored nor read there: " << why
+               << "; accepted in COLLX_CACHE_DIR: a directory that only this user can write to";
 }
 
-/// The folder, if it is safe to take code from; else -1.
+/// Opens the folder if it is safe to load code from it; otherwise returns -1.
 int open_folder(const std::string& folder) {
   const int opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   struct stat found {};
   if (opened < 0) {
-    if (lstat(folder.c_str(), &found) == 0) warn_once(folder, "it is no folder, or a link");
+    if (lstat(folder.c_str(), &found) == 0)
+      warn_once(folder, "it is not a directory, or it is a symbolic link");
     return -1;
   }
   if (fstat(opened, &found) == 0 && is_ours_alone(found)) return opened;
-  warn_once(folder, "others can write to it");
+  warn_once(folder, "other users can write to it");
   close(opened);
   return -1;
 }
 
 bool write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return false;
     bytes.remove_prefix(static_cast<size_t>(written));
@@ -83,8 +84,8 @@ bool write_all(int fd, std::string_view bytes) {
   return true;
 }
 
-/// Removes what has not been used for the longest time until the rest is small enough, and what a
-/// process that died has left. Another process may do the same.
+/// Removes the least recently used files until the rest is within the limit, and temporary files of
+/// processes that died. Other processes may do the same concurrently.
 void evict(int folder, uint64_t most_bytes) {
   struct Kept {
     timespec used;
@@ -141,7 +142,7 @@ std::string read(const std::string& folder, const std::string& name) {
   if (kept.size() <= kHashLength) return {};
   std::string code = kept.substr(kHashLength);
   if (c10::sha1(code).str() != kept.substr(0, kHashLength)) return {};
-  futimens(file.get(), nullptr);  // it is used now: see evict()
+  futimens(file.get(), nullptr);  // marks it as recently used: see evict()
   return code;
 }
 

@@ -1,7 +1,6 @@
 #include "mapped.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 
 #include <utility>
@@ -16,7 +15,7 @@ using at::Tensor;
 
 namespace {
 
-/// The epilogue of a call whose result has those sizes. What Meta can check as well.
+/// The epilogue of a call whose result has these sizes. Meta kernels use it as well.
 std::shared_ptr<Epilogue> make_epilogue(const Arguments& a,
                                         std::shared_ptr<const KnownExpression> known,
                                         c10::SymIntArrayRef sizes) {
@@ -31,7 +30,7 @@ void check_value(const Arguments& a, c10::SymIntArrayRef sizes) {
 
 void check_extras_apart(const Arguments& a, Epilogue& epilogue) {
   for (size_t i = 0; i < a.extras.size(); ++i) {
-    const at::MemOverlapStatus overlap = at::get_overlap_status(a.extras[i], a.results[0]);
+    const at::MemOverlapStatus overlap = overlap_of(a.extras[i], a.results[0]);
     epilogue.apart = epilogue.apart && overlap == at::MemOverlapStatus::No;
     TORCH_CHECK_VALUE(
         overlap != at::MemOverlapStatus::Partial, "collx.", a.op(), ": extras[", i,

@@ -21,13 +21,13 @@ namespace collx {
 
 namespace {
 
-/// What a call refers to until it has completed: tensors that are dense, of the layout that the
-/// call describes.
+/// The tensors to which a call refers until it has completed. They are dense, with the layout that
+/// the call describes.
 struct NormOperands {
   at::Tensor input, residual, weight, bias, scale;
   Results results;
   std::optional<Epilogue> epilogue = {};
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies = {};  // after all else, {from, to}
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies = {};  // {from, to}; they run last
 };
 
 at::Tensor dense(const at::Tensor& tensor) {
@@ -47,7 +47,7 @@ at::Tensor new_result(const NormResultShape& shape, const at::Tensor& like) {
   return make_output(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(shape.sizes)), like, shape.dtype);
 }
 
-/// Addresses, and what the results have to do with each other.
+/// Fills in the addresses and the descriptor of a call.
 NormCall describe(const Operator& op, const NormCheck& check, const NormOperands& t) {
   NormCall call{};
   call.input = t.input.const_data_ptr();
@@ -80,13 +80,13 @@ NormCall describe(const Operator& op, const NormCheck& check, const NormOperands
         break;
       case Output::value:
       case Output::output_splits:
-        break;  // of other families
+        break;  // outputs of other families
     }
   }
   CallDescriptor& d = call.descriptor;
   describe_call(check, d);
   describe_tensor(t.input, d);
-  // Ranks may see the same rows in other leading dimensions.
+  // The leading dimensions may differ between ranks, so the descriptor has only rows and columns.
   d.dims = 2;
   std::fill(std::begin(d.sizes), std::end(d.sizes), 0);
   d.sizes[0] = static_cast<int64_t>(call.rows);
@@ -98,7 +98,7 @@ NormCall describe(const Operator& op, const NormCheck& check, const NormOperands
 
 class NormCallRequest final : public CallRequest {
  public:
-  /// `sizes`: of the normalized tensor.
+  /// `sizes` are those of the normalized tensor.
   NormCallRequest(const Communicator& communicator, const Operator& op, const NormCheck& check,
                   NormOperands&& operands, at::IntArrayRef sizes)
       : CallRequest(op.name.c_str(), check.algorithm),
@@ -121,6 +121,8 @@ class NormCallRequest final : public CallRequest {
     }
     return places;
   }
+  uint64_t input_bytes() const override { return t_.input.nbytes(); }
+
   void run_alone(const Launch& launch) override {
     if (is_empty()) return;
     plan(launch, {}, Algorithm::fallback);
@@ -135,7 +137,7 @@ class NormCallRequest final : public CallRequest {
   }
 
   void run_through_group(const Launch& launch) const override {
-    return_given_scale();  // a rank may have no rows of its own
+    return_given_scale();  // the rank may own no rows
     fallback_norm(launch.communicator, op(), call_, t_.input);
   }
   bool run(const CpuView& view) const override { return cpu::norm(view, call_); }
@@ -145,11 +147,11 @@ class NormCallRequest final : public CallRequest {
   }
 #endif
   void finish() const override {
-    if (is_empty()) return_given_scale();  // no backend has
+    if (is_empty()) return_given_scale();  // no backend has run
     for (const auto& [from, to] : t_.copies) to.copy_(from);
   }
 
-  /// Only the kernels of the call: see GettingReady.
+  /// Only prepares the kernels of the call: see GettingReady.
   void get_ready(Communicator& communicator) {
     if (!communicator.on_cuda()) return;
     has_rest_ = false;
@@ -192,7 +194,7 @@ class NormCallRequest final : public CallRequest {
   KernelEpilogue kernel_epilogue_;
 };
 
-/// Where a tensor lies, if it is dense.
+/// The memory range of a tensor, assuming that it is dense.
 struct Occupied {
   explicit Occupied(const at::Tensor& of)
       : tensor(&of),
@@ -209,8 +211,8 @@ struct Occupied {
   const char* end;
 };
 
-/// Results share no memory with what is read, but for a residual that is updated in place, and none
-/// with each other.
+/// Checks that results share no memory with each other or with tensors that are read, except for a
+/// residual that is updated in place.
 void check_apart(const Operator& op, const Arguments& a) {
   c10::SmallVector<Occupied, 9> others;
   for (const at::Tensor* read : {&a.input, &a.residual, &a.weight, &a.bias}) {
@@ -233,7 +235,7 @@ void check_apart(const Operator& op, const Arguments& a) {
   }
 }
 
-/// Where the rows of the results begin in the tensor that is normalized.
+/// The position of the results' first row in the normalized tensor.
 Origin origin_of(const Operator& op, const Arguments& a, const Communicator& communicator) {
   if (!scatters_rows(op.collective)) return {};
   const CommunicatorOptions& o = communicator.options();
@@ -241,12 +243,13 @@ Origin origin_of(const Operator& op, const Arguments& a, const Communicator& com
   return {0, static_cast<int64_t>(partition(rows, o.world_size, o.rank).start)};
 }
 
-/// Extras of an epilogue that share no memory with the results. If that is unknown, a copy.
+/// The extras of an epilogue, which must share no memory with the results. An extra is copied if
+/// its overlap is unknown.
 std::vector<at::Tensor> extras_apart(const Operator& op, const Arguments& a) {
   std::vector<at::Tensor> extras = a.extras;
   for (at::Tensor& extra : extras) {
     for (size_t i = 0; i < a.results.size(); ++i) {
-      const at::MemOverlapStatus overlap = at::get_overlap_status(extra, a.results[i]);
+      const at::MemOverlapStatus overlap = overlap_of(extra, a.results[i]);
       if (overlap == at::MemOverlapStatus::TooHard) extra = extra.clone();
       TORCH_CHECK_VALUE(
           overlap == at::MemOverlapStatus::No || overlap == at::MemOverlapStatus::TooHard, "collx.",

@@ -57,8 +57,8 @@ void raise_not_completed(const Communicator& communicator, const char* op,
   const std::string& name = communicator.options().name;
   std::ostringstream out;
   out << "collx." << op << ": wait: the posted call has not completed within "
-      << std::chrono::duration<double>(timeout).count() << " s, and goes on (communicator \""
-      << name << "\")";
+      << std::chrono::duration<double>(timeout).count()
+      << " s and is still in progress (communicator \"" << name << "\")";
   raise_error({ErrorKind::timeout, out.str(), name, {}});
 }
 

@@ -35,7 +35,7 @@ namespace fs = std::filesystem;
 
 std::atomic<uint64_t> compiled_count{0}, found_count{0};
 
-/// NVRTC's functions, of the library that PyTorch's own libraries find.
+/// The functions of the NVRTC library that PyTorch's own libraries use.
 struct Nvrtc {
 #define COLLX_NVRTC(NAME) \
   decltype(&::nvrtc##NAME) NAME = of<decltype(&::nvrtc##NAME)>("nvrtc" #NAME)
@@ -74,7 +74,7 @@ std::string contents_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Where the kernels' headers lie: beside this library, or in the checkout that it was built in.
+/// The folder of the kernels' headers: next to this library, or in the source tree of its build.
 const fs::path& headers() {
   static const fs::path found = [] {
     Dl_info info{};
@@ -90,7 +90,7 @@ const fs::path& headers() {
   return found;
 }
 
-/// Of all that is included: another build's kernels are not this one's.
+/// The hash of all headers, so that a build does not use cached kernels of a different build.
 const std::string& hash_of_headers() {
   static const std::string hash = [] {
     std::vector<fs::path> files;
@@ -120,7 +120,7 @@ std::string architecture() {
 std::string versions() {
   int driver = 0, major = 0, minor = 0;
   C10_CUDA_CHECK(cudaDriverGetVersion(&driver));
-  nvrtc().require(nvrtc().Version(&major, &minor), "asking NVRTC for its version");
+  nvrtc().require(nvrtc().Version(&major, &minor), "querying the version of NVRTC");
   std::ostringstream out;
 #define COLLX_WORDS(...) #__VA_ARGS__
 #define COLLX_TEXT(...) COLLX_WORDS(__VA_ARGS__)
@@ -128,7 +128,7 @@ std::string versions() {
   return out.str();
 }
 
-/// COLLX_CACHE_DIR, or collx in the user's folder for caches; empty: nothing is kept.
+/// COLLX_CACHE_DIR, or collx in the user's cache folder. If empty, kernels are not cached.
 fs::path cache_folder() {
   if (const auto given = c10::utils::get_env("COLLX_CACHE_DIR")) return *given;
   const auto caches = c10::utils::get_env("XDG_CACHE_HOME");
@@ -159,9 +159,9 @@ std::string compile(const std::string& program, const std::string& kernel,
                 "\n", log.c_str());
   }
   size_t size = 0;
-  n.require(n.GetCUBINSize(made, &size), "taking the compiled kernel");
+  n.require(n.GetCUBINSize(made, &size), "reading the compiled kernel");
   std::string code(size, '\0');
-  n.require(n.GetCUBIN(made, code.data()), "taking the compiled kernel");
+  n.require(n.GetCUBIN(made, code.data()), "reading the compiled kernel");
   return code;
 }
 
@@ -174,7 +174,8 @@ std::string make_kernel(const char* op, const std::string& program, const std::s
       ": the kernel of this epilogue is not loaded, and cannot be loaded during the capture of a "
       "CUDA graph; before the capture, call collx.warm_up with the same arguments, or make one "
       "call");
-  // As setup.py has it for the kernels of the library: the bits depend on it.
+  // The same options that setup.py uses for the kernels of the library: the bits of results depend
+  // on them.
   const std::vector<std::string> options = {"--gpu-architecture=" + architecture(), "-std=c++20",
                                             "--fmad=false", "-default-device",
                                             "-I" + headers().string()};

@@ -15,15 +15,12 @@
 #include <thread>
 #include <vector>
 
-#include "../cpu/failure.h"
 #include "../protocol/progress.h"
 #include "call.h"
 #include "communicator.h"
 #if COLLX_CUDA
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
-
-#include "../cuda/device.h"
 #endif
 
 namespace collx {
@@ -32,39 +29,30 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Progress progress_of(Communicator& communicator, int rank) {
-#if COLLX_CUDA
-  if (communicator.on_cuda()) return cuda::progress_of(communicator.cuda_view(), rank);
-#endif
-  return cpu::progress_of(communicator.cpu_view(), rank);
-}
-
-/// Of this rank. Without regions only calls of the process group are known.
+/// The progress of this rank. Without regions, only calls through the process group are known.
 Progress own_progress(Communicator& communicator) {
   if (communicator.failure()) return {communicator.calls(), false};
-  if (communicator.marks()->in_group()) return {communicator.calls(), true};
+  if (communicator.log().in_group()) return {communicator.calls(), true};
   if (!communicator.has_regions()) return {communicator.calls(), false};
-  return progress_of(communicator, communicator.options().rank);
+  return communicator.progress_of(communicator.options().rank);
 }
 
-/// The name of a call; empty where replays of graphs have numbers that the host does not count.
+/// The name of a call. Empty if graphs have captured calls, since the host does not count replays.
 std::string name_of_call(Communicator& communicator, uint64_t number) {
-#if COLLX_CUDA
-  if (communicator.streams().has_captured()) return {};
-#endif
-  const char* const op = communicator.marks()->op(number, communicator.calls());
-  return op == nullptr ? std::string() : std::string(".") + op;
+  if (communicator.has_captured()) return {};
+  const std::optional<LoggedCall> call = communicator.log().find(number);
+  return call ? std::string(".") + call->op : std::string();
 }
 
-/// Empty if the call has completed meanwhile.
+/// Names the missing ranks. Empty if the call has completed in the meantime.
 std::string missing_in_words(Communicator& communicator, uint64_t number) {
-  if (communicator.marks()->in_group()) return "unknown to the process group";
+  if (communicator.log().in_group()) return "unknown to the process group";
   if (!communicator.has_regions()) return {};
   const int own = communicator.options().rank, world = communicator.options().world_size;
   std::array<Progress, kMaxRanks> of{};
-  // The own rank's at last: the call waits still.
+  // This rank is read last, to check that the call is still waiting.
   for (int step = 1; step <= world; ++step) {
-    of[(own + step) % world] = progress_of(communicator, (own + step) % world);
+    of[(own + step) % world] = communicator.progress_of((own + step) % world);
   }
   if (!of[own].in_call || of[own].completed != number) return {};
   const uint32_t missing = missing_ranks(of.data(), own, world);
@@ -92,7 +80,7 @@ std::string describe_wait(Communicator& communicator, uint64_t number, Clock::du
 struct Watched {
   Communicator* communicator;
   Clock::time_point due;
-  // Of the last sample: the call that was under way, and since when at least.
+  // From the last sample: the call in progress, and the time since which it has been so.
   std::optional<uint64_t> call;
   Clock::time_point since;
   bool logged;
@@ -104,7 +92,7 @@ Clock::duration period_of(const Communicator& communicator) {
   return std::max<Clock::duration>(communicator.timeout() / 12, kShortestPeriod);
 }
 
-/// The calls to log; usually none.
+/// The text to log; usually empty.
 std::string sample(Watched& watched) {
   const OnDevice guard(watched.communicator->options().device);
   const Progress own = own_progress(*watched.communicator);
@@ -116,7 +104,7 @@ std::string sample(Watched& watched) {
     watched.logged = false;
     return {};
   }
-  // Not the timeout divided by three, which is in milliseconds and rounds down.
+  // Multiplies instead of dividing the timeout, which is in milliseconds and would round down.
   if (watched.logged || 3 * (now - watched.since) <= watched.communicator->timeout()) return {};
   std::string words = describe_wait(*watched.communicator, own.completed, now - watched.since);
   watched.logged = !words.empty();
@@ -125,7 +113,7 @@ std::string sample(Watched& watched) {
 
 class Watchdog {
  public:
-  std::mutex mutex;  // held while a communicator is looked at
+  std::mutex mutex;  // held while a communicator is read
 
   void enter(Communicator& communicator) {
     const std::lock_guard held(mutex);
@@ -184,15 +172,16 @@ class Watchdog {
 
   std::condition_variable changed_;
   std::vector<Watched> watched_;
-  bool runs_ = false;  // the thread
+  bool runs_ = false;  // whether the thread runs
 };
 
 Watchdog*& instance();
 
-// Made when the library is loaded, as the registry is.
+// Created when the library is loaded, like the registry.
 [[maybe_unused]] Watchdog*& made_at_load = instance();
 
-// The lock is held across fork(). A child has no thread, and the communicators are not its own.
+// The lock is held across fork(). A child gets a new object: it has no thread, and the
+// communicators belong to the parent.
 void before_fork() { instance()->mutex.lock(); }
 void after_fork_in_parent() { instance()->mutex.unlock(); }
 void after_fork_in_child() { instance() = new Watchdog; }

@@ -1,4 +1,4 @@
-// Where the areas of a GPU's region lie:
+// The layout of a GPU's region:
 //
 //   [ header | barrier epochs and flags | tile entries and counts | lane tables | slots | rings |
 //     staging ]
@@ -21,18 +21,18 @@ inline constexpr uint32_t kWarpLanes = 32;
 inline constexpr int kFullBlock = 512;   // threads; smaller blocks use proportionally less room
 inline constexpr int kMaxBlocks = 1024;  // blocks of a call that uses barriers
 
-/// Vectors that data of `vectors` takes on the wire: with masks, of 32 one is theirs.
+/// Vectors that `vectors` of data take on the wire. With masks, one vector in 32 holds the masks.
 COLLX_HD constexpr uint64_t wire_vectors(bool masked, uint64_t vectors) {
   return masked ? ceil_div<uint64_t>(vectors, 31) * 32 : vectors;
 }
 
-/// Slots for pushed data: for each stage, parity and sending rank, `tiles` tiles.
-/// A use of tile t at epoch e takes parity e & 1.
+/// Slots for pushed data: `tiles` tiles for each stage, parity and sending rank. A use of a tile at
+/// epoch e has parity e & 1.
 struct SlotArea {
   uint64_t entries;  // offset of TileEntry[tiles]
   uint64_t slots;    // offset of byte[stages][2][world][tiles][kTileBytes]
   uint32_t tiles;
-  uint32_t source_bytes;  // of all tiles: from one rank, in one use of them
+  uint32_t source_bytes;  // bytes of all tiles from one rank in one use
 
   COLLX_HD constexpr uint64_t slot(int world, int stage, uint32_t parity, int source) const {
     const uint64_t index =
@@ -42,49 +42,55 @@ struct SlotArea {
   }
 };
 
-/// Slots for messages between pairs of which some exchange nothing. Every ordered pair of ranks
-/// has a channel in each tile: its slots, and the uses that it has seen, counted by both ends. The
-/// sender writes a slot again when the receiver is done with the use two before.
+/// Slots for collectives in which some pairs of ranks exchange no messages. Every ordered pair of
+/// ranks has a channel in each tile: its slots, and a count of its uses at both ends. The sender
+/// overwrites a slot only after the receiver has finished the use two before.
 struct ChannelArea {
   SlotArea slots;     // one stage; entries only hold busy marks
-  uint64_t sent;      // uint32_t[tiles][kMaxCudaRanks]: uses, by receiver; the sender's own
-  uint64_t received;  // likewise: uses, by sender; the receiver's own
-  uint64_t done;      // likewise: the last use that is over, by receiver, who writes it
+  uint64_t sent;      // uint32_t[tiles][kMaxCudaRanks]: uses by receiver; owned by the sender
+  uint64_t received;  // the same type: uses by sender; owned by the receiver
+  uint64_t done;      // the same type: the last finished use by receiver; the receiver writes it
 };
 
-// Threads of a block that serves a lane. With fewer than kFullBlock each has the registers to move
-// more at a time.
+// Threads of a block that serves a lane. With fewer threads than kFullBlock, each has enough
+// registers to move more data at a time.
 inline constexpr int kLaneBlock = 320;
-// What its kernels are compiled for. With 80 registers a thread, a multiprocessor holds a block of
-// kFullBlock threads beside one: each of its four partitions has 16384 registers, of which three
-// warps of this block and four of that one take 15872.
+// The block size for which the lane kernels are compiled. At 80 registers per thread, a
+// multiprocessor can hold a block of kFullBlock threads beside such a block: each of its four
+// partitions has 16384 registers, of which three warps of this block and four warps of the other
+// take 15872.
 inline constexpr int kLaneBound = 384;
 inline constexpr uint32_t kMostLanes = 132;  // one for each multiprocessor of an H100
 inline constexpr uint32_t kRingSlots = 4;    // of a ring; a power of two, since counts wrap around
-inline constexpr int kLaneStages = 2;        // what is scattered, and the results
+inline constexpr int kLaneStages = 2;        // scattered data, and results
+// In a call with at most this many blocks, each block serves several lanes and copies through
+// shared memory.
+inline constexpr int kFewBlocks = 16;
+inline constexpr int kWidest = 16;  // most lanes of a block; a power of two
+inline constexpr uint32_t kMostWideChunkBytes = 16 << 10;
 inline constexpr uint32_t kMostLaneSlotBytes = 32 << 10;
 inline constexpr uint32_t kLeastLaneSlotBytes = 1 << 10;
 
-/// A lane's state as another rank reports it. Only that rank stores these words, at each peer.
+/// A lane's state as another rank reports it. Only that rank stores these words, to each peer.
 struct alignas(128) LaneWords {
   /// For each stage {sent : high 32, consumed : low 32}: chunks that the other rank has sent into
-  /// its ring here, and chunks that it has consumed of this rank's ring there.
+  /// its ring here, and chunks that it has consumed from this rank's ring there.
   struct alignas(32) Ring {
     uint64_t word;
   } ring[kLaneStages];
   alignas(32) uint32_t direct;  // calls whose results the other rank has stored in full
-  /// Of the calls whose first chunk of the first stage is in these slots.
+  /// Fingerprints of the calls whose first chunk of the first stage is in these slots.
   uint32_t fingerprint[kRingSlots];
 };
 
-/// What this rank counts of a lane that it shares with another rank, kept between calls.
+/// This rank's counts of a lane that it shares with another rank. They persist between calls.
 struct alignas(32) LaneCounts {
   uint32_t sent[kLaneStages];
   uint32_t consumed[kLaneStages];
   uint32_t direct;  // calls with results that are stored into outputs
 };
 
-/// Of the words, counts and mark of a lane.
+/// Bytes of the words, counts and busy mark of a lane.
 inline constexpr uint64_t kLaneTableBytes =
     kMaxCudaRanks * (sizeof(LaneWords) + sizeof(LaneCounts)) + sizeof(uint32_t);
 
@@ -98,7 +104,8 @@ struct LaneArea {
   uint32_t lanes;
   uint32_t slot_bytes;
 
-  /// Of the ring by which the rank `distance` places before the region's owner sends to it.
+  /// Offset of the ring through which the rank `distance` places before the region's owner sends to
+  /// it.
   COLLX_HD constexpr uint64_t ring(int world, int stage, uint32_t lane, int distance) const {
     const uint64_t index =
         (static_cast<uint64_t>(stage) * lanes + lane) * static_cast<uint64_t>(world - 1) +
@@ -107,7 +114,7 @@ struct LaneArea {
   }
 };
 
-// On GPUs the barriers are at fixed offsets after the header, which are constants of the kernels.
+// On GPUs, barriers are at fixed offsets after the header, so that kernels have them as constants.
 inline constexpr uint64_t kBarrierEpochs = round_up<uint64_t>(sizeof(RegionHeader), 256);
 inline constexpr uint64_t kBarrierFlags = kBarrierEpochs + kMaxBlocks * sizeof(uint32_t);
 inline constexpr uint64_t kBarrierEnd = kBarrierFlags + kMaxBlocks * kMaxRanks * sizeof(uint64_t);
@@ -128,7 +135,7 @@ struct CudaLayout {
 
 namespace detail {
 
-/// As many tiles as the budget has room for.
+/// As many tiles as fit into the budget.
 constexpr SlotArea size_slots(uint64_t budget, int stages, int world, uint64_t more = 0) {
   const uint64_t slots = static_cast<uint64_t>(stages) * 2 * static_cast<uint64_t>(world);
   const uint64_t fitting = budget / (slots * kTileBytes + more);
@@ -146,7 +153,7 @@ constexpr void take_slots(Cursor& cursor, SlotArea& area, int stages, int world)
   area.slots = cursor.take(slot_bytes(area, stages, world));
 }
 
-/// Slots of a lane, of all rings at one rank.
+/// Slots of a lane in all its rings at one rank.
 constexpr uint64_t slots_of_lane(int world) {
   return kLaneStages * kRingSlots * static_cast<uint64_t>(world - 1);
 }
@@ -154,7 +161,7 @@ constexpr uint64_t least_lane_bytes(int world) {
   return slots_of_lane(world) * kLeastLaneSlotBytes + kLaneTableBytes;
 }
 
-/// As many lanes as the budget has room for, and slots as large as it has room for.
+/// As many lanes as fit into the budget, then slots as large as fit.
 constexpr LaneArea size_lanes(uint64_t budget, int world) {
   const uint64_t slots = slots_of_lane(world);
   const uint64_t lanes = at_most(budget / least_lane_bytes(world), kMostLanes);
@@ -184,8 +191,8 @@ constexpr CudaLayout cuda_layout(int world, uint64_t payload_bytes) {
   const auto share = [&](uint64_t percent, uint64_t cap) {
     return detail::at_most(budget / 100 * percent, cap);
   };
-  // Caps of 1 MiB from each rank to each, and of 4 MiB between four ranks in two stages, with
-  // masks.
+  // With masks, the caps are 1 MiB for each pair of ranks, and 4 MiB between four ranks in two
+  // stages.
   constexpr uint64_t kCounts = kMaxCudaRanks * sizeof(uint32_t);
   layout.oneshot = detail::size_slots(share(7, 2 * w * (1058 << 10)), 1, world);
   layout.twoshot = detail::size_slots(share(53, 16 * (4230 << 10)), 2, world);
@@ -205,7 +212,8 @@ constexpr CudaLayout cuda_layout(int world, uint64_t payload_bytes) {
   const uint64_t left = budget > taken ? budget - taken : 0;
   LaneArea& lanes = layout.lanes;
   lanes = detail::size_lanes(detail::at_most(one_lane + left, 34 << 20), world);
-  // What a call looks up stands side by side, next to the header: a small one touches few pages.
+  // Tables that every call reads are adjacent and next to the header, so that a small call touches
+  // few pages.
   SlotArea* const areas[] = {&layout.oneshot, &layout.twoshot, &channels.slots};
   for (SlotArea* area : areas) {
     area->entries = cursor.take(area->tiles * sizeof(TileEntry));

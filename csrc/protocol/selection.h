@@ -1,7 +1,7 @@
-// Which algorithm a call takes: one pure function of values that all ranks agree on.
+// Selects the algorithm of a call, as a pure function of values that all ranks agree on.
 //
-// Thresholds are measured; docs/internals/engineering-log.md has the figures and says how to repeat
-// them.
+// Thresholds are measured; docs/internals/engineering-log.md has the measurements and describes how
+// to repeat them.
 #pragma once
 
 #include "algorithms.h"
@@ -12,9 +12,9 @@ namespace collx {
 
 inline constexpr uint32_t kMostCluster = 8;  // blocks of a portable cluster
 
-/// Clusters of a fused normalization that a device holds at once, by threads of a block and blocks
-/// of a cluster, powers of two both. None of two blocks or more where there is no hardware for
-/// them. One of each where no device has been asked.
+/// Clusters of a fused normalization that are resident on a device at once, by threads of a block
+/// and blocks of a cluster, both powers of two. Without hardware support, there are none of two or
+/// more blocks. The default, before a device has been measured, is one of each.
 struct Residency {
   static constexpr uint32_t kLeastThreads = 64;
   int32_t held[4][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}};
@@ -23,7 +23,7 @@ struct Residency {
     return static_cast<uint64_t>(held[doublings(kLeastThreads, threads)][doublings(1, size)]);
   }
 
-  /// Calls f(threads, size, held) for each.
+  /// Calls f(threads, size, held) for each entry.
   template <typename F, typename Self>
   static constexpr void for_each(Self& self, F f) {
     for (uint32_t threads = kLeastThreads; threads <= kFullBlock; threads *= 2) {
@@ -41,42 +41,43 @@ struct Residency {
   }
 };
 
-/// What the devices of a communicator can do: of every rank's offer the smallest, so that it is the
-/// same on all of them.
+/// The capabilities of a communicator's devices: the minimum over all ranks, so that all ranks have
+/// the same values.
 struct Capabilities {
-  bool peer_access = true;  // ranks can read and write each other's memory
-  bool dependent_launch =
-      true;                // a kernel may be launched before the one that it follows has ended
-  bool multicast = false;  // an address can stand for the same memory of all ranks
+  bool peer_access = true;       // ranks can read and write each other's memory
+  bool dependent_launch = true;  // a kernel may be launched before the preceding kernel has ended
+  bool multicast = false;        // one address can refer to the same memory of all ranks
   Residency residency;
 };
 
 struct Request : CallCore {
   DeviceKind device = DeviceKind::cpu;
   uint64_t bytes = 0;    // of the full tensor
-  uint64_t message = 0;  // bytes of the longest message between two ranks; not of all-reduce
+  uint64_t message = 0;  // bytes of the longest message between two ranks; unused in all-reduce
   int world = 1;
   bool input_symmetric = false;
   bool output_symmetric = false;
-  bool input_multicast = false;  // of all ranks at one address, too
+  bool input_multicast = false;  // the input also has a multicast address
   bool output_multicast = false;
   bool in_place = false;      // the output is the input
-  bool deterministic = true;  // the order of the ranks is that of the reduction
-  bool overlap = false;       // multiprocessors are left to other work
-  bool exact_sums = false;    // sums are not rounded to the dtype on their way
+  bool deterministic = true;  // the reduction takes the ranks in order
+  bool overlap = false;       // the call leaves multiprocessors to other work
+  bool exact_sums = false;    // sums are not rounded to the dtype in transit
   bool epilogue = false;      // CUDA: each rank's kernel finishes its own output
   int room = 1;               // blocks of kFullBlock threads that the communicator may use at once
-  // More of them, for algorithms that push: their grids need not be equal, since epochs belong to
-  // tiles, so this one value may differ from rank to rank.
+  // Additional blocks for algorithms that push. Only this value may differ between ranks: the grids
+  // of these algorithms need not be equal, because epochs belong to tiles.
   int spare_room = 0;
   int lanes = static_cast<int>(kMostLanes);  // of the communicator
+  int threads = 0;                           // per block; 0: depends on the amount of work
   Capabilities capabilities;
 };
 
-/// A lane serves as many vectors, if there are more lanes: with fewer, waits take most of its time.
+/// The fewest vectors for which a call adds another lane. With less work per lane, waits would take
+/// most of its time.
 inline constexpr uint64_t kLeastLaneVectors = kLeastLaneSlotBytes / kVectorBytes;
 
-/// Vectors of data that `share` stands for.
+/// Vectors of data in `share` of the call.
 constexpr uint64_t data_vectors(const Request& r, Share share) {
   const auto world = static_cast<uint64_t>(r.world);
   const uint64_t all = ceil_div<uint64_t>(r.bytes, kVectorBytes);
@@ -96,13 +97,14 @@ constexpr uint64_t data_vectors(const Request& r, Share share) {
   return 0;
 }
 
-/// Vectors of one stage: in slots, what one rank sends to one other.
+/// Vectors of one stage. With slots, these are the vectors that one rank sends to one other rank.
 constexpr uint64_t vectors_of(const Request& r, Algorithm algorithm) {
   const bool masked = pushes_into_slots(algorithm) && is_masked(r.collective, r.dtype);
   return wire_vectors(masked, data_vectors(r, row_of(algorithm).share));
 }
 
-/// Vectors that a grid is made for: of messages as many without masks as with them.
+/// Vectors that determine the size of the grid. Messages in slots always count as if they had
+/// masks.
 constexpr uint64_t work_of(const Request& r, Algorithm algorithm) {
   const Share share = row_of(algorithm).share;
   const bool messages = share == Share::message || share == Share::slice;
@@ -110,24 +112,24 @@ constexpr uint64_t work_of(const Request& r, Algorithm algorithm) {
   return wire_vectors(true, data_vectors(r, share));
 }
 
-/// Up to this, between processes, staging with its single exchange is faster than the two barriers
-/// around symmetric inputs of a one-shot call.
+/// Up to this size, staging with its single exchange between processes is faster than the two
+/// barriers around symmetric inputs of a one-shot call.
 inline constexpr uint64_t kCpuStagedUpTo = 8 << 10;
 
-/// Peers find inputs in the staging memory, results in that for results.
+/// Whether peers read inputs from the staging memory, and results from the memory for results.
 constexpr bool stages_inputs(const Request& r, Algorithm a) {
   if (!row_of(a).staging || !reduces(r.collective)) return false;
   if (!(adds_by_multicast(r.collective, a) ? r.input_multicast : r.input_symmetric)) return true;
   if (row_of(a).share != Share::tensor) return false;
-  // All of an input is read by all: in place it could change under a peer's eyes.
+  // All ranks read the whole input. In an in-place call it could change while a peer reads it.
   return r.in_place || (r.device == DeviceKind::cpu && r.bytes <= kCpuStagedUpTo);
 }
 constexpr bool stages_results(const Request& r, Algorithm a) {
   return row_of(a).results && (row_of(a).staging || !r.output_symmetric);
 }
 
-/// What is stored by multicast goes into the outputs of all ranks, unless each has still to finish
-/// its own; else into the staging memory of all.
+/// Whether multicast stores go into the outputs of all ranks. If outputs have no multicast address,
+/// or if each rank must still finish its own output, they go into the staging memory of all ranks.
 constexpr bool stores_into_outputs(const Request& r, Algorithm a) {
   return stores_by_multicast(r.collective, a) && r.output_multicast && !r.epilogue;
 }
@@ -136,17 +138,17 @@ constexpr bool uses_staging(const Request& r, Algorithm a) {
          (stores_by_multicast(r.collective, a) && !stores_into_outputs(r, a));
 }
 
-/// Whether a switch adds up so what the call reduces.
+/// Whether the switch can perform the reduction of the call.
 constexpr bool can_be_switched(const Request& r) {
   return r.capabilities.multicast && !r.exact_sums && sums_by_multicast(r.reduce_op, r.dtype);
 }
-/// Whether all tensors are aligned to it, too.
+/// Whether the tensors that peers access have multicast addresses.
 constexpr bool lies_for_switch(const Request& r) {
   const Touched t = touched(r.collective);
   return (!t.input || r.input_multicast) && (!t.output || r.output_multicast);
 }
 
-/// The slots of a region that `slots` stands for; null where that is none.
+/// The slot area of a layout that `slots` names; null for none.
 constexpr const SlotArea* slots_of(const CudaLayout& layout, SlotsFor slots) {
   switch (slots) {
     case SlotsFor::oneshot:
@@ -161,14 +163,14 @@ constexpr const SlotArea* slots_of(const CudaLayout& layout, SlotsFor slots) {
   return nullptr;
 }
 
-/// Bytes of the region that a call keeps occupied, if it is not to be done in several uses.
+/// Bytes of the region that a call occupies if it runs in a single use.
 constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   const AlgorithmRow& row = row_of(algorithm);
   const auto world = static_cast<uint64_t>(r.world);
   const auto tiled = [](uint64_t vectors) {
     return round_up<uint64_t>(vectors, kTileVectors) * kVectorBytes;
   };
-  // Of those that share the tensor otherwise than by parts, some have one message for all.
+  // Some collectives that do not divide the tensor into parts send one message to all ranks.
   const bool divided =
       row.share == Share::part || (row.share == Share::message && !sends_all(r.collective));
   uint64_t bytes = 0;
@@ -180,7 +182,7 @@ constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   }
   if (stages_results(r, algorithm)) bytes += tiled(data_vectors(r, Share::part));
   if (row.lanes) {
-    // A full ring for each lane, if the call has so many chunks.
+    // At most a full ring for each lane.
     const uint64_t sent = data_vectors(r, row.share) * kVectorBytes;
     const uint64_t rings = uint64_t{kMostLanes} * kRingSlots * kMostLaneSlotBytes;
     return static_cast<uint64_t>(row.stages) * (world - 1) * (sent < rings ? sent : rings);
@@ -188,15 +190,23 @@ constexpr uint64_t workspace_bytes(const Request& r, Algorithm algorithm) {
   return 2 * bytes;
 }
 
+/// Whether a call through lanes runs on the kernels for few blocks. These kernels do not support
+/// epilogues.
+constexpr bool has_few_blocks(const Request& r) {
+  return !r.epilogue && r.world > 1 &&
+         (r.room <= kFewBlocks || (r.max_blocks > 0 && r.max_blocks <= kFewBlocks));
+}
+
 /// The calls to which a row is restricted.
 enum class For : uint8_t {
   all,
-  symmetric,  // calls of which that is symmetric which peers would touch in place
-  switched,   // calls that a switch may add, in any order
+  symmetric,  // calls for which is_symmetric() holds
+  switched,   // calls whose reduction the switch may perform, in any order
   overlap,    // symmetric calls of a communicator that leaves multiprocessors to other work
+  few,        // calls with few blocks: see has_few_blocks
 };
 
-/// The algorithm for a call that requests one of `asked`, on a device.
+/// The algorithm on a device for calls that request one of `asked`.
 struct SelectionRow {
   Algorithms asked;
   Collectives collectives;
@@ -220,16 +230,18 @@ inline constexpr Algorithms kAuto = only(automatic);
 inline constexpr Algorithms kOnestage = only(onestage);
 inline constexpr Algorithms kTwoshot = only(twoshot_push);
 inline constexpr Algorithms kStaged = only(staged);
-/// Between two ranks lanes are faster than slots from so many bytes on.
+/// Between two ranks, lanes are faster than slots from these sizes on.
 inline constexpr uint64_t kLanesFrom = 12 << 20;
 inline constexpr uint64_t kLanesFromOfBroadcast = 8 << 20;
 inline constexpr uint64_t kLanesFromOfAlltoallv = 8 << 20;
 inline constexpr uint64_t kLanesFromOfReduce = 12 << 20;
 inline constexpr uint64_t kLanesFromOfReducescatter = 24 << 20;
 inline constexpr uint64_t kLanesFromOfCopies = (16 << 20) + 1;
-/// And symmetric copies between all ranks are as fast without any.
+/// With few blocks, lanes are faster from this size on.
+inline constexpr uint64_t kLanesFromOfFew = 1 << 20;
+/// From this size on, direct symmetric copies between all ranks are as fast as lanes.
 inline constexpr uint64_t kDirectFrom = 16 << 20;
-/// And copy engines, with a barrier before and behind, are worth their time.
+/// From this size on, copy engines are worth the cost of a barrier before and after.
 inline constexpr uint64_t kCopyEngineFrom = 1 << 20;
 inline constexpr Algorithms kRelayed = only(twostage) | only(pipelined);
 inline constexpr Collectives kAllreduce = only(Collective::allreduce);
@@ -239,10 +251,11 @@ inline constexpr Collectives kAlltoallv = only(Collective::alltoallv);
 inline constexpr Collectives kOneWay =
     kPairs & collectives_where([](const CollectiveRow& row) { return is_one_way(row.collective); });
 
-// The first row that fits is taken.
+// The first matching row applies.
 inline constexpr SelectionRow kRows[] = {
-    // Between two ranks a switch saves nothing. From where on it does between more is a guess:
+    // Between two ranks, the switch saves nothing. Its thresholds for more ranks are estimates: see
     // docs/internals/engineering-log.md.
+    {kAuto, kAllreduce, cuda, few, 2, kAnySize, twoshot_lanes, kLanesFromOfFew},
     {kAuto, kAllreduce, cuda, all, 2, 1 << 20, oneshot_push},
     {kAuto | kTwoshot, kAllreduce, cuda, all, 1, kAnySize, twoshot_push},
     {kAuto, kAllreduce, cuda, all, 2, kLanesFrom - 1, twoshot_push},
@@ -267,17 +280,18 @@ inline constexpr SelectionRow kRows[] = {
 
     {kAuto, kBroadcast, cuda, all, 1, kAnySize, onestage},
     {kOnestage, kBroadcast, cuda, all, 1, kAnySize, channels},
+    {kAuto, kBroadcast, cuda, few, 2, kAnySize, lanes, kLanesFromOfFew},
     {kAuto, kBroadcast, cuda, all, 2, kLanesFromOfBroadcast - 1, onestage},
     {kAuto | kOnestage, kBroadcast, cuda, all, 2, kAnySize, lanes, kLanesFromOfBroadcast},
     {kOnestage, kBroadcast, cuda, all, 2, kLanesFromOfBroadcast - 1, channels},
     {kAuto, kBroadcast, cuda, all, 8, 256 << 10, onestage},
     {kAuto, kBroadcast, cuda, all, 8, kAnySize, pipelined},
     {kAuto, kBroadcast, cpu, all, 16, kAnySize, onestage},
-    // Up to this, slots are faster than the two barriers of what goes into symmetric outputs.
+    // Up to this size, slots are faster than the two barriers of stores into symmetric outputs.
     {kOnestage, kBroadcast, cuda, all, 8, 4 << 20, channels},
     {kOnestage, kBroadcast, cuda, symmetric, 8, kAnySize, direct},
     {kOnestage, kBroadcast, cuda, all, 8, kAnySize, channels},
-    // Likewise. Between two ranks there is no rank to relay to.
+    // The same on the CPU. Between two ranks there is no rank that could relay.
     {kOnestage | kRelayed, kBroadcast, cpu, all, 2, 64 << 10, staged},
     {kOnestage | kRelayed, kBroadcast, cpu, symmetric, 2, kAnySize, direct},
     {kOnestage | kRelayed, kBroadcast, cpu, all, 2, kAnySize, staged},
@@ -288,17 +302,18 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kPairs, cuda, all, 1, kAnySize, staged},
     {kStaged, kOneWay, cuda, all, 1, kAnySize, channels},
     {kStaged, kPairs, cuda, all, 1, kAnySize, staged},
-    // Slots have no barrier, and up to the threshold of lanes they are faster than direct copies.
+    // Slots need no barrier. Up to the threshold for lanes they are faster than direct copies.
     {kAuto | kStaged, kReduce, cuda, all, 2, kAnySize, lanes, kLanesFromOfReduce},
     {kAuto | kStaged, kAlltoallv, cuda, all, 2, kAnySize, lanes, kLanesFromOfAlltoallv},
     {kAuto | kStaged, kReductions & ~kReduce, cuda, all, 2, kAnySize, lanes,
      kLanesFromOfReducescatter},
     {kAuto, kPairs & ~kReductions & ~kOneWay, cuda, symmetric, 2, kAnySize, direct, kDirectFrom},
+    {kAuto, kPairs, cuda, few, 2, kAnySize, lanes, kLanesFromOfFew},
     {kAuto | kStaged, kPairs & ~kReductions & ~kAlltoallv, cuda, all, 2, kAnySize, lanes,
      kLanesFromOfCopies},
     {kAuto, kPairs, cuda, all, 2, kLanesFromOfReducescatter - 1, staged},
     {kAuto, kReduce, cuda, switched, 8, kAnySize, multimem, 4 << 20},
-    // Pulling is slower than pushing: a reduction takes slots at any size.
+    // Pulling is slower than pushing, so a reduction uses slots at any size.
     {kAuto, kReductions | kAlltoallv, cuda, all, 8, kAnySize, staged},
     {kAuto, kPairs, cuda, all, 8, 4 << 20, staged},
     {kAuto, kPairs & ~kAlltoallv, cuda, symmetric, 8, kAnySize, direct},
@@ -306,7 +321,7 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kAlltoallv, cpu, all, 16, kAnySize, staged},
     {kAuto, kPairs & ~kAlltoallv, cpu, symmetric, 16, kAnySize, direct},
     {kAuto, kPairs, cpu, all, 16, kAnySize, staged},
-    // A reduce that is large is shared among the ranks that are not the root.
+    // A large reduce is divided among the ranks other than the root.
     {kStaged, kReduce, cuda, all, 2, kLanesFromOfReduce - 1, channels},
     {kStaged, kReduce, cuda, all, 8, 512 << 10, channels},
     {kStaged, kReduce, cuda, all, 8, kAnySize, reduce_twostage},
@@ -352,14 +367,14 @@ static_assert([] {
   return true;
 }());
 
-/// Whether all is symmetric that peers touch in place.
+/// Whether all tensors that peers access in place are symmetric.
 constexpr bool is_symmetric(const Request& r) {
   if (r.in_place && overwrites_in_place(r.collective)) return false;
   const Touched t = touched(r.collective);
   return (!t.input || r.input_symmetric) && (!t.output || r.output_symmetric);
 }
 
-/// The rows between which those stand that a call could take, so that a look-up reads few.
+/// The range of rows that can match a call, so that a lookup reads few rows.
 struct SelectionRange {
   uint8_t first = 0;
   uint8_t end = 0;
@@ -391,7 +406,7 @@ constexpr Ranges find_ranges() {
 inline constexpr auto kSelectionRanges = detail::selection::find_ranges();
 static_assert(sizeof(kSelection) / sizeof(kSelection[0]) < 256);
 
-/// The place of the first row that fits; -1 where none does.
+/// The index of the first matching row; -1 if there is none.
 constexpr int find_row(const Request& r, Algorithm asked) {
   const SelectionRange range =
       kSelectionRanges.of[static_cast<int>(r.device)][static_cast<size_t>(r.collective)]
@@ -399,7 +414,7 @@ constexpr int find_row(const Request& r, Algorithm asked) {
   if (range.first == range.end) return -1;
   const bool switched = !r.deterministic && can_be_switched(r) && lies_for_switch(r);
   const bool symmetric = is_symmetric(r);
-  const bool fits[] = {true, symmetric, switched, symmetric && r.overlap};
+  const bool fits[] = {true, symmetric, switched, symmetric && r.overlap, has_few_blocks(r)};
   for (int i = range.first; i < range.end; ++i) {
     const SelectionRow& row = kSelection[i];
     if ((row.asked & only(asked)) != 0 && (row.collectives & only(r.collective)) != 0 &&
@@ -411,14 +426,14 @@ constexpr int find_row(const Request& r, Algorithm asked) {
   return -1;
 }
 
-/// The table's choice; without a row, the requested algorithm.
+/// The table's choice, or the requested algorithm if no row matches.
 constexpr Algorithm select_from_table(const Request& r, Algorithm asked) {
   const int row = find_row(r, asked);
   return row < 0 ? asked : kSelection[row].algorithm;
 }
 
-/// Whether a backend `has(collective, algorithm)` all that its calls of these collectives can come
-/// to: what they can ask for, or what the table puts in its place.
+/// Whether a backend implements, according to `has(collective, algorithm)`, every algorithm that a
+/// call of these collectives can run: the requested one, or those that replace it in the table.
 template <typename Has>
 constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) {
   const int most = device == DeviceKind::cpu ? kMaxCpuRanks : kMaxCudaRanks;
@@ -428,7 +443,7 @@ constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) 
       const Algorithm a = asked.algorithm;
       if (a == Algorithm::automatic || !has_kernels(a)) continue;
       if ((collectives & asked.serves & only(c)) == 0) continue;
-      if (asked.multicast && device == DeviceKind::cpu) continue;  // refused by name
+      if (asked.multicast && device == DeviceKind::cpu) continue;  // rejected by name
       bool replaced = false;
       for (const SelectionRow& row : kSelection) {
         if (row.device != device || (row.asked & only(a)) == 0) continue;
@@ -442,7 +457,7 @@ constexpr bool is_complete(DeviceKind device, Collectives collectives, Has has) 
   return true;
 }
 
-/// The algorithm that names a call: the requested one, or else the table's choice.
+/// The algorithm by which a call is named: the requested one, or else the table's choice.
 constexpr Algorithm select_algorithm(const Request& r) {
   if (r.algorithm != Algorithm::automatic) return r.algorithm;
   if (!r.capabilities.peer_access) return Algorithm::fallback;
@@ -459,11 +474,39 @@ constexpr int clamp_blocks(uint64_t wanted, uint64_t limit) {
 
 }  // namespace detail
 
-/// Lanes that a call may use: a block for each. Ranks must agree, so that spare blocks are left
-/// alone.
+/// Lanes that a call may use with one block for each. All ranks must agree on the number, so spare
+/// blocks do not count.
 constexpr int lanes_of(const Request& r) {
   const int room = r.max_blocks > 0 && r.max_blocks < r.room ? r.max_blocks : r.room;
   return room < r.lanes ? room : r.lanes;
+}
+
+namespace detail {
+
+/// Lanes that each block serves in a call with few blocks. More lanes keep more chunks in flight,
+/// but short chunks are slow.
+constexpr int width_of(const Request& r, int blocks, uint64_t vectors) {
+  constexpr uint64_t kLeastChunk = (8 << 10) / kVectorBytes;
+  int width = 1;
+  while (2 * width <= kWidest && 2 * width * blocks <= r.lanes &&
+         static_cast<uint64_t>(2 * width * blocks) * kLeastChunk <= vectors) {
+    width *= 2;
+  }
+  return width;
+}
+
+}  // namespace detail
+
+/// Bytes of the largest chunk of a call in which a block serves several lanes. The chunks of all
+/// ranks that a block reduces at a time take as much shared memory as two chunks of a copy. In an
+/// all-reduce, which has one more role, they take as much as one.
+constexpr uint32_t largest_wide_chunk(Collective collective, int world, uint32_t slot_bytes) {
+  uint32_t most = kMostWideChunkBytes;
+  if (reduces(collective)) {
+    const uint32_t chunks = collective == Collective::allreduce ? 1 : 2;
+    most = chunks * kMostWideChunkBytes / static_cast<uint32_t>(world) / 128 * 128;
+  }
+  return slot_bytes < most ? slot_bytes : most;
 }
 
 /// Algorithm, grid and block size of a call.
@@ -471,7 +514,7 @@ constexpr Plan select(const Request& r) {
   Plan plan;
   plan.named = select_algorithm(r);
   plan.algorithm = select_from_table(r, plan.named);
-  // Peers do not store into an output what its rank has still to finish.
+  // With an epilogue, peers cannot store results into an output: its rank must still finish them.
   if (r.epilogue && plan.algorithm == Algorithm::pull_push)
     plan.algorithm = Algorithm::twoshot_pull;
   plan.staged = stages_inputs(r, plan.algorithm);
@@ -481,10 +524,15 @@ constexpr Plan select(const Request& r) {
   const uint64_t work = work_of(r, plan.algorithm);
   if (row_of(plan.algorithm).lanes) {
     plan.threads = kLaneBlock;
-    // The length of counted messages is known only on their two ranks.
+    // Only the two ranks of a counted message know its length.
     const uint64_t wanted =
         row_of(r.collective).counted ? kMostLanes : ceil_div(work, kLeastLaneVectors);
     plan.blocks = detail::clamp_blocks(wanted, static_cast<uint64_t>(lanes_of(r)));
+    if (has_few_blocks(r)) {
+      plan.threads = row_of(plan.algorithm).stages > 1 ? kLaneBound : kLaneBlock;
+      plan.width = detail::width_of(r, plan.blocks, row_of(r.collective).counted ? ~0ull : work);
+      plan.bulk = r.capabilities.dependent_launch;  // the same devices have bulk copies
+    }
     return plan;
   }
   // Small blocks spread a small call over the device; large ones fill the links.
@@ -493,8 +541,11 @@ constexpr Plan select(const Request& r) {
   if (push) {
     plan.threads = work <= 16384 ? 64 : work <= 32768 ? 128 : work <= 65536 ? 256 : kFullBlock;
   }
-  uint64_t room = static_cast<uint64_t>(r.room + (push ? r.spare_room : 0)) *
-                  static_cast<uint64_t>(kFullBlock / plan.threads);
+  if (r.threads > 0) plan.threads = r.threads;
+  // For kernels that push, proportionally more blocks of a smaller size are resident at once. This
+  // is not known for other kernels.
+  const int blocks = push ? (r.room + r.spare_room) * (kFullBlock / plan.threads) : r.room;
+  auto room = static_cast<uint64_t>(blocks);
   if (r.max_blocks > 0 && static_cast<uint64_t>(r.max_blocks) < room) {
     room = static_cast<uint64_t>(r.max_blocks);
   }

@@ -1,5 +1,5 @@
 # ruff: noqa: N999  (the name that PyTorch gives to extension modules)
-"""The compiled extension: operators (torch.ops.collx.*), and what the Python side needs of it."""
+"""The compiled extension: operators (torch.ops.collx.*), and its interface for the Python code."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,27 +20,32 @@ def raise_as(
     overlap: type[Exception],
     poisoned: type[Exception],
 ) -> None:
-    """What the operators raise from now on: class(message, communicator's name, record or None),
-    the record as Communicator.status gives it."""
+    """Sets the exceptions that the operators raise: class(message, communicator's name, record or
+    None). The record has the format of Communicator.status."""
+
+def after_failure(function: Callable[[str], None]) -> None:
+    """Sets the function that is called with the communicator's name before an error with a record
+    is raised."""
 
 def register_cpu_allocator() -> None:
-    """Registers collx's SymmetricMemoryAllocator for the CPU with PyTorch. Twice is harmless."""
+    """Registers collx's SymmetricMemoryAllocator for the CPU with PyTorch. A second call does
+    nothing."""
 
 def region_layout(device_type: str, world_size: int, payload_bytes: int) -> dict[str, int]:
-    """Name to bytes of every part of a rank's region; "total" is what has to be allocated.
+    """Returns the bytes of every part of a rank's region by name. "total" is the size to allocate.
 
-    ValueError when payload_bytes is less than the smallest region."""
+    Raises ValueError if payload_bytes is less than the smallest region."""
 
 def initialize_region(ptr: int, device: torch.device, world_size: int, payload_bytes: int) -> None:
-    """Makes this rank's region ready for use (on CUDA: on the current stream, synchronized)."""
+    """Initializes this rank's region (on CUDA: on the current stream, synchronized)."""
 
 def load_kernels(
     device: torch.device, world_size: int, clusters: bool = True, simulated: bool = False
 ) -> dict[str, int]:
-    """Loads every CUDA kernel; returns what the device offers: "blocks" of 512 threads that it
-    holds resident, and what else the ranks agree on by taking the smallest of each.
-    `clusters`: False: as if it had no hardware for clusters of blocks. `simulated`: with the
-    kernels by which tests simulate multicast, in place of those for a switch."""
+    """Loads every CUDA kernel. Returns the capabilities of the device: "blocks", the number of
+    resident blocks of 512 threads, and other values of which the ranks take the minimum.
+    `clusters`: False behaves as without hardware for clusters of blocks. `simulated`: loads the
+    kernels with which tests simulate multicast instead of those for a switch."""
 
 def held_at_once(
     wanted: dict[str, int],
@@ -53,10 +58,10 @@ def held_at_once(
 ) -> dict[str, int]:
     """Launches the "clusters of ..." of `wanted` on all ranks at once. Returns the numbers that
     were all resident at the same time within `limit_ms`, and 0 for the others. Collective.
-    `number`: how many trials this communicator has had."""
+    `number`: the number of trials of this communicator."""
 
 def boot_id() -> str:
-    """What tells this machine from others, containers of one machine being one."""
+    """Returns an id of this machine. Containers on the same machine have the same id."""
 
 def workspace_bytes(
     op: str,
@@ -68,21 +73,31 @@ def workspace_bytes(
     symmetric: bool,
 ) -> int: ...
 def algorithms(op: str, multicast: bool = False) -> list[str]:
-    """The names that an operator accepts, "auto" apart. `multicast`: with those that need it."""
+    """Returns the algorithms that an operator accepts, except "auto". `multicast`: includes those
+    that need multicast."""
+
+def tunable_operators() -> list[str]:
+    """Returns the operators for which a tuning table can have entries."""
+
+def tunable_algorithms(
+    op: str, device_type: str, symmetric: bool, deterministic: bool
+) -> list[str]:
+    """Returns the algorithms that an entry of an operator may select."""
 
 class GettingReady:
-    """While entered, calls of this thread with an epilogue get ready what they need, and launch
-    nothing."""
+    """A context manager in which calls of this thread with an epilogue prepare their kernels, but
+    launch nothing."""
 
     def __init__(self) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, kind: object, value: object, traceback: object) -> None: ...
 
 def made_kernels() -> tuple[int, int]:
-    """How many kernels this process has compiled for epilogues, and how many it found on disk."""
+    """Returns the number of kernels that this process has compiled for epilogues, and the number
+    that it found on disk."""
 
 def read_kernel(folder: str, name: str) -> bytes:
-    """A file of the cache of compiled kernels; b"" where there is none that can be trusted."""
+    """Returns a file of the cache of compiled kernels; b"" if there is none that can be trusted."""
 
 def keep_kernel(folder: str, name: str, code: bytes, most_bytes: int = ...) -> None: ...
 def epilogue_program(
@@ -102,12 +117,12 @@ def epilogue_program(
     whole: Sequence[int] | None = None,
     keeps: bool = False,
 ) -> tuple[str, str]:
-    """The program that is compiled for an epilogue in a kernel of that template, and the kernel's
-    name in it. `whole`: where the output and all extras are of whole vectors, the dimensions in
-    which each extra lies; 0 for one that is the same for a whole vector."""
+    """Returns the program for an epilogue in a kernel of a template, and the name of the kernel in
+    it. `whole`: if the output and all extras consist of whole vectors, the dimensions in which each
+    extra lies; 0 for one that is the same for a whole vector."""
 
 class Communicator:
-    """One rank's view of a communicator; entered into the C++ registry under `name`."""
+    """One rank's view of a communicator. The C++ registry contains it under `name`."""
 
     def __init__(
         self,
@@ -131,49 +146,79 @@ class Communicator:
         fallback_group: dist.ProcessGroup | None = None,
         watchdog: bool = False,
         overlap: bool = False,
+        tuning: Sequence[tuple[str, str, bool, int, int, str, int, int]] = ...,
+        global_ranks: Sequence[int] = ...,
     ) -> None:
-        """`regions`: address of every rank's region as mapped here; empty: fallback only.
-        `agreed`: of what every rank offers (load_kernels) the smallest; "blocks" of 512 threads
-        this communicator may use at once. `spare_blocks`: more of them, for algorithms that push,
-        while it is alone on the device. `multicast`: the regions of all ranks at one address, or
-        0, and `multicast_unavailable_reason` says why. `simulated`: for tests: it is the address of
-        this rank's own region. `deterministic`: "auto" only selects algorithms that reduce in the
-        order of the ranks.
-        `fallback_group`: serves the fallback instead of the process group of `group_name`, and is
-        kept until destroy. `watchdog`: a thread of the process logs calls that wait for long.
-        `overlap`: "auto" takes copy engines for large copies between symmetric tensors."""
+        """
+        Args:
+            regions: the address of every rank's region in this process; empty: fallback only.
+            agreed: the minimum over the ranks of the values of load_kernels. "blocks" is the number
+                of blocks of 512 threads that this communicator may use at once.
+            spare_blocks: additional blocks for algorithms that push, while the device has no other
+                communicator.
+            multicast: the address of the regions of all ranks, or 0.
+            multicast_unavailable_reason: the reason if `multicast` is 0.
+            simulated: for tests: `multicast` is the address of this rank's own region.
+            deterministic: "auto" only selects algorithms that reduce in the order of the ranks.
+            fallback_group: runs the fallback instead of the process group of `group_name`. The
+                communicator holds a reference until destroy.
+            watchdog: a thread of the process logs calls that wait for a long time.
+            overlap: "auto" uses copy engines for large copies between symmetric tensors.
+            tuning: the entries that replace built-in choices: operator, dtype ("" for copies),
+                symmetric, first and last number of bytes, algorithm, max_blocks, threads.
+            global_ranks: the ranks in the default process group, if they are known.
+        """
 
     name: str
     group_name: str
+    global_ranks: list[int]
     rank: int
     world_size: int
     blocks: int
     pdl: str  # settable: "off", "end", "early"
     deterministic: bool  # settable; the same on every rank
     def set_timeout(self, milliseconds: int) -> None:
-        """Of the calls that follow. Waits for a call on the CPU that is under way."""
+        """Sets the timeout of subsequent calls. Waits for a call on the CPU that is in progress."""
 
     poisoned: bool
     destroyed: bool
-    multicast_unavailable_reason: str  # why the ranks have none; empty where they do
+    multicast_unavailable_reason: str  # why the ranks have no multicast; empty if they have it
 
     def check(self, wait: bool = True) -> None:
-        """Raises the failure that has been recorded, if any. `wait`: for what the peers have to say
-        of a time-out, so that it names the same rank everywhere."""
+        """Raises the recorded failure, if any. `wait`: waits for the reports of the peers about a
+        timeout, so that it names the same rank on all ranks."""
 
     def status(self) -> dict[str, Any] | None:
-        """The recorded failure as a dict, or None."""
+        """Returns the recorded failure as a dict, or None."""
+
+    calls: int  # made by this process; replays of graphs are not counted
+    has_captured: bool  # graphs contain calls
+    def recent_calls(self) -> list[dict[str, Any]]:
+        """Returns the last 1,000 calls, oldest first, with the keys of `CollectiveError.call`,
+        "number", "function", "input_bytes" and "created_ns" (since the epoch). Any thread may call
+        it, also during a call."""
+
+    def tallies(self) -> dict[str, tuple[int, int]]:
+        """Returns the number of calls and the bytes of their inputs, by function."""
+
+    def progress(self) -> list[tuple[int, bool]]:
+        """Returns for each rank the number of completed calls, and whether the next call is in
+        progress. Empty without regions."""
+
+    def waited(self) -> list[int]:
+        """Returns the nanoseconds that calls of this rank have waited for each rank. Empty on
+        CUDA."""
 
     def report_absent(self, rank: int, peer: int) -> None:
-        """Poisons the communicator, here and at the peers: `rank` waited in vain for `peer` to
-        vote (-1: nobody knows for whom)."""
+        """Poisons the communicator on this rank and on the peers, because `rank` waited for `peer`
+        to vote until the timeout (-1: the peer is unknown)."""
 
     def register(
         self, tensor: torch.Tensor, pointers: list[int], nbytes: int, key: int, multicast: int = 0
     ) -> None:
-        """Enters the allocation under `tensor`'s storage, held weakly. `pointers[r]` is where the
-        byte at the storage's start (nbytes of it) of rank r is mapped here; `key` is the agreed
-        id of the allocation, `multicast` all of them at one address, if there is one."""
+        """Registers the allocation of `tensor`'s storage with a weak reference. `pointers[r]` is
+        the address in this process of the storage of rank r, which has `nbytes` bytes. `key` is the
+        agreed id of the allocation, `multicast` the address of all storages, if there is one."""
 
     def explain(
         self,
@@ -190,15 +235,18 @@ class Communicator:
         quant_group_size: int,
         keep_norm: bool,
     ) -> dict[str, Any]:
-        """{"algorithm", "blocks", "threads", "chunks", "bytes", "workspace_bytes"} of a call."""
+        """Returns {"algorithm", "executed_by", "blocks", "threads", "chunks", "bytes",
+        "workspace_bytes", "tuned"} of a call. "tuned": the first and the last number of bytes of
+        the entry of the tuning table that selected the algorithm, or None."""
 
     def tune(self, blocks: int, threads: int) -> None:
-        """For tuners: the grid of every later call on CUDA, in place of the selected one; zeros
-        give the choice back. The same on every rank, between calls. ValueError for more blocks
-        than the device holds resident at once."""
+        """Sets the grid of all subsequent calls on CUDA, for tuning. Zeros restore the automatic
+        selection. All ranks must set the same grid, between calls. Raises ValueError for more
+        blocks than the device holds resident at once."""
 
     def destroy(self) -> None:
-        """Leaves the registry; later calls by name raise. Local, never waits for a peer."""
+        """Removes the communicator from the registry. Later calls by name raise. Local; never waits
+        for a peer."""
 
 def built_in(
     *,
@@ -212,10 +260,10 @@ def built_in(
     twin: Callable[..., Any],
     conversions: ModuleType,
 ) -> Any:
-    """The built-in function of a name, with these parameters: the first `positional` ones by
-    position, too, and `defaults` with Ellipsis for a parameter that must be given. `declaration`
-    raises TypeError for arguments that the function does not take, `twin` takes the calls that the
-    function leaves to Python, and `conversions` is collx.ops.arguments."""
+    """Creates a built-in function with these parameters. The first `positional` ones may be passed
+    by position. `defaults` contains Ellipsis for a required parameter. `declaration` raises
+    TypeError for unexpected arguments. `twin` is called for arguments that the function does not
+    handle itself, and `conversions` is collx.ops.arguments."""
 
 class Handle:
     def wait(self, timeout: float | timedelta | None = None) -> Any: ...
@@ -231,10 +279,12 @@ class BackendOptions(_Backend.Options):
         max_blocks: as of `collx.init`; by default half of what the device holds.
         payload_bytes: bytes of each communicator's region; by default 128 MiB on CUDA and 16 MiB on
             the CPU.
-        deterministic, check, watchdog: as of `collx.init`.
+        deterministic, check, watchdog, overlap: as of `collx.init`.
         symmetric_bytes: bytes of symmetric memory, for each kind of device, from which
             `allocate_tensor` of the group's backend takes tensors; by default 4 GiB on CUDA and
             256 MiB on the CPU. They are allocated when they are needed. 0 disables it.
+        tuning: the file of a tuning table; by default the environment variable COLLX_TUNING.
+            Communicators with another world size or kind of device do not use the table.
     """
 
     max_blocks: int | None
@@ -243,6 +293,8 @@ class BackendOptions(_Backend.Options):
     deterministic: bool
     check: bool | None
     watchdog: bool
+    tuning: str | None
+    overlap: bool
     def __init__(
         self,
         *,
@@ -252,13 +304,15 @@ class BackendOptions(_Backend.Options):
         check: bool | None = None,
         watchdog: bool = False,
         symmetric_bytes: int | None = None,
+        tuning: str | None = None,
+        overlap: bool = False,
     ) -> None: ...
     def __copy__(self) -> BackendOptions: ...
     def __deepcopy__(self, memo: dict[int, object]) -> BackendOptions: ...
 
 class Backend(_Backend):
-    """The backend "collx" of one group. `inner`: what carries out the rest. `maker`: makes the
-    group's communicators, as collx.backend._Maker does."""
+    """The backend "collx" of one group. `inner`: the process group that runs unsupported calls.
+    `maker`: creates the communicators of the group, such as collx.backend._Maker."""
 
     options: BackendOptions
     def __init__(
@@ -272,12 +326,13 @@ class Backend(_Backend):
     def get_error(self) -> ErrorType: ...
 
 def variants(function: str) -> list[tuple[tuple[str, ...], str, str, bool]]:
-    """The overloads that a function calls: what the call is given, operator, overload, and whether
-    it is a fused normalization."""
+    """Returns the overloads that a function calls: the features of the call, the operator, the
+    overload, and whether it is a fused normalization."""
 
 def make_by(function: Callable[[str], Communicator]) -> None:
-    """What C++ calls, as collx::registry::make, for the communicator of a process group's name."""
+    """Sets the function that C++ calls (collx::registry::make) to create the communicator for the
+    name of a process group."""
 
 def lookup(name: str) -> Communicator | None: ...
 def part_of(numel: int, world_size: int, rank: int) -> tuple[int, int]:
-    """(start, count) of a rank's part: csrc/protocol/partition.h."""
+    """Returns (start, count) of a rank's part, as in csrc/protocol/partition.h."""

@@ -17,12 +17,13 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from collx import nn
+from collx import flight_recorder, nn
 from collx._explanation import Explanation, workspace_bytes
 from collx._extension import Build, build, extension
 from collx._groups import Group, get, is_initialized
 from collx._init import init
 from collx._patch import Patch, patch
+from collx._statistics import Statistics
 from collx._version import VERSION
 from collx.communicator import Communicator
 from collx.compile import marks, registration
@@ -67,13 +68,14 @@ __version__ = VERSION
 cuda_built: bool = build.cuda is not None
 """Whether this build has CUDA kernels. Without them, `init` only supports the CPU."""
 
-# So that torch.distributed._symmetric_memory serves the CPU as soon as collx is imported. Where
-# another package does so already, init on the CPU tries again and says so.
+# Enables torch.distributed._symmetric_memory on the CPU. If another package has registered an
+# allocator, init on the CPU tries again and reports the error.
 with contextlib.suppress(RuntimeError):
     extension.register_cpu_allocator()
 marks.register()
 registration.register()
 functions.register()
+extension.after_failure(flight_recorder.after_failure)
 
 __all__ = [
     "Build",
@@ -91,6 +93,7 @@ __all__ = [
     "Patch",
     "Quantization",
     "ReduceOp",
+    "Statistics",
     "__version__",
     "allgather",
     "allreduce",
@@ -107,6 +110,7 @@ __all__ = [
     "cuda_built",
     "empty",
     "empty_like",
+    "flight_recorder",
     "gather",
     "get",
     "init",
@@ -128,7 +132,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    # The oracle is for tests and readers: no program pays for it that does not ask.
+    # The reference is for tests and readers, so it is only imported on access.
     if name == "reference":
         return importlib.import_module("collx.reference")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ class Explanation:
         op: the name of the operator.
         numel: the number of elements of the full tensor.
         dtype: the dtype of the tensor.
-        algorithm: the algorithm that was named or selected.
+        algorithm: the algorithm that was requested or selected.
         executed_by: the algorithm that executes the call; it can differ from `algorithm`.
         blocks, threads: the grid on CUDA, and the threads of a block.
         chunks: the number of chunks into which the call is divided.
@@ -34,6 +34,8 @@ class Explanation:
         multicast_unavailable_reason: why the ranks have no NVLink multicast, or None.
         deterministic: whether "auto" only selects algorithms that reduce in the order of the
             ranks.
+        tuning: where the choice of the algorithm came from: the call, the built-in table, or an
+            entry of the communicator's tuning table.
     """
 
     communicator: str
@@ -52,6 +54,7 @@ class Explanation:
     fallback_reason: str | None
     multicast_unavailable_reason: str | None
     deterministic: bool
+    tuning: str
 
     def __str__(self) -> str:
         differs = self.executed_by != self.algorithm
@@ -60,6 +63,7 @@ class Explanation:
             f"{self.op} of {self.numel:,} x {str(self.dtype).removeprefix('torch.')} "
             f"({_size(self.bytes)}) on {self.communicator}",
             f"  algorithm  {self.algorithm}{executed}",
+            f"  tuning     {self.tuning}",
             f"  grid       {self.blocks} x {self.threads} threads, pdl {self.pdl}",
             f"  chunks     {self.chunks}",
             f"  workspace  {_size(self.workspace_bytes)}",
@@ -88,7 +92,7 @@ def workspace_bytes(
     *,
     symmetric: bool = False,
 ) -> int:
-    """The bytes of a rank's region that a call occupies if it is not divided into chunks.
+    """Returns the bytes of a rank's region that a call occupies if it is not divided into chunks.
 
     Args:
         op: the name of the operator.
@@ -108,7 +112,7 @@ def workspace_bytes(
 
 
 def shape_of(shape: int | Sequence[int]) -> tuple[int, int]:
-    """The elements of a tensor, and those of one of its rows."""
+    """Returns the number of elements of a tensor, and that of one of its rows."""
     if isinstance(shape, int):
         return shape, shape
     return math.prod(shape), shape[-1] if len(shape) > 0 else 1

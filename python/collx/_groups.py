@@ -1,4 +1,4 @@
-"""How a program names a communicator, and the ranks that a new one is to have."""
+"""Resolves the `group` arguments: to a communicator, or to the ranks of a new one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from collx._bootstrap.options import group_named
 from collx._imports import after_import
 from collx.communicator import Communicator, find, forked, known, of_group
 
@@ -27,17 +28,20 @@ _ACCEPTED = (
 
 
 def name_of(group: Group) -> str:
-    """The name under which operators find the communicator. A group without one gives its own name,
-    under which there may be one later. TypeError for an object of another kind; ValueError for a
-    group that cannot have one here, since this process is not a member of it or it is a mesh of
-    several dimensions, and for one that several communicators were made from."""
+    """Returns the name by which operators find the communicator. For a group without a
+    communicator, returns the group's own name, because a communicator may be created later.
+
+    Raises:
+        TypeError: `group` has another type.
+        ValueError: this process is not a member of the group, the group is a mesh of several
+            dimensions, or it has several communicators."""
     if type(group) is str:
         return group
     if not is_dynamo_compiling():
         chosen = distributed_c10d._world.default_pg if group is None else group
         try:
             return known[chosen][0]
-        except (KeyError, TypeError):  # TypeError: it has no hash
+        except (KeyError, TypeError):  # TypeError: not hashable
             pass
     if isinstance(group, str):
         return group
@@ -59,13 +63,13 @@ def _name_for_group(group_name: str) -> str:
     return group_name
 
 
-# Dynamo calls it while it traces and keeps the name as a constant, which is what graphs hold. Not a
-# decorator, since assume_constant_result imports Dynamo.
+# Dynamo calls the function during tracing and stores the name in the graph as a constant. This is
+# not a decorator, because assume_constant_result imports Dynamo.
 after_import("torch._dynamo", lambda: torch.compiler.assume_constant_result(_name_for_group))
 
 
 def get(group: Group = None) -> Communicator:
-    """The communicator for a group. ValueError if there is none."""
+    """Returns the communicator of a group. Raises ValueError if there is none."""
     name = name_of(group)
     communicator = find(name)
     if communicator is None:
@@ -83,9 +87,9 @@ def is_initialized(group: Group = None) -> bool:
 
 
 def process_group(group: Group) -> tuple[dist.ProcessGroup, dist.Store]:
-    """The ranks that a new communicator is to have, and their store: a name is a process group's
-    here. ValueError when this process has no part in them."""
-    if forked():  # not even the store may be asked: its connection is the parent's
+    """Returns the process group of a new communicator, and its store. Raises ValueError if this
+    process is not a member of the group."""
+    if forked():  # the store must not be used either: its connection belongs to the parent
         raise ValueError(
             "init: this process was forked from one that had initialized collx; "
             "start it with the spawn method instead"
@@ -129,11 +133,11 @@ def _members(group: dist.ProcessGroup | DeviceMesh | None, where: str = "") -> d
 
 
 def _named(name: str) -> dist.ProcessGroup:
-    """The process group of a name, or the one that a communicator of that name was made from."""
+    """Returns the process group with a name, or that of the communicator with that name."""
     communicator = find(name)
     if communicator is not None:
         return communicator.group
-    for group, its_name in distributed_c10d._world.pg_names.items():
-        if its_name == name:
-            return group
-    raise ValueError(f"init: group: this process has no process group named {name!r}")
+    group = group_named(name)
+    if group is None:
+        raise ValueError(f"init: group: this process has no process group named {name!r}")
+    return group

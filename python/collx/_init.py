@@ -1,8 +1,10 @@
-"""`collx.init`: from a group of ranks to a communicator."""
+"""`collx.init`: creates a communicator for a group of ranks."""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -35,6 +37,7 @@ def init(
     fallback_group: dist.ProcessGroup | None = None,
     watchdog: bool = False,
     overlap: bool = False,
+    tuning: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Communicator:
     """Creates a communicator. Collective over `group`: either all ranks return a communicator, or
     all ranks raise an error.
@@ -67,7 +70,7 @@ def init(
         deterministic: True reduces in the order of the ranks, so that the bits of a result depend
             on the inputs only. False allows `algorithm="auto"` to use NVLink multicast, if it is
             available, for sums of large symmetric tensors between more than two ranks. The switch
-            adds in an order of its own.
+            adds in its own order.
         fallback_group: the process group that `algorithm="fallback"` uses instead of `group`, with
             the same ranks in the same order. It serves a group whose backend has no gather, or
             whose backend itself calls the communicator. The communicator holds a reference to
@@ -79,6 +82,12 @@ def init(
         overlap: True leaves the multiprocessors of CUDA devices to work that runs at the same time.
             "auto" uses "copy_engine" for copies of 1 MiB and more into symmetric outputs, and
             `max_blocks` is 16 by default. The ranks must pass the same value. The CPU ignores it.
+        tuning: a tuning table, as `python -m collx tune` measures it: the path of its JSON file, or
+            the content of the file as a dict. Its entries replace the choices of
+            `algorithm="auto"`; results keep their bits. The ranks must pass equal tables. A table
+            of another machine, driver, world size or version of collx is an error. By default the
+            environment variable COLLX_TUNING names the file; communicators with another world size
+            or kind of device do not use that table.
 
     Returns:
         The communicator. torch.ops.collx finds it by its name.
@@ -106,6 +115,7 @@ def init(
         fallback_group=fallback_group,
         watchdog=watchdog,
         overlap=overlap,
+        tuning=tuning,
     )
 
 
@@ -117,13 +127,13 @@ def make(
     spare: bool = True,
     **arguments: Any,
 ) -> Communicator:
-    """`init` for ranks that need not be a registered process group. `spare`: whether calls
-    use the blocks that are left over while the device has no other communicator."""
+    """Implements `init`, also for ranks without a registered process group. `spare`: whether calls
+    use the remaining blocks while the device has no other communicator."""
     key = name if isinstance(name, str) and name else members.name
     with making(key):
         limit = options.limit(timeout)
         try:
-            # Before any argument can be refused, so that the peers get a report.
+            # Created before any argument can be rejected, so that the peers get a report.
             ballot = Ballot(members.store, key, members.rank, members.size, limit)
         except Exception as reason:
             raise steps.failure(key, "arguments", f"the store failed: {reason}") from None
@@ -143,7 +153,8 @@ def make(
         try:
             steps.run(setup)
         except BaseException:
-            # What the rendezvous wrote stays in the store: a late rank may yet have to read it.
+            # The keys of the rendezvous remain in the store, because a late rank may still read
+            # them.
             ballot.leave()
             setup.release()
             raise

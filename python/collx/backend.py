@@ -1,14 +1,14 @@
-"""The torch.distributed backend "collx": an existing program takes it by its name.
+"""The torch.distributed backend "collx", which an existing program selects by its name.
 
     import collx.backend
     torch.distributed.init_process_group("collx")
 
 Collectives on CPU and CUDA tensors run on communicators of collx, one for each kind of device. A
-communicator is made at the first collective of the group, or with the group if `device_id` is
-given. An inner process group of the same ranks (Gloo on the CPU, NCCL on CUDA) carries out what
-collx has no kernel for: `send` and `recv`, sparse tensors, other reductions and dtypes. It carries
-out everything for ranks that cannot reach each other's memory, and for more than 8 GPUs or 16
-processes on the CPU.
+communicator is created at the first collective of the group, or with the group if `device_id` is
+given. An inner process group of the same ranks (Gloo on the CPU, NCCL on CUDA) runs the calls that
+collx has no kernel for: `send` and `recv`, sparse tensors, other reductions and dtypes. It runs all
+calls if the ranks cannot access each other's memory, and for more than 8 GPUs or 16 processes on
+the CPU.
 
 `async_op=True` posts a call, as `collx.post` does. Without it a call runs on the current stream.
 """
@@ -39,15 +39,15 @@ Options = extension.BackendOptions
 
 _log = logging.getLogger("collx")
 
-# A program has a dozen groups. On CUDA the largest transfers need the memory: with a smaller region
-# they take more steps.
+# Small on the CPU, because a program may have a dozen groups. On CUDA, large transfers need the
+# memory: with a smaller region, they take more steps.
 _PAYLOAD_BYTES = {"cpu": 16 << 20, "cuda": 128 << 20}
-# A bound for allocations of different sizes: a block is only reused for about its own size.
+# A bound, because a block is only reused for allocations of about its own size.
 _SYMMETRIC_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 
 
 class _Maker:
-    """Makes the communicators of one group, and gives them up."""
+    """Creates and destroys the communicators of one group."""
 
     def __init__(self, members: Members, options: Options, inner: dist.ProcessGroup) -> None:
         self._members = members
@@ -59,7 +59,7 @@ class _Maker:
 
     def make(self, device: torch.device) -> extension.Communicator | None:
         with self._lock:
-            if self._left:  # by another thread since the call began
+            if self._left:  # another thread has shut the group down since the call began
                 raise ValueError(f'collx: process group "{self._members.name}" has been shut down')
             if device.type not in self._made:
                 self._made[device.type] = self._new(device)
@@ -87,6 +87,9 @@ class _Maker:
             deterministic=options.deterministic,
             fallback_group=self._inner,
             watchdog=options.watchdog,
+            overlap=options.overlap,
+            tuning=options.tuning,
+            exact_tuning=False,
         )
         if made.fallback_reason is None:
             return made
@@ -120,7 +123,7 @@ class _Maker:
             return None
 
     def _without_symmetric_memory(self, reason: InitError) -> None:
-        """Some rank lacks the memory. All ranks get this result."""
+        """Handles a failed allocation of symmetric memory. All ranks call this."""
         if self._members.rank == 0:
             _log.warning("%s; new tensors of allocate_tensor are in ordinary memory", reason)
 
@@ -130,8 +133,8 @@ class _Maker:
         return made._memory
 
     def leave(self) -> None:
-        """Local: the ranks may shut their groups down in different orders. What the peers have
-        mapped stays valid."""
+        """Leaves the communicators. Local, because the ranks may shut their groups down in
+        different orders. Mappings of the peers remain valid."""
         with self._lock:
             self._left = True
             made = [one for one in self._made.values() if one is not None]
@@ -177,7 +180,7 @@ def _backend(members: Members, options: Options) -> extension.Backend:
 def _create(
     given: torch._C._distributed_c10d._DistributedBackendOptions, options: Options | None
 ) -> extension.Backend:
-    """What PyTorch calls for each new group."""
+    """Creates the backend of a group. PyTorch calls this for each new group."""
     if options is None:
         options = Options()
     elif not isinstance(options, Options):

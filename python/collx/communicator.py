@@ -1,4 +1,4 @@
-"""Communicators: what `collx.init` returns, and those that are alive in this process."""
+"""The class `Communicator`, and the live communicators of this process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from collx._bootstrap.options import PDL_LEVELS, Arguments, seconds_of
+from collx import _statistics
+from collx._bootstrap.options import PDL_LEVELS, Arguments, group_named, seconds_of
 from collx._bootstrap.store import LEFT, VoteError
 from collx._explanation import Explanation, shape_of
 from collx._extension import extension
 from collx._memory import SymmetricMemory
+from collx._statistics import Statistics
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
 __all__ = ["Communicator", "find", "forked", "group_size_of", "known", "live", "making", "of_group"]
@@ -30,30 +32,30 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collx")
 
-# Guards what follows where it changes, and where it is read more than once. Reentrant, since a
-# destructor may run in between.
+# Guards changes and multiple reads of the variables below. Reentrant, because a destructor may run
+# while it is held.
 _lock = threading.RLock()
 os.register_at_fork(
     before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
 )
-# The live ones, by name. A communicator stays until it is destroyed: operators find it by name,
-# whether or not the program keeps the object.
+# The live communicators, by name. A communicator remains until it is destroyed: operators find it
+# by name, whether or not the program keeps the object.
 _live: dict[str, Communicator] = {}
 _in_making: set[str] = set()  # names
 known: dict[object, tuple[str, int]] = {}
-"""Name and world size of the live ones, by name, by themselves, and by the process groups that they
-stand for: a group takes longer to say its name than a small call."""
-_initialized_in: set[int] = set()  # ids of the processes, this one or ancestors
+"""The names and world sizes of the live communicators. The keys are their names, the communicators
+and their process groups. Getting the name from a process group takes longer than a small call."""
+_initialized_in: set[int] = set()  # process ids: this process or its ancestors
 
 
 def find(name: str) -> Communicator | None:
-    """The live communicator of a name."""
+    """Returns the live communicator with a name, None if there is none."""
     return _live.get(name)
 
 
 def group_size_of(op: str, name: str) -> int:
-    """The number of ranks, which the schemas have so that Meta needs no communicator. `op`: whose
-    argument the name is."""
+    """Returns the number of ranks. The schemas include it so that Meta kernels do not need a
+    communicator. `op`: the operator, for the error message."""
     communicator = _live.get(name)
     if communicator is None:
         raise ValueError(
@@ -64,20 +66,21 @@ def group_size_of(op: str, name: str) -> int:
 
 
 def live() -> tuple[Communicator, ...]:
-    """All of this process, in the order in which they were made."""
+    """Returns all live communicators of this process, in the order of their creation."""
     return tuple(_live.values())
 
 
 def of_group(group: dist.ProcessGroup | str, device_type: str | None = None) -> Communicator | None:
-    """The live communicator that stands for a process group, or for the group of a name: the one
-    that has the group's own name, else the only one that was made from the group. ValueError if
-    several were and none has that name. Without any of these, that of the group's own backend: for
-    `device_type` if it is given, else for CUDA if there is one."""
+    """Returns the live communicator of a process group, or of the group with a name: the one that
+    has the group's own name, otherwise the only one that was made from the group. If there is
+    none, returns that of the group's own backend: for `device_type` if it is given, otherwise for
+    CUDA if there is one. Raises ValueError if several communicators were made from the group and
+    none has its name."""
     made = [one for one in live() if one._stands_for(group)]
     for one in made:
         if one.has_name_of_group:
             return one
-    # Those of a backend serve where the program made none itself.
+    # Communicators of a backend are only used if the program has created none itself.
     made = [one for one in made if one._group is not None] or [
         one for one in made if device_type in (None, one.device.type)
     ]
@@ -93,7 +96,8 @@ def of_group(group: dist.ProcessGroup | str, device_type: str | None = None) -> 
 
 @contextmanager
 def making(name: str) -> Iterator[None]:
-    """`collx.init` of a name is under way. ValueError where another thread is at the same."""
+    """Marks a name as used by a running `collx.init`. Raises ValueError if another thread is
+    creating a communicator with this name."""
     with _lock:
         if name in _in_making:
             raise ValueError(
@@ -109,8 +113,9 @@ def making(name: str) -> Iterator[None]:
 
 
 def _settle_known(group: dist.ProcessGroup | None) -> None:
-    """Call it after a communicator of the group was created or destroyed."""
-    if group is None:  # only found by its name
+    """Updates `known`. Must be called after a communicator of the group was created or
+    destroyed."""
+    if group is None:  # the communicator is only found by its name
         return
     try:
         one = of_group(group)
@@ -151,8 +156,8 @@ class Communicator:
         region: Mapping[str, int],
         fallback_reason: str | None,
     ) -> None:
-        """For `collx.init` only. `group`: None if the group's backend makes it for itself.
-        `region`: part of the region to its bytes."""
+        """For `collx.init` only. `group`: None if the group's backend creates the communicator.
+        `region`: maps each part of the region to its size in bytes."""
         self._given = given
         self._native = native
         self._memory = memory
@@ -169,6 +174,7 @@ class Communicator:
         self.fallback_reason = fallback_reason
         """Why the communicator uses the process group; None if it does not."""
         self.has_name_of_group = given.name == given.group_name
+        self.failure_is_dumped = False
         with _lock:
             _live[self.name] = self
             known.update(dict.fromkeys((self, self.name), (self.name, self.world_size)))
@@ -180,14 +186,12 @@ class Communicator:
     def group(self) -> dist.ProcessGroup:
         """The process group that the communicator was made from. ValueError if the backend of that
         group made the communicator and the group no longer exists."""
-        if self._group is not None:
-            return self._group
-        for group, name in distributed_c10d._world.pg_names.items():
-            if name == self.group_name:
-                return group
-        raise ValueError(
-            f"communicator {self.name!r}: process group {self.group_name!r} no longer exists"
-        )
+        group = group_named(self.group_name) if self._group is None else self._group
+        if group is None:
+            raise ValueError(
+                f"communicator {self.name!r}: process group {self.group_name!r} no longer exists"
+            )
+        return group
 
     def _stands_for(self, group: dist.ProcessGroup | str) -> bool:
         names = distributed_c10d._world.pg_names  # of groups that have not been destroyed
@@ -211,6 +215,12 @@ class Communicator:
         return self._native.multicast_unavailable_reason or None
 
     @property
+    def tuning(self) -> str | None:
+        """The file of the tuning table that replaces choices of "auto", or "a dict"; None if there
+        is only the built-in table. Fixed at init."""
+        return None if self._given.tuning is None else self._given.tuning.source
+
+    @property
     def destroyed(self) -> bool:
         """Whether `destroy` has been called."""
         return self._native.destroyed
@@ -218,9 +228,9 @@ class Communicator:
     def raise_if_failed(self) -> None:
         """Raises the failure of this communicator, if there is one.
 
-        The function waits neither for the device nor for peers. On a GPU it copies a few words from
-        the device on a stream of its own. After a time-out, it names the missing rank as far as the
-        rank is known at that moment; `synchronize` gives the peers time to report whom they wait
+        The function waits neither for the device nor for peers. On a GPU, it copies a few words
+        from the device on its own stream. After a timeout, it names the missing rank if it is
+        known at that moment; `synchronize` gives the peers time to report the rank that they wait
         for.
 
         Raises:
@@ -231,7 +241,7 @@ class Communicator:
 
     def synchronize(self) -> None:
         """Waits for all work on the device, then raises the failure of this communicator, if there
-        is one. After a time-out it waits up to half a second for the reports of the peers, so that
+        is one. After a timeout, it waits up to half a second for the reports of the peers, so that
         all ranks name the same missing rank."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -252,6 +262,14 @@ class Communicator:
     def register(self, tensor: torch.Tensor) -> torch.Tensor:
         """Calls `collx.register` for this communicator. Collective."""
         return self._memory.register(tensor)
+
+    def stats(self) -> Statistics:
+        """Returns calls and bytes by function, the number of calls that each rank has completed,
+        and how long this rank has waited for each. On a GPU, it copies a few words of each rank on
+        its own stream, and waits for no call. Raises ValueError after `destroy`."""
+        if self.destroyed:
+            raise ValueError(f"stats: communicator {self.name!r} has been destroyed")
+        return _statistics.of(self._native)
 
     def explain(
         self,
@@ -308,8 +326,17 @@ class Communicator:
             fallback_reason=self.fallback_reason,
             multicast_unavailable_reason=self.multicast_unavailable_reason,
             deterministic=self._native.deterministic,
+            tuning=self._chosen_by(algorithm, call.pop("tuned")),
             **call,
         )
+
+    def _chosen_by(self, algorithm: str, entry: tuple[int, int] | None) -> str:
+        if algorithm != "auto":
+            return "the call names the algorithm"
+        if entry is not None:
+            return f"entry of {entry[0]:,} to {entry[1]:,} bytes in {self.tuning}"
+        fits = "" if self.tuning is None else f"; no entry of {self.tuning} fits"
+        return f"built-in table{fits}"
 
     @property
     def pdl(self) -> str:
@@ -408,16 +435,16 @@ class Communicator:
             if verdict.absent or verdict.store_failed:
                 raise CollectiveTimeout(message, self.name, record) from None
             if len(verdict.left) < len(verdict.failures):
-                self._memory.ballot.cast(f"{LEFT}: destroyed")  # peers that go on need not wait
+                self._memory.ballot.cast(f"{LEFT}: destroyed")  # peers need not wait
                 raise CollectiveMismatch(message, self.name, record) from None
         finally:
             self._memory.leave()
             self._release()
 
     def _leave(self) -> None:
-        """Frees this rank's memory when this rank's own work is done, without waiting for peers.
-        What they have mapped stays valid. For a communicator whose last call every rank has made:
-        a call of a peer that this rank has not made times out."""
+        """Frees this rank's memory when its own work is done, without waiting for peers. Mappings
+        of the peers remain valid. Every rank must have made its last call: a call of a peer that
+        this rank has not made times out."""
         if os.getpid() != self._process:
             self._abandon()
             return
@@ -428,13 +455,13 @@ class Communicator:
     def _drain(self) -> None:
         try:
             torch.cuda.synchronize(self.device)
-        except Exception as reason:  # the device is lost; peers need not wait to learn it
+        except Exception as reason:  # the device is lost; report it so that peers need not wait
             self._leave_alone(type(reason).__name__)
             raise
 
     def _leave_alone(self, why: str) -> None:
-        """Frees this rank's memory without waiting for the peers, who may never come. What they
-        have mapped stays valid."""
+        """Frees this rank's memory without waiting for the peers, which may never respond. Their
+        mappings remain valid."""
         self._memory.ballot.cast(f"{LEFT}: {why}")
         self._release()
 
@@ -445,7 +472,7 @@ class Communicator:
         _log.info("%s: rank %d has left", self.name, self.rank)
 
     def _abandon(self) -> None:
-        """Leaves without freeing what devices or peers may still use."""
+        """Leaves without freeing memory that devices or peers may still use."""
         self._forget()
         self._native.destroy()
 
@@ -470,7 +497,7 @@ class Communicator:
         if kind is None or self.destroyed or os.getpid() != self._process:
             self.destroy()
             return
-        # Waiting would hide the error from the user for the length of the timeout.
+        # Waiting would delay the error by up to the timeout.
         self._leave_alone(kind.__name__)
 
     def __repr__(self) -> str:
@@ -486,15 +513,16 @@ class Communicator:
 
 
 def _restoring(put: Callable[[T], None], before: T) -> AbstractContextManager[object]:
-    """Puts a value back at the end of a `with` block."""
+    """Returns a context manager that restores a value at the end of a `with` block."""
     stack = ExitStack()
     stack.callback(put, before)
     return stack
 
 
 def _settle_pdl(device: torch.device) -> None:
-    """Two communicators on one device can block each other across ranks when dependents of a
-    spinning kernel may take its place, so "early" needs a communicator that is alone."""
+    """Reduces "early" to "end" if several communicators use the device. With "early", dependents of
+    spinning kernels could occupy the device, and two communicators could block each other across
+    ranks."""
     with _lock:
         sharing = [communicator for communicator in live() if communicator.device == device]
         for communicator in sharing:
@@ -504,6 +532,6 @@ def _settle_pdl(device: torch.device) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    # Peers may have exited long ago. Nothing waits here, and the memory is freed with the process.
+    # Peers may have exited. This does not wait, and the memory is freed with the process.
     for communicator in live():
         communicator._abandon()

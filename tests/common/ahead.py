@@ -1,12 +1,12 @@
-"""Work that tests wait for, done while others run: builds, and model checkers.
+"""Runs work that tests need, such as builds and model checkers, while other tests run.
 
-Many tests here wait for a time-out, and leave the cores idle. A test marked
+Many tests wait for a timeout and leave the cores idle. For a test marked
 
     @pytest.mark.ahead(work=function)
 
-has function(its parameters) called before its turn, in a thread beside the tests, in the order of
-the tests. Its fixture `ahead` is what that returned; what it raised, a skip included, is raised
-there.
+function(its parameters) is called ahead of the test, in a background thread, in the order of the
+tests. The fixture `ahead` is the result of the function. An exception of the function, including a
+skip, is raised in the test. In a worker of pytest-xdist, the function is called when the test runs.
 """
 
 from __future__ import annotations
@@ -33,18 +33,22 @@ class Ahead:
         self._begun: dict[str, Future[Any]] = {}
 
     def begin(self, items: list[pytest.Item]) -> None:
-        """Begins the work of the tests that are marked."""
+        """Starts the work of the marked tests."""
         for item in items:
-            mark = item.get_closest_marker("ahead")
-            if mark is not None:
-                work: Callable[..., Any] = mark.kwargs["work"]
-                parametrized = getattr(item, "callspec", None)
-                given = {} if parametrized is None else parametrized.params
-                self._begun[item.nodeid] = self._workers.submit(work, **given)
+            if item.get_closest_marker("ahead") is not None:
+                self._begun[item.nodeid] = self._submit(item)
+
+    def _submit(self, item: pytest.Item) -> Future[Any]:
+        mark = item.get_closest_marker("ahead")
+        assert mark is not None, "the fixture needs the mark `ahead`"
+        work: Callable[..., Any] = mark.kwargs["work"]
+        parametrized = getattr(item, "callspec", None)
+        given = {} if parametrized is None else parametrized.params
+        return self._workers.submit(work, **given)
 
     def result(self, item: pytest.Item) -> Any:
-        future = self._begun.pop(item.nodeid)
-        # Nothing is to be spared while a test waits, and on a busy machine it would wait for ever.
+        future = self._begun.pop(item.nodeid, None) or self._submit(item)
+        # With the idle policy, a waiting test might wait forever on a busy machine.
         while not future.done():
             _background.schedule(os.SCHED_OTHER)
             wait([future], timeout=0.5)
@@ -52,15 +56,15 @@ class Ahead:
         return future.result()
 
     def end(self) -> None:
-        """What has not begun is left, what runs is killed."""
+        """Cancels work that has not started, and kills running commands."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         _background.kill()
         self._workers.shutdown(wait=True)
 
 
 def quietly(command: list[str], where: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a command on what others leave of the cores, as long as no test waits for it. Both of
-    its streams are in `stdout`."""
+    """Runs a command on idle cores only, until a test waits for it. `stdout` contains both of its
+    streams."""
     process = _started(command, where)
     with _background.holding(process.pid):
         output, _ = process.communicate()
@@ -68,8 +72,8 @@ def quietly(command: list[str], where: Path | None = None) -> subprocess.Complet
 
 
 def _started(command: list[str], where: Path | None) -> subprocess.Popen[str]:
-    """Tried again for some seconds: once, on a busy machine, what had just been linked was not
-    executed. Why is not known."""
+    """Starts a command. Retries for some seconds: once, on a busy machine, a program that had just
+    been linked could not be executed. The cause is unknown."""
     tries = 4
     while True:
         try:
@@ -89,11 +93,12 @@ def _started(command: list[str], where: Path | None) -> subprocess.Popen[str]:
 
 
 class _Background:
-    """The commands that run, each a session of processes.
+    """The running commands. Each is a session of processes.
 
-    A lower priority would not do: ranks that hand over to each other a thousand times a second
-    would wait each time until a compiler has used its slice. To SCHED_IDLE every other process is
-    preferred at once.
+    A lower priority is not sufficient: ranks that switch a thousand times per second would each
+    time wait for the time slice of a compiler. Every other process preempts SCHED_IDLE immediately.
+    But Linux may schedule each session as a group ("autogroup"). The policy then only counts within
+    the session, so the group needs the lowest priority, too.
     """
 
     def __init__(self) -> None:
@@ -101,9 +106,12 @@ class _Background:
         self._sessions: set[int] = set()
 
     def schedule(self, policy: int) -> None:
-        """For all processes, and those that they start from now on."""
+        """Sets the policy of all processes. Processes that they start later inherit it."""
         with self._lock:
             for session in self._sessions:
+                with suppress(OSError):  # it has ended, or there are no such groups
+                    group = Path(f"/proc/{session}/autogroup")
+                    group.write_text("19" if policy == os.SCHED_IDLE else "0")
                 for pid in _processes(session):
                     with suppress(ProcessLookupError):
                         os.sched_setscheduler(pid, policy, os.sched_param(0))
@@ -117,7 +125,7 @@ class _Background:
 
     @contextmanager
     def holding(self, session: int) -> Iterator[None]:
-        """Counts it among the commands that run."""
+        """Registers a running command."""
         with self._lock:
             self._sessions.add(session)
         self.schedule(os.SCHED_IDLE)
@@ -131,7 +139,7 @@ class _Background:
 def _processes(session: int) -> Iterator[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
-            # Behind the name, which may hold anything: state, parent, group, session.
+            # The fields after the name, which may contain any text: state, parent, group, session.
             if int(stat.read_text().rpartition(")")[2].split()[3]) == session:
                 yield int(stat.parent.name)
 

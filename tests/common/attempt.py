@@ -1,4 +1,4 @@
-"""Calls that are expected to fail: what was raised, what it said, and how long it took."""
+"""Calls that are expected to fail: the exception, its message, and the duration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,35 +14,47 @@ import torch
 from .rank import Rank
 
 CALLS_BEFORE_A_WORD = 20
+SCHEDULING = Path("/proc/thread-self/schedstat")  # not on every kernel
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How a call went. `error` is the exception's class name, "" if there was none. When it
-    `started` is a time that all processes share."""
+    """The outcome of a call. `error` is the exception's class name, "" if there was none. `started`
+    is a time of a clock that all processes share. `held_up` are the seconds in which other threads
+    used the cores."""
 
     error: str
     message: str
     seconds: float
     bases: tuple[str, ...] = ()
     started: float = 0.0
+    held_up: float = 0.0
+
+
+def _held_up() -> float:
+    """Returns the seconds for which this thread has been runnable, but not running."""
+    if not SCHEDULING.exists():
+        return 0.0
+    return int(SCHEDULING.read_text().split()[1]) / 1e9
 
 
 def attempt(function: Callable[[], Any]) -> Attempt:
-    """Runs `function` and tells how it went."""
-    started = time.monotonic()
+    """Runs `function` and returns the outcome."""
+    name, message = "", ""
+    bases: tuple[str, ...] = ()
+    held_up, started = _held_up(), time.monotonic()
     try:
         function()
     except Exception as error:
+        name, message = type(error).__name__, str(error)
         bases = tuple(base.__name__ for base in type(error).__mro__)
-        name, seconds = type(error).__name__, time.monotonic() - started
-        return Attempt(name, str(error), seconds, bases, started)
-    return Attempt("", "", time.monotonic() - started, (), started)
+    seconds = time.monotonic() - started
+    return Attempt(name, message, seconds, bases, started, _held_up() - held_up)
 
 
 def call_until_failure(rank: Rank, call: Callable[[], Any], word: str = "calling") -> Attempt:
-    """Calls again and again, and returns how the last one went. Once all ranks have told `word`,
-    each of them is in the midst of it."""
+    """Repeats a call until it fails, and returns the outcome of the last one. After all ranks have
+    sent `word`, each of them is making calls."""
     for _ in range(CALLS_BEFORE_A_WORD):
         call()
     rank.tell(word)
@@ -52,7 +65,7 @@ def call_until_failure(rank: Rank, call: Callable[[], Any], word: str = "calling
 
 
 def finish(communicator: Any) -> None:
-    """Waits for the device, and raises what was recorded meanwhile."""
+    """Waits for the device, and raises a recorded failure."""
     communicator.synchronize()
 
 
@@ -63,7 +76,7 @@ def allreduce(
     reduce_op: str = "sum",
     max_blocks: int = 0,
 ) -> torch.Tensor:
-    """The functional op, with all arguments."""
+    """Calls the functional operator with all arguments."""
     result: torch.Tensor = torch.ops.collx.allreduce(
         tensor, reduce_op, communicator.name, algorithm, max_blocks
     )
@@ -71,19 +84,19 @@ def allreduce(
 
 
 def ones(rank: Rank, numel: int = 1000, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor of ones on the rank's device."""
+    """Returns a tensor of ones on the rank's device."""
     return torch.ones(numel, dtype=dtype, device=rank.device)
 
 
 def works(rank: Rank, communicator: Any, algorithm: str = "auto") -> bool:
-    """Whether an all-reduce gives what it should."""
+    """Whether an all-reduce returns the correct result."""
     result = allreduce(communicator, ones(rank), algorithm)
     finish(communicator)
     return bool((result == communicator.world_size).all())
 
 
 def in_a_child(action: Callable[[], Any]) -> str:
-    """What happens in a forked child: the class and text of the error, or "works"."""
+    """Runs an action in a forked child. Returns the class and text of the error, or "works"."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,11 +1,11 @@
-"""Limits in seconds that follow what this machine does at that moment.
+"""Time limits in seconds that adapt to the load of the machine.
 
-LATENESS   A thread of the test process sleeps for `PERIOD` again and again, and keeps when it woke
-           later than it had asked for. A limit grows by that, within its own interval alone: an
-           error may come as late as a thread that has nothing to do but to wake up, and no later.
-PACE       `timeout_now` asks how long a known handshake of the ranks takes now, compared with an
-           idle machine. By that the timeout is longer, so that nobody exceeds it who is not meant
-           to, and so is what follows it in that test.
+LATENESS   A thread of the test process repeatedly sleeps for `PERIOD`, and records when it wakes up
+           late. A limit is extended by the lateness within its own interval, or by the time for
+           which the kernel did not run the attempt's own thread.
+PACE       `timeout_now` measures how much longer a known handshake of the ranks takes than on an
+           idle machine. It extends the timeout by this factor, so that only ranks that should
+           exceed the timeout do, and also the later limits of the test.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from .rank import Rank
 
 # In seconds, on an idle machine.
-SLACK = 1.0  # past its timeout every rank must know within that
-AT_ONCE = 0.5  # for what waits for nobody
-TIMEOUT = 1.0  # of communicators whose ranks are to wait in vain
+SLACK = 1.0  # after the timeout, every rank must raise within this time
+AT_ONCE = 0.5  # for calls that do not wait for another rank
+TIMEOUT = 1.0  # of communicators whose ranks wait for a missing rank
 
 PERIOD = 0.01
 HANDSHAKES = 20
-HANDSHAKE_S = 0.0025  # as long may each of them take on an idle machine
+HANDSHAKE_S = 0.0025  # maximum duration of each handshake on an idle machine
 
-_pace = 1.0  # of the running test: how many times longer than that they took
+_pace = 1.0  # duration of the handshakes in the running test, relative to an idle machine
 
 
 class Heart:
-    """Beats, and remembers which beats came late. Times are of time.monotonic(), which all
+    """Beats periodically, and records late beats. Times are those of time.monotonic(), which all
     processes of a machine share."""
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class Heart:
             self.record(due, time.monotonic())
 
     def record(self, due: float, woken: float) -> None:
-        """A beat that was due at one moment and came at another."""
+        """Records the due time of a beat and its actual time."""
         self._late.append((due, woken))
 
     def late(self, start: float, end: float) -> float:
-        """Seconds from `start` to `end` in which a beat was due and did not come."""
+        """Returns the seconds from `start` to `end` in which a beat was overdue."""
         beats = self._late.copy()
         return sum(max(0.0, min(woken, end) - max(due, start)) for due, woken in beats)
 
@@ -63,26 +63,26 @@ HEART = Heart()
 
 
 def pace() -> float:
-    """How many times longer than on an idle machine the ranks of the running test took to meet."""
+    """Returns the duration of handshakes in the running test, relative to an idle machine."""
     return _pace
 
 
 def forget_pace() -> None:
-    """Between tests."""
+    """Resets the pace between tests."""
     global _pace
     _pace = 1.0
 
 
 def overdue(found: Attempt, due: float, slack: float, heart: Heart = HEART) -> float:
-    """Seconds by which an attempt ended too late: its end was due `due` seconds after its start,
-    and `slack` later at the most, but for as long as the machine was late since then."""
+    """Returns the seconds by which an attempt ended too late. Its end was due `due` seconds after
+    its start, with a tolerance of `slack`. The time for which the machine did not run the thread of
+    the attempt, or the sleeping thread of this process, does not count."""
     since, end = found.started + due, found.started + found.seconds
-    return end - since - slack - heart.late(since, end)
+    return end - since - slack - max(found.held_up, heart.late(since, end))
 
 
 def assert_in_time(found: Attempt, due: float = 0.0, slack: float = SLACK) -> None:
-    """Fails if the attempt did not end when it had to. Without `due`: it had nothing to wait
-    for."""
+    """Fails if the attempt ended too late. Without `due`, it did not have to wait."""
     slack *= _pace
     over = overdue(found, due, slack)
     assert over < 0, f"{over:.2f} s too late ({due:.2f} s + {slack:.2f} s were left): {found}"
@@ -96,8 +96,8 @@ def _handshakes(rank: Rank) -> float:
 
 
 def timeout_now(pool: Pool, least: float = TIMEOUT) -> float:
-    """A timeout for a communicator whose ranks do what they can in time, unless the test keeps
-    them from it: `least` seconds, or longer on a machine that is busy now."""
+    """Returns a timeout for a communicator that ranks only exceed if the test delays them: `least`
+    seconds, or longer on a busy machine."""
     global _pace
     _pace = max(1.0, max(pool.run(_handshakes)) / HANDSHAKE_S)
     return least * _pace

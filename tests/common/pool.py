@@ -1,12 +1,12 @@
-"""A pool of rank processes, kept between tests.
+"""A pool of rank processes that is kept between tests.
 
 USAGE      pool.run(function, *arguments) calls function(rank, *arguments) on every rank, where
-           `rank` is a `Rank`, and returns the list of results by rank. `function` and arguments
-           travel by pickle, so the function stands at the top of a module.
-FAILURE    A rank that raises, dies or exceeds the deadline fails the call with PoolError, which
-           shows what every rank was doing. The processes are then killed and started anew for the
-           next call, since collectives of the ranks may be out of step.
-LIFETIME   Processes die with the pool's owner: their pipe closes, and they leave.
+           `rank` is a `Rank`, and returns the list of results by rank. Function and arguments are
+           pickled, so the function must be defined at module level.
+FAILURE    If a rank raises, exits or exceeds the deadline, the call fails with PoolError, which
+           shows the state of every rank. The processes are then killed, and the next call starts
+           new ones, because the collectives of the ranks may not match any more.
+LIFETIME   The processes exit with the owner of the pool, when their pipe closes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ import pytest
 import torch.distributed as dist
 
 from .rank import serve
-from .worlds import World
+from .worlds import World, gpu_count
 
 START_DEADLINE = 180.0  # seconds for all ranks to import, start and meet
-JOB_DEADLINE = 240.0  # seconds for a job, unless it says otherwise
-GRACE = 10.0  # seconds that the others get once one rank has failed
+JOB_DEADLINE = 240.0  # seconds for a job, by default
+GRACE = 10.0  # seconds that the other ranks have after one has failed
 PRELOADED = ["numpy", "torch", "torch.distributed._symmetric_memory", "pytest"]
+# Their import takes several seconds of CPU time. With a GPU, it may initialize CUDA, and processes
+# that are forked from the server could then not use CUDA.
+COMPILER = ["torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor"]
 
 _generations = itertools.count()
 
 
 class PoolError(AssertionError):
-    """One or several ranks of a job failed. The message has what each of them said."""
+    """One or several ranks of a job failed. The message contains the errors of all of them."""
 
     def __init__(self, world: World, failures: dict[int, str]) -> None:
         self.failures = failures
@@ -55,10 +58,11 @@ class PoolError(AssertionError):
 
 
 def forking() -> Any:
-    """A context of multiprocessing. Processes are forked from a server that has imported torch and
-    nothing else of ours: a start takes milliseconds, without any state of the tests."""
+    """Returns a multiprocessing context. Processes are forked from a server that has imported
+    PyTorch, but neither collx nor tests, so they start in milliseconds and have no state of the
+    tests."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(PRELOADED + ([] if gpu_count() else COMPILER))
     return context
 
 
@@ -80,7 +84,7 @@ class Pool:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether ranks take turns at a GPU; tests then take fewer cases."""
+        """Whether ranks share a GPU by time slices. Tests then run fewer cases."""
         return self.world.takes_turns
 
     def run(
@@ -90,7 +94,7 @@ class Pool:
         deadline: float = JOB_DEADLINE,
         **options: Any,
     ) -> list[Any]:
-        """Runs a job on all ranks; results by rank, or PoolError."""
+        """Runs a job on all ranks. Returns the results by rank. Raises PoolError if it fails."""
         self.submit(function, *arguments, **options)
         return self.collect(deadline=deadline)
 
@@ -101,9 +105,9 @@ class Pool:
         ranks: Iterable[int] | None = None,
         **options: Any,
     ) -> None:
-        """Starts a job on `ranks` (all) and returns; `collect` waits for it."""
+        """Starts a job on `ranks` (by default all) without waiting. `collect` waits for it."""
         if self._busy:
-            # A test failed before it collected everything. Its ranks may be anywhere.
+            # A test failed before it collected all results. The state of its ranks is unknown.
             self.kill()
         self.start()
         for rank in self._ranks(ranks):
@@ -113,7 +117,8 @@ class Pool:
     def collect(
         self, ranks: Iterable[int] | None = None, deadline: float = JOB_DEADLINE
     ) -> list[Any]:
-        """Results of the submitted job of `ranks` (all), in their order, or PoolError."""
+        """Returns the results of the submitted job on `ranks` (by default all), in their order.
+        Raises PoolError if it failed."""
         wanted = self._ranks(ranks)
         results, failures = self._answers(wanted, deadline)
         if failures:
@@ -123,19 +128,19 @@ class Pool:
         return [results[rank] for rank in wanted]
 
     def wait_for(self, word: str, seconds: float = 60.0) -> None:
-        """Waits until every rank has said `word` within its job."""
+        """Waits until every rank has sent `word` in its job."""
         assert self._store is not None
         keys = [f"{word}/{rank}" for rank in range(self.size)]
         self._store.wait(keys, timedelta(seconds=seconds))
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        """Sends a signal to one rank's process."""
+        """Sends a signal to the process of a rank."""
         pid = self._processes[rank].pid
         assert pid is not None
         os.kill(pid, number)
 
     def start(self) -> None:
-        """Starts the processes if they do not run."""
+        """Starts the processes if they are not running."""
         if self._processes:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="collx-pool-"))
@@ -157,7 +162,7 @@ class Pool:
         self.collect(deadline=START_DEADLINE)
 
     def kill(self) -> None:
-        """Ends all processes at once; the next job starts new ones."""
+        """Kills all processes. The next job starts new ones."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -224,14 +229,14 @@ class Pool:
 
 
 def some_stand_for_all(pool: Pool, run_where_shared: bool) -> None:
-    """Skips a case where ranks share a GPU, unless it is one of those that stand for the rest:
-    there a call, and above all an init, takes a hundred times as long."""
+    """Skips a case if ranks share a GPU, unless it is one of the representative cases. On a shared
+    GPU, a call and especially an init takes a hundred times as long."""
     if pool.takes_turns and not run_where_shared:
         pytest.skip("ranks share a GPU: other cases of this test stand for this one")
 
 
 class Pools:
-    """All pools of a test run, by world, made when first asked for."""
+    """All pools of a test run, by world. They are created on demand."""
 
     def __init__(self) -> None:
         self._pools: dict[World, Pool] = {}

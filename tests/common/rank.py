@@ -1,4 +1,4 @@
-"""One rank of a pool: the process that runs the jobs, and what a job sees of it."""
+"""One rank of a pool: the process that runs the jobs, and its interface for the jobs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import torch.distributed as dist
 
 from .worlds import World, rank_environment
 
-SMALL_PAYLOAD = "small"  # key of the communicator whose payload makes nearly every call chunked
+SMALL_PAYLOAD = "small"  # key of a communicator with a payload that divides nearly every call
 PAYLOAD_BYTES = 8 << 20
-TIMEOUT = 60.0  # seconds: generous, since ranks outnumber cores
+TIMEOUT = 60.0  # seconds; long, because there are more ranks than cores
 
 
 class Rank:
-    """What a job gets as its first argument."""
+    """The first argument of a job."""
 
     def __init__(self, rank: int, world: World, store: dist.Store | None = None) -> None:
         self.rank = rank
@@ -36,21 +36,23 @@ class Rank:
         self.store = store
         self.arenas: dict[str, Any] = {}  # by communicator, for the checks of cases
         self._communicators: dict[str, Any] = {}
-        # The tests' own: a timeout in gloo closes the connections of its group for good.
+        # A separate group for the tests: a timeout in gloo closes the connections of a group.
         self._harness: Any = None
 
     def communicator(self, key: str = "default", **options: Any) -> Any:
-        """The communicator of this name, made by the first job that asks. Collective."""
+        """Returns the communicator with this key. The first job that needs it creates it.
+        Collective."""
         if key not in self._communicators:
             self._communicators[key] = self.new_communicator(key, **options)
         return self._communicators[key]
 
     def small_communicator(self) -> Any:
-        """A communicator with the smallest payload, so that calls run in chunks. Collective."""
+        """Returns a communicator with the smallest payload, which runs calls in chunks.
+        Collective."""
         return self.communicator(SMALL_PAYLOAD, payload_bytes=self.smallest_payload())
 
     def smallest_payload(self) -> int:
-        """The smallest payload_bytes that a communicator of this world accepts."""
+        """Returns the smallest payload_bytes that a communicator of this world accepts."""
         from collx._extension import extension
 
         def accepted(payload: int) -> bool:
@@ -62,18 +64,30 @@ class Rank:
 
         return bisect_left(range(PAYLOAD_BYTES), True, key=accepted)
 
-    def new_communicator(self, key: str | None, group: Any = None, **options: Any) -> Any:
-        """A new communicator over the whole pool (or `group`); without `key` under the group's own
-        name. Collective."""
+    def new_communicator(
+        self,
+        key: str | None,
+        group: Any = None,
+        call_timeout: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Creates a communicator over the whole pool (or `group`). Without `key`, it has the name
+        of the group. Collective. `call_timeout`: the timeout of its calls, for tests in which a
+        rank waits for a missing rank. The timeout of init is long enough for any machine."""
         import collx
 
         settings: dict[str, Any] = {"payload_bytes": PAYLOAD_BYTES, "timeout": TIMEOUT}
         settings.update(options)
         settings.setdefault("device", self.device)
-        return collx.init(group, name=None if key is None else f"test-{key}", **settings)
+        name = None if key is None else f"test-{key}"
+        communicator = collx.init(group, name=name, **settings)
+        if call_timeout is not None:
+            communicator.set_timeout(call_timeout)
+        return communicator
 
     def fresh_group(self) -> Any:
-        """A process group of all ranks that nothing has used: what fails in it ends with it."""
+        """Returns an unused process group of all ranks. Failures in it do not affect other
+        groups."""
         return dist.new_group(backend=self.world.backend)
 
     def drop(self, key: str) -> None:
@@ -83,26 +97,28 @@ class Rank:
         communicator.destroy()
 
     def only_communicator(self, key: str, **options: Any) -> Any:
-        """A communicator that is the device's only one: then nothing holds it back. Collective."""
+        """Returns a communicator that is the only one of the device, so that no other communicator
+        limits it. Collective."""
         for other in list(self._communicators):
             self.drop(other)
         return self.communicator(key, **options)
 
     def tell(self, word: str) -> None:
-        """Lets `Pool.wait_for(word)` return once every rank has said it."""
+        """Sends a word. `Pool.wait_for(word)` returns after every rank has sent it."""
         assert self.store is not None
         self.store.set(f"{word}/{self.rank}", "")
 
     def meet(self) -> None:
-        """Makes the group that `barrier` and `gather` use. Once, after the process group."""
+        """Creates the group for `barrier` and `gather`. Must be called once, after initialization
+        of the process group."""
         self._harness = dist.new_group(backend="gloo")
 
     def barrier(self) -> None:
-        """Waits for all ranks, through gloo: nothing of the code under test takes part."""
+        """Waits for all ranks through gloo, without the code under test."""
         dist.all_reduce(torch.zeros(1), group=self._harness)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+        """Returns the values of all ranks, on every rank."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._harness)
         return values
@@ -114,7 +130,8 @@ class Rank:
 
 
 def redirect_output(log: str, errors: str = "") -> None:
-    """Standard output and errors go to files; without one for errors, both to the one."""
+    """Redirects standard output and standard error to files, or to the same file without
+    `errors`."""
     for descriptor, file in ((1, log), (2, errors or log)):
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, descriptor)
@@ -122,7 +139,7 @@ def redirect_output(log: str, errors: str = "") -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(sys.stderr)
-    # A rank that hangs is asked where it stands before it is killed.
+    # Prints the stacks of a rank that hangs before it is killed.
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
 
 
@@ -150,7 +167,7 @@ def serve(
         return
     connection.send((True, os.getpid()))
     _run_jobs(connection, context)
-    # Peers may be gone or killed: nothing collective on the way out.
+    # Peers may have exited or been killed, so nothing collective may run at exit.
     os._exit(0)
 
 

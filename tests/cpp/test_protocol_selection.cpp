@@ -1,4 +1,4 @@
-// Selection: one pure function of agreed values, which gives every rank the same plan.
+// Tests the selection, a pure function of agreed values that returns the same plan on every rank.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -16,10 +16,11 @@ constexpr uint64_t kSizes[] = {1,       16,      1000,    64 << 10, 128 << 10,  
                                1 << 20, 3333333, 8 << 20, 64 << 20, 256u << 20, 1ull << 33};
 
 bool equal(const Plan& a, const Plan& b) {
-  return std::tie(a.algorithm, a.blocks, a.threads) == std::tie(b.algorithm, b.blocks, b.threads);
+  return std::tie(a.algorithm, a.blocks, a.threads, a.width) ==
+         std::tie(b.algorithm, b.blocks, b.threads, b.width);
 }
 
-/// Requests over all devices, dtypes, worlds, sizes and bounds.
+/// Returns requests with all devices, dtypes, world sizes, sizes and bounds.
 std::vector<Request> requests() {
   std::vector<Request> all;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
@@ -45,7 +46,7 @@ std::vector<Request> requests() {
   return all;
 }
 
-/// What differs between the ranks of one call, and must not matter.
+/// Values that differ between the ranks of one call and must not affect the plan.
 struct Local {
   int rank;
   const void* address;
@@ -54,7 +55,8 @@ struct Local {
 
 using Selection = std::function<Plan(const Request&, const Local&)>;
 
-/// Whether all ranks of a call get one plan from `selection`, whatever is local to them.
+/// Whether all ranks of a call get the same plan from `selection`, regardless of their local
+/// values.
 bool ranks_agree(const Selection& selection) {
   for (const Request& request : requests()) {
     const Plan first = selection(request, {0, nullptr, 0});
@@ -70,7 +72,7 @@ TEST(Selection, gives_every_rank_the_same_plan) {
   EXPECT_TRUE(ranks_agree([](const Request& request, const Local&) { return select(request); }));
 }
 
-// Negative controls: choices from rank-local facts (hazard 5) are seen by the check above.
+// Negative controls: the check above notices choices from rank-local values (hazard 5).
 TEST(Selection, a_choice_from_rank_local_facts_is_noticed) {
   EXPECT_FALSE(ranks_agree([](const Request& request, const Local& local) {
     Plan plan = select(request);
@@ -129,7 +131,7 @@ TEST(Selection, obeys_a_forced_algorithm) {
       request.algorithm = static_cast<Algorithm>(i);
       const Plan plan = select(request);
       ASSERT_EQ(plan.named, request.algorithm);
-      // Two forms of one algorithm: by slots, and by lanes.
+      // Slots and lanes are two forms of one algorithm.
       const bool cpu = request.device == DeviceKind::cpu;
       if (plan.named == Algorithm::twoshot_lanes && cpu) {
         ASSERT_EQ(plan.algorithm, Algorithm::twoshot_push);
@@ -154,7 +156,8 @@ TEST(Selection, keeps_grids_within_what_can_be_resident) {
       ASSERT_LE(static_cast<int64_t>(plan.blocks) * plan.threads,
                 static_cast<int64_t>(room) * kFullBlock);
       ASSERT_TRUE(plan.threads == 64 || plan.threads == 128 || plan.threads == 256 ||
-                  plan.threads == kFullBlock || plan.threads == kLaneBlock);
+                  plan.threads == kFullBlock || plan.threads == kLaneBlock ||
+                  (plan.width > 0 && plan.threads == kLaneBound));
     }
   }
 }
@@ -171,8 +174,8 @@ TEST(Selection, honors_max_blocks_down_to_one_in_every_algorithm) {
   }
 }
 
-/// Whether the longest call that fits the row takes it, in one of its collectives at least,
-/// asked for in one of its ways.
+/// Whether the longest call that fits the row selects it, for at least one of its collectives and
+/// requested algorithms.
 bool is_reached(const SelectionRow& row) {
   for (const CollectiveRow& collective : kCollectives) {
     if ((row.collectives & only(collective.collective)) == 0) continue;
@@ -181,7 +184,9 @@ bool is_reached(const SelectionRow& row) {
     request.device = row.device;
     request.bytes = row.up_to;
     request.world = row.max_world;
-    request.input_symmetric = request.output_symmetric = row.calls != For::all;
+    request.room = row.calls == For::few ? kFewBlocks : 132;
+    request.input_symmetric = request.output_symmetric =
+        row.calls != For::all && row.calls != For::few;
     request.input_multicast = request.output_multicast = row.calls == For::switched;
     request.deterministic = row.calls != For::switched;
     request.overlap = row.calls == For::overlap;
@@ -313,7 +318,7 @@ TEST(Selection, large_exchanges_of_two_ranks_take_lanes) {
   struct {
     Collective collective;
     Algorithm named;
-    uint64_t from;  // MiB, the first size here that takes lanes
+    uint64_t from;  // MiB, the first of the sizes below that uses lanes
   } const rows[] = {
       {Collective::reducescatter, Algorithm::staged, 24},
       {Collective::allgather, Algorithm::staged, 32},
@@ -326,7 +331,7 @@ TEST(Selection, large_exchanges_of_two_ranks_take_lanes) {
   };
   for (const auto& row : rows) {
     for (const uint64_t mib : {1, 4, 8, 12, 16, 24, 32, 64}) {
-      if (row.from == 32 && mib == 24) continue;  // either is fine
+      if (row.from == 32 && mib == 24) continue;  // both are accepted
       Request request;
       request.device = DeviceKind::cuda;
       request.collective = row.collective;
@@ -377,7 +382,7 @@ TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
     const Plan plan = select(request);
     request.spare_room = 1000;
     EXPECT_EQ(select(request).blocks, plan.blocks) << "ranks may differ in their spare blocks";
-    EXPECT_EQ(plan.threads, kLaneBlock);
+    EXPECT_EQ(plan.threads, plan.width > 0 ? kLaneBound : kLaneBlock);
     return plan.blocks;
   };
   EXPECT_EQ(lanes(64 << 20, 132, 132, 0), 132);
@@ -386,6 +391,73 @@ TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
   EXPECT_EQ(lanes(64 << 20, 132, 132, 3), 3);
   EXPECT_EQ(lanes(16, 132, 132, 0), 1);
   EXPECT_EQ(lanes(2 * 5 * kLeastLaneSlotBytes, 132, 132, 0), 5);
+}
+
+TEST(Selection, few_blocks_take_several_lanes_each) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.room = 132;
+  const auto width = [&](Collective c, uint64_t bytes, int max_blocks, int lanes = 132) {
+    request.collective = c;
+    request.algorithm = c == Collective::allreduce ? Algorithm::twoshot_lanes : Algorithm::lanes;
+    request.bytes = request.message = bytes;
+    request.max_blocks = max_blocks;
+    request.lanes = lanes;
+    const Plan plan = select(request);
+    EXPECT_LE(plan.blocks * std::max(plan.width, 1), lanes);
+    request.spare_room = 1000;
+    EXPECT_EQ(select(request).width, plan.width) << "ranks may differ in their spare blocks";
+    request.spare_room = 0;
+    return plan.width;
+  };
+  for (const int world : {2, 4, 8}) {
+    request.world = world;
+    for (const Collective c :
+         {Collective::allreduce, Collective::allgather, Collective::alltoallv}) {
+      EXPECT_EQ(width(c, 64 << 20, 0), 0) << "many blocks have a lane each";
+      EXPECT_EQ(width(c, 64 << 20, 17), 0);
+      EXPECT_EQ(width(c, 64 << 20, 16), 8);
+      EXPECT_EQ(width(c, 64 << 20, 9), 8);
+      EXPECT_EQ(width(c, 64 << 20, 8), 16);
+      EXPECT_EQ(width(c, 64 << 20, 1), 16);
+      EXPECT_EQ(width(c, 64 << 20, 8, 8), 1) << "a small region has few lanes";
+      EXPECT_EQ(width(c, 64 << 20, 2, 8), 4);
+    }
+    EXPECT_EQ(width(Collective::allgather, 64 << 10, 8), 1) << "chunks are not made short";
+  }
+  request.world = 2;
+  request.room = 12;
+  EXPECT_EQ(width(Collective::allgather, 64 << 20, 0), 8) << "a communicator of few blocks";
+  request.epilogue = true;
+  EXPECT_EQ(width(Collective::allreduce, 64 << 20, 8), 0);
+  request.epilogue = false;
+  request.world = 1;
+  EXPECT_EQ(width(Collective::allgather, 64 << 20, 8), 0);
+}
+
+TEST(Selection, few_blocks_take_lanes_at_smaller_sizes) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.world = 2;
+  request.room = 132;
+  const auto takes_lanes = [&](Collective c, uint64_t bytes, int max_blocks) {
+    request.collective = c;
+    request.bytes = bytes;
+    request.message = sends_all(c) ? bytes : bytes / 2;
+    request.max_blocks = max_blocks;
+    return row_of(select(request).algorithm).lanes;
+  };
+  for (const CollectiveRow& row : kCollectives) {
+    const Collective c = row.collective;
+    if (c != Collective::allreduce && (kExchanges & only(c)) == 0) continue;
+    EXPECT_FALSE(takes_lanes(c, 2 << 20, 0)) << name_of(c);
+    EXPECT_FALSE(takes_lanes(c, 2 << 20, 17)) << name_of(c);
+    EXPECT_FALSE(takes_lanes(c, 512 << 10, 16)) << name_of(c);
+    for (const int blocks : {1, 8, 16}) EXPECT_TRUE(takes_lanes(c, 2 << 20, blocks)) << name_of(c);
+  }
+  request.input_symmetric = request.output_symmetric = true;
+  EXPECT_EQ(takes_lanes(Collective::allgather, 64 << 20, 16), false) << "direct copies are faster";
+  EXPECT_EQ(takes_lanes(Collective::reducescatter, 64 << 20, 16), true);
 }
 
 TEST(Selection, slots_are_those_that_the_algorithm_pushes_into) {
@@ -503,7 +575,7 @@ TEST(Multicast, is_selected_where_any_order_will_do_and_it_can_add_up) {
   refused([](Request& o) { o.capabilities.peer_access = false; });
   r.collective = Collective::reduce;
   r.message = r.bytes;
-  r.output_multicast = false;  // the root's own
+  r.output_multicast = false;  // only the root has an output
   EXPECT_EQ(select(r).algorithm, Algorithm::multimem);
 }
 

@@ -1,4 +1,4 @@
-"""The benchmark and its tools run to their end, and what they write can be read."""
+"""Tests that the benchmark and its tools complete and that their output can be parsed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from collx._bench import checks, functional_peers, options
+from collx._bench.ops import OPS
+from collx._bench.records import Record
+from collx._bench.timing import Timing
 from tests.common.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,8 +42,6 @@ needs_models = pytest.mark.skipif(
     find_spec("transformers") is None or find_spec("accelerate") is None,
     reason="transformers or accelerate is not installed",
 )
-pytestmark = pytest.mark.skipif(find_spec("tqdm") is None, reason="tqdm is not installed")
-
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
 
 
@@ -60,12 +62,22 @@ def run_on_ranks(program: str, *arguments: str) -> str:
     return run_program(Path(program), *arguments, **ENVIRONMENT)
 
 
+# A rank of the benchmark under torchrun.
+PROGRAM = """
+import sys
+from collx._bench import main
+sys.exit(main.main())
+"""
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What a run of all operators prints, and the file that it writes."""
-    file = tmp_path_factory.mktemp("bench") / "out.json"
+    """Returns the output of a run of all operators, and the file that it writes."""
+    folder = tmp_path_factory.mktemp("bench")
+    file, program = folder / "out.json", folder / "program.py"
+    program.write_text(PROGRAM)
     printed = run_on_ranks(
-        str(BENCHMARKS / "bench.py"),
+        str(program),
         *(*COLLECTIVES, *NORMS, "--device=cpu", "--dtype=bfloat16", "--peers=all"),
         *("--sizes=1K,64K", "--rows=1,3", "--cols=64", f"--rounding={','.join(ROUNDINGS)}"),
         *("-n=2", "-w=1", "--host-time", f"--json={file}"),
@@ -80,12 +92,10 @@ def records_of(file: Path) -> list[dict[str, Any]]:
 
 SPOILED = 3  # elements
 
-# bench.py with a gloo whose all-gather gives rank 1 some wrong elements.
+# The benchmark with a Gloo whose all-gather returns some wrong elements on rank 1.
 SPOILS = f"""
 import sys
-sys.path.insert(0, {str(BENCHMARKS)!r})
-import bench
-from collxbench import torch_dist
+from collx._bench import main, torch_dist
 
 right = torch_dist.CALLS["allgather"]
 
@@ -97,13 +107,13 @@ def spoiled(case, x, y):
     return run
 
 torch_dist.CALLS["allgather"] = spoiled
-sys.exit(bench.main())
+sys.exit(main.main())
 """
 
 
 @pytest.fixture(scope="module")
 def nccl_bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The same of a run as nccl-tests makes it, with root 1 and the gloo above."""
+    """Returns the same for a run in the style of nccl-tests, with root 1 and the Gloo above."""
     folder = tmp_path_factory.mktemp("nccl")
     file, program = folder / "out.json", folder / "spoiled.py"
     program.write_text(SPOILS)
@@ -156,7 +166,7 @@ def test_wrong_elements_are_counted_and_not_timed(nccl_bench: tuple[str, Path]) 
     records = records_of(file)
     spoiled = [r for r in records if (r["op"], r["impl"]) == ("allgather", "gloo")]
     others = [r for r in records if r not in spoiled]
-    assert len(spoiled) == 2  # a dtype each
+    assert len(spoiled) == 2  # one for each dtype
     assert all(r["wrong"] == 0 and r["correct"] for r in others), printed
     assert not any(r["in_place_wrong"] for r in others), printed
     for r in spoiled:
@@ -166,7 +176,7 @@ def test_wrong_elements_are_counted_and_not_timed(nccl_bench: tuple[str, Path]) 
 
 
 def test_lines_as_nccl_tests_prints_them(nccl_bench: tuple[str, Path]) -> None:
-    """Every number of them is in the file, too."""
+    """The lines have the format of nccl-tests, and the file also contains their numbers."""
     printed, file = nccl_bench
     lines = [line.split() for line in printed.splitlines()]
     measured = ["time", "algbw", "busbw", "#wrong"]
@@ -218,13 +228,7 @@ def test_a_run_without_it_has_no_numbers_in_place_but_of_what_has_no_others(
         assert not r["in_place"] or r["in_place_us"] == r["us"]
 
 
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmark's can be imported here."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-# Of 10^6 bytes in 100 us: algbw is 10, and this is busbw, worked out by hand.
+# The busbw of 10^6 bytes in 100 us, calculated by hand. The algbw is 10.
 BUSBW = {
     "allreduce": {2: 10.0, 4: 15.0, 8: 17.5},
     "reducescatter": {2: 5.0, 4: 7.5, 8: 8.75},
@@ -238,10 +242,7 @@ BUSBW = {
 
 
 @pytest.mark.parametrize("op", BUSBW)
-def test_bandwidths_are_those_of_nccl_tests(modules: None, op: str) -> None:
-    from collxbench.records import Record
-    from collxbench.timing import Timing
-
+def test_bandwidths_are_those_of_nccl_tests(op: str) -> None:
     for world, busbw in BUSBW[op].items():
         record = Record(op, "collx", "", 1_000_000, "float32", world, "cpu")
         timed = record.timed(Timing(100.0, 90.0, 110.0))
@@ -249,10 +250,7 @@ def test_bandwidths_are_those_of_nccl_tests(modules: None, op: str) -> None:
         assert timed.busbw_gbs == pytest.approx(busbw)
 
 
-def test_what_counts_as_a_wrong_element(modules: None) -> None:
-    from collxbench import checks
-    from collxbench.ops import OPS
-
+def test_what_counts_as_a_wrong_element() -> None:
     sums, copies = OPS["allreduce"], OPS["allgather"]
     expected = torch.arange(1.0, 65.0)
     expected[0], expected[1] = torch.nan, 0.0
@@ -275,9 +273,7 @@ def test_what_counts_as_a_wrong_element(modules: None) -> None:
     assert checks.wrong(sums, far, expected[2:], 2) == 2
 
 
-def test_the_root_is_the_one_asked_for(modules: None) -> None:
-    from collxbench.ops import OPS
-
+def test_the_root_is_the_one_asked_for() -> None:
     inputs = [torch.tensor([rank, 10 + rank]) for rank in range(2)]
     results = {
         op: [result.tolist() for result in OPS[op].expect(inputs, "sum", 1)] for op in ROOTED
@@ -291,10 +287,8 @@ def test_the_root_is_the_one_asked_for(modules: None) -> None:
 
 
 def test_flags_have_the_names_of_nccl_tests(
-    modules: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collxbench import options
-
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     def chosen(*arguments: str) -> list[tuple[str, str, str]]:
@@ -308,17 +302,75 @@ def test_flags_have_the_names_of_nccl_tests(
         ("allreduce", "int8", "prod")
     ]
     everything = chosen("allreduce", "allgather", NORM, "barrier", "-d", "all", "-o", "all")
-    assert len(everything) == (4 * 5 + 4 * 4) + 8 + 3 + 1  # of integers no averages
+    assert len(everything) == (4 * 5 + 4 * 4) + 8 + 3 + 1  # integers have no averages
     assert ("allreduce", "int64", "avg") not in everything
     for wrong, said in (
         (("allreduce", "-r", "2"), "--root 2: there are 2 ranks"),
         (("allreduce", "-d", "int8", "-o", "avg"), "avg of int8"),
         (("allreduce", "-d", "complex64"), "--dtype: 'complex64' is none of all, float32"),
         ((NORM, "-d", "int8"), "it takes float32, float16, bfloat16"),
+        (("allreduce", "-g", "3"), "-g: got 3; 2 ranks have been started"),
+        (("allreduce", "-g", "0"), "-g: got 0; accepted: 1 or more"),
+        (("allreduce", "-c", "2"), "argument -c/--check: invalid choice: 2"),
     ):
         with pytest.raises(SystemExit):
             chosen(*wrong)
         assert said in capsys.readouterr().err
+
+
+def test_peers_of_compiled_models_are_operators() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    made = functional_peers._operator("all-reduce", twice, torch.empty_like)
+    assert torch.equal(made(torch.ones(3)), torch.full((3,), 2.0))
+    assert torch.ops.collxbench.all_reduce.default is not None
+
+
+def test_sizes_grow_by_a_factor_or_by_a_step() -> None:
+    def sizes(*arguments: str) -> list[int]:
+        given = options.parse(["broadcast", "--device=cpu", "-g=2", *arguments])
+        return options.sizes(given, options.variants(given)[0], 2)
+
+    kilo = 1024
+    assert sizes("-b=1K", "-e=20K") == [kilo, 4 * kilo, 16 * kilo]
+    assert sizes("-b=1K", "-e=4K", "-f=2") == [kilo, 2 * kilo, 4 * kilo]
+    assert sizes("-b=1K", "-e=4K", "-i=1K") == [kilo, 2 * kilo, 3 * kilo, 4 * kilo]
+    assert sizes("--minbytes=1K", "--maxbytes=4K", "--stepbytes=1K", "--stepfactor=4") == [
+        kilo,
+        4 * kilo,
+    ]
+
+
+def test_it_starts_its_own_ranks_and_leaves_out_checks_on_demand(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    printed = run(
+        *("-m", "collx", "bench", "allreduce", "-b", "1K", "-e", "4K", "-f", "4", "-c", "0"),
+        *("-g", "2", "-n", "2", "-w", "1", "--device=cpu", "--peers=none", "--format=nccl"),
+        *("--json", str(file)),
+    )
+    assert "allreduce sum, float32, 2 ranks, cpu" in printed
+    lines = [line.split() for line in printed.splitlines() if line.strip().startswith("collx")]
+    assert [(line[1], line[9]) for line in lines if line[0] == "collx"] == [
+        ("1024", "-"),
+        ("4096", "-"),
+    ]
+    measured = [r for r in records_of(file) if r["impl"] == "collx" and r["op"] != "init"]
+    assert [(r["bytes"], r["world"]) for r in measured] == [(1024, 2), (4096, 2)]
+    assert all(r["us"] > 0 and r["wrong"] is None and r["correct"] is None for r in measured)
+
+
+def test_a_rank_that_fails_ends_the_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "collx", "bench", "barrier", "-g", "2", "--device", "cpu"],
+        env={**os.environ, **ENVIRONMENT, "GLOO_SOCKET_IFNAME": "no_such_link"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no_such_link" in done.stderr
 
 
 def test_host_times_name_the_form_of_every_call(bench: tuple[str, Path]) -> None:
@@ -346,7 +398,7 @@ def test_host_times_name_the_form_of_every_call(bench: tuple[str, Path]) -> None
 @needs_models
 @pytest.mark.full
 def test_a_decoding_step_is_timed_beside_its_peers() -> None:
-    """Uncompiled, and with logits that agree."""
+    """decode.py times uncompiled decoding steps and checks that the logits agree."""
     small = ("--hidden=128", "--layers=1", "--rows=1,3", "--steps=1")
     printed = run_on_ranks(str(BENCHMARKS / "decode.py"), "--device=cpu", "--mode=eager", *small)
     for name in ("collx, fused", "collx, unfused", "gloo"):
@@ -396,12 +448,12 @@ def test_markdown_fills_the_tables_of_a_document(bench: tuple[str, Path], tmp_pa
         "| bytes | collx | collx-symmetric | algorithm | best peer | which | x best peer |"
     )
     assert [line.split(" | ")[0] for line in lines] == ["| 1 Ki", "| 64 Ki"]
-    assert "Beside it ran gloo" in brief
+    assert "Peers in the same run: gloo" in brief
 
 
 @pytest.mark.full
 def test_turns_compares_two_builds(tmp_path: Path) -> None:
-    """Here, the same one twice."""
+    """The test compares a build with itself."""
     import collx
 
     build = str(Path(collx.__file__).parents[1])

@@ -1,17 +1,18 @@
-"""The documentation is true: its code runs, and what it names exists.
+"""Tests that the code in the documentation runs, and that what the documentation names exists.
 
-The Python blocks of a page run one after the other on two CPU ranks, as one program that has the
-names of NAMES. A comment before a block marks one that needs something else:
+The Python blocks of a page run in order on two CPU ranks, as one program. A comment before a block
+marks a block with other needs:
 
-    <!-- torchrun -->       runs as a program of its own
-    <!-- needs: ... -->     is compiled but not run; NOT_RUN counts these blocks
-    <!-- setup ... -->      is code that the page does not show, and runs before the next block
+    <!-- torchrun -->       the block runs as a separate program
+    <!-- needs: ... -->     the block is compiled but not run; NOT_RUN counts these blocks
+    <!-- setup ... -->      the comment is hidden code that runs before the block
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import runpy
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 OTHERS = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"]
 LANGUAGES = {"python", "sh", "text", "dockerfile", "cpp", "{eval-rst}", "{include}"}
 LANGUAGES |= {"{schemas}", "{toctree}"}
-NOT_RUN = 3
+NOT_RUN = 6
 BLOCK = re.compile(
     r"(?:<!-- (?P<mark>(?:(?!-->).)*?)\s*-->\n)?"
     r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<code>.*?)^ *```$",
@@ -56,7 +57,7 @@ PYTHON = [block for block in ALL if block.language == "python"]
 
 
 def program(page: Path) -> str:
-    """What a page runs on the ranks of a pool, setups included."""
+    """Returns the code of a page that runs on the ranks of a pool, including setups."""
     parts = []
     for block in blocks(page):
         if block.mark.startswith("setup"):
@@ -121,7 +122,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 def test_links_lead_to_files_and_headings() -> None:
-    """Sphinx checks those between pages of docs/, too, but not the other files."""
+    """Sphinx also checks links between pages of docs/, but not the other files."""
     wrong = []
     for page in [*OTHERS, *PAGES]:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -135,7 +136,7 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def test_commands_name_what_exists() -> None:
-    """Targets of make, and scripts."""
+    """The targets of make and the scripts in commands exist."""
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = "\n".join(document.read_text() for document in [*OTHERS, *PAGES])
     named = set(re.findall(r"(?:`|^)make (?:[A-Z]+=\S+ )*([a-z][a-z0-9-]*)", text, re.MULTILINE))
@@ -163,6 +164,24 @@ def test_every_operator_is_on_a_page() -> None:
     assert {name for line in on_pages for name in line.split()} == operators
 
 
+@pytest.mark.parametrize(
+    ("name", "page", "command"),
+    [
+        ("doctor", "tools", "GLOO_SOCKET_IFNAME="),
+        ("bench", "tools", "collx bench allreduce -g 2"),
+        ("tune", "tuning", "collx tune --ops"),
+    ],
+)
+def test_the_picture_of_a_command_shows_what_its_page_shows(
+    name: str, page: str, command: str
+) -> None:
+    drawn = runpy.run_path(str(DOCS / "figures" / "terminal.py"))["picture"]
+    found = blocks(DOCS / "guide" / f"{page}.md")
+    [at] = [i for i, block in enumerate(found) if command in block.code]
+    picture = drawn(found[at].code.strip(), found[at + 1].code)
+    assert picture == (DOCS / "figures" / f"{name}.svg").read_text()
+
+
 def test_the_pictures_are_those_of_their_script(tmp_path: Path) -> None:
     script = DOCS / "figures" / "pictures.py"
     names: dict[str, Any] = {"__name__": "pictures", "__file__": str(tmp_path / "pictures.py")}
@@ -170,3 +189,19 @@ def test_the_pictures_are_those_of_their_script(tmp_path: Path) -> None:
     names["main"]()
     drawn = {file.name: file.read_text() for file in (tmp_path / "pictures").iterdir()}
     assert drawn == {file.name: file.read_text() for file in (DOCS / "figures/pictures").iterdir()}
+
+
+def test_the_plots_show_the_tables_of_their_page(tmp_path: Path) -> None:
+    version = pytest.importorskip("matplotlib").__version__
+    script = runpy.run_path(str(DOCS / "figures" / "plots.py"))
+    text = (DOCS / "guide" / "performance.md").read_text()
+    assert [len(rows) for rows in script["overlap_rows"](text).values()] == [6, 6]
+    for ranks in script["RANKS"]:
+        assert len(script["collective_points"](text, ranks)) == 8
+    script["main"](tmp_path)
+    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    kept = {name: (DOCS / "figures" / name).read_text() for name in drawn}
+    for name, picture in drawn.items():
+        if f"Matplotlib v{version}," not in kept[name]:
+            pytest.skip("another version of matplotlib has drawn the plots")
+        assert picture == kept[name], f"{name} shows other figures: python docs/figures/plots.py"

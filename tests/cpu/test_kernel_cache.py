@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: who may write them, who writes at once, and how many are kept."""
+"""Tests of the kernel cache on disk: permissions, concurrent writes, and the size limit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ print(extension.read_kernel(sys.argv[1], "kernel.cubin"))
 
 
 def _used(folder: Path) -> tuple[str, str]:
-    """What another process reads after it has written twice, and what it says."""
+    """Writes twice in another process and then reads. Returns what it reads, and its stderr."""
     done = subprocess.run(
         [sys.executable, "-c", _USE, str(folder)], capture_output=True, text=True, check=True
     )
@@ -68,7 +68,7 @@ def test_a_folder_that_others_can_write_is_refused_with_one_warning(
     (folder / NAME).rename(folder / "other.cubin")
     printed, said = _used(folder)
     assert printed == "b''"
-    assert said.count(f"{folder}: compiled kernels are neither kept there nor read") == 1
+    assert said.count(f"{folder}: compiled kernels are neither stored nor read there") == 1
     assert [file.name for file in folder.iterdir()] == ["other.cubin"]
 
 
@@ -78,7 +78,7 @@ def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
     os.chown(folder, 12345, -1)
     printed, said = _used(folder)
     assert printed == "b''"
-    assert "others can write to it" in said
+    assert "other users can write to it" in said
     assert not list(folder.iterdir())
 
 
@@ -92,7 +92,7 @@ def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
     (folder / NAME).symlink_to(moved)
     before = moved.read_bytes()
     assert read(str(folder), NAME) == b""
-    keep(str(folder), NAME, b"other")  # takes the place of the link
+    keep(str(folder), NAME, b"other")  # replaces the link
     assert (moved.read_bytes(), read(str(folder), NAME)) == (before, b"other")
 
 
@@ -103,7 +103,7 @@ def test_a_file_that_others_can_write_is_not_read(folder: Path) -> None:
 
 
 def _write_and_read(folder: str, fill: int) -> int:
-    """How many reads gave what no writer wrote."""
+    """Returns the number of reads that returned something that no writer has written."""
     wrong = 0
     for length in range(1, 40):
         keep(folder, NAME, bytes([fill]) * (1000 * length))
@@ -113,7 +113,7 @@ def _write_and_read(folder: str, fill: int) -> int:
 
 
 def test_threads_write_at_once(folder: Path) -> None:
-    """In one process, whose number does not tell them apart."""
+    """Threads of one process do not differ in the process ID."""
     with ThreadPoolExecutor(4) as threads:
         wrong = list(threads.map(_write_and_read, [str(folder)] * 4, range(1, 5)))
     assert wrong == [0] * 4
@@ -128,7 +128,7 @@ def test_processes_write_at_once(folder: Path) -> None:
 
 
 def test_a_file_that_a_process_of_the_same_number_left_is_in_nobodys_way(folder: Path) -> None:
-    """Two containers may have processes of equal numbers."""
+    """Processes in two containers may have the same ID."""
     keep(str(folder), NAME, b"code")
     for left in (f"{NAME}.{os.getpid()}", ".writing-aaaaaa"):
         (folder / left).symlink_to("/nowhere/else")
@@ -140,7 +140,7 @@ def test_what_was_used_longest_ago_goes(folder: Path) -> None:
     for which in range(4):
         keep(str(folder), f"{which}.cubin", bytes(1000))
         os.utime(folder / f"{which}.cubin", (which, which))
-    assert read(str(folder), "0.cubin")  # is a use
+    assert read(str(folder), "0.cubin")  # counts as a use
     keep(str(folder), "new.cubin", bytes(1000), most_bytes=3500)
     assert {file.name for file in folder.iterdir()} == {"0.cubin", "3.cubin", "new.cubin"}
 

@@ -1,42 +1,63 @@
-"""Copies by copy engines: what "auto" selects beside other work, and a rank that dies in a call.
+"""Copies by copy engines: what "auto" selects alongside other work, and a rank lost in a call.
 
-Numerics, forms, skew, graphs and missing ranks are those of the suites of all algorithms."""
+The suites of all algorithms test numerics, forms, skew, graphs and missing ranks."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from tests.common.attempt import Attempt, call_until_failure, finish
+import collx.backend
+from tests.common.attempt import Attempt, call_until_failure, finish, ones
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 
-LARGE = 32 << 20  # bytes of a rank: the copies take most of the time of a call
+Made = Callable[[Rank], AbstractContextManager[collx.Communicator]]
+
+LARGE = 32 << 20  # bytes per rank: the copies take most of the time of a call
 
 
-def _selected(rank: Rank) -> dict[str, tuple[str, int]]:
-    communicator = rank.new_communicator("copy-engine-selected", overlap=True)
+def _of_init(rank: Rank) -> collx.Communicator:
+    return rank.new_communicator("copy-engine-selected", overlap=True)
+
+
+@contextmanager
+def _of_backend(rank: Rank) -> Iterator[collx.Communicator]:
+    options = collx.backend.Options(overlap=True)
+    group = dist.new_group(backend="collx", pg_options=options)
+    dist.all_reduce(ones(rank), group=group)  # creates the communicator
+    yield collx.get(group)
+    dist.destroy_process_group(group)
+
+
+def _selected(rank: Rank, made: Made) -> dict[str, tuple[str, int]]:
     ways: dict[str, dict[str, Any]] = {
         "symmetric": {"output_symmetric": True},
         "ordinary": {},
         "small": {"output_symmetric": True, "shape": 1000},
     }
     found = {}
-    for op in ("allgather", "broadcast", "gather", "scatter", "alltoall", "reducescatter"):
-        for way, given in ways.items():
-            explained = communicator.explain(op, **{"shape": (1 << 20,), **given})
-            found[f"{op}, {way}"] = (explained.algorithm, explained.blocks)
-    communicator.destroy()
+    with made(rank) as communicator:
+        for op in ("allgather", "broadcast", "gather", "scatter", "alltoall", "reducescatter"):
+            for way, given in ways.items():
+                explained = communicator.explain(op, **{"shape": (1 << 20,), **given})
+                found[f"{op}, {way}"] = (explained.algorithm, explained.blocks)
     return found
 
 
 @pytest.mark.worlds(2, 4)
-def test_auto_takes_copy_engines_where_multiprocessors_are_left_alone(pool: Pool) -> None:
-    for found in pool.run(_selected):
+@pytest.mark.parametrize("made", [_of_init, _of_backend])
+def test_auto_takes_copy_engines_where_multiprocessors_are_left_alone(
+    pool: Pool, made: Made
+) -> None:
+    for found in pool.run(_selected, made):
         for what, (algorithm, blocks) in found.items():
             expected = what.endswith("symmetric") and not what.startswith("reducescatter")
             assert (algorithm == "copy_engine") == expected, (what, algorithm)
@@ -44,9 +65,7 @@ def test_auto_takes_copy_engines_where_multiprocessors_are_left_alone(pool: Pool
 
 
 def _beside_a_product(rank: Rank) -> list[str]:
-    """Posted calls and products that fill the device, with all of both on their way at once."""
-    import collx
-
+    """Overlaps several posted calls with matrix products that fill the device."""
     communicator = rank.communicator("copy-engine-product")
     n = 1 << 20
     outs = [communicator.empty(n * rank.size, dtype=torch.int32) for _ in range(3)]
@@ -71,9 +90,7 @@ def test_results_beside_products(pool: Pool) -> None:
 
 
 def _gather_until_failure(rank: Rank, timeout: float) -> Attempt:
-    import collx
-
-    communicator = rank.communicator("copy-engine-killed", timeout=timeout)
+    communicator = rank.communicator("copy-engine-killed", call_timeout=timeout)
     x = torch.zeros(LARGE, dtype=torch.uint8, device=rank.device)
     out = communicator.empty(LARGE * rank.size, dtype=torch.uint8)
 
@@ -89,8 +106,8 @@ def _gather_until_failure(rank: Rank, timeout: float) -> Attempt:
 @pytest.mark.worlds(2, 4)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_lost_within_a_call_is_named_in_time(pool: Pool, number: signal.Signals) -> None:
-    """The copies are nearly all of the time, so the rank is lost between the two barriers."""
-    pool.kill()  # no word of another test is left in the store
+    """The copies take nearly all of the time, so the rank is lost between the two barriers."""
+    pool.kill()  # removes keys of other tests from the store
     timeout = timeout_now(pool)
     pool.submit(_gather_until_failure, timeout)
     pool.wait_for("calling")

@@ -1,4 +1,5 @@
-"""Failure inside captured CUDA graphs: a named error on every rank in time, however many calls."""
+"""Failures inside captured CUDA graphs: a named error on every rank in time, for any number of
+calls."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.common.rank import Rank
 
 pytestmark = pytest.mark.alone  # ranks are killed
 
-CALLS = 50  # in a graph: a failure must not be waited for fifty times
+CALLS = 50  # calls in a graph; a failure must not wait for the timeout in each of them
 ALGORITHMS = tuple(name for name in OPS["allreduce"].algorithms if name != "fallback")
 
 
@@ -47,17 +48,17 @@ def _replay_and_finish(communicator: Any, graph: torch.cuda.CUDAGraph) -> None:
 
 
 def _absent(rank: Rank, algorithm: str, timeout: float) -> dict[str, Attempt]:
-    communicator = rank.new_communicator("graph-absent", timeout=timeout)
+    communicator = rank.new_communicator("graph-absent", call_timeout=timeout)
     graph, _tensors = _captured(rank, communicator, algorithm)
     _replay_and_finish(communicator, graph)
     rank.barrier()
     found = {}
     if rank.rank != rank.size - 1:
         found["replay"] = attempt(lambda: _replay_and_finish(communicator, graph))
-    rank.barrier()  # the others have given up
+    rank.barrier()  # the others have given up by now
     if rank.rank == rank.size - 1:
         found["replay"] = attempt(communicator.raise_if_failed)
-    # What a poisoned communicator has in graphs ends at once, and says so again.
+    # Replaying calls of a poisoned communicator ends at once, with the same error.
     found["again"] = attempt(lambda: _replay_and_finish(communicator, graph))
     found["eager"] = attempt(lambda: allreduce(communicator, ones(rank)))
     found["destroy"] = attempt(communicator.destroy)
@@ -70,7 +71,7 @@ def _absent(rank: Rank, algorithm: str, timeout: float) -> dict[str, Attempt]:
 @pytest.mark.worlds(2, 4)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_rank_that_never_replays_is_named_in_time(pool: Pool, algorithm: str) -> None:
-    """Hazard 8, captured: no crash of the context, and every later call refuses at once."""
+    """Hazard 8 in a graph: the context stays usable, and every later call refuses at once."""
     some_stand_for_all(pool, pool.size == 2 or algorithm == "oneshot_push")
     absent = pool.size - 1
     timeout = timeout_now(pool)
@@ -87,7 +88,7 @@ def test_a_rank_that_never_replays_is_named_in_time(pool: Pool, algorithm: str) 
 
 
 def _replay_until_failure(rank: Rank, timeout: float) -> Attempt:
-    communicator = rank.communicator("graph-killed", timeout=timeout)
+    communicator = rank.communicator("graph-killed", call_timeout=timeout)
     graph, _tensors = _captured(rank, communicator, "oneshot_push")
     return call_until_failure(rank, lambda: _replay_and_finish(communicator, graph))
 
@@ -95,8 +96,8 @@ def _replay_until_failure(rank: Rank, timeout: float) -> Attempt:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_lost_between_replays_is_named_in_time(pool: Pool, number: signal.Signals) -> None:
-    """A rank that is killed or stopped while the others replay."""
-    pool.kill()  # no word of another test is left in the store
+    """A rank is killed or stopped while the others replay."""
+    pool.kill()  # removes keys of other tests from the store
     timeout = timeout_now(pool)
     pool.submit(_replay_until_failure, timeout)
     pool.wait_for("calling")
@@ -111,7 +112,7 @@ def test_a_rank_lost_between_replays_is_named_in_time(pool: Pool, number: signal
 
 
 def _mismatch(rank: Rank, timeout: float) -> Attempt:
-    communicator = rank.new_communicator("graph-differs", timeout=timeout, check=True)
+    communicator = rank.new_communicator("graph-differs", call_timeout=timeout, check=True)
     numel = 500 if rank.rank == 0 else 600
     graph, _tensors = _captured(rank, communicator, "oneshot_push", numel)
     rank.synchronize()
@@ -125,7 +126,7 @@ def _mismatch(rank: Rank, timeout: float) -> Attempt:
 
 @pytest.mark.worlds(2, 4)
 def test_checked_mode_works_in_graphs(pool: Pool) -> None:
-    """Another shape on one rank: both sides are named, on every rank."""
+    """One rank has another shape: every rank names both calls."""
     timeout = timeout_now(pool)
     for found in pool.run(_mismatch, timeout):
         assert found.error == "CollectiveMismatch", found

@@ -24,9 +24,9 @@ from tests.common.suites.skew import delay, overwritten
 from tests.common.worlds import seed_from_environment
 
 WORLDS = pytest.mark.worlds(2, 3, 4, 5, 6, 7, 8)
-# Slots of 1 KiB, the smallest: two ranks have 8 lanes.
+# Slots of 1 KiB, the smallest size: two ranks have 8 lanes.
 PAYLOAD_BYTES = 512 << 10
-LARGEST = 60_000  # elements; of 4 bytes, more than three rings in all lanes of two ranks
+LARGEST = 60_000  # elements; with 4 bytes each, more than three rings in all lanes of two ranks
 CALLS = {2: 400, 3: 200, 4: 150, 5: 100, 6: 80, 7: 60, 8: 50}
 MOVES = tuple(name for name in NAMES if name != "reduce_to_everyone")
 
@@ -36,8 +36,8 @@ def by_lanes(op: str) -> str:
 
 
 def lane_calls(seed: int, count: int, world: int) -> list[Call]:
-    """Calls of a seed: two of three go through lanes, and others leave other counters and slots
-    behind. One in three is an all-reduce."""
+    """Returns calls drawn from a seed: two in three use lanes, and others change other counters and
+    slots. One in three is an all-reduce."""
     choose = random.Random(seed)
     calls = []
     for _ in range(count):
@@ -59,7 +59,7 @@ def _random_calls(rank: Rank, seed: int, count: int) -> list[str]:
 @WORLDS
 def test_random_calls_on_lanes(pool: Pool) -> None:
     """Lengths from one chunk to more than three rings, ordinary and symmetric tensors, numbers of
-    lanes that change from call to call, calls through slots between, and late ranks."""
+    lanes that change between calls, calls through slots in between, and late ranks."""
     seed, count = seed_from_environment(), 20 if pool.takes_turns else CALLS[pool.size]
     assert_none(pool.run(_random_calls, seed, count, deadline=60.0 + count / 20))
 
@@ -120,15 +120,15 @@ def _long_and_short(rank: Rank, seed: int, count: int) -> list[str]:
 
 @WORLDS
 def test_splits_on_the_device_of_long_and_short_messages(pool: Pool) -> None:
-    """Between two ranks long messages take lanes and short ones channels, each direction by
-    itself."""
+    """Between two ranks, long messages use lanes and short messages use channels, independently in
+    each direction."""
     seed, count = seed_from_environment(), 20 if pool.takes_turns else CALLS[pool.size]
     assert_none(pool.run(_long_and_short, seed, count, deadline=60.0 + count / 20))
 
 
 def _splits_that_do_not_fit(rank: Rank, timeout: float) -> Attempt:
     communicator = rank.new_communicator(
-        "lanes-refuse", rank.fresh_group(), timeout=timeout, payload_bytes=PAYLOAD_BYTES
+        "lanes-refuse", rank.fresh_group(), call_timeout=timeout, payload_bytes=PAYLOAD_BYTES
     )
     source = torch.ones(40_000, 8, dtype=torch.uint8, device=rank.device)
     rows = 40_000 if rank.rank == 0 else 100
@@ -139,20 +139,20 @@ def _splits_that_do_not_fit(rank: Rank, timeout: float) -> Attempt:
         finish(communicator)
 
     found = attempt(once)
-    communicator.destroy()  # tests of this pool that follow may need to be alone
+    communicator.destroy()  # later tests of this pool may require a single communicator
     return found
 
 
 @pytest.mark.worlds(2)
 def test_long_messages_of_splits_that_do_not_fit_are_refused(pool: Pool) -> None:
-    """The kernel that moves long messages touches nothing where the exchange of counts failed."""
+    """The kernel that moves long messages accesses nothing if the exchange of counts failed."""
     for result in pool.run(_splits_that_do_not_fit, timeout_now(pool)):
         assert result.error == "CollectiveMismatch", result
         assert "80000" in result.message, result
 
 
 def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: bool) -> Attempt:
-    communicator = rank.communicator("lanes-fail", group=rank.fresh_group(), timeout=timeout)
+    communicator = rank.communicator("lanes-fail", group=rank.fresh_group(), call_timeout=timeout)
     numel = (1 if rank.world.shared else 16) << 20
     source = ones(rank, numel)
     out = communicator.empty((numel,)) if symmetric else torch.empty_like(source)
@@ -183,9 +183,9 @@ def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: 
 def test_the_failure_of_a_rank_within_a_large_call_is_named(
     pool: Pool, how: signal.Signals, captured: bool, symmetric: bool
 ) -> None:
-    """Calls of 64 MiB one after the other, so that the signal comes in the middle of one."""
+    """Calls of 64 MiB one after another, so that the signal arrives in the middle of one."""
     victim = pool.size - 1
-    pool.kill()  # no word of another test is left in the store
+    pool.kill()  # removes keys of other tests from the store
     timeout = timeout_now(pool)
     pool.submit(_large_until_failure, timeout, captured, symmetric)
     pool.wait_for("calling")
@@ -206,14 +206,14 @@ def test_the_failure_of_a_rank_within_a_large_call_is_named(
     pool.kill()
 
 
-def _other_sizes(rank: Rank, timeout: float) -> Attempt:
-    communicator = rank.new_communicator("lanes-differ", rank.fresh_group(), timeout=timeout)
-    numel = 100_000 if rank.rank == 0 else 300_000
-    source = ones(rank, numel)
+def _other_sizes(rank: Rank, timeout: float, numel: int, max_blocks: int) -> Attempt:
+    communicator = rank.new_communicator("lanes-differ", rank.fresh_group(), call_timeout=timeout)
+    source = ones(rank, numel if rank.rank == 0 else 3 * numel)
 
     def once() -> None:
         out = torch.empty_like(source)
-        torch.ops.collx.allreduce.out(source, "sum", communicator.name, "twoshot_lanes", 0, out=out)
+        arguments = ("sum", communicator.name, "twoshot_lanes", max_blocks)
+        torch.ops.collx.allreduce.out(source, *arguments, out=out)
         finish(communicator)
 
     found = attempt(once)
@@ -221,10 +221,13 @@ def _other_sizes(rank: Rank, timeout: float) -> Attempt:
     return found
 
 
-@pytest.mark.alone  # waits for time-outs
+@pytest.mark.alone  # waits for timeouts
 @pytest.mark.worlds(2)
-def test_ranks_that_make_different_calls_are_told_so_without_a_check(pool: Pool) -> None:
-    """The fingerprint stands beside the words of each lane, also where calls are not checked."""
-    results = pool.run(_other_sizes, timeout_now(pool))
+@pytest.mark.parametrize(("numel", "max_blocks"), [(100_000, 0), (1_000_000, 8)])
+def test_ranks_that_make_different_calls_are_told_so_without_a_check(
+    pool: Pool, numel: int, max_blocks: int
+) -> None:
+    """The fingerprint is stored next to the words of each lane, even if calls are not checked."""
+    results = pool.run(_other_sizes, timeout_now(pool), numel, max_blocks)
     assert {result.error for result in results} & {"CollectiveMismatch"}, results
     assert all(result.error for result in results)

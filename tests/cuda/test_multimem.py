@@ -1,8 +1,8 @@
-"""The algorithms that go through NVLink multicast, with a switch that the ranks' own addresses make
-up for: the same steps, barriers, tails and chunks, and the bits of every other algorithm.
+"""The algorithms that use NVLink multicast, with a switch simulated by the ranks' own addresses:
+the same steps, barriers, tails and chunks, and the bits of every other algorithm.
 
-What these tests do not show is that a switch does what PTX says of it. COLLX_TEST_MULTICAST=1 runs
-them on one: docs/guide/multicast.md."""
+These tests do not show that a switch behaves as PTX specifies. COLLX_TEST_MULTICAST=1 runs them on
+a real switch: docs/guide/multicast.md."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_what_is_accepted_gives_the_bits_of_the_reference(pool: Pool, way: Way) 
 @pytest.mark.parametrize("symmetric", SYMMETRIC)
 @each_way
 def test_no_tail_is_dropped(pool: Pool, way: Way, symmetric: str) -> None:
-    """Sizes around the borders of vectors and parts, wherever the tensors lie; nothing is written
-    around them."""
+    """Sizes around the boundaries of vectors and parts, for any position of the tensors; nothing is
+    written outside them."""
     dtypes = sorted({dtype for dtype, _ in accepted(*way)})
     calls = [
         call(dtype=fields["dtype"], size=fields["shape"][0], way=way, symmetric=symmetric)
@@ -98,7 +98,8 @@ def test_no_tail_is_dropped(pool: Pool, way: Way, symmetric: str) -> None:
 @pytest.mark.worlds(2, 3)
 @each_way
 def test_any_shape_and_axis(pool: Pool, way: Way) -> None:
-    """Parts of an axis behind the first lie in runs, aligned or not; uneven ones, empty ones."""
+    """Parts of an axis other than the first consist of runs, aligned or not; also uneven and empty
+    parts."""
     calls = [
         call(dtype, 0, way, shape=shape, axis=axis, uneven=uneven, symmetric=symmetric, root=axis)
         for dtype in ("float32", "bfloat16")
@@ -113,7 +114,7 @@ def test_any_shape_and_axis(pool: Pool, way: Way) -> None:
 @pytest.mark.worlds(2, 3)
 @each_way
 def test_any_alignment_form_and_place(pool: Pool, way: Way) -> None:
-    """What is not aligned goes by the ranks' own addresses."""
+    """Misaligned tensors use the ranks' own addresses."""
     dtypes = sorted({dtype for dtype, _ in accepted(*way)})
     calls = [
         call(dtype, size, way, input_offset=a, output_offset=b, symmetric="both")
@@ -135,7 +136,7 @@ def test_any_alignment_form_and_place(pool: Pool, way: Way) -> None:
 @pytest.mark.parametrize("symmetric", SYMMETRIC)
 @each_way
 def test_calls_larger_than_the_payload_run_in_chunks(pool: Pool, way: Way, symmetric: str) -> None:
-    """Two halves of the staging memory in turn, for inputs and for results."""
+    """Inputs and results alternate between two halves of the staging memory."""
     sizes = (1000, 6001) if pool.takes_turns else (1, 1000, 4096, 30_001)
     calls = [
         call(dtype, size, way, symmetric=symmetric, max_blocks=blocks, root=blocks)
@@ -146,7 +147,7 @@ def test_calls_larger_than_the_payload_run_in_chunks(pool: Pool, way: Way, symme
 
 @pytest.mark.worlds(2, 3)
 def test_random_calls_of_all_ops(pool: Pool) -> None:
-    """Any of them behind any other, and behind calls that go other ways."""
+    """Any call after any other, and after calls with other algorithms."""
     choose = random.Random(seed_from_environment())
     calls = []
     for number in range(3 * SHARED_BUDGET[pool.size] if pool.takes_turns else 3000):
@@ -159,13 +160,13 @@ def test_random_calls_of_all_ops(pool: Pool) -> None:
     assert_none(pool.run(run_simulated, calls))
 
 
-# --- fused normalizations ------------------------------------------------------------------------
+# --- Fused normalizations.
 
 
 def norm_calls(
     op: str, algorithm: str, factors: dict[str, Any], largest: int = 1 << 15
 ) -> list[Any]:
-    """In the modes that a switch serves: it rounds sums of 16-bit floats."""
+    """Returns calls in the modes that a switch supports: it rounds sums of 16-bit floats."""
     if HARDWARE:
         factors = {**factors, "style": ("exact",)}
     made = []
@@ -194,7 +195,7 @@ def test_norms_give_the_bits_of_the_reference(pool: Pool, way: Way) -> None:
 @pytest.mark.worlds(2, 3)
 @each_norm
 def test_norms_of_any_placement(pool: Pool, way: Way) -> None:
-    """Rows that begin where no vector does; symmetric inputs and others, with an epilogue, too."""
+    """Rows at misaligned addresses; symmetric and other inputs, also with an epilogue."""
     factors = {"rows": (1, 5, 9), "cols": (1, 8, 37, 384, 2080), **placements(way[0])}
     factors.update(dtype=NORM_DTYPES, style=("random", "rows"), epilogue=("", *EPILOGUES))
     check(pool, norm_calls(*way, factors))
@@ -209,7 +210,7 @@ def test_norms_larger_than_the_payload(pool: Pool, way: Way) -> None:
     check(pool, calls, "simulated-small")
 
 
-# --- order, failure, what is told ----------------------------------------------------------------
+# --- Order, failures, and explain().
 
 
 def _turns(rank: Rank, rounds: int) -> list[str]:
@@ -232,7 +233,7 @@ def _turns(rank: Rank, rounds: int) -> list[str]:
 
 @pytest.mark.worlds(2, 4)
 def test_barriers_of_both_kinds_take_turns(pool: Pool) -> None:
-    """At the same flags: what the one adds follows from what the other has stored."""
+    """On the same flags: each kind adds to what the other kind has stored."""
     assert_none(pool.run(_turns, 20 if pool.takes_turns else 200))
 
 
@@ -254,7 +255,7 @@ def test_epochs_survive_the_wrap_around(pool: Pool, border: int) -> None:
 
 def _poisoned(rank: Rank, calls: list[Call]) -> list[str]:
     with simulated():
-        if "poisoned" in rank._communicators:  # another suite's, which has no multicast
+        if "poisoned" in rank._communicators:  # created by another suite, without multicast
             rank.drop("poisoned")
         found = run_on_poison(rank, calls, run_call)
         rank.drop("poisoned")
@@ -268,8 +269,8 @@ def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
 
 
 def _overwritten(rank: Rank, way: Way, symmetric: bool) -> list[str]:
-    """What a rank gives is gone at once, while another one is late; what it got is taken away as
-    soon as it has been read."""
+    """Overwrites each input at once, while another rank is late, and each result as soon as it has
+    been read."""
     communicator = communicator_of(rank)
     kept: list[tuple[Prepared, Any]] = []
     with simulated():
@@ -379,7 +380,7 @@ def _refused(rank: Rank, way: Way) -> tuple[dict[tuple[str, str], Attempt], bool
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("way", [way for way in WAYS if adds(*way)], ids="-".join)
 def test_what_a_switch_does_not_add_up_is_refused_by_name(pool: Pool, way: Way) -> None:
-    """max and min, prod, 8-bit integers, float64, an average that would be rounded twice."""
+    """max and min, prod, 8-bit integers, float64, and an average that would be rounded twice."""
     op, algorithm = way
     for found, well in pool.run(_refused, way):
         assert well
@@ -415,6 +416,7 @@ def test_sums_that_are_not_to_be_rounded_are_refused(pool: Pool) -> None:
 
 
 LARGE = 2 << 20  # elements of float32
+FEW_BLOCKS = 16  # up to this many blocks, calls use lanes from a smaller size on
 
 
 def _told(rank: Rank) -> tuple[Any, ...]:
@@ -431,7 +433,9 @@ def _told(rank: Rank) -> tuple[Any, ...]:
     with communicator.set_deterministic(False):
         free, staged = auto(), taken("allreduce", False)
         text = str(communicator.explain("allreduce", LARGE))
+    few = communicator.explain("allreduce", LARGE).blocks <= FEW_BLOCKS
     return (
+        few,
         communicator.multicast_unavailable_reason,
         found.executed_by,
         str(found),
@@ -444,18 +448,18 @@ def _told(rank: Rank) -> tuple[Any, ...]:
 
 @pytest.mark.worlds(2, 4)
 def test_auto_takes_it_where_any_order_will_do(pool: Pool) -> None:
-    """The order of a switch is not that of the ranks. Between two ranks it saves nothing; what is
-    not symmetric is not sent through the region for it."""
-    pushes = "twoshot_push"
-    for none, runs, said, ordered, free, staged, text in pool.run(_told):
+    """A switch does not add in the order of the ranks, and saves nothing between two ranks. Tensors
+    that are not symmetric are not copied to the region to use it."""
+    for few, none, runs, said, ordered, free, staged, text in pool.run(_told):
+        pushes, pulls = ("twoshot_lanes", "lanes") if few else ("twoshot_push", "staged")
         assert none is None
         assert runs == "multimem_twoshot"
         assert "multicast  yes\n" in said
         assert "multicast  yes, which may add in its own order\n" in text
-        assert (ordered["allreduce"], ordered["reduce"]) == (pushes, "staged")
+        assert (ordered["allreduce"], ordered["reduce"]) == (pushes, pulls)
         some = pool.size > 2
         assert free["allreduce"] == ("multimem_twoshot" if some else pushes)
-        assert free["reduce"] == ("multimem" if some else "staged")
+        assert free["reduce"] == ("multimem" if some else pulls)
         assert staged == pushes
         for op in ("reducescatter", "allgather"):
             assert free[op] == ordered[op], op
@@ -490,14 +494,16 @@ def test_deterministic_algorithms_keep_the_order_of_the_ranks(pool: Pool) -> Non
 
 def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
     with simulated():
-        communicator = rank.new_communicator("simulated-free", deterministic=False, timeout=timeout)
+        communicator = rank.new_communicator(
+            "simulated-free", deterministic=False, call_timeout=timeout
+        )
         x, out = (communicator.empty(LARGE) for _ in range(2))
     given, want = inputs_and_reference(rank.size, STYLES[0], "float32", "sum", LARGE, 1)
     x.copy_(given[rank.rank])
     torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out)
     finish(communicator)
     found = differences(out.cpu(), want)
-    # One rank alone changes its mind.
+    # Only one rank changes the setting.
     with communicator.set_deterministic(rank.rank == 0):
         attempt(lambda: torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out))
     apart = attempt(lambda: finish(communicator))
@@ -515,7 +521,7 @@ def test_init_lets_auto_take_it(pool: Pool) -> None:
 
 def _absent(rank: Rank, timeout: float, way: Way) -> Attempt:
     with simulated():
-        communicator = rank.new_communicator("simulated-late", timeout=timeout)
+        communicator = rank.new_communicator("simulated-late", call_timeout=timeout)
         prepared = Prepared(rank, communicator, call("float32", 1000, way))
 
         def run() -> None:
@@ -528,7 +534,7 @@ def _absent(rank: Rank, timeout: float, way: Way) -> Attempt:
         found = attempt(run)
         rank.barrier()
     else:
-        rank.barrier()  # the others have given up
+        rank.barrier()  # the others have given up by now
         found = attempt(communicator.raise_if_failed)
     rank.arenas.pop(communicator.name, None)
     communicator.destroy()
@@ -538,7 +544,7 @@ def _absent(rank: Rank, timeout: float, way: Way) -> Attempt:
 @pytest.mark.worlds(2, 3)
 @each_way
 def test_a_rank_that_never_comes_is_named(pool: Pool, way: Way) -> None:
-    """Each rank has a flag of its own, also where one addition reaches all."""
+    """Each rank has its own flag, even if one addition reaches all ranks."""
     timeout, absent = timeout_now(pool), pool.size - 1
     for rank, found in enumerate(pool.run(_absent, timeout, way)):
         assert found.error == "CollectiveTimeout", found
@@ -565,7 +571,7 @@ def _apart(rank: Rank, check: bool) -> Attempt:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("checked", [False, True])
 def test_calls_that_differ_are_a_mismatch(pool: Pool, checked: bool) -> None:
-    """The flags that additions make up carry fingerprints as well."""
+    """Flags that are written by additions carry fingerprints as well."""
     for found in pool.run(_apart, checked):
         assert found.error == "CollectiveMismatch", found
 
@@ -601,7 +607,7 @@ def _damaged(rank: Rank) -> tuple[str, bool, Attempt]:
 
 @pytest.mark.worlds(2, 3)
 def test_multicast_that_fails_the_self_test_is_not_used(pool: Pool) -> None:
-    """By any rank: the others' data was right."""
+    """No rank uses it, although the other ranks' data was right."""
     for why, well, refused in pool.run(_damaged):
         assert well
         assert f"failed in the self-test of rank {pool.size - 1}" in why

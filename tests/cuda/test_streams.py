@@ -1,4 +1,4 @@
-"""Streams: one communicator on several, several communicators at once, and what nobody ordered."""
+"""Streams: one communicator on several, several communicators at once, and unordered replays."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import collx
+from collx._bootstrap import symmetric
 from tests.common.attempt import Attempt, allreduce, attempt, finish, ones
 from tests.common.limits import assert_in_time
 from tests.common.pool import Pool
@@ -38,8 +39,37 @@ def _hopping(rank: Rank, rounds: int) -> list[int]:
 
 @pytest.mark.worlds(1, 2, 4)
 def test_one_communicator_follows_from_stream_to_stream(pool: Pool) -> None:
-    """Hazard 1: nobody orders the streams; the communicator does."""
+    """Hazard 1: the communicator orders its calls, although the program does not order streams."""
     assert pool.run(_hopping, 12 if pool.takes_turns else 200) == [[]] * pool.size
+
+
+def _overwritten_memory(kind: str, number: int, times: int, answers: Any) -> None:
+    """Counts how often new memory loses the first write of a stream other than the default one."""
+    device = torch.device(kind, 0)
+    torch.cuda.set_device(device)
+    count = 0
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        for _ in range(times):
+            memory = symmetric.allocate((1 << 20,), torch.uint8, device).fill_(number)
+            torch.cuda.synchronize(device)
+            count += int((memory != number).any())
+    answers.put(count)
+
+
+def test_new_memory_is_clear_before_anyone_writes_to_it(device: str) -> None:
+    """Hazard 10: processes take turns on a GPU, so their streams do not run in the usual order."""
+    context = torch.multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    processes = [
+        context.Process(target=_overwritten_memory, args=(device, number, 2000, answers))
+        for number in (1, 2, 3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    assert [answers.get() for _ in processes] == [0, 0, 0]
 
 
 def _crossed(rank: Rank, rounds: int) -> int:
@@ -50,7 +80,7 @@ def _crossed(rank: Rank, rounds: int) -> int:
     torch.cuda.synchronize()
     wrong = torch.zeros((), dtype=torch.int64, device=rank.device)
     for number in range(rounds):
-        # Even ranks start with the one, odd ranks with the other.
+        # Even ranks start with one communicator, odd ranks with the other.
         results = {}
         for which in (0, 1) if rank.rank % 2 == 0 else (1, 0):
             with torch.cuda.stream(streams[which]):
@@ -72,12 +102,12 @@ def _crossed(rank: Rank, rounds: int) -> int:
 @pytest.mark.alone  # two kernels at once need much of a GPU
 @pytest.mark.worlds(2, 4)
 def test_two_communicators_on_two_streams_in_opposite_order(pool: Pool) -> None:
-    """Hazard 1: each has flags and blocks of its own, so ranks may start them in any order."""
+    """Hazard 1: each has its own flags and blocks, so ranks may start them in any order."""
     assert pool.run(_crossed, 5 if pool.takes_turns else 200) == [0] * pool.size
 
 
 def _large_calls(rank: Rank) -> dict[str, Callable[[Any], Any]]:
-    """Calls of 8 MiB, each of which takes as many blocks as a communicator may have. Every element
+    """Calls of 8 MiB, each of which uses as many blocks as a communicator may have. Every element
     of their results is the world size."""
     flat = torch.ones(4 << 20, dtype=torch.bfloat16, device=rank.device)
     many = torch.full_like(flat[: flat.numel() // rank.size], rank.size)
@@ -108,7 +138,7 @@ def _crossed_at_full_size(rank: Rank, first: str) -> list[str]:
             for which in (0, 1) if rank.rank % 2 == 0 else (1, 0):
                 with torch.cuda.stream(streams[which]):
                     results.append(calls[(first, second)[which]](pair[which]))
-                time.sleep(0.004)  # its blocks are there, and wait for the other rank's
+                time.sleep(0.004)  # its blocks are resident, and wait for the other rank's blocks
             for communicator in pair:
                 finish(communicator)
             torch.cuda.synchronize()
@@ -123,7 +153,7 @@ def _crossed_at_full_size(rank: Rank, first: str) -> list[str]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("first", ["slots", "rows", "lanes", "reduced lanes", "copied lanes"])
 def test_two_communicators_share_the_multiprocessors(pool: Pool, first: str) -> None:
-    """Hazard 1: half of the blocks of one kernel fit beside half of those of any other."""
+    """Hazard 1: half of the blocks of one kernel fit next to half of those of any other kernel."""
     if pool.takes_turns:
         pytest.skip("ranks that take turns at a GPU have it alone")
     assert pool.run(_crossed_at_full_size, first) == [[]] * pool.size
@@ -147,7 +177,7 @@ def _unordered(rank: Rank) -> Attempt:
     for graph, stream in zip(graphs, streams, strict=True):
         with torch.cuda.stream(stream):
             if rank.rank == 0:
-                delay(rank, 100.0)  # the other ranks' kernels wait, two of them at once
+                delay(rank, 100.0)  # meanwhile, two kernels of each other rank wait at once
             graph.replay()
     found = attempt(lambda: finish(communicator))
     rank.barrier()
@@ -158,7 +188,7 @@ def _unordered(rank: Rank) -> Attempt:
 
 @pytest.mark.worlds(2)
 def test_replays_that_nobody_ordered_are_named(pool: Pool) -> None:
-    """Hazard 1: two graphs on two streams use one tile at once. An error, and never a hang."""
+    """Hazard 1: two graphs on two streams use the same tile at once. An error, and never a hang."""
     for found in pool.run(_unordered):
         assert found.error == "CollectiveOverlap", found
         assert_in_time(found, TIMEOUT)
@@ -183,7 +213,7 @@ def _ordered(rank: Rank) -> bool:
 
 @pytest.mark.worlds(2)
 def test_replays_that_are_ordered_are_no_overlap(pool: Pool) -> None:
-    """The control of the test above: the same graphs and streams, with an order."""
+    """The control of the test above: the same graphs and streams, ordered."""
     assert all(pool.run(_ordered))
 
 
@@ -200,5 +230,5 @@ def _level_when_sharing(rank: Rank) -> tuple[str, str, str]:
 
 @pytest.mark.worlds(1)
 def test_early_release_needs_a_communicator_that_is_alone(pool: Pool) -> None:
-    """Dependents of a spinning kernel could take the place of another communicator's blocks."""
+    """Dependents of a spinning kernel could occupy the place of another communicator's blocks."""
     assert pool.run(_level_when_sharing) == [("early", "end", "early")]

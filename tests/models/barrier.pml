@@ -1,29 +1,29 @@
-/* The pull forms: blocks of equal number on every rank, block b of one rank meeting block b of the
- * others at flags that count up. How many blocks a call has is chosen freely, call by call, and
- * counts start so that they wrap around (here they have three bits).
+/* The pull forms: every rank has the same number of blocks, and block b of a rank meets block b of
+ * the others at flags that count up. The number of blocks of each call is chosen freely, and counts
+ * start so that they wrap around (here they have three bits).
  *
- * Default: symmetric tensors. Between a start and a closing barrier every block reads the inputs of
- * all peers and stores into the outputs of all peers; the user overwrites the input as soon as the
- * call has ended, and looks at the output.
- * STAGED: each block copies its share into one of two halves of the region, in turn, CHUNKS times a
- * call, and reads the peers' shares after a barrier; one closing barrier ends the call.
- * PASSED: as STAGED, with a share for each rank, who stores its result to the place of it at all ranks;
- * behind another barrier everyone reads the results from its own half.
- * SENT: the second half of PASSED alone: each rank stores its message into a half at all ranks, which
- * they read behind a barrier. No barrier opens the call.
+ * Default: symmetric tensors. Between a start barrier and a closing barrier, every block reads the
+ * inputs of all peers and stores into the outputs of all peers. The user overwrites the input as
+ * soon as the call has ended, and reads the output.
+ * STAGED: CHUNKS times in a call, each block copies its share into one of two alternating halves of
+ * the region and reads the peers' shares after a barrier. One closing barrier ends the call.
+ * PASSED: like STAGED, with a share for each rank, which stores its result to its place at all
+ * ranks. After another barrier, every rank reads the results from its own half.
+ * SENT: only the second half of PASSED: each rank stores its message into a half at all ranks,
+ * which read it after a barrier. The call has no start barrier.
  *
- * MULTICAST: a flag reaches all ranks by one addition, of what the own flag lacks to the next epoch. A
- * kernel reads its own flag once, when it starts. The addition to the own flag may land late, also
- * after the kernel has ended, so every barrier waits for it.
+ * MULTICAST: one addition updates the flag at all ranks, by the difference between the own flag and
+ * the next epoch. A kernel reads its own flag once, when it starts. The addition to the own flag
+ * may land late, even after the kernel has ended, so every barrier waits for it.
  *
  *   W, BLOCKS, CALLS, CHUNKS
- * Mutants: NO_CLOSING (no closing barrier), RELAXED (flags not held behind earlier stores), EQUAL
- * (a peer that is ahead is not let pass), UNSIGNED (no signed difference), ONE_HALF (staging in one
- * buffer), OTHER_BLOCK (a block reads what another block has staged), NO_GATHER (no barrier between
- * results and those who read them), NOT_OWN (by multicast, no wait for the own flag).
+ * Mutants: NO_CLOSING (no closing barrier), RELAXED (flags are not ordered after earlier stores),
+ * EQUAL (a peer that is ahead does not pass), UNSIGNED (no signed difference), ONE_HALF (staging in
+ * one buffer), OTHER_BLOCK (a block reads the data that another block has staged), NO_GATHER (no
+ * barrier between writing and reading results), NOT_OWN (with multicast, no wait for the own flag).
  *
- * Checked: what is read is what its owner wrote for this very call and chunk; outputs are final
- * when the call has ended; every call ends.
+ * Checks: the data that is read is what its owner wrote for the same call and chunk; outputs are
+ * final when the call has ended; every call ends.
  */
 #ifndef CHUNKS
 #define CHUNKS 1
@@ -61,7 +61,7 @@
 #define CELLS (W * HALVES * BLOCKS * W)
 #define PLACE(rank, half, block, owner) \
   ((((rank) * HALVES + (half) % HALVES) * BLOCKS + (block)) * W + (owner))
-byte writer[CELLS]; /* of what flies there: a place has two, one after the other */
+byte writer[CELLS]; /* the writer of the store in flight; a place has two writers in turn */
 #define WRITER(c) writer[c]
 #else
 #ifdef STAGED
@@ -78,7 +78,7 @@ byte cell[CELLS];
 byte cell_flying[CELLS];
 
 #define FLAG(owner, block, sender) (((owner) * BLOCKS + (block)) * W + (sender))
-byte flag[W * BLOCKS * W]; /* lands at once: taking its time is the same as its reader looking later */
+byte flag[W * BLOCKS * W]; /* lands at once: landing late is equivalent to a later read */
 
 #ifdef MULTICAST
 byte own_flying[W * BLOCKS]; /* additions to own flags that have not landed, one after the other */
@@ -91,10 +91,10 @@ byte own_flying[W * BLOCKS]; /* additions to own flags that have not landed, one
 #endif
 
 byte flying[W * BLOCKS]; /* stores of each block that have not landed */
-byte input[W];           /* number of the call that the user has written it for */
-byte blocks[CALLS + 1];  /* of call 1, 2, ... */
+byte input[W];           /* number of the call for which the user has written the input */
+byte blocks[CALLS + 1];  /* blocks of call 1, 2, ... */
 byte launched[W];
-byte ended[W]; /* blocks that have ended, over all calls */
+byte ended[W]; /* ended blocks of all calls */
 byte finished;
 
 /* Calls and chunks are counted from 1 over the whole run. */
@@ -147,7 +147,7 @@ inline barrier() {
 proctype thread_block(byte me; byte block) {
   byte epoch, call, p, chunk;
 #ifdef MULTICAST
-  byte base; /* what this block takes its own flag for */
+  byte base; /* this block's value of its own flag */
 #endif
   epoch = FIRST_EPOCH;
   call = 1;
@@ -229,13 +229,13 @@ end:
 #ifndef NO_CLOSING
      barrier();
 #endif
-     /* The kernel's end. */
+     /* The end of the kernel. */
      flying[me * BLOCKS + block] == 0;
      atomic { ended[me]++; call++ }
   od
 }
 
-/* The stream: what stands before, between and behind the calls. */
+/* The stream: everything before, between and after the calls. */
 proctype stream(byte me) {
   byte call, p, b, expected;
   call = 1;

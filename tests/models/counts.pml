@@ -1,16 +1,17 @@
-/* The exchange of counts before an all-to-all-v whose splits only the device knows. Block 0 of each
- * rank stores {count, epoch}, one word, into a mailbox at every peer; every block waits for the
- * words of all peers. One epoch for the communicator: each block reads it when it starts, the last
- * to have read it advances it. Two mailboxes a pair take turns by its parity.
+/* The exchange of counts before an all-to-all-v whose splits are only known on the device. Block 0
+ * of each rank stores the word {count, epoch} into a mailbox at every peer, and every block waits
+ * for the words of all peers. The communicator has one epoch: each block reads it when it starts,
+ * and the last block that reads it advances it. Each pair has two mailboxes, which alternate with
+ * the parity of the epoch.
  *
  *   W, BLOCKS, CALLS
- * Every call is a kernel: a rank's next one starts when all its blocks have ended. Words land at
- * once: that they take their time is the same as their readers looking later.
- * Mutants: ONE_MAILBOX, FIRST_ADVANCES (the first block to have read the epoch advances it),
- * TWO_WORDS (the count apart, which lands behind the epoch), NOTHING_SENT (no word from rank W-1
- * to rank 0 in every second call, where neither waits for the other).
+ * Every call is a kernel: a rank's next kernel starts when all blocks of the previous one have
+ * ended. Words land at once: landing late is equivalent to a later read.
+ * Mutants: ONE_MAILBOX, FIRST_ADVANCES (the first block that reads the epoch advances it),
+ * TWO_WORDS (a separate count, which lands after the epoch), NOTHING_SENT (no word from rank W-1
+ * to rank 0 in every second call, in which neither waits for the other).
  *
- * Checked: no word is overwritten before every block has read it; counts are those of this call;
+ * Checks: no word is overwritten before every block has read it; counts are those of this call;
  * every call ends.
  */
 #define EPOCHS 8
@@ -24,12 +25,12 @@
 
 byte count[MAILBOXES * W * W];
 byte stamp[MAILBOXES * W * W];
-byte unread[MAILBOXES * W * W]; /* blocks that have yet to read it */
+byte unread[MAILBOXES * W * W]; /* blocks that have not read the mailbox yet */
 
 byte epoch[W];
 byte readers[W];  /* blocks of this call that have read the epoch */
 byte ended[W];    /* blocks of this call that have ended */
-byte launched[W]; /* the call that the rank has come to */
+byte launched[W]; /* the call that the rank has reached */
 byte finished;
 
 #ifdef NOTHING_SENT

@@ -1,33 +1,41 @@
-/* Lanes: large calls by chunks, each announced by a counter. A lane has a ring of R slots for each
- * ordered pair of ranks and each stage (0: what is scattered, 1: results). The counters only grow.
+/* Lanes: large calls in chunks, each announced by a counter. A lane has a ring of R slots for each
+ * ordered pair of ranks and each stage (0: scattered chunks, 1: results). The counters only grow.
  * They start so that they wrap around.
  *
- * For each lane, stage and ordered pair there is one word {sent, consumed}, which the first rank
- * stores at the second: how many chunks it has sent into its ring there, and how many it has consumed
- * of the ring by which the other one sends to it. A call tells at its start what the calls before have
- * consumed. Results that go into outputs use no ring; a word of its own tells that all of them stand.
+ * For each lane, stage and ordered pair, there is one word {sent, consumed}, which the first rank
+ * stores at the second: the number of chunks that it has sent into its ring there, and the number
+ * that it has consumed from the ring of the opposite direction. At its start, a call announces the
+ * consumption of the previous calls. Results that are stored into outputs use no ring; a separate
+ * word announces that all of them are complete.
  *
- * A block has three roles, each of which goes through the block's lanes in ascending order and through
- * each lane to its end: one scatters, one reduces, one drains. How many blocks serve the lanes differs
- * between ranks.
+ * A block has three roles: one scatters, one reduces, one drains. Each role processes the block's
+ * lanes in ascending order and each lane to its end. The number of blocks that serve the lanes
+ * differs between ranks.
  *
- * A call is of one of these kinds, the same on all ranks:
- *   1 two-shot; 2 one-shot; 4 broadcast from rank 0; 8 two-shot that stores results into the outputs
- *   of all ranks; 16 allgather that does so; 32 one-shot in which rank 0 sends more than the others.
+ * WIDE: a mask of calls in which one block of each rank alternates between all lanes: its chunk i
+ * is chunk i / LANES of lane i % LANES. Another role announces in these calls, so an announcement
+ * does not wait for this rank's consumption, and consumption is also announced while the rank
+ * sends. The first lane of a block announces that outputs are complete.
  *
- *   W, LANES, R, CALLS, CHUNKS (of a call in each lane, at most), KINDS (a mask), BLOCKS0, BLOCKS1
+ * A call has one of these kinds, the same on all ranks:
+ *   1 two-shot; 2 one-shot; 4 broadcast from rank 0; 8 two-shot that stores results into the
+ *   outputs of all ranks; 16 allgather that does so; 32 one-shot in which rank 0 sends more than
+ *   the others.
+ *
+ *   W, LANES, R, CALLS, CHUNKS (at most, of a call in each lane), KINDS (a mask), BLOCKS0, BLOCKS1
  *   (blocks of rank 0, and of the others)
  * FIRST, SECOND: the kinds of the first and of the second call, instead of any.
- * Mutants: NO_CREDIT (no wait for what the peer has consumed), RELAXED (an announcement overtakes its
- * chunk), NO_CARRY (an announcement does not wait until the own consumption is worth telling),
- * CARRY_ALL (it waits for more than the peer sends), NOT_TOLD (a rank that has sent all does not tell
- * what it consumes), DIRECT_IN_RING (chunks that
- * go into outputs count as sent into the ring), GEOMETRY (a call of one chunk uses half of each ring),
- * NO_ENTRY (a peer's output is written before the peer has entered the call), OTHER_ORDER (rank 1
- * serves its lanes in descending order).
+ * Mutants: NO_CREDIT (no wait for the peer's consumption), RELAXED (an announcement overtakes its
+ * chunk), NO_CARRY (an announcement does not wait until it contains enough of the own consumption),
+ * CARRY_ALL (it waits for more than the peer sends), NOT_TOLD (a rank that has sent everything does
+ * not announce its consumption), DIRECT_IN_RING (chunks that are stored into outputs count as sent
+ * into the ring), GEOMETRY (a call of one chunk uses half of each ring), NO_ENTRY (a peer's output
+ * is written before the peer has entered the call), OTHER_ORDER (rank 1 serves its lanes in
+ * descending order), WIDE_DIRECT_FIRST (outputs are announced when the first lane is complete),
+ * WIDE_NOT_TOLD (a wide call does not announce its consumption while it sends).
  *
- * Checked: a chunk that is read is the one that was sent; an output is what the last call made until
- * the user has read it; every call ends.
+ * Checks: a chunk that is read is the one that was sent; an output is the result of the last call
+ * until the user has read it; every call ends.
  */
 #ifndef KINDS
 #define KINDS 31
@@ -47,6 +55,9 @@
 #ifndef LANES
 #define LANES 1
 #endif
+#ifndef WIDE
+#define WIDE 0
+#endif
 #define START 253
 
 #define TWOSHOT 1
@@ -56,7 +67,7 @@
 #define ALLGATHER_DIRECT 16
 #define UNEQUAL 32
 
-/* Of (stage, lane, first, second). */
+/* The index of (stage, lane, first rank, second rank). */
 #define PAIR(s, l, p, q) ((((s) * LANES + (l)) * W + (p)) * W + (q))
 #define PAIRS (2 * LANES * W * W)
 
@@ -68,14 +79,14 @@
 #endif
 #define SLOT(s, l, p, q, x) (PAIR(s, l, p, q) * R + PLACE(x))
 
-byte slot[PAIRS * R];   /* by ring: of p at q; the number of the chunk that is in it, plus 1 */
-byte sent[PAIRS];       /* words: of p at q */
+byte slot[PAIRS * R];   /* by ring of p at q: the number of the chunk in the slot, plus 1 */
+byte sent[PAIRS];       /* the words of p at q */
 byte consumed[PAIRS];
-byte has_sent[PAIRS];   /* the same where p counts it */
+byte has_sent[PAIRS];   /* the same numbers, as counted by p */
 byte has_consumed[PAIRS];
-byte used[PAIRS];       /* chunks of this call that p has consumed of what q sent, in shared memory */
+byte used[PAIRS];       /* chunks from q that p has consumed in this call, in shared memory */
 byte told[PAIRS];       /* chunks of this call that p has announced to q */
-byte stored[LANES * W * W]; /* of p at q: the last call with direct outputs of which p has stored all */
+byte stored[LANES * W * W]; /* of p at q: the last call whose direct outputs p has all stored */
 byte entry[W * W];      /* of p at q: the last call with direct outputs that p has entered */
 byte output[W * LANES]; /* number of the call that wrote it */
 
@@ -86,12 +97,14 @@ byte late_value[2 * W];
 
 byte kind[CALLS + 1];
 byte chunks[CALLS + 1];
-byte fewer[CALLS + 1]; /* those of the ranks that send less */
+byte fewer[CALLS + 1]; /* the chunks of ranks that send less */
 byte launched[W];
-byte ended[W]; /* roles, over all calls */
+byte ended[W]; /* ended roles of all calls */
 byte finished;
 
-#define BLOCKS(rank) ((rank) == 0 -> BLOCKS0 : BLOCKS1)
+#define IS_WIDE (((WIDE) >> (call - 1)) & 1)
+#define PROCESSES(rank) ((rank) == 0 -> BLOCKS0 : BLOCKS1)
+#define BLOCKS(rank) (IS_WIDE -> 1 : PROCESSES(rank))
 #define ROLES(rank) (3 * BLOCKS(rank))
 
 #ifdef OTHER_ORDER
@@ -102,7 +115,7 @@ byte finished;
 
 #define STAGES_RESULTS (kind[call] == TWOSHOT)
 #define DIRECT (kind[call] == TWOSHOT_DIRECT || kind[call] == ALLGATHER_DIRECT)
-/* Chunks that a rank scatters to each other one. */
+/* The number of chunks that a rank scatters to each other rank. */
 #define SENDS(rank) \
   (kind[call] == ALLGATHER_DIRECT -> 0 : ((rank) != 0 && ONE_WAY -> fewer[call] : chunks[call]))
 #define ONE_WAY (kind[call] == BROADCAST || kind[call] == UNEQUAL)
@@ -116,28 +129,36 @@ byte finished;
 #define CREDIT(s) \
   REACHED(consumed[PAIR(s, l, p, me)] + R, has_sent[PAIR(s, l, me, p)] + 1)
 #endif
-/* The peer has entered the call, so that its output may be written. A chunk that it has scattered in
- * this call proves it, too. */
+/* The peer has entered the call, so that its output may be written. A chunk that the peer has
+ * scattered in this call also proves this. */
 #ifdef NO_ENTRY
 #define ENTERED true
 #else
 #define ENTERED (kind[call] != ALLGATHER_DIRECT || entry[p * W + me] >= call)
 #endif
 
-/* What the announcement of chunk i tells is enough for the peer's chunk i + 1, or for its first chunk
- * of the next call. */
+/* The consumption in the announcement of chunk i suffices for the peer's chunk i + 1, or for its
+ * first chunk of the next call. */
 #ifdef NO_CARRY
 #define CARRIES(s) true
 #else
 #ifdef CARRY_ALL
 #define CARRIES(s) (used[PAIR(s, l, me, p)] + R >= i + 2)
 #else
-#define CARRIES(s) (used[PAIR(s, l, me, p)] + R >= i + 2 || used[PAIR(s, l, me, p)] >= SENDS(p))
+#define CARRIES(s) \
+  (IS_WIDE || used[PAIR(s, l, me, p)] + R >= i + 2 || used[PAIR(s, l, me, p)] >= SENDS(p))
 #endif
 #endif
-/* A rank that has sent all tells what it consumes by itself; of the last R/2 the next call tells. */
+/* A rank that has sent everything announces its consumption separately. The next call announces the
+ * last R/2 chunks. */
+#ifdef WIDE_NOT_TOLD
+#define TELLS_ALWAYS false
+#else
+#define TELLS_ALWAYS IS_WIDE
+#endif
 #define IS_TOLD(s) \
-  (told[PAIR(s, l, me, p)] >= SENDS(me) && used[PAIR(s, l, me, p)] - 1 + R / 2 < SENDS(p))
+  ((TELLS_ALWAYS || told[PAIR(s, l, me, p)] >= SENDS(me)) && \
+   used[PAIR(s, l, me, p)] - 1 + R / 2 < SENDS(p))
 
 inline tell(s) {
   sent[PAIR(s, l, me, p)] = has_sent[PAIR(s, l, me, p)];
@@ -174,29 +195,68 @@ inline take(s) {
   used[PAIR(s, l, me, p)]++
 }
 
+#ifdef WIDE_DIRECT_FIRST
+#define ANNOUNCES_WIDE (IS_WIDE && k == 0)
+#else
+#define ANNOUNCES_WIDE (IS_WIDE && k == LANES - 1)
+#endif
+
 #define FIRST_PEER (me == 0 -> 1 : 0)
 #define NEXT_PEER (p + 1 == me -> p + 2 : p + 1)
 #define ACTIVE (call <= CALLS && launched[me] == call)
 
-inline begin() {
-  atomic { call = 1; k = block; l = LANE(k); p = FIRST_PEER }
+/* Skips to the next call in which the rank has this block. */
+inline leave_out() {
+  do
+  :: call <= CALLS && block >= BLOCKS(me) -> call++
+  :: else -> break
+  od
 }
-/* On to the next lane, or to the next call. */
+inline begin() {
+  atomic { call = 1; leave_out(); k = block; l = LANE(k); p = FIRST_PEER }
+}
+inline next_call() {
+  i = 0;
+  k = block;
+  ended[me]++;
+  call++;
+  leave_out()
+}
+/* Continues with the next lane, or with the next call. */
 inline next_lane() {
   i = 0;
   k = k + BLOCKS(me);
   if
-  :: k >= LANES -> k = block; ended[me]++; call++
+  :: k >= LANES -> next_call()
+  :: else
+  fi;
+  l = LANE(k)
+}
+/* Continues with the next lane, then with the next chunk of all lanes. */
+inline next_turn() {
+  k++;
+  if
+  :: k == LANES ->
+     k = block;
+     i++;
+     if
+     :: i == chunks[call] -> next_call()
+     :: else
+     fi
   :: else
   fi;
   l = LANE(k)
 }
 inline next_chunk() {
   p = FIRST_PEER;
-  i++;
   if
-  :: i == chunks[call] -> next_lane()
-  :: else
+  :: IS_WIDE -> next_turn()
+  :: else ->
+     i++;
+     if
+     :: i == chunks[call] -> next_lane()
+     :: else
+     fi
   fi
 }
 inline next_peer() {
@@ -221,7 +281,7 @@ end:
   od
 }
 
-/* What has been taken of all peers goes to all of them. */
+/* A result of all peers' chunks is sent to all peers. */
 inline next_taken() {
   p = NEXT_PEER;
   if
@@ -270,7 +330,8 @@ end:
        tell(1);
 #endif
        if
-       :: i + 1 == chunks[call] -> stored[(l * W + me) * W + p] = call
+       :: i + 1 == chunks[call] && !IS_WIDE -> stored[(l * W + me) * W + p] = call
+       :: i + 1 == chunks[call] && ANNOUNCES_WIDE -> stored[(LANE(0) * W + me) * W + p] = call
        :: else
        fi;
        p = NEXT_PEER;
@@ -288,12 +349,21 @@ proctype drain_role(byte me; byte block) {
 end:
   do
   :: atomic { ACTIVE && !STAGES_RESULTS && !DIRECT -> next_chunk() }
-  :: atomic { ACTIVE && STAGES_RESULTS && COME(1) -> take(1); next_peer() }
+  :: atomic {
+       ACTIVE && STAGES_RESULTS && COME(1) ->
+       take(1);
+       if
+       :: TELLS_ALWAYS && used[PAIR(1, l, me, p)] - 1 + R / 2 < chunks[call] -> tell(1)
+       :: else
+       fi;
+       next_peer()
+     }
   :: atomic {
        ACTIVE && DIRECT && stored[(l * W + p) * W + me] == call ->
        p = NEXT_PEER;
        if
-       :: p >= W -> p = FIRST_PEER; next_lane()
+       :: p >= W && IS_WIDE -> p = FIRST_PEER; next_call(); l = LANE(k)
+       :: p >= W && !IS_WIDE -> p = FIRST_PEER; next_lane()
        :: else
        fi
      }
@@ -301,7 +371,7 @@ end:
 }
 
 #ifdef RELAXED
-/* A chunk that lands behind its announcement. */
+/* A chunk that lands after its announcement. */
 proctype wire(byte c) {
 end:
   do
@@ -310,7 +380,7 @@ end:
 }
 #endif
 
-/* The stream: what stands before and behind the calls. */
+/* The stream: everything before and after the calls. */
 proctype stream(byte me) {
   byte call, p, l, expected;
   call = 1;
@@ -360,7 +430,7 @@ proctype stream(byte me) {
         }
      :: else
      fi;
-     d_step { /* the user reads the output, some time later */
+     d_step { /* the user reads the output some time later */
        do
        :: l < LANES -> assert(output[me * LANES + l] == call); l++
        :: else -> break
@@ -424,7 +494,7 @@ init {
     :: i < W ->
        k = 0;
        do
-       :: k < BLOCKS(i) ->
+       :: k < PROCESSES(i) ->
           run scatter_role(i, k); run reduce_role(i, k); run drain_role(i, k); k++
        :: else -> break
        od;

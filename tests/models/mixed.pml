@@ -1,48 +1,48 @@
 /* Sequences of two-way and one-way collectives on one communicator, over one tile.
  *
- * Two-way: as in sentinel.pml. An area of two stages; in each, a pair of ranks has two slots that
- * take turns by the epoch of the tile. Every pair exchanges a word in each direction in every use,
- * in one stage or the other; nothing else is checked. What a rank pushes in stage 1 needs all that
- * it takes in stage 0.
+ * Two-way: as in sentinel.pml. An area has two stages. In each, a pair of ranks has two slots,
+ * which alternate with the epoch of the tile. Every pair exchanges a word in each direction in
+ * every use, in one stage or the other; nothing else is checked. A rank's push in stage 1 needs all
+ * words that it receives in stage 0.
  *   ALLREDUCE   both stages between all
  *   ALLGATHER   stage 0 between all
  *   PIPELINED   a broadcast: stage 0 from the root; stage 1 from the others to all, a filler to the
  *               root
  *   REDUCE      stage 0 to all but the root; stage 1 to the root
- * One-way: every ordered pair of ranks has a channel: two slots at the receiver that take turns by
- * the pair's epoch, which each end counts for itself, and a done word at the sender. Iteration u of
- * a call makes the use u of every message that is so long: send, receive, done words of messages
- * that have another use. The last use's done word is put off: the first iteration of the next call
- * in which the pair has a message tells it, behind its sends.
- *   COPY        a message from every rank to every other, each of its own length, or of none:
- *               all-to-all-v, and by its lengths broadcast, reduce, gather and scatter
+ * One-way: every ordered pair of ranks has a channel: two slots at the receiver, which alternate
+ * with the pair's epoch, and a done word at the sender. Each end counts the epoch for itself.
+ * Iteration u of a call makes use u of every message that is long enough: send, receive, and the
+ * done words of messages that have another use. The done word of the last use is deferred: the
+ * first iteration of the next call in which the pair has a message stores it, after its sends.
+ *   COPY        a message from every rank to every other, of any length or none: all-to-all-v, and,
+ *               with suitable lengths, broadcast, reduce, gather and scatter
  *
- *   W, WORDS    ranks; words of the tile, and so threads of a rank
+ *   W, WORDS    ranks; words of the tile, which are also the threads of a rank
  *   CALLS       calls; kind, root and lengths of each are chosen freely
- *   KINDS       which kinds: the sum of 1, 2, 4, 8, 16 for those above. SECOND: of the second call
+ *   KINDS       the kinds: the sum of 1, 2, 4, 8, 16 for those above. SECOND: of the second call
  *   LENGTH      words of the longest message. More than WORDS: several uses in a call
- *   GIVEN       so many calls at the start are not chosen but COPY, all messages of LENGTH words
- *   BROADCAST   COPY goes from rank 0 alone
- * Every call is a kernel: what it has armed has landed before the next one begins.
+ *   GIVEN       the first GIVEN calls are not chosen but COPY, with messages of LENGTH words
+ *   BROADCAST   COPY only has messages from rank 0
+ * Every call is a kernel: its re-arms have landed before the next kernel begins.
  *
- * Memory. A fill lands at once: that it takes its time is the same as its one reader looking later.
- * A re-arm is seen at once by its owner and lands as late as it may, at a fence or at the release
- * that covers it: earlier would only hide errors, since it matters to nobody but to the next fill,
- * which must find it landed. A release is taken to cover no more than the slots that it hands back.
- * A done word lands at once, as a fill does. What a thread sends or receives in an iteration is one
- * step as far as it need not wait: it shows to a rank that looks for it, and there only by being
- * late.
+ * Memory: a fill lands at once, because landing late is equivalent to a later read by its only
+ * reader. The owner sees a re-arm at once. It lands as late as possible, at a fence or at the
+ * release that covers it. Landing earlier would only hide errors, since a re-arm only affects the
+ * next fill, which must come after it has landed. A release is assumed to cover only the slots that
+ * it hands back. A done word lands at once, like a fill. The sends or receives of a thread in an
+ * iteration are one step if it need not wait: they only affect a rank that polls for them, and only
+ * by being late.
  *
  * Mutants: SHARED (one slot area and epoch for all, no done words), NO_FILLER (in PIPELINED),
- * NO_DONE (nothing waits), NOT_TOLD (what is put off), TOLD_AHEAD (with the use that is under way),
- * PUT_OFF_TWO (the last two uses of a call), ONE_KERNEL (nothing stands between calls), SLOTS=1,
- * DONE_EARLY (sent before the re-arm), DONE_RELAXED (not held behind the re-arm), NO_BLOCK_BARRIER
- * (before the done word), ONE_END (the receiver counts calls, the sender uses), EPOCH_PER_TILE (a
- * rank counts its uses for all its channels alike), RECEIVE_FIRST (before sending), SEND_ALL_FIRST
- * (a message whole, before anything is received).
+ * NO_DONE (no waits), NOT_TOLD (deferred words are not stored), TOLD_AHEAD (including the current
+ * use), PUT_OFF_TWO (the last two uses of a call), ONE_KERNEL (nothing between calls), SLOTS=1,
+ * DONE_EARLY (stored before the re-arm), DONE_RELAXED (not ordered after the re-arm),
+ * NO_BLOCK_BARRIER (before the done word), ONE_END (the receiver counts calls, the sender uses),
+ * EPOCH_PER_TILE (a rank counts its uses for all its channels together), RECEIVE_FIRST (before
+ * sending), SEND_ALL_FIRST (a whole message before anything is received).
  *
- * Checked: no word lands on one that was not read and re-armed; a reader gets the words of its own
- * call, use and sender, and no others; every thread completes every call.
+ * Checks: no word lands on a word that was not read and re-armed; a reader gets the words of its
+ * own call, use and sender, and no others; every thread completes every call.
  */
 #define ALLREDUCE 0
 #define ALLGATHER 1
@@ -72,7 +72,7 @@
 
 #define ALLOWED(k) (((call == 1 -> SECOND : KINDS) >> (k)) % 2 == 1)
 #define USES(length) (((length) + WORDS - 1) / WORDS)
-/* Whether iteration u of a call has a word of the message for this thread; for anyone. */
+/* Whether iteration u of a call has a word of the message for this thread, or for any thread. */
 #define COVERS(length) ((length) > u * WORDS + word)
 #define REACHES(length) ((length) > u * WORDS)
 
@@ -81,7 +81,7 @@
 #define FIRST_EPOCH 14
 #define REACHED(seen, expected) (((seen) + 2 * EPOCHS - (expected)) % EPOCHS < EPOCHS / 2)
 
-/* A cell holds ARMED or what filled it; RE_ARMED is added while a re-arm is on its way. */
+/* A cell contains ARMED or its value. RE_ARMED is added while a re-arm is in flight. */
 #define ARMED 0
 #define RE_ARMED 128
 #define SEEN(c) (cell[c] < RE_ARMED -> cell[c] : ARMED)
@@ -102,19 +102,20 @@ byte cell[CELLS];
 #define DONE(sender, receiver) done_word[(sender) * W + (receiver)]
 byte done_word[W * W]; /* at the sender, written by the receiver */
 
-/* The calls: known to a rank as far as it takes part; forgotten when all threads have left. */
+/* The calls. A rank only uses the parts in which it participates. They are reset when all threads
+ * have left. */
 byte kind[CALLS];
 byte root[CALLS];
-byte lengths[CALLS * W * W]; /* [call][from][to]; two-way: the first one is for all */
+byte lengths[CALLS * W * W]; /* [call][from][to]; two-way calls use the first one for all */
 byte left[CALLS];
 #define LEN(from, to) lengths[(call * W + (from)) * W + (to)]
 #define ROOT root[call]
 
-/* Words are told apart by call, use and sender. */
+/* The value of a word identifies its call, use and sender. */
 #define DATUM(from) ((call * USES(LENGTH) + u) * W + (from) + 1)
 
-byte joined[W]; /* threads that have come to the barrier of their block */
-bit opened[W];  /* flips when all have come */
+byte joined[W]; /* threads that have reached the barrier of their block */
+bit opened[W];  /* flips when all have arrived */
 byte finished;
 
 inline choose_length(length, least) {
@@ -160,7 +161,7 @@ inline choose_root() {
   fi
 }
 
-/* The first thread that comes to a call chooses it. */
+/* The first thread that enters a call chooses it. */
 inline enter() {
   if
   :: kind[call] == NONE && call < GIVEN -> kind[call] = COPY; choose_messages()
@@ -174,7 +175,7 @@ inline enter() {
      fi
   :: else
   fi;
-  /* The iterations that this rank takes part in. */
+  /* The number of iterations in which this rank participates. */
   d_step {
     if
     :: kind[call] != COPY -> uses = USES(LEN(0, 0))
@@ -262,7 +263,7 @@ inline join() {
 #define BLOCK_BARRIER
 #endif
 
-/* What the thread has armed has landed. */
+/* All re-arms of the thread land. */
 inline fence() {
   d_step {
     do
@@ -375,7 +376,7 @@ inline receive() {
   p = 0
 }
 
-/* What earlier calls were done with, by one thread: it has landed since. */
+/* One thread stores the done words of earlier calls, whose re-arms have landed since. */
 #ifdef TOLD_AHEAD
 #define TOLD(p) ((received[p] + 1) % EPOCHS)
 #else
@@ -390,14 +391,14 @@ inline hand_back() {
   p = 0
 }
 
-/* Whether the message has a use behind this one, whose done word is not put off. */
+/* Whether the message has another use, so that the done word of this use is not deferred. */
 #ifdef PUT_OFF_TWO
 #define ANOTHER(length) ((length) > (u + 2) * WORDS)
 #else
 #define ANOTHER(length) ((length) > (u + 1) * WORDS)
 #endif
 
-/* The done words of this use, by one thread. They cover the re-arms of the whole block. */
+/* One thread stores the done words of this use. They cover the re-arms of the whole block. */
 inline release() {
   d_step {
     do

@@ -1,19 +1,19 @@
 /* Two-way use of one tile of sentinel slots: every rank fills a slot at every peer, polls its own
- * slots until all words are there, re-arms them, and goes on to the next use. Each word of the tile
- * is served by a thread of its own, the same on all ranks.
+ * slots until all words have arrived, re-arms them, and continues with the next use. Each word of
+ * the tile has its own thread, which is the same on all ranks.
  *
- *   W, WORDS, USES   ranks; words of a slot, and so threads of a rank; uses of the tile
- *   SLOTS            slots of a pair that take turns (2: the parities of the epoch)
- *   STAGES           1: one-shot. 2: two-shot; what a rank pushes in stage 1 needs all of stage 0
+ *   W, WORDS, USES   ranks; words of a slot, which are also the threads of a rank; uses of the tile
+ *   SLOTS            alternating slots of a pair (2: the parities of the epoch)
+ *   STAGES           1: one-shot. 2: two-shot; a rank's push in stage 1 needs all of stage 0
  *   AHEAD            uses whose first stage is pushed before the oldest one is polled
- *   LAG              steps by which draining the last stage stays behind (two-shot only)
- *   STAGE_FENCE      a fence between the stages, too; needed from AHEAD = 1 on
+ *   LAG              steps by which draining the last stage lags (two-shot only)
+ *   STAGE_FENCE      a fence between the stages, too; needed if AHEAD is 1 or more
  *   KERNEL           uses between two kernel boundaries: 1, or more for a call in chunks
- *   PARTIAL          a kernel's last use (KERNEL 1: every second one) covers the first word alone
- * Mutants: NO_REARM, NO_FENCE, NO_BLOCK_BARRIER, NO_FILLER, and SLOTS too few for AHEAD and LAG.
+ *   PARTIAL          a kernel's last use (KERNEL 1: every second one) only covers the first word
+ * Mutants: NO_REARM, NO_FENCE, NO_BLOCK_BARRIER, NO_FILLER, and too few SLOTS for AHEAD and LAG.
  *
- * Checked: no word lands on one that was not read and re-armed; a reader gets the words of its own
- * use and no others; every thread completes every use.
+ * Checks: no word lands on a word that was not read and re-armed; a reader gets the words of its
+ * own use and no others; every thread completes every use.
  */
 #ifndef SLOTS
 #define SLOTS 2
@@ -39,7 +39,7 @@
 #define CELLS (W * W * STAGES * SLOTS * WORDS)
 #include "memory.inc"
 
-/* Uses are numbered from 1, so that a use is its own epoch and never looks like an armed word. */
+/* Uses are numbered from 1, so that a use is its own epoch and never equals an armed word. */
 #define CELL(owner, source, stage, use, word) \
   (((((owner) * W + (source)) * STAGES + (stage)) * SLOTS + (use) % SLOTS) * WORDS + (word))
 
@@ -54,7 +54,7 @@
 #endif
 
 #ifdef NO_FILLER
-/* Rank W-1 has no part in the uses of even number, and nobody stands in for its words. */
+/* Rank W-1 does not participate in even uses, and no filler replaces its words. */
 #define EXCHANGES(a, b, use) ((use) % 2 == 1 || ((a) != W - 1 && (b) != W - 1))
 #else
 #define EXCHANGES(a, b, use) true
@@ -65,7 +65,7 @@
   assert(LOAD(c) == use); \
   REARM(t, c)
 
-byte joined[W]; /* threads that have come to barriers of their block, ever */
+byte joined[W]; /* arrivals of threads at barriers of their block, in total */
 byte finished;
 
 inline push(stage, use) {
@@ -82,7 +82,7 @@ inline push(stage, use) {
   }
 }
 
-/* Polls in a fixed order: a word that has arrived stays until it is re-armed. */
+/* A fixed order of polling suffices: a word that has arrived stays until it is re-armed. */
 inline take(stage, use) {
   p = 0;
   do
@@ -103,8 +103,9 @@ inline block_barrier() {
   joined[me] >= barriers * WORDS
 }
 
-/* Between a re-arm and the next store that lets a peer go on. The fence of one thread covers what
- * the others did before the barrier; here each waits for its own stores. */
+/* Between a re-arm and the next store that lets a peer continue. In the kernel, the fence of one
+ * thread covers the accesses of the others before the barrier. Here each thread waits for its own
+ * stores. */
 inline fence() {
 #ifndef NO_FENCE
   DRAINED(THREAD(me, word));

@@ -1,8 +1,8 @@
-"""The protocols under model checkers: Spin explores every interleaving of a small instance, Relacy
-runs C++ code on random schedules of a weak memory model.
+"""Checks the protocols with model checkers: Spin explores every interleaving of a small instance,
+and Relacy runs C++ code on random schedules of a weak memory model.
 
-Every promise stands here twice: as a model that holds, with a lower bound on what was explored, and
-as mutants, each with one rule of the protocol taken out, that must be caught.
+Every promise is checked twice: by a model that must hold, with a lower bound on the explored states
+or schedules, and by mutants, each of which lacks one rule of the protocol and must be caught.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _building = threading.Lock()
 
 @dataclass(frozen=True)
 class Case:
-    """`explored`: the fewest states (Spin) or schedules (Relacy); 0: a mutant, to be caught."""
+    """`explored`: the minimum number of states (Spin) or schedules (Relacy), or 0 for a mutant that
+    must be caught."""
 
     name: str
     source: str
@@ -37,7 +38,7 @@ class Case:
     explored: int = 0
 
 
-# Where a kernel ends behind every use, where it goes on, and with a last use that leaves words out.
+# A kernel ends after every use, has several uses, or has a last use that omits words.
 SPIN = [
     Case("oneshot", "sentinel.pml", "W=2 WORDS=2 USES=5", 20_000),
     Case("oneshot-3-ranks", "sentinel.pml", "W=3 USES=5", 50_000),
@@ -59,7 +60,7 @@ SPIN = [
     Case(
         "no-block-barrier", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL NO_BLOCK_BARRIER"
     ),
-    # Rings for kernels that push ahead: the depth that suffices, and one less.
+    # Rings for kernels that push ahead: with the sufficient depth, and with one less.
     Case("ring-1-ahead", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=4", 4_000),
     Case("ring-1-ahead-shallow", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=3"),
     Case("ring-2-ahead", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=2 SLOTS=6", 5_000),
@@ -116,7 +117,7 @@ SPIN = [
     Case("mixed-epoch-per-tile", "mixed.pml", "W=3 CALLS=2 LENGTH=1 KINDS=16 EPOCH_PER_TILE"),
     Case("mixed-receive-first", "mixed.pml", "W=2 CALLS=1 KINDS=16 RECEIVE_FIRST"),
     Case("mixed-send-all-first", "mixed.pml", "W=2 CALLS=1 LENGTH=3 KINDS=16 SEND_ALL_FIRST"),
-    # The counts that go before an all-to-all-v.
+    # The counts that precede an all-to-all-v.
     Case("counts", "counts.pml", "W=2 BLOCKS=2 CALLS=5", 20_000),
     Case("counts-3-ranks", "counts.pml", "W=3 BLOCKS=1 CALLS=5", 10_000),
     Case("counts-one-mailbox", "counts.pml", "W=2 BLOCKS=2 CALLS=5 ONE_MAILBOX"),
@@ -150,6 +151,26 @@ SPIN = [
     ),
     Case("lanes-geometry", "lanes.pml", "W=2 R=4 CALLS=3 CHUNKS=3 GEOMETRY"),
     Case("lanes-before-entry", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=1 SECOND=16 NO_ENTRY"),
+    # Calls whose only block alternates between two lanes, before and after calls with a block for
+    # each lane.
+    Case("lanes-wide", "lanes.pml", "W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=9 WIDE=1", 50_000),
+    *(
+        Case(
+            f"lanes-wide-{order}",
+            "lanes.pml",
+            f"W=2 LANES=2 R=2 CALLS=2 CHUNKS=2 KINDS=9 WIDE={calls} BLOCKS0=2 BLOCKS1=2",
+            700_000,
+        )
+        for order, calls in (("before", 1), ("after", 2))
+    ),
+    *(
+        Case(
+            f"lanes-wide-{mutant.removeprefix('WIDE_').lower().replace('_', '-')}",
+            "lanes.pml",
+            f"W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS={kind} WIDE=1 {mutant}",
+        )
+        for kind, mutant in ((1, "NO_CREDIT"), (1, "WIDE_NOT_TOLD"), (8, "WIDE_DIRECT_FIRST"))
+    ),
     Case("lanes-other-order", "lanes.pml", "W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 OTHER_ORDER"),
     # Epochs of tiles.
     Case("tiles", "tiles.pml", "W=2 CALLS=3 CHUNKS=1", 50_000),
@@ -252,19 +273,20 @@ def switches(case: Case) -> list[str]:
 
 
 def effort(case: Case) -> str:
-    """Small models are explored, and mutants caught, in less time than optimizing them takes."""
+    """Returns the optimization level. Exploring small models and catching mutants takes less time
+    than optimizing them."""
     return "-O2" if case.explored >= 200_000 else "-O0"
 
 
 def key(case: Case, *sources: str) -> str:
-    """A hash of what a result follows from."""
+    """Returns a hash of everything that a result depends on."""
     text = b"".join((HERE / name).read_bytes() for name in sources)
     return hashlib.sha256(text + f"{case} {SCHEDULES} {MEMORY_MIB}".encode()).hexdigest()[:16]
 
 
 def verified(case: Case) -> str:
-    """What the verifier of a Spin model prints. It is kept in build/models until the model changes,
-    since the search is exhaustive: it comes to the same each time."""
+    """Returns the output of the verifier of a Spin model. It is cached in build/models until the
+    model changes, because an exhaustive search always has the same result."""
     for tool in ("spin", "gcc"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -277,7 +299,7 @@ def verified(case: Case) -> str:
 
 
 def explored(case: Case) -> str:
-    """What the verifier of a Spin model prints, now."""
+    """Runs the verifier of a Spin model and returns its output."""
     with TemporaryDirectory() as folder:
         where = Path(folder)
         for source in HERE.glob("*.pml"):
@@ -290,14 +312,14 @@ def explored(case: Case) -> str:
 
 
 def program(source: str, sizes: tuple[str, ...]) -> Path:
-    """The program of a Relacy test, of one source and these sizes, which it is compiled for. It is
-    kept in build/models: another source, or another header, makes another program."""
+    """Returns the program of a Relacy test, which is compiled for the given sizes. It is cached in
+    build/models until its source or its header changes."""
     made = Case(Path(source).stem, source, " ".join(sizes))
     file = KEPT / f"{made.name}-{key(made, source, 'relacy_run.h')}"
     with _building:
         if not file.exists():
             KEPT.mkdir(parents=True, exist_ok=True)
-            # Relacy itself is not clean under warnings, and takes longer to optimize than to run.
+            # Relacy itself causes warnings, and optimizing it takes longer than running it.
             command = ["g++", "-std=c++17", "-O0", "-w", f"-DSCHEDULES={SCHEDULES}"]
             command += [f"-D{size}" for size in sizes]
             unfinished = file.with_suffix(".unfinished")
@@ -307,7 +329,7 @@ def program(source: str, sizes: tuple[str, ...]) -> Path:
 
 
 def simulated(case: Case) -> subprocess.CompletedProcess[str]:
-    """What a test under Relacy does. Names with a value are sizes, the others are switches."""
+    """Runs a test with Relacy. Names with a value are sizes, the others are switches."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
     if not RELACY.exists():
@@ -331,7 +353,7 @@ def test_spin(case: Case, ahead: str) -> None:
     errors = number(r"errors: (\d+)", report)
     if case.explored:
         assert errors == 0, report
-        # Nothing was cut off: neither by depth nor by memory.
+        # Neither the depth nor the memory has limited the search.
         assert "error: max search depth too small" not in report, report
         assert "reached -DMEMLIM bound" not in report, report
         assert number(r"(\d+) states, stored", report) >= case.explored, report

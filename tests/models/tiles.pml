@@ -1,13 +1,13 @@
-/* Which epoch gives a tile its parity. Calls of mixed sizes, in one or more chunks, on grids of
- * mixed size: in one call a tile is served by one block, in another call by another, or not at all.
- * Two tiles of one word each; two-way exchanges between all ranks, as in sentinel.pml. Memory order
- * is that model's business: here stores land at once.
+/* The epoch that determines the parity of a tile. Calls have mixed sizes, one or more chunks, and
+ * grids of mixed sizes: the block of a tile differs between calls, and some calls do not use a
+ * tile. There are two tiles of one word each, and two-way exchanges between all ranks, as in
+ * sentinel.pml. That model checks the memory order: here stores land at once.
  *
- *   W, BLOCKS, CALLS, CHUNKS   how many blocks and chunks (up to 2) each call has, and whether its
- *                              last chunk reaches the second tile, is chosen freely before the
+ *   W, BLOCKS, CALLS, CHUNKS   the number of blocks and chunks (up to 2) of each call, and whether
+ *                              its last chunk reaches the second tile, are chosen freely before the
  *                              ranks start
- * Default: an epoch for each tile, advanced by its uses. Mutants: EPOCH_PER_BLOCK, advanced by the
- * uses that the block made; EPOCH_PER_CALL, one for the communicator, advanced by 1;
+ * Default: each tile has an epoch, which its uses advance. Mutants: EPOCH_PER_BLOCK, advanced by
+ * the uses of the block; EPOCH_PER_CALL, one for the communicator, advanced by 1;
  * EPOCH_PER_COMMUNICATOR, one, advanced by the chunks of the call.
  */
 #define TILES 2
@@ -21,7 +21,7 @@ byte cell[CELLS]; /* ARMED, or the number of the use that filled it */
 #define CELL(owner, source, tile, epoch) \
   ((((owner) * W + (source)) * TILES + (tile)) * 2 + (epoch) % 2)
 
-/* Of call 1, 2, ...: blocks of the grid, and uses of each tile. */
+/* The blocks of the grid and the uses of each tile in call 1, 2, ... */
 byte grid[CALLS + 1];
 byte uses[TILES * (CALLS + 1)];
 #define USES(call, tile) uses[(tile) * (CALLS + 1) + (call)]
@@ -46,10 +46,10 @@ byte uses[TILES * (CALLS + 1)];
 #endif
 #endif
 byte epoch[W * EPOCHS];
-/* For the check alone: how often each tile has been used on each rank. */
+/* Only for the check: how often each tile has been used on each rank. */
 byte used[W * TILES];
-byte joined[W];   /* blocks that have come to the end of a kernel, ever */
-byte launched[W]; /* the call that the rank has come to */
+byte joined[W];   /* blocks that have reached the end of a kernel, in total */
+byte launched[W]; /* the call that the rank has reached */
 byte finished;
 
 #define SERVES(tile, use) ((tile) % blocks == block && (use) < ((tile) == 0 -> uses0 : uses1))
@@ -117,7 +117,7 @@ proctype thread_block(byte me; byte block) {
         use++
      :: else -> break
      od;
-     /* The last block of the rank to come here ends the kernel. */
+     /* The last block of the rank that arrives here ends the kernel. */
      atomic {
        use = 0; last = 0; blocks = 1; uses0 = 0; uses1 = 0;
        joined[me]++;

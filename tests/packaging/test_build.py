@@ -1,4 +1,4 @@
-"""What setup.py builds, for which PyTorch, and what is in the archives that come of it."""
+"""Tests what setup.py builds, for which versions of PyTorch, and the contents of its archives."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ Plan = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """What setup.py would do: what it hands to setuptools, in an environment and with a command,
-    a PyTorch, a CUDA_HOME and GPUs that the test names. SystemExit when it refuses."""
+    """Returns a function that returns the arguments of setup.py for setuptools. The test chooses
+    the environment, the command, the PyTorch version, CUDA_HOME and the number of GPUs. The
+    function raises SystemExit if setup.py refuses them."""
 
     def made(
         command: str = "build",
@@ -68,7 +69,7 @@ def test_a_build_in_place_is_for_the_gpus_of_the_machine(
 
 @pytest.fixture
 def nvcc(tmp_path: Path) -> Path:
-    """A CUDA_HOME with an nvcc, which nothing here runs."""
+    """Returns a CUDA_HOME with an nvcc that the tests never run."""
     if torch.version.cuda is None:
         pytest.skip("PyTorch was built without CUDA")
     (tmp_path / "bin").mkdir()
@@ -161,7 +162,7 @@ def test_sources_hold_all_that_a_build_takes(tmp_path: Path) -> None:
 
 
 def wheel(folder: Path) -> zipfile.ZipFile:
-    """A wheel without the CUDA kernels, made of the objects that the build here has left."""
+    """Returns a wheel without CUDA kernels that reuses the objects of an earlier build."""
     if not CPU_OBJECTS.exists():
         pytest.skip("there is no build without CUDA here, whose objects could be used again")
     out = str(folder)
@@ -183,6 +184,8 @@ def test_a_wheel_is_complete_and_runs(tmp_path: Path) -> None:
         inside = header.relative_to(ROOT / "csrc")
         assert (f"collx/include/{inside}" in names) == (inside.parts[0] in shipped)
     assert {"collx/py.typed", "collx/_C.pyi", f"{MODULE_FOLDER}/libcollx.so"} <= names
+    commands = ("__main__", "_bench/main", "_doctor/main")
+    assert {f"collx/{command}.py" for command in commands} <= names
     modules = [n for n in names if re.fullmatch(rf"{MODULE_FOLDER}/_C\..*\.so", n)]
     assert len(modules) == 1
     assert len([n for n in names if n.endswith(".so")]) == 2
@@ -203,7 +206,7 @@ def test_a_wheel_is_complete_and_runs(tmp_path: Path) -> None:
 
 
 def retagged(folder: Path) -> Path:
-    """The wheel as `make wheel` leaves it: for a platform that auditwheel names."""
+    """Returns the wheel that `make wheel` creates, for a platform that auditwheel detects."""
     wheel(folder).close()
     (plain,) = folder.glob("*.whl")
     excluded = ["libc10*.so", "libtorch*.so", "libcudart.so.*"]
@@ -216,19 +219,19 @@ def retagged(folder: Path) -> Path:
 
 @pytest.mark.timeout(1200)
 def test_a_wheel_serves_a_clean_environment(tmp_path: Path) -> None:
-    """auditwheel names a platform for it, and the model of `make demo` runs from it."""
+    """auditwheel detects a platform for the wheel, and the model of `make demo` runs from it."""
     pytest.importorskip("auditwheel")
     pytest.importorskip("transformers")
     made = retagged(tmp_path)
     shown = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", str(made)).stdout)
     assert re.fullmatch(r"manylinux_2_\d+_x86_64", shown["sym_tag"])
     assert made.name.endswith(f"-{shown['sym_tag']}.whl")
-    # Some versions of PyTorch have nothing in libtorch.so that is linked to.
+    # In some versions of PyTorch, libtorch.so has no symbol that the wheel uses.
     of_torch = {"libc10.so", "libtorch_cpu.so", "libtorch_python.so"}
     assert set(shown["external_libs"]) - {"libtorch.so"} == of_torch
     venv = tmp_path / "venv"
     run(sys.executable, "-m", "venv", venv)
-    # PyTorch and the model's packages are those of this run: downloading them takes minutes.
+    # Uses PyTorch and the model's packages of this environment: downloading them takes minutes.
     site = next(venv.glob("lib/python*/site-packages"))
     (site / "of_this_run.pth").write_text(sysconfig.get_path("purelib") + "\n")
     bin = venv / "bin"

@@ -1,15 +1,16 @@
-// The kernel template. Included once by each reduce_<level>.cpp, which has set the target of the
-// functions that follow and defined COLLX_VECTOR_BYTES, and COLLX_SIMD_LEVEL, a namespace of its
-// own: a function compiled for one level must never stand in for another's.
+// The kernel template. Each reduce_<level>.cpp includes it once, after it has set the target of the
+// functions that follow and defined COLLX_VECTOR_BYTES and COLLX_SIMD_LEVEL. COLLX_SIMD_LEVEL is a
+// separate namespace for each level: a function that is compiled for one level must never replace
+// that of another level.
 //
-// No include guard and no includes but of such templates: everything that is included here gets the
-// target too.
+// There is no include guard, and this file includes only such templates: everything that it
+// includes gets the target too.
 
 #include "formats_template.h"
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
-// Operations. Integers wrap, so they are added and multiplied without a sign.
+// Operations. Integers wrap, so they are added and multiplied as unsigned.
 
 template <typename F>
 inline constexpr bool kIsFloat = std::is_floating_point_v<
@@ -45,8 +46,8 @@ struct Prod {
   static Acc finish(const Acc& a, int) { return a; }
 };
 
-// Equal floats differ in bits only as zeros do, where AND gives +0 and OR gives -0. A NaN is
-// unequal to everything and wins on either side.
+// Equal floats with different bits are zeros of different sign: AND gives +0 and OR gives -0. A NaN
+// is unequal to everything and wins on either side.
 template <typename F, bool kMax>
 struct Extremum {
   using Acc = typename F::Acc;
@@ -65,9 +66,9 @@ using Max = Extremum<F, true>;
 template <typename F>
 using Min = Extremum<F, false>;
 
-// Memory. Lines that a peer has in its cache come slowly, one by one; many have to be on their way
-// at once. So long arrays are walked in several places in turn, each of which a hardware
-// prefetcher follows, and lines are prefetched, the written ones for writing.
+// Memory. Cache lines that a peer holds have a high latency, so many of them must be in flight at
+// once. Therefore long arrays are processed at several places in turn, each of which a hardware
+// prefetcher follows. Lines are also prefetched, and output lines are prefetched for writing.
 
 inline constexpr int kStreams = 4;
 inline constexpr uint64_t kStreamedBytes = 16 << 10;
@@ -75,14 +76,14 @@ inline constexpr int kStreamedWorld =
     4;  // more arrays than that fill the prefetchers by themselves
 inline constexpr uint64_t kAhead = 256;
 
-/// Lines apart by a power of two share a cache set, and tensors often have such sizes: places are
-/// an odd number of lines apart, and kAhead lies within that.
+/// Lines whose distance is a power of two share a cache set, and tensors often have such sizes.
+/// Therefore the places are an odd number of lines apart. kAhead is within that distance.
 inline uint64_t stream_bytes(uint64_t bytes) {
   const uint64_t lines = bytes / kStreams / 64;
   return (lines - (lines - 5) % 16) * 64;
 }
 
-/// Vector v of `kCount` lies at byte offset at + v * stride.
+/// Vector v of `kCount` is at byte offset at + v * stride.
 template <typename F, typename Op, int kCount>
 inline __attribute__((always_inline)) void reduce_vectors(const Reduction& r, uint64_t at,
                                                           uint64_t stride) {
@@ -108,7 +109,7 @@ inline __attribute__((always_inline)) void reduce_vectors(const Reduction& r, ui
   }
 }
 
-/// The last bytes, fewer than a vector, through a vector that ends in zeros.
+/// The last bytes, fewer than a vector, through a vector that is padded with zeros.
 template <typename F, typename Op>
 void reduce_tail(const Reduction& r, uint64_t at, uint64_t bytes) {
   alignas(kVectorSize) char padded[kMaxRanks][kVectorSize];
@@ -186,7 +187,7 @@ inline void copy_span(void* to, const void* from, uint64_t bytes) {
 }
 
 static_assert(static_cast<int>(ReduceOp::prod) == 4 && static_cast<int>(ReduceOp::count) == 5,
-              "each reduce op has a kernel below, but the average of integers");
+              "each reduce op except the average of integers has a kernel below");
 
 template <typename F>
 constexpr ReduceOpKernels float_kernels() {

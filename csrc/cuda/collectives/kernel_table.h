@@ -1,6 +1,6 @@
-// The kernels, and the instances of each: dtypes at compile time, worlds 2, 4 and 8 too (their
-// loops unroll), other worlds by a run-time loop. A .cuh has the template; a .cu has the instances
-// of one template, or of a few that are alike.
+// The kernels and their instances. Dtypes are template arguments, as are world sizes 2, 4 and 8
+// (their loops unroll). Other world sizes use a run-time loop. A .cuh has the template. A .cu has
+// the instances of one template, or of a few similar ones.
 #pragma once
 
 #include <utility>
@@ -11,15 +11,15 @@
 
 namespace collx::cuda {
 
-/// For the launch: the address of a kernel, whose blocks have at most kFullBlock threads.
+/// For the launch: the address of a kernel. Its blocks have at most kFullBlock threads.
 using Kernel = const void*;
 
-/// What stands in the arguments of a kernel's template. A kernel that does not depend on one of
-/// them has the same instance for all.
+/// The template arguments of a kernel. A kernel that does not depend on one of them has the same
+/// instance for all of its values.
 struct Instance {
   DType dtype;
   int world;
-  bool simple;             // one of the calls that session.cuh calls so
+  bool simple;             // a simple call: see session.cuh
   bool simulated = false;  // multicast.cuh
   CommonNorm common = CommonNorm::other;
 };
@@ -31,10 +31,10 @@ Kernel as_kernel(Function* function) {
   return reinterpret_cast<Kernel>(function);
 }
 
-/// The world that a kernel for `world` ranks is compiled for: see World.
+/// The world size that a kernel for `world` ranks is compiled for: see World.
 constexpr int unrolled(int world) { return world == 2 || world == 4 || world == 8 ? world : 0; }
 
-/// f<W>() for the world of a call.
+/// f<W>() for the world size of a call.
 template <typename F>
 Kernel for_world(int world, F f) {
   switch (unrolled(world)) {
@@ -65,7 +65,7 @@ Kernel for_value(E value, F f) {
 
 constexpr bool is_dtype(DType) { return true; }
 
-/// f<D>() for a dtype that `kTakes`; null for the others.
+/// f<D>() for a dtype for which `kTakes` is true; null for the others.
 template <bool (*kTakes)(DType) = is_dtype, typename F>
 Kernel for_dtype(DType dtype, F f) {
   return for_value(dtype, [&]<DType D>() -> Kernel {
@@ -101,8 +101,8 @@ Kernel for_world_and_simple(const Instance& i, F f) {
   });
 }
 
-/// f<D, W, Simple>() for a normalization. What is not simple is served for all worlds by one kernel
-/// of a dtype, since its options make it large.
+/// f<D, W, Simple>() for a normalization. If a call is not simple, one kernel for each dtype serves
+/// all world sizes, since its options make it large.
 template <typename F>
 Kernel for_norm(const Instance& i, F f) {
   return for_dtype<can_normalize>(i.dtype, [&]<DType D>() -> Kernel {
@@ -115,7 +115,7 @@ Kernel for_norm(const Instance& i, F f) {
 struct Switch;
 struct Simulated;
 
-/// f<M>() for what carries multicast out. Only builds for tests have kernels with `Simulated`.
+/// f<M>() for the implementation of multicast. Only builds for tests have kernels with `Simulated`.
 template <typename F>
 Kernel for_multicast(const Instance& i, F f) {
 #if COLLX_SIMULATED
@@ -124,8 +124,8 @@ Kernel for_multicast(const Instance& i, F f) {
   return i.simulated ? nullptr : f.template operator()<Switch>();
 }
 
-/// f<C>() for what a simple call is known to be, of the dtypes that models run in. All others take
-/// the kernel for any call.
+/// f<C>() for the common norm of a simple call, for the dtypes that models run in. All other calls
+/// use the general kernel.
 template <DType D, bool Simple, typename F>
 Kernel for_common(const Instance& i, F f) {
   if constexpr (Simple && dtype_size(D) == 2) {
@@ -135,37 +135,40 @@ Kernel for_common(const Instance& i, F f) {
   }
 }
 
-/// Of which dtypes there are instances: copies know none.
+/// The dtypes for which there are instances. Copies do not depend on the dtype.
 enum class DTypes : uint8_t { any, all, normalized, summed };
 
-/// A kernel and those that differ from it in their instance alone.
+/// A kernel and its other instances.
 struct KernelFamily {
   DTypes dtypes = DTypes::any;
   FindKernel find = nullptr;
-  KernelTemplate with_epilogue = {};  // for calls that have one
+  KernelTemplate with_epilogue = {};  // for calls with an epilogue
 };
 
-// The kernels that calls launch. `PLAIN(name, dtypes)`: its template takes no epilogue.
-// `MAPPING(name, dtypes, options)`: NAME.cuh has NAME_kernel, which takes one; the options are
-// members of KernelTemplate. From a row follow the declaration of name(instance), which a .cu file
-// defines; kernels::name, which the rows of launchers have; and that init loads the kernel.
+// The kernels that calls launch. `PLAIN(name, dtypes)`: the template takes no epilogue.
+// `MAPPING(name, dtypes, options)`: NAME.cuh defines NAME_kernel, which takes one; the options are
+// members of KernelTemplate. Each row declares name(instance), which a .cu file defines, and
+// kernels::name, which the rows of launchers use. It also causes init to load the kernel.
 #define COLLX_KERNELS(PLAIN, MAPPING)                                                          \
   MAPPING(allreduce_oneshot_push, all, .simple = true)                                         \
   MAPPING(allreduce_twoshot_push, all, .simple = true)                                         \
   MAPPING(allreduce_lanes, all, .simple = true)                                                \
+  PLAIN(allreduce_wide, all)                                                                   \
   PLAIN(allreduce_pull_push, all)                                                              \
   MAPPING(allreduce_oneshot_pull, all)                                                         \
   MAPPING(allreduce_twoshot_pull, all)                                                         \
   MAPPING(allreduce_multimem_oneshot, summed, .worlds = false, .multicast = true)              \
   MAPPING(allreduce_multimem_twoshot, summed, .worlds = false, .multicast = true)              \
   MAPPING(allreduce_multimem_gather, all, .multicast = true)                                   \
-  /* Of a reduction, or of copies. */                                                          \
+  /* For a reduction, or for copies. */                                                        \
   MAPPING(gather_scatter_staged, all, .simple = true)                                          \
   PLAIN(gather_scatter_staged_copy, any)                                                       \
   PLAIN(gather_scatter_channels, all)                                                          \
   PLAIN(gather_scatter_channels_copy, any)                                                     \
   MAPPING(exchange_lanes, all, .simple = true)                                                 \
   PLAIN(exchange_lanes_copy, any)                                                              \
+  PLAIN(exchange_wide, all)                                                                    \
+  PLAIN(exchange_wide_copy, any)                                                               \
   PLAIN(gather_scatter_direct, any)                                                            \
   MAPPING(reducescatter_direct, all)                                                           \
   MAPPING(reducescatter_multimem, summed, .worlds = false, .multicast = true)                  \
@@ -206,7 +209,7 @@ inline constexpr KernelFamily kAll[] = {COLLX_KERNELS(COLLX_NAME, COLLX_NAME)};
 
 }  // namespace kernels
 
-/// The reduction of the fallback, which waits for nobody.
+/// The local reduction of the fallback, which waits for no peer.
 Kernel reduce_local(const Instance& i);
 
 }  // namespace collx::cuda

@@ -1,14 +1,14 @@
 // NVLink multicast by its PTX names: an address that stands for the same bytes of every rank's
-// memory. A load gives what the ranks have there, reduced on the way; a store and a reduction reach
-// all of them.
+// memory. A load returns the reduction of the ranks' values. A store and a reduction reach all
+// ranks.
 //
-// NEVER RUN  No line of this file has run on hardware yet: docs/guide/multicast.md. What other
-// tests see is what the assembler makes of it (tests/cpp/test_multimem.py), and the kernels around
-// it with transports/multicast.cuh's Simulated in its place.
+// NEVER RUN  No line of this file has run on hardware yet: docs/guide/multicast.md. Tests check
+// only the assembler's output for it (tests/cpp/test_multimem.py). They run the kernels that use it
+// with Simulated from transports/multicast.cuh instead.
 //
-// ALIASES  The same memory also has each rank's own address, by which it is read and written
-// besides. Accesses by different addresses of one place are ordered where a proxy fence stands on
-// the way from the one to the other, in addition to what orders them otherwise.
+// ALIASES  The same memory also has each rank's own address, which is used for other accesses.
+// Accesses to the same location by different addresses need a proxy fence between them to be
+// ordered, in addition to the usual ordering.
 #pragma once
 
 #include "../../protocol/types.h"
@@ -19,11 +19,11 @@ namespace collx::cuda::ptx {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define COLLX_MULTIMEM 1
 #else
-#define COLLX_MULTIMEM 0  // nothing here is reached
+#define COLLX_MULTIMEM 0  // this code is never reached
 #endif
 
-/// 16 bytes of which each element is the sum over the ranks, in the switch's order: of floats in
-/// float32, rounded once. Integers have no form of 16 bytes.
+/// 16 bytes in which each element is the sum over the ranks, in the order of the switch. Floats are
+/// accumulated in float32 and rounded once. Integers have no 16-byte form.
 template <DType D>
 __device__ __forceinline__ Vector multimem_ld_reduce_add(const char* p) {
   Vector v{};
@@ -54,7 +54,7 @@ __device__ __forceinline__ Vector multimem_ld_reduce_add(const char* p) {
                    : "memory");
     }
   } else {
-    static_assert(D == DType::int64, "multicast adds up no other dtype");
+    static_assert(D == DType::int64, "multicast cannot add other dtypes");
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       uint64_t element;
@@ -70,7 +70,7 @@ __device__ __forceinline__ Vector multimem_ld_reduce_add(const char* p) {
   return v;
 }
 
-/// Bit for bit, whatever they are of: the type gives the width alone.
+/// Stores the bits of any dtype unchanged: the type in the instruction only gives the width.
 __device__ __forceinline__ void multimem_st(char* p, const Vector& v) {
 #if COLLX_MULTIMEM
   asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p),
@@ -79,7 +79,7 @@ __device__ __forceinline__ void multimem_st(char* p, const Vector& v) {
 #endif
 }
 
-/// Behind everything before it.
+/// With release: ordered after all earlier accesses.
 __device__ __forceinline__ void multimem_red_release_add(char* p, uint64_t v) {
 #if COLLX_MULTIMEM
   asm volatile("multimem.red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
@@ -92,7 +92,7 @@ __device__ __forceinline__ void fence_proxy_alias() {
 #endif
 }
 
-/// The same as multimem_red_release_add at one rank.
+/// Like multimem_red_release_add, for one rank.
 __device__ __forceinline__ void red_release_add(char* p, uint64_t v) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }

@@ -1,14 +1,14 @@
-// Bounded waits, and how a failure becomes known: to the host, and to the peers.
+// Bounded waits, and how a rank reports a failure to the host and to its peers.
 //
-// NOTES  A rank of which a thread waits in vain, until its time is up or after it has seen the
-// poison word, leaves a note with every rank. The first such rank sets the poison words, too. The
-// host follows the notes to the rank that is missing (protocol/blame.h).
-// MEMORY SEMANTICS  A note is written before its `left` is set with release, and that before the
-// poison words: whoever reads either with acquire may read the note. The host's record is written
-// before `ready` likewise, and behind the notes.
-// LIFETIME  A thread whose wait fails does not return: it skips all further waits and remote
-// stores, and passes the remaining barriers of its block. No trap, no exit (design: the context
-// must survive).
+// NOTES  If a thread's wait times out, or is still unfinished after the thread has seen the poison
+// word, its rank leaves a note at every rank. The first such rank also sets the poison words. The
+// host follows the notes to the missing rank (protocol/blame.h).
+// MEMORY SEMANTICS  A rank writes a note, then sets its `left` with release, then sets the poison
+// words. A thread that reads `left` or the poison word with acquire may read the note. In the same
+// way, the host's record is written before `ready`, and after the notes.
+// LIFETIME  A thread whose wait fails does not return. It skips all further waits and remote
+// stores, and passes the remaining barriers of its block. No trap and no exit: the context must
+// survive.
 #pragma once
 
 #include "../arguments/kernel_call.cuh"
@@ -17,7 +17,7 @@
 
 namespace collx::cuda {
 
-/// What a failed wait waited for.
+/// The peer and the word that a failed wait was for.
 struct Blame {
   int peer;
   uint64_t expected;
@@ -25,14 +25,15 @@ struct Blame {
   int lane = -1;
 };
 
-/// What a block has to report when it ends. A call from within a polling loop would cost every
-/// register of that loop, so threads leave a note and the end of the kernel reports it.
+/// The failure that a block reports when it ends. A function call in a polling loop would cost all
+/// registers of the loop. Therefore a thread only leaves a note, and the end of the kernel reports
+/// it.
 struct FailureNote {
   Failure failure;
   Phase phase;
   Blame blame;
   const CallDescriptor* other;
-  uint64_t sends, expects;  // of `own` with that peer, where only the two of them know it
+  uint64_t sends, expects;  // of `own` with that peer, if only these two ranks know it
 };
 
 __device__ inline void publish(Recorded& place, const StatusRecord& record) {
@@ -41,16 +42,16 @@ __device__ inline void publish(Recorded& place, const StatusRecord& record) {
   *reinterpret_cast<volatile uint32_t*>(&place.ready) = 1;
 }
 
-/// To the host, by the first of this rank's threads that has something to say.
+/// Reports to the host. Only the first call of this rank's threads has an effect.
 __device__ inline void publish_first(const KernelCall& call, const StatusRecord& record) {
   if (atomicCAS(&call.header()->claimed, 0u, 1u) == 0) publish(call.status->by_kernel, record);
 }
 
-/// Copies a record by loads of which many are under way at once. It is here that every kernel gets
-/// its 57 registers: with fewer, a multiprocessor would take more than 1024 threads. Of the grid
-/// that is launched next some blocks would come early then, and the others to where there is room:
-/// three of 512 threads on some multiprocessors, one on others (measured, with early dependent
-/// launch: 4 % of an all-reduce of 4 MiB, 5 % of a gather of 1 MiB).
+/// Copies a record, with many loads in flight at once. This function sets the number of registers
+/// of every kernel to 57. With fewer registers, a multiprocessor would hold more than 1024 threads.
+/// Some blocks of the next grid would then start early, and the others would start where there is
+/// room: three blocks of 512 threads on some multiprocessors, one on others. (Measured cost with
+/// early dependent launch: 4 % of an all-reduce of 4 MiB, 5 % of a gather of 1 MiB.)
 __device__ __forceinline__ void copy_record(StatusRecord& to, const StatusRecord& from) {
   constexpr int kWords = sizeof(StatusRecord) / sizeof(uint64_t), kAtOnce = 16;
   static_assert(kWords * sizeof(uint64_t) == sizeof(StatusRecord));
@@ -68,9 +69,9 @@ __device__ __forceinline__ void copy_record(StatusRecord& to, const StatusRecord
   }
 }
 
-/// Leaves this rank's note with every rank, and tells the host. By the one thread that wrote it.
-/// The note is composed where it stays here: a copy of it on the stack would be every kernel's
-/// stack.
+/// Leaves this rank's note at every rank and reports it to the host. The thread that wrote the note
+/// calls this. The note is composed in its final place on this rank: a copy on the stack would give
+/// every kernel a stack frame.
 __device__ __noinline__ inline void report(const KernelCall& call, const FailureNote& note) {
   const auto header = [&](int distance) {
     return reinterpret_cast<RegionHeader*>(call.peer[distance]);
@@ -100,7 +101,7 @@ __device__ __noinline__ inline void report(const KernelCall& call, const Failure
   publish_first(call, record);
 }
 
-/// Adds to this rank's note that a thread waited for `peer` in vain.
+/// Records in this rank's note that a wait for `peer` has failed.
 __device__ __noinline__ inline void note_missed(const KernelCall& call, int peer) {
   if (atomicExch(&call.header()->inbox[call.rank].missed[peer], 1u) != 0) return;
   for (int distance = 1; distance < call.world; ++distance) {
@@ -109,7 +110,7 @@ __device__ __noinline__ inline void note_missed(const KernelCall& call, int peer
   }
 }
 
-/// Takes over what a peer has reported, for a call that began when that had failed.
+/// Reports the note of a peer, for a call that began after the failure.
 __device__ __noinline__ inline void adopt(const KernelCall& call) {
   const uint32_t poison = ptx::ld_acquire_sys(&call.header()->poison);
   if (poison != 0) publish_first(call, call.header()->inbox[poison - 1].record);
@@ -120,19 +121,20 @@ __device__ __forceinline__ FailureNote& block_note() {
   return note;
 }
 
-/// A thread's patience: once a wait has failed, later ones return at once.
+/// The bounded waits of a thread. After one wait has failed, later ones return at once.
 class Patience {
  public:
-  /// Asks for the poison word, but does not wait for the answer: see alive().
+  /// Starts the load of the poison word, and does not wait for it: see alive().
   __device__ explicit Patience(const KernelCall& call)
       : call_(call), poison_(ptx::ld_relaxed_sys(&call.header()->poison)) {}
 
-  /// False when the communicator had failed before this call, or has since. To be asked before
-  /// the first remote store, after this thread's first loads, so that all of them are in flight
+  /// False if the communicator failed before this call, or has failed since. Call it before the
+  /// first remote store and after this thread's first loads, so that all loads are in flight
   /// together.
   __device__ __forceinline__ bool alive() const { return poison_ == 0; }
 
-  /// Gives up. The first thread of this rank to do so writes the note, and is the one to leave it.
+  /// Marks this thread as failed. The first thread of this rank to do so writes the note, and later
+  /// reports it.
   __device__ __forceinline__ void fail(Failure failure, Phase phase, Blame blame,
                                        const CallDescriptor* other = nullptr, uint64_t sends = 0,
                                        uint64_t expects = 0) {
@@ -143,17 +145,22 @@ class Patience {
     block_note() = {failure, phase, blame, other, sends, expects};
   }
 
-  /// Makes the block agree: false for all its threads when one of them has failed.
+  /// Returns false for all threads of the block if one of them has failed.
   __device__ bool agree() {
     if (__syncthreads_or(!alive()) != 0 && alive()) poison_ = kFailed;
     return alive();
   }
 
-  /// Polls `ready()` until it is true, the time is up or the communicator is poisoned. `blame()`
-  /// says who was missing. Lanes may leave at different times: no shuffle may follow without a
-  /// __syncwarp (hazard 2).
+  /// Polls `ready()` until it is true, the timeout expires or the communicator is poisoned.
+  /// `blame()` returns the missing peer. The lanes of a warp may leave at different times: no
+  /// shuffle may follow without a __syncwarp (hazard 2).
   template <typename Ready, typename GetBlame>
   __device__ __forceinline__ bool wait(Phase phase, Ready ready, GetBlame blame) {
+    return wait(phase, ready, blame, [] { return false; });
+  }
+  /// `moved()`: whether anything has arrived since its last call. If so, the timeout starts anew.
+  template <typename Ready, typename GetBlame, typename Moved>
+  __device__ __forceinline__ bool wait(Phase phase, Ready ready, GetBlame blame, Moved moved) {
     if (!alive()) return false;
     uint64_t began = 0;
     for (uint32_t polls = 1; !ready(); ++polls) {
@@ -161,8 +168,8 @@ class Patience {
       if (alive()) {
         poison_ = ptx::ld_relaxed_sys(&call_.header()->poison);
         const uint64_t now = ptx::globaltimer();
-        if (began == 0) began = now;
-        // Poisoned: what does not come within some polls more has not been sent.
+        if (began == 0 || moved()) began = now;
+        // If poisoned: what does not arrive within a few more polls has not been sent.
         if (!alive() || now - began < call_.timeout_ns) continue;
       }
       fail(Failure::timeout, phase, blame());
@@ -171,7 +178,7 @@ class Patience {
     return true;
   }
 
-  /// Last thing in a kernel, by all threads of a block of which one has failed.
+  /// Called at the end of a kernel by all threads of a block in which a thread has failed.
   __device__ __forceinline__ void tell() const {
     const uint32_t missed = poison_ >= kFailed ? poison_ % kFailed : 0;
     if (missed != 0) note_missed(call_, static_cast<int>(missed) - 1);
@@ -183,9 +190,9 @@ class Patience {
   }
 
  private:
-  static constexpr uint32_t kPollsPerLook = 128;  // about 100 us of polling at the most
-  // Values of poison_ that are no peer's: this thread has failed, plus 1 + the rank that it waited
-  // for; it leaves the note, too.
+  static constexpr uint32_t kPollsPerLook = 128;  // at most about 100 us of polling
+  // Values of poison_ that differ from every peer's: this thread has failed, plus 1 + the rank that
+  // it waited for; kReporter: it also reports the note.
   static constexpr uint32_t kFailed = 0x100;
   static constexpr uint32_t kReporter = 0x200;
 

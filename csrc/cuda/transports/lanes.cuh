@@ -1,72 +1,78 @@
-// Lanes: large calls by chunks, each of which is announced by a counter.
+// Lanes: large calls, divided into chunks. Counters announce the chunks to the peers.
 //
-// MEMORY LAYOUT  protocol/cuda_layout.h: LaneArea. Block b serves lane b. The chunks of a message
-// are dealt to the lanes in turn.
+// MEMORY LAYOUT  LaneArea in protocol/cuda_layout.h. Block b uses lane b. Consecutive chunks of a
+// message go to consecutive lanes.
 //
-// ROLES  A block has several, each at its own pace: one scatters; one takes what is scattered, and
-// reduces or stores it; one gathers results, or copies what stays on this rank; and one for each
-// ring announces progress to the peers. The fence of an announcement waits until all stores of the
-// multiprocessor have arrived. The roles that store go on meanwhile, since they do not announce.
+// ROLES  The threads of a block are divided into roles, and each role runs at its own pace. One
+// role scatters. One takes the scattered chunks, and reduces or stores them. One gathers results,
+// or copies the part that stays on this rank. For each ring, one role announces progress to the
+// peers: its fence waits until all stores of the multiprocessor have arrived, while the roles that
+// store continue.
 //
-// MEMORY SEMANTICS  Data is plain. A role publishes its progress in shared memory: behind a barrier
-// of the role one thread stores it with release, and the announcing role loads it with acquire. One
-// thread for each peer then stores the peer's word with release. A role that takes a chunk waits
-// for the word with acquire, one thread for each peer, before a barrier of the role. A word tells
-// what its sender has consumed, too. What earlier calls consumed is told at the start of a call,
-// since the kernel boundary has ordered it.
+// MEMORY SEMANTICS  Data is accessed with plain loads and stores. A role publishes its progress in
+// shared memory: its threads meet at a barrier, then one thread stores the progress with release.
+// The announcing role loads it with acquire; then one thread for each peer stores the word of that
+// peer with release. A role that takes a chunk loads the word of the sender with acquire, by one
+// thread for each peer, and then meets at a barrier. A word also states what its sender has
+// consumed. The first word of a call states what earlier calls have consumed, which the kernel
+// boundary has ordered.
 //
-// CREDIT  Chunk x of a ring goes into the slot of chunk x - R when the peer has consumed that one.
-// While a rank sends, the word of its chunk i waits until it has consumed i - R + 2 chunks of the
-// peer in this call, or all: so it tells enough for the peer's chunk i + 1. A rank that sends less
-// than it takes tells the rest when it is consumed; of the last chunks the next call tells.
+// CREDIT  A ring has R slots. Chunk x may overwrite chunk x - R when the peer has consumed that
+// one. While a rank sends, it announces chunk i only after it has consumed i - R + 2 chunks of the
+// peer in this call, or all of them. So the announcement is sufficient for chunk i + 1 of the peer.
+// A rank that sends less than it takes announces the rest of the consumption when it happens. The
+// next call announces the consumption of the last chunks.
 //
-// FAILURE  A thread whose wait fails marks the block as failed. From then on no role waits, stores
-// to a peer or tells anything.
+// FAILURE  A thread whose wait fails marks the block as failed. After that no role waits, stores to
+// a peer or announces progress.
 #pragma once
 
 #include "../../protocol/epoch.h"
 #include "../../protocol/uses.h"
 #include "../ptx/barrier.cuh"
 #include "session.cuh"
+#include "wide_shape.h"
 
 namespace collx::cuda {
 
-/// A second argument, for the kernels that go through lanes. Arrays are by distance.
+/// A second kernel argument of the kernels that use lanes. Arrays are by distance.
 struct LaneArguments {
   LaneArea area;
-  LaneChunks sent[kMaxCudaRanks];       // to each peer; 0: what is set to zero on this rank
-  LaneChunks received[kMaxCudaRanks];   // from each peer; 0: what is copied on this rank
-  uint32_t fingerprint[kMaxCudaRanks];  // of what this rank and the peer must have in common
-  char* output[kMaxCudaRanks];          // where results go into the outputs; else null
-  // Calls without results: threads of a block that scatter, and that take. The others copy what
-  // stays on this rank.
+  LaneChunks sent[kMaxCudaRanks];       // to each peer; 0: chunks that are set to zero on this rank
+  LaneChunks received[kMaxCudaRanks];   // from each peer; 0: chunks that are copied on this rank
+  uint32_t fingerprint[kMaxCudaRanks];  // of the properties that this rank and the peer must share
+  char* output[kMaxCudaRanks];          // destinations of results in the outputs; else null
+  // Calls without results: the number of threads of a block that scatter, and that take. The other
+  // threads copy the part that stays on this rank.
   int32_t scatters;
   int32_t takes;
-  bool in_place;  // the chunk that is taken overwrites the chunk that is sent
+  bool in_place;  // the chunk that is received overwrites the chunk that is sent
+  WideShape wide;
 };
 
-/// The threads of a block that have one role. `barrier`: their own.
+/// The threads of a block that have one role. `barrier`: the barrier of the role.
 struct RoleThreads {
   int thread;
   int threads;
   uint32_t barrier;
 };
 
-/// Vectors of a message: `count` of them.
+/// `count` consecutive vectors of a message.
 struct Chunk {
   uint64_t first;
   uint32_t count;
 };
 
-/// `Rings`: for each ordered pair of ranks; one carries what is scattered, the other one results.
+/// `Rings`: the number of rings for each ordered pair of ranks. One ring carries scattered chunks,
+/// the other one carries results.
 template <int W, int Rings>
 class Lanes : public Transport {
   static constexpr int kRanks = World<W>::kRanks;
   static constexpr int kWarp = kWarpLanes;
-  static constexpr int kTells = kLaneBlock - Rings * kWarp;  // the first thread of those that tell
-  enum : uint32_t { kScatter = 1, kTake, kThird };           // barriers of the roles
+  static constexpr int kAnnounces = kLaneBlock - Rings * kWarp;  // the first announcing thread
+  enum : uint32_t { kScatter = 1, kTake, kThird };               // barriers of the roles
 
-  /// What the roles of a block tell each other: chunks of this call that are done with.
+  /// The progress of the roles: the number of chunks of this call that each has completed.
   struct Shared {
     uint32_t scattered;
     uint32_t taken;
@@ -84,7 +90,7 @@ class Lanes : public Transport {
     }
     __syncthreads();
   }
-  /// What the kernel is given besides is not the transport's.
+  /// The transport does not use the routes of the kernel.
   __device__ __forceinline__ Lanes(const KernelCall& call, const Patience& patience,
                                    const LaneArguments& lanes, const Routes&)
       : Lanes(call, patience, lanes) {}
@@ -100,18 +106,18 @@ class Lanes : public Transport {
   template <typename Scatter, typename Take, typename Third>
   __device__ __forceinline__ void run(Patience& patience, Scatter scatter, Take take, Third third) {
     const int t = static_cast<int>(threadIdx.x);
-    if (t >= kTells) {
-      if (Rings == 1 || t < kTells + kWarp) {
-        tell(patience, 0, shared().scattered, shared().taken);
+    if (t >= kAnnounces) {
+      if (Rings == 1 || t < kAnnounces + kWarp) {
+        announce(patience, 0, shared().scattered, shared().taken);
       } else {
-        tell(patience, 1, shared().taken, shared().gathered);
+        announce(patience, 1, shared().taken, shared().gathered);
       }
       return;
     }
     const int scatters = Rings > 1 ? 64 : lanes_.scatters, takes = Rings > 1 ? 128 : lanes_.takes;
     if (t < scatters) return run_scatter(patience, {t, scatters, kScatter}, scatter);
     if (t < scatters + takes) return run_take(patience, {t - scatters, takes, kTake}, take);
-    const RoleThreads role{t - scatters - takes, kTells - scatters - takes, kThird};
+    const RoleThreads role{t - scatters - takes, kAnnounces - scatters - takes, kThird};
     if constexpr (Rings > 1) {
       run_gather(patience, role, third);
     } else {
@@ -119,7 +125,7 @@ class Lanes : public Transport {
     }
   }
 
-  /// Chunk i of a message of `vectors`.
+  /// Chunk i of a message of `vectors` vectors.
   __device__ __forceinline__ Chunk chunk(const LaneChunks& chunks, uint32_t i,
                                          uint64_t vectors) const {
     const uint64_t number = static_cast<uint64_t>(i) * gridDim.x + blockIdx.x;
@@ -135,7 +141,7 @@ class Lanes : public Transport {
 
   __device__ __forceinline__ bool overlaps() const { return busy_ != 0; }
 
-  /// Counts the chunks, by additions of which nobody waits for the result.
+  /// Adds the chunks of this call to the counts. Nothing waits for the result of these additions.
   __device__ __forceinline__ void end() const {
     const int distance = static_cast<int>(threadIdx.x) + 1;
     if (distance < world_) {
@@ -151,7 +157,7 @@ class Lanes : public Transport {
   }
 
  private:
-  /// Of a word that has come there is no more to check.
+  /// The check for words that need no further check.
   static constexpr auto kNoMore = [](int) { return true; };
 
   template <typename Body>
@@ -175,7 +181,7 @@ class Lanes : public Transport {
 
   template <typename Body>
   __device__ __forceinline__ void run_take(Patience& patience, const RoleThreads role, Body body) {
-    // The first warp waits for chunks, and the second one for room for results.
+    // The first warp waits for chunks, and the second one waits for free result slots.
     const bool waits = Rings == 1 || role.thread < kWarp;
     const int thread =
         Rings == 1 ? role.thread : role.thread % kWarp + (role.thread < 2 * kWarp ? 0 : kWarp);
@@ -207,7 +213,7 @@ class Lanes : public Transport {
     }
   }
 
-  /// Results that go into the outputs it only waits for.
+  /// If the peers store results into the outputs, the role only waits until they have finished.
   template <typename Body>
   __device__ __forceinline__ void run_gather(Patience& patience, const RoleThreads role,
                                              Body body) {
@@ -232,17 +238,17 @@ class Lanes : public Transport {
     }
   }
 
-  /// Publishes the progress of a role, behind a barrier of all its threads.
+  /// Publishes the progress of a role after a barrier of all its threads.
   __device__ __forceinline__ void publish(const RoleThreads& role, uint32_t& progress,
                                           uint32_t done) {
     ptx::bar_sync(role.barrier, role.threads);
     if (role.thread == 0) ptx::st_release_cta(&progress, done);
   }
 
-  /// Tells each peer, by one thread, what has been stored into its ring and consumed of its own.
-  /// The roles' waits are bounded, and so is this one.
-  __device__ __forceinline__ void tell(const Patience& patience, int ring, const uint32_t& stored,
-                                       const uint32_t& used) {
+  /// Announces to each peer, by one thread, the chunks stored into the peer's ring and the chunks
+  /// consumed from this rank's ring. This wait is bounded because the waits of the roles are.
+  __device__ __forceinline__ void announce(const Patience& patience, int ring,
+                                           const uint32_t& stored, const uint32_t& used) {
     const int distance = static_cast<int>(threadIdx.x) % kWarp + 1;
     if (distance >= world_) return;
     const LaneCounts& own = counts(distance);
@@ -259,26 +265,27 @@ class Lanes : public Transport {
     const uint32_t sent = ptx::ld_relaxed_gpu(&own.sent[ring]);
     const uint32_t consumed = ptx::ld_relaxed_gpu(&own.consumed[ring]);
     if (patience.alive()) ptx::st_relaxed_sys(&peer.ring[ring].word, word(sent, consumed));
-    uint32_t told = 0, told_used = 0;
-    while ((told < sends || told_used + kRingSlots / 2 < takes) && !failed()) {
+    uint32_t announced = 0, announced_used = 0;
+    while ((announced < sends || announced_used + kRingSlots / 2 < takes) && !failed()) {
       const uint32_t is_used = min(ptx::ld_acquire_cta(&used), takes);
       const uint32_t is_stored = min(ptx::ld_acquire_cta(&stored), sends);
-      // As many as tell enough for what the peer sends next.
+      // Bounded by the credit that the peer needs for its next chunk (CREDIT).
       const uint32_t next = is_used < takes ? min(is_stored, is_used + kRingSlots - 1) : is_stored;
-      if (next == told && (told < sends || is_used == told_used)) continue;
-      // Which call the first chunk is of. Its slot is free, and so is the place of this mark.
-      if (ring == 0 && told == 0 && next > 0) {
+      if (next == announced && (announced < sends || is_used == announced_used)) continue;
+      // The mark names the call of the first chunk. The chunk's slot is free, and therefore its
+      // mark is too.
+      if (ring == 0 && announced == 0 && next > 0) {
         ptx::st_relaxed_sys(&peer.fingerprint[sent % kRingSlots], lanes_.fingerprint[distance]);
       }
-      told = next;
-      told_used = is_used;
-      ptx::st_release_sys(&peer.ring[ring].word, word(sent + told, consumed + told_used));
+      announced = next;
+      announced_used = is_used;
+      ptx::st_release_sys(&peer.ring[ring].word, word(sent + announced, consumed + announced_used));
     }
   }
 
-  /// Waits, by one thread of the role for each peer: `leader` is which of them a thread is.
-  /// `then(rank)` checks what has come. Then meets the role. False, for all of it, if something
-  /// failed.
+  /// Waits in one thread of the role for each peer. `leader` is the index of the thread's peer.
+  /// `then(rank)` checks the peer's word after it has arrived. Then the role meets at its barrier.
+  /// All of its threads return false if a wait or a check failed.
   template <typename Load, typename Then>
   __device__ __forceinline__ bool await(Patience& patience, const RoleThreads& role, int leader,
                                         Phase phase, uint32_t expected, Load load, Then then) {
@@ -301,12 +308,13 @@ class Lanes : public Transport {
     return !ptx::bar_or(role.barrier, role.threads, missing);
   }
 
-  /// Which peer's leader a thread is, if a message of that peer has a chunk i; else nobody's.
+  /// The index of the peer for which a thread waits if that peer's message has a chunk i; otherwise
+  /// an index without a peer.
   __device__ __forceinline__ int leader_of(int thread, const LaneChunks (&chunks)[kMaxCudaRanks],
                                            uint32_t i) const {
     return thread + 1 < world_ && i < chunks[thread + 1].count ? thread : kMaxCudaRanks;
   }
-  /// Chunks of the longest message.
+  /// The number of chunks of the longest message.
   __device__ __forceinline__ uint32_t longest(const LaneChunks (&chunks)[kMaxCudaRanks]) const {
     uint32_t most = chunks[1].count;
 #pragma unroll 1
@@ -314,8 +322,8 @@ class Lanes : public Transport {
     return most;
   }
 
-  /// Whether a rank makes the same call. Its first chunk of the call has come, and its mark stands
-  /// until this rank has consumed that chunk.
+  /// Whether a rank makes the same call. The first chunk of its call has arrived, and its mark
+  /// remains until this rank has consumed that chunk.
   __device__ __forceinline__ bool is_same_call(Patience& patience, int rank,
                                                uint32_t before) const {
     const uint32_t own = lanes_.fingerprint[call_.distance_to(rank, world_)];
@@ -344,7 +352,7 @@ class Lanes : public Transport {
     return static_cast<uint32_t>(ptx::ld_acquire_sys(&ring.word));
   }
 
-  /// The words that a rank stores here, and those that this rank stores at another one.
+  /// The words that a rank stores here, and the words that this rank stores at a peer.
   __device__ __forceinline__ LaneWords& words(int rank) const {
     return reinterpret_cast<LaneWords*>(call_.own() + lanes_.area.words)[row() + rank];
   }
@@ -363,7 +371,7 @@ class Lanes : public Transport {
     return reinterpret_cast<uint32_t*>(call_.own() + lanes_.area.busy) + blockIdx.x;
   }
 
-  /// What is counted of the peer for which a thread waits.
+  /// The count for the peer that a thread waits for.
   template <typename Of>
   __device__ __forceinline__ uint32_t lead_count(int leader, Of of) const {
     const int distance = leader + 1;
@@ -389,14 +397,14 @@ class Lanes : public Transport {
     return lanes_.area.ring(world_, stage, blockIdx.x, distance) +
            place % kRingSlots * lanes_.area.slot_bytes;
   }
-  /// Of chunk i, in this rank's ring at the peer at that distance.
+  /// The slot of chunk i in this rank's ring at the peer at that distance.
   __device__ __forceinline__ Vector* slot_at(int distance, int stage, uint32_t places,
                                              uint32_t i) const {
     return reinterpret_cast<Vector*>(
         call_.peer[distance] +
         slot_offset(stage, world_ - distance, (places >> kPlaceBits * distance) + i));
   }
-  /// Of chunk i, in that peer's ring here.
+  /// The slot of chunk i in that peer's ring on this rank.
   __device__ __forceinline__ const Vector* own_slot(int distance, int stage, uint32_t places,
                                                     uint32_t i) const {
     return reinterpret_cast<const Vector*>(

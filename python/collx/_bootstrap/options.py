@@ -1,4 +1,4 @@
-"""Checks the arguments of init, all locally. Init reports invalid arguments in a vote."""
+"""Checks the arguments of init locally. Init reports invalid arguments in a vote."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from collx import _tuning
 from collx._bootstrap.symmetric import refuse_in_capture
 from collx._extension import build, extension
 
@@ -24,13 +25,14 @@ __all__ = [
     "Arguments",
     "Members",
     "check",
+    "group_named",
     "limit",
     "seconds_of",
 ]
 
 DEFAULT_TIMEOUT = 30.0
-DEFAULT_PAYLOAD_BYTES = 128 << 20  # the most that a rank's region takes
-OVERLAP_BLOCKS = 16  # of a call, where a communicator leaves multiprocessors to other work
+DEFAULT_PAYLOAD_BYTES = 128 << 20  # maximum size of a rank's region
+OVERLAP_BLOCKS = 16  # maximum of a call if a communicator leaves multiprocessors to other work
 PDL_LEVELS = ("off", "end", "early")
 WITHOUT_KERNELS = (
     "this build of collx has no CUDA kernels (collx.cuda_built is False); install collx from "
@@ -39,17 +41,24 @@ WITHOUT_KERNELS = (
 MAX_RANKS = {"cuda": 8, "cpu": 16}
 
 
+def group_named(name: str) -> dist.ProcessGroup | None:
+    """Returns the process group of this process with that name, None if there is none."""
+    named = distributed_c10d._world.pg_names.items()
+    return next((group for group, its_name in named if its_name == name), None)
+
+
 @dataclass(frozen=True)
 class Members:
-    """The ranks that a communicator is to have."""
+    """The ranks of a new communicator."""
 
     name: str
-    """Of their process group."""
+    """The name of the process group."""
     rank: int
     size: int
     store: dist.Store
     group: dist.ProcessGroup | None
-    """None: the backend of that group makes the communicator, maybe before the group is there."""
+    """The process group, or None if its backend creates the communicator. The group may not exist
+    yet in this case."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +73,21 @@ class Arguments:
     timeout: float
     payload_bytes: int
     check: bool
+    clusters: bool
     pdl: str
     max_blocks: int | None
     spare: bool
-    """Whether calls use the blocks that are left over, where max_blocks is None."""
+    """Whether calls use the remaining blocks if max_blocks is None."""
     deterministic: bool
     fallback_group: dist.ProcessGroup | None
     watchdog: bool
     overlap: bool
+    tuning: _tuning.Tuning | None
 
 
 def seconds_of(call: str, timeout: float | timedelta) -> float:
-    """A timeout in seconds. TypeError or ValueError if it is invalid; `call` starts the message."""
+    """Returns a timeout in seconds. Raises TypeError or ValueError if it is invalid. `call` starts
+    the message."""
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
@@ -91,8 +103,8 @@ def seconds_of(call: str, timeout: float | timedelta) -> float:
 
 
 def limit(timeout: float | timedelta) -> float:
-    """How long this rank reports its invalid arguments to the peers, in seconds. `timeout` may be
-    one of them."""
+    """Returns the time limit, in seconds, in which this rank reports invalid arguments to the
+    peers. `timeout` itself may be invalid."""
     try:
         return seconds_of("init", timeout)
     except (TypeError, ValueError, OverflowError):
@@ -114,10 +126,19 @@ def check(
     fallback_group: dist.ProcessGroup | None,
     watchdog: bool,
     overlap: bool = False,
+    tuning: _tuning.Given = None,
+    exact_tuning: bool = True,
     exists: Callable[[str], bool],
 ) -> Arguments:
-    """Fills in the defaults. ValueError or TypeError names the argument that is refused;
-    NotImplementedError during a capture. `exists` says whether a communicator has a name."""
+    """Checks the arguments and fills in the defaults.
+
+    `exists` returns whether a communicator with a name exists. `exact_tuning`: whether `tuning` is
+    for this communicator alone.
+
+    Raises:
+        ValueError, TypeError: an argument is invalid. The message names it.
+        NotImplementedError: a CUDA graph is being captured.
+    """
     seconds = seconds_of("init", timeout)
     if pdl not in PDL_LEVELS:
         raise ValueError(f"init: pdl: got {pdl!r}; accepted: {', '.join(map(repr, PDL_LEVELS))}")
@@ -167,6 +188,7 @@ def check(
         timeout=seconds,
         payload_bytes=room,
         check=_flag("COLLX_CHECK") if check is None else bool(check),
+        clusters=not _flag("COLLX_NO_CLUSTERS"),
         pdl=pdl,
         max_blocks=OVERLAP_BLOCKS if overlap and max_blocks is None else max_blocks,
         spare=spare,
@@ -174,6 +196,9 @@ def check(
         fallback_group=_fallback(fallback_group, members, chosen),
         watchdog=watchdog,
         overlap=overlap,
+        tuning=_tuning.chosen(
+            tuning, chosen, world_size, deterministic=deterministic, exact=exact_tuning
+        ),
     )
 
 
@@ -191,7 +216,7 @@ def _fallback(
         )
     ranks: list[int] = []
     its_ranks = ranks
-    # A group that a backend made for itself has no global ranks.
+    # A group that a backend created for itself has no global ranks.
     if given in distributed_c10d._world.pg_map and members.group is not None:
         ranks = dist.get_process_group_ranks(members.group)
         its_ranks = dist.get_process_group_ranks(given)
@@ -222,7 +247,10 @@ def _integer(argument: str, value: int) -> None:
 
 
 def _flag(variable: str) -> bool:
-    return os.environ.get(variable, "0") == "1"
+    value = os.environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"init: environment variable {variable}: got {value!r}; accepted: 0, 1")
+    return value == "1"
 
 
 def _device(
@@ -245,15 +273,15 @@ def _device(
 
 
 def _default_device(group: dist.ProcessGroup | None) -> torch.device:
-    """What the group was made for. Gloo and MPI take GPU tensors too, but a group that has nothing
-    else was made for the CPU."""
+    """Returns the device that the group was created for. Gloo and MPI also accept GPU tensors, but
+    a group with no other backend was created for the CPU."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     gpus_alone = "cpu" not in backends
     for_gpus = gpus_alone or backends.get("cuda", "gloo") not in ("gloo", "mpi")
     if not for_gpus:
         return torch.device("cpu")
     if gpus_alone or (build.cuda is not None and torch.cuda.is_available()):
-        return torch.device("cuda")  # refused by the caller where it cannot be had
+        return torch.device("cuda")  # the caller raises an error if it is not available
     if torch.cuda.is_available() and dist.get_rank(group) == 0:
         warnings.warn(
             f"collx.init: the communicator accepts only CPU tensors, since {WITHOUT_KERNELS}, or "

@@ -1,8 +1,8 @@
-"""The voted init: a list of named steps, each local, each ended by an agreement.
+"""The voted init: a list of named local steps, each followed by an agreement.
 
-A step runs on every rank by itself; then the ranks exchange what came of it, and all go on or all
-raise the same InitError (hazard 6). Whatever the ranks have to agree on follows from the values
-that they exchanged, never from what one of them knows alone (hazard 5).
+Every rank runs a step by itself. Then the ranks exchange the results, and all continue or all raise
+the same InitError (hazard 6). All common decisions are computed from the exchanged values, never
+from values that only one rank has (hazard 5).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from collx._bootstrap import multicast, selftest, symmetric
-from collx._bootstrap.options import Arguments
+from collx._bootstrap.options import Arguments, group_named
 from collx._bootstrap.store import Ballot, VoteError, cause_of
 from collx._extension import extension
 from collx.errors import InitError
@@ -34,36 +34,34 @@ _log = logging.getLogger("collx")
 
 _NOWHERE = symmetric.Mapped([], 0)
 
-NO_CLUSTERS = "COLLX_NO_CLUSTERS"  # 1: as on GPUs whose blocks form no clusters
-
 
 @dataclass
 class Setup:
-    """What the steps have built so far on this rank."""
+    """The state of the steps on this rank."""
 
     arguments: Arguments
     store: dist.Store
     ballot: Ballot
-    token: str = ""  # makes names of the attempt unique; agreed by all ranks
+    token: str = ""  # makes the names of the attempt unique; equal on all ranks
     layout: dict[str, int] = field(default_factory=dict)
     rendezvous: symmetric.Rendezvous | None = None
     fallback_reason: str | None = None
     region: torch.Tensor | None = None
     regions: symmetric.Mapped = _NOWHERE
-    multicast_unavailable_reason: str | None = None  # why the ranks have none
+    multicast_unavailable_reason: str | None = None  # why the ranks have no multicast
     multicast_failed: bool = False  # in the self-test
-    sample: torch.Tensor | None = None  # symmetric memory for the self-test, and no longer
+    sample: torch.Tensor | None = None  # symmetric memory for the self-test only
     samples: symmetric.Mapped = _NOWHERE
-    agreed: dict[str, int] = field(default_factory=dict)  # of what each rank's device offers
+    agreed: dict[str, int] = field(default_factory=dict)  # what the devices of all ranks support
     spare_blocks: int = 0
-    same_index: bool = False  # two ranks give different GPUs one index
+    same_index: bool = False  # two ranks use the same index for different GPUs
     shared_device: bool = False  # two ranks use one GPU
-    trial: dict[str, int] = field(default_factory=dict)  # clusters still to be shown at once
-    trials: int = 0  # numbers that trials have taken
+    trial: dict[str, int] = field(default_factory=dict)  # clusters to test for co-residency
+    trials: int = 0  # numbers that trials have used
     communicator: extension.Communicator | None = None
 
     def release(self) -> None:
-        """Frees everything. Local; peers keep what they have mapped."""
+        """Frees everything. Local; mappings of the peers remain valid."""
         if self.communicator is not None:
             self.communicator.destroy()
         if self.rendezvous is not None:
@@ -74,9 +72,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Step:
-    """`run` is local and may fail or return a value that JSON holds. `conclude` gets the values of
-    all ranks in rank order and only computes with them: nothing in it can fail on one rank alone.
-    The step is taken again while `conclude` returns True."""
+    """A step of init. `run` is local, and may fail or return a JSON-serializable value. `conclude`
+    gets the values of all ranks in rank order and only computes with them, so it cannot fail on one
+    rank alone. The step is repeated while `conclude` returns True."""
 
     name: str
     run: Callable[[Setup], Any]
@@ -84,7 +82,7 @@ class Step:
 
 
 def run(setup: Setup) -> None:
-    """Takes all STEPS. InitError, the same on every rank, when one does not succeed."""
+    """Takes all STEPS. Raises the same InitError on every rank if a step fails."""
     for step in tuple(STEPS):
         again: bool | None = True
         try:
@@ -97,8 +95,8 @@ def run(setup: Setup) -> None:
 
 
 def refusal(ballot: Ballot, name: str, own: Exception) -> Exception:
-    """Tells the peers that this rank refuses its arguments. What to raise: `own` if all ranks
-    refuse theirs, else the same InitError on every rank."""
+    """Reports to the peers that this rank's arguments are invalid. Returns the exception to raise:
+    `own` if the arguments of all ranks are invalid, otherwise the same InitError on every rank."""
     try:
         ballot.vote(STEPS[0].name, error=cause_of(own))
     except VoteError as verdict:
@@ -109,13 +107,13 @@ def refusal(ballot: Ballot, name: str, own: Exception) -> Exception:
 
 
 def failure(name: str, step: str, reason: Exception | str) -> InitError:
-    """What every rank raises when a step did not succeed."""
+    """Returns the error that every rank raises if a step fails."""
     failures = reason.failures if isinstance(reason, VoteError) else {}
     return InitError(f"collx.init({name!r}): step {step!r} failed: {reason}", name, step, failures)
 
 
 class _DisagreementError(Exception):
-    """Values that had to be equal, or to fit together, and do not."""
+    """The ranks have values that do not match."""
 
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -125,7 +123,7 @@ def _state_arguments(setup: Setup) -> dict[str, Any]:
     given = setup.arguments
     try:
         package = version("collx")
-    except PackageNotFoundError:  # imported from a tree that was never installed
+    except PackageNotFoundError:  # imported from a source tree that is not installed
         package = "unknown"
     return {
         "name": given.name,
@@ -138,6 +136,7 @@ def _state_arguments(setup: Setup) -> dict[str, Any]:
         "pdl": given.pdl,
         "deterministic": given.deterministic,
         "overlap": given.overlap,
+        "tuning": None if given.tuning is None else str(given.tuning),
         "fallback_group": _name_of(given.fallback_group),
         "version": package,
         "torch version": str(torch.__version__),
@@ -146,7 +145,7 @@ def _state_arguments(setup: Setup) -> dict[str, Any]:
 
 
 def _name_of(group: dist.ProcessGroup | None) -> str | None:
-    """A group that a backend made for itself may have no name."""
+    """Returns the name of a group. A group that a backend created for itself may have none."""
     return None if group is None else distributed_c10d._world.pg_names.get(group, "no name")
 
 
@@ -171,8 +170,8 @@ def _agree_on_machine(setup: Setup, values: list[Any]) -> None:
 
 
 def _state_device(setup: Setup) -> list[str]:
-    """The unique id of this rank's device and its index, then the ids of the devices that it cannot
-    reach. Its own is among them unless ranks may share it."""
+    """Returns the unique id and the index of this rank's device, followed by the ids of the devices
+    that it has no peer access to. These include its own device unless ranks may share a device."""
     device = setup.arguments.device
     if device.type != "cuda":
         return []
@@ -191,8 +190,8 @@ def _uuid(index: int) -> str:
 
 
 def _agree_on_peer_access(setup: Setup, values: list[Any]) -> None:
-    """What a rank does not see, by CUDA_VISIBLE_DEVICES, counts as within reach: the rendezvous
-    and the self-test will tell."""
+    """Falls back if a rank has no access to a peer's device. A device that CUDA_VISIBLE_DEVICES
+    hides counts as accessible: the rendezvous and the self-test detect if it is not."""
     if setup.arguments.device.type != "cuda" or setup.fallback_reason is not None:
         return
     places = {(own, index) for own, index, *_ in values}
@@ -246,8 +245,8 @@ def _agree_on_size(setup: Setup, values: list[Any]) -> None:
 
 
 def _initialize(setup: Setup) -> None:
-    # Before any peer can access the region: zeros that were written after the rendezvous could
-    # overwrite a peer's first flag (hazard 10). The vote is the barrier between the two.
+    # This precedes any access of a peer: zeros that are written after the rendezvous could
+    # overwrite a peer's first flag (hazard 10). The vote is the barrier between both steps.
     given = setup.arguments
     if setup.region is not None:
         with _current(given.device):
@@ -257,12 +256,12 @@ def _initialize(setup: Setup) -> None:
 
 
 def _meet(setup: Setup) -> str | None:
-    """What this rank lacks of multicast."""
+    """Maps the regions of the peers. Returns what this rank lacks for multicast."""
     given = setup.arguments
     if setup.region is None or setup.sample is None:
         return "the ranks have no access to each other's memory"
-    # PyTorch keeps what a rendezvous gave under a name for as long as the memory lives, so no
-    # name may come twice: rank 0's token makes it new on all ranks alike.
+    # PyTorch caches the result of a rendezvous by its name for the lifetime of the memory, so names
+    # must be unique. The token of rank 0 makes the name new on all ranks.
     setup.rendezvous = symmetric.Rendezvous(
         f"collx/{given.name}/{setup.token}",
         setup.store,
@@ -288,10 +287,9 @@ def _agree_on_multicast(setup: Setup, values: list[Any]) -> None:
 
 def _offer_blocks(setup: Setup) -> dict[str, int]:
     given = setup.arguments
-    clusters = os.environ.get(NO_CLUSTERS) != "1"
     with _current(given.device):
         offer = extension.load_kernels(
-            given.device, given.world_size, clusters, multicast.simulated
+            given.device, given.world_size, given.clusters, multicast.simulated
         )
     resident = offer["blocks"]
     if given.max_blocks is not None:
@@ -301,8 +299,8 @@ def _offer_blocks(setup: Setup) -> dict[str, int]:
                 "device can run at once"
             )
         return {**offer, "blocks": given.max_blocks}
-    # Half, so that another communicator may be used at once. What is left over is used for now by
-    # the algorithms that push: it is worth a tenth of their time from 8 MiB on.
+    # Half of the blocks, so that another communicator can run at the same time. Until there is one,
+    # the algorithms that push use the other half, which saves 10% of their time from 8 MiB on.
     half = max(1, resident // 2)
     setup.spare_blocks = resident - half if given.spare else 0
     return {**offer, "blocks": half}
@@ -320,13 +318,13 @@ def _take_smallest(setup: Setup, values: list[Any]) -> None:
 
 _CLUSTERS = "clusters of "  # the names in an offer: "clusters of 8 x 64" has blocks, threads
 _FULL_BLOCK = 512  # threads of the blocks that "blocks" counts
-_SHARED_CLUSTERS = 32  # blocks of the first trial where ranks share a GPU
+_SHARED_CLUSTERS = 32  # blocks of the first trial if ranks share a GPU
 _TRIAL_MS = 50
 _TRIAL_NUMBERS = 32
 
 
 def _try_clusters(setup: Setup) -> dict[str, int]:
-    """What of `setup.trial` the devices of all ranks hold at the same time."""
+    """Returns how many of the clusters in `setup.trial` the devices of all ranks hold at once."""
     given = setup.arguments
     if given.device.type == "cpu" or not setup.regions.pointers:
         return {}
@@ -354,10 +352,11 @@ def _cluster_size(name: str) -> int:
 
 
 def _agree_on_clusters(setup: Setup, values: list[dict[str, int]]) -> bool:
-    """Offers what was shown, and tries half of the rest again. What the driver says holds only for
-    a device that no other process uses: ranks that share one by CUDA's multi-process service take
-    each other's places. There the next call's clusters can stand beside those of the one that its
-    peers are still in (early dependent launch), so half of what was shown is offered."""
+    """Accepts the numbers of clusters that all ranks held, and retries half of the others. The
+    driver's numbers only hold for a device that no other process uses: ranks that share a device
+    by CUDA's Multi-Process Service compete for its multiprocessors. On a shared device, clusters of
+    the next call can run beside those of a call that the peers have not completed (early dependent
+    launch), so only half of the clusters is used."""
     margin = 2 if setup.shared_device else 1
     again = False
     for name, wanted in setup.trial.items():
@@ -374,18 +373,25 @@ def _agree_on_clusters(setup: Setup, values: list[dict[str, int]]) -> bool:
     if not again and values[0]:
         _take_whole_sizes(setup)
         blocks = setup.agreed[f"{_CLUSTERS}1 x {_FULL_BLOCK}"]
-        if blocks < setup.agreed["blocks"]:  # never on a device of one's own
+        if blocks < setup.agreed["blocks"]:  # only on a shared device
             setup.agreed["blocks"], setup.spare_blocks = max(1, blocks), 0
     return again
 
 
 def _take_whole_sizes(setup: Setup) -> None:
-    """A size of clusters that some block size does not allow is not used with any."""
+    """Disables a cluster size for all block sizes if one block size does not allow it."""
     names = [name for name in setup.agreed if name.startswith(_CLUSTERS)]
     for size in {_cluster_size(name) for name in names}:
         of_size = [name for name in names if _cluster_size(name) == size]
         if size > 1 and any(setup.agreed[name] == 0 for name in of_size):
             setup.agreed.update(dict.fromkeys(of_size, 0))
+
+
+def _global_ranks(group_name: str) -> list[int]:
+    """Returns the ranks of a process group in the default group; an empty list if the group is not
+    registered."""
+    group = group_named(group_name)
+    return [] if group is None else dist.get_process_group_ranks(group)
 
 
 def _create(setup: Setup) -> None:
@@ -410,15 +416,18 @@ def _create(setup: Setup) -> None:
         fallback_group=given.fallback_group,
         watchdog=given.watchdog,
         overlap=given.overlap,
+        tuning=[] if given.tuning is None else given.tuning.native(),
+        global_ranks=_global_ranks(given.group_name),
     )
 
 
 def _test(setup: Setup) -> str | None:
-    """The failure of multicast, if there is one. Then no rank uses it."""
+    """Runs the self-test. Returns the failure of multicast, None if there is none. After a failure,
+    no rank uses multicast."""
     given, communicator = setup.arguments, setup.communicator
     assert communicator is not None
-    # The fallback is the group's own path. Where it is not needed it stays untouched: a wait that
-    # expires in it would cost the whole group, and NCCL would come up for nothing.
+    # The fallback uses the process group, and is only tested if it is needed: a timeout in it would
+    # make the whole group unusable, and the test would initialize NCCL unnecessarily.
     on_peers = tuple(name for name in extension.algorithms("allreduce") if name != "fallback")
     algorithms = on_peers if setup.fallback_reason is None else ("fallback",)
     with _current(given.device):
@@ -437,7 +446,7 @@ def _test(setup: Setup) -> str | None:
 
 
 def _end_test(setup: Setup, values: list[Any]) -> None:
-    setup.sample, setup.samples = None, _NOWHERE  # all ranks have done with it
+    setup.sample, setup.samples = None, _NOWHERE  # no rank uses it any more
     wrong = multicast.agreed(values)
     if wrong is not None:
         setup.multicast_unavailable_reason = f"it failed in the self-test of {wrong}"
@@ -448,8 +457,8 @@ def _end_test(setup: Setup, values: list[Any]) -> None:
 
 
 def _create_again(setup: Setup) -> None:
-    """Without multicast, on which the communicator may have failed. No rank's region is touched by
-    another one between the votes before and after this step."""
+    """Creates the communicator again without multicast if multicast failed. No rank accesses the
+    region of another rank between the votes before and after this step."""
     if not setup.multicast_failed:
         return
     assert setup.communicator is not None
@@ -470,8 +479,8 @@ def _announce(setup: Setup) -> None:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a CUDA device the current one, with a stream of its own: another thread may be in calls
-    on the default stream, which wait for peers that come to this step first."""
+    """Makes a CUDA device current, with a new stream. Calls of another thread on the default
+    stream may wait for peers that take this step first."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))
@@ -492,4 +501,4 @@ STEPS: list[Step] = [
     Step("create again", _create_again),
     Step("ready", _announce),
 ]
-"""The steps of init, in order. Tests put faults and delays in their place."""
+"""The steps of init, in order. Tests replace them to inject faults and delays."""

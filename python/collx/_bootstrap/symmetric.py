@@ -1,12 +1,12 @@
-"""Symmetric memory through PyTorch's own interface, bounded and per communicator.
+"""Symmetric memory through PyTorch's interface, with bounded waits and for each communicator.
 
-PyTorch's rendezvous takes a group's name and exchanges through that group's store. Two properties
-of it need care. Its waits have no limit. And its CUDA backend numbers the exchanges of a process
-in one sequence for all groups, so ranks that were in different groups before look for different
-keys and never find them (hazard 7). Each communicator therefore passes a group of its own to the
-rendezvous. The group only has a store, which bounds every wait and renumbers those keys. The store
-cannot bound the exchange of descriptors on CUDA, right after all ranks have met in the store: if a
-rank dies in between, its peers may wait there.
+PyTorch's rendezvous takes the name of a group and exchanges data through the store of that group.
+It has two problems. Its waits have no time limit. And its CUDA backend numbers the exchanges of a
+process in one sequence for all groups, so ranks that were in different groups before wait for
+different keys and never find them (hazard 7). Each communicator therefore passes its own group to
+the rendezvous. This group only has a store, which bounds every wait and renumbers those keys. The
+store cannot bound the exchange of descriptors on CUDA, which follows the exchange in the store: if
+a rank exits in between, its peers may wait there.
 """
 
 from __future__ import annotations
@@ -30,40 +30,41 @@ from collx._bootstrap.store import bounded
 
 __all__ = ["SHARING", "Mapped", "Rendezvous", "allocate", "backend", "refuse_in_capture"]
 
-SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # PyTorch's own switch
+SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # an environment variable of PyTorch
 
-# A rank's message about its allocation starts with the index of the device, in this many bytes.
+# The number of bytes of the device index, with which a rank's message about its allocation starts.
 # PyTorch only uses the indices of the peers to check whether two are equal.
 _INDEX_BYTES = 4
-_TOLD_APART = 1 << 16  # above any index
+_TOLD_APART = 1 << 16  # larger than any index
 
 _PROCESS_WIDE_NUMBER = re.compile(r"^(.*CUDASymmetricMemory/)(\d+)(/\d+)$")
 
-# The rendezvous has this much more than its waits, so that it ends by itself if it can.
+# Additional seconds for the rendezvous after the limit of its waits, so that it can end by itself.
 _GRACE = 0.3
 
 
 class _BoundedStore(dist.Store):
     """Forwards to `store`. Renumbers keys that count all rendezvous of the process, bounds every
-    wait, and remembers what this rank has written.
+    wait, and records the keys that this rank has written.
 
-    PyTorch's rendezvous takes equal indices for one device, which they are not where each rank sees
-    a GPU of its own by CUDA_VISIBLE_DEVICES (hazard 21). With `same_index`, which init finds by the
-    devices' ids, peers are told another index. PyTorch's switch for that is a variable of the
-    environment, which no library may change while other threads read it."""
+    PyTorch's rendezvous assumes that equal indices are the same device. This is wrong if each rank
+    sees its own GPU through CUDA_VISIBLE_DEVICES (hazard 21). With `same_index`, which init derives
+    from the ids of the devices, the store sends another index to the peers. PyTorch's option for
+    this case is an environment variable, which a library must not change while other threads read
+    it."""
 
     def __init__(self, store: dist.Store, timeout: float, rank: int = 0) -> None:
         super().__init__()
         self._store = store
         self._rank = rank
-        self.same_index: int | None = None  # this rank's, if another rank's device has it too
+        self.same_index: int | None = None  # this rank's index if another rank's device has it too
         self._meeting = 0
         self._first: int | None = None
         self._written: set[str] = set()
         self.limit_waits(timeout)
 
     def limit_waits(self, seconds: float) -> None:
-        """Sets the maximum duration of the waits that begin from now on."""
+        """Sets the maximum duration of waits that begin after this call."""
         self._timeout = timedelta(seconds=seconds)
         self.set_timeout(self._timeout)
 
@@ -73,7 +74,7 @@ class _BoundedStore(dist.Store):
         self._first = None
 
     def forget(self) -> None:
-        """Removes what this rank has written."""
+        """Removes the keys that this rank has written."""
         for key in self._written:
             self._store.delete_key(key)
         self._written.clear()
@@ -98,7 +99,7 @@ class _BoundedStore(dist.Store):
             _INDEX_BYTES:
         ]
 
-    # The names that PyTorch's C++ side looks for.
+    # PyTorch's C++ code calls the methods by these names.
 
     def set(self, key: str, value: str | bytes) -> None:
         first = self._first is None and _PROCESS_WIDE_NUMBER.match(key) is not None
@@ -131,18 +132,18 @@ class _BoundedStore(dist.Store):
 
 
 class Mapped(NamedTuple):
-    """A storage of every rank, as it is mapped here."""
+    """The mappings of a storage of every rank in this process."""
 
-    pointers: list[int]  # the first byte of each rank's
-    offset: int  # of that byte in its allocation
-    multicast: int = 0  # that of all ranks at one address; 0: there is no such address
+    pointers: list[int]  # the first byte of each rank's storage
+    offset: int  # the offset of that byte in its allocation
+    multicast: int = 0  # the multicast address of all ranks; 0 if there is none
 
 
 class Rendezvous:
     """Maps the memory of a communicator's peers.
 
-    `name` is unique to the communicator, also in the life of the process, and equal on its ranks:
-    PyTorch keeps under it what a tensor's rendezvous gave."""
+    `name` is equal on all ranks. It is unique to the communicator in the lifetime of the process,
+    because PyTorch caches the results of rendezvous by this name."""
 
     def __init__(
         self, name: str, store: dist.Store, rank: int, world_size: int, timeout: float
@@ -155,37 +156,38 @@ class Rendezvous:
         c10d._register_process_group(dist.distributed_c10d.GroupName(name), self._group)
 
     def tell_apart(self, index: int) -> None:
-        """This rank's GPU has an index that another rank gives to another GPU."""
+        """Sends another index to the peers. `index` is this rank's device index, which another rank
+        uses for another GPU."""
         if os.environ.get(SHARING) != "1":
             self._store.same_index = index
 
     def set_timeout(self, seconds: float) -> None:
-        """Sets the maximum duration of the waits that begin from now on."""
+        """Sets the maximum duration of waits that begin after this call."""
         self._timeout = seconds
         self._store.limit_waits(seconds)
 
     def exchange(self, tensor: torch.Tensor) -> Mapped:
-        """Meets the peers over `tensor`'s storage. TimeoutError when it does not end. The mapping
-        lasts as long as the storage."""
+        """Maps the peers' storages that correspond to that of `tensor`. Raises TimeoutError if the
+        rendezvous does not end. The mapping is valid as long as the storage."""
         base = tensor.untyped_storage().data_ptr()
         if self._world_size == 1:
             return Mapped([base], 0)
 
         def meet() -> _SymmetricMemory:
             if tensor.is_cuda:
-                torch.cuda.set_device(tensor.device)  # the thread is a new one
+                torch.cuda.set_device(tensor.device)  # this is a new thread
             self._store.begin()
             return _SymmetricMemory.rendezvous(tensor, self.name)
 
         handle = bounded(meet, self._timeout + _GRACE, "rendezvous")
-        # From a pool, the storage starts inside of the block that was exchanged.
+        # A storage from a pool starts inside of the block that was exchanged.
         offset = base - handle.buffer_ptrs[handle.rank]
         pointers = [pointer + offset for pointer in handle.buffer_ptrs]
         at_once = multicast.address_of(handle) if offset == 0 else 0
         return Mapped(pointers, offset, at_once)
 
     def forget(self) -> None:
-        """Removes this rank's keys from the store, when no rank needs them any more."""
+        """Removes this rank's keys from the store. No rank may need them any more."""
         with contextlib.suppress(Exception):  # A store that no longer exists keeps no keys.
             bounded(self._store.forget, self._timeout, "store")
 
@@ -197,8 +199,8 @@ class Rendezvous:
 
 
 def refuse_in_capture(call: str, device: torch.device) -> None:
-    """NotImplementedError where a CUDA graph is being captured: what meets the other ranks waits
-    on the host, and what allocates for it would end the capture with an error of the driver's."""
+    """Raises NotImplementedError during the capture of a CUDA graph: the call waits for the other
+    ranks on the host, and its allocations would end the capture with an error of the driver."""
     if _capturing(device):
         raise NotImplementedError(
             f"{call}: the call waits for the other ranks on the host, which cannot be captured "
@@ -214,12 +216,19 @@ def _capturing(device: torch.device) -> bool:
 
 
 def allocate(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A contiguous tensor of its own allocation. Not PyTorch's symm_mem.empty, whose pool makes
-    offsets depend on what each rank freed before (hazard 16)."""
+    """Returns a contiguous tensor with its own allocation. Does not use PyTorch's symm_mem.empty,
+    because offsets in its pool depend on what each rank freed before (hazard 16)."""
     strides = [math.prod(size[i + 1 :]) for i in range(len(size))]
-    return _SymmetricMemory.empty_strided_p2p(tuple(size), tuple(strides), dtype, device)
+    tensor = _SymmetricMemory.empty_strided_p2p(tuple(size), tuple(strides), dtype, device)
+    if device.type == "cuda":
+        # PyTorch 2.11 clears the memory with cudaMemset on the default stream, which can return
+        # before the memory is clear. It could then overwrite the first writes of another stream,
+        # such as those of init to the slots. This is frequent if processes share a GPU.
+        torch.cuda.default_stream(device).synchronize()
+    return tensor
 
 
 def backend(device: torch.device) -> str | None:
-    """The name of PyTorch's symmetric-memory backend for the device, if it has one."""
+    """Returns the name of PyTorch's symmetric-memory backend for the device, None if it has
+    none."""
     return _SymmetricMemory.get_backend(device)

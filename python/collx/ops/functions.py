@@ -1,11 +1,10 @@
-"""The functions of the operators: built-in functions, made from their declarations and the table of
-operators.
+"""Creates the built-in functions from their declarations and the table of operators.
 
 A declaration has parameters and a docstring, but no body. Its parameters name the arguments of the
-operators, which csrc/ops/operator_table.cpp lists; `csrc/bindings/function_table.cpp` says which
-operator a call comes to. The built-in function parses the arguments of eager calls and calls the
-operator. Its twin does the same in Python. Dynamo traces the twin, and the built-in function calls
-it for whatever it does not convert itself, such as tensor subclasses and wrong types.
+operators, which csrc/ops/operator_table.cpp lists. `csrc/bindings/function_table.cpp` defines which
+operator a call selects. The built-in function parses the arguments of eager calls and calls the
+operator. Its twin does the same in Python. Dynamo traces the twin. The built-in function calls the
+twin for arguments that it does not convert itself, such as tensor subclasses and wrong types.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ Handle = extension.Handle
 twins: dict[str, Callable[..., Any]] = {}
 """The Python twin of each function, by name."""
 _made: list[Callable[..., Any]] = []
-# For calls that Dynamo is not to trace: it breaks the graph, or raises with fullgraph=True.
+# For calls that Dynamo must not trace: it breaks the graph, or raises with fullgraph=True.
 _out_of_graphs: dict[str, Callable[..., Any]] = {}
 
 
 def built_in(declaration: F) -> F:
-    """The built-in function that a declaration describes. ValueError if an operator needs an
+    """Creates the built-in function of a declaration. Raises ValueError if an operator needs an
     argument that the declaration has no parameter for."""
     name, module = declaration.__name__, declaration.__module__
     signature = inspect.signature(declaration)
@@ -57,7 +56,7 @@ def built_in(declaration: F) -> F:
 
 
 def register() -> None:
-    """Makes Dynamo trace the twins, as soon as it is imported."""
+    """Makes Dynamo trace the twins when it is imported."""
     after_import("torch._dynamo", _substitute)
 
 
@@ -67,7 +66,7 @@ def _substitute() -> None:
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(twins[name])
         _out_of_graphs[name] = torch.compiler.disable(
             partial(function),
-            reason=f"collx.{name}: async_op=True: no part of a compiled graph",
+            reason=f"collx.{name}: async_op=True: not supported in a compiled graph",
         )
 
 
@@ -103,7 +102,7 @@ class _Variant(NamedTuple):
     overload: Any
     arguments: tuple[str, ...]
     defaults: tuple[Any, ...]
-    """Of the last arguments."""
+    """The default values of the last arguments."""
     outputs: tuple[str, ...]
     is_norm: bool
 
@@ -133,7 +132,7 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
     has_map = any("epilogue" in features for features in variants)
 
     def twin(*args: Any, **named: Any) -> Any:
-        declaration(*args, **named)  # TypeError for arguments that it does not take
+        declaration(*args, **named)  # raises TypeError for unexpected arguments
         given = {**defaults, **dict(zip(names, args, strict=False)), **named}
         if given.get("async_op"):
             if torch.compiler.is_dynamo_compiling():
@@ -152,9 +151,9 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
 def _resolved(
     name: str, given: dict[str, Any], has_map: bool
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The features that select the operator, in the order of csrc/bindings/function_table.h. Also
-    the arguments of the operator that are made from several parameters, or from one of another
-    name. `has_map`: whether an epilogue selects the operator."""
+    """Returns the features that select the operator in the order of csrc/bindings/function_table.h,
+    and the arguments of the operator that are computed from several parameters, or from a parameter
+    with another name. `has_map`: whether an epilogue selects the operator."""
     features: list[str] = []
     values: dict[str, Any] = {}
     if given.get("epilogue") is not None:

@@ -1,6 +1,6 @@
-"""Fuzz of arguments: calls of every operator of which one or two arguments are replaced by others
-of the same type, right ones and wrong ones. A call gives the bits of the reference, or all ranks
-raise an exception before anything is launched and the communicator works on.
+"""Fuzz test of arguments: calls of every operator with one or two arguments replaced by other
+valid or invalid values. Either the call returns the same bits as the reference, or all ranks raise
+an exception before anything is launched and the communicator remains usable.
 
 See drawing.py for how the calls are drawn.
 """
@@ -31,17 +31,17 @@ LARGEST = 2000  # elements of the input of a fused normalization
 MAPS = tuple(
     f"{op}{value}" for op in ("allreduce_map", "reducescatter_map") for value in ("", "_with_value")
 )
-# What an argument is replaced by leaves the result as it is; or may be refused, but leaves the
-# result as it is if not; or may be refused, or give another result; or has to be refused. In any
-# case all ranks do the same.
+# What must follow when an argument is replaced. "same": the result is unchanged. "right": the call
+# may be refused, but otherwise the result is unchanged. "either": the call may be refused or return
+# another result. "refused": the call must be refused. In every case all ranks behave the same.
 VERDICTS = SAME, RIGHT, EITHER, REFUSED = "same", "right", "either", "refused"
 
-WORLD = -1  # in numbers below: the number of ranks
+WORLD = -1  # stands for the number of ranks in the values below
 HUGE = (2**31, 2**32, 2**62, 2**63 - 1, -(2**63), 2**63)
 
 
 class Plain(torch.Tensor):
-    """A subclass without anything of its own."""
+    """A subclass that overrides nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Example:
-    """A right call, by its overload, and what is changed in it."""
+    """A valid call, its overload and the changes to its arguments."""
 
     call: Call | str  # the name of an operator of MAPS
     overload: str
     changes: tuple[Change, ...]
     mode: str
-    by_function: bool  # through the Python function, if the changed arguments are its own
+    by_function: bool  # call the Python function if it has the changed arguments
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -71,7 +71,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-# --- Values that replace a tensor. None: this tensor cannot be changed so.
+# --- Functions that return a replacement for a tensor, or None if the tensor cannot be replaced.
 
 
 def _lazy(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
@@ -146,7 +146,7 @@ def _nested(tensor: torch.Tensor, number: int) -> Any:
     try:
         return torch.nested.nested_tensor([tensor, tensor], layout=layout)
     except (NotImplementedError, RuntimeError):
-        return None  # not of every dtype and shape
+        return None  # not every dtype and shape is supported
 
 
 def _elsewhere(tensor: torch.Tensor, number: int) -> torch.Tensor:
@@ -172,21 +172,21 @@ TENSORS: dict[str, tuple[str, Callable[[torch.Tensor, int], Any]]] = {
     "overlapping": (EITHER, _overlapping),
     "other dtype": (EITHER, _other_dtype),
     "other shape": (EITHER, _other_shape),
-    "elsewhere": (EITHER, _elsewhere),  # a meta input has a meta result
+    "elsewhere": (EITHER, _elsewhere),  # a meta input returns a meta result
     "wrapped": (EITHER, _wrapped),
     "nested": (EITHER, _nested),
     "sparse": (REFUSED, _sparse),
     "no tensor": (REFUSED, lambda t, n: (1, 2.5, "x", object())[n % 4]),
 }
 
-# Rows that do not fit the splits of one rank, or splits that the device alone knows, are found
-# inside the call.
+# Rows that do not match the splits of one rank, or splits that only the device knows, are detected
+# only inside the call, so these changes are not made to tensors of alltoallv.
 CHANGES_ROWS = ("other shape", "overlapping")
 
-# A Meta kernel looks up no group.
+# A Meta kernel does not look up the group.
 ONLY_TRACED = ("elsewhere", "wrapped")
 
-# Both the input and an output, in one piece of memory.
+# The input and an output share memory.
 ALIASED = "aliased"
 
 TEXTS: tuple[Any, ...] = ("", "x", "sum\0", " auto", "AUTO", "0", "é" * 5000, None, 1, [])
@@ -220,7 +220,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {"algorithm": ("auto", "fallback"), "max_b
 
 
 def _splits(given: Any, number: int, rank: Rank) -> Any:
-    """Wrong ones, of which this rank can know."""
+    """Returns invalid splits that this rank can detect on its own."""
     spoiled = list(given)
     mine = rank.rank
     changes: list[Callable[[], Any]] = [
@@ -241,11 +241,12 @@ def _splits(given: Any, number: int, rank: Rank) -> Any:
 
 
 def _alias(overload: str, arguments: Fields, change: Change, rank: Rank) -> bool:
-    """Puts the input and this output into one piece of memory. False where that cannot be.
+    """Places the input and this output in the same memory. Returns False if that is impossible.
 
-    An operator decides from the distance of the two whether to accept them. A rank's own part of
-    the other tensor is accepted, so the place of the smaller one depends on the rank. Where sizes
-    differ between ranks, the decision can too, and nothing is changed.
+    An operator decides by the distance between the two whether to accept them. It accepts an input
+    or output that is the rank's own part of the other, so the position of the smaller tensor
+    depends on the rank. If sizes differ between ranks, the decision can differ too, and nothing is
+    changed.
     """
     source, out = arguments["input"], arguments[change.argument]
     small, large = sorted((source.numel(), out.numel()))
@@ -268,13 +269,13 @@ def _alias(overload: str, arguments: Fields, change: Change, rank: Rank) -> bool
 
 
 def _changed(example: Example, change: Change, value: Any, rank: Rank) -> tuple[str, Any] | None:
-    """What has to follow, and the new value; None where there is none."""
+    """Returns the verdict and the new value, or None if there is no new value."""
     if isinstance(value, torch.Tensor):
         if "alltoallv" in example.overload and change.what in CHANGES_ROWS:
             return None
         verdict, make = TENSORS[change.what]
         made = make(value, change.number)
-        # Some algorithms need symmetric tensors, and the value of an epilogue is contiguous.
+        # Some algorithms require symmetric tensors, and the value of an epilogue is contiguous.
         asked = not isinstance(example.call, str) and example.call.algorithm != "auto"
         if verdict == SAME and (asked or change.argument == "value"):
             verdict = RIGHT
@@ -303,7 +304,7 @@ def _changed(example: Example, change: Change, value: Any, rank: Rank) -> tuple[
 
 @dataclass
 class Made:
-    """A right call on a rank: arguments by name, the right results, and what checks the memory."""
+    """A valid call on a rank: its overload, its arguments by name and the expected results."""
 
     overload: Any
     arguments: Fields
@@ -330,7 +331,7 @@ def _made(rank: Rank, communicator: Any, example: Example) -> Made:
 
 
 def _mapped(rank: Rank, overload: Any, arguments: Fields) -> list[torch.Tensor]:
-    """`expression` negates."""
+    """Returns the expected results. The arguments' `expression` negates."""
     from collx import reference
 
     inputs = [
@@ -361,7 +362,7 @@ def _results(overload: Any, returned: Any, arguments: Fields) -> list[torch.Tens
 
 
 def _unequal(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """By their bits; any NaN is as good as another."""
+    """Compares the bits; all NaNs are equal."""
     plain = got.detach().resolve_conj().resolve_neg().cpu().as_subclass(torch.Tensor)
     if plain.shape != want.shape or plain.dtype != want.dtype:
         return True
@@ -372,8 +373,8 @@ def _unequal(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 def _run(rank: Rank, example: Example) -> tuple[str, str, Attempt]:
-    """What had to follow, what is wrong besides, and how the call went."""
-    communicator = rank.communicator("argument-fuzz", payload_bytes=1 << 20, timeout=10.0)
+    """Returns the verdict, a description of a wrong result, and the outcome of the call."""
+    communicator = rank.communicator("argument-fuzz", payload_bytes=1 << 20, timeout=30.0)
     verdicts = {SAME}
     returned: list[Any] = []
     with MODES[example.mode]():
@@ -393,7 +394,7 @@ def _run(rank: Rank, example: Example) -> tuple[str, str, Attempt]:
     communicator.synchronize()
     wrong = ""
     if verdicts <= {SAME, RIGHT} and not found.error:
-        # Unless another rank's input has changed.
+        # This does not hold if another rank's input has changed; `_judge` checks that.
         for got, want in zip(
             _results(made.overload, returned[0], made.arguments), made.expected, strict=True
         ):
@@ -406,12 +407,12 @@ def _run(rank: Rank, example: Example) -> tuple[str, str, Attempt]:
     return verdict, wrong, replace(found, seconds=0.0, started=0.0)
 
 
-# --- What is drawn.
+# --- Strategies.
 
 
 def _collective(draw: Any, op: str, world: int) -> Call:
     described = collectives.OPS[op]
-    # Half of them such as have conjugate or negative views.
+    # Draw half of the dtypes from those that have conjugate or negative views.
     lazy = [name for name in ("float32", "complex64") if name in described.dtypes]
     dtype = draw(strategies.sampled_from(draw(strategies.sampled_from([described.dtypes, lazy]))))
     dims = draw(strategies.integers(described.least_dims, 3))
@@ -492,15 +493,15 @@ def _judge(answers: list[tuple[str, str, Attempt]]) -> None:
 
 @pytest.mark.worlds(2)
 def test_an_argument_is_taken_as_the_reference_does_or_refused(pool: Pool) -> None:
-    """Whatever stands in for an argument: no crash, no wrong bits, and the next call works."""
+    """For any replaced argument: no crash, no wrong bits, and the next call works."""
     usual = CALLS_SHARED if pool.takes_turns else CALLS[pool.world.device]
     for_all(
-        examples(pool.size), usual, lambda example: _judge(pool.run(_run, example, deadline=60))
+        examples(pool.size), usual, lambda example: _judge(pool.run(_run, example, deadline=120))
     )
 
 
 def test_every_overload_can_be_drawn() -> None:
-    """A new operator needs a right call here, of which arguments are then changed."""
+    """Every operator needs a valid call here, so that its arguments can be changed."""
     drawn = set()
     for op in collectives.NAMES:
         for form in {"functional", "out", "inplace"} & set(collectives.OPS[op].forms):

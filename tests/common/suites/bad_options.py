@@ -1,8 +1,9 @@
-"""Bad input that is not about an operator: options of `init`, names, worlds and processes that it
-refuses; and what one rank's refusal means to the others."""
+"""Bad input outside operators: options, names, world sizes and processes that `init` refuses, and
+the effect of one rank's refusal on the others."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ..pool import Pool, Pools
 from ..rank import Rank
 from ..worlds import World, gpu_count
 
-# What is wrong: the options, and words of the message.
+# By kind of mistake: the options, and words of the message.
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "negative timeout": ({"timeout": -1.0}, ("timeout", "-1")),
     "zero timeout": ({"timeout": 0.0}, ("timeout", "0")),
@@ -38,11 +39,30 @@ def _refused(rank: Rank, what: str) -> Attempt:
 @pytest.mark.worlds(1, 2)
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_option_of_init_is_refused(pool: Pool, what: str) -> None:
-    """init names option, value and what is accepted, alike on all ranks. Two communicators of one
-    name would share what each looks up by it."""
+    """init names the option, its value and the accepted values on all ranks. A communicator name
+    in use is refused, because names identify communicators."""
     for found in pool.run(_refused, what):
         assert found.error == "ValueError", found
         assert all(word in found.message for word in WRONG[what][1]), found
+
+
+def _with_variable(rank: Rank, variable: str) -> Attempt:
+    communicator = rank.communicator()
+    os.environ[variable] = "yes"
+    try:
+        found = attempt(lambda: rank.new_communicator("variables"))
+    finally:
+        del os.environ[variable]
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("variable", ["COLLX_CHECK", "COLLX_NO_CLUSTERS"])
+def test_a_variable_that_is_neither_0_nor_1_is_refused(pool: Pool, variable: str) -> None:
+    for found in pool.run(_with_variable, variable):
+        assert found.error == "ValueError", found
+        assert f"environment variable {variable}: got 'yes'; accepted: 0, 1" in found.message
 
 
 def _on_no_device(rank: Rank) -> Attempt:
@@ -65,7 +85,7 @@ def _too_many(rank: Rank) -> Attempt:
 
 
 def test_too_many_ranks_are_refused(pools: Pools, device: str) -> None:
-    """World size 17 on CPU, 9 on CUDA: refused by name on every rank."""
+    """World sizes 17 on CPU and 9 on CUDA are refused by name on every rank."""
     on_cuda = device == "cuda"
     world = World("cuda", 9, min(9, gpu_count())) if on_cuda else World("cpu", 17)
     crowd = pools.get(world)
@@ -93,8 +113,8 @@ def _forked(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(1, 2)
 def test_init_and_calls_in_a_forked_child_are_refused(pool: Pool) -> None:
-    """Hazard 24: a child shares memory and sockets with its parent; it refuses by name, and
-    destroying there does not touch the parent's communicator."""
+    """Hazard 24: a child shares memory and sockets with its parent. It refuses by name, and
+    destroying the communicator in the child does not affect the parent's."""
     for init, *others in pool.run(_forked):
         assert init.split(":")[0] == "ValueError", init
         assert "fork" in init
@@ -106,7 +126,7 @@ def test_init_and_calls_in_a_forked_child_are_refused(pool: Pool) -> None:
 
 
 def _only_one_refuses(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
-    communicator = rank.new_communicator("one-refuses", rank.fresh_group(), timeout=timeout)
+    communicator = rank.new_communicator("one-refuses", rank.fresh_group(), call_timeout=timeout)
 
     def call(reduce_op: str) -> None:
         torch.ops.collx.allreduce(ones(rank), reduce_op, communicator.name, "oneshot_push")
@@ -121,7 +141,7 @@ def _only_one_refuses(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
 
 @pytest.mark.worlds(2, 3)
 def test_when_one_rank_refuses_the_others_time_out_by_name(pool: Pool) -> None:
-    """Nobody hangs because one rank's argument was wrong."""
+    """No rank hangs because another rank's argument was wrong."""
     results = pool.run(_only_one_refuses, timeout_now(pool))
     assert results[0][0].error == "ValueError"
     assert results[0][1].error == "CollectiveTimeout"

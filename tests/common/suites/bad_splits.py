@@ -1,5 +1,5 @@
-"""Splits that do not fit: those that one rank sees, those that the device alone knows, and those on
-which two ranks disagree. See bad_input.py."""
+"""Invalid splits: those that one rank detects, those that only the device knows, and those on which
+two ranks disagree. See bad_input.py."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 from ..refusals import Given, Wrong, assert_all_refused, assert_refused, dtype, refused, value
 
-HOST, DEVICE = WITH_SPLITS[:1], WITH_SPLITS[1:]  # whose splits lie where
+HOST, DEVICE = WITH_SPLITS[:1], WITH_SPLITS[1:]  # by where the splits are stored
 MOST = 2**63 - 1
 
 
 def _resplit(which: str, change: Callable[[list[int]], list[int]]) -> Fields:
-    """Other splits, as many as there are ranks where the change gives more."""
+    """Returns fields that change one of the two split arguments."""
     return {which: lambda given: change(list(given[which]))}
 
 
 def _without_rows(*splits: int) -> Callable[[Given], Fields]:
-    """An input without rows, and these splits in both directions."""
+    """An input without rows and these splits in both directions, filled up with zeros."""
 
     def change(given: Given) -> Fields:
         both = [*splits, *[0] * given.world][: given.world]
@@ -37,7 +37,7 @@ def _without_rows(*splits: int) -> Callable[[Given], Fields]:
 
 
 def _device_splits(*sizes: int, dtype: torch.dtype = torch.int64) -> Fields:
-    """Device splits of the sizes; 0 is the number of ranks, -1 is one more."""
+    """Device splits of the given shape; 0 stands for the number of ranks, -1 for one more."""
 
     def change(given: Given) -> torch.Tensor:
         shape = [given.world - size if size <= 0 else size for size in sizes]
@@ -114,7 +114,7 @@ def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_wrong_splits_are_refused_by_name(pool: Pool, what: str) -> None:
-    """A class for each kind of mistake; raised before anything is launched, so all ranks go on."""
+    """Each kind of mistake raises one error before anything is launched, so all ranks continue."""
     assert_all_refused(pool, WRONG[what], _refused, what)
 
 
@@ -136,8 +136,8 @@ def test_wrong_splits_are_refused_on_meta_tensors(pool: Pool) -> None:
             assert_refused("alltoallv", WRONG[what], result)
 
 
-# Splits that the device alone knows: those of the last rank to the first ranks, and the rows that
-# are missing in its result.
+# Splits that only the device knows: the last rank's splits for the first ranks, and the number of
+# rows by which its capacity is too small.
 DEVICE_SPLITS: dict[str, tuple[list[int], int]] = {
     "capacity too small": ([], 1),
     "negative split": ([-3], 0),
@@ -152,7 +152,7 @@ def _wrong_on_the_device(
 ) -> tuple[Attempt, Attempt, str]:
     splits, missing = DEVICE_SPLITS[what]
     communicator = rank.new_communicator(
-        "device-splits", rank.fresh_group(), timeout=timeout, check=check
+        "device-splits", rank.fresh_group(), call_timeout=timeout, check=check
     )
     call = Call("alltoallv_device", "int32", (ROWS, 5), form="out", style="bits")
     prepared = Prepared(rank, communicator, call)
@@ -161,7 +161,7 @@ def _wrong_on_the_device(
         for other, rows in enumerate(splits[: rank.size]):
             prepared.given["input_splits"][other] = rows
         if missing:
-            # The rows of `out` behind the capacity are a canary: they must not be written to.
+            # The rows of `out` beyond the capacity are a canary: they must not be written to.
             prepared.outs[0] = prepared.outs[0].part(0, 0, ROWS * rank.size - missing)
             prepared.given["capacity"] -= missing
     rank.synchronize()
@@ -187,8 +187,8 @@ def _wrong_on_the_device(
 @pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
 @pytest.mark.parametrize("what", sorted(DEVICE_SPLITS))
 def test_device_splits_that_do_not_fit_are_a_mismatch(pool: Pool, what: str, check: bool) -> None:
-    """They are found inside the call: every rank raises, nothing is written out of bounds, and
-    the communicator refuses further work."""
+    """The mismatch is detected inside the call: every rank raises, nothing is written out of
+    bounds, and the communicator refuses further work."""
     some_stand_for_all(pool, pool.size == 2 and not check)
     timeout = timeout_now(pool, 3.0)
     for found, after, around in pool.run(_wrong_on_the_device, what, check, timeout):
@@ -201,12 +201,12 @@ def test_device_splits_that_do_not_fit_are_a_mismatch(pool: Pool, what: str, che
         assert around == ""
 
 
-SENT, EXPECTED = 503, 497  # bytes, told apart from all else in a message
+SENT, EXPECTED = 503, 497  # bytes; no other number in a message has these values
 
 
 def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
     communicator = rank.new_communicator(
-        "disagree", rank.fresh_group(), timeout=timeout, check=check
+        "disagree", rank.fresh_group(), call_timeout=timeout, check=check
     )
     last = rank.size - 1
     sent, received = [8] * rank.size, [8] * rank.size
@@ -231,7 +231,7 @@ def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
 
 @pytest.mark.worlds(2, 3)
 def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(pool: Pool) -> None:
-    """The check compares what a pair exchanges: all ranks raise, with both numbers."""
+    """The check compares what each pair exchanges: all ranks raise, with both numbers."""
     for call, later in pool.run(_disagree, True, timeout_now(pool, 10.0)):
         found = call if call.error else later
         assert found.error == "CollectiveMismatch", found
@@ -241,8 +241,8 @@ def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(pool: Pool
 
 @pytest.mark.worlds(2, 3)
 def test_splits_on_which_two_ranks_disagree_end_without_the_check(pool: Pool) -> None:
-    """Without it the data may be wrong, but nobody waits for longer than the timeout. On CPU the
-    pair always compares its numbers."""
+    """Without the check the data may be wrong, but no rank waits longer than the timeout. On CPU
+    each pair always compares its numbers."""
     timeout = timeout_now(pool)
     results = pool.run(_disagree, False, timeout)
     for call, later in results:

@@ -1,5 +1,5 @@
-"""Checked mode: calls that differ between ranks are named on all of them, and what belongs to one
-call passes."""
+"""Checked mode: all ranks name calls that differ between ranks, and allowed differences within one
+call pass."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 from ..sampling import every
 
-pytestmark = pytest.mark.alone  # errors have to come in time
+pytestmark = pytest.mark.alone  # errors must be raised in time
 
-ENOUGH = 10.0  # a timeout that nothing should wait for
+ENOUGH = 10.0  # a timeout that no call should reach
 NEW = tuple(op for op in COLLECTIVES if op != "allreduce")
 
 
 @dataclass(frozen=True)
 class Different:
-    """Calls that differ between ranks: of which operators, what the last rank changes in the call
-    of the others, and words of the message besides the operator."""
+    """Calls that differ between ranks: the operators, the usual fields, the last rank's changes to
+    them, and words of the message besides the operator."""
 
     ops: tuple[str, ...]
     usual: Fields
@@ -76,7 +76,7 @@ DIFFERENT = {
     "staged or the fallback": Different(
         STAGED, {"algorithm": "staged"}, {"algorithm": "fallback"}, ("staged", "fallback")
     ),
-    # Hazards 5 and 16: that an argument is symmetric must agree on all ranks.
+    # Hazards 5 and 16: all ranks must agree on whether an argument is symmetric.
     "symmetric input": Different(
         ("allreduce",),
         {**PULLED, "symmetric": "output"},
@@ -97,7 +97,7 @@ DIFFERENT = {
     "rows": Different(NORMS_HERE, {}, {"rows": 9}, ("[7, ", "[9, ")),
     "columns": Different(NORMS_HERE, {}, {"cols": 512}, (", 256]", ", 512]")),
     "dtype of a norm": Different(NORMS_HERE, {}, {"dtype": "float16"}, ("bfloat16", " float16")),
-    # With an eps that every rounding keeps.
+    # Every rounding keeps this eps unchanged.
     "rounding": Different(
         NORMS_HERE, {"eps": 0.5}, {"rounding": "parity"}, ("rounding fp32", "rounding parity")
     ),
@@ -130,11 +130,11 @@ DIFFERENT = {
         ("with epilogue ",),
     ),
 }
-STANDING = ("root", "operator", "rows", "rounding")  # where ranks share a GPU
+STANDING = ("root", "operator", "rows", "rounding")  # the rows tested where ranks share a GPU
 
 
 def _operators_here(pool: Pool, what: str) -> tuple[str, ...]:
-    """The operators of a row for this world: each call takes an init."""
+    """Returns the operators of a row to test in this world. Each one needs an init."""
     ops = DIFFERENT[what].ops
     if pool.takes_turns and not (pool.size == 2 and what in STANDING):
         return tuple(op for op in ops if op == "allreduce")
@@ -149,18 +149,18 @@ def _other_call(rank: Rank, what: str, ops: tuple[str, ...], timeout: float) -> 
     row, answers = DIFFERENT[what], {}
     for op in ops:
         communicator = rank.new_communicator(
-            "differs", rank.fresh_group(), timeout=timeout, check=True
+            "differs", rank.fresh_group(), call_timeout=timeout, check=True
         )
         usual: Fields = {"shape": (12, 12), "form": "functional", **row.usual}
         other: Fields = {**usual, **row.other}
         calls = [small_call(fields.pop("op", op), rank.size, **fields) for fields in (usual, other)]
         runs = [repeated(rank, communicator, call) for call in calls]
-        for run in runs:  # either is right where all ranks make it
+        for run in runs:  # each call is valid if all ranks make it
             run()
-        rank.barrier()  # from here on a rank may hear of a peer's failure at any time
+        rank.barrier()  # from here on, a rank may learn of a peer's failure at any time
         found = attempt(runs[rank.rank == rank.size - 1])
         rank.barrier()
-        # A rank may have left the call before the others noticed.
+        # A rank may have left the call before the others noticed the mismatch.
         answers[op] = found if found.error else attempt(communicator.raise_if_failed)
         rank.arenas.pop(communicator.name, None)
         communicator.destroy()
@@ -170,8 +170,8 @@ def _other_call(rank: Rank, what: str, ops: tuple[str, ...], timeout: float) -> 
 @pytest.mark.worlds(2, 3, 4)
 @pytest.mark.parametrize("what", sorted(DIFFERENT))
 def test_checked_mode_names_both_sides_of_a_mismatch(pool: Pool, what: str) -> None:
-    """Hazards 5 and 14: one rank makes another call. Every rank raises at once, and both calls are
-    shown: whatever changes results takes part in the comparison."""
+    """Hazards 5 and 14: one rank makes another call. Every rank raises at once, and the message
+    shows both calls. The comparison covers everything that changes results."""
     ops = _operators_here(pool, what)
     some_stand_for_all(pool, bool(ops))
     for answers in pool.run(_other_call, what, ops, timeout_now(pool, ENOUGH)):
@@ -183,8 +183,8 @@ def test_checked_mode_names_both_sides_of_a_mismatch(pool: Pool, what: str) -> N
 
 
 def _alike(op: str) -> list[Call]:
-    """Calls whose tensors differ between the ranks, as they may: parts, splits, places in symmetric
-    memory and strides are each rank's own where no peer goes there. Some ranks own no row."""
+    """Returns calls whose tensors may differ between ranks: parts, splits, and, if no peer
+    accesses the tensor, its strides and position in symmetric memory. Some ranks have no rows."""
     if is_norm(op):
         return [
             call_of(op, rows=rows, cols=256, algorithm=way, form=form)
@@ -195,7 +195,7 @@ def _alike(op: str) -> list[Call]:
         {},
         {"symmetric": "both"},
         {"symmetric": "both", "form": "part" if "part" in OPS[op].forms else "out"},
-        # A rank that gets one row or none has a contiguous output, the others have not.
+        # The output is contiguous only on ranks that get at most one row.
         {"symmetric": "both", "layout": "spread", "output_layout": "spread"},
     ]
     return [
@@ -216,7 +216,7 @@ def _checked(rank: Rank, calls: list[Call]) -> list[str]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("op", NAMES)
 def test_checked_mode_passes_what_belongs_to_one_call(pool: Pool, op: str) -> None:
-    """The negative control, in every algorithm."""
+    """The negative control, for every algorithm."""
     standing = pool.size == 2 and op in ("allgather", "alltoallv")
     some_stand_for_all(pool, standing or is_norm(op))
     calls = _alike(op)

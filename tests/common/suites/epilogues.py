@@ -1,5 +1,5 @@
-"""Reductions with an epilogue: what the function gives for the rounded sum, in every algorithm,
-form and layout; gradients; compiled code; refusals."""
+"""Reductions with an epilogue: the function of the rounded sum in every algorithm, form and layout;
+gradients; compiled code; refusals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def algorithms(op: str) -> list[str]:
 @pytest.mark.parametrize("which", range(len(CASES)), ids=[c.function.__name__ for c in CASES])
 @pytest.mark.worlds(1, 2, 3)
 def test_the_function_of_the_rounded_sum(pool: Pool, which: int) -> None:
-    """Every dtype of a case, odd lengths, both operators; extras that differ from rank to rank."""
+    """Every dtype of a case, odd lengths, both operators; extras that differ between ranks."""
     calls = [
         Call(which, op, dtype, shape, axis, form="python")
         for dtype in CASES[which].dtypes
@@ -60,7 +60,7 @@ def test_the_function_of_the_rounded_sum(pool: Pool, which: int) -> None:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_whole_vectors_wherever_extras_lie(pool: Pool, dtype: str) -> None:
-    """On GPUs each way in which they lie is a kernel of its own, with the reduced value or not."""
+    """On GPUs each layout of the extras has its own kernel, with or without the reduced value."""
     calls = [
         Call(which, op, dtype, (6, 4, 64), broadcast=lies, with_value=with_value)
         for which, case in enumerate(CASES[:2])
@@ -72,7 +72,7 @@ def test_whole_vectors_wherever_extras_lie(pool: Pool, dtype: str) -> None:
 
 
 def test_random_calls(pool: Pool) -> None:
-    """Any function in any algorithm, shape, dtype, form, and layout of the extras and results."""
+    """Any function, algorithm, shape, dtype, form, and layout of the extras and results."""
     count = (COUNT_SHARED if pool.takes_turns else COUNT)[pool.size]
     assert_none(pool.run(run_calls, random_calls(count, 5, algorithms)))
 
@@ -81,8 +81,8 @@ def test_random_calls(pool: Pool) -> None:
 @pytest.mark.parametrize("shape", [(33, 65), (64, 128)])
 @pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
 def test_symmetric_tensors(pool: Pool, op: str, shape: tuple[int, ...]) -> None:
-    """Every algorithm on symmetric tensors: into another one, in place, and into a new one; also
-    where peers would store into the output, which each rank has to finish itself."""
+    """Every algorithm on symmetric tensors: into another tensor, in place, and into a new tensor;
+    also where peers would store into the output, which each rank must then finish itself."""
     calls = [
         Call(0, op, dtype, shape, algorithm=algorithm, form=form, symmetric=symmetric).legal()
         for dtype in ("float32", "bfloat16")
@@ -93,7 +93,7 @@ def test_symmetric_tensors(pool: Pool, op: str, shape: tuple[int, ...]) -> None:
 
 
 def _off_by_one(rank: Rank) -> list[str]:
-    """Contiguous, but behind the first element of memory: of the output, and of the value."""
+    """The output and the value are contiguous but start at the second element of their memory."""
     from collx.epilogues import expression_of
 
     name, wrong = rank.communicator().name, []
@@ -117,6 +117,25 @@ def test_results_that_are_not_aligned(pool: Pool) -> None:
     assert_none(pool.run(_off_by_one))
 
 
+def _strided_extra(rank: Rank) -> list[str]:
+    import collx
+
+    communicator = rank.communicator()
+    x, out = (collx.empty(8, 64, dtype=torch.float32, group=communicator) for _ in range(2))
+    extra = torch.arange(128.0, device=rank.device).expand(8, 128)[:, ::2]
+    x.fill_(1)
+    options: dict[str, Any] = {"epilogue": torch.add, "extras": (extra,), "group": communicator}
+    collx.allreduce(x, out=out, algorithm="pull_push", **options)
+    wrong = differences(out.cpu(), extra.cpu() + rank.size)
+    return [wrong] if wrong else []
+
+
+@pytest.mark.worlds(2)
+def test_an_extra_with_holes_does_not_overlap_a_symmetric_output(pool: Pool) -> None:
+    """An algorithm that needs a symmetric output stores the reduced elements there."""
+    assert_none(pool.run(_strided_extra))
+
+
 def _checked(rank: Rank) -> list[str]:
     rank.communicator("checked-epilogues", check=True)
     found = run_calls(rank, random_calls(10, 8, algorithms), "checked-epilogues")
@@ -126,12 +145,13 @@ def _checked(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_checked_mode_lets_equal_epilogues_pass(pool: Pool) -> None:
-    """The extras, which differ from rank to rank, are none of its business."""
+    """The extras, which differ between ranks, are not compared."""
     assert_none(pool.run(_checked))
 
 
 def _applied_by(rank: Rank) -> Apply:
-    """Applies an expression in an all-reduce whose largest value is the first rank's."""
+    """Returns a function that applies an expression in an all-reduce. The maximum is always the
+    first rank's value."""
     name = rank.communicator().name
 
     def apply(text: str, value: torch.Tensor, *extras: torch.Tensor) -> torch.Tensor:
@@ -152,8 +172,8 @@ def _random_functions(rank: Rank, dtype: str, count: int) -> list[str]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int32", "uint8"])
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.full)])
 def test_random_functions_have_the_bits_of_the_function(pool: Pool, dtype: str, count: int) -> None:
-    """Of up to 25 ops, in the wide type and rounded once: the first of those that
-    tests/cpu/test_expressions.py takes. On CUDA each is a kernel to compile."""
+    """Functions of up to 25 ops, computed in the wide type and rounded once: the first functions
+    of tests/cpu/test_expressions.py. On CUDA each one is compiled to a kernel."""
     count = min(count, 8) if pool.world.device == "cuda" else count
     assert_none(pool.run(_random_functions, dtype, count))
 
@@ -191,13 +211,14 @@ def _written_alike(rank: Rank) -> tuple[str, int]:
 
 @pytest.mark.worlds(2)
 def test_a_function_that_is_written_alike_is_traced_once(pool: Pool) -> None:
-    """A lambda is a new object each time; with what it holds it is another function."""
+    """Each evaluation of a lambda creates a new object, but only a different closure value makes
+    another function."""
     assert pool.run(_written_alike) == [("", 2)] * 2
 
 
 def _numbers(rank: Rank) -> tuple[list[str], int]:
-    """Of every function that takes an epilogue, with a number that changes; and how many texts they
-    have."""
+    """Calls every function that takes an epilogue, with a number that changes. Returns the errors
+    and the number of new epilogue texts."""
     import collx
     from collx import epilogues, reference
 
@@ -236,7 +257,7 @@ def _numbers(rank: Rank) -> tuple[list[str], int]:
 
 @pytest.mark.worlds(1, 2)
 def test_numbers_that_change_make_no_new_epilogue(pool: Pool) -> None:
-    """They are arguments of the same kernel; and may differ from rank to rank."""
+    """The numbers are arguments of the same kernel and may differ between ranks."""
     for wrong, texts in pool.run(_numbers):
         assert wrong == []
         assert texts == 1
@@ -277,7 +298,7 @@ def _gradients(rank: Rank, op: str) -> list[str]:
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
 def test_gradients_are_those_of_the_two_steps(pool: Pool, op: str) -> None:
-    """Of the input, through the reduction, and of the extras."""
+    """Gradients of the input, through the reduction, and of the extras."""
     for found in pool.run(_gradients, op):
         assert found == ["", ""]
 
@@ -312,7 +333,7 @@ def _compiled(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2)
 def test_compiled_code_gives_the_same(pool: Pool) -> None:
-    """In one graph, with gradients and without; the function's text is a constant of it."""
+    """In one graph, with and without gradients; the function's text is a constant of the graph."""
     require_compiler()
     assert pool.run(_compiled) == [[""] * 4] * 2
 
@@ -365,7 +386,7 @@ def _another(rank: Rank, epilogues: bool) -> Attempt:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("epilogues", [True, False])
 def test_ranks_with_different_epilogues_are_a_mismatch(pool: Pool, epilogues: bool) -> None:
-    """In checked mode; also where some ranks have none."""
+    """In checked mode; also if some ranks have no epilogue."""
     for attempted in pool.run(_another, epilogues):
         assert attempted.error == "CollectiveMismatch", attempted
         assert "with epilogue " in attempted.message
@@ -422,7 +443,7 @@ def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
 def test_bad_input_is_refused_by_name(
     pool: Pool, which: str, kind: str, words: tuple[str, ...]
 ) -> None:
-    """On every rank before anything is launched, and the communicator works on."""
+    """On every rank before anything is launched; the communicator remains usable."""
     for attempted, well in pool.run(_refused, which):
         assert attempted.error == kind, attempted
         assert all(word in attempted.message for word in ("collx.allreduce", *words)), attempted
@@ -472,7 +493,7 @@ def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:
 def test_warm_up_meets_all_ranks_and_calls_nothing(
     pool: Pool, which: str, kind: str, words: tuple[str, ...]
 ) -> None:
-    """What one rank refuses is raised on all of them, and the communicator works on."""
+    """All ranks raise an error if one rank refuses; the communicator remains usable."""
     for attempted, well in pool.run(_warm_up, which):
         assert attempted.error == kind, attempted
         assert all(word in attempted.message for word in words), attempted

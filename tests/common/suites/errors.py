@@ -1,4 +1,4 @@
-"""Errors carry the record that their words are made of, on every way out of an operator."""
+"""Errors carry the fields from which their message is made, however they leave an operator."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..limits import timeout_now
 from ..pool import Pool
 from ..rank import Rank
 
-CARRIES_ONESTAGE = {"cpu": "staged", "cuda": "channels"}  # a small broadcast that asks for it
+CARRIES_ONESTAGE = {"cpu": "staged", "cuda": "channels"}  # executes a small "onestage" broadcast
 FIELDS = ("communicator", "op", "phase", "rank", "peer", "sequence", "call", "peer_call")
 
 
 def _caught(call: Callable[[], Any]) -> dict[str, Any]:
-    """The fields of what was raised, and what it is; the same once it was pickled."""
+    """Returns the fields, class and base classes of the raised error, after a pickle round trip."""
     import collx
 
     try:
@@ -40,10 +40,10 @@ def _caught(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _absent(rank: Rank, way: str, timeout: float) -> list[dict[str, Any]]:
-    """The last rank stays away from the second call."""
+    """The last rank does not make the second call."""
     import collx
 
-    communicator = rank.new_communicator(f"fields-{way}", rank.fresh_group(), timeout=timeout)
+    communicator = rank.new_communicator(f"fields-{way}", rank.fresh_group(), call_timeout=timeout)
     x = ones(rank).requires_grad_(way == "backward")
     y = collx.allreduce(x, group=communicator)
 
@@ -64,7 +64,7 @@ def _absent(rank: Rank, way: str, timeout: float) -> list[dict[str, Any]]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("way", ["operator", "backward"])
 def test_a_timeout_says_in_fields_who_was_missing(pool: Pool, way: str) -> None:
-    """A backward pass runs on a thread of autograd's, and its error is the object that was made."""
+    """A backward pass runs on an autograd thread, and raises the same error object."""
     timeout = timeout_now(pool)
     *there, _ = pool.run(_absent, way, timeout)
     for rank, (first, then) in enumerate(there):
@@ -91,7 +91,7 @@ def _different(rank: Rank, timeout: float) -> dict[str, Any]:
     import collx
 
     communicator = rank.new_communicator(
-        "fields-mismatch", rank.fresh_group(), timeout=timeout, check=True
+        "fields-mismatch", rank.fresh_group(), call_timeout=timeout, check=True
     )
 
     def call() -> None:
@@ -103,7 +103,7 @@ def _different(rank: Rank, timeout: float) -> dict[str, Any]:
 
     found = _caught(call)
     rank.barrier()
-    if not found["class"]:  # it left the call before the other noticed
+    if not found["class"]:  # this rank left the call before the other one noticed the mismatch
         found = _caught(communicator.raise_if_failed)
     communicator.destroy()
     return found
@@ -147,10 +147,10 @@ def test_a_failed_init_says_in_fields_where_and_why(pool: Pool) -> None:
 
 
 def _absent_from_empty(rank: Rank, timeout: float) -> dict[str, Any]:
-    communicator = rank.new_communicator("fields-empty", rank.fresh_group(), timeout=timeout)
+    communicator = rank.new_communicator("fields-empty", rank.fresh_group(), call_timeout=timeout)
     found = {} if rank.rank == 1 else _caught(lambda: communicator.empty(3))
     rank.barrier()
-    attempt(communicator.destroy)  # the rank that was away may wait in it for the other
+    attempt(communicator.destroy)  # the absent rank may wait for the other one in it
     return found
 
 

@@ -1,5 +1,5 @@
-"""Failure: a named error on every rank that depends on what failed, within timeout + 1 s, and no
-hang. See limits.py for what a second is on a busy machine."""
+"""Failures: every rank that depends on the failed one raises a named error within timeout + 1 s,
+and no rank hangs. limits.py defines a second on a busy machine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ..operators import is_norm, kernels, name_in_errors
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
-pytestmark = pytest.mark.alone  # ranks are killed, and errors have to come in time
+pytestmark = pytest.mark.alone  # ranks are killed, and errors must be raised in time
 
 SHM = "/dev/shm"
 
 NEW = tuple(op for op in COLLECTIVES if op != "allreduce")
 PUSHES_AND_PULLS = tuple(way for _, way in kernels("allreduce") if way != "auto")
 
-# Operator, algorithm, and whether the root is missing, or else the last rank.
+# Operator, algorithm, and whether the root or else the last rank is missing.
 Missing = tuple[str, str, bool]
 BY_AUTO: list[Missing] = [
     *((op, "auto", False) for op in (*NEW, "barrier")),
@@ -53,7 +53,8 @@ BY_NAME: list[Missing] = [
 
 
 def depends(op: str, rank: int, absent: int) -> bool:
-    """Whether a rank cannot end a call without the absent one. A rank that only sends may."""
+    """Returns whether a rank cannot finish a call without the absent one. A rank that only sends
+    may be able to."""
     if op in ("broadcast", "scatter"):
         return absent == ROOT
     if op in ("reduce", "gather"):
@@ -69,7 +70,7 @@ def _one_never_comes(
         mine = torch.ones(1, device=rank.device)
         dist.all_gather([torch.empty_like(mine) for _ in range(rank.size)], mine, group)
         rank.synchronize()
-    communicator = rank.new_communicator("missing", group, timeout=timeout)
+    communicator = rank.new_communicator("missing", group, call_timeout=timeout)
     right = small_call(op, rank.size, algorithm=algorithm)
     call = repeated(rank, communicator, right)
     barrier = repeated(rank, communicator, small_call("barrier", rank.size))
@@ -79,14 +80,14 @@ def _one_never_comes(
     if rank.rank != absent:
         found["call"] = attempt(call)
         found["barrier"] = attempt(barrier)
-    rank.barrier()  # the others have given up
+    rank.barrier()  # the others have given up by now
     if rank.rank == absent:
         found["check"] = attempt(communicator.raise_if_failed)
     found["next"] = attempt(call)
     found["destroy"] = attempt(communicator.destroy)
     rank.arenas.pop(communicator.name, None)
     rank.barrier()
-    # What failed in gloo itself has closed that group's connections.
+    # A failure inside gloo has closed that group's connections.
     group = rank.fresh_group() if algorithm == "fallback" else communicator.group
     with rank.new_communicator("missing", group) as fresh:
         assert works(rank, fresh)
@@ -120,7 +121,7 @@ def _assert_missing_is_named(
             assert_in_time(second, slack=AT_ONCE)
             least = 0.9 if all_depend else 0.8
             assert call.seconds + barrier.seconds > timeout * least, found
-        # Also in the barrier, where whoever only sends may wait for the root.
+        # The error may also be raised by the barrier, where a rank that only sends waits.
         assert_named(first, "CollectiveTimeout", f"rank {absent} ")
         assert name_in_errors(op) in first.message or (
             not all_depend and "barrier" in first.message
@@ -132,8 +133,8 @@ def _assert_missing_is_named(
 def test_a_missing_rank_is_named_by_all_that_depend_on_it(
     pool: Pool, op: str, algorithm: str, root_is_absent: bool
 ) -> None:
-    """Hazard 8: the error names operator and missing rank, in time; a rank that only sends learns
-    of it in the barrier that follows. The poisoned communicator refuses further work and is
+    """Hazard 8: the error names the operator and the missing rank, in time. A rank that only sends
+    learns of it in the barrier that follows. The poisoned communicator refuses further work and is
     destroyed locally; a new one on the same group works."""
     standing = op in ("broadcast", "gather", "alltoallv") or (is_norm(op) and algorithm == "auto")
     some_stand_for_all(pool, standing)
@@ -145,7 +146,7 @@ def test_a_missing_rank_is_named_by_all_that_depend_on_it(
 def test_a_missing_rank_is_named_in_every_algorithm(
     pool: Pool, op: str, algorithm: str, root_is_absent: bool
 ) -> None:
-    """The same in what "auto" need not choose."""
+    """The same for the algorithms that "auto" may not choose."""
     some_stand_for_all(pool, algorithm == "pipelined")
     _assert_missing_is_named(pool, op, algorithm, root_is_absent)
 
@@ -153,7 +154,7 @@ def test_a_missing_rank_is_named_in_every_algorithm(
 @pytest.mark.worlds(2, 3, 4)
 @pytest.mark.parametrize("algorithm", OPS["allreduce"].algorithms)
 def test_a_missing_rank_is_named_in_every_allreduce(pool: Pool, algorithm: str) -> None:
-    """The same by all others, in all sizes."""
+    """The same for every algorithm of allreduce and all world sizes."""
     some_stand_for_all(pool, pool.size == 2 or algorithm in ("oneshot_push", "twoshot_pull"))
     _assert_missing_is_named(pool, "allreduce", algorithm)
 
@@ -164,7 +165,7 @@ def test_a_scattering_norm_is_among_those_that_fail() -> None:
 
 @pytest.mark.worlds(2)
 def test_an_error_that_comes_late_is_noticed(pool: Pool) -> None:
-    """The control of all limits: a communicator that waits for longer than the test believes."""
+    """The control of all limits: a communicator with a longer timeout than the test assumes."""
     some_stand_for_all(pool, False)
     timeout = timeout_now(pool)
     longer = timeout + 4 * SLACK * pace()
@@ -174,7 +175,7 @@ def test_an_error_that_comes_late_is_noticed(pool: Pool) -> None:
 
 
 def _call_until_failure(rank: Rank, algorithm: str, timeout: float) -> Attempt:
-    communicator = rank.communicator("killed", group=rank.fresh_group(), timeout=timeout)
+    communicator = rank.communicator("killed", group=rank.fresh_group(), call_timeout=timeout)
     call = small_call("allreduce", rank.size, algorithm=algorithm)
     return call_until_failure(rank, repeated(rank, communicator, call))
 
@@ -188,9 +189,9 @@ def _left_in_shm() -> set[str]:
 def test_survivors_of_a_killed_rank_raise_and_nothing_stays_behind(
     pool: Pool, algorithm: str
 ) -> None:
-    """Hazard 22: SIGKILL at any moment; nothing is left in /dev/shm."""
+    """Hazard 22: SIGKILL at any moment leaves nothing in /dev/shm."""
     some_stand_for_all(pool, algorithm == "oneshot_push" and pool.size == 2)
-    pool.kill()  # no word of another test is left in the store
+    pool.kill()  # removes keys of other tests from the store
     before = _left_in_shm()
     victim = pool.size - 1
     timeout = timeout_now(pool)
@@ -207,9 +208,9 @@ def test_survivors_of_a_killed_rank_raise_and_nothing_stays_behind(
 
 @pytest.mark.worlds(2, 3)
 def test_a_stopped_rank_is_named_and_learns_of_it_when_it_goes_on(pool: Pool) -> None:
-    """SIGSTOP: the others raise in time; the stopped rank raises as soon as it runs again."""
+    """SIGSTOP: the others raise in time; the stopped rank raises as soon as it resumes."""
     victim = pool.size - 1
-    pool.kill()  # no word of another test is left in the store
+    pool.kill()  # removes keys of other tests from the store
     timeout = timeout_now(pool)
     pool.submit(_call_until_failure, "twoshot_push", timeout)
     pool.wait_for("calling")
@@ -226,7 +227,7 @@ def test_a_stopped_rank_is_named_and_learns_of_it_when_it_goes_on(pool: Pool) ->
     pool.run(Rank.drop, "killed")
 
 
-# Pushed and pulled, by one algorithm or another, and by others than allreduce.
+# Push and pull algorithms of allreduce, and other operators.
 LATE = [(op, way) for op, way in kernels("allreduce") if way.startswith(("oneshot", "twoshot"))]
 LATE += [
     ("broadcast", "pipelined"),
@@ -236,7 +237,7 @@ LATE += [
 
 
 def _late_but_in_time(rank: Rank, late: int, timeout: float) -> bool:
-    with rank.new_communicator("late", timeout=timeout) as communicator:
+    with rank.new_communicator("late", call_timeout=timeout) as communicator:
         for op, algorithm in LATE:
             call = repeated(rank, communicator, small_call(op, rank.size, algorithm=algorithm))
             if rank.rank == late:
@@ -247,12 +248,12 @@ def _late_but_in_time(rank: Rank, late: int, timeout: float) -> bool:
 
 @pytest.mark.worlds(2, 4)
 def test_a_slow_rank_is_no_failure(pool: Pool) -> None:
-    """The negative control of the timeouts: a rank that comes late, but in time, is waited for."""
+    """The negative control of the timeouts: the others wait for a rank that is late but in time."""
     assert all(pool.run(_late_but_in_time, 0, timeout_now(pool, 3.0)))
 
 
 def _leave_poisoned(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
-    communicator = rank.new_communicator("leave", rank.fresh_group(), timeout=timeout)
+    communicator = rank.new_communicator("leave", rank.fresh_group(), call_timeout=timeout)
     with ExitStack() as stack:
         stack.enter_context(communicator)
         rank.barrier()

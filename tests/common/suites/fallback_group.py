@@ -1,4 +1,4 @@
-"""A process group of its own for the fallback: a communicator whose group cannot gather."""
+"""A separate process group for the fallback, for a communicator whose group cannot gather."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSING = "refusing"
 
 
 class _Refusing(dist.ProcessGroup):
-    """A process group without a backend, which can do nothing."""
+    """A process group without a backend, which supports no collective."""
 
     @property
     def group_name(self) -> Any:  # the C++ class asks its backends
@@ -42,7 +42,7 @@ def _group_that_cannot_gather() -> Any:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Every `collx.init` of this process finds that the ranks are on different machines."""
+    """Every `collx.init` of this process finds the ranks on different machines."""
     from collx._bootstrap import steps
 
     original = tuple(steps.STEPS)
@@ -54,7 +54,7 @@ def _apart() -> Iterator[None]:
     ]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is no direct access
+            warnings.simplefilter("ignore")  # the warning that there is no direct access
             yield
     finally:
         steps.STEPS[:] = original
@@ -70,7 +70,7 @@ def _init(rank: Rank, group: Any, timeout: float = TIMEOUT, **given: Any) -> Any
 
 
 def _calls(rank: Rank, name: str) -> dict[str, Callable[[], torch.Tensor]]:
-    """One operator of each kind that has a fallback of its own."""
+    """Returns one call for each kind of operator that has its own fallback."""
     torch.manual_seed(rank.rank)
     x = torch.randn(2 * rank.size, 8, device=rank.device)
     ops = torch.ops.collx
@@ -103,7 +103,7 @@ def _serves(rank: Rank) -> dict[str, Any]:
 
 @pytest.mark.worlds(2, 3)
 def test_it_serves_where_the_group_itself_cannot(pool: Pool) -> None:
-    """The results have the bits of the algorithms on peer memory."""
+    """The results have the same bits as those of the algorithms on peer memory."""
     for found in pool.run(_serves):
         assert found["without"].error == "InitError", found
         assert "needs a process group that serves" in found["without"].message, found
@@ -112,7 +112,8 @@ def test_it_serves_where_the_group_itself_cannot(pool: Pool) -> None:
 
 
 def _group_of_a_backend(rank: Rank, own: int) -> Any:
-    """What a backend makes for itself: torch.distributed does not know it. `own`: rank in it."""
+    """A group created by a backend, which torch.distributed does not know. `own`: the rank in
+    it."""
     assert rank.store is not None
     store = dist.PrefixStore(f"of a backend/{own == rank.rank}", rank.store)
     kind = dist.ProcessGroup.BackendType.GLOO
@@ -137,7 +138,7 @@ def _by_name(rank: Rank, made_by_backend: bool) -> Attempt:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("made_by_backend", [False, True])
 def test_the_fallback_by_name_takes_it(pool: Pool, made_by_backend: bool) -> None:
-    """Where the ranks have access to each other's memory, too."""
+    """Also if the ranks have access to each other's memory."""
     for found in pool.run(_by_name, made_by_backend):
         assert found.error == "", found
 
@@ -145,7 +146,9 @@ def test_the_fallback_by_name_takes_it(pool: Pool, made_by_backend: bool) -> Non
 def _one_does_not_come(rank: Rank, regions: bool) -> dict[str, Any]:
     group, inner = _group_that_cannot_gather(), rank.fresh_group()
     if regions:
-        communicator = rank.new_communicator("late", group, timeout=SHORT, fallback_group=inner)
+        communicator = rank.new_communicator(
+            "late", group, call_timeout=SHORT, fallback_group=inner
+        )
     else:
         communicator = _init(rank, group, SHORT, fallback_group=inner)
     x = torch.ones(9, device=rank.device)
@@ -163,7 +166,7 @@ def _one_does_not_come(rank: Rank, regions: bool) -> dict[str, Any]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("regions", [False, True])
 def test_a_rank_that_does_not_come_is_named_in_time(pool: Pool, regions: bool) -> None:
-    """A rank has a name where the ranks have regions to meet in."""
+    """The error names the rank if the ranks have regions."""
     if "nccl" in pool.world.backend:
         pytest.skip("a gather of NCCL's that a rank is missing from holds the GPU of the others")
     found, _ = pool.run(_one_does_not_come, regions)
@@ -199,7 +202,7 @@ def _wrong(rank: Rank) -> dict[str, Attempt]:
 
 @pytest.mark.worlds(2)
 def test_other_groups_are_refused(pool: Pool) -> None:
-    """On every rank alike; the name is free afterwards."""
+    """On every rank; the name is free afterwards."""
     says = {
         "smaller": ("ValueError", "fallback_group: got the global ranks [{rank}]"),
         "of others": ("ValueError", "not a member of fallback_group"),

@@ -1,4 +1,4 @@
-"""Communicators over their life: names, groups, several at once, thousands, and how they end."""
+"""Life cycle of communicators: names, groups, several at once, thousands, and how they end."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from .. import interpreters
 from ..attempt import Attempt, allreduce, attempt, finish, ones, works
 from ..check import differences
 from ..pool import Pool, some_stand_for_all
@@ -26,8 +27,7 @@ from ..rank import PAYLOAD_BYTES, Rank
 from ..values import inputs_and_reference
 
 PUSHES_AND_PULLS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
-CYCLE_PAYLOAD = 512 << 10  # bytes: were they kept, 100 of them would show
-REPOSITORY = Path(__file__).resolve().parents[3]
+CYCLE_PAYLOAD = 512 << 10  # bytes; 100 leaked payloads would be noticeable
 
 
 def _default_name(rank: Rank) -> bool:
@@ -42,7 +42,7 @@ def _default_name(rank: Rank) -> bool:
 
 @pytest.mark.worlds(1, 2)
 def test_the_default_communicator_bears_the_name_of_its_group(pool: Pool) -> None:
-    """Lookup by group name: the operator needs nothing but the group's own name."""
+    """Lookup by group name: the operator needs only the name of the group."""
     assert all(pool.run(_default_name))
 
 
@@ -95,7 +95,7 @@ def _cycle(rank: Rank, count: int) -> None:
 
 
 def _cycles(rank: Rank, count: int) -> tuple[dict[str, int], dict[str, int], int]:
-    # What is loaded or cached once does not count: the first cycles are not measured.
+    # Memory that is loaded or cached once does not count: the first cycles are not measured.
     _cycle(rank, min(count, 30))
     before = _held()
     free = torch.cuda.mem_get_info()[0] if rank.device.type == "cuda" else 0
@@ -104,12 +104,12 @@ def _cycles(rank: Rank, count: int) -> tuple[dict[str, int], dict[str, int], int
     return before, _held(), lost
 
 
-@pytest.mark.alone  # it looks at how much memory of the GPU is free
+@pytest.mark.alone  # it measures the free memory of the GPU
 @pytest.mark.worlds(2)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cycles", [100, pytest.param(1000, marks=pytest.mark.full)])
 def test_many_lives_leave_nothing_behind(pool: Pool, cycles: int) -> None:
-    """Hazard 24: memory, descriptors, threads and mappings after so many communicators."""
+    """Hazard 24: memory, descriptors, threads and mappings do not grow with many communicators."""
     count = 40 if pool.takes_turns else cycles
     for before, after, lost in pool.run(_cycles, count, deadline=850.0):
         assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
@@ -133,7 +133,7 @@ def _tensor_and_data_parallel(rank: Rank) -> list[str]:
     tensor_group, data_group = rows[rank.rank // 2], columns[rank.rank % 2]
     world = rank.communicator()
     row = rank.new_communicator(f"tp{rank.rank // 2}", tensor_group)
-    # Another order on purpose: the data-parallel groups come up while the first are in use.
+    # Deliberately in another order: the data-parallel groups are created while the first are used.
     found = [_exchange(rank, row, 1)]
     column = rank.new_communicator(f"dp{rank.rank % 2}", data_group)
     for number in range(20):
@@ -159,7 +159,7 @@ def _tensor_and_data_parallel(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(4)
 def test_tensor_parallel_and_data_parallel_groups_do_not_mix(pool: Pool) -> None:
-    """Hazard 7: TP 2 x DP 2 in one job, beside a communicator of all."""
+    """Hazard 7: TP 2 x DP 2 in one job, together with a communicator of all ranks."""
     for found in pool.run(_tensor_and_data_parallel):
         assert found == [""] * len(found)
 
@@ -176,7 +176,7 @@ def _uneven_groups(rank: Rank) -> str:
 
 @pytest.mark.worlds(3)
 def test_ranks_with_different_pasts_meet(pool: Pool) -> None:
-    """Hazard 7: some ranks were in a sub-group before; all of them find each other after it."""
+    """Hazard 7: some ranks have used a subgroup before; all ranks still find each other."""
     assert pool.run(_uneven_groups) == [""] * 3
 
 
@@ -193,13 +193,13 @@ def _several(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2, 4)
 def test_several_communicators_on_one_group(pool: Pool) -> None:
-    """Each has its own region; one may go while the other stays."""
+    """Each has its own region; one can be destroyed while the other remains."""
     for found in pool.run(_several):
         assert found == [""] * 31
 
 
 def _from_threads(rank: Rank, lives: int) -> list[str]:
-    """Every thread makes and destroys communicators on a group of its own."""
+    """Each thread makes and destroys communicators on its own group."""
     import collx
 
     groups = [rank.fresh_group() for _ in range(4)]
@@ -231,12 +231,12 @@ def _error(function: Callable[[int], None], number: int) -> list[str]:
 
 @pytest.mark.worlds(1)
 def test_threads_make_and_destroy_communicators_at_once(pool: Pool) -> None:
-    """One rank: threads of several would wait for each other at the connection to the store."""
+    """Only one rank: threads of several ranks would wait for each other at the store connection."""
     assert pool.run(_from_threads, 25) == [[]]
 
 
 def _one_name_from_two_threads(rank: Rank) -> list[Attempt]:
-    """The second thread begins when the first one is in the midst of init, on every rank."""
+    """The second thread starts while the first one is inside init, on every rank."""
     from collx._bootstrap import steps
 
     found = []
@@ -262,14 +262,14 @@ def _one_name_from_two_threads(rank: Rank) -> list[Attempt]:
 
 @pytest.mark.worlds(1, 2)
 def test_a_name_that_another_thread_is_making_is_refused(pool: Pool) -> None:
-    """The attempt that is under way is not disturbed."""
+    """The attempt in progress is not disturbed."""
     for (found,) in pool.run(_one_name_from_two_threads):
         assert found.error == "ValueError", found
         assert "another thread" in found.message
 
 
 def _different_order(rank: Rank) -> tuple[Attempt, bool]:
-    communicator = rank.new_communicator("order", timeout=3.0)
+    communicator = rank.new_communicator("order", call_timeout=3.0)
     sizes = [(100,), (200,)] if rank.rank == 0 else [(200,), (100,)]
     found = attempt(lambda: [communicator.empty(size) for size in sizes])
     rank.barrier()
@@ -280,7 +280,7 @@ def _different_order(rank: Rank) -> tuple[Attempt, bool]:
 
 @pytest.mark.worlds(2, 3)
 def test_allocations_in_another_order_are_refused(pool: Pool) -> None:
-    """Hazard 16: ranks that would meet the wrong buffers raise on all sides, and work on."""
+    """Hazard 16: ranks that would get the wrong buffers all raise, and remain usable."""
     for found, fine in pool.run(_different_order):
         assert found.error == "CollectiveMismatch", found
         assert "100" in found.message
@@ -308,7 +308,7 @@ def _register(rank: Rank) -> list[str]:
 
 @pytest.mark.worlds(2, 4)
 def test_tensors_of_pytorchs_symmetric_memory_can_be_registered(pool: Pool) -> None:
-    """collx.register: then they are read and written in place."""
+    """After collx.register, peers read and write these tensors in place."""
     for found in pool.run(_register):
         assert found == ["", "", ""]
 
@@ -318,7 +318,7 @@ def _recycled(rank: Rank) -> list[str]:
     inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", 500, 3)
     found = []
     for _ in range(10):
-        # Memory of a dead symmetric tensor comes back, for another tensor that is not symmetric.
+        # Memory of a freed symmetric tensor is reused for another tensor that is not symmetric.
         symmetric = communicator.empty((500,)).copy_(inputs[rank.rank])
         found.append(differences(allreduce(communicator, symmetric).cpu(), expected))
         finish(communicator)
@@ -350,7 +350,7 @@ def _swap(tensor: torch.Tensor) -> None:
 
 
 def _at(address: int, numel: int) -> torch.Tensor:
-    """An ordinary tensor of floats at that address, where nothing may lie any more."""
+    """Returns an ordinary float tensor at the given address, which must be unmapped."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -368,7 +368,7 @@ def _replaced(
 
     numel = 3 << 18
     inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", numel, 3)
-    communicator = rank.new_communicator("replaced", rank.fresh_group(), timeout=3.0)
+    communicator = rank.new_communicator("replaced", rank.fresh_group(), call_timeout=3.0)
     symmetric = communicator.empty((numel,)).zero_()
     address = symmetric.data_ptr()
     if rank.rank < ranks:
@@ -398,7 +398,7 @@ def _replaced(
     return found
 
 
-# PyTorch resizes no storage of symmetric memory.
+# PyTorch does not resize storages of symmetric memory.
 _REPLACEMENTS = [_share, _set, _swap]
 
 
@@ -407,7 +407,7 @@ _REPLACEMENTS = [_share, _set, _swap]
 def test_a_symmetric_tensor_with_other_memory_is_an_ordinary_one(
     pool: Pool, change: Callable[[torch.Tensor], None]
 ) -> None:
-    """Neither the tensor nor what lies at its old address is taken for symmetric."""
+    """Neither the tensor nor a tensor at its old address is treated as symmetric."""
     if pool.world.device == "cuda" and change is _share:
         pytest.skip("share_memory_ leaves the memory of GPUs where it is")
     for found in pool.run(_replaced, change, pool.size, "auto"):
@@ -419,13 +419,13 @@ def test_a_symmetric_tensor_with_other_memory_is_an_ordinary_one(
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("algorithm", ["auto", "oneshot_pull", "twoshot_pull", "pull_push"])
 def test_other_memory_on_one_rank_alone_ends_in_an_error(pool: Pool, algorithm: str) -> None:
-    """Whether a tensor is symmetric is a fact that the ranks have to agree on."""
+    """All ranks must agree on whether a tensor is symmetric."""
     results = pool.run(_replaced, _set, 1, algorithm)
     for found in results:
-        # A result that does not depend on what differs is right.
+        # A result that does not depend on the difference is right.
         assert set(found["wrong"]) <= {""}, results
     errors = [found["call"].error for found in results]
-    if algorithm == "pull_push":  # which rank 0 has refused by then
+    if algorithm == "pull_push":  # rank 0 has refused this call
         assert errors == ["ValueError", "CollectiveTimeout"], results
     else:
         assert set(errors) <= {"", "CollectiveTimeout", "CollectiveMismatch"}, results
@@ -433,7 +433,7 @@ def test_other_memory_on_one_rank_alone_ends_in_an_error(pool: Pool, algorithm: 
 
 
 def _facts_of_one_rank(rank: Rank) -> list[tuple[dict[str, Any], str]]:
-    # Other addresses, less free memory, another environment and another load on rank 0.
+    # Rank 0 has other addresses, less free memory and another environment.
     ballast = []
     if rank.rank == 0:
         ballast = [torch.empty(1 << 20, device=rank.device) for _ in range(37)]
@@ -446,7 +446,7 @@ def _facts_of_one_rank(rank: Rank) -> list[tuple[dict[str, Any], str]]:
             plan = asdict(communicator.explain("allreduce", numel, dtype))
             plan.pop("communicator")
             found.append((plan, ""))
-    # An input whose address differs modulo the vector, contiguous or not as the rank likes.
+    # Alignment and contiguity of the input differ between ranks.
     base = torch.arange(4000, device=rank.device, dtype=torch.float32)
     own = base[rank.rank : rank.rank + 1000] if rank.rank % 2 else base[:2000:2]
     each = [base[r : r + 1000] if r % 2 else base[:2000:2] for r in range(rank.size)]
@@ -460,7 +460,8 @@ def _facts_of_one_rank(rank: Rank) -> list[tuple[dict[str, Any], str]]:
 
 @pytest.mark.worlds(2, 4)
 def test_selection_does_not_depend_on_facts_of_one_rank(pool: Pool) -> None:
-    """Hazard 5: other free memory, addresses and environment, and the same plan on all ranks."""
+    """Hazard 5: free memory, addresses and environment differ, but the plan is the same on all
+    ranks."""
     results = pool.run(_facts_of_one_rank)
     for found in results[1:]:
         assert [plan for plan, _ in found] == [plan for plan, _ in results[0]]
@@ -491,7 +492,7 @@ def _workspace(rank: Rank) -> list[int]:
 
 @pytest.mark.worlds(1, 2, 4)
 def test_workspace_and_explain_tell_where_bytes_go(pool: Pool) -> None:
-    """Hazard 17: one capacity, told by explain and workspace_bytes; within the stated bounds."""
+    """Hazard 17: explain and workspace_bytes report the same capacity, within the stated bounds."""
     for oneshot_push, twoshot_push, oneshot_pull, twoshot_pull in pool.run(_workspace):
         tile = 1024
         assert oneshot_push <= 2 * pool.size * (4000 + tile)
@@ -513,7 +514,7 @@ EXITS = {
     ),
     "with posted calls in flight": "h = [collx.post(collx.allreduce, x) for _ in range(9)]",
     "with a posted call that the other rank never makes": (
-        "h = collx.post(collx.allreduce, x) if rank == 0 else None"
+        "comm.set_timeout(3.0); h = collx.post(collx.allreduce, x) if rank == 0 else None"
     ),
 }
 
@@ -547,18 +548,25 @@ def exit_codes(
     program: str = PROGRAM,
     size: int = 2,
 ) -> list[tuple[int, str]]:
-    """Exit code and output of the ranks, each an interpreter of its own that runs `program`."""
+    """Returns the exit code and output of each rank. Each rank runs `program` in its own
+    interpreter. With `settings`, which libraries may read when they are imported, the interpreter
+    has imported nothing before."""
     from ..worlds import World, gpu_count, rank_environment
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = World(device, size, min(size, gpu_count()) if device == "cuda" else 0)
-    environment = {**os.environ, **rank_environment(world), **(settings or {})}
-    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "python"), *sys.path])
+    environment = {**rank_environment(world), **(settings or {})}
     text = program.format(ending=ending)
+    arguments = [[str(rank), str(store.port), device, str(size)] for rank in range(size)]
+    if settings is None and by_rank is None:
+        return [
+            (1, f"{output}\ndid not end") if code is None else (code, output)
+            for code, output in interpreters.run(text, arguments, environment, 90)
+        ]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", text, str(rank), str(store.port), device, str(size)],
-            env={**environment, **(by_rank[rank] if by_rank else {})},
+            [sys.executable, "-c", text, *arguments[rank]],
+            env={**interpreters.environment(), **environment, **(by_rank[rank] if by_rank else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -580,7 +588,7 @@ def exit_codes(
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("how", sorted(EXITS))
 def test_the_interpreter_exits_in_any_order(pool: Pool, how: str) -> None:
-    """Hazard 24: no crash, no hang, no message, whatever dies first."""
+    """Hazard 24: no crash, no hang, no message, in any order of destruction."""
     some_stand_for_all(pool, how in EXITS_WHERE_SHARED)
     if pool.world.device == "cuda" and "never makes" in how:
         pytest.skip("a process that ends while its kernel spins takes others of the GPU with it")

@@ -1,4 +1,4 @@
-"""Posted calls: the bits of synchronous ones, in any order of waiting; lifetimes, failures, graphs.
+"""Posted calls: bits equal to synchronous calls, any order of waits; lifetimes, failures, graphs.
 
 COLLX_FUZZ_SEED=n repeats the random calls of a run, COLLX_FUZZ_CALLS=n makes more of them.
 """
@@ -34,11 +34,11 @@ LARGEST = 3000  # elements
 IN_FLIGHT = 4
 SLICE = ARENA_BYTES // IN_FLIGHT
 FUNCTIONS = {"functional": "python", "out": "python_out", "inplace": "python_inplace"}
-LARGE = 1 << 18  # elements of a call that takes a while
+LARGE = 1 << 18  # elements; such a call takes a while
 
 
 def _posted_calls(seed: int, count: int, world: int) -> list[Call]:
-    """Random calls, in the forms that the functions have."""
+    """Returns random calls in the forms that the Python functions support."""
     choose = random.Random(seed)
     found: list[Call] = []
     while len(found) < count:
@@ -50,8 +50,8 @@ def _posted_calls(seed: int, count: int, world: int) -> list[Call]:
 
 
 def _mixed(rank: Rank, seed: int, count: int) -> list[str]:
-    """Each rank posts or makes a call as it likes, is late, and waits for handles in an order of
-    its own."""
+    """Each rank randomly posts or makes each call, pauses, and waits for handles in its own
+    order."""
     import collx
 
     communicator = rank.communicator("posting", payload_bytes=1 << 20)
@@ -75,7 +75,7 @@ def _mixed(rank: Rank, seed: int, count: int) -> list[str]:
             else:
                 collx.barrier(communicator)
             continue
-        # Symmetric tensors lie at the same place on all ranks.
+        # Symmetric tensors have the same position on all ranks.
         slot = number % IN_FLIGHT
         for done in {slot, mine.randrange(2 * IN_FLIGHT)} & set(in_flight):
             finish(done)
@@ -123,14 +123,14 @@ def _handles(rank: Rank) -> None:
     assert bool((future == world).all())
     assert collx.post(collx.allreduce_, x, group=communicator).wait(timeout=30) is x
     assert bool((x == world).all())
-    # A future in time, and one whose call has completed.
+    # One future during the call, and one after its completion.
     for pause in (0.0, 0.05):
         handle = collx.post(collx.allgather, ones(rank), communicator)
         time.sleep(pause)
         then = handle.get_future().then(lambda done: done.value()[0] + 1)
         assert bool((then.wait() == 2).all())
         assert then.wait().shape == (1000 * world,)
-    # By other threads.
+    # Waits from other threads.
     handles = [collx.post(collx.allreduce, ones(rank) * i, group=communicator) for i in range(8)]
     waited: list[Any] = [None] * 8
 
@@ -150,12 +150,12 @@ def _handles(rank: Rank) -> None:
 
 @pytest.mark.worlds(1, 2, 3)
 def test_handles_are_what_torch_has(pool: Pool) -> None:
-    """wait twice, by another thread, with a timeout; as context managers; futures."""
+    """wait() twice, from another thread, with a timeout; handles as context managers; futures."""
     pool.run(_handles)
 
 
 def _ordered(rank: Rank) -> None:
-    """Inputs written right after wait, results read on other streams, calls on the way."""
+    """Writes inputs right after wait, reads results on other streams, makes calls in between."""
     import collx
 
     communicator = rank.communicator("posting-ordered")
@@ -180,7 +180,7 @@ def _ordered(rank: Rank) -> None:
             result = handle.wait()
             read = result.clone()
             del result, handle
-        # Would be written where the result was, if its memory were given out before it is read.
+        # Would overwrite the result if its memory were reused before it is read.
         scribbled = torch.full((LARGE,), -1.0, device=rank.device)
         other.synchronize()
         assert bool((read == i * rank.size).all()), i
@@ -196,7 +196,7 @@ def test_the_order_of_calls_and_of_streams_holds(pool: Pool) -> None:
 def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
     import collx
 
-    communicator = rank.new_communicator("posting-late", rank.fresh_group(), timeout=timeout)
+    communicator = rank.new_communicator("posting-late", rank.fresh_group(), call_timeout=timeout)
     assert works(rank, communicator)
     rank.barrier()
     found: dict[str, Any] = {}
@@ -247,7 +247,7 @@ def test_a_rank_that_never_comes_is_named_by_every_handle_in_flight(pool: Pool) 
 
 
 def _destroyed(rank: Rank) -> list[Attempt]:
-    """Destroyed with handles in flight, on all ranks, in time."""
+    """Destroys a communicator with handles in flight, on all ranks."""
     import collx
 
     communicator = rank.new_communicator("posting-ended", rank.fresh_group(), timeout=10.0)
@@ -269,11 +269,11 @@ def test_destroy_with_handles_in_flight(pool: Pool) -> None:
         for result in waits:
             assert result.error in ("", "CommunicatorPoisoned"), result
             assert not result.error or "has been destroyed" in result.message
-        assert after.error == "ValueError", after  # the name is no communicator's
+        assert after.error == "ValueError", after  # no communicator has this name any more
 
 
 def _forked(rank: Rank) -> list[str]:
-    """What a forked child hears, the parent's call being complete or not."""
+    """Returns a forked child's errors for a complete call and a call in flight of its parent."""
     import collx
 
     communicator = rank.new_communicator("posting-forked")
@@ -352,8 +352,8 @@ def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
         ("ValueError", "algorithm: got"),
         ("ValueError", "collx.allreduce: out"),
         ("ValueError", "wait: timeout: got -1"),
-        ("Unsupported", "collx.allreduce: async_op=True: no part of a compiled graph"),
-        ("Unsupported", "collx.allreduce: async_op=True: no part of a compiled graph"),
+        ("Unsupported", "collx.allreduce: async_op=True: not supported in a compiled graph"),
+        ("Unsupported", "collx.allreduce: async_op=True: not supported in a compiled graph"),
     ]
     for found in pool.run(_refusals):
         for result, (error, words) in zip(found, wanted, strict=True):
@@ -369,7 +369,7 @@ def _autograd(rank: Rank) -> None:
     y = collx.post(collx.allreduce, x, group=communicator).wait()
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert bool((gradient == rank.size).all())
-    # As data-parallel training does: the hook of a gradient posts its reduction.
+    # As in data-parallel training, the hook of a gradient posts its reduction.
     layers = [torch.nn.Parameter(torch.ones(500, device=rank.device)) for _ in range(4)]
     posted = []
 
@@ -422,7 +422,7 @@ def _graph(rank: Rank) -> None:
 
 @pytest.mark.worlds(1, 2)
 def test_posted_calls_are_captured(pool: Pool) -> None:
-    """One that is waited for, and one whose handle is dropped, are parts of a CUDA graph."""
+    """A CUDA graph captures a call that is waited for and a call whose handle is dropped."""
     if pool.world.device != "cuda":
         pytest.skip("CUDA graphs")
     pool.run(_graph)

@@ -1,5 +1,5 @@
-"""The fallback when the process group itself fails: its own words come at once, and not as a time
-that nobody has waited."""
+"""The fallback when the process group itself fails: its error is raised at once, and not reported
+as a timeout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..limits import assert_in_time
 from ..pool import Pool
 from ..rank import Rank
 
-PATIENCE = 60.0  # seconds: what raises before has not waited
+PATIENCE = 60.0  # seconds; a call that raises earlier has not timed out
 SHORT = 1.0
 
 
 def _without_regions(rank: Rank, group: Any, timeout: float) -> Any:
-    """A communicator of ranks without access to each other's memory."""
+    """Returns a communicator of ranks that cannot access each other's memory."""
     from collx._extension import extension
 
     return extension.Communicator(
@@ -41,7 +41,7 @@ def _without_regions(rank: Rank, group: Any, timeout: float) -> Any:
 
 
 def _calls(rank: Rank, name: str) -> dict[str, Callable[[], Any]]:
-    """One operator of each kind that has a fallback of its own."""
+    """Returns one call for each kind of operator that has its own fallback."""
     tensor = torch.ones(2 * rank.size, 8, device=rank.device)
     ops = torch.ops.collx
     return {
@@ -98,7 +98,7 @@ def _assert_passed_on(found: dict[str, Any], op: str, error: str, *words: str) -
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("op", ["allreduce", "alltoall", "allreduce_rmsnorm", "barrier"])
 def test_what_the_process_group_raises_comes_at_once(pool: Pool, op: str) -> None:
-    """Hazard 31: a peer has closed its connections; the group's words come with the call's."""
+    """Hazard 31: a peer has closed its connections; the error contains the group's message."""
     if pool.world.backend != "gloo":
         pytest.skip("NCCL does not notice that a peer has gone")
     found, _ = pool.run(_peer_is_gone, op)
@@ -106,7 +106,7 @@ def test_what_the_process_group_raises_comes_at_once(pool: Pool, op: str) -> Non
 
 
 class _CutError(Exception):
-    """What no library has."""
+    """An exception class that no library has."""
 
 
 def _needs_a_group_that_gives_up(pool: Pool) -> None:
@@ -116,14 +116,14 @@ def _needs_a_group_that_gives_up(pool: Pool) -> None:
 
 @contextmanager
 def _cut() -> Iterator[None]:
-    """Every gather of this process raises an exception of Python."""
+    """Every gather of this process raises a Python exception."""
 
     def gather(*_: Any, **__: Any) -> Any:
         raise _CutError("the wire is cut")
 
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is there already
+        warnings.simplefilter("ignore")  # the warning that a kernel exists already
         for key in ("CPU", "CUDA"):
             library.impl("_allgather_base_", gather, key)
     try:
@@ -154,7 +154,7 @@ def test_an_exception_of_python_keeps_its_class(pool: Pool, op: str) -> None:
 
 
 def _one_is_cut(rank: Rank) -> dict[str, Any]:
-    communicator = rank.new_communicator("one-cut", rank.fresh_group(), timeout=SHORT)
+    communicator = rank.new_communicator("one-cut", rank.fresh_group(), call_timeout=SHORT)
     call = _calls(rank, communicator.name)["allreduce"]
     call()
     rank.barrier()
@@ -171,7 +171,7 @@ def _one_is_cut(rank: Rank) -> dict[str, Any]:
 
 @pytest.mark.worlds(2, 3)
 def test_peers_learn_whose_process_group_it_was(pool: Pool) -> None:
-    """Where ranks can tell each other, none takes the silence for a rank that did not come."""
+    """If ranks can notify each other, no rank reports a timeout of a missing rank instead."""
     _needs_a_group_that_gives_up(pool)
     first, *others = pool.run(_one_is_cut)
     assert first["call"].error == "_CutError", first
@@ -199,7 +199,7 @@ def _nobody_comes(rank: Rank) -> dict[str, Any]:
 
 @pytest.mark.worlds(2)
 def test_a_rank_that_does_not_come_still_is_a_time_out(pool: Pool) -> None:
-    """The negative control: who has waited says so."""
+    """The negative control: a rank that has waited for the timeout reports a timeout."""
     _needs_a_group_that_gives_up(pool)
     found, _ = pool.run(_nobody_comes)
     assert found["call"].error == "CollectiveTimeout", found

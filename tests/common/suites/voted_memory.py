@@ -1,6 +1,6 @@
-"""Collective calls that are voted: init, empty, register, destroy.
+"""Collective calls that are voted on: init, empty, register, destroy.
 
-What one rank refuses or fails at is raised on all ranks by name, and no rank is left a vote behind
+If one rank refuses or fails, all ranks raise a named error, and no rank falls behind in the votes
 (hazard 30)."""
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..attempt import Attempt, attempt, works
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
-TIMEOUT = 20.0  # much longer than any vote takes
-SHORT = 1.0  # of the tests in which a rank does not come
-MARGIN = 5.0  # of a machine that is busy
+TIMEOUT = 20.0  # seconds, much longer than any vote takes
+SHORT = 1.0  # seconds, for tests with an absent rank
+MARGIN = 5.0  # seconds, for a busy machine
 
 Call = Callable[[Any], object]
 
@@ -40,7 +40,7 @@ def _unlike_tensor(communicator: Any) -> object:
 
 
 def _in_capture(call: Call) -> Call:
-    """The call, made as during the capture of a CUDA graph."""
+    """Returns the call as made during the capture of a CUDA graph."""
 
     def run(communicator: Any) -> object:
         with mock.patch("collx._bootstrap.symmetric._capturing", return_value=True):
@@ -49,7 +49,7 @@ def _in_capture(call: Call) -> Call:
     return run
 
 
-# What a rank refuses: the wrong call, the right one of the others, the class, and words of it.
+# The wrong call of one rank, the right call of the others, and the class and words of the error.
 REFUSED: dict[str, tuple[Call, Call, str, tuple[str, ...]]] = {
     "device": (_empty_elsewhere, lambda c: c.empty(8), "ValueError", ("device",)),
     "negative size": (
@@ -89,7 +89,7 @@ def _ordinary(communicator: Any) -> torch.Tensor:
 
 
 def _all_calls_work(rank: Rank, communicator: Any) -> bool:
-    """Whether empty, register and an operator on their tensors still do on all ranks."""
+    """Returns whether empty, register and an operator on their tensors work on all ranks."""
     tensor = communicator.empty(1000).fill_(1)
     communicator.register(_ordinary(communicator))
     total = torch.ops.collx.allreduce(tensor, "sum", communicator.name)
@@ -108,7 +108,7 @@ def _refusing(rank: Rank, what: str, where: list[int]) -> tuple[Attempt, bool, A
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("what", sorted(REFUSED))
 def test_a_refusal_on_one_rank_is_raised_on_all_of_them(pool: Pool, what: str) -> None:
-    """Hazard 30: at once, the same error everywhere, and then all calls work."""
+    """Hazard 30: all ranks raise the same error at once, and then all calls work."""
     some_stand_for_all(pool, what == "device" and pool.size == 2)
     where = pool.size - 1
     *_, kind, words = REFUSED[what]
@@ -145,7 +145,7 @@ def _failing(rank: Rank, step: str) -> tuple[Attempt, bool]:
 
     communicator = rank.new_communicator("failing", timeout=TIMEOUT)
     exchange = symmetric.Rendezvous.exchange
-    # Having met the peers, who do not wait in vain then.
+    # The fault occurs after the exchange with the peers, so that they do not wait for it.
     mapping = mock.patch.object(
         symmetric.Rendezvous, "exchange", lambda self, tensor: _raise(exchange(self, tensor))
     )
@@ -161,7 +161,7 @@ def _failing(rank: Rank, step: str) -> tuple[Attempt, bool]:
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("step", ["allocation", "mapping"])
 def test_a_failure_on_one_rank_is_raised_on_all_of_them(pool: Pool, step: str) -> None:
-    """Neither of the two votes of collx.empty leaves a rank behind."""
+    """A failure in either of the two votes of collx.empty leaves no rank behind."""
     some_stand_for_all(pool, step == "allocation" and pool.size == 2)
     for found, fine in pool.run(_failing, step):
         assert found.error == "InitError", found
@@ -190,13 +190,13 @@ def _votes(rank: Rank) -> dict[str, int]:
 
 @pytest.mark.worlds(1, 2)
 def test_a_symmetric_tensor_costs_two_votes(pool: Pool) -> None:
-    """Each is some trips to the store and back."""
+    """Each vote needs several round trips to the store."""
     expected = {"empty": 2, "without elements": 1, "register": 2, "destroy": 1}
     assert pool.run(_votes) == [expected] * pool.size
 
 
 def _absent(rank: Rank) -> tuple[Attempt, Attempt, Attempt, Attempt]:
-    communicator = rank.new_communicator("absent", timeout=SHORT)
+    communicator = rank.new_communicator("absent", call_timeout=SHORT)
     last = rank.size - 1
     found = Attempt("", "", 0.0)
     if rank.rank != last:
@@ -211,8 +211,9 @@ def _absent(rank: Rank) -> tuple[Attempt, Attempt, Attempt, Attempt]:
 
 @pytest.mark.worlds(2, 3)
 def test_a_rank_that_is_absent_from_empty_is_a_timeout(pool: Pool) -> None:
-    """As that of an operator: named on all ranks, in time; then the communicator is poisoned, since
-    nobody knows whether the call will ever be made. A rank that comes late learns it at once."""
+    """As for an operator: all ranks raise in time and name the absent rank. The communicator is
+    then poisoned, since no rank knows whether the call will ever be made. A late rank raises at
+    once."""
     last = pool.size - 1
     for rank, (found, checked, call, destroyed) in enumerate(pool.run(_absent)):
         assert found.error == "CollectiveTimeout", found
@@ -225,8 +226,8 @@ def test_a_rank_that_is_absent_from_empty_is_a_timeout(pool: Pool) -> None:
 
 
 def _begun_again(rank: Rank, call: str) -> list[Attempt]:
-    """One rank does not make a collective call; then all ranks destroy and begin again."""
-    communicator = rank.new_communicator("again", timeout=SHORT)
+    """One rank skips a collective call; then all ranks destroy the communicator and init again."""
+    communicator = rank.new_communicator("again", call_timeout=SHORT)
     given = _ordinary(communicator)
     arguments = {"empty": 8, "register": given}
     found = []
@@ -242,16 +243,16 @@ def _begun_again(rank: Rank, call: str) -> list[Attempt]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("call", ["empty", "register"])
 def test_a_name_works_again_after_a_rank_was_absent(pool: Pool, call: str) -> None:
-    """A rank that misses one call of all is at the same attempt of init as its peers."""
+    """A rank that misses a call is at the same attempt of init as its peers."""
     some_stand_for_all(pool, call == "empty")
     (destroyed,), (found, also) = pool.run(_begun_again, call)
     assert found.error == "CollectiveTimeout", found
-    assert destroyed.error == "CollectiveTimeout", destroyed  # the absent rank hears of it here
+    assert destroyed.error == "CollectiveTimeout", destroyed  # the absent rank learns of it here
     assert also.error == "", also
 
 
 def _poisoned_meanwhile(rank: Rank) -> list[Attempt]:
-    """A peer poisons the communicator when all ranks have agreed that a tensor is shared."""
+    """A peer poisons the communicator after all ranks have agreed that a tensor is shared."""
     communicator = rank.new_communicator("meanwhile", rank.fresh_group(), timeout=TIMEOUT)
     native = communicator._memory._native
     stand_in = mock.Mock(wraps=native)
@@ -274,7 +275,7 @@ def _poisoned_meanwhile(rank: Rank) -> list[Attempt]:
 
 @pytest.mark.worlds(2)
 def test_a_failure_after_the_last_vote_is_left_to_the_next_call(pool: Pool) -> None:
-    """What no vote follows raises on no rank alone."""
+    """An error after the last vote is not raised on one rank alone."""
     for first, second in pool.run(_poisoned_meanwhile):
         assert first.error == "", first
         assert second.error == "CollectiveTimeout", second
@@ -293,7 +294,7 @@ def _refused_differently(rank: Rank) -> list[Attempt]:
 
 @pytest.mark.worlds(2)
 def test_ranks_that_refuse_by_different_classes_raise_one(pool: Pool) -> None:
-    """A TypeError here and a ValueError there: all ranks raise the InitError that names both."""
+    """If one rank raises TypeError and another ValueError, all raise an InitError with both."""
     for found in pool.run(_refused_differently):
         for result in found:
             assert result.error == "InitError", result
@@ -309,7 +310,7 @@ def _apart(rank: Rank) -> tuple[Attempt, Attempt]:
 
 @pytest.mark.worlds(2)
 def test_different_calls_are_a_mismatch(pool: Pool) -> None:
-    """Both are named; and the rank that goes on does not wait for the one that has gone."""
+    """The error names both calls; the rank that continues does not wait for the one that left."""
     for first, second in pool.run(_apart):
         assert first.error == "CollectiveMismatch", first
         assert "rank 0: is at 'destroy'" in first.message
@@ -333,7 +334,7 @@ def _left(rank: Rank) -> tuple[Attempt, bool]:
 
 @pytest.mark.worlds(2)
 def test_a_rank_that_has_left_is_named_at_once(pool: Pool) -> None:
-    """Its with block ended by an error: nobody waits for the length of the timeout."""
+    """Its with block ended with an error: no rank waits for the whole timeout."""
     found, poisoned = pool.run(_left)[1]
     assert found.error == "CollectiveTimeout", found
     assert "rank 0: left the communicator: KeyError" in found.message
@@ -341,7 +342,7 @@ def test_a_rank_that_has_left_is_named_at_once(pool: Pool) -> None:
     assert poisoned
 
 
-# Arguments of init that are refused, and words of the refusal.
+# Invalid arguments of init, and the class and words of the error.
 INIT: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "timeout": ({"timeout": -1.0}, "ValueError", ("timeout", "-1.0")),
     "payload_bytes": ({"payload_bytes": 1}, "ValueError", ("payload_bytes", "1")),
@@ -362,7 +363,7 @@ def _init_refused(rank: Rank, what: str, where: list[int]) -> tuple[Attempt, boo
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("what", sorted(INIT))
 def test_an_argument_of_init_refused_on_one_rank_is_raised_on_all(pool: Pool, what: str) -> None:
-    """At once, with rank and cause; then init works."""
+    """At once, with the rank and the cause; then init works."""
     some_stand_for_all(pool, what == "timeout" and pool.size == 2)
     _, kind, words = INIT[what]
     results = pool.run(_init_refused, what, [0])
@@ -400,7 +401,7 @@ def _name_in_use(rank: Rank) -> tuple[Attempt, bool]:
 
 @pytest.mark.worlds(2)
 def test_a_name_in_use_on_one_rank_is_refused_on_all(pool: Pool) -> None:
-    """A second communicator, for whose name that rank has another one."""
+    """One rank already uses the name of the new communicator for another one."""
     for found, fine in pool.run(_name_in_use):
         assert found.error == "InitError", found
         assert "rank 0: ValueError" in found.message

@@ -1,4 +1,4 @@
-"""The watchdog: which calls it logs, whom it names, and when its thread is there."""
+"""The watchdog: which calls it logs, which ranks it names, and when its thread exists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALGORITHMS = (
     "twoshot_lanes",
     "fallback",
 )
-LATE, SOON = 0.6, 0.1  # parts of the timeout by which a rank is late
+LATE, SOON = 0.6, 0.1  # fractions of the timeout by which a rank is late
 LINE = re.compile(
     r"\[W.*\] collx(?P<op>\.\w+)?: the call has not completed after (?P<seconds>[\d.]+) s "
     r"\(timeout (?P<timeout>[\d.]+) s\); missing: (?P<missing>.*) \(communicator "
@@ -43,7 +43,7 @@ Lines = list[dict[str, Any]]
 
 @contextmanager
 def _logged() -> Iterator[Lines]:
-    """What is logged within the block, filled in at its end."""
+    """Yields the lines logged within the block; they are available after the block."""
     lines: Lines = []
     sys.stderr.flush()
     kept = os.dup(2)
@@ -62,16 +62,16 @@ def _logged() -> Iterator[Lines]:
 
 
 def _threads() -> int:
-    """Of watchdogs."""
+    """Returns the number of watchdog threads."""
     found = 0
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             found += (task / "comm").read_text().strip() == "collx_watchdog"
     return found
 
 
 def _ends(seconds: float = 5.0) -> bool:
-    """Whether the thread ends."""
+    """Returns whether the thread ends within the given time."""
     until = time.monotonic() + seconds
     while _threads() and time.monotonic() < until:
         time.sleep(0.01)
@@ -81,8 +81,8 @@ def _ends(seconds: float = 5.0) -> bool:
 def _late(
     rank: Rank, communicator: Any, call: Callable[[], object], late: float
 ) -> tuple[Lines, float]:
-    """What is logged of a call for which the last rank comes so many seconds late, and how long
-    the call took."""
+    """Makes a call for which the last rank is late. Returns the logged lines and the duration of
+    the call."""
     assert works(rank, communicator)
     rank.barrier()
     with _logged() as lines:
@@ -116,7 +116,7 @@ def _calls(rank: Rank, communicator: Any) -> dict[str, Callable[[], object]]:
 
 def _named(rank: Rank, how: str, part: float, timeout: float) -> tuple[Lines, float]:
     name = "watched-late"
-    with rank.new_communicator(name, timeout=timeout, watchdog=True) as communicator:
+    with rank.new_communicator(name, call_timeout=timeout, watchdog=True) as communicator:
         return _late(rank, communicator, _calls(rank, communicator)[how], part * timeout)
 
 
@@ -165,7 +165,7 @@ def _allreduce(x: torch.Tensor, algorithm: str, communicator: Any) -> Any:
 
 
 def _in_every_way(rank: Rank, timeout: float) -> dict[str, Lines]:
-    """Calls of all algorithms and kinds wait at once, each on a communicator of its own."""
+    """Calls of all algorithms and kinds wait at the same time, each on its own communicator."""
     import collx
 
     late = rank.size - 1
@@ -180,7 +180,7 @@ def _in_every_way(rank: Rank, timeout: float) -> dict[str, Lines]:
     for name in ALGORITHMS:
         x = ones(rank, 1 << 20 if "lanes" in name else 1000)
         calls[name] = partial(_allreduce, x, name)
-    # In a fallback the host itself waits: it comes last, and not on GPUs, where another would wait.
+    # The fallback blocks the host: it runs last, and not on GPUs, where it would delay other calls.
     order = sorted(calls, key=lambda name: name == "fallback")
     if rank.device.type == "cuda":
         order.remove("fallback")
@@ -218,7 +218,9 @@ def test_every_kind_of_call_is_seen_to_wait_and_one_thread_serves_all(pool: Pool
 def _behind(rank: Rank, timeout: float) -> Lines:
     import collx
 
-    with rank.new_communicator("watched-behind", timeout=timeout, watchdog=True) as communicator:
+    with rank.new_communicator(
+        "watched-behind", call_timeout=timeout, watchdog=True
+    ) as communicator:
         x = ones(rank)
 
         def call() -> None:
@@ -244,7 +246,7 @@ def test_calls_behind_one_that_waits_are_not_logged(pool: Pool) -> None:
 
 def _through_the_group(rank: Rank, timeout: float) -> Lines:
     with instead_of_step("machine", lambda setup, run: str(rank.rank)):
-        communicator = rank.new_communicator("watched-group", timeout=timeout, watchdog=True)
+        communicator = rank.new_communicator("watched-group", call_timeout=timeout, watchdog=True)
     assert communicator.fallback_reason
     with communicator:
         call = _calls(rank, communicator)["posted"]
@@ -267,7 +269,7 @@ def _threads_of_a_life(rank: Rank) -> list[int | bool]:
         assert works(rank, communicator)
         found.append(_threads())
     for _ in range(5):
-        with rank.new_communicator("watched-on", timeout=2.0, watchdog=True) as communicator:
+        with rank.new_communicator("watched-on", call_timeout=2.0, watchdog=True) as communicator:
             for _ in range(50):
                 assert works(rank, communicator)
             found.append(_threads())
@@ -287,7 +289,7 @@ def _finish(communicator: Any, handle: Any) -> None:
 
 
 def _destroyed(rank: Rank, timeout: float) -> list[str]:
-    """After a time-out that the watchdog has announced."""
+    """Destroys a communicator after a timeout that the watchdog has announced."""
     import collx
 
     options: dict[str, Any] = {"timeout": timeout, "watchdog": True}
@@ -312,7 +314,7 @@ def test_the_log_comes_before_the_time_out_and_destroy_after_it(pool: Pool) -> N
 
 
 def _forked(rank: Rank, timeout: float) -> tuple[list[str], Lines]:
-    with rank.new_communicator("watched-fork", timeout=timeout, watchdog=True) as communicator:
+    with rank.new_communicator("watched-fork", call_timeout=timeout, watchdog=True) as communicator:
         assert _threads() == 1
 
         def look() -> None:
@@ -363,14 +365,16 @@ def test_the_interpreter_exits_while_the_watchdog_runs(pool: Pool, seconds: floa
 def _replayed(rank: Rank, timeout: float) -> Lines:
     import collx
 
-    with rank.new_communicator("watched-graph", timeout=timeout, watchdog=True) as communicator:
+    with rank.new_communicator(
+        "watched-graph", call_timeout=timeout, watchdog=True
+    ) as communicator:
         x = ones(rank)
         collx.allreduce(x, group=communicator)
         rank.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y = collx.allreduce(x, group=communicator)
-            # The watchdog reads the regions, which must not end the capture.
+            # The watchdog reads the regions meanwhile; this must not invalidate the capture.
             time.sleep(timeout / 4)
         rank.barrier()
         lines = _late(rank, communicator, graph.replay, LATE * timeout)[0]

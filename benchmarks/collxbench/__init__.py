@@ -1,1 +1,0 @@
-"""Parts of bench.py: cases, implementations, timing and reports."""

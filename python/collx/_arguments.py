@@ -1,0 +1,64 @@
+"""Argument types of the command-line tools, for argparse."""
+
+import argparse
+import math
+import re
+
+NAMES = {"half": "float16", "float": "float32", "double": "float64"}  # as in nccl-tests
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text: str) -> int:
+    """Parses a size in bytes: "1K", "256M", "1G" or a plain number. Units are powers of 1024."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted: sizes such as 1K, 256M or 4096")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def size_list(text: str) -> list[int]:
+    return [size(part) for part in names(text)]
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"got {value}; accepted: numbers from 0")
+    return value
+
+
+def factor(text: str) -> float:
+    return _above(1, text)
+
+
+def seconds(text: str) -> float:
+    return _above(0, text)
+
+
+def _above(limit: int, text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > limit):
+        raise argparse.ArgumentTypeError(f"got {text}; accepted: numbers above {limit}")
+    return value
+
+
+def row_counts(text: str) -> list[int]:
+    found = sorted({count(part) for part in names(text)})
+    if not found or found[0] == 0:
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted: numbers of rows such as 1,16,64")
+    return found
+
+
+def columns(text: str) -> int:
+    value = count(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("got 0; accepted: numbers from 1")
+    return value
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def dtypes(text: str) -> list[str]:
+    return [NAMES.get(name, name) for name in names(text)]

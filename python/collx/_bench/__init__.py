@@ -1,0 +1,1 @@
+"""The benchmark, `python -m collx bench`: cases, implementations, timing and reports."""

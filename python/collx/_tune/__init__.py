@@ -1,0 +1,1 @@
+"""`python -m collx tune`: measures the algorithms on this machine and writes a tuning table."""

@@ -1,0 +1,32 @@
+"""`python -m collx tune`: runs as one of the ranks under torchrun, otherwise starts the ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from collx import _launch
+from collx._tune import rank
+from collx._tune.options import Options, parse
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command. Raises SystemExit with status 2 if the arguments are invalid."""
+    options = parse(argv)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return run(options)
+    return _launch.run(run, options.ranks, options)
+
+
+def run(options: Options) -> int:
+    """Measures as one of the ranks. Returns 0."""
+    dist.init_process_group("gloo")
+    try:
+        rank.run(options)
+    finally:
+        dist.destroy_process_group()
+    return 0

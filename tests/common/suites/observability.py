@@ -1,0 +1,278 @@
+"""Information about a communicator's calls: statistics, the flight recorder, profiler ranges,
+metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ..attempt import Attempt, allreduce, attempt, finish, ones
+from ..calls import run_calls
+from ..limits import timeout_now
+from ..operators import NAMES, call_of
+from ..pool import Pool
+from ..rank import Rank
+
+KEPT = 1000  # calls that the recorder keeps per communicator
+
+
+def _counted(rank: Rank) -> tuple[Any, Any]:
+    import collx
+
+    communicator = rank.new_communicator("counted")
+    before = communicator.stats()
+    x = ones(rank, 300)
+    for _ in range(3):
+        allreduce(communicator, x)
+    collx.allgather(x, group=communicator)
+    collx.barrier(group=communicator)
+    finish(communicator)
+    rank.barrier()
+    after = communicator.stats()
+    rank.barrier()
+    communicator.destroy()
+    assert attempt(communicator.stats).error == "ValueError"
+    return before, after
+
+
+@pytest.mark.worlds(2, 3)
+def test_statistics_count_calls_and_bytes_of_every_function(pool: Pool) -> None:
+    for before, after in pool.run(_counted):
+        for function, calls, nbytes in (("allreduce", 3, 3600), ("allgather", 1, 1200)):
+            assert after.calls[function] - before.calls.get(function, 0) == calls
+            assert after.bytes[function] - before.bytes.get(function, 0) == nbytes
+        assert after.calls["barrier"] - before.calls.get("barrier", 0) == 1
+        assert after.completed == (sum(after.calls.values()),) * pool.size
+        assert after.waiting == (False,) * pool.size
+        assert (after.waited is None) == (pool.world.device == "cuda")
+
+
+def _waited_for(rank: Rank, late: int) -> tuple[Any, tuple[float, ...] | None]:
+    """Returns the statistics while a rank is missing, and how much longer its peers waited for
+    it."""
+    communicator = rank.communicator()
+    allreduce(communicator, ones(rank, 300))
+    finish(communicator)
+    rank.barrier()
+    before = communicator.stats()
+    seen = None
+    if rank.rank == late:
+        time.sleep(0.3)
+        seen = communicator.stats()
+    allreduce(communicator, ones(rank, 300))
+    finish(communicator)
+    after = communicator.stats()
+    if before.waited is None:
+        return seen, None
+    return seen, tuple(b - a for a, b in zip(before.waited, after.waited, strict=True))
+
+
+@pytest.mark.worlds(2, 3)
+def test_statistics_tell_who_is_late(pool: Pool) -> None:
+    late = pool.size - 1
+    answers = pool.run(_waited_for, late)
+    seen, _ = answers[late]
+    others = set(range(pool.size)) - {late}
+    assert seen.waiting == tuple(rank in others for rank in range(pool.size)), seen
+    if pool.world.device == "cuda":
+        return  # the kernels wait, and their waiting time is not measured
+    for rank in others:
+        waited = answers[rank][1]
+        assert waited[late] > 0.2, waited
+        assert waited[rank] == 0
+
+
+def _many(rank: Rank) -> list[tuple[int, str, list[int], str]]:
+    import collx
+
+    communicator = rank.new_communicator("many")
+    for number in range(KEPT + 20):
+        allreduce(communicator, ones(rank, 1 + number % 3))
+    finish(communicator)
+    entries = collx.flight_recorder.trace()["entries"]
+    communicator.destroy()
+    return [
+        (e["collective_seq_id"], e["collx_function"], e["input_sizes"][0], e["state"])
+        for e in entries
+        if e["process_group"][0] == communicator.name
+    ]
+
+
+@pytest.mark.worlds(2)
+def test_the_recorder_keeps_the_last_thousand_calls(pool: Pool) -> None:
+    for found in pool.run(_many):
+        first = found[0][0]
+        sizes = [[1 + (number + 20) % 3] for number in range(KEPT)]
+        assert found == [
+            (first + place, "allreduce", size, "completed") for place, size in enumerate(sizes)
+        ]
+
+
+def _of_every_operator(rank: Rank) -> list[tuple[str, str]]:
+    """Returns the function and the analyzer's name of one call of each operator."""
+    import collx
+
+    communicator = rank.communicator("operators")
+    first = communicator._native.calls
+    assert run_calls(rank, [call_of(op, 600, rank.size) for op in NAMES], "operators") == []
+    collx.barrier(group=communicator)
+    finish(communicator)
+    entries = collx.flight_recorder.trace()["entries"]
+    rank.drop("operators")
+    return [
+        (e["collx_function"], e["profiling_name"])
+        for e in entries
+        if e["process_group"][0] == communicator.name and e["collective_seq_id"] >= first
+    ]
+
+
+@pytest.mark.worlds(2)
+def test_the_recorder_knows_every_operator(pool: Pool) -> None:
+    for found in pool.run(_of_every_operator):
+        assert {function.partition("_")[0] for function, _ in found} >= {
+            *(op.partition("_")[0] for op in NAMES),
+            "barrier",
+        }
+        for function, name in found:
+            assert (name == "nccl:all_reduce") == (function.startswith("allreduce")), found
+
+
+def _differing(rank: Rank, prefix: str) -> tuple[Attempt, Attempt]:
+    """Makes calls that do not match in checked mode; the failure writes the traces."""
+    os.environ["COLLX_FLIGHT_RECORDER"] = prefix
+    communicator = rank.new_communicator("differing", rank.fresh_group(), check=True)
+    allreduce(communicator, ones(rank, 64))
+    shape = 300 if rank.rank == 0 else 400
+
+    def call() -> None:
+        allreduce(communicator, ones(rank, shape))
+        finish(communicator)
+
+    attempts = attempt(call), attempt(call)
+    del os.environ["COLLX_FLIGHT_RECORDER"]
+    return attempts
+
+
+def _analysis(folder: Path) -> str:
+    """Returns the output of PyTorch's analyzer."""
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.worlds(2)
+def test_pytorchs_analyzer_finds_the_calls_that_differ(pool: Pool, tmp_path: Path) -> None:
+    for first, second in pool.run(_differing, str(tmp_path / "collx_")):
+        assert (first.error, second.error) == ("CollectiveMismatch", "CommunicatorPoisoned")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["collx_0", "collx_1"]
+    for rank in range(2):
+        trace = pickle.loads((tmp_path / f"collx_{rank}").read_bytes())
+        last = [e for e in trace["entries"] if e["process_group"][0] == "test-differing"][-1]
+        assert last["input_sizes"] == [[(300, 400)[rank]]]
+        assert last["state"] == "started"
+    said = _analysis(tmp_path)
+    assert said.count("has errors") == 1, said
+    assert re.search(r"Expected input sizes: '\[\[[34]00\]\]' does not match", said), said
+
+
+def _missing(rank: Rank, key: str, prefix: str, timeout: float) -> Attempt | None:
+    os.environ["COLLX_FLIGHT_RECORDER"] = prefix
+    communicator = rank.new_communicator(key, rank.fresh_group(), call_timeout=timeout)
+    allreduce(communicator, ones(rank, 64))
+    finish(communicator)
+    rank.barrier()
+    found = None
+    if rank.rank == 0:
+
+        def call() -> None:
+            allreduce(communicator, ones(rank, 300))
+            finish(communicator)
+
+        found = attempt(call)
+    rank.barrier()
+    del os.environ["COLLX_FLIGHT_RECORDER"]
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_time_out_leaves_a_trace(pool: Pool, tmp_path: Path) -> None:
+    found, _ = pool.run(_missing, "no-trace", str(tmp_path / "deep" / "collx_"), timeout_now(pool))
+    assert found.error == "CollectiveTimeout", found  # a missing folder changes nothing
+    assert not list(tmp_path.iterdir())
+    found, _ = pool.run(_missing, "missing", str(tmp_path / "collx_"), timeout_now(pool))
+    assert found.error == "CollectiveTimeout", found
+    trace = pickle.loads((tmp_path / "collx_0").read_bytes())
+    of_this = [e for e in trace["entries"] if e["process_group"][0] == "test-missing"]
+    assert [e["state"] for e in of_this[-2:]] == ["completed", "started"]
+    status = trace["pg_status"]["test-missing"]
+    assert status["last_completed_collective"] == of_this[-2]["collective_seq_id"]
+    assert status["last_started_collective"] == of_this[-1]["collective_seq_id"]
+
+
+def _profiled(rank: Rank, folder: str) -> None:
+    communicator = rank.communicator()
+    x = ones(rank, 300)
+    allreduce(communicator, x)
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds) as profile:
+        allreduce(communicator, x, "twoshot_push")
+    finish(communicator)
+    profile.export_chrome_trace(f"{folder}/{rank.rank}.json")
+
+
+@pytest.mark.worlds(2)
+def test_profilers_see_ranges_with_the_fields_of_collectives(pool: Pool, tmp_path: Path) -> None:
+    pool.run(_profiled, str(tmp_path))
+    for rank in range(2):
+        events = json.loads((tmp_path / f"{rank}.json").read_text())["traceEvents"]
+        names = [event.get("name") for event in events]
+        assert names.count("collx.allreduce twoshot_push, 1200 bytes, 2 ranks") == 1
+        (fields,) = [e["args"] for e in events if e.get("name") == "record_param_comms"]
+        assert fields["Collective name"] == "allreduce"
+        assert fields["In msg nelems"] == fields["Out msg nelems"] == 300
+        assert (fields["dtype"], fields["Group size"], fields["Rank"]) == ("Float", 2, rank)
+        assert fields["Process Group Ranks"] == "[0, 1]"
+
+
+def _metrics(rank: Rank) -> str:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from collx import prometheus
+
+    communicator = rank.new_communicator("metrics")
+    allreduce(communicator, ones(rank, 300))
+    finish(communicator)
+    registry = CollectorRegistry()
+    registry.register(prometheus.Collector())
+    text = generate_latest(registry).decode()
+    rank.barrier()
+    communicator.destroy()
+    return text
+
+
+@pytest.mark.worlds(2)
+def test_prometheus_reads_the_statistics(pool: Pool) -> None:
+    pytest.importorskip("prometheus_client")
+    communicator = "test-metrics"
+    for rank, text in enumerate(pool.run(_metrics)):
+        lines = [
+            line
+            for line in text.splitlines()
+            if line.startswith("collx_calls_total{") and f'"{communicator}"' in line
+        ]
+        (calls,) = [line for line in lines if 'function="allreduce"' in line]
+        assert f'rank="{rank}"' in calls
+        assert float(calls.split()[-1]) >= 1
+        assert f'collx_failed{{communicator="{communicator}",rank="{rank}"}} 0.0' in text
+        assert 'peer="1"' in text

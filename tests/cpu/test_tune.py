@@ -1,0 +1,139 @@
+"""Tests the file, the output and the exit status of `python -m collx tune` on CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from collx import _tuning
+from collx._tune.cases import BUILT_IN, Case, Choice
+from collx._tune.options import parse
+from collx._tune.search import Found, entries
+from tests.common.pool import Pool
+from tests.common.rank import Rank
+
+PLOT = find_spec("matplotlib") is not None
+
+
+def tune(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *launcher, "-m", "collx", "tune", *arguments],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def _loads(rank: Rank, file: str) -> list[str]:
+    """Returns the algorithm for each entry, and checks where the choice came from."""
+    found = []
+    with rank.new_communicator("written", tuning=file) as communicator:
+        for row in json.loads(Path(file).read_text())["entries"]:
+            plan = communicator.explain(
+                row["op"],
+                row["to_bytes"] // 4,
+                torch.float32,
+                input_symmetric=row["symmetric"],
+                output_symmetric=row["symmetric"],
+            )
+            assert file in plan.tuning, plan
+            assert plan.algorithm == row["algorithm"]
+            found.append(plan.algorithm)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_the_tool_writes_a_table_that_init_loads(pool: Pool, tmp_path: Path) -> None:
+    file, picture = tmp_path / "tuning.json", tmp_path / "tuning.png"
+    plot = ("--plot", str(picture)) if PLOT else ()
+    sizes = ("-b", "1K", "-e", "16K", "-f", "16", "--seconds", "0.02")
+    ranks = ("--device", "cpu", "--ranks", "2")
+    done = tune(
+        *("--ops", "allreduce,allgather", "--symmetric", "--output", str(file)),
+        *(*sizes, *ranks, *plot),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("allreduce") == done.stdout.count("allgather") == 4
+    assert "faster by" in done.stdout
+    assert picture.exists() == PLOT
+    table = _tuning.read(file)
+    assert table == _tuning.read(json.loads(table.to_json()))
+    assert (table.world_size, table.device_type, table.driver) == (2, "cpu", None)
+    assert f"entries in {file}: {len(table.entries)}" in done.stdout
+    for found in pool.run(_loads, str(file)):
+        assert len(found) == len(table.entries)
+
+
+@pytest.mark.full
+def test_the_tool_uses_the_ranks_of_torchrun(tmp_path: Path) -> None:
+    file = tmp_path / "tuning.json"
+    done = tune(
+        *("--ops", "allreduce", "-b", "1K", "-e", "1K", "--seconds", "0.02", "--device", "cpu"),
+        *("--output", str(file)),
+        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert _tuning.read(file).world_size == 3
+
+
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "operator": (("--ops", "allsum"), "--ops: got allsum; accepted: allreduce, "),
+    "counted": (("--ops", "alltoallv"), "--ops: got alltoallv"),
+    "no operator": (("--ops", ","), "--ops: got nothing"),
+    "dtype": (("--dtypes", "float8"), "--dtypes: got float8"),
+    "size": (("-b", "1Q"), "got '1Q'"),
+    "order": (("-b", "2K", "-e", "1K"), "-e: the largest size is less"),
+    "factor": (("-f", "1"), "got 1; accepted: numbers above 1"),
+    "seconds": (("--seconds", "0"), "got 0; accepted: numbers above 0"),
+    "one rank": (("--ranks", "1"), "--ranks: got 1; accepted on cpu"),
+    "many ranks": (("--ranks", "17"), "--ranks: got 17; accepted on cpu"),
+    "folder": (("--output", "/nowhere/at/all.json"), "--output: there is no folder /nowhere/at"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_invalid_arguments_end_with_status_2(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, words = WRONG[what]
+    with pytest.raises(SystemExit) as end:
+        parse(["--device", "cpu", *arguments])
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_unknown_command_ends_with_status_2() -> None:
+    done = subprocess.run([sys.executable, "-m", "collx", "bake"], capture_output=True, text=True)
+    assert done.returncode == 2, done
+    assert "usage: python -m collx" in done.stderr
+
+
+def found(nbytes: int, choice: Choice = BUILT_IN, **changes: Any) -> Found:
+    given = {"op": "allreduce", "dtype": torch.float32, "symmetric": False, **changes}
+    case = Case(nbytes=nbytes, **given)
+    return Found(case, "twoshot_push", 2.0, choice, 1.0)
+
+
+def test_neighbors_with_the_same_choice_form_a_range() -> None:
+    """The borders of a range are between sizes with different choices. Ranges do not overlap."""
+    fast, slow = Choice("oneshot_push"), Choice("twoshot_pull", 8)
+    made = entries(
+        [
+            *(found(nbytes=1 << 10, choice=fast), found(nbytes=1 << 12, choice=fast)),
+            *(found(nbytes=1 << 14), found(nbytes=1 << 16, choice=slow)),
+            found(nbytes=1 << 10, choice=fast, op="allgather"),
+        ]
+    )
+    rows = [(e.op, e.dtype, e.from_bytes, e.to_bytes, e.algorithm, e.max_blocks) for e in made]
+    assert rows == [
+        ("allgather", None, 1 << 10, 1 << 10, "oneshot_push", 0),
+        ("allreduce", "float32", 1 << 10, 1 << 13, "oneshot_push", 0),
+        ("allreduce", "float32", (1 << 15) + 1, 1 << 16, "twoshot_pull", 8),
+    ]
