@@ -56,7 +56,8 @@ class Ahead:
         return future.result()
 
     def end(self) -> None:
-        """Cancels work that has not started, and kills running commands."""
+        """Cancels work that has not started, and kills all commands of `quietly` in this process.
+        Called at the end of a test run."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         _background.kill()
         self._workers.shutdown(wait=True)

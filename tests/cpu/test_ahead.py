@@ -40,17 +40,14 @@ class Item:
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun"])
 def test_a_test_gets_the_result_of_its_work(begun: bool) -> None:
     """Workers of pytest-xdist begin nothing before the test."""
-    ahead = Ahead()
+    ahead = Ahead()  # without end(), which would kill the commands for other tests
     right: Any = Item(lambda number: number + 1, number=2)
     wrong: Any = Item(lambda: pytest.skip("a tool is missing"))
-    try:
-        for item in (right, wrong):
-            if begun:
-                ahead.begin([item])
-            if item is right:
-                assert ahead.result(item) == 3
-            else:
-                with pytest.raises(pytest.skip.Exception, match="a tool is missing"):
-                    ahead.result(item)
-    finally:
-        ahead.end()
+    for item in (right, wrong):
+        if begun:
+            ahead.begin([item])
+        if item is right:
+            assert ahead.result(item) == 3
+        else:
+            with pytest.raises(pytest.skip.Exception, match="a tool is missing"):
+                ahead.result(item)

@@ -191,6 +191,16 @@ def test_the_pictures_are_those_of_their_script(tmp_path: Path) -> None:
     assert drawn == {file.name: file.read_text() for file in (DOCS / "figures/pictures").iterdir()}
 
 
+def _parts_of_plot(svg: str) -> tuple[list[str], list[float]]:
+    """Returns the text and the numbers of a plot. The last bits of numbers, and the names of
+    elements, which matplotlib derives from them, depend on the processor."""
+    names = list(dict.fromkeys(re.findall(r'id="([mp][0-9a-f]{10})"', svg)))
+    for number, name in enumerate(names):
+        svg = svg.replace(name, f"element{number}")
+    decimal = r"-?\d+\.\d+"
+    return re.split(decimal, svg), [float(found) for found in re.findall(decimal, svg)]
+
+
 def test_the_plots_show_the_tables_of_their_page(tmp_path: Path) -> None:
     version = pytest.importorskip("matplotlib").__version__
     script = runpy.run_path(str(DOCS / "figures" / "plots.py"))
@@ -204,4 +214,6 @@ def test_the_plots_show_the_tables_of_their_page(tmp_path: Path) -> None:
     for name, picture in drawn.items():
         if f"Matplotlib v{version}," not in kept[name]:
             pytest.skip("another version of matplotlib has drawn the plots")
-        assert picture == kept[name], f"{name} shows other figures: python docs/figures/plots.py"
+        (words, numbers), (kept_words, kept_numbers) = map(_parts_of_plot, (picture, kept[name]))
+        same = words == kept_words and numbers == pytest.approx(kept_numbers, abs=1e-4)
+        assert same, f"{name} shows other figures: python docs/figures/plots.py"

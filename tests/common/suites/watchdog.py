@@ -70,12 +70,18 @@ def _threads() -> int:
     return found
 
 
-def _ends(seconds: float = 5.0) -> bool:
-    """Returns whether the thread ends within the given time."""
+def _threads_after(expected: int, seconds: float = 5.0) -> int:
+    """Returns the number of watchdog threads as soon as it is the expected one, or after the given
+    time. A thread that does not watch any more is listed until it has ended."""
     until = time.monotonic() + seconds
-    while _threads() and time.monotonic() < until:
+    while (found := _threads()) != expected and time.monotonic() < until:
         time.sleep(0.01)
-    return _threads() == 0
+    return found
+
+
+def _ends() -> bool:
+    """Returns whether the thread ends."""
+    return _threads_after(0) == 0
 
 
 def _late(
@@ -272,7 +278,7 @@ def _threads_of_a_life(rank: Rank) -> list[int | bool]:
         with rank.new_communicator("watched-on", call_timeout=2.0, watchdog=True) as communicator:
             for _ in range(50):
                 assert works(rank, communicator)
-            found.append(_threads())
+            found.append(_threads_after(1))
     found.append(_ends())
     return found
 
