@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -132,9 +132,14 @@ class Call(ABC):
 
     def data(self, world: int) -> Data:
         """Returns the inputs and the expected results of the ranks. Must not be modified."""
-        usual = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]
-        call = replace(self, **{name: usual[name] for name in PLACEMENT})  # type: ignore[type-var]
+        call = self._of_same_data
         return call.make_data(world) if self.is_large(world) else _kept(call, world)
+
+    @cached_property
+    def _of_same_data(self: Kind) -> Kind:
+        """The call with the default placement."""
+        usual = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **{name: usual[name] for name in PLACEMENT})  # type: ignore[type-var]
 
     def tensors(self, rank: Rank) -> Fields:
         """Returns the rank's tensors, dense, on its device."""
