@@ -79,7 +79,8 @@ class Poster {
   virtual void close() = 0;
 };
 
-/// Creates a poster with a dedicated thread, which sleeps when it is idle.
+/// Creates a poster with a dedicated thread, which sleeps when it is idle. A thread that waits for
+/// a call that has not begun runs it itself.
 std::unique_ptr<Poster> make_cpu_poster();
 /// Creates a poster with a dedicated stream on the device.
 std::unique_ptr<Poster> make_cuda_poster(c10::Device device);

@@ -5,6 +5,7 @@ COLLX_FUZZ_SEED=n repeats the random calls of a run, COLLX_FUZZ_CALLS=n makes mo
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..attempt import Attempt, attempt, in_a_child, ones, works
 from ..calls import Call, Prepared
@@ -152,6 +154,46 @@ def _handles(rank: Rank) -> None:
 def test_handles_are_what_torch_has(pool: Pool) -> None:
     """wait() twice, from another thread, with a timeout; handles as context managers; futures."""
     pool.run(_handles)
+
+
+class _NoOperator(TorchDispatchMode):
+    """Refuses every operator of PyTorch."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} during wait")
+
+
+MODES = (torch.inference_mode, torch.no_grad, torch.enable_grad)
+
+
+def _modes(rank: Rank) -> list[str]:
+    """Posts in each mode and waits in each mode, immediately or after the call has completed."""
+    import collx
+
+    communicator = rank.communicator("posting-modes")
+    found = []
+    for posting, waiting in itertools.product(MODES, (*MODES, _NoOperator)):
+        for algorithm, pause in itertools.product(("auto", "fallback"), (0.0, 0.02)):
+            with posting():
+                x = ones(rank).requires_grad_(posting is not torch.inference_mode)
+                post = partial(collx.allreduce, x, group=communicator, algorithm=algorithm)
+                want = post()
+                handle: Any = post(async_op=True)
+            time.sleep(pause)
+            with waiting():
+                got = handle.wait()
+            rank.synchronize()
+            if (got.is_inference(), got.requires_grad) != (want.is_inference(), want.requires_grad):
+                found.append(f"{posting} {waiting} {algorithm} {pause}: {got} instead of {want}")
+            if not torch.equal(got.detach(), want.detach()):
+                found.append(f"{posting} {waiting} {algorithm} {pause}: other values")
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_the_modes_of_post_count_and_not_those_of_wait(pool: Pool) -> None:
+    """On the CPU, a thread that waits may run the call."""
+    assert_none(pool.run(_modes))
 
 
 def _ordered(rank: Rank) -> None:
