@@ -87,7 +87,8 @@ class CpuPostedCall final : public PostedCall {
         request_(std::move(request)),
         queue_(std::move(queue)) {}
 
-  void run() {
+  /// Must not throw: the queue would remain blocked.
+  void run() noexcept {
     try {
       const CarryErrors for_those_who_wait;
       if (std::this_thread::get_id() == thread_) {
@@ -121,9 +122,8 @@ class CpuPostedCall final : public PostedCall {
     if (!done()) {
       // A forked child has no thread that could complete the call.
       if (communicator_->forked()) communicator_->require_usable(request_->op());
-      // With a timeout, this thread must not run a call: only the timeout of the communicator
-      // bounds it.
-      if (!timeout) queue_->run_until(*this);
+      // Only the timeout of the communicator bounds a call that this thread runs.
+      if (!timeout || *timeout >= communicator_->timeout()) queue_->run_until(*this);
     }
     if (!soon(kLooks, done)) {
       std::unique_lock held(mutex_);
