@@ -39,16 +39,20 @@ bool soon(std::chrono::nanoseconds limit, F holds) {
 
 class CpuPostedCall;
 
-/// The posted calls of one communicator. One thread at a time runs them, in order: the poster's
-/// thread, or a thread that waits for one of them.
-class Queue {
+/// The posted calls of one communicator. One thread at a time runs them, in order: the attendant,
+/// which is a thread of the queue, or a thread that waits for one of them. Callbacks of a call may
+/// wait for later calls. So they run after the call counts as completed, and another thread of the
+/// queue is the attendant meanwhile.
+class Queue : public std::enable_shared_from_this<Queue> {
  public:
+  /// Starts a thread.
+  void start();
   void add(std::shared_ptr<CpuPostedCall> call, Communicator& communicator);
-  /// Runs calls of the queue until `call` has completed or another thread runs a call.
+  /// Runs calls until `call` has completed or another thread runs a call.
   void run_until(const CpuPostedCall& call);
-  void wait_until_empty();
-  /// Runs calls until the queue is closed and empty.
-  void work();
+  /// Runs calls, or waits for the thread that does.
+  void run_until_empty();
+  /// Lets the threads run the remaining calls and ends them.
   void close();
 
  private:
@@ -58,11 +62,16 @@ class Queue {
     return completed_.load(std::memory_order_acquire) == posted_.load(std::memory_order_acquire);
   }
   bool may_run() const { return !running_ && !is_empty(); }
-  void run_next(std::unique_lock<std::mutex>& held);
+  void work();
+  /// Waits for a call that the attendant may run. False if the queue is closed and empty.
+  bool await_call(std::unique_lock<std::mutex>& held);
+  /// Returns the call if it has callbacks, which the caller must run without the lock.
+  std::shared_ptr<CpuPostedCall> run_next(std::unique_lock<std::mutex>& held);
+  void run_next_and_callbacks(std::unique_lock<std::mutex>& held);
 
   /// Moves completed calls out of the queue. Releasing their tensors may require Python's lock, for
-  /// which the poster's thread must not wait. So the threads that post and wait destroy the calls,
-  /// after they have released this lock.
+  /// which the attendant must not wait. So the threads that post and wait destroy the calls, after
+  /// they have released this lock.
   void take_completed(Calls& completed) {
     for (; first_ < completed_.load(std::memory_order_relaxed); ++first_) {
       completed.push_back(std::move(calls_.front()));
@@ -71,8 +80,11 @@ class Queue {
   }
 
   std::mutex mutex_;
-  std::condition_variable changed_;
-  Calls calls_;  // the first has number first_
+  std::condition_variable changed_, unattended_;
+  std::vector<std::thread> threads_;
+  int spare_ = 0;          // threads that wait until there is no attendant
+  bool attended_ = false;  // whether there is an attendant
+  Calls calls_;            // the first has number first_
   uint64_t first_ = 0;
   std::atomic<uint64_t> posted_{0}, completed_{0};
   std::atomic<bool> running_{false};  // written with the mutex
@@ -87,7 +99,7 @@ class CpuPostedCall final : public PostedCall {
         request_(std::move(request)),
         queue_(std::move(queue)) {}
 
-  /// Must not throw: the queue would remain blocked.
+  /// Must not throw: the queue would remain blocked. call_back() must follow.
   void run() noexcept {
     try {
       const CarryErrors for_those_who_wait;
@@ -102,14 +114,16 @@ class CpuPostedCall final : public PostedCall {
     } catch (...) {
       error_ = std::current_exception();
     }
-    std::vector<Done> waiting;
     {
       const std::lock_guard held(mutex_);
       completed_.store(true, std::memory_order_release);
-      waiting.swap(waiting_);
     }
     changed_.notify_all();
-    for (const Done& done : waiting) done(error_);
+  }
+  /// After completion, only the thread that ran the call accesses the callbacks.
+  bool has_callbacks() const { return !callbacks_.empty(); }
+  void call_back() noexcept {
+    for (const Done& done : std::exchange(callbacks_, {})) done(error_);
   }
 
   const char* op() const { return request_->op(); }
@@ -141,7 +155,7 @@ class CpuPostedCall final : public PostedCall {
     {
       const std::lock_guard held(mutex_);
       if (!is_done()) {
-        waiting_.push_back(std::move(done));
+        callbacks_.push_back(std::move(done));
         return;
       }
     }
@@ -167,7 +181,7 @@ class CpuPostedCall final : public PostedCall {
   std::atomic<bool> completed_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Done> waiting_;
+  std::vector<Done> callbacks_;
 };
 
 void Queue::add(std::shared_ptr<CpuPostedCall> call, Communicator& communicator) {
@@ -182,61 +196,99 @@ void Queue::add(std::shared_ptr<CpuPostedCall> call, Communicator& communicator)
   changed_.notify_all();
 }
 
-void Queue::run_next(std::unique_lock<std::mutex>& held) {
+std::shared_ptr<CpuPostedCall> Queue::run_next(std::unique_lock<std::mutex>& held) {
   running_ = true;
   std::shared_ptr<CpuPostedCall> call = calls_[completed_.load(std::memory_order_relaxed) - first_];
   held.unlock();
   call->run();
-  call.reset();  // not the last reference
+  if (!call->has_callbacks()) call.reset();  // not the last reference
   held.lock();
   running_ = false;
   completed_.fetch_add(1, std::memory_order_release);
   changed_.notify_all();
+  return call;
+}
+
+void Queue::run_next_and_callbacks(std::unique_lock<std::mutex>& held) {
+  const std::shared_ptr<CpuPostedCall> call = run_next(held);
+  if (call == nullptr) return;
+  held.unlock();
+  call->call_back();
+  held.lock();
 }
 
 void Queue::run_until(const CpuPostedCall& call) {
   std::unique_lock held(mutex_);
-  while (!call.is_done() && may_run()) run_next(held);
+  while (!call.is_done() && may_run()) run_next_and_callbacks(held);
 }
 
-void Queue::wait_until_empty() {
+void Queue::run_until_empty() {
   Calls completed;
   std::unique_lock held(mutex_);
-  changed_.wait(held, [this] { return is_empty(); });
+  while (!is_empty()) {
+    changed_.wait(held, [this] { return !running_; });
+    if (may_run()) run_next_and_callbacks(held);
+  }
   take_completed(completed);
   held.unlock();
+}
+
+bool Queue::await_call(std::unique_lock<std::mutex>& held) {
+  for (bool looks = true; looks && is_empty();) {
+    const uint64_t seen = posted_.load(std::memory_order_relaxed);
+    held.unlock();
+    looks = soon(kLooks, [&] { return posted_.load(std::memory_order_acquire) != seen; });
+    if (looks) {
+      soon(kHeadStart, [this] { return running_ || is_empty(); });
+      soon(kLooks, [this] { return !running_; });
+    }
+    held.lock();
+  }
+  changed_.wait(held, [this] { return may_run() || (closed_ && is_empty()); });
+  return !is_empty();
 }
 
 void Queue::work() {
   std::unique_lock held(mutex_);
   for (;;) {
-    if (is_empty()) {
-      const uint64_t seen = posted_.load(std::memory_order_relaxed);
-      const auto posted = [&] { return posted_.load(std::memory_order_acquire) != seen; };
-      held.unlock();
-      const bool more = soon(kLooks, posted);
-      if (more) {
-        soon(kHeadStart, [this] { return running_ || is_empty(); });
-        soon(kLooks, [this] { return !running_; });
-      }
-      held.lock();
-      if (more && is_empty()) continue;
-    }
-    changed_.wait(held, [this] { return may_run() || (closed_ && is_empty()); });
-    if (is_empty()) return;
-    run_next(held);
+    ++spare_;
+    unattended_.wait(held, [this] { return !attended_; });
+    --spare_;
+    attended_ = true;
+    std::shared_ptr<CpuPostedCall> call;
+    while (call == nullptr && await_call(held)) call = run_next(held);
+    attended_ = false;
+    unattended_.notify_one();
+    if (call == nullptr) return;
+    if (spare_ == 0) start();
+    held.unlock();
+    call->call_back();
+    call.reset();
+    held.lock();
   }
 }
 
+void Queue::start() {
+  threads_.emplace_back([queue = shared_from_this()] { queue->work(); });
+}
+
 void Queue::close() {
-  const std::lock_guard held(mutex_);
+  std::unique_lock held(mutex_);
   closed_ = true;
   changed_.notify_all();
+  while (!threads_.empty()) {
+    std::thread thread = std::move(threads_.back());
+    threads_.pop_back();
+    held.unlock();
+    // A callback may destroy the communicator.
+    thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
+    held.lock();
+  }
 }
 
 class CpuPoster final : public Poster {
  public:
-  CpuPoster() : thread_([queue = queue_] { queue->work(); }) {}
+  CpuPoster() { queue_->start(); }
   ~CpuPoster() override { close(); }
 
   std::shared_ptr<PostedCall> post(Communicator& communicator,
@@ -247,18 +299,15 @@ class CpuPoster final : public Poster {
     return call;
   }
 
-  void let_pass() override { queue_->wait_until_empty(); }
+  void let_pass() override { queue_->run_until_empty(); }
 
   void close() override {
-    if (!thread_.joinable()) return;
     queue_->close();
-    thread_.join();
-    queue_->wait_until_empty();
+    queue_->run_until_empty();
   }
 
  private:
   const std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
-  std::thread thread_;
 };
 
 }  // namespace

@@ -196,6 +196,43 @@ def test_the_modes_of_post_count_and_not_those_of_wait(pool: Pool) -> None:
     assert_none(pool.run(_modes))
 
 
+def _callbacks(rank: Rank, last: int) -> list[float]:
+    """The callback of each call waits for the future of the next one, and that of the last makes
+    calls. Returns the results of the callbacks and of those calls."""
+    import collx
+
+    communicator = rank.communicator("posting-callbacks")
+    found = []
+    if rank.rank == last:
+        rank.barrier()  # no call completes before the others have set their callbacks
+    handles = [collx.post(collx.allreduce, ones(rank) * i, group=communicator) for i in range(6)]
+    futures = [handle.get_future() for handle in handles]
+
+    def wait_for_next(number: int, done: Any) -> None:
+        if number + 1 < len(futures):
+            results = futures[number + 1].wait()
+        else:
+            synchronous = collx.allreduce(done.value()[0], group=communicator)
+            posted: Any = collx.allreduce(synchronous, group=communicator, async_op=True)
+            results = [done.value()[0], synchronous, posted.wait()]
+        found.extend(float(result.mean()) for result in results)
+
+    then = [futures[i].then(partial(wait_for_next, i)) for i in reversed(range(len(futures)))]
+    if rank.rank != last:
+        rank.barrier()
+    for future in then:
+        future.wait()
+    return sorted(found)
+
+
+@pytest.mark.worlds(2, 3)
+def test_callbacks_of_futures_make_calls_and_wait_for_later_calls(pool: Pool) -> None:
+    world = pool.size
+    want = sorted([*(i * world for i in range(1, 6)), 5 * world, 5 * world**2, 5 * world**3])
+    for last in range(world):
+        assert pool.run(_callbacks, last) == [want] * world
+
+
 def _ordered(rank: Rank) -> None:
     """Writes inputs right after wait, reads results on other streams, makes calls in between."""
     import collx
@@ -366,10 +403,13 @@ def _refusals(rank: Rank) -> list[Attempt]:
         result = torch.compile(function, backend="eager")(x)
         assert bool((result == 2 * rank.size).all())  # between two graphs
     torch._dynamo.reset()
+    post: Any = collx.post
     found = [
         attempt(lambda: collx.post(torch.add, x, x)),
         attempt(lambda: collx.post("allreduce", x)),  # type: ignore[arg-type]
         attempt(lambda: collx.post(collx.allreduce, x.as_subclass(Subclass), group=communicator)),
+        attempt(lambda: post(collx.allreduce, x, group=communicator, async_op=True)),
+        attempt(lambda: post()),
         attempt(lambda: collx.post(collx.allreduce, x, group=communicator, algorithm="none")),
         attempt(lambda: collx.post(collx.allreduce, x, group=communicator, out=x[1:])),
         attempt(lambda: collx.post(collx.allreduce, x, group=communicator).wait(timeout=-1.0)),
@@ -391,6 +431,8 @@ def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
             "NotImplementedError",
             "collx.allreduce: async_op: got True with a tensor subclass",
         ),
+        ("TypeError", "multiple values for keyword argument 'async_op'"),
+        ("TypeError", "post() missing 1 required positional argument: 'function'"),
         ("ValueError", "algorithm: got"),
         ("ValueError", "collx.allreduce: out"),
         ("ValueError", "wait: timeout: got -1"),
