@@ -151,6 +151,14 @@ PyObject* Function::call(const Given& given) {
   return returned(*choice->op, stack, values);
 }
 
+PyObject* Function::post(const Given& given) {
+  Values values;
+  if (!parse(given, values) || !is_default(async_op_, values)) return nullptr;
+  torch::jit::Stack stack;
+  const Choice* const choice = fill(stack, values);
+  return choice == nullptr ? nullptr : post(*choice, stack, values);
+}
+
 PyObject* Function::post(const Choice& choice, torch::jit::Stack& stack,
                          const Values& values) const {
   std::vector<at::Tensor> tensors = tensors_in(stack);

@@ -21,7 +21,7 @@ struct Given {
   Py_ssize_t count;  // number of positional arguments
   PyObject* names;   // names of the keyword arguments; null if there are none
 
-  PyObject* pass_to(const pybind11::object& function) const {
+  PyObject* pass_to(pybind11::handle function) const {
     return PyObject_Vectorcall(function.ptr(), values, static_cast<size_t>(count), names);
   }
 };
@@ -41,6 +41,9 @@ class Function {
 
   /// Returns a new reference, or null with an error set.
   PyObject* call(const Given& given);
+  /// Posts the call and returns its handle. Returns null without an error if the arguments are not
+  /// plain or not valid, or include async_op.
+  PyObject* post(const Given& given);
 
  private:
   static constexpr size_t kMostParameters = 20;
@@ -100,7 +103,6 @@ class Function {
   bool push_outputs(torch::jit::Stack& stack, const Operator& op, const Values& values) const;
 
   Feature kind_of(PyObject* quantization);
-  /// Posts the call and returns its handle.
   PyObject* post(const Choice& choice, torch::jit::Stack& stack, const Values& values) const;
   PyObject* returned(const Operator& op, torch::jit::Stack& results, const Values& values) const;
 

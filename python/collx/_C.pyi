@@ -265,6 +265,9 @@ def built_in(
     TypeError for unexpected arguments. `twin` is called for arguments that the function does not
     handle itself, and `conversions` is collx.ops.arguments."""
 
+def built_in_post(*, module: str, doc: str, twin: Callable[..., Any]) -> Any:
+    """Creates `collx.post`. `twin` is called for arguments that it does not handle itself."""
+
 class Handle:
     def wait(self, timeout: float | timedelta | None = None) -> Any: ...
     def is_completed(self) -> bool: ...

@@ -39,14 +39,13 @@ def built_in(declaration: F) -> F:
     name, module = declaration.__name__, declaration.__module__
     signature = inspect.signature(declaration)
     parameters = signature.parameters.values()
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
     made: F = extension.built_in(
         name=name,
         module=module,
-        doc=f"{name}{inspect.Signature(bare)}\n--\n\n{inspect.getdoc(declaration)}",
-        names=tuple(p.name for p in bare),
-        defaults=tuple(... if p.default is p.empty else p.default for p in bare),
-        positional=sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in bare),
+        doc=_documentation(name, declaration, signature),
+        names=tuple(p.name for p in parameters),
+        defaults=tuple(... if p.default is p.empty else p.default for p in parameters),
+        positional=sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters),
         declaration=declaration,
         twin=_twin(declaration, signature),
         conversions=arguments,
@@ -55,12 +54,19 @@ def built_in(declaration: F) -> F:
     return made
 
 
+def _documentation(name: str, declaration: Callable[..., Any], signature: inspect.Signature) -> str:
+    """Returns the docstring of a built-in function, which begins with its signature."""
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return f"{name}{inspect.Signature(bare)}\n--\n\n{inspect.getdoc(declaration)}"
+
+
 def register() -> None:
     """Makes Dynamo trace the twins when it is imported."""
     after_import("torch._dynamo", _substitute)
 
 
 def _substitute() -> None:
+    torch.compiler.substitute_in_graph(post, skip_signature_check=True)(_post)
     for function in _made:
         name = function.__name__
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(twins[name])
@@ -70,7 +76,7 @@ def _substitute() -> None:
         )
 
 
-def post(function: Callable[..., Any], /, *args: Any, **named: Any) -> Handle:
+def _post(function: Callable[..., Any], /, *args: Any, **named: Any) -> Handle:
     """Posts a call: starts it and returns a handle, while the program continues.
 
     Args:
@@ -94,6 +100,12 @@ def post(function: Callable[..., Any], /, *args: Any, **named: Any) -> Handle:
         raise TypeError(f"collx.post: function: got {name}; accepted: {accepted}")
     handle: Handle = function(*args, **named, async_op=True)
     return handle
+
+
+_post.__qualname__ = "post"  # in the errors of Python
+post: Callable[..., Handle] = extension.built_in_post(
+    module=__name__, doc=_documentation("post", _post, inspect.signature(_post)), twin=_post
+)
 
 
 class _Variant(NamedTuple):
