@@ -157,7 +157,7 @@ test-models: $(BUILT) $(DEV) ## only the models of the protocol
 test-c10d: $(BUILT) $(DEV) ## all of PyTorch's own tests of a backend, on four CPU ranks: about 5 minutes
 	python -m pytest --full tests/c10d $(ARGS)
 
-test-mutants: $(BASE) $(DEV) ## random mutations of the sources, which the tests must notice: about 1 hour
+test-mutants: $(BASE) $(DEV) ## random mutations of the sources, which the tests must notice: about 1 hour on two cores
 	python -m tools.mutants $(ARGS)
 
 test-multicast: $(BUILT) $(DEV) ## the multicast algorithms on an NVLink switch; needs exclusive use of the machine

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pickle
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 from zlib import crc32
 
@@ -81,11 +84,12 @@ class Session:
         else:
             self.build.make()
             print(f"{len(self.build.chosen)} mutants of C++ are built", flush=True)
-            self.tests = self.runner.map(options.minutes)
+            self.tests = self.runner.map(options.minutes, 2 * options.jobs)
             state.write_bytes(pickle.dumps((self.build.chosen, self.tests)))
         self.numbers = {candidate: number for number, candidate in self.build.chosen.items()}
         self.bases = self.runner.bases()
         self.rest = 60 * options.rest
+        self.runners = [self.runner, *map(self.runner.another, range(1, options.jobs))]
         print(f"{len(self.tests)} tests pass and are in the map", flush=True)
 
     def reaching(self, candidate: Candidate) -> list[Test]:
@@ -96,7 +100,9 @@ class Session:
             place = self.bases[str(self.runner.copy / candidate.file)] + candidate.line - 4
         return [test for test in self.tests if place in test.reached]
 
-    def run(self, candidate: Candidate, all_tests: bool, left_out: set[str]) -> tuple[str, bool]:
+    def run(
+        self, runner: Runner, candidate: Candidate, all_tests: bool, left_out: set[str]
+    ) -> tuple[str, bool]:
         """Returns the test that detects a mutant, and whether the mutant fails at import. With
         `all_tests`, runs the other tests after the first ones."""
         tests = in_turn([t for t in self.reaching(candidate) if t.name not in left_out])
@@ -104,19 +110,21 @@ class Session:
         rest = within(tests[len(first) :], len(tests), self.rest) if all_tests else []
         for part in filter(None, (first, rest)):
             limit = 300 + 5 * sum(test.seconds for test in part)
-            found = self._run(candidate, part, limit)
+            found = self._run(runner, candidate, part, limit)
             if found[0]:
                 return found
         return "", False
 
-    def _run(self, candidate: Candidate, tests: list[Test], limit: float) -> tuple[str, bool]:
+    def _run(
+        self, runner: Runner, candidate: Candidate, tests: list[Test], limit: float
+    ) -> tuple[str, bool]:
         if candidate.native:
-            return self.runner.first_failure(tests, self.numbers[candidate], limit)
+            return runner.first_failure(tests, self.numbers[candidate], limit)
         source = self.tree / candidate.file
-        target = self.runner.copy / candidate.file
+        target = runner.copy / candidate.file
         try:
             target.write_text(python_source.rewritten(source.read_text(), candidate))
-            return self.runner.first_failure(tests, -1, limit)
+            return runner.first_failure(tests, -1, limit)
         finally:
             target.write_text(source.read_text())
 
@@ -174,10 +182,22 @@ def run_all(
     results: dict[Candidate, tuple[str, bool]] = {}
     left_out: set[str] = set()
     waiting = drawn
+    free: SimpleQueue[Runner] = SimpleQueue()
+    for runner in session.runners:
+        free.put(runner)
+
+    def run(candidate: Candidate) -> tuple[str, bool]:
+        runner = free.get()
+        try:
+            return session.run(runner, candidate, candidate in known, left_out)
+        finally:
+            free.put(runner)
+
     while waiting:
-        for candidate in waiting:
-            results[candidate] = session.run(candidate, candidate in known, left_out)
-            say(candidate, *results[candidate])
+        with ThreadPoolExecutor(len(session.runners)) as pool:
+            for candidate, result in zip(waiting, pool.map(run, waiting), strict=True):
+                results[candidate] = result
+                say(candidate, *result)
         caught = {c: results[c][0] for c in waiting if results[c][0] and not results[c][1]}
         flaky = session.flaky(caught)
         left_out |= flaky
@@ -233,6 +253,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tree", default=str(ROOT), help="whose sources and tests")
     parser.add_argument("--tests", nargs="*", default=TESTS, help="folders of Python tests")
     parser.add_argument("--worlds", default="cpu2", help="as named in the parameters of tests")
+    half = max(1, (os.cpu_count() or 1) // 2)
+    parser.add_argument("--jobs", type=int, default=half, help="mutants that are tested at once")
     parser.add_argument("--minutes", type=float, default=20, help="limit of the tests for the map")
     parser.add_argument("--rest", type=float, default=10, help="minutes of tests after the first")
     parser.add_argument("--record-file", type=Path, default=Path(__file__).with_name("record.json"))

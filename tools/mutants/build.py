@@ -32,6 +32,7 @@ class Build:
     def make(self) -> None:
         self._copy()
         environment = {**os.environ, "COLLX_CUDA": "0", "COLLX_WERROR": "0"}
+        environment.setdefault("MAX_JOBS", str(os.cpu_count()))
         setup = [sys.executable, "setup.py", "build_ext", "--inplace"]
         while subprocess.run(setup, cwd=self.copy, env=environment, capture_output=True).returncode:
             files = sorted(self.copy.glob("build/*/cpu/*/build.ninja"), key=os.path.getmtime)
@@ -95,7 +96,7 @@ class Build:
 
     def _ninja(self, folder: Path) -> tuple[bool, str]:
         done = subprocess.run(
-            ["ninja", "-k", "0", "-j", os.environ.get("MAX_JOBS", "2")],
+            ["ninja", "-k", "0"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,14 @@ class Runner:
         self.folder, self.copy, self.worlds = folder, folder / "tree", worlds
         self.tests = tests
 
+    def another(self, number: int) -> Runner:
+        """Returns a runner with its own copy of the tree, so that both can run tests at once."""
+        folder = self.folder / f"runner{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.copy, folder / "tree", ignore=shutil.ignore_patterns("build"))
+        (folder / "programs").symlink_to(self.folder / "programs")
+        return Runner(folder, self.worlds, self.tests)
+
     def bases(self) -> dict[str, int]:
         """Returns the offset of the lines of each Python file in the shared memory."""
         found, base = {}, LINES
@@ -49,10 +58,11 @@ class Runner:
             base += len(path.read_text().splitlines()) + 1
         return found
 
-    def map(self, minutes: float) -> list[Test]:
-        """Returns the tests that pass within the time limit, with the code that they execute."""
+    def map(self, minutes: float, parts: int) -> list[Test]:
+        """Returns the tests that pass within the time limit, with the code that they execute. Runs
+        them in a number of parts at once."""
         (self.folder / "lines.json").write_text(json.dumps(self.bases()))
-        started = [self._start_map(shard, minutes) for shard in range(2)]
+        started = [self._start_map(shard, parts, minutes) for shard in range(parts)]
         found = self._map_programs()
         for shard, process in enumerate(started):
             process.wait()
@@ -61,9 +71,9 @@ class Runner:
                 found.append(Test(name, seconds, frozenset(reached)))
         return found
 
-    def _start_map(self, shard: int, minutes: float) -> subprocess.Popen[bytes]:
+    def _start_map(self, shard: int, parts: int, minutes: float) -> subprocess.Popen[bytes]:
         output = self.folder / f"map{shard}.json"
-        plan = {"output": str(output), "shard": [shard, 2], "seconds": 60 * minutes}
+        plan = {"output": str(output), "shard": [shard, parts], "seconds": 60 * minutes}
         memory = self._memory(f"map{shard}", -1)
         environment = self._environment(memory, {**plan, "worlds": self.worlds})
         environment["COLLX_MUTANTS_LINES"] = str(self.folder / "lines.json")

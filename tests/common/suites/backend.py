@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.fx import Graph
 
+from ..attempt import attempt
 from ..check import assert_none
 from ..compiling import inductor, operators_in, through_pass
 from ..pool import Pool
@@ -230,6 +231,14 @@ def _special_values(rank: Rank) -> None:
     z = torch.full((3,), 1 + 2j, device=rank.device)
     dist.all_reduce(z, group=group)
     assert bool((z == world * (1 + 2j)).all())
+    # torch.distributed itself splits complex tensors into parts. The group also does so.
+    for op in (Op.AVG, Op.MAX):
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        found = attempt(lambda: group.allreduce([z], options).wait())  # noqa: B023
+        # There is no maximum of complex numbers.
+        assert bool(found.error) == (op == Op.MAX), found
+        assert bool((z == world * (1 + 2j)).all())
     b = torch.tensor([rank.rank == 0, True, False], device=rank.device)
     for op, want in ((Op.SUM, [True, True, False]), (Op.MIN, [world == 1, True, False])):
         x = b.clone()

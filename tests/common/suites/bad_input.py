@@ -141,7 +141,9 @@ OF_COLLECTIVES: dict[str, Wrong] = {
     "axis behind the last": value(WITH_AXIS, "axis", "2", axis=2),
     "axis before the first": value(WITH_AXIS, "axis", "-3", axis=-3),
     "another group size": value(SIZED, "group_size", group_size=lambda g: g.world + 1),
-    "0-dimensional input": value(WITH_DIMS, "input: got", input=lambda g: g.input[0, 0]),
+    "0-dimensional input": value(
+        WITH_DIMS, "input: got a tensor without axes", input=lambda g: g.input[0, 0]
+    ),
     "size that is not divisible": value(
         ("scatter", "alltoall"), *NOT_DIVISIBLE, least=2, input=lambda g: g.input[:-1]
     ),

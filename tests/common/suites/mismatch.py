@@ -15,7 +15,7 @@ from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
 
 ENOUGH = 10.0  # a timeout that no call should reach
-SHOWN = re.compile(r"rank \d+ called (.*), but rank \d+ called (.*) \(communicator ")
+SHOWN = re.compile(r"rank (\d+) called (.*), but rank (\d+) called (.*) \(communicator ")
 
 # Each option of an operator: the usual value, and the value that only the last rank gives.
 _NEXT = math.nextafter(1e-6, 1.0) + 1e-13  # a few floats further: six digits show no difference
@@ -33,6 +33,18 @@ NORM: dict[str, tuple[dict[str, Any], Any]] = {
     "algorithm": ({"algorithm": "twoshot_push"}, "twoshot_pull"),
     "max_blocks": ({"max_blocks": 0}, 7),
     "expression": ({"expression": ""}, "value.bfloat16"),
+}
+# What the text of the last rank's call contains, and that of the other calls does not.
+SAID = {
+    "weight_offset": "weight_offset 1",
+    "scale_ub": "scale_ub 3",
+    "scale_mode": "scale_mode group",
+    "quant_group_size": "quant_group_size 64",
+    "ue8m0": "ue8m0 1",
+    "scale_dtype": "scale_dtype bfloat16",
+    "scale_layout": "scale_layout column",
+    "rounding": "rounding parity",
+    "keep_norm": "keep_norm",
 }
 NORM_TENSORS = ("rows", "cols", "dtype", "weight", "keep_norm", "op")
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -137,7 +149,13 @@ def _assert_both_shown(pool: Pool, what: str, norm: bool) -> None:
         assert found.seconds < ENOUGH, found
         shown = SHOWN.search(found.message)
         assert shown is not None, found
-        assert shown[1] != shown[2], found
+        calls = {int(shown[1]): shown[2], int(shown[3]): shown[4]}
+        last = calls.pop(pool.size - 1)
+        for call in calls.values():
+            assert call != last, found
+            if norm and what in SAID:
+                assert SAID[what] in last, found
+                assert SAID[what] not in call, found
 
 
 @pytest.mark.worlds(2)
