@@ -234,7 +234,7 @@ def _special_values(rank: Rank) -> None:
     # torch.distributed itself splits complex tensors into parts. The group also does so.
     for op in (Op.AVG, Op.MAX):
         options = dist.AllreduceOptions()
-        options.reduceOp = op
+        options.reduceOp = op  # type: ignore[assignment]
         found = attempt(lambda: group.allreduce([z], options).wait())  # noqa: B023
         # There is no maximum of complex numbers.
         assert bool(found.error) == (op == Op.MAX), found

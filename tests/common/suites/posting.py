@@ -202,7 +202,7 @@ def _callbacks(rank: Rank, last: int) -> list[float]:
     import collx
 
     communicator = rank.communicator("posting-callbacks")
-    found = []
+    found: list[float] = []
     on_cpu = rank.device.type == "cpu"  # on CUDA, a callback runs when it is set
     if on_cpu and rank.rank == last:
         rank.barrier()  # no call completes before the others have set their callbacks
@@ -407,7 +407,7 @@ def _refusals(rank: Rank) -> list[Attempt]:
     post: Any = collx.post
     found = [
         attempt(lambda: collx.post(torch.add, x, x)),
-        attempt(lambda: collx.post("allreduce", x)),  # type: ignore[arg-type]
+        attempt(lambda: collx.post("allreduce", x)),
         attempt(lambda: collx.post(collx.allreduce, x.as_subclass(Subclass), group=communicator)),
         attempt(lambda: post(collx.allreduce, x, group=communicator, async_op=True)),
         attempt(lambda: post()),
