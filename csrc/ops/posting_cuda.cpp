@@ -159,7 +159,7 @@ class Dropped {
     calls_.push_back(std::move(call));
   }
   void take_completed() {
-    std::deque<std::unique_ptr<CudaPostedCall>> completed;  // destroyed after the lock is released
+    std::vector<std::unique_ptr<CudaPostedCall>> completed;  // destroyed after the lock is released
     const std::lock_guard held(mutex_);
     while (!calls_.empty() && calls_.front()->is_completed()) {
       completed.push_back(std::move(calls_.front()));

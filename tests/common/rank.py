@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -22,6 +23,11 @@ PAYLOAD_BYTES = 8 << 20
 TIMEOUT = 60.0  # seconds; long, because there are more ranks than cores
 
 
+def _groups() -> list[Any]:
+    """Returns the process groups of this process, except those of a class of a test."""
+    return [one for one in dist.distributed_c10d._world.pg_map if type(one) is dist.ProcessGroup]
+
+
 class Rank:
     """The first argument of a job."""
 
@@ -38,6 +44,7 @@ class Rank:
         self._communicators: dict[str, Any] = {}
         # A separate group for the tests: a timeout in gloo closes the connections of a group.
         self._harness: Any = None
+        self._kept: set[Any] = set()  # groups of no single job
 
     def communicator(self, key: str = "default", **options: Any) -> Any:
         """Returns the communicator with this key. The first job that needs it creates it.
@@ -112,6 +119,16 @@ class Rank:
         """Creates the group for `barrier` and `gather`. Must be called once, after initialization
         of the process group."""
         self._harness = dist.new_group(backend="gloo")
+        self._kept = set(_groups())
+
+    def end_groups(self) -> None:
+        """Destroys the process groups that the previous jobs have left, except those of the
+        communicators that jobs share. Each group of gloo has a thread that wakes up a hundred times
+        per second; hundreds of them would take half of the processor time."""
+        used = {communicator.group_name for communicator in self._communicators.values()}
+        for group in set(_groups()) - self._kept:
+            if self.device.type == "cpu" and group.group_name not in used:
+                dist.destroy_process_group(group)
 
     def barrier(self) -> None:
         """Waits for all ranks through gloo, without the code under test."""
@@ -150,6 +167,7 @@ def serve(
     os.environ.update(rank_environment(world))
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(rank))
     redirect_output(log)
+    gc.freeze()  # each full collection would visit all objects of PyTorch
     torch.set_num_threads(1)
     try:
         server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -179,6 +197,7 @@ def _run_jobs(connection: Connection, context: Rank) -> None:
             return
         function, arguments, options = job
         torch.manual_seed(0)
+        context.end_groups()
         try:
             answer = (True, function(context, *arguments, **options))
         except BaseException:
