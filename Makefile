@@ -10,6 +10,8 @@ VENV := $(if $(filter 2.11,$(TORCH)),.venv,.venv-$(TORCH))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
+# Where it is set, each process compiles the modules that it imports: PyTorch's take 2 to 7 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Includes folders, because deleting a file changes the time of its folder.
 SOURCES := $(shell find csrc 2>/dev/null)
