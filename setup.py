@@ -175,6 +175,16 @@ def extensions(cuda: bool) -> list[Extension]:
     ]
 
 
+def check_linked(library: Path) -> None:
+    """Raises SystemExit if a library contains libstdc++, as some compilers link it. PyTorch loads
+    the shared one, and two copies in a process crash when one formats a number."""
+    if b"libstdc++.so" not in library.read_bytes():
+        raise SystemExit(
+            f"{library}: the C++ compiler has not linked the shared libstdc++ that PyTorch uses; "
+            "select another compiler with the environment variable CXX"
+        )
+
+
 class BuildExtension(cpp_extension.BuildExtension):
     def run(self) -> None:
         in_checkout = self.inplace or self.editable_mode
@@ -214,6 +224,7 @@ class BuildExtension(cpp_extension.BuildExtension):
             extension.sources = united(extension.sources, Path(self.build_temp))
             extension.include_dirs.append(str(ROOT))
         super().build_extension(extension)
+        check_linked(Path(self.get_ext_fullpath(extension.name)))
         self.build_temp = common
 
     def get_ext_filename(self, fullname: str) -> str:

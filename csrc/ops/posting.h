@@ -26,7 +26,7 @@ class C10_EXPORT PostedCall {
   PostedCall(const PostedCall&) = delete;
   PostedCall& operator=(const PostedCall&) = delete;
 
-  virtual bool is_completed() = 0;
+  virtual bool is_completed() const = 0;
   /// On the CPU, waits until the call has completed and rethrows its exception. On CUDA, orders the
   /// current stream after the call and raises any failure known so far; `tensors` are those of the
   /// call, which the caller may then use on that stream. With a timeout, the host waits for the

@@ -128,11 +128,10 @@ class CpuPostedCall final : public PostedCall {
 
   const char* op() const { return request_->op(); }
 
-  bool is_completed() override { return is_done(); }
-  bool is_done() const { return completed_.load(std::memory_order_acquire); }
+  bool is_completed() const override { return completed_.load(std::memory_order_acquire); }
 
   void wait(Timeout timeout, const std::vector<at::Tensor>& /*tensors*/) override {
-    const auto done = [this] { return is_done(); };
+    const auto done = [this] { return is_completed(); };
     if (!done()) {
       // A forked child has no thread that could complete the call.
       if (communicator_->forked()) communicator_->require_usable(request_->op());
@@ -154,7 +153,7 @@ class CpuPostedCall final : public PostedCall {
   void when_completed(Done done) override {
     {
       const std::lock_guard held(mutex_);
-      if (!is_done()) {
+      if (!is_completed()) {
         callbacks_.push_back(std::move(done));
         return;
       }
@@ -210,16 +209,17 @@ std::shared_ptr<CpuPostedCall> Queue::run_next(std::unique_lock<std::mutex>& hel
 }
 
 void Queue::run_next_and_callbacks(std::unique_lock<std::mutex>& held) {
-  const std::shared_ptr<CpuPostedCall> call = run_next(held);
+  std::shared_ptr<CpuPostedCall> call = run_next(held);
   if (call == nullptr) return;
   held.unlock();
   call->call_back();
+  call.reset();  // may release tensors and the communicator
   held.lock();
 }
 
 void Queue::run_until(const CpuPostedCall& call) {
   std::unique_lock held(mutex_);
-  while (!call.is_done() && may_run()) run_next_and_callbacks(held);
+  while (!call.is_completed() && may_run()) run_next_and_callbacks(held);
 }
 
 void Queue::run_until_empty() {

@@ -99,7 +99,7 @@ class CudaPostedCall final : public PostedCall {
     return captured_ || waited_ || query(completed_) != cudaErrorNotReady;
   }
 
-  bool is_completed() override {
+  bool is_completed() const override {
     if (captured_) return false;
     const cudaError_t found = query(completed_);
     if (found != cudaErrorNotReady) C10_CUDA_CHECK(found);

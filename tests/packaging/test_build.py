@@ -67,6 +67,24 @@ def test_a_build_in_place_is_for_the_gpus_of_the_machine(
     assert runpy.run_path(str(ROOT / "setup.py"))["architectures_here"]() == expected
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_library_with_its_own_copy_of_libstdcxx_is_refused(
+    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.setenv("COLLX_CUDA", "0")
+    check_linked = runpy.run_path(str(ROOT / "setup.py"))["check_linked"]
+    source, library = tmp_path / "one.cpp", tmp_path / "one.so"
+    source.write_text("#include <iostream>\nvoid f(double x) { std::cout << x; }\n")
+    options = ["-static-libstdc++"] * static
+    run("g++", "-shared", "-fPIC", *options, source, "-o", library)
+    if static:
+        with pytest.raises(SystemExit, match="has not linked the shared libstdc"):
+            check_linked(library)
+    else:
+        check_linked(library)
+
+
 @pytest.fixture
 def nvcc(tmp_path: Path) -> Path:
     """Returns a CUDA_HOME with an nvcc that the tests never run."""

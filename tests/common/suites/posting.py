@@ -234,6 +234,29 @@ def test_callbacks_of_futures_make_calls_and_wait_for_later_calls(pool: Pool) ->
         assert pool.run(_callbacks, last) == [want] * world
 
 
+def _ended_by_a_callback(rank: Rank, last: int) -> list[float]:
+    import collx
+
+    communicator = rank.new_communicator("posting-ended-by-callback")
+    on_cpu = rank.device.type == "cpu"
+    if on_cpu and rank.rank == last:
+        rank.barrier()
+    handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(3)]
+    then = handles[0].get_future().then(lambda done: communicator.destroy())
+    if on_cpu and rank.rank != last:
+        rank.barrier()
+    then.wait()
+    assert "has been destroyed" in attempt(communicator.raise_if_failed).message
+    return [handle.wait().unique().item() for handle in handles]
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_callback_may_destroy_the_communicator(pool: Pool) -> None:
+    """The calls that were posted before run first."""
+    for last in range(pool.size):
+        assert pool.run(_ended_by_a_callback, last) == [[pool.size] * 3] * pool.size
+
+
 def _ordered(rank: Rank) -> None:
     """Writes inputs right after wait, reads results on other streams, makes calls in between."""
     import collx
