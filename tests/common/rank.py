@@ -23,11 +23,6 @@ PAYLOAD_BYTES = 8 << 20
 TIMEOUT = 60.0  # seconds; long, because there are more ranks than cores
 
 
-def _groups() -> list[Any]:
-    """Returns the process groups of this process, except those of a class of a test."""
-    return [one for one in dist.distributed_c10d._world.pg_map if type(one) is dist.ProcessGroup]
-
-
 class Rank:
     """The first argument of a job."""
 
@@ -44,7 +39,7 @@ class Rank:
         self._communicators: dict[str, Any] = {}
         # A separate group for the tests: a timeout in gloo closes the connections of a group.
         self._harness: Any = None
-        self._kept: set[Any] = set()  # groups of no single job
+        self._fresh: list[Any] = []
 
     def communicator(self, key: str = "default", **options: Any) -> Any:
         """Returns the communicator with this key. The first job that needs it creates it.
@@ -95,7 +90,8 @@ class Rank:
     def fresh_group(self) -> Any:
         """Returns an unused process group of all ranks. Failures in it do not affect other
         groups."""
-        return dist.new_group(backend=self.world.backend)
+        self._fresh.append(dist.new_group(backend=self.world.backend))
+        return self._fresh[-1]
 
     def drop(self, key: str) -> None:
         """Destroys a communicator that `communicator` made. Collective."""
@@ -119,15 +115,17 @@ class Rank:
         """Creates the group for `barrier` and `gather`. Must be called once, after initialization
         of the process group."""
         self._harness = dist.new_group(backend="gloo")
-        self._kept = set(_groups())
 
     def end_groups(self) -> None:
-        """Destroys the process groups that the previous jobs have left, except those of the
+        """Destroys the fresh groups that the previous jobs have left, except those of the
         communicators that jobs share. Each group of gloo has a thread that wakes up a hundred times
-        per second; hundreds of them would take half of the processor time."""
+        per second; hundreds of them would take half of the processor time. Other groups remain,
+        because DTensor caches meshes and finds their groups by name."""
         used = {communicator.group_name for communicator in self._communicators.values()}
-        for group in set(_groups()) - self._kept:
-            if self.device.type == "cpu" and group.group_name not in used:
+        left = [group for group in self._fresh if group in dist.distributed_c10d._world.pg_map]
+        self._fresh = [group for group in left if group.group_name in used]
+        for group in left:
+            if self.device.type == "cpu" and group not in self._fresh:
                 dist.destroy_process_group(group)
 
     def barrier(self) -> None:
