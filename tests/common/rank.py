@@ -39,7 +39,7 @@ class Rank:
         self._communicators: dict[str, Any] = {}
         # A separate group for the tests: a timeout in gloo closes the connections of a group.
         self._harness: Any = None
-        self._fresh: list[Any] = []
+        self._fresh: set[str] = set()  # names: a reference would keep connections open
 
     def communicator(self, key: str = "default", **options: Any) -> Any:
         """Returns the communicator with this key. The first job that needs it creates it.
@@ -90,8 +90,9 @@ class Rank:
     def fresh_group(self) -> Any:
         """Returns an unused process group of all ranks. Failures in it do not affect other
         groups."""
-        self._fresh.append(dist.new_group(backend=self.world.backend))
-        return self._fresh[-1]
+        group = dist.new_group(backend=self.world.backend)
+        self._fresh.add(group.group_name)
+        return group
 
     def drop(self, key: str) -> None:
         """Destroys a communicator that `communicator` made. Collective."""
@@ -122,11 +123,10 @@ class Rank:
         per second; hundreds of them would take half of the processor time. Other groups remain,
         because DTensor caches meshes and finds their groups by name."""
         used = {communicator.group_name for communicator in self._communicators.values()}
-        left = [group for group in self._fresh if group in dist.distributed_c10d._world.pg_map]
-        self._fresh = [group for group in left if group.group_name in used]
-        for group in left:
-            if self.device.type == "cpu" and group not in self._fresh:
+        for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+            if self.device.type == "cpu" and name in self._fresh - used:
                 dist.destroy_process_group(group)
+        self._fresh &= used
 
     def barrier(self) -> None:
         """Waits for all ranks through gloo, without the code under test."""
