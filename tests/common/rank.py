@@ -123,8 +123,9 @@ class Rank:
         per second; hundreds of them would take half of the processor time. Other groups remain,
         because DTensor caches meshes and finds their groups by name."""
         used = {communicator.group_name for communicator in self._communicators.values()}
+        ended = self._fresh - used if self.device.type == "cpu" else set()
         for group, name in list(dist.distributed_c10d._world.pg_names.items()):
-            if self.device.type == "cpu" and name in self._fresh - used:
+            if name in ended:
                 dist.destroy_process_group(group)
         self._fresh &= used
 
@@ -195,8 +196,8 @@ def _run_jobs(connection: Connection, context: Rank) -> None:
             return
         function, arguments, options = job
         torch.manual_seed(0)
-        context.end_groups()
         try:
+            context.end_groups()
             answer = (True, function(context, *arguments, **options))
         except BaseException:
             answer = (False, traceback.format_exc())

@@ -11,7 +11,8 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -196,6 +197,18 @@ def test_the_modes_of_post_count_and_not_those_of_wait(pool: Pool) -> None:
     assert_none(pool.run(_modes))
 
 
+@contextmanager
+def _incomplete(rank: Rank, last: int) -> Iterator[None]:
+    """On the CPU, no call that is posted inside completes before the ranks other than `last` leave.
+    On CUDA, callbacks run when they are set."""
+    on_cpu = rank.device.type == "cpu"
+    if on_cpu and rank.rank == last:
+        rank.barrier()
+    yield
+    if on_cpu and rank.rank != last:
+        rank.barrier()
+
+
 def _callbacks(rank: Rank, last: int) -> list[float]:
     """The callback of each call waits for the future of the next one, and that of the last makes
     calls. Returns the results of the callbacks and of those calls."""
@@ -203,11 +216,6 @@ def _callbacks(rank: Rank, last: int) -> list[float]:
 
     communicator = rank.communicator("posting-callbacks")
     found: list[float] = []
-    on_cpu = rank.device.type == "cpu"  # on CUDA, a callback runs when it is set
-    if on_cpu and rank.rank == last:
-        rank.barrier()  # no call completes before the others have set their callbacks
-    handles = [collx.post(collx.allreduce, ones(rank) * i, group=communicator) for i in range(6)]
-    futures = [handle.get_future() for handle in handles]
 
     def wait_for_next(number: int, done: Any) -> None:
         if number + 1 < len(futures):
@@ -218,9 +226,11 @@ def _callbacks(rank: Rank, last: int) -> list[float]:
             results = [done.value()[0], synchronous, posted.wait()]
         found.extend(result.unique().item() for result in results)
 
-    then = [futures[i].then(partial(wait_for_next, i)) for i in reversed(range(len(futures)))]
-    if on_cpu and rank.rank != last:
-        rank.barrier()
+    with _incomplete(rank, last):
+        inputs = [ones(rank) * i for i in range(6)]
+        handles = [collx.post(collx.allreduce, x, group=communicator) for x in inputs]
+        futures = [handle.get_future() for handle in handles]
+        then = [futures[i].then(partial(wait_for_next, i)) for i in reversed(range(len(futures)))]
     for future in then:
         future.wait()
     return sorted(found)
@@ -238,16 +248,12 @@ def _ended_by_a_callback(rank: Rank, last: int) -> list[Attempt]:
     import collx
 
     communicator = rank.new_communicator("posting-ended-by-callback")
-    on_cpu = rank.device.type == "cpu"
-    if on_cpu and rank.rank == last:
-        rank.barrier()
-    handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(3)]
-    then = handles[0].get_future().then(lambda done: communicator.destroy())
-    if on_cpu and rank.rank != last:
-        rank.barrier()
+    with _incomplete(rank, last):
+        handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(3)]
+        then = handles[0].get_future().then(lambda done: communicator.destroy())
     then.wait()
     assert "has been destroyed" in attempt(communicator.raise_if_failed).message
-    if on_cpu:
+    if rank.device.type == "cpu":
         assert all(bool((handle.wait() == rank.size).all()) for handle in handles)
     return [attempt(handle.wait) for handle in handles]
 
