@@ -286,9 +286,19 @@ bool Communicator::has_captured() const {
 #endif
 }
 
+bool Communicator::samples_waits() const { return on_cuda() && has_regions() && options_.watchdog; }
+
+void Communicator::add_wait(uint32_t ranks, std::chrono::nanoseconds time) {
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if ((ranks >> rank & 1) == 0) continue;
+    __atomic_fetch_add(&status_.get()->waited_ns[rank], static_cast<uint64_t>(time.count()),
+                       __ATOMIC_RELAXED);
+  }
+}
+
 std::vector<uint64_t> Communicator::waited() const {
   std::vector<uint64_t> of;
-  if (on_cuda() || !has_regions()) return of;
+  if (!has_regions() || (on_cuda() && !samples_waits())) return of;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     of.push_back(__atomic_load_n(&status_.get()->waited_ns[rank], __ATOMIC_RELAXED));
   }

@@ -164,9 +164,13 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   Progress progress_of(int rank) const;
   /// Whether graphs have captured calls. The host does not count their replays.
   bool has_captured() const;
-  /// Nanoseconds that calls of this rank have waited for each rank. Only on the CPU: waits in
-  /// kernels are not measured.
+  /// Nanoseconds that calls of this rank have waited for each rank. Empty on CUDA without a
+  /// watchdog, and without regions.
   std::vector<uint64_t> waited() const;
+  /// Whether the watchdog samples how long kernels wait, since they do not measure it.
+  bool samples_waits() const;
+  /// Adds to the time that this rank has waited for each of the ranks in the bit mask.
+  void add_wait(uint32_t ranks, std::chrono::nanoseconds time);
 
   /// Records a failure that the host detected, and reports it to the peers if there are regions.
   void report(const StatusRecord& record);

@@ -207,7 +207,7 @@ class Communicator:
 
     def waited(self) -> list[int]:
         """Returns the nanoseconds that calls of this rank have waited for each rank. Empty on
-        CUDA."""
+        CUDA without a watchdog, and without regions."""
 
     def report_absent(self, rank: int, peer: int) -> None:
         """Poisons the communicator on this rank and on the peers, because `rank` waited for `peer`

@@ -77,7 +77,8 @@ def init(
             `fallback_group` until it is destroyed; destroy the group after the communicator.
         watchdog: True logs each call that has not completed after a third of `timeout`, with the
             missing ranks: one line for each such call, to the standard error output, by PyTorch's
-            C++ logger at level WARNING. One thread serves all communicators of the process. The
+            C++ logger at level WARNING. On CUDA, it also estimates how long calls wait for each
+            rank, see `Communicator.stats`. One thread serves all communicators of the process. The
             ranks may pass different values.
         overlap: True leaves the multiprocessors of CUDA devices to work that runs at the same time.
             "auto" uses "copy_engine" for copies of 1 MiB and more into symmetric outputs, and

@@ -26,7 +26,8 @@ class Collector(_Collector):
     "communicator" and "rank".
 
     - `collx_calls_total` and `collx_bytes_total`, by "function": calls, and bytes of their inputs;
-    - `collx_waited_seconds_total`, by "peer": the time that calls have waited for a rank (CPU);
+    - `collx_waited_seconds_total`, by "peer": the time that calls have waited for a rank (on
+      CUDA with `watchdog=True`);
     - `collx_completed_calls`, by "peer": the calls that a rank has completed;
     - `collx_failed`: 1 after a failure.
     """

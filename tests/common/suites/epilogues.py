@@ -38,6 +38,7 @@ from ..rank import Rank
 
 COUNT = {1: 60, 2: 200, 3: 60, 4: 60, 8: 20, 16: 10}
 COUNT_SHARED = {1: 30, 2: 30, 3: 20, 4: 20, 8: 10}
+PARTS = 4  # on a GPU, each call is compiled, and several processes run the tests
 
 
 def algorithms(op: str) -> list[str]:
@@ -71,10 +72,11 @@ def test_whole_vectors_wherever_extras_lie(pool: Pool, dtype: str) -> None:
     assert_none(pool.run(run_calls, calls[:: 3 if pool.takes_turns else 1]))
 
 
-def test_random_calls(pool: Pool) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_calls(pool: Pool, part: int) -> None:
     """Any function, algorithm, shape, dtype, form, and layout of the extras and results."""
     count = (COUNT_SHARED if pool.takes_turns else COUNT)[pool.size]
-    assert_none(pool.run(run_calls, random_calls(count, 5, algorithms)))
+    assert_none(pool.run(run_calls, random_calls(count, 5, algorithms)[part::PARTS]))
 
 
 @pytest.mark.worlds(2, 3)
