@@ -213,29 +213,31 @@ void Communicator::adopt_reported() {
 }
 
 // A kernel can only record its own wait. On the CPU the record already names the missing rank.
-void Communicator::follow_blame([[maybe_unused]] bool wait) {
-#if COLLX_CUDA
+std::optional<StatusRecord> Communicator::follow_blame([[maybe_unused]] bool wait) {
   const std::optional<StatusRecord> record = failure();
-  if (!record || record->failure != Failure::timeout || !on_cuda() || !has_regions()) return;
-  if (destroyed() || forked() || capturing(options_.device)) return;
+#if COLLX_CUDA
+  if (!record || record->failure != Failure::timeout || !on_cuda() || !has_regions()) return record;
+  if (destroyed() || forked() || capturing(options_.device)) return record;
   std::unique_lock held(verdict_mutex_, std::defer_lock);
   if (wait) {
     held.lock();
   } else if (!held.try_lock()) {
-    return;  // another thread is waiting for the notes
+    return record;  // another thread is waiting for the notes
   }
-  if (followed_.load(std::memory_order_relaxed)) return;
+  if (followed_.load(std::memory_order_relaxed)) return verdict_;
   const Verdict verdict = cuda::end_of_chain(cuda_view(), wait);
-  if (!verdict.final) return;
+  if (!verdict.final) return verdict.record;
   verdict_ = verdict.record;
   followed_.store(true, std::memory_order_release);
+  return verdict_;
+#else
+  return record;
 #endif
 }
 
 void Communicator::check(const char* op, const std::string& detail, bool wait) {
   adopt_reported();
-  follow_blame(wait);
-  const std::optional<StatusRecord> record = failure();
+  const std::optional<StatusRecord> record = follow_blame(wait);
   if (!record) return refuse_if_destroyed(op);
   failure_raised_.store(true, std::memory_order_relaxed);
   raise_error({kind_of(record->failure),
@@ -261,8 +263,7 @@ void Communicator::require_usable(const char* op) {
   if (!status_.ready()) [[likely]]
     return;
   if (!failure_raised_.load(std::memory_order_relaxed)) check(op);
-  follow_blame(/*wait=*/true);
-  const std::optional<StatusRecord> first = failure();
+  const std::optional<StatusRecord> first = follow_blame(/*wait=*/true);
   raise_error(
       {ErrorKind::poisoned,
        "collx." + std::string(op) + ": communicator \"" + options_.name +

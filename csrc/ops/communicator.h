@@ -182,8 +182,9 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
  private:
   /// Adopts a failure that a peer has reported while no call of this rank could detect it.
   void adopt_reported();
-  /// Determines which rank to blame (protocol/blame.h) until the verdict is final.
-  void follow_blame(bool wait);
+  /// Returns the first failure, with the rank to blame as far as it is known (protocol/blame.h).
+  /// `wait`: allows the other ranks the grace period to leave their notes.
+  std::optional<StatusRecord> follow_blame(bool wait);
   int most_blocks(int threads) const;
   std::string describe_failure(const StatusRecord& record) const;
 

@@ -145,8 +145,7 @@ struct HostStatus {
   Recorded by_kernel;  // claimed by RegionHeader::claimed
   Recorded by_host;
   uint32_t claimed;  // set by the thread of this process that writes by_host
-  /// By rank: how long calls have waited for it. Written by the thread in a call on the CPU, and by
-  /// the watchdog on CUDA.
+  /// By rank: how long calls have waited for it. Written by their thread; on CUDA, by the watchdog.
   uint64_t waited_ns[kMaxRanks];
 };
 

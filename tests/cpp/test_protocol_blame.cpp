@@ -62,6 +62,8 @@ TEST(Blame, is_open_while_a_note_may_come_that_changes_it) {
   expect(Inbox(2).waited(0, 1).judged(0), 0, 1, true);
   expect(Inbox(3).waited(0, 1).waited(2, 0).judged(0), 0, 1, true);
   expect(Inbox(3).waited(0, 1).waited(1, 2).judged(0), 1, 2, false);
+  // The first rank waited for two ranks, and noted the one that is not missing.
+  expect(Inbox(4).waited(1, 2).also(1, 3).waited(0, 3).waited(2, 3).judged(1), 1, 3, false);
 }
 
 TEST(Blame, follows_every_wait_of_a_rank) {
