@@ -60,7 +60,7 @@ def test_statistics_count_calls_and_bytes_of_every_function(pool: Pool) -> None:
 def _waited_for(rank: Rank, late: int) -> tuple[Any, tuple[float, ...]]:
     """Returns the statistics while a rank is missing, and how much longer its peers waited for
     it."""
-    communicator = rank.new_communicator("late", watchdog=True)
+    communicator = rank.new_communicator("counted-late", watchdog=True)
     allreduce(communicator, ones(rank, 300))
     finish(communicator)
     rank.barrier()
