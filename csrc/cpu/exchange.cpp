@@ -21,6 +21,7 @@ constexpr Body<Steps> kBodies[] = {
     {Algorithm::staged, kExchanges & ~kCounted, gather_scatter_staged},
     {Algorithm::direct, kPairs & ~kCounted, gather_scatter_direct},
     {Algorithm::staged, kCounted, alltoallv_staged},
+    {Algorithm::direct, kCounted, alltoallv_direct},
     {Algorithm::direct, kBroadcast, broadcast_direct},
     {Algorithm::twostage, kBroadcast, broadcast_twostage},
     {Algorithm::pipelined, kBroadcast, broadcast_pipelined},

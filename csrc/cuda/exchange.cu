@@ -19,6 +19,7 @@ bool reads_peers(const ExchangeCall& call) {
          (a == Algorithm::direct || (a == Algorithm::multimem && !call.plan.staged));
 }
 bool writes_peers(const ExchangeCall& call) {
+  if (row_of(call.collective).counted) return false;  // only the receiver knows the destination
   return !is_reduction(call.collective) &&
          (needs_symmetric(call.plan.algorithm) || call.plan.into_outputs);
 }
@@ -144,13 +145,39 @@ void staged(const ExchangeLaunch& l) {
 /// slower (docs/internals/engineering-log.md).
 constexpr int32_t kScatters = 64;
 
-/// The same for every algorithm, since the lengths of the messages are not known here.
+/// The messages of a call. With splits in device memory, the first ones are the whole tensors.
+Routes counted_routes_of(const ExchangeLaunch& l) {
+  const DeviceSplits& splits = l.call.splits;
+  Routes routes = routes_of(l.view, l.call);
+  if (splits.sent != nullptr) {
+    const uint64_t sent = splits.rows * splits.row_bytes;
+    routes.from[0] = message_of(l.call, l.call.input, dense_span(sent));
+    const uint64_t received = splits.capacity * splits.row_bytes;
+    routes.to[0] = message_of(l.call, l.call.output, dense_span(received));
+  }
+  return routes;
+}
+
+/// Messages into symmetric outputs of which only the receiver knows the place.
+void direct_counted(const ExchangeLaunch& l) {
+  KernelCall k = barrier_call_of(l);
+  Routes routes = counted_routes_of(l);
+  PullArguments pull = pull_arguments_of(l.view, l.call);
+  DeviceSplits splits = l.call.splits;
+  // If all rows are whole vectors, so are the messages of all ranks. This rank's output may be
+  // empty; those of the peers begin at the same place.
+  const bool whole_rows = l.call.geometry.inner % kVectorBytes == 0;
+  const bool aligned =
+      whole_vectors(l.call.input) && whole_vectors(l.call.peer_output[l.view.rank]);
+  l.run(whole_rows && aligned, k, routes, pull, splits);
+}
+
+/// The same for every algorithm that uses the region, since the lengths of the messages are not
+/// known here.
 void with_device_splits(const ExchangeLaunch& l) {
   DeviceSplits splits = l.call.splits;
   KernelCall k = kernel_call_of(l);
-  Routes routes = routes_of(l.view, l.call);
-  routes.from[0] = message_of(l.call, l.call.input, dense_span(splits.rows * splits.row_bytes));
-  routes.to[0] = message_of(l.call, l.call.output, dense_span(splits.capacity * splits.row_bytes));
+  Routes routes = counted_routes_of(l);
   use_channels(k, routes, l.view);
   l.run(false, k, routes, splits);
   const uint64_t longest = wire_vectors(true, longest_vectors(l.call));
@@ -309,6 +336,8 @@ constexpr Collectives kReductions =
     kPairs & collectives_where([](const CollectiveRow& row) { return row.reduces; });
 constexpr Collectives kCopies = kPairs & ~kReductions;
 constexpr Collectives kCopiesToo = kCopies | kBroadcast;
+constexpr Collectives kCounted =
+    collectives_where([](const CollectiveRow& row) { return row.counted; });
 
 constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
     {Algorithm::staged, kReductions, kernels::gather_scatter_staged, staged},
@@ -318,7 +347,8 @@ constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
     {Algorithm::lanes, kReductions, kernels::exchange_lanes, lanes},
     {Algorithm::lanes, kCopiesToo, kernels::exchange_lanes_copy, lanes},
     {Algorithm::direct, kReductions, kernels::reducescatter_direct, direct},
-    {Algorithm::direct, kCopiesToo, kernels::gather_scatter_direct, direct},
+    {Algorithm::direct, kCounted, kernels::alltoallv_direct, direct_counted},
+    {Algorithm::direct, kCopiesToo & ~kCounted, kernels::gather_scatter_direct, direct},
     {Algorithm::multimem, kReductions, kernels::reducescatter_multimem, multimem},
     {Algorithm::multimem, kCopiesToo, kernels::allgather_multimem, multimem},
     {Algorithm::reduce_twostage, kReduce, kernels::reduce_twostage, reduce_in_two_stages},
@@ -359,7 +389,7 @@ void launch_barrier(Kernel kernel, const CudaView& view, const CallDescriptor& d
 }  // namespace
 
 void exchange(const CudaView& view, const ExchangeCall& call, Stream stream) {
-  if (call.splits.sent != nullptr) {
+  if (call.splits.sent != nullptr && call.plan.algorithm != Algorithm::direct) {
     return with_device_splits({view, call, stream, kernels::alltoallv_device_splits});
   }
   launch_by(kLaunchers, view, call, stream);

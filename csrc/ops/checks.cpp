@@ -273,7 +273,9 @@ void check_multicast(const char* op, const Request& request, const Communicator&
 void check_requirements(const char* op, const Request& request, const Communicator& communicator) {
   if (request.algorithm == Algorithm::automatic) return;
   if (needs_multicast(request.algorithm)) check_multicast(op, request, communicator);
-  if (needs_symmetric(request.algorithm) && request.bytes > 0) check_symmetric(op, request);
+  // With splits on the device, only the bound of a message is known.
+  const bool has_data = request.bytes > 0 || request.message > 0;
+  if (needs_symmetric(request.algorithm) && has_data) check_symmetric(op, request);
   TORCH_CHECK_NOT_IMPLEMENTED(
       communicator.has_regions() || request.world == 1 || row_of(request.algorithm).by == By::group,
       "collx.", op, ": algorithm: got \"", name_of(request.algorithm), "\", but the ranks of \"",

@@ -108,7 +108,11 @@ class TensorRequest : public CallRequest {
     if (memory.is_empty()) return {};
     const auto from = memory.find(call_.input, input_->nbytes());
     if (input_->is_same(*output_)) return {from, from};
-    return {from, memory.find(call_.output, output_->nbytes())};
+    if (call_.output != nullptr) return {from, memory.find(call_.output, output_->nbytes())};
+    // Other ranks may have outputs that are not empty, at the place where this one begins.
+    const auto* const begin = static_cast<const char*>(output_->storage().data());
+    const int64_t offset = output_->storage_offset() * output_->element_size();
+    return {from, begin == nullptr ? std::nullopt : memory.find(begin + offset, 1)};
   }
 
   const int axis_;
@@ -185,10 +189,12 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
     describe(call_.descriptor);
     describe_whole(call_.descriptor);
     // The ranks must agree only on the places of tensors that peers access: the input of an
-    // allgather may be a part of its output.
+    // allgather may be a part of its output. Ranks with different counts have different outputs,
+    // which peers access only if the call names an algorithm that needs them.
     const Touched peers = touched(call_.collective);
+    const bool output = peers.output && (!counted() || needs_symmetric(call_.plan.algorithm));
     map_peers(launch.communicator, peers.input ? places.input : std::nullopt,
-              peers.output ? places.output : std::nullopt, call_);
+              output ? places.output : std::nullopt, call_);
     return call_;
   }
 

@@ -115,7 +115,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .slots = SlotsFor::twoshot},
     {.algorithm = Algorithm::direct,
      .name = "direct",
-     .serves = (kPairs & ~only(Collective::alltoallv)) | kBarrier,
+     .serves = kPairs | kBarrier,
      .share = Share::message,
      .in_place = true},
     // All ranks receive the same data, or the data of all ranks is reduced.

@@ -165,7 +165,6 @@ struct Touched {
 };
 constexpr Touched touched(Collective c) {
   const CollectiveRow& row = row_of(c);
-  if (row.counted) return {false, false};  // only the owner knows where its messages lie
   if (c == Collective::allreduce) return {true, true};
   return {row.reduces || row.norm, !row.reduces && !row.norm};
 }

@@ -15,6 +15,14 @@ struct alignas(128) CheckSlot {
   uint64_t flag;  // {epoch : high 32, fingerprint : low 32}; a release store after `descriptor`
 };
 
+/// Where a message begins in the receiver's output. The receiver writes it; the sender, which owns
+/// the region, reads it.
+struct Destination {
+  uint64_t offset;  // in bytes
+  uint64_t flag;  // {epoch : high 32, fingerprint of the call and of the pair's two messages : low
+                  // 32}; a release store after `offset`
+};
+
 struct alignas(128) RegionHeader {
   /// 0, or 1 + the rank that failed first. Any rank writes it; every wait reads it.
   alignas(128) uint32_t poison;
@@ -24,6 +32,8 @@ struct alignas(128) RegionHeader {
   uint32_t check_blocks;          // blocks of this call that have passed the check
   uint32_t counts_epoch;          // like check_epoch, for the exchange of counts
   uint32_t counts_blocks;         // like check_blocks, for the exchange of counts
+  uint32_t destinations_epoch;    // the same for the exchange of destinations
+  uint32_t destinations_blocks;
   uint32_t noted;     // CUDA: set by the first thread that fails, which then writes the note
   uint64_t sequence;  // calls completed
   // CUDA, while init measures how many blocks are resident at once: blocks of the grid that have
@@ -38,6 +48,8 @@ struct alignas(128) RegionHeader {
   CheckSlot check[2][kMaxRanks];
   /// Rows that each rank will send, for counts that only the device knows: {rows : 40, epoch : 24}.
   alignas(128) uint64_t counts[2][kMaxRanks];
+  /// CUDA, by receiver, for messages whose place in the output only the receiver knows.
+  Destination destinations[2][kMaxRanks];
   /// CUDA, during the same measurement: by rank, the number of the last trial whose grid was
   /// complete there.
   alignas(128) uint32_t met[kMaxRanks];

@@ -550,8 +550,12 @@ constexpr Plan select(const Request& r) {
     room = static_cast<uint64_t>(r.max_blocks);
   }
   if (room > static_cast<uint64_t>(kMaxBlocks)) room = kMaxBlocks;
-  plan.blocks =
-      detail::clamp_blocks(ceil_div<uint64_t>(work, static_cast<uint64_t>(plan.threads)), room);
+  // The grids of kernels that do not push must be equal, but only the two ranks of a counted
+  // message know its length.
+  const bool counted = !push && row_of(r.collective).counted;
+  const uint64_t wanted =
+      counted ? room : ceil_div<uint64_t>(work, static_cast<uint64_t>(plan.threads));
+  plan.blocks = detail::clamp_blocks(wanted, room);
   return plan;
 }
 

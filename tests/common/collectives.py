@@ -341,6 +341,7 @@ OPS = {
         ),
         Op(
             "alltoallv",
+            peers="output",
             least_dims=1,
             widens=True,
             input_shape=_rows_sent,
@@ -349,6 +350,7 @@ OPS = {
         ),
         Op(
             "alltoallv_device",
+            peers="output",
             least_dims=1,
             widens=True,
             input_shape=_rows_sent,

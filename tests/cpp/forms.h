@@ -27,7 +27,7 @@ inline std::vector<Form> forms_of(Collectives collectives) {
       const bool may =
           algorithm.staging || (c == Collective::broadcast && !algorithm.lanes) || row.scatters;
       if (needs_symmetric(a) || may) forms.push_back({c, a, true});
-      if (row.counted) forms.push_back({c, a, false, true});
+      if (row.counted) forms.push_back({c, a, needs_symmetric(a), true});
     }
   }
   return forms;

@@ -9,7 +9,10 @@ namespace collx::cpu {
 namespace {
 
 constexpr Form kHost{Collective::alltoallv, Algorithm::staged, false};
+constexpr Form kHostDirect{Collective::alltoallv, Algorithm::direct, true};
 constexpr Form kDevice{Collective::alltoallv, Algorithm::staged, false, true};
+constexpr Form kDeviceDirect{Collective::alltoallv, Algorithm::direct, true, true};
+constexpr Form kForms[] = {kHost, kHostDirect, kDevice, kDeviceDirect};
 
 Case with_rows(const Form& form, int world, uint64_t row_bytes, std::vector<uint64_t> rows) {
   Case c = case_of(form, world, {1, 1, row_bytes}, DType::uint8, 0);
@@ -30,7 +33,7 @@ TEST_P(CpuAlltoallv, counts_around_the_borders_of_chunks_arrive) {
   Ranks ranks(world, smallest_cpu_region(world));
   const uint64_t chunk = cpu_slots(ranks.layout(), Collective::alltoallv, kAnyMessage, world).chunk;
   std::vector<Case> cases;
-  for (Form form : {kHost, kDevice}) {
+  for (const Form& form : kForms) {
     for (const uint64_t n : {uint64_t{0}, uint64_t{1}, chunk - 1, chunk, chunk + 1, 5 * chunk}) {
       cases.push_back(with_rows(form, world, 1, filled(world, n)));
       Rows one_pair = filled(world, 0), one_sender = one_pair, one_receiver = one_pair;
@@ -58,15 +61,18 @@ TEST_P(CpuAlltoallv, random_splits_arrive) {
   std::mt19937_64 random(8000 + uint64_t(world));
   Ranks ranks(world, smallest_cpu_region(world) + (32 << 10));
   std::vector<Case> cases;
-  for (int i = 0; i < 200; ++i) {
-    cases.push_back(random_case(random, i % 2 != 0 ? kHost : kDevice, world, 40 << 10));
+  for (int i = 0; i < 400; ++i) {
+    cases.push_back(random_case(random, kForms[i % 4], world, 40 << 10));
   }
   CaseRunner(ranks, cases).run();
 }
 
 TEST_P(CpuAlltoallv, rows_without_bytes_are_counted_all_the_same) {
   Ranks ranks(GetParam());
-  const std::vector<Case> cases = {with_rows(kDevice, GetParam(), 0, filled(GetParam(), 7))};
+  std::vector<Case> cases;
+  for (const Form& form : {kDevice, kDeviceDirect}) {
+    cases.push_back(with_rows(form, GetParam(), 0, filled(GetParam(), 7)));
+  }
   CaseRunner(ranks, cases).run();
 }
 
@@ -79,16 +85,16 @@ TEST_P(CpuAlltoallv, a_call_without_rows_still_meets) {
 }
 
 /// Two ranks disagree: rank 0 sends five rows to rank 1, which expects three.
-void disagree(bool check) {
+void disagree(const Form& form, bool check) {
   Ranks ranks(3, kDefaultPayloadBytes, 200'000'000, check);
-  Bytes outputs[3];
+  std::vector<Bytes> outputs(3, Bytes(4 * 9, -1));
   ranks.run([&](int rank) {
     Rows rows = filled(3, 3);
     if (rank == 0) rows[1] = 5;
-    const Case c = with_rows(kHost, 3, 4, rows);
+    const Case c = with_rows(form, 3, 4, rows);
     const Bytes input(4 * 11, 1);
-    outputs[rank].assign(4 * 9, -1);
-    const ExchangeCall call = make_exchange(c, 3, rank, input.data(), outputs[rank].data());
+    ExchangeCall call = make_exchange(c, 3, rank, input.data(), outputs[rank].data());
+    for (int r = 0; r < 3; ++r) call.peer_output[r] = outputs[r].data();
     // Ranks 0 and 2 may complete calls before rank 1 reports the failure.
     while (exchange(ranks.view(rank), call)) EXPECT_NE(rank, 1);
   });
@@ -109,8 +115,12 @@ void disagree(bool check) {
   EXPECT_TRUE(std::all_of(outputs[1].begin(), outputs[1].end(), [](char c) { return c == -1; }));
 }
 
-TEST(CpuAlltoallvMismatch, is_named_with_both_counts) { disagree(false); }
-TEST(CpuAlltoallvMismatch, is_named_with_both_counts_in_checked_mode) { disagree(true); }
+TEST(CpuAlltoallvMismatch, is_named_with_both_counts) {
+  for (const Form& form : {kHost, kHostDirect}) disagree(form, false);
+}
+TEST(CpuAlltoallvMismatch, is_named_with_both_counts_in_checked_mode) {
+  for (const Form& form : {kHost, kHostDirect}) disagree(form, true);
+}
 
 struct Refused {
   std::vector<int64_t> splits;  // the splits of rank 1, whose input has 8 rows
@@ -129,20 +139,21 @@ INSTANTIATE_TEST_SUITE_P(
                     Refused{{INT64_MAX, INT64_MAX, 4}, 100, Phase::counts, 8, 2},
                     Refused{{2, 2, 4}, 7, Phase::arrival, 7, 8}));
 
-TEST_P(CpuDeviceSplits, that_do_not_fit_fail_on_all_ranks_and_write_nothing_outside) {
-  const Refused& p = GetParam();
+void refuse(const Form& form, const Refused& p) {
   constexpr uint64_t kGuard = 64;
   Ranks ranks(3);
+  std::vector<Bytes> outputs(3, Bytes(p.capacity * 4 + 2 * kGuard, -1));
   ranks.run([&](int rank) {
     std::vector<int64_t> sent(3, 2), received(3, -7);
     if (rank == 1) sent = p.splits;
     const Bytes input(8 * 4, 1);
-    Bytes output(p.capacity * 4 + 2 * kGuard, -1);
+    const Bytes& output = outputs[rank];
     ExchangeCall call{};
     call.collective = call.descriptor.collective = Collective::alltoallv;
-    call.plan.algorithm = Algorithm::staged;
+    call.plan.algorithm = form.algorithm;
     call.input = input.data();
-    call.output = output.data() + kGuard;
+    call.output = outputs[rank].data() + kGuard;
+    for (int r = 0; r < 3; ++r) call.peer_output[r] = outputs[r].data() + kGuard;
     call.element_bytes = 1;
     call.root = -1;
     call.splits = {sent.data(), received.data(), 4, 8, p.capacity};
@@ -164,6 +175,10 @@ TEST_P(CpuDeviceSplits, that_do_not_fit_fail_on_all_ranks_and_write_nothing_outs
       EXPECT_TRUE(std::all_of(output.begin(), output.end(), [](char c) { return c == -1; }));
     }
   });
+}
+
+TEST_P(CpuDeviceSplits, that_do_not_fit_fail_on_all_ranks_and_write_nothing_outside) {
+  for (const Form& form : {kDevice, kDeviceDirect}) refuse(form, GetParam());
 }
 
 }  // namespace

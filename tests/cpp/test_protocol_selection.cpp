@@ -283,9 +283,30 @@ TEST(Selection, every_collective_has_its_own_algorithms) {
   EXPECT_FALSE(has_algorithm(Collective::allgather, Algorithm::oneshot_push));
   EXPECT_FALSE(has_algorithm(Collective::allgather, Algorithm::pipelined));
   EXPECT_FALSE(has_algorithm(Collective::broadcast, Algorithm::staged));
-  EXPECT_FALSE(has_algorithm(Collective::alltoallv, Algorithm::direct));
+  EXPECT_FALSE(has_algorithm(Collective::alltoallv, Algorithm::onestage));
   EXPECT_TRUE(has_algorithm(Collective::reduce, Algorithm::direct));
   EXPECT_TRUE(has_algorithm(Collective::broadcast, Algorithm::twostage));
+}
+
+TEST(Selection, direct_messages_that_ranks_count_have_equal_grids) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.collective = Collective::alltoallv;
+  request.algorithm = Algorithm::direct;
+  request.input_symmetric = request.output_symmetric = true;
+  request.world = 4;
+  request.room = 132;
+  request.spare_room = 5;
+  for (const uint64_t bytes : {0, 16, 1 << 20, 64 << 20}) {
+    request.bytes = request.message = bytes;
+    request.max_blocks = 0;
+    EXPECT_EQ(select(request).blocks, 132);
+    request.max_blocks = 7;
+    EXPECT_EQ(select(request).blocks, 7);
+    request.algorithm = Algorithm::automatic;
+    EXPECT_NE(select(request).algorithm, Algorithm::direct) << "ranks need not have such outputs";
+    request.algorithm = Algorithm::direct;
+  }
 }
 
 TEST(Selection, large_calls_of_two_ranks_take_lanes) {

@@ -32,6 +32,7 @@ class ExchangeSession : public SessionOf<ExchangeCall> {
 bool gather_scatter_staged(ExchangeSession& session, const CallKernels& kernels);
 bool gather_scatter_direct(ExchangeSession& session, const CallKernels& kernels);
 bool alltoallv_staged(ExchangeSession& session, const CallKernels& kernels);
+bool alltoallv_direct(ExchangeSession& session, const CallKernels& kernels);
 bool broadcast_direct(ExchangeSession& session, const CallKernels& kernels);
 bool broadcast_twostage(ExchangeSession& session, const CallKernels& kernels);
 bool broadcast_pipelined(ExchangeSession& session, const CallKernels& kernels);

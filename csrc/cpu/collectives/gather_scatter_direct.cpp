@@ -13,17 +13,12 @@ constexpr uint64_t kStrideBytes = 256 << 10;
 
 bool push(const ExchangeSession& session, const CallKernels& kernels) {
   const ExchangeCall& call = session.call();
-  const int own = session.rank();
-  for (uint64_t at = 0; at < call.longest; at += kStrideBytes) {
-    if (!session.alive()) return false;
-    for_each_peer(session, [&](int peer) {
-      const Span sent = call.sent(own, peer);
-      if (at >= sent.bytes()) return;
-      copy(kernels.copy, rows_of(session.peer_output(peer), call.received(own, peer)), at,
-           rows_of(session.input(), sent), at, std::min(kStrideBytes, sent.bytes() - at));
-    });
-  }
-  return true;
+  Span sent[kMaxRanks], received[kMaxRanks];
+  for_each_peer(session, [&](int peer) {
+    sent[peer] = call.sent(session.rank(), peer);
+    received[peer] = call.received(session.rank(), peer);
+  });
+  return store_messages(session, kernels, {sent, received}, call.longest);
 }
 
 /// Strided messages are first packed into this rank's staging memory. No peer still reads that
@@ -65,6 +60,20 @@ bool uses_tensors_of(const ExchangeSession& session, int peer) {
 }
 
 }  // namespace
+
+bool store_messages(const ExchangeSession& session, const CallKernels& kernels, Messages messages,
+                    uint64_t longest) {
+  for (uint64_t at = 0; at < longest; at += kStrideBytes) {
+    if (!session.alive()) return false;
+    for_each_peer(session, [&](int peer) {
+      const Span& sent = messages.sent[peer];
+      if (at >= sent.bytes()) return;
+      copy(kernels.copy, rows_of(session.peer_output(peer), messages.received[peer]), at,
+           rows_of(session.input(), sent), at, std::min(kStrideBytes, sent.bytes() - at));
+    });
+  }
+  return true;
+}
 
 bool gather_scatter_direct(ExchangeSession& session, const CallKernels& kernels) {
   const ExchangeCall& call = session.call();

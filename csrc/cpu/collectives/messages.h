@@ -90,6 +90,17 @@ inline void copy(CopyKernel kernel, Target to, uint64_t to_at, Source from, uint
   }
 }
 
+/// This rank's messages, by rank.
+struct Messages {
+  const Span* sent;      // in the input
+  const Span* received;  // in the output; for store_messages, in the receivers' outputs
+};
+
+/// Stores the messages for other ranks, of at most `longest` bytes, into their outputs. Returns
+/// false if a rank has failed.
+bool store_messages(const ExchangeSession& session, const CallKernels& kernels, Messages messages,
+                    uint64_t longest);
+
 /// Copies the message from this rank to itself.
 inline void keep_own(const ExchangeSession& session, CopyKernel kernel) {
   const int own = session.rank();

@@ -8,12 +8,6 @@
 
 namespace collx::cpu {
 
-/// This rank's messages, by rank.
-struct Messages {
-  const Span* sent;      // in the input
-  const Span* received;  // in the output
-};
-
 class Staging {
  public:
   Staging(ExchangeSession& session, const CallKernels& kernels, Messages messages,

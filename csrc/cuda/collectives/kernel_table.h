@@ -177,6 +177,7 @@ struct KernelFamily {
   PLAIN(broadcast_twostage, any)                                                               \
   PLAIN(reduce_twostage, all)                                                                  \
   PLAIN(alltoallv_device_splits, any)                                                          \
+  PLAIN(alltoallv_direct, any)                                                                 \
   PLAIN(alltoallv_long, any)                                                                   \
   PLAIN(rank_entry, any)                                                                       \
   PLAIN(rank_barrier, any)                                                                     \

@@ -9,9 +9,16 @@
 
 namespace collx::cuda {
 
+/// Advances an epoch of the header, in the last block that has read it. Called by one thread of each
+/// block. `blocks`: the blocks of this call that have read it.
+__device__ __forceinline__ void advance(uint32_t& epoch, uint32_t& blocks, uint32_t next) {
+  if (atomicAdd(&blocks, 1u) + 1 != gridDim.x) return;
+  blocks = 0;
+  epoch = next;
+}
+
 /// Exchanges the descriptors of the calls. Block 0 sends. Every block waits before it accesses a
-/// slot or a tensor. The epoch is in the header and is the same for every op and algorithm. The
-/// last block that has read it advances it.
+/// slot or a tensor. The epoch is in the header and is the same for every op and algorithm.
 /// `pairs`: the messages to and from each rank, if only the two ranks know them.
 __device__ __forceinline__ void same_call(const KernelCall& call, Patience& patience,
                                           const Routes* pairs) {
@@ -52,10 +59,7 @@ __device__ __forceinline__ void same_call(const KernelCall& call, Patience& pati
     }
   }
   patience.agree();
-  if (threadIdx.x == 0 && atomicAdd(&own->check_blocks, 1u) + 1 == gridDim.x) {
-    own->check_blocks = 0;
-    own->check_epoch = epoch;
-  }
+  if (threadIdx.x == 0) advance(own->check_epoch, own->check_blocks, epoch);
 }
 
 /// Defaults of the transports.

@@ -121,6 +121,7 @@ _ALL = (
         lambda inputs, *_: reference.alltoall(inputs),  # all splits are equal
         lambda case: (even_splits(case), even_splits(case), case.comm.name),
         _all_but_own,
+        symmetric_only="direct",
         divided=True,
     ),
     Op(

@@ -288,7 +288,7 @@ def chosen(options: argparse.Namespace, op: Op) -> list[Implementation]:
             above = 0 if only else op.symmetric_above
             found.append(made(algorithm, True, above, max_blocks))
         if op.name == "alltoallv":
-            found.append(CollxDeviceSplits(algorithm, symmetric, max_blocks))
+            found.append(CollxDeviceSplits(algorithm, only, max_blocks))
     return found
 
 

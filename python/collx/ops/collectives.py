@@ -450,7 +450,8 @@ def alltoallv(
             `input.size(0)`.
         capacity: with `device_splits`, the number of rows of the result. At least as many as
             arrive.
-        out: the tensor for the result.
+        out: the tensor for the result. With algorithm "direct": a part of a symmetric tensor that
+            begins at the same place on every rank, for example `buffer[: sum(output_splits)]`.
 
     Returns:
         `out`, or a new contiguous tensor [sum(output_splits), ...]: the received rows, in the

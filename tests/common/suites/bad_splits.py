@@ -145,16 +145,19 @@ DEVICE_SPLITS: dict[str, tuple[list[int], int]] = {
     "sum that wraps around": ([MOST, MOST, 2], 0),
 }
 ROWS = 6
+ALGORITHMS = ("auto", "direct")
 
 
 def _wrong_on_the_device(
-    rank: Rank, what: str, check: bool, timeout: float
+    rank: Rank, what: str, algorithm: str, check: bool, timeout: float
 ) -> tuple[Attempt, Attempt, str]:
     splits, missing = DEVICE_SPLITS[what]
     communicator = rank.new_communicator(
         "device-splits", rank.fresh_group(), call_timeout=timeout, check=check
     )
-    call = Call("alltoallv_device", "int32", (ROWS, 5), form="out", style="bits")
+    call = Call(
+        "alltoallv_device", "int32", (ROWS, 5), algorithm=algorithm, form="out", style="bits"
+    ).legal()
     prepared = Prepared(rank, communicator, call)
     last = rank.rank == rank.size - 1
     if last:
@@ -179,19 +182,23 @@ def _wrong_on_the_device(
         for placed, before in zip(prepared.outs, prepared._outs_before, strict=True)
     ]
     after = attempt(run)
+    rank.arenas.pop(communicator.name, None)
     communicator.destroy()
     return found, after, "".join(around)
 
 
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("what", sorted(DEVICE_SPLITS))
-def test_device_splits_that_do_not_fit_are_a_mismatch(pool: Pool, what: str, check: bool) -> None:
+def test_device_splits_that_do_not_fit_are_a_mismatch(
+    pool: Pool, what: str, algorithm: str, check: bool
+) -> None:
     """The mismatch is detected inside the call: every rank raises, nothing is written out of
     bounds, and the communicator refuses further work."""
     some_stand_for_all(pool, pool.size == 2 and not check)
     timeout = timeout_now(pool, 3.0)
-    for found, after, around in pool.run(_wrong_on_the_device, what, check, timeout):
+    for found, after, around in pool.run(_wrong_on_the_device, what, algorithm, check, timeout):
         assert found.error == "CollectiveMismatch", found
         assert "alltoallv" in found.message
         assert f"rank {pool.size - 1}" in found.message
@@ -204,7 +211,7 @@ def test_device_splits_that_do_not_fit_are_a_mismatch(pool: Pool, what: str, che
 SENT, EXPECTED = 503, 497  # bytes; no other number in a message has these values
 
 
-def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
+def _disagree(rank: Rank, algorithm: str, check: bool, timeout: float) -> list[Attempt]:
     communicator = rank.new_communicator(
         "disagree", rank.fresh_group(), call_timeout=timeout, check=check
     )
@@ -215,10 +222,13 @@ def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
     if rank.rank == last:
         received[0] = EXPECTED
     source = torch.ones(sum(sent), dtype=torch.uint8, device=rank.device)
+    out = torch.empty(sum(received), dtype=torch.uint8, device=rank.device)
+    if algorithm == "direct":
+        out = communicator.empty(SENT * rank.size, dtype=torch.uint8)[: sum(received)]
     rank.barrier()
 
     def run() -> None:
-        torch.ops.collx.alltoallv(source, received, sent, communicator.name)
+        torch.ops.collx.alltoallv.out(source, received, sent, communicator.name, algorithm, out=out)
         finish(communicator)
 
     found = [attempt(run)]
@@ -230,9 +240,12 @@ def _disagree(rank: Rank, check: bool, timeout: float) -> list[Attempt]:
 
 
 @pytest.mark.worlds(2, 3)
-def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(pool: Pool) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(
+    pool: Pool, algorithm: str
+) -> None:
     """The check compares what each pair exchanges: all ranks raise, with both numbers."""
-    for call, later in pool.run(_disagree, True, timeout_now(pool, 10.0)):
+    for call, later in pool.run(_disagree, algorithm, True, timeout_now(pool, 10.0)):
         found = call if call.error else later
         assert found.error == "CollectiveMismatch", found
         for word in ("alltoallv", str(SENT), str(EXPECTED), "rank 0", f"rank {pool.size - 1}"):
@@ -240,14 +253,17 @@ def test_splits_on_which_two_ranks_disagree_are_named_in_checked_mode(pool: Pool
 
 
 @pytest.mark.worlds(2, 3)
-def test_splits_on_which_two_ranks_disagree_end_without_the_check(pool: Pool) -> None:
-    """Without the check the data may be wrong, but no rank waits longer than the timeout. On CPU
-    each pair always compares its numbers."""
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_splits_on_which_two_ranks_disagree_end_without_the_check(
+    pool: Pool, algorithm: str
+) -> None:
+    """Without the check the data may be wrong, but no rank waits longer than the timeout. On CPU,
+    and before stores into outputs, each pair always compares its numbers."""
     timeout = timeout_now(pool)
-    results = pool.run(_disagree, False, timeout)
+    results = pool.run(_disagree, algorithm, False, timeout)
     for call, later in results:
         assert call.error in ("", "CollectiveTimeout", "CollectiveMismatch"), call
         assert later.error in ("", "CollectiveTimeout", "CollectiveMismatch"), later
         assert_in_time(call, timeout)
-        if pool.world.device == "cpu":
+        if pool.world.device == "cpu" or algorithm == "direct":
             assert "CollectiveMismatch" in (call.error, later.error), (call, later)

@@ -54,7 +54,7 @@ def _differs_when_symmetric(op: str, algorithm: str) -> bool:
     """Returns whether peers access symmetric tensors of the caller."""
     if is_norm(op) or op == "allreduce":
         return "pull" in algorithm or "lanes" in algorithm or "push" in algorithm
-    return OPS[op].peers != "none"
+    return OPS[op].peers != "none" and (op not in WITH_SPLITS or algorithm in NEEDS_SYMMETRIC)
 
 
 TENSORS = [

@@ -1,7 +1,11 @@
-// Alltoallv through the payload. A rank has only its own splits, but all ranks count uses. In the
-// first use each rank publishes how much it sends to each rank, together with its
-// first chunk. Therefore messages that fit one chunk need only one exchange.
-// Traffic of a rank: as in gather_scatter_staged, and a row of counts from each peer.
+// Alltoallv. A rank has only its own splits, but all ranks count uses. In the first use each rank
+// publishes how much it sends to each rank.
+//
+// staged: through the payload. The first use also carries the first chunk, so messages that fit one
+// chunk need only one exchange. Traffic of a rank: as in gather_scatter_staged, and a row of counts
+// from each peer.
+// direct: into the peers' symmetric outputs, between two barriers after the first use. A rank
+// computes the place of its messages in each output from all counts.
 #include "../failure.h"
 #include "staging.h"
 
@@ -111,10 +115,24 @@ uint64_t lay_out(const uint64_t* counts, int world, uint64_t unit, Span* message
   return start;
 }
 
+/// Publishes the first use, and waits for the counts of the other ranks.
+bool exchange_counts(ExchangeSession& session, Use use, Splits& splits) {
+  session.publish_all(use);
+  if (!session.await(use, Word::arrived, Phase::counts)) return false;
+  session.settle(use);
+  return read_others(session, use, splits);
+}
+
+/// The bytes after the received rows are set to zero if the splits are in memory.
+void clear_rest(const ExchangeSession& session, const Splits& splits, uint64_t total) {
+  const ExchangeCall& call = session.call();
+  if (!in_memory(call)) return;
+  std::memset(session.output() + total, 0, call.splits.capacity * splits.unit - total);
+}
+
 }  // namespace
 
 bool alltoallv_staged(ExchangeSession& session, const CallKernels& kernels) {
-  const ExchangeCall& call = session.call();
   Splits splits{};
   if (!read_own(session, splits)) return false;
   Span sent[kMaxRanks], received[kMaxRanks];
@@ -127,10 +145,7 @@ bool alltoallv_staged(ExchangeSession& session, const CallKernels& kernels) {
   if (!session.claim(first)) return false;
   tell(session, first, splits);
   if (!staging.send(first, 0)) return false;
-  session.publish_all(first);
-  if (!session.await(first, Word::arrived, Phase::counts)) return false;
-  session.settle(first);
-  if (!read_others(session, first, splits)) return false;
+  if (!exchange_counts(session, first, splits)) return false;
   const uint64_t total = lay_out(splits.received, session.world(), splits.unit, received);
   if (!staging.receive(first, 0)) return false;
 
@@ -142,10 +157,39 @@ bool alltoallv_staged(ExchangeSession& session, const CallKernels& kernels) {
     if (!staging.receive(use, at)) return false;
   }
   staging.keep(0, kAnyMessage);
-  if (in_memory(call)) {
-    std::memset(session.output() + total, 0, call.splits.capacity * splits.unit - total);
-  }
+  clear_rest(session, splits, total);
   return true;
+}
+
+bool alltoallv_direct(ExchangeSession& session, const CallKernels& kernels) {
+  const int own = session.rank(), world = session.world();
+  Splits splits{};
+  if (!read_own(session, splits)) return false;
+  Span sent[kMaxRanks], received[kMaxRanks];
+  lay_out(splits.sent, world, splits.unit, sent);
+  const Use first = session.next_use(Area::pull);
+  if (!session.claim(first)) return false;
+  tell(session, first, splits);
+  if (!exchange_counts(session, first, splits)) return false;
+  for (int to = 0; to < world; ++to) {
+    received[to] = sent[to];
+    received[to].offset = 0;
+    for (int from = 0; from < own; ++from) {
+      received[to].offset += session.counts(from, first).sends[to] * splits.unit;
+    }
+  }
+  // Afterwards, the messages of every rank fit its output. In checked mode, the ranks have already
+  // exchanged the descriptors, which state the places of the outputs.
+  const bool met = session.view().check ? session.barrier(Phase::start_barrier)
+                                        : session.meet(Phase::start_barrier);
+  if (!met) return false;
+  if (!store_messages(session, kernels, {sent, received}, splits.longest * splits.unit)) {
+    return false;
+  }
+  copy(kernels.copy, rows_of(session.output(), received[own]), 0,
+       rows_of(session.input(), sent[own]), 0, sent[own].bytes());
+  clear_rest(session, splits, sum(splits.received, world) * splits.unit);
+  return session.end_barrier();
 }
 
 }  // namespace collx::cpu
