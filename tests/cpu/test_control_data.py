@@ -140,7 +140,7 @@ def test_every_op_has_its_ways() -> None:
     }
     assert having == {
         "staged": every - {"allreduce", "broadcast"},
-        "direct": every - {"allreduce", "broadcast"} - split,
+        "direct": every - {"allreduce", "broadcast"},
         "copy_engine": copied | {"broadcast"},
         "lanes": every - {"allreduce"},
         "fallback": every,

@@ -9,8 +9,8 @@
 
 namespace collx::cuda {
 
-/// Advances an epoch of the header, in the last block that has read it. Called by one thread of each
-/// block. `blocks`: the blocks of this call that have read it.
+/// Advances an epoch of the header, in the last block that has read it. Called by one thread of
+/// each block. `blocks`: the blocks of this call that have read it.
 __device__ __forceinline__ void advance(uint32_t& epoch, uint32_t& blocks, uint32_t next) {
   if (atomicAdd(&blocks, 1u) + 1 != gridDim.x) return;
   blocks = 0;
