@@ -9,7 +9,6 @@ namespace {
 
 using Steps = bool (*)(AllreduceSession&, const CallKernels&);
 
-constexpr Collectives kAllreduce = only(Collective::allreduce);
 constexpr Body<Steps> kBodies[] = {{Algorithm::oneshot_push, kAllreduce, allreduce_oneshot_push},
                                    {Algorithm::twoshot_push, kAllreduce, allreduce_twoshot_push},
                                    {Algorithm::pull_push, kAllreduce, allreduce_pull_push},

@@ -16,7 +16,6 @@ bool keep(ExchangeSession& session, const CallKernels& kernels) {
   return true;
 }
 
-constexpr Collectives kCounted = only(Collective::alltoallv);
 constexpr Body<Steps> kBodies[] = {
     {Algorithm::staged, kExchanges & ~kCounted, gather_scatter_staged},
     {Algorithm::direct, kPairs & ~kCounted, gather_scatter_direct},

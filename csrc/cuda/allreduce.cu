@@ -118,23 +118,22 @@ void multimem(const AllreduceLaunch& l) {
   l.run(false, k, pull, multicast);
 }
 
-constexpr Collectives kServed = only(Collective::allreduce);
 constexpr LauncherRow<AllreduceCall> kLaunchers[] = {
-    {Algorithm::oneshot_push, kServed, kernels::allreduce_oneshot_push, push},
-    {Algorithm::twoshot_push, kServed, kernels::allreduce_twoshot_push, push},
-    {Algorithm::twoshot_lanes, kServed, kernels::allreduce_lanes, lanes},
-    {Algorithm::pull_push, kServed, kernels::allreduce_pull_push, pull},
-    {Algorithm::oneshot_pull, kServed, kernels::allreduce_oneshot_pull, pull},
-    {Algorithm::twoshot_pull, kServed, kernels::allreduce_twoshot_pull, pull},
-    {Algorithm::multimem_oneshot, kServed, kernels::allreduce_multimem_oneshot, multimem},
-    {Algorithm::multimem_twoshot, kServed, kernels::allreduce_multimem_twoshot, multimem},
-    {Algorithm::multimem_gather, kServed, kernels::allreduce_multimem_gather, multimem},
+    {Algorithm::oneshot_push, kAllreduce, kernels::allreduce_oneshot_push, push},
+    {Algorithm::twoshot_push, kAllreduce, kernels::allreduce_twoshot_push, push},
+    {Algorithm::twoshot_lanes, kAllreduce, kernels::allreduce_lanes, lanes},
+    {Algorithm::pull_push, kAllreduce, kernels::allreduce_pull_push, pull},
+    {Algorithm::oneshot_pull, kAllreduce, kernels::allreduce_oneshot_pull, pull},
+    {Algorithm::twoshot_pull, kAllreduce, kernels::allreduce_twoshot_pull, pull},
+    {Algorithm::multimem_oneshot, kAllreduce, kernels::allreduce_multimem_oneshot, multimem},
+    {Algorithm::multimem_twoshot, kAllreduce, kernels::allreduce_multimem_twoshot, multimem},
+    {Algorithm::multimem_gather, kAllreduce, kernels::allreduce_multimem_gather, multimem},
 };
-static_assert(is_complete(DeviceKind::cuda, kServed, [](Collective c, Algorithm a) {
+static_assert(is_complete(DeviceKind::cuda, kAllreduce, [](Collective c, Algorithm a) {
   return find_launcher(kLaunchers, c, a) != nullptr;
 }));
 
-static_assert(take_epilogues(kLaunchers, kServed, Algorithm::pull_push));
+static_assert(take_epilogues(kLaunchers, kAllreduce, Algorithm::pull_push));
 
 }  // namespace
 

@@ -331,13 +331,8 @@ void reduce_in_two_stages(const ExchangeLaunch& l) {
   l.run(false, k, routes);
 }
 
-constexpr Collectives kReduce = only(Collective::reduce);
-constexpr Collectives kReductions =
-    kPairs & collectives_where([](const CollectiveRow& row) { return row.reduces; });
 constexpr Collectives kCopies = kPairs & ~kReductions;
 constexpr Collectives kCopiesToo = kCopies | kBroadcast;
-constexpr Collectives kCounted =
-    collectives_where([](const CollectiveRow& row) { return row.counted; });
 
 constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
     {Algorithm::staged, kReductions, kernels::gather_scatter_staged, staged},

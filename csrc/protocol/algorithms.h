@@ -41,14 +41,16 @@ struct AlgorithmRow {
   By by = By::kernels;
 };
 
-inline constexpr Collectives kReducesAll = only(Collective::allreduce) | kNorms;
+inline constexpr Collectives kAllreduce = only(Collective::allreduce);
+inline constexpr Collectives kReducesAll = kAllreduce | kNorms;
 inline constexpr Collectives kBarrier = only(Collective::barrier);
 inline constexpr Collectives kBroadcast = only(Collective::broadcast);
 inline constexpr Collectives kPairs = kExchanges & ~kBroadcast;
+inline constexpr Collectives kReduce = only(Collective::reduce);
+inline constexpr Collectives kReductions =
+    kPairs & collectives_where([](const CollectiveRow& row) { return row.reduces; });
 /// Exchanges in which every rank can compute the place of its messages in the outputs of others.
-inline constexpr Collectives kDirectCopies =
-    kExchanges &
-    collectives_where([](const CollectiveRow& row) { return !row.reduces && !row.counted; });
+inline constexpr Collectives kDirectCopies = kExchanges & ~kReductions & ~kCounted;
 
 inline constexpr AlgorithmRow kAlgorithms[] = {
     {.algorithm = Algorithm::automatic, .name = "auto", .serves = kWithTensors | kBarrier},
@@ -65,7 +67,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .stages = 2},
     {.algorithm = Algorithm::pull_push,
      .name = "pull_push",
-     .serves = only(Collective::allreduce),
+     .serves = kAllreduce,
      .share = Share::part,
      .in_place = true},
     {.algorithm = Algorithm::oneshot_pull,
@@ -81,7 +83,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .results = true},
     {.algorithm = Algorithm::multimem_oneshot,
      .name = "multimem_oneshot",
-     .serves = only(Collective::allreduce),
+     .serves = kAllreduce,
      .share = Share::tensor,
      .staging = true,
      .multicast = true,
@@ -98,7 +100,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .on_cpu = false},
     {.algorithm = Algorithm::multimem_gather,
      .name = "multimem_gather",
-     .serves = only(Collective::allreduce),
+     .serves = kAllreduce,
      .share = Share::part,
      .staging = true,
      .multicast = true,
@@ -121,8 +123,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
     // All ranks receive the same data, or the data of all ranks is reduced.
     {.algorithm = Algorithm::multimem,
      .name = "multimem",
-     .serves = only(Collective::reducescatter) | only(Collective::reduce) |
-               only(Collective::allgather) | kBroadcast,
+     .serves = kReductions | only(Collective::allgather) | kBroadcast,
      .share = Share::message,
      .staging = true,
      .multicast = true,
@@ -161,7 +162,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
      .on_cpu = false},
     {.algorithm = Algorithm::twoshot_lanes,
      .name = "twoshot_lanes",
-     .serves = only(Collective::allreduce),
+     .serves = kAllreduce,
      .share = Share::part,
      .stages = 2,
      .lanes = true,

@@ -194,6 +194,9 @@ inline constexpr Collectives kScatteringNorms =
 inline constexpr Collectives kExchanges = collectives_where([](const CollectiveRow& row) {
   return has_tensors(row.collective) && !row.norm && row.collective != Collective::allreduce;
 });
+/// Each rank specifies how much it sends to each other rank.
+inline constexpr Collectives kCounted =
+    collectives_where([](const CollectiveRow& row) { return row.counted; });
 
 /// If the output is the input, messages cannot pass directly between the tensors: every rank would
 /// overwrite data that peers still need.

@@ -244,10 +244,6 @@ inline constexpr uint64_t kDirectFrom = 16 << 20;
 /// From this size on, copy engines are worth the cost of a barrier before and after.
 inline constexpr uint64_t kCopyEngineFrom = 1 << 20;
 inline constexpr Algorithms kRelayed = only(twostage) | only(pipelined);
-inline constexpr Collectives kAllreduce = only(Collective::allreduce);
-inline constexpr Collectives kReduce = only(Collective::reduce);
-inline constexpr Collectives kReductions = kReduce | only(Collective::reducescatter);
-inline constexpr Collectives kAlltoallv = only(Collective::alltoallv);
 inline constexpr Collectives kOneWay =
     kPairs & collectives_where([](const CollectiveRow& row) { return is_one_way(row.collective); });
 
@@ -304,22 +300,22 @@ inline constexpr SelectionRow kRows[] = {
     {kStaged, kPairs, cuda, all, 1, kAnySize, staged},
     // Slots need no barrier. Up to the threshold for lanes they are faster than direct copies.
     {kAuto | kStaged, kReduce, cuda, all, 2, kAnySize, lanes, kLanesFromOfReduce},
-    {kAuto | kStaged, kAlltoallv, cuda, all, 2, kAnySize, lanes, kLanesFromOfAlltoallv},
+    {kAuto | kStaged, kCounted, cuda, all, 2, kAnySize, lanes, kLanesFromOfAlltoallv},
     {kAuto | kStaged, kReductions & ~kReduce, cuda, all, 2, kAnySize, lanes,
      kLanesFromOfReducescatter},
     {kAuto, kPairs & ~kReductions & ~kOneWay, cuda, symmetric, 2, kAnySize, direct, kDirectFrom},
     {kAuto, kPairs, cuda, few, 2, kAnySize, lanes, kLanesFromOfFew},
-    {kAuto | kStaged, kPairs & ~kReductions & ~kAlltoallv, cuda, all, 2, kAnySize, lanes,
+    {kAuto | kStaged, kPairs & ~kReductions & ~kCounted, cuda, all, 2, kAnySize, lanes,
      kLanesFromOfCopies},
     {kAuto, kPairs, cuda, all, 2, kLanesFromOfReducescatter - 1, staged},
     {kAuto, kReduce, cuda, switched, 8, kAnySize, multimem, 4 << 20},
     // Pulling is slower than pushing, so a reduction uses slots at any size.
-    {kAuto, kReductions | kAlltoallv, cuda, all, 8, kAnySize, staged},
+    {kAuto, kReductions | kCounted, cuda, all, 8, kAnySize, staged},
     {kAuto, kPairs, cuda, all, 8, 4 << 20, staged},
-    {kAuto, kPairs & ~kAlltoallv, cuda, symmetric, 8, kAnySize, direct},
+    {kAuto, kPairs & ~kCounted, cuda, symmetric, 8, kAnySize, direct},
     {kAuto, kPairs, cuda, all, 8, kAnySize, staged},
-    {kAuto, kAlltoallv, cpu, all, 16, kAnySize, staged},
-    {kAuto, kPairs & ~kAlltoallv, cpu, symmetric, 16, kAnySize, direct},
+    {kAuto, kCounted, cpu, all, 16, kAnySize, staged},
+    {kAuto, kPairs & ~kCounted, cpu, symmetric, 16, kAnySize, direct},
     {kAuto, kPairs, cpu, all, 16, kAnySize, staged},
     // A large reduce is divided among the ranks other than the root.
     {kStaged, kReduce, cuda, all, 2, kLanesFromOfReduce - 1, channels},
@@ -509,6 +505,19 @@ constexpr uint32_t largest_wide_chunk(Collective collective, int world, uint32_t
   return slot_bytes < most ? slot_bytes : most;
 }
 
+/// Blocks that a call may use of those that fit. In a large reduce between four ranks, each thread
+/// of all blocks would have exactly two vectors in a use: all blocks would send at the same time,
+/// and the links would be idle while they wait. With three quarters of the blocks, some threads
+/// have three.
+constexpr uint64_t room_of(const Request& r, Algorithm a, uint64_t fitting) {
+  constexpr uint64_t kFewerFrom = 16 << 20;
+  const bool fewer = a == Algorithm::reduce_twostage && r.world == 4 && r.message >= kFewerFrom;
+  const bool bounded = r.max_blocks > 0 && r.max_blocks < kMaxBlocks;
+  const auto most = static_cast<uint64_t>(bounded ? r.max_blocks : kMaxBlocks);
+  const uint64_t room = fewer ? fitting * 3 / 4 : fitting;
+  return room < most ? room : most;
+}
+
 /// Algorithm, grid and block size of a call.
 constexpr Plan select(const Request& r) {
   Plan plan;
@@ -545,11 +554,7 @@ constexpr Plan select(const Request& r) {
   // For kernels that push, proportionally more blocks of a smaller size are resident at once. This
   // is not known for other kernels.
   const int blocks = push ? (r.room + r.spare_room) * (kFullBlock / plan.threads) : r.room;
-  auto room = static_cast<uint64_t>(blocks);
-  if (r.max_blocks > 0 && static_cast<uint64_t>(r.max_blocks) < room) {
-    room = static_cast<uint64_t>(r.max_blocks);
-  }
-  if (room > static_cast<uint64_t>(kMaxBlocks)) room = kMaxBlocks;
+  const uint64_t room = room_of(r, plan.algorithm, static_cast<uint64_t>(blocks));
   // The grids of kernels that do not push must be equal, but only the two ranks of a counted
   // message know its length.
   const bool counted = !push && row_of(r.collective).counted;

@@ -1,7 +1,8 @@
 """Runs programs in separate processes, including the finalization of the interpreter.
 
 The processes are forked from one that has imported PyTorch and collx, because the import takes
-longer than most programs. A forked process finalizes its interpreter like any other process.
+longer than most programs. A forked process finalizes its interpreter like any other process. The
+functions are not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+IMPORTED = ("torch", "torch.distributed", "collx")
 
 # Each line of the input is a list of [program, arguments, environment, file for the output] and the
 # seconds that all of them may take. The line of the output contains their exit codes, negative for
 # signals, and null for those that were killed after the time limit. The programs run at module
 # level, after the loop, so their global variables exist when the interpreter finalizes.
 _PARENT = """
-import json, os, sys, time
-import torch, torch.distributed, collx
+import importlib, json, os, sys, time
+
+for module in sys.argv[1:]:
+    importlib.import_module(module)
 
 
 def code_of(child, deadline):
@@ -69,9 +73,9 @@ def environment() -> dict[str, str]:
 
 
 @functools.cache
-def _parent() -> subprocess.Popen[str]:
+def _parent(modules: tuple[str, ...]) -> subprocess.Popen[str]:
     parent = subprocess.Popen(
-        [sys.executable, "-W", "ignore::DeprecationWarning:__main__", "-c", _PARENT],
+        [sys.executable, "-W", "ignore::DeprecationWarning:__main__", "-c", _PARENT, *modules],
         env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -82,11 +86,16 @@ def _parent() -> subprocess.Popen[str]:
 
 
 def run(
-    program: str, arguments: Sequence[Sequence[str]], settings: Mapping[str, str], seconds: float
+    program: str,
+    arguments: Sequence[Sequence[str]],
+    settings: Mapping[str, str],
+    seconds: float,
+    modules: tuple[str, ...] = IMPORTED,
 ) -> list[tuple[int | None, str]]:
-    """Runs `program` in one process for each list of arguments, at the same time. Returns the exit
-    codes and outputs. The code is None if a process has not ended after `seconds`."""
-    parent = _parent()
+    """Runs `program` in one process for each list of arguments, at the same time. The processes
+    have imported `modules`. Returns the exit codes and outputs. The code is None if a process has
+    not ended after `seconds`."""
+    parent = _parent(modules)
     assert parent.stdin is not None
     assert parent.stdout is not None
     with tempfile.TemporaryDirectory() as folder:

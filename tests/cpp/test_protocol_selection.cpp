@@ -309,6 +309,28 @@ TEST(Selection, direct_messages_that_ranks_count_have_equal_grids) {
   }
 }
 
+TEST(Selection, a_large_reduce_between_four_ranks_leaves_blocks_unused) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.collective = Collective::reduce;
+  request.room = 264;
+  const auto blocks = [&](int world, uint64_t bytes, int max_blocks = 0) {
+    request.world = world;
+    request.bytes = request.message = bytes;
+    request.max_blocks = max_blocks;
+    EXPECT_EQ(select(request).algorithm, Algorithm::reduce_twostage);
+    return select(request).blocks;
+  };
+  EXPECT_EQ(blocks(4, 64 << 20), 198);
+  EXPECT_EQ(blocks(4, 16 << 20), 198);
+  EXPECT_EQ(blocks(4, (16 << 20) - 16), 264);
+  EXPECT_EQ(blocks(4, 64 << 20, 100), 100);
+  EXPECT_EQ(blocks(4, 64 << 20, 220), 198);
+  for (const int world : {3, 8}) EXPECT_EQ(blocks(world, 64 << 20), 264);
+  request.room = 1;
+  EXPECT_EQ(blocks(4, 64 << 20), 1);
+}
+
 TEST(Selection, large_calls_of_two_ranks_take_lanes) {
   Request request;
   request.device = DeviceKind::cuda;

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
-from tests.common.ahead import quietly
+from tests.common import interpreters
 from tests.common.compiling import require_compiler
+from tests.common.pool import COMPILER
+
+MODULES = (*interpreters.IMPORTED, *COMPILER)
 
 START = """
 import json, sys
@@ -118,40 +118,30 @@ print(json.dumps({
 """
 
 
-def said(program: str, *arguments: str, **environment: str) -> Any:
-    """Returns the last line that a Python program prints, parsed as JSON."""
+def said(program: str, arguments: list[tuple[str, ...]], **settings: str) -> list[Any]:
+    """Returns the last line that each process of a Python program prints, parsed as JSON."""
     require_compiler()
-    root = Path(__file__).resolve().parents[2]
-    settings = {"PYTHONPATH": f"{root / 'python'}:{root}", **environment}
-    given = [f"{name}={value}" for name, value in settings.items()]
-    done = quietly(["env", *given, sys.executable, "-c", program, *arguments])
-    assert done.returncode == 0, done.stdout
-    return json.loads(done.stdout.splitlines()[-1]) | {"output": done.stdout}
+    found = []
+    for code, output in interpreters.run(program, arguments, settings, 480, MODULES):
+        assert code == 0, output
+        found.append(json.loads(output.splitlines()[-1]) | {"output": output})
+    return found
 
 
-def ranks(way: str, size: int) -> list[list[Any]]:
-    """Returns the results of the ranks of two runs that use the same cache folder."""
-    folder = mkdtemp()
-
-    def rank(run: int, number: int) -> Any:
-        where = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
-        return said(RANKS, f"{folder}/{run}", way, str(number), str(size), **where)
-
-    with ThreadPoolExecutor(size) as pool:
-        return [list(pool.map(rank, [run] * size, range(size))) for run in range(2)]
-
-
-@pytest.mark.ahead(work=ranks)
 @pytest.mark.parametrize(
     ("way", "size"),
     [("collx", 2), ("bundled", 2), ("marked", 2)]
     + [pytest.param(way, 3, marks=pytest.mark.full) for way in ("collx", "marked")],
 )
-def test_a_rank_never_gets_the_graph_of_another(
-    ahead: list[list[Any]], way: str, size: int
-) -> None:
-    assert way  # the kind of caching
-    cold, warm = ahead
+def test_a_rank_never_gets_the_graph_of_another(tmp_path: Path, way: str, size: int) -> None:
+    cold, warm = (
+        said(
+            RANKS,
+            [(f"{tmp_path}/{run}", way, str(rank), str(size)) for rank in range(size)],
+            TORCHINDUCTOR_CACHE_DIR=f"{tmp_path}/cache",
+        )
+        for run in range(2)
+    )
     for rank in range(size):
         rows = 5 // size + (rank < 5 % size)
         for found in (cold[rank], warm[rank]):
@@ -161,26 +151,18 @@ def test_a_rank_never_gets_the_graph_of_another(
         assert warm[rank]["hits"] >= 2  # on its own graphs
 
 
-def cached() -> list[Any]:
-    folder = mkdtemp()
+def test_the_cache_serves_the_next_process_and_tells_options_apart(tmp_path: Path) -> None:
     ways: tuple[dict[str, str], ...] = ({}, {}, {"collx.rounding": "fp32"})
-    return [said(CACHED, json.dumps(way), TORCHINDUCTOR_CACHE_DIR=folder) for way in ways]
-
-
-@pytest.mark.ahead(work=cached)
-def test_the_cache_serves_the_next_process_and_tells_options_apart(ahead: list[Any]) -> None:
-    first, again, otherwise = ahead
+    [first], [again], [otherwise] = (
+        said(CACHED, [(json.dumps(way),)], TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for way in ways
+    )
     assert (first["hits"], first["rewritten"]) == (0, 1)
     assert (again["hits"], again["rewritten"]) == (1, 0)
     assert (otherwise["hits"], otherwise["rewritten"]) == (0, 1)
     assert first["norm"] == again["norm"]
 
 
-def packaged() -> Any:
-    return said(PACKAGED)
-
-
-@pytest.mark.ahead(work=packaged)
-def test_a_package_of_aot_inductor_runs_and_names_a_missing_communicator(ahead: Any) -> None:
-    assert ahead["same"]
-    assert 'collx.reduce: group_name: this process has no communicator "files"' in ahead["output"]
+def test_a_package_of_aot_inductor_runs_and_names_a_missing_communicator() -> None:
+    [found] = said(PACKAGED, [()])
+    assert found["same"]
+    assert 'collx.reduce: group_name: this process has no communicator "files"' in found["output"]

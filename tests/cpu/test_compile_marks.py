@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +19,7 @@ import collx
 from collx.compile import keys, lowering
 from collx.compile.operators import LOCAL, making, out_forms, writing
 from collx.compile.registration import BACKEND
+from tests.common import interpreters
 
 
 def lacking() -> list[str]:
@@ -163,6 +161,7 @@ def test_a_report_begins_anew() -> None:
     assert collx.compile.report() is collx.compile.report()
 
 
+# The processes have only imported PyTorch.
 ORDERS = {
     "collx first": "import collx, torch._dynamo",
     "the compiler first": "import torch._dynamo, collx",
@@ -193,15 +192,9 @@ def test_the_backend_is_found_by_its_name(tmp_path: Path, installed: bool, order
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: collx\nVersion: 1\n")
         line = f"collx = {BACKEND.value}"
         (info / "entry_points.txt").write_text(f"[{BACKEND.group}]\n{line}\n")
-    source = Path(collx.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{ORDERS[order]}\n{FOUND}"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{source}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    program = f"import sys; sys.path.insert(0, sys.argv[1]); {ORDERS[order]}\n{FOUND}"
+    [(code, output)] = interpreters.run(program, [(str(tmp_path),)], {}, 120, ("torch",))
+    assert code == 0, output
 
 
 def test_an_installed_package_has_the_same_entry_point() -> None:
