@@ -57,12 +57,17 @@ class PoolError(AssertionError):
         super().__init__("\n".join([f"{len(failures)} of {world.size} ranks failed", *parts]))
 
 
+def compiler() -> list[str]:
+    """Returns the modules of the compiler that a process may import before it forks others."""
+    return [] if gpu_count() else COMPILER
+
+
 def forking() -> Any:
     """Returns a multiprocessing context. Processes are forked from a server that has imported
     PyTorch, but neither collx nor tests, so they start in milliseconds and have no state of the
     tests."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED + ([] if gpu_count() else COMPILER))
+    context.set_forkserver_preload(PRELOADED + compiler())
     return context
 
 

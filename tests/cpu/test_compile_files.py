@@ -10,9 +10,7 @@ import pytest
 
 from tests.common import interpreters
 from tests.common.compiling import require_compiler
-from tests.common.pool import COMPILER
-
-MODULES = (*interpreters.IMPORTED, *COMPILER)
+from tests.common.pool import compiler
 
 START = """
 import json, sys
@@ -121,8 +119,9 @@ print(json.dumps({
 def said(program: str, arguments: list[tuple[str, ...]], **settings: str) -> list[Any]:
     """Returns the last line that each process of a Python program prints, parsed as JSON."""
     require_compiler()
+    modules = (*interpreters.IMPORTED, *compiler())
     found = []
-    for code, output in interpreters.run(program, arguments, settings, 480, MODULES):
+    for code, output in interpreters.run(program, arguments, settings, 480, modules):
         assert code == 0, output
         found.append(json.loads(output.splitlines()[-1]) | {"output": output})
     return found
