@@ -241,6 +241,8 @@ inline constexpr uint64_t kLanesFromOfCopies = (16 << 20) + 1;
 inline constexpr uint64_t kLanesFromOfFew = 1 << 20;
 /// From this size on, direct symmetric copies between all ranks are as fast as lanes.
 inline constexpr uint64_t kDirectFrom = 16 << 20;
+/// From this size on, a reduce in two stages between four ranks is faster with fewer blocks.
+inline constexpr uint64_t kFewerBlocksFrom = 16 << 20;
 /// From this size on, copy engines are worth the cost of a barrier before and after.
 inline constexpr uint64_t kCopyEngineFrom = 1 << 20;
 inline constexpr Algorithms kRelayed = only(twostage) | only(pipelined);
@@ -491,6 +493,19 @@ constexpr int width_of(const Request& r, int blocks, uint64_t vectors) {
   return width;
 }
 
+/// Blocks that a call may use of those that fit. In a large reduce between four ranks, each thread
+/// of all blocks would have exactly two vectors in a use: all blocks would send at the same time,
+/// and the links would be idle while they wait. With three quarters of the blocks, some threads
+/// have three.
+constexpr uint64_t room_of(const Request& r, Algorithm a, uint64_t fitting) {
+  const bool fewer =
+      a == Algorithm::reduce_twostage && r.world == 4 && r.message >= selection::kFewerBlocksFrom;
+  const bool bounded = r.max_blocks > 0 && r.max_blocks < kMaxBlocks;
+  const auto most = static_cast<uint64_t>(bounded ? r.max_blocks : kMaxBlocks);
+  const uint64_t room = fewer ? fitting * 3 / 4 : fitting;
+  return room < most ? room : most;
+}
+
 }  // namespace detail
 
 /// Bytes of the largest chunk of a call in which a block serves several lanes. The chunks of all
@@ -503,19 +518,6 @@ constexpr uint32_t largest_wide_chunk(Collective collective, int world, uint32_t
     most = chunks * kMostWideChunkBytes / static_cast<uint32_t>(world) / 128 * 128;
   }
   return slot_bytes < most ? slot_bytes : most;
-}
-
-/// Blocks that a call may use of those that fit. In a large reduce between four ranks, each thread
-/// of all blocks would have exactly two vectors in a use: all blocks would send at the same time,
-/// and the links would be idle while they wait. With three quarters of the blocks, some threads
-/// have three.
-constexpr uint64_t room_of(const Request& r, Algorithm a, uint64_t fitting) {
-  constexpr uint64_t kFewerFrom = 16 << 20;
-  const bool fewer = a == Algorithm::reduce_twostage && r.world == 4 && r.message >= kFewerFrom;
-  const bool bounded = r.max_blocks > 0 && r.max_blocks < kMaxBlocks;
-  const auto most = static_cast<uint64_t>(bounded ? r.max_blocks : kMaxBlocks);
-  const uint64_t room = fewer ? fitting * 3 / 4 : fitting;
-  return room < most ? room : most;
 }
 
 /// Algorithm, grid and block size of a call.
@@ -554,7 +556,7 @@ constexpr Plan select(const Request& r) {
   // For kernels that push, proportionally more blocks of a smaller size are resident at once. This
   // is not known for other kernels.
   const int blocks = push ? (r.room + r.spare_room) * (kFullBlock / plan.threads) : r.room;
-  const uint64_t room = room_of(r, plan.algorithm, static_cast<uint64_t>(blocks));
+  const uint64_t room = detail::room_of(r, plan.algorithm, static_cast<uint64_t>(blocks));
   // The grids of kernels that do not push must be equal, but only the two ranks of a counted
   // message know its length.
   const bool counted = !push && row_of(r.collective).counted;
