@@ -11,8 +11,9 @@ Environment variables:
 - COLLX_WERROR=1 turns warnings into errors.
 - COLLX_SYMBOLS=1 keeps the names of functions and source files for profilers. The machine code does
   not change.
-- COLLX_UNITY=0 compiles each source separately. By default, a dozen sources that include PyTorch's
-  headers are compiled as one, because these headers take most of the time.
+- COLLX_UNITY=0 compiles each source separately. By default, the sources that include PyTorch's
+  headers are compiled as a few files, because these headers take most of the time. A change of one
+  source recompiles all sources in its file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ VERSION = "0.1.0"
 OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 INCLUDE_TORCH = ("csrc/memory/", "csrc/ops/", "csrc/distributed/", "csrc/bindings/")
-UNITED = 12  # maximum number of sources that are compiled as one; a change recompiles all of them
+UNITED = 12  # minimum number of sources that are compiled as one
 
 TORCH = ".".join(torch.__version__.split(".")[:2])
 # Each PyTorch version has its own folder, so that the builds of one checkout coexist, and so that
@@ -113,7 +114,7 @@ def united(sources: list[str], folder: Path) -> list[str]:
     sources."""
     parts = [source for source in sources if source.startswith(INCLUDE_TORCH)]
     others = [source for source in sources if source not in parts]
-    count = -(-len(parts) // UNITED)
+    count = min(int(os.environ["MAX_JOBS"]), -(-len(parts) // UNITED))
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         file = folder / f"united{number}.cpp"

@@ -41,7 +41,7 @@ Table& table() {
 
 // Created when the library is loaded. A child that was forked while another thread created it would
 // wait forever.
-[[maybe_unused]] const Table& made_at_load = table();
+[[maybe_unused]] const Table& table_at_load = table();
 
 }  // namespace
 

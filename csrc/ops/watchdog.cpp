@@ -197,7 +197,7 @@ class Watchdog {
 Watchdog*& instance();
 
 // Created when the library is loaded, like the registry.
-[[maybe_unused]] Watchdog*& made_at_load = instance();
+[[maybe_unused]] Watchdog*& watchdog_at_load = instance();
 
 // The lock is held across fork(). A child gets a new object: it has no thread, and the
 // communicators belong to the parent.
