@@ -30,18 +30,19 @@ Message message_of(const ExchangeCall& call, const void* tensor, const Span& spa
   Message m{};
   m.data = static_cast<char*>(const_cast<void*>(tensor)) + span.offset;
   m.bytes = span.bytes();
-  m.width = span.rows == 1 ? m.bytes : span.width;
-  m.pitch = span.pitch;
+  if (span.rows > 1 && span.pitch != span.width) {
+    m.gap = span.pitch - span.width;
+    m.width = IntegerDivisor(span.width);
+  }
   m.wire = wire_vectors(is_masked(call), ceil_div<uint64_t>(m.bytes, kVectorBytes));
   m.unit = std::min<uint32_t>(call.element_bytes, 8);
-  const bool aligned_runs = span.width % kVectorBytes == 0 && span.pitch % kVectorBytes == 0;
-  m.whole = whole_vectors(m.data) && (span.rows <= 1 || aligned_runs);
+  const bool aligned_runs = m.width.value % kVectorBytes == 0 && m.gap % kVectorBytes == 0;
+  m.whole = whole_vectors(m.data) && (m.gap == 0 || aligned_runs);
   return m;
 }
 
 bool stays_in_place(const Message& from, const Message& to) {
-  const bool one_run = from.width == from.bytes && to.width == to.bytes;
-  return from.data == to.data && (one_run || (from.width == to.width && from.pitch == to.pitch));
+  return from.data == to.data && from.gap == to.gap && from.width.value == to.width.value;
 }
 
 /// This rank's messages between its own tensors and slots or peers' tensors.
@@ -90,7 +91,7 @@ uint64_t longest_vectors(const ExchangeCall& call) {
 }
 
 bool whole(const Message& m) {
-  return m.bytes == 0 || (m.whole && m.width == m.bytes && m.bytes % kVectorBytes == 0);
+  return m.bytes == 0 || (m.whole && m.gap == 0 && m.bytes % kVectorBytes == 0);
 }
 
 bool all_whole(const Routes& routes, const CudaView& view) {
@@ -359,13 +360,12 @@ static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algori
 /// Copies a message. If one side is strided and the other one is a single run, the run is copied
 /// with the width of the strided side.
 void copy(const Message& from, const Message& to, Stream stream) {
-  const uint64_t width = std::min(from.width, to.width);
-  if (width == to.bytes) {
-    return require(cudaMemcpyAsync(to.data, from.data, width, cudaMemcpyDefault, stream),
+  if (from.gap == 0 && to.gap == 0) {
+    return require(cudaMemcpyAsync(to.data, from.data, to.bytes, cudaMemcpyDefault, stream),
                    "copying a message");
   }
-  const auto pitch_of = [width](const Message& m) { return m.width == m.bytes ? width : m.pitch; };
-  require(cudaMemcpy2DAsync(to.data, pitch_of(to), from.data, pitch_of(from), width,
+  const uint64_t width = (from.gap != 0 ? from : to).width.value;
+  require(cudaMemcpy2DAsync(to.data, width + to.gap, from.data, width + from.gap, width,
                             to.bytes / width, cudaMemcpyDefault, stream),
           "copying a message");
 }

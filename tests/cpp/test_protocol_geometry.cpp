@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "protocol/geometry.h"
+#include "protocol/integer_divisor.h"
 #include "protocol/names.h"
 
 namespace collx {
@@ -173,6 +174,27 @@ TEST(Exchange, spans_are_dense_where_there_is_one_row) {
   static_assert(part_span({2, 5, 3}, 2, 1).offset == 9 && part_span({2, 5, 3}, 2, 1).pitch == 15);
   static_assert(part_span({2, 5, 3}, 2, 1).width == 6 && part_span({2, 5, 3}, 2, 1).rows == 2);
   static_assert(Geometry{2, 5, 3}.bytes() == 30 && Geometry{2, 5, 3}.part_bytes(2, 0) == 18);
+}
+
+TEST(Exchange, a_divisor_gives_the_quotients_of_division) {
+  constexpr uint64_t kMost = ~uint64_t{0};
+  std::vector<uint64_t> divisors{1, 2, 3, 5, 6, 7, 10, 48, 4096, 12288, 1000003, kMost / 3, kMost};
+  for (int bit = 4; bit < 64; ++bit) {
+    const uint64_t power = uint64_t{1} << bit;
+    divisors.insert(divisors.end(), {power - 1, power, power + 1});
+  }
+  for (const uint64_t divisor : divisors) {
+    const IntegerDivisor by(divisor);
+    std::vector<uint64_t> values{0, 1, kMost, kMost - 1, kMost / 2, 0x123456789abcdef0};
+    for (const uint64_t times : {uint64_t{1}, uint64_t{2}, uint64_t{1000}, kMost / divisor}) {
+      if (times > kMost / divisor) continue;
+      const uint64_t multiple = times * divisor;
+      values.insert(values.end(), {multiple - 1, multiple, multiple + 1});
+    }
+    for (const uint64_t value : values) {
+      EXPECT_EQ(by.quotient(value), value / divisor) << value << " / " << divisor;
+    }
+  }
 }
 
 TEST(Exchange, counted_messages_lie_one_behind_the_other) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../../protocol/call.h"
+#include "../../protocol/integer_divisor.h"
 #include "../ptx/memory.cuh"
 
 namespace collx::cuda {
@@ -103,15 +104,15 @@ struct MulticastArguments {
   char* output;  // null unless results go into the outputs of all ranks
 };
 
-/// Bytes of a tensor that are sent to or received from a rank: runs of `width` bytes, `pitch` bytes
-/// apart.
+/// Bytes of a tensor that are sent to or received from a rank: one run, or runs of equal width with
+/// gaps between them.
 struct Message {
   char* data;
   uint64_t bytes;
-  uint64_t width;
-  uint64_t pitch;
+  uint64_t gap;          // from the end of a run to the next one; 0: there is one run
+  IntegerDivisor width;  // of a run, if there are gaps
   uint64_t wire;  // vectors that it takes in slots; if masked, a multiple of a warp's vectors
-  uint32_t unit;  // bytes of an element, at most 8; address, width and pitch are multiples of it
+  uint32_t unit;  // bytes of an element, at most 8; address, width and gap are multiples of it
   bool whole;     // vectors of 16 bytes are aligned, and none crosses the end of a run
 };
 

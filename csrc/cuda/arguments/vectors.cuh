@@ -10,15 +10,15 @@ namespace collx::cuda {
 
 namespace detail {
 
-/// Calls f(address of the element, its bit in the half vector) for each element in a half of vector
-/// i. It uses loops instead of unrolled code: this path is rare and must not take registers from
-/// the common path.
+/// Calls f(address, half of the vector, bit in that half) for each element of vector i. It is a
+/// loop instead of unrolled code: this path is rare, and each kernel has many copies of it, which
+/// must not take registers from the common path.
 template <typename Tensor, typename F>
-__device__ __forceinline__ void for_elements(const Tensor& tensor, uint64_t i, int half, F f) {
-  const uint64_t offset = i * kVectorBytes + 8 * half;
+__device__ __forceinline__ void for_elements(const Tensor& tensor, uint64_t i, F f) {
+  const uint64_t offset = i * kVectorBytes;
 #pragma unroll 1
-  for (uint32_t at = 0; at < 8 && offset + at < tensor.bytes(); at += tensor.unit()) {
-    f(tensor.place(offset + at), 8 * at);
+  for (uint32_t at = 0; at < kVectorBytes && offset + at < tensor.bytes(); at += tensor.unit()) {
+    f(tensor.place(offset + at), at / 8, at % 8 * 8);
   }
 }
 
@@ -44,24 +44,19 @@ __device__ __forceinline__ void store_element(char* to, uint32_t unit, uint64_t 
 
 template <typename Tensor>
 __device__ __forceinline__ Vector load_elements(const Tensor& tensor, uint64_t i) {
-  uint64_t half[2] = {0, 0};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    for_elements(tensor, i, h, [&](const char* from, uint32_t bit) {
-      half[h] |= load_element(from, tensor.unit()) << bit;
-    });
-  }
-  return vector_of(half[0], half[1]);
+  uint64_t low = 0, high = 0;
+  for_elements(tensor, i, [&](const char* from, uint32_t half, uint32_t bit) {
+    (half == 0 ? low : high) |= load_element(from, tensor.unit()) << bit;
+  });
+  return vector_of(low, high);
 }
 
 template <typename Tensor>
 __device__ __forceinline__ void store_elements(const Tensor& tensor, uint64_t i, Vector v) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const uint64_t half = half_of(v, h);
-    for_elements(tensor, i, h,
-                 [&](char* to, uint32_t bit) { store_element(to, tensor.unit(), half >> bit); });
-  }
+  const uint64_t low = half_of(v, 0), high = half_of(v, 1);
+  for_elements(tensor, i, [&](char* to, uint32_t half, uint32_t bit) {
+    store_element(to, tensor.unit(), (half == 0 ? low : high) >> bit);
+  });
 }
 
 }  // namespace detail
@@ -145,8 +140,8 @@ class Run : public VectorAccess<Run<Simple>> {
     return Simple || (m_.whole && (i + 1) * kVectorBytes <= m_.bytes);
   }
   __device__ __forceinline__ char* place(uint64_t offset) const {
-    if (Simple || m_.width == m_.bytes) return m_.data + offset;
-    return m_.data + offset / m_.width * m_.pitch + offset % m_.width;
+    if (Simple || m_.gap == 0) return m_.data + offset;
+    return m_.data + offset + m_.width.quotient(offset) * m_.gap;
   }
   __device__ __forceinline__ uint64_t bytes() const { return m_.bytes; }
   __device__ __forceinline__ uint32_t unit() const { return m_.unit; }

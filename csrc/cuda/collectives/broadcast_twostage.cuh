@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
       return VectorPlace{m, parts.part(owner).start + half.first + i};
     }
     m.data = reinterpret_cast<char*>(pull.passed(call, owner, half.parity));
-    m.bytes = m.width = pull.result_bytes;
+    m.bytes = pull.result_bytes;
+    m.gap = 0;
     m.whole = true;
     return VectorPlace{m, i};
   };

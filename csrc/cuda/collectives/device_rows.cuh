@@ -14,7 +14,8 @@ __device__ __forceinline__ Message rows_of(const Message& tensor, uint64_t row_b
                                            uint64_t start, uint64_t rows) {
   Message m = tensor;
   m.data += start * row_bytes;
-  m.bytes = m.width = m.pitch = rows * row_bytes;
+  m.bytes = rows * row_bytes;
+  m.gap = 0;  // it already is, but with a constant the compiler omits the code for runs
   m.whole = tensor.whole && start * row_bytes % kVectorBytes == 0;
   m.wire = wire_vectors(true, Run<>(m).vectors());
   return m;

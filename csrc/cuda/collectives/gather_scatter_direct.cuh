@@ -22,7 +22,7 @@ __device__ __forceinline__ void store_messages(const KernelCall& call, const Rou
   const uint64_t mine = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   Vector v[kInFlight];
   for (uint64_t i = mine; i < vectors; i += kInFlight * stride) {
-#pragma unroll
+#pragma unroll(Plain ? kRanks : 1)
     for (int hop = 0; hop < kRanks; ++hop) {
       // The copy within this rank comes last, because the links take the most time.
       const int d = hop + 1 < world ? hop + 1 : 0;
