@@ -35,7 +35,7 @@ VERSION = "0.1.0"
 OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 INCLUDE_TORCH = ("csrc/memory/", "csrc/ops/", "csrc/distributed/", "csrc/bindings/")
-UNITED = 12  # minimum number of sources that are compiled as one
+UNITED = 12  # sources that are compiled as one; more, so that there are no more files than jobs
 
 TORCH = ".".join(torch.__version__.split(".")[:2])
 # Each PyTorch version has its own folder, so that the builds of one checkout coexist, and so that
