@@ -114,7 +114,10 @@ def united(sources: list[str], folder: Path) -> list[str]:
     sources."""
     parts = [source for source in sources if source.startswith(INCLUDE_TORCH)]
     others = [source for source in sources if source not in parts]
-    count = min(int(os.environ["MAX_JOBS"]), -(-len(parts) // UNITED))
+    count = -(-len(parts) // UNITED)
+    jobs = os.environ["MAX_JOBS"]
+    if jobs.isdigit() and int(jobs) > 0:  # otherwise, the number of jobs is not limited
+        count = min(count, int(jobs))
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         file = folder / f"united{number}.cpp"
