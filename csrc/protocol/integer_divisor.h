@@ -1,5 +1,5 @@
-// Division by a number that many divisions share. GPUs have no instruction for it: a division of 64
-// bits takes about 80 instructions.
+// Division by a number that many divisions share. GPUs have no instruction for it: for sm_90, a
+// division of 64 bits compiles to 99 instructions, and quotient() below to 17.
 #pragma once
 
 #include "types.h"
