@@ -35,7 +35,6 @@ Message message_of(const ExchangeCall& call, const void* tensor, const Span& spa
     m.width = IntegerDivisor(span.width);
   }
   m.wire = wire_vectors(is_masked(call), ceil_div<uint64_t>(m.bytes, kVectorBytes));
-  m.unit = std::min<uint32_t>(call.element_bytes, 8);
   const bool aligned_runs = m.width.value % kVectorBytes == 0 && m.gap % kVectorBytes == 0;
   m.whole = whole_vectors(m.data) && (m.gap == 0 || aligned_runs);
   return m;
@@ -92,6 +91,15 @@ uint64_t longest_vectors(const ExchangeCall& call) {
 
 bool whole(const Message& m) {
   return m.bytes == 0 || (m.whole && m.gap == 0 && m.bytes % kVectorBytes == 0);
+}
+
+/// Whether all messages begin at whole vectors. Otherwise loads and stores take longer.
+bool all_aligned(const Routes& routes, const CudaView& view) {
+  const auto aligned = [](const Message& m) { return m.bytes == 0 || m.whole; };
+  for (int d = 0; d < view.world; ++d) {
+    if (!aligned(routes.from[d]) || !aligned(routes.to[d])) return false;
+  }
+  return true;
 }
 
 bool all_whole(const Routes& routes, const CudaView& view) {
@@ -248,6 +256,9 @@ void lanes(const ExchangeLaunch& l) {
   if (width > 0) return wide_lanes(l, k, lanes, routes, sends, takes);
   lanes.scatters = sends ? kScatters : 0;
   lanes.takes = !takes ? 0 : sends && !reduces ? 128 : 192;
+  if (sends && takes && !all_aligned(routes, l.view)) {
+    lanes.scatters = lanes.takes = reduces ? 128 : 96;
+  }
   const bool sums = !reduces || l.call.reduce_op == ReduceOp::sum;
   l.run(sums && all_whole(routes, l.view), k, lanes, routes);
 }

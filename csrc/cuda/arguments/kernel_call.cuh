@@ -104,15 +104,21 @@ struct MulticastArguments {
   char* output;  // null unless results go into the outputs of all ranks
 };
 
-/// Bytes of a tensor that are sent to or received from a rank: one run, or runs of equal width with
-/// gaps between them.
-struct Message {
+/// Bytes of a tensor: one run, or runs of equal width with gaps between them.
+struct Runs {
   char* data;
   uint64_t bytes;
   uint64_t gap;          // from the end of a run to the next one; 0: there is one run
   IntegerDivisor width;  // of a run, if there are gaps
+
+  __device__ __forceinline__ char* address(uint64_t offset) const {
+    return gap == 0 ? data + offset : data + offset + width.quotient(offset) * gap;
+  }
+};
+
+/// Bytes that are sent to or received from a rank.
+struct Message : Runs {
   uint64_t wire;  // vectors that it takes in slots; if masked, a multiple of a warp's vectors
-  uint32_t unit;  // bytes of an element, at most 8; address, width and gap are multiples of it
   bool whole;     // vectors of 16 bytes are aligned, and none crosses the end of a run
 };
 

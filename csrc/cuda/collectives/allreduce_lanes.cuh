@@ -20,6 +20,12 @@ struct PartOf {
   const uint64_t start;
 
   __device__ __forceinline__ Vector load(uint64_t i) const { return tensor.load(start + i); }
+  __device__ __forceinline__ Vector begin_load(uint64_t i) const {
+    return tensor.begin_load(start + i);
+  }
+  __device__ __forceinline__ Vector end_load(uint64_t i, const Vector& begun) const {
+    return tensor.end_load(start + i, begun);
+  }
   __device__ __forceinline__ Ahead ahead(uint64_t i) const { return tensor.ahead(start + i); }
   __device__ __forceinline__ void store(uint64_t i, Vector v, const Ahead& ahead) const {
     tensor.store(start + i, v, ahead);

@@ -30,12 +30,17 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     return pull.staged(call, of, half.parity) + static_cast<uint64_t>(owner) * most;
   };
 
+  // Computed where it is used: the parts of eight ranks would take registers that the vectors need.
+  const auto part_of = [&](int owner) {
+    return parts.part(static_cast<int>(ptx::keep(static_cast<uint32_t>(owner))));
+  };
+
   const auto stage = [&](const Half& half) {
     for_own(half.count, [&](uint64_t i) {
 #pragma unroll
       for (int owner = 0; owner < kRanks; ++owner) {
         if (owner >= world || owner == rank) continue;
-        const Part part = parts.part(owner);
+        const Part part = part_of(owner);
         const uint64_t j = half.first + i;
         if (j < part.count) staging(rank, owner, half)[i] = input.load(part.start + j);
       }
@@ -63,7 +68,7 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
       for (int d = 1; d < kRanks; ++d) {
         if (d >= world) continue;
         const int owner = call.rank_at(d, world);
-        const Part part = parts.part(owner);
+        const Part part = part_of(owner);
         const uint64_t j = half.first + i;
         if (j >= part.count) continue;
         const TensorSink sink(output, part.start + j);

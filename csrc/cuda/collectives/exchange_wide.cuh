@@ -167,9 +167,7 @@ __global__ void __launch_bounds__(kLaneBound, 2)
     }
     clear_all(role);
     for (uint32_t i = 0; i < all_kept; ++i) {
-      const Chunk c = chunk(lanes.received[0], i, to);
-      const Run<Bulk> from(own);
-      store_chunk(role, Run<Bulk>(to), c, [&](uint32_t k) { return from.load(c.first + k); });
+      copy_chunk(role, Run<Bulk>(own), Run<Bulk>(to), chunk(lanes.received[0], i, to));
     }
   };
 

@@ -75,7 +75,7 @@ __device__ __noinline__ Vector load_any_extra(const ExtraTensor& extra, uint64_t
       const uint64_t i = first + h * (kCount / 2) + e;
       if (i >= numel) break;
       if (extra.lies != Lies::same || i == first) {
-        element = load_element(data + offset_of(extra, i) * Size, Size);
+        element = load_piece(data + offset_of(extra, i) * Size, Size);
       }
       half[h] |= element << (8 * Size * e);
     }
@@ -107,7 +107,7 @@ __device__ __forceinline__ Vector load_known_extra(const ExtraTensor& extra, uin
   if constexpr (kForm.lies == Lies::vectors) {
     return ptx::ld_here(reinterpret_cast<const Vector*>(from));
   } else {
-    const uint64_t element = load_element(from, Size);
+    const uint64_t element = load_piece(from, Size);
     return vector_of(element, 0);
   }
 }
@@ -267,7 +267,7 @@ class MappedTensor {
     if (!Whole && (!aligned || first + kCount > numel_)) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
-        if (first + e < numel_) detail::store_element(to + e * kBytes, kBytes, y[e]);
+        if (first + e < numel_) detail::store_piece(to + e * kBytes, kBytes, y[e]);
       }
       return;
     }

@@ -85,9 +85,8 @@ class Channels : public Transport {
   /// Extends the range to messages that turn out to be longer than those known so far.
   __device__ __forceinline__ void extend(uint64_t vectors) {
     if (vectors <= vectors_) return;
-    const uint32_t marked = used_;
+    const uint32_t marked = used();
     vectors_ = vectors;
-    used_ = Simple || vectors < call_.capacity ? static_cast<uint32_t>(vectors) : call_.capacity;
     mark_tiles(marked);
   }
 
@@ -95,9 +94,9 @@ class Channels : public Transport {
   template <typename F>
   __device__ __forceinline__ void for_own(F f) const {
     if constexpr (Simple) {
-      if (first() < used_) f(first());
+      if (first() < used()) f(first());
     } else {
-      for (uint32_t i = first(); i < used_; i += stride()) f(i);
+      for (uint32_t i = first(); i < used(); i += stride()) f(i);
     }
   }
 
@@ -152,7 +151,7 @@ class Channels : public Transport {
          [=](uint32_t* word, uint32_t before) { ptx::st_release_sys(word, before + use + 1); });
   }
 
-  __device__ __forceinline__ bool overlaps() const { return (first_mark_ | other_marks_) != 0; }
+  __device__ __forceinline__ bool overlaps() const { return marks_ != 0; }
 
   /// Adds the uses of this call to the counts.
   __device__ __forceinline__ void end() const {
@@ -181,17 +180,17 @@ class Channels : public Transport {
     return Simple || (Keeps && i == first());
   }
 
-  /// Marks the tiles that begin at or after vector `from` of a use as busy. The call reads the
-  /// first tile's old mark only at its end, so that nothing waits for it.
+  /// Marks the tiles that begin at or after vector `from` of a use as busy. A call with one tile
+  /// for each thread reads the old mark only at its end, so that nothing waits for it.
   __device__ __forceinline__ void mark_tiles(uint32_t from) {
     if (!leads()) return;
     const auto mark = [&](uint32_t i) {
       return atomicExch(&call_.entries[i / kTileVectors].busy, 1u);
     };
-    if (first() >= from && serves(first())) first_mark_ = mark(first());
+    if (first() >= from && serves(first())) marks_ = mark(first());
     if constexpr (!Simple) {
       for (uint32_t i = first() + stride(); serves(i); i += stride()) {
-        if (i >= from) other_marks_ |= mark(i);
+        if (i >= from) marks_ |= mark(i);
       }
     }
   }
@@ -221,8 +220,12 @@ class Channels : public Transport {
       for (uint32_t i = first(); serves(i); i += stride()) f(i);
     }
   }
+  /// The vectors of the first use.
+  __device__ __forceinline__ uint32_t used() const {
+    return Simple || vectors_ < call_.capacity ? static_cast<uint32_t>(vectors_) : call_.capacity;
+  }
   __device__ __forceinline__ bool serves(uint32_t i) const {
-    return i / kTileVectors * kTileVectors < used_;
+    return i / kTileVectors * kTileVectors < used();
   }
 
   /// The number of uses that a message makes of the tile that begins at vector `tile` of a use.
@@ -243,9 +246,8 @@ class Channels : public Transport {
   const Routes& routes_;
   const RouteFrame& frame_;
   uint64_t vectors_ = 0;
-  uint32_t used_ = 0;
   Counts<Ranks> sent_, received_;
-  uint32_t first_mark_ = 0, other_marks_ = 0;
+  uint32_t marks_ = 0;
 };
 
 }  // namespace collx::cuda

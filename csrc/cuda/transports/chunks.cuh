@@ -42,14 +42,14 @@ __device__ __forceinline__ bool send_chunk(const RoleThreads& role, const Input&
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const uint32_t i = k + u * role.threads;
-      if (i < chunk.count) v[u] = input.load(chunk.first + i);
+      if (i < chunk.count) v[u] = input.begin_load(chunk.first + i);
     }
     if (!asked && !ready()) return false;
     asked = true;
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const uint32_t i = k + u * role.threads;
-      if (i < chunk.count) ptx::st_relaxed_sys(to + i, v[u]);
+      if (i < chunk.count) ptx::st_relaxed_sys(to + i, input.end_load(chunk.first + i, v[u]));
     }
   }
   return true;
@@ -85,14 +85,20 @@ __device__ __forceinline__ void take_chunk(const RoleThreads& role, const Output
   store_chunk(role, output, chunk, [&](uint32_t k) { return ptx::ld_relaxed_sys(slot + k); });
 }
 
+/// Copies a chunk within this rank.
+template <typename Tensor>
+__device__ __forceinline__ void copy_chunk(const RoleThreads& role, const Tensor& from,
+                                           const Tensor& to, const Chunk& chunk) {
+  store_chunk(role, to, chunk, [&](uint32_t k) { return from.load(chunk.first + k); });
+}
+
 /// Copies the chunks of a message within this rank.
 template <typename Transport, typename Tensor>
 __device__ __forceinline__ void copy_chunks(const RoleThreads& role, const Transport& transport,
                                             const LaneChunks& chunks, const Tensor& from,
                                             const Tensor& to) {
   for (uint32_t i = 0; i < chunks.count; ++i) {
-    const Chunk chunk = transport.chunk(chunks, i, to.vectors());
-    store_chunk(role, to, chunk, [&](uint32_t k) { return from.load(chunk.first + k); });
+    copy_chunk(role, from, to, transport.chunk(chunks, i, to.vectors()));
   }
 }
 

@@ -7,8 +7,7 @@
 // algorithm. A kernel that uses one contains no instructions of the other.
 //
 // ALIGNMENT  A multicast address accepts whole aligned vectors only. All other accesses go through
-// the ranks' own addresses, element by element: the tail of a tensor, and all of an unaligned
-// tensor.
+// the ranks' own addresses: the tail of a tensor, and all of an unaligned tensor.
 #pragma once
 
 #include "../arguments/vectors.cuh"

@@ -30,7 +30,7 @@ class EveryMessage {
 
  private:
   __device__ __forceinline__ uint64_t offset(const Run<>& own, uint64_t i) const {
-    return static_cast<uint64_t>(own.place(i * kVectorBytes) - tensors_.at(tensors_.call.rank));
+    return static_cast<uint64_t>(own.address(i * kVectorBytes) - tensors_.at(tensors_.call.rank));
   }
 
   const EveryRank tensors_;
