@@ -5,10 +5,12 @@
 Two builds that compute the same bits write the same file, so `diff` compares them. Inputs are
 derived from a seed: random bits, including NaNs, with lengths around and above the borders of
 vectors, tiles and chunks. --short uses one dtype and few lengths, and any number of ranks may share
-a GPU. This is sufficient for a checker to run the code of every kernel.
+a GPU. This is sufficient for a checker to run the code of every kernel. With --offset, tensors
+begin at other addresses than allocations, which must not change the bits. Without PyTorch's cache
+of device memory, the checker detects each access past the end of an ordinary tensor.
 
-    compute-sanitizer --target-processes all torchrun --standalone --nproc-per-node 2 \\
-        tools/record_bits.py --device cuda --short checked.txt
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --target-processes all torchrun \\
+        --standalone --nproc-per-node 2 tools/record_bits.py --device cuda --short --offset 1 a.txt
 """
 
 from __future__ import annotations
@@ -70,15 +72,22 @@ def digest(results: Any) -> str:
     return found.hexdigest()[:16]
 
 
-def place(values: torch.Tensor, device: torch.device, symmetric: bool) -> torch.Tensor:
-    if not symmetric:
-        return values.to(device)
-    tensor = collx.empty(*values.shape, dtype=values.dtype)
-    return tensor.copy_(values)
+def empty(
+    length: int, dtype: torch.dtype, device: torch.device, symmetric: bool, offset: int
+) -> torch.Tensor:
+    """Returns a tensor that begins `offset` elements after its allocation, and ends with it."""
+    if symmetric:
+        return collx.empty(length + offset, dtype=dtype)[offset:]
+    return torch.empty(length + offset, dtype=dtype, device=device)[offset:]
 
 
 def collectives(
-    rank: int, world: int, device: torch.device, lengths: Sequence[int], dtypes: Sequence[str]
+    rank: int,
+    world: int,
+    device: torch.device,
+    lengths: Sequence[int],
+    dtypes: Sequence[str],
+    offset: int,
 ) -> Iterator[tuple[str, str]]:
     for op, (call, reduces) in OPS.items():
         for name in dtypes if reduces else ("uint8", "int64"):
@@ -93,14 +102,15 @@ def collectives(
                 )
                 given = random_bits(dtype, n, 1000 * rank + length)
                 for symmetric in (False, True):
-                    x = place(given, device, symmetric)
+                    x = empty(n, dtype, device, symmetric, offset).copy_(given)
                     for algorithm in ("auto", *extension.algorithms(op)):
                         for which in whole:
                             out = None
                             if symmetric:
                                 made = call(x, which, algorithm="fallback")
-                                out = collx.empty(*made.shape, dtype=dtype).zero_()
-                            elif algorithm in ("direct", "pull_push"):
+                                out = empty(made.numel(), dtype, device, True, offset)
+                                out = out.view(made.shape).zero_()
+                            elif algorithm in ("direct", "pull_push", "copy_engine"):
                                 continue
                             result = call(x, which, algorithm=algorithm, out=out)
                             what = f"{op} {algorithm} {name} {n} {which} {int(symmetric)}"
@@ -108,24 +118,33 @@ def collectives(
 
 
 def alltoallv(
-    rank: int, world: int, device: torch.device, lengths: Sequence[int]
+    rank: int, world: int, device: torch.device, lengths: Sequence[int], offset: int
 ) -> Iterator[tuple[str, str]]:
     for name in ("uint8", "int64"):
+        dtype = getattr(torch, name)
         for length in lengths:
             for kind, rows in SPLITS.items():
                 n = -(-length // world)
                 sent = [rows(n, rank, peer) for peer in range(world)]
                 received = [rows(n, peer, rank) for peer in range(world)]
-                x = random_bits(getattr(torch, name), sum(sent), 1000 * rank + length).to(device)
+                x = empty(sum(sent), dtype, device, False, offset)
+                x.copy_(random_bits(dtype, sum(sent), 1000 * rank + length))
                 on_device = torch.tensor(sent, device=device)
+                arrived = torch.empty_like(on_device)
+                rows_here, capacity = sum(received), sum(received) + 3
+                room = empty(n * world**2 + 3, dtype, device, True, offset)
                 for algorithm in ("auto", *extension.algorithms("alltoallv")):
                     what = f"alltoallv {algorithm} {name} {n} {kind}"
-                    result = collx.alltoallv(x, received, sent, algorithm=algorithm)
+                    direct = algorithm == "direct"
+                    out = room[:rows_here] if direct else None
+                    result = collx.alltoallv(x, received, sent, algorithm=algorithm, out=out)
                     yield f"{what} host", digest(result)
                     results = collx.alltoallv(
                         x,
+                        arrived if direct else None,
                         device_splits=on_device,
-                        capacity=sum(received) + 3,
+                        capacity=capacity,
+                        out=room[:capacity] if direct else None,
                         algorithm=algorithm,
                     )
                     yield f"{what} device", digest(results)
@@ -153,6 +172,7 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="each rank writes FILE.RANK")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--short", action="store_true", help="one dtype, few lengths")
+    parser.add_argument("--offset", type=int, default=0, help="elements; not for norms (0)")
     asked = parser.parse_args()
     lengths, dtypes = (SHORT, ("bfloat16",)) if asked.short else (LENGTHS, DTYPES)
     rank = int(os.environ["LOCAL_RANK"])
@@ -168,8 +188,8 @@ def main() -> int:
         asked.file.with_suffix(f".{rank}").open("w") as file,
     ):
         for found in (
-            collectives(rank, world, device, lengths, dtypes),
-            alltoallv(rank, world, device, lengths),
+            collectives(rank, world, device, lengths, dtypes, asked.offset),
+            alltoallv(rank, world, device, lengths, asked.offset),
             norms(rank, device, dtypes),
         ):
             for what, bits in found:
