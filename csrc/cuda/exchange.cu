@@ -93,7 +93,8 @@ bool whole(const Message& m) {
   return m.bytes == 0 || (m.whole && m.gap == 0 && m.bytes % kVectorBytes == 0);
 }
 
-/// Whether all messages begin at whole vectors. Otherwise loads and stores take longer.
+/// Whether all runs of all messages begin and end at multiples of 16 bytes. Messages of one run may
+/// end elsewhere.
 bool all_aligned(const Routes& routes, const CudaView& view) {
   const auto aligned = [](const Message& m) { return m.bytes == 0 || m.whole; };
   for (int d = 0; d < view.world; ++d) {
@@ -256,6 +257,7 @@ void lanes(const ExchangeLaunch& l) {
   if (width > 0) return wide_lanes(l, k, lanes, routes, sends, takes);
   lanes.scatters = sends ? kScatters : 0;
   lanes.takes = !takes ? 0 : sends && !reduces ? 128 : 192;
+  // These take longer than the link: see docs/internals/engineering-log.md.
   if (sends && takes && !all_aligned(routes, l.view)) {
     lanes.scatters = lanes.takes = reduces ? 128 : 96;
   }
