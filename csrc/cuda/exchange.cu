@@ -89,25 +89,24 @@ uint64_t longest_vectors(const ExchangeCall& call) {
   return ceil_div<uint64_t>(call.longest, kVectorBytes);
 }
 
+/// Whether all runs of a message begin and end at multiples of 16 bytes. A single run may end
+/// elsewhere.
+bool aligned(const Message& m) { return m.bytes == 0 || m.whole; }
+
 bool whole(const Message& m) {
   return m.bytes == 0 || (m.whole && m.gap == 0 && m.bytes % kVectorBytes == 0);
 }
 
-/// Whether all runs of all messages begin and end at multiples of 16 bytes. Messages of one run may
-/// end elsewhere.
-bool all_aligned(const Routes& routes, const CudaView& view) {
-  const auto aligned = [](const Message& m) { return m.bytes == 0 || m.whole; };
+/// Whether all messages to and from ranks, including this one, are so.
+bool all(bool (&are)(const Message&), const Routes& routes, const CudaView& view) {
   for (int d = 0; d < view.world; ++d) {
-    if (!aligned(routes.from[d]) || !aligned(routes.to[d])) return false;
+    if (!are(routes.from[d]) || !are(routes.to[d])) return false;
   }
   return true;
 }
 
 bool all_whole(const Routes& routes, const CudaView& view) {
-  for (int d = 0; d < view.world; ++d) {
-    if (!whole(routes.from[d]) || !whole(routes.to[d])) return false;
-  }
-  return whole(routes.cleared);
+  return all(whole, routes, view) && whole(routes.cleared);
 }
 
 /// Whether the call is simple: see session.cuh. Here each message is one run, and all messages that
@@ -257,8 +256,8 @@ void lanes(const ExchangeLaunch& l) {
   if (width > 0) return wide_lanes(l, k, lanes, routes, sends, takes);
   lanes.scatters = sends ? kScatters : 0;
   lanes.takes = !takes ? 0 : sends && !reduces ? 128 : 192;
-  // These take longer than the link: see docs/internals/engineering-log.md.
-  if (sends && takes && !all_aligned(routes, l.view)) {
+  // Other loads and stores take longer than the link: see docs/internals/engineering-log.md.
+  if (sends && takes && !all(aligned, routes, l.view)) {
     lanes.scatters = lanes.takes = reduces ? 128 : 96;
   }
   const bool sums = !reduces || l.call.reduce_op == ReduceOp::sum;

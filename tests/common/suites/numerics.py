@@ -171,9 +171,10 @@ def test_another_number_of_blocks_serves_the_same_tiles(
 @pytest.mark.parametrize(("op", "algorithm"), ways(*WITH_AXIS))
 def test_any_axis_may_be_divided(pool: Pool, op: str, algorithm: str) -> None:
     """Even and uneven parts, fewer elements than ranks, along any axis counted from either end."""
+    shapes = (5, 7, 3), (48, 33), (1, 130, 4), (3, 2, 16, 5), (2, 0, 3), (1, 1000), (9, 515)
     axes = [
         {"shape": shape, "axis": axis}
-        for shape in ((5, 7, 3), (9, 515), (1, 130, 4), (3, 2, 16, 5), (2, 0, 3), (1, 1000))
+        for shape in shapes
         for axis in range(-len(shape), len(shape))
     ]
     dtypes = each("dtype", ("float32", "int8", "bfloat16", "int64"))
