@@ -92,6 +92,7 @@ void lanes(const AllreduceLaunch& l) {
   const uint32_t mark = fingerprint_of_lanes(l.call.descriptor, direct);
   for (int distance = 0; distance < l.view.world; ++distance) {
     lanes.sent[distance] = lanes.received[distance] = chunks;
+    lanes.passed[distance] = lanes.gathered[distance] = chunks;
     lanes.fingerprint[distance] = mark;
     if (!direct) continue;
     lanes.output[distance] =

@@ -234,7 +234,7 @@ void lanes(const ExchangeLaunch& l) {
   const int32_t width = l.call.plan.width;
   const uint32_t slot = lanes.area.slot_bytes;
   const uint32_t most = width > 0 ? largest_wide_chunk(l.call.collective, l.view.world, slot)
-                                  : largest_chunk(l.call.collective, slot);
+                                  : largest_chunk(l.call.collective, l.call.plan.algorithm, slot);
   const auto chunks_of = [&](const Message& m) {
     return LaneChunks(ceil_div<uint64_t>(m.bytes, kVectorBytes),
                       l.call.plan.blocks * std::max(width, 1), most / kVectorBytes);
@@ -309,7 +309,8 @@ Span slice_of(const ExchangeLaunch& l, int rank) {
   return {from, 1, to - from, to - from};
 }
 
-void pipelined(const ExchangeLaunch& l) {
+/// The messages of a broadcast in which every rank except the root passes on its slice.
+Routes slices_of_broadcast(const ExchangeLaunch& l) {
   const ExchangeCall& call = l.call;
   Routes routes = routes_of(l.view, call);
   const bool is_root = l.view.rank == call.root;
@@ -321,8 +322,37 @@ void pipelined(const ExchangeLaunch& l) {
     routes.from[d] = is_root ? message_of(call, call.input, slice_of(l, rank)) : Message{};
     routes.to[d] = is_root ? Message{} : message_of(call, call.output, slice_of(l, slice));
   }
+  return routes;
+}
+
+void pipelined(const ExchangeLaunch& l) {
+  Routes routes = slices_of_broadcast(l);
   KernelCall k = twoshot_call_of(l, slice_vectors(l));
-  l.run(is_simple(k, routes, l.view, call), k, routes);
+  l.run(is_simple(k, routes, l.view, l.call), k, routes);
+}
+
+/// The same by chunks.
+void broadcast_lanes(const ExchangeLaunch& l) {
+  KernelCall k = kernel_call_of(l);
+  Routes routes = slices_of_broadcast(l);
+  LaneArguments lanes{};
+  lanes.area = l.view.layout.lanes;
+  const uint32_t most =
+      largest_chunk(l.call.collective, l.call.plan.algorithm, lanes.area.slot_bytes);
+  const auto chunks_of = [&](uint64_t vectors) {
+    return LaneChunks(vectors, l.call.plan.blocks, most / kVectorBytes);
+  };
+  const LaneChunks slice = chunks_of(slice_vectors(l)), none = chunks_of(0);
+  const bool is_root = l.view.rank == l.call.root;
+  lanes.received[0] = chunks_of(ceil_div<uint64_t>(routes.to[0].bytes, kVectorBytes));
+  for (int d = 1; d < l.view.world; ++d) {
+    const bool from_root = d == routes.root;
+    lanes.sent[d] = is_root ? slice : none;
+    lanes.received[d] = from_root ? slice : none;
+    lanes.passed[d] = lanes.gathered[d] = is_root || from_root ? none : slice;
+    lanes.fingerprint[d] = fingerprint_of_lanes(l.call.descriptor, false);
+  }
+  l.run(all_whole(routes, l.view), k, lanes, routes);
 }
 
 void reduce_in_two_stages(const ExchangeLaunch& l) {
@@ -361,6 +391,7 @@ constexpr LauncherRow<ExchangeCall> kLaunchers[] = {
     {Algorithm::multimem, kCopiesToo, kernels::allgather_multimem, multimem},
     {Algorithm::reduce_twostage, kReduce, kernels::reduce_twostage, reduce_in_two_stages},
     {Algorithm::pipelined, kBroadcast, kernels::broadcast_pipelined, pipelined},
+    {Algorithm::broadcast_lanes, kBroadcast, kernels::broadcast_lanes, broadcast_lanes},
     {Algorithm::twostage, kBroadcast, kernels::broadcast_twostage, twostage},
 };
 static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorithm a) {

@@ -108,7 +108,7 @@ uint64_t cuda_chunks(const CudaLayout& layout, const Plan& plan, const Request& 
   if (row_of(algorithm).lanes) {
     const uint32_t slot = layout.lanes.slot_bytes;
     const uint32_t most = plan.width > 0 ? largest_wide_chunk(r.collective, r.world, slot)
-                                         : largest_chunk(r.collective, slot);
+                                         : largest_chunk(r.collective, algorithm, slot);
     const int lanes = plan.blocks * std::max(plan.width, 1);
     chunks = LaneChunks(vectors_of(r, algorithm), lanes, most / kVectorBytes).count;
   }

@@ -230,16 +230,20 @@ inline constexpr Algorithms kAuto = only(automatic);
 inline constexpr Algorithms kOnestage = only(onestage);
 inline constexpr Algorithms kTwoshot = only(twoshot_push);
 inline constexpr Algorithms kStaged = only(staged);
-/// Between two ranks, lanes are faster than slots from these sizes on.
+inline constexpr Algorithms kLanes = only(lanes);
+/// Between two ranks, lanes are faster than slots from these sizes on. So they are for broadcast
+/// between four ranks, and for copies between three or four, of which gather and scatter have a
+/// smaller threshold.
 inline constexpr uint64_t kLanesFrom = 12 << 20;
 inline constexpr uint64_t kLanesFromOfBroadcast = 8 << 20;
 inline constexpr uint64_t kLanesFromOfAlltoallv = 8 << 20;
 inline constexpr uint64_t kLanesFromOfReduce = 12 << 20;
 inline constexpr uint64_t kLanesFromOfReducescatter = 24 << 20;
 inline constexpr uint64_t kLanesFromOfCopies = (16 << 20) + 1;
+inline constexpr uint64_t kLanesFromOfRoots = 8 << 20;
 /// With few blocks, lanes are faster from this size on.
 inline constexpr uint64_t kLanesFromOfFew = 1 << 20;
-/// From this size on, direct symmetric copies between all ranks are as fast as lanes.
+/// From this size on, direct symmetric copies are as fast as lanes, except for gather.
 inline constexpr uint64_t kDirectFrom = 16 << 20;
 /// From this size on, a reduce in two stages between four ranks is faster with fewer blocks.
 inline constexpr uint64_t kFewerBlocksFrom = 16 << 20;
@@ -260,7 +264,7 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes},
     {kTwoshot, kAllreduce, cuda, all, 2, kAnySize, twoshot_lanes, kLanesFrom},
     {only(twoshot_lanes), kAllreduce, cpu, all, 16, kAnySize, twoshot_push},
-    {only(lanes), kExchanges, cpu, all, 16, kAnySize, staged},
+    {kLanes, kExchanges, cpu, all, 16, kAnySize, staged},
     {only(copy_engine), kDirectCopies, cpu, all, 16, kAnySize, direct},
     {kAuto, kDirectCopies, cuda, overlap, 8, kAnySize, copy_engine, kCopyEngineFrom},
     {kAuto, kAllreduce, cuda, switched, 4, kAnySize, multimem_twoshot, 6 << 20},
@@ -283,7 +287,14 @@ inline constexpr SelectionRow kRows[] = {
     {kAuto | kOnestage, kBroadcast, cuda, all, 2, kAnySize, lanes, kLanesFromOfBroadcast},
     {kOnestage, kBroadcast, cuda, all, 2, kLanesFromOfBroadcast - 1, channels},
     {kAuto, kBroadcast, cuda, all, 8, 256 << 10, onestage},
+    {kAuto, kBroadcast, cuda, few, 8, kAnySize, pipelined},
+    {kAuto, kBroadcast, cuda, all, 3, kAnySize, pipelined},
+    {kAuto, kBroadcast, cuda, all, 4, kAnySize, lanes, kLanesFromOfBroadcast},
     {kAuto, kBroadcast, cuda, all, 8, kAnySize, pipelined},
+    // Between more than two ranks, the ranks pass on what the root sends.
+    {kLanes, kBroadcast, cuda, all, 2, kAnySize, lanes},
+    {kLanes, kBroadcast, cuda, few, 8, kAnySize, lanes},
+    {kLanes, kBroadcast, cuda, all, 8, kAnySize, broadcast_lanes},
     {kAuto, kBroadcast, cpu, all, 16, kAnySize, onestage},
     // Up to this size, slots are faster than the two barriers of stores into symmetric outputs.
     {kOnestage, kBroadcast, cuda, all, 8, 4 << 20, channels},
@@ -311,10 +322,14 @@ inline constexpr SelectionRow kRows[] = {
      kLanesFromOfCopies},
     {kAuto, kPairs, cuda, all, 2, kLanesFromOfReducescatter - 1, staged},
     {kAuto, kReduce, cuda, switched, 8, kAnySize, multimem, 4 << 20},
-    // Pulling is slower than pushing, so a reduction uses slots at any size.
+    // Pulling is slower than pushing, so a reduction uses slots at any size. So does a call with
+    // counts: the ranks do not know each other's sizes, and must select the same algorithm.
     {kAuto, kReductions | kCounted, cuda, all, 8, kAnySize, staged},
     {kAuto, kPairs, cuda, all, 8, 4 << 20, staged},
+    {kAuto, only(Collective::gather), cuda, all, 4, kAnySize, lanes, kLanesFromOfRoots},
+    {kAuto, only(Collective::scatter), cuda, all, 4, kDirectFrom, lanes, kLanesFromOfRoots},
     {kAuto, kPairs & ~kCounted, cuda, symmetric, 8, kAnySize, direct},
+    {kAuto, kPairs & ~kCounted, cuda, all, 4, kAnySize, lanes, kLanesFromOfCopies},
     {kAuto, kPairs, cuda, all, 8, kAnySize, staged},
     {kAuto, kCounted, cpu, all, 16, kAnySize, staged},
     {kAuto, kPairs & ~kCounted, cpu, symmetric, 16, kAnySize, direct},

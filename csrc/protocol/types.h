@@ -103,6 +103,7 @@ enum class Algorithm : uint8_t {
   // In chunks through lanes: all-reduce, and the other collectives.
   twoshot_lanes,
   lanes,
+  broadcast_lanes,  // not by name
   // Copies that the host issues, from tensors into symmetric outputs.
   copy_engine,
   count

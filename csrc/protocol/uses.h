@@ -39,10 +39,15 @@ class Uses {
 };
 
 /// Bytes of the largest chunk in slots of `slot_bytes`. Chunks of a reducescatter are smaller than
-/// a slot, because the last chunk is reduced only after all data has arrived.
-COLLX_HD constexpr uint32_t largest_chunk(Collective collective, uint32_t slot_bytes) {
-  constexpr uint32_t kReduced = 24 << 10;
-  return collective == Collective::reducescatter && slot_bytes > kReduced ? kReduced : slot_bytes;
+/// a slot, because the last chunk is reduced only after all data has arrived. Chunks that other
+/// ranks pass on are smaller, because they do so only after a whole chunk has arrived.
+COLLX_HD constexpr uint32_t largest_chunk(Collective collective, Algorithm algorithm,
+                                          uint32_t slot_bytes) {
+  constexpr uint32_t kReduced = 24 << 10, kPassedOn = 8 << 10;
+  const uint32_t most = algorithm == Algorithm::broadcast_lanes   ? kPassedOn
+                        : collective == Collective::reducescatter ? kReduced
+                                                                  : slot_bytes;
+  return most < slot_bytes ? most : slot_bytes;
 }
 
 /// The distribution of a message over lanes: chunks of equal size, which the lanes take in turn.

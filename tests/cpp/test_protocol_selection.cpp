@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -357,22 +358,28 @@ TEST(Selection, large_calls_of_two_ranks_take_lanes) {
   EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
 }
 
-TEST(Selection, large_exchanges_of_two_ranks_take_lanes) {
+constexpr uint64_t kNever = ~0ull;
+
+TEST(Selection, large_exchanges_take_lanes) {
   struct {
     Collective collective;
     Algorithm named;
-    uint64_t from;  // MiB, the first of the sizes below that uses lanes
+    uint64_t from;          // MiB, the first of the sizes below that uses lanes between two ranks
+    uint64_t from_of_four;  // the same between three or four ranks
   } const rows[] = {
-      {Collective::reducescatter, Algorithm::staged, 24},
-      {Collective::allgather, Algorithm::staged, 32},
-      {Collective::broadcast, Algorithm::onestage, 8},
-      {Collective::reduce, Algorithm::staged, 12},
-      {Collective::gather, Algorithm::staged, 32},
-      {Collective::scatter, Algorithm::staged, 32},
-      {Collective::alltoall, Algorithm::staged, 32},
-      {Collective::alltoallv, Algorithm::staged, 8},
+      {Collective::reducescatter, Algorithm::staged, 24, kNever},
+      {Collective::allgather, Algorithm::staged, 32, 32},
+      {Collective::broadcast, Algorithm::onestage, 8, 8},
+      {Collective::reduce, Algorithm::staged, 12, kNever},
+      {Collective::gather, Algorithm::staged, 32, 8},
+      {Collective::scatter, Algorithm::staged, 32, 8},
+      {Collective::alltoall, Algorithm::staged, 32, 32},
+      {Collective::alltoallv, Algorithm::staged, 8, kNever},
   };
   for (const auto& row : rows) {
+    // Ranks other than the root pass on what it sends.
+    const Algorithm passed =
+        row.collective == Collective::broadcast ? Algorithm::broadcast_lanes : Algorithm::lanes;
     for (const uint64_t mib : {1, 4, 8, 12, 16, 24, 32, 64}) {
       if (row.from == 32 && mib == 24) continue;  // both are accepted
       Request request;
@@ -380,20 +387,55 @@ TEST(Selection, large_exchanges_of_two_ranks_take_lanes) {
       request.collective = row.collective;
       request.room = 132;
       request.bytes = mib << 20;
-      request.message = sends_all(row.collective) ? request.bytes : request.bytes / 2;
       const auto runs = [&](int world, Algorithm asked) {
+        const auto ranks = static_cast<uint64_t>(world);
+        request.message = sends_all(row.collective) ? request.bytes : request.bytes / ranks;
         request.world = world;
         request.algorithm = asked;
         return select(request).algorithm;
       };
+      const auto what = [&] { return std::string(name_of(row.collective)) + std::to_string(mib); };
       for (const Algorithm asked : {Algorithm::automatic, row.named}) {
-        EXPECT_EQ(runs(2, asked) == Algorithm::lanes, mib >= row.from)
-            << name_of(row.collective) << " of " << mib << " MiB";
+        EXPECT_EQ(runs(2, asked) == Algorithm::lanes, mib >= row.from) << what();
         EXPECT_NE(runs(1, asked), Algorithm::lanes) << "a rank by itself has none";
-        EXPECT_NE(runs(4, asked), Algorithm::lanes) << "not measured";
       }
-      EXPECT_EQ(runs(4, Algorithm::lanes), Algorithm::lanes);
+      for (const int world : {3, 4}) {
+        const bool slots = world == 3 && row.collective == Collective::broadcast;
+        EXPECT_EQ(runs(world, Algorithm::automatic) == passed, mib >= row.from_of_four && !slots)
+            << what();
+        EXPECT_NE(runs(world, row.named), passed) << what();
+      }
+      for (const Algorithm asked : {Algorithm::automatic, row.named}) {
+        EXPECT_NE(runs(8, asked), passed) << "not measured";
+      }
+      for (const int world : {3, 4, 8}) EXPECT_EQ(runs(world, Algorithm::lanes), passed) << what();
+      request.max_blocks = kFewBlocks;
+      EXPECT_EQ(runs(8, Algorithm::lanes), Algorithm::lanes) << "blocks that serve several lanes";
+      if (passed == Algorithm::broadcast_lanes) {
+        EXPECT_NE(runs(4, Algorithm::automatic), Algorithm::lanes) << "not measured";
+      }
+      request.max_blocks = 0;
     }
+  }
+}
+
+TEST(Selection, large_copies_between_symmetric_tensors_of_four_ranks_are_direct) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.world = 4;
+  request.room = 132;
+  request.input_symmetric = request.output_symmetric = true;
+  const auto runs = [&](Collective collective, uint64_t mib) {
+    request.collective = collective;
+    request.bytes = mib << 20;
+    request.message = request.bytes / 4;
+    return select(request).algorithm;
+  };
+  for (const uint64_t mib : {8, 16, 32, 64}) {
+    EXPECT_EQ(runs(Collective::allgather, mib), Algorithm::direct);
+    EXPECT_EQ(runs(Collective::alltoall, mib), Algorithm::direct);
+    EXPECT_EQ(runs(Collective::gather, mib), Algorithm::lanes);
+    EXPECT_EQ(runs(Collective::scatter, mib), mib > 16 ? Algorithm::direct : Algorithm::lanes);
   }
 }
 

@@ -37,9 +37,12 @@ TEST(Uses, go_past_four_billion_vectors) {
 }
 
 TEST(LaneChunks, those_of_a_reducescatter_are_smaller_than_large_slots) {
-  EXPECT_EQ(largest_chunk(Collective::allgather, 32 << 10), 32u << 10);
-  EXPECT_EQ(largest_chunk(Collective::reducescatter, 32 << 10), 24u << 10);
-  EXPECT_EQ(largest_chunk(Collective::reducescatter, 1 << 10), 1u << 10);
+  EXPECT_EQ(largest_chunk(Collective::allgather, Algorithm::lanes, 32 << 10), 32u << 10);
+  EXPECT_EQ(largest_chunk(Collective::reducescatter, Algorithm::lanes, 32 << 10), 24u << 10);
+  EXPECT_EQ(largest_chunk(Collective::reducescatter, Algorithm::lanes, 1 << 10), 1u << 10);
+  EXPECT_EQ(largest_chunk(Collective::broadcast, Algorithm::lanes, 32 << 10), 32u << 10);
+  EXPECT_EQ(largest_chunk(Collective::broadcast, Algorithm::broadcast_lanes, 32 << 10), 8u << 10);
+  EXPECT_EQ(largest_chunk(Collective::broadcast, Algorithm::broadcast_lanes, 4 << 10), 4u << 10);
 }
 
 TEST(LaneChunks, take_every_vector_and_fit_into_slots) {

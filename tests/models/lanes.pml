@@ -20,7 +20,7 @@
  * A call has one of these kinds, the same on all ranks:
  *   1 two-shot; 2 one-shot; 4 broadcast from rank 0; 8 two-shot that stores results into the
  *   outputs of all ranks; 16 allgather that does so; 32 one-shot in which rank 0 sends more than
- *   the others.
+ *   the others; 64 broadcast from rank 0 to ranks that pass on to each other what they receive.
  *
  *   W, LANES, R, CALLS, CHUNKS (at most, of a call in each lane), KINDS (a mask), BLOCKS0, BLOCKS1
  *   (blocks of rank 0, and of the others)
@@ -66,6 +66,7 @@
 #define TWOSHOT_DIRECT 8
 #define ALLGATHER_DIRECT 16
 #define UNEQUAL 32
+#define PASSED 64
 
 /* The index of (stage, lane, first rank, second rank). */
 #define PAIR(s, l, p, q) ((((s) * LANES + (l)) * W + (p)) * W + (q))
@@ -113,14 +114,17 @@ byte finished;
 #define LANE(k) (k)
 #endif
 
-#define STAGES_RESULTS (kind[call] == TWOSHOT)
+#define STAGES_RESULTS (kind[call] == TWOSHOT || kind[call] == PASSED)
 #define DIRECT (kind[call] == TWOSHOT_DIRECT || kind[call] == ALLGATHER_DIRECT)
-/* The number of chunks that a rank scatters to each other rank. */
-#define SENDS(rank) \
-  (kind[call] == ALLGATHER_DIRECT -> 0 : ((rank) != 0 && ONE_WAY -> fewer[call] : chunks[call]))
-#define ONE_WAY (kind[call] == BROADCAST || kind[call] == UNEQUAL)
-#define SCATTERS (i < SENDS(me))
-#define TAKES (i < SENDS(p))
+/* The number of chunks that a rank sends to another rank in a stage. */
+#define SENDS(s, from, to) ((s) == 0 -> SCATTERED(from) : RESULTS(from, to))
+#define SCATTERED(from) \
+  (kind[call] == ALLGATHER_DIRECT -> 0 : ((from) != 0 && ONE_WAY -> fewer[call] : chunks[call]))
+#define RESULTS(from, to) (kind[call] == PASSED && (from) * (to) == 0 -> 0 : chunks[call])
+#define ONE_WAY (kind[call] == BROADCAST || kind[call] == UNEQUAL || kind[call] == PASSED)
+#define SCATTERS (i < SENDS(0, me, p))
+#define TAKES(s) (i < SENDS(s, p, me))
+#define PASSES (i < SENDS(1, me, p))
 
 /* The credit for the next chunk: the peer has consumed the chunk that was in its slot. */
 #ifdef NO_CREDIT
@@ -146,7 +150,7 @@ byte finished;
 #define CARRIES(s) (used[PAIR(s, l, me, p)] + R >= i + 2)
 #else
 #define CARRIES(s) \
-  (IS_WIDE || used[PAIR(s, l, me, p)] + R >= i + 2 || used[PAIR(s, l, me, p)] >= SENDS(p))
+  (IS_WIDE || used[PAIR(s, l, me, p)] + R >= i + 2 || used[PAIR(s, l, me, p)] >= SENDS(s, p, me))
 #endif
 #endif
 /* A rank that has sent everything announces its consumption separately. The next call announces the
@@ -157,8 +161,8 @@ byte finished;
 #define TELLS_ALWAYS IS_WIDE
 #endif
 #define IS_TOLD(s) \
-  ((TELLS_ALWAYS || told[PAIR(s, l, me, p)] >= SENDS(me)) && \
-   used[PAIR(s, l, me, p)] - 1 + R / 2 < SENDS(p))
+  ((TELLS_ALWAYS || told[PAIR(s, l, me, p)] >= SENDS(s, me, p)) && \
+   used[PAIR(s, l, me, p)] - 1 + R / 2 < SENDS(s, p, me))
 
 inline tell(s) {
   sent[PAIR(s, l, me, p)] = has_sent[PAIR(s, l, me, p)];
@@ -300,9 +304,9 @@ proctype reduce_role(byte me; byte block) {
   begin();
 end:
   do
-  :: atomic { ACTIVE && !taken && !TAKES -> next_taken() }
+  :: atomic { ACTIVE && !taken && !TAKES(0) -> next_taken() }
   :: atomic {
-       ACTIVE && !taken && TAKES && COME(0) ->
+       ACTIVE && !taken && TAKES(0) && COME(0) ->
        take(0);
        if
 #ifndef NOT_TOLD
@@ -314,8 +318,12 @@ end:
      }
   :: atomic { ACTIVE && taken && !STAGES_RESULTS && !DIRECT -> next_result() }
   :: atomic {
-       ACTIVE && taken && STAGES_RESULTS && CREDIT(1) && LANDED(1) && CARRIES(1) ->
-       push(1);
+       ACTIVE && taken && STAGES_RESULTS &&
+       (!PASSES || (CREDIT(1) && LANDED(1) && CARRIES(1))) ->
+       if
+       :: PASSES -> push(1)
+       :: else
+       fi;
        p = NEXT_PEER;
        if
        :: p >= W -> next_result()
@@ -349,8 +357,9 @@ proctype drain_role(byte me; byte block) {
 end:
   do
   :: atomic { ACTIVE && !STAGES_RESULTS && !DIRECT -> next_chunk() }
+  :: atomic { ACTIVE && STAGES_RESULTS && !TAKES(1) -> next_peer() }
   :: atomic {
-       ACTIVE && STAGES_RESULTS && COME(1) ->
+       ACTIVE && STAGES_RESULTS && TAKES(1) && COME(1) ->
        take(1);
        if
        :: TELLS_ALWAYS && used[PAIR(1, l, me, p)] - 1 + R / 2 < chunks[call] -> tell(1)
@@ -451,6 +460,7 @@ proctype stream(byte me) {
   :: (mask) & TWOSHOT_DIRECT -> kind[i] = TWOSHOT_DIRECT \
   :: (mask) & ALLGATHER_DIRECT -> kind[i] = ALLGATHER_DIRECT \
   :: (mask) & UNEQUAL -> kind[i] = UNEQUAL \
+  :: (mask) & PASSED -> kind[i] = PASSED \
   fi
 
 init {

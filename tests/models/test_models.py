@@ -136,6 +136,15 @@ SPIN = [
     Case("lanes-unequal", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32", 300_000),
     Case("lanes-not-told", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32 NOT_TOLD"),
     Case("lanes-carry-all", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32 CARRY_ALL"),
+    Case("lanes-passed", "lanes.pml", "W=3 R=2 CALLS=1 CHUNKS=2 KINDS=64", 500_000),
+    *(
+        Case(
+            f"lanes-passed-{mutant.lower().replace('_', '-')}",
+            "lanes.pml",
+            f"W=3 R=2 CALLS=1 CHUNKS=3 KINDS=64 {mutant}",
+        )
+        for mutant in ("CARRY_ALL", "NOT_TOLD", "NO_CREDIT")
+    ),
     Case("lanes-no-credit", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 NO_CREDIT"),
     Case("lanes-relaxed", "lanes.pml", "W=2 R=2 CALLS=1 CHUNKS=2 RELAXED"),
     Case(

@@ -174,6 +174,7 @@ struct KernelFamily {
   MAPPING(reducescatter_multimem, summed, .worlds = false, .multicast = true)                  \
   PLAIN(allgather_multimem, any)                                                               \
   PLAIN(broadcast_pipelined, any)                                                              \
+  PLAIN(broadcast_lanes, any)                                                                  \
   PLAIN(broadcast_twostage, any)                                                               \
   PLAIN(reduce_twostage, all)                                                                  \
   PLAIN(alltoallv_device_splits, any)                                                          \

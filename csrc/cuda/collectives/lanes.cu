@@ -1,4 +1,5 @@
 #include "allreduce_lanes.cuh"
+#include "broadcast_lanes.cuh"
 #include "exchange_lanes.cuh"
 #include "kernel_table.h"
 
@@ -23,9 +24,16 @@ Kernel exchange_lanes(const Instance& i) {
 }
 
 Kernel exchange_lanes_copy(const Instance& i) {
-  if (i.world != 2) return as_kernel(exchange_lanes_kernel<Copy, 0, false>);
-  return i.simple ? as_kernel(exchange_lanes_kernel<Copy, 2, true>)
-                  : as_kernel(exchange_lanes_kernel<Copy, 2, false>);
+  const auto of = [&]<int W>() -> Kernel {
+    return i.simple ? as_kernel(exchange_lanes_kernel<Copy, W, true>)
+                    : as_kernel(exchange_lanes_kernel<Copy, W, false>);
+  };
+  return i.world == 2 ? of.template operator()<2>() : of.template operator()<0>();
+}
+
+Kernel broadcast_lanes(const Instance& i) {
+  return i.simple ? as_kernel(broadcast_lanes_kernel<true>)
+                  : as_kernel(broadcast_lanes_kernel<false>);
 }
 
 }  // namespace collx::cuda

@@ -40,6 +40,8 @@ struct LaneArguments {
   LaneArea area;
   LaneChunks sent[kMaxCudaRanks];       // to each peer; 0: chunks that are set to zero on this rank
   LaneChunks received[kMaxCudaRanks];   // from each peer; 0: chunks that are copied on this rank
+  LaneChunks passed[kMaxCudaRanks];     // results, to each peer
+  LaneChunks gathered[kMaxCudaRanks];   // results, from each peer
   uint32_t fingerprint[kMaxCudaRanks];  // of the properties that this rank and the peer must share
   char* output[kMaxCudaRanks];          // destinations of results in the outputs; else null
   // Calls without results: the number of threads of a block that scatter, and that take. The other
@@ -103,8 +105,9 @@ class Lanes : public Transport {
   /// Runs the roles. `scatter`, `take` and `gather` are called for each chunk, by the threads of
   /// their role. They return whether `ready()` was true, which they call before they store to a
   /// peer or take from one.
-  template <typename Scatter, typename Take, typename Third>
-  __device__ __forceinline__ void run(Patience& patience, Scatter scatter, Take take, Third third) {
+  template <typename Scatter, typename Take, typename Third, typename... Keep>
+  __device__ __forceinline__ void run(Patience& patience, Scatter scatter, Take take, Third third,
+                                      Keep... keep) {
     const int t = static_cast<int>(threadIdx.x);
     if (t >= kAnnounces) {
       if (Rings == 1 || t < kAnnounces + kWarp) {
@@ -120,6 +123,7 @@ class Lanes : public Transport {
     const RoleThreads role{t - scatters - takes, kAnnounces - scatters - takes, kThird};
     if constexpr (Rings > 1) {
       run_gather(patience, role, third);
+      (keep(role), ...);
     } else {
       third(role);
     }
@@ -148,8 +152,8 @@ class Lanes : public Transport {
       LaneCounts& own = counts(distance);
       const int rings = direct() ? 1 : Rings;
       for (int ring = 0; ring < rings; ++ring) {
-        ptx::red_add(&own.sent[ring], lanes_.sent[distance].count);
-        ptx::red_add(&own.consumed[ring], lanes_.received[distance].count);
+        ptx::red_add(&own.sent[ring], sent(ring)[distance].count);
+        ptx::red_add(&own.consumed[ring], received(ring)[distance].count);
       }
       if (direct()) ptx::red_add(&own.direct, 1);
     }
@@ -194,7 +198,8 @@ class Lanes : public Transport {
       const auto ready = [&] {
         if (!waits) {
           return await(
-              patience, role, direct() ? kWarp : thread, Phase::release, count + i + 1 - kRingSlots,
+              patience, role, direct() ? kWarp : leader_of(thread, lanes_.passed, i),
+              Phase::release, count + i + 1 - kRingSlots,
               [&](int rank) { return consumed_in(words(rank).ring[1]); }, kNoMore);
         }
         if (lanes_.in_place) {
@@ -226,11 +231,12 @@ class Lanes : public Transport {
     }
     const uint32_t count = lead_count(role.thread, [](LaneCounts& c) { return &c.consumed[1]; });
     const uint32_t places = ring_places([](LaneCounts& c) { return &c.consumed[1]; });
-    for (uint32_t i = 0; i < lanes_.sent[1].count; ++i) {
+    const uint32_t most = longest(lanes_.gathered);
+    for (uint32_t i = 0; i < most; ++i) {
       const auto ready = [&] {
         return await(
-            patience, role, role.thread, Phase::gather, count + i + 1,
-            [&](int rank) { return sent_in(words(rank).ring[1]); }, kNoMore);
+            patience, role, leader_of(role.thread, lanes_.gathered, i), Phase::gather,
+            count + i + 1, [&](int rank) { return sent_in(words(rank).ring[1]); }, kNoMore);
       };
       const auto slot = [&](int distance) { return own_slot(distance, 1, places, i); };
       if (!body(role, i, ready, slot)) return;
@@ -253,8 +259,8 @@ class Lanes : public Transport {
     if (distance >= world_) return;
     const LaneCounts& own = counts(distance);
     LaneWords& peer = words_at(distance);
-    const uint32_t sends = lanes_.sent[distance].count;
-    const uint32_t takes = lanes_.received[distance].count;
+    const uint32_t sends = sent(ring)[distance].count;
+    const uint32_t takes = received(ring)[distance].count;
     if (ring > 0 && direct()) {
       const uint32_t calls = ptx::ld_relaxed_gpu(&own.direct);
       while (ptx::ld_acquire_cta(&stored) < sends && !failed()) {
@@ -308,14 +314,22 @@ class Lanes : public Transport {
     return !ptx::bar_or(role.barrier, role.threads, missing);
   }
 
+  using ByDistance = const LaneChunks (&)[kMaxCudaRanks];
+  /// The chunks in a ring of each peer, and of this rank.
+  __device__ __forceinline__ ByDistance sent(int ring) const {
+    return ring == 0 ? lanes_.sent : lanes_.passed;
+  }
+  __device__ __forceinline__ ByDistance received(int ring) const {
+    return ring == 0 ? lanes_.received : lanes_.gathered;
+  }
+
   /// The index of the peer for which a thread waits if that peer's message has a chunk i; otherwise
   /// an index without a peer.
-  __device__ __forceinline__ int leader_of(int thread, const LaneChunks (&chunks)[kMaxCudaRanks],
-                                           uint32_t i) const {
+  __device__ __forceinline__ int leader_of(int thread, ByDistance chunks, uint32_t i) const {
     return thread + 1 < world_ && i < chunks[thread + 1].count ? thread : kMaxCudaRanks;
   }
   /// The number of chunks of the longest message.
-  __device__ __forceinline__ uint32_t longest(const LaneChunks (&chunks)[kMaxCudaRanks]) const {
+  __device__ __forceinline__ uint32_t longest(ByDistance chunks) const {
     uint32_t most = chunks[1].count;
 #pragma unroll 1
     for (int distance = 2; distance < world_; ++distance) most = max(most, chunks[distance].count);

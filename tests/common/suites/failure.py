@@ -151,6 +151,14 @@ def test_a_missing_rank_is_named_in_every_algorithm(
     _assert_missing_is_named(pool, op, algorithm, root_is_absent)
 
 
+@pytest.mark.worlds(4)
+@pytest.mark.parametrize("root_is_absent", [False, True])
+def test_a_missing_rank_is_named_by_ranks_that_pass_on_chunks(
+    pool: Pool, root_is_absent: bool
+) -> None:
+    _assert_missing_is_named(pool, "broadcast", "lanes", root_is_absent)
+
+
 @pytest.mark.worlds(2, 3, 4)
 @pytest.mark.parametrize("algorithm", OPS["allreduce"].algorithms)
 def test_a_missing_rank_is_named_in_every_allreduce(pool: Pool, algorithm: str) -> None:
