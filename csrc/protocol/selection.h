@@ -231,9 +231,9 @@ inline constexpr Algorithms kOnestage = only(onestage);
 inline constexpr Algorithms kTwoshot = only(twoshot_push);
 inline constexpr Algorithms kStaged = only(staged);
 inline constexpr Algorithms kLanes = only(lanes);
-/// Between two ranks, lanes are faster than slots from these sizes on. So they are for broadcast
-/// between four ranks, and for copies between three or four, of which gather and scatter have a
-/// smaller threshold.
+/// Between two ranks, lanes are faster than slots from these sizes on. They are also faster for a
+/// broadcast between four ranks, and for copies between three or four, where gather and scatter
+/// have a smaller threshold.
 inline constexpr uint64_t kLanesFrom = 12 << 20;
 inline constexpr uint64_t kLanesFromOfBroadcast = 8 << 20;
 inline constexpr uint64_t kLanesFromOfAlltoallv = 8 << 20;
