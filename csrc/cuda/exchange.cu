@@ -343,6 +343,7 @@ void broadcast_lanes(const ExchangeLaunch& l) {
     return LaneChunks(vectors, l.call.plan.blocks, most / kVectorBytes);
   };
   const LaneChunks slice = chunks_of(slice_vectors(l)), none = chunks_of(0);
+  const uint32_t mark = fingerprint_of_lanes(l.call.descriptor, false);
   const bool is_root = l.view.rank == l.call.root;
   lanes.received[0] = chunks_of(ceil_div<uint64_t>(routes.to[0].bytes, kVectorBytes));
   for (int d = 1; d < l.view.world; ++d) {
@@ -350,7 +351,7 @@ void broadcast_lanes(const ExchangeLaunch& l) {
     lanes.sent[d] = is_root ? slice : none;
     lanes.received[d] = from_root ? slice : none;
     lanes.passed[d] = lanes.gathered[d] = is_root || from_root ? none : slice;
-    lanes.fingerprint[d] = fingerprint_of_lanes(l.call.descriptor, false);
+    lanes.fingerprint[d] = mark;
   }
   l.run(all_whole(routes, l.view), k, lanes, routes);
 }

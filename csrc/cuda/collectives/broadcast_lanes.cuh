@@ -39,28 +39,16 @@ __global__ void __launch_bounds__(kLaneBound, 2)
   Session<Lanes<0, 2>> session(call, lanes, routes);
   const auto& transport = session.transport;
 
-  const auto chunk = [&](const LaneChunks& chunks, uint32_t i, const Message& m) {
-    return transport.chunk(chunks, i, Run<Simple>(m).vectors());
-  };
-
   const auto scatter = [&](const RoleThreads& role, uint32_t i, auto ready, auto slot) {
-    bool asked = false;
-#pragma unroll 1
-    for (int d = 1; d < call.world; ++d) {
-      const Message& from = routes.from[d];
-      if (!send_chunk(role, Run<Simple>(from), chunk(lanes.sent[d], i, from), slot(d), ready,
-                      asked)) {
-        return false;
-      }
-    }
-    return true;
+    return send_chunks<Simple>(role, transport, call.world, routes.from, lanes.sent, i, ready,
+                               slot);
   };
 
   const auto pass_on = [&](const RoleThreads& role, uint32_t i, auto ready, auto from, auto slot) {
     if (!ready()) return false;
     const Message& to = routes.to[routes.root];
     const Run<Simple> output(to);
-    const Chunk slice = chunk(lanes.received[routes.root], i, to);
+    const Chunk slice = chunk_of<Simple>(transport, lanes.received[routes.root], i, to);
     take_chunk(role, PassedOn{output, slot, call.world, routes.root, slice.first}, slice,
                from(routes.root));
     return true;
@@ -68,11 +56,7 @@ __global__ void __launch_bounds__(kLaneBound, 2)
 
   const auto gather = [&](const RoleThreads& role, uint32_t i, auto ready, auto slot) {
     if (!ready()) return false;
-#pragma unroll 1
-    for (int d = 1; d < call.world; ++d) {
-      const Message& to = routes.to[d];
-      take_chunk(role, Run<Simple>(to), chunk(lanes.gathered[d], i, to), slot(d));
-    }
+    take_chunks<Simple>(role, transport, call.world, routes.to, lanes.gathered, i, slot);
     return true;
   };
 

@@ -21,21 +21,8 @@ __global__ void __launch_bounds__(kLaneBound, 2)
   const auto& transport = session.transport;
   const int world = World<W>::size(call);
 
-  const auto chunk = [&](const LaneChunks& chunks, uint32_t i, const Message& m) {
-    return transport.chunk(chunks, i, Run<Simple>(m).vectors());
-  };
-
   const auto send = [&](const RoleThreads& role, uint32_t i, auto ready, auto slot) {
-    bool asked = false;
-#pragma unroll 1
-    for (int d = 1; d < world; ++d) {
-      const Message& from = routes.from[d];
-      if (!send_chunk(role, Run<Simple>(from), chunk(lanes.sent[d], i, from), slot(d), ready,
-                      asked)) {
-        return false;
-      }
-    }
-    return true;
+    return send_chunks<Simple>(role, transport, world, routes.from, lanes.sent, i, ready, slot);
   };
 
   const auto take = [&](const RoleThreads& role, uint32_t i, auto ready, auto from, auto) {
@@ -43,15 +30,12 @@ __global__ void __launch_bounds__(kLaneBound, 2)
       const Run<Simple> input(routes.from[0]);
       const auto output = Stage::template output<Simple>(routes.to[0], epilogue...);
       return reduce_chunk<Stage, W, Simple, false>(
-          call, world, role, input, output, chunk(lanes.received[1], i, routes.from[0]), ready,
-          from, [](int) -> Vector* { return nullptr; });
+          call, world, role, input, output,
+          chunk_of<Simple>(transport, lanes.received[1], i, routes.from[0]), ready, from,
+          [](int) -> Vector* { return nullptr; });
     } else {
       if (!ready()) return false;
-#pragma unroll 1
-      for (int d = 1; d < world; ++d) {
-        const Message& to = routes.to[d];
-        take_chunk(role, Run<Simple>(to), chunk(lanes.received[d], i, to), from(d));
-      }
+      take_chunks<Simple>(role, transport, world, routes.to, lanes.received, i, from);
       return true;
     }
   };

@@ -5,6 +5,7 @@
 // stored and the result is false.
 #pragma once
 
+#include "../arguments/vectors.cuh"
 #include "lanes.cuh"
 
 namespace collx::cuda {
@@ -83,6 +84,41 @@ template <typename Output>
 __device__ __forceinline__ void take_chunk(const RoleThreads& role, const Output& output,
                                            const Chunk& chunk, const Vector* slot) {
   store_chunk(role, output, chunk, [&](uint32_t k) { return ptx::ld_relaxed_sys(slot + k); });
+}
+
+/// Chunk i of a message. `Simple`: see Run.
+template <bool Simple, typename Transport>
+__device__ __forceinline__ Chunk chunk_of(const Transport& transport, const LaneChunks& chunks,
+                                          uint32_t i, const Message& m) {
+  return transport.chunk(chunks, i, Run<Simple>(m).vectors());
+}
+
+using Messages = const Message (&)[kMaxCudaRanks];
+
+/// Stores chunk i of the message to each peer into a slot of that peer, `slot(d)`.
+template <bool Simple, typename Transport, typename Ready, typename Slot>
+__device__ __forceinline__ bool send_chunks(const RoleThreads& role, const Transport& transport,
+                                            int world, Messages from, ByDistance chunks, uint32_t i,
+                                            Ready ready, Slot slot) {
+  bool asked = false;
+#pragma unroll 1
+  for (int d = 1; d < world; ++d) {
+    const Chunk chunk = chunk_of<Simple>(transport, chunks[d], i, from[d]);
+    if (!send_chunk(role, Run<Simple>(from[d]), chunk, slot(d), ready, asked)) return false;
+  }
+  return true;
+}
+
+/// Stores chunk i of the message from each peer, which has arrived in `slot(d)`.
+template <bool Simple, typename Transport, typename Slot>
+__device__ __forceinline__ void take_chunks(const RoleThreads& role, const Transport& transport,
+                                            int world, Messages to, ByDistance chunks, uint32_t i,
+                                            Slot slot) {
+#pragma unroll 1
+  for (int d = 1; d < world; ++d) {
+    const Chunk chunk = chunk_of<Simple>(transport, chunks[d], i, to[d]);
+    take_chunk(role, Run<Simple>(to[d]), chunk, slot(d));
+  }
 }
 
 /// Copies a chunk within this rank.

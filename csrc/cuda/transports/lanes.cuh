@@ -59,6 +59,8 @@ struct RoleThreads {
   uint32_t barrier;
 };
 
+using ByDistance = const LaneChunks (&)[kMaxCudaRanks];
+
 /// `count` consecutive vectors of a message.
 struct Chunk {
   uint64_t first;
@@ -104,7 +106,7 @@ class Lanes : public Transport {
 
   /// Runs the roles. `scatter`, `take` and `gather` are called for each chunk, by the threads of
   /// their role. They return whether `ready()` was true, which they call before they store to a
-  /// peer or take from one.
+  /// peer or take from one. `keep`, if any, is called after the last chunk that is gathered.
   template <typename Scatter, typename Take, typename Third, typename... Keep>
   __device__ __forceinline__ void run(Patience& patience, Scatter scatter, Take take, Third third,
                                       Keep... keep) {
@@ -314,7 +316,6 @@ class Lanes : public Transport {
     return !ptx::bar_or(role.barrier, role.threads, missing);
   }
 
-  using ByDistance = const LaneChunks (&)[kMaxCudaRanks];
   /// The chunks in a ring of each peer, and of this rank.
   __device__ __forceinline__ ByDistance sent(int ring) const {
     return ring == 0 ? lanes_.sent : lanes_.passed;
