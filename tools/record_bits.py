@@ -2,15 +2,18 @@
 
     torchrun --standalone --nproc-per-node 2 tools/record_bits.py --device cuda before.txt
 
-Two builds that compute the same bits write the same file, so `diff` compares them. Inputs are
-derived from a seed: random bits, including NaNs, with lengths around and above the borders of
-vectors, tiles and chunks. --short uses one dtype and few lengths, and any number of ranks may share
-a GPU. This is sufficient for a checker to run the code of every kernel. With --offset, tensors
-begin at other addresses than allocations, which must not change the bits. Without PyTorch's cache
-of device memory, the checker detects each access past the end of an ordinary tensor.
+Two builds or two devices that compute the same bits write the same file, so `diff` compares them.
+Inputs are derived from a seed: random bits, including NaNs, with lengths around and above the
+borders of vectors, tiles and chunks. All NaNs of a reduction count as equal, since their bits may
+differ between devices and algorithms. --short uses one dtype and few lengths. This is sufficient
+for a checker to run the code of every kernel. With --offset, tensors begin at other addresses than
+allocations, which must not change the bits. Without PyTorch's cache of device memory, the checker
+detects each access past the end of an ordinary tensor. With the first variable, any number of ranks
+may share a GPU.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --target-processes all torchrun \\
-        --standalone --nproc-per-node 2 tools/record_bits.py --device cuda --short --offset 1 a.txt
+    TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 \\
+        compute-sanitizer --target-processes all torchrun --standalone --nproc-per-node 4 \\
+        tools/record_bits.py --device cuda --short --offset 1 a.txt
 """
 
 from __future__ import annotations
@@ -68,6 +71,8 @@ def random_bits(dtype: torch.dtype, length: int, seed: int) -> torch.Tensor:
 def digest(results: Any) -> str:
     found = hashlib.sha256()
     for result in results if isinstance(results, tuple) else (results,):
+        if result.dtype in (torch.float64, *(getattr(torch, name) for name in NORMALIZED)):
+            result = result.masked_fill(result.isnan(), torch.nan)
         found.update(result.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return found.hexdigest()[:16]
 
