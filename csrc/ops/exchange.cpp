@@ -179,7 +179,10 @@ class ExchangeCallRequest final : public TensorRequest<ExchangeCall> {
 
   /// A single rank sends only to itself.
   void run_alone(const Launch&) override {
-    if (!in_place()) output_->copy_(input_->view_as(*output_));
+    if (in_place()) return;
+    // A view takes 8 % of the instructions of a small call.
+    const bool same = input_->sizes() == output_->sizes();
+    output_->copy_(same ? *input_ : input_->view_as(*output_));
   }
 
   Call& plan(const Launch& launch, const Places& places) override {
