@@ -109,12 +109,17 @@ bool all_whole(const Routes& routes, const CudaView& view) {
   return all(whole, routes, view) && whole(routes.cleared);
 }
 
+/// Whether an unchecked call takes one use of the tiles, and at most one vector for each thread.
+bool is_straight(const KernelCall& k, const CudaView& view, const ExchangeCall& call) {
+  const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
+  return !view.check && k.vectors > 0 && k.vectors <= threads && k.vectors <= k.capacity;
+}
+
 /// Whether the call is simple: see session.cuh. Here each message is one run, and all messages that
 /// are not empty have equal length.
 bool is_simple(const KernelCall& k, const Routes& routes, const CudaView& view,
                const ExchangeCall& call) {
-  const uint64_t threads = static_cast<uint64_t>(call.plan.blocks) * call.plan.threads;
-  if (view.check || k.vectors == 0 || k.vectors > threads || k.vectors > k.capacity) return false;
+  if (!is_straight(k, view, call)) return false;
   if (is_reduction(call.collective) && call.reduce_op != ReduceOp::sum) return false;
   return all_whole(routes, view);
 }
@@ -188,8 +193,9 @@ void with_device_splits(const ExchangeLaunch& l) {
   KernelCall k = kernel_call_of(l);
   Routes routes = counted_routes_of(l);
   use_channels(k, routes, l.view);
-  l.run(false, k, routes, splits);
   const uint64_t longest = wire_vectors(true, longest_vectors(l.call));
+  k.vectors = longest;
+  l.run(is_straight(k, l.view, l.call), k, routes, splits);
   if (l.view.world != 2 || !is_long(longest, k.capacity)) return;
   k.check = false;  // the ranks have already compared the call, and one of them may end here
   LaneArguments lanes{};

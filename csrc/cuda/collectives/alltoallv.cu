@@ -6,7 +6,9 @@
 namespace collx::cuda {
 
 Kernel alltoallv_device_splits(const Instance& i) {
-  return for_world(i.world, [&]<int W>() { return as_kernel(alltoallv_device_splits_kernel<W>); });
+  return for_world_and_simple(i, [&]<int W, bool Simple>() {
+    return as_kernel(alltoallv_device_splits_kernel<W, Simple>);
+  });
 }
 
 // Simple calls have whole vectors only.

@@ -94,10 +94,11 @@ __global__ void __launch_bounds__(kFullBlock, World<W>::kBlocksHeld)
     take_messages(call, tensors, agreed);
   } else {
     const auto nothing_more = [](int) {};
-    announce_counts(call, patience, tensors, given, agreed, nothing_more);
+    constexpr int kRanks = World<W>::kRanks;
+    announce_counts<kRanks>(call, patience, tensors, given, agreed, nothing_more);
     patience.agree();
     advance_counts(call, agreed);
-    await_counts(call, patience, tensors, given, agreed, nothing_more);
+    await_counts<kRanks>(call, patience, tensors, given, agreed, nothing_more);
   }
   if (!patience.agree() || !exchange_destinations(call, patience, pull, agreed)) return;
   const int world = World<W>::size(call);

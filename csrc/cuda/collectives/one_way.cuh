@@ -15,6 +15,7 @@ class OneWay {
   using Wire = WireFor<Stage>;
   static constexpr int kRanks = T::kRanks;
   static constexpr bool kSimple = T::kSimple;
+  static constexpr bool kWhole = T::kWhole;
 
  public:
   __device__ __forceinline__ OneWay(Session<T>& session, const Routes& routes, int world)
@@ -30,7 +31,7 @@ class OneWay {
     const uint64_t j = index(use, i);
     const Counts<kRanks> counts = channels.sent(i);
     Vector v[kRanks];
-    load_each<kSimple>(routes_, kRanks, j, v, [&](int d) { return sends[d]; });
+    load_each<kWhole>(routes_, kRanks, j, v, [&](int d) { return sends[d]; });
     const Counts<kRanks> done = channels.done(i);
     for_peers<kRanks>(kRanks, [&](int d) {
       if (!sends[d]) return;
@@ -55,14 +56,17 @@ class OneWay {
     for_peers<kRanks>(world_, [&](int d) {
       if (channels.reaches(routes_.to[d], use, i)) ranks |= 1u << call_.rank_at(d, world_);
     });
-    if (ranks == 0) return taken;
+    const bool takes_own = T::kTakesOwn && channels.reaches(routes_.to[0], use, i);
+    if (ranks == 0 && !takes_own) return taken;
     const Counts<kRanks> counts = channels.received(i);
-    const Vector own = Stage::kReduces ? load<kSimple>(routes_.from[0], index(use, i)) : Vector{};
+    // Requested before the wait, so that both latencies overlap.
+    const Vector own =
+        Stage::kReduces || takes_own ? load<kWhole>(routes_.from[0], index(use, i)) : Vector{};
     const Arrivals<kRanks, false> arrivals(
         call_, [&](int rank) { return slot_offset(call_, 0, counts.of[rank] + use + 1, i); });
     const auto slots = from_slots_of<Wire>(session_, Phase::arrival, use, arrivals, ranks, own);
     if (!slots.take(taken.v)) return taken;
-    taken.ranks = ranks;
+    taken.ranks = takes_own ? ranks | 1u << call_.rank : ranks;
     slots.rearm();
     return taken;
   }
@@ -71,9 +75,9 @@ class OneWay {
     if (taken.ranks == 0) return;
     const uint64_t j = index(use, i);
     if constexpr (Stage::kReduces) {
-      store<kSimple>(routes_.to[0], j, Stage::template reduced<kSimple>(call_, world_, taken.v));
+      store<kWhole>(routes_.to[0], j, Stage::template reduced<kSimple>(call_, world_, taken.v));
     } else {
-      store_each<kSimple>(call_, routes_, world_, j, taken.v, taken.ranks);
+      store_each<kWhole>(call_, routes_, world_, j, taken.v, taken.ranks);
     }
   }
 

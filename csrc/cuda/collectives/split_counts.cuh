@@ -22,16 +22,27 @@ struct Agreed {
   Routes routes;
 };
 
-/// The sum of the rows of all ranks before `rank`; of all ranks if `rank` is the world size.
-/// Returns kRefused if the sum exceeds the capacity.
-__device__ __forceinline__ uint64_t rows_before(const uint64_t* rows, int rank, uint64_t capacity) {
-  uint64_t sum = 0;
-  for (int r = 0; r < rank; ++r) {
-    // Each count is checked on its own, since a sum may wrap around.
-    if (rows[r] > capacity) return kRefused;
-    sum += rows[r];
+/// Sums of rows.
+struct RowSums {
+  uint64_t before;  // of the ranks before this thread's
+  uint64_t all;     // of all ranks; kRefused if they exceed the capacity
+};
+
+/// `rows`: those of rank threadIdx.x. All threads of a warp call it.
+template <int Ranks>
+__device__ __forceinline__ RowSums sums_of(uint64_t rows, int world, uint64_t capacity) {
+  const int own = static_cast<int>(threadIdx.x);
+  RowSums sums{};
+  bool fits = true;
+#pragma unroll
+  for (int rank = 0; rank < Ranks; ++rank) {
+    const uint64_t of_rank = __shfl_sync(~0u, rows, rank);
+    if (rank >= world) continue;
+    fits &= of_rank <= capacity;  // each on its own, since a sum may wrap around
+    sums.all += of_rank;
+    if (rank < own) sums.before += of_rank;
   }
-  return sum <= capacity ? sum : kRefused;
+  return fits && sums.all <= capacity ? sums : RowSums{0, kRefused};
 }
 
 /// Fails because the splits do not fit.
@@ -46,34 +57,36 @@ __device__ __forceinline__ void refuse(const KernelCall& call, Patience& patienc
 /// Lays out the messages that this rank sends, and announces their rows to the other ranks. Thread
 /// r < world of each block handles rank r here and below. If the splits do not fit the input, the
 /// thread of this rank fails. `then(peer)`: called after the message to a rank has been laid out.
-template <typename Then>
+template <int Ranks, typename Then>
 __device__ __forceinline__ void announce_counts(const KernelCall& call, Patience& patience,
                                                 const Routes& tensors, const DeviceSplits& given,
                                                 Agreed& agreed, Then then) {
   const int peer = static_cast<int>(threadIdx.x);
+  if (peer == kWarpLanes) static_cast<RouteFrame&>(agreed.routes) = tensors;
+  if (peer >= kWarpLanes) return;
+  uint64_t rows = 0;
+  uint32_t epoch = 0;
   if (peer < call.world) {
     // Both loads are in flight together.
     const uint32_t before = ptx::ld_here(&call.header()->counts_epoch);
-    agreed.sent[peer] = static_cast<uint64_t>(given.sent[peer]);
-    agreed.epoch = before + 1;
-  } else if (peer == kWarpLanes) {
-    static_cast<RouteFrame&>(agreed.routes) = tensors;
+    rows = static_cast<uint64_t>(given.sent[peer]);
+    epoch = before + 1;
+    agreed.sent[peer] = rows;
+    agreed.epoch = epoch;
   }
   __syncwarp();
+  const RowSums sums = sums_of<Ranks>(rows, call.world, given.rows);
   if (peer >= call.world) return;
-  const uint32_t epoch = agreed.epoch;
-  const uint64_t rows = agreed.sent[peer];
-  const uint64_t all = rows_before(agreed.sent, call.world, given.rows);
-  agreed.routes.from[call.distance_to(peer, call.world)] =
-      rows_of(tensors.from[0], given.row_bytes, rows_before(agreed.sent, peer, given.rows), rows);
-  then(peer);
+  const bool refused = sums.all == kRefused;
   if (blockIdx.x == 0 && peer != call.rank && patience.alive()) {
     // A single relaxed word: it orders no other access.
-    ptx::st_relaxed_sys(
-        &call.header(peer)->counts[epoch & 1][call.rank],
-        (all == kRefused ? kRefused : rows) << kCountEpochBits | (epoch & kEpochMask));
+    ptx::st_relaxed_sys(&call.header(peer)->counts[epoch & 1][call.rank],
+                        (refused ? kRefused : rows) << kCountEpochBits | (epoch & kEpochMask));
   }
-  if (all == kRefused && peer == call.rank) {
+  agreed.routes.from[call.distance_to(peer, call.world)] =
+      rows_of(tensors.from[0], given.row_bytes, sums.before, refused ? 0 : rows);
+  then(peer);
+  if (refused && peer == call.rank) {
     refuse(call, patience, Phase::counts, agreed.sent, given.rows);
   }
 }
@@ -111,28 +124,31 @@ __device__ __forceinline__ void advance_counts(const KernelCall& call, const Agr
 /// Waits for the counts, lays out the received rows, and stores their numbers. If they do not fit
 /// the output, a thread fails. `then(peer)`: called after the message from a rank has been laid
 /// out.
-template <typename Then>
+template <int Ranks, typename Then>
 __device__ __forceinline__ void await_counts(const KernelCall& call, Patience& patience,
                                              const Routes& tensors, const DeviceSplits& given,
                                              Agreed& agreed, Then then) {
   const int peer = static_cast<int>(threadIdx.x);
+  if (peer >= kWarpLanes) return;
+  uint64_t rows = 0;
   if (peer < call.world) {
     const bool own = peer == call.rank;
-    agreed.received[peer] = own ? agreed.sent[peer] : count_of(call, patience, peer, agreed);
+    rows = own ? agreed.sent[peer] : count_of(call, patience, peer, agreed);
+    agreed.received[peer] = rows;
   }
   __syncwarp();
+  const RowSums sums = sums_of<Ranks>(rows, call.world, given.capacity);
   // The thread after the last rank's thread does the same for the output after the last row.
   if (peer > call.world) return;
   const bool behind = peer == call.world;
-  const uint64_t start = rows_before(agreed.received, peer, given.capacity);
-  const uint64_t rows = behind ? given.capacity - start : agreed.received[peer];
+  if (behind) rows = given.capacity - sums.all;
   Message& to =
       behind ? agreed.routes.cleared : agreed.routes.to[call.distance_to(peer, call.world)];
-  to = rows_of(tensors.to[0], given.row_bytes, start, rows);
+  to = rows_of(tensors.to[0], given.row_bytes, sums.before, rows);
   if (!behind) {
     then(peer);
     if (blockIdx.x == 0) given.received[peer] = static_cast<int64_t>(rows);
-  } else if (start == kRefused) {
+  } else if (sums.all == kRefused) {
     refuse(call, patience, Phase::arrival, agreed.received, given.capacity);
   }
 }

@@ -55,12 +55,13 @@ struct Counts {
 /// The channels of the tiles that this block serves. Vector i of a use belongs to tile
 /// i / kTileVectors; every message is a whole number of warps' vectors.
 ///
-/// In a simple call a thread has one tile. `Keeps`: the counts of a thread's first tile are loaded
-/// at construction and kept.
-template <int Ranks, bool Simple, bool Keeps = Simple>
+/// In a simple call a thread has one tile, whose counts are loaded at construction and kept.
+template <int Ranks, bool Simple>
 class Channels : public Transport {
  public:
   static constexpr bool kSimple = Simple;
+  static constexpr bool kWhole = Simple;    // all messages are whole vectors
+  static constexpr bool kTakesOwn = false;  // take() includes this rank's own vector
   static constexpr int kRanks = Ranks;
   static __device__ __forceinline__ const Routes* pairs(const Routes& routes) { return &routes; }
 
@@ -69,12 +70,12 @@ class Channels : public Transport {
       : Channels(call, patience, routes, call.vectors, routes) {}
 
   /// `vectors`: the length of the longest message on the wire. `frame`: belongs to the routes,
-  /// which may be laid out later.
+  /// which may be laid out later. In a simple call, no message is longer than call.vectors.
   __device__ __forceinline__ Channels(const KernelCall& call, const Patience&, const Routes& routes,
                                       uint64_t vectors, const RouteFrame& frame)
       : call_(call), routes_(routes), frame_(frame) {
-    if constexpr (Keeps) {
-      if (first() < (Simple ? round_up<uint64_t>(vectors, kTileVectors) : call.capacity)) {
+    if constexpr (Simple) {
+      if (first() < round_up<uint64_t>(call.vectors, kTileVectors)) {
         sent_ = Counts<Ranks>::load(row(frame_.uses_sent, first()));
         received_ = Counts<Ranks>::load(row(frame_.uses_received, first()));
       }
@@ -107,10 +108,10 @@ class Channels : public Transport {
 
   /// The number of uses before this call, for the channels to and from each rank.
   __device__ __forceinline__ Counts<Ranks> sent(uint32_t i) const {
-    return keeps(i) ? sent_ : Counts<Ranks>::load(row(frame_.uses_sent, i));
+    return Simple ? sent_ : Counts<Ranks>::load(row(frame_.uses_sent, i));
   }
   __device__ __forceinline__ Counts<Ranks> received(uint32_t i) const {
-    return keeps(i) ? received_ : Counts<Ranks>::load(row(frame_.uses_received, i));
+    return Simple ? received_ : Counts<Ranks>::load(row(frame_.uses_received, i));
   }
   /// The number of uses that the receivers have finished.
   __device__ __forceinline__ Counts<Ranks> done(uint32_t i) const {
@@ -162,8 +163,8 @@ class Channels : public Transport {
       const uint32_t tile = i - i % kTileVectors;
       if (peer != call_.rank) {
         uint32_t *sent = row(frame_.uses_sent, i), *received = row(frame_.uses_received, i);
-        sent[peer] = (keeps(i) ? sent_[peer] : sent[peer]) + uses(routes_.from[d], tile);
-        received[peer] = (keeps(i) ? received_[peer] : received[peer]) + uses(routes_.to[d], tile);
+        sent[peer] = (Simple ? sent_[peer] : sent[peer]) + uses(routes_.from[d], tile);
+        received[peer] = (Simple ? received_[peer] : received[peer]) + uses(routes_.to[d], tile);
       }
       if (leads()) call_.entries[i / kTileVectors].busy = 0;
     });
@@ -175,11 +176,6 @@ class Channels : public Transport {
   }
 
  private:
-  /// Whether the counts of vector i's tile are kept.
-  __device__ __forceinline__ bool keeps(uint32_t i) const {
-    return Simple || (Keeps && i == first());
-  }
-
   /// Marks the tiles that begin at or after vector `from` of a use as busy. A call with one tile
   /// for each thread reads the old mark only at its end, so that nothing waits for it.
   __device__ __forceinline__ void mark_tiles(uint32_t from) {
@@ -207,7 +203,7 @@ class Channels : public Transport {
       if (!reaches(routes_.to[d], use, tile)) return;
       uint32_t* word = reinterpret_cast<uint32_t*>(call_.peer[d] + frame_.done_offset) +
                        tile / kTileVectors * kMaxCudaRanks + call_.rank;
-      store(word, keeps(i) ? received_[source] : row(frame_.uses_received, i)[source]);
+      store(word, Simple ? received_[source] : row(frame_.uses_received, i)[source]);
     });
   }
 

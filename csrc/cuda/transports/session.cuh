@@ -80,7 +80,7 @@ struct Transport {
 ///
 /// T::kSimple: the call has specialized straight-line code. Such a call is a sum of whole vectors,
 /// with equal parts if there are parts, unchecked, in one use of the tiles, with at most one vector
-/// for each thread.
+/// for each thread. (With splits in device memory, the vectors and parts may be any.)
 template <typename T>
 class Session {
  public:
