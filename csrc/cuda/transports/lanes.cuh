@@ -174,10 +174,11 @@ class Lanes : public Transport {
     const uint32_t most = longest(lanes_.sent);
     for (uint32_t i = 0; i < most; ++i) {
       const auto ready = [&] {
-        return await(
-            patience, role, leader_of(role.thread, lanes_.sent, i), Phase::release,
+        const bool came = await(
+            patience, leader_of(role.thread, lanes_.sent, i), Phase::release,
             sent + i + 1 - kRingSlots, [&](int rank) { return consumed_in(words(rank).ring[0]); },
             kNoMore);
+        return meet(role, came);
       };
       const auto slot = [&](int distance) { return slot_at(distance, 0, places, i); };
       if (!body(role, i, ready, slot)) return;
@@ -198,20 +199,23 @@ class Lanes : public Transport {
     const uint32_t most = longest(lanes_.received);
     for (uint32_t i = 0; i < most; ++i) {
       const auto ready = [&] {
+        bool came;
         if (!waits) {
-          return await(
-              patience, role, direct() ? kWarp : leader_of(thread, lanes_.passed, i),
-              Phase::release, count + i + 1 - kRingSlots,
+          came = await(
+              patience, direct() ? kWarp : leader_of(thread, lanes_.passed, i), Phase::release,
+              count + i + 1 - kRingSlots,
               [&](int rank) { return consumed_in(words(rank).ring[1]); }, kNoMore);
-        }
-        if (lanes_.in_place) {
-          while (ptx::ld_acquire_cta(&shared().scattered) <= i && !failed()) {
+        } else {
+          if (lanes_.in_place) {
+            while (ptx::ld_acquire_cta(&shared().scattered) <= i && !failed()) {
+            }
           }
+          came = await(
+              patience, leader_of(thread, lanes_.received, i), Phase::arrival, count + i + 1,
+              [&](int rank) { return sent_in(words(rank).ring[0]); },
+              [&](int rank) { return i > 0 || is_same_call(patience, rank, count); });
         }
-        return await(
-            patience, role, leader_of(thread, lanes_.received, i), Phase::arrival, count + i + 1,
-            [&](int rank) { return sent_in(words(rank).ring[0]); },
-            [&](int rank) { return i > 0 || is_same_call(patience, rank, count); });
+        return meet(role, came);
       };
       const auto from = [&](int distance) { return own_slot(distance, 0, taken, i); };
       const auto to = [&](int distance) { return slot_at(distance, 1, given, i); };
@@ -226,9 +230,10 @@ class Lanes : public Transport {
                                              Body body) {
     if (direct()) {
       const uint32_t calls = lead_count(role.thread, [](LaneCounts& c) { return &c.direct; });
-      await(
-          patience, role, role.thread, Phase::gather, calls + 1,
+      const bool came = await(
+          patience, role.thread, Phase::gather, calls + 1,
           [&](int rank) { return ptx::ld_acquire_sys(&words(rank).direct); }, kNoMore);
+      meet(role, came);
       return;
     }
     const uint32_t count = lead_count(role.thread, [](LaneCounts& c) { return &c.consumed[1]; });
@@ -236,9 +241,10 @@ class Lanes : public Transport {
     const uint32_t most = longest(lanes_.gathered);
     for (uint32_t i = 0; i < most; ++i) {
       const auto ready = [&] {
-        return await(
-            patience, role, leader_of(role.thread, lanes_.gathered, i), Phase::gather,
-            count + i + 1, [&](int rank) { return sent_in(words(rank).ring[1]); }, kNoMore);
+        const bool came = await(
+            patience, leader_of(role.thread, lanes_.gathered, i), Phase::gather, count + i + 1,
+            [&](int rank) { return sent_in(words(rank).ring[1]); }, kNoMore);
+        return meet(role, came);
       };
       const auto slot = [&](int distance) { return own_slot(distance, 1, places, i); };
       if (!body(role, i, ready, slot)) return;
@@ -291,12 +297,11 @@ class Lanes : public Transport {
     }
   }
 
-  /// Waits in one thread of the role for each peer. `leader` is the index of the thread's peer.
-  /// `then(rank)` checks the peer's word after it has arrived. Then the role meets at its barrier.
-  /// All of its threads return false if a wait or a check failed.
+  /// Waits in one thread for each peer. `leader` is the index of the thread's peer. `then(rank)`
+  /// checks the peer's word after it has arrived. Returns whether the wait and the check succeeded.
   template <typename Load, typename Then>
-  __device__ __forceinline__ bool await(Patience& patience, const RoleThreads& role, int leader,
-                                        Phase phase, uint32_t expected, Load load, Then then) {
+  __device__ __forceinline__ bool await(Patience& patience, int leader, Phase phase,
+                                        uint32_t expected, Load load, Then then) {
     bool missing = false;
     if (leader + 1 < world_) {
       const int rank = call_.rank_at(leader + 1, world_);
@@ -313,7 +318,12 @@ class Lanes : public Transport {
       missing = !came || failed() || !then(rank);
       if (missing) *const_cast<volatile uint32_t*>(&shared().failed) = 1;
     }
-    return !ptx::bar_or(role.barrier, role.threads, missing);
+    return !missing;
+  }
+
+  /// Returns in every thread of the role whether `came` is true for all of them.
+  static __device__ __forceinline__ bool meet(const RoleThreads& role, bool came) {
+    return !ptx::bar_or(role.barrier, role.threads, !came);
   }
 
   /// The chunks in a ring of each peer, and of this rank.
