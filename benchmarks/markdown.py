@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from collx._bench.units import HOST_TIME, size_name
@@ -89,8 +90,10 @@ def table(records: Records, brief: bool = False) -> str:
             ratio = f"{peer['us'] / mine['us']:.2f}" if mine and peer else ""
             cells += [_time(peer), peer["impl"] if peer else "", ratio]
         lines.append(cells)
-    beside = f"\nPeers in the same run: {', '.join(peers)}.\n" if brief and peers else ""
-    return _markdown(lines) + beside
+    if not brief or not peers:
+        return _markdown(lines)
+    beside = f"Peers in the same run: {', '.join(peers)}."
+    return f"{_markdown(lines)}\n{fill(beside, 120, break_on_hyphens=False)}\n"
 
 
 def host_table(records: Records) -> str:
