@@ -59,8 +59,8 @@ def init(
             tensors is an error, and a group that accepts both kinds uses "cpu", with a warning.
         timeout: the maximum duration of each wait for a peer, in seconds or as a
             datetime.timedelta.
-        payload_bytes: the size of the region in bytes; 128 MiB by default. With a smaller region,
-            calls are divided into more chunks.
+        payload_bytes: the maximum size of the region in bytes; 128 MiB by default. On the CPU, a
+            region has only a few MiB. With a smaller region, calls are divided into more chunks.
         check: True compares every call between the ranks before it starts. By default, the
             environment variable COLLX_CHECK=1 enables it.
         pdl: the level of programmatic dependent launch on CUDA: "off", "end" or "early".

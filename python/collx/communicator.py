@@ -289,7 +289,8 @@ class Communicator:
         """Explains how a call would be carried out, and how the region of this rank is divided.
 
         Args:
-            op: the name of the operator.
+            op: the name of an operator in `torch.ops.collx`, such as "allreduce" or
+                "reducescatter_residual_rmsnorm"; not `barrier` or an operator with an epilogue.
             shape: the shape of the full tensor. In a normalization, the last axis forms the rows.
             dtype: the dtype of the tensor; by default torch's default dtype.
             input_symmetric, output_symmetric: whether input and output are symmetric tensors.

@@ -28,8 +28,9 @@ class CollectiveError(dist.DistError):
     Attributes:
         communicator: the name of the communicator.
         phase: the phase of the call in which the rank was: "check", "start_barrier", "arrival",
-            "stage_barrier", "gather", "end_barrier", "release", "counts", "fallback", or "vote" if
-            the ranks communicated through the store of the process group.
+            "stage_barrier", "gather", "end_barrier", "release", "counts", "fallback", "allocation"
+            (of `allocate_tensor` of the backend), or "vote" if the ranks communicated through the
+            store of the process group.
         rank: the rank that gave up, or that detected the error.
         peer: the rank that `rank` waited for, or whose call differs.
         sequence: the number of calls that `rank` had completed on the communicator before.
