@@ -40,8 +40,7 @@ bool allreduce(const CpuView& view, const AllreduceCall& call) {
   // The shapes are equal: if the tensor is empty on one rank, it is empty on all, and the ranks
   // exchange nothing.
   if (call.numel != 0 && !algorithm(session, kernels)) return false;
-  session.complete();
-  return true;
+  return session.complete();
 }
 
 void reduce(const void* const* inputs, int world, void* output, uint64_t numel, DType dtype,

@@ -51,8 +51,7 @@ bool exchange(const CpuView& view, const ExchangeCall& call) {
   const FloatEnvironment environment;
   if (!steps(session, kernels)) return false;
   if (call.cleared > 0) std::memset(call.output, 0, call.cleared);
-  session.complete();
-  return true;
+  return session.complete();
 }
 
 bool barrier(const CpuView& view, const CallDescriptor& descriptor) {
@@ -64,8 +63,7 @@ bool barrier(const CpuView& view, const CallDescriptor& descriptor) {
   if (!(view.check ? session.meet(Phase::check) : session.barrier(Phase::start_barrier))) {
     return false;
   }
-  session.complete();
-  return true;
+  return session.complete();
 }
 
 }  // namespace collx::cpu

@@ -49,8 +49,7 @@ bool norm(const CpuView& view, const NormCall& call) {
   // nothing.
   if (call.rows != 0 && !algorithm(session, copy_kernel(), rows)) return false;
   return_given_scale(call);
-  session.complete();
-  return true;
+  return session.complete();
 }
 
 void normalize(const void* const* inputs, int world, const NormCall& call) {

@@ -60,8 +60,15 @@ bool Session::alive() const {
   return false;
 }
 
-void Session::complete() {
+bool Session::complete() {
+  if (shares_tensors()) {
+    // A peer leaves its note before it raises an error, and changes its tensors afterwards. So if
+    // there is no note after the last load from these tensors, they had not changed.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (!alive()) return false;
+  }
   std::atomic_ref(view_.header(rank())->sequence).fetch_add(1, std::memory_order_relaxed);
+  return true;
 }
 
 Use Session::next_use(Area area) {

@@ -9,7 +9,7 @@
 //     session.publish_all(use);
 //     if (!session.await(use, Word::arrived, Phase::stage_barrier)) return false;
 //     session.settle(use);
-//     session.complete();
+//     return session.complete();
 //
 // A wait that fails has left its note at every rank, and the caller no longer accesses any peer.
 //
@@ -51,8 +51,10 @@ class Session {
   /// Returns false on a poisoned communicator, or if a second thread is inside a call on it
   /// (hazard 1).
   bool enter();
-  /// Counts the call as completed.
-  void complete();
+  /// Counts the call as completed. Returns false if this call accessed tensors of peers and a rank
+  /// has failed: a rank that was paused may have read tensors that the peers had given up and
+  /// changed.
+  bool complete();
   /// Returns false and ends this call if a rank has failed. Call it before stores to peers' tensors
   /// that no wait precedes.
   bool alive() const;
@@ -115,6 +117,10 @@ class Session {
 
  private:
   Control& control(int of) const { return control_of(view_.region[of], view_.layout); }
+  /// Whether ranks may access each other's tensors in this call.
+  bool shares_tensors() const {
+    return call_.peer_input[rank()] != nullptr || call_.peer_output[rank()] != nullptr;
+  }
   uint32_t fingerprint_for(int peer, uint32_t call) const;
   void push_descriptor(int to, uint32_t epoch, uint32_t call) const;
   bool compare_with(int peer, uint32_t epoch, uint32_t call, Phase phase);

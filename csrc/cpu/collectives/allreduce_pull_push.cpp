@@ -2,7 +2,6 @@
 // outputs, without intermediate copies. It also works in place, since only the owner accesses a
 // part.
 // Traffic of a rank: n read, n written; two barriers for each call.
-#include "../failure.h"
 #include "steps.h"
 
 namespace collx::cpu {
@@ -21,7 +20,7 @@ bool allreduce_pull_push(AllreduceSession& session, const CallKernels& kernels) 
       operands.add_target(session.peer_output(peer, at));
     });
     // A rank that was paused here must not continue to write tensors that its peers have abandoned.
-    if (poisoned(session.view())) break;
+    if (!session.alive()) return false;
     operands.add_target(session.output(at));
     reduce(kernels, session, operands, std::min(kStrideBytes, end - at) / element);
   }
