@@ -271,6 +271,16 @@ void Communicator::require_usable(const char* op) {
        options_.name, first});
 }
 
+void Communicator::raise_refused(const char* op) {
+  require_usable(op);
+  // Another thread of this process is still about to record the failure.
+  raise_error({ErrorKind::poisoned,
+               "collx." + std::string(op) + ": communicator \"" + options_.name +
+                   "\" is poisoned and accepts no calls; the first failure is not recorded yet",
+               options_.name,
+               {}});
+}
+
 Progress Communicator::progress_of(int rank) const {
   const OnDevice guard(options_.device);
 #if COLLX_CUDA

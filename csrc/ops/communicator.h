@@ -83,6 +83,8 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   /// Raises if calls are refused: in a forked child, after destroy(), or after a failure. The first
   /// error raised after a failure is the failure itself.
   void require_usable(const char* op);
+  /// Raises the error of a call that has been refused.
+  [[noreturn]] void raise_refused(const char* op);
   void refuse_if_destroyed(const char* op) const;
   /// Raises the recorded failure as its own error class, on each call; after destroy() raises
   /// CommunicatorPoisoned. `detail` is appended to the message. Without `wait`, it does not wait

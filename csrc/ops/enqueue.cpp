@@ -29,7 +29,7 @@ void run_kernels(const Launch& launch, const CallDescriptor& /*call*/) {
   }
 #endif
   const bool done = launch.request.run(communicator.cpu_view());
-  if (!done) communicator.require_usable(launch.request.op());
+  if (!done) communicator.raise_refused(launch.request.op());
 }
 
 /// Synchronizes all ranks with a checked barrier in their regions, if they have regions. The
@@ -59,7 +59,7 @@ void meet(const Launch& launch, const CallDescriptor& call) {
   if (!communicator.has_regions()) return;
   CpuView view = communicator.cpu_view();
   view.check = true;
-  if (!cpu::barrier(view, call)) communicator.require_usable(op);
+  if (!cpu::barrier(view, call)) communicator.raise_refused(op);
 }
 
 /// After this step, all outputs may be written.
