@@ -19,6 +19,8 @@ class CopyStreams {
   /// The event for the launch of the barrier before the copies. It is recorded when the barrier has
   /// begun.
   CUevent_st* entering();
+  /// Forgets the barriers of earlier calls, for which no stream has to wait.
+  void forget() { entering_ = false; }
   /// Makes another stream wait until the barrier of the last call has begun, unless a stream
   /// already waits for it. Otherwise a kernel on that stream that fills the device, such as a
   /// matrix product, would delay the barrier until it ends, and the copies would not overlap with

@@ -89,6 +89,38 @@ def test_results_beside_products(pool: Pool) -> None:
     assert pool.run(_beside_a_product) == [[]] * pool.size
 
 
+def _captures_and_posts(rank: Rank) -> None:
+    """Posts in a capture after an eager call by copy engines, and outside after a captured one."""
+    communicator = rank.communicator("copy-engine-captured")
+    x, out = ones(rank), communicator.empty(1000 * rank.size)
+
+    def gather() -> None:
+        collx.allgather(x, communicator, out=out, algorithm="copy_engine")
+
+    def post() -> torch.Tensor:
+        handle = collx.post(collx.allreduce, x, group=communicator)
+        return handle.wait()  # type: ignore[no-any-return]
+
+    posting, gathering = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    gather()
+    with torch.cuda.graph(posting):
+        total = post()
+    with torch.cuda.graph(gathering):
+        gather()
+    assert bool((post() == rank.size).all())
+    out.zero_()
+    posting.replay()
+    gathering.replay()
+    finish(communicator)
+    assert bool((total == rank.size).all())
+    assert bool((out == 1).all())
+
+
+@pytest.mark.worlds(2, 4)
+def test_posted_calls_do_not_wait_for_a_barrier_outside_or_inside_a_capture(pool: Pool) -> None:
+    pool.run(_captures_and_posts)
+
+
 def _gather_until_failure(rank: Rank, timeout: float) -> Attempt:
     communicator = rank.communicator("copy-engine-killed", call_timeout=timeout)
     x = torch.zeros(LARGE, dtype=torch.uint8, device=rank.device)
