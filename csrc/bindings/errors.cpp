@@ -95,10 +95,10 @@ void bind_errors(py::module_& module) {
       },
       py::arg("timeout"), py::arg("mismatch"), py::arg("overlap"), py::arg("poisoned"));
   // PyTorch shares its pybind11 with this module, so this also translates errors of calls through
-  // torch.ops.
+  // torch.ops, and of posted calls through futures.
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
-      if (thrown) std::rethrow_exception(thrown);
+      if (thrown) raise_carried(thrown);
     } catch (python_error& error) {
       error.restore();
     }

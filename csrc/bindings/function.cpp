@@ -1,6 +1,7 @@
 #include "function.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 #include <pybind11/gil_simple.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -162,6 +163,12 @@ PyObject* Function::post(const Given& given) {
 PyObject* Function::post(const Choice& choice, torch::jit::Stack& stack,
                          const Values& values) const {
   std::vector<at::Tensor> tensors = tensors_in(stack);
+  // vmap may call the operator several times, and it stacks the results immediately.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      std::none_of(tensors.begin(), tensors.end(), at::functorch::isBatchedTensor), "collx.",
+      choice.op->name,
+      ": an asynchronous call cannot take a batch of torch.func.vmap; accepted: a synchronous "
+      "call");
   std::shared_ptr<PostedCall> posted;
   {
     const py::gil_scoped_release_simple others_run;
@@ -210,7 +217,8 @@ bool Function::is_default(int parameter, const Values& values) const {
   return parameter == kNone || values[i] == parameters_[i].fallback.ptr();
 }
 
-const Function::Choice* Function::choose(const Values& values) {
+const Function::Choice* Function::choose(const Values& values,
+                                         std::shared_ptr<Quantized>& quantized) {
   Features features = 0;
   const auto add = [&](int parameter, Feature feature) {
     if (value_of(parameter, values) != Py_None) features |= bit(feature);
@@ -221,7 +229,8 @@ const Function::Choice* Function::choose(const Values& values) {
   features &= selects_;
   add(out_, Feature::out);
   if (PyObject* const quantization = value_of(quantization_, values); quantization != Py_None) {
-    features |= bit(kind_of(quantization));
+    quantized = interpreted(quantization);
+    features |= bit(quantized->kind);
   }
   if (!is_default(keep_norm_, values)) {
     if (value_of(keep_norm_, values) != Py_True) return nullptr;
@@ -230,20 +239,19 @@ const Function::Choice* Function::choose(const Values& values) {
   return choices_[features].get();
 }
 
-Feature Function::kind_of(PyObject* quantization) {
-  if (quantization != quantization_given_.ptr()) {
-    py::object meant = quantization_of_(borrowed(quantization));
-    const bool fp8 = py::cast<std::string>(meant.attr("kind")) == "fp8";
-    quantization_kind_ = fp8 ? Feature::fp8 : Feature::int8;
-    quantization_meant_ = std::move(meant);
-    quantized_ = {};
-    quantization_given_ = borrowed(quantization);
-  }
-  return quantization_kind_;
+std::shared_ptr<Function::Quantized> Function::interpreted(PyObject* quantization) {
+  if (quantized_ != nullptr && quantization == quantized_->given.ptr()) return quantized_;
+  py::object meant = quantization_of_(borrowed(quantization));
+  const bool fp8 = py::cast<std::string>(meant.attr("kind")) == "fp8";
+  auto made = std::make_shared<Quantized>(
+      Quantized{borrowed(quantization), std::move(meant), fp8 ? Feature::fp8 : Feature::int8, {}});
+  quantized_ = made;
+  return made;
 }
 
 const Function::Choice* Function::fill(torch::jit::Stack& stack, const Values& values) {
-  const Choice* const choice = choose(values);
+  std::shared_ptr<Quantized> quantized;
+  const Choice* const choice = choose(values, quantized);
   if (choice == nullptr) return nullptr;
   for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
     if ((choice->used & (1u << i)) == 0 && !is_default(i, values)) return nullptr;
@@ -254,6 +262,7 @@ const Function::Choice* Function::fill(torch::jit::Stack& stack, const Values& v
   } else if (!is_default(extras_, values) || !is_default(index_, values)) {
     return nullptr;
   }
+  mapped.quantized = std::move(quantized);
   stack.reserve(choice->op->stack_size());
   for (const Source& source : choice->sources) {
     if (!push(stack, source, value_of(source.parameter, values), mapped)) return nullptr;
@@ -324,7 +333,9 @@ bool Function::push(torch::jit::Stack& stack, const Source& source, PyObject* va
     default:
       break;
   }
-  if (source.parameter == quantization_) return push_quantization(stack, source);
+  if (source.parameter == quantization_) {
+    return push_quantization(stack, source, *mapped.quantized);
+  }
   const std::optional<c10::IValue>& fallback = source.schema->default_value();
   if (fallback && (value == nullptr ||
                    value == parameters_[static_cast<size_t>(source.parameter)].fallback.ptr())) {
@@ -365,10 +376,11 @@ bool Function::push_group(torch::jit::Stack& stack, const Source& source, PyObje
 }
 
 /// A quantization is immutable, so each attribute is converted only once.
-bool Function::push_quantization(torch::jit::Stack& stack, const Source& source) {
-  std::optional<c10::IValue>& kept = quantized_[static_cast<size_t>(source.argument)];
+bool Function::push_quantization(torch::jit::Stack& stack, const Source& source,
+                                 Quantized& quantized) {
+  std::optional<c10::IValue>& kept = quantized.converted[static_cast<size_t>(source.argument)];
   if (!kept) {
-    const py::object value = quantization_meant_.attr(source.schema->name().c_str());
+    const py::object value = quantized.meant.attr(source.schema->name().c_str());
     kept = converted(value.ptr(), *source.schema);
   }
   if (kept) stack.push_back(*kept);

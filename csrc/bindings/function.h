@@ -59,6 +59,15 @@ class Function {
     c10::IValue value;
   };
 
+  /// A quantization, its interpretation, and those of its arguments that have been converted. A
+  /// call holds a reference, since the conversions run Python code, in which another thread may
+  /// call this function.
+  struct Quantized {
+    pybind11::object given, meant;
+    Feature kind;
+    std::array<std::optional<c10::IValue>, static_cast<size_t>(Argument::numbers) + 1> converted;
+  };
+
   /// An argument of an operator, and the parameter from which it is converted.
   struct Source {
     Argument argument;
@@ -80,17 +89,20 @@ class Function {
 
   bool parse(const Given& given, Values& values) const;
   bool is_default(int parameter, const Values& values) const;
-  const Choice* choose(const Values& values);
+  /// Also interprets the quantization, if there is one.
+  const Choice* choose(const Values& values, std::shared_ptr<Quantized>& quantized);
   /// Selects the operator and pushes its arguments on the stack. Returns null if the twin must make
   /// the call.
   const Choice* fill(torch::jit::Stack& stack, const Values& values);
 
-  /// An epilogue in the form that operators take. Null members: no epilogue, or no numbers.
+  /// The epilogue and the quantization of a call, in the form that operators take. Null members: no
+  /// epilogue, no numbers, or no quantization.
   struct Mapped {
     PyObject* expression = nullptr;
     PyObject* extras = nullptr;
     PyObject* numbers = nullptr;
     pybind11::object owned;  // keeps them alive, if the values of the call do not
+    std::shared_ptr<Quantized> quantized;
   };
   Mapped map(const Values& values) const;
   PyObject* traced_text(const Values& values) const;
@@ -99,10 +111,11 @@ class Function {
   bool push(torch::jit::Stack& stack, const Source& source, PyObject* value, const Mapped& mapped);
   bool push_text(torch::jit::Stack& stack, const Source& source, PyObject* text);
   bool push_group(torch::jit::Stack& stack, const Source& source, PyObject* group);
-  bool push_quantization(torch::jit::Stack& stack, const Source& source);
+  static bool push_quantization(torch::jit::Stack& stack, const Source& source,
+                                Quantized& quantized);
   bool push_outputs(torch::jit::Stack& stack, const Operator& op, const Values& values) const;
 
-  Feature kind_of(PyObject* quantization);
+  std::shared_ptr<Quantized> interpreted(PyObject* quantization);
   PyObject* post(const Choice& choice, torch::jit::Stack& stack, const Values& values) const;
   PyObject* returned(const Operator& op, torch::jit::Stack& results, const Values& values) const;
 
@@ -120,10 +133,7 @@ class Function {
       out_ = kNone, async_op_ = kNone;
   Features selects_ = 0;  // features that choose between operators, except out=
   std::array<std::unique_ptr<Choice>, kAllFeatures + 1> choices_;
-  // The last quantization, its interpretation, and those of its arguments that have been converted.
-  pybind11::object quantization_given_, quantization_meant_;
-  Feature quantization_kind_ = Feature::fp8;
-  std::array<std::optional<c10::IValue>, static_cast<size_t>(Argument::numbers) + 1> quantized_;
+  std::shared_ptr<Quantized> quantized_;  // of the last call that had one
 };
 
 }  // namespace collx

@@ -1,5 +1,6 @@
 #include "derivative.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -11,6 +12,7 @@
 
 #include "../protocol/selection.h"
 #include "epilogue.h"
+#include "posting.h"
 
 namespace collx {
 
@@ -146,6 +148,8 @@ Derivative::Derivative(const Operator& op, const Arguments& arguments)
 void Derivative::attach(const Tensor& result, const c10::SymInt& extent,
                         const variable_list& saved) {
   values_.back() = extent;
+  // A hook reads the tensor immediately, and a posted call may not have written it yet.
+  if (!saved.empty() && at::SavedTensorDefaultHooks::get_hooks()) Posting::settle();
   for (const Tensor& tensor : saved) saved_.emplace_back(tensor, /*is_output=*/false);
   result_ = VariableInfo(result);
   if (torch::autograd::isDifferentiableType(result.scalar_type())) {

@@ -69,7 +69,7 @@ struct CarriedError : std::runtime_error {
 
   RaisedError error;
 };
-[[noreturn]] void raise_carried(const std::exception_ptr& error);
+[[noreturn]] C10_EXPORT void raise_carried(const std::exception_ptr& error);
 
 /// Sets how raise_error() raises. This library does not depend on Python; the Python module sets
 /// it.

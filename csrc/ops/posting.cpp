@@ -25,6 +25,11 @@ Posting* Posting::current() {
   return posting != nullptr && posting->posted_ == nullptr ? posting : nullptr;
 }
 
+void Posting::settle() {
+  const Posting* const posting = current_posting;
+  if (posting != nullptr && posting->posted_ != nullptr) posting->posted_->wait(std::nullopt, {});
+}
+
 void Posting::take(Communicator& communicator, std::unique_ptr<CallRequest> request) {
   request->own();
   if (then_) request->then(std::move(then_));

@@ -56,6 +56,8 @@ class C10_EXPORT Posting {
 
   /// The active object of this thread, until it has taken a call.
   static Posting* current();
+  /// Waits for the call that the object of this thread has taken, if any.
+  static void settle();
   void take(Communicator& communicator, std::unique_ptr<CallRequest> request);
 
   /// Null if no call was made.

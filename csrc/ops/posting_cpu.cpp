@@ -52,6 +52,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void run_until(const CpuPostedCall& call);
   /// Runs calls, or waits for the thread that does.
   void run_until_empty();
+  /// Releases completed calls and their tensors. Only for threads that post or wait.
+  void release_completed();
   /// Lets the threads run the remaining calls and ends them.
   void close();
 
@@ -147,6 +149,7 @@ class CpuPostedCall final : public PostedCall {
         raise_not_completed(*communicator_, request_->op(), *timeout);
       }
     }
+    queue_->release_completed();
     if (error_) raise_carried(error_);
   }
 
@@ -215,6 +218,12 @@ void Queue::run_next_and_callbacks(std::unique_lock<std::mutex>& held) {
   call->call_back();
   call.reset();  // may release tensors and the communicator
   held.lock();
+}
+
+void Queue::release_completed() {
+  Calls completed;  // released after the lock
+  const std::lock_guard held(mutex_);
+  take_completed(completed);
 }
 
 void Queue::run_until(const CpuPostedCall& call) {

@@ -12,6 +12,7 @@
 
 #include "checks.h"
 #include "operator_table.h"
+#include "posting.h"
 
 namespace collx {
 
@@ -63,7 +64,14 @@ void call_without_bits(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     const at::Tensor tensor = value.toTensor();
     if (!is_written(arguments[i])) {
       value = resolved(tensor);
-    } else if (arguments[i].kwarg_only()) {
+      continue;
+    }
+    // A posted call writes after this function has returned.
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        Posting::current() == nullptr, "collx.", name_of(op), ": ", arguments[i].name(),
+        ": an asynchronous call cannot write a conjugate or negative view; accepted: another "
+        "tensor, or a synchronous call");
+    if (arguments[i].kwarg_only()) {
       value = outs.emplace_back(tensor, memory_of(tensor)).second;
     } else {
       check_writable(name_of(op).c_str(), arguments[i].name().c_str(), tensor);

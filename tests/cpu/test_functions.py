@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -128,6 +130,28 @@ def test_plain_arguments_go_to_the_operator(
     else:
         made, expected = (r if isinstance(r, tuple) else (r,) for r in (returned, wanted))
         assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in expected]
+
+
+def test_threads_that_call_a_function_have_their_own_quantization() -> None:
+    """The trace of an epilogue lets the other thread run in the middle of a call."""
+    norm = partial(collx.allreduce_rmsnorm, X, WEIGHT, 1e-6, "nobody")
+    done = threading.Event()
+
+    def call_with_another() -> None:
+        while not done.is_set():
+            norm(quantization=Quantization("fp8", fp8_dtype="e5m2"))
+
+    other = threading.Thread(target=call_with_another)
+    other.start()
+    try:
+        dtypes = {
+            norm(quantization=Quantization("fp8"), epilogue=lambda v, i=i: v * i)[0].dtype
+            for i in range(50)
+        }
+    finally:
+        done.set()
+        other.join()
+    assert dtypes == {torch.float8_e4m3fn}
 
 
 @pytest.mark.parametrize(
