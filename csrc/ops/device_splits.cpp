@@ -48,6 +48,9 @@ Results exchange_device_splits(const Operator& op, const Arguments& a) {
     check_outputs(a, p.sizes);
     check_disjoint(a.op(), a.input, a.results[0], std::nullopt);
     check_disjoint(a.op(), a.device_splits, a.results[1], std::nullopt, "output_splits");
+    check_disjoint(a.op(), a.input, a.results[1], std::nullopt, "output_splits");
+    check_disjoint(a.op(), a.device_splits, a.results[0], std::nullopt);
+    check_disjoint(a.op(), a.results[0], a.results[1], std::nullopt, "output_splits");
   }
   const auto dense = [&](size_t result) {
     return op.takes_outputs() && a.results[result].is_contiguous();

@@ -28,9 +28,14 @@ void check_value(const Arguments& a, c10::SymIntArrayRef sizes) {
   check_out(a.op(), a.input, sizes, a.results[1], "value");
 }
 
+/// An extra is copied if its overlap with the result is unknown.
 void check_extras_apart(const Arguments& a, Epilogue& epilogue) {
-  for (size_t i = 0; i < a.extras.size(); ++i) {
-    const at::MemOverlapStatus overlap = overlap_of(a.extras[i], a.results[0]);
+  for (size_t i = 0; i < epilogue.extras.size(); ++i) {
+    const at::MemOverlapStatus overlap = overlap_of(epilogue.extras[i], a.results[0]);
+    if (overlap == at::MemOverlapStatus::TooHard) {
+      epilogue.extras[i] = epilogue.extras[i].clone();
+      continue;
+    }
     epilogue.apart = epilogue.apart && overlap == at::MemOverlapStatus::No;
     TORCH_CHECK_VALUE(
         overlap != at::MemOverlapStatus::Partial, "collx.", a.op(), ": extras[", i,

@@ -46,6 +46,10 @@ def _device_splits(*sizes: int, dtype: torch.dtype = torch.int64) -> Fields:
     return {"input_splits": change}
 
 
+def _splits_in(given: Given, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().view(torch.int64)[: given.world]
+
+
 WRONG: dict[str, Wrong] = {
     "too few input splits": value(
         HOST, "input_splits", **_resplit("input_splits", lambda s: s[1:])
@@ -98,6 +102,18 @@ WRONG: dict[str, Wrong] = {
     ),
     "output splits of another dtype": dtype(
         DEVICE, "output_splits", form="out", output_splits=lambda g: g.one(g.world)
+    ),
+    "output splits in the memory of the input": value(
+        DEVICE,
+        "output_splits: overlaps",
+        form="out",
+        output_splits=lambda g: _splits_in(g, g.input),
+    ),
+    "output splits in the memory of the output": value(
+        DEVICE,
+        "output_splits: overlaps",
+        form="out",
+        output_splits=lambda g: _splits_in(g, g.outs["out"]),
     ),
     "output splits of another length": value(
         DEVICE, "output_splits", form="out", output_splits=lambda g: g.outs["output_splits"][1:]

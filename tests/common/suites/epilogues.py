@@ -138,6 +138,24 @@ def test_an_extra_with_holes_does_not_overlap_a_symmetric_output(pool: Pool) -> 
     assert_none(pool.run(_strided_extra))
 
 
+def _extra_in_the_output(rank: Rank) -> list[str]:
+    import collx
+
+    x, out = ones(rank, 64).view(8, 8), torch.arange(64.0, device=rank.device).view(8, 8)
+    row = out[:1].expand(8, 8)
+    want = row.cpu() + rank.size
+    collx.allreduce(x, out=out, epilogue=torch.add, extras=(row,), group=rank.communicator())
+    wrong = differences(out.cpu(), want)
+    return [wrong] if wrong else []
+
+
+@pytest.mark.worlds(1, 2)
+def test_an_extra_that_is_a_repeated_row_of_the_output_is_read_before_it_is_written(
+    pool: Pool,
+) -> None:
+    assert_none(pool.run(_extra_in_the_output))
+
+
 def _checked(rank: Rank) -> list[str]:
     rank.communicator("checked-epilogues", check=True)
     found = run_calls(rank, random_calls(10, 8, algorithms), "checked-epilogues")
