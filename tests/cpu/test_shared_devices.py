@@ -84,6 +84,11 @@ def test_ranks_that_share_a_device_offer_half_of_what_it_held(
     assert found["blocks"] == found[name_of(1, 512)]
 
 
+def test_one_block_always_counts_as_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = agreed(monkeypatch, of_device, lambda *_: 0, shared=True)
+    assert (found["blocks"], found[name_of(1, 512)]) == (1, 1)
+
+
 def test_a_size_that_some_block_size_excludes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def holds(size: int, threads: int) -> int:
         return 0 if (size, threads) == (4, 64) else of_device(size, threads)

@@ -372,9 +372,10 @@ def _agree_on_clusters(setup: Setup, values: list[dict[str, int]]) -> bool:
             again |= setup.trial[name] > 0
     if not again and values[0]:
         _take_whole_sizes(setup)
-        blocks = setup.agreed[f"{_CLUSTERS}1 x {_FULL_BLOCK}"]
+        name = f"{_CLUSTERS}1 x {_FULL_BLOCK}"
+        blocks = setup.agreed[name] = max(1, setup.agreed[name])
         if blocks < setup.agreed["blocks"]:  # only on a shared device
-            setup.agreed["blocks"], setup.spare_blocks = max(1, blocks), 0
+            setup.agreed["blocks"], setup.spare_blocks = blocks, 0
     return again
 
 
