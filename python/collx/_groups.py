@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+from typing import NoReturn, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from collx._bootstrap.options import group_named
 from collx._imports import after_import
 from collx.communicator import Communicator, find, forked, known, of_group
+from collx.errors import CommunicatorPoisoned
 
 __all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
 
@@ -34,7 +35,8 @@ def name_of(group: Group) -> str:
     Raises:
         TypeError: `group` has another type.
         ValueError: this process is not a member of the group, the group is a mesh of several
-            dimensions, or it has several communicators."""
+            dimensions, or it has several communicators.
+        CommunicatorPoisoned: the communicator has been destroyed."""
     if type(group) is str:
         return group
     if not is_dynamo_compiling():
@@ -46,6 +48,8 @@ def name_of(group: Group) -> str:
     if isinstance(group, str):
         return group
     if isinstance(group, Communicator):
+        if not group._listed:  # another communicator may have the name by now
+            _refuse_destroyed(group.name)
         return group.name
     name: str = _name_for_group(str(_members(group).group_name))
     return name
@@ -63,13 +67,19 @@ def _name_for_group(group_name: str) -> str:
     return group_name
 
 
-# Dynamo calls the function during tracing and stores the name in the graph as a constant. This is
-# not a decorator, because assume_constant_result imports Dynamo.
+def _refuse_destroyed(name: str) -> NoReturn:
+    raise CommunicatorPoisoned(f"communicator {name!r} has been destroyed", name)
+
+
+# Dynamo calls the functions during tracing and stores the name in the graph as a constant. These
+# are not decorators, because assume_constant_result imports Dynamo.
 after_import("torch._dynamo", lambda: torch.compiler.assume_constant_result(_name_for_group))
+after_import("torch._dynamo", lambda: torch.compiler.assume_constant_result(_refuse_destroyed))
 
 
 def get(group: Group = None) -> Communicator:
-    """Returns the communicator of a group. Raises ValueError if there is none."""
+    """Returns the communicator of a group. Raises ValueError if there is none, and
+    CommunicatorPoisoned if it has been destroyed."""
     name = name_of(group)
     communicator = find(name)
     if communicator is None:
@@ -83,6 +93,8 @@ def is_initialized(group: Group = None) -> bool:
         return False
     if group is None or isinstance(group, (dist.ProcessGroup, DeviceMesh)):
         return of_group(_members(group)) is not None
+    if isinstance(group, Communicator):
+        return group._listed
     return find(name_of(group)) is not None
 
 

@@ -175,6 +175,8 @@ class Communicator:
         """Why the communicator uses the process group; None if it does not."""
         self.has_name_of_group = given.name == given.group_name
         self.failure_is_dumped = False
+        # Whether it is in `_live`, on which compiled code cannot have a guard.
+        self._listed = True
         with _lock:
             _live[self.name] = self
             known.update(dict.fromkeys((self, self.name), (self.name, self.world_size)))
@@ -479,7 +481,8 @@ class Communicator:
 
     def _forget(self) -> None:
         with _lock:
-            if _live.get(self.name) is self:
+            if self._listed:
+                self._listed = False
                 del _live[self.name]
                 del known[self], known[self.name]
                 _settle_known(self._group)

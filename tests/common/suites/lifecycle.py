@@ -70,6 +70,39 @@ def test_destroy_twice_is_harmless_and_calls_afterwards_are_refused(pool: Pool) 
         assert enter.error == "CommunicatorPoisoned"
 
 
+def _of_a_namesake(rank: Rank) -> list[Attempt]:
+    """Uses a destroyed communicator while another one has its name."""
+    import collx
+
+    def compiled() -> torch.Tensor:
+        return torch.compile(call, fullgraph=True, backend="eager")(ones(rank))
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return collx.allreduce(x, group=old)
+
+    torch._dynamo.reset()
+    old = rank.new_communicator("namesake")
+    found = [attempt(compiled)]
+    old.destroy()
+    with rank.new_communicator("namesake") as fresh:
+        assert collx.is_initialized(fresh)
+        assert not collx.is_initialized(old)
+        uses = (lambda: call(ones(rank)), lambda: collx.get(old), lambda: collx.empty(2, group=old))
+        found += [attempt(use) for use in (*uses, compiled)]
+        assert works(rank, fresh)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_destroyed_communicator_does_not_stand_for_its_namesake(pool: Pool) -> None:
+    """The new communicator may have other ranks. Dynamo wraps the error in its own exception."""
+    for before, *eager, compiled in pool.run(_of_a_namesake):
+        assert before.error == ""
+        for result in (*eager, compiled):
+            assert "communicator 'test-namesake' has been destroyed" in result.message, result
+        assert {result.error for result in eager} == {"CommunicatorPoisoned"}
+
+
 def _held() -> dict[str, int]:
     gc.collect()
     status = Path("/proc/self/status").read_text().splitlines()
