@@ -134,14 +134,20 @@ def scatter_to_sequence(x: torch.Tensor, group: Group = None, axis: int = 0) -> 
     return reducescatter(x, "sum", group, axis=axis)
 
 
-# Each backward is the other function of the pair, so second derivatives are also correct.
+# Each backward is the other function of the pair, so second derivatives are also correct. Since
+# setup_context is separate, and vmap transforms the operators, torch.func supports them too.
 
 
 class _Copy(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
-        ctx.name = name
+    def forward(x: torch.Tensor, name: str) -> torch.Tensor:
         return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, ctx.name = inputs
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -149,10 +155,15 @@ class _Copy(torch.autograd.Function):
 
 
 class _Reduce(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
-        ctx.name = name
+    def forward(x: torch.Tensor, name: str) -> torch.Tensor:
         return allreduce(x, "sum", name)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, ctx.name = inputs
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -160,10 +171,15 @@ class _Reduce(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, name: str, axis: int, total: int | None) -> torch.Tensor:
-        ctx.name, ctx.axis = name, axis
+    def forward(x: torch.Tensor, name: str, axis: int, total: int | None) -> torch.Tensor:
         return allgather(x, name, axis=axis, total=total)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, ctx.name, ctx.axis, _ = inputs
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
@@ -171,12 +187,18 @@ class _Gather(torch.autograd.Function):
 
 
 class _Split(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, name: str, axis: int) -> torch.Tensor:
-        ctx.name, ctx.axis, ctx.total = name, axis, x.size(axis)
-        start, count = _own_part(ctx.total, name)
+    def forward(x: torch.Tensor, name: str, axis: int) -> torch.Tensor:
+        start, count = _own_part(x.size(axis), name)
         # Always copied: compiled code of PyTorch 2.11 loses the gradient of a view of the input.
         return x.narrow(axis, start, count).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.name, ctx.axis = inputs
+        ctx.total = x.size(ctx.axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:

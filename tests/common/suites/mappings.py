@@ -176,6 +176,51 @@ def test_gradients_of_gradients_are_right(pool: Pool) -> None:
     assert pool.run(_second_derivative) == [True] * pool.size
 
 
+def _transformed(rank: Rank) -> dict[str, list[bool]]:
+    """Compares transforms of each function with autograd, for a batch of three."""
+    from collx import nn
+
+    name = rank.communicator().name
+    size = 2 * rank.size + 1
+    whole, part = (
+        integers((3, 4, size), 1).to(rank.device),
+        own_part(integers((3, 4, size), 2), rank, 2),
+    )
+    part = part.to(rank.device)
+    functions: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
+        "copy_to_ranks": (lambda x: nn.copy_to_ranks(x, name), whole),
+        "reduce_from_ranks": (lambda x: nn.reduce_from_ranks(x, name), whole),
+        "gather_from_ranks": (lambda x: nn.gather_from_ranks(x, name, total=size), part),
+        "split_to_ranks": (lambda x: nn.split_to_ranks(x, name), whole),
+        "gather_from_sequence": (lambda x: nn.gather_from_sequence(x, name, 1, size), part),
+        "scatter_to_sequence": (lambda x: nn.scatter_to_sequence(x, name, 1), whole),
+    }
+    found = {}
+    for what, (function, batch) in functions.items():
+
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return (function(x * x) ** 2).sum()  # noqa: B023
+
+        wanted: list[torch.Tensor] = []
+        for x in batch:
+            leaf = x.clone().requires_grad_()
+            wanted += torch.autograd.grad(loss(leaf), leaf)
+        found[what] = [
+            torch.equal(torch.func.vmap(function)(batch), torch.stack([*map(function, batch)])),
+            torch.equal(torch.func.grad(loss)(batch[0]), wanted[0]),
+            torch.equal(torch.func.vmap(torch.func.grad(loss))(batch), torch.stack(wanted)),
+        ]
+    return found
+
+
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_torch_func_transforms_each_function(pool: Pool) -> None:
+    for found in pool.run(_transformed):
+        assert len(found) == 6
+        assert {what for what, same in found.items() if not all(same)} == set(), found
+
+
 def _compiled_pairs(rank: Rank, dynamic: bool) -> list[str]:
     from collx import nn
 
