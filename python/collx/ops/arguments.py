@@ -32,13 +32,7 @@ ReduceOp: TypeAlias = str | dist.ReduceOp | dist.ReduceOp.RedOpType
 """A reduction: "sum", "avg", "max", "min" or "prod", or PyTorch's value for it, such as
 torch.distributed.ReduceOp.SUM."""
 
-_NAMES: tuple[tuple[Any, str], ...] = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "avg"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.PRODUCT, "prod"),
-)
+_NAMES = {"SUM": "sum", "AVG": "avg", "MAX": "max", "MIN": "min", "PRODUCT": "prod"}
 
 
 def group_arguments(op: str, group: Group, size: bool) -> tuple[str, int | None]:
@@ -52,21 +46,16 @@ def reduce_op_argument(op: str, given: ReduceOp) -> str:
     """Returns the operators' name for a reduction. `op`: the function, for error messages."""
     if isinstance(given, str):
         return given
-    for value, name in _NAMES:
-        if given == value:
-            return name
-    message = (
-        f"collx.{op}: reduce_op: got {_repr(given)}; accepted: sum, avg, max, min, prod, as a "
-        "string or as torch.distributed.ReduceOp.SUM, AVG, MAX, MIN, PRODUCT"
+    # By name, because Dynamo cannot compare the values. It guards on the name.
+    kind: Any = getattr(given, "op", given)  # of a ReduceOp, which also has a factor
+    name = kind.name if isinstance(kind, dist.ReduceOp.RedOpType) else ""
+    if name in _NAMES:
+        return _NAMES[name]
+    raise (ValueError if name else TypeError)(
+        f"collx.{op}: reduce_op: got {f'ReduceOp.{name}' if name else repr(given)}; accepted: sum, "
+        "avg, max, min, prod, as a string or as torch.distributed.ReduceOp.SUM, AVG, MAX, MIN, "
+        "PRODUCT"
     )
-    raise (ValueError if isinstance(given, dist.ReduceOp) else TypeError)(message)
-
-
-def _repr(given: Any) -> str:
-    premultiplied: Any = dist.ReduceOp.PREMUL_SUM  # its values have no names
-    if isinstance(given, dist.ReduceOp) and given == premultiplied:
-        return "ReduceOp.PREMUL_SUM"
-    return f"ReduceOp.{given.name}" if isinstance(given, dist.ReduceOp.RedOpType) else repr(given)
 
 
 quantization_of = Quantization.of

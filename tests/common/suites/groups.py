@@ -220,6 +220,35 @@ def test_a_reduction_is_named_or_torchs_own(pool: Pool) -> None:
     assert pool.run(_reduced) == [[], []]
 
 
+def _compiled_reductions(rank: Rank) -> list[str]:
+    import collx
+
+    communicator = rank.communicator()
+    x = torch.arange(1.0, 13.0, device=rank.device) + rank.rank
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, op: collx.allreduce(x, op, communicator), fullgraph=True, backend="eager"
+    )
+    wrong = [
+        name
+        for name, op in REDUCE_OPS.items()
+        if not torch.equal(compiled(x, op), collx.allreduce(x, name, communicator))
+    ]
+    constant = torch.compile(
+        lambda x: collx.allreduce(x, dist.ReduceOp.MAX, communicator),
+        fullgraph=True,
+        backend="eager",
+    )
+    same = torch.equal(constant(x), collx.allreduce(x, "max", communicator))
+    return wrong if same else [*wrong, "constant"]
+
+
+@pytest.mark.worlds(2)
+def test_a_reduction_of_torch_compiles_into_one_graph(pool: Pool) -> None:
+    """Another reduction compiles again, and does not use the graph of the first one."""
+    assert pool.run(_compiled_reductions) == [[], []]
+
+
 def _wrong_reductions(rank: Rank) -> dict[str, Attempt]:
     import collx
 
