@@ -138,7 +138,7 @@ class ColumnParallelLinear(nn.Module):
         """
         if self.overlap:
             y = allgather_matmul(x, self.weight.t(), self.group)
-            y = y if self.bias is None else y + self.bias
+            y = y if self.bias is None else y + self.bias.to(y.dtype)
         else:
             if torch.is_grad_enabled():
                 x = copy_to_ranks(x, self.group)
@@ -263,13 +263,13 @@ class RowParallelLinear(nn.Module):
             if self.bias is None:
                 return own
             # Every rank adds the bias to its own rows, so its gradient is summed over the ranks.
-            return own + copy_to_ranks(self.bias, self.group)
+            return own + copy_to_ranks(self.bias, self.group).to(own.dtype)
         product = functional.linear(x, self.weight)
         if self.reduce is not None:
             total = self.reduce(product)
         else:
             total = reduce_from_ranks(product, self.group)
-        return total if self.bias is None else total + self.bias
+        return total if self.bias is None else total + self.bias.to(total.dtype)
 
     def extra_repr(self) -> str:
         return (

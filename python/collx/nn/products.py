@@ -37,7 +37,7 @@ def allgather_matmul(
     Args:
         input: a floating-point tensor [rows, ..., inner], of the same shape on all ranks.
         weight: a tensor [inner, cols] of the same dtype, in any layout, such as the transposed
-            weight of a `torch.nn.Linear`.
+            weight of a `torch.nn.Linear`. Autocast casts both, as for `torch.mm`.
         group: the communicator, as in `collx.allreduce`.
 
     Returns:
@@ -63,7 +63,7 @@ def matmul_reducescatter(
     Args:
         input: a floating-point tensor [rows, ..., inner]. `rows` is a multiple of the world size.
         weight: a tensor [inner, cols] of the same dtype, in any layout, such as the transposed
-            weight of a `torch.nn.Linear`.
+            weight of a `torch.nn.Linear`. Autocast casts both, as for `torch.mm`.
         group: the communicator, as in `collx.allreduce`.
 
     Returns:
@@ -88,6 +88,7 @@ def _run(
 ) -> torch.Tensor:
     """Checks the arguments and calls the operator. `first`: the number of rows of the result."""
     name = f"collx.nn.{op.__name__}"
+    input, weight = _cast(input), _cast(weight)
     if input.dim() < 2 or weight.dim() != 2 or input.size(-1) != weight.size(0):
         raise ValueError(
             f"{name}: got shapes {tuple(input.shape)} and {tuple(weight.shape)}; accepted: "
@@ -107,6 +108,15 @@ def _run(
     rows = input.flatten(0, -2)
     made: torch.Tensor = op(rows, weight, communicator.world_size, communicator.name)
     return made.reshape(first, *input.shape[1:-1], weight.size(1))
+
+
+def _cast(tensor: torch.Tensor) -> torch.Tensor:
+    """Casts an operand as autocast does for PyTorch's products."""
+    kind = tensor.device.type
+    casts = tensor.is_floating_point() and tensor.dtype != torch.float64
+    if not casts or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
 
 
 # --- memory for gathered rows ---------------------------------------------------------------------

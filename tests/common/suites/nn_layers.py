@@ -63,6 +63,45 @@ def test_split_layers_compute_what_the_whole_ones_do(pool: Pool, gathered: bool)
     assert pool.run(_split_and_whole, gathered) == [[]] * pool.size
 
 
+def _under_autocast(rank: Rank) -> list[str]:
+    """Compares layers, eager and compiled, with the whole ones under autocast."""
+    from collx import nn
+
+    communicator = rank.communicator()
+    whole = torch_nn.Linear(IN, IN * rank.size, device=rank.device)
+    own = nn.shard_range(IN * rank.size, rank.size, rank.rank)
+    back = torch_nn.Linear(IN * rank.size, OUT, device=rank.device)
+    for parameter in (*whole.parameters(), *back.parameters()):
+        torch_nn.init.constant_(parameter, 0.25)
+    x = torch.ones(2 * rank.size, IN, device=rank.device)
+    wrong = []
+    for overlap in (False, True):
+        column = nn.ColumnParallelLinear.from_module(whole, group=communicator, overlap=overlap)
+        row = nn.RowParallelLinear.from_module(back, group=communicator, overlap=overlap)
+        for dtype in (torch.float32, torch.bfloat16):
+            given = x.to(dtype)
+            with torch.autocast(rank.device.type, torch.bfloat16):
+                hidden = whole(given)
+                pairs = [(column, given, hidden[:, own]), (row, hidden[:, own], back(hidden))]
+                for layer, argument, wanted in pairs:
+                    for call in (layer, torch.compile(layer, fullgraph=True, backend="eager")):
+                        part = slice(2 * rank.rank, 2 * rank.rank + 2) if overlap else slice(None)
+                        y = call(argument[part] if layer is column else argument)
+                        expected = wanted if layer is column else wanted[part]
+                        if y.dtype != torch.bfloat16 or not torch.equal(y, expected):
+                            wrong.append(f"{layer} of {dtype}, overlap={overlap}: {y.dtype}")
+            y.float().sum().backward()
+            assert row.weight.grad is not None
+            assert row.weight.grad.dtype == torch.float32
+    return wrong
+
+
+@pytest.mark.worlds(1, 2)
+def test_layers_follow_autocast(pool: Pool) -> None:
+    """Also products that overlap. The values are exact in bfloat16."""
+    assert pool.run(_under_autocast) == [[]] * pool.size
+
+
 def _made(rank: Rank) -> dict[str, bool]:
     from collx import nn
 
