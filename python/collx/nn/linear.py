@@ -115,8 +115,8 @@ class ColumnParallelLinear(nn.Module):
             overlap=overlap,
             device="meta",
         )
-        made.weight = _kept(full.weight[made.units])
-        made.bias = None if full.bias is None else _kept(full.bias[made.units])
+        made.weight = _part(full.weight, made.units)
+        made.bias = None if full.bias is None else _part(full.bias, made.units)
         return made.train(full.training)
 
     def reset_parameters(self) -> None:
@@ -237,8 +237,8 @@ class RowParallelLinear(nn.Module):
             overlap=overlap,
             device="meta",
         )
-        made.weight = _kept(full.weight[:, made.units])
-        made.bias = None if full.bias is None else _kept(full.bias)
+        made.weight = _part(full.weight, slice(None), made.units)
+        made.bias = None if full.bias is None else _part(full.bias)
         return made.train(full.training)
 
     def reset_parameters(self) -> None:
@@ -295,5 +295,7 @@ def _drawn(
     return whole.weight, whole.bias
 
 
-def _kept(values: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format))
+def _part(whole: torch.Tensor, *where: slice) -> nn.Parameter:
+    """Returns a copy of a part of a parameter, which is trained if the parameter is."""
+    part = whole.detach()[where].clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(part, whole.requires_grad)

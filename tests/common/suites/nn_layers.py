@@ -63,6 +63,28 @@ def test_split_layers_compute_what_the_whole_ones_do(pool: Pool, gathered: bool)
     assert pool.run(_split_and_whole, gathered) == [[]] * pool.size
 
 
+def _frozen(rank: Rank) -> list[tuple[str, bool]]:
+    """Returns which parameters are trained after the weights, but not the biases, were frozen."""
+    from collx import nn
+
+    group = rank.communicator()
+    linear, layer, rms = torch_nn.Linear(4, 4), torch_nn.LayerNorm(4), torch_nn.RMSNorm(4)
+    for whole in (linear, layer, rms):
+        whole.weight.requires_grad_(False)
+    made = (
+        nn.ColumnParallelLinear.from_module(linear, group=group),
+        nn.RowParallelLinear.from_module(linear, group=group),
+        nn.TensorParallelLayerNorm.from_module(layer, group=group),
+        nn.TensorParallelRMSNorm.from_module(rms, group=group),
+    )
+    return [(n, p.requires_grad) for module in made for n, p in module.named_parameters()]
+
+
+@pytest.mark.worlds(1)
+def test_frozen_parameters_stay_frozen(pool: Pool) -> None:
+    assert pool.run(_frozen) == [[*[("weight", False), ("bias", True)] * 3, ("weight", False)]]
+
+
 def _under_autocast(rank: Rank) -> list[str]:
     """Compares layers, eager and compiled, with the whole ones under autocast."""
     from collx import nn
