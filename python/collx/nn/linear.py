@@ -75,7 +75,8 @@ class ColumnParallelLinear(nn.Module):
             device, dtype: of weight and bias.
 
         Raises:
-            ValueError: there is no communicator, or both `units` and `gather_output` are given.
+            ValueError: there is no communicator, both `units` and `gather_output` are given, or
+                `units` are not consecutive.
         """
         super().__init__()
         if gather_output and units is not None:
@@ -88,7 +89,7 @@ class ColumnParallelLinear(nn.Module):
         self.gather_output = gather_output
         self.overlap = overlap
         self.group = None if group is None else name_of(group)
-        self.units = _units(units, out_features, group)
+        self.units = _units("ColumnParallelLinear", units, out_features, group)
         rows = self.units.stop - self.units.start
         self.weight = nn.Parameter(torch.empty(rows, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
@@ -195,7 +196,8 @@ class RowParallelLinear(nn.Module):
             device, dtype: of weight and bias.
 
         Raises:
-            ValueError: there is no communicator, or `reduce` is given together with `overlap`.
+            ValueError: there is no communicator, `reduce` is given together with `overlap`, or
+                `units` are not consecutive.
         """
         super().__init__()
         if overlap and reduce is not None:
@@ -208,7 +210,7 @@ class RowParallelLinear(nn.Module):
         self.reduce = reduce
         self.overlap = overlap
         self.group = None if group is None else name_of(group)
-        self.units = _units(units, in_features, group)
+        self.units = _units("RowParallelLinear", units, in_features, group)
         columns = self.units.stop - self.units.start
         self.weight = nn.Parameter(torch.empty(out_features, columns, device=device, dtype=dtype))
         self.bias = (
@@ -278,9 +280,15 @@ class RowParallelLinear(nn.Module):
         )
 
 
-def _units(units: slice | None, count: int, group: Group) -> slice:
+def _units(where: str, units: slice | None, count: int, group: Group) -> slice:
     if units is not None:
-        return slice(*units.indices(count)[:2])
+        start, stop, step = units.indices(count)
+        if step != 1 or start > stop:
+            raise ValueError(
+                f"{where}: units: got {units}; accepted: a slice of consecutive units, with "
+                f"0 <= start <= stop <= {count}"
+            )
+        return slice(start, stop)
     communicator = get(group)
     return shard_range(count, communicator.world_size, communicator.rank)
 

@@ -263,12 +263,15 @@ def _refused(rank: Rank) -> dict[str, Attempt]:
 
     norm: Any = nn.TensorParallelLayerNorm
     column: Any = nn.ColumnParallelLinear
+    row: Any = nn.RowParallelLinear
     calls = {
         "RMSNorm": lambda: norm.from_module(torch_nn.RMSNorm(4)),
         "two dimensions": lambda: norm.from_module(torch_nn.LayerNorm([4, 4])),
         "half": lambda: norm(4, rounding="half"),
         "units": lambda: column(4, 4, units=slice(0, 2), gather_output=True),
         "nobody": lambda: column(4, 4, group="nobody"),
+        "step": lambda: column(4, 8, units=slice(0, 8, 2)),
+        "backward": lambda: row(8, 4, units=slice(5, 2)),
     }
     return {what: attempt(call) for what, call in calls.items()}
 
@@ -282,6 +285,8 @@ def test_what_a_layer_cannot_be_made_of_is_refused_by_name(pool: Pool) -> None:
         "half": ("ValueError", "parity_weight"),
         "units": ("ValueError", "gather_output"),
         "nobody": ("ValueError", "collx.init"),
+        "step": ("ValueError", "ColumnParallelLinear: units: got slice(0, 8, 2)"),
+        "backward": ("ValueError", "RowParallelLinear: units: got slice(5, 2, None)"),
     }.items():
         assert found[what].error == error, (what, found[what])
         assert word in found[what].message, (what, found[what])
