@@ -11,9 +11,10 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
-__all__ = ["ACCEPTED", "KNOWN", "Form", "form_of"]
+__all__ = ["ACCEPTED", "KNOWN", "Form", "form_of", "placed"]
 
 
 class Form(NamedTuple):
@@ -63,6 +64,15 @@ def form_of(norm: nn.Module) -> Form | None:
         return None
     eps: Any = getattr(norm, known[0])
     return Form(eps, *known[1:])
+
+
+def placed(
+    parameter: nn.Parameter, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Parameter:
+    """Returns the parameter itself if it has this device and dtype, or else a copy. None stands for
+    those of the parameter."""
+    moved = parameter.to(device=device, dtype=dtype)
+    return parameter if moved is parameter else nn.Parameter(moved, parameter.requires_grad)
 
 
 def _of_transformers(kind: type[nn.Module]) -> bool:

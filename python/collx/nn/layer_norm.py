@@ -10,6 +10,7 @@ from torch import nn
 
 from collx._groups import Group, name_of
 from collx.nn import gradients
+from collx.nn.known_norms import placed
 from collx.nn.mappings import reduce_from_ranks
 from collx.ops.norms import Results, allreduce_layernorm
 from collx.ops.quantization import ROUNDINGS
@@ -80,7 +81,13 @@ class TensorParallelLayerNorm(nn.Module):
 
     @classmethod
     def from_module(
-        cls, norm: nn.Module, *, rounding: str | None = None, **options: Any
+        cls,
+        norm: nn.Module,
+        *,
+        rounding: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> TensorParallelLayerNorm:
         """Replaces a norm, and shares its weight and bias.
 
@@ -88,7 +95,8 @@ class TensorParallelLayerNorm(nn.Module):
             norm: a torch.nn.LayerNorm over the last dimension, with a weight; or a
                 TensorParallelLayerNorm, whose options are kept.
             rounding: by default that of the norm; "parity" for torch.nn.LayerNorm.
-            options: the arguments of the constructor, except `bias`, which the norm decides.
+            device, dtype: by default those of the norm. With others, weight and bias are copies.
+            options: other arguments of the constructor, except `bias`, which the norm decides.
 
         Raises:
             TypeError: the class of the norm is unknown, so it may compute something else.
@@ -107,7 +115,8 @@ class TensorParallelLayerNorm(nn.Module):
         bias: Any = norm.bias
         given = options if rounding is None else {"rounding": rounding, **options}
         made = cls(weight.numel(), bias=bias is not None, device="meta", **{**kept, **given})
-        made.weight, made.bias = weight, bias
+        made.weight = placed(weight, device, dtype)
+        made.bias = None if bias is None else placed(bias, device, dtype)
         return made.train(norm.training)
 
     def reset_parameters(self) -> None:

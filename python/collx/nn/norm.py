@@ -11,7 +11,7 @@ from torch import nn
 
 from collx._groups import Group, name_of
 from collx.nn import gradients
-from collx.nn.known_norms import ACCEPTED, form_of
+from collx.nn.known_norms import ACCEPTED, form_of, placed
 from collx.nn.mappings import reduce_from_ranks
 from collx.nn.quantized import quantized
 from collx.ops.norms import Results, allreduce_rmsnorm
@@ -122,7 +122,7 @@ class TensorParallelRMSNorm(nn.Module):
     eval mode the unfused path is rarely intended, so the process gets one warning.
 
     The state is `weight`, as in torch.nn.RMSNorm. A given scale is not part of the state. It moves
-    with the module and stays float32.
+    with the module and stays float32. After `to_empty` from the meta device, set its value.
     """
 
     weight: nn.Parameter
@@ -185,7 +185,13 @@ class TensorParallelRMSNorm(nn.Module):
 
     @classmethod
     def from_module(
-        cls, norm: nn.Module, *, rounding: str | None = None, **options: Any
+        cls,
+        norm: nn.Module,
+        *,
+        rounding: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> TensorParallelRMSNorm:
         """Replaces a norm, and shares its weight.
 
@@ -194,7 +200,9 @@ class TensorParallelRMSNorm(nn.Module):
                 others; the error for an unknown class lists them); or a TensorParallelRMSNorm,
                 whose options are kept.
             rounding: by default that of the norm.
-            options: the arguments of the constructor. `weight_offset` is by default that of the
+            device, dtype: by default those of the norm. With others, the weight is a copy. The
+                scale stays float32.
+            options: other arguments of the constructor. `weight_offset` is by default that of the
                 norm, which is 1 for Gemma. A new `quantization` replaces `scale` and `keep_norm`
                 too.
 
@@ -217,7 +225,9 @@ class TensorParallelRMSNorm(nn.Module):
         weight: Any = norm.weight
         given = options if rounding is None else {"rounding": rounding, **options}
         made = cls(weight.numel(), device="meta", **{**kept, **given})
-        made.weight = weight
+        made.weight = placed(weight, device, dtype)
+        if made.scale is not None:
+            made.scale = made.scale.to(device=device)
         return made.train(norm.training)
 
     def reset_parameters(self) -> None:
@@ -285,7 +295,10 @@ class TensorParallelRMSNorm(nn.Module):
         scale = self.scale
         super()._apply(fn, recurse)
         if scale is not None and self.scale is not None:
-            self.scale = scale.to(self.scale.device)  # a change of dtype only applies to the weight
+            # A change of dtype only applies to the weight. A meta tensor has no values to copy.
+            place = self.scale.device
+            made = torch.empty_like(scale, device=place) if scale.is_meta else scale.to(place)
+            self.scale = made
         return self
 
 

@@ -360,6 +360,41 @@ def test_it_shares_the_weight_and_has_the_state_of_a_norm(pool: Pool) -> None:
     assert pool.run(_shares_and_describes) == [[]]
 
 
+def _moved(rank: Rank) -> list[str]:
+    """Moves norms to other devices and dtypes, as copies and in place."""
+    import collx
+    from collx import nn
+
+    how = collx.Quantization(scale_mode="tensor")
+    norm = nn.TensorParallelRMSNorm(COLS, quantization=how, scale=torch.ones(1))
+    layer = torch.nn.LayerNorm(COLS).requires_grad_(False)
+    there: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
+    copies = (
+        nn.TensorParallelRMSNorm.from_module(norm, **there),
+        nn.TensorParallelLayerNorm.from_module(layer, **there),
+    )
+    same = nn.TensorParallelLayerNorm.from_module(layer, device="cpu", dtype=torch.float32)
+    again = copy.deepcopy(norm).to("meta").to_empty(device="cpu").to(torch.bfloat16)
+    assert copies[0].scale is not None
+    assert again.scale is not None
+    good = {
+        "copies": all(
+            p.is_meta and p.dtype == torch.bfloat16 for made in copies for p in made.parameters()
+        ),
+        "scale": copies[0].scale.is_meta and copies[0].scale.dtype == torch.float32,
+        "originals": all(p.device.type == "cpu" for p in (*norm.parameters(), *layer.parameters())),
+        "frozen": not any(p.requires_grad for p in copies[1].parameters()),
+        "shared": same.weight is layer.weight and same.bias is layer.bias,
+        "emptied": again.scale.device.type == "cpu" and again.scale.dtype == torch.float32,
+    }
+    return [what for what, fine in good.items() if not fine]
+
+
+@pytest.mark.worlds(1)
+def test_from_module_and_to_empty_take_a_device_and_a_dtype(pool: Pool) -> None:
+    assert pool.run(_moved) == [[]]
+
+
 def _refusals(rank: Rank) -> list[str]:
     import collx
     from collx import nn
