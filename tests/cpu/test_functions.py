@@ -212,7 +212,7 @@ def test_the_last_quantization_is_not_taken_for_another_one(
             assert (q.dtype == torch.int8) == (quantization == "int8")
             with pytest.raises(ValueError, match="kind"):
                 ours.function(X, WEIGHT, 1e-6, "nobody", quantization="fp9")
-            with pytest.raises(AttributeError):
+            with pytest.raises(TypeError, match="quantization: got 8; accepted: "):
                 ours.function(X, WEIGHT, 1e-6, "nobody", quantization=8)
     assert ours.calls == 0
 
@@ -242,6 +242,7 @@ REFUSED = [
     ("allreduce_rmsnorm", (X, WEIGHT, "1", "nobody"), {}),
     ("allreduce_rmsnorm", (X, None, 1e-6, "nobody"), {}),
     ("allreduce_rmsnorm", (X, WEIGHT, 1e-6, "nobody"), {"keep_norm": True}),
+    ("allreduce_rmsnorm", (X, WEIGHT, 1e-6, "nobody"), {"quantization": torch.float8_e4m3fn}),
     ("allreduce_rmsnorm", (X, WEIGHT, 1e-6, "nobody"), {"scale": rows(1)}),
     ("allreduce_rmsnorm", (X, WEIGHT, 1e-6, "nobody"), {"out": (X, X)}),
     ("reducescatter_rmsnorm", (X, None, WEIGHT, 1e-6, "nobody"), {}),

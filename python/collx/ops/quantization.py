@@ -61,9 +61,15 @@ class Quantization:
 
     @staticmethod
     def of(given: Quantization | str | None) -> Quantization | None:
-        """Returns a `Quantization`. The strings "fp8" and "int8" select the defaults."""
+        """Returns a `Quantization`. The strings "fp8" and "int8" select the defaults. Other
+        types raise a TypeError."""
         if isinstance(given, str):
             return _PLAIN.get(given) or Quantization(given)
+        if given is not None and not isinstance(given, Quantization):
+            raise TypeError(
+                f"quantization: got {given!r}; accepted: a collx.Quantization, "
+                f"{', '.join(map(repr, _PLAIN))}, or None"
+            )
         return given
 
     def arguments(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ model does, so it may differ by one rounding, and a quantized result by one step
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -399,11 +399,12 @@ def _refusals(rank: Rank) -> list[str]:
     import collx
     from collx import nn
 
-    scale = torch.ones(1)
+    scale, fp8 = torch.ones(1), cast(Any, torch.float8_e4m3fn)
     attempts: list[tuple[type[Exception], str, Any]] = [
         (ValueError, "rounding", lambda: nn.TensorParallelRMSNorm(4, rounding="half")),
         (ValueError, "keep_norm", lambda: nn.TensorParallelRMSNorm(4, keep_norm=True)),
         (ValueError, "kind", lambda: nn.TensorParallelRMSNorm(4, quantization="fp4")),
+        (TypeError, "float8", lambda: nn.TensorParallelRMSNorm(4, quantization=fp8)),
         (ValueError, "scale_mode", lambda: collx.Quantization(scale_mode="column")),
         (ValueError, "scale", lambda: nn.TensorParallelRMSNorm(4, scale=scale)),
     ]
