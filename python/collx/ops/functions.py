@@ -10,11 +10,14 @@ twin for arguments that it does not convert itself, such as tensor subclasses an
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from collx._extension import extension
 from collx._imports import after_import
@@ -146,14 +149,15 @@ def _twin(declaration: Callable[..., Any], signature: inspect.Signature) -> Call
     def twin(*args: Any, **named: Any) -> Any:
         declaration(*args, **named)  # raises TypeError for unexpected arguments
         given = {**defaults, **dict(zip(names, args, strict=False)), **named}
-        if given.get("async_op"):
-            if torch.compiler.is_dynamo_compiling():
-                return _out_of_graphs[name](*args, **named)
-            _refuse_async(name)
+        posts = given.get("async_op")
+        if posts and torch.compiler.is_dynamo_compiling():
+            return _out_of_graphs[name](*args, **named)
         features, values = _resolved(name, given, has_map)
         variant = variants.get(features)
         if variant is None:
             _refuse(name, features)
+        if posts:
+            return _post_converted(name, variant, given, values)
         return _call(name, variant, given, values)
 
     twins[name] = twin
@@ -223,11 +227,39 @@ def _check_splits(given: dict[str, Any]) -> None:
         )
 
 
-def _refuse_async(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"collx.{name}: async_op: got True with a tensor subclass or an invalid argument; "
-        "accepted: plain tensors and valid arguments"
+def _post_converted(
+    name: str, variant: _Variant, given: dict[str, Any], values: dict[str, Any]
+) -> Any:
+    """Posts a call that the built-in function did not accept with the types of its arguments."""
+    converted = {parameter: _converted(value) for parameter, value in given.items()}
+    converted["async_op"] = True  # also for other true values
+    if any(converted[parameter] is not value for parameter, value in given.items()):
+        return next(made for made in _made if made.__name__ == name)(**converted)
+    # An invalid argument raises the error of the synchronous call. On the meta device, it does not
+    # communicate.
+    on_meta = tree_map_only(
+        torch.Tensor, lambda t: torch.empty_like(t, device="meta"), [given, values]
     )
+    _call(name, variant, *on_meta)
+    raise NotImplementedError(
+        f"collx.{name}: async_op: got True with a tensor subclass or another type that cannot be "
+        "posted; accepted: plain tensors, and values of the documented types"
+    )
+
+
+def _converted(value: Any) -> Any:
+    """Converts a number or string of another class, such as a number of NumPy, to Python's. Returns
+    any other value itself."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (tuple, list)):
+        items = tuple(map(_converted, value))
+        return value if items and all(map(operator.is_, items, value)) else items
+    if isinstance(value, (bool, torch.Tensor)):
+        return value
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 def _refuse(name: str, features: tuple[str, ...]) -> NoReturn:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -450,6 +451,10 @@ def _refusals(rank: Rank) -> list[Attempt]:
         attempt(lambda: post()),
         attempt(lambda: collx.post(collx.allreduce, x, group=communicator, algorithm="none")),
         attempt(lambda: collx.post(collx.allreduce, x, group=communicator, out=x[1:])),
+        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, extras=(1,))),
+        attempt(lambda: post(collx.allreduce, x, group=communicator, max_blocks="many")),
+        attempt(lambda: post(collx.allreduce, "x", group=communicator)),
+        attempt(lambda: post(collx.allreduce, x, 5, communicator)),
         attempt(lambda: collx.post(collx.allreduce, x, group=communicator).wait(timeout=-1.0)),
         attempt(lambda: collx.post(collx.allreduce_, imaginary, group=communicator)),
         attempt(lambda: collx.post(collx.allreduce, x, group=communicator, out=imaginary)),
@@ -476,6 +481,10 @@ def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
         ("TypeError", "post() missing 1 required positional argument: 'function'"),
         ("ValueError", "algorithm: got"),
         ("ValueError", "collx.allreduce: out"),
+        ("ValueError", "collx.allreduce: extras: got 1 without epilogue="),
+        ("RuntimeError", "'max_blocks'"),
+        ("RuntimeError", "'input'"),
+        ("TypeError", "collx.allreduce: reduce_op: got 5"),
         ("ValueError", "wait: timeout: got -1"),
         ("NotImplementedError", "allreduce: input: an asynchronous call cannot write a conjugate"),
         ("NotImplementedError", "allreduce: out: an asynchronous call cannot write a conjugate"),
@@ -487,6 +496,39 @@ def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
         for result, (error, words) in zip(found, wanted, strict=True):
             assert result.error == error, result
             assert words in result.message, result
+
+
+def _other_numbers(rank: Rank) -> bool:
+    import collx
+
+    class Text(str):
+        pass
+
+    communicator: Any = rank.communicator("posting-refusing")
+    splits: Any = [*[2] * (rank.size - 1), np.int64(2)]
+    x = torch.full((2 * rank.size,), float(rank.rank), device=rank.device)
+    post: Any = collx.post
+    root, options = np.int64(rank.size - 1), {"algorithm": Text("auto"), "max_blocks": np.int32(0)}
+    handles = [
+        post(collx.broadcast, x, root, communicator),
+        collx.broadcast(x, root, communicator, async_op=True, **options),
+        post(collx.allreduce, x, group=communicator, extras=[]),
+        post(collx.alltoallv, x, splits, splits, communicator),
+        post(collx.allreduce_rmsnorm, x[None], x, np.float32(0.5), communicator),
+    ]
+    wanted: list[Any] = [
+        collx.broadcast(x, rank.size - 1, communicator),
+        collx.broadcast(x, rank.size - 1, communicator),
+        collx.allreduce(x, group=communicator),
+        collx.alltoall(x, communicator),
+        collx.allreduce_rmsnorm(x[None], x, 0.5, communicator),
+    ]
+    return all(torch.equal(h.wait(), want) for h, want in zip(handles, wanted, strict=True))
+
+
+@pytest.mark.worlds(1, 2)
+def test_numbers_of_numpy_are_posted_as_those_of_python(pool: Pool) -> None:
+    assert all(pool.run(_other_numbers))
 
 
 def _autograd(rank: Rank) -> None:
