@@ -52,8 +52,6 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void run_until(const CpuPostedCall& call);
   /// Runs calls, or waits for the thread that does.
   void run_until_empty();
-  /// Releases completed calls and their tensors. Only for threads that post or wait.
-  void release_completed();
   /// Lets the threads run the remaining calls and ends them.
   void close();
 
@@ -98,6 +96,7 @@ class CpuPostedCall final : public PostedCall {
   CpuPostedCall(std::shared_ptr<Communicator> communicator, std::unique_ptr<CallRequest> request,
                 std::shared_ptr<Queue> queue)
       : communicator_(std::move(communicator)),
+        op_(request->op()),
         request_(std::move(request)),
         queue_(std::move(queue)) {}
 
@@ -128,7 +127,7 @@ class CpuPostedCall final : public PostedCall {
     for (const Done& done : std::exchange(callbacks_, {})) done(error_);
   }
 
-  const char* op() const { return request_->op(); }
+  const char* op() const { return op_; }
 
   bool is_completed() const override { return completed_.load(std::memory_order_acquire); }
 
@@ -136,7 +135,7 @@ class CpuPostedCall final : public PostedCall {
     const auto done = [this] { return is_completed(); };
     if (!done()) {
       // A forked child has no thread that could complete the call.
-      if (communicator_->forked()) communicator_->require_usable(request_->op());
+      if (communicator_->forked()) communicator_->require_usable(op_);
       // Only the timeout of the communicator bounds a call that this thread runs.
       if (!timeout || *timeout >= communicator_->timeout()) queue_->run_until(*this);
     }
@@ -146,10 +145,10 @@ class CpuPostedCall final : public PostedCall {
         changed_.wait(held, done);
       } else if (!changed_.wait_for(held, *timeout, done)) {
         held.unlock();
-        raise_not_completed(*communicator_, request_->op(), *timeout);
+        raise_not_completed(*communicator_, op_, *timeout);
       }
     }
-    queue_->release_completed();
+    release_tensors();
     if (error_) raise_carried(error_);
   }
 
@@ -165,13 +164,21 @@ class CpuPostedCall final : public PostedCall {
   }
 
  private:
+  /// Only for a thread that waits, since this may require Python's lock. The queue keeps the call
+  /// until the next one.
+  void release_tensors() {
+    std::unique_ptr<CallRequest> completed;  // released after the lock
+    const std::lock_guard held(mutex_);
+    completed = std::move(request_);
+  }
   void enqueue_as_posted() {
-    communicator_->require_usable(request_->op());
+    communicator_->require_usable(op_);
     enqueue(*communicator_, *request_, current_stream(communicator_->options().device));
   }
 
   const std::shared_ptr<Communicator> communicator_;
-  const std::unique_ptr<CallRequest> request_;
+  const char* const op_;
+  std::unique_ptr<CallRequest> request_;
   const std::shared_ptr<Queue> queue_;
   // The state of the thread that posts. On that thread, only the parts on which PyTorch's operators
   // depend are restored: to restore all of it takes longer than a small call.
@@ -218,12 +225,6 @@ void Queue::run_next_and_callbacks(std::unique_lock<std::mutex>& held) {
   call->call_back();
   call.reset();  // may release tensors and the communicator
   held.lock();
-}
-
-void Queue::release_completed() {
-  Calls completed;  // released after the lock
-  const std::lock_guard held(mutex_);
-  take_completed(completed);
 }
 
 void Queue::run_until(const CpuPostedCall& call) {

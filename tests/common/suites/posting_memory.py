@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import warnings
+import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +62,25 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(_Array(tensor), device=tensor.device)
     memory = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=tensor.dtype)
+
+
+def _released(rank: Rank) -> bool:
+    import collx
+
+    array = np.ones(LARGE, dtype=np.float32)
+    alive = weakref.ref(array)
+    x = torch.from_numpy(array)
+    handle = collx.post(collx.allreduce_, x, group=rank.communicator("posting-released"))
+    del array
+    handle.wait()
+    del x, handle
+    return alive() is None
+
+
+@pytest.mark.worlds(1, 2)
+def test_wait_releases_the_tensors_of_the_call(pool: Pool) -> None:
+    if pool.world.device == "cpu":  # a GPU cannot use memory of NumPy
+        assert all(all(pool.run(_released)) for _ in range(20))
 
 
 def _overlap(place: tuple[int, int], tensors: list[torch.Tensor]) -> bool:
