@@ -165,7 +165,8 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   // PyTorch calls this once for each kind of device, but one backend serves all of them. A second
   // backend would find the inner group of the first in the store.
   if (split_ && split_name_ == own->group_name) {
-    if (auto made = split_->lock()) return made;
+    auto made = split_->lock();
+    if (made != nullptr && !static_cast<Backend&>(*made).left_) return made;
   }
   auto made = maker_->split(store, ranks, c10::intrusive_ptr<BackendOptions>::reclaim_copy(own));
   if (made != nullptr) split_.emplace(made);
@@ -214,6 +215,8 @@ c10::intrusive_ptr<c10d::Work> Backend::work(OpType type, const char* title, con
   auto begun = begin(type, title, inputs);
   const at::Tensor& one = inputs.empty() ? results.at(0) : inputs[0];
   const std::shared_ptr<Communicator>& communicator = place(one.device()).communicator;
+  TORCH_CHECK_VALUE(communicator != nullptr, title, ": input: got a tensor on ", one.device(),
+                    "; accepted: the device of the output");
   Calls calls(communicator->options().name, size_, rank_, async);
   carry_out(communicator, [&] { make(calls); });
   if (async) {

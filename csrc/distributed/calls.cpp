@@ -160,11 +160,12 @@ void Calls::allgather(const at::Tensor& input, const Tensors& outputs) {
                    target.then);
   }
   // The tensors have different sizes: every rank broadcasts its own.
-  at::Tensor own = outputs[static_cast<size_t>(rank)];
-  own.copy_(input.view(own.sizes()));
   for (int root = 0; root < world; ++root) {
     at::Tensor part = outputs[static_cast<size_t>(root)];
-    (*this)([&] { operators::broadcast_(part, root, name); });
+    (*this)([&] {
+      if (root == rank) part.copy_(input.view(part.sizes()));
+      operators::broadcast_(part, root, name);
+    });
   }
 }
 

@@ -317,6 +317,8 @@ std::vector<uint64_t> Communicator::waited() const {
 }
 
 void Communicator::report(const StatusRecord& record) {
+  const std::lock_guard held(reporting_);
+  if (destroyed()) return;  // the regions are gone, or will be
   if (!has_regions()) {
     record_first(*status_.get(), record);
   } else if (!on_cuda()) {
@@ -337,6 +339,7 @@ void Communicator::destroy() {
   if (forked()) return;  // a thread that does not exist in this process may hold the lock
   if (Poster* const poster = poster_.load(std::memory_order_acquire)) poster->close();
   const auto held = lock();
+  const std::lock_guard reported(reporting_);
   symmetric_.clear();
   options_.fallback_group.reset();
   // A healthy communicator is destroyed collectively, with nothing in flight. After a failure, a

@@ -211,6 +211,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   int fork_generation_;
   std::atomic<Poster*> poster_{nullptr};  // owned
   std::mutex mutex_;
+  std::mutex reporting_;  // held by report(), and while the regions are released
   SymmetricMemory symmetric_;
 #if COLLX_CUDA
   StreamOrder streams_;

@@ -216,6 +216,33 @@ def test_abort_ends_the_calls_of_all_ranks_and_names_who_did(pool: Pool) -> None
         assert found.seconds < 10 * timeout
 
 
+def _aborted_after_its_end(rank: Rank) -> None:
+    group = group_of(rank)
+    assert _sum(rank, group)
+    dist.destroy_process_group(group)
+    group.abort()
+
+
+@pytest.mark.worlds(1, 2)
+def test_abort_after_the_end_of_the_group_does_nothing(pool: Pool) -> None:
+    pool.run(_aborted_after_its_end)
+
+
+def _gathered_with_gradients(rank: Rank) -> None:
+    group = group_of(rank)
+    sizes = [3 + r for r in range(rank.size)]
+    outputs = list(torch.empty(sum(sizes), device=rank.device).split(sizes))
+    dist.all_gather(outputs, ones(rank, 3 + rank.rank).requires_grad_() * 1, group=group)
+    assert not any(output.requires_grad for output in outputs)
+    assert all(bool((output == 1).all()) for output in outputs)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.worlds(2, 3)
+def test_all_gather_of_different_sizes_records_no_gradient(pool: Pool) -> None:
+    pool.run(_gathered_with_gradients)
+
+
 @pytest.mark.alone
 @pytest.mark.worlds(2)
 def test_a_shorter_timeout_holds_for_later_calls(pool: Pool) -> None:
