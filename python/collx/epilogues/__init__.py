@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 
@@ -15,8 +15,6 @@ Epilogue: TypeAlias = Callable[..., torch.Tensor]
 """An elementwise function f(value, *extras). With index=True it also accepts the coordinates of
 each element, after the extras."""
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _KEPT = 4096  # maximum number of cached texts; then the cache is cleared
 _texts: dict[Hashable, str] = {}
 traced_texts: dict[Hashable, str] = {}
@@ -24,13 +22,6 @@ traced_texts: dict[Hashable, str] = {}
 dims)). Looking up a function takes less time than computing its key."""
 
 
-def _constant_to_dynamo(function: F) -> F:
-    """Does the same as torch.compiler.assume_constant_result, which would import the compiler."""
-    function.__dict__["_dynamo_marked_constant"] = True
-    return function
-
-
-@_constant_to_dynamo
 def expression_of(
     op: str,
     f: Epilogue,

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from collx._extension import extension
 from collx._imports import after_import
+from collx.epilogues import expression_of
 from collx.ops import arguments
 
 __all__ = ["Handle", "built_in", "post", "register", "twins"]
@@ -69,6 +70,15 @@ def register() -> None:
 
 
 def _substitute() -> None:
+    from torch._dynamo.eval_frame import set_code_exec_strategy
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+    from collx.epilogues.guards import guarded_expression_of
+
+    torch.compiler.substitute_in_graph(expression_of)(guarded_expression_of)
+    # Otherwise, Dynamo would compile the conversion in eager calls that follow a graph break.
+    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    set_code_exec_strategy(arguments.epilogue_arguments.__code__, skip)
     torch.compiler.substitute_in_graph(post, skip_signature_check=True)(_post)
     for function in _made:
         name = function.__name__

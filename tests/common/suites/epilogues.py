@@ -4,6 +4,8 @@ gradients; compiled code; refusals."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -356,6 +358,59 @@ def test_compiled_code_gives_the_same(pool: Pool) -> None:
     """In one graph, with and without gradients; the function's text is a constant of the graph."""
     require_compiler()
     assert pool.run(_compiled) == [[""] * 4] * 2
+
+
+_global = 1.0
+
+
+def _by_global(v: torch.Tensor) -> torch.Tensor:
+    return torch.relu(v * (1 + _global))
+
+
+def _times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda v: v * factor + torch.tensor(factor) / 2
+
+
+def _changing(rank: Rank) -> tuple[list[str], Attempt]:
+    """Compiles functions whose numbers change. Returns the differences from eager calls, and what
+    fullgraph=True says of a function that the graph creates."""
+    import collx
+
+    global _global
+    name = rank.communicator().name
+    x, weight = ones(rank, 24).view(4, 6) * (rank.rank + 1), ones(rank, 6)
+
+    def model(x: torch.Tensor, k: float, f: Any) -> Any:
+        y = collx.allreduce(x, group=name, epilogue=f)
+        z = collx.allreduce_rmsnorm(y, weight, 1e-6, name, epilogue=f)
+        assert isinstance(z, torch.Tensor)
+        return collx.reducescatter(z, group=name, epilogue=f)
+
+    def own(x: torch.Tensor, k: float, f: Any) -> Any:
+        return collx.allreduce(x, group=name, epilogue=lambda v: v * k)
+
+    wrong = []
+    for function, fullgraph in ((model, True), (own, False)):
+        with inductor():
+            compiled = torch.compile(function, fullgraph=fullgraph)
+            for _global in (2.0, 3.0, 5.0, 2.0):
+                for f in (_times(_global), _by_global, partial(torch.mul, other=2.0)):
+                    got = compiled(x, _global, f)
+                    wrong.append(differences(got.cpu(), function(x, _global, f).cpu()))
+    with inductor():
+        compiled = torch.compile(own, fullgraph=True)
+        compiled(x, 2.0, None)
+        refused = attempt(lambda: compiled(x, 3.0, None))
+    return wrong, refused
+
+
+@pytest.mark.worlds(2)
+def test_compiled_code_follows_the_numbers_that_a_function_reads(pool: Pool) -> None:
+    """A function that the graph creates breaks the graph if its number has changed."""
+    require_compiler()
+    for wrong, refused in pool.run(_changing):
+        assert wrong == [""] * 24
+        assert "epilogue: reads a value that is not a constant of the graph" in refused.message
 
 
 def _opchecks(rank: Rank) -> list[Any]:
