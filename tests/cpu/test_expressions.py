@@ -82,6 +82,35 @@ def test_a_product_that_is_added_is_two_statements() -> None:
     )
 
 
+TRANSFORMS: dict[str, Function] = {
+    "grad": torch.func.grad,
+    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](torch.tensor(1.0))[0],
+    "jacrev": torch.func.jacrev,
+    "jacfwd": torch.func.jacfwd,
+    "vmap": torch.func.vmap,
+    "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(f)),
+}
+
+
+@pytest.mark.parametrize("which", TRANSFORMS)
+def test_transforms_of_the_caller_are_not_traced(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collx.epilogues._texts", {})
+    texts = []
+
+    def f(v: torch.Tensor) -> torch.Tensor:
+        return v * torch.tensor(7.0) + 0.5
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        texts.append(expression_of("allreduce", f, torch.float32))
+        return x.sum()
+
+    TRANSFORMS[which](loss)(torch.ones(3))
+    monkeypatch.setattr("collx.epilogues._texts", {})
+    assert texts == [expression_of("allreduce", f, torch.float32)]
+
+
 def test_what_a_function_holds_is_part_of_it() -> None:
     def scaled(by: float) -> str:
         return expression_of("allreduce", lambda v: v * by, torch.float32)

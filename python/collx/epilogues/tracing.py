@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import _disable_current_modes
@@ -24,6 +25,32 @@ def traced(
     dims: int | None,
 ) -> str:
     """Returns the text of a function. Arguments and errors are those of `expression_of`."""
+    try:
+        # Tracing does not use the caller's modes, transforms or data. The stand-ins are not of a
+        # subclass, because modes do not see reads of a subclass's attributes.
+        with (
+            _disable_current_modes(),
+            temporarily_clear_interpreter_stack(),
+            torch.no_grad(),
+        ):
+            leaves, given = _arguments(dtype, extras, dims)
+            # The lambda has the number of parameters that make_fx expects, and runs only f in the
+            # mode.
+            module = make_fx(lambda *given: _Calls.of(f, given), tracing_mode="real")(*given)
+            module.graph.eliminate_dead_code()
+            return lower(module, leaves, dtype)
+    except Refusal as refusal:
+        what: str = str(refusal)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise TypeError(_message(op, f, what)) from error
+    raise TypeError(_message(op, f, what))
+
+
+def _arguments(
+    dtype: torch.dtype, extras: tuple[str, ...], dims: int | None
+) -> tuple[list[tuple[str, ...]], list[torch.Tensor]]:
+    """Returns the leaves that the arguments of a function become, and their stand-ins."""
     leaves: list[tuple[str, ...]] = [("value",)]
     given = [_stand_in(wide(dtype))]
     counts = {"extra": 0, "number": 0}
@@ -34,21 +61,7 @@ def traced(
         counts[name] += 1
     leaves += [("index", str(i)) for i in range(dims or 0)]
     given += [_stand_in(torch.int64) for _ in range(dims or 0)]
-    try:
-        # Tracing does not use the caller's modes or data. The stand-ins are not of a subclass,
-        # because modes do not see reads of a subclass's attributes.
-        with _disable_current_modes(), torch.no_grad():
-            # The lambda has the number of parameters that make_fx expects, and runs only f in the
-            # mode.
-            module = make_fx(lambda *given: _Calls.of(f, given), tracing_mode="real")(*given)
-        module.graph.eliminate_dead_code()
-        return lower(module, leaves, dtype)
-    except Refusal as refusal:
-        what: str = str(refusal)
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise TypeError(_message(op, f, what)) from error
-    raise TypeError(_message(op, f, what))
+    return leaves, given
 
 
 def _stand_in(dtype: torch.dtype) -> torch.Tensor:
