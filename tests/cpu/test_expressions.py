@@ -111,6 +111,21 @@ def test_transforms_of_the_caller_are_not_traced(
     assert texts == [expression_of("allreduce", f, torch.float32)]
 
 
+def test_the_default_device_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+    for device in ("cpu", "meta"):
+        monkeypatch.setattr("collx.epilogues._texts", {})
+        with torch.device(device):
+            texts.append(
+                expression_of(
+                    "allreduce",
+                    lambda v: v.bfloat16() * 0.7 + torch.tensor(0.3),
+                    torch.float32,
+                )
+            )
+    assert texts[0] == texts[1]
+
+
 def test_what_a_function_holds_is_part_of_it() -> None:
     def scaled(by: float) -> str:
         return expression_of("allreduce", lambda v: v * by, torch.float32)

@@ -85,7 +85,7 @@ class Writer:
         name = _NAMES[dtype]
         if dtype.is_floating_point:
             # Rounded to the type as PyTorch rounds a Python number. Hexadecimal preserves all bits.
-            rounded = torch.tensor(float(value), dtype=dtype).item()
+            rounded = torch.tensor(float(value), dtype=dtype, device="cpu").item()
             bits = struct.pack(">" + _FORMATS[name], rounded).hex()
         else:
             width = 1 if dtype == torch.bool else dtype.itemsize
@@ -226,7 +226,7 @@ class Lowering:
         """Rounds a Python number as a tensor of that type does."""
         if not self._rounds(dtype) or not isinstance(value, (bool, int, float)):
             return value
-        return torch.tensor(value, dtype=dtype).item()
+        return torch.tensor(value, dtype=dtype, device="cpu").item()
 
 
 Lower = Callable[..., int]

@@ -3,13 +3,14 @@ because importing PyTorch's tracing takes a second."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode, resolve_name
 from torch.utils._python_dispatch import _disable_current_modes
 
 from collx.epilogues.lowering import Refusal, lower, wide
@@ -31,6 +32,7 @@ def traced(
         with (
             _disable_current_modes(),
             temporarily_clear_interpreter_stack(),
+            _without_function_modes(),  # such as a default device
             torch.no_grad(),
         ):
             leaves, given = _arguments(dtype, extras, dims)
@@ -45,6 +47,16 @@ def traced(
         what = f"{type(error).__name__}: {error}"
         raise TypeError(_message(op, f, what)) from error
     raise TypeError(_message(op, f, what))
+
+
+@contextmanager
+def _without_function_modes() -> Iterator[None]:
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
 
 
 def _arguments(
