@@ -273,28 +273,31 @@ const Function::Choice* Function::fill(torch::jit::Stack& stack, const Values& v
 /// The text of an epilogue that Python has already traced, that depends only on its code, and whose
 /// extras are all tensors. Null for any other epilogue. This avoids Python's own lookup, which
 /// takes a third of the time of a small call.
-PyObject* Function::traced_text(const Values& values) const {
+py::object Function::traced_text(const Values& values) const {
   PyObject* const input = value_of(input_, values);
   PyObject* const extras = value_of(extras_, values);
-  if (!THPVariable_CheckExact(input) || !is_default(index_, values)) return nullptr;
-  if (!PyTuple_CheckExact(extras) && !PyList_CheckExact(extras)) return nullptr;
+  if (!THPVariable_CheckExact(input) || !is_default(index_, values)) return {};
+  if (!PyTuple_CheckExact(extras) && !PyList_CheckExact(extras)) return {};
   PyObject* const* const items = PySequence_Fast_ITEMS(extras);
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(extras);
   if (!std::all_of(items, items + count, [](PyObject* x) { return THPVariable_CheckExact(x); })) {
-    return nullptr;
+    return {};
   }
-  auto* const dtype =
-      reinterpret_cast<PyObject*>(torch::getTHPDtype(THPVariable_Unpack(input).scalar_type()));
-  const py::tuple key =
-      py::make_tuple(borrowed(value_of(epilogue_, values)),
-                     py::make_tuple(borrowed(dtype), static_cast<int64_t>(count), py::none()));
-  return PyDict_GetItem(traced_texts_.ptr(), key.ptr());
+  const auto dtype_of = [](at::ScalarType type) {
+    return borrowed(reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
+  };
+  const py::tuple key = py::make_tuple(
+      borrowed(value_of(epilogue_, values)),
+      py::make_tuple(dtype_of(THPVariable_Unpack(input).scalar_type()), static_cast<int64_t>(count),
+                     py::none(), dtype_of(c10::get_default_dtype_as_scalartype())));
+  return borrowed(PyDict_GetItem(traced_texts_.ptr(), key.ptr()));
 }
 
 Function::Mapped Function::map(const Values& values) const {
   Mapped mapped;
-  if (PyObject* const text = traced_text(values)) {
-    mapped.expression = text;
+  mapped.owned = traced_text(values);
+  if (mapped.owned) {
+    mapped.expression = mapped.owned.ptr();
     mapped.extras = value_of(extras_, values);
     return mapped;
   }

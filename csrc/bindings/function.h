@@ -105,7 +105,7 @@ class Function {
     std::shared_ptr<Quantized> quantized;
   };
   Mapped map(const Values& values) const;
-  PyObject* traced_text(const Values& values) const;
+  pybind11::object traced_text(const Values& values) const;
 
   // Each pushes one argument, or returns false if the value is not plain.
   bool push(torch::jit::Stack& stack, const Source& source, PyObject* value, const Mapped& mapped);

@@ -82,7 +82,7 @@ def test_a_product_that_is_added_is_two_statements() -> None:
     )
 
 
-TRANSFORMS: dict[str, Function] = {
+TRANSFORMS: dict[str, Any] = {
     "grad": torch.func.grad,
     "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](torch.tensor(1.0))[0],
     "jacrev": torch.func.jacrev,

@@ -19,7 +19,7 @@ _KEPT = 4096  # maximum number of cached texts; then the cache is cleared
 _texts: dict[Hashable, str] = {}
 traced_texts: dict[Hashable, str] = {}
 """Texts of functions that read nothing except their code and modules, by (function, (dtype, extras,
-dims)). Looking up a function takes less time than computing its key."""
+dims, default dtype)). Looking up a function takes less time than computing its key."""
 
 
 def expression_of(
@@ -44,7 +44,8 @@ def expression_of(
         TypeError: f is not a function, is not elementwise, or reads something that can change from
             call to call. The message names it.
     """
-    rest = (dtype, extras, dims)
+    # The default dtype is that of constants, of number extras, and of quotients of integers.
+    rest = (dtype, extras, dims, torch.get_default_dtype())
     try:
         return traced_texts[f, rest]
     except (KeyError, TypeError):  # not cached, or not hashable

@@ -238,6 +238,30 @@ def test_a_function_that_is_written_alike_is_traced_once(pool: Pool) -> None:
     assert pool.run(_written_alike) == [("", 2)] * 2
 
 
+def _with_default_dtypes(rank: Rank) -> list[str]:
+    import collx
+
+    group, wrong = rank.communicator(), []
+    total = torch.tensor([2**24 + 1])  # which float32 cannot represent
+    x = (total if rank.rank == 0 else total * 0).to(rank.device)
+    functions = (lambda v: v / 1, lambda v, factor=1: v / factor)  # looked up in two ways
+    for f in functions * 2:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            try:
+                y = collx.allreduce(x, group=group, epilogue=f).cpu()
+                wrong.append(differences(y, f(total).to(torch.int64)))
+            finally:
+                torch.set_default_dtype(torch.float32)
+    return wrong
+
+
+@pytest.mark.worlds(1, 2)
+def test_the_default_dtype_is_part_of_a_function(pool: Pool) -> None:
+    """It is the dtype of a quotient of integers."""
+    assert pool.run(_with_default_dtypes) == [[""] * 8] * pool.size
+
+
 def _numbers(rank: Rank) -> tuple[list[str], int]:
     """Calls every function that takes an epilogue, with a number that changes. Returns the errors
     and the number of new epilogue texts."""
