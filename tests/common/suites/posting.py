@@ -435,7 +435,7 @@ def _refusals(rank: Rank) -> list[Attempt]:
         return handle.wait() * 2
 
     def gathered(t: torch.Tensor) -> torch.Tensor:
-        return collx.post(collx.allgather, t, communicator).wait()  # type: ignore[no-any-return]
+        return collx.post(collx.allgather, t, communicator).wait()
 
     imaginary = torch.complex(x, x).conj().imag
     for function in (doubled, doubled_async):
@@ -540,7 +540,7 @@ def _autograd(rank: Rank) -> None:
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert bool((gradient == rank.size).all())
     # A hook for saved tensors reads what the call writes.
-    gradients = []
+    gradients: list[Any] = []
     for posts in (False, True):
         x = ones(rank, LARGE).requires_grad_()
         square = partial(collx.allreduce, x, epilogue=torch.square, group=communicator)
