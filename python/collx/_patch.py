@@ -120,7 +120,12 @@ def _serving(group: str, tensor: Tensor) -> Communicator | None:
     """Returns the communicator that runs a call; None if the process group runs it."""
     for each in _patches:
         communicator = each.communicators.get(group)
-        if communicator is not None and not communicator.destroyed:
+        # Another group may have the name of one that was destroyed.
+        if (
+            communicator is not None
+            and not communicator.destroyed
+            and communicator._stands_for(group)
+        ):
             return communicator if communicator.device.type == tensor.device.type else None
     return None
 

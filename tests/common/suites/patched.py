@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import interpreters
 from ..check import differences
 from ..pool import Pool
 from ..rank import Rank
@@ -395,6 +396,28 @@ def _with_other_tools(rank: Rank) -> list[str]:
 @pytest.mark.worlds(2)
 def test_other_tools_may_wrap_and_restore_in_any_order(pool: Pool) -> None:
     assert pool.run(_with_other_tools) == [[]] * 2
+
+
+SUCCESSOR = """
+import torch, torch.distributed as dist, collx
+from collx._patch import _serving
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return dist.group.WORLD.group_name
+name = group()
+communicator = collx.init(device="cpu")
+collx.patch()
+assert _serving(name, torch.ones(3)) is communicator
+dist.destroy_process_group()
+assert group() == name
+assert _serving(name, torch.ones(3)) is None
+"""
+
+
+def test_a_group_with_the_name_of_a_destroyed_one_is_not_patched() -> None:
+    """Every default group has the same name."""
+    [(code, output)] = interpreters.run(SUCCESSOR, [()], {"GLOO_SOCKET_IFNAME": "lo"}, 120)
+    assert code == 0, output
 
 
 PATCHED = (
