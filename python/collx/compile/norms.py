@@ -85,7 +85,7 @@ def norm_after(reduced: Node) -> Norm | str:
     if len(reduced.users) == 1:
         (user,) = reduced.users
         other = other_operand(user, reduced, _aten.add.Tensor)
-        if other is not None and alike(other, reduced):
+        if other not in (None, reduced) and alike(other, reduced):
             acc, residual = user, other
     for wide in in_float32(acc):
         scaled = _scaled(wide)

@@ -80,6 +80,7 @@ NEARLY = {
         "is not rounded to the dtype of the sum, or gets no bias",
     ),
     "the sum is used": Nearly(lambda y, r, w, s: (_layer(y, w)[0], 2 * y), NO_NORM, "other uses"),
+    "the sum is doubled": Nearly(lambda y, r, w, s: _rms(y + y, w), NO_NORM, ""),
     "a weight made of the sum": Nearly(
         lambda y, r, w, s: _layer(n := y + r, w * n[0])[0], NO_NORM, "computed after the sum"
     ),
@@ -184,6 +185,7 @@ NEARLY = {
         "there is no reducescatter_residual_rmsnorm_int8",
         True,
     ),
+    "scattered, doubled": Nearly(lambda y, r, w, s: _rms(y + y, w), ["reducescatter"], "", True),
     "scattered, another residual": Nearly(
         lambda y, r, w, s: _rms(y + r[0], w), ["reducescatter"], "", True
     ),
