@@ -35,7 +35,8 @@ def _gathered(graph: Graph, node: Node) -> str:
     if product is not None and product.target in _RESHAPES:
         flattens = value(product).dim() == 2 and _same_rows(product, node)
         product = only_user(product, _aten.mm.default) if flattens else None
-    if product is None or product.args[0] not in (node, *node.users):
+    forms = (node, *node.users)
+    if product is None or product.args[0] not in forms or product.args[1] in forms:
         return ""
     _require(len(node.args) == 3 and not node.kwargs, "the all-gather has other arguments")
     given, size, name = node.args
@@ -85,7 +86,8 @@ def _reduced(graph: Graph, node: Node) -> str:
 
 def _same_rows(a: Node, b: Node) -> bool:
     """Whether a reshape of one to the other keeps the rows."""
-    return bool(value(a).size(-1) == value(b).size(-1))
+    x, y = value(a), value(b)
+    return bool(min(x.dim(), y.dim()) > 1 and x.size(-1) == y.size(-1))
 
 
 def _flat(graph: Graph, node: Node) -> Node:
@@ -98,8 +100,9 @@ def _flat(graph: Graph, node: Node) -> Node:
 
 
 def _call(graph: Graph, op: Any, *arguments: Any) -> Node:
+    result = op(*torch.fx.map_arg(arguments, lambda node: node.meta["val"]))  # may raise
     made = graph.call_function(op, arguments)
-    made.meta["val"] = op(*torch.fx.map_arg(arguments, lambda node: node.meta["val"]))
+    made.meta["val"] = result
     return made
 
 

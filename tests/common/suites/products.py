@@ -241,6 +241,43 @@ def test_models_of_pytorch_are_rewritten(pool: Pool, dims: int) -> None:
         assert sorted(operators) == ["allgather_matmul", "matmul_reducescatter"]
 
 
+def _kept(rank: Rank) -> list[str]:
+    """Compiles products that cannot be fused with the collective."""
+    group = rank.fresh_group()
+    rank.new_communicator("products-kept", group)
+    size = rank.size
+
+    def gathered(x: Tensor) -> Tensor:
+        return functional.all_gather_tensor(x, 0, group)
+
+    def scattered(y: Tensor) -> Tensor:
+        return functional.reduce_scatter_tensor(y, "sum", 0, group)
+
+    v, w = _integers(rank, 4), _integers(rank, 4 * size, 2 * size)
+    square, cube = _integers(rank, 2, 2 * size), _integers(rank, 1, 2, 2 * size)
+    cases: list[tuple[str, Callable[[Tensor], Tensor], Tensor]] = [
+        ("a gathered vector", lambda x: gathered(x).view(1, -1) @ w, v),
+        ("a scattered vector", lambda x: scattered((x @ w).view(-1)), _integers(rank, 1, 4 * size)),
+        ("both operands", lambda x: torch.mm(g := gathered(x), g), square),
+        ("both operands, reshaped", lambda x: torch.mm(g := gathered(x).view(4, 4), g), cube),
+    ]
+    wrong = []
+    for what, model, given in cases:
+        graphs: list[Graph] = []
+        torch._dynamo.reset()
+        backend = through_pass(graphs, overlap=True)
+        found = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)(given)
+        operators = operators_in(graphs)
+        if operators not in (["allgather"], ["reducescatter"]) or differences(found, model(given)):
+            wrong.append(f"{what}: {operators}")
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_products_that_cannot_be_fused_stay(pool: Pool) -> None:
+    assert pool.run(_kept) == [[]] * pool.size
+
+
 def _refused(rank: Rank) -> dict[str, Attempt]:
     import collx
 
