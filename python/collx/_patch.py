@@ -232,7 +232,9 @@ def _reduce_scatter_tensor(
 ) -> Any:
     communicator = _chosen(group, async_op, input)
     word = _reduction(op, input.dtype) if communicator else None
-    if communicator is None or word is None:
+    # Otherwise the sizes of the parts are wrong on some ranks only, and the others would wait.
+    fits = communicator and input.numel() == communicator.world_size * output.numel()
+    if communicator is None or word is None or not fits:
         return original(output, input, op, group, async_op)
     with torch._C._AutoDispatchBelowAutograd():
         _ops.reducescatter.out(

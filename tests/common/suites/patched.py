@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import interpreters
+from ..attempt import Attempt, attempt, works
 from ..check import differences
 from ..pool import Pool
 from ..rank import Rank
@@ -150,6 +151,25 @@ def _stacked(rank: Rank) -> bool:
 def test_the_parts_may_be_stacked(pool: Pool) -> None:
     """An additional dimension instead of a longer one: gloo refuses it, NCCL accepts it."""
     assert pool.run(_stacked) == [True] * 2
+
+
+def _unequal_parts(rank: Rank) -> tuple[Attempt, bool]:
+    import collx
+
+    group, given = rank.fresh_group(), torch.zeros(7, device=rank.device)
+    with rank.new_communicator("patched", group, 3.0) as communicator:
+        with collx.patch(group):
+            found = attempt(lambda: dist.reduce_scatter_tensor(given[:4] + 1, given, group=group))
+        return found, works(rank, communicator)
+
+
+@pytest.mark.worlds(2)
+def test_parts_of_unequal_sizes_fail_on_all_ranks_alike(pool: Pool) -> None:
+    """The error is that of the process group, and the communicator remains usable."""
+    (first, fine), (second, also_fine) = pool.run(_unequal_parts)
+    assert first.error == second.error != ""
+    assert fine
+    assert also_fine
 
 
 def _left(rank: Rank) -> dict[str, list[str]]:
