@@ -142,7 +142,8 @@ def _reduces(reduce_op: str, dtype: torch.dtype) -> bool:
 
 
 # The functions of torch.distributed. The decision to use collx only depends on the group, dtype,
-# device and reduction, which are the same on all ranks, so all ranks decide alike.
+# device, reduction and sizes, which are the same on all ranks, so all ranks decide alike. It does
+# not depend on strides, which may differ.
 
 
 def _chosen(
@@ -150,6 +151,8 @@ def _chosen(
 ) -> Communicator | None:
     # The patch has no effect on compiled code.
     if torch.compiler.is_compiling() or async_op:
+        return None
+    if not all(isinstance(each, Tensor) and each.layout is torch.strided for each in tensors):
         return None
     members = dist.group.WORLD if group is None else group
     if not isinstance(members, dist.ProcessGroup):  # this process is not a member
@@ -164,6 +167,15 @@ def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
     except (ValueError, TypeError):
         return None
     return word if _reduces(word, dtype) else None
+
+
+def _into(output: Tensor, call: Callable[[Tensor], object]) -> None:
+    """Runs a call that writes the elements of `output` in order into a flat tensor."""
+    whole = output.contiguous()
+    with torch._C._AutoDispatchBelowAutograd():
+        call(whole.view(-1))
+        if whole is not output:
+            output.copy_(whole)
 
 
 def _all_reduce(
@@ -208,17 +220,15 @@ def _all_gather_into_tensor(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    communicator = _chosen(group, async_op, input_tensor)
+    communicator = _chosen(group, async_op, input_tensor, output_tensor)
     if communicator is None:
         return original(output_tensor, input_tensor, group, async_op)
+    size, name = communicator.world_size, communicator.name
     # The output may be concatenated or stacked; the elements are in the same order.
-    with torch._C._AutoDispatchBelowAutograd():
-        _ops.allgather.out(
-            input_tensor.view(-1),
-            communicator.world_size,
-            communicator.name,
-            out=output_tensor.view(-1),
-        )
+    _into(
+        output_tensor,
+        lambda out: _ops.allgather.out(input_tensor.reshape(-1), size, name, out=out),
+    )
     return None
 
 
@@ -230,16 +240,14 @@ def _reduce_scatter_tensor(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    communicator = _chosen(group, async_op, input)
+    communicator = _chosen(group, async_op, input, output)
     word = _reduction(op, input.dtype) if communicator else None
     # Otherwise the sizes of the parts are wrong on some ranks only, and the others would wait.
     fits = communicator and input.numel() == communicator.world_size * output.numel()
     if communicator is None or word is None or not fits:
         return original(output, input, op, group, async_op)
-    with torch._C._AutoDispatchBelowAutograd():
-        _ops.reducescatter.out(
-            input.view(-1), word, communicator.world_size, communicator.name, out=output.view(-1)
-        )
+    size, name = communicator.world_size, communicator.name
+    _into(output, lambda out: _ops.reducescatter.out(input.reshape(-1), word, size, name, out=out))
     return None
 
 
@@ -252,10 +260,19 @@ def _all_to_all_single(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    communicator = _chosen(group, async_op, input)
-    if communicator is None:
+    communicator = _chosen(group, async_op, input, output)
+    if communicator is None or not (input.dim() and output.dim()):
         return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
     size = communicator.world_size
+    if not (output_split_sizes or input_split_sizes):
+        # Equal parts, whose shapes may differ.
+        if input.numel() != output.numel() or input.shape[0] % size or output.shape[0] % size:
+            return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
+        parts, name = [input.numel() // size] * size, communicator.name
+        _into(
+            output, lambda out: _ops.alltoallv.out(input.reshape(-1), parts, parts, name, out=out)
+        )
+        return None
     with torch._C._AutoDispatchBelowAutograd():
         _ops.alltoallv.out(
             input,

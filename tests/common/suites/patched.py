@@ -153,6 +153,61 @@ def test_the_parts_may_be_stacked(pool: Pool) -> None:
     assert pool.run(_stacked) == [True] * 2
 
 
+def _transposed_gather(x: Tensor, group: Any) -> Tensor:
+    out = x.new_empty(x.shape[1], 2 * x.shape[0]).t()
+    dist.all_gather_into_tensor(out, x, group=group)
+    dist.all_gather_into_tensor(again := torch.empty_like(x).repeat(2, 1), x.t().clone().t(), group)
+    return out + again
+
+
+def _sparse(x: Tensor, group: Any) -> Tensor:
+    dist.all_reduce(sparse := x.to_sparse(), group=group)
+    return sparse.to_dense()
+
+
+def _other_shape(x: Tensor, group: Any) -> Tensor:
+    dist.all_to_all_single(out := x.new_empty(x.numel()), x, group=group)
+    return out
+
+
+def _single_elements(x: Tensor, group: Any) -> Tensor:
+    try:
+        dist.all_to_all_single(x.new_empty(()), x[0, 0], group=group)
+    except RuntimeError:
+        return x
+    return x + 1
+
+
+UNUSUAL: dict[str, tuple[Call, list[str]]] = {
+    "transposed": (_transposed_gather, ["allgather"] * 2),
+    "sparse": (_sparse, []),
+    "another shape": (_other_shape, ["alltoallv"]),
+    "no dimensions": (_single_elements, []),
+}
+
+
+def _unusual(rank: Rank) -> list[str]:
+    import collx
+
+    group, x = rank.fresh_group(), _given(rank)[:, 0].contiguous()
+    wrong = []
+    with rank.new_communicator("patched", group):
+        for what, (call, ops) in UNUSUAL.items():
+            wanted = call(x, group)
+            with collx.patch(group):
+                found, under = seen(lambda: call(x, group))  # noqa: B023
+            if under != ops or differences(found, wanted):
+                wrong.append(f"{what}: {under}, {found} instead of {wanted}")
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_unusual_tensors_give_the_results_of_the_process_group(pool: Pool) -> None:
+    if pool.world.device == "cuda":
+        pytest.skip("NCCL refuses these tensors")
+    assert pool.run(_unusual) == [[]] * 2
+
+
 def _unequal_parts(rank: Rank) -> tuple[Attempt, bool]:
     import collx
 
