@@ -100,7 +100,8 @@ def test_ranks_that_do_not_finish_are_ended_in_time() -> None:
     [
         (("--ranks", "17"), "--ranks: got 17; accepted: 1 to 16 on cpu"),
         (("--ranks", "0"), "--ranks: got 0; accepted: 1 to 16 on cpu"),
-        (("--timeout", "-1"), "--timeout: got -1.0; accepted: more than 0 seconds"),
+        (("--timeout", "-1"), "--timeout: got -1.0; accepted: more than 0"),
+        (("--timeout", "1e10"), "--timeout: got 10000000000.0; accepted: more than 0 and at most"),
         (("--device", "tpu"), "argument --device: invalid choice: 'tpu'"),
     ],
 )

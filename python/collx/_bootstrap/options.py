@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from collx._extension import build, extension
 __all__ = [
     "DEFAULT_TIMEOUT",
     "MAX_RANKS",
+    "MAX_TIMEOUT",
     "PDL_LEVELS",
     "Arguments",
     "Members",
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT = 30.0
+MAX_TIMEOUT = 1e9  # seconds; the clocks of Python and the store count nanoseconds in 64 bits
 DEFAULT_PAYLOAD_BYTES = 128 << 20  # maximum size of a rank's region
 OVERLAP_BLOCKS = 16  # maximum of a call if a communicator leaves multiprocessors to other work
 PDL_LEVELS = ("off", "end", "early")
@@ -97,8 +98,11 @@ def seconds_of(call: str, timeout: float | timedelta) -> float:
             f"{call}: timeout: got a {type(timeout).__name__}; accepted: a number of seconds, or a "
             "datetime.timedelta"
         )
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"{call}: timeout: got {timeout}; accepted: finite and greater than 0")
+    if not 0 < seconds <= MAX_TIMEOUT:
+        raise ValueError(
+            f"{call}: timeout: got {timeout}; accepted: greater than 0 and at most "
+            f"{MAX_TIMEOUT:.0f} seconds"
+        )
     return seconds
 
 

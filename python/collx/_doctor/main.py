@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 
 import torch
 
 import collx
 from collx import _launch
-from collx._bootstrap.options import MAX_RANKS
+from collx._bootstrap.options import MAX_RANKS, MAX_TIMEOUT
 from collx._doctor import gpus, machine, ranks, report
 from collx._doctor.facts import Facts
 from collx._doctor.judge import judge
@@ -72,6 +71,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     most = MAX_RANKS[options.device]
     if not 1 <= options.ranks <= most:
         parser.error(f"--ranks: got {options.ranks}; accepted: 1 to {most} on {options.device}")
-    if not (math.isfinite(options.timeout) and options.timeout > 0):
-        parser.error(f"--timeout: got {options.timeout}; accepted: more than 0 seconds")
+    if not 0 < options.timeout <= MAX_TIMEOUT:
+        parser.error(
+            f"--timeout: got {options.timeout}; accepted: more than 0 and at most "
+            f"{MAX_TIMEOUT:.0f} seconds"
+        )
     return options

@@ -20,6 +20,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "negative timeout": ({"timeout": -1.0}, ("timeout", "-1")),
     "zero timeout": ({"timeout": 0.0}, ("timeout", "0")),
     "NaN timeout": ({"timeout": float("nan")}, ("timeout", "nan")),
+    "huge timeout": ({"timeout": 1e10}, ("timeout", "at most 1000000000")),
     "payload too small": ({"payload_bytes": 100}, ("payload", "100")),
     "negative payload": ({"payload_bytes": -1}, ("payload", "-1")),
     "unknown pdl": ({"pdl": "always"}, ("pdl", "always", "early")),
