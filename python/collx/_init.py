@@ -130,7 +130,8 @@ def make(
 ) -> Communicator:
     """Implements `init`, also for ranks without a registered process group. `spare`: whether calls
     use the remaining blocks while the device has no other communicator."""
-    key = name if isinstance(name, str) and name else members.name
+    # A name that is refused is not used as a key either.
+    key = name if name is not None and options.is_name(name) else members.name
     with making(key):
         limit = options.limit(timeout)
         try:

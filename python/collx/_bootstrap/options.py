@@ -26,11 +26,13 @@ __all__ = [
     "Members",
     "check",
     "group_named",
+    "is_name",
     "limit",
     "seconds_of",
 ]
 
 DEFAULT_TIMEOUT = 30.0
+MAX_NAME_BYTES = 1024  # a key of the store has at most 8 KiB, and may contain the name twice
 MAX_TIMEOUT = 1e9  # seconds; the clocks of Python and the store count nanoseconds in 64 bits
 DEFAULT_PAYLOAD_BYTES = 128 << 20  # maximum size of a rank's region
 OVERLAP_BLOCKS = 16  # maximum of a call if a communicator leaves multiprocessors to other work
@@ -106,6 +108,15 @@ def seconds_of(call: str, timeout: float | timedelta) -> float:
     return seconds
 
 
+def is_name(name: object) -> bool:
+    """Whether `name` can be the name of a communicator."""
+    return isinstance(name, str) and 0 < _bytes_in(name) <= MAX_NAME_BYTES
+
+
+def _bytes_in(name: str) -> int:
+    return len(name.encode(errors="surrogatepass"))
+
+
 def limit(timeout: float | timedelta) -> float:
     """Returns the time limit, in seconds, in which this rank reports invalid arguments to the
     peers. `timeout` itself may be invalid."""
@@ -170,6 +181,10 @@ def check(
     group_name = members.name
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"init: name: got {name!r}; accepted: a string that is not empty, or None")
+    if name is not None and not is_name(name):
+        raise ValueError(
+            f"init: name: got {_bytes_in(name)} bytes in UTF-8; accepted: at most {MAX_NAME_BYTES}"
+        )
     if name is not None and any(
         named == name and other is not members.group
         for other, named in distributed_c10d._world.pg_names.items()

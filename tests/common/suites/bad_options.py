@@ -25,6 +25,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "negative payload": ({"payload_bytes": -1}, ("payload", "-1")),
     "unknown pdl": ({"pdl": "always"}, ("pdl", "always", "early")),
     "no blocks": ({"max_blocks": 0}, ("max_blocks", "0")),
+    "long name": ({"key": 1020 * "n"}, ("name", "got 1025 bytes", "at most 1024")),
     "name in use": ({"key": "default"}, ("test-default",)),
 }
 
