@@ -174,10 +174,10 @@ def check(
             f"{MAX_RANKS[chosen.type]}"
         )
     room = DEFAULT_PAYLOAD_BYTES if payload_bytes is None else payload_bytes
-    _integer("payload_bytes", room)
+    _integer("payload_bytes", room, 2**63 - 1)
     extension.region_layout(chosen.type, world_size, room)
     if max_blocks is not None:
-        _integer("max_blocks", max_blocks)
+        _integer("max_blocks", max_blocks, 2**31 - 1)
     group_name = members.name
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"init: name: got {name!r}; accepted: a string that is not empty, or None")
@@ -258,11 +258,11 @@ def _fallback(
     return given
 
 
-def _integer(argument: str, value: int) -> None:
+def _integer(argument: str, value: int, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"init: {argument}: got a {type(value).__name__}; accepted: an int")
-    if value < 1:
-        raise ValueError(f"init: {argument}: got {value}; accepted: 1 or more")
+    if not 1 <= value <= most:
+        raise ValueError(f"init: {argument}: got {value}; accepted: 1 to {most}")
 
 
 def _flag(variable: str) -> bool:

@@ -25,6 +25,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "negative payload": ({"payload_bytes": -1}, ("payload", "-1")),
     "unknown pdl": ({"pdl": "always"}, ("pdl", "always", "early")),
     "no blocks": ({"max_blocks": 0}, ("max_blocks", "0")),
+    "huge payload": ({"payload_bytes": 2**70}, ("payload_bytes", f"1 to {2**63 - 1}")),
+    "too many blocks": ({"max_blocks": 2**31}, ("max_blocks", f"1 to {2**31 - 1}")),
     "long name": ({"key": 1020 * "n"}, ("name", "got 1025 bytes", "at most 1024")),
     "name in use": ({"key": "default"}, ("test-default",)),
 }
