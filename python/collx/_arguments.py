@@ -2,9 +2,12 @@
 
 import argparse
 import math
+import os
 import re
+from pathlib import Path
 
 NAMES = {"half": "float16", "float": "float32", "double": "float64"}  # as in nccl-tests
+PICTURES = (".png", ".svg", ".pdf")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -40,6 +43,23 @@ def _above(limit: int, text: str) -> float:
     if not (math.isfinite(value) and value > limit):
         raise argparse.ArgumentTypeError(f"got {text}; accepted: numbers above {limit}")
     return value
+
+
+def file(text: str) -> Path:
+    """Returns the path of a file. It must be writable, so that no measurement is lost."""
+    path = Path(text)
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {folder}")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"got {text}, which cannot be written")
+    return path
+
+
+def picture(text: str) -> Path:
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"got {text}; accepted: files {', '.join(PICTURES)}")
+    return file(text)
 
 
 def row_counts(text: str) -> list[int]:

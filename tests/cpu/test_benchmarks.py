@@ -310,7 +310,12 @@ def test_flags_have_the_names_of_nccl_tests(
         (("allreduce", "-d", "complex64"), "--dtype: 'complex64' is none of all, float32"),
         ((NORM, "-d", "int8"), "it takes float32, float16, bfloat16"),
         (("allreduce", "-g", "3"), "-g: got 3; 2 ranks have been started"),
-        (("allreduce", "-g", "0"), "-g: got 0; accepted: 1 or more"),
+        (("allreduce", "-g", "0"), "-g: got 0; accepted on cpu: 1 to 16"),
+        (("allreduce", "-g", "17"), "-g: got 17; accepted on cpu: 1 to 16"),
+        (("allreduce", "-o", ""), "--reduce-op: got nothing; accepted: all, sum"),
+        (("allreduce", "--algorithms", ""), "--algorithms of allreduce: got nothing"),
+        (("allreduce", "--json", "/nowhere/x.json"), "--json: there is no folder /nowhere"),
+        (("allreduce", "--json", "/tmp"), "--json: got /tmp, which cannot be written"),
         (("allreduce", "-c", "2"), "argument -c/--check: invalid choice: 2"),
     ):
         with pytest.raises(SystemExit):

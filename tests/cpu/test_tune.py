@@ -96,6 +96,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "seconds": (("--seconds", "0"), "got 0; accepted: numbers above 0"),
     "one rank": (("--ranks", "1"), "--ranks: got 1; accepted on cpu"),
     "many ranks": (("--ranks", "17"), "--ranks: got 17; accepted on cpu"),
+    "no file": (("--output", "/tmp"), "--output: got /tmp, which cannot be written"),
+    "picture": (("--plot", "x.xyz"), "--plot: got x.xyz; accepted: files .png, .svg, .pdf"),
     "folder": (("--output", "/nowhere/at/all.json"), "--output: there is no folder /nowhere/at"),
 }
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -15,7 +14,9 @@ from collx._arguments import (
     count,
     dtypes,
     factor,
+    file,
     names,
+    picture,
     row_counts,
     size,
     size_list,
@@ -26,6 +27,7 @@ from collx._bench.norm_problem import ROUNDINGS
 from collx._bench.op import Op
 from collx._bench.ops import OPS
 from collx._bench.ops_norm import NormOp
+from collx._bootstrap.options import MAX_RANKS
 from collx._launch import default_ranks
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
@@ -136,8 +138,8 @@ def parser() -> argparse.ArgumentParser:
         default="table",
         help="one table, or lines as nccl-tests has them, out of place and in place",
     )
-    p.add_argument("--json", type=Path, help="file for the records")
-    p.add_argument("--plot", type=Path, help="picture of time over size (.png, .svg, .pdf)")
+    p.add_argument("--json", type=file, help="file for the records")
+    p.add_argument("--plot", type=picture, help="picture of time over size (.png, .svg, .pdf)")
     p.add_argument("--wire-gbs", type=float, help="link's GB/s, for the limit (360 on CUDA)")
     p.add_argument("--host-time", action="store_true", help="eager calls of all forms too")
     p.add_argument(
@@ -188,8 +190,9 @@ def _choose_ranks(p: argparse.ArgumentParser, options: argparse.Namespace) -> No
     started = os.environ.get("WORLD_SIZE")
     if options.ranks is None:
         options.ranks = int(started) if started else default_ranks(options.device)
-    if options.ranks == 0:
-        p.error("-g: got 0; accepted: 1 or more")
+    most = MAX_RANKS[options.device]
+    if not 1 <= options.ranks <= most:
+        p.error(f"-g: got {options.ranks}; accepted on {options.device}: 1 to {most}")
     if started and options.ranks != int(started):
         p.error(f"-g: got {options.ranks}; {started} ranks have been started")
 
@@ -239,6 +242,8 @@ def _choice(
         return list(known)
     if given == ["none"] and flag == "--peers":
         return []
+    if not given:
+        p.error(f"{flag}: got nothing; accepted: all, {', '.join(known)}")
     for name in given:
         if name not in known:
             p.error(f"{flag}: {name!r} is none of all, {', '.join(known)}")

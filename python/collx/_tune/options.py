@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import torch
 
-from collx._arguments import factor, names, seconds, size
+from collx._arguments import factor, file, names, picture, seconds, size
 from collx._bootstrap.options import MAX_RANKS
 from collx._extension import build, extension
 from collx._tuning import DTYPES
@@ -69,9 +69,6 @@ def parse(argv: Sequence[str]) -> Options:
     _check_names(parser, "--dtypes", dtypes, DTYPES)
     if given.end < given.begin:
         parser.error("-e: the largest size is less than the smallest size")
-    for flag, file in (("--output", given.output), ("--plot", given.plot)):
-        if file is not None and not file.absolute().parent.is_dir():
-            parser.error(f"{flag}: there is no folder {file.absolute().parent}")
     if given.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot: matplotlib is not installed")
     return Options(
@@ -104,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("-e", "--end", type=size, default=64 << 20, help="largest size (64M)")
     p.add_argument("-f", "--factor", type=factor, default=4.0, help="between two sizes (4)")
     p.add_argument("--symmetric", action="store_true", help="measure symmetric tensors, too")
-    p.add_argument("--output", type=Path, default=Path("tuning.json"), help="(tuning.json)")
-    p.add_argument("--plot", type=Path, help="picture of time over size (.png, .svg, .pdf)")
+    p.add_argument("--output", type=file, default="tuning.json", help="(tuning.json)")
+    p.add_argument("--plot", type=picture, help="picture of time over size (.png, .svg, .pdf)")
     p.add_argument("--ranks", type=int, help="number of ranks (all GPUs, or 2 on the CPU)")
     p.add_argument("--device", choices=("cpu", "cuda"), help="cuda if there is a GPU")
     p.add_argument("--seconds", type=seconds, default=0.5, help="duration of one measurement (0.5)")
