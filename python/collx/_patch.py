@@ -264,15 +264,12 @@ def _all_to_all_single(
     if communicator is None or not (input.dim() and output.dim()):
         return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
     size = communicator.world_size
-    if not (output_split_sizes or input_split_sizes):
-        # Equal parts, whose shapes may differ.
-        if input.numel() != output.numel() or input.shape[0] % size or output.shape[0] % size:
+    if input.shape[1:] != output.shape[1:]:
+        # Equal parts may have other shapes. With splits, rows of other sizes would be counted.
+        splits = output_split_sizes or input_split_sizes
+        if splits or input.numel() != output.numel() or input.shape[0] % size:
             return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
-        parts, name = [input.numel() // size] * size, communicator.name
-        _into(
-            output, lambda out: _ops.alltoallv.out(input.reshape(-1), parts, parts, name, out=out)
-        )
-        return None
+        input = input.reshape(output.shape)
     with torch._C._AutoDispatchBelowAutograd():
         _ops.alltoallv.out(
             input,
