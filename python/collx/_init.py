@@ -151,7 +151,7 @@ def make(
         except Exception as own:
             refused = steps.refusal(ballot, key, own)
             raise refused from (None if refused is own else own)
-        setup = steps.Setup(arguments=given, ballot=ballot)
+        setup = steps.Setup(arguments=given, store=members.store, ballot=ballot)
         try:
             steps.run(setup)
         except BaseException:
@@ -159,7 +159,6 @@ def make(
             # them.
             ballot.leave()
             setup.release()
-            ballot.release()
             raise
         native = setup.communicator
         assert native is not None

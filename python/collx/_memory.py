@@ -131,7 +131,6 @@ class SymmetricMemory:
         if self._rendezvous is not None:
             self._rendezvous.close()
         self._rendezvous = self._region = None
-        self.ballot.release()
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # An empty tensor has no bytes to share, and PyTorch allocates no empty blocks.

@@ -40,6 +40,7 @@ class Setup:
     """The state of the steps on this rank."""
 
     arguments: Arguments
+    store: dist.Store
     ballot: Ballot
     token: str = ""  # makes the names of the attempt unique; equal on all ranks
     layout: dict[str, int] = field(default_factory=dict)
@@ -102,7 +103,6 @@ def refusal(ballot: Ballot, name: str, own: Exception) -> Exception:
         return own if verdict.everywhere else failure(name, STEPS[0].name, verdict)
     finally:
         ballot.leave()
-        ballot.release()
     raise AssertionError("a vote that contains a failure must raise")
 
 
@@ -264,7 +264,7 @@ def _meet(setup: Setup) -> str | None:
     # must be unique. The token of rank 0 makes the name new on all ranks.
     setup.rendezvous = symmetric.Rendezvous(
         f"collx/{given.name}/{setup.token}",
-        setup.ballot.connection,
+        setup.store,
         given.rank,
         given.world_size,
         given.timeout,

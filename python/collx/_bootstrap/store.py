@@ -80,21 +80,16 @@ class Ballot:
     def __init__(
         self, store: dist.Store, name: str, rank: int, world_size: int, timeout: float
     ) -> None:
+        self._attempts = dist.PrefixStore(f"collx/{name}", store)
         self._rank = rank
         self._world_size = world_size
         self.timeout = timeout
         self.broken = False
-        """Whether the store is not used any more, because it has failed or was released."""
+        """Whether the store has failed, so that it is not used any more."""
         self._number = 0
-        self._attempt, self._store = bounded(
-            lambda: self._join(store, name), timeout + _STORE_GRACE, "store"
-        )
+        self._attempt, self._store = bounded(self._join, timeout + _STORE_GRACE, "store")
 
-    def _join(self, shared: dist.Store, name: str) -> tuple[int, dist.Store]:
-        shared.check([_OPEN])  # raises if the store is gone, whereas clone retries for minutes
-        self.connection = _own_connection(shared)
-        """The store of the process group, with a connection for this communicator."""
-        self._attempts = dist.PrefixStore(f"collx/{name}", self.connection)
+    def _join(self) -> tuple[int, dist.Store]:
         while True:
             attempt = int(self._attempts.compare_set(_OPEN, "", "0"))
             store = dist.PrefixStore(str(attempt), self._attempts)
@@ -171,11 +166,6 @@ class Ballot:
         with contextlib.suppress(Exception):  # A store that no longer exists keeps no keys.
             bounded(self._leave, self.timeout, "store")
 
-    def release(self) -> None:
-        """Closes the connection. Must follow the last vote."""
-        self.broken = True
-        del self.connection, self._attempts, self._store
-
     def _leave(self) -> None:
         self._close(self._attempt)  # This rank may leave without having seen a verdict.
         if self._store.add("left", 1) == self._world_size:
@@ -242,16 +232,6 @@ class Ballot:
             self._store.delete_key(self._key(number, self._rank))
             if self._rank == 0:
                 self._store.delete_key(self._key(number, "verdict"))
-
-
-def _own_connection(store: dist.Store) -> dist.Store:
-    """Returns a store with its own connection. A wait occupies its connection, so that threads with
-    a common connection would wait for each other."""
-    try:
-        own: dist.Store = store.clone()  # type: ignore[attr-defined]
-    except (AttributeError, RuntimeError):  # not all stores have it
-        return store
-    return own
 
 
 def cause_of(error: BaseException) -> str:
