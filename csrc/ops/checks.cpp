@@ -192,7 +192,7 @@ at::MemOverlapStatus overlap_of(const at::Tensor& a, const at::Tensor& b) {
 }
 
 void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
-                    std::optional<int64_t> offset, const char* argument) {
+                    std::optional<int64_t> offset, const char* argument, const char* other) {
   check_writable(op, argument, out);
   // Tensors with gaps use a temporary, which is correct for any interleaving.
   if (!input.is_non_overlapping_and_dense() || !out.is_non_overlapping_and_dense()) return;
@@ -201,7 +201,7 @@ void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& o
                      to + static_cast<int64_t>(out.nbytes()) <= from;
   const bool own_part = offset && input.is_contiguous() && out.is_contiguous() &&
                         (input.nbytes() < out.nbytes() ? from - to : to - from) == *offset;
-  TORCH_CHECK_VALUE(apart || own_part, "collx.", op, ": ", argument, ": overlaps the input (",
+  TORCH_CHECK_VALUE(apart || own_part, "collx.", op, ": ", argument, ": overlaps ", other, " (",
                     to - from, " bytes apart); accepted: a tensor that shares no memory with it",
                     offset ? ", or exactly this rank's part of the larger tensor" : "");
 }

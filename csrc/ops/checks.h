@@ -50,9 +50,11 @@ void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef size
 void check_overlap(const char* op, const at::Tensor& input, const at::Tensor& out);
 
 /// Raises if `out` shares memory with the input, unless one tensor is this rank's part of the
-/// other: it then begins `offset` bytes after the other and is contiguous.
+/// other: it then begins `offset` bytes after the other and is contiguous. `argument` and `other`
+/// name the tensors in the message.
 void check_disjoint(const char* op, const at::Tensor& input, const at::Tensor& out,
-                    std::optional<int64_t> offset, const char* argument = "out");
+                    std::optional<int64_t> offset, const char* argument = "out",
+                    const char* other = "the input");
 
 /// Like at::get_overlap_status, but also returns No if a tensor has holes and the address ranges of
 /// both are disjoint.

@@ -47,10 +47,13 @@ Results exchange_device_splits(const Operator& op, const Arguments& a) {
   if (op.takes_outputs()) {
     check_outputs(a, p.sizes);
     check_disjoint(a.op(), a.input, a.results[0], std::nullopt);
-    check_disjoint(a.op(), a.device_splits, a.results[1], std::nullopt, "output_splits");
-    check_disjoint(a.op(), a.input, a.results[1], std::nullopt, "output_splits");
-    check_disjoint(a.op(), a.device_splits, a.results[0], std::nullopt);
-    check_disjoint(a.op(), a.results[0], a.results[1], std::nullopt, "output_splits");
+    check_disjoint(a.op(), a.device_splits, a.results[0], std::nullopt, "out", "device_splits");
+    const auto check_splits = [&](const at::Tensor& tensor, const char* name) {
+      check_disjoint(a.op(), tensor, a.results[1], std::nullopt, "output_splits", name);
+    };
+    check_splits(a.input, "the input");
+    check_splits(a.device_splits, "device_splits");
+    check_splits(a.results[0], "out");
   }
   const auto dense = [&](size_t result) {
     return op.takes_outputs() && a.results[result].is_contiguous();

@@ -228,8 +228,9 @@ void check_apart(const Operator& op, const Arguments& a) {
       const bool updated = op.outputs[i] == Output::residual && other.is(a.residual) &&
                            other.begin == result.begin &&
                            a.residual.strides() == a.results[i].strides();
-      if (!updated)
-        check_disjoint(op.name.c_str(), *other.tensor, a.results[i], std::nullopt, argument);
+      if (updated) continue;
+      const char* const name = other.is(a.input) ? "the input" : "another tensor of the call";
+      check_disjoint(op.name.c_str(), *other.tensor, a.results[i], std::nullopt, argument, name);
     }
     others.push_back(result);
   }

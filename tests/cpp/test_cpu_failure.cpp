@@ -91,7 +91,7 @@ TEST_P(AbsentRank, is_named_everywhere_within_the_timeout_and_a_second) {
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which delays signals
-std::atomic<bool> may_continue;
+std::atomic<bool> was_paused, may_continue;
 
 /// One rank is paused in the middle of a call, longer than the timeout. Meanwhile the other rank
 /// raises its error and changes its tensors.
@@ -103,27 +103,32 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, PausedRank,
 TEST_P(PausedRank, does_not_return_sums_of_changed_tensors) {
   constexpr size_t kLarge = 8 << 20;
   std::signal(SIGUSR1, [](int) {
+    was_paused = true;
     while (!may_continue) std::this_thread::sleep_for(1ms);
   });
   bool results[2] = {true, true};
-  // The call may end before the signal arrives.
-  for (int attempt = 0; attempt < 20 && results[0] && results[1]; ++attempt) {
+  // The call may end before the signal arrives, on a busy machine also by the timeout.
+  for (int attempt = 0; attempt < 20 && !(was_paused && !results[0]); ++attempt) {
     Ranks ranks(2, kDefaultPayloadBytes, short_timeout_ns());
     Tensors tensors(2, kLarge);
-    may_continue = false;
-    std::thread paused(
-        [&] { results[1] = allreduce(ranks.view(1), tensors.call(1, GetParam(), true)); });
+    was_paused = may_continue = false;
+    std::atomic<bool> ended{false};
+    std::thread paused([&] {
+      results[1] = allreduce(ranks.view(1), tensors.call(1, GetParam(), true));
+      ended = true;
+    });
     std::thread other([&] {
       results[0] = allreduce(ranks.view(0), tensors.call(0, GetParam(), true));
       std::fill(tensors.inputs[0].begin(), tensors.inputs[0].end(), 1000.0f);
       may_continue = true;
     });
     const volatile float& middle = tensors.outputs[1][kLarge / 2];
-    while (middle == -1.0f) std::this_thread::yield();
+    while (middle == -1.0f && !ended) std::this_thread::yield();
     pthread_kill(paused.native_handle(), SIGUSR1);
     other.join();
     paused.join();
   }
+  EXPECT_TRUE(was_paused);
   EXPECT_FALSE(results[0]);
   EXPECT_FALSE(results[1]);
 }

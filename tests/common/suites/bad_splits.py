@@ -105,13 +105,13 @@ WRONG: dict[str, Wrong] = {
     ),
     "output splits in the memory of the input": value(
         DEVICE,
-        "output_splits: overlaps",
+        "output_splits: overlaps the input",
         form="out",
         output_splits=lambda g: _splits_in(g, g.input),
     ),
     "output splits in the memory of the output": value(
         DEVICE,
-        "output_splits: overlaps",
+        "output_splits: overlaps out",
         form="out",
         output_splits=lambda g: _splits_in(g, g.outs["out"]),
     ),
