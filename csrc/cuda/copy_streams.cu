@@ -1,7 +1,5 @@
 #include <cuda_runtime_api.h>
 
-#include <utility>
-
 #include "copy_streams.h"
 #include "launch.h"
 
@@ -32,13 +30,9 @@ CopyStreams::~CopyStreams() {
   if (second_ != nullptr) (void)cudaStreamDestroy(second_);
 }
 
-cudaEvent_t CopyStreams::entering() {
-  entering_ = true;
-  return made(entered_);
-}
+cudaEvent_t CopyStreams::entered() { return made(entered_); }
 
 void CopyStreams::hold(Stream other) {
-  if (!std::exchange(entering_, false)) return;
   require(cudaStreamWaitEvent(other, entered_, 0), "ordering streams");
 }
 

@@ -18,13 +18,10 @@ class CopyStreams {
 
   /// The event for the launch of the barrier before the copies. It is recorded when the barrier has
   /// begun.
-  CUevent_st* entering();
-  /// Forgets the barriers of earlier calls, for which no stream has to wait.
-  void forget() { entering_ = false; }
-  /// Makes another stream wait until the barrier of the last call has begun, unless a stream
-  /// already waits for it. Otherwise a kernel on that stream that fills the device, such as a
-  /// matrix product, would delay the barrier until it ends, and the copies would not overlap with
-  /// it.
+  CUevent_st* entered();
+  /// Makes another stream wait until the barrier of the last call has begun. Otherwise a kernel on
+  /// that stream that fills the device, such as a matrix product, would delay the barrier until it
+  /// ends, and the copies would not overlap with it.
   void hold(Stream other);
 
   /// A second stream, for the part that stays on this device. It starts after the work that is on
@@ -34,7 +31,6 @@ class CopyStreams {
   void join(Stream stream);
 
  private:
-  bool entering_ = false;
   CUevent_st* entered_ = nullptr;
   Stream second_ = nullptr;
   CUevent_st* forked_ = nullptr;

@@ -461,7 +461,7 @@ void copy(const CudaView& view, const ExchangeCall& call, CopyStreams& streams, 
 
 void enter(const CudaView& view, const CallDescriptor& descriptor, CopyStreams& streams,
            Stream stream) {
-  launch_barrier(rank_entry({}), view, descriptor, stream, streams.entering());
+  launch_barrier(rank_entry({}), view, descriptor, stream, streams.entered());
 }
 
 void barrier(const CudaView& view, const CallDescriptor& descriptor, Stream stream) {

@@ -67,7 +67,9 @@ void enter([[maybe_unused]] const Launch& launch, [[maybe_unused]] const CallDes
 #if COLLX_CUDA
   Communicator& communicator = launch.communicator;
   const cuda::Stream stream = communicator.streams().enter(c10::cuda::CUDAStream(launch.stream));
-  cuda::enter(communicator.cuda_view(), call, communicator.copy_streams(), stream);
+  cuda::CopyStreams& copies = communicator.copy_streams();
+  cuda::enter(communicator.cuda_view(), call, copies, stream);
+  if (launch.posted_on) copies.hold(c10::cuda::CUDAStream(*launch.posted_on));
 #endif
 }
 
@@ -123,7 +125,7 @@ static_assert([] {
 
 /// Returns whether the call took a number.
 bool carry_out(const Launch& launch) {
-  auto& [communicator, request, stream] = launch;
+  const auto& [communicator, request, stream, posted_on] = launch;
   const bool alone = communicator.options().world_size == 1;
   const Places places = request.locate(communicator);
   if (alone && request.needs_no_peers()) {
@@ -155,13 +157,14 @@ void CallRequest::copy(const CudaView&, cuda::CopyStreams&, cuda::Stream) const 
 }
 #endif
 
-Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream stream) {
+Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream stream,
+               std::optional<c10::Stream> posted_on) {
   const OnDevice guard(communicator.options().device);
   Ticket ticket;
   {
     const auto held = communicator.lock();
     communicator.refuse_if_destroyed(request.op());  // another thread may have destroyed it
-    if (carry_out({communicator, request, stream})) communicator.count_call();
+    if (carry_out({communicator, request, stream, posted_on})) communicator.count_call();
     ticket = communicator.calls();
   }
   if (request.has_rest()) {

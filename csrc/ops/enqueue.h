@@ -25,6 +25,7 @@ struct Launch {
   Communicator& communicator;
   CallRequest& request;
   c10::Stream stream;
+  std::optional<c10::Stream> posted_on;
 };
 
 /// A call whose arguments an operator has checked. A request owns what it refers to, except input
@@ -97,8 +98,10 @@ class CallRequest {
 using Ticket = uint64_t;
 
 /// Executes the request on `stream` (on the CPU: before it returns), ordered after the
-/// communicator's previous call. The caller must have called communicator.require_usable().
-Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream stream);
+/// communicator's previous call. The caller must have called communicator.require_usable(). Later
+/// work on `posted_on`, the stream of a posted call, runs beside the call.
+Ticket enqueue(Communicator& communicator, CallRequest& request, c10::Stream stream,
+               std::optional<c10::Stream> posted_on = std::nullopt);
 
 /// The stream on which a synchronous call runs.
 c10::Stream current_stream(c10::Device device);

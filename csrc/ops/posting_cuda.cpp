@@ -85,14 +85,7 @@ class CudaPostedCall final : public PostedCall {
     // The event first marks the work before the call.
     C10_CUDA_CHECK(cudaEventRecord(completed_, posted_on_.stream()));
     C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), completed_, 0));
-    {
-      // A synchronous call has left its barrier, which may belong to a capture.
-      const auto held = communicator_->lock();
-      communicator_->copy_streams().forget();
-    }
-    enqueue(*communicator_, *request_, stream);
-    const auto held = communicator_->lock();
-    communicator_->copy_streams().hold(posted_on_.stream());
+    enqueue(*communicator_, *request_, stream, posted_on_);
     C10_CUDA_CHECK(cudaEventRecord(completed_, stream.stream()));
     stream_ = stream;
   }
