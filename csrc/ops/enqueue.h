@@ -25,7 +25,7 @@ struct Launch {
   Communicator& communicator;
   CallRequest& request;
   c10::Stream stream;
-  std::optional<c10::Stream> posted_on;
+  std::optional<c10::Stream> posted_on = {};
 };
 
 /// A call whose arguments an operator has checked. A request owns what it refers to, except input
