@@ -28,15 +28,20 @@ void check_value(const Arguments& a, c10::SymIntArrayRef sizes) {
   check_out(a.op(), a.input, sizes, a.results[1], "value");
 }
 
-/// An extra is copied if its overlap with the result is unknown.
+/// An extra is copied if its overlap with a result is unknown.
 void check_extras_apart(const Arguments& a, Epilogue& epilogue) {
+  constexpr auto kUnknown = at::MemOverlapStatus::TooHard, kNone = at::MemOverlapStatus::No;
   for (size_t i = 0; i < epilogue.extras.size(); ++i) {
     const at::MemOverlapStatus overlap = overlap_of(epilogue.extras[i], a.results[0]);
-    if (overlap == at::MemOverlapStatus::TooHard) {
+    const at::MemOverlapStatus with_value =
+        epilogue.value.defined() ? overlap_of(epilogue.extras[i], epilogue.value) : kNone;
+    TORCH_CHECK_VALUE(with_value == kNone || with_value == kUnknown, "collx.", a.op(), ": extras[",
+                      i, "]: overlaps value; accepted: a tensor that shares no memory with it");
+    if (overlap == kUnknown || with_value == kUnknown) {
       epilogue.extras[i] = epilogue.extras[i].clone();
       continue;
     }
-    epilogue.apart = epilogue.apart && overlap == at::MemOverlapStatus::No;
+    epilogue.apart = epilogue.apart && overlap == kNone;
     TORCH_CHECK_VALUE(
         overlap != at::MemOverlapStatus::Partial, "collx.", a.op(), ": extras[", i,
         "]: overlaps out partly, or in another order; accepted: out itself, or a tensor that "
@@ -64,6 +69,7 @@ Results reduce_and_map(const Operator& op, const Arguments& a) {
     TORCH_CHECK_VALUE(a.results[1].is_contiguous(), "collx.", a.op(), ": value: got strides ",
                       a.results[1].strides(), "; accepted: a contiguous tensor");
     check_disjoint(a.op(), a.input, a.results[1], std::nullopt, "value");
+    check_disjoint(a.op(), a.results[0], a.results[1], std::nullopt, "value", "out");
   }
   if (epilogue->known->expression.indices > 0) epilogue->origin = origin_of(a);
   if (op.takes_outputs()) {

@@ -491,6 +491,31 @@ def test_ranks_with_different_epilogues_are_a_mismatch(pool: Pool, epilogues: bo
         assert "with epilogue " in attempted.message
 
 
+def _overlapping_value(rank: Rank, which: str) -> tuple[Attempt, bool]:
+    communicator, memory = rank.communicator(), ones(rank, 12)
+    x, extra, out = ones(rank, 8), ones(rank, 8), torch.empty(8, device=rank.device)
+    value = {"extras[0]": extra, "out": out, "a part of out": memory[4:]}[which]
+    if which == "a part of out":
+        out = memory[:8]
+    text = "value.float32;extra.float32 0;add.float32 0 1"
+    call = torch.ops.collx.allreduce_map_with_value.out
+    attempted = attempt(
+        lambda: call(x, "sum", text, [extra], communicator.name, out=out, value=value)
+    )
+    return attempted, works(rank, communicator)
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("which", ["extras[0]", "out", "a part of out"])
+def test_the_value_shares_no_memory(pool: Pool, which: str) -> None:
+    """The value is stored before the epilogue has read the extras, and before the output."""
+    for attempted, well in pool.run(_overlapping_value, which):
+        assert attempted.error == "ValueError", attempted
+        assert which.removeprefix("a part of ") in attempted.message, attempted
+        assert "value" in attempted.message and "overlaps" in attempted.message, attempted
+        assert well
+
+
 def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
     import collx
 
