@@ -408,16 +408,27 @@ static_assert(is_complete(DeviceKind::cuda, kExchanges, [](Collective c, Algorit
 static_assert(take_epilogues(kLaunchers, only(Collective::reducescatter), Algorithm::automatic));
 
 /// Copies a message. If one side is strided and the other one is a single run, the run is copied
-/// with the width of the strided side.
+/// with the width of the strided side. CUDA limits the distance of the rows of a copy, so longer
+/// rows, of which few fit into memory, are copied one by one.
 void copy(const Message& from, const Message& to, Stream stream) {
   if (from.gap == 0 && to.gap == 0) {
     return require(cudaMemcpyAsync(to.data, from.data, to.bytes, cudaMemcpyDefault, stream),
                    "copying a message");
   }
-  const uint64_t width = (from.gap != 0 ? from : to).width.value;
-  require(cudaMemcpy2DAsync(to.data, width + to.gap, from.data, width + from.gap, width,
-                            to.bytes / width, cudaMemcpyDefault, stream),
-          "copying a message");
+  constexpr uint64_t kMostPitch = INT32_MAX;  // cudaDevAttrMaxPitch of all devices
+  const uint64_t width = (from.gap != 0 ? from : to).width.value, rows = to.bytes / width;
+  const uint64_t pitch_to = width + to.gap, pitch_from = width + from.gap;
+  if (std::max(pitch_to, pitch_from) <= kMostPitch) {
+    return require(cudaMemcpy2DAsync(to.data, pitch_to, from.data, pitch_from, width, rows,
+                                     cudaMemcpyDefault, stream),
+                   "copying a message");
+  }
+  for (uint64_t row = 0; row < rows; ++row) {
+    require(cudaMemcpyAsync(static_cast<char*>(to.data) + row * pitch_to,
+                            static_cast<const char*>(from.data) + row * pitch_from, width,
+                            cudaMemcpyDefault, stream),
+            "copying a message");
+  }
 }
 
 void launch_barrier(Kernel kernel, const CudaView& view, const CallDescriptor& descriptor,
