@@ -17,20 +17,19 @@ cudaFuncAttributes attributes_of(Kernel kernel) {
   return attributes;
 }
 
-int held_together(Kernel kernel, int threads) {
+int held_together(Kernel kernel, int threads, uint32_t shared) {
   const int most = attributes_of(kernel).maxThreadsPerBlock;
   int blocks = 0;
-  require(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, std::min(threads, most), 0),
-      "loading a kernel");
+  require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, std::min(threads, most),
+                                                        shared),
+          "loading a kernel");
   return blocks;
 }
 
 namespace {
 
-// Shared memory: the bytes of a block that copies in bulk, and the carveout of a multiprocessor for
-// all of its blocks. The carveout is one of the sizes that an H100 supports.
-constexpr uint32_t kBulkBytes = 144 << 10;
+// The shared memory of a multiprocessor for all of its blocks: one of the sizes that an H100
+// supports.
 constexpr uint32_t kMultiprocessorBytes = 164 << 10;
 
 }  // namespace

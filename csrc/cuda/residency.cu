@@ -60,6 +60,17 @@ Residency residency_of_norms(int world, bool simulated, int multiprocessors, boo
   return least;
 }
 
+/// The number of blocks that copy in bulk and are resident at once. It is 0 on devices that have
+/// bulk copies, but less shared memory for a block (compute capability 12.0).
+int resident_bulk_blocks(int world, int multiprocessors) {
+  int held = INT_MAX;
+  for (const KernelFamily& family : {kernels::allreduce_wide, kernels::exchange_wide}) {
+    const Kernel kernel = family.find({DType::float32, world, true});
+    held = std::min(held, held_together(kernel, static_cast<int>(kLaneBound), kBulkBytes));
+  }
+  return held * multiprocessors;
+}
+
 }  // namespace
 
 int resident_blocks(int world, bool simulated, int threads) {
@@ -86,6 +97,7 @@ DeviceCapacity load_kernels(int world, bool clusters, bool simulated) {
   capacity.blocks = resident_blocks(world, simulated, kFullBlock);
   capacity.capabilities.dependent_launch = hopper;
   capacity.capabilities.multicast = hopper;
+  capacity.capabilities.bulk_blocks = hopper ? resident_bulk_blocks(world, multiprocessors) : 0;
   capacity.capabilities.residency =
       residency_of_norms(world, simulated, multiprocessors, clusters && hopper);
   return capacity;

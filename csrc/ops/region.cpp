@@ -29,6 +29,7 @@ c10::DeviceType check_device_type(c10::DeviceType type) {
 
 constexpr const char* kDependentLaunch = "dependent launch";
 constexpr const char* kMulticast = "multicast";
+constexpr const char* kBulkBlocks = "bulk blocks";
 
 std::string clusters_name(uint32_t threads, uint32_t size) {
   return "clusters of " + std::to_string(size) + " x " + std::to_string(threads);
@@ -55,6 +56,7 @@ Offer offer_of(int blocks, const Capabilities& capabilities) {
   offer["blocks"] = blocks;
   offer[kDependentLaunch] = capabilities.dependent_launch ? 1 : 0;
   offer[kMulticast] = capabilities.multicast ? 1 : 0;
+  offer[kBulkBlocks] = capabilities.bulk_blocks;
   return offer;
 }
 
@@ -169,6 +171,7 @@ Offer held_at_once(const Offer& wanted, [[maybe_unused]] const std::vector<uint6
 Capabilities capabilities_of(const Offer& agreed) {
   Capabilities capabilities;
   capabilities.dependent_launch = agreed.at(kDependentLaunch) != 0;
+  capabilities.bulk_blocks = agreed.at(kBulkBlocks);
   capabilities.residency = residency_of(agreed);
   return capabilities;
 }

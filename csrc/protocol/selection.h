@@ -47,6 +47,7 @@ struct Capabilities {
   bool peer_access = true;       // ranks can read and write each other's memory
   bool dependent_launch = true;  // a kernel may be launched before the preceding kernel has ended
   bool multicast = false;        // one address can refer to the same memory of all ranks
+  int bulk_blocks = kMaxBlocks;  // blocks that copy in bulk and are resident at once
   Residency residency;
 };
 
@@ -557,7 +558,7 @@ constexpr Plan select(const Request& r) {
     if (has_few_blocks(r)) {
       plan.threads = row_of(plan.algorithm).stages > 1 ? kLaneBound : kLaneBlock;
       plan.width = detail::width_of(r, plan.blocks, row_of(r.collective).counted ? ~0ull : work);
-      plan.bulk = r.capabilities.dependent_launch;  // the same devices have bulk copies
+      plan.bulk = plan.blocks <= r.capabilities.bulk_blocks;
     }
     return plan;
   }

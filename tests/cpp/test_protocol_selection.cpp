@@ -479,6 +479,22 @@ TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
   EXPECT_EQ(lanes(2 * 5 * kLeastLaneSlotBytes, 132, 132, 0), 5);
 }
 
+TEST(Selection, blocks_copy_in_bulk_only_if_all_of_them_are_resident) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.collective = Collective::allreduce;
+  request.algorithm = Algorithm::twoshot_lanes;
+  request.world = 2;
+  request.bytes = 64 << 20;
+  request.max_blocks = 16;
+  for (const int resident : {0, 15, 16, 132}) {
+    request.capabilities.bulk_blocks = resident;
+    const Plan plan = select(request);
+    ASSERT_GT(plan.width, 0);
+    EXPECT_EQ(plan.bulk, plan.blocks <= resident) << resident;
+  }
+}
+
 TEST(Selection, few_blocks_take_several_lanes_each) {
   Request request;
   request.device = DeviceKind::cuda;
