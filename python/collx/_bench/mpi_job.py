@@ -160,7 +160,7 @@ def measure_norm(op: NormOp, job: dict[str, Any], comm: Any, nbytes: int) -> dic
     """Measures an all-reduce followed by the other steps, as one compiled function if there is a
     compiler."""
     dtype, cpu = getattr(torch, job["dtype"]), torch.device("cpu")
-    problem = Problem.of_bytes(op, nbytes, job["cols"], dtype, cpu, job["rounding"], comm.size)
+    problem = Problem(op, nbytes, job["cols"], dtype, cpu, job["rounding"], comm.size)
     residual, weight = problem.residual, problem.weight
     x, y = problem.input_of(comm.rank), torch.empty(problem.rows, problem.cols, dtype=dtype)
     arguments = prepared(OPS["allreduce"], comm, x.view(-1), y.view(-1), job)

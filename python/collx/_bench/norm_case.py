@@ -34,7 +34,7 @@ class NormCase(Case):
     def _expect(self, inputs: list[Tensor]) -> None:
         job, op = self.job, self.op
         assert isinstance(op, NormOp)
-        self.problem = Problem.of_bytes(
+        self.problem = Problem(
             op, self.nbytes, job.cols, job.dtype, job.device, job.rounding, self.world
         )
         self.residual, self.weight = self.problem.residual, self.problem.weight

@@ -34,26 +34,16 @@ Sequence = Callable[[Tensor, Tensor | None, Tensor], Results]
 @dataclass(frozen=True)
 class Problem:
     op: NormOp
-    rows: int
+    nbytes: int
     cols: int
     dtype: torch.dtype
     device: torch.device
     rounding: str
     world: int
 
-    @classmethod
-    def of_bytes(
-        cls,
-        op: NormOp,
-        nbytes: int,
-        cols: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        rounding: str,
-        world: int,
-    ) -> Problem:
-        rows = nbytes // (cols * dtype.itemsize)
-        return cls(op, rows, cols, dtype, device, rounding, world)
+    @property
+    def rows(self) -> int:
+        return self.nbytes // (self.cols * self.dtype.itemsize)
 
     def input_of(self, rank: int) -> Tensor:
         """Returns the input of a rank, [rows, cols]."""

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch.distributed._symmetric_memory import _SymmetricMemory
 
-__all__ = ["OFF", "address_of", "agreed", "missing"]
-
 OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # an environment variable of PyTorch
 
 simulated = False

@@ -17,20 +17,6 @@ from collx import _tuning
 from collx._bootstrap.symmetric import refuse_in_capture
 from collx._extension import build, extension
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "MAX_RANKS",
-    "MAX_TIMEOUT",
-    "PDL_LEVELS",
-    "Arguments",
-    "Members",
-    "check",
-    "group_named",
-    "is_name",
-    "limit",
-    "seconds_of",
-]
-
 DEFAULT_TIMEOUT = 30.0
 MAX_NAME_BYTES = 1024  # a key of the store has at most 8 KiB, and may contain the name twice
 MAX_TIMEOUT = 1e9  # seconds; the clocks of Python and the store count nanoseconds in 64 bits

@@ -10,8 +10,6 @@ import torch
 
 from collx._extension import extension
 
-__all__ = ["SAMPLE_BYTES", "run", "run_multicast"]
-
 # An odd length covers vectors, tails, and parts of unequal size.
 _NUMEL = 4099
 _DTYPES = (torch.float32, torch.bfloat16, torch.int32)
@@ -35,7 +33,7 @@ def run(
         inputs = [_values(r, dtype) for r in range(communicator.world_size)]
         for algorithm in algorithms:
             memory = sample if algorithm == "pull_push" else None
-            wrong += _allreduce(communicator, device, inputs, algorithm, memory)
+            wrong += _call(communicator, device, inputs, "allreduce", algorithm, memory)
         wrong += _one_way(communicator, device, inputs, algorithms)
     if wrong:
         raise RuntimeError(wrong[0])
@@ -52,11 +50,9 @@ def run_multicast(
     for dtype in (*_DTYPES, torch.float16, torch.int64):
         inputs = [_values(r, dtype) for r in range(communicator.world_size)]
         for memory in (None, sample):
-            for algorithm in _of_multicast("allreduce"):
-                wrong += _allreduce(communicator, device, inputs, algorithm, memory)
-            for op in ("reducescatter", "reduce", "allgather", "broadcast"):
+            for op in ("allreduce", "reducescatter", "reduce", "allgather", "broadcast"):
                 for algorithm in _of_multicast(op):
-                    wrong += _messages(communicator, device, inputs, op, algorithm, memory)
+                    wrong += _call(communicator, device, inputs, op, algorithm, memory)
     return wrong[0] if wrong else None
 
 
@@ -65,30 +61,7 @@ def _of_multicast(op: str) -> list[str]:
     return [name for name in extension.algorithms(op, multicast=True) if name not in others]
 
 
-def _allreduce(
-    communicator: extension.Communicator,
-    device: torch.device,
-    inputs: Sequence[torch.Tensor],
-    algorithm: str,
-    sample: torch.Tensor | None,
-) -> list[str]:
-    """Runs an all-reduce and returns the differences. `sample`: the memory for the tensors."""
-    from collx import reference
-
-    own = inputs[communicator.rank]
-    result, given = torch.empty_like(own, device=device), own.to(device)
-    if sample is not None:
-        result = _part(sample, 1, own.dtype)
-        given = _part(sample, 0, own.dtype).copy_(own)
-    torch.ops.collx.allreduce.out(
-        given, "sum", communicator.name, algorithm, 0, out=result.fill_(-1)
-    )
-    got = result.cpu()
-    communicator.check()  # on CUDA, a call that fails records the failure and returns
-    return _difference(got, reference.allreduce(inputs, "sum"), algorithm)
-
-
-def _messages(
+def _call(
     communicator: extension.Communicator,
     device: torch.device,
     inputs: Sequence[torch.Tensor],
@@ -96,7 +69,7 @@ def _messages(
     algorithm: str,
     sample: torch.Tensor | None,
 ) -> list[str]:
-    """Runs another collective and returns the differences. `sample`: as in `_allreduce`."""
+    """Runs a collective and returns the differences. `sample`: the memory for the tensors."""
     from collx import reference
 
     world, rank, name = communicator.world_size, communicator.rank, communicator.name
@@ -104,6 +77,7 @@ def _messages(
     if op == "allgather":
         given = list(inputs[0].split(reference.parts(_NUMEL, world)))
     expected, arguments = {
+        "allreduce": lambda: ([reference.allreduce(given, "sum")] * world, ("sum", name)),
         "reducescatter": lambda: (reference.reducescatter(given), ("sum", world, name, 0)),
         "reduce": lambda: (reference.reduce(given, "sum", root), ("sum", root, name)),
         "allgather": lambda: (reference.allgather(given), (world, name, 0, _NUMEL)),
@@ -117,8 +91,8 @@ def _messages(
     call = getattr(torch.ops.collx, op).out
     call(source, *arguments, algorithm, 0, out=result.fill_(-1))
     got = result.cpu()
-    communicator.check()
-    return _difference(got, want, f"{op} by {algorithm}")
+    communicator.check()  # on CUDA, a call that fails records the failure and returns
+    return _difference(got, want, algorithm if op == "allreduce" else f"{op} by {algorithm}")
 
 
 def _one_way(

@@ -28,8 +28,6 @@ from collx._bootstrap.store import Ballot, VoteError, cause_of
 from collx._extension import extension
 from collx.errors import InitError
 
-__all__ = ["STEPS", "Setup", "Step", "failure", "refusal", "run"]
-
 _log = logging.getLogger("collx")
 
 _NOWHERE = symmetric.Mapped([], 0)

@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["LEFT", "Ballot", "VoteError", "bounded", "cause_of"]
-
 T = TypeVar("T")
 
 _OPEN = "open"  # the key for the number of the open attempt

@@ -28,8 +28,6 @@ from torch.distributed._symmetric_memory import _SymmetricMemory
 from collx._bootstrap import multicast
 from collx._bootstrap.store import bounded
 
-__all__ = ["SHARING", "Mapped", "Rendezvous", "allocate", "backend", "refuse_in_capture"]
-
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # an environment variable of PyTorch
 
 # The number of bytes of the device index, with which a rank's message about its allocation starts.

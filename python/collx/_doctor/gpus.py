@@ -18,8 +18,6 @@ from torch.distributed._symmetric_memory import _SymmetricMemory
 
 from collx._doctor.facts import Device, Gpu, Gpus
 
-__all__ = ["devices", "gpus", "parse_links", "parse_query", "peers"]
-
 _QUERY = ("index", "name", "uuid", "mig.mode.current", "compute_mode", "driver_version")
 _SECONDS = 20  # nvidia-smi is slow if the driver is not loaded permanently
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

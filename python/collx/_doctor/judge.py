@@ -8,8 +8,6 @@ from collx._doctor import judge_gpus, judge_run, judge_variables
 from collx._doctor.facts import Facts
 from collx._doctor.finding import Finding, error, warning
 
-__all__ = ["judge"]
-
 # Minor versions of PyTorch 2, as in setup.py.
 OLDEST_TORCH, NEWEST_TORCH = 11, 15
 _RANK_BYTES = 512 << 20  # memory of a process with PyTorch and a region on the CPU

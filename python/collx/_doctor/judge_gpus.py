@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from collx._doctor.facts import Facts
 from collx._doctor.finding import Finding, error, warning
 
-__all__ = ["findings"]
-
 
 def findings(facts: Facts) -> Iterator[Finding]:
     yield from _driver(facts)

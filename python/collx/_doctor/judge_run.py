@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from collx._doctor.facts import Facts, Rank
 from collx._doctor.finding import Finding, error, warning
 
-__all__ = ["findings"]
-
 _SHARE_OF_LINK = 0.5  # a large all-reduce below this share of the rate of a GPU's link is slow
 _LARGE = 16 << 20
 _STEPS = "docs/guide/troubleshooting.md lists the steps of collx.init with their usual causes"

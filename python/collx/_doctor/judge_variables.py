@@ -8,8 +8,6 @@ from typing import NamedTuple
 from collx._doctor.facts import Facts
 from collx._doctor.finding import Finding, error, warning
 
-__all__ = ["findings"]
-
 _SOCKET_PATH = 100  # approximate maximum length of the path of a Unix socket
 _SOCKET_NAME = 40  # length of the socket's name in PyTorch
 

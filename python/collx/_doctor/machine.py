@@ -18,8 +18,6 @@ from collx import _launch
 from collx._doctor.facts import Machine, Versions
 from collx._extension import extension
 
-__all__ = ["environment", "machine", "versions"]
-
 _PREFIXES = ("COLLX_", "TORCH_SYMM", "NCCL_", "GLOO_", "CUDA_", "NVSHMEM_")
 _NAMES = ("TMPDIR", "OMP_NUM_THREADS")
 _UNLIMITED = 1 << 60  # larger limits of control groups mean no limit

@@ -14,8 +14,6 @@ from collx._doctor import gpus, machine, ranks, report
 from collx._doctor.facts import Facts
 from collx._doctor.judge import judge
 
-__all__ = ["main"]
-
 _EPILOG = "exit status: 0 if collx works; 1 if it does not, or uses the process group instead; "
 _EPILOG += "2 for bad arguments"
 

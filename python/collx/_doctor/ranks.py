@@ -30,8 +30,6 @@ from collx._doctor import gpus
 from collx._doctor.facts import Device, Rank, Run, Timing
 from collx._extension import extension
 
-__all__ = ["SIZES", "rank", "run"]
-
 SIZES = {"cpu": (8 << 10, 256 << 10, 4 << 20), "cuda": (8 << 10, 1 << 20, 64 << 20)}
 _OPERATORS = tuple(name for name, op in OPS.items() if op.has_tensor and op not in NORM_OPS)
 _CALLS, _WARMUP = 20, 3

@@ -11,8 +11,6 @@ from collx._bench.units import size_name
 from collx._doctor.facts import Facts
 from collx._doctor.finding import Finding
 
-__all__ = ["as_json", "as_text"]
-
 FORMAT = 1  # version of the JSON object; changes if the meaning of a key changes
 _WIDTH = 100
 _LABEL = 14

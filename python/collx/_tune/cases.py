@@ -15,17 +15,6 @@ from collx._extension import extension
 from collx._tune.options import Options
 from collx.communicator import Communicator
 
-__all__ = [
-    "BUILT_IN",
-    "Case",
-    "Choice",
-    "call_of",
-    "candidates",
-    "cases",
-    "explained",
-    "tensors_of",
-]
-
 _REDUCTIONS = ("allreduce", "reducescatter", "reduce")
 _PART_IN = ("allgather", "gather")  # the input is a part of the full tensor
 _PART_OUT = ("reducescatter", "scatter")

@@ -11,8 +11,6 @@ from collx import _launch
 from collx._tune import rank
 from collx._tune.options import Options, parse
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command. Raises SystemExit with status 2 if the arguments are invalid."""

@@ -17,8 +17,6 @@ from collx._bootstrap.options import MAX_RANKS
 from collx._extension import build, extension
 from collx._tuning import DTYPES
 
-__all__ = ["Options", "parse"]
-
 
 @dataclass(frozen=True)
 class Options:

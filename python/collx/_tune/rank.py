@@ -18,8 +18,6 @@ from collx._tune.cases import Case, cases
 from collx._tune.options import Options
 from collx._tune.search import entries, search
 
-__all__ = ["run"]
-
 # As in the benchmarks: collx's multicast algorithms have not run on a switch yet.
 _NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 

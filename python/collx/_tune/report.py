@@ -9,8 +9,6 @@ from pathlib import Path
 from collx._tune.cases import BUILT_IN
 from collx._tune.search import Found
 
-__all__ = ["draw", "text"]
-
 _GRAY, _BUILT_IN, _TUNED = "#80868b", "#3b82f6", "#e4572e"  # readable on white and black
 _HEAD = ("operator", "dtype", "tensors", "bytes", "built-in", "us", "choice", "us", "faster by")
 

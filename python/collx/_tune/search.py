@@ -14,8 +14,6 @@ from collx._tune.timing import batch_of, maximum, microseconds
 from collx._tuning import Entry
 from collx.communicator import Communicator
 
-__all__ = ["Found", "entries", "search"]
-
 _CLOSE = 1.05  # choices within this factor of the fastest are measured again
 _GAIN = 1.03  # another choice must be faster than the built-in choice by more than this factor
 

@@ -16,8 +16,6 @@ import torch.distributed as dist
 
 from collx._bench.cuda_timing import capture
 
-__all__ = ["batch_of", "maximum", "microseconds"]
-
 BATCHES = 5
 _UNTIMED = 3
 _MOST_CALLS = {"cpu": 2000, "cuda": 100}  # maximum number of calls in a batch
