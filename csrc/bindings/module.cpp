@@ -90,11 +90,9 @@ std::shared_ptr<Communicator> make_communicator(
 /// Poisons the communicator here and at the peers: `rank` timed out waiting for `peer` to vote (-1:
 /// unknown).
 void report_absent(Communicator& self, int rank, int peer) {
-  collx::StatusRecord record;
-  record.failure = collx::Failure::timeout;
+  collx::StatusRecord record = self.begin_record(collx::Failure::timeout, collx::Phase::none);
   record.rank = rank;
   record.peer = peer;
-  record.sequence = self.calls();
   self.report(record);
 }
 
@@ -133,13 +131,10 @@ py::dict explain(const Communicator& self, std::string_view op, uint64_t numel, 
 std::vector<std::string_view> algorithms(std::string_view op, bool multicast) {
   const auto collective = collx::find_name<collx::Collective>(collx::kCollectiveNames, op);
   TORCH_CHECK_VALUE(collective.has_value(), "collx.algorithms: op: got \"", op, "\"");
-  std::vector<std::string_view> names;
-  for (const collx::AlgorithmRow& row : collx::kAlgorithms) {
-    if (row.algorithm == collx::Algorithm::automatic) continue;
-    if (row.multicast && !multicast) continue;
-    if (collx::has_algorithm(*collective, row.algorithm)) names.emplace_back(row.name);
-  }
-  return names;
+  return collx::names_where(collx::kAlgorithms, [&](const collx::AlgorithmRow& row) {
+    return row.algorithm != collx::Algorithm::automatic && (multicast || !row.multicast) &&
+           collx::has_algorithm(*collective, row.algorithm);
+  });
 }
 
 std::vector<std::string_view> tunable_algorithms(std::string_view op,

@@ -35,12 +35,15 @@ BoundedGather::BoundedGather(Communicator& communicator, const char* op,
                               ": algorithm: \"fallback\" needs a process group that serves ",
                               device, " or cpu; group \"", communicator.options().group_name,
                               "\" serves neither");
+  // Kernels compare the descriptors of ranks with regions.
+  if (communicator.options().check && !communicator.has_regions()) compare_descriptors();
 }
 
 BoundedGather::~BoundedGather() = default;
 
 at::Tensor BoundedGather::operator()(at::Tensor bytes) {
   const int64_t world = communicator_.options().world_size;
+  bytes = bytes.to(through_cpu_ ? c10::Device(at::kCPU) : communicator_.options().device);
   at::Tensor gathered = at::empty({world * bytes.numel()}, bytes.options());
   const auto deadline = Clock::now() + timeout_;
   bool complete = false;
@@ -91,11 +94,8 @@ std::string BoundedGather::give_up(Clock::time_point deadline, const std::string
   const std::string detail = cause.empty() ? "" : "; the process group says: " + cause;
   communicator_.check(op_, detail);  // a peer may have reported the cause
   const bool late = Clock::now() >= deadline;
-  StatusRecord record;
-  record.failure = late ? Failure::timeout : Failure::group;
-  record.phase = Phase::fallback;
-  record.rank = communicator_.options().rank;
-  record.sequence = communicator_.calls();
+  StatusRecord record =
+      communicator_.begin_record(late ? Failure::timeout : Failure::group, Phase::fallback);
   record.own = descriptor_;
   communicator_.report(record);
   if (late) communicator_.check(op_, detail);
@@ -109,19 +109,14 @@ void BoundedGather::compare_descriptors() {
   const CallDescriptor& own = descriptor_;
   at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof(own))}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), &own, sizeof(own));
-  if (!through_cpu_) bytes = bytes.to(communicator_.options().device);
   const at::Tensor all = (*this)(bytes).cpu();
   for (int rank = 0; rank < communicator_.options().world_size; ++rank) {
     CallDescriptor other;
     std::memcpy(&other, static_cast<const char*>(all.const_data_ptr()) + rank * sizeof(other),
                 sizeof(other));
     if (fingerprint(other) == fingerprint(own)) continue;
-    StatusRecord record;
-    record.failure = Failure::mismatch;
-    record.phase = Phase::check;
-    record.rank = communicator_.options().rank;
+    StatusRecord record = communicator_.begin_record(Failure::mismatch, Phase::check);
     record.peer = rank;
-    record.sequence = communicator_.calls();
     record.expected = fingerprint(own);
     record.seen = fingerprint(other);
     record.own = own;

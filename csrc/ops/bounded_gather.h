@@ -27,14 +27,11 @@ class BoundedGather {
   /// Whether gathered bytes arrive in CPU memory.
   bool through_cpu() const { return through_cpu_; }
 
-  /// Takes uint8 [n], in CPU memory if through_cpu() and otherwise on the device. Returns
-  /// uint8 [world * n].
+  /// Takes uint8 [n] and returns uint8 [world * n].
   at::Tensor operator()(at::Tensor bytes);
 
-  /// Compares the ranks' descriptors in checked mode without regions, where kernels cannot.
-  void compare_descriptors();
-
  private:
+  void compare_descriptors();
   using Clock = std::chrono::steady_clock;
   bool serves(c10::DeviceType device) const;
   static bool completes(c10d::Work& work, Clock::time_point deadline);

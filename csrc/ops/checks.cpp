@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <limits>
 #include <optional>
@@ -16,22 +17,6 @@
 namespace collx {
 
 namespace {
-
-template <size_t N>
-std::string joined(const std::array<std::string_view, N>& names) {
-  std::string text;
-  for (std::string_view name : names) text.append(text.empty() ? "" : ", ").append(name);
-  return text;
-}
-
-std::string algorithms_of(Collective collective) {
-  std::string text;
-  for (const AlgorithmRow& row : kAlgorithms) {
-    if (!has_algorithm(collective, row.algorithm)) continue;
-    text.append(text.empty() ? "" : ", ").append(row.name);
-  }
-  return text;
-}
 
 constexpr std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
@@ -71,7 +56,7 @@ uint64_t end_of(const at::Tensor& tensor) {
 DType check_dtype(const char* op, at::ScalarType type) {
   const std::optional<DType> dtype = dtype_of(type);
   TORCH_CHECK_TYPE(dtype.has_value(), "collx.", op, ": dtype: got ", dtype_name(type),
-                   "; accepted: ", joined(kDTypeNames));
+                   "; accepted: ", c10::Join(", ", kDTypeNames));
   return *dtype;
 }
 
@@ -80,14 +65,14 @@ DType check_dtype(const char* op, const char* argument, const at::Tensor& tensor
                    ": got a tensor of layout ", tensor.layout(), "; accepted: strided (dense)");
   const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
   TORCH_CHECK_TYPE(dtype.has_value(), "collx.", op, ": ", argument, ": got dtype ",
-                   dtype_name(tensor.scalar_type()), "; accepted: ", joined(kDTypeNames));
+                   dtype_name(tensor.scalar_type()), "; accepted: ", c10::Join(", ", kDTypeNames));
   return *dtype;
 }
 
 ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype) {
   const std::optional<ReduceOp> reduce_op = parse_reduce_op(name);
   TORCH_CHECK_VALUE(reduce_op.has_value(), "collx.", op, ": reduce_op: got \"", name,
-                    "\"; accepted: ", joined(kReduceOpNames), ", product");
+                    "\"; accepted: ", c10::Join(", ", kReduceOpNames), ", product");
   TORCH_CHECK_TYPE(*reduce_op != ReduceOp::avg || !is_integer(dtype), "collx.", op,
                    ": reduce_op: got \"avg\" with dtype ", name_of(dtype),
                    "; avg accepts floating-point dtypes, integers accept sum, max, min, prod");
@@ -96,8 +81,11 @@ ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype) {
 
 Algorithm check_algorithm(const char* op, Collective collective, std::string_view name) {
   const std::optional<Algorithm> algorithm = parse_algorithm(name);
-  TORCH_CHECK_VALUE(algorithm && has_algorithm(collective, *algorithm), "collx.", op,
-                    ": algorithm: got \"", name, "\"; accepted: ", algorithms_of(collective));
+  TORCH_CHECK_VALUE(
+      algorithm && has_algorithm(collective, *algorithm), "collx.", op, ": algorithm: got \"", name,
+      "\"; accepted: ", c10::Join(", ", names_where(kAlgorithms, [&](const AlgorithmRow& row) {
+                                    return has_algorithm(collective, row.algorithm);
+                                  })));
   return *algorithm;
 }
 
@@ -147,14 +135,14 @@ void check_device(const char* op, const char* argument, const at::Tensor& tensor
 }
 
 void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef sizes,
-               const at::Tensor& out, const char* argument,
-               std::optional<at::ScalarType> epilogue) {
+               const at::Tensor& out, const char* argument, std::optional<at::ScalarType> other,
+               const char* whose) {
   TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": ", argument,
                    ": got a tensor of layout ", out.layout(), "; accepted: strided (dense)");
-  const at::ScalarType dtype = epilogue.value_or(input.scalar_type());
+  const at::ScalarType dtype = other.value_or(input.scalar_type());
   TORCH_CHECK_TYPE(out.scalar_type() == dtype, "collx.", op, ": ", argument, ": got dtype ",
-                   dtype_name(out.scalar_type()), "; accepted: the ",
-                   epilogue ? "epilogue's, " : "input's, ", dtype_name(dtype));
+                   dtype_name(out.scalar_type()), "; accepted: ", other ? whose : "the input's, ",
+                   dtype_name(dtype));
   TORCH_CHECK_VALUE(out.device() == input.device(), "collx.", op, ": ", argument,
                     ": got a tensor on ", out.device(), "; accepted: the input's device, ",
                     input.device());

@@ -39,11 +39,11 @@ void check_group(const char* op, int64_t group_size, const Communicator& communi
 void check_device(const char* op, const char* argument, const at::Tensor& tensor,
                   const Communicator& communicator);
 
-/// Checks dtype, device and shape of `out`, which Meta kernels can check as well. `epilogue` is the
-/// result dtype of the epilogue, if there is one.
+/// Checks dtype, device and shape of `out`, which Meta kernels can check as well. `other`: the
+/// dtype of the result if it is not the input's. `whose` describes it in the message.
 void check_out(const char* op, const at::Tensor& input, c10::SymIntArrayRef sizes,
                const at::Tensor& out, const char* argument = "out",
-               std::optional<at::ScalarType> epilogue = {});
+               std::optional<at::ScalarType> other = {}, const char* whose = "the epilogue's, ");
 
 /// Raises unless `out` has one element per memory location, and either is the input or shares no
 /// memory with it.

@@ -316,6 +316,15 @@ std::vector<uint64_t> Communicator::waited() const {
   return of;
 }
 
+StatusRecord Communicator::begin_record(Failure failure, Phase phase) const {
+  StatusRecord record;
+  record.failure = failure;
+  record.phase = phase;
+  record.rank = options_.rank;
+  record.sequence = calls();
+  return record;
+}
+
 void Communicator::report(const StatusRecord& record) {
   const std::lock_guard held(reporting_);
   if (destroyed()) return;  // the regions are gone, or will be

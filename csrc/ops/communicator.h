@@ -174,6 +174,8 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   /// Adds to the time that this rank has waited for each of the ranks in the bit mask.
   void add_wait(uint32_t ranks, std::chrono::nanoseconds time);
 
+  /// The record of a failure that the host detected in the next call.
+  StatusRecord begin_record(Failure failure, Phase phase) const;
   /// Records a failure that the host detected, and reports it to the peers if there are regions.
   void report(const StatusRecord& record);
 

@@ -124,19 +124,6 @@ variable_list apply_packed(const variable_list& gradients, const std::vector<IVa
 
 }  // namespace
 
-bool has_adjoint(Collective collective) {
-  switch (collective) {
-    case Collective::allreduce:
-    case Collective::reducescatter:
-    case Collective::allgather:
-    case Collective::alltoall:
-    case Collective::alltoallv:
-      return true;
-    default:
-      return false;
-  }
-}
-
 Derivative::Derivative(const Operator& op, const Arguments& arguments)
     : op_(op), values_(arguments.values(op)) {
   for (IValue& value : values_) {

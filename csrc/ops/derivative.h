@@ -17,7 +17,7 @@ using torch::autograd::variable_list;
 
 /// Whether the backward is certain to run on every rank, so that it may call a collective. If a
 /// rank can leave its result unused, the other ranks would wait for its backward.
-bool has_adjoint(Collective collective);
+constexpr bool has_adjoint(Collective c) { return has_tensors(c) && !has_root(c) && !is_norm(c); }
 
 /// The backward of one call: the collective that is the adjoint of the call's, or the derivative of
 /// an epilogue. A node of a collective without an adjoint raises NotImplementedError.

@@ -64,11 +64,7 @@ void write_options(std::ostream& out, const CallDescriptor& call) {
   if (separator[0] != '(') out << ')';
 }
 
-constexpr std::array<std::string_view, static_cast<size_t>(Rounding::count)> kRoundingNames = {
-    "fp32", "parity", "parity_weight"};
 constexpr std::array<std::string_view, 4> kQuantizationNames = {"none", "e4m3fn", "e5m2", "int8"};
-constexpr std::array<std::string_view, static_cast<size_t>(ScaleMode::count)> kScaleModeNames = {
-    "row", "tensor", "group"};
 constexpr std::array<std::string_view, 4> kScaleTypeNames = {"float32", "float16", "bfloat16",
                                                              "float8_e8m0fnu"};
 

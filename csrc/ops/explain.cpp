@@ -1,6 +1,7 @@
 #include "explain.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
@@ -20,12 +21,10 @@ namespace {
 
 Collective check_op(std::string_view op) {
   const Collective found = find_name<Collective>(kCollectiveNames, op).value_or(Collective::none);
-  std::string known;
-  for (const CollectiveRow& row : kCollectives) {
-    if (!has_tensors(row.collective)) continue;
-    known.append(known.empty() ? "" : ", ").append(row.name);
-  }
-  TORCH_CHECK_VALUE(has_tensors(found), "collx: op: got \"", op, "\"; accepted: ", known);
+  TORCH_CHECK_VALUE(has_tensors(found), "collx: op: got \"", op, "\"; accepted: ",
+                    c10::Join(", ", names_where(kCollectives, [](const CollectiveRow& row) {
+                                return has_tensors(row.collective);
+                              })));
   return found;
 }
 

@@ -50,9 +50,6 @@ void reduce_rows(int world, const at::Tensor& gathered, uint64_t start, uint64_t
 void fallback_allreduce(Communicator& communicator, const char* op, const AllreduceCall& call,
                         const at::Tensor& input, const at::Tensor& output) {
   BoundedGather gather(communicator, op, call.descriptor);
-  if (communicator.options().check && !communicator.has_regions()) {
-    gather.compare_descriptors();
-  }
   const at::Tensor from = flat(input);
   const at::Tensor to = flat(output);
   const auto element = static_cast<uint64_t>(dtype_size(call.dtype));
@@ -60,9 +57,7 @@ void fallback_allreduce(Communicator& communicator, const char* op, const Allred
       fallback_chunk_bytes(communicator.options().world_size, call.dtype) / element);
   for (int64_t start = 0; start < from.numel(); start += step) {
     const int64_t count = std::min(step, from.numel() - start);
-    at::Tensor bytes = from.narrow(0, start, count).view(at::kByte);
-    if (gather.through_cpu()) bytes = bytes.cpu();
-    const at::Tensor gathered = gather(bytes);
+    const at::Tensor gathered = gather(from.narrow(0, start, count).view(at::kByte));
     at::Tensor part = to.narrow(0, start, count);
     at::Tensor reduced = gathered.device() == part.device()
                              ? part
@@ -116,9 +111,6 @@ class Messages {
   }
 
   void run() {
-    if (communicator_.options().check && !communicator_.has_regions()) {
-      gather_.compare_descriptors();
-    }
     if (call_.collective == Collective::alltoallv) agree_on_splits();
     if (call_.cleared > 0) output_.zero_();
     const bool same = sends_the_same(call_.collective);
@@ -236,9 +228,7 @@ class Messages {
         own[r] = static_cast<int64_t>(sent_[static_cast<size_t>(r)].bytes());
       }
     }
-    at::Tensor bytes = words.view(at::kByte);
-    if (!gather_.through_cpu()) bytes = bytes.to(communicator_.options().device);
-    const at::Tensor all = gather_(bytes).cpu();
+    const at::Tensor all = gather_(words.view(at::kByte)).cpu();
     const Told told(all.const_data_ptr(), world_);
     if (on_device) return lay_out(told);
     longest_ = longest_of(told);
@@ -320,11 +310,7 @@ class Messages {
   }
 
   StatusRecord blank(Failure failure, Phase phase) const {
-    StatusRecord record;
-    record.failure = failure;
-    record.phase = phase;
-    record.rank = rank_;
-    record.sequence = communicator_.calls();
+    StatusRecord record = communicator_.begin_record(failure, phase);
     record.own = call_.descriptor;
     return record;
   }
@@ -354,10 +340,7 @@ void fallback_exchange(Communicator& communicator, const char* op, const Exchang
 void fallback_barrier(Communicator& communicator, const char* op,
                       const CallDescriptor& descriptor) {
   BoundedGather gather(communicator, op, descriptor);
-  if (communicator.options().check) gather.compare_descriptors();
-  at::Tensor byte = at::empty({1}, at::kByte).zero_();
-  if (!gather.through_cpu()) byte = byte.to(communicator.options().device);
-  gather(byte);
+  gather(at::empty({1}, at::kByte).zero_());
 }
 
 }  // namespace collx

@@ -56,7 +56,6 @@ void normalize_locally(const void* const* inputs, int world, const NormCall& cal
 void fallback_norm(Communicator& communicator, const char* op, const NormCall& call,
                    const at::Tensor& input) {
   BoundedGather gather(communicator, op, call.descriptor);
-  if (communicator.options().check && !communicator.has_regions()) gather.compare_descriptors();
   const int world = communicator.options().world_size;
   const Part own = call.scatters() ? partition(call.rows, world, communicator.options().rank)
                                    : Part{0, call.rows};
@@ -71,10 +70,9 @@ void fallback_norm(Communicator& communicator, const char* op, const NormCall& c
   const auto cols = static_cast<int64_t>(call.cols);
   for (uint64_t start = 0; start < call.rows; start += step) {
     const uint64_t count = std::min(step, call.rows - start);
-    at::Tensor bytes =
+    const at::Tensor bytes =
         elements.narrow(0, static_cast<int64_t>(start) * cols, static_cast<int64_t>(count) * cols)
             .view(at::kByte);
-    if (gather.through_cpu()) bytes = bytes.cpu();
     const at::Tensor gathered = gather(bytes).to(input.device());
     const uint64_t first = std::max(start, own.start);
     const uint64_t last = std::min(start + count, own.start + own.count);

@@ -261,6 +261,11 @@ std::vector<at::Tensor> extras_apart(const Operator& op, const Arguments& a) {
   return extras;
 }
 
+/// Checks a tensor that was passed for a result.
+void check_given(const Arguments& a, const NormResultShape& shape, const at::Tensor& out) {
+  check_out(a.op(), a.input, shape.sizes, out, name_of(shape.result), shape.dtype, "");
+}
+
 bool lies_as(const at::Tensor& tensor, const NormResultShape& shape) {
   return shape.column_major ? tensor.sym_strides().equals(shape.strides()) : tensor.is_contiguous();
 }
@@ -273,7 +278,7 @@ Results norm(const Operator& op, const Arguments& a) {
   check_device(op.name.c_str(), "input", a.input, *communicator);
   communicator->require_usable(op.name.c_str());
   for (size_t i = 0; i < a.results.size(); ++i) {
-    check_norm_out(op, a, check.results[i], a.results[i]);
+    check_given(a, check.results[i], a.results[i]);
   }
   check_apart(op, a);
   NormOperands operands{*a.input.expect_contiguous(),
@@ -311,7 +316,7 @@ Results norm_meta(const Operator& op, const Arguments& a) {
   Results results;
   for (size_t i = 0; i < check.results.size(); ++i) {
     if (op.takes_outputs()) {
-      check_norm_out(op, a, check.results[i], a.results[i]);
+      check_given(a, check.results[i], a.results[i]);
     } else {
       results.push_back(meta_result(check.results[i], a.input));
     }

@@ -3,7 +3,9 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
+#include <c10/util/StringUtil.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -20,19 +22,14 @@ namespace collx {
 
 namespace {
 
-/// The value of an option that names one of several choices.
+/// The position of an option among its names.
 template <typename E, size_t N>
 E choose(const char* op, const char* argument, std::string_view given,
-         const std::pair<std::string_view, E> (&choices)[N]) {
-  for (const auto& [name, value] : choices) {
-    if (name == given) return value;
-  }
-  std::string accepted;
-  for (const auto& [name, value] : choices) {
-    accepted.append(accepted.empty() ? "" : ", ").append(name);
-  }
-  TORCH_CHECK_VALUE(false, "collx.", op, ": ", argument, ": got \"", given,
-                    "\"; accepted: ", accepted);
+         const std::array<std::string_view, N>& names) {
+  const std::optional<E> found = find_name<E>(names, given);
+  TORCH_CHECK_VALUE(found, "collx.", op, ": ", argument, ": got \"", given,
+                    "\"; accepted: ", c10::Join(", ", names));
+  return *found;
 }
 
 /// The nearest value of a dtype.
@@ -140,13 +137,11 @@ void check_quantization(const Operator& operation, const Arguments& a, at::Scala
   const char* op = operation.name.c_str();
   o.quantization = Quantization::int8;
   if (is_fp8(operation.collective)) {
-    o.quantization =
-        choose<Quantization>(op, "fp8_dtype", a.fp8_dtype,
-                             {{"e4m3fn", Quantization::e4m3fn}, {"e5m2", Quantization::e5m2}});
+    constexpr std::array<std::string_view, 2> kNames = {"e4m3fn", "e5m2"};
+    constexpr Quantization kMeant[] = {Quantization::e4m3fn, Quantization::e5m2};
+    o.quantization = kMeant[choose<int>(op, "fp8_dtype", a.fp8_dtype, kNames)];
   }
-  o.scale_mode = choose<ScaleMode>(
-      op, "scale_mode", a.scale_mode,
-      {{"row", ScaleMode::row}, {"tensor", ScaleMode::tensor}, {"group", ScaleMode::group}});
+  o.scale_mode = choose<ScaleMode>(op, "scale_mode", a.scale_mode, kScaleModeNames);
   if (a.scale_ub) {
     check_number(op, "scale_ub", *a.scale_ub, *a.scale_ub >= 0, "None, 0 and more");
   }
@@ -156,15 +151,14 @@ void check_quantization(const Operator& operation, const Arguments& a, at::Scala
   const ScaleType like_input = input == at::kHalf       ? ScaleType::float16
                                : input == at::kBFloat16 ? ScaleType::bfloat16
                                                         : ScaleType::float32;
-  o.scale_type = choose<ScaleType>(op, "scale_dtype", a.scale_dtype,
-                                   {{"float32", ScaleType::float32},
-                                    {"input", like_input},
-                                    {"float8_e8m0fnu", ScaleType::float8_e8m0fnu}});
+  constexpr std::array<std::string_view, 3> kScaleDtypes = {"float32", "input", "float8_e8m0fnu"};
+  const ScaleType meant[] = {ScaleType::float32, like_input, ScaleType::float8_e8m0fnu};
+  o.scale_type = meant[choose<int>(op, "scale_dtype", a.scale_dtype, kScaleDtypes)];
   TORCH_CHECK_VALUE(o.scale_type != ScaleType::float8_e8m0fnu || o.ue8m0, "collx.", op,
                     ": scale_dtype: got \"float8_e8m0fnu\", which holds powers of two; accepted: "
                     "only with ue8m0=True");
-  o.column_major =
-      choose<bool>(op, "scale_layout", a.scale_layout, {{"row", false}, {"column", true}});
+  constexpr std::array<std::string_view, 2> kLayouts = {"row", "column"};
+  o.column_major = choose<int>(op, "scale_layout", a.scale_layout, kLayouts) == 1;
   TORCH_CHECK_VALUE(!o.column_major || o.scale_mode == ScaleMode::group, "collx.", op,
                     ": scale_layout: got \"column\" with scale_mode \"", a.scale_mode,
                     "\"; accepted: only with scale_mode \"group\"");
@@ -243,10 +237,7 @@ NormOptions check_norm_options(const Operator& operation, const Arguments& a, at
   const char* op = operation.name.c_str();
   NormOptions o;
   o.norm = row_of(operation.collective).layer_norm ? Norm::layer : Norm::rms;
-  o.rounding = choose<Rounding>(op, "rounding", a.rounding,
-                                {{"fp32", Rounding::fp32},
-                                 {"parity", Rounding::parity},
-                                 {"parity_weight", Rounding::parity_weight}});
+  o.rounding = choose<Rounding>(op, "rounding", a.rounding, kRoundingNames);
   check_number(op, "eps", a.eps, a.eps >= 0 && std::isfinite(a.eps), "a finite number from 0");
   check_number(op, "weight_offset", a.weight_offset, std::isfinite(a.weight_offset),
                "a finite number");
@@ -280,22 +271,6 @@ NormCheck check_norm(const Operator& operation, const Arguments& a) {
   }
   check.epilogue = check_epilogue(op, a, check.results[0].sizes);
   return check;
-}
-
-void check_norm_out(const Operator& operation, const Arguments& a, const NormResultShape& shape,
-                    const at::Tensor& out) {
-  const char* op = operation.name.c_str();
-  const char* argument = name_of(shape.result);
-  TORCH_CHECK_TYPE(out.layout() == at::kStrided, "collx.", op, ": ", argument,
-                   ": got a tensor of layout ", out.layout(), "; accepted: strided (dense)");
-  TORCH_CHECK_TYPE(out.scalar_type() == shape.dtype, "collx.", op, ": ", argument, ": got dtype ",
-                   dtype_name(out.scalar_type()), "; accepted: ", dtype_name(shape.dtype));
-  TORCH_CHECK_VALUE(out.device() == a.input.device(), "collx.", op, ": ", argument,
-                    ": got a tensor on ", out.device(), "; accepted: the input's device, ",
-                    a.input.device());
-  TORCH_CHECK_VALUE(out.sym_sizes().equals(shape.sizes), "collx.", op, ": ", argument,
-                    ": got shape ", out.sym_sizes(),
-                    "; accepted: ", c10::SymIntArrayRef(shape.sizes));
 }
 
 }  // namespace collx

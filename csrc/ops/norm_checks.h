@@ -32,8 +32,4 @@ NormOptions check_norm_options(const Operator& op, const Arguments& arguments, a
 /// Checks shapes, dtypes and options. Raises ValueError or TypeError, which name the argument.
 NormCheck check_norm(const Operator& op, const Arguments& arguments);
 
-/// Checks a tensor that was passed for a result.
-void check_norm_out(const Operator& op, const Arguments& arguments, const NormResultShape& shape,
-                    const at::Tensor& out);
-
 }  // namespace collx

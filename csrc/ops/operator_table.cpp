@@ -60,59 +60,21 @@ IValue to_value(const T& given) {
 
 /// The text of the schema, and accessors of the member that holds the value.
 struct ArgumentRow {
-  Argument argument;
   const char* schema;
   void (*set)(Arguments& arguments, const IValue& value);
   IValue (*get)(const Arguments& arguments);
 };
 
 template <auto kMember>
-constexpr ArgumentRow row(Argument argument, const char* schema) {
+constexpr ArgumentRow row(const char* schema) {
   using T = std::remove_cvref_t<decltype(std::declval<Arguments>().*kMember)>;
-  return {argument, schema,
-          [](Arguments& a, const IValue& value) { a.*kMember = from_value<T>(value); },
+  return {schema, [](Arguments& a, const IValue& value) { a.*kMember = from_value<T>(value); },
           [](const Arguments& a) { return to_value<T>(a.*kMember); }};
 }
 
-using A = Arguments;
-constexpr ArgumentRow kArguments[] = {
-    row<&A::input>(Argument::input, "Tensor input"),
-    row<&A::input>(Argument::value, "Tensor value"),
-    row<&A::residual>(Argument::residual, "Tensor residual"),
-    row<&A::weight>(Argument::weight, "Tensor weight"),
-    row<&A::bias>(Argument::bias, "Tensor bias"),
-    row<&A::eps>(Argument::eps, "float eps"),
-    row<&A::reduce_op>(Argument::reduce_op, "str reduce_op"),
-    row<&A::root>(Argument::root, "int root"),
-    row<&A::output_splits>(Argument::output_splits, "SymInt[] output_splits"),
-    row<&A::input_splits>(Argument::input_splits, "SymInt[] input_splits"),
-    row<&A::device_splits>(Argument::device_splits, "Tensor input_splits"),
-    row<&A::capacity>(Argument::capacity, "SymInt capacity"),
-    row<&A::expression>(Argument::expression, "str expression"),
-    row<&A::extras>(Argument::extras, "Tensor[] extras"),
-    row<&A::group_size>(Argument::group_size, "int group_size"),
-    row<&A::group_name>(Argument::group_name, "str group_name"),
-    row<&A::axis>(Argument::axis, "int axis=0"),
-    row<&A::total>(Argument::total, "SymInt? total=None"),
-    row<&A::start>(Argument::start, "int start=0"),
-    row<&A::weight_offset>(Argument::weight_offset, "float weight_offset=0.0"),
-    row<&A::scale_ub>(Argument::scale_ub, "float? scale_ub=None"),
-    row<&A::fp8_dtype>(Argument::fp8_dtype, "str fp8_dtype=\"e4m3fn\""),
-    row<&A::scale_mode>(Argument::scale_mode, "str scale_mode=\"row\""),
-    row<&A::scale>(Argument::scale, "Tensor? scale=None"),
-    row<&A::quant_group_size>(Argument::quant_group_size, "int quant_group_size=128"),
-    row<&A::ue8m0>(Argument::ue8m0, "bool ue8m0=False"),
-    row<&A::scale_dtype>(Argument::scale_dtype, "str scale_dtype=\"float32\""),
-    row<&A::scale_layout>(Argument::scale_layout, "str scale_layout=\"row\""),
-    row<&A::rounding>(Argument::rounding, "str rounding=\"fp32\""),
-    row<&A::algorithm>(Argument::algorithm, "str algorithm=\"auto\""),
-    row<&A::max_blocks>(Argument::max_blocks, "int max_blocks=0"),
-    row<&A::expression>(Argument::optional_expression, "str expression=\"\""),
-    // A list of tensors has no default in a schema.
-    row<&A::extras>(Argument::optional_extras, "Tensor[]? extras=None"),
-    row<&A::numbers>(Argument::numbers, "float[] numbers=[]"),
-};
-static_assert(stand_at_their_values(kArguments, &ArgumentRow::argument));
+#define COLLX_ROW(name, member, text) row<&Arguments::member>(text),
+constexpr ArgumentRow kArguments[] = {COLLX_ARGUMENTS(COLLX_ROW)};
+#undef COLLX_ROW
 
 const ArgumentRow& row_of(Argument argument) { return kArguments[static_cast<size_t>(argument)]; }
 

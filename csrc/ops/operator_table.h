@@ -35,43 +35,47 @@ enum class Family : uint8_t {
 
 enum class Form : uint8_t { functional, out, in_place };
 
-/// operator_table.cpp has a row for each.
-enum class Argument : uint8_t {
-  input,
-  value,
-  residual,
-  weight,
-  bias,
-  eps,
-  reduce_op,
-  root,
-  output_splits,
-  input_splits,
-  device_splits,
-  capacity,
-  expression,
-  extras,
-  group_size,
-  group_name,
-  axis,
-  total,
-  start,
-  weight_offset,
-  scale_ub,
-  fp8_dtype,
-  scale_mode,
-  scale,
-  quant_group_size,
-  ue8m0,
-  scale_dtype,
-  scale_layout,
-  rounding,
-  algorithm,
-  max_blocks,
-  optional_expression,
-  optional_extras,
-  numbers,
-};
+/// The arguments: the name, the member of Arguments that holds the value, and the text of the
+/// schema. A list of tensors has no default in a schema.
+#define COLLX_ARGUMENTS(ROW)                                          \
+  ROW(input, input, "Tensor input")                                   \
+  ROW(value, input, "Tensor value")                                   \
+  ROW(residual, residual, "Tensor residual")                          \
+  ROW(weight, weight, "Tensor weight")                                \
+  ROW(bias, bias, "Tensor bias")                                      \
+  ROW(eps, eps, "float eps")                                          \
+  ROW(reduce_op, reduce_op, "str reduce_op")                          \
+  ROW(root, root, "int root")                                         \
+  ROW(output_splits, output_splits, "SymInt[] output_splits")         \
+  ROW(input_splits, input_splits, "SymInt[] input_splits")            \
+  ROW(device_splits, device_splits, "Tensor input_splits")            \
+  ROW(capacity, capacity, "SymInt capacity")                          \
+  ROW(expression, expression, "str expression")                       \
+  ROW(extras, extras, "Tensor[] extras")                              \
+  ROW(group_size, group_size, "int group_size")                       \
+  ROW(group_name, group_name, "str group_name")                       \
+  ROW(axis, axis, "int axis=0")                                       \
+  ROW(total, total, "SymInt? total=None")                             \
+  ROW(start, start, "int start=0")                                    \
+  ROW(weight_offset, weight_offset, "float weight_offset=0.0")        \
+  ROW(scale_ub, scale_ub, "float? scale_ub=None")                     \
+  ROW(fp8_dtype, fp8_dtype, "str fp8_dtype=\"e4m3fn\"")               \
+  ROW(scale_mode, scale_mode, "str scale_mode=\"row\"")               \
+  ROW(scale, scale, "Tensor? scale=None")                             \
+  ROW(quant_group_size, quant_group_size, "int quant_group_size=128") \
+  ROW(ue8m0, ue8m0, "bool ue8m0=False")                               \
+  ROW(scale_dtype, scale_dtype, "str scale_dtype=\"float32\"")        \
+  ROW(scale_layout, scale_layout, "str scale_layout=\"row\"")         \
+  ROW(rounding, rounding, "str rounding=\"fp32\"")                    \
+  ROW(algorithm, algorithm, "str algorithm=\"auto\"")                 \
+  ROW(max_blocks, max_blocks, "int max_blocks=0")                     \
+  ROW(optional_expression, expression, "str expression=\"\"")         \
+  ROW(optional_extras, extras, "Tensor[]? extras=None")               \
+  ROW(numbers, numbers, "float[] numbers=[]")
+
+#define COLLX_NAME(name, ...) name,
+enum class Argument : uint8_t { COLLX_ARGUMENTS(COLLX_NAME) };
+#undef COLLX_NAME
 
 enum class Output : uint8_t { out, value, output_splits, quantized, scale, residual, normalized };
 

@@ -109,12 +109,8 @@ void SymmetricPool::wait_for(int peer) {
 }
 
 void SymmetricPool::fail(Failure failure, int peer) {
-  StatusRecord record;
-  record.failure = failure;
-  record.phase = Phase::allocation;
-  record.rank = communicator_->options().rank;
+  StatusRecord record = communicator_->begin_record(failure, Phase::allocation);
   record.peer = peer;
-  record.sequence = communicator_->calls();
   communicator_->report(record);
   communicator_->check(kOp);
   TORCH_INTERNAL_ASSERT(false, "the failure has been recorded");

@@ -48,23 +48,16 @@ TuningTable make_tuning_table(const std::vector<NamedTuningEntry>& entries) {
 }
 
 std::vector<std::string_view> tunable_operators() {
-  std::vector<std::string_view> names;
-  for (const CollectiveRow& row : kCollectives) {
-    if (is_tunable(row.collective)) names.emplace_back(row.name);
-  }
-  return names;
+  return names_where(kCollectives,
+                     [](const CollectiveRow& row) { return is_tunable(row.collective); });
 }
 
 std::vector<std::string_view> tunable_algorithms(std::string_view op, DeviceKind device,
                                                  bool symmetric, bool deterministic) {
   const Collective collective = check_tunable(op);
-  std::vector<std::string_view> names;
-  for (const AlgorithmRow& row : kAlgorithms) {
-    if (may_be_named(collective, row.algorithm, device, symmetric, deterministic)) {
-      names.emplace_back(row.name);
-    }
-  }
-  return names;
+  return names_where(kAlgorithms, [&](const AlgorithmRow& row) {
+    return may_be_named(collective, row.algorithm, device, symmetric, deterministic);
+  });
 }
 
 }  // namespace collx

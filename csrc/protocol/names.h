@@ -4,6 +4,7 @@
 #include <array>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "algorithms.h"
 #include "collectives.h"
@@ -13,6 +14,10 @@ namespace collx {
 
 inline constexpr std::array<std::string_view, static_cast<size_t>(ReduceOp::count)> kReduceOpNames =
     {"sum", "avg", "max", "min", "prod"};
+
+inline constexpr std::array<std::string_view, 3> kRoundingNames = {"fp32", "parity",
+                                                                   "parity_weight"};
+inline constexpr std::array<std::string_view, 3> kScaleModeNames = {"row", "tensor", "group"};
 
 namespace detail {
 template <typename Row, size_t N>
@@ -26,6 +31,16 @@ constexpr std::array<std::string_view, N> names_of(const Row (&rows)[N]) {
 inline constexpr auto kDTypeNames = detail::names_of(kDTypes);
 inline constexpr auto kCollectiveNames = detail::names_of(kCollectives);
 inline constexpr auto kAlgorithmNames = detail::names_of(kAlgorithms);
+
+/// The names of the rows of a table for which `holds` is true.
+template <typename Row, size_t N, typename F>
+std::vector<std::string_view> names_where(const Row (&rows)[N], F holds) {
+  std::vector<std::string_view> names;
+  for (const Row& row : rows) {
+    if (holds(row)) names.emplace_back(row.name);
+  }
+  return names;
+}
 
 template <typename E, size_t N>
 constexpr std::optional<E> find_name(const std::array<std::string_view, N>& names,
