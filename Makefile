@@ -17,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find csrc 2>/dev/null)
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 comma := ,
+space := $(subst ,, )
 # Prints what a step does and how long it usually takes on two cores.
 say = @printf '\n== %s\n' $(1)
 # A power of two, because attention heads are split over the ranks.
@@ -50,18 +51,23 @@ export COLLX_WERROR := 1
 endif
 
 # A wheel contains the kernels if they can be built, whether or not this machine has a GPU.
-HAS_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-WHEEL_CUDA := $(or $(COLLX_CUDA),$(if $(HAS_NVCC),1,0))
+# This finds nvcc as setup.py does. It needs PyTorch, so it is only evaluated in a recipe.
+HAS_NVCC = $(shell $(VENV)/bin/python -c 'from pathlib import Path; \
+  from torch.utils.cpp_extension import CUDA_HOME as home; \
+  print(int(home is not None and Path(home, "bin", "nvcc").exists()))')
+WHEEL_CUDA = $(or $(COLLX_CUDA),$(HAS_NVCC))
 # Libraries that a wheel links to and that PyTorch provides.
 OF_TORCH := libc10*.so libtorch*.so libcudart.so.*
 
-# The name contains the options of the build, so that other options cause a new build.
-BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(subst ;,_,$(TORCH_CUDA_ARCH_LIST))-$(COLLX_WERROR)
+# The name contains the options of the build, so that other options cause a new build. It has no
+# spaces, which would separate the names of two files.
+ARCHITECTURES := $(subst $(space),_,$(strip $(subst ;, ,$(TORCH_CUDA_ARCH_LIST))))
+BUILT := build/$(TORCH)/.built-$(COLLX_CUDA)-$(ARCHITECTURES)-$(COLLX_WERROR)
 
 .PHONY: help environment packages build kernels demo demo-llama demo-epilogue check test test-ranks test-others test-built test-all test-cpp test-models test-c10d test-mutants test-gpu test-gpu-shared test-multicast bench count-instructions lint lint-cpp lint-python format docs wheel clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
 	@echo '  TORCH=2.15 takes that PyTorch, with a .venv and a build of its own; PYTHON=python3.11 picks'
 	@echo '  the interpreter of a new .venv; COLLX_CUDA=0|1 builds without or with the CUDA kernels;'
 	@echo '  ARGS="..." goes to pytest, the demo or the benchmark'

@@ -5,8 +5,8 @@ pyproject.toml describes the package. This file contains what depends on the ver
 Environment variables:
 
 - COLLX_CUDA=0|1 omits or requires the CUDA kernels. By default, they are built if nvcc is found and
-  the machine has a GPU.
-- TORCH_CUDA_ARCH_LIST selects the architectures.
+  the machine has a GPU of compute capability 8.0 or later.
+- TORCH_CUDA_ARCH_LIST selects the architectures, from 8.0.
 - MAX_JOBS limits the number of parallel compilations.
 - COLLX_WERROR=1 turns warnings into errors.
 - COLLX_SYMBOLS=1 keeps the names of functions and source files for profilers. The machine code does
@@ -19,6 +19,7 @@ Environment variables:
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ from torch.utils import cpp_extension
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 OLDEST_TORCH, NEWEST_TORCH = 11, 15  # minor versions of 2
+LIST = "TORCH_CUDA_ARCH_LIST"
+OLDEST_GPU = (8, 0)  # compute capability
 WHEEL_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 INCLUDE_TORCH = ("csrc/memory/", "csrc/ops/", "csrc/distributed/", "csrc/bindings/")
 UNITED = 12  # sources that are compiled as one; more, so that there are no more files than jobs
@@ -64,10 +67,30 @@ def choose_tools() -> None:
     os.environ["PATH"] = os.pathsep.join([*folders, os.environ["PATH"]])
 
 
+def capabilities_here() -> list[tuple[int, int]]:
+    """Returns the compute capabilities of the GPUs of this machine that collx supports."""
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return sorted(capability for capability in found if capability >= OLDEST_GPU)
+
+
 def architectures_here() -> str:
     """Returns the architectures of the GPUs of this machine, or Hopper if it has none."""
-    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    return ";".join(f"{major}.{minor}" for major, minor in sorted(found)) or "9.0"
+    return ";".join(f"{major}.{minor}" for major, minor in capabilities_here()) or "9.0"
+
+
+def listed(architectures: str) -> list[str]:
+    """Splits a list of architectures as PyTorch does."""
+    return architectures.replace(";", " ").split()
+
+
+def check_architectures() -> None:
+    numbers = [re.match(r"(\d+)\.(\d)", a) for a in listed(os.environ.get(LIST, ""))]
+    old = [n[0] for n in numbers if n is not None and (int(n[1]), int(n[2])) < OLDEST_GPU]
+    if old:
+        raise SystemExit(
+            f"{LIST} contains {', '.join(old)}; collx needs compute capability 8.0 or later, for "
+            f"example {LIST}='{WHEEL_ARCHITECTURES}'"
+        )
 
 
 def check_torch() -> None:
@@ -85,7 +108,7 @@ def with_cuda() -> bool:
     if wanted and not found:
         have = f"torch {torch.__version__}, CUDA_HOME {home}"
         raise SystemExit(f"COLLX_CUDA=1 needs nvcc and a torch built for CUDA; found {have}")
-    return found and torch.cuda.device_count() > 0 if wanted is None else wanted
+    return found and len(capabilities_here()) > 0 if wanted is None else wanted
 
 
 def version_and_torch(cuda: bool) -> tuple[str, str]:
@@ -193,15 +216,15 @@ class BuildExtension(cpp_extension.BuildExtension):
     def run(self) -> None:
         in_checkout = self.inplace or self.editable_mode
         architectures = architectures_here() if in_checkout else WHEEL_ARCHITECTURES
-        architectures = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", architectures)
+        architectures = os.environ.setdefault(LIST, architectures)
         os.environ.setdefault("MAX_JOBS", "2")
         choose_tools()
         # Equal builds share a persistent folder. pip would use a new folder each time.
         cuda = any(source.endswith(".cu") for e in self.extensions for source in e.sources)
-        objects = f"cuda-{architectures.replace(';', '_')}" if cuda else "cpu"
+        objects = f"cuda-{'_'.join(listed(architectures))}" if cuda else "cpu"
         self.build_temp = str(ROOT / "build" / TORCH / objects)
         if cuda:  # the module reports the architectures
-            named = ",".join(architectures.replace(";", " ").split())
+            named = ",".join(listed(architectures))
             self.extensions[1].extra_compile_args["cxx"].append(f"-DCOLLX_ARCHITECTURES={named}")
         if cuda:  # kernels that simulate an NVLink switch in tests; wheels do not contain them
             self.extensions[0].extra_compile_args["nvcc"].append(
@@ -265,6 +288,8 @@ class BuildPy(build_py):
 
 check_torch()
 cuda_wanted = with_cuda()
+if cuda_wanted:
+    check_architectures()
 unity = environment_flag("COLLX_UNITY") is not False
 version, required_torch = version_and_torch(cuda_wanted)
 commands: dict[str, Any] = {"build_ext": BuildExtension, "build_py": BuildPy}

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from .programs import ROOT, TORCH, python, run
 
 MODULE_FOLDER = f"collx/_torch{TORCH.replace('.', '_')}"
 CPU_OBJECTS = ROOT / "build" / TORCH / "cpu" / "libcollx" / "build.ninja"
+SWITCHES = ("COLLX_CUDA", "COLLX_WERROR", "COLLX_UNITY")
 
 Plan = Callable[..., dict[str, Any]]
 
@@ -29,24 +30,25 @@ Plan = Callable[..., dict[str, Any]]
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Returns a function that returns the arguments of setup.py for setuptools. The test chooses
-    the environment, the command, the PyTorch version, CUDA_HOME and the number of GPUs. The
-    function raises SystemExit if setup.py refuses them."""
+    the environment, the command, the PyTorch version, CUDA_HOME and the compute capabilities of
+    the GPUs. The function raises SystemExit if setup.py refuses them."""
 
     def made(
         command: str = "build",
         version: str = str(torch.__version__),
         home: Path | None = None,
-        gpus: int = 1,
+        gpus: Sequence[tuple[int, int]] = ((9, 0),),
         **environment: str,
     ) -> dict[str, Any]:
         given: dict[str, Any] = {}
         with monkeypatch.context() as patch:
             patch.setattr(torch, "__version__", version)
             patch.setattr(cpp_extension, "CUDA_HOME", home and str(home))
-            patch.setattr(torch.cuda, "device_count", lambda: gpus)
+            patch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+            patch.setattr(torch.cuda, "get_device_capability", lambda index: gpus[index])
             patch.setattr(setuptools, "setup", given.update)
             patch.setattr(sys, "argv", ["setup.py", command])
-            for name in ("COLLX_CUDA", "COLLX_WERROR", "COLLX_UNITY"):
+            for name in (*SWITCHES, "TORCH_CUDA_ARCH_LIST"):
                 patch.setenv(name, environment.get(name, ""))
             runpy.run_path(str(ROOT / "setup.py"))
         return given
@@ -55,7 +57,11 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "expected"), [([], "9.0"), ([(8, 0), (8, 0)], "8.0"), ([(9, 0), (8, 6)], "8.6;9.0")]
+    ("gpus", "expected"),
+    [
+        *(([], "9.0"), ([(8, 0), (8, 0)], "8.0"), ([(9, 0), (8, 6)], "8.6;9.0")),
+        *(([(7, 5), (8, 0)], "8.0"), ([(7, 5)], "9.0")),
+    ],
 )
 def test_a_build_in_place_is_for_the_gpus_of_the_machine(
     gpus: list[tuple[int, int]], expected: str, monkeypatch: pytest.MonkeyPatch
@@ -115,9 +121,48 @@ def test_the_kernels_are_left_out_on_demand_where_nvcc_is(plan: Plan, nvcc: Path
     assert "-DCOLLX_CUDA=0" in flags(without)
 
 
-def test_a_machine_without_a_gpu_gets_the_kernels_on_demand(plan: Plan, nvcc: Path) -> None:
-    assert "-DCOLLX_CUDA=0" in flags(plan(home=nvcc, gpus=0))
-    assert "-DCOLLX_CUDA=1" in flags(plan(home=nvcc, gpus=0, COLLX_CUDA="1"))
+@pytest.mark.parametrize("gpus", [[], [(7, 5)]])
+def test_a_machine_without_a_usable_gpu_gets_the_kernels_on_demand(
+    gpus: list[tuple[int, int]], plan: Plan, nvcc: Path
+) -> None:
+    assert "-DCOLLX_CUDA=0" in flags(plan(home=nvcc, gpus=gpus))
+    assert "-DCOLLX_CUDA=1" in flags(plan(home=nvcc, gpus=gpus, COLLX_CUDA="1"))
+
+
+def test_architectures_that_the_kernels_do_not_support_are_refused(plan: Plan, nvcc: Path) -> None:
+    plan(home=nvcc, TORCH_CUDA_ARCH_LIST="8.0 9.0a;Hopper;10.0+PTX")
+    for named in ("7.5", "6.1;8.0 7.5+PTX"):
+        with pytest.raises(SystemExit, match=r"contains .*7\.5; collx needs .* 8\.0 or later"):
+            plan(home=nvcc, TORCH_CUDA_ARCH_LIST=named)
+        plan(home=nvcc, TORCH_CUDA_ARCH_LIST=named, COLLX_CUDA="0")
+
+
+@pytest.mark.parametrize("listed", ["8.0;9.0+PTX", "8.0 9.0+PTX", " 8.0; 9.0+PTX "])
+def test_make_builds_once_for_several_architectures(listed: str) -> None:
+    said = run("make", "-n", "build", f"TORCH={TORCH}", TORCH_CUDA_ARCH_LIST=listed).stdout
+    assert said.count("pip install -v") == 1
+    assert re.search(
+        rf"touch build/{re.escape(TORCH)}/\.built-[01]?-8\.0_9\.0\+PTX-1?$", said, re.M
+    )
+
+
+@pytest.mark.parametrize("has_nvcc", [False, True])
+def test_make_wheel_finds_nvcc_as_a_build_does(has_nvcc: bool, nvcc: Path, tmp_path: Path) -> None:
+    interpreter = tmp_path / "venv" / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    interpreter.chmod(0o755)
+    if not has_nvcc:
+        (nvcc / "bin" / "nvcc").unlink()
+    given = [f"TORCH={TORCH}", f"VENV={tmp_path / 'venv'}", "COLLX_CUDA="]
+    said = run("make", "-n", "wheel", *given, CUDA_HOME=str(nvcc)).stdout
+    assert f"COLLX_CUDA={int(has_nvcc)} python -m pip wheel" in said
+
+
+def test_make_help_lists_every_target_with_a_description() -> None:
+    described = re.findall(r"^([^\s:]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = re.findall(r"^(?=.{25} \S)  make (\S+) ", run("make", "help").stdout, re.MULTILINE)
+    assert listed == described
 
 
 def test_the_version_says_what_a_build_is_for(plan: Plan, nvcc: Path) -> None:
@@ -133,7 +178,7 @@ def test_without_nvcc_the_kernels_are_left_out_or_refused(plan: Plan, tmp_path: 
             plan(home=home, COLLX_CUDA="1")
 
 
-@pytest.mark.parametrize("name", ["COLLX_CUDA", "COLLX_WERROR", "COLLX_UNITY"])
+@pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_that_is_neither_on_nor_off_is_refused(plan: Plan, name: str) -> None:
     with pytest.raises(SystemExit, match=f"{name} is 'yes'; it can be 0, 1 or unset"):
         plan(**{name: "yes"})
