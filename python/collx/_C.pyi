@@ -276,19 +276,7 @@ class Handle:
     def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
 
 class BackendOptions(_Backend.Options):
-    """Options of the backend "collx", as `pg_options` of torch.distributed takes them.
-
-    Args:
-        max_blocks: as of `collx.init`; by default half of what the device holds.
-        payload_bytes: bytes of each communicator's region; by default 128 MiB on CUDA and 16 MiB on
-            the CPU.
-        deterministic, check, watchdog, overlap: as of `collx.init`.
-        symmetric_bytes: bytes of symmetric memory, for each kind of device, from which
-            `allocate_tensor` of the group's backend takes tensors; by default 4 GiB on CUDA and
-            256 MiB on the CPU. They are allocated when they are needed. 0 disables it.
-        tuning: the file of a tuning table; by default the environment variable COLLX_TUNING.
-            Communicators with another world size or kind of device do not use the table.
-    """
+    """See `collx.backend.Options`."""
 
     max_blocks: int | None
     payload_bytes: int | None

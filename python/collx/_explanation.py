@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
 from collx._extension import extension
 
 __all__ = ["Explanation", "shape_of", "workspace_bytes"]
+
+_MAX_NUMEL = 2**63 - 1  # as in PyTorch
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ def workspace_bytes(
 ) -> int:
     """Returns the bytes of a rank's region that a call occupies if it is not divided into chunks.
 
+    If `algorithm` is "auto", this is the maximum over the algorithms that "auto" selects on any
+    device. `Communicator.explain` returns the bytes for the device of a communicator.
+
     Args:
         op: the name of the operator.
         shape: the shape of the full tensor.
@@ -103,19 +109,30 @@ def workspace_bytes(
         symmetric: whether input and output are symmetric tensors.
 
     Raises:
-        ValueError, TypeError: the op, algorithm or dtype is unknown.
+        ValueError, TypeError: an argument is invalid. The message names it.
     """
-    numel, cols = shape_of(shape)
-    if numel < 0 or (not isinstance(shape, int) and any(n < 0 for n in shape)):
-        raise ValueError(f"workspace_bytes: shape: got {shape}; accepted: dimensions of 0 or more")
+    numel, cols = shape_of("workspace_bytes", shape, dtype)
     return extension.workspace_bytes(op, numel, cols, dtype, world_size, algorithm, symmetric)
 
 
-def shape_of(shape: int | Sequence[int]) -> tuple[int, int]:
-    """Returns the number of elements of a tensor, and that of one of its rows."""
-    if isinstance(shape, int):
-        return shape, shape
-    return math.prod(shape), shape[-1] if len(shape) > 0 else 1
+def shape_of(call: str, shape: int | Sequence[int], dtype: torch.dtype) -> tuple[int, int]:
+    """Returns the number of elements of a tensor, and that of one of its rows. Raises ValueError or
+    TypeError if `shape` or `dtype` is invalid. `call` starts the message."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{call}: dtype: got {dtype!r}; accepted: a torch.dtype")
+    sizes = shape if isinstance(shape, Sequence) else (shape,)
+    if not all(isinstance(n, Integral) for n in sizes):
+        raise TypeError(
+            f"{call}: shape: got a {type(shape).__name__}; accepted: an integer or a sequence of "
+            "integers"
+        )
+    numel = math.prod(sizes)
+    if any(n < 0 for n in sizes) or numel > _MAX_NUMEL:
+        raise ValueError(
+            f"{call}: shape: got {shape}; accepted: dimensions of 0 or more, and at most "
+            f"{_MAX_NUMEL} elements"
+        )
+    return numel, sizes[-1] if len(sizes) > 0 else 1
 
 
 def _size(nbytes: int) -> str:

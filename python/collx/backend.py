@@ -36,6 +36,25 @@ __all__ = ["NAME", "Options"]
 NAME = "collx"
 
 Options = extension.BackendOptions
+Options.__name__ = Options.__qualname__ = "Options"
+Options.__module__ = __name__
+Options.__doc__ = """Options of the backend "collx", for `pg_options` of `init_process_group` and
+`new_group`.
+
+Args:
+    payload_bytes: the maximum size of the region of each communicator on each rank, in bytes; by
+        default 128 MiB on CUDA and 16 MiB on the CPU.
+    max_blocks: as in `collx.init`; by default half of the blocks that the device can run at once.
+    symmetric_bytes: the maximum size of the memory of `allocate_tensor` for each kind of device on
+        each rank, in bytes; by default 4 GiB on CUDA and 256 MiB on the CPU. The memory is
+        allocated when it is needed. 0 disables it.
+    deterministic, check, watchdog, overlap: as in `collx.init`.
+    tuning: the file of a tuning table; by default the environment variable COLLX_TUNING names it.
+        Communicators with another world size or kind of device do not use the table.
+
+The constructor raises ValueError or TypeError if a value is invalid on any machine. The first
+collective of a group raises the errors of `collx.init` for other invalid values.
+"""
 
 _log = logging.getLogger("collx")
 

@@ -293,7 +293,9 @@ class Communicator:
         Args:
             op: the name of an operator in `torch.ops.collx`, such as "allreduce" or
                 "reducescatter_residual_rmsnorm"; not `barrier` or an operator with an epilogue.
-            shape: the shape of the full tensor. In a normalization, the last axis forms the rows.
+            shape: the shape of the full tensor, or its number of elements. The full tensor is the
+                output of an allgather or a gather, and the input of other operators. In a
+                normalization, the last axis forms the rows.
             dtype: the dtype of the tensor; by default torch's default dtype.
             input_symmetric, output_symmetric: whether input and output are symmetric tensors.
             algorithm, max_blocks: as in the operator.
@@ -302,9 +304,12 @@ class Communicator:
 
         Returns:
             The explanation. Sizes are in bytes.
+
+        Raises:
+            ValueError, TypeError: an argument is invalid, as in the call. The message names it.
         """
-        numel, cols = shape_of(shape)
         dtype = torch.get_default_dtype() if dtype is None else dtype
+        numel, cols = shape_of("explain", shape, dtype)
         call = self._native.explain(
             op,
             numel,

@@ -143,14 +143,12 @@ def check(
     seconds = seconds_of("init", timeout)
     if pdl not in PDL_LEVELS:
         raise ValueError(f"init: pdl: got {pdl!r}; accepted: {', '.join(map(repr, PDL_LEVELS))}")
-    if not isinstance(deterministic, bool):
-        raise TypeError(
-            f"init: deterministic: got a {type(deterministic).__name__}; accepted: a bool"
-        )
-    if not isinstance(watchdog, bool):
-        raise TypeError(f"init: watchdog: got a {type(watchdog).__name__}; accepted: a bool")
-    if not isinstance(overlap, bool):
-        raise TypeError(f"init: overlap: got a {type(overlap).__name__}; accepted: a bool")
+    if check is not None and not isinstance(check, bool):
+        raise TypeError(f"init: check: got a {type(check).__name__}; accepted: a bool, or None")
+    switches = {"deterministic": deterministic, "watchdog": watchdog, "overlap": overlap}
+    for switch, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"init: {switch}: got a {type(value).__name__}; accepted: a bool")
     chosen = _device(device, members.group)
     refuse_in_capture("init", chosen)
     world_size = members.size
@@ -192,7 +190,7 @@ def check(
         device=chosen,
         timeout=seconds,
         payload_bytes=room,
-        check=_flag("COLLX_CHECK") if check is None else bool(check),
+        check=_flag("COLLX_CHECK") if check is None else check,
         clusters=not _flag("COLLX_NO_CLUSTERS"),
         pdl=pdl,
         max_blocks=OVERLAP_BLOCKS if overlap and max_blocks is None else max_blocks,
@@ -261,7 +259,11 @@ def _flag(variable: str) -> bool:
 def _device(
     device: torch.device | str | int | None, group: dist.ProcessGroup | None
 ) -> torch.device:
-    chosen = _default_device(group) if device is None else torch.device(device)
+    try:
+        chosen = None if device is None else torch.device(device)
+    except RuntimeError:  # it lists the devices of PyTorch, not those of collx
+        raise ValueError(f"init: device: got {device!r}; accepted: cuda, cpu") from None
+    chosen = _default_device(group) if chosen is None else chosen
     if chosen.type not in MAX_RANKS:
         raise ValueError(f"init: device: got {chosen}; accepted: cuda, cpu")
     if chosen.type == "cpu":

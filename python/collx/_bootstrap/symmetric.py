@@ -165,19 +165,25 @@ class Rendezvous:
         self._store.limit_waits(seconds)
 
     def exchange(self, tensor: torch.Tensor) -> Mapped:
-        """Maps the peers' storages that correspond to that of `tensor`. Raises TimeoutError if the
-        rendezvous does not end. The mapping is valid as long as the storage."""
+        """Maps the peers' storages that correspond to that of `tensor`. The mapping is valid as
+        long as the storage. Raises ValueError if `tensor` is not symmetric memory, and TimeoutError
+        if the rendezvous does not end."""
         base = tensor.untyped_storage().data_ptr()
         if self._world_size == 1:
             return Mapped([base], 0)
 
-        def meet() -> _SymmetricMemory:
+        def meet() -> _SymmetricMemory | None:
             if tensor.is_cuda:
                 torch.cuda.set_device(tensor.device)  # this is a new thread
             self._store.begin()
             return _SymmetricMemory.rendezvous(tensor, self.name)
 
         handle = bounded(meet, self._timeout + _GRACE, "rendezvous")
+        if handle is None:  # only register passes tensors that collx has not allocated
+            raise ValueError(
+                "register: tensor: got one that was not allocated as symmetric memory; accepted: "
+                "tensors of torch.distributed._symmetric_memory.empty"
+            )
         # A storage from a pool starts inside of the block that was exchanged.
         offset = base - handle.buffer_ptrs[handle.rank]
         pointers = [pointer + offset for pointer in handle.buffer_ptrs]

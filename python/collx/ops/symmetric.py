@@ -70,7 +70,8 @@ def register(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
         The tensor.
 
     Raises:
-        ValueError, TypeError: no rank passed a tensor on the communicator's device.
+        ValueError, TypeError: no rank passed a tensor on the communicator's device that was
+            allocated as symmetric memory.
         InitError: the tensor of a rank is on another device, was not allocated as symmetric
             memory, or could not be mapped. All ranks raise it, with the rank and the cause.
         CollectiveMismatch: the tensors of the ranks do not match, or the ranks made different

@@ -107,6 +107,39 @@ def test_explain_refuses_what_the_call_refuses(pool: Pool) -> None:
         assert found["no norm"].error == "ValueError", found["no norm"]
 
 
+BAD_SHAPES: dict[str, tuple[tuple[Any, Any], str, str]] = {
+    "tensor": ((torch.ones(3), torch.float32), "TypeError", "shape: got a Tensor"),
+    "float": ((4.0, torch.float32), "TypeError", "shape: got a float"),
+    "floats": (((4, 2.0), torch.float32), "TypeError", "shape: got a tuple"),
+    "text": (("4", torch.float32), "TypeError", "shape: got a str"),
+    "negative": ((-4, torch.float32), "ValueError", "shape: got -4; accepted: dimensions of 0"),
+    "negatives": (((-4, -2), torch.float32), "ValueError", "shape: got (-4, -2)"),
+    "huge": (((2**40, 2**40), torch.float32), "ValueError", "9223372036854775807 elements"),
+    "dtype": ((4, "float32"), "TypeError", "dtype: got 'float32'; accepted: a torch.dtype"),
+}
+
+
+def _bad_shapes(rank: Rank) -> dict[str, tuple[Attempt, Attempt]]:
+    explain = partial(rank.communicator().explain, "allreduce")
+    return {
+        name: (
+            attempt(partial(explain, shape, dtype)),
+            attempt(partial(collx.workspace_bytes, "allreduce", shape, dtype, rank.size)),
+        )
+        for name, ((shape, dtype), *_) in BAD_SHAPES.items()
+    }
+
+
+@pytest.mark.worlds(1)
+def test_explain_and_workspace_bytes_name_a_wrong_shape_or_dtype(pool: Pool) -> None:
+    for found in pool.run(_bad_shapes):
+        for name, (_, kind, words) in BAD_SHAPES.items():
+            for call, refused in zip(("explain", "workspace_bytes"), found[name], strict=True):
+                assert refused.error == kind, refused
+                assert refused.message.startswith(f"{call}: "), refused
+                assert words in refused.message, refused
+
+
 def _refused_by_both(rank: Rank) -> dict[str, tuple[str, str]]:
     communicator = rank.communicator()
     found = {}

@@ -136,6 +136,21 @@ def test_what_all_ranks_refuse_is_a_wrong_argument(pool: Pool, what: str) -> Non
         assert destroyed.error == "", destroyed
 
 
+def _not_symmetric(rank: Rank) -> tuple[Attempt, bool]:
+    communicator = rank.communicator()
+    tensor = torch.ones(8, device=rank.device)
+    found = attempt(lambda: communicator.register(tensor))
+    return found, _all_calls_work(rank, communicator)
+
+
+@pytest.mark.worlds(2)
+def test_an_ordinary_tensor_cannot_be_registered(pool: Pool) -> None:
+    for found, fine in pool.run(_not_symmetric):
+        assert found.error == "ValueError", found
+        assert "register: tensor: got one that was not allocated as symmetric" in found.message
+        assert fine
+
+
 def _raise(*_: object) -> object:
     raise MemoryError("the injected fault")
 
@@ -349,7 +364,9 @@ INIT: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "pdl": ({"pdl": "late"}, "ValueError", ("pdl", "late")),
     "max_blocks": ({"max_blocks": "many"}, "TypeError", ("max_blocks", "str")),
     "device": ({"device": "meta"}, "ValueError", ("device", "meta")),
+    "no device": ({"device": "gpu"}, "ValueError", ("device", "'gpu'; accepted: cuda, cpu")),
     "deterministic": ({"deterministic": "no"}, "TypeError", ("deterministic", "str")),
+    "check": ({"check": "no"}, "TypeError", ("check", "str", "a bool, or None")),
 }
 
 
