@@ -20,7 +20,10 @@ def size(text: str) -> int:
 
 
 def size_list(text: str) -> list[int]:
-    return [size(part) for part in names(text)]
+    found = [size(part) for part in names(text)]
+    if not found:
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted: sizes such as 1K,256M,4096")
+    return found
 
 
 def count(text: str) -> int:
@@ -34,7 +37,7 @@ def factor(text: str) -> float:
     return _above(1, text)
 
 
-def seconds(text: str) -> float:
+def positive(text: str) -> float:
     return _above(0, text)
 
 

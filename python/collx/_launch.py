@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing as processes
 
-__all__ = ["Ranks", "cores", "default_ranks", "run", "start"]
+__all__ = ["Ranks", "cores", "default_ranks", "run", "start", "started_ranks"]
 
 _MOST = {"cpu": 4, "cuda": 8}  # maximum number of ranks, unless the user passes a number
 _GRACE = 5  # seconds that the other ranks have to exit after one has failed
@@ -29,6 +29,13 @@ class Ranks(NamedTuple):
 def cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def started_ranks() -> int | None:
+    """Returns the number of ranks if a launcher such as torchrun has started this process as one of
+    them, otherwise None. A cluster may set some of the variables without starting ranks."""
+    launched = {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys()
+    return int(os.environ["WORLD_SIZE"]) if launched else None
 
 
 def default_ranks(device_type: str) -> int:

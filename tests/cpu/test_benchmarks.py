@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+from collx import _launch
 from collx._bench import checks, functional_peers, options
 from collx._bench.ops import OPS
 from collx._bench.records import Record
 from collx._bench.timing import Timing
+from collx._tune import options as tune_options
 from tests.common.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +45,7 @@ needs_models = pytest.mark.skipif(
     find_spec("transformers") is None or find_spec("accelerate") is None,
     reason="transformers or accelerate is not installed",
 )
+LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
 
 
@@ -289,7 +293,8 @@ def test_the_root_is_the_one_asked_for() -> None:
 def test_flags_have_the_names_of_nccl_tests(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
 
     def chosen(*arguments: str) -> list[tuple[str, str, str]]:
         given = options.parse([*arguments, "--device=cpu"])
@@ -312,6 +317,9 @@ def test_flags_have_the_names_of_nccl_tests(
         (("allreduce", "-g", "3"), "-g: got 3; 2 ranks have been started"),
         (("allreduce", "-g", "0"), "-g: got 0; accepted on cpu: 1 to 16"),
         (("allreduce", "-g", "17"), "-g: got 17; accepted on cpu: 1 to 16"),
+        (("allreduce", "-d", ","), "--dtype: got nothing; accepted: all, float32"),
+        (("allreduce", "--sizes", ","), "--sizes: got ','; accepted: sizes such as 1K"),
+        (("allreduce", "--wire-gbs", "-5"), "--wire-gbs: got -5; accepted: numbers above 0"),
         (("allreduce", "-o", ""), "--reduce-op: got nothing; accepted: all, sum"),
         (("allreduce", "--algorithms", ""), "--algorithms of allreduce: got nothing"),
         (("allreduce", "--json", "/nowhere/x.json"), "--json: there is no folder /nowhere"),
@@ -321,6 +329,29 @@ def test_flags_have_the_names_of_nccl_tests(
         with pytest.raises(SystemExit):
             chosen(*wrong)
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", LAUNCHED)
+def test_variables_of_a_cluster_do_not_count_as_a_launcher(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    assert _launch.started_ranks() == 2
+    monkeypatch.delenv(missing)
+    given = ["--device=cpu", "--ranks=3"]
+    assert options.parse(["allreduce", *given]).ranks == tune_options.parse(given).ranks == 3
+
+
+def test_a_build_without_kernels_measures_on_the_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(options, "build", collx.build._replace(cuda=None))
+    assert options.parse(["allreduce"]).device == "cpu"
+    with pytest.raises(SystemExit):
+        options.parse(["allreduce", "--device=cuda"])
+    assert "this build has no CUDA kernels" in capsys.readouterr().err
 
 
 def test_peers_of_compiled_models_are_operators() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+from collx import __main__ as commands
 from collx import _tuning
 from collx._tune.cases import BUILT_IN, Case, Choice
 from collx._tune.options import parse
@@ -89,6 +92,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "operator": (("--ops", "allsum"), "--ops: got allsum; accepted: allreduce, "),
     "counted": (("--ops", "alltoallv"), "--ops: got alltoallv"),
     "no operator": (("--ops", ","), "--ops: got nothing"),
+    "no dtype": (("--dtypes", ","), "--dtypes: got nothing"),
     "dtype": (("--dtypes", "float8"), "--dtypes: got float8"),
     "size": (("-b", "1Q"), "got '1Q'"),
     "order": (("-b", "2K", "-e", "1K"), "-e: the largest size is less"),
@@ -109,6 +113,17 @@ def test_invalid_arguments_end_with_status_2(what: str, capsys: pytest.CaptureFi
         parse(["--device", "cpu", *arguments])
     assert end.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_help_and_the_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--help", "--version"):
+        with pytest.raises(SystemExit) as end:
+            commands.main([option])
+        assert end.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"\ncollx {collx.__version__}\n")
+    for name, (_, line) in commands.COMMANDS.items():
+        assert re.search(rf"^  {name} +{line}$", printed, re.MULTILINE)
 
 
 def test_an_unknown_command_ends_with_status_2() -> None:

@@ -154,6 +154,6 @@ def run(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Starts the ranks, unless torchrun has started this process as one of them."""
     options = parse(arguments)
-    if "LOCAL_RANK" in os.environ:
+    if _launch.started_ranks() is not None:
         return run(options)
     return _launch.run(run, options.ranks, options)

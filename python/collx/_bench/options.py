@@ -17,6 +17,7 @@ from collx._arguments import (
     file,
     names,
     picture,
+    positive,
     row_counts,
     size,
     size_list,
@@ -28,7 +29,8 @@ from collx._bench.op import Op
 from collx._bench.ops import OPS
 from collx._bench.ops_norm import NormOp
 from collx._bootstrap.options import MAX_RANKS
-from collx._launch import default_ranks
+from collx._extension import build
+from collx._launch import default_ranks, started_ranks
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
@@ -60,7 +62,10 @@ class RankParser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    p = RankParser(prog="python -m collx bench", description="collx beside its peers.")
+    p = RankParser(
+        prog="python -m collx bench",
+        description="Measures the operators of collx and of other libraries.",
+    )
     p.add_argument(
         "ops",
         nargs="+",
@@ -126,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
         default=["sum"],
         help=f"all, or with commas: {', '.join(REDUCE_OPS)} (sum)",
     )
-    p.add_argument("-r", "--root", type=count, default=0, help="rank that gives or gets (0)")
+    p.add_argument("-r", "--root", type=count, default=0, help="rank that sends or receives (0)")
     p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     p.add_argument("--peers", type=names, default=["all"], help="all, none, or names with commas")
     p.add_argument("--algorithms", type=names, default=["auto"], help="auto, all, or names")
@@ -140,14 +145,14 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--json", type=file, help="file for the records")
     p.add_argument("--plot", type=picture, help="picture of time over size (.png, .svg, .pdf)")
-    p.add_argument("--wire-gbs", type=float, help="link's GB/s, for the limit (360 on CUDA)")
+    p.add_argument("--wire-gbs", type=positive, help="link's GB/s, for the limit (360 on CUDA)")
     p.add_argument("--host-time", action="store_true", help="eager calls of all forms too")
     p.add_argument(
         "--multicast",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="with collx's algorithms that need NVLink multicast, where --algorithms is all, and "
-        "other libraries may use it, which are kept off it otherwise",
+        help="allow NVLink multicast in all libraries, and include collx's multicast algorithms in "
+        "--algorithms all",
     )
     return p
 
@@ -156,16 +161,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parses and completes the options. Exits with a usage message if they are inconsistent."""
     p = parser()
     options = p.parse_args(arguments)
+    has_cuda = build.cuda is not None and torch.cuda.is_available()
     if options.device == "auto":
-        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+        options.device = "cuda" if has_cuda else "cpu"
     on_cuda = options.device == "cuda"
-    if on_cuda and not torch.cuda.is_available():
-        p.error("--device cuda: there is no GPU here")
+    if on_cuda and not has_cuda:
+        p.error("--device: got cuda, but there is no GPU, or this build has no CUDA kernels")
     if options.end is None:
         options.end = max(options.begin, (256 << 20) if on_cuda else (64 << 20))
     if options.end < options.begin:
         p.error("-e is smaller than -b")
-    options.dtype = options.dtype or ["bfloat16" if on_cuda else "float32"]
+    if options.dtype is None:
+        options.dtype = ["bfloat16" if on_cuda else "float32"]
     options.dtype = _choice(p, "--dtype", options.dtype, DTYPES)
     options.reduce_op = _choice(p, "--reduce-op", options.reduce_op, REDUCE_OPS)
     _choose_ranks(p, options)
@@ -187,13 +194,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _choose_ranks(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    started = os.environ.get("WORLD_SIZE")
+    started = started_ranks()
     if options.ranks is None:
-        options.ranks = int(started) if started else default_ranks(options.device)
+        options.ranks = started or default_ranks(options.device)
     most = MAX_RANKS[options.device]
     if not 1 <= options.ranks <= most:
         p.error(f"-g: got {options.ranks}; accepted on {options.device}: 1 to {most}")
-    if started and options.ranks != int(started):
+    if started is not None and options.ranks != started:
         p.error(f"-g: got {options.ranks}; {started} ranks have been started")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from collx._tune.options import Options, parse
 def main(argv: Sequence[str]) -> int:
     """Runs the command. Raises SystemExit with status 2 if the arguments are invalid."""
     options = parse(argv)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if _launch.started_ranks() is not None:
         return run(options)
     return _launch.run(run, options.ranks, options)
 

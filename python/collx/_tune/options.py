@@ -12,9 +12,10 @@ from typing import NoReturn
 
 import torch
 
-from collx._arguments import factor, file, names, picture, seconds, size
+from collx._arguments import factor, file, names, picture, positive, size
 from collx._bootstrap.options import MAX_RANKS
 from collx._extension import build, extension
+from collx._launch import started_ranks
 from collx._tuning import DTYPES
 
 
@@ -63,7 +64,9 @@ def parse(argv: Sequence[str]) -> Options:
     if device == "cuda" and not cuda:
         parser.error("--device: got cuda, but there is no GPU, or this build has no CUDA kernels")
     _check_names(parser, "--ops", given.ops, extension.tunable_operators())
-    dtypes = given.dtypes or ["bfloat16" if device == "cuda" else "float32"]
+    dtypes = given.dtypes
+    if dtypes is None:
+        dtypes = ["bfloat16" if device == "cuda" else "float32"]
     _check_names(parser, "--dtypes", dtypes, DTYPES)
     if given.end < given.begin:
         parser.error("-e: the largest size is less than the smallest size")
@@ -103,18 +106,20 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--plot", type=picture, help="picture of time over size (.png, .svg, .pdf)")
     p.add_argument("--ranks", type=int, help="number of ranks (all GPUs, or 2 on the CPU)")
     p.add_argument("--device", choices=("cpu", "cuda"), help="cuda if there is a GPU")
-    p.add_argument("--seconds", type=seconds, default=0.5, help="duration of one measurement (0.5)")
+    p.add_argument(
+        "--seconds", type=positive, default=0.5, help="duration of one measurement (0.5)"
+    )
     return p
 
 
 def _ranks(parser: argparse.ArgumentParser, given: int | None, device: str) -> int:
-    started = os.environ.get("WORLD_SIZE") if "RANK" in os.environ else None
-    if started is not None and given not in (None, int(started)):
-        parser.error(f"--ranks: got {given}, but torchrun has started {started}")
+    started = started_ranks()
+    if started is not None and given not in (None, started):
+        parser.error(f"--ranks: got {given}; {started} ranks have been started")
     most = MAX_RANKS[device]
     if device == "cuda":
         most = min(most, torch.cuda.device_count())
-    ranks = given if given is not None else int(started or (most if device == "cuda" else 2))
+    ranks = given if given is not None else started or (most if device == "cuda" else 2)
     if not 2 <= ranks <= most:
         parser.error(f"--ranks: got {ranks}; accepted on {device} of this machine: 2 to {most}")
     return ranks
