@@ -160,10 +160,11 @@ py::dict region_layout(const std::string& device_type, int world_size, uint64_t 
   return d;
 }
 
-/// (PyTorch, CUDA, architectures); the last two are None in a build without CUDA.
-py::tuple built_for() {
 #define COLLX_WORDS(...) #__VA_ARGS__
 #define COLLX_TEXT(...) COLLX_WORDS(__VA_ARGS__)
+
+/// (PyTorch, CUDA, architectures); the last two are None in a build without CUDA.
+py::tuple built_for() {
 #if COLLX_CUDA
   const std::string cuda =
       std::to_string(CUDA_VERSION / 1000) + "." + std::to_string(CUDA_VERSION % 1000 / 10);
@@ -303,6 +304,7 @@ void bind_communicator(py::module_& m) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "collx: operators (torch.ops.collx) and communicators.";
   m.attr("built_for") = built_for();
+  m.attr("version") = COLLX_TEXT(COLLX_VERSION);
   collx::bind_errors(m);
   bind_communicator(m);
   bind_epilogues(m);

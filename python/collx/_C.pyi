@@ -13,6 +13,8 @@ from torch._C._distributed_c10d import ErrorType
 
 built_for: tuple[str, str | None, str | None]
 """PyTorch's version, CUDA's, and the architectures, by commas; None without kernels."""
+version: str
+"""The version of collx, without the label that setup.py adds for a build."""
 
 def raise_as(
     timeout: type[Exception],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from collx._extension import extension
+
 __all__ = ["VERSION"]
 
 
@@ -11,7 +13,7 @@ def _version() -> str:
     try:
         return version("collx")
     except PackageNotFoundError:  # imported from a source tree that is not installed
-        return "unknown"
+        return extension.version
 
 
 VERSION = _version()

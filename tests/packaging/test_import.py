@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,18 @@ def test_a_build_for_another_torch_is_refused_before_it_is_loaded() -> None:
 
 def test_another_patch_of_the_same_torch_is_not_refused() -> None:
     assert python(IMPORT.format(version=f"{TORCH}.99+cu999")) == ""
+
+
+def test_sources_that_are_not_installed_know_their_version() -> None:
+    said = python(
+        "import importlib.metadata as metadata, torch\n"
+        "def absent(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.version = absent\n"
+        "import collx; print(collx.__version__)"
+    )
+    version = re.search(r'^VERSION = "(.*)"$', (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert version is not None
+    assert said.strip() == version[1]
 
 
 def copy_of_sources(folder: Path) -> Path:
