@@ -8,6 +8,8 @@ failure. It never skips a vote, because its later votes would then not match tho
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,6 +135,10 @@ class SymmetricMemory:
         self._rendezvous = self._region = None
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if math.prod(shape) * dtype.itemsize > sys.maxsize:  # PyTorch does not check for this
+            raise ValueError(
+                f"empty: size: got {shape} with {dtype}; accepted: at most 2**63 - 1 bytes"
+            )
         # An empty tensor has no bytes to share, and PyTorch allocates no empty blocks.
         if 0 in shape or not self._direct:
             return torch.empty(shape, dtype=dtype, device=self._device)

@@ -58,6 +58,18 @@ REFUSED: dict[str, tuple[Call, Call, str, tuple[str, ...]]] = {
         "ValueError",
         ("-8", "0 or more"),
     ),
+    "too many bytes": (
+        lambda c: c.empty(2**33, 2**31),
+        lambda c: c.empty(8),
+        "ValueError",
+        ("(8589934592, 2147483648)", "2**63 - 1 bytes"),
+    ),
+    "too many bytes per element": (
+        lambda c: c.empty_like(torch.empty(1, dtype=torch.uint8).expand(2**62), dtype=torch.int32),
+        lambda c: c.empty(8),
+        "ValueError",
+        ("torch.int32", "2**63 - 1 bytes"),
+    ),
     "size": (lambda c: c.empty("8"), lambda c: c.empty(8), "TypeError", ("size", "8")),
     "dtype": (lambda c: c.empty(8, dtype=8), lambda c: c.empty(8), "TypeError", ("dtype",)),
     "no tensor": (
