@@ -492,7 +492,9 @@ c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
   auto begun = begin(OpType::BARRIER, "collx:barrier", {});
   Calls calls(communicator->options().name, size_, rank_, o.asyncOp || on_cuda);
   carry_out(communicator, [&] { calls([&] { operators::barrier(calls.name); }); });
-  return finish(std::move(begun), calls, communicator, {}, communicator->timeout());
+  PostedCall::Timeout host_waits;
+  if (on_cuda) host_waits = communicator->timeout();
+  return finish(std::move(begun), calls, communicator, {}, host_waits);
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) {

@@ -23,7 +23,7 @@ class Work final : public c10d::Work {
     std::vector<c10::intrusive_ptr<c10d::Work>> inner;
     std::vector<at::Tensor> results;
     std::vector<at::Tensor> tensors;  // all tensors that the calls use
-    /// For a barrier: the maximum time for which wait() blocks the host.
+    /// For a barrier on CUDA: the maximum time for which wait() blocks the host.
     PostedCall::Timeout host_waits;
     std::shared_ptr<Ending> ending;  // null without hooks
   };

@@ -136,8 +136,8 @@ class CpuPostedCall final : public PostedCall {
     if (!done()) {
       // A forked child has no thread that could complete the call.
       if (communicator_->forked()) communicator_->require_usable(op_);
-      // Only the timeout of the communicator bounds a call that this thread runs.
-      if (!timeout || *timeout >= communicator_->timeout()) queue_->run_until(*this);
+      // `timeout` does not bound calls that this thread runs.
+      if (!timeout) queue_->run_until(*this);
     }
     if (!soon(kLooks, done)) {
       std::unique_lock held(mutex_);

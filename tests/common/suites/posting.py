@@ -360,6 +360,41 @@ def test_a_rank_that_never_comes_is_named_by_every_handle_in_flight(pool: Pool) 
         assert all(result.error for result in found["after"]), found
 
 
+def _limited(rank: Rank, timeout: float) -> list[Attempt]:
+    """The last rank makes each call late, but within the timeout of the communicator."""
+    import collx
+
+    communicator = rank.new_communicator("posting-limited", call_timeout=timeout)
+    handles: list[Any] = []
+
+    def post_and_wait() -> None:
+        handles[:] = [collx.post(collx.allreduce, x, group=communicator) for _ in range(3)]
+        handles[-1].wait(timeout=timeout + 0.01)
+
+    x, found = ones(rank), []
+    for _ in range(3):
+        rank.barrier()
+        if rank.rank == rank.size - 1:
+            for _ in range(3):
+                time.sleep(0.6 * timeout)
+                collx.allreduce(x, group=communicator)
+            continue
+        time.sleep(0.1)  # on the CPU, the thread that runs the calls sleeps
+        found.append(attempt(post_and_wait))
+        assert all(bool((handle.wait() == rank.size).all()) for handle in handles)
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_wait_with_a_timeout_is_bounded_by_it(pool: Pool) -> None:
+    """Also if it exceeds that of the communicator, and the call waits for earlier calls."""
+    timeout = timeout_now(pool)
+    for result in pool.run(_limited, timeout)[0]:
+        assert result.error == "CollectiveTimeout", result
+        assert_in_time(result, timeout)
+
+
 def _destroyed(rank: Rank) -> list[Attempt]:
     """Destroys a communicator with handles in flight, on all ranks."""
     import collx
