@@ -55,10 +55,21 @@ class EventPool {
   std::vector<cudaEvent_t> free_;
 };
 
+/// Returns the error without leaving it for the next call of the runtime.
 cudaError_t query(cudaEvent_t event) {
+  // In another mode, the query would fail during a capture, and end it.
+  auto mode = cudaStreamCaptureModeRelaxed;
+  const bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
   const cudaError_t found = cudaEventQuery(event);
-  if (found == cudaErrorNotReady) (void)cudaGetLastError();  // clears it: it is not an error
+  if (relaxed) (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  if (!relaxed || found != cudaSuccess) (void)cudaGetLastError();
   return found;
+}
+
+/// Whether the result of a query means that the work may still run. A query that a capture refuses
+/// tells nothing about the work.
+bool may_run(cudaError_t found) {
+  return found == cudaErrorNotReady || found == cudaErrorStreamCaptureUnsupported;
 }
 
 class CudaPostedCall final : public PostedCall {
@@ -93,15 +104,16 @@ class CudaPostedCall final : public PostedCall {
   /// Whether the tensors may be released. The allocator reuses their memory on the stream of the
   /// post, which must then be ordered after the call. In a capture, the destructor orders it.
   bool may_end() const {
-    // Also true after an error: the device has failed, or the process is exiting.
-    return captured_ || waited_ || query(completed_) != cudaErrorNotReady;
+    // Also true after another error: the device has failed, or the process is exiting.
+    return captured_ || waited_ || !may_run(query(completed_));
   }
 
   bool is_completed() const override {
     if (captured_) return false;
     const cudaError_t found = query(completed_);
-    if (found != cudaErrorNotReady) C10_CUDA_CHECK(found);
-    return found == cudaSuccess;
+    if (may_run(found)) return false;
+    C10_CUDA_CHECK(found);
+    return true;
   }
 
   void wait(Timeout timeout, const std::vector<at::Tensor>& tensors) override {

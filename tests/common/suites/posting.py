@@ -618,8 +618,13 @@ def _graph(rank: Rank) -> None:
     dropped = torch.empty_like(out)
     collx.allreduce(x, group=communicator, out=out)
     rank.synchronize()
+    # The queries of these calls during the capture must not end it.
+    torch.cuda._sleep(20_000_000)  # the first call has not completed when its handle is dropped
+    collx.post(collx.allreduce, x, group=communicator)
+    earlier = collx.post(collx.allreduce, x, group=communicator)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        del earlier
         collx.post(collx.allreduce, x, group=communicator, out=dropped)
         handle = collx.post(collx.allreduce, x * 2, group=communicator, out=out)
         with pytest.raises(collx.CollectiveTimeout, match="has not completed"):
@@ -637,7 +642,8 @@ def _graph(rank: Rank) -> None:
 
 @pytest.mark.worlds(1, 2)
 def test_posted_calls_are_captured(pool: Pool) -> None:
-    """A CUDA graph captures a call that is waited for and a call whose handle is dropped."""
+    """A CUDA graph captures a call that is waited for and a call whose handle is dropped. Handles
+    of earlier calls are dropped before and within the capture."""
     if pool.world.device != "cuda":
         pytest.skip("CUDA graphs")
     pool.run(_graph)
