@@ -131,7 +131,7 @@ bool Session::barrier(Phase phase) {
 
 CallDescriptor Session::descriptor(int peer) const {
   CallDescriptor descriptor = call_.descriptor;
-  if (sends_ == nullptr) return descriptor;
+  if (sends_ == nullptr || peer < 0) return descriptor;  // without a peer there is no pair
   descriptor.sends = sends_[peer];
   descriptor.expects = expects_[peer];
   return descriptor;

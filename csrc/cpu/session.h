@@ -65,6 +65,7 @@ class Session {
     sends_ = sends;
     expects_ = expects;
   }
+  /// `peer` is -1 in a record of a rank that was not waiting.
   CallDescriptor descriptor(int peer) const;
 
   /// Exchanges the descriptors of the calls. Any difference fails on all ranks. Afterwards all
