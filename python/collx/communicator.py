@@ -541,6 +541,7 @@ def _settle_pdl(device: torch.device) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    # Peers may have exited. This does not wait, and the memory is freed with the process.
+    # Peers may have exited, so this takes no vote. On the CPU, it waits for the posted calls, which
+    # their timeouts bound. The memory is freed with the process.
     for communicator in live():
         communicator._abandon()
