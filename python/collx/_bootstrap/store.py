@@ -19,7 +19,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -39,6 +38,22 @@ _LEAST_PATIENCE = 0.4
 # Additional seconds that the store has after the time limit of the ranks. It responds within
 # milliseconds unless its host has exited or is stopped, or the machine is overloaded.
 _STORE_GRACE = 0.9
+
+# Seconds between two looks at the store: the first pause, its growth with the time that the wait
+# has taken, and the longest pause.
+_FIRST_PAUSE = 0.0002
+_PAUSE_GROWTH = 0.1
+_LONGEST_PAUSE = 0.01
+
+
+class _Caller(threading.local):
+    """The caller of `bounded` in the thread that `bounded` has started."""
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()  # set when nobody waits for the thread any more
+
+
+_caller = _Caller()
 
 
 class VoteError(Exception):
@@ -121,6 +136,9 @@ class Ballot:
             # No agreement is possible without the store. Every rank detects this by itself.
             failed = {self._rank: f"the store failed: {reason}"}
             raise VoteError(step, failed, self._world_size, store_failed=True) from reason
+        except BaseException as reason:
+            self.cast(f"{LEFT}: {type(reason).__name__}")  # so that peers need not wait
+            raise
         if failures:
             raise VoteError(step, failures, self._world_size)
         return [json.loads(text)["value"] for text in ballots]
@@ -204,8 +222,8 @@ class Ballot:
         store, keys = self._store, self._keys(number)
         # The missing ranks are determined below. A store that no longer exists raises again there.
         with contextlib.suppress(RuntimeError):
-            store.wait(keys, timedelta(seconds=patience))
-            return [text.decode() for text in store.multi_get(keys)]
+            if await_keys(store, keys, patience):
+                return [text.decode() for text in store.multi_get(keys)]
         return [store.get(key).decode() if store.check([key]) else None for key in keys]
 
     def _judge(self, ballots: list[str | None]) -> dict[int, str]:
@@ -237,15 +255,34 @@ def cause_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def await_keys(store: dist.Store, keys: list[str], seconds: float) -> bool:
+    """Returns whether the keys exist in the store within `seconds`. Raises InterruptedError if the
+    caller of `bounded` does not wait any more.
+
+    A wait of the store itself would occupy the connection that all threads of the process share,
+    and it could not be ended."""
+    started = time.monotonic()
+    while not store.check(keys):
+        waited = time.monotonic() - started
+        if waited >= seconds:
+            return False
+        pause = min(_FIRST_PAUSE + _PAUSE_GROWTH * waited, _LONGEST_PAUSE)
+        if _caller.gone.wait(min(pause, seconds - waited)):
+            raise InterruptedError("the caller does not wait any more")
+    return True
+
+
 def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
     """Runs `function` in a thread and returns its result. Raises TimeoutError after `seconds`.
 
-    The thread only remains after a timeout, because a call that does not return cannot be
-    terminated. It is a daemon, so it does not prevent the process from exiting."""
+    After a timeout or an interrupt, the thread remains until its current call to the store or to
+    PyTorch returns. It is a daemon, so it does not prevent the process from exiting."""
     result: list[T] = []
     failure: list[BaseException] = []
+    gone = threading.Event()
 
     def body() -> None:
+        _caller.gone = gone
         try:
             result.append(function())
         except BaseException as error:
@@ -254,8 +291,16 @@ def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
     thread = threading.Thread(target=body, name=f"collx-{what}", daemon=True)
     deadline = time.monotonic() + seconds
     thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
+    try:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    except BaseException:
+        gone.set()
+        # An interpreter that exits first would end the thread within a C++ function, which aborts
+        # the process.
+        thread.join(_STORE_GRACE)
+        raise
     if thread.is_alive():
+        gone.set()
         raise TimeoutError(f"{what} did not return within {seconds:g} s")
     if failure:
         # The traceback would keep the frames and their memory alive in a cycle.

@@ -26,7 +26,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed._symmetric_memory import _SymmetricMemory
 
 from collx._bootstrap import multicast
-from collx._bootstrap.store import bounded
+from collx._bootstrap.store import await_keys, bounded
 
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # an environment variable of PyTorch
 
@@ -109,9 +109,8 @@ class _BoundedStore(dist.Store):
         self._store.set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
-        key = self._renumbered(key)
-        self._store.wait([key], self._timeout)
-        return self._store.get(key)
+        self.wait([key])
+        return self._store.get(self._renumbered(key))
 
     def add(self, key: str, value: int) -> int:
         self._written.add(key)
@@ -126,7 +125,12 @@ class _BoundedStore(dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         limit = self._timeout if timeout is None else min(timeout, self._timeout)
-        self._store.wait([self._renumbered(key) for key in keys], limit)
+        keys = [self._renumbered(key) for key in keys]
+        if not await_keys(self._store, keys, limit.total_seconds()):
+            raise dist.DistStoreError(
+                f"wait timeout after {limit / timedelta(milliseconds=1):.0f}ms, keys: "
+                + ", ".join(keys)
+            )
 
 
 class Mapped(NamedTuple):

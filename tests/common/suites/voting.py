@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -213,6 +214,53 @@ def test_init_on_one_rank_only_ends(pool: Pool) -> None:
     assert found.error == "InitError"
     assert "rank 1" in found.message
     assert_in_time(found, timeout)
+
+
+def _interrupt_after(seconds: float, call: Callable[[], object]) -> None:
+    """Sends SIGINT to this thread, the main thread, during the call."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signals = (threading.get_ident(), signal.SIGINT)
+    threading.Timer(seconds, signal.pthread_kill, signals).start()
+    try:
+        call()
+    except KeyboardInterrupt:
+        raise RuntimeError("interrupted") from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(rank: Rank) -> list[Attempt]:
+    """Rank 0 is interrupted while it waits for the other ranks: in init, and in empty."""
+
+    def while_others_wait(call: Callable[[], object]) -> Attempt:
+        found = Attempt("", "", 0.0)
+        if rank.rank == 0:
+            found = attempt(lambda: _interrupt_after(0.3, call))
+        rank.barrier()
+        return found
+
+    found = [while_others_wait(lambda: rank.new_communicator("interrupted"))]
+    communicator = rank.new_communicator("interrupted")
+    found.append(while_others_wait(lambda: communicator.empty(0)))
+    if rank.rank != 0:
+        found = [attempt(lambda: communicator.empty(0)), attempt(lambda: communicator.empty(8))]
+    rank.barrier()
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_an_interrupt_ends_a_vote_at_once(pool: Pool) -> None:
+    """The ranks may call init again, and the peers of an established communicator learn of it."""
+    first, *others = pool.run(_interrupted)
+    for found in first:
+        assert found.message == "interrupted", found
+        assert found.seconds < TIMEOUT / 4, found
+    for made, refused in others:
+        assert made.error == "", made
+        assert refused.error == "CollectiveTimeout", refused
+        assert "rank 0: left the communicator: KeyboardInterrupt" in refused.message, refused
+        assert refused.seconds < TIMEOUT / 4, refused
 
 
 def _refused_before_it_asks(rank: Rank, timeout: float) -> Attempt:
