@@ -178,9 +178,15 @@ def _rows(scale: Node, y: Node, limit: float) -> _Rows | str | None:
     if largest.target not in _LARGEST or not is_last(over, y) or value(scale).shape != shape:
         return "the scales are not those of rows"
     options: dict[str, Any] = {"scale_mode": "row"}
-    below, quotient = [cast(Node, magnitudes.args[0]), magnitudes, largest], None
-    for node in above:
+    of = cast(Node, magnitudes.args[0])
+    below, quotient = [of, magnitudes, largest], None
+    dtype = value(y).dtype  # a dtype that represents all values so far
+    for node in (of, *above) if of is not y else above:
+        if converted(node) is not None and value(node).dtype not in (dtype, torch.float32):
+            return f"the scales or the magnitudes are rounded to {value(node).dtype}"
         least = constant(node, _aten.clamp_min.default)
+        if node.target in (_aten.clamp_min.default, _aten.div.Tensor):
+            dtype = value(node).dtype
         if least is not None:
             what = "largest magnitude" if quotient is None else "scale"
             of_group = what == "largest magnitude" and value(node).dtype == torch.float32

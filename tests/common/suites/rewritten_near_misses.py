@@ -140,6 +140,30 @@ NEARLY = {
         NORM,
         "it is truncated, not rounded",
     ),
+    "scales rounded to powers of two": Nearly(
+        lambda y, r, w, s: _with_scale(
+            n := _rms(y, w), (_largest(n) / 448).to(torch.float8_e8m0fnu).float()
+        ),
+        NORM,
+        "are rounded to torch.float8_e8m0fnu",
+    ),
+    "whole largest magnitudes": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n).int().float() / 448),
+        NORM,
+        "are rounded to torch.int32",
+    ),
+    "a rounded minimum": Nearly(
+        lambda y, r, w, s: _with_scale(
+            n := _rms(y, w), (_largest(n).clamp(min=1e-10).bfloat16() / 448).float()
+        ),
+        NORM,
+        "are rounded to torch.bfloat16",
+    ),
+    "magnitudes of rounded values": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), _largest(n.half()) / 448),
+        NORM,
+        "are rounded to torch.float16",
+    ),
     "multiplied by the scale": Nearly(
         lambda y, r, w, s: (_rms(y, w).float() * s).clamp(-448, 448).to(E4M3),
         NORM,
