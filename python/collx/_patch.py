@@ -169,6 +169,17 @@ def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
     return word if _reduces(word, dtype) else None
 
 
+def _write(written: Tensor, op: _Function, *args: Any, **kwargs: Any) -> None:
+    """Runs an operator that writes a tensor, as torch.distributed does: without gradients, and
+    outside of inference mode also if the tensor is an inference tensor."""
+    with torch._C._AutoDispatchBelowAutograd():
+        if written.is_inference():
+            with torch.inference_mode():
+                op(*args, **kwargs)
+        else:
+            op(*args, **kwargs)
+
+
 def _into(output: Tensor, call: Callable[[Tensor], object]) -> None:
     """Runs a call that writes the elements of `output` in order into a flat tensor."""
     whole = output.contiguous()
@@ -189,8 +200,7 @@ def _all_reduce(
     word = _reduction(op, tensor.dtype) if communicator else None
     if communicator is None or word is None:
         return original(tensor, op, group, async_op)
-    with torch._C._AutoDispatchBelowAutograd():
-        _ops.allreduce_.default(tensor, word, communicator.name)
+    _write(tensor, _ops.allreduce_.default, tensor, word, communicator.name)
     return None
 
 
@@ -208,8 +218,7 @@ def _broadcast(
     root = group_src
     if src is not None:
         root = dist.get_group_rank(communicator.group, src)
-    with torch._C._AutoDispatchBelowAutograd():
-        _ops.broadcast_.default(tensor, root, communicator.name)
+    _write(tensor, _ops.broadcast_.default, tensor, root, communicator.name)
     return None
 
 
@@ -270,14 +279,15 @@ def _all_to_all_single(
         if splits or input.numel() != output.numel() or input.shape[0] % size:
             return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
         input = input.reshape(output.shape)
-    with torch._C._AutoDispatchBelowAutograd():
-        _ops.alltoallv.out(
-            input,
-            output_split_sizes or [output.shape[0] // size] * size,
-            input_split_sizes or [input.shape[0] // size] * size,
-            communicator.name,
-            out=output,
-        )
+    _write(
+        output,
+        _ops.alltoallv.out,
+        input,
+        output_split_sizes or [output.shape[0] // size] * size,
+        input_split_sizes or [input.shape[0] // size] * size,
+        communicator.name,
+        out=output,
+    )
     return None
 
 

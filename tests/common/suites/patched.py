@@ -263,6 +263,30 @@ def _left(rank: Rank) -> dict[str, list[str]]:
     return found
 
 
+def _inference_tensors(rank: Rank) -> list[str]:
+    """Also on one rank alone: the ranks decide alike."""
+    import collx
+
+    group, wrong = rank.fresh_group(), []
+    with rank.new_communicator("patched", group), collx.patch(group):
+        for what in ("all_reduce", "broadcast", "all_to_all_single"):
+            call, ops = IN_PLACE[what]
+            wanted, _ = seen(lambda: call(_given(rank), group).clone())  # noqa: B023
+            for inference in (True, rank.rank == 0):
+                with torch.inference_mode(inference):
+                    given = [_given(rank) for _ in range(2)]
+                found, under = seen(lambda: call(given.pop(), group).clone())  # noqa: B023
+                if under != ops or differences(found.cpu(), wanted.cpu()):
+                    wrong.append(f"{what}, {inference}: {under}, {found}")
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_inference_tensors_are_written_outside_of_inference_mode(pool: Pool) -> None:
+    """As torch.distributed writes them."""
+    assert pool.run(_inference_tensors) == [[]] * 2
+
+
 @pytest.mark.worlds(2)
 def test_what_collx_does_not_serve_stays_with_the_process_group(pool: Pool) -> None:
     left = ["async_op", "another group", "another group, functional", "a dtype", "a reduction"]
