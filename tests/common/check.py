@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from collx import reference
+
 from .rank import Rank
 from .values import as_bits, poison, unequal
 
@@ -87,8 +89,6 @@ class Placed:
 
 def differences(result: torch.Tensor, expected: torch.Tensor) -> str:
     """Describes the differences of a result in NaN mask and bits; "" if there are none."""
-    from collx import reference
-
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return f"got {result.dtype}{list(result.shape)}, not {expected.dtype}{list(expected.shape)}"
     if reference.same_bits(result, expected):

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+import collx
+from collx import reference
 from collx._extension import extension
 
 from . import calls
@@ -108,8 +110,6 @@ class Call(calls.Call):
     def function_call(
         self, communicator: Any, given: Fields, outs: Tensors
     ) -> tuple[Callable[..., Any], Fields]:
-        import collx
-
         ours = ("group_size", "group_name")
         mine = {key: value for key, value in given.items() if key not in ours}
         if self.form == "python_out":
@@ -203,21 +203,15 @@ def _capacity(call: Call, world: int, rank: int) -> Fields:
 
 
 def _by_reference(call: Call, inputs: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-    from collx import reference
-
     taken = OPS[call.op].taken(call, len(inputs))
     return [(result,) for result in getattr(reference, call.op)(inputs, **taken)]
 
 
 def _allreduced(call: Call, inputs: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-    from collx import reference
-
     return [(reference.allreduce(inputs, call.reduce_op),)] * len(inputs)
 
 
 def _exchanged(call: Call, inputs: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-    from collx import reference
-
     splits = splits_of(call, len(inputs))
     used = [tensor.narrow(0, 0, sum(sent)) for tensor, sent in zip(inputs, splits, strict=True)]
     results = reference.alltoallv(used, splits)

@@ -14,6 +14,8 @@ import torch
 from torch._higher_order_ops.effects import with_effects
 from torch.fx import Graph, GraphModule
 
+import collx
+
 CALL = re.compile(r"torch\.ops\.collx\.(\w+)\.(\w+)\((.*)\)")
 
 
@@ -91,8 +93,6 @@ def through_pass(
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-
-    import collx
 
     def passed(module: GraphModule, _: Any) -> Callable[..., Any]:
         module = joint_graph_passes(module)

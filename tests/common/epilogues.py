@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+import collx
+from collx import reference
+from collx.epilogues import expression_of
+
 from . import calls
 from .calls import Data, Fields, Tensors
 from .values import dtype_of, inputs_and_reference, make_values
@@ -127,8 +131,6 @@ class Call(calls.Call):
         return _legal(self)
 
     def make_data(self, world: int) -> Data:
-        from collx import reference
-
         case, inputs, values = CASES[self.case], _inputs(self, world), _reduced(self, world)
         extras = [extras_of(self, tuple(v.shape), rank) for rank, v in enumerate(values)]
         options: Fields = {"epilogue": case.function, "index": case.index}
@@ -161,8 +163,6 @@ class Call(calls.Call):
         return found
 
     def arguments(self, communicator: Any, tensors: Fields) -> Fields:
-        from collx.epilogues import expression_of
-
         case, dims = CASES[self.case], len(self.shape)
         dtype = tensors["input"].dtype
         text = expression_of(
@@ -180,8 +180,6 @@ class Call(calls.Call):
     def function_call(
         self, communicator: Any, given: Fields, outs: Tensors
     ) -> tuple[Callable[..., Any], Fields]:
-        import collx
-
         case, ours = CASES[self.case], ("expression", "group_name", "group_size")
         mine = {name: value for name, value in given.items() if name not in ours}
         mine.update(epilogue=case.function, index=case.index, group=communicator)
@@ -248,8 +246,6 @@ def extras_of(call: Call, sizes: Shape, rank: int) -> list[torch.Tensor]:
 
 def _reduced(call: Call, world: int) -> list[torch.Tensor]:
     """Returns the inputs of the function: each rank's part of the rounded sum."""
-    from collx import reference
-
     inputs = _inputs(call, world)
     if call.op == "allreduce":
         return [reference.allreduce(inputs)] * world
@@ -300,8 +296,6 @@ def random_calls(count: int, seed: int, algorithms: Callable[[str], list[str]]) 
 def _close(got: torch.Tensor, call: Call, world: int, rank: int) -> bool:
     """Whether a result is close to the function in float64. The tolerance is the error of each
     transcendental function of a case in docs/guide/epilogues.md, and the rounding to the dtype."""
-    from collx import reference
-
     value = _reduced(call, world)[rank]
     extras = [extra.double() for extra in extras_of(call, tuple(value.shape), rank)]
     function = CASES[call.case].function

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from collx._bootstrap import multicast
 from collx._extension import extension
 
 from . import collectives, norms
@@ -70,8 +71,6 @@ def able(call: Any) -> Any:
 def simulated() -> Iterator[None]:
     """Makes new communicators and symmetric tensors use simulated multicast. This must include all
     tensors of such a communicator, on every rank."""
-    from collx._bootstrap import multicast
-
     multicast.simulated = not HARDWARE
     try:
         yield

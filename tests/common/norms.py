@@ -21,7 +21,10 @@ from typing import Any
 
 import torch
 
+import collx
+from collx import reference
 from collx._extension import extension
+from collx.epilogues import expression_of
 
 from . import calls
 from .calls import Data, Fields, Tensors
@@ -167,8 +170,6 @@ class Call(calls.Call):
     def function_call(
         self, communicator: Any, given: Fields, outs: Tensors
     ) -> tuple[Callable[..., Any], Fields]:
-        import collx
-
         scaled = scale_options(self) if quantizes(self.op) else {}
         mine = {k: v for k, v in given.items() if k != "group_name" and k not in scaled}
         if self.epilogue:
@@ -321,8 +322,6 @@ def _make_data(call: Call, world: int) -> Data:
                 residual = residual.masked_fill(kept, 0.25)
         residuals = [residual.view(call.shape)] * world
         if scatters(call.op):
-            from collx import reference
-
             residuals = list(residuals[0].split(reference.parts(call.rows, world)))
     weight = _vector(call, 1)
     bias = _vector(call, 2) if "layernorm" in call.op else None
@@ -355,8 +354,6 @@ def _expected(
     scale: torch.Tensor | None,
     extras: list[list[torch.Tensor]],
 ) -> list[Tensors]:
-    from collx import reference
-
     given: Fields = {"weight": weight, "eps": call.eps, "rounding": call.rounding}
     if bias is not None:
         given["bias"] = bias
@@ -377,8 +374,6 @@ def _expected(
 
 
 def _expression(call: Call) -> str:
-    from collx.epilogues import expression_of
-
     case, dims = EPILOGUES[call.epilogue], len(call.shape)
     return expression_of(
         call.op, case.function, dtype_of(call.dtype), case.extras, dims if case.index else None

@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
+import collx
+from collx import Quantization
+from collx._extension import extension
+from collx.ops.functions import twins
+
 from .rank import Rank
 
 COLS = 256
 
 
 def all_overloads() -> list[Any]:
-    import collx  # noqa: F401
-
     products = ("allgather_matmul", "matmul_reducescatter")  # defined in Python: products.py
     found = []
     for full in sorted(torch._C._dispatch_get_all_op_names()):
@@ -51,10 +54,6 @@ def as_function_call(
 ) -> tuple[Callable[..., Any] | None, dict[str, Any]]:
     """Returns the Python function that calls the overload, and its arguments for the same call.
     Returns None for the forms with an epilogue, because a function does not accept its text."""
-    import collx
-    from collx._extension import extension
-    from collx.ops.functions import twins
-
     this = (overload._opname, overload._overloadname)
     for name in twins:
         for features, *called, _ in extension.variants(name):
@@ -66,8 +65,6 @@ def as_function_call(
 def _parameters(
     features: tuple[str, ...], overload: Any, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    from collx import Quantization
-
     given = dict(arguments)
     outs = [a.name for a in overload._schema.arguments if a.is_out]
     given["group"] = given.pop("group_name")

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from collx._extension import extension
+
 from .rank import Rank
 
 BORDERS = (1 << 32, 1 << 31)  # where counters wrap around, as unsigned and as signed numbers
@@ -100,8 +102,6 @@ def _as_int32(value: int) -> int:
 
 def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
     """Sets every counter of a communicator that has made no calls yet. Collective."""
-    from collx._extension import extension
-
     rank.synchronize()
     rank.barrier()
     given = communicator._given

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
+import collx
+
 from .compiling import operators_in, others_in, through_pass
 from .rank import Rank
 
@@ -29,8 +31,6 @@ class Run(NamedTuple):
 
 
 def passed(model: Callable[..., Results], *given: Tensor, **options: Any) -> Run:
-    import collx
-
     before = dict(collx.compile.report().left)
     graphs: list[Graph] = []
     torch._dynamo.reset()

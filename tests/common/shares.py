@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from collx import reference
+
 from .rank import Rank
 
 CAPACITY = 3  # rows per rank: the maximum split
@@ -18,8 +20,6 @@ def integers(shape: tuple[int, ...], seed: int, factor: int = 1) -> torch.Tensor
 
 
 def parts(n: int, world: int) -> list[int]:
-    from collx import reference
-
     return reference.parts(n, world)
 
 

@@ -6,6 +6,8 @@ from functools import lru_cache
 
 import torch
 
+from collx import reference
+
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
@@ -143,8 +145,6 @@ def inputs_and_reference(
     world: int, style: str, dtype: str, reduce_op: str, numel: int, seed: int
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Returns the inputs of all ranks and the result of the reference. Must not be modified."""
-    from collx import reference
-
     inputs = [make_values(style, dtype, numel, seed, rank) for rank in range(world)]
     return inputs, reference.allreduce(inputs, reduce_op)
 

@@ -17,13 +17,12 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch._C import _distributed_c10d as c10d
 
+from collx import _C
 from tests.common.rank import Rank
 
 
 def allocate(numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Returns a symmetric tensor on the CPU from PyTorch's own function."""
-    from collx import _C
-
     _C.register_cpu_allocator()
     return symm_mem.empty(numel, dtype=dtype, device=torch.device("cpu"))
 

@@ -490,8 +490,6 @@ def test_markdown_fills_the_tables_of_a_document(bench: tuple[str, Path], tmp_pa
 @pytest.mark.full
 def test_turns_compares_two_builds(tmp_path: Path) -> None:
     """The test compares a build with itself."""
-    import collx
-
     build = str(Path(collx.__file__).parents[1])
     printed = run(
         *(str(BENCHMARKS / "turns.py"), build, build, "--device=cpu", "--turns=1"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from collx import _C, reference
 from tests.common import collectives
 from tests.common.check import differences
 from tests.common.collectives import GROUP_BYTES, SPLITS, border_shapes, parts, splits_of
@@ -117,8 +118,6 @@ def test_patterns_of_splits_are_what_they_are_called(world: int) -> None:
 
 
 def test_parts_are_those_of_the_protocol() -> None:
-    from collx import _C, reference
-
     for n in (0, 1, 5, 16, 1000):
         for world in (1, 3, 8, 16):
             sizes = parts(n, world)
@@ -251,8 +250,6 @@ def test_bounds_are_met_exactly_and_reciprocals_overflow() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_another_order_of_the_row_or_of_the_ranks_would_show(dtype: str) -> None:
     """A running sum and another order of the ranks change the results for the tests' data."""
-    from collx import reference
-
     call = Call("allreduce_rmsnorm", "float32", 7, 384)
     data = call.data(WORLD)
     inputs = [given["input"] for given in data.given]

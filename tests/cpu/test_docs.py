@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import collx
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 
@@ -68,8 +69,6 @@ def program(page: Path) -> str:
 
 
 def _run_page(rank: Rank, code: str, name: str) -> None:
-    import collx
-
     torch.manual_seed(rank.rank)
     comm = rank.new_communicator(None)
     names: dict[str, Any] = {"torch": torch, "dist": torch.distributed, "collx": collx}
@@ -156,8 +155,6 @@ def test_paths_of_the_docs_exist_where_code_names_them() -> None:
 
 
 def test_every_operator_is_on_a_page() -> None:
-    import collx  # noqa: F401
-
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     operators = {name.removeprefix("collx::") for name in names if name.startswith("collx::")}
     on_pages = re.findall(r"```\{schemas\} (.*)", "\n".join(p.read_text() for p in PAGES))

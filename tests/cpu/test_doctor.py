@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import setuptools
 
-from collx import _launch
+from collx import __main__, _launch
 from collx._doctor import gpus, judge, machine, ranks, report
 from collx._doctor.facts import Device, Facts, Gpu, Gpus, Machine, Rank, Run, Timing, Versions
 
@@ -108,8 +108,6 @@ def test_ranks_that_do_not_finish_are_ended_in_time() -> None:
 def test_bad_arguments_are_refused(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from collx import __main__
-
     with pytest.raises(SystemExit) as left:
         __main__.main(["doctor", "--device", "cpu", *arguments])
     assert left.value.code == 2

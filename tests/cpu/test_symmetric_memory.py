@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
+from collx import _C
 from tests.common.attempt import attempt
 from tests.common.pool import Pool
 from tests.common.rank import Rank
@@ -312,8 +313,6 @@ def test_memory_is_not_executable(pool: Pool) -> None:
 
 
 def _meet_the_registry(rank: Rank) -> None:
-    from collx import _C
-
     _C.register_cpu_allocator()
     _C.register_cpu_allocator()
     assert symm_mem.get_backend(torch.device("cpu")) == "COLLX"

@@ -18,6 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import ProcessGroupAllocMixin
 
+import collx
+import collx.backend
 from tests.common.pool import Pool
 from tests.common.programs import run_program
 from tests.common.rank import Rank
@@ -28,8 +30,6 @@ STEPS = 12
 
 
 def _mesh(backend: str) -> DeviceMesh:
-    import collx.backend  # noqa: F401
-
     return DeviceMesh.from_group(dist.new_group(backend=backend), "cpu")
 
 
@@ -63,8 +63,6 @@ def test_a_model_trains_to_the_same_bits(pool: Pool, parallel: str) -> None:
 
 def _losses_by_memory(rank: Rank) -> dict[str, Any]:
     """Returns the losses of FSDP2 with buffers from its process group, and without."""
-    import collx
-
     sys.path.insert(0, str(ROOT / "examples"))
     train = importlib.import_module("train")
     arguments = train.parse_arguments(["--parallel=fsdp", *SIZES])

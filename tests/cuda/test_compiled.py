@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import collx
 from tests.common.check import differences
 from tests.common.compiling import inductor, require_compiler
 from tests.common.pool import Pool
@@ -31,8 +32,6 @@ def _program(
 
 
 def _inference(rank: Rank, mode: str, backend: str) -> list[str]:
-    import collx
-
     chosen: Any = collx.compile.backend if backend == "collx" else backend
     name = rank.communicator().name
     weight = torch.linspace(0.5, 2, HIDDEN, device=rank.device)

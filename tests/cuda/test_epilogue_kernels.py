@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+from collx._extension import extension
 from tests.common.attempt import Attempt, attempt, ones, works
 from tests.common.check import differences
 from tests.common.pool import Pool
@@ -18,8 +20,6 @@ REMEMBERED = 1024  # expressions that a process caches before it drops all: csrc
 
 
 def _made() -> tuple[int, int]:
-    from collx._extension import extension
-
     return extension.made_kernels()
 
 
@@ -31,8 +31,6 @@ def _since(before: tuple[int, int]) -> tuple[int, int]:
 
 def _forget() -> None:
     """Fills the cache of the process with other expressions, so that it reads the disk cache."""
-    from collx._extension import extension
-
     for number in range(REMEMBERED):
         text = f"value.float32;constant.float32 {number:08x};add.float32 0 1"
         extension.epilogue_program(text, torch.float32, "allreduce_oneshot_push", True, 2, True)
@@ -55,8 +53,6 @@ def _wrong(rank: Rank, scale: float, got: torch.Tensor) -> str:
 
 
 def _kept(rank: Rank, folder: str) -> list[Any]:
-    import collx
-
     os.environ["COLLX_CACHE_DIR"] = folder
     communicator = rank.communicator()
     options = _scaled(rank, 1.25, group=communicator)
@@ -97,8 +93,6 @@ def test_a_kernel_is_compiled_once_and_kept(pool: Pool, tmp_path: Path) -> None:
 
 
 def _unwritable(rank: Rank) -> tuple[str, tuple[int, int]]:
-    import collx
-
     os.environ["COLLX_CACHE_DIR"] = "/proc/none"
     before = _made()
     options = _scaled(rank, 1.75, group=rank.communicator())
@@ -113,8 +107,6 @@ def test_without_a_folder_to_keep_it_in(pool: Pool) -> None:
 
 
 def _captured(rank: Rank) -> tuple[Attempt, bool, list[str], tuple[int, int]]:
-    import collx
-
     os.environ["COLLX_CACHE_DIR"] = ""
     communicator = rank.communicator()
     options = _scaled(rank, 2.5, group=communicator)
@@ -154,8 +146,6 @@ def test_a_capture_needs_a_kernel_that_is_loaded(pool: Pool) -> None:
 
 
 def _captured_norm(rank: Rank, algorithm: str) -> tuple[tuple[int, int], list[str]]:
-    import collx
-
     os.environ["COLLX_CACHE_DIR"] = ""
     communicator = rank.communicator()
     x, weight = ones(rank, 96).view(4, 24), ones(rank, 24) * 3
@@ -192,7 +182,6 @@ def test_a_norm_is_made_ready_and_captured(pool: Pool, algorithm: str) -> None:
 
 def _warmed(rank: Rank) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
     """Returns the kernels that warm_up made and those that later calls of other lengths made."""
-    import collx
 
     def options(rows: int) -> dict[str, Any]:
         given = _scaled(rank, 3.5, group=rank.communicator(), axis=1)
@@ -224,8 +213,6 @@ def _scaled_by(v: torch.Tensor, number: float) -> torch.Tensor:
 
 
 def _numbers(rank: Rank) -> tuple[list[str], list[tuple[int, int]]]:
-    import collx
-
     communicator = rank.communicator()
     x = ones(rank, 1000) * (rank.rank + 1)
     total = rank.size * (rank.size + 1) / 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import collx
 from tests.common.attempt import Attempt, allreduce, attempt, finish, ones
 from tests.common.calls import Call, Fields, Tensors, as_tuple, make, run_call
 from tests.common.check import arenas_of, bytes_of, cut
@@ -411,8 +412,6 @@ def test_the_fallback_is_refused_in_a_capture(pool: Pool) -> None:
 
 
 def _meeting_captured(rank: Rank) -> tuple[list[Attempt], bool]:
-    import collx
-
     communicator = rank.only_communicator("graphs")
     source, group = ones(rank), rank.fresh_group()
     graph = torch.cuda.CUDAGraph()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import collx
 from tests.common.attempt import Attempt, allreduce, attempt, finish, ones, works
 from tests.common.calls import Prepared, run_call
 from tests.common.check import assert_none, differences
@@ -298,8 +299,6 @@ def test_input_may_be_overwritten_at_once(pool: Pool, way: Way, symmetric: bool)
 
 
 def _mapped(rank: Rank, op: str, shape: tuple[int, ...]) -> list[str]:
-    import collx
-
     communicator = communicator_of(rank)
     wrong = []
     algorithms = ALGORITHMS if op == "allreduce" else ("multimem",)

@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import strategies
 
+from collx import reference
+
 from .. import collectives, norms
 from ..attempt import Attempt, attempt, works
 from ..calls import Call, Fields, Prepared, strides_of
@@ -332,8 +334,6 @@ def _made(rank: Rank, communicator: Any, example: Example) -> Made:
 
 def _mapped(rank: Rank, overload: Any, arguments: Fields) -> list[torch.Tensor]:
     """Returns the expected results. The arguments' `expression` negates."""
-    from collx import reference
-
     inputs = [
         torch.randn(arguments["input"].shape, generator=torch.Generator().manual_seed(1 + other))
         for other in range(rank.size)

@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.fx import Graph
 
+import collx
+import collx.backend
+
 from ..attempt import attempt
 from ..check import assert_none
 from ..compiling import inductor, operators_in, through_pass
@@ -28,8 +31,6 @@ Op = dist.ReduceOp
 
 def group_of(rank: Rank, **given: Any) -> Any:
     """Returns a new group of all ranks on the backend. Collective."""
-    import collx.backend  # noqa: F401
-
     given.setdefault("timeout", timedelta(seconds=TIMEOUT))
     return dist.new_group(backend="collx", **given)
 
@@ -341,8 +342,6 @@ def test_coalesced_calls(pool: Pool) -> None:
 
 def _functional(rank: Rank) -> dict[str, Any]:
     """PyTorch's functional collectives: eager, patched, and in a graph that collx rewrites."""
-    import collx
-
     group = group_of(rank)
     x = torch.full((8, 4), float(rank.rank), device=rank.device)
     want = float(sum(range(rank.size)))

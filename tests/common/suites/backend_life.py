@@ -17,6 +17,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import collx
+import collx.backend
+from collx._bootstrap import steps
+from collx.backend import _Maker
+
 from ..attempt import Attempt, attempt, ones
 from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..pool import Pool
@@ -93,8 +98,6 @@ def test_groups_come_and_go_while_another_one_is_used(pool: Pool) -> None:
 
 
 def _held() -> dict[str, int]:
-    import collx
-
     shared = [name for name in os.listdir("/dev/shm") if "collx" in name]
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -253,8 +256,6 @@ def test_a_shorter_timeout_holds_for_later_calls(pool: Pool) -> None:
 
 
 def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
-    import collx
-
     group = group_of(rank)
     assert _sum(rank, group)
     group.set_timeout(timedelta(seconds=timeout))
@@ -273,9 +274,6 @@ def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
 def _beside_others(rank: Rank) -> dict[str, Any]:
     """The group together with the program's own communicator for it, a group of another backend and
     subgroups created by a split."""
-    import collx
-    import collx.backend
-
     group = group_of(rank)
     found: dict[str, Any] = {"first": _sum(rank, group)}
     with collx.init(group, device=rank.device, payload_bytes=4 << 20) as own:
@@ -332,9 +330,6 @@ def test_beside_communicators_and_groups_of_other_kinds(pool: Pool) -> None:
 
 def _shut_down_meanwhile(rank: Rank) -> tuple[Attempt, int]:
     """One thread is about to create the group's communicator while another shuts the group down."""
-    import collx
-    from collx.backend import _Maker
-
     group = group_of(rank)
     before = len(collx.communicator.live())
     begun, left = threading.Event(), threading.Event()
@@ -367,8 +362,6 @@ def test_a_first_call_beside_the_end_of_the_group_makes_no_communicator(pool: Po
 
 
 def _bad(rank: Rank) -> dict[str, Attempt]:
-    import collx.backend
-
     group = group_of(rank)
     assert _sum(rank, group)
     changed = collx.backend.Options()
@@ -445,8 +438,6 @@ def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(pool: Pool) -
 
 def _versions(rank: Rank) -> Attempt:
     """Rank 1 reports another version of the library."""
-    from collx._bootstrap import steps
-
     group = group_of(rank)
     other = mock.patch.object(steps, "version", return_value="0.0.0")
     with other if rank.rank == 1 else nullcontext():

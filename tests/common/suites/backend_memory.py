@@ -14,6 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import collx
+import collx.backend
+from collx._bootstrap import symmetric
+
 from ..attempt import Attempt, attempt, in_a_child, ones
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool
@@ -37,8 +41,6 @@ def allocate(
 
 def _gather_directly(rank: Rank, group: Any, out: Tensor, value: float = 1.0) -> bool:
     """Returns whether peers write the right values to `out`, which must be symmetric."""
-    import collx
-
     part = torch.full((out.numel() // rank.size,), value + rank.rank, dtype=out.dtype)
     collx.allgather(part.to(rank.device), group=group, algorithm="direct", out=out)
     want = torch.cat([torch.full_like(part, value + r) for r in range(rank.size)])
@@ -52,8 +54,6 @@ def is_symmetric(rank: Rank, group: Any, tensor: Tensor) -> bool:
 
 
 def _forms(rank: Rank) -> None:
-    import collx
-
     group = group_of(rank)
     for dtype in DTYPES:
         out, values = allocate(rank, group, dtype=dtype), allocate(rank, group, dtype=dtype)
@@ -170,9 +170,6 @@ def test_a_posted_call_keeps_the_memory(pool: Pool) -> None:
 
 def _budget(rank: Rank, symmetric_bytes: int, lacking: int) -> list[bool]:
     """Returns which tensors of 40, 200, 20 and 20 KB are symmetric. Rank `lacking` lacks memory."""
-    import collx.backend
-    from collx._bootstrap import symmetric
-
     options = collx.backend.Options(symmetric_bytes=symmetric_bytes)
     group = group_of(rank, pg_options=options)
     dist.all_reduce(ones(rank), group=group)
@@ -196,8 +193,6 @@ def test_what_does_not_fit_is_ordinary_memory_on_all_ranks(pool: Pool) -> None:
 
 
 def _full_later(rank: Rank) -> list[bool]:
-    from collx._bootstrap import symmetric
-
     group = group_of(rank)
     first = allocate(rank, group)
     full = mock.patch.object(symmetric, "allocate", side_effect=MemoryError("injected"))
@@ -215,8 +210,6 @@ def test_a_rank_whose_memory_is_full_stops_the_growth_on_all_ranks(pool: Pool) -
 
 
 def _off(rank: Rank) -> None:
-    import collx.backend
-
     group = group_of(rank, pg_options=collx.backend.Options(symmetric_bytes=0))
     backend = group._get_backend(rank.device)
     assert not backend.supports_tensor_alloc(rank.device)
@@ -234,8 +227,6 @@ def test_an_option_disables_it(pool: Pool) -> None:
 
 
 def _different_options(rank: Rank) -> Attempt:
-    import collx.backend
-
     options = collx.backend.Options(symmetric_bytes=(1 + rank.rank) << 20)
     group = group_of(rank, pg_options=options)
     found = attempt(lambda: allocate(rank, group))

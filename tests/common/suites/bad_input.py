@@ -12,6 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import collx
+
 from ..attempt import Attempt, attempt, works
 from ..calls import Fields, run_call
 from ..collectives import NAMES as COLLECTIVES
@@ -262,8 +264,6 @@ def test_an_input_on_another_device_is_refused(pool: Pool) -> None:
 
 
 def _refused_by_python(rank: Rank) -> dict[str, Attempt]:
-    import collx
-
     communicator = rank.communicator()
     found = {"barrier": attempt(lambda: collx.barrier(NOWHERE))}
     forms = [(op, "python") for op in NAMES] + [(op, "python_inplace") for op in IN_PLACE]

@@ -12,6 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+import collx
+
 from .. import collectives
 from ..attempt import Attempt, attempt
 from ..calls import Fields
@@ -233,8 +235,6 @@ def test_checkpoints_do_not_call_again(pool: Pool) -> None:
 
 
 def _too_early_and_too_late(rank: Rank) -> list[Attempt]:
-    import collx
-
     def program(x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = torch.ops.collx.allreduce(x, "sum", "test-life")
         return found

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+from collx import epilogues, reference
 from collx._extension import extension
+from collx.epilogues import expression_of
 
 from ..attempt import Attempt, attempt, finish, ones, works
 from ..calls import run_calls
@@ -98,8 +101,6 @@ def test_symmetric_tensors(pool: Pool, op: str, shape: tuple[int, ...]) -> None:
 
 def _off_by_one(rank: Rank) -> list[str]:
     """The output and the value are contiguous but start at the second element of their memory."""
-    from collx.epilogues import expression_of
-
     name, wrong = rank.communicator().name, []
     text = expression_of("allreduce", bias_relu, torch.float32, 1)
     x, bias = ones(rank, 512).view(8, 64), ones(rank, 64) * -3
@@ -122,8 +123,6 @@ def test_results_that_are_not_aligned(pool: Pool) -> None:
 
 
 def _strided_extra(rank: Rank) -> list[str]:
-    import collx
-
     communicator = rank.communicator()
     x, out = (collx.empty(8, 64, dtype=torch.float32, group=communicator) for _ in range(2))
     extra = torch.arange(128.0, device=rank.device).expand(8, 128)[:, ::2]
@@ -141,8 +140,6 @@ def test_an_extra_with_holes_does_not_overlap_a_symmetric_output(pool: Pool) -> 
 
 
 def _extra_in_the_output(rank: Rank) -> list[str]:
-    import collx
-
     x, out = ones(rank, 64).view(8, 8), torch.arange(64.0, device=rank.device).view(8, 8)
     row = out[:1].expand(8, 8)
     want = row.cpu() + rank.size
@@ -217,9 +214,6 @@ def test_transcendental_functions_are_within_their_bounds(pool: Pool) -> None:
 
 
 def _written_alike(rank: Rank) -> tuple[str, int]:
-    import collx
-    from collx import epilogues
-
     communicator = rank.communicator()
     x, results = ones(rank, 9), []
     before = len(epilogues._texts)
@@ -239,8 +233,6 @@ def test_a_function_that_is_written_alike_is_traced_once(pool: Pool) -> None:
 
 
 def _with_default_dtypes(rank: Rank) -> list[str]:
-    import collx
-
     group, wrong = rank.communicator(), []
     total = torch.tensor([2**24 + 1])  # which float32 cannot represent
     x = (total if rank.rank == 0 else total * 0).to(rank.device)
@@ -265,8 +257,6 @@ def test_the_default_dtype_is_part_of_a_function(pool: Pool) -> None:
 def _numbers(rank: Rank) -> tuple[list[str], int]:
     """Calls every function that takes an epilogue, with a number that changes. Returns the errors
     and the number of new epilogue texts."""
-    import collx
-    from collx import epilogues, reference
 
     def f(v: torch.Tensor, by: float, bias: torch.Tensor, times: int) -> torch.Tensor:
         return v * (1 - by) + bias * times
@@ -319,8 +309,6 @@ def _taken_gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _gradients(rank: Rank, op: str) -> list[str]:
-    import collx
-
     communicator = rank.communicator()
     shape = (4, 6)
     source = ones(rank, 24).view(shape) * (rank.rank + 1) / 7
@@ -350,8 +338,6 @@ def test_gradients_are_those_of_the_two_steps(pool: Pool, op: str) -> None:
 
 
 def _compiled(rank: Rank) -> list[str]:
-    import collx
-
     communicator = rank.communicator()
     name = communicator.name
     x, bias = ones(rank, 24).view(4, 6) * (rank.rank + 1), ones(rank, 6) * -3
@@ -398,8 +384,6 @@ def _times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
 def _changing(rank: Rank) -> tuple[list[str], Attempt]:
     """Compiles functions whose numbers change. Returns the differences from eager calls, and what
     fullgraph=True says of a function that the graph creates."""
-    import collx
-
     global _global
     name = rank.communicator().name
     x, weight = ones(rank, 24).view(4, 6) * (rank.rank + 1), ones(rank, 6)
@@ -438,8 +422,6 @@ def test_compiled_code_follows_the_numbers_that_a_function_reads(pool: Pool) -> 
 
 
 def _opchecks(rank: Rank) -> list[Any]:
-    from collx.epilogues import expression_of
-
     name = rank.communicator().name
     x, bias = ones(rank, 12).view(3, 4), ones(rank, 4)
     text = expression_of("allreduce", bias_relu, torch.float32, 1)
@@ -464,8 +446,6 @@ def test_the_operators_pass_opcheck(pool: Pool) -> None:
 
 
 def _another(rank: Rank, epilogues: bool) -> Attempt:
-    import collx
-
     name = f"other-epilogue-{epilogues}"
     communicator = rank.new_communicator(name, check=True, timeout=10.0)
     factor = float(rank.rank)
@@ -517,8 +497,6 @@ def test_the_value_shares_no_memory(pool: Pool, which: str) -> None:
 
 
 def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
-    import collx
-
     communicator = rank.communicator()
     x = ones(rank, 12).view(3, 4)
     elsewhere = torch.device("cpu" if rank.device.type == "cuda" else "meta")
@@ -575,8 +553,6 @@ def test_bad_input_is_refused_by_name(
 
 
 def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:
-    import collx
-
     communicator = rank.communicator()
     x, bias = ones(rank, 12).view(3, 4), ones(rank, 4)
     given: dict[str, Any] = {"epilogue": bias_relu, "extras": (bias,), "group": communicator}

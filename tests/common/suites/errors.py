@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import collx
+
 from ..attempt import attempt, finish, ones
 from ..limits import timeout_now
 from ..pool import Pool
@@ -22,8 +24,6 @@ FIELDS = ("communicator", "op", "phase", "rank", "peer", "sequence", "call", "pe
 
 def _caught(call: Callable[[], Any]) -> dict[str, Any]:
     """Returns the fields, class and base classes of the raised error, after a pickle round trip."""
-    import collx
-
     try:
         call()
     except collx.CollectiveError as error:
@@ -41,8 +41,6 @@ def _caught(call: Callable[[], Any]) -> dict[str, Any]:
 
 def _absent(rank: Rank, way: str, timeout: float) -> list[dict[str, Any]]:
     """The last rank does not make the second call."""
-    import collx
-
     communicator = rank.new_communicator(f"fields-{way}", rank.fresh_group(), call_timeout=timeout)
     x = ones(rank).requires_grad_(way == "backward")
     y = collx.allreduce(x, group=communicator)
@@ -88,8 +86,6 @@ def test_a_timeout_says_in_fields_who_was_missing(pool: Pool, way: str) -> None:
 
 
 def _different(rank: Rank, timeout: float) -> dict[str, Any]:
-    import collx
-
     communicator = rank.new_communicator(
         "fields-mismatch", rank.fresh_group(), call_timeout=timeout, check=True
     )
@@ -126,8 +122,6 @@ def test_a_mismatch_has_both_calls(pool: Pool) -> None:
 
 
 def _failed_init(rank: Rank, timeout: float) -> dict[str, Any]:
-    import collx
-
     options: dict[str, Any] = {"pdl": "sideways"} if rank.rank == 1 else {}
     try:
         rank.new_communicator("fields-init", timeout=timeout, **options)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import collx
+from collx._extension import extension
 
 from ..attempt import Attempt, attempt, works
 from ..norms import NAMES, quantizes
@@ -201,8 +202,6 @@ def _bounds(rank: Rank) -> dict[str, Any]:
         for blocks, threads in given
     }
     if rank.device.type == "cuda":
-        from collx._extension import extension
-
         resident = extension.load_kernels(rank.device, rank.size)["blocks"]
         found["resident"] = attempt(lambda: native.tune(resident, 512))
         assert works(rank, rank.communicator("tuned"))

@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+import collx
+from collx._bootstrap import steps
+
 from ..attempt import Attempt, attempt
 from ..limits import assert_in_time
 from ..pool import Pool
@@ -43,8 +46,6 @@ def _group_that_cannot_gather() -> Any:
 @contextmanager
 def _apart() -> Iterator[None]:
     """Every `collx.init` of this process finds the ranks on different machines."""
-    from collx._bootstrap import steps
-
     original = tuple(steps.STEPS)
     steps.STEPS[:] = [
         steps.Step(step.name, lambda setup: setup.arguments.rank, step.conclude)
@@ -61,8 +62,6 @@ def _apart() -> Iterator[None]:
 
 
 def _init(rank: Rank, group: Any, timeout: float = TIMEOUT, **given: Any) -> Any:
-    import collx
-
     with _apart():
         return collx.init(
             group, device=rank.device, payload_bytes=PAYLOAD_BYTES, timeout=timeout, **given

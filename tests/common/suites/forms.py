@@ -12,6 +12,8 @@ from zlib import crc32
 import pytest
 import torch
 
+import collx  # noqa: F401
+
 from .. import collectives, norms
 from ..attempt import Attempt, attempt, works
 from ..calls import Call, Fields, as_tuple, run_calls, strides_of
@@ -266,8 +268,6 @@ def test_meta_needs_no_group(op: str) -> None:
 
 
 def test_meta_of_an_uneven_part_names_the_group_that_is_not_there() -> None:
-    import collx  # noqa: F401
-
     source = torch.empty((11, 3), device="meta")
     with pytest.raises(ValueError, match="nowhere"):
         torch.ops.collx.reducescatter(source, "sum", 5, "nowhere")

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import collx
+from collx import reference
+
 from .. import collectives, norms
 from ..attempt import Attempt, attempt, ones, works
 from ..calls import make, run_call
@@ -50,8 +53,6 @@ class Linear:
 
 def _allreduce(reduce_op: str) -> Linear:
     def expected(inputs: Tensors) -> Tensors:
-        from collx import reference
-
         return [reference.allreduce(inputs, reduce_op)] * len(inputs)
 
     return Linear(
@@ -63,8 +64,6 @@ def _allreduce(reduce_op: str) -> Linear:
 
 def _reducescatter(reduce_op: str, shape: Callable[[int], Shape], axis: int) -> Linear:
     def expected(inputs: Tensors) -> Tensors:
-        from collx import reference
-
         return reference.reducescatter(inputs, reduce_op, axis)
 
     return Linear(
@@ -93,8 +92,6 @@ def _allgather(shape: Callable[[int], Shape], axis: int, with_total: bool) -> Li
         return result
 
     def expected(inputs: Tensors) -> Tensors:
-        from collx import reference
-
         return reference.allgather(inputs, axis)
 
     return Linear(shapes, apply, expected)
@@ -102,8 +99,6 @@ def _allgather(shape: Callable[[int], Shape], axis: int, with_total: bool) -> Li
 
 def _alltoall() -> Linear:
     def expected(inputs: Tensors) -> Tensors:
-        from collx import reference
-
         return reference.alltoall(inputs)
 
     return Linear(
@@ -115,8 +110,6 @@ def _alltoall() -> Linear:
 
 def _alltoallv() -> Linear:
     def expected(inputs: Tensors) -> Tensors:
-        from collx import reference
-
         return reference.alltoallv(inputs, [splits(len(inputs), r) for r in range(len(inputs))])
 
     return Linear(
@@ -144,8 +137,6 @@ def _device_splits() -> Linear:
         return result
 
     def expected(inputs: Tensors) -> Tensors:
-        from collx import reference
-
         world = len(inputs)
         sent = [splits(world, rank) for rank in range(world)]
         rows = [tensor[: sum(s)] for tensor, s in zip(inputs, sent, strict=True)]
@@ -436,8 +427,6 @@ def _compiled_backward(rank: Rank) -> dict[str, Attempt]:
     """Compares the backward of each operator under compiled autograd, run twice, with the eager
     one. The second run reuses the graph."""
     import torch._dynamo.compiled_autograd as compiled_autograd
-
-    import collx
 
     enable: Any = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable  # type: ignore[attr-defined]
     communicator = rank.communicator()

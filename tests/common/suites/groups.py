@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import collx
+from collx.communicator import of_group
+
 from ..attempt import Attempt, attempt, ones, works
 from ..pool import Pool
 from ..rank import Rank
@@ -25,8 +28,6 @@ REDUCE_OPS = {
 
 def _by_each(rank: Rank) -> dict[str, float]:
     """Returns an all-reduce's result for each way to give the group to init and to the call."""
-    import collx
-
     mesh = init_device_mesh(rank.device.type, (rank.size,), mesh_dim_names=("tp",))
     group = mesh.get_group()
     known: dict[str, Any] = {"mesh": mesh, "group": group, "name": str(group.group_name)}
@@ -55,9 +56,6 @@ def test_a_group_is_given_as_what_the_program_has(pool: Pool) -> None:
 
 def _under_another_name(rank: Rank) -> dict[str, Any]:
     """Finds communicators by their group if the communicators have names of their own."""
-    import collx
-    from collx.communicator import of_group
-
     group, other = rank.fresh_group(), rank.fresh_group()
     name = str(group.group_name)
     settings: dict[str, Any] = {"device": rank.device, "payload_bytes": 4 << 20}
@@ -106,8 +104,6 @@ def test_a_group_stands_for_its_communicator_under_any_name(pool: Pool) -> None:
 
 
 def _names_of_others(rank: Rank) -> dict[str, Any]:
-    import collx
-
     settings: dict[str, Any] = {"device": rank.device, "payload_bytes": 4 << 20}
     groups = [dist.new_group([r]) for r in range(rank.size)]
     world = str(dist.group.WORLD.group_name)  # type: ignore[union-attr]
@@ -152,8 +148,6 @@ def test_no_group_stands_for_a_communicator_of_other_ranks(pool: Pool) -> None:
 
 
 def _wrong_groups(rank: Rank) -> dict[str, Attempt]:
-    import collx
-
     communicator = rank.communicator()
     flat = init_device_mesh(rank.device.type, (rank.size, 1), mesh_dim_names=("tp", "dp"))
     gone = rank.fresh_group()
@@ -191,8 +185,6 @@ def test_what_stands_for_no_group_is_refused_by_name(pool: Pool) -> None:
 
 
 def _reduced(rank: Rank) -> list[str]:
-    import collx
-
     communicator = rank.communicator()
     x = torch.arange(1.0, 13.0, device=rank.device) + rank.rank
     wrong = []
@@ -221,8 +213,6 @@ def test_a_reduction_is_named_or_torchs_own(pool: Pool) -> None:
 
 
 def _compiled_reductions(rank: Rank) -> list[str]:
-    import collx
-
     communicator = rank.communicator()
     x = torch.arange(1.0, 13.0, device=rank.device) + rank.rank
     torch._dynamo.reset()
@@ -250,8 +240,6 @@ def test_a_reduction_of_torch_compiles_into_one_graph(pool: Pool) -> None:
 
 
 def _wrong_reductions(rank: Rank) -> dict[str, Attempt]:
-    import collx
-
     communicator = rank.communicator()
     scaled: Any = dist._make_nccl_premul_sum(2.0)
     wrong = {"PREMUL_SUM": scaled, "BAND": dist.ReduceOp.BAND, "7": 7}
@@ -276,8 +264,6 @@ def test_a_reduction_that_collx_does_not_have_is_refused_by_name(pool: Pool) -> 
 
 
 def _alike(rank: Rank) -> list[bool]:
-    import collx
-
     communicator = rank.communicator()
     plain = torch.zeros(4, 6, dtype=torch.bfloat16, device=rank.device).t()
     like = collx.empty_like(plain, group=communicator)

@@ -19,6 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import collx
+from collx._bootstrap import steps
+
 from .. import interpreters
 from ..attempt import Attempt, allreduce, attempt, finish, ones, works
 from ..check import differences
@@ -31,8 +34,6 @@ CYCLE_PAYLOAD = 512 << 10  # bytes; 100 leaked payloads would be noticeable
 
 
 def _default_name(rank: Rank) -> bool:
-    import collx
-
     with collx.init(device=rank.device, payload_bytes=4 << 20) as communicator:
         assert communicator.name == dist.distributed_c10d._get_default_group().group_name
         result = torch.ops.collx.allreduce(ones(rank), "sum", communicator.name)
@@ -72,7 +73,6 @@ def test_destroy_twice_is_harmless_and_calls_afterwards_are_refused(pool: Pool) 
 
 def _of_a_namesake(rank: Rank) -> list[Attempt]:
     """Uses a destroyed communicator while another one has its name."""
-    import collx
 
     def compiled() -> torch.Tensor:
         return torch.compile(call, fullgraph=True, backend="eager")(ones(rank))
@@ -233,8 +233,6 @@ def test_several_communicators_on_one_group(pool: Pool) -> None:
 
 def _from_threads(rank: Rank, lives: int) -> list[str]:
     """Each thread makes and destroys communicators on its own group."""
-    import collx
-
     groups = [rank.fresh_group() for _ in range(4)]
     wrong: list[str] = []
 
@@ -273,8 +271,6 @@ def test_threads_make_and_destroy_communicators_at_once(pool: Pool) -> None:
 
 def _one_name_from_two_threads(rank: Rank) -> list[Attempt]:
     """The second thread starts while the first one is inside init, on every rank."""
-    from collx._bootstrap import steps
-
     found = []
     position = [step.name for step in steps.STEPS].index("machine")
     original = steps.STEPS[position]
@@ -400,8 +396,6 @@ def _at(address: int, numel: int) -> torch.Tensor:
 def _replaced(
     rank: Rank, change: Callable[[torch.Tensor], None], ranks: int, algorithm: str
 ) -> dict[str, Any]:
-    import collx
-
     numel = 3 << 18
     inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", numel, 3)
     communicator = rank.new_communicator("replaced", rank.fresh_group(), call_timeout=3.0)
@@ -505,8 +499,6 @@ def test_selection_does_not_depend_on_facts_of_one_rank(pool: Pool) -> None:
 
 
 def _workspace(rank: Rank) -> list[int]:
-    import collx
-
     sizes = [
         collx.workspace_bytes("allreduce", (1000,), torch.float32, rank.size, algorithm)
         for algorithm in PUSHES_AND_PULLS

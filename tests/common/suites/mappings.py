@@ -11,6 +11,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from collx import nn
+
 from ..check import differences
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
@@ -44,8 +46,6 @@ def unsplit(layer: Layer) -> tuple[torch.Tensor, Layer]:
 
 
 def _perceptron(rank: Rank, way: str) -> list[str]:
-    from collx import nn
-
     name = rank.communicator().name
     layer = whole_layer(rank)
     output, gradients = unsplit(layer)
@@ -90,8 +90,6 @@ def test_parallel_layers_have_the_gradients_of_the_unsplit_ones(pool: Pool, way:
 
 def _joined_and_divided(rank: Rank, axis: int, shape: tuple[int, ...]) -> bool:
     """Returns whether splitting and gathering is the identity, and its gradient too."""
-    from collx import nn
-
     communicator = rank.communicator()
     values, weights = (integers(shape, seed).to(rank.device) for seed in (1, 2))
     x = values.clone().requires_grad_()
@@ -124,8 +122,6 @@ def test_any_axis_of_even_and_uneven_sizes(pool: Pool, axis: int) -> None:
 
 
 def _without_gradients(rank: Rank) -> list[bool]:
-    from collx import nn
-
     name = rank.communicator().name
     size = rank.size
     x = integers((2 * size, 3), 1).to(rank.device).requires_grad_()
@@ -151,8 +147,6 @@ def test_pairs_work_without_gradients(pool: Pool) -> None:
 
 
 def _second_derivative(rank: Rank) -> bool:
-    from collx import nn
-
     name = rank.communicator().name
     weights = integers((rank.size, 4), 1).to(rank.device)
     values = integers((4,), 2).to(rank.device)
@@ -178,8 +172,6 @@ def test_gradients_of_gradients_are_right(pool: Pool) -> None:
 
 def _transformed(rank: Rank) -> dict[str, list[bool]]:
     """Compares transforms of each function with autograd, for a batch of three."""
-    from collx import nn
-
     name = rank.communicator().name
     size = 2 * rank.size + 1
     whole, part = (
@@ -222,8 +214,6 @@ def test_torch_func_transforms_each_function(pool: Pool) -> None:
 
 
 def _compiled_pairs(rank: Rank, dynamic: bool) -> list[str]:
-    from collx import nn
-
     name = rank.communicator().name
     layer = whole_layer(rank)
     up, down = own_part(layer.up, rank), own_part(layer.down, rank, 1)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+import collx  # noqa: F401
+
 from ..attempt import Attempt, attempt, finish
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
@@ -64,8 +66,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def test_every_option_of_a_norm_is_varied() -> None:
-    import collx  # noqa: F401
-
     schema = torch.ops.collx.allreduce_residual_rmsnorm_fp8.default._schema
     tensors = {"input", "residual", "weight", "scale", "group_name"}
     of_rank = {"extras", "numbers"}  # their values may differ between ranks

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import Graph
 
+import collx
+
 from ..compiling import operators_in, through_pass
 from ..pool import Pool
 from ..rank import Rank
@@ -52,8 +54,6 @@ def _split_by_transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: st
 
 
 def _transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: str) -> dict[str, Any]:
-    import collx
-
     ids = torch.randint(128, (2, 7), generator=torch.Generator().manual_seed(3)).to(rank.device)
     graphs: list[Graph] = []
     with rank.new_communicator(None, dist.group.WORLD), torch.no_grad():
@@ -166,8 +166,6 @@ def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
         parallelize_module,
     )
 
-    import collx
-
     mesh = world_mesh(rank)
     torch.manual_seed(0)
     model = Blocks().to(rank.device)
@@ -233,8 +231,6 @@ def test_modules_that_dtensor_parallelizes(
 
 def _fsdp(rank: Rank) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
-
-    import collx
 
     mesh = world_mesh(rank)
     torch.manual_seed(0)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn as torch_nn
 
+from collx import nn
+
 from ..attempt import Attempt, attempt
 from ..pool import Pool
 from ..rank import Rank
@@ -23,8 +25,6 @@ def _model(device: torch.device) -> tuple[torch_nn.Linear, torch_nn.Linear]:
 
 def _split_and_whole(rank: Rank, gathered: bool) -> list[str]:
     """Compares outputs and gradients of a split pair of layers with those of the whole pair."""
-    from collx import nn
-
     communicator = rank.communicator()
     first, second = _model(rank.device)
     column = nn.ColumnParallelLinear.from_module(first, group=communicator, gather_output=gathered)
@@ -65,8 +65,6 @@ def test_split_layers_compute_what_the_whole_ones_do(pool: Pool, gathered: bool)
 
 def _frozen(rank: Rank) -> list[tuple[str, bool]]:
     """Returns which parameters are trained after the weights, but not the biases, were frozen."""
-    from collx import nn
-
     group = rank.communicator()
     linear, layer, rms = torch_nn.Linear(4, 4), torch_nn.LayerNorm(4), torch_nn.RMSNorm(4)
     for whole in (linear, layer, rms):
@@ -87,8 +85,6 @@ def test_frozen_parameters_stay_frozen(pool: Pool) -> None:
 
 def _under_autocast(rank: Rank) -> list[str]:
     """Compares layers, eager and compiled, with the whole ones under autocast."""
-    from collx import nn
-
     communicator = rank.communicator()
     whole = torch_nn.Linear(IN, IN * rank.size, device=rank.device)
     own = nn.shard_range(IN * rank.size, rank.size, rank.rank)
@@ -125,8 +121,6 @@ def test_layers_follow_autocast(pool: Pool) -> None:
 
 
 def _made(rank: Rank) -> dict[str, bool]:
-    from collx import nn
-
     communicator = rank.communicator()
     column = nn.ColumnParallelLinear(IN, HIDDEN, False, group=communicator, device=rank.device)
     row = nn.RowParallelLinear(HIDDEN, OUT, group=communicator, dtype=torch.float64)
@@ -153,8 +147,6 @@ def test_layers_that_are_made_anew(pool: Pool) -> None:
 
 def _drawn(rank: Rank, dtype: torch.dtype) -> list[str]:
     """Draws layers from one seed, whole and split."""
-    from collx import nn
-
     where: Any = {"device": rank.device, "dtype": dtype}
     torch.manual_seed(11)
     wholes = [torch_nn.Linear(IN, HIDDEN, **where), torch_nn.Linear(HIDDEN, OUT, **where)]
@@ -182,8 +174,6 @@ def test_new_layers_are_parts_of_what_torch_draws(pool: Pool, dtype: torch.dtype
 
 def _without_bias(rank: Rank) -> list[str]:
     """Checks the state and the sign of zeros of the norm."""
-    from collx import nn
-
     communicator = rank.communicator()
     whole = torch_nn.LayerNorm(8, bias=False).to(rank.device)
     taken = nn.TensorParallelLayerNorm.from_module(whole, group=communicator)
@@ -214,8 +204,6 @@ def test_a_layer_norm_without_a_bias_has_none(pool: Pool) -> None:
 
 def _layer_norms(rank: Rank, dtype: torch.dtype, rounding: str) -> list[str]:
     """Compares the fused norm, with and without gradients, with the unfused one."""
-    from collx import nn
-
     communicator = rank.communicator()
     torch.manual_seed(3)
     whole = torch_nn.LayerNorm(64, 1e-5)
@@ -259,8 +247,6 @@ def test_a_fused_layer_norm_is_that_of_torch(pool: Pool, dtype: torch.dtype, rou
 
 
 def _refused(rank: Rank) -> dict[str, Attempt]:
-    from collx import nn
-
     norm: Any = nn.TensorParallelLayerNorm
     column: Any = nn.ColumnParallelLinear
     row: Any = nn.RowParallelLinear

@@ -13,6 +13,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import collx
+from collx import nn
+
 from ..check import differences
 from ..pool import Pool, some_stand_for_all
 from ..posing import posing
@@ -92,9 +95,6 @@ def near(got: torch.Tensor, want: torch.Tensor, roundings: int) -> bool:
 
 
 def _in_place_of_a_norm(rank: Rank, kind: str, dtype_name: str) -> list[str]:
-    import collx
-    from collx import nn
-
     dtype = getattr(torch, dtype_name)
     norm, communicator = norm_like(kind, rank, dtype), rank.communicator()
     fused = nn.TensorParallelRMSNorm.from_module(norm, group=communicator)
@@ -121,8 +121,6 @@ def test_it_stands_in_for_allreduce_residual_and_norm(pool: Pool, kind: str, dty
 
 
 def _fused_and_unfused(rank: Rank, rounding: str, offset: float) -> list[str]:
-    from collx import nn
-
     communicator = rank.communicator()
     partial, residual = tensors(rank, torch.bfloat16)
     weight = random((COLS,), 2, rank, torch.bfloat16)
@@ -161,9 +159,6 @@ def test_fused_and_unfused_agree(pool: Pool, rounding: str, offset: float) -> No
 
 
 def _quantized(rank: Rank, form: str) -> list[str]:
-    import collx
-    from collx import nn
-
     communicator = rank.communicator()
     partial, residual = tensors(rank, torch.bfloat16)
     how = collx.Quantization(**QUANTIZED[form])
@@ -210,8 +205,6 @@ def test_quantized_results_agree(pool: Pool, form: str) -> None:
 
 
 def _gradients(rank: Rank) -> list[str]:
-    from collx import nn
-
     shape = (ROWS, COLS)
     seeds = range(10, 10 + rank.size)
     parts = [random(shape, seed, rank, torch.float64) for seed in seeds]
@@ -250,8 +243,6 @@ def test_it_trains_as_the_unsplit_norm(pool: Pool) -> None:
 
 
 def _operators_called(rank: Rank) -> dict[str, list[str]]:
-    from collx import nn
-
     module = nn.TensorParallelRMSNorm(COLS, group=rank.communicator(), dtype=torch.bfloat16)
     module.to(rank.device)
     partial, residual = tensors(rank, torch.bfloat16)
@@ -288,8 +279,6 @@ def test_it_is_one_operator_where_no_gradients_are_asked_for(pool: Pool) -> None
 
 
 def _compiled(rank: Rank) -> list[str]:
-    from collx import nn
-
     module = nn.TensorParallelRMSNorm(
         COLS, EPS, group=rank.communicator(), quantization="fp8", dtype=torch.bfloat16
     ).to(rank.device)
@@ -313,9 +302,6 @@ def test_it_compiles_into_one_graph(pool: Pool) -> None:
 
 
 def _shares_and_describes(rank: Rank) -> list[str]:
-    import collx
-    from collx import nn
-
     norm = torch.nn.RMSNorm(COLS, EPS)
     made = nn.TensorParallelRMSNorm.from_module(norm.eval(), quantization="int8")
     state = copy.deepcopy(made).state_dict()
@@ -362,9 +348,6 @@ def test_it_shares_the_weight_and_has_the_state_of_a_norm(pool: Pool) -> None:
 
 def _moved(rank: Rank) -> list[str]:
     """Moves norms to other devices and dtypes, as copies and in place."""
-    import collx
-    from collx import nn
-
     how = collx.Quantization(scale_mode="tensor")
     norm = nn.TensorParallelRMSNorm(COLS, quantization=how, scale=torch.ones(1))
     layer = torch.nn.LayerNorm(COLS).requires_grad_(False)
@@ -396,9 +379,6 @@ def test_from_module_and_to_empty_take_a_device_and_a_dtype(pool: Pool) -> None:
 
 
 def _refusals(rank: Rank) -> list[str]:
-    import collx
-    from collx import nn
-
     scale, fp8 = torch.ones(1), cast(Any, torch.float8_e4m3fn)
     attempts: list[tuple[type[Exception], str, Any]] = [
         (ValueError, "rounding", lambda: nn.TensorParallelRMSNorm(4, rounding="half")),

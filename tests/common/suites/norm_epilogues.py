@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+from collx.epilogues import expression_of
+
 from ..attempt import Attempt, attempt, finish, ones, works
 from ..calls import run_calls
 from ..check import assert_none, differences
@@ -77,8 +80,6 @@ def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
 
 
 def _chunks(rank: Rank) -> str:
-    import collx
-
     rows, cols = 2100, 4096  # more rows than a fallback gathers at once
     x, weight = ones(rank, rows * cols).view(rows, cols), ones(rank, cols)
     number = torch.arange(float(rows), device=rank.device)[:, None]
@@ -102,8 +103,6 @@ def test_rows_are_counted_over_the_chunks_of_a_fallback(pool: Pool) -> None:
 
 
 def _another(rank: Rank, epilogues: bool) -> Attempt:
-    import collx
-
     communicator = rank.new_communicator(f"other-rows-{epilogues}", check=True, timeout=10.0)
     factor = float(rank.rank)
     options: dict[str, Any] = {"epilogue": lambda v: v * factor} if epilogues else {}
@@ -130,8 +129,6 @@ def test_ranks_with_different_epilogues_are_a_mismatch(pool: Pool, epilogues: bo
 
 
 def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
-    import collx
-
     communicator = rank.communicator()
     x, weight = ones(rank, 12).view(3, 4), ones(rank, 4)
     wanted = ones(rank, 4).requires_grad_()
@@ -180,8 +177,6 @@ def test_a_wrong_epilogue_is_refused(
 
 
 def _compiled(rank: Rank) -> str:
-    import collx
-
     name = rank.communicator().name
     x, bias = ones(rank, 64).view(4, 16) * (rank.rank + 1), ones(rank, 16) * -0.5
 
@@ -204,8 +199,6 @@ def test_compiled_code_gives_the_same(pool: Pool) -> None:
 
 
 def _opchecks(rank: Rank) -> list[Any]:
-    from collx.epilogues import expression_of
-
     name = rank.communicator().name
     x, bias = ones(rank, 32).view(2, 16), ones(rank, 16)
     text = expression_of("allreduce_rmsnorm", bias_relu, torch.float32, 1)

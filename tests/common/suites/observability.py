@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+
 from ..attempt import Attempt, allreduce, attempt, finish, ones
 from ..calls import run_calls
 from ..limits import timeout_now
@@ -27,8 +29,6 @@ KEPT = 1000  # calls that the recorder keeps per communicator
 
 
 def _counted(rank: Rank) -> tuple[Any, Any]:
-    import collx
-
     communicator = rank.new_communicator("counted")
     before = communicator.stats()
     x = ones(rank, 300)
@@ -91,8 +91,6 @@ def test_statistics_tell_who_is_late(pool: Pool) -> None:
 
 
 def _many(rank: Rank) -> list[tuple[int, str, list[int], str]]:
-    import collx
-
     communicator = rank.new_communicator("many")
     for number in range(KEPT + 20):
         allreduce(communicator, ones(rank, 1 + number % 3))
@@ -118,8 +116,6 @@ def test_the_recorder_keeps_the_last_thousand_calls(pool: Pool) -> None:
 
 def _of_every_operator(rank: Rank) -> list[tuple[str, str]]:
     """Returns the function and the analyzer's name of one call of each operator."""
-    import collx
-
     communicator = rank.communicator("operators")
     first = communicator._native.calls
     assert run_calls(rank, [call_of(op, 600, rank.size) for op in NAMES], "operators") == []

@@ -13,6 +13,8 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+import collx
+
 from .. import interpreters
 from ..attempt import Attempt, attempt, works
 from ..check import differences
@@ -109,8 +111,6 @@ CALLS = {
 
 
 def _compared(rank: Rank) -> list[str]:
-    import collx
-
     group = rank.fresh_group()
     # gloo, the backend of ranks that share a GPU, crashes in functional calls on a GPU.
     own = torch.device("cpu") if rank.world.shared else rank.device
@@ -135,8 +135,6 @@ def test_calls_of_torch_distributed_are_carried_out_by_collx(pool: Pool) -> None
 
 
 def _stacked(rank: Rank) -> bool:
-    import collx
-
     group, x = rank.fresh_group(), _given(rank)
     out = x.new_empty(rank.size, *x.shape)
     with rank.new_communicator("patched", group), collx.patch(group):
@@ -187,8 +185,6 @@ UNUSUAL: dict[str, tuple[Call, list[str]]] = {
 
 
 def _unusual(rank: Rank) -> list[str]:
-    import collx
-
     group, x = rank.fresh_group(), _given(rank)[:, 0].contiguous()
     wrong = []
     with rank.new_communicator("patched", group):
@@ -209,8 +205,6 @@ def test_unusual_tensors_give_the_results_of_the_process_group(pool: Pool) -> No
 
 
 def _unequal_parts(rank: Rank) -> tuple[Attempt, bool]:
-    import collx
-
     group, given = rank.fresh_group(), torch.zeros(7, device=rank.device)
     with rank.new_communicator("patched", group, 3.0) as communicator:
         with collx.patch(group):
@@ -228,8 +222,6 @@ def test_parts_of_unequal_sizes_fail_on_all_ranks_alike(pool: Pool) -> None:
 
 
 def _left(rank: Rank) -> dict[str, list[str]]:
-    import collx
-
     group, other = rank.fresh_group(), rank.fresh_group()
     communicator = rank.new_communicator("patched", group)
     # The process group supports these reductions, and collx does not.
@@ -296,8 +288,6 @@ def test_what_collx_does_not_serve_stays_with_the_process_group(pool: Pool) -> N
 
 
 def _gradients(rank: Rank) -> list[Any]:
-    import collx
-
     group = rank.fresh_group()
 
     def run() -> tuple[Tensor, Tensor]:
@@ -348,8 +338,6 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
         parallelize_module,
     )
 
-    import collx
-
     mesh = world_mesh(rank)
     torch.manual_seed(0)
     model: Any = parallelize_module(
@@ -397,8 +385,6 @@ def test_a_module_names_the_groups_of_its_parameters(pool: Pool) -> None:
 
 
 def _compiled(rank: Rank) -> tuple[str, list[str]]:
-    import collx
-
     group = rank.fresh_group()
 
     def model(x: Tensor) -> Tensor:
@@ -423,8 +409,6 @@ def test_dynamo_sees_through_a_patch(pool: Pool) -> None:
 
 
 def _refused(rank: Rank) -> str:
-    import collx
-
     try:
         collx.patch(rank.fresh_group())
     except ValueError as error:
@@ -440,8 +424,6 @@ def test_a_group_without_a_communicator_is_refused(pool: Pool) -> None:
 
 def _with_other_tools(rank: Rank) -> list[str]:
     """Another tool counts calls; its wrapper is installed and removed at any time."""
-    import collx
-
     group, standing = rank.fresh_group(), dist.all_reduce
     own = torch.device("cpu") if rank.world.shared else rank.device
     counted = []
@@ -530,8 +512,6 @@ PATCHED = (
 
 def _fails(rank: Rank) -> list[str]:
     """Another tool already overrides the functional broadcast, which only one library may do."""
-    import collx
-
     group, standing = rank.fresh_group(), {name: getattr(dist, name) for name in PATCHED}
     wrong = []
     with rank.new_communicator("patched", group):

@@ -23,6 +23,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import collx
+
 from ..attempt import Attempt, attempt, in_a_child, ones, works
 from ..calls import Call, Prepared
 from ..check import ARENA_BYTES, arenas_of, assert_none
@@ -56,8 +58,6 @@ def _posted_calls(seed: int, count: int, world: int) -> list[Call]:
 def _mixed(rank: Rank, seed: int, count: int) -> list[str]:
     """Each rank randomly posts or makes each call, pauses, and waits for handles in its own
     order."""
-    import collx
-
     communicator = rank.communicator("posting", payload_bytes=1 << 20)
     arenas_of(rank, communicator)
     mine = random.Random(seed * 31 + rank.rank)
@@ -106,8 +106,6 @@ def test_posted_and_synchronous_calls_have_the_same_bits(pool: Pool) -> None:
 
 
 def _handles(rank: Rank) -> None:
-    import collx
-
     communicator = rank.communicator("posting-handles")
     world = rank.size
     x = ones(rank)
@@ -170,8 +168,6 @@ MODES = (torch.inference_mode, torch.no_grad, torch.enable_grad)
 
 def _modes(rank: Rank) -> list[str]:
     """Posts in each mode and waits in each mode, immediately or after the call has completed."""
-    import collx
-
     communicator = rank.communicator("posting-modes")
     found = []
     for posting, waiting in itertools.product(MODES, (*MODES, _NoOperator)):
@@ -213,8 +209,6 @@ def _incomplete(rank: Rank, last: int) -> Iterator[None]:
 def _callbacks(rank: Rank, last: int) -> list[float]:
     """The callback of each call waits for the future of the next one, and that of the last makes
     calls. Returns the results of the callbacks and of those calls."""
-    import collx
-
     communicator = rank.communicator("posting-callbacks")
     found: list[float] = []
 
@@ -246,8 +240,6 @@ def test_callbacks_of_futures_make_calls_and_wait_for_later_calls(pool: Pool) ->
 
 
 def _ended_by_a_callback(rank: Rank, last: int) -> list[Attempt]:
-    import collx
-
     communicator = rank.new_communicator("posting-ended-by-callback")
     with _incomplete(rank, last):
         handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(3)]
@@ -270,8 +262,6 @@ def test_a_callback_may_destroy_the_communicator(pool: Pool) -> None:
 
 def _ordered(rank: Rank) -> None:
     """Writes inputs right after wait, reads results on other streams, makes calls in between."""
-    import collx
-
     communicator = rank.communicator("posting-ordered")
     x = ones(rank, LARGE)
     handles: deque[tuple[int, Any]] = deque()
@@ -308,8 +298,6 @@ def test_the_order_of_calls_and_of_streams_holds(pool: Pool) -> None:
 
 
 def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
-    import collx
-
     communicator = rank.new_communicator("posting-late", rank.fresh_group(), call_timeout=timeout)
     assert works(rank, communicator)
     rank.barrier()
@@ -397,8 +385,6 @@ def test_a_wait_with_a_timeout_is_bounded_by_it(pool: Pool) -> None:
 
 def _destroyed(rank: Rank) -> list[Attempt]:
     """Destroys a communicator with handles in flight, on all ranks."""
-    import collx
-
     communicator = rank.new_communicator("posting-ended", rank.fresh_group(), timeout=10.0)
     handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(10)]
     if rank.device.type == "cuda":
@@ -423,8 +409,6 @@ def test_destroy_with_handles_in_flight(pool: Pool) -> None:
 
 def _forked(rank: Rank) -> list[str]:
     """Returns a forked child's errors for a complete call and a call in flight of its parent."""
-    import collx
-
     communicator = rank.new_communicator("posting-forked")
     x = ones(rank)
     complete = collx.post(collx.allreduce, x, group=communicator)
@@ -454,8 +438,6 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(pool: Pool) -> 
 
 
 def _refusals(rank: Rank) -> list[Attempt]:
-    import collx
-
     communicator = rank.communicator("posting-refusing")
     x = ones(rank)
 
@@ -534,8 +516,6 @@ def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
 
 
 def _other_numbers(rank: Rank) -> bool:
-    import collx
-
     class Text(str):
         pass
 
@@ -567,8 +547,6 @@ def test_numbers_of_numpy_are_posted_as_those_of_python(pool: Pool) -> None:
 
 
 def _autograd(rank: Rank) -> None:
-    import collx
-
     communicator = rank.communicator("posting-autograd")
     x = ones(rank).requires_grad_()
     y = collx.post(collx.allreduce, x, group=communicator).wait()
@@ -611,8 +589,6 @@ def test_gradients_go_through_posted_calls_and_hooks_post(pool: Pool) -> None:
 
 
 def _graph(rank: Rank) -> None:
-    import collx
-
     communicator = rank.communicator("posting-graph")
     x, out = ones(rank, LARGE), torch.empty(LARGE, device=rank.device)
     dropped = torch.empty_like(out)

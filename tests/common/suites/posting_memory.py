@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+import collx
+
 from ..attempt import ones
 from ..pool import Pool
 from ..rank import Rank
@@ -20,8 +22,6 @@ SMALL = 1 << 12  # elements; so little memory is not returned to the system when
 
 
 def _dropped(rank: Rank) -> list[str]:
-    import collx
-
     communicator = rank.communicator("posting-dropped")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", ResourceWarning)
@@ -65,8 +65,6 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _released(rank: Rank) -> bool:
-    import collx
-
     array = np.ones(LARGE, dtype=np.float32)
     alive = weakref.ref(array)
     x = torch.from_numpy(array)
@@ -91,8 +89,6 @@ def _overlap(place: tuple[int, int], tensors: list[torch.Tensor]) -> bool:
 def _freed(rank: Rank, kept: bool) -> dict[str, bool]:
     """The last rank is late and makes synchronous calls. By then, the others have dropped the
     handles and tensors of their posted calls and have filled new tensors."""
-    import collx
-
     communicator = rank.communicator("posting-freed")
     late = rank.rank == rank.size - 1
     x, y = ones(rank, SMALL) * 2, ones(rank, SMALL) * 3

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from collx._extension import extension
+
 from ..attempt import Attempt, attempt
 from ..limits import assert_in_time
 from ..pool import Pool
@@ -23,8 +25,6 @@ SHORT = 1.0
 
 def _without_regions(rank: Rank, group: Any, timeout: float) -> Any:
     """Returns a communicator of ranks that cannot access each other's memory."""
-    from collx._extension import extension
-
     return extension.Communicator(
         name=f"through-{group.group_name}",
         group_name=group.group_name,

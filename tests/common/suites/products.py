@@ -14,6 +14,9 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.fx import Graph
 
+import collx
+from collx.nn import products
+
 from ..attempt import Attempt, attempt
 from ..check import differences
 from ..compiling import operators_in, require_compiler, through_pass
@@ -33,8 +36,6 @@ def _integers(rank: Rank, *shape: int, own: bool = True, dtype: str = "float32")
 @contextmanager
 def _overlapping(overlaps: bool) -> Iterator[None]:
     """Makes all calls overlap, also small calls and calls on the CPU, or none."""
-    from collx.nn import products
-
     usual = products._overlaps
     products._overlaps = lambda communicator, count: overlaps and count > 0
     try:
@@ -44,8 +45,6 @@ def _overlapping(overlaps: bool) -> Iterator[None]:
 
 
 def _both(rank: Rank, communicator: Any, shape: tuple[int, int, int], dtype: str) -> list[str]:
-    import collx
-
     rows, inner, cols = shape
     x = _integers(rank, rows, inner, dtype=dtype)
     h = _integers(rank, rows * rank.size, inner, dtype=dtype)
@@ -95,8 +94,6 @@ def _late(rank: Rank) -> list[str]:
     """Ranks are late in turn, and overwrite their inputs right after the calls."""
     import time
 
-    import collx
-
     communicator = rank.communicator("products")
     w = _integers(rank, 8, 16, own=False)
     found: list[str] = []
@@ -122,8 +119,6 @@ def test_late_ranks(pool: Pool) -> None:
 
 
 def _gradients(rank: Rank, shape: tuple[int, ...], overlaps: bool) -> list[str]:
-    import collx
-
     communicator = rank.communicator("products")
     x = _integers(rank, *shape, dtype="float64").requires_grad_()
     w = _integers(rank, 5, shape[-1], own=False, dtype="float64").requires_grad_()
@@ -162,8 +157,6 @@ def test_gradients_and_shapes(pool: Pool, shape: tuple[int, ...], overlaps: bool
 
 def _layers(rank: Rank) -> list[str]:
     """Compares sequence-parallel layers with `overlap` with the whole layers and sequence."""
-    import collx
-
     communicator = rank.communicator("products")
     torch.manual_seed(7)
     first, second = (
@@ -205,8 +198,6 @@ def test_layers_with_overlap_compute_what_the_whole_ones_do(pool: Pool) -> None:
 
 
 def _compiled(rank: Rank, dims: int) -> tuple[str, list[str]]:
-    import collx
-
     group = rank.fresh_group()
     rank.new_communicator(f"products-compiled-{dims}", group)
     x = _integers(rank, 2, 3, 8) if dims == 3 else _integers(rank, 6, 8)
@@ -279,8 +270,6 @@ def test_products_that_cannot_be_fused_stay(pool: Pool) -> None:
 
 
 def _refused(rank: Rank) -> dict[str, Attempt]:
-    import collx
-
     communicator = rank.communicator("products")
     nn_ = collx.nn
 

@@ -14,6 +14,8 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.fx import Graph
 
+import collx
+
 from ..check import differences
 from ..compiling import code_of, inductor, operators_in, require_compiler, through_pass
 from ..pool import Pool
@@ -92,8 +94,6 @@ def _group(rank: Rank) -> tuple[Any, Any]:
 
 
 def _norms(rank: Rank) -> list[str]:
-    import collx
-
     group, communicator = _group(rank)
     wrong = []
     with communicator, torch.no_grad():
@@ -188,8 +188,6 @@ def test_what_is_nearly_a_norm_stays(pool: Pool) -> None:
 
 
 def _all_kinds(rank: Rank) -> tuple[list[str], list[list[str]], int]:
-    import collx
-
     group, communicator = _group(rank)
     gathering = "_c10d_functional.all_gather_into_tensor.default"
     counts = collx.compile.report().collectives
@@ -249,8 +247,6 @@ def _waiting_for_several() -> Iterator[Any]:
 
 def _several(rank: Rank) -> tuple[list[str], list[str], dict[str, int], list[str]]:
     """Compares collectives of several tensors with one collective for each tensor."""
-    import collx
-
     group, communicator = _group(rank)
     name, size = group.group_name, rank.size
     x = torch.arange(12.0 * size, device=rank.device).view(2 * size, 6) + rank.rank
@@ -297,8 +293,6 @@ def test_collectives_of_several_tensors_become_operators_of_each(pool: Pool) -> 
 def _told(rank: Rank) -> tuple[list[str], list[str]]:
     """Returns the report of collectives that are not rewritten: several tensors without a
     communicator, one that is not awaited, and a kind that collx does not have."""
-    import collx
-
     group, communicator = _group(rank)
     other = rank.fresh_group()
     c10d = torch.ops._c10d_functional
@@ -351,8 +345,6 @@ class Seeing:
 
 
 def _own_passes(rank: Rank) -> list[Any]:
-    import collx
-
     group, communicator = _group(rank)
     norm = _with_weight(rank, Llama(torch.bfloat16))
     x, _ = _tensors(rank, (4, COLS), torch.bfloat16)
@@ -383,8 +375,6 @@ def test_a_pass_of_the_programs_own_runs_before(pool: Pool) -> None:
 
 
 def _left_alone(rank: Rank) -> tuple[list[str], str]:
-    import collx
-
     group = rank.fresh_group()
     graphs: list[Graph] = []
 
@@ -407,8 +397,6 @@ def test_a_group_without_a_communicator_keeps_its_own_collectives(pool: Pool) ->
 
 
 def _options(rank: Rank) -> list[str]:
-    import collx
-
     group, communicator = _group(rank)
     norm = _with_weight(rank, Llama(torch.bfloat16))
     x, _ = _tensors(rank, (4, COLS), torch.bfloat16)
@@ -439,7 +427,5 @@ def test_options_of_the_backend(pool: Pool) -> None:
 
 
 def test_an_unknown_rounding_is_refused() -> None:
-    import collx
-
     with pytest.raises(ValueError, match="rounding: got 'parity'; accepted: model, fp32"):
         collx.compile.Pass(rounding="parity")

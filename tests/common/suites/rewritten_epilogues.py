@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.fx import Graph
 from torch.nn import functional as F
 
+import collx
+from collx import reference
+
 from ..check import differences
 from ..compiling import (
     code_of,
@@ -329,8 +332,6 @@ def test_norms_go_first_and_no_collective_passes_by_another(pool: Pool) -> None:
 
 
 def _rounded_once(rank: Rank) -> list[str]:
-    from collx import reference
-
     group, communicator = group_of(rank)
     wrong = []
     with communicator, torch.no_grad():
@@ -449,8 +450,6 @@ def test_a_chain_that_is_too_long_for_an_epilogue_is_fused_in_part(pool: Pool) -
 def _trained(rank: Rank) -> list[str]:
     """Compiles a model with Inductor. Returns its calls and whether its results and gradients are
     right."""
-    import collx
-
     group, communicator = group_of(rank)
     name = communicator.name
     x = tensor_of(rank, (4, COLS), torch.bfloat16, True)

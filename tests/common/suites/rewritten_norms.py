@@ -14,6 +14,8 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.fx import Graph
 
+import collx
+
 from ..check import differences
 from ..compiling import code_of, inductor, require_compiler, through_pass
 from ..pool import Pool
@@ -278,8 +280,6 @@ def test_norms_of_a_reduce_scatter_become_one_operator(pool: Pool) -> None:
 
 
 def _generated(rank: Rank) -> list[str]:
-    import collx
-
     group, communicator = group_of(rank)
     norm, layer = _rms_norm(rank, torch.bfloat16), _layer_norm(rank, torch.bfloat16, False)
     x, residual = (tensor_of(rank, (4, COLS), torch.bfloat16, own) for own in (True, False))
@@ -319,8 +319,6 @@ def test_in_code_of_inductor(pool: Pool) -> None:
 def _many_layers(rank: Rank) -> tuple[float, float, dict[str, int]]:
     """Returns the seconds that the pass takes for a model, and those of everything before it; CPU
     time of this process only."""
-    import collx
-
     group, communicator = group_of(rank)
     weight = WEIGHT.bfloat16().to(rank.device)
     x = tensor_of(rank, (4, COLS), torch.bfloat16, True)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+
 from .. import norms
 from ..attempt import ones
 from ..calls import Call, Fields, Tensors, as_tuple, make, strides_of
@@ -131,8 +133,6 @@ def test_opcheck_of_every_other_overload_passes_in_lockstep(pool: Pool, overload
 
 
 def _compiled(rank: Rank, backend: str) -> list[str]:
-    import collx
-
     communicator = rank.communicator()
     calls = [
         call_of(op, 512, rank.size, form="python", style="random", splits="uneven", spare=2)

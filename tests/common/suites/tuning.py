@@ -12,6 +12,11 @@ import pytest
 import torch
 
 import collx
+import collx.backend
+from collx import _tuning
+from collx._extension import extension
+from collx._tune.cases import BUILT_IN as AUTO
+from collx._tune.cases import Case, call_of, tensors_of
 
 from ..attempt import Attempt, attempt, works
 from ..pool import Pool
@@ -38,8 +43,6 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 def table(rank: Rank, *entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Returns a table for the pool's ranks as JSON content."""
-    from collx import _tuning
-
     made = _tuning.new(rank.device, rank.size, 1, 1, "2026-01-01")
     content = json.loads(made.to_json())
     return {**content, "entries": list(entries) or [entry()], **changes}
@@ -282,10 +285,6 @@ def test_sums_in_another_order_need_the_consent_of_the_program(pool: Pool) -> No
 
 def _calls(rank: Rank) -> dict[str, bool]:
     """Tests every algorithm that an entry may name, for the operators that have entries."""
-    from collx._extension import extension
-    from collx._tune.cases import BUILT_IN as AUTO
-    from collx._tune.cases import Case, call_of, tensors_of
-
     found = {}
     for op in extension.tunable_operators():
         for symmetric in (False, True):
@@ -327,8 +326,6 @@ def test_every_algorithm_that_an_entry_may_name_gives_the_same_bits(pool: Pool) 
 def _backend(rank: Rank, folder: str) -> list[Any]:
     """A group of the backend uses a table that fits, and ignores one for another world size."""
     import torch.distributed as dist
-
-    import collx.backend
 
     found: list[Any] = []
     for name, size in (("fits", rank.size), ("other", 9)):

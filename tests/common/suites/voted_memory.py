@@ -14,6 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import collx
+from collx._bootstrap import symmetric
+from collx._bootstrap.store import Ballot
+
 from ..attempt import Attempt, attempt, works
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
@@ -30,8 +34,6 @@ def _elsewhere(communicator: Any) -> str:
 
 
 def _empty_elsewhere(communicator: Any) -> object:
-    import collx
-
     return collx.empty(8, device=_elsewhere(communicator), group=communicator)
 
 
@@ -168,8 +170,6 @@ def _raise(*_: object) -> object:
 
 
 def _failing(rank: Rank, step: str) -> tuple[Attempt, bool]:
-    from collx._bootstrap import symmetric
-
     communicator = rank.new_communicator("failing", timeout=TIMEOUT)
     exchange = symmetric.Rendezvous.exchange
     # The fault occurs after the exchange with the peers, so that they do not wait for it.
@@ -197,8 +197,6 @@ def test_a_failure_on_one_rank_is_raised_on_all_of_them(pool: Pool, step: str) -
 
 
 def _votes(rank: Rank) -> dict[str, int]:
-    from collx._bootstrap.store import Ballot
-
     communicator = rank.new_communicator("counted")
     given = _ordinary(communicator)
 

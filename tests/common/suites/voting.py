@@ -16,6 +16,10 @@ from unittest import mock
 import pytest
 import torch
 
+import collx
+from collx._bootstrap import selftest, steps
+from collx._extension import extension
+
 from ..attempt import Attempt, allreduce, attempt, ones, works
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, some_stand_for_all
@@ -44,8 +48,6 @@ STEP_NAMES = (
 @contextmanager
 def instead_of_step(name: str, run: Callable[[Any, Callable[[Any], Any]], Any]) -> Iterator[None]:
     """This rank runs `run(setup, original)` instead of the named step of init."""
-    from collx._bootstrap import steps
-
     position = [step.name for step in steps.STEPS].index(name)
     original = steps.STEPS[position]
     steps.STEPS[position] = replace(original, run=lambda setup: run(setup, original.run))
@@ -66,8 +68,6 @@ def _before_step(name: str, action: Callable[[], None]) -> AbstractContextManage
 
 
 def _step_names(rank: Rank) -> tuple[str, ...]:
-    from collx._bootstrap import steps
-
     return tuple(step.name for step in steps.STEPS)
 
 
@@ -264,8 +264,6 @@ def test_an_interrupt_ends_a_vote_at_once(pool: Pool) -> None:
 
 
 def _refused_before_it_asks(rank: Rank, timeout: float) -> Attempt:
-    import collx
-
     group = "no such group" if rank.rank == 0 else None
     found = attempt(
         lambda: collx.init(group, name="test-early", device=rank.device, timeout=timeout)
@@ -378,8 +376,6 @@ def test_names_that_differ_between_ranks_end_in_an_error(pool: Pool) -> None:
 @contextmanager
 def _swapped(first: str, second: str) -> Iterator[None]:
     """Swaps two steps of init on this rank."""
-    from collx._bootstrap import steps
-
     names = [step.name for step in steps.STEPS]
     i, j = names.index(first), names.index(second)
     steps.STEPS[i], steps.STEPS[j] = steps.STEPS[j], steps.STEPS[i]
@@ -437,8 +433,6 @@ def test_a_region_is_ready_before_a_peer_can_know_it(pool: Pool, swapped: bool) 
 
 
 def _created_again(rank: Rank, fails: bool) -> Attempt:
-    from collx._extension import extension
-
     calls = 0
 
     def initialize(*arguments: Any) -> None:
@@ -467,8 +461,6 @@ def test_what_follows_a_failed_test_of_multicast_is_voted(pool: Pool, fails: boo
 
 
 def _apart(rank: Rank, step: str) -> dict[str, Any]:
-    import collx
-
     def elsewhere(setup: Any, original: Callable[[Any], Any]) -> Any:
         value = original(setup)
         if rank.rank != rank.size - 1:
@@ -520,8 +512,6 @@ def test_without_direct_access_all_ranks_fall_back_and_say_why(pool: Pool, step:
 
 
 def _wrong_data(rank: Rank, timeout: float) -> Attempt:
-    from collx._bootstrap import selftest
-
     original = selftest._values
 
     def values(rank: int, dtype: torch.dtype) -> torch.Tensor:

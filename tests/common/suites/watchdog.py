@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+
 from ..attempt import attempt, finish, in_a_child, ones, works
 from ..limits import timeout_now
 from ..pool import Pool, some_stand_for_all
@@ -111,8 +113,6 @@ def _one_line(lines: Lines, rank: int, missing: str, timeout: float) -> dict[str
 
 
 def _calls(rank: Rank, communicator: Any) -> dict[str, Callable[[], object]]:
-    import collx
-
     x = ones(rank)
     return {
         "synchronous": lambda: collx.allreduce(x, group=communicator),
@@ -165,15 +165,11 @@ def test_a_call_that_completes_within_a_third_is_not_logged(pool: Pool, how: str
 
 
 def _allreduce(x: torch.Tensor, algorithm: str, communicator: Any) -> Any:
-    import collx
-
     return collx.post(collx.allreduce, x, group=communicator, algorithm=algorithm, max_blocks=4)
 
 
 def _in_every_way(rank: Rank, timeout: float) -> dict[str, Lines]:
     """Calls of all algorithms and kinds wait at the same time, each on its own communicator."""
-    import collx
-
     late = rank.size - 1
     calls: dict[str, Callable[[Any], Any]] = {
         "broadcast": lambda c: collx.post(collx.broadcast, ones(rank), late, c),
@@ -222,8 +218,6 @@ def test_every_kind_of_call_is_seen_to_wait_and_one_thread_serves_all(pool: Pool
 
 
 def _behind(rank: Rank, timeout: float) -> Lines:
-    import collx
-
     with rank.new_communicator(
         "watched-behind", call_timeout=timeout, watchdog=True
     ) as communicator:
@@ -296,8 +290,6 @@ def _finish(communicator: Any, handle: Any) -> None:
 
 def _destroyed(rank: Rank, timeout: float) -> list[str]:
     """Destroys a communicator after a timeout that the watchdog has announced."""
-    import collx
-
     options: dict[str, Any] = {"timeout": timeout, "watchdog": True}
     communicator = rank.new_communicator("watched-end", rank.fresh_group(), **options)
     found = []
@@ -369,8 +361,6 @@ def test_the_interpreter_exits_while_the_watchdog_runs(pool: Pool, seconds: floa
 
 
 def _replayed(rank: Rank, timeout: float) -> Lines:
-    import collx
-
     with rank.new_communicator(
         "watched-graph", call_timeout=timeout, watchdog=True
     ) as communicator:
