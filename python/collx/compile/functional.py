@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from collx.communicator import of_group
+from collx.compile.matching import equal
 from collx.compile.operators import making
 
 __all__ = [
@@ -166,7 +167,7 @@ def _chosen(collective: OpOverload, given: tuple[Any, ...], value: torch.Tensor)
         made = op(*torch.fx.map_arg(arguments, lambda node: node.meta["val"]))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as refusal:
         return str(refusal).splitlines()[0]
-    if made.stride() != value.stride():
+    if not equal(made.stride(), value.stride()):
         return "its result is not contiguous"
     return _Chosen(op, arguments, made)
 

@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 __all__ = [
     "CONVERTS",
     "alike",
     "constant",
     "converted",
+    "equal",
     "in_float32",
     "is_last",
     "only_user",
@@ -73,7 +75,14 @@ def is_last(dims: Any, node: Node) -> bool:
 
 def alike(a: Node, b: Node) -> bool:
     x, y = value(a), value(b)
-    return bool(x.shape == y.shape and x.dtype == y.dtype)
+    return equal(x.shape, y.shape) and x.dtype == y.dtype
+
+
+def equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether sizes are equal. They may be symbolic; the comparison adds no guards."""
+    return len(a) == len(b) and all(
+        statically_known_true(x == y) for x, y in zip(a, b, strict=True)
+    )
 
 
 def prune(graph: Graph, nodes: Sequence[Node]) -> None:

@@ -29,6 +29,7 @@ from collx.compile.matching import (
     alike,
     constant,
     converted,
+    equal,
     in_float32,
     is_last,
     only_user,
@@ -244,7 +245,7 @@ def _stored(given: Node) -> Node:
 def _no_vector(what: str, given: Node, cols: Any, dtype: torch.dtype) -> str:
     """Returns why a tensor cannot be a weight or bias of the operators, "" if it can."""
     tensor = value(given)
-    if tensor.dim() != 1 or tensor.shape[0] != cols:
+    if not equal(tensor.shape, [cols]):
         return f"the {what} is not a vector over the last dimension"
     if tensor.dtype not in (dtype, torch.float32):
         return f"the {what} has dtype {tensor.dtype}, and the tensor {dtype}"

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node
 
-from collx.compile.matching import only_user, prune, value
+from collx.compile.matching import equal, only_user, prune, value
 
 __all__ = ["COLLECTIVES", "overlap"]
 
@@ -87,7 +87,7 @@ def _reduced(graph: Graph, node: Node) -> str:
 def _same_rows(a: Node, b: Node) -> bool:
     """Whether a reshape of one to the other keeps the rows."""
     x, y = value(a), value(b)
-    return bool(min(x.dim(), y.dim()) > 1 and x.size(-1) == y.size(-1))
+    return min(x.dim(), y.dim()) > 1 and equal(x.shape[-1:], y.shape[-1:])
 
 
 def _flat(graph: Graph, node: Node) -> Node:

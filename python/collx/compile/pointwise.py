@@ -24,7 +24,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from collx.compile.fusing import REDUCTIONS, positional
-from collx.compile.matching import converted, prune, value
+from collx.compile.matching import converted, equal, prune, value
 from collx.epilogues.lowering import MOST_EXTRAS, MOST_STATEMENTS, Lowering, Refusal, accepts
 
 __all__ = ["Chain", "Reduced", "chain_after", "put", "reductions"]
@@ -124,7 +124,7 @@ class _Growing:
     def add(self, node: Node) -> None:
         """Adds the next user of the nodes. Raises Refusal if it cannot be part of a chain."""
         made = value(node)
-        if not _equal(made.shape, self._sum.shape) or made.device != self._sum.device:
+        if not equal(made.shape, self._sum.shape) or made.device != self._sum.device:
             raise Refusal("its result has another shape or device than the sum")
         for operand in node.all_input_nodes:
             if operand not in self._lowering.numbers:
@@ -201,7 +201,7 @@ def put(graph: Graph, reduced: Reduced, chain: Chain) -> str:
         made = op(*torch.fx.map_arg(arguments, lambda node: node.meta["val"]))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as refusal:
         return str(refusal).splitlines()[0]
-    if not _equal(made.stride(), value(chain.last).stride()):
+    if not equal(made.stride(), value(chain.last).stride()):
         return "its result is not contiguous"
     with graph.inserting_after(chain.after):
         if reduced.token is None:
@@ -249,13 +249,6 @@ def _widens(node: Node) -> bool:
     converts when it reads."""
     narrower = converted(node)
     return narrower is not None and value(node).itemsize > value(narrower).itemsize
-
-
-def _equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether sizes are equal. They may be symbolic; the comparison adds no guards."""
-    return len(a) == len(b) and all(
-        statically_known_true(x == y) for x, y in zip(a, b, strict=True)
-    )
 
 
 def _broadcasts(shape: Sequence[Any], to: Sequence[Any]) -> bool:

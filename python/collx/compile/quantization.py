@@ -21,6 +21,7 @@ from collx.compile.matching import (
     CONVERTS,
     constant,
     converted,
+    equal,
     in_float32,
     is_last,
     only_user,
@@ -97,7 +98,7 @@ def _quantized(y: Node, wide: Node, factor: Node, chain: list[Node]) -> Quantize
         return f"it is quantized to {dtype}"
     if value(product).dtype != torch.float32:
         return f"it is scaled in {value(product).dtype}, not in float32"
-    if value(q).shape != value(y).shape:
+    if not equal(value(q).shape, value(y).shape):
         return "the scale changes its shape"
     divides = product.target is _aten.div.Tensor
     scale = factor if divides else _inverted(factor)
@@ -118,7 +119,7 @@ def _quantized(y: Node, wide: Node, factor: Node, chain: list[Node]) -> Quantize
         inner |= {*rows.below, rows.scale}
         if divides:
             unlike = "it is divided by the scales of its rows, not multiplied by their inverse"
-    elif value(scale).numel() == 1 and value(scale).dtype == torch.float32:
+    elif equal([value(scale).numel()], [1]) and value(scale).dtype == torch.float32:
         options |= {"scale_mode": "tensor", "scale": scale}
         if not divides:
             unlike = "it is multiplied by the inverse of a given scale, not divided by the scale"
@@ -175,7 +176,8 @@ def _rows(scale: Node, y: Node, limit: float) -> _Rows | str | None:
     magnitudes, largest, *above = path
     over = largest.args[1] if len(largest.args) > 1 else None
     shape = (*value(y).shape[:-1], 1)
-    if largest.target not in _LARGEST or not is_last(over, y) or value(scale).shape != shape:
+    of_rows = is_last(over, y) and equal(value(scale).shape, shape)
+    if largest.target not in _LARGEST or not of_rows:
         return "the scales are not those of rows"
     options: dict[str, Any] = {"scale_mode": "row"}
     of = cast(Node, magnitudes.args[0])

@@ -240,6 +240,46 @@ def _near_misses(rank: Rank) -> list[str]:
     return wrong
 
 
+def _unbacked(rank: Rank) -> list[str]:
+    """Runs models with numbers of rows that the compiler must not compare with another number."""
+    group, communicator = group_of(rank)
+    bias = tensor_of(rank, (1, COLS), torch.float32, False)
+    weight = WEIGHT.to(rank.device)
+    # A model of the sum and the residual, and its operators after the pass.
+    models: dict[str, tuple[Callable[..., Results], list[str]]] = {
+        "a row as residual": (lambda y, r: (_rms(y + bias, weight),), NO_NORM),
+        "residual": (lambda y, r: (_rms(y + r, weight),), RESIDUAL),
+        "pointwise": (lambda y, r: (torch.relu(y + bias) * r,), NO_NORM),
+        "scales of rows": (
+            lambda y, r: by_row(_rms(y + r, weight)),
+            ["allreduce_residual_rmsnorm_fp8"],
+        ),
+        "given scales of rows": (
+            lambda y, r: (stored(n := _rms(y, weight) / (r[:, :1].abs() + 1), E4M3), n),
+            NORM,
+        ),
+    }
+    wrong = []
+    with communicator, torch.no_grad():
+        for what, (model, operators) in models.items():
+            given = [tensor_of(rank, (6, COLS), torch.float32, own) for own in (True, False)]
+            for tensor in given:
+                torch._dynamo.decorators.mark_unbacked(tensor, 0)
+
+            def reduced(x: Tensor, residual: Tensor) -> Results:
+                return model(functional.all_reduce(x, "sum", group), residual)  # noqa: B023
+
+            found, kept, left, _ = passed(reduced, *given)
+            if kept != operators or not torch.allclose(found[-1], reduced(*given)[-1], 1e-4, 1e-4):
+                wrong.append(f"{what}: {kept}, {left}")
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_sizes_that_only_the_data_determines(pool: Pool) -> None:
+    assert pool.run(_unbacked, deadline=300.0) == [[], []]
+
+
 @pytest.mark.worlds(2)
 def test_what_is_nearly_rewritten_stays_and_is_told(pool: Pool) -> None:
     assert pool.run(_near_misses, deadline=300.0) == [[], []]
