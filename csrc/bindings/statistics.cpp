@@ -41,24 +41,21 @@ py::dict tallies(Communicator& self) {
 }
 
 /// For each rank: {completed calls, whether the next call is in progress}.
-std::vector<std::pair<uint64_t, bool>> progress(const Communicator& self) {
+std::vector<std::pair<uint64_t, bool>> progress(Communicator& self) {
   std::vector<std::pair<uint64_t, bool>> of;
-  for (int rank = 0; self.has_regions() && rank < self.options().world_size; ++rank) {
-    const Progress found = self.progress_of(rank);
-    of.emplace_back(found.completed, found.in_call);
-  }
+  for (const Progress& found : self.progress()) of.emplace_back(found.completed, found.in_call);
   return of;
 }
 
 }  // namespace
 
 void bind_statistics(py::class_<Communicator, std::shared_ptr<Communicator>>& communicator) {
-  // progress() queries the device, so it runs without the GIL.
+  // progress() queries the device, and both wait for destroy(), which may need the GIL.
   communicator.def("recent_calls", &recent_calls)
       .def("tallies", &tallies)
       .def("progress", &progress, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("calls", &Communicator::calls)
-      .def("waited", &Communicator::waited)
+      .def("waited", &Communicator::waited, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("has_captured", &Communicator::has_captured);
 }
 

@@ -289,6 +289,21 @@ Progress Communicator::progress_of(int rank) const {
   return cpu::progress_of(cpu_view(), rank);
 }
 
+std::unique_lock<std::mutex> Communicator::keep_regions() {
+  std::unique_lock held(reporting_, std::defer_lock);
+  // In a forked child nothing is released, and a thread that it lacks may hold the lock.
+  if (!forked()) held.lock();
+  return held;
+}
+
+std::vector<Progress> Communicator::progress() {
+  std::vector<Progress> of;
+  const auto held = keep_regions();
+  if (!has_regions() || destroyed()) return of;
+  for (int rank = 0; rank < options_.world_size; ++rank) of.push_back(progress_of(rank));
+  return of;
+}
+
 bool Communicator::has_captured() const {
 #if COLLX_CUDA
   return streams_.has_captured();
@@ -307,9 +322,10 @@ void Communicator::add_wait(uint32_t ranks, std::chrono::nanoseconds time) {
   }
 }
 
-std::vector<uint64_t> Communicator::waited() const {
+std::vector<uint64_t> Communicator::waited() {
   std::vector<uint64_t> of;
-  if (!has_regions() || (on_cuda() && !samples_waits())) return of;
+  const auto held = keep_regions();
+  if (!has_regions() || destroyed() || (on_cuda() && !samples_waits())) return of;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     of.push_back(__atomic_load_n(&status_.get()->waited_ns[rank], __ATOMIC_RELAXED));
   }

@@ -164,11 +164,14 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   CallLog& log() { return log_; }
   /// The progress of a rank. Requires regions; must not be called after destroy().
   Progress progress_of(int rank) const;
+  /// The progress of all ranks. Empty without regions and after destroy(). Any thread may call it
+  /// at any time, also during destroy().
+  std::vector<Progress> progress();
   /// Whether graphs have captured calls. The host does not count their replays.
   bool has_captured() const;
   /// Nanoseconds that calls of this rank have waited for each rank. Empty on CUDA without a
-  /// watchdog, and without regions.
-  std::vector<uint64_t> waited() const;
+  /// watchdog, without regions, and after destroy(). Any thread may call it at any time.
+  std::vector<uint64_t> waited();
   /// Whether the watchdog samples how long kernels wait, since they do not measure it.
   bool samples_waits() const;
   /// Adds to the time that this rank has waited for each of the ranks in the bit mask.
@@ -189,6 +192,8 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   /// Returns the first failure, with the rank to blame as far as it is known (protocol/blame.h).
   /// `wait`: allows the other ranks the grace period to leave their notes.
   std::optional<StatusRecord> follow_blame(bool wait);
+  /// Regions that are not released yet remain while the result exists.
+  std::unique_lock<std::mutex> keep_regions();
   int most_blocks(int threads) const;
   std::string describe_failure(const StatusRecord& record) const;
 
@@ -213,7 +218,9 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   int fork_generation_;
   std::atomic<Poster*> poster_{nullptr};  // owned
   std::mutex mutex_;
-  std::mutex reporting_;  // held by report(), and while the regions are released
+  // Held while a thread that makes no call accesses the regions, and by destroy(), after which they
+  // are released. Calls hold `mutex_` instead, while they wait for their peers.
+  std::mutex reporting_;
   SymmetricMemory symmetric_;
 #if COLLX_CUDA
   StreamOrder streams_;

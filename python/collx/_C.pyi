@@ -205,11 +205,11 @@ class Communicator:
 
     def progress(self) -> list[tuple[int, bool]]:
         """Returns for each rank the number of completed calls, and whether the next call is in
-        progress. Empty without regions."""
+        progress. Empty without regions, and after destroy. Any thread may call it."""
 
     def waited(self) -> list[int]:
         """Returns the nanoseconds that calls of this rank have waited for each rank. Empty on
-        CUDA without a watchdog, and without regions."""
+        CUDA without a watchdog, without regions, and after destroy. Any thread may call it."""
 
     def report_absent(self, rank: int, peer: int) -> None:
         """Poisons the communicator on this rank and on the peers, because `rank` waited for `peer`

@@ -34,7 +34,7 @@ class Statistics:
 
 
 def of(native: extension.Communicator) -> Statistics:
-    """Returns the statistics of a communicator that has not been destroyed."""
+    """Returns the statistics of a communicator, incomplete if it has been destroyed."""
     tallies = native.tallies()
     progress = native.progress()
     waited = native.waited()

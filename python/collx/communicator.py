@@ -268,10 +268,12 @@ class Communicator:
     def stats(self) -> Statistics:
         """Returns calls and bytes by function, the number of calls that each rank has completed,
         and how long this rank has waited for each. On a GPU, it copies a few words of each rank on
-        its own stream, and waits for no call. Raises ValueError after `destroy`."""
-        if self.destroyed:
+        its own stream, and waits for no call. Any thread may call it. Raises ValueError after
+        `destroy`."""
+        found = _statistics.of(self._native)
+        if self.destroyed:  # possibly meanwhile, by another thread
             raise ValueError(f"stats: communicator {self.name!r} has been destroyed")
-        return _statistics.of(self._native)
+        return found
 
     def explain(
         self,

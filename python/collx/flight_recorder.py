@@ -164,9 +164,11 @@ def _completed(one: Communicator) -> tuple[int | None, bool]:
     """Returns the number of calls that this rank has completed, None if not known, and whether the
     next call is in progress, or was when it failed."""
     native = one._native
-    if native.has_captured or one.destroyed:
+    if native.has_captured:
         return None, False
     progress = native.progress()
+    if one.destroyed:  # possibly meanwhile, by another thread
+        return None, False
     if progress:
         count, under_way = progress[one.rank]
         return count, under_way or one.poisoned

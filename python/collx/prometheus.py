@@ -55,7 +55,12 @@ class Collector(_Collector):
         )
         for one in communicator.live():
             labels = [one.name, str(one.rank)]
-            found = one.stats()
+            try:
+                found = one.stats()
+            except ValueError:
+                if one.destroyed:  # meanwhile, by another thread
+                    continue
+                raise
             for function, count in found.calls.items():
                 calls.add_metric([*labels, function], count)
                 nbytes.add_metric([*labels, function], found.bytes[function])

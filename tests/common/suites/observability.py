@@ -3,13 +3,16 @@ metrics."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from ..operators import NAMES, call_of
 from ..pool import Pool
 from ..rank import Rank
 
+LIVES = {"cpu": 100, "cuda": 20}  # of communicators in a test
 KEPT = 1000  # calls that the recorder keeps per communicator
 
 
@@ -88,6 +92,46 @@ def test_statistics_tell_who_is_late(pool: Pool) -> None:
         waited = answers[rank][1]
         assert waited[late] > 0.2, waited
         assert waited[rank] == 0
+
+
+def _read_while_destroyed(rank: Rank, lives: int) -> set[str]:
+    """Returns the errors of a thread that reads what it can while communicators come and go."""
+    import collx
+    from collx import communicator
+
+    ended, errors = threading.Event(), set()
+    readers: list[Callable[[], object]] = [collx.flight_recorder.trace]
+    if importlib.util.find_spec("prometheus_client"):
+        from collx import prometheus
+
+        readers.append(lambda: list(prometheus.Collector().collect()))
+
+    def read() -> None:
+        while not ended.is_set():
+            for one in communicator.live():
+                result = attempt(one.stats)
+                if "has been destroyed" not in result.message:
+                    errors.add(result.message)
+            errors.update(attempt(reader).message for reader in readers)
+
+    reader, interval = threading.Thread(target=read), sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    reader.start()
+    try:
+        for _ in range(lives):
+            one = rank.new_communicator("read")
+            allreduce(one, ones(rank, 4))
+            one.destroy()
+    finally:
+        ended.set()
+        reader.join()
+        sys.setswitchinterval(interval)
+    return errors - {""}
+
+
+@pytest.mark.worlds(2)
+def test_another_thread_reads_while_communicators_are_destroyed(pool: Pool) -> None:
+    assert pool.run(_read_while_destroyed, LIVES[pool.world.device]) == [set()] * 2
 
 
 def _many(rank: Rank) -> list[tuple[int, str, list[int], str]]:
