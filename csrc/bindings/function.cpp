@@ -32,6 +32,20 @@ bool is_name(PyObject* given, PyObject* name) {
                            PyUnicode_Compare(given, name) == 0);
 }
 
+/// Whether `function` still has the code and reads the modules that it had when it was traced.
+/// `traced`: collx.epilogues.Traced.
+bool is_unchanged(PyObject* function, PyObject* traced) {
+  if (!PyFunction_Check(function)) return false;
+  if (PyFunction_GET_CODE(function) != PyTuple_GET_ITEM(traced, 1)) return false;
+  PyObject *name = nullptr, *module = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(PyTuple_GET_ITEM(traced, 2), &position, &name, &module)) {
+    PyObject* const found = PyDict_GetItem(PyFunction_GET_GLOBALS(function), name);
+    if (found != (module == Py_None ? nullptr : module)) return false;
+  }
+  return true;
+}
+
 std::vector<at::Tensor> tensors_in(const torch::jit::Stack& stack) {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : stack) {
@@ -290,7 +304,9 @@ py::object Function::traced_text(const Values& values) const {
       borrowed(value_of(epilogue_, values)),
       py::make_tuple(dtype_of(THPVariable_Unpack(input).scalar_type()), static_cast<int64_t>(count),
                      py::none(), dtype_of(c10::get_default_dtype_as_scalartype())));
-  return borrowed(PyDict_GetItem(traced_texts_.ptr(), key.ptr()));
+  PyObject* const traced = PyDict_GetItem(traced_texts_.ptr(), key.ptr());
+  if (traced == nullptr || !is_unchanged(value_of(epilogue_, values), traced)) return {};
+  return borrowed(PyTuple_GET_ITEM(traced, 0));
 }
 
 Function::Mapped Function::map(const Values& values) const {

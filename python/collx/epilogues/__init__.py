@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeAlias
+from types import CodeType, ModuleType
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from collx.epilogues.reads import Unkeyed, check_reads, is_plain, key_of
+from collx.epilogues.reads import Unkeyed, check_reads, key_of, modules_read
 
 __all__ = ["Epilogue", "expression_of", "traced_texts"]
 
@@ -15,11 +16,26 @@ Epilogue: TypeAlias = Callable[..., torch.Tensor]
 """An elementwise function f(value, *extras). With index=True it also accepts the coordinates of
 each element, after the extras."""
 
+_T = TypeVar("_T")
 _KEPT = 4096  # maximum number of cached texts; then the cache is cleared
 _texts: dict[Hashable, str] = {}
-traced_texts: dict[Hashable, str] = {}
+
+
+class Traced(NamedTuple):
+    """The text of a function, and what the function read when it was traced."""
+
+    text: str
+    code: CodeType
+    modules: dict[str, ModuleType | None]
+    """The names that the code reads; None: a builtin, which the function's module does not
+    define."""
+
+
+traced_texts: dict[Hashable, Traced] = {}
 """Texts of functions that read nothing except their code and modules, by (function, (dtype, extras,
-dims, default dtype)). Looking up a function takes less time than computing its key."""
+dims, default dtype)). Looking up a function takes less time than computing its key. Reloaders
+replace the code of a function, and a module can define a builtin's name later, so each lookup
+compares both."""
 
 
 def expression_of(
@@ -47,7 +63,9 @@ def expression_of(
     # The default dtype is that of constants, of number extras, and of quotients of integers.
     rest = (dtype, extras, dims, torch.get_default_dtype())
     try:
-        return traced_texts[f, rest]
+        found = traced_texts[f, rest]
+        if f.__code__ is found.code and modules_read(f) == found.modules:
+            return found.text
     except (KeyError, TypeError):  # not cached, or not hashable
         pass
     if not callable(f):
@@ -68,12 +86,13 @@ def expression_of(
         kinds = extras if isinstance(extras, tuple) else ("tensor",) * extras
         text = traced(op, f, dtype, kinds, dims)
         _keep(_texts, key, text)
-    if is_plain(f):
-        _keep(traced_texts, (f, rest), text)
+    modules = modules_read(f)
+    if modules is not None:
+        _keep(traced_texts, (f, rest), Traced(text, f.__code__, modules))
     return text
 
 
-def _keep(texts: dict[Hashable, str], key: Hashable, text: str) -> None:
-    if len(texts) >= _KEPT:
-        texts.clear()
-    texts[key] = text
+def _keep(cache: dict[Hashable, _T], key: Hashable, kept: _T) -> None:
+    if len(cache) >= _KEPT:
+        cache.clear()
+    cache[key] = kept

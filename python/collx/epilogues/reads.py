@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Unkeyed", "check_reads", "is_plain", "key_of"]
+__all__ = ["Unkeyed", "check_reads", "key_of", "modules_read"]
 
 
 class Unkeyed(Exception):
@@ -69,16 +69,20 @@ def check_reads(f: Callable[..., Any]) -> None:
     _key(f, "", (), check=True)
 
 
-def is_plain(f: Callable[..., Any]) -> bool:
-    """Whether a function only reads functions of PyTorch and Python through their modules, so that
-    its key is always the same."""
+def modules_read(f: Callable[..., Any]) -> dict[str, ModuleType | None] | None:
+    """Returns the modules that a function reads by name, None for the name of a builtin. The key of
+    the function is the same as long as these are the same. Returns None if it reads anything except
+    functions of PyTorch and Python through their modules."""
     if type(f) is not FunctionType or f.__closure__ or f.__defaults__ or f.__kwdefaults__:
-        return False
-    values = f.__globals__
-    return all(
-        _is_pure(values[read.name]) if read.name in values else hasattr(builtins, read.name)
-        for read in _reads_of(f.__code__).names
-    )
+        return None
+    values, modules = f.__globals__, dict[str, ModuleType | None]()
+    for read in _reads_of(f.__code__).names:
+        value = values.get(read.name)
+        pure = _is_pure(value) if read.name in values else hasattr(builtins, read.name)
+        if not pure:
+            return None
+        modules[read.name] = value
+    return modules
 
 
 def _is_pure(value: Any) -> bool:

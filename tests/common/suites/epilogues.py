@@ -232,6 +232,40 @@ def test_a_function_that_is_written_alike_is_traced_once(pool: Pool) -> None:
     assert pool.run(_written_alike) == [("", 2)] * 2
 
 
+def _replaced(rank: Rank) -> list[str]:
+    """Replaces the code of a function and a builtin after the first calls. Numbers as extras are
+    looked up in Python, and others in C++."""
+    import collx
+
+    x, names, wrong = ones(rank, 9), dict[str, Any](), []
+    communicator = rank.communicator()
+    total = collx.allreduce(x, group=communicator) + 5
+    for extras in ((), (2.0,)):
+        names.clear()
+        builtin = eval("lambda v, *n: abs(v + 5)", names)
+
+        def coded(v: torch.Tensor, *n: float) -> torch.Tensor:
+            return torch.relu(v + 5)
+
+        def check(f: Any, wanted: torch.Tensor) -> None:
+            y = collx.allreduce(x, epilogue=f, extras=extras, group=communicator)  # noqa: B023
+            wrong.append(differences(y.cpu(), wanted.cpu()))
+
+        check(builtin, total.abs())
+        check(coded, total.relu())
+        names["abs"] = torch.neg
+        coded.__code__ = (lambda v, *n: -v - 5).__code__
+        check(builtin, -total)
+        check(coded, -total)
+    return wrong
+
+
+@pytest.mark.worlds(2)
+def test_replaced_code_is_traced_again(pool: Pool) -> None:
+    """Reloaders replace the code of a function in place."""
+    assert pool.run(_replaced) == [[""] * 8] * 2
+
+
 def _with_default_dtypes(rank: Rank) -> list[str]:
     group, wrong = rank.communicator(), []
     total = torch.tensor([2**24 + 1])  # which float32 cannot represent
