@@ -14,6 +14,7 @@ import os
 import sys
 import unittest
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -32,8 +33,9 @@ SOURCE = (
 )
 
 
-def names() -> list[str]:
-    """Returns the names of the tests. Reading the source is faster than importing it."""
+@cache
+def _tests() -> list[ast.FunctionDef]:
+    """Returns the definitions of the tests. Reading the source is faster than importing it."""
     tree = ast.parse(SOURCE.read_text())
     (base,) = (
         node
@@ -41,9 +43,23 @@ def names() -> list[str]:
         if isinstance(node, ast.ClassDef) and node.name == "_DistTestBase"
     )
     return [
-        node.name
+        node
         for node in base.body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+
+
+def names() -> list[str]:
+    return [test.name for test in _tests()]
+
+
+def needing_gpus() -> list[str]:
+    """Returns the names of the tests that PyTorch skips without a GPU for each rank."""
+    skips = ("skip_if_lt_x_gpu", "skip_if_no_gpu")
+    return [
+        test.name
+        for test in _tests()
+        if any(ast.unparse(decorator).startswith(skips) for decorator in test.decorator_list)
     ]
 
 
