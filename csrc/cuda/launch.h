@@ -22,8 +22,9 @@ void require(cudaError_t error, const char* what);
 cudaFuncAttributes attributes_of(Kernel kernel);
 
 /// The number of blocks of a kernel that one multiprocessor holds, with `threads` threads or the
-/// kernel's maximum if that is smaller, and `shared` bytes of dynamic shared memory. The query loads
-/// the kernel: loading it later could synchronize with the device while another kernel spins on it.
+/// kernel's maximum if that is smaller, and `shared` bytes of dynamic shared memory. The query
+/// loads the kernel: loading it later could synchronize with the device while another kernel spins
+/// on it.
 int held_together(Kernel kernel, int threads, uint32_t shared = 0);
 
 /// The shared memory of a block that copies in bulk.
