@@ -259,8 +259,11 @@ def test_an_interrupt_ends_a_vote_at_once(pool: Pool) -> None:
     for made, refused in others:
         assert made.error == "", made
         assert refused.error == "CollectiveTimeout", refused
-        assert "rank 0: left the communicator: KeyboardInterrupt" in refused.message, refused
+        assert "rank 0" in refused.message, refused
         assert refused.seconds < TIMEOUT / 4, refused
+    # The others may learn of it from the first one before they vote.
+    words = "rank 0: left the communicator: KeyboardInterrupt"
+    assert any(words in refused.message for _, refused in others), others
 
 
 def _refused_before_it_asks(rank: Rank, timeout: float) -> Attempt:
