@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 __all__ = [
     "CONVERTS",
@@ -80,6 +79,9 @@ def alike(a: Node, b: Node) -> bool:
 
 def equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether sizes are equal. They may be symbolic; the comparison adds no guards."""
+    # This module imports the compiler, which `import collx` must not do.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     return len(a) == len(b) and all(
         statically_known_true(x == y) for x, y in zip(a, b, strict=True)
     )
