@@ -52,7 +52,8 @@ def name_of(group: Group) -> str:
             _refuse_destroyed(group.name)
         return group.name
     name: str = _name_for_group(str(_members(group).group_name))
-    return name
+    # Dynamo cannot guard on the result of an assumed constant. It needs no guard for a new string.
+    return "".join((name,))
 
 
 def _name_for_group(group_name: str) -> str:
