@@ -482,16 +482,17 @@ TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
 TEST(Selection, blocks_copy_in_bulk_only_if_all_of_them_are_resident) {
   Request request;
   request.device = DeviceKind::cuda;
-  request.collective = Collective::allreduce;
-  request.algorithm = Algorithm::twoshot_lanes;
   request.world = 2;
+  request.algorithm = Algorithm::twoshot_lanes;
   request.bytes = 64 << 20;
+  request.room = 132;
   request.max_blocks = 16;
   for (const int resident : {0, 15, 16, 132}) {
     request.capabilities.bulk_blocks = resident;
     const Plan plan = select(request);
+    ASSERT_EQ(plan.blocks, 16);
     ASSERT_GT(plan.width, 0);
-    EXPECT_EQ(plan.bulk, plan.blocks <= resident) << resident;
+    EXPECT_EQ(plan.bulk, resident >= 16) << resident;
   }
 }
 
