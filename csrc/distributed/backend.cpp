@@ -135,10 +135,8 @@ std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
 void Backend::abort() {
   hooks_->failed();
   for (const auto& one : communicators()) {
-    StatusRecord record;
-    record.failure = Failure::aborted;
-    record.rank = record.peer = rank_;
-    record.sequence = one->calls();
+    StatusRecord record = one->begin_record(Failure::aborted, Phase::none);
+    record.peer = rank_;
     one->report(record);
   }
   inner_->abort();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -12,8 +13,6 @@ import torch
 from collx._extension import extension
 
 __all__ = ["Explanation", "shape_of", "workspace_bytes"]
-
-_MAX_NUMEL = 2**63 - 1  # as in PyTorch
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,10 @@ def shape_of(call: str, shape: int | Sequence[int], dtype: torch.dtype) -> tuple
             "integers"
         )
     numel = math.prod(sizes)
-    if any(n < 0 for n in sizes) or numel > _MAX_NUMEL:
+    if any(n < 0 for n in sizes) or numel > sys.maxsize:
         raise ValueError(
             f"{call}: shape: got {shape}; accepted: dimensions of 0 or more, and at most "
-            f"{_MAX_NUMEL} elements"
+            f"{sys.maxsize} elements"
         )
     return numel, sizes[-1] if len(sizes) > 0 else 1
 

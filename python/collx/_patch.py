@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -172,12 +173,9 @@ def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
 def _write(written: Tensor, op: _Function, *args: Any, **kwargs: Any) -> None:
     """Runs an operator that writes a tensor, as torch.distributed does: without gradients, and
     outside of inference mode also if the tensor is an inference tensor."""
-    with torch._C._AutoDispatchBelowAutograd():
-        if written.is_inference():
-            with torch.inference_mode():
-                op(*args, **kwargs)
-        else:
-            op(*args, **kwargs)
+    mode = torch.inference_mode() if written.is_inference() else contextlib.nullcontext()
+    with torch._C._AutoDispatchBelowAutograd(), mode:
+        op(*args, **kwargs)
 
 
 def _into(output: Tensor, call: Callable[[Tensor], object]) -> None:
