@@ -97,33 +97,29 @@ def test_statistics_tell_who_is_late(pool: Pool) -> None:
 def _read_while_destroyed(rank: Rank, lives: int) -> set[str]:
     """Returns the errors of a thread that reads what it can while communicators come and go."""
     import collx
-    from collx import communicator
 
-    ended, errors = threading.Event(), set()
+    errors = set()
     readers: list[Callable[[], object]] = [collx.flight_recorder.trace]
     if importlib.util.find_spec("prometheus_client"):
         from collx import prometheus
 
         readers.append(lambda: list(prometheus.Collector().collect()))
 
-    def read() -> None:
-        while not ended.is_set():
-            for one in communicator.live():
-                result = attempt(one.stats)
-                if "has been destroyed" not in result.message:
-                    errors.add(result.message)
+    def read(one: Any) -> None:
+        while not one.destroyed:
+            result = attempt(one.stats)
+            if "has been destroyed" not in result.message:
+                errors.add(result.message)
             errors.update(attempt(reader).message for reader in readers)
 
-    reader, interval = threading.Thread(target=read), sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    reader.start()
-    try:
-        for _ in range(lives):
-            one = rank.new_communicator("read")
-            allreduce(one, ones(rank, 4))
-            one.destroy()
-    finally:
-        ended.set()
+    interval = sys.getswitchinterval()
+    for _ in range(lives):
+        one = rank.new_communicator("read")
+        allreduce(one, ones(rank, 4))
+        reader = threading.Thread(target=read, args=(one,))
+        sys.setswitchinterval(1e-4)  # a thread that reads all the time makes init slow, too
+        reader.start()
+        one.destroy()
         reader.join()
         sys.setswitchinterval(interval)
     return errors - {""}
