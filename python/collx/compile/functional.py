@@ -57,6 +57,20 @@ COALESCED = {
 }
 """Maps each collective of several tensors to the collective of one tensor."""
 
+# The ops that read the size of a tensor, not its elements.
+_SIZES = (
+    _aten.sym_size.int,
+    _aten.sym_stride.int,
+    _aten.sym_numel.default,
+    _aten.sym_storage_offset.default,
+)
+
+# How a collective changes the size of a dimension, by the number of ranks.
+_CHANGES: dict[Any, Callable[[Any, Any], Any]] = {
+    _c10d.all_gather_into_tensor.default: operator.mul,
+    _c10d.reduce_scatter_tensor.default: operator.floordiv,
+}
+
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 
@@ -179,18 +193,46 @@ def replace(graph: Graph, found: Collective) -> Node | str:
     chosen = _chosen(collective, found.started.args, found.awaited.meta["val"])
     if isinstance(chosen, str):
         return chosen
-    if len(found.started.users) != 1:
+    sizes = [user for user in found.started.users if user.target in _SIZES]
+    if len(found.started.users) != 1 + len(sizes):
         return "its result is used before it is awaited, or awaited twice"
     op, arguments, made = chosen
-    with graph.inserting_before(found.awaited):
+    sizes = [size for size in sizes if not _read_from_input(graph, found.started, size)]
+    with graph.inserting_before(min(found.awaited, *sizes) if sizes else found.awaited):
         node = graph.call_function(op, arguments)
     node.meta["val"] = made
+    for size in sizes:
+        size.replace_input_with(found.started, node)
     found.awaited.replace_all_uses_with(node)
     graph.erase_node(found.awaited)
     graph.erase_node(found.started)
     if op is _ops.allreduce.default:
         _reshape_before(graph, node)
     return node
+
+
+def _read_from_input(graph: Graph, started: Node, size: Node) -> bool:
+    """Computes a size of a collective's result from the size of its input. Otherwise it would be a
+    use of the result, and the ops that follow would not be fused with the collective. Returns
+    whether it could."""
+    if size.target is not _aten.sym_size.int:
+        return False
+    given, dim = cast(Node, started.args[0]), cast(int, size.args[1])
+    whole, wanted = given.meta["val"].size(dim), size.meta["val"]
+    change: Callable[[Any, Any], Any] | None = None
+    if not equal([whole], [wanted]):
+        change = _CHANGES.get(started.target)
+        if change is None or not equal([change(whole, started.args[-2])], [wanted]):
+            return False
+    with graph.inserting_before(size):
+        read = graph.call_function(_aten.sym_size.int, (given, dim))
+        read.meta["val"] = whole
+        if change is not None:
+            read = graph.call_function(change, (read, started.args[-2]))
+            read.meta["val"] = wanted
+    size.replace_all_uses_with(read)
+    graph.erase_node(size)
+    return True
 
 
 def _reshape_before(graph: Graph, reduced: Node) -> None:

@@ -94,7 +94,11 @@ def _flat(graph: Graph, node: Node) -> Node:
     if value(node).dim() == 2:
         return node
     flat = value(node).flatten(0, -2)
-    made = graph.call_function(_aten.reshape.default, (node, list(flat.shape)))
+    cols: Any = flat.shape[-1]
+    if not isinstance(cols, int):  # a symbol cannot be an argument, only a node that reads it
+        cols = graph.call_function(_aten.sym_size.int, (node, value(node).dim() - 1))
+        cols.meta["val"] = flat.shape[-1]
+    made = graph.call_function(_aten.reshape.default, (node, [-1, cols]))
     made.meta["val"] = flat
     return made
 

@@ -224,6 +224,48 @@ def test_functional_collectives_become_operators(pool: Pool) -> None:
         assert counted == 1
 
 
+def _dynamic(rank: Rank) -> list[Any]:
+    """Compiles models whose sizes AOTAutograd reads from the collective that is not awaited yet."""
+    import collx
+
+    group, communicator = _group(rank)
+    weight = torch.linspace(-1.0, 1.0, COLS * COLS, device=rank.device).view(COLS, COLS)
+    norm = _with_weight(rank, Llama(torch.float32))
+
+    def gathered(x: Tensor, _: Tensor) -> Tensor:
+        return functional.all_gather_tensor(x, 0, group) @ weight
+
+    def scattered(x: Tensor, residual: Tensor) -> Tensor:
+        y = norm(functional.reduce_scatter_tensor(x @ weight, "sum", 0, group) + residual)
+        return functional.all_gather_tensor(y, 0, group) @ weight
+
+    found: list[Any] = []
+    with communicator, torch.no_grad():
+        for model in (gathered, scattered):
+            graphs: list[Graph] = []
+            collx.compile.report(reset=True)
+            torch._dynamo.reset()
+            backend = through_pass(graphs, overlap=True)
+            compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+            close = []
+            for rows, cols in ((2, 3), (5, 7)):
+                x, _ = _tensors(rank, (rows * rank.size, cols, COLS), torch.float32)
+                _, residual = _tensors(rank, (rows, cols, COLS), torch.float32)
+                wanted = model(x, residual)
+                close.append(torch.allclose(compiled(x, residual), wanted, 1e-4, 1e-4))
+            left = [why for why in collx.compile.report().left if why.startswith("_c10d")]
+            found.append((operators_in(graphs), left, close))
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_collectives_of_dynamic_shapes_become_operators(pool: Pool) -> None:
+    for gathered, scattered in pool.run(_dynamic, deadline=300.0):
+        assert gathered == (["allgather_matmul"], [], [True] * 2)
+        # The fused norm accepts one dynamic dimension before the columns, and this one has two.
+        assert scattered == (["reducescatter", "allgather_matmul"], [], [True] * 2)
+
+
 @contextmanager
 def _waiting_for_several() -> Iterator[Any]:
     """Provides PyTorch's wait_tensors, which not every version has."""
