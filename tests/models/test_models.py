@@ -38,238 +38,191 @@ class Case:
     explored: int = 0
 
 
+def cases(table: str) -> list[Case]:
+    """Returns the cases of a table. Each line is the source of the cases that follow, or a case: its
+    name, the minimum it explores ("-" for a mutant), its defines."""
+    found, source = [], ""
+    for line in table.strip().splitlines():
+        name, *rest = line.split()
+        if not rest:
+            source = name
+        elif name != "#":
+            explored = 0 if rest[0] == "-" else int(rest[0])
+            found.append(Case(name, source, " ".join(rest[1:]), explored))
+    return found
+
+
+SPIN = cases("""
+sentinel.pml
 # A kernel ends after every use, has several uses, or has a last use that omits words.
-SPIN = [
-    Case("oneshot", "sentinel.pml", "W=2 WORDS=2 USES=5", 20_000),
-    Case("oneshot-3-ranks", "sentinel.pml", "W=3 USES=5", 50_000),
-    Case("oneshot-in-chunks", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=5", 20_000),
-    Case("oneshot-partial-chunk", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL", 20_000),
-    Case("oneshot-partial-calls", "sentinel.pml", "W=2 WORDS=2 USES=5 PARTIAL", 20_000),
-    Case("twoshot", "sentinel.pml", "W=2 WORDS=2 USES=4 STAGES=2", 100_000),
-    Case("twoshot-3-ranks", "sentinel.pml", "W=3 USES=3 STAGES=2 KERNEL=3", 200_000),
-    Case(
-        "twoshot-partial-chunk",
-        "sentinel.pml",
-        "W=2 WORDS=2 USES=5 STAGES=2 KERNEL=2 PARTIAL",
-        100_000,
-    ),
-    Case("no-rearm", "sentinel.pml", "W=2 USES=4 NO_REARM"),
-    Case("one-slot", "sentinel.pml", "W=2 USES=4 SLOTS=1"),
-    Case("pair-exchanges-nothing", "sentinel.pml", "W=3 USES=4 NO_FILLER"),
-    Case("no-fence", "sentinel.pml", "W=2 USES=4 KERNEL=4 NO_FENCE"),
-    Case(
-        "no-block-barrier", "sentinel.pml", "W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL NO_BLOCK_BARRIER"
-    ),
-    # Rings for kernels that push ahead: with the sufficient depth, and with one less.
-    Case("ring-1-ahead", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=4", 4_000),
-    Case("ring-1-ahead-shallow", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=3"),
-    Case("ring-2-ahead", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=2 SLOTS=6", 5_000),
-    Case("ring-2-ahead-shallow", "sentinel.pml", "W=2 USES=8 KERNEL=9 AHEAD=2 SLOTS=5"),
-    Case(
-        "ring-drain",
-        "sentinel.pml",
-        "W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 STAGE_FENCE SLOTS=3",
-        8_000,
-    ),
-    Case(
-        "ring-drain-shallow",
-        "sentinel.pml",
-        "W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 STAGE_FENCE SLOTS=2",
-    ),
-    Case(
-        "ring-drain-no-stage-fence",
-        "sentinel.pml",
-        "W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 SLOTS=3",
-    ),
-    # Sequences of two-way and one-way collectives. KINDS: see mixed.pml; 16 is the one-way kind.
-    Case("mixed", "mixed.pml", "W=2 CALLS=3", 100_000),
-    Case("mixed-3-ranks", "mixed.pml", "W=3 CALLS=2 GIVEN=1", 1_000_000),
-    Case("mixed-stages", "mixed.pml", "W=3 CALLS=4 LENGTH=1 KINDS=15", 300_000),
-    Case("mixed-threads", "mixed.pml", "W=2 WORDS=2 CALLS=1 LENGTH=6 KINDS=16", 500_000),
-    Case(
-        "mixed-threads-calls",
-        "mixed.pml",
-        "W=2 WORDS=2 CALLS=2 LENGTH=3 KINDS=16 BROADCAST",
-        100_000,
-    ),
-    Case("mixed-put-off", "mixed.pml", "W=2 CALLS=5 LENGTH=3 KINDS=16", 5_000_000),
-    Case("mixed-broadcast-x3-shared", "mixed.pml", "W=2 CALLS=3 KINDS=16 BROADCAST SHARED"),
-    Case(
-        "mixed-allreduce-broadcast-allreduce-shared",
-        "mixed.pml",
-        "W=2 CALLS=3 KINDS=1 SECOND=16 BROADCAST SHARED",
-    ),
-    Case("mixed-no-filler", "mixed.pml", "W=3 CALLS=3 KINDS=1 SECOND=4 NO_FILLER"),
-    Case("mixed-no-done-word", "mixed.pml", "W=2 CALLS=3 NO_DONE"),
-    Case("mixed-one-slot", "mixed.pml", "W=2 CALLS=3 SLOTS=1"),
-    Case("mixed-not-told", "mixed.pml", "W=2 CALLS=4 LENGTH=1 KINDS=16 NOT_TOLD"),
-    Case("mixed-told-ahead", "mixed.pml", "W=2 CALLS=3 TOLD_AHEAD"),
-    Case("mixed-put-off-two", "mixed.pml", "W=2 CALLS=3 KINDS=16 PUT_OFF_TWO"),
-    Case("mixed-one-kernel", "mixed.pml", "W=2 CALLS=4 LENGTH=1 KINDS=16 ONE_KERNEL"),
-    Case("mixed-done-before-rearm", "mixed.pml", "W=2 CALLS=1 LENGTH=3 KINDS=16 DONE_EARLY"),
-    Case("mixed-done-relaxed", "mixed.pml", "W=2 CALLS=1 LENGTH=3 KINDS=16 DONE_RELAXED"),
-    Case(
-        "mixed-no-block-barrier",
-        "mixed.pml",
-        "W=2 WORDS=2 CALLS=1 LENGTH=6 KINDS=16 NO_BLOCK_BARRIER",
-    ),
-    Case("mixed-counted-at-one-end", "mixed.pml", "W=2 CALLS=3 ONE_END"),
-    Case("mixed-epoch-per-tile", "mixed.pml", "W=3 CALLS=2 LENGTH=1 KINDS=16 EPOCH_PER_TILE"),
-    Case("mixed-receive-first", "mixed.pml", "W=2 CALLS=1 KINDS=16 RECEIVE_FIRST"),
-    Case("mixed-send-all-first", "mixed.pml", "W=2 CALLS=1 LENGTH=3 KINDS=16 SEND_ALL_FIRST"),
-    # The counts that precede an all-to-all-v.
-    Case("counts", "counts.pml", "W=2 BLOCKS=2 CALLS=5", 20_000),
-    Case("counts-3-ranks", "counts.pml", "W=3 BLOCKS=1 CALLS=5", 10_000),
-    Case("counts-one-mailbox", "counts.pml", "W=2 BLOCKS=2 CALLS=5 ONE_MAILBOX"),
-    Case("counts-first-block-advances", "counts.pml", "W=2 BLOCKS=2 CALLS=5 FIRST_ADVANCES"),
-    Case("counts-in-two-words", "counts.pml", "W=2 BLOCKS=2 CALLS=5 TWO_WORDS"),
-    Case("counts-nothing-sent", "counts.pml", "W=2 BLOCKS=2 CALLS=5 NOTHING_SENT"),
-    # Chunks in lanes. KINDS, FIRST, SECOND: see lanes.pml.
-    Case("lanes", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3", 700_000),
-    Case("lanes-3-ranks", "lanes.pml", "W=3 R=2 CALLS=1 CHUNKS=2 KINDS=1", 100_000),
-    Case(
-        "lanes-different-grids",
-        "lanes.pml",
-        "W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 BLOCKS1=2",
-        50_000,
-    ),
-    Case("lanes-unequal", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32", 300_000),
-    Case("lanes-not-told", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32 NOT_TOLD"),
-    Case("lanes-carry-all", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32 CARRY_ALL"),
-    Case("lanes-passed", "lanes.pml", "W=3 R=2 CALLS=1 CHUNKS=2 KINDS=64", 500_000),
-    *(
-        Case(
-            f"lanes-passed-{mutant.lower().replace('_', '-')}",
-            "lanes.pml",
-            f"W=3 R=2 CALLS=1 CHUNKS=3 KINDS=64 {mutant}",
-        )
-        for mutant in ("CARRY_ALL", "NOT_TOLD", "NO_CREDIT")
-    ),
-    Case("lanes-no-credit", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 NO_CREDIT"),
-    Case("lanes-relaxed", "lanes.pml", "W=2 R=2 CALLS=1 CHUNKS=2 RELAXED"),
-    Case(
-        "lanes-oneshot-twoshot", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 FIRST=2 SECOND=1 NO_CARRY"
-    ),
-    Case(
-        "lanes-broadcast-oneshot", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=3 FIRST=4 SECOND=2 NOT_TOLD"
-    ),
-    Case(
-        "lanes-direct-staged",
-        "lanes.pml",
-        "W=2 R=2 CALLS=2 CHUNKS=3 FIRST=8 SECOND=1 DIRECT_IN_RING",
-    ),
-    Case("lanes-geometry", "lanes.pml", "W=2 R=4 CALLS=3 CHUNKS=3 GEOMETRY"),
-    Case("lanes-before-entry", "lanes.pml", "W=2 R=2 CALLS=2 CHUNKS=1 SECOND=16 NO_ENTRY"),
-    # Calls whose only block alternates between two lanes, before and after calls with a block for
-    # each lane.
-    Case("lanes-wide", "lanes.pml", "W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=9 WIDE=1", 50_000),
-    *(
-        Case(
-            f"lanes-wide-{order}",
-            "lanes.pml",
-            f"W=2 LANES=2 R=2 CALLS=2 CHUNKS=2 KINDS=9 WIDE={calls} BLOCKS0=2 BLOCKS1=2",
-            700_000,
-        )
-        for order, calls in (("before", 1), ("after", 2))
-    ),
-    *(
-        Case(
-            f"lanes-wide-{mutant.removeprefix('WIDE_').lower().replace('_', '-')}",
-            "lanes.pml",
-            f"W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS={kind} WIDE=1 {mutant}",
-        )
-        for kind, mutant in ((1, "NO_CREDIT"), (1, "WIDE_NOT_TOLD"), (8, "WIDE_DIRECT_FIRST"))
-    ),
-    Case("lanes-other-order", "lanes.pml", "W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 OTHER_ORDER"),
-    # Epochs of tiles.
-    Case("tiles", "tiles.pml", "W=2 CALLS=3 CHUNKS=1", 50_000),
-    Case("tiles-in-chunks", "tiles.pml", "W=2 CALLS=2 CHUNKS=2", 200_000),
-    Case("tiles-epoch-per-block", "tiles.pml", "W=2 CALLS=3 CHUNKS=1 EPOCH_PER_BLOCK"),
-    Case("tiles-epoch-per-call", "tiles.pml", "W=2 CALLS=2 CHUNKS=2 EPOCH_PER_CALL"),
-    Case(
-        "tiles-epoch-per-communicator", "tiles.pml", "W=2 CALLS=2 CHUNKS=2 EPOCH_PER_COMMUNICATOR"
-    ),
-    # Barriers: symmetric tensors, then staged ones.
-    Case("barrier", "barrier.pml", "W=2 BLOCKS=2 CALLS=3", 500_000),
-    Case("barrier-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=3", 50_000),
-    Case("barrier-multicast", "barrier.pml", "W=2 BLOCKS=1 CALLS=3 MULTICAST", 1_000),
-    Case("barrier-multicast-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=2 MULTICAST", 10_000),
-    Case("barrier-multicast-not-own", "barrier.pml", "W=2 BLOCKS=1 CALLS=3 MULTICAST NOT_OWN"),
-    Case("barrier-staged", "barrier.pml", "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED", 500_000),
-    Case("barrier-passed", "barrier.pml", "W=2 BLOCKS=1 CALLS=2 CHUNKS=3 PASSED", 5_000),
-    Case("barrier-passed-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=1 CHUNKS=2 PASSED", 150_000),
-    Case("barrier-passed-no-gather", "barrier.pml", "W=2 BLOCKS=1 CALLS=2 PASSED NO_GATHER"),
-    Case("barrier-passed-relaxed", "barrier.pml", "W=2 BLOCKS=1 CALLS=2 PASSED RELAXED"),
-    Case("barrier-sent", "barrier.pml", "W=2 BLOCKS=1 CALLS=2 CHUNKS=3 SENT", 1_000),
-    Case("barrier-sent-3-ranks", "barrier.pml", "W=3 BLOCKS=1 CALLS=2 CHUNKS=2 SENT", 10_000),
-    Case("barrier-sent-one-half", "barrier.pml", "W=2 BLOCKS=1 CALLS=1 CHUNKS=3 SENT ONE_HALF"),
-    Case("barrier-sent-no-closing", "barrier.pml", "W=2 BLOCKS=1 CALLS=2 SENT NO_CLOSING"),
-    Case("barrier-sent-no-gather", "barrier.pml", "W=2 BLOCKS=1 CALLS=2 SENT NO_GATHER"),
-    Case("barrier-sent-relaxed", "barrier.pml", "W=2 BLOCKS=1 CALLS=2 SENT RELAXED"),
-    Case("barrier-no-closing", "barrier.pml", "W=2 BLOCKS=2 CALLS=3 NO_CLOSING"),
-    Case("barrier-relaxed", "barrier.pml", "W=2 BLOCKS=2 CALLS=3 RELAXED"),
-    Case("barrier-equal", "barrier.pml", "W=2 BLOCKS=2 CALLS=3 EQUAL"),
-    Case("barrier-unsigned", "barrier.pml", "W=2 BLOCKS=2 CALLS=3 UNSIGNED"),
-    Case(
-        "barrier-staged-no-closing",
-        "barrier.pml",
-        "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED NO_CLOSING",
-    ),
-    Case("barrier-staged-relaxed", "barrier.pml", "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED RELAXED"),
-    Case("barrier-staged-one-half", "barrier.pml", "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED ONE_HALF"),
-    Case(
-        "barrier-staged-other-block",
-        "barrier.pml",
-        "W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED OTHER_BLOCK",
-    ),
-]
+oneshot 20_000 W=2 WORDS=2 USES=5
+oneshot-3-ranks 50_000 W=3 USES=5
+oneshot-in-chunks 20_000 W=2 WORDS=2 USES=5 KERNEL=5
+oneshot-partial-chunk 20_000 W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL
+oneshot-partial-calls 20_000 W=2 WORDS=2 USES=5 PARTIAL
+twoshot 100_000 W=2 WORDS=2 USES=4 STAGES=2
+twoshot-3-ranks 200_000 W=3 USES=3 STAGES=2 KERNEL=3
+twoshot-partial-chunk 100_000 W=2 WORDS=2 USES=5 STAGES=2 KERNEL=2 PARTIAL
+no-rearm - W=2 USES=4 NO_REARM
+one-slot - W=2 USES=4 SLOTS=1
+pair-exchanges-nothing - W=3 USES=4 NO_FILLER
+no-fence - W=2 USES=4 KERNEL=4 NO_FENCE
+no-block-barrier - W=2 WORDS=2 USES=5 KERNEL=2 PARTIAL NO_BLOCK_BARRIER
+# Rings for kernels that push ahead: with the sufficient depth, and with one less.
+ring-1-ahead 4_000 W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=4
+ring-1-ahead-shallow - W=2 USES=8 KERNEL=9 AHEAD=1 SLOTS=3
+ring-2-ahead 5_000 W=2 USES=8 KERNEL=9 AHEAD=2 SLOTS=6
+ring-2-ahead-shallow - W=2 USES=8 KERNEL=9 AHEAD=2 SLOTS=5
+ring-drain 8_000 W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 STAGE_FENCE SLOTS=3
+ring-drain-shallow - W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 STAGE_FENCE SLOTS=2
+ring-drain-no-stage-fence - W=2 USES=6 KERNEL=9 STAGES=2 AHEAD=1 LAG=1 SLOTS=3
+mixed.pml
+# Sequences of two-way and one-way collectives. KINDS: see mixed.pml; 16 is the one-way kind.
+mixed 100_000 W=2 CALLS=3
+mixed-3-ranks 1_000_000 W=3 CALLS=2 GIVEN=1
+mixed-stages 300_000 W=3 CALLS=4 LENGTH=1 KINDS=15
+mixed-threads 500_000 W=2 WORDS=2 CALLS=1 LENGTH=6 KINDS=16
+mixed-threads-calls 100_000 W=2 WORDS=2 CALLS=2 LENGTH=3 KINDS=16 BROADCAST
+mixed-put-off 5_000_000 W=2 CALLS=5 LENGTH=3 KINDS=16
+mixed-broadcast-x3-shared - W=2 CALLS=3 KINDS=16 BROADCAST SHARED
+mixed-allreduce-broadcast-allreduce-shared - W=2 CALLS=3 KINDS=1 SECOND=16 BROADCAST SHARED
+mixed-no-filler - W=3 CALLS=3 KINDS=1 SECOND=4 NO_FILLER
+mixed-no-done-word - W=2 CALLS=3 NO_DONE
+mixed-one-slot - W=2 CALLS=3 SLOTS=1
+mixed-not-told - W=2 CALLS=4 LENGTH=1 KINDS=16 NOT_TOLD
+mixed-told-ahead - W=2 CALLS=3 TOLD_AHEAD
+mixed-put-off-two - W=2 CALLS=3 KINDS=16 PUT_OFF_TWO
+mixed-one-kernel - W=2 CALLS=4 LENGTH=1 KINDS=16 ONE_KERNEL
+mixed-done-before-rearm - W=2 CALLS=1 LENGTH=3 KINDS=16 DONE_EARLY
+mixed-done-relaxed - W=2 CALLS=1 LENGTH=3 KINDS=16 DONE_RELAXED
+mixed-no-block-barrier - W=2 WORDS=2 CALLS=1 LENGTH=6 KINDS=16 NO_BLOCK_BARRIER
+mixed-counted-at-one-end - W=2 CALLS=3 ONE_END
+mixed-epoch-per-tile - W=3 CALLS=2 LENGTH=1 KINDS=16 EPOCH_PER_TILE
+mixed-receive-first - W=2 CALLS=1 KINDS=16 RECEIVE_FIRST
+mixed-send-all-first - W=2 CALLS=1 LENGTH=3 KINDS=16 SEND_ALL_FIRST
+counts.pml
+# The counts that precede an all-to-all-v.
+counts 20_000 W=2 BLOCKS=2 CALLS=5
+counts-3-ranks 10_000 W=3 BLOCKS=1 CALLS=5
+counts-one-mailbox - W=2 BLOCKS=2 CALLS=5 ONE_MAILBOX
+counts-first-block-advances - W=2 BLOCKS=2 CALLS=5 FIRST_ADVANCES
+counts-in-two-words - W=2 BLOCKS=2 CALLS=5 TWO_WORDS
+counts-nothing-sent - W=2 BLOCKS=2 CALLS=5 NOTHING_SENT
+lanes.pml
+# Chunks in lanes. KINDS, FIRST, SECOND: see lanes.pml.
+lanes 700_000 W=2 R=2 CALLS=2 CHUNKS=3
+lanes-3-ranks 100_000 W=3 R=2 CALLS=1 CHUNKS=2 KINDS=1
+lanes-different-grids 50_000 W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 BLOCKS1=2
+lanes-unequal 300_000 W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32
+lanes-not-told - W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32 NOT_TOLD
+lanes-carry-all - W=2 R=2 CALLS=2 CHUNKS=3 KINDS=32 CARRY_ALL
+lanes-passed 500_000 W=3 R=2 CALLS=1 CHUNKS=2 KINDS=64
+lanes-passed-carry-all - W=3 R=2 CALLS=1 CHUNKS=3 KINDS=64 CARRY_ALL
+lanes-passed-not-told - W=3 R=2 CALLS=1 CHUNKS=3 KINDS=64 NOT_TOLD
+lanes-passed-no-credit - W=3 R=2 CALLS=1 CHUNKS=3 KINDS=64 NO_CREDIT
+lanes-no-credit - W=2 R=2 CALLS=2 CHUNKS=3 NO_CREDIT
+lanes-relaxed - W=2 R=2 CALLS=1 CHUNKS=2 RELAXED
+lanes-oneshot-twoshot - W=2 R=2 CALLS=2 CHUNKS=3 FIRST=2 SECOND=1 NO_CARRY
+lanes-broadcast-oneshot - W=2 R=2 CALLS=2 CHUNKS=3 FIRST=4 SECOND=2 NOT_TOLD
+lanes-direct-staged - W=2 R=2 CALLS=2 CHUNKS=3 FIRST=8 SECOND=1 DIRECT_IN_RING
+lanes-geometry - W=2 R=4 CALLS=3 CHUNKS=3 GEOMETRY
+lanes-before-entry - W=2 R=2 CALLS=2 CHUNKS=1 SECOND=16 NO_ENTRY
+# Calls whose only block alternates between two lanes, before and after calls with a block for
+# each lane.
+lanes-wide 50_000 W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=9 WIDE=1
+lanes-wide-before 700_000 W=2 LANES=2 R=2 CALLS=2 CHUNKS=2 KINDS=9 WIDE=1 BLOCKS0=2 BLOCKS1=2
+lanes-wide-after 700_000 W=2 LANES=2 R=2 CALLS=2 CHUNKS=2 KINDS=9 WIDE=2 BLOCKS0=2 BLOCKS1=2
+lanes-wide-no-credit - W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 WIDE=1 NO_CREDIT
+lanes-wide-not-told - W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 WIDE=1 WIDE_NOT_TOLD
+lanes-wide-direct-first - W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=8 WIDE=1 WIDE_DIRECT_FIRST
+lanes-other-order - W=2 LANES=2 R=2 CALLS=1 CHUNKS=3 KINDS=1 OTHER_ORDER
+tiles.pml
+# Epochs of tiles.
+tiles 50_000 W=2 CALLS=3 CHUNKS=1
+tiles-in-chunks 200_000 W=2 CALLS=2 CHUNKS=2
+tiles-epoch-per-block - W=2 CALLS=3 CHUNKS=1 EPOCH_PER_BLOCK
+tiles-epoch-per-call - W=2 CALLS=2 CHUNKS=2 EPOCH_PER_CALL
+tiles-epoch-per-communicator - W=2 CALLS=2 CHUNKS=2 EPOCH_PER_COMMUNICATOR
+barrier.pml
+# Barriers: symmetric tensors, then staged ones.
+barrier 500_000 W=2 BLOCKS=2 CALLS=3
+barrier-3-ranks 50_000 W=3 BLOCKS=1 CALLS=3
+barrier-multicast 1_000 W=2 BLOCKS=1 CALLS=3 MULTICAST
+barrier-multicast-3-ranks 10_000 W=3 BLOCKS=1 CALLS=2 MULTICAST
+barrier-multicast-not-own - W=2 BLOCKS=1 CALLS=3 MULTICAST NOT_OWN
+barrier-staged 500_000 W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED
+barrier-passed 5_000 W=2 BLOCKS=1 CALLS=2 CHUNKS=3 PASSED
+barrier-passed-3-ranks 150_000 W=3 BLOCKS=1 CALLS=1 CHUNKS=2 PASSED
+barrier-passed-no-gather - W=2 BLOCKS=1 CALLS=2 PASSED NO_GATHER
+barrier-passed-relaxed - W=2 BLOCKS=1 CALLS=2 PASSED RELAXED
+barrier-sent 1_000 W=2 BLOCKS=1 CALLS=2 CHUNKS=3 SENT
+barrier-sent-3-ranks 10_000 W=3 BLOCKS=1 CALLS=2 CHUNKS=2 SENT
+barrier-sent-one-half - W=2 BLOCKS=1 CALLS=1 CHUNKS=3 SENT ONE_HALF
+barrier-sent-no-closing - W=2 BLOCKS=1 CALLS=2 SENT NO_CLOSING
+barrier-sent-no-gather - W=2 BLOCKS=1 CALLS=2 SENT NO_GATHER
+barrier-sent-relaxed - W=2 BLOCKS=1 CALLS=2 SENT RELAXED
+barrier-no-closing - W=2 BLOCKS=2 CALLS=3 NO_CLOSING
+barrier-relaxed - W=2 BLOCKS=2 CALLS=3 RELAXED
+barrier-equal - W=2 BLOCKS=2 CALLS=3 EQUAL
+barrier-unsigned - W=2 BLOCKS=2 CALLS=3 UNSIGNED
+barrier-staged-no-closing - W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED NO_CLOSING
+barrier-staged-relaxed - W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED RELAXED
+barrier-staged-one-half - W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED ONE_HALF
+barrier-staged-other-block - W=2 BLOCKS=2 CALLS=2 CHUNKS=3 STAGED OTHER_BLOCK
+""")
 
 SCHEDULES = 30_000
-RELACY_CASES = [
-    Case("sentinel", "sentinel_relacy.cpp", "USES=4", SCHEDULES),
-    Case("sentinel-threads", "sentinel_relacy.cpp", "WORDS=2 PARTIAL", SCHEDULES),
-    Case("sentinel-no-fence", "sentinel_relacy.cpp", "NO_FENCE"),
-    Case("sentinel-threads-no-fence", "sentinel_relacy.cpp", "WORDS=2 PARTIAL NO_FENCE"),
-    Case("sentinel-no-block-barrier", "sentinel_relacy.cpp", "WORDS=2 PARTIAL NO_BLOCK_BARRIER"),
-    Case("sentinel-no-rearm", "sentinel_relacy.cpp", "NO_REARM"),
-    Case("sentinel-one-slot", "sentinel_relacy.cpp", "SLOTS=1"),
-    Case("oneway", "oneway_relacy.cpp", "", SCHEDULES),
-    Case("oneway-relaxed-store", "oneway_relacy.cpp", "RELAXED_STORE"),
-    Case("oneway-relaxed-load", "oneway_relacy.cpp", "RELAXED_LOAD"),
-    Case("oneway-no-block-barrier", "oneway_relacy.cpp", "NO_BLOCK_BARRIER"),
-    Case("oneway-done-before-rearm", "oneway_relacy.cpp", "DONE_EARLY"),
-    Case("lanes", "lanes_relacy.cpp", "", SCHEDULES),
-    Case("lanes-relaxed-store", "lanes_relacy.cpp", "RELAXED_STORE"),
-    Case("lanes-relaxed-load", "lanes_relacy.cpp", "RELAXED_LOAD"),
-    Case("lanes-relaxed-progress", "lanes_relacy.cpp", "RELAXED_PROGRESS"),
-    Case("lanes-no-send-barrier", "lanes_relacy.cpp", "NO_SEND_BARRIER"),
-    Case("lanes-no-take-barrier", "lanes_relacy.cpp", "NO_TAKE_BARRIER"),
-    Case("lanes-one-way", "lanes_relacy.cpp", "ONE_WAY", SCHEDULES),
-    Case("lanes-one-way-relaxed-store", "lanes_relacy.cpp", "ONE_WAY RELAXED_STORE"),
-    Case("lanes-one-way-relaxed-credit", "lanes_relacy.cpp", "ONE_WAY RELAXED_CREDIT"),
-    Case("lanes-one-way-no-take-barrier", "lanes_relacy.cpp", "ONE_WAY NO_TAKE_BARRIER"),
-    Case("lanes-one-way-no-credit", "lanes_relacy.cpp", "ONE_WAY NO_CREDIT"),
-    Case("barrier", "barrier_relacy.cpp", "", SCHEDULES),
-    Case("barrier-relaxed-store", "barrier_relacy.cpp", "RELAXED_STORE"),
-    Case("barrier-relaxed-load", "barrier_relacy.cpp", "RELAXED_LOAD"),
-    Case("barrier-no-block-barrier", "barrier_relacy.cpp", "NO_BLOCK_BARRIER"),
-    Case("barrier-no-closing", "barrier_relacy.cpp", "NO_CLOSING"),
-    Case("cpu-oneshot", "channel_relacy.cpp", "ONESHOT", SCHEDULES),
-    Case("cpu-twoshot", "channel_relacy.cpp", "W=3", SCHEDULES),
-    Case("cpu-oneshot-one-slot", "channel_relacy.cpp", "ONESHOT SLOTS=1"),
-    Case("cpu-one-slot", "channel_relacy.cpp", "SLOTS=1"),
-    Case("cpu-relaxed-store", "channel_relacy.cpp", "RELAXED_STORE"),
-    Case("cpu-relaxed-load", "channel_relacy.cpp", "RELAXED_LOAD"),
-    Case("cpu-two-ahead", "channel_relacy.cpp", "SCATTER_EARLY"),
-    Case("blame", "blame_relacy.cpp", "", SCHEDULES),
-    Case("blame-note-behind", "blame_relacy.cpp", "NOTE_BEHIND"),
-    Case("blame-relaxed-store", "blame_relacy.cpp", "RELAXED_STORE"),
-    Case("blame-relaxed-load", "blame_relacy.cpp", "RELAXED_LOAD"),
-    Case("blame-relaxed-mark", "blame_relacy.cpp", "RELAXED_MARK"),
-    Case("blame-look-first", "blame_relacy.cpp", "LOOK_FIRST"),
-    Case("blame-notes-first", "blame_relacy.cpp", "NOTES_FIRST"),
-    Case("blame-leave-first", "blame_relacy.cpp", "LEAVE_FIRST"),
-]
+RELACY_CASES = cases(f"""
+sentinel_relacy.cpp
+sentinel {SCHEDULES} USES=4
+sentinel-threads {SCHEDULES} WORDS=2 PARTIAL
+sentinel-no-fence - NO_FENCE
+sentinel-threads-no-fence - WORDS=2 PARTIAL NO_FENCE
+sentinel-no-block-barrier - WORDS=2 PARTIAL NO_BLOCK_BARRIER
+sentinel-no-rearm - NO_REARM
+sentinel-one-slot - SLOTS=1
+oneway_relacy.cpp
+oneway {SCHEDULES}
+oneway-relaxed-store - RELAXED_STORE
+oneway-relaxed-load - RELAXED_LOAD
+oneway-no-block-barrier - NO_BLOCK_BARRIER
+oneway-done-before-rearm - DONE_EARLY
+lanes_relacy.cpp
+lanes {SCHEDULES}
+lanes-relaxed-store - RELAXED_STORE
+lanes-relaxed-load - RELAXED_LOAD
+lanes-relaxed-progress - RELAXED_PROGRESS
+lanes-no-send-barrier - NO_SEND_BARRIER
+lanes-no-take-barrier - NO_TAKE_BARRIER
+lanes-one-way {SCHEDULES} ONE_WAY
+lanes-one-way-relaxed-store - ONE_WAY RELAXED_STORE
+lanes-one-way-relaxed-credit - ONE_WAY RELAXED_CREDIT
+lanes-one-way-no-take-barrier - ONE_WAY NO_TAKE_BARRIER
+lanes-one-way-no-credit - ONE_WAY NO_CREDIT
+barrier_relacy.cpp
+barrier {SCHEDULES}
+barrier-relaxed-store - RELAXED_STORE
+barrier-relaxed-load - RELAXED_LOAD
+barrier-no-block-barrier - NO_BLOCK_BARRIER
+barrier-no-closing - NO_CLOSING
+channel_relacy.cpp
+cpu-oneshot {SCHEDULES} ONESHOT
+cpu-twoshot {SCHEDULES} W=3
+cpu-oneshot-one-slot - ONESHOT SLOTS=1
+cpu-one-slot - SLOTS=1
+cpu-relaxed-store - RELAXED_STORE
+cpu-relaxed-load - RELAXED_LOAD
+cpu-two-ahead - SCATTER_EARLY
+blame_relacy.cpp
+blame {SCHEDULES}
+blame-note-behind - NOTE_BEHIND
+blame-relaxed-store - RELAXED_STORE
+blame-relaxed-load - RELAXED_LOAD
+blame-relaxed-mark - RELAXED_MARK
+blame-look-first - LOOK_FIRST
+blame-notes-first - NOTES_FIRST
+blame-leave-first - LEAVE_FIRST
+""")
 
 
 def build(command: list[str], where: Path) -> None:
