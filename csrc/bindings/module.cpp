@@ -295,6 +295,7 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("multicast_unavailable_reason",
                              &Communicator::multicast_unavailable_reason)
       .def("report_absent", &report_absent, py::arg("rank"), py::arg("peer"), NoGil())
+      .def("abort_posted", &Communicator::abort_posted, NoGil())
       .def("tune", &Communicator::tune, py::arg("blocks"), py::arg("threads"), NoGil())
       .def("destroy", &Communicator::destroy, NoGil());
 }

@@ -134,11 +134,7 @@ std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
 
 void Backend::abort() {
   hooks_->failed();
-  for (const auto& one : communicators()) {
-    StatusRecord record = one->begin_record(Failure::aborted, Phase::none);
-    record.peer = rank_;
-    one->report(record);
-  }
+  for (const auto& one : communicators()) one->abort();
   inner_->abort();
 }
 

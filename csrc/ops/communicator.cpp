@@ -356,6 +356,17 @@ void Communicator::report(const StatusRecord& record) {
   }
 }
 
+void Communicator::abort() {
+  StatusRecord record = begin_record(Failure::aborted, Phase::none);
+  record.peer = options_.rank;
+  report(record);
+}
+
+void Communicator::abort_posted() {
+  Poster* const poster = poster_.load(std::memory_order_acquire);
+  if (poster != nullptr && poster->has_pending()) abort();
+}
+
 void Communicator::destroy() {
   if (!forked()) let_posted_calls_pass();  // peers may already be in these calls
   if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;

@@ -181,6 +181,11 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   StatusRecord begin_record(Failure failure, Phase phase) const;
   /// Records a failure that the host detected, and reports it to the peers if there are regions.
   void report(const StatusRecord& record);
+  /// Reports that the program of this rank has aborted its calls.
+  void abort();
+  /// Aborts if destroy() would wait for posted calls. A call through the process group continues
+  /// until its own timeout.
+  void abort_posted();
 
   /// Leaves the registry. Waits only for posted calls on the CPU and for calls of other threads of
   /// this process, whose waits are bounded.

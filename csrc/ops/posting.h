@@ -75,6 +75,8 @@ class Poster {
   virtual ~Poster() = default;
   virtual std::shared_ptr<PostedCall> post(Communicator& communicator,
                                            std::unique_ptr<CallRequest> request) = 0;
+  /// True if let_pass() would wait.
+  virtual bool has_pending() const = 0;
   /// Called before a call that is not posted.
   virtual void let_pass() = 0;
   /// Called after the communicator has been destroyed. Posted calls that have not begun then raise.

@@ -45,6 +45,9 @@ class CpuPostedCall;
 /// queue is the attendant meanwhile.
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
+  bool is_empty() const {
+    return completed_.load(std::memory_order_acquire) == posted_.load(std::memory_order_acquire);
+  }
   /// Starts a thread.
   void start();
   void add(std::shared_ptr<CpuPostedCall> call, Communicator& communicator);
@@ -58,9 +61,6 @@ class Queue : public std::enable_shared_from_this<Queue> {
  private:
   using Calls = std::deque<std::shared_ptr<CpuPostedCall>>;
 
-  bool is_empty() const {
-    return completed_.load(std::memory_order_acquire) == posted_.load(std::memory_order_acquire);
-  }
   bool may_run() const { return !running_ && !is_empty(); }
   void work();
   /// Waits for a call that the attendant may run. False if the queue is closed and empty.
@@ -309,6 +309,7 @@ class CpuPoster final : public Poster {
     return call;
   }
 
+  bool has_pending() const override { return !queue_->is_empty(); }
   void let_pass() override { queue_->run_until_empty(); }
 
   void close() override {

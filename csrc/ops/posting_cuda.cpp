@@ -201,6 +201,7 @@ class CudaPoster final : public Poster {
             }};
   }
 
+  bool has_pending() const override { return false; }
   void let_pass() override {}  // StreamOrder orders the calls
   void close() override {}     // the device may still use the tensors
 

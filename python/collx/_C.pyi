@@ -215,6 +215,10 @@ class Communicator:
         """Poisons the communicator on this rank and on the peers, because `rank` waited for `peer`
         to vote until the timeout (-1: the peer is unknown)."""
 
+    def abort_posted(self) -> None:
+        """Poisons the communicator on this rank and on the peers if `destroy` would wait for posted
+        calls."""
+
     def register(
         self, tensor: torch.Tensor, pointers: list[int], nbytes: int, key: int, multicast: int = 0
     ) -> None:

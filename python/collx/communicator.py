@@ -508,7 +508,8 @@ class Communicator:
         if kind is None or self.destroyed or os.getpid() != self._process:
             self.destroy()
             return
-        # Waiting would delay the error by up to the timeout.
+        # Waiting for the peers or for posted calls would delay the error by up to the timeout.
+        self._native.abort_posted()
         self._leave_alone(kind.__name__)
 
     def __repr__(self) -> str:

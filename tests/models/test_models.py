@@ -39,8 +39,8 @@ class Case:
 
 
 def cases(table: str) -> list[Case]:
-    """Returns the cases of a table. Each line is the source of the cases that follow, or a case: its
-    name, the minimum it explores ("-" for a mutant), its defines."""
+    """Returns the cases of a table. Each line is the source of the cases that follow, or a case:
+    its name, the minimum that it explores ("-" for a mutant), and its defines."""
     found, source = [], ""
     for line in table.strip().splitlines():
         name, *rest = line.split()

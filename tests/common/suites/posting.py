@@ -407,6 +407,38 @@ def test_destroy_with_handles_in_flight(pool: Pool) -> None:
         assert after.error == "CommunicatorPoisoned", after
 
 
+def _left_by_an_exception(rank: Rank) -> list[Attempt]:
+    """Rank 0 leaves the block of a communicator while a call is posted that rank 1 never makes.
+    Rank 1 then makes it."""
+    communicator = rank.new_communicator("posting-left", rank.fresh_group(), timeout=20.0)
+
+    def leave() -> None:
+        with communicator:
+            collx.post(collx.allreduce, ones(rank), group=communicator)
+            raise KeyError("left")
+
+    found = [attempt(leave)] if rank.rank == 0 else []
+    rank.barrier()
+    if rank.rank != 0:
+        found.append(attempt(lambda: collx.allreduce(ones(rank), group=communicator)))
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_an_exception_that_leaves_the_block_ends_posted_calls(pool: Pool) -> None:
+    """On a GPU, kernels of calls in flight continue until the timeout, and the host does not wait
+    for them."""
+    if pool.world.device == "cuda":
+        pytest.skip("posted calls on a GPU need no thread of the host")
+    [left], [peer] = pool.run(_left_by_an_exception)
+    assert left.error == "KeyError"
+    assert peer.error == "CommunicatorPoisoned"
+    assert "rank 0 has aborted its calls" in peer.message
+    assert_in_time(left, slack=AT_ONCE)
+    assert_in_time(peer, slack=AT_ONCE)
+
+
 def _forked(rank: Rank) -> list[str]:
     """Returns a forked child's errors for a complete call and a call in flight of its parent."""
     communicator = rank.new_communicator("posting-forked")
