@@ -18,8 +18,10 @@ from torch.distributed._functional_collectives import traceable_collective_remap
 from torch.utils._python_dispatch import _disable_current_modes
 
 from collx._groups import Group, get
+from collx._work import Work
 from collx.communicator import Communicator, of_group
 from collx.compile import functional
+from collx.ops import collectives
 from collx.ops.arguments import reduce_op_argument
 
 __all__ = ["Patch", "patch"]
@@ -72,9 +74,9 @@ def patch(target: nn.Module | Group = None) -> Patch:
 
     The patch applies to all_reduce, reduce_scatter_tensor, all_gather_into_tensor,
     all_to_all_single and broadcast on the selected groups, and to the corresponding calls of
-    DTensor and torch.distributed._functional_collectives. Calls with async_op=True, and calls that
-    collx does not support (other dtypes, reductions and devices), still use the process group.
-    Either all ranks apply the patch or none.
+    DTensor and torch.distributed._functional_collectives. async_op=True posts a call, as
+    `collx.post` does. Calls that collx does not support (other dtypes, reductions and devices)
+    still use the process group. Either all ranks apply the patch or none.
 
     The patch has no effect on compiled code; torch.compile(model, backend="collx") rewrites it.
 
@@ -144,14 +146,13 @@ def _reduces(reduce_op: str, dtype: torch.dtype) -> bool:
 
 # The functions of torch.distributed. The decision to use collx only depends on the group, dtype,
 # device, reduction and sizes, which are the same on all ranks, so all ranks decide alike. It does
-# not depend on strides, which may differ.
+# not depend on strides and async_op, which may differ: in DDP.join, some ranks make a call
+# asynchronously and others make it synchronously.
 
 
-def _chosen(
-    group: dist.ProcessGroup | None, async_op: bool, *tensors: Tensor
-) -> Communicator | None:
+def _chosen(group: dist.ProcessGroup | None, *tensors: Tensor) -> Communicator | None:
     # The patch has no effect on compiled code.
-    if torch.compiler.is_compiling() or async_op:
+    if torch.compiler.is_compiling():
         return None
     if not all(isinstance(each, Tensor) and each.layout is torch.strided for each in tensors):
         return None
@@ -170,21 +171,36 @@ def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
     return word if _reduces(word, dtype) else None
 
 
-def _write(written: Tensor, op: _Function, *args: Any, **kwargs: Any) -> None:
-    """Runs an operator that writes a tensor, as torch.distributed does: without gradients, and
-    outside of inference mode also if the tensor is an inference tensor."""
-    mode = torch.inference_mode() if written.is_inference() else contextlib.nullcontext()
+def _write(
+    output: Tensor, async_op: bool, function: _Function, *args: Any, **kwargs: Any
+) -> Work | None:
+    """Calls a function of collx that writes a tensor, as torch.distributed does: without gradients,
+    and outside of inference mode also if the tensor is an inference tensor. Returns the work if
+    `async_op`. A call with a tensor subclass is not posted, and has completed on return."""
+    mode = torch.inference_mode() if output.is_inference() else contextlib.nullcontext()
+    tensors = [each for each in (output, *args) if isinstance(each, Tensor)]
+    posts = async_op and all(type(each) in (Tensor, nn.Parameter) for each in tensors)
     with torch._C._AutoDispatchBelowAutograd(), mode:
-        op(*args, **kwargs)
+        returned = function(*args, **kwargs, async_op=posts)
+    if not async_op:
+        return None
+    flat = kwargs.get("out", output) is not output
+    return Work(returned if posts else None, output, flat)
 
 
-def _into(output: Tensor, call: Callable[[Tensor], object]) -> None:
-    """Runs a call that writes the elements of `output` in order into a flat tensor."""
-    whole = output.contiguous()
+def _write_flat(
+    output: Tensor, async_op: bool, function: _Function, input: Tensor, *args: Any
+) -> Work | None:
+    """Calls a function of collx that writes the elements of `output` in order into a flat tensor.
+    If the elements must then be copied, the call is not posted."""
     with torch._C._AutoDispatchBelowAutograd():
-        call(whole.view(-1))
-        if whole is not output:
-            output.copy_(whole)
+        flat = input.reshape(-1)
+        if output.is_contiguous():
+            return _write(output, async_op, function, flat, *args, out=output.view(-1))
+        whole = output.contiguous()
+        function(flat, *args, out=whole.view(-1))
+        output.copy_(whole)
+    return Work(None, output) if async_op else None
 
 
 def _all_reduce(
@@ -194,12 +210,11 @@ def _all_reduce(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    communicator = _chosen(group, async_op, tensor)
+    communicator = _chosen(group, tensor)
     word = _reduction(op, tensor.dtype) if communicator else None
     if communicator is None or word is None:
         return original(tensor, op, group, async_op)
-    _write(tensor, _ops.allreduce_.default, tensor, word, communicator.name)
-    return None
+    return _write(tensor, async_op, collectives.allreduce_, tensor, word, communicator.name)
 
 
 def _broadcast(
@@ -210,14 +225,13 @@ def _broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Any:
-    communicator = _chosen(group, async_op, tensor)
+    communicator = _chosen(group, tensor)
     if communicator is None or (src is None) == (group_src is None):
         return original(tensor, src, group, async_op, group_src)
     root = group_src
     if src is not None:
         root = dist.get_group_rank(communicator.group, src)
-    _write(tensor, _ops.broadcast_.default, tensor, root, communicator.name)
-    return None
+    return _write(tensor, async_op, collectives.broadcast_, tensor, root, communicator.name)
 
 
 def _all_gather_into_tensor(
@@ -227,16 +241,13 @@ def _all_gather_into_tensor(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    communicator = _chosen(group, async_op, input_tensor, output_tensor)
+    communicator = _chosen(group, input_tensor, output_tensor)
     if communicator is None:
         return original(output_tensor, input_tensor, group, async_op)
-    size, name = communicator.world_size, communicator.name
     # The output may be concatenated or stacked; the elements are in the same order.
-    _into(
-        output_tensor,
-        lambda out: _ops.allgather.out(input_tensor.reshape(-1), size, name, out=out),
+    return _write_flat(
+        output_tensor, async_op, collectives.allgather, input_tensor, communicator.name
     )
-    return None
 
 
 def _reduce_scatter_tensor(
@@ -247,15 +258,13 @@ def _reduce_scatter_tensor(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    communicator = _chosen(group, async_op, input, output)
+    communicator = _chosen(group, input, output)
     word = _reduction(op, input.dtype) if communicator else None
     # Otherwise the sizes of the parts are wrong on some ranks only, and the others would wait.
     fits = communicator and input.numel() == communicator.world_size * output.numel()
     if communicator is None or word is None or not fits:
         return original(output, input, op, group, async_op)
-    size, name = communicator.world_size, communicator.name
-    _into(output, lambda out: _ops.reducescatter.out(input.reshape(-1), word, size, name, out=out))
-    return None
+    return _write_flat(output, async_op, collectives.reducescatter, input, word, communicator.name)
 
 
 def _all_to_all_single(
@@ -267,7 +276,7 @@ def _all_to_all_single(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    communicator = _chosen(group, async_op, input, output)
+    communicator = _chosen(group, input, output)
     if communicator is None or not (input.dim() and output.dim()):
         return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
     size = communicator.world_size
@@ -277,16 +286,16 @@ def _all_to_all_single(
         if splits or input.numel() != output.numel() or input.shape[0] % size:
             return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
         input = input.reshape(output.shape)
-    _write(
+    return _write(
         output,
-        _ops.alltoallv.out,
+        async_op,
+        collectives.alltoallv,
         input,
         output_split_sizes or [output.shape[0] // size] * size,
         input_split_sizes or [input.shape[0] // size] * size,
         communicator.name,
         out=output,
     )
-    return None
 
 
 _FUNCTIONS: dict[str, _Function] = {
