@@ -30,7 +30,9 @@ class TensorParallelLayerNorm(nn.Module):
 
     If no gradients are needed, a call is one fused operator: `collx.allreduce_layernorm`. Otherwise
     it is an all-reduce in the dtype of the input, an addition and PyTorch's layer norm, rounded as
-    "parity", so the module can be trained. All ranks must take the same path.
+    "parity", so the module can be trained. If the weight is float32, the norm is computed in
+    float32. On both paths, also under autocast, the results have the dtype of the input. All ranks
+    must take the same path.
 
     The state is `weight` and `bias`, or only `weight`, as in torch.nn.LayerNorm.
     """
@@ -141,9 +143,15 @@ class TensorParallelLayerNorm(nn.Module):
             total = reduce_from_ranks(partial, self.group)
             if residual is not None:
                 total = total + residual
+            # On CUDA, PyTorch's layer norm needs one dtype, and autocast returns float32.
+            wide = torch.promote_types(total.dtype, self.weight.dtype)
             normalized = nn.functional.layer_norm(
-                total, self.weight.shape, self.weight, self.bias, self.eps
-            )
+                total.to(wide),
+                self.weight.shape,
+                self.weight.to(wide),
+                None if self.bias is None else self.bias.to(wide),
+                self.eps,
+            ).to(total.dtype)
             return normalized if residual is None else (normalized, total)
         # The operator always adds a bias. Only -0 changes no value: adding 0 turns -0 into 0.
         bias = torch.full_like(self.weight, -0.0) if self.bias is None else self.bias

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn as torch_nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from collx import nn
 
@@ -244,6 +245,50 @@ def _layer_norms(rank: Rank, dtype: torch.dtype, rounding: str) -> list[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_fused_layer_norm_is_that_of_torch(pool: Pool, dtype: torch.dtype, rounding: str) -> None:
     assert pool.run(_layer_norms, dtype, rounding) == [[]] * pool.size
+
+
+class _OneDtype(TorchDispatchMode):
+    """Refuses a layer norm of tensors with different dtypes, as PyTorch does on CUDA."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.native_layer_norm.default:
+            assert len({each.dtype for each in args if isinstance(each, torch.Tensor)}) == 1
+        return func(*args, **(kwargs or {}))
+
+
+def _wide_weights(rank: Rank, dtype: torch.dtype, bias: bool, autocast: bool) -> list[str]:
+    """Compares the trained norm with the fused one."""
+    torch.manual_seed(3)
+    norm = nn.TensorParallelLayerNorm(64, bias=bias, group=rank.communicator(), rounding="parity")
+    for parameter in norm.parameters():
+        torch_nn.init.uniform_(parameter, 0.5, 1.5)
+    norm.to(rank.device)
+    partial, residual = torch.randn(2, 4, 64).to(rank.device, dtype)
+    wrong = []
+    with torch.autocast(rank.device.type, torch.bfloat16, enabled=autocast):
+        for added in ((), (residual,)):
+            with torch.no_grad():
+                fused: Any = norm(partial, *added)
+            with _OneDtype():
+                trained: Any = norm(partial, *added)
+            pairs = zip(trained, fused, strict=True) if added else [(trained, fused)]
+            for one, other in pairs:
+                if one.dtype != dtype or not torch.allclose(one, other, 0.02, 1e-3):
+                    wrong.append(f"{one} instead of {other}")
+            (trained[0] if added else trained).sum().backward()
+    wrong += [str(p) for p in norm.parameters() if p.grad is None or p.grad.dtype != torch.float32]
+    return wrong
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_layer_norm_with_float32_weights_is_trained(
+    pool: Pool, dtype: torch.dtype, bias: bool, autocast: bool
+) -> None:
+    """The results have the dtype of the input."""
+    assert pool.run(_wide_weights, dtype, bias, autocast) == [[]] * 2
 
 
 def _refused(rank: Rank) -> dict[str, Attempt]:
