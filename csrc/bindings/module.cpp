@@ -174,18 +174,22 @@ py::tuple built_for() {
 #endif
 }
 
-/// The function that creates communicators. Never destroyed: C++ may call it until the process
-/// ends.
-py::object& factory() {
-  static auto* const made = new py::object;
-  return *made;
+/// The Python functions that create and look up communicators. Never destroyed: C++ may call them
+/// until the process ends.
+struct InPython {
+  py::object make, look_up;
+};
+InPython& in_python() {
+  static auto* const functions = new InPython;
+  return *functions;
 }
 
-std::shared_ptr<Communicator> make_in_python(const std::string& group_name) {
+template <py::object InPython::*kFunction>
+std::shared_ptr<Communicator> call_python(const std::string& group_name) {
   TORCH_CHECK(Py_IsInitialized() != 0, "collx: a communicator for process group \"", group_name,
               "\" cannot be created, since the Python interpreter has ended");
   const py::gil_scoped_acquire held;
-  return factory()(group_name).cast<std::shared_ptr<Communicator>>();
+  return (in_python().*kFunction)(group_name).cast<std::shared_ptr<Communicator>>();
 }
 
 /// collx::GettingReady for a `with` statement.
@@ -336,8 +340,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "make_by",
       [](py::function function) {
-        factory() = std::move(function);
-        collx::registry::make_by(make_in_python);
+        in_python().make = std::move(function);
+        collx::registry::make_by(call_python<&InPython::make>);
+      },
+      py::arg("function"));
+  m.def(
+      "look_up_by",
+      [](py::function function) {
+        in_python().look_up = std::move(function);
+        collx::registry::look_up_by(call_python<&InPython::look_up>);
       },
       py::arg("function"));
   m.def(

@@ -31,6 +31,10 @@ struct Last {
   std::weak_ptr<Communicator> found;
 };
 
+thread_local Last last;
+
+std::atomic<Factory> chosen_factory{nullptr}, chosen_lookup{nullptr};
+
 Registry& instance();
 
 // The lock is held across fork(), so that a child never inherits it locked by a thread that does
@@ -70,6 +74,18 @@ std::string known_names() {
   return joined.empty() ? "none" : joined;
 }
 
+/// Called after find() has not found the name. The next find() of this thread returns the result,
+/// unless communicators are created or destroyed.
+std::shared_ptr<Communicator> look_up(std::string_view name) {
+  const Factory lookup = chosen_lookup.load(std::memory_order_acquire);
+  if (lookup == nullptr || forks.load(std::memory_order_relaxed) != 0) return nullptr;
+  std::shared_ptr<Communicator> found = lookup(std::string(name));
+  if (found != nullptr) {
+    last = {instance().changes.load(std::memory_order_acquire), std::string(name), found};
+  }
+  return found;
+}
+
 }  // namespace
 
 void enter(const std::shared_ptr<Communicator>& communicator) {
@@ -88,7 +104,6 @@ void leave(const Communicator& communicator) {
 }
 
 std::shared_ptr<Communicator> find(std::string_view name) {
-  thread_local Last last;
   Registry& registry = instance();
   if (last.changes == registry.changes.load(std::memory_order_acquire) && last.name == name) {
     return last.found.lock();
@@ -101,6 +116,7 @@ std::shared_ptr<Communicator> find(std::string_view name) {
 
 std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
   std::shared_ptr<Communicator> communicator = find(name);
+  if (communicator == nullptr) communicator = look_up(name);
   TORCH_CHECK_VALUE(communicator != nullptr, "collx.", op,
                     ": group_name: this process has no communicator \"", name,
                     "\"; existing: ", known_names(),
@@ -108,11 +124,9 @@ std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
   return communicator;
 }
 
-namespace {
-std::atomic<Factory> chosen_factory{nullptr};
-}  // namespace
-
 void make_by(Factory factory) { chosen_factory.store(factory, std::memory_order_release); }
+
+void look_up_by(Factory lookup) { chosen_lookup.store(lookup, std::memory_order_release); }
 
 std::shared_ptr<Communicator> make(const std::string& group_name) {
   const Factory factory = chosen_factory.load(std::memory_order_acquire);

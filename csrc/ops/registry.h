@@ -23,7 +23,9 @@ void leave(const Communicator& communicator);
 /// Returns null if there is none.
 C10_EXPORT std::shared_ptr<Communicator> find(std::string_view name);
 
-/// Raises ValueError, which lists the known names, if there is none.
+/// Raises ValueError, which lists the known names, if there is none. For the name of a process
+/// group with the backend "collx", returns the communicator of the backend, which it creates if
+/// there is none. That is collective over the group, as the call of the operator is.
 std::shared_ptr<Communicator> require(const char* op, std::string_view name);
 
 /// Creates the communicator of a process group, given the group's name.
@@ -32,6 +34,11 @@ using Factory = std::shared_ptr<Communicator> (*)(const std::string& group_name)
 /// Sets how make() creates communicators. collx.init is written in Python, on which this library
 /// does not depend, so the Python module sets the factory.
 C10_EXPORT void make_by(Factory factory);
+
+/// Sets how require() finds the communicator for the name of a process group with the backend
+/// "collx", if no communicator has that name. The function returns null for other names. It may
+/// create the communicator, collectively over the group.
+C10_EXPORT void look_up_by(Factory lookup);
 
 /// Creates a communicator for the process group of that name, as collx.init does with its defaults.
 /// Collective over the group: either all ranks return one, or all raise the exception of init. The

@@ -330,6 +330,10 @@ def make_by(function: Callable[[str], Communicator]) -> None:
     """Sets the function that C++ calls (collx::registry::make) to create the communicator for the
     name of a process group."""
 
+def look_up_by(function: Callable[[str], Communicator | None]) -> None:
+    """Sets the function that C++ calls (collx::registry::require) for the name of a process group
+    that is not the name of a communicator."""
+
 def lookup(name: str) -> Communicator | None: ...
 def part_of(numel: int, world_size: int, rank: int) -> tuple[int, int]:
     """Returns (start, count) of a rank's part, as in csrc/protocol/partition.h."""

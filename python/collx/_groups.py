@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from collx._bootstrap.options import group_named
+from collx._bootstrap.options import group_named, group_of_backend
 from collx._imports import after_import
 from collx.communicator import Communicator, find, forked, known, of_group
 from collx.errors import CommunicatorPoisoned
@@ -83,9 +83,25 @@ def get(group: Group = None) -> Communicator:
     CommunicatorPoisoned if it has been destroyed."""
     name = name_of(group)
     communicator = find(name)
+    if communicator is None and group_of_backend(name) is not None:
+        raise ValueError(
+            f'the backend "collx" has not created a communicator of group {name!r}; it does so in '
+            "the first collective of all ranks, or with the group if device_id is given"
+        )
     if communicator is None:
         raise ValueError(f"there is no communicator {name!r}; call collx.init first")
     return communicator
+
+
+def rank_and_size(group: Group = None) -> tuple[int, int]:
+    """Returns this rank and the number of ranks, also if the backend "collx" has not created the
+    communicator yet. Raises the errors of `get`."""
+    name = name_of(group)
+    found = group_of_backend(name) if find(name) is None else None
+    if found is not None:
+        return found[0].rank(), found[0].size()
+    communicator = get(group)
+    return communicator.rank, communicator.world_size
 
 
 def is_initialized(group: Group = None) -> bool:

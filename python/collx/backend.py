@@ -24,11 +24,11 @@ import torch
 import torch.distributed as dist
 
 import collx  # noqa: F401  # loads the library
-from collx._bootstrap.options import MAX_RANKS, Members
+from collx._bootstrap.options import MAX_RANKS, Members, group_of_backend
 from collx._extension import extension
 from collx._init import make
 from collx._memory import SymmetricMemory
-from collx.communicator import Communicator
+from collx.communicator import Communicator, of_group
 from collx.errors import InitError
 
 __all__ = ["NAME", "Options"]
@@ -213,4 +213,22 @@ def _create(
     return _backend(members, options)
 
 
+def _of_group(name: str) -> extension.Communicator | None:
+    """Returns the communicator of the backend of the group with that name: for CUDA if the backend
+    serves CUDA and there are GPUs, otherwise for the CPU. Creates it if there is none. Returns None
+    for groups with other backends, and if the backend cannot serve the group."""
+    found = group_of_backend(name)
+    if found is None:
+        return None
+    made = of_group(name)
+    if made is None:
+        group, device_type = found
+        index = torch.cuda.current_device() if device_type == "cuda" else None
+        device = torch.device(device_type, index)
+        group._get_backend(device).eager_connect_single_device(device)
+        made = of_group(name)
+    return None if made is None else made._native
+
+
+extension.look_up_by(_of_group)
 dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])

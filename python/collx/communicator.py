@@ -18,7 +18,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from collx import _statistics
-from collx._bootstrap.options import PDL_LEVELS, Arguments, group_named, seconds_of
+from collx._bootstrap.options import (
+    PDL_LEVELS,
+    Arguments,
+    group_named,
+    group_of_backend,
+    seconds_of,
+)
 from collx._bootstrap.store import LEFT, VoteError
 from collx._explanation import Explanation, shape_of
 from collx._extension import extension
@@ -58,6 +64,9 @@ def group_size_of(op: str, name: str) -> int:
     communicator. `op`: the operator, for the error message."""
     communicator = _live.get(name)
     if communicator is None:
+        found = group_of_backend(name)
+        if found is not None:  # the backend will create the communicator
+            return found[0].size()
         raise ValueError(
             f'collx.{op}: group_name: this process has no communicator "{name}". '
             "collx.init creates communicators, and destroy removes them"

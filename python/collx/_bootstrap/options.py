@@ -36,6 +36,22 @@ def group_named(name: str) -> dist.ProcessGroup | None:
     return next((group for group, its_name in named if its_name == name), None)
 
 
+def group_of_backend(name: str) -> tuple[dist.ProcessGroup, str] | None:
+    """Returns the process group with that name if it has the backend "collx", and the kind of
+    device: "cuda" if the backend serves it and there are GPUs, otherwise "cpu"."""
+    group = group_named(name)
+    if group is None:
+        return None
+    config = distributed_c10d.BackendConfig(dist.get_backend_config(group))
+    backends = config.get_device_backend_map()
+    for device_type in ("cuda", "cpu"):
+        if device_type == "cuda" and not torch.cuda.is_available():
+            continue
+        if backends.get(device_type) == "collx":
+            return group, device_type
+    return None
+
+
 @dataclass(frozen=True)
 class Members:
     """The ranks of a new communicator."""

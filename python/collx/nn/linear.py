@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from collx._groups import Group, get, name_of
+from collx._groups import Group, name_of, rank_and_size
 from collx.nn.mappings import copy_to_ranks, gather_from_ranks, reduce_from_ranks
 from collx.nn.products import allgather_matmul, matmul_reducescatter
 
@@ -289,8 +289,8 @@ def _units(where: str, units: slice | None, count: int, group: Group) -> slice:
                 f"0 <= start <= stop <= {count}"
             )
         return slice(start, stop)
-    communicator = get(group)
-    return shard_range(count, communicator.world_size, communicator.rank)
+    rank, size = rank_and_size(group)
+    return shard_range(count, size, rank)
 
 
 def _drawn(

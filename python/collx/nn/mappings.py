@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from collx._groups import Group, get, name_of
+from collx._groups import Group, name_of, rank_and_size
 from collx.ops.collectives import allgather, allreduce, reducescatter
 
 __all__ = [
@@ -207,7 +207,6 @@ class _Split(torch.autograd.Function):
 
 def _own_part(n: int, name: str) -> tuple[int, int]:
     """Returns (start, count) of this rank's part, with operations that the compiler can trace."""
-    communicator = get(name)
-    rank, world = communicator.rank, communicator.world_size
+    rank, world = rank_and_size(name)
     quotient, remainder = n // world, n % world
     return rank * quotient + min(rank, remainder), quotient + (1 if rank < remainder else 0)

@@ -17,8 +17,9 @@ from torch.fx import Graph
 
 import collx
 import collx.backend
+from collx import nn
 
-from ..attempt import attempt
+from ..attempt import Attempt, attempt
 from ..check import assert_none
 from ..compiling import inductor, operators_in, through_pass
 from ..pool import Pool
@@ -338,6 +339,57 @@ def _column(rank: Rank) -> Tensor:
 @pytest.mark.worlds(1, 2)
 def test_coalesced_calls(pool: Pool) -> None:
     pool.run(_coalesced)
+
+
+def _before_any_call(rank: Rank) -> tuple[list[str], list[Attempt]]:
+    """Uses new groups in ways other than torch.distributed. Returns the wrong results, and lookups
+    on one rank."""
+    x = torch.ones(4, 8, device=rank.device)
+
+    def layers(group: Any) -> Tensor:
+        norm = nn.TensorParallelRMSNorm(8, group=group, device=rank.device)
+        layer = nn.RowParallelLinear(8, 8, bias=False, group=group, device=rank.device)
+        torch.nn.init.ones_(layer.weight)
+        with torch.no_grad():
+            return norm(x) * layer(x[:, : layer.weight.size(1)])
+
+    uses: dict[str, tuple[Callable[[Any], Tensor], Any]] = {
+        "a function": (lambda group: collx.allreduce(x, group=group), rank.size),
+        "a size": (lambda group: collx.allgather(x, group).sum(0), 4.0 * rank.size),
+        "an operator": (
+            lambda group: torch.ops.collx.allreduce(x, "sum", group.group_name),
+            rank.size,
+        ),
+        "layers": (layers, 8.0),
+        "mappings": (lambda group: nn.mappings.split_to_ranks(x, group).sum(1), 8.0 / rank.size),
+        "compiled": (
+            torch.compile(lambda group: collx.allreduce(x, group=group), backend="aot_eager"),
+            rank.size,
+        ),
+    }
+    wrong, found = [], []
+    for what, (use, expected) in uses.items():
+        group = group_of(rank)
+        if rank.rank == 0:  # a lookup on one rank creates nothing
+            found.append(attempt(lambda group=group: collx.get(group)))
+        for _ in range(2):
+            result = use(group)
+            if not torch.allclose(result, torch.full_like(result, expected)):
+                wrong.append(f"{what}: {result}")
+        if what != "mappings" and not collx.is_initialized(group):
+            wrong.append(f"{what}: no communicator")
+        dist.destroy_process_group(group)
+    return wrong, found
+
+
+@pytest.mark.worlds(2)
+def test_functions_and_layers_create_the_communicator_as_collectives_do(pool: Pool) -> None:
+    for rank, (wrong, found) in enumerate(pool.run(_before_any_call)):
+        assert wrong == []
+        assert len(found) == (6 if rank == 0 else 0)
+        for lookup in found:
+            assert lookup.error == "ValueError"
+            assert 'the backend "collx" has not created a communicator' in lookup.message
 
 
 def _functional(rank: Rank) -> dict[str, Any]:
