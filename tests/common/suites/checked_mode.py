@@ -3,9 +3,12 @@ call pass."""
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from ..attempt import Attempt, attempt
 from ..calls import Call, Fields, run_calls
@@ -24,13 +27,15 @@ from ..sampling import every
 pytestmark = pytest.mark.alone  # errors must be raised in time
 
 ENOUGH = 10.0  # a timeout that no call should reach
+SHOWN = re.compile(r"rank (\d+) (called .*), but rank (\d+) (called .*) \(communicator ")
 NEW = tuple(op for op in COLLECTIVES if op != "allreduce")
 
 
 @dataclass(frozen=True)
 class Different:
     """Calls that differ between ranks: the operators, the usual fields, the last rank's changes to
-    them, and words of the message besides the operator."""
+    them, and words of the message besides the operator. Of the calls in the message, only that of
+    the last rank contains the last one of the words."""
 
     ops: tuple[str, ...]
     usual: Fields
@@ -45,6 +50,7 @@ STAGED = tuple(op for op in (*NEW, *NORMS) if "staged" in algorithms_of(op))
 SHOTS = tuple(op for op in ("allreduce", *NORMS_HERE) if "twoshot_pull" in algorithms_of(op))
 ALL = (*COLLECTIVES, *NORMS_HERE)
 PULLED: Fields = {"algorithm": "oneshot_pull", "form": "out"}
+NEXT = math.nextafter(1e-6, 1.0) + 1e-13  # a few floats further: six digits show no difference
 
 DIFFERENT = {
     "root": Different(ROOTED, {"root": 0}, {"root": 1}, ("root 0", "root 1")),
@@ -56,8 +62,24 @@ DIFFERENT = {
         {"shape": (12, 9)},
         (", 7]", ", 9]"),
     ),
+    "shape of equal size": Different(
+        ("allreduce",), {"shape": (4, 6)}, {"shape": (6, 4)}, ("[4, 6]", "[6, 4]")
+    ),
+    "dimensions": Different(
+        ("allreduce",), {"shape": (1,) * 9}, {"shape": (1,) * 10}, ("in 9 dim", "in 10 dim")
+    ),
+    "last dimension": Different(
+        ("allreduce",),
+        {"shape": (1,) * 8 + (4,)},
+        {"shape": (1,) * 8 + (6,)},
+        ("4 elements", "6 elements"),
+    ),
     "dtype": Different(COLLECTIVES, {"dtype": "float32"}, {"dtype": "int32"}, ("float32", "int32")),
     "reduce op": Different(REDUCING, {"reduce_op": "sum"}, {"reduce_op": "max"}, ("sum", "max")),
+    "signs": Different(
+        ("broadcast",), {"dtype": "int16"}, {"dtype": "uint16"}, (" int16", " uint16")
+    ),
+    "average": Different(("allreduce",), {}, {"reduce_op": "avg"}, ("sum", "avg")),
     "max_blocks": Different(
         ALL, {"max_blocks": 1}, {"max_blocks": 2}, ("max_blocks=1", "max_blocks=2")
     ),
@@ -66,6 +88,15 @@ DIFFERENT = {
         {"algorithm": "oneshot_push"},
         {"algorithm": "twoshot_pull"},
         ("oneshot_push", "twoshot_pull"),
+    ),
+    "max_blocks or the default": Different(
+        ("allreduce", FP8), {}, {"max_blocks": 7}, ("max_blocks=7",)
+    ),
+    "algorithm of two steps": Different(
+        ("allreduce", FP8),
+        {"algorithm": "twoshot_push"},
+        {"algorithm": "twoshot_pull"},
+        ("twoshot_push", "twoshot_pull"),
     ),
     "algorithm of a broadcast": Different(
         ("broadcast",),
@@ -83,6 +114,12 @@ DIFFERENT = {
         {"symmetric": "both"},
         ("symmetric input",),
     ),
+    "place of a symmetric input": Different(
+        ("allreduce",),
+        {**PULLED, "algorithm": "twoshot_pull", "symmetric": "both"},
+        {"input_offset": 4},
+        ("byte 256", "byte 272"),
+    ),
     "operator": Different(NEW, {}, {"op": "allreduce"}, ("called allreduce(",)),
     "operator instead of allreduce": Different(
         ("allreduce", *NORMS_HERE), {}, {"op": "broadcast"}, ("called broadcast(",)
@@ -93,6 +130,10 @@ DIFFERENT = {
         {"op": "allreduce_rmsnorm_fp8"},
         ("called allreduce_rmsnorm_fp8(",),
     ),
+    # The inputs of two ranks have the same shape.
+    "gather or scatter": Different(
+        ("gather",), {}, {"op": "scatter", "shape": (6, 12)}, ("called scatter(",)
+    ),
     "barrier": Different(ALL, {}, {"op": "barrier"}, ("called barrier",)),
     "rows": Different(NORMS_HERE, {}, {"rows": 9}, ("[7, ", "[9, ")),
     "columns": Different(NORMS_HERE, {}, {"cols": 512}, (", 256]", ", 512]")),
@@ -102,6 +143,13 @@ DIFFERENT = {
         NORMS_HERE, {"eps": 0.5}, {"rounding": "parity"}, ("rounding fp32", "rounding parity")
     ),
     "eps": Different(NORMS_HERE, {"eps": 0.25}, {"eps": 0.5}, ("eps 0.25", "eps 0.5")),
+    "digits of eps": Different(
+        (FP8,),
+        {"eps": 1e-6, "rounding": "parity"},
+        {"eps": NEXT},
+        ("eps 1e-06", "eps 1.0000001e-06"),
+    ),
+    "weight": Different((FP8,), {}, {"weights": "float32"}, ("weight of float32",)),
     "weight_offset": Different((FP8,), {}, {"weight_offset": 1.0}, ("weight_offset 1",)),
     "scales": Different(
         QUANTIZING, {}, {"scale_mode": "group"}, ("scale_mode row", "scale_mode group")
@@ -114,6 +162,10 @@ DIFFERENT = {
     ),
     "scale_ub": Different((FP8,), {}, {"scale_ub": 0.5}, ("scale_ub inf", "scale_ub 0.5")),
     "ue8m0": Different((FP8,), {}, {"ue8m0": True}, ("ue8m0 0", "ue8m0 1")),
+    "scale dtype": Different((FP8,), {}, {"scale_dtype": "input"}, ("scale_dtype bfloat16",)),
+    "layout of scales": Different(
+        (FP8,), {"scale_mode": "group"}, {"scale_layout": "column"}, ("scale_layout column",)
+    ),
     "fp8 format": Different(
         tuple(op for op in QUANTIZING if op.endswith("fp8")),
         {},
@@ -130,7 +182,18 @@ DIFFERENT = {
         ("with epilogue ",),
     ),
 }
-STANDING = ("root", "operator", "rows", "rounding")  # the rows tested where ranks share a GPU
+# The rows tested where ranks share a GPU.
+STANDING = ("root", "operator", "rows", "rounding", "scale dtype", "one result more")
+
+
+def test_every_option_of_a_norm_differs_in_a_row() -> None:
+    schema = getattr(torch.ops.collx, FP8).default._schema
+    tensors = {"input", "residual", "weight", "scale", "group_name"}
+    of_rank = {"extras", "numbers"}  # their values may differ between ranks
+    options = {argument.name for argument in schema.arguments} - tensors - of_rank
+    varied = {field for row in DIFFERENT.values() if FP8 in row.ops for field in row.other}
+    assert "epilogue" in varied
+    assert options <= {"expression", *varied}
 
 
 def _operators_here(pool: Pool, what: str) -> tuple[str, ...]:
@@ -171,7 +234,7 @@ def _other_call(rank: Rank, what: str, ops: tuple[str, ...], timeout: float) -> 
 @pytest.mark.parametrize("what", sorted(DIFFERENT))
 def test_checked_mode_names_both_sides_of_a_mismatch(pool: Pool, what: str) -> None:
     """Hazards 5 and 14: one rank makes another call. Every rank raises at once, and the message
-    shows both calls. The comparison covers everything that changes results."""
+    shows both calls and how they differ. The comparison covers everything that changes results."""
     ops = _operators_here(pool, what)
     some_stand_for_all(pool, bool(ops))
     for answers in pool.run(_other_call, what, ops, timeout_now(pool, ENOUGH)):
@@ -180,6 +243,13 @@ def test_checked_mode_names_both_sides_of_a_mismatch(pool: Pool, what: str) -> N
             words = (f"called {name_in_errors(op)}(", *DIFFERENT[what].words)
             assert_named(found, "CollectiveMismatch", *words)
             assert_in_time(found, TIMEOUT)
+            shown = SHOWN.search(found.message)
+            assert shown is not None, found
+            calls = {int(shown[1]): shown[2], int(shown[3]): shown[4]}
+            last = calls.pop(pool.size - 1)
+            assert words[-1] in last, found
+            for call in calls.values():
+                assert words[-1] not in call, found
 
 
 def _alike(op: str) -> list[Call]:
@@ -198,10 +268,13 @@ def _alike(op: str) -> list[Call]:
         # The output is contiguous only on ranks that get at most one row.
         {"symmetric": "both", "layout": "spread", "output_layout": "spread"},
     ]
+    if op == "allgather":
+        for axis in (0, 7, 8, 9):
+            shape = tuple(7 if d == axis else 3 if d == 5 else 1 for d in range(10))
+            own.append({"shape": shape, "axis": axis, "symmetric": "output"})
+    usual: Fields = {"dtype": "int32", "shape": (1, 3), "uneven": True}
     return [
-        call_of(
-            op, dtype="int32", shape=(1, 3), uneven=True, algorithm=way, splits=splits, **fields
-        )
+        call_of(op, algorithm=way, splits=splits, **{**usual, **fields})
         for way in algorithms_of(op)
         for splits in (("uneven", "one_receives", "zeros") if op in WITH_SPLITS else ("even",))
         for fields in own
