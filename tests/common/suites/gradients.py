@@ -7,192 +7,84 @@ every sum below is exact and no tolerance is needed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 import collx
-from collx import reference
 
-from .. import collectives, norms
+from .. import norms
 from ..attempt import Attempt, attempt, ones, works
 from ..calls import make, run_call
 from ..check import differences
+from ..collectives import OPS, Call
+from ..operators import name_in_errors
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
-from ..shares import CAPACITY, UNSENT, integers, parts, received, splits
+from ..shares import integers
 
-Shape = tuple[int, ...]
-Tensors = list[torch.Tensor]
+_linear = partial(Call, form="functional", splits="uneven")
 
-
-class Call(NamedTuple):
-    """The arguments of an operator besides its tensor."""
-
-    world: int
-    rank: int
-    name: str
-    algorithm: str
-
-    @property
-    def options(self) -> tuple[str, int]:
-        """The last arguments of each operator."""
-        return self.algorithm, 0
-
-
-@dataclass(frozen=True)
-class Linear:
-    """An operator that is linear in the inputs of all ranks."""
-
-    shapes: Callable[[int], list[Shape]]  # of all ranks' inputs, by the number of ranks
-    apply: Callable[[Call, torch.Tensor], torch.Tensor]
-    expected: Callable[[Tensors], Tensors]  # the reference
-
-
-def _allreduce(reduce_op: str) -> Linear:
-    def expected(inputs: Tensors) -> Tensors:
-        return [reference.allreduce(inputs, reduce_op)] * len(inputs)
-
-    return Linear(
-        lambda world: [(5, 3)] * world,
-        lambda call, x: torch.ops.collx.allreduce(x, reduce_op, call.name, *call.options),
-        expected,
-    )
-
-
-def _reducescatter(reduce_op: str, shape: Callable[[int], Shape], axis: int) -> Linear:
-    def expected(inputs: Tensors) -> Tensors:
-        return reference.reducescatter(inputs, reduce_op, axis)
-
-    return Linear(
-        lambda world: [shape(world)] * world,
-        lambda call, x: torch.ops.collx.reducescatter(
-            x, reduce_op, call.world, call.name, axis, *call.options
-        ),
-        expected,
-    )
-
-
-def _allgather(shape: Callable[[int], Shape], axis: int, with_total: bool) -> Linear:
-    """`shape` returns the shape of the result."""
-
-    def shapes(world: int) -> list[Shape]:
-        whole = list(shape(world))
-        sizes = parts(whole[axis], world)
-        assert with_total or len(set(sizes)) == 1
-        return [tuple({axis % len(whole): n}.get(d, m) for d, m in enumerate(whole)) for n in sizes]
-
-    def apply(call: Call, x: torch.Tensor) -> torch.Tensor:
-        total = shape(call.world)[axis] if with_total else None
-        result: torch.Tensor = torch.ops.collx.allgather(
-            x, call.world, call.name, axis, total, *call.options
-        )
-        return result
-
-    def expected(inputs: Tensors) -> Tensors:
-        return reference.allgather(inputs, axis)
-
-    return Linear(shapes, apply, expected)
-
-
-def _alltoall() -> Linear:
-    def expected(inputs: Tensors) -> Tensors:
-        return reference.alltoall(inputs)
-
-    return Linear(
-        lambda world: [(2 * world, 3)] * world,
-        lambda call, x: torch.ops.collx.alltoall(x, call.world, call.name, *call.options),
-        expected,
-    )
-
-
-def _alltoallv() -> Linear:
-    def expected(inputs: Tensors) -> Tensors:
-        return reference.alltoallv(inputs, [splits(len(inputs), r) for r in range(len(inputs))])
-
-    return Linear(
-        lambda world: [(sum(splits(world, rank)), 3) for rank in range(world)],
-        lambda call, x: torch.ops.collx.alltoallv(
-            x,
-            received(call.world, call.rank),
-            splits(call.world, call.rank),
-            call.name,
-            *call.options,
-        ),
-        expected,
-    )
-
-
-def _device_splits() -> Linear:
-    def apply(call: Call, x: torch.Tensor) -> torch.Tensor:
-        sent = torch.tensor(splits(call.world, call.rank), device=x.device)
-        result, got = torch.ops.collx.alltoallv.device_splits(
-            x, sent, CAPACITY * call.world, call.name, *call.options
-        )
-        assert not got.requires_grad
-        assert got.tolist() == received(call.world, call.rank)
-        assert isinstance(result, torch.Tensor)
-        return result
-
-    def expected(inputs: Tensors) -> Tensors:
-        world = len(inputs)
-        sent = [splits(world, rank) for rank in range(world)]
-        rows = [tensor[: sum(s)] for tensor, s in zip(inputs, sent, strict=True)]
-        results = []
-        for result in reference.alltoallv(rows, sent):
-            padded = result.new_zeros(CAPACITY * world, *result.shape[1:])
-            padded[: len(result)] = result
-            results.append(padded)
-        return results
-
-    return Linear(
-        lambda world: [(sum(splits(world, rank)) + UNSENT, 3) for rank in range(world)],
-        apply,
-        expected,
-    )
-
-
-LINEAR: dict[str, Linear] = {
-    "allreduce sum": _allreduce("sum"),
-    "allreduce avg": _allreduce("avg"),
-    "reducescatter sum": _reducescatter("sum", lambda w: (2 * w, 3), 0),
-    "reducescatter sum uneven": _reducescatter("sum", lambda w: (2 * w + 1, 3), 0),
-    "reducescatter sum of one row": _reducescatter("sum", lambda w: (1, 3), 0),
-    "reducescatter sum of columns": _reducescatter("sum", lambda w: (3, 2 * w), 1),
-    "reducescatter sum of columns uneven": _reducescatter("sum", lambda w: (3, 3 * w - 1), -1),
-    "reducescatter sum in the middle uneven": _reducescatter("sum", lambda w: (2, w + 1, 3), 1),
-    "reducescatter avg": _reducescatter("avg", lambda w: (2 * w,), 0),
-    "reducescatter avg uneven": _reducescatter("avg", lambda w: (2 * w + 1,), -1),
-    "reducescatter avg of columns uneven": _reducescatter("avg", lambda w: (2, 2 * w + 1), 1),
-    "allgather": _allgather(lambda w: (2 * w, 3), 0, False),
-    "allgather with an even total": _allgather(lambda w: (2 * w, 3), 0, True),
-    "allgather uneven": _allgather(lambda w: (2 * w + 1, 3), 0, True),
-    "allgather of one row": _allgather(lambda w: (1, 3), 0, True),
-    "allgather of columns": _allgather(lambda w: (3, 2 * w), 1, False),
-    "allgather of columns uneven": _allgather(lambda w: (3, 3 * w - 1), -1, True),
-    "allgather in the middle uneven": _allgather(lambda w: (2, w + 1, 3), -2, True),
-    "alltoall": _alltoall(),
-    "alltoallv": _alltoallv(),
-    "alltoallv.device_splits": _device_splits(),
+# Operators that are linear in the inputs of all ranks. All ranks get an equal part of 12 rows, but
+# not of 11 or 13.
+LINEAR = {
+    "allreduce sum": _linear("allreduce", shape=(5, 3)),
+    "allreduce avg": _linear("allreduce", shape=(5, 3), reduce_op="avg"),
+    "reducescatter sum": _linear("reducescatter", shape=(12, 3)),
+    "reducescatter sum uneven": _linear("reducescatter", shape=(13, 3)),
+    "reducescatter sum of one row": _linear("reducescatter", shape=(1, 3)),
+    "reducescatter sum of columns": _linear("reducescatter", shape=(3, 12), axis=1),
+    "reducescatter sum of columns uneven": _linear("reducescatter", shape=(3, 11), axis=-1),
+    "reducescatter sum in the middle uneven": _linear("reducescatter", shape=(2, 13, 3), axis=1),
+    "reducescatter avg": _linear("reducescatter", shape=(12,), reduce_op="avg"),
+    "reducescatter avg uneven": _linear("reducescatter", shape=(13,), axis=-1, reduce_op="avg"),
+    "reducescatter avg of columns uneven": _linear(
+        "reducescatter", shape=(2, 13), axis=1, reduce_op="avg"
+    ),
+    "allgather": _linear("allgather", shape=(2, 3)),
+    "allgather with an even total": _linear("allgather", shape=(12, 3), uneven=True),
+    "allgather uneven": _linear("allgather", shape=(13, 3), uneven=True),
+    "allgather of one row": _linear("allgather", shape=(1, 3), uneven=True),
+    "allgather of columns": _linear("allgather", shape=(3, 2), axis=1),
+    "allgather of columns uneven": _linear("allgather", shape=(3, 11), axis=-1, uneven=True),
+    "allgather in the middle uneven": _linear("allgather", shape=(2, 13, 3), axis=-2, uneven=True),
+    "alltoall": _linear("alltoall", shape=(2, 3)),
+    "alltoallv": _linear("alltoallv", shape=(2, 3)),
+    "alltoallv with zeros": _linear("alltoallv", shape=(2, 3), splits="zeros"),
+    "alltoallv.device_splits": _linear("alltoallv_device", shape=(2, 3), spare=3, unused=2),
+    "alltoallv.device_splits with zeros": _linear(
+        "alltoallv_device", shape=(2, 3), splits="zeros", spare=3, unused=2
+    ),
 }
 
 
-def _adjoint(rank: Rank, what: str, algorithm: str, symmetric: bool = False) -> str:
+def _make(rank: Rank, call: Call, source: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Makes a call with `source` as its input, or with a copy in place: autograd never allows
+    writing to a leaf."""
+    communicator = rank.communicator()
+    target = source * 1 if call.form == "inplace" else source
+    given = call.arguments(communicator, {**call.tensors(rank), "input": target})
+    return make(communicator, call, given, ())
+
+
+def _adjoint(rank: Rank, call: Call, symmetric: bool = False) -> str:
     """Compares the result with the reference, then checks by inner products that the backward is
     the adjoint of the forward. Returns the error, if any."""
-    communicator = rank.communicator()
-    operator = LINEAR[what]
-    call = Call(rank.size, rank.rank, communicator.name, algorithm)
-    shapes = operator.shapes(rank.size)
+    shapes = [given["input"].shape for given in call.data(rank.size).given]
     inputs = [integers(shape, 3 + r, rank.size) for r, shape in enumerate(shapes)]
     source = inputs[rank.rank].to(rank.device)
     if symmetric:
-        source = communicator.empty(source.shape, dtype=source.dtype).copy_(source)
+        memory = rank.communicator().empty(source.shape, dtype=source.dtype)
+        source = memory.copy_(source)
     source.requires_grad_()
-    result = operator.apply(call, source)
-    wrong = differences(result.detach().cpu(), operator.expected(inputs)[rank.rank])
+    results = _make(rank, call, source)
+    assert [result.requires_grad for result in results] == [True, False][: len(results)]
+    pairs = zip(results, OPS[call.op].expected(call, inputs)[rank.rank], strict=True)
+    wrong = "".join(differences(result.detach().cpu(), want) for result, want in pairs)
+    result = results[0]
 
     # With more than one dimension this gradient is not contiguous.
     weights = integers(tuple(reversed(result.shape)), 100 + rank.rank, rank.size)
@@ -207,7 +99,7 @@ def _adjoint(rank: Rank, what: str, algorithm: str, symmetric: bool = False) -> 
 
 
 def _algorithms(what: str) -> tuple[str, ...]:
-    return ("auto", "twoshot_push" if "allreduce" in what else "staged", "fallback")
+    return ("auto", "twoshot_push" if LINEAR[what].op == "allreduce" else "staged", "fallback")
 
 
 @pytest.mark.worlds(1, 2, 3, 4)
@@ -217,7 +109,8 @@ def _algorithms(what: str) -> tuple[str, ...]:
 def test_backward_is_the_adjoint(pool: Pool, what: str, algorithm: str) -> None:
     """Hazard 29: <v, F(u)> = <F*(v), u>, summed over the ranks, where F is the reference."""
     some_stand_for_all(pool, algorithm == "auto" and pool.size <= 3)
-    assert pool.run(_adjoint, what, algorithm) == [""] * pool.size
+    call = replace(LINEAR[what], algorithm=algorithm)
+    assert pool.run(_adjoint, call) == [""] * pool.size
 
 
 @pytest.mark.worlds(1, 2, 3)
@@ -225,73 +118,40 @@ def test_backward_is_the_adjoint(pool: Pool, what: str, algorithm: str) -> None:
 def test_backward_of_a_direct_call_needs_no_symmetric_gradient(pool: Pool, what: str) -> None:
     """Gradients are ordinary tensors, so the backward uses no algorithm that needs symmetric
     ones."""
-    assert pool.run(_adjoint, what, "direct", symmetric=True) == [""] * pool.size
+    call = replace(LINEAR[what], algorithm="direct")
+    assert pool.run(_adjoint, call, symmetric=True) == [""] * pool.size
 
 
 # Refusals
 
-ROWS = 2  # times the number of ranks
-
-
-def _in_place(op: Any, tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    target = tensor * 1  # autograd never allows writing to a leaf in place
-    op(target, *arguments)
-    return target
-
-
-Made = Callable[[torch.Tensor, int, str], torch.Tensor]
-
-# Calls without a backward, and words of the refusal.
-NO_BACKWARD: dict[str, tuple[Made, tuple[str, ...]]] = {
-    "broadcast": (lambda x, world, name: torch.ops.collx.broadcast(x, 0, name), ()),
-    "broadcast_": (lambda x, world, name: _in_place(torch.ops.collx.broadcast_, x, 0, name), ()),
-    "reduce": (lambda x, world, name: torch.ops.collx.reduce(x, "sum", 0, name), ()),
-    "reduce_": (lambda x, world, name: _in_place(torch.ops.collx.reduce_, x, "sum", 0, name), ()),
-    "gather": (lambda x, world, name: torch.ops.collx.gather(x, 0, world, name), ()),
-    "scatter": (lambda x, world, name: torch.ops.collx.scatter(x, 0, world, name), ()),
+_call = partial(Call, form="functional", shape=(12, 3))
+NO_BACKWARD = {op: _call(op) for op in ("broadcast", "reduce", "gather", "scatter")}
+NO_BACKWARD |= {f"{op}_": _call(op, form="inplace") for op in ("broadcast", "reduce")}
+NO_BACKWARD |= {
+    f"{op} {reduce_op}": _call(op, reduce_op=reduce_op)
+    for op in ("allreduce", "reducescatter")
+    for reduce_op in ("max", "min", "prod")
 }
-for _reduce_op in ("max", "min", "prod"):
-    NO_BACKWARD[f"allreduce {_reduce_op}"] = (
-        lambda x, world, name, op=_reduce_op: torch.ops.collx.allreduce(x, op, name),  # type: ignore[misc]
-        (_reduce_op, "sum", "avg"),
-    )
-    NO_BACKWARD[f"reducescatter {_reduce_op}"] = (
-        lambda x, world, name, op=_reduce_op: torch.ops.collx.reducescatter(x, op, world, name),  # type: ignore[misc]
-        (_reduce_op, "sum", "avg"),
-    )
-
-WITH_BACKWARD: dict[str, Made] = {
-    "allreduce": lambda x, world, name: torch.ops.collx.allreduce(x, "sum", name),
-    "allreduce_": lambda x, world, name: _in_place(torch.ops.collx.allreduce_, x, "sum", name),
-    "reducescatter": lambda x, world, name: torch.ops.collx.reducescatter(x, "sum", world, name),
-    "allgather": lambda x, world, name: torch.ops.collx.allgather(x, world, name),
-    "alltoall": lambda x, world, name: torch.ops.collx.alltoall(x, world, name),
-    "alltoall_": lambda x, world, name: _in_place(torch.ops.collx.alltoall_, x, world, name),
-    "alltoallv": lambda x, world, name: torch.ops.collx.alltoallv(
-        x, [ROWS] * world, [ROWS] * world, name
-    ),
-    "alltoallv.device_splits": lambda x, world, name: torch.ops.collx.alltoallv.device_splits(
-        x, torch.full((world,), ROWS, device=x.device), ROWS * world, name
-    )[0],
+WITH_BACKWARD = {
+    op: _call(op) for op in ("allreduce", "reducescatter", "allgather", "alltoall", "alltoallv")
 }
+WITH_BACKWARD |= {f"{op}_": _call(op, form="inplace") for op in ("allreduce", "alltoall")}
+WITH_BACKWARD["alltoallv.device_splits"] = _call("alltoallv_device")
 
 
-def _rows(rank: Rank) -> torch.Tensor:
-    return ones(rank, ROWS * rank.size * 3).view(ROWS * rank.size, 3)
+def _ones(rank: Rank, call: Call) -> torch.Tensor:
+    return torch.ones_like(call.tensors(rank)["input"])
 
 
-def _refused_backward(rank: Rank, what: str) -> Attempt:
-    communicator = rank.communicator()
-    made = NO_BACKWARD[what][0]
+def _refused_backward(rank: Rank, call: Call) -> Attempt:
+    def made() -> torch.Tensor:
+        return _make(rank, call, _ones(rank, call).requires_grad_())[0]
 
-    def forward_and_backward() -> None:
-        made(_rows(rank).requires_grad_(), rank.size, communicator.name).sum().backward()
-
-    found = attempt(forward_and_backward)
-    assert not made(_rows(rank), rank.size, communicator.name).requires_grad
+    found = attempt(lambda: made().sum().backward())
+    assert not _make(rank, call, _ones(rank, call))[0].requires_grad
     with torch.no_grad():
-        assert not made(_rows(rank).requires_grad_(), rank.size, communicator.name).requires_grad
-    assert works(rank, communicator)
+        assert not made().requires_grad
+    assert works(rank, rank.communicator())
     return found
 
 
@@ -299,22 +159,21 @@ def _refused_backward(rank: Rank, what: str) -> Attempt:
 @pytest.mark.parametrize("what", sorted(NO_BACKWARD))
 def test_gradients_that_do_not_exist_are_refused_by_name(pool: Pool, what: str) -> None:
     """Hazard 29: no operator silently lacks a backward, on root or elsewhere, in place or not."""
-    op = what.split()[0].removesuffix("_")
-    for found in pool.run(_refused_backward, what):
+    call = NO_BACKWARD[what]
+    words = (call.reduce_op, "sum", "avg") if call.reduce_op != "sum" else ()
+    for found in pool.run(_refused_backward, call):
         assert found.error == "NotImplementedError", found
-        for word in (f"collx.{op}", "backward", "accepted", *NO_BACKWARD[what][1]):
+        for word in (f"collx.{call.op}", "backward", "accepted", *words):
             assert word in found.message, found
 
 
-def _tangent(rank: Rank, what: str) -> Attempt:
+def _tangent(rank: Rank, call: Call) -> Attempt:
     import torch.autograd.forward_ad as forward_ad
 
-    communicator = rank.communicator()
-    made = WITH_BACKWARD[what] if what in WITH_BACKWARD else NO_BACKWARD[what][0]
     with forward_ad.dual_level():
-        dual = forward_ad.make_dual(_rows(rank), _rows(rank))
-        found = attempt(lambda: made(dual, rank.size, communicator.name))
-    assert works(rank, communicator)
+        dual = forward_ad.make_dual(_ones(rank, call), _ones(rank, call))
+        found = attempt(lambda: _make(rank, call, dual))
+    assert works(rank, rank.communicator())
     return found
 
 
@@ -322,20 +181,20 @@ def _tangent(rank: Rank, what: str) -> Attempt:
 @pytest.mark.parametrize("what", sorted({*WITH_BACKWARD, *NO_BACKWARD}))
 def test_forward_mode_is_refused_by_name(pool: Pool, what: str) -> None:
     """Hazard 29: a tangent is not silently dropped."""
-    op = what.split()[0].split(".")[0].removesuffix("_")
-    for found in pool.run(_tangent, what):
+    call = {**WITH_BACKWARD, **NO_BACKWARD}[what]
+    for found in pool.run(_tangent, call):
         assert found.error == "NotImplementedError", found
-        assert f"collx.{op}" in found.message, found
+        assert f"collx.{name_in_errors(call.op)}" in found.message, found
         assert "tangent" in found.message, found
 
 
 def _in_place_gradients(rank: Rank, op: str) -> str:
-    name = rank.communicator().name
-    weights = integers((ROWS * rank.size, 3), rank.rank).to(rank.device)
     gradients = []
     for what in (op, f"{op}_"):
-        source = _rows(rank).double().requires_grad_()
-        WITH_BACKWARD[what](source, rank.size, name).backward(weights)
+        call = WITH_BACKWARD[what]
+        source = _ones(rank, call).double().requires_grad_()
+        weights = integers(source.shape, rank.rank).to(rank.device)
+        _make(rank, call, source)[0].backward(weights)
         assert source.grad is not None
         gradients.append(source.grad.cpu())
     return differences(gradients[1], gradients[0])
@@ -350,7 +209,7 @@ def test_gradients_in_place(pool: Pool, op: str) -> None:
 
 def _bits(rank: Rank, reduce_op: str, compiled: bool) -> str:
     """The backward of a call is the same call on the gradients."""
-    call = collectives.Call("allreduce", reduce_op=reduce_op, shape=(100,), style="random")
+    call = Call("allreduce", reduce_op=reduce_op, shape=(100,), style="random")
     name = rank.communicator().name
 
     def layer(tensor: torch.Tensor) -> torch.Tensor:
@@ -431,12 +290,10 @@ def _compiled_backward(rank: Rank) -> dict[str, Attempt]:
     enable: Any = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable  # type: ignore[attr-defined]
     communicator = rank.communicator()
     functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        what: lambda x, operator=LINEAR[what]: operator.apply(  # type: ignore[misc]
-            Call(rank.size, rank.rank, communicator.name, "auto"), x
-        )
+        what: lambda x, call=LINEAR[what]: _make(rank, call, x)[0]  # type: ignore[misc]
         for what in COMPILED
     }
-    shapes = {what: LINEAR[what].shapes(rank.size)[rank.rank] for what in COMPILED}
+    shapes = {what: LINEAR[what].tensors(rank)["input"].shape for what in COMPILED}
     functions["epilogue"] = lambda x: collx.allreduce(
         x, group=communicator, epilogue=lambda v, e: v * v + e, extras=[x.detach()]
     )
