@@ -20,8 +20,7 @@ from ..check import differences
 from ..compiling import code_of, inductor, operators_in, require_compiler, through_pass
 from ..pool import Pool
 from ..rank import Rank
-
-COLS, EPS = 64, 1e-5
+from ..rewriting import COLS, EPS, WEIGHT, group_of, tensor_of
 
 
 class Llama(nn.Module):
@@ -73,33 +72,18 @@ CASES = [
 ]
 
 
-def _tensors(rank: Rank, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns a tensor that differs between ranks and one that is equal on all ranks."""
-    own = torch.Generator().manual_seed(100 + rank.rank)
-    shared = torch.Generator().manual_seed(7)
-    given = torch.randn(shape, generator=own).to(rank.device, dtype)
-    return given, torch.randn(shape, generator=shared).to(rank.device, dtype)
-
-
 def _with_weight(rank: Rank, module: nn.Module) -> nn.Module:
-    weight = torch.linspace(-1.5, 2.5, COLS)
-    module.get_parameter("weight").data.copy_(weight)
+    module.get_parameter("weight").data.copy_(WEIGHT)
     return module.to(rank.device)
 
 
-def _group(rank: Rank) -> tuple[Any, Any]:
-    """Returns a process group and its communicator."""
-    group = rank.fresh_group()
-    return group, rank.new_communicator("rewritten", group)
-
-
 def _norms(rank: Rank) -> list[str]:
-    group, communicator = _group(rank)
+    group, communicator = group_of(rank)
     wrong = []
     with communicator, torch.no_grad():
         for case in CASES:
             norm = _with_weight(rank, case.module())
-            x, residual = _tensors(rank, case.shape, case.dtype)
+            x, residual = (tensor_of(rank, case.shape, case.dtype, own) for own in (True, False))
 
             def model(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
                 y = functional.all_reduce(x, "sum", group)
@@ -138,57 +122,8 @@ def test_norms_of_several_libraries_become_one_operator(pool: Pool) -> None:
     assert pool.run(_norms, deadline=500.0) == [[], []]
 
 
-def _llama(y: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
-    wide = y.float()
-    scale = torch.rsqrt(wide.pow(2).mean(dim, keepdim=True) + EPS)
-    return weight * (wide * scale).to(y.dtype)
-
-
-# Almost such norms, of the sum `y`, the residual `r` and the weight `w`.
-NEARLY: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
-    "another dimension": lambda y, r, w: _llama(y + r, w, 0),
-    "another dtype of the weight": lambda y, r, w: _llama(y + r, w.half()),
-    "a matrix of weights": lambda y, r, w: _llama(y + r, w.expand(4, COLS) * r),
-    "the sum itself is used": lambda y, r, w: (_llama(y, w), y * 2),
-    "the residual is broadcast": lambda y, r, w: _llama(y + r[0], w),
-    "the mean is used": lambda y, r, w: (
-        _llama(y + r, w),
-        (y + r).float().pow(2).mean(-1, keepdim=True),
-    ),
-    "no weight": lambda y, r, w: _llama(y + r, torch.ones_like(w)) + w,
-    "another power": lambda y, r, w: (
-        w * ((y + r) * torch.rsqrt((y + r).pow(4).mean(-1, keepdim=True) + EPS))
-    ),
-}
-
-
-def _near_misses(rank: Rank) -> dict[str, list[str]]:
-    group, communicator = _group(rank)
-    x, residual = _tensors(rank, (4, COLS), torch.bfloat16)
-    weight = torch.linspace(-1.5, 2.5, COLS).bfloat16().to(rank.device)
-    found: dict[str, list[str]] = {}
-    with communicator, torch.no_grad():
-        for what, nearly in NEARLY.items():
-            graphs: list[Graph] = []
-
-            def model(x: Tensor) -> Any:
-                y = functional.all_reduce(x, "sum", group)
-                return nearly(y, residual, weight)  # noqa: B023
-
-            torch._dynamo.reset()
-            torch.compile(model, fullgraph=True, backend=through_pass(graphs))(x)
-            found[what] = operators_in(graphs)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_what_is_nearly_a_norm_stays(pool: Pool) -> None:
-    for found in pool.run(_near_misses, deadline=500.0):
-        assert found == {what: ["allreduce"] for what in NEARLY}
-
-
 def _all_kinds(rank: Rank) -> tuple[list[str], list[list[str]], int]:
-    group, communicator = _group(rank)
+    group, communicator = group_of(rank)
     gathering = "_c10d_functional.all_gather_into_tensor.default"
     counts = collx.compile.report().collectives
     before = counts.get(gathering, 0)
@@ -226,9 +161,7 @@ def test_functional_collectives_become_operators(pool: Pool) -> None:
 
 def _dynamic(rank: Rank) -> list[Any]:
     """Compiles models whose sizes AOTAutograd reads from the collective that is not awaited yet."""
-    import collx
-
-    group, communicator = _group(rank)
+    group, communicator = group_of(rank)
     weight = torch.linspace(-1.0, 1.0, COLS * COLS, device=rank.device).view(COLS, COLS)
     norm = _with_weight(rank, Llama(torch.float32))
 
@@ -249,8 +182,8 @@ def _dynamic(rank: Rank) -> list[Any]:
             compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
             close = []
             for rows, cols in ((2, 3), (5, 7)):
-                x, _ = _tensors(rank, (rows * rank.size, cols, COLS), torch.float32)
-                _, residual = _tensors(rank, (rows, cols, COLS), torch.float32)
+                x = tensor_of(rank, (rows * rank.size, cols, COLS), torch.float32, True)
+                residual = tensor_of(rank, (rows, cols, COLS), torch.float32, False)
                 wanted = model(x, residual)
                 close.append(torch.allclose(compiled(x, residual), wanted, 1e-4, 1e-4))
             left = [why for why in collx.compile.report().left if why.startswith("_c10d")]
@@ -289,7 +222,7 @@ def _waiting_for_several() -> Iterator[Any]:
 
 def _several(rank: Rank) -> tuple[list[str], list[str], dict[str, int], list[str]]:
     """Compares collectives of several tensors with one collective for each tensor."""
-    group, communicator = _group(rank)
+    group, communicator = group_of(rank)
     name, size = group.group_name, rank.size
     x = torch.arange(12.0 * size, device=rank.device).view(2 * size, 6) + rank.rank
     c10d = torch.ops._c10d_functional
@@ -335,7 +268,7 @@ def test_collectives_of_several_tensors_become_operators_of_each(pool: Pool) -> 
 def _told(rank: Rank) -> tuple[list[str], list[str]]:
     """Returns the report of collectives that are not rewritten: several tensors without a
     communicator, one that is not awaited, and a kind that collx does not have."""
-    group, communicator = _group(rank)
+    group, communicator = group_of(rank)
     other = rank.fresh_group()
     c10d = torch.ops._c10d_functional
     # A kind of collective that collx will never have.
@@ -387,9 +320,9 @@ class Seeing:
 
 
 def _own_passes(rank: Rank) -> list[Any]:
-    group, communicator = _group(rank)
+    group, communicator = group_of(rank)
     norm = _with_weight(rank, Llama(torch.bfloat16))
-    x, _ = _tensors(rank, (4, COLS), torch.bfloat16)
+    x = tensor_of(rank, (4, COLS), torch.bfloat16, True)
 
     def model(x: Tensor) -> Tensor:
         return norm(functional.all_reduce(x, "sum", group))
@@ -439,9 +372,9 @@ def test_a_group_without_a_communicator_keeps_its_own_collectives(pool: Pool) ->
 
 
 def _options(rank: Rank) -> list[str]:
-    group, communicator = _group(rank)
+    group, communicator = group_of(rank)
     norm = _with_weight(rank, Llama(torch.bfloat16))
-    x, _ = _tensors(rank, (4, COLS), torch.bfloat16)
+    x = tensor_of(rank, (4, COLS), torch.bfloat16, True)
 
     def model(x: Tensor) -> Tensor:
         return norm(functional.all_reduce(x, "sum", group))

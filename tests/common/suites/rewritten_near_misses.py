@@ -47,9 +47,13 @@ def _rms(y: Tensor, w: Tensor) -> Tensor:
     return nn.functional.rms_norm(y, (COLS,), w, EPS)
 
 
-def _unweighted(y: Tensor) -> Tensor:
+def _unweighted(y: Tensor, dim: int = -1) -> Tensor:
     wide = y.float()
-    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    return wide * torch.rsqrt(wide.pow(2).mean(dim, keepdim=True) + EPS)
+
+
+def _llama(y: Tensor, w: Tensor, dim: int = -1) -> Tensor:
+    return w * _unweighted(y, dim).to(y.dtype)
 
 
 def _with_scale(y: Tensor, scale: Tensor, dtype: torch.dtype = E4M3, limit: float = 448) -> Results:
@@ -98,6 +102,36 @@ NEARLY = {
         lambda y, r, w, s: (_unweighted(y).bfloat16() * w.float()).bfloat16(),
         NO_NORM,
         "multiplied by a weight in torch.float32",
+    ),
+    "RMS norm of columns": Nearly(
+        lambda y, r, w, s: _llama(y + r, w, 0),
+        NO_NORM,
+        "the mean is over dimensions [0], not the last",
+    ),
+    "another dtype of the weight": Nearly(
+        lambda y, r, w, s: _llama(y + r, w.half()), NO_NORM, "the weight has dtype torch.float16"
+    ),
+    "a matrix of weights": Nearly(
+        lambda y, r, w, s: _llama(y + r, w.expand(4, COLS) * r),
+        NO_NORM,
+        "the weight is not a vector over the last",
+    ),
+    "the sum of an RMS norm is used": Nearly(
+        lambda y, r, w, s: (_llama(y, w), y * 2), NO_NORM, "the sum has other uses than the norm"
+    ),
+    "a row as residual": Nearly(lambda y, r, w, s: _llama(y + r[0], w), NO_NORM, ""),
+    "the mean of squares is used": Nearly(
+        lambda y, r, w, s: (_llama(y + r, w), (y + r).float().pow(2).mean(-1, keepdim=True)),
+        NO_NORM,
+        "",
+    ),
+    "no weight": Nearly(
+        lambda y, r, w, s: _llama(y + r, torch.ones_like(w)) + w, NO_NORM, "is not weighted"
+    ),
+    "another power": Nearly(
+        lambda y, r, w, s: w * ((y + r) * torch.rsqrt((y + r).pow(4).mean(-1, keepdim=True) + EPS)),
+        NO_NORM,
+        "",
     ),
     # Scales of rows.
     "scales of columns": Nearly(
