@@ -3,9 +3,9 @@ suites/bad_input.py, bad_norms.py, bad_splits.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -109,11 +109,11 @@ def assert_refused(op: str, row: Wrong, found: Attempt) -> None:
             assert wanted.lower() in found.message.lower(), (op, wanted, found.message)
 
 
-def refused(rank: Rank, row: Wrong) -> dict[str, Attempt]:
+def _refused(rank: Rank, suite: str, what: str) -> dict[str, Attempt]:
     """Calls the operators of a row with invalid arguments, and returns the outcomes on this rank.
     Checks that the communicator still works."""
     communicator = rank.communicator()
-    found = {}
+    row, found = import_module(suite).WRONG[what], {}
     for op in row.ops:
         given = Given(rank, op)
         arguments, function = given.spoiled(row), given.call.overload(row.form)
@@ -125,11 +125,13 @@ def refused(rank: Rank, row: Wrong) -> dict[str, Attempt]:
     return found
 
 
-def assert_all_refused(pool: Pool, row: Wrong, job: Callable[[Rank, str], Any], what: str) -> None:
-    """Runs the job of a row, which calls `refused`, and checks the errors of all ranks."""
+def assert_all_refused(pool: Pool, suite: str, what: str) -> None:
+    """Makes the invalid calls of a row of the suite's table WRONG, and checks the errors of all
+    ranks."""
+    row: Wrong = import_module(suite).WRONG[what]
     if pool.size < row.least:
         pytest.skip("right with so few ranks")
-    for found in pool.run(job, what):
+    for found in pool.run(_refused, suite, what):
         assert tuple(found) == row.ops
         for op, result in found.items():
             assert_refused(op, row, result)

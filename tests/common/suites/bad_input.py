@@ -24,7 +24,7 @@ from ..norms import quantizes, scatters
 from ..operators import NAMES, algorithms_of, name_in_errors
 from ..pool import Pool
 from ..rank import Rank
-from ..refusals import Given, Ops, Wrong, assert_all_refused, dtype, refused, value
+from ..refusals import Given, Ops, Wrong, assert_all_refused, dtype, value
 
 IN_PLACE = tuple(op for op in COLLECTIVES if "inplace" in ROWS_OF[op].forms)
 WITH_DIMS = tuple(op for op in COLLECTIVES if ROWS_OF[op].least_dims)
@@ -207,15 +207,11 @@ OF_COLLECTIVES: dict[str, Wrong] = {
 WRONG = {**ANY_OPERATOR, **OF_COLLECTIVES}
 
 
-def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
-    return refused(rank, WRONG[what])
-
-
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_argument_is_refused_by_name(pool: Pool, what: str) -> None:
     """Each kind of mistake raises one error before anything is launched, so all ranks continue."""
-    assert_all_refused(pool, WRONG[what], _refused, what)
+    assert_all_refused(pool, __name__, what)
 
 
 def _one_refused(rank: Rank) -> dict[str, tuple[Attempt, str]]:

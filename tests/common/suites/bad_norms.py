@@ -6,13 +6,11 @@ import math
 
 import pytest
 
-from ..attempt import Attempt
 from ..calls import Fields
 from ..norms import NAMES as NORMS
 from ..norms import quantizes, scatters
 from ..pool import Pool
-from ..rank import Rank
-from ..refusals import COLS, Given, Wrong, assert_all_refused, dtype, refused, value
+from ..refusals import COLS, Given, Wrong, assert_all_refused, dtype, value
 
 QUANTIZING = tuple(op for op in NORMS if quantizes(op))
 FP8 = tuple(op for op in NORMS if op.endswith("fp8"))
@@ -128,12 +126,8 @@ OF_SCALES: dict[str, Wrong] = {
 WRONG = {**OF_VALUES, **OF_SCALES}
 
 
-def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
-    return refused(rank, WRONG[what])
-
-
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_argument_of_a_norm_is_refused_by_name(pool: Pool, what: str) -> None:
     """Each kind of mistake raises one error before anything is launched, so all ranks continue."""
-    assert_all_refused(pool, WRONG[what], _refused, what)
+    assert_all_refused(pool, __name__, what)

@@ -15,7 +15,7 @@ from ..collectives import WITH_SPLITS, Call
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
-from ..refusals import Given, Wrong, assert_all_refused, assert_refused, dtype, refused, value
+from ..refusals import Given, Wrong, assert_all_refused, assert_refused, dtype, value
 
 HOST, DEVICE = WITH_SPLITS[:1], WITH_SPLITS[1:]  # by where the splits are stored
 MOST = 2**63 - 1
@@ -123,15 +123,11 @@ WRONG: dict[str, Wrong] = {
 SPLITS = tuple(what for what, row in WRONG.items() if row.ops == HOST)
 
 
-def _refused(rank: Rank, what: str) -> dict[str, Attempt]:
-    return refused(rank, WRONG[what])
-
-
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_wrong_splits_are_refused_by_name(pool: Pool, what: str) -> None:
     """Each kind of mistake raises one error before anything is launched, so all ranks continue."""
-    assert_all_refused(pool, WRONG[what], _refused, what)
+    assert_all_refused(pool, __name__, what)
 
 
 def _splits_on_meta(rank: Rank) -> dict[str, Attempt]:
