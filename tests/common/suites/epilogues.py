@@ -1,5 +1,5 @@
 """Reductions with an epilogue: the function of the rounded sum in every algorithm, form and layout;
-gradients; compiled code; refusals."""
+gradients; compiled code; refusals, also by fused normalizations."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from ..rank import Rank
 
 COUNT = {1: 60, 2: 200, 3: 60, 4: 60, 8: 20, 16: 10}
 COUNT_SHARED = {1: 30, 2: 30, 3: 20, 4: 20, 8: 10}
+Errors = dict[str, tuple[str, ...]]
 PARTS = 4  # on a GPU, each call is compiled, and several processes run the tests
 
 
@@ -459,7 +460,7 @@ def _opchecks(rank: Rank) -> list[Any]:
     name = rank.communicator().name
     x, bias = ones(rank, 12).view(3, 4), ones(rank, 4)
     text = expression_of("allreduce", bias_relu, torch.float32, 1)
-    ops = torch.ops.collx
+    ops, norm = torch.ops.collx, {"expression": text, "extras": [bias]}
     wide = expression_of("allreduce", lambda v: v.to(torch.float64), torch.float32)
     return [
         opcheck(rank, ops.allreduce_map.default, (x, "sum", text, [bias], name)),
@@ -470,17 +471,26 @@ def _opchecks(rank: Rank) -> list[Any]:
         opcheck(rank, ops.reducescatter_map.default, (x, "sum", text, [bias], rank.size, name)),
         opcheck(rank, ops.epilogue.default, (x, text, [bias])),
         opcheck(rank, ops.allreduce_map_with_value.default, (x, "sum", wide, [], name)),
+        opcheck(rank, ops.allreduce_rmsnorm.default, (x, bias, 1e-6, name), norm),
+        opcheck(rank, ops.allreduce_rmsnorm_fp8.default, (x, bias, 1e-6, name), norm),
     ]
 
 
 @pytest.mark.worlds(1)
 def test_the_operators_pass_opcheck(pool: Pool) -> None:
     for found in pool.run(_opchecks):
-        assert found == [PASSED] * 6
+        assert found == [PASSED] * 8
 
 
-def _another(rank: Rank, epilogues: bool) -> Attempt:
-    name = f"other-epilogue-{epilogues}"
+def _call(rank: Rank, op: str, communicator: Any, **options: Any) -> Any:
+    x = ones(rank, 12).view(3, 4)
+    if op == "allreduce":
+        return collx.allreduce(x, group=communicator, **options)
+    return collx.allreduce_rmsnorm(x, ones(rank, 4), 1e-6, communicator, **options)
+
+
+def _another(rank: Rank, op: str, epilogues: bool) -> Attempt:
+    name = f"other-{op}-{epilogues}"
     communicator = rank.new_communicator(name, check=True, timeout=10.0)
     factor = float(rank.rank)
     options: dict[str, Any] = {"epilogue": lambda v: v * factor} if epilogues else {}
@@ -488,7 +498,7 @@ def _another(rank: Rank, epilogues: bool) -> Attempt:
         options = {"epilogue": lambda v: v}
 
     def call() -> None:
-        collx.allreduce(ones(rank), group=communicator, **options)
+        _call(rank, op, communicator, **options)
         finish(communicator)
 
     attempted = attempt(call)
@@ -498,9 +508,12 @@ def _another(rank: Rank, epilogues: bool) -> Attempt:
 
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("epilogues", [True, False])
-def test_ranks_with_different_epilogues_are_a_mismatch(pool: Pool, epilogues: bool) -> None:
+@pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm"])
+def test_ranks_with_different_epilogues_are_a_mismatch(
+    pool: Pool, op: str, epilogues: bool
+) -> None:
     """In checked mode; also if some ranks have no epilogue."""
-    for attempted in pool.run(_another, epilogues):
+    for attempted in pool.run(_another, op, epilogues):
         assert attempted.error == "CollectiveMismatch", attempted
         assert "with epilogue " in attempted.message
 
@@ -530,59 +543,80 @@ def test_the_value_shares_no_memory(pool: Pool, which: str) -> None:
         assert well
 
 
-def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
+def _refused(rank: Rank, op: str, which: str) -> tuple[Attempt, bool]:
     communicator = rank.communicator()
     x = ones(rank, 12).view(3, 4)
     elsewhere = torch.device("cpu" if rank.device.type == "cuda" else "meta")
     calls: dict[str, dict[str, Any]] = {
         "control flow": {"epilogue": lambda v: v if v.amax() > 0 else -v},
-        "random": {"epilogue": lambda v: v + torch.rand_like(v)},
+        "a random op": {"epilogue": lambda v: v + torch.rand_like(v)},
         "reduction": {"epilogue": lambda v: v - v.sum()},
         "another op": {"epilogue": lambda v: torch.nn.functional.softplus(v)},
         "a tensor it holds": {"epilogue": lambda v: v + x},
         "two results": {"epilogue": lambda v: (v, v)},
-        "no function": {"epilogue": "relu"},
+        "a name": {"epilogue": "relu"},
+        "no function": {"extras": (ones(rank, 4),)},
+        "no function, but index": {"index": True},
         "in place": {"epilogue": lambda v: v.relu_()},
         "shape": {"epilogue": bias_relu, "extras": (ones(rank, 5),)},
         "dtype": {"epilogue": bias_relu, "extras": (ones(rank, 4, torch.float64),)},
         "device": {"epilogue": bias_relu, "extras": (torch.ones(4, device=elsewhere),)},
         "no number": {"epilogue": bias_relu, "extras": ("1",)},
         "a long integer": {"epilogue": bias_relu, "extras": (2**53 + 1,)},
-        "too few": {"epilogue": scale_residual, "extras": (ones(rank, 4),)},
+        "one of two extras": {"epilogue": scale_residual, "extras": (ones(rank, 4),)},
+        "too few": {"epilogue": bias_relu},
+        "a gradient": {"epilogue": bias_relu, "extras": (ones(rank, 4).requires_grad_(),)},
+        "an extra as out": {"epilogue": bias_relu, "extras": (x,), "out": x},
+        "another dtype": {"epilogue": lambda v: v.to(torch.float64)},
         "out": {"epilogue": lambda v: v.to(torch.int8), "out": torch.empty_like(x)},
     }
-    attempted = attempt(lambda: collx.allreduce(x, group=communicator, **calls[which]))
+    attempted = attempt(lambda: _call(rank, op, communicator, **calls[which]))
     return attempted, works(rank, communicator)
 
 
+# The error and words of its message, of both operators, of an all-reduce and of a norm.
+OF_BOTH: Errors = {
+    "a random op": ("TypeError", "rand_like", "accepted", "tanh"),
+    "shape": ("ValueError", "extras[0]", "[5]", "[3, 4]"),
+    "dtype": ("TypeError", "extras[0]", "Double", "Float"),
+    "one of two extras": ("TypeError", "epilogue"),
+    "too few": ("TypeError", "epilogue"),
+    "no function": ("ValueError", "extras", "without epilogue="),
+    "no function, but index": ("ValueError", "index", "without epilogue="),
+}
+OF_ALLREDUCE: Errors = {
+    "control flow": ("TypeError", "epilogue", "control flow"),
+    "reduction": ("TypeError", "sum", "accepted"),
+    "another op": ("TypeError", "softplus", "accepted"),
+    "a tensor it holds": ("TypeError", "epilogue", "extras="),
+    "two results": ("TypeError", "result", "one tensor"),
+    "a name": ("TypeError", "got str", "a function"),
+    "in place": ("TypeError", "relu_", "accepted"),
+    "device": ("ValueError", "extras[0]", "accepted"),
+    "no number": ("TypeError", "extras[0]", "str", "float"),
+    "a long integer": ("ValueError", "extras[0]", "9007199254740993", "2**53"),
+    "out": ("TypeError", "out", "float32", "int8"),
+}
+OF_NORM: Errors = {
+    "another dtype": ("TypeError", "expression", "float64", "float32"),
+    "a gradient": ("NotImplementedError", "automatic differentiation"),
+    "an extra as out": ("ValueError", "extras", "overlaps out", "results"),
+}
+REFUSED = {
+    (op, which): error
+    for op, own in (("allreduce", OF_ALLREDUCE), ("allreduce_rmsnorm", OF_NORM))
+    for which, error in {**OF_BOTH, **own}.items()
+}
+
+
 @pytest.mark.worlds(2)
-@pytest.mark.parametrize(
-    ("which", "kind", "words"),
-    [
-        ("control flow", "TypeError", ("epilogue", "control flow")),
-        ("random", "TypeError", ("rand_like", "accepted", "tanh")),
-        ("reduction", "TypeError", ("sum", "accepted")),
-        ("another op", "TypeError", ("softplus", "accepted")),
-        ("a tensor it holds", "TypeError", ("epilogue", "extras=")),
-        ("two results", "TypeError", ("result", "one tensor")),
-        ("no function", "TypeError", ("got str", "a function")),
-        ("in place", "TypeError", ("relu_", "accepted")),
-        ("shape", "ValueError", ("extras[0]", "[5]", "[3, 4]")),
-        ("dtype", "TypeError", ("extras[0]", "Double", "Float")),
-        ("device", "ValueError", ("extras[0]", "accepted")),
-        ("no number", "TypeError", ("extras[0]", "str", "float")),
-        ("a long integer", "ValueError", ("extras[0]", "9007199254740993", "2**53")),
-        ("too few", "TypeError", ("epilogue",)),
-        ("out", "TypeError", ("out", "float32", "int8")),
-    ],
-)
-def test_bad_input_is_refused_by_name(
-    pool: Pool, which: str, kind: str, words: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("op", "which"), sorted(REFUSED))
+def test_bad_input_is_refused_by_name(pool: Pool, op: str, which: str) -> None:
     """On every rank before anything is launched; the communicator remains usable."""
-    for attempted, well in pool.run(_refused, which):
+    kind, *words = REFUSED[op, which]
+    for attempted, well in pool.run(_refused, op, which):
         assert attempted.error == kind, attempted
-        assert all(word in attempted.message for word in ("collx.allreduce", *words)), attempted
+        assert all(word in attempted.message for word in (f"collx.{op}", *words)), attempted
         assert well
 
 

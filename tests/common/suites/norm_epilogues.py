@@ -3,15 +3,12 @@ the bits of the reference in every algorithm, mode, form and layout."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import collx
-from collx.epilogues import expression_of
 
-from ..attempt import Attempt, attempt, finish, ones, works
+from ..attempt import ones
 from ..calls import run_calls
 from ..check import assert_none, differences
 from ..compiling import inductor, require_compiler
@@ -29,7 +26,6 @@ from ..norms import (
     placements,
     sizes,
 )
-from ..opcheck import PASSED, opcheck
 from ..pool import Pool
 from ..rank import Rank
 from ..sampling import Factors, every, pairs
@@ -102,80 +98,6 @@ def test_rows_are_counted_over_the_chunks_of_a_fallback(pool: Pool) -> None:
     assert pool.run(_chunks) == [""] * 2
 
 
-def _another(rank: Rank, epilogues: bool) -> Attempt:
-    communicator = rank.new_communicator(f"other-rows-{epilogues}", check=True, timeout=10.0)
-    factor = float(rank.rank)
-    options: dict[str, Any] = {"epilogue": lambda v: v * factor} if epilogues else {}
-    if not epilogues and rank.rank == 0:
-        options = {"epilogue": lambda v: v}
-
-    def call() -> None:
-        x = ones(rank, 32).view(2, 16)
-        collx.allreduce_rmsnorm(x, ones(rank, 16), 1e-6, communicator, **options)
-        finish(communicator)
-
-    attempted = attempt(call)
-    communicator.destroy()
-    return attempted
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("epilogues", [True, False])
-def test_ranks_with_different_epilogues_are_a_mismatch(pool: Pool, epilogues: bool) -> None:
-    """In checked mode; also if some ranks have no epilogue."""
-    for attempted in pool.run(_another, epilogues):
-        assert attempted.error == "CollectiveMismatch", attempted
-        assert "with epilogue " in attempted.message
-
-
-def _refused(rank: Rank, which: str) -> tuple[Attempt, bool]:
-    communicator = rank.communicator()
-    x, weight = ones(rank, 12).view(3, 4), ones(rank, 4)
-    wanted = ones(rank, 4).requires_grad_()
-    calls: dict[str, dict[str, Any]] = {
-        "another dtype": {"epilogue": lambda v: v.to(torch.float64)},
-        "shape": {"epilogue": bias_relu, "extras": (ones(rank, 5),)},
-        "dtype": {"epilogue": bias_relu, "extras": (ones(rank, 4, torch.float64),)},
-        "too few": {"epilogue": bias_relu},
-        "no function": {"extras": (weight,)},
-        "no function, but index": {"index": True},
-        "a gradient": {"epilogue": bias_relu, "extras": (wanted,)},
-        "an extra as out": {"epilogue": bias_relu, "extras": (x,), "out": x},
-        "a random op": {"epilogue": lambda v: v + torch.rand_like(v)},
-    }
-    options = calls[which]
-    attempted = attempt(
-        lambda: collx.allreduce_rmsnorm(x * 1, weight, 1e-6, communicator, **options)
-    )
-    return attempted, works(rank, communicator)
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize(
-    ("which", "kind", "words"),
-    [
-        ("another dtype", "TypeError", ("expression", "float64", "float32")),
-        ("shape", "ValueError", ("extras[0]", "[5]", "[3, 4]")),
-        ("dtype", "TypeError", ("extras[0]", "Double", "Float")),
-        ("too few", "TypeError", ("epilogue",)),
-        ("no function", "ValueError", ("extras", "without epilogue=")),
-        ("no function, but index", "ValueError", ("index", "without epilogue=")),
-        ("a gradient", "NotImplementedError", ("automatic differentiation",)),
-        ("an extra as out", "ValueError", ("extras", "overlaps out", "results")),
-        ("a random op", "TypeError", ("rand_like", "accepted")),
-    ],
-)
-def test_a_wrong_epilogue_is_refused(
-    pool: Pool, which: str, kind: str, words: tuple[str, ...]
-) -> None:
-    """By name, before anything is launched, on every rank; all ranks remain usable."""
-    for attempted, well in pool.run(_refused, which):
-        assert attempted.error == kind, attempted
-        for word in ("allreduce_rmsnorm", *words):
-            assert word in attempted.message, attempted.message
-        assert well
-
-
 def _compiled(rank: Rank) -> str:
     name = rank.communicator().name
     x, bias = ones(rank, 64).view(4, 16) * (rank.rank + 1), ones(rank, 16) * -0.5
@@ -196,21 +118,3 @@ def _compiled(rank: Rank) -> str:
 def test_compiled_code_gives_the_same(pool: Pool) -> None:
     require_compiler()
     assert pool.run(_compiled) == [""] * 2
-
-
-def _opchecks(rank: Rank) -> list[Any]:
-    name = rank.communicator().name
-    x, bias = ones(rank, 32).view(2, 16), ones(rank, 16)
-    text = expression_of("allreduce_rmsnorm", bias_relu, torch.float32, 1)
-    options = {"expression": text, "extras": [bias]}
-    ops = torch.ops.collx
-    return [
-        opcheck(rank, ops.allreduce_rmsnorm.default, (x, bias, 1e-6, name), options),
-        opcheck(rank, ops.allreduce_rmsnorm_fp8.default, (x, bias, 1e-6, name), options),
-    ]
-
-
-@pytest.mark.worlds(1)
-def test_the_operators_pass_opcheck(pool: Pool) -> None:
-    for found in pool.run(_opchecks):
-        assert found == [PASSED] * 2
