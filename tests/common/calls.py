@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
@@ -27,17 +27,29 @@ Kind = TypeVar("Kind", bound="Call")
 NEW_TENSORS = ("functional", "python")  # forms that return new tensors
 WIDE = tuple(map(dtype_of, FLOATS))
 
-# Fields that do not affect the values: calls that only differ in these share their data.
-PLACEMENT = (
-    "algorithm",
-    "form",
-    "max_blocks",
-    "input_offset",
-    "output_offset",
-    "layout",
-    "output_layout",
-    "symmetric",
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The fields that do not affect the values. Calls that only differ in these share their data.
+
+    form           "functional", "out", "inplace": of torch.ops.collx; "python", "python_out",
+                   "python_inplace": of the functions in collx; and forms of the subclass, which
+                   are "out" with tensors that share memory
+    layout         the layout of the inputs: "contiguous", "transposed", "sliced", "spread"
+    output_layout  "natural" (the layout of a new result), or one of the layouts above
+    input_offset, output_offset   the number of elements before each tensor
+    symmetric      which of input and output are in symmetric memory: "none", "input", "output",
+                   "both"
+    """
+
+    algorithm: str = "auto"
+    form: str = "out"
+    max_blocks: int = 0
+    input_offset: int = 0
+    output_offset: int = 0
+    layout: str = "contiguous"
+    output_layout: str = "natural"
+    symmetric: str = "none"
 
 
 @dataclass(frozen=True)
@@ -49,39 +61,21 @@ class Data:
     expected: list[Tensors]
 
 
-class Call(ABC):
+class Call(Placement, ABC):
     """A call: its arguments, and the placement and the values of its tensors. Subclasses are frozen
-    dataclasses with the arguments of their operators and these fields:
-
-    form           "functional", "out", "inplace": of torch.ops.collx; "python", "python_out",
-                   "python_inplace": of the functions in collx; and forms of the subclass, which
-                   are "out" with tensors that share memory
-    style          the style of the values, see make_values
-    layout         the layout of the inputs: "contiguous", "transposed", "sliced", "spread"
-    output_layout  "natural" (the layout of a new result), or one of the layouts above
-    input_offset, output_offset   the number of elements before each tensor
-    symmetric      which of input and output are in symmetric memory: "none", "input", "output",
-                   "both"
-    """
+    dataclasses with the arguments of their operators and these fields. `style`: the style of the
+    values, see make_values."""
 
     op: str
     dtype: str
-    algorithm: str
-    form: str
     style: str
     seed: int
-    max_blocks: int
-    input_offset: int
-    output_offset: int
-    layout: str
-    output_layout: str
-    symmetric: str
 
     def __repr__(self) -> str:
         """Returns the call as Python code, with the fields that are not the default."""
         given = [
             f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)  # type: ignore[arg-type]
+            for field in sorted(fields(self), key=lambda field: bool(field.kw_only))
             if getattr(self, field.name) != field.default
         ]
         return f"{type(self).__module__.rpartition('.')[2]}.Call({', '.join(given)})"
@@ -138,8 +132,7 @@ class Call(ABC):
     @cached_property
     def _of_same_data(self: Kind) -> Kind:
         """The call with the default placement."""
-        usual = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]
-        return replace(self, **{name: usual[name] for name in PLACEMENT})  # type: ignore[type-var]
+        return replace(self, **asdict(Placement()))
 
     def tensors(self, rank: Rank) -> Fields:
         """Returns the rank's tensors, dense, on its device."""

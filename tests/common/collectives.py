@@ -52,8 +52,6 @@ class Call(calls.Call):
     op: str
     dtype: str = "float32"
     shape: Shape = (1000,)
-    algorithm: str = "auto"
-    form: str = "out"
     style: str = "bits"
     reduce_op: str = "sum"
     root: int = 0  # modulo the number of ranks
@@ -62,12 +60,6 @@ class Call(calls.Call):
     splits: str = "even"
     spare: int = 0  # device splits: rows of the result after the received rows
     unused: int = 0  # device splits: rows of the input after the sent rows
-    max_blocks: int = 0
-    input_offset: int = 0
-    output_offset: int = 0
-    layout: str = "contiguous"
-    output_layout: str = "natural"
-    symmetric: str = "none"
     seed: int = 1
 
     def legal(self) -> Call:

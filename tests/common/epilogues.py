@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -114,18 +114,11 @@ class Call(calls.Call):
     dtype: str
     shape: Shape
     axis: int = 0
-    algorithm: str = "auto"
     broadcast: str = "full"
     with_value: bool = False
-    form: str = "functional"
     style: str = "random"
     seed: int = 1
-    max_blocks: int = 0
-    input_offset: int = 0
-    output_offset: int = 0
-    layout: str = "contiguous"
-    output_layout: str = "natural"
-    symmetric: str = "none"
+    form: str = field(default="functional", kw_only=True)
 
     def legal(self) -> Call:
         return _legal(self)

@@ -114,14 +114,6 @@ class Call(calls.Call):
     lies: str = "row"
     style: str = "random"
     seed: int = 1
-    algorithm: str = "auto"
-    max_blocks: int = 0
-    form: str = "out"
-    input_offset: int = 0
-    output_offset: int = 0
-    layout: str = "contiguous"
-    output_layout: str = "natural"
-    symmetric: str = "none"  # or "input"
 
     @property
     def shape(self) -> tuple[int, ...]:

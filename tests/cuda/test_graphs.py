@@ -48,9 +48,9 @@ class Static:
 
     def __init__(self, rank: Rank, communicator: Any, call: Call, at: int = 0) -> None:
         self.call, self._communicator = call, communicator
-        calls = [replace(call, seed=number + 1) for number in range(VARIANTS)]  # type: ignore[type-var]
+        calls = [replace(call, seed=number + 1) for number in range(VARIANTS)]  # type: ignore[call-arg]
         if call.op == "alltoallv_device":
-            calls = [replace(c, splits=s) for c, s in zip(calls, PATTERNS, strict=True)]  # type: ignore[type-var]
+            calls = [replace(c, splits=s) for c, s in zip(calls, PATTERNS, strict=True)]  # type: ignore[call-arg]
         data = [one.data(rank.size) for one in calls]
         given = [one.given[rank.rank] for one in data]
         expected = [one.expected[rank.rank] for one in data]

@@ -369,7 +369,7 @@ def _refused(rank: Rank, way: Way) -> tuple[dict[tuple[str, str], Attempt], bool
     communicator = communicator_of(rank)
     found = {}
     for dtype, reduce_op in ((name, other) for name in DTYPES for other in legal_ops(name)):
-        one = Call(op, dtype, (40,), algorithm, reduce_op=reduce_op)
+        one = Call(op, dtype, (40,), algorithm=algorithm, reduce_op=reduce_op)
         with simulated():
             prepared = Prepared(rank, communicator, one)
         found[dtype, reduce_op] = attempt(prepared.make)

@@ -265,7 +265,7 @@ def _refused_by_python(rank: Rank) -> dict[str, Attempt]:
     forms = [(op, "python") for op in NAMES] + [(op, "python_inplace") for op in IN_PLACE]
     for op, form in forms:
         given = Given(rank, op)
-        call = replace(given.call, form=form)  # type: ignore[type-var]
+        call = replace(given.call, form=form)
         function, mine = call.function_call(communicator, given.arguments, ())
         found[f"{op}, {form}"] = attempt(lambda: function(**{**mine, "group": NOWHERE}))  # noqa: B023
     tensor = torch.ones((2 * rank.size, 3), device=rank.device)

@@ -91,7 +91,7 @@ def _one_never_comes(
     group = rank.fresh_group() if algorithm == "fallback" else communicator.group
     with rank.new_communicator("missing", group) as fresh:
         assert works(rank, fresh)
-        again = replace(right, seed=2)  # type: ignore[type-var]
+        again = replace(right, seed=2)  # type: ignore[call-arg]
         assert run_call(rank, fresh, again) == ""
         rank.arenas.pop(fresh.name, None)
     return found

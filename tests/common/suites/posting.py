@@ -49,7 +49,7 @@ def _posted_calls(seed: int, count: int, world: int) -> list[Call]:
     found: list[Call] = []
     while len(found) < count:
         call = random_call(choose, LARGEST, world)
-        call = replace(call, form=FUNCTIONS.get(call.form, call.form))  # type: ignore[type-var]
+        call = replace(call, form=FUNCTIONS.get(call.form, call.form))
         if call.op == "barrier" or call.form.startswith("python"):
             found.append(call)
     return found

@@ -135,8 +135,8 @@ class Repeated:
 def _varied(call: Call, number: int) -> Call:
     """Returns the call with other data and, if it has them, another root and other splits."""
     fields = {"seed": number + 1, "root": number}
-    known = call.__dataclass_fields__  # type: ignore[attr-defined]
-    return replace(call, **{name: v for name, v in fields.items() if name in known})  # type: ignore[type-var]
+    known = call.__dataclass_fields__
+    return replace(call, **{name: v for name, v in fields.items() if name in known})  # type: ignore[arg-type]
 
 
 def overwritten(
@@ -152,7 +152,7 @@ def overwritten(
     `options`: of the communicator."""
     communicator = rank.communicator(key, **options)
     repeated = [
-        Repeated(rank, communicator, replace(call, max_blocks=count), 3)  # type: ignore[type-var]
+        Repeated(rank, communicator, replace(call, max_blocks=count), 3)
         for count in dict.fromkeys(blocks)
     ]
     kept: list[tuple[Repeated, int, Tensors]] = []
@@ -211,7 +211,7 @@ def _in_a_row(rank: Rank, calls: list[Call], key: str) -> list[str]:
     found = []
     for late in sorted({0, rank.size // 2, rank.size - 1} if rank.size < 8 else {0, 5}):
         prepared = [
-            Prepared(rank, communicator, replace(call, seed=late + 1), SLICE * at)  # type: ignore[type-var]
+            Prepared(rank, communicator, replace(call, seed=late + 1), SLICE * at)  # type: ignore[call-arg]
             for at, call in enumerate(calls)
         ]
         rank.synchronize()
@@ -261,7 +261,7 @@ def test_a_fast_rank_does_not_overrun_a_slow_one(
     if is_norm(op):
         wide = 700 if key == "small" else 3000
         sizes = zip(three, ((5, wide), (1, 8), (17, wide // 5)), strict=True)
-        three = [replace(one, rows=rows, cols=cols) for one, (rows, cols) in sizes]  # type: ignore[type-var]
+        three = [replace(one, rows=rows, cols=cols) for one, (rows, cols) in sizes]  # type: ignore[call-arg]
     assert_none(pool.run(_in_a_row, [allreduce, *three, allreduce], key))
 
 
