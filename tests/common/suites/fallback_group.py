@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,12 +13,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import collx
-from collx._bootstrap import steps
 
 from ..attempt import Attempt, attempt
 from ..limits import assert_in_time
 from ..pool import Pool
 from ..rank import PAYLOAD_BYTES, TIMEOUT, Rank
+from .voting import instead_of_step
 
 SHORT = 1.0
 REFUSING = "refusing"
@@ -43,40 +42,29 @@ def _group_that_cannot_gather() -> Any:
     return dist.new_group(backend=REFUSING)
 
 
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Every `collx.init` of this process finds the ranks on different machines."""
-    original = tuple(steps.STEPS)
-    steps.STEPS[:] = [
-        steps.Step(step.name, lambda setup: setup.arguments.rank, step.conclude)
-        if step.name == "machine"
-        else step
-        for step in original
-    ]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the warning that there is no direct access
-            yield
-    finally:
-        steps.STEPS[:] = original
-
-
 def _init(rank: Rank, group: Any, timeout: float = TIMEOUT, **given: Any) -> Any:
-    with _apart():
+    """Creates a communicator as if the ranks were on different machines."""
+    apart = instead_of_step("machine", lambda setup, run: setup.arguments.rank)
+    with apart, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the warning that there is no direct access
         return collx.init(
             group, device=rank.device, payload_bytes=PAYLOAD_BYTES, timeout=timeout, **given
         )
 
 
-def _calls(rank: Rank, name: str) -> dict[str, Callable[[], torch.Tensor]]:
+def calls_of(
+    rank: Rank, name: str, algorithm: str = "auto"
+) -> dict[str, Callable[[], torch.Tensor]]:
     """Returns one call for each kind of operator that has its own fallback."""
     torch.manual_seed(rank.rank)
     x = torch.randn(2 * rank.size, 8, device=rank.device)
-    ops = torch.ops.collx
+    weight, ops = x.new_ones(8), torch.ops.collx
     return {
-        "allreduce": lambda: ops.allreduce(x, "sum", name),
-        "alltoall": lambda: ops.alltoall(x, rank.size, name),
-        "allreduce_rmsnorm": lambda: ops.allreduce_rmsnorm(x, x.new_ones(8), 1e-6, name),
+        "allreduce": lambda: ops.allreduce(x, "sum", name, algorithm),
+        "alltoall": lambda: ops.alltoall(x, rank.size, name, algorithm),
+        "allreduce_rmsnorm": lambda: ops.allreduce_rmsnorm(
+            x, weight, 1e-6, name, algorithm=algorithm
+        ),
     }
 
 
@@ -84,13 +72,13 @@ def _serves(rank: Rank) -> dict[str, Any]:
     group, inner = _group_that_cannot_gather(), rank.fresh_group()
     without = attempt(lambda: _init(rank, group))
     communicator = _init(rank, group, fallback_group=inner)
-    expected = _calls(rank, rank.communicator().name)
+    expected = calls_of(rank, rank.communicator().name)
     found: dict[str, Any] = {
         "without": without,
         "reason": communicator.fallback_reason,
         "same": {
             op: torch.equal(call(), expected[op]())
-            for op, call in _calls(rank, communicator.name).items()
+            for op, call in calls_of(rank, communicator.name).items()
         },
     }
     torch.ops.collx.barrier(communicator.name)

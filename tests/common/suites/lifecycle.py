@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 
 import collx
-from collx._bootstrap import steps
 
 from .. import interpreters
 from ..attempt import Attempt, allreduce, attempt, finish, ones, works
@@ -28,6 +27,7 @@ from ..check import differences
 from ..pool import Pool, some_stand_for_all
 from ..rank import PAYLOAD_BYTES, Rank
 from ..values import inputs_and_reference
+from .voting import instead_of_step
 
 PUSHES_AND_PULLS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pull")
 CYCLE_PAYLOAD = 512 << 10  # bytes; 100 leaked payloads would be noticeable
@@ -272,23 +272,17 @@ def test_threads_make_and_destroy_communicators_at_once(pool: Pool) -> None:
 def _one_name_from_two_threads(rank: Rank) -> list[Attempt]:
     """The second thread starts while the first one is inside init, on every rank."""
     found = []
-    position = [step.name for step in steps.STEPS].index("machine")
-    original = steps.STEPS[position]
 
-    def run(setup: Any) -> Any:
+    def run(setup: Any, original: Callable[[Any], Any]) -> Any:
         second = threading.Thread(
             target=lambda: found.append(attempt(lambda: rank.new_communicator("twin")))
         )
         second.start()
         second.join()
-        return original.run(setup)
+        return original(setup)
 
-    steps.STEPS[position] = replace(original, run=run)
-    try:
-        with rank.new_communicator("twin") as communicator:
-            assert works(rank, communicator)
-    finally:
-        steps.STEPS[position] = original
+    with instead_of_step("machine", run), rank.new_communicator("twin") as communicator:
+        assert works(rank, communicator)
     return found
 
 

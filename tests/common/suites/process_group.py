@@ -18,6 +18,7 @@ from ..attempt import Attempt, attempt
 from ..limits import assert_in_time
 from ..pool import Pool
 from ..rank import Rank
+from .fallback_group import calls_of
 
 PATIENCE = 60.0  # seconds; a call that raises earlier has not timed out
 SHORT = 1.0
@@ -41,17 +42,8 @@ def _without_regions(rank: Rank, group: Any, timeout: float) -> Any:
 
 
 def _calls(rank: Rank, name: str) -> dict[str, Callable[[], Any]]:
-    """Returns one call for each kind of operator that has its own fallback."""
-    tensor = torch.ones(2 * rank.size, 8, device=rank.device)
-    ops = torch.ops.collx
-    return {
-        "allreduce": lambda: ops.allreduce(tensor, "sum", name, "fallback"),
-        "alltoall": lambda: ops.alltoall(tensor, rank.size, name, "fallback"),
-        "allreduce_rmsnorm": lambda: ops.allreduce_rmsnorm(
-            tensor, tensor[0], 1e-6, name, algorithm="fallback"
-        ),
-        "barrier": lambda: ops.barrier(name),
-    }
+    calls = calls_of(rank, name, "fallback")
+    return {**calls, "barrier": lambda: torch.ops.collx.barrier(name)}
 
 
 def _after(communicator: Any, call: Callable[[], Any]) -> dict[str, Any]:
