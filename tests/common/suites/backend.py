@@ -19,7 +19,7 @@ import collx
 import collx.backend
 from collx import nn
 
-from ..attempt import Attempt, attempt
+from ..attempt import Attempt, attempt, ones
 from ..check import assert_none
 from ..compiling import inductor, operators_in, through_pass
 from ..pool import Pool
@@ -34,6 +34,19 @@ def group_of(rank: Rank, **given: Any) -> Any:
     """Returns a new group of all ranks on the backend. Collective."""
     given.setdefault("timeout", timedelta(seconds=TIMEOUT))
     return dist.new_group(backend="collx", **given)
+
+
+def until_known(rank: Rank, group: Any) -> None:
+    """On CUDA, a call raises an earlier failure."""
+    for _ in range(2):
+        dist.all_reduce(ones(rank), group=group)
+        rank.synchronize()
+
+
+def finish(rank: Rank, work: Any) -> None:
+    work.wait()
+    rank.synchronize()
+    work.wait()  # on CUDA, this call raises the failure
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,10 @@ pytestmark = pytest.mark.alone  # ranks are killed
 DEATHS = {"killed": ("os.kill(os.getpid(), signal.SIGKILL)", -9), "exit": ("os._exit(7)", 7)}
 
 PROGRAM = """
-import json, os, signal, sys, time
+import json, signal, time
 from dataclasses import replace
 from datetime import timedelta
-import torch, torch.distributed as dist, collx.backend
 from collx._bootstrap import steps
-torch.set_num_threads(1)
-rank, port, device, size = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-store = dist.TCPStore("127.0.0.1", port, is_master=False)
-if device == "cuda":
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-dist.init_process_group("collx", store=store, rank=rank, world_size=size)
 x = torch.ones(1000, device=device)
 victim = rank == size - 1
 
@@ -83,7 +76,9 @@ survive(lambda: dist.all_reduce(x))
 
 
 def _assert_survived(pool: Pool, ending: str, code: int, error: str, due: float) -> None:
-    *survivors, died = exit_codes(pool.world.device, ending, program=PROGRAM, size=pool.size)
+    *survivors, died = exit_codes(
+        pool.world.device, ending, program=PROGRAM, size=pool.size, backend="collx"
+    )
     assert died[0] == code, died
     for code, output in survivors:
         assert code == 0, output

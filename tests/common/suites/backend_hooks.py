@@ -22,7 +22,7 @@ from ..attempt import Attempt, attempt, ones
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool
 from ..rank import Rank
-from .backend import group_of
+from .backend import finish, group_of, until_known
 from .lifecycle import exit_codes
 
 pytestmark = [
@@ -104,18 +104,12 @@ def _unfinished(rank: Rank, timeout: float) -> dict[str, Any]:
     if rank.rank != rank.size - 1:
         work = dist.all_reduce(ones(rank), group=group, async_op=True)
         found["waiting"] = _states(group, seconds=0.1)
-        found["call"] = attempt(partial(_finish, rank, work))
+        found["call"] = attempt(partial(finish, rank, work))
         found["hooks"] = len(called)
         found["failed"] = _states(group, seconds=0.1)
     rank.barrier()
     dist.destroy_process_group(group)
     return found
-
-
-def _finish(rank: Rank, work: Any) -> None:
-    work.wait()
-    rank.synchronize()
-    work.wait()  # on CUDA, this call raises the failure
 
 
 @pytest.mark.worlds(2, 3)
@@ -146,7 +140,7 @@ def _hooks_for_failures(rank: Rank, timeout: float) -> dict[str, Any]:
     found["after bad input"] = list(called)
     rank.barrier()
     if rank.rank == 0:
-        found["call"] = attempt(lambda: _until_known(rank, group))
+        found["call"] = attempt(lambda: until_known(rank, group))
         found["after call"] = list(called)
     rank.barrier()
     dist.destroy_process_group(group)
@@ -191,12 +185,6 @@ def _bad(rank: Rank, group: Any) -> None:
     dist.all_gather([ones(rank)] * (rank.size + 1), ones(rank), group=group)
 
 
-def _until_known(rank: Rank, group: Any) -> None:
-    for _ in range(2):  # on CUDA, a call raises an earlier failure
-        dist.all_reduce(ones(rank), group=group)
-        rank.synchronize()
-
-
 @pytest.mark.worlds(2)
 def test_abort_hooks_of_synchronous_calls_and_of_an_abort(pool: Pool) -> None:
     timeout = timeout_now(pool)
@@ -213,15 +201,7 @@ def test_abort_hooks_of_synchronous_calls_and_of_an_abort(pool: Pool) -> None:
 
 
 DUMPED = """
-import os, sys
 from datetime import timedelta
-import torch, torch.distributed as dist, collx.backend
-torch.set_num_threads(1)
-rank, port, device, size = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-store = dist.TCPStore("127.0.0.1", port, is_master=False)
-if device == "cuda":
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-dist.init_process_group("collx", store=store, rank=rank, world_size=size)
 x = torch.ones(1000, device=device)
 dist.all_reduce(x)
 dist.group.WORLD.set_timeout(timedelta(seconds=1))
@@ -246,7 +226,7 @@ def test_the_flight_recorder_has_written_its_trace_when_a_failure_is_raised(
         "TORCH_INCLUDE_STACK_TRACE": "0",
         "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_"),
     }
-    (code, output), _ = exit_codes(pool.world.device, "", settings, program=DUMPED)
+    (code, output), _ = exit_codes(pool.world.device, "", settings, program=DUMPED, backend="collx")
     assert code == 3, output
     first, second, *_ = pickle.loads((tmp_path / "trace_0").read_bytes())["entries"]
     assert (first["profiling_name"], first["state"]) == ("collx:all_reduce", "completed")

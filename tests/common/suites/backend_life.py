@@ -26,7 +26,7 @@ from ..attempt import Attempt, attempt, ones
 from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..pool import Pool
 from ..rank import TIMEOUT, Rank
-from .backend import group_of
+from .backend import finish, group_of, until_known
 
 GROUPS = 12
 CYCLES = {"cpu": 40, "cuda": 10}
@@ -152,30 +152,17 @@ def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
     if rank.rank != absent:
         works = [dist.all_reduce(ones(rank), group=group, async_op=True) for _ in range(3)]
         found["future"] = works[0].get_future()
-        found["waits"] = [attempt(partial(_finish, rank, work)) for work in works]
+        found["waits"] = [attempt(partial(finish, rank, work)) for work in works]
         future = found.pop("future")
         if rank.device.type == "cpu":  # on CUDA a future completes when the call is enqueued
             found["then"] = attempt(future.wait)
         found["success"] = works[0].is_success()
         found["error"] = str(group._get_backend(rank.device).get_error())
     rank.barrier()
-    found["next"] = attempt(partial(_until_known, rank, group))
+    found["next"] = attempt(partial(until_known, rank, group))
     found["destroy"] = attempt(lambda: dist.destroy_process_group(group))
     rank.barrier()
     return found
-
-
-def _until_known(rank: Rank, group: Any) -> None:
-    """On CUDA, a call raises an earlier failure."""
-    for _ in range(2):
-        dist.all_reduce(ones(rank), group=group)
-        rank.synchronize()
-
-
-def _finish(rank: Rank, work: Any) -> None:
-    work.wait()
-    rank.synchronize()
-    work.wait()  # on CUDA, this call raises the failure
 
 
 @pytest.mark.alone
@@ -203,7 +190,7 @@ def _aborted(rank: Rank, timeout: float) -> Attempt:
     rank.barrier()
     if rank.rank == 0:
         group.abort()
-    found = attempt(partial(_until_known, rank, group))
+    found = attempt(partial(until_known, rank, group))
     rank.barrier()
     dist.destroy_process_group(group)
     return found
@@ -264,7 +251,7 @@ def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
     found = None
     if rank.rank == 0:
         work = dist.all_reduce(ones(rank), group=group, async_op=True)
-        found = attempt(partial(_finish, rank, work))
+        found = attempt(partial(finish, rank, work))
         assert_in_time(found, timeout)
     rank.barrier()
     dist.destroy_process_group(group)

@@ -22,8 +22,7 @@ from ..attempt import Attempt, attempt, in_a_child, ones
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool
 from ..rank import Rank
-from .backend import group_of
-from .backend_life import _until_known
+from .backend import group_of, until_known
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 NUMEL = 12_000  # divisible by 2, 3 and 4 ranks
@@ -273,7 +272,7 @@ def _one_never_allocates(
         allocate(rank, group)  # returns without the peers
         found = attempt(lambda: allocate(rank, group))
     rank.barrier()
-    assert attempt(lambda: _until_known(rank, group)).error
+    assert attempt(lambda: until_known(rank, group)).error
     del first
     dist.destroy_process_group(group)
     return found

@@ -550,15 +550,18 @@ EXITS = {
 
 EXITS_WHERE_SHARED = ("without destroying anything", "destroying the process group first")
 
-PROGRAM = """
+JOINED = """
 import os, sys
-import torch, torch.distributed as dist, collx
+import torch, torch.distributed as dist, {module}
 torch.set_num_threads(1)
-rank, port, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+rank, port, device, size = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 store = dist.TCPStore("127.0.0.1", port, is_master=False)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 if device == "cuda":
     torch.cuda.set_device(rank % torch.cuda.device_count())
+dist.init_process_group("{backend}", store=store, rank=rank, world_size=size)
+"""
+
+PROGRAM = """
 comm = collx.init(device=torch.device(device), payload_bytes=4 << 20, timeout=30.0)
 x = comm.empty((100,)).fill_(1)
 y = torch.ops.collx.allreduce(x, "sum", comm.name)
@@ -577,16 +580,18 @@ def exit_codes(
     *,
     program: str = PROGRAM,
     size: int = 2,
+    backend: str = "gloo",
 ) -> list[tuple[int, str]]:
-    """Returns the exit code and output of each rank. Each rank runs `program` in its own
-    interpreter. With `settings`, which libraries may read when they are imported, the interpreter
-    has imported nothing before."""
+    """Returns the exit code and output of each rank. Each rank runs `program`, after JOINED, in its
+    own interpreter. With `settings`, which libraries may read when they are imported, the
+    interpreter has imported nothing before."""
     from ..worlds import World, gpu_count, rank_environment
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = World(device, size, min(size, gpu_count()) if device == "cuda" else 0)
     environment = {**rank_environment(world), **(settings or {})}
-    text = program.format(ending=ending)
+    module = "collx.backend" if backend == "collx" else "collx"
+    text = JOINED.format(module=module, backend=backend) + program.format(ending=ending)
     arguments = [[str(rank), str(store.port), device, str(size)] for rank in range(size)]
     if settings is None and by_rank is None:
         return [
