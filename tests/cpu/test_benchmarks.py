@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,9 +20,9 @@ from collx._bench.ops import OPS
 from collx._bench.records import Record
 from collx._bench.timing import Timing
 from collx._tune import options as tune_options
+from tests.common.commands import ROOT, run
 from tests.common.programs import run_program
 
-ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 COLLECTIVES = (
     *("allreduce", "reducescatter", "allgather", "broadcast", "reduce"),
@@ -46,20 +45,12 @@ needs_models = pytest.mark.skipif(
     reason="transformers or accelerate is not installed",
 )
 LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
+ENVIRONMENT: dict[str, Any] = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def python(*arguments: str) -> str:
+    command = (sys.executable, *arguments)
+    return run(*command, limit=500, stderr=subprocess.PIPE, **ENVIRONMENT).stdout
 
 
 def run_on_ranks(program: str, *arguments: str) -> str:
@@ -380,7 +371,7 @@ def test_sizes_grow_by_a_factor_or_by_a_step() -> None:
 
 def test_it_starts_its_own_ranks_and_leaves_out_checks_on_demand(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    printed = run(
+    printed = python(
         *("-m", "collx", "bench", "allreduce", "-b", "1K", "-e", "4K", "-f", "4", "-c", "0"),
         *("-g", "2", "-n", "2", "-w", "1", "--device=cpu", "--peers=none", "--format=nccl"),
         *("--json", str(file)),
@@ -397,15 +388,9 @@ def test_it_starts_its_own_ranks_and_leaves_out_checks_on_demand(tmp_path: Path)
 
 
 def test_a_rank_that_fails_ends_the_run() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "collx", "bench", "barrier", "-g", "2", "--device", "cpu"],
-        env={**os.environ, **ENVIRONMENT, "GLOO_SOCKET_IFNAME": "no_such_link"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1
+    command = (sys.executable, "-m", "collx", "bench", "barrier", "-g", "2", "--device", "cpu")
+    environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "no_such_link"}
+    done = run(*command, code=1, stderr=subprocess.PIPE, **environment)
     assert "no_such_link" in done.stderr
 
 
@@ -461,7 +446,7 @@ def test_markdown_fills_the_tables_of_a_document(bench: tuple[str, Path], tmp_pa
     _, file = bench
     tool = str(BENCHMARKS / "markdown.py")
     titles = [
-        line.removeprefix("### ") for line in run(tool, str(file)).splitlines() if "###" in line
+        line.removeprefix("### ") for line in python(tool, str(file)).splitlines() if "###" in line
     ]
     title = "allreduce, 2 ranks, cpu, bfloat16"
     assert {title, f"{NORM}, 2 ranks, cpu, bfloat16, parity_weight"} <= set(titles)
@@ -471,7 +456,7 @@ def test_markdown_fills_the_tables_of_a_document(bench: tuple[str, Path], tmp_pa
         f"before\n<!-- table: {title} -->\nold\n<!-- end -->\n{other}"
         f"<!-- table: allgather, 2 ranks, cpu, bfloat16, brief -->\nold\n<!-- end -->\n"
     )
-    printed = run(tool, str(file), "--into", str(document))
+    printed = python(tool, str(file), "--into", str(document))
     assert f"no place for: {title}" not in printed
     assert "no place for: barrier" in printed
     text = document.read_text()
@@ -491,7 +476,7 @@ def test_markdown_fills_the_tables_of_a_document(bench: tuple[str, Path], tmp_pa
 def test_turns_compares_two_builds(tmp_path: Path) -> None:
     """The test compares a build with itself."""
     build = str(Path(collx.__file__).parents[1])
-    printed = run(
+    printed = python(
         *(str(BENCHMARKS / "turns.py"), build, build, "--device=cpu", "--turns=1"),
         *("--sizes=1K", "--rows=1"),
     )

@@ -21,10 +21,11 @@ import pytest
 import torch
 
 import collx
+from tests.common.commands import ROOT
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 
-from .test_readme import ROOT, run
+from .test_readme import output_of
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -96,7 +97,7 @@ TORCHRUN = [block for block in PYTHON if block.mark == "torchrun"]
 
 @pytest.mark.parametrize("block", TORCHRUN, ids=lambda block: block.page.stem)
 def test_a_program_of_the_docs_runs(block: Block, tmp_path: Path) -> None:
-    run(block.code, "cpu", tmp_path)
+    output_of(block.code, "cpu", tmp_path)
 
 
 def test_blocks_that_do_not_run_are_counted_and_compile() -> None:

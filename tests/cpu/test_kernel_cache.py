@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from collx._extension import extension
+from tests.common.commands import run
 
 NAME = "kernel.cubin"
 read, keep = extension.read_kernel, extension.keep_kernel
@@ -53,9 +54,7 @@ print(extension.read_kernel(sys.argv[1], "kernel.cubin"))
 
 def _used(folder: Path) -> tuple[str, str]:
     """Writes twice in another process and then reads. Returns what it reads, and its stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", _USE, str(folder)], capture_output=True, text=True, check=True
-    )
+    done = run(sys.executable, "-c", _USE, folder, stderr=subprocess.PIPE)
     return done.stdout.strip(), done.stderr
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.common.commands import ROOT, run
 from tests.common.worlds import NEEDS_GPU, gpu_count
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 # Definitions that the two versions of the layer use.
@@ -47,25 +47,15 @@ def code() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def run(program: str, where: str, folder: Path) -> str:
+def output_of(program: str, where: str, folder: Path) -> str:
     if where == "cuda" and gpu_count() < 2:
         pytest.skip(f"{NEEDS_GPU} for each rank")
     script = folder / "example.py"
     script.write_text(program)
-    environment = dict(os.environ)
-    if where == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    environment: dict[str, Any] = {"CUDA_VISIBLE_DEVICES": ""} if where == "cpu" else {}
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    command = (*torchrun, "--nproc-per-node", "2", script)
+    return run(*command, limit=120, stderr=subprocess.PIPE, **environment).stdout
 
 
 EVERYWHERE = pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -76,14 +66,14 @@ def test_the_quick_start_runs(where: str, tmp_path: Path) -> None:
     example = code()[0]
     assert len(example.splitlines()) <= 12
     # The last line of the example shows that everything before it succeeded.
-    assert run(example, where, tmp_path).count("allreduce of 32,768 x bfloat16") == 2
+    assert output_of(example, where, tmp_path).count("allreduce of 32,768 x bfloat16") == 2
 
 
 @EVERYWHERE
 def test_the_layer_before_and_after_gives_the_same(where: str, tmp_path: Path) -> None:
     _, before, after = code()
     program = "".join([BEFORE, before, BETWEEN, after, AFTER])
-    assert run(program, where, tmp_path).count("equal") == 2
+    assert output_of(program, where, tmp_path).count("equal") == 2
 
 
 def test_the_readme_is_short() -> None:

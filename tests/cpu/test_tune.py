@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,20 +19,17 @@ from collx import _tuning
 from collx._tune.cases import BUILT_IN, Case, Choice
 from collx._tune.options import parse
 from collx._tune.search import Found, entries
+from tests.common.commands import run
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 
 PLOT = find_spec("matplotlib") is not None
 
 
-def tune(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *launcher, "-m", "collx", "tune", *arguments],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def tune(*arguments: str, launcher: tuple[str, ...] = ()) -> str:
+    command = (sys.executable, *launcher, "-m", "collx", "tune", *arguments)
+    environment: dict[str, Any] = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return run(*command, stderr=subprocess.PIPE, **environment).stdout
 
 
 def _loads(rank: Rank, file: str) -> list[str]:
@@ -60,18 +56,17 @@ def test_the_tool_writes_a_table_that_init_loads(pool: Pool, tmp_path: Path) -> 
     plot = ("--plot", str(picture)) if PLOT else ()
     sizes = ("-b", "1K", "-e", "16K", "-f", "16", "--seconds", "0.02")
     ranks = ("--device", "cpu", "--ranks", "2")
-    done = tune(
+    printed = tune(
         *("--ops", "allreduce,allgather", "--symmetric", "--output", str(file)),
         *(*sizes, *ranks, *plot),
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("allreduce") == done.stdout.count("allgather") == 4
-    assert "faster by" in done.stdout
+    assert printed.count("allreduce") == printed.count("allgather") == 4
+    assert "faster by" in printed
     assert picture.exists() == PLOT
     table = _tuning.read(file)
     assert table == _tuning.read(json.loads(table.to_json()))
     assert (table.world_size, table.device_type, table.driver) == (2, "cpu", None)
-    assert f"entries in {file}: {len(table.entries)}" in done.stdout
+    assert f"entries in {file}: {len(table.entries)}" in printed
     for found in pool.run(_loads, str(file)):
         assert len(found) == len(table.entries)
 
@@ -79,12 +74,11 @@ def test_the_tool_writes_a_table_that_init_loads(pool: Pool, tmp_path: Path) -> 
 @pytest.mark.full
 def test_the_tool_uses_the_ranks_of_torchrun(tmp_path: Path) -> None:
     file = tmp_path / "tuning.json"
-    done = tune(
+    tune(
         *("--ops", "allreduce", "-b", "1K", "-e", "1K", "--seconds", "0.02", "--device", "cpu"),
         *("--output", str(file)),
         launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"),
     )
-    assert done.returncode == 0, done.stderr
     assert _tuning.read(file).world_size == 3
 
 
@@ -127,9 +121,9 @@ def test_the_help_and_the_version_are_printed(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_unknown_command_ends_with_status_2() -> None:
-    done = subprocess.run([sys.executable, "-m", "collx", "bake"], capture_output=True, text=True)
-    assert done.returncode == 2, done
+    done = run(sys.executable, "-m", "collx", "bake", code=2, stderr=subprocess.PIPE)
     assert "usage: python -m collx" in done.stderr
+    assert "invalid choice: 'bake'" in done.stderr
 
 
 def found(nbytes: int, choice: Choice = BUILT_IN, **changes: Any) -> Found:

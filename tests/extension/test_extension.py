@@ -7,17 +7,17 @@ runs the suites of the operators.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.common.commands import ROOT, run
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 PARTS = ("csrc", "python", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 ROWS = ("star_rows.h", "everyone_rows.h")
 SUITES = ("numerics", "forms", "skew", "tracing")
@@ -44,21 +44,13 @@ def test_rows_and_a_file_are_all_that_an_algorithm_and_a_collective_take(tmp_pat
     extended(tmp_path)
     rows = " ".join(f"-include {tmp_path / 'tests/extension' / name}" for name in ROWS)
 
-    def run(*command: str, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "python"), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+    def python(*arguments: str, **environment: Any) -> str:
+        environment["PYTHONPATH"] = str(tmp_path / "python")
+        command = (sys.executable, *arguments)
+        return run(*command, where=tmp_path, limit=2400, **environment).stdout
 
-    run("setup.py", "build_ext", "--inplace", COLLX_CUDA="0", CFLAGS=rows)
-    said = run(
+    python("setup.py", "build_ext", "--inplace", COLLX_CUDA="0", CFLAGS=rows)
+    said = python(
         "-c",
         "import collx, torch; from collx._extension import extension as e;"
         "print(e.algorithms('allreduce'), e.algorithms('reduce_to_everyone'),"
@@ -66,9 +58,9 @@ def test_rows_and_a_file_are_all_that_an_algorithm_and_a_collective_take(tmp_pat
     )
     for name in ("'star'", "'direct'", "reduce_op"):
         assert name in said, said
-    assert "a built-in function: True" in run("-m", "tests.extension.everyone_function")
+    assert "a built-in function: True" in python("-m", "tests.extension.everyone_function")
     suites = [f"tests/common/suites/{name}.py" for name in SUITES]
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", THEIRS, *suites)
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", THEIRS, *suites)
     passed = re.search(r"(\d+) passed", done)
     assert passed is not None, done
     assert int(passed[1]) > 20, done

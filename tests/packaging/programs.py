@@ -1,11 +1,8 @@
-"""Runs the Python and C++ programs of these tests in separate processes."""
+"""Compiles the C++ programs of these tests."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,37 +10,10 @@ import torch
 from torch.utils import cpp_extension
 
 from tests.common.ahead import quietly
+from tests.common.commands import ROOT
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 TORCH = ".".join(torch.__version__.split(".")[:2])
-
-
-def run(
-    *command: str | Path, where: Path = ROOT, code: int = 0, limit: int = 300, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command for at most `limit` seconds. Its exit status must be `code`."""
-    done = subprocess.run(
-        command,
-        cwd=where,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=limit,
-    )
-    assert done.returncode == code, f"{command} ended with {done.returncode}\n{done.stdout}"
-    return done
-
-
-def python(program: str, *, path: Path | None = None, code: int = 0, **environment: str) -> str:
-    """Returns the output of a Python program. `path`: the folder with its collx; the default is
-    this checkout."""
-    source = ROOT / "python" if path is None else path
-    environment["PYTHONPATH"] = str(source)
-    command = (sys.executable, "-c", program)
-    return run(*command, where=source, code=code, limit=300, **environment).stdout
 
 
 def compiled(source: str, *options: str) -> Path:

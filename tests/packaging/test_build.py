@@ -18,7 +18,9 @@ import setuptools
 import torch
 from torch.utils import cpp_extension
 
-from .programs import ROOT, TORCH, python, run
+from tests.common.commands import ROOT, python, run
+
+from .programs import TORCH
 
 MODULE_FOLDER = f"collx/_torch{TORCH.replace('.', '_')}"
 CPU_OBJECTS = ROOT / "build" / TORCH / "cpu" / "libcollx" / "build.ninja"

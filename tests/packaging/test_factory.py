@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from collx._extension import library
+from tests.common.commands import python
 
-from .programs import compiled, python
+from .programs import compiled
 
 
 def maker() -> Path:

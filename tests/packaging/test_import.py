@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from .programs import ROOT, TORCH, compiled, python
+from tests.common.commands import ROOT, python
+
+from .programs import TORCH, compiled
 
 IMPORT = """
 import torch

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from collx._extension import extension, library
+from tests.common.commands import python, run
 
-from .programs import compiled, python, run
+from .programs import compiled
 
 REFUSAL = (
     'collx.allreduce: group_name: this process has no communicator "model"; existing: none. '

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .programs import ROOT, run
+from tests.common.commands import ROOT, run
 
 PROGRAM = """
 import torch, torch.distributed as dist, collx

@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ import collx
 
 from ..attempt import Attempt, allreduce, attempt, finish, ones
 from ..calls import run_calls
+from ..commands import run
 from ..limits import timeout_now
 from ..operators import NAMES, call_of
 from ..pool import Pool
@@ -199,10 +199,8 @@ def _differing(rank: Rank, prefix: str) -> tuple[Attempt, Attempt]:
 
 def _analysis(folder: Path) -> str:
     """Returns the output of PyTorch's analyzer."""
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    command = (sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace")
+    return run(*command, folder).stdout
 
 
 @pytest.mark.worlds(2)
