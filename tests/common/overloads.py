@@ -4,6 +4,7 @@ are therefore tested automatically."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ from collx.ops.functions import twins
 from .rank import Rank
 
 COLS = 256
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "grad": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
 
 
 def all_overloads() -> list[Any]:
@@ -38,6 +45,13 @@ def written_by(overload: Any) -> list[str]:
         for argument in overload._schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
+
+
+def results_of(overload: Any, returned: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns the results of a call that returned this."""
+    if written_by(overload):
+        return [arguments[name] for name in written_by(overload)]
+    return list(returned) if isinstance(returned, tuple) else [returned]
 
 
 def writing_overloads() -> list[Any]:

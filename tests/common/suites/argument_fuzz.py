@@ -8,7 +8,6 @@ See drawing.py for how the calls are drawn.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,14 @@ from .. import collectives, norms
 from ..attempt import Attempt, attempt, works
 from ..calls import Call, Fields, Prepared, strides_of
 from ..drawing import for_all
-from ..overloads import all_overloads, arguments_for, as_function_call, written_by
+from ..overloads import (
+    MODES,
+    all_overloads,
+    arguments_for,
+    as_function_call,
+    results_of,
+    written_by,
+)
 from ..pool import Pool
 from ..rank import Rank
 from ..values import COPIED, legal_ops, unequal
@@ -64,13 +70,6 @@ class Example:
     changes: tuple[Change, ...]
     mode: str
     by_function: bool  # call the Python function if it has the changed arguments
-
-
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "grad": nullcontext,
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-}
 
 
 # --- Functions that return a replacement for a tensor, or None if the tensor cannot be replaced.
@@ -355,12 +354,6 @@ def _call(example: Example, overload: Any, arguments: Fields) -> Any:
     return function(**given)
 
 
-def _results(overload: Any, returned: Any, arguments: Fields) -> list[torch.Tensor]:
-    if written_by(overload):
-        return [arguments[name] for name in written_by(overload)]
-    return list(returned) if isinstance(returned, tuple) else [returned]
-
-
 def _unequal(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Compares the bits; all NaNs are equal."""
     plain = got.detach().resolve_conj().resolve_neg().cpu().as_subclass(torch.Tensor)
@@ -396,7 +389,7 @@ def _run(rank: Rank, example: Example) -> tuple[str, str, Attempt]:
     if verdicts <= {SAME, RIGHT} and not found.error:
         # This does not hold if another rank's input has changed; `_judge` checks that.
         for got, want in zip(
-            _results(made.overload, returned[0], made.arguments), made.expected, strict=True
+            results_of(made.overload, returned[0], made.arguments), made.expected, strict=True
         ):
             if _unequal(got, want):
                 wrong = "not the bits of the reference"

@@ -13,6 +13,7 @@ from ..overloads import (
     all_overloads,
     arguments_for,
     name_in_errors,
+    results_of,
     writing_overloads,
     written_by,
 )
@@ -64,11 +65,9 @@ def _spoiled(call: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def _results(overload: Any, call: dict[str, Any]) -> list[torch.Tensor]:
-    result = overload(**call)
-    if written_by(overload):
-        assert result is None
-        return [call[name] for name in written_by(overload)]
-    return list(result) if isinstance(result, tuple) else [result]
+    returned = overload(**call)
+    assert returned is None or not written_by(overload)
+    return results_of(overload, returned, call)
 
 
 def _compare(overload: Any, plain: dict[str, Any], chosen: list[str]) -> str:

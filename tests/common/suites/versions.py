@@ -4,23 +4,15 @@ new operator is tested as soon as it is registered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from ..attempt import attempt, works
-from ..overloads import arguments_for, name_in_errors, writing_overloads, written_by
+from ..overloads import MODES, arguments_for, name_in_errors, writing_overloads, written_by
 from ..pool import Pool
 from ..rank import Rank
-
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "grad": nullcontext,
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-}
 
 
 def _bumps_of_pytorch(rank: Rank) -> int:
