@@ -14,6 +14,7 @@ from collx import nn
 from ..attempt import Attempt, attempt
 from ..pool import Pool
 from ..rank import Rank
+from .products import overlapping
 
 IN, HIDDEN, OUT = 12, 22, 10  # no tested world size but 1 and 2 divides HIDDEN
 
@@ -24,32 +25,41 @@ def _model(device: torch.device) -> tuple[torch_nn.Linear, torch_nn.Linear]:
     return made[0].to(device), made[1].to(device)
 
 
-def _split_and_whole(rank: Rank, gathered: bool) -> list[str]:
-    """Compares outputs and gradients of a split pair of layers with those of the whole pair."""
+def _split_and_whole(rank: Rank, gathered: bool, overlap: bool) -> list[str]:
+    """Compares outputs and gradients of a split pair of layers with those of the whole pair. With
+    `overlap`, the sequence is split, too."""
     communicator = rank.communicator()
     first, second = _model(rank.device)
-    column = nn.ColumnParallelLinear.from_module(first, group=communicator, gather_output=gathered)
-    row = nn.RowParallelLinear.from_module(second, group=communicator)
-    x = torch.randn(3, IN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    mine = x.to(rank.device).requires_grad_()
+    column = nn.ColumnParallelLinear.from_module(
+        first, group=communicator, gather_output=gathered, overlap=overlap
+    )
+    row = nn.RowParallelLinear.from_module(second, group=communicator, overlap=overlap)
+    shape = (2 * rank.size, 3, IN) if overlap else (3, IN)
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    part = slice(2 * rank.rank, 2 * rank.rank + 2) if overlap else slice(None)
+    mine = x[part].to(rank.device, copy=True).requires_grad_()
     whole = x.to(rank.device).requires_grad_()
     own = nn.shard_range(HIDDEN, rank.size, rank.rank)
 
-    hidden = column(mine)
     wanted = first(whole)
+    with overlapping(overlap):
+        hidden = column(mine)
     if gathered:
         pairs = {"gathered": (hidden, wanted)}
         hidden = hidden[..., own]
     else:
         pairs = {"hidden": (hidden, wanted[..., own])}
-    y, expected = row(torch.relu(hidden)), second(torch.relu(wanted))
-    y.square().sum().backward()
+    expected = second(torch.relu(wanted))
     expected.square().sum().backward()
-    pairs["output"] = (y, expected)
+    with overlapping(overlap):
+        y = row(torch.relu(hidden))
+        y.square().sum().backward()
+    assert whole.grad is not None
+    pairs["output"] = (y, expected[part])
     # Each rank used only its part of a gathered output, so these gradients are not comparable.
     if not gathered:
         assert column.bias is not None
-        pairs["input's gradient"] = (mine.grad, whole.grad)
+        pairs["input's gradient"] = (mine.grad, whole.grad[part])
         pairs["column's"] = (column.weight.grad, first.weight.grad[own])  # type: ignore
         pairs["column's bias"] = (column.bias.grad, first.bias.grad[own])  # type: ignore
     assert row.bias is not None
@@ -59,9 +69,15 @@ def _split_and_whole(rank: Rank, gathered: bool) -> list[str]:
 
 
 @pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("gathered", [False, True])
-def test_split_layers_compute_what_the_whole_ones_do(pool: Pool, gathered: bool) -> None:
-    assert pool.run(_split_and_whole, gathered) == [[]] * pool.size
+@pytest.mark.parametrize(
+    ("gathered", "overlap"),
+    [(False, False), (True, False), (False, True)],
+    ids=["split", "gathered", "overlap"],
+)
+def test_split_layers_compute_what_the_whole_ones_do(
+    pool: Pool, gathered: bool, overlap: bool
+) -> None:
+    assert pool.run(_split_and_whole, gathered, overlap) == [[]] * pool.size
 
 
 def _frozen(rank: Rank) -> list[tuple[str, bool]]:

@@ -34,7 +34,7 @@ def _integers(rank: Rank, *shape: int, own: bool = True, dtype: str = "float32")
 
 
 @contextmanager
-def _overlapping(overlaps: bool) -> Iterator[None]:
+def overlapping(overlaps: bool) -> Iterator[None]:
     """Makes all calls overlap, also small calls and calls on the CPU, or none."""
     usual = products._overlaps
     products._overlaps = lambda communicator, count: overlaps and count > 0
@@ -70,7 +70,7 @@ def _both(rank: Rank, communicator: Any, shape: tuple[int, int, int], dtype: str
 
 def _results(rank: Rank, overlaps: bool) -> list[str]:
     communicator = rank.communicator("products")
-    with _overlapping(overlaps):
+    with overlapping(overlaps):
         return [d for s in SHAPES for t in DTYPES for d in _both(rank, communicator, s, t)]
 
 
@@ -97,7 +97,7 @@ def _late(rank: Rank) -> list[str]:
     communicator = rank.communicator("products")
     w = _integers(rank, 8, 16, own=False)
     found: list[str] = []
-    with _overlapping(True):
+    with overlapping(True):
         for i in range(1, 31):
             if i % rank.size == rank.rank:
                 time.sleep(0.005)
@@ -135,7 +135,7 @@ def _gradients(rank: Rank, shape: tuple[int, ...], overlaps: bool) -> list[str]:
             leaf.grad = None
         return made
 
-    with _overlapping(overlaps):
+    with overlapping(overlaps):
         fused = run(
             lambda x, w: collx.nn.allgather_matmul(x, w.t(), communicator),
             lambda y, v: collx.nn.matmul_reducescatter(y, v.t(), communicator),
@@ -153,48 +153,6 @@ def _gradients(rank: Rank, shape: tuple[int, ...], overlaps: bool) -> list[str]:
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_gradients_and_shapes(pool: Pool, shape: tuple[int, ...], overlaps: bool) -> None:
     assert pool.run(_gradients, shape, overlaps) == [[]] * pool.size
-
-
-def _layers(rank: Rank) -> list[str]:
-    """Compares sequence-parallel layers with `overlap` with the whole layers and sequence."""
-    communicator = rank.communicator("products")
-    torch.manual_seed(7)
-    first, second = (
-        nn.Linear(6, 4 * rank.size, dtype=torch.float64, device=rank.device),
-        nn.Linear(4 * rank.size, 6, dtype=torch.float64, device=rank.device),
-    )
-    column = collx.nn.ColumnParallelLinear.from_module(first, group=communicator, overlap=True)
-    row = collx.nn.RowParallelLinear.from_module(second, group=communicator, overlap=True)
-    whole = torch.randn(2 * rank.size, 3, 6, dtype=torch.float64).to(rank.device)
-    own = slice(2 * rank.rank, 2 * rank.rank + 2)
-    mine = whole[own].clone().requires_grad_()
-    with _overlapping(True):
-        y = row(torch.relu(column(mine)))
-        y.square().sum().backward()
-    x = whole.clone().requires_grad_()
-    expected = second(torch.relu(first(x)))
-    expected.square().sum().backward()
-    units = slice(4 * rank.rank, 4 * rank.rank + 4)
-    assert x.grad is not None
-    assert first.weight.grad is not None
-    assert first.bias.grad is not None
-    assert second.weight.grad is not None
-    assert row.bias is not None
-    assert column.bias is not None
-    pairs = {
-        "output": (y, expected[own]),
-        "input's gradient": (mine.grad, x.grad[own]),
-        "column's": (column.weight.grad, first.weight.grad[units]),
-        "column's bias": (column.bias.grad, first.bias.grad[units]),
-        "row's": (row.weight.grad, second.weight.grad[:, units]),
-        "row's bias": (row.bias.grad, second.bias.grad),
-    }
-    return [what for what, (a, b) in pairs.items() if not torch.allclose(a, b, 1e-9, 1e-9)]
-
-
-@pytest.mark.worlds(1, 2, 3)
-def test_layers_with_overlap_compute_what_the_whole_ones_do(pool: Pool) -> None:
-    assert pool.run(_layers) == [[]] * pool.size
 
 
 def _compiled(rank: Rank, dims: int) -> tuple[str, list[str]]:
