@@ -117,14 +117,9 @@ class Call(calls.Call):
         sizes = list(self.shape)
         count = sizes[self.axis]
         gathered = self.op == "allgather" and not self.uneven
-        each = [count] * world if gathered else parts(count, world)
+        each = [count] * world if gathered else reference.parts(count, world)
         larger = "out" if self.op == "allgather" else "input"
         return larger, self.axis % len(sizes), sum(each[:rank]), each[rank]
-
-
-def parts(n: int, world: int) -> list[int]:
-    """Returns the sizes of the parts of n units. The first ranks get one more."""
-    return [n // world + (rank < n % world) for rank in range(world)]
 
 
 @lru_cache(maxsize=64)
@@ -168,7 +163,7 @@ def _even_or_part(call: Call, world: int, rank: int) -> Shape:
     if not call.uneven:
         return call.shape
     sizes = list(call.shape)
-    sizes[call.axis] = parts(sizes[call.axis], world)[rank]
+    sizes[call.axis] = reference.parts(sizes[call.axis], world)[rank]
     return tuple(sizes)
 
 

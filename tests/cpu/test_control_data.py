@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from collx import _C, reference
+from collx import reference
 from tests.common import collectives
 from tests.common.check import differences
-from tests.common.collectives import GROUP_BYTES, SPLITS, border_shapes, parts, splits_of
+from tests.common.collectives import GROUP_BYTES, SPLITS, border_shapes, splits_of
 from tests.common.norms import DTYPES, LARGEST, NAMES, SCALES, Call, calls_of, modes_of, sizes
 from tests.common.operators import algorithms_of, ways
 from tests.common.sampling import each, pairs, spread
@@ -115,16 +115,6 @@ def test_patterns_of_splits_are_what_they_are_called(world: int) -> None:
         assert max(map(max, found["wild"])) >= 5 * min(map(min, found["wild"]))
         assert len({count for sent in found["uneven"] for count in sent}) > 1
         assert 0 in {count for sent in found["zeros"] for count in sent}
-
-
-def test_parts_are_those_of_the_protocol() -> None:
-    for n in (0, 1, 5, 16, 1000):
-        for world in (1, 3, 8, 16):
-            sizes = parts(n, world)
-            assert sizes == reference.parts(n, world)
-            starts = [sum(sizes[:rank]) for rank in range(world)]
-            protocol = [_C.part_of(n, world, rank) for rank in range(world)]
-            assert protocol == list(zip(starts, sizes, strict=True))
 
 
 def test_every_op_has_its_ways() -> None:

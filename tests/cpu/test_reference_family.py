@@ -60,10 +60,11 @@ def assert_is(result: torch.Tensor, expected: np.ndarray, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("world", range(1, 17))
 def test_parts_are_the_partition_of_the_kernels(world: int) -> None:
-    for n in (0, 1, 2, 15, 16, 17, 1000, 2**40 + 3):
+    for n in (0, 1, 2, 5, 15, 16, 17, 1000, 2**40 + 3, 2**62 + 5):
         sizes = reference.parts(n, world)
         starts = [sum(sizes[:rank]) for rank in range(world)]
         assert sum(sizes) == n
+        assert sizes == [n // world + (rank < n % world) for rank in range(world)]
         assert list(zip(starts, sizes, strict=True)) == [
             extension.part_of(n, world, rank) for rank in range(world)
         ]
