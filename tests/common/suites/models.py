@@ -20,7 +20,7 @@ import collx
 from ..compiling import operators_in, through_pass
 from ..pool import Pool
 from ..rank import Rank
-from .patched import seen, world_mesh
+from .patched import far, seen, training_step, world_mesh
 
 COLS = 64
 SIZES = {
@@ -139,23 +139,6 @@ class Blocks(nn.Module):
         return result
 
 
-def _training_step(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    """Returns the output, and this rank's part of each gradient."""
-    model.zero_grad()
-    out = run(x)
-    out.pow(2).sum().backward()
-    gradients: list[Any] = [p.grad for p in model.parameters()]
-    return [out.detach(), *(g.to_local().clone() for g in gradients)]
-
-
-def _far(found: list[Tensor], wanted: list[Tensor]) -> list[str]:
-    return [
-        f"{n}: {(a - b).abs().max()}"
-        for n, (a, b) in enumerate(zip(found, wanted, strict=True))
-        if not torch.allclose(a, b, 1e-4, 1e-5)
-    ]
-
-
 def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -202,7 +185,7 @@ def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
     return {
         "ops": ops,
         "rewritten": operators_in(graphs),
-        "far": [*_far(patched, whole), *_far(rewritten, whole)],
+        "far": [*far(patched, whole), *far(rewritten, whole)],
     }
 
 
@@ -241,11 +224,11 @@ def _fsdp(rank: Rank) -> dict[str, Any]:
             block.compile(backend="aot_eager")
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        own = _training_step(model, model, x)
+        own = training_step(model, x)
         with collx.patch(model):
-            patched, ops = seen(lambda: _training_step(model, model, x))
+            patched, ops = seen(lambda: training_step(model, x))
     torch._dynamo.reset()
-    return {"ops": ops, "far": _far(patched, own)}
+    return {"ops": ops, "far": far(patched, own)}
 
 
 @pytest.mark.worlds(2)

@@ -429,6 +429,23 @@ class Mlp(nn.Module):
         return x + self.down(hidden)
 
 
+def training_step(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Returns the output, and this rank's part of each gradient."""
+    model.zero_grad()
+    out = model(x)
+    out.pow(2).sum().backward()
+    gradients: list[Any] = [p.grad for p in model.parameters()]
+    return [out.detach(), *(g.to_local().clone() for g in gradients)]
+
+
+def far(found: list[Tensor], wanted: list[Tensor]) -> list[str]:
+    return [
+        f"{n}: {(a - b).abs().max()}"
+        for n, (a, b) in enumerate(zip(found, wanted, strict=True))
+        if not torch.allclose(a, b, 1e-5, 1e-5)
+    ]
+
+
 def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import (
@@ -444,12 +461,6 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
     )
     x = torch.randn(4, 8, device=rank.device)
 
-    def trained() -> list[Tensor]:
-        model.zero_grad()
-        out = model(x)
-        out.pow(2).sum().backward()
-        return [out.detach(), *(p.grad.to_local().clone() for p in model.parameters())]
-
     def refused(module: nn.Module) -> str:
         try:
             collx.patch(module).remove()
@@ -462,22 +473,17 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
     alone.weight = nn.Parameter(DTensor.from_local(x, unknown, run_check=False))
     without = refused(alone)
     with rank.new_communicator(None, dist.group.WORLD):
-        wanted = trained()
+        wanted = training_step(model, x)
         with collx.patch(model):
-            found, ops = seen(trained)
+            found, ops = seen(lambda: training_step(model, x))
         plain = refused(Mlp())
-    close = [
-        f"{n}: {found[n]} instead of {wanted[n]}"
-        for n in range(len(wanted))
-        if not torch.allclose(found[n], wanted[n], 1e-5, 1e-5)
-    ]
-    return close, ops, without, plain
+    return far(found, wanted), ops, without, plain
 
 
 @pytest.mark.worlds(2)
 def test_a_module_names_the_groups_of_its_parameters(pool: Pool) -> None:
-    for close, ops, without, plain in pool.run(_modules):
-        assert close == []
+    for apart, ops, without, plain in pool.run(_modules):
+        assert apart == []
         assert ops == ["allreduce"]  # after the second layer; the input needs no gradient
         for message in (without, plain):
             assert "no parameter that is a DTensor on a group with a communicator" in message
