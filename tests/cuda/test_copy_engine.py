@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import collx.backend
 from tests.common.attempt import Attempt, call_until_failure, finish, ones
-from tests.common.limits import assert_in_time, timeout_now
+from tests.common.failures import assert_lost_rank_is_named
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 
@@ -139,15 +139,4 @@ def _gather_until_failure(rank: Rank, timeout: float) -> Attempt:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_lost_within_a_call_is_named_in_time(pool: Pool, number: signal.Signals) -> None:
     """The copies take nearly all of the time, so the rank is lost between the two barriers."""
-    pool.kill()  # removes keys of other tests from the store
-    timeout = timeout_now(pool)
-    pool.submit(_gather_until_failure, timeout)
-    pool.wait_for("calling")
-    pool.signal(pool.size - 1, number)
-    try:
-        for survivor in pool.collect(range(pool.size - 1)):
-            assert survivor.error == "CollectiveTimeout", survivor
-            assert f"rank {pool.size - 1}" in survivor.message
-            assert_in_time(survivor, timeout)
-    finally:
-        pool.kill()
+    assert_lost_rank_is_named(pool, number, _gather_until_failure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 import collx
 from tests.common.attempt import Attempt, call_until_failure, finish, ones
 from tests.common.check import assert_none
-from tests.common.limits import assert_in_time, timeout_now
+from tests.common.failures import assert_lost_rank_is_named
 from tests.common.pool import Pool
 from tests.common.rank import Rank
 from tests.common.suites.skew import delay
@@ -134,15 +133,5 @@ def _until_failure(rank: Rank, timeout: float, blocks: int, op: str) -> Attempt:
 def test_the_failure_of_a_rank_in_a_call_with_few_blocks_is_named(
     pool: Pool, blocks: int, op: str
 ) -> None:
-    victim = pool.size - 1
-    pool.kill()  # removes keys of other tests from the store
-    timeout = timeout_now(pool)
-    pool.submit(_until_failure, timeout, blocks, op)
-    pool.wait_for("calling")
-    pool.signal(victim, signal.SIGKILL)
-    for result in pool.collect([rank for rank in range(pool.size) if rank != victim]):
-        assert result.error == "CollectiveTimeout", result
-        assert f"rank {victim}" in result.message
-        assert re.search(rf"lane \d+, of {op}", result.message), result
-        assert_in_time(result, timeout)
-    pool.kill()
+    given = (signal.SIGKILL, _until_failure, blocks, op)
+    assert_lost_rank_is_named(pool, *given, words=rf"lane \d+, of {op}")

@@ -19,6 +19,7 @@ from tests.common.attempt import (
     works,
 )
 from tests.common.collectives import OPS
+from tests.common.failures import assert_lost_rank_is_named
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.pool import Pool, some_stand_for_all
 from tests.common.rank import Rank
@@ -97,18 +98,7 @@ def _replay_until_failure(rank: Rank, timeout: float) -> Attempt:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_lost_between_replays_is_named_in_time(pool: Pool, number: signal.Signals) -> None:
     """A rank is killed or stopped while the others replay."""
-    pool.kill()  # removes keys of other tests from the store
-    timeout = timeout_now(pool)
-    pool.submit(_replay_until_failure, timeout)
-    pool.wait_for("calling")
-    pool.signal(1, number)
-    try:
-        (survivor,) = pool.collect([0])
-        assert survivor.error == "CollectiveTimeout", survivor
-        assert "rank 1" in survivor.message
-        assert_in_time(survivor, timeout)
-    finally:
-        pool.kill()
+    assert_lost_rank_is_named(pool, number, _replay_until_failure)
 
 
 def _mismatch(rank: Rank, timeout: float) -> Attempt:

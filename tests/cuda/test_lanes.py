@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import signal
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,8 @@ import collx
 from tests.common.attempt import Attempt, attempt, call_until_failure, finish, ones
 from tests.common.check import assert_none
 from tests.common.collectives import NAMES, OPS, SPLITS, SYMMETRIC, Call, random_call
-from tests.common.limits import assert_in_time, timeout_now
+from tests.common.failures import assert_lost_rank_is_named
+from tests.common.limits import timeout_now
 from tests.common.operators import call_of
 from tests.common.pool import Pool
 from tests.common.rank import Rank
@@ -186,25 +186,12 @@ def test_the_failure_of_a_rank_within_a_large_call_is_named(
     pool: Pool, how: signal.Signals, captured: bool, symmetric: bool
 ) -> None:
     """Calls of 64 MiB one after another, so that the signal arrives in the middle of one."""
-    victim = pool.size - 1
-    pool.kill()  # removes keys of other tests from the store
-    timeout = timeout_now(pool)
-    pool.submit(_large_until_failure, timeout, captured, symmetric)
-    pool.wait_for("calling")
-    pool.signal(victim, how)
-    survivors = [rank for rank in range(pool.size) if rank != victim]
-    try:
-        for result in pool.collect(survivors):
-            assert result.error == "CollectiveTimeout", result
-            assert f"rank {victim}" in result.message
-            assert re.search(r"lane \d+, of allreduce", result.message), result
-            assert_in_time(result, timeout)
-    finally:
-        if how == signal.SIGSTOP:
-            pool.signal(victim, signal.SIGCONT)
-    if how == signal.SIGSTOP:
-        (stopped,) = pool.collect([victim])
-        assert stopped.error in ("CollectiveTimeout", "CommunicatorPoisoned")
+    stopped = how == signal.SIGSTOP
+    assert_lost_rank_is_named(
+        *(pool, how, _large_until_failure, captured, symmetric),
+        words=r"lane \d+, of allreduce",
+        resumed=("CollectiveTimeout", "CommunicatorPoisoned") if stopped else (),
+    )
     pool.kill()
 
 

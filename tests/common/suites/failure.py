@@ -17,7 +17,7 @@ from ..attempt import Attempt, attempt, call_until_failure, works
 from ..calls import run_call
 from ..collectives import NAMES as COLLECTIVES
 from ..collectives import OPS, ROOTED
-from ..failures import ROOT, assert_named, repeated, small_call
+from ..failures import ROOT, assert_lost_rank_is_named, assert_named, repeated, small_call
 from ..limits import AT_ONCE, SLACK, assert_in_time, pace, timeout_now
 from ..norms import scatters
 from ..operators import is_norm, kernels, name_in_errors
@@ -182,7 +182,7 @@ def test_an_error_that_comes_late_is_noticed(pool: Pool) -> None:
         assert_in_time(found["call"], timeout)
 
 
-def _call_until_failure(rank: Rank, algorithm: str, timeout: float) -> Attempt:
+def _call_until_failure(rank: Rank, timeout: float, algorithm: str) -> Attempt:
     communicator = rank.communicator("killed", group=rank.fresh_group(), call_timeout=timeout)
     call = small_call("allreduce", rank.size, algorithm=algorithm)
     return call_until_failure(rank, repeated(rank, communicator, call))
@@ -199,39 +199,17 @@ def test_survivors_of_a_killed_rank_raise_and_nothing_stays_behind(
 ) -> None:
     """Hazard 22: SIGKILL at any moment leaves nothing in /dev/shm."""
     some_stand_for_all(pool, algorithm == "oneshot_push" and pool.size == 2)
-    pool.kill()  # removes keys of other tests from the store
-    before = _left_in_shm()
-    victim = pool.size - 1
-    timeout = timeout_now(pool)
-    pool.submit(_call_until_failure, algorithm, timeout)
-    pool.wait_for("calling")
-    pool.signal(victim, signal.SIGKILL)
-    survivors = [rank for rank in range(pool.size) if rank != victim]
-    for result in pool.collect(survivors):
-        assert_named(result, "CollectiveTimeout", f"rank {victim}")
-        assert_in_time(result, timeout)
     pool.kill()
+    before = _left_in_shm()
+    assert_lost_rank_is_named(pool, signal.SIGKILL, _call_until_failure, algorithm)
     assert not [name for name in _left_in_shm() - before if "collx" in name or "symm" in name]
 
 
 @pytest.mark.worlds(2, 3)
 def test_a_stopped_rank_is_named_and_learns_of_it_when_it_goes_on(pool: Pool) -> None:
     """SIGSTOP: the others raise in time; the stopped rank raises as soon as it resumes."""
-    victim = pool.size - 1
-    pool.kill()  # removes keys of other tests from the store
-    timeout = timeout_now(pool)
-    pool.submit(_call_until_failure, "twoshot_push", timeout)
-    pool.wait_for("calling")
-    pool.signal(victim, signal.SIGSTOP)
-    others = [rank for rank in range(pool.size) if rank != victim]
-    try:
-        for result in pool.collect(others):
-            assert_named(result, "CollectiveTimeout", f"rank {victim}")
-            assert_in_time(result, timeout)
-    finally:
-        pool.signal(victim, signal.SIGCONT)
-    (stopped,) = pool.collect([victim])
-    assert stopped.error == "CollectiveTimeout", stopped
+    given = (signal.SIGSTOP, _call_until_failure, "twoshot_push")
+    assert_lost_rank_is_named(pool, *given, resumed=("CollectiveTimeout",))
     pool.run(Rank.drop, "killed")
 
 
