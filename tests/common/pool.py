@@ -2,7 +2,8 @@
 
 USAGE      pool.run(function, *arguments) calls function(rank, *arguments) on every rank, where
            `rank` is a `Rank`, and returns the list of results by rank. Function and arguments are
-           pickled, so the function must be defined at module level.
+           pickled, so the function must be defined at module level. A test that does no more
+           than that is itself the job, with the decorator `on_ranks`.
 FAILURE    If a rank raises, exits or exceeds the deadline, the call fails with PoolError, which
            shows the state of every rank. The processes are then killed, and the next call starts
            new ones, because the collectives of the ranks may not match any more.
@@ -11,6 +12,8 @@ LIFETIME   The processes exit with the owner of the pool, when their pipe closes
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -28,7 +31,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from .rank import serve
+from .rank import Rank, serve
 from .worlds import World, gpu_count
 
 START_DEADLINE = 180.0  # seconds for all ranks to import, start and meet
@@ -238,6 +241,29 @@ def some_stand_for_all(pool: Pool, run_where_shared: bool) -> None:
     GPU, a call and especially an init takes a hundred times as long."""
     if pool.takes_turns and not run_where_shared:
         pytest.skip("ranks share a GPU: other cases of this test stand for this one")
+
+
+def _run_job(rank: Rank, test: Any, *arguments: Any) -> Any:
+    return test.job(rank, *arguments)
+
+
+def on_ranks(job: Callable[..., Any]) -> Callable[..., None]:
+    """Makes a job a test: each rank of the fixture `pool` runs it. A job that does not return None
+    returns a list, which must be empty on all ranks."""
+    _, *parameters = inspect.signature(job).parameters.values()
+    expected: Any = None if job.__annotations__["return"] == "None" else []
+
+    @functools.wraps(job)
+    def test(pool: Pool, **given: Any) -> None:
+        # The name of the job is that of the test, so the ranks unpickle the test.
+        results = pool.run(_run_job, test, *(given[each.name] for each in parameters))
+        wrong = {rank: found for rank, found in enumerate(results) if found != expected}
+        assert not wrong, "\n".join(f"rank {rank}: {found}" for rank, found in wrong.items())
+
+    first = inspect.Parameter("pool", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    test.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
+    test.job = job  # type: ignore[attr-defined]
+    return test
 
 
 class Pools:

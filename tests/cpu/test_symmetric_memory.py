@@ -16,7 +16,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from collx import _C
 from tests.common.attempt import attempt
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 
 from .symmetric_memory import Holdings, allocate, holdings, rendezvous, world_group, world_store
@@ -26,7 +26,10 @@ def _pads_are_zero(handle: Any) -> bool:
     return all(int(handle.get_signal_pad(r).sum()) == 0 for r in range(handle.world_size))
 
 
-def _read_and_write_peers(rank: Rank, numel: int) -> None:
+@pytest.mark.worlds(1, 2, 4, 16)
+@pytest.mark.parametrize("numel", [17, 1_000_003])
+@on_ranks
+def test_every_rank_reads_and_writes_every_other(rank: Rank, numel: int) -> None:
     tensor = allocate(numel)
     tensor.copy_(torch.arange(numel) + 1000 * rank.rank)
     handle = rendezvous(tensor, world_group())
@@ -45,12 +48,6 @@ def _read_and_write_peers(rank: Rank, numel: int) -> None:
     assert tensor[rank.size] == rank.size + 1000 * rank.rank
     rank.barrier()
     assert _pads_are_zero(handle)
-
-
-@pytest.mark.worlds(1, 2, 4, 16)
-@pytest.mark.parametrize("numel", [17, 1_000_003])
-def test_every_rank_reads_and_writes_every_other(pool: Pool, numel: int) -> None:
-    pool.run(_read_and_write_peers, numel)
 
 
 def _barrier_rounds(rank: Rank, synchronized: bool, rounds: int) -> int:
@@ -108,7 +105,9 @@ def test_signals_order_data_round_a_ring(pool: Pool) -> None:
     assert pool.run(_pass_round, rounds) == [last + r for r in range(pool.size)]
 
 
-def _put_twice(rank: Rank) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_second_signal_waits_until_the_first_is_taken(rank: Rank) -> None:
     handle = rendezvous(allocate(1), world_group())
     if rank.rank == 0:
         handle.put_signal(1, channel=0)
@@ -124,11 +123,6 @@ def _put_twice(rank: Rank) -> None:
         handle.wait_signal(0, channel=0)
         assert _pads_are_zero(handle)
     rank.barrier()
-
-
-@pytest.mark.worlds(2)
-def test_a_second_signal_waits_until_the_first_is_taken(pool: Pool) -> None:
-    pool.run(_put_twice)
 
 
 def _count_while_waiting(rank: Rank) -> int:
@@ -154,7 +148,9 @@ def test_other_python_threads_run_during_a_wait(pool: Pool) -> None:
     assert pool.run(_count_while_waiting)[0] > 10
 
 
-def _use_sub_groups(rank: Rank) -> None:
+@pytest.mark.worlds(4)
+@on_ranks
+def test_groups_on_one_allocation_keep_apart(rank: Rank) -> None:
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     own = halves[rank.rank // 2]
     first = rank.rank // 2 * 2
@@ -181,12 +177,9 @@ def _use_sub_groups(rank: Rank) -> None:
     rank.barrier()
 
 
-@pytest.mark.worlds(4)
-def test_groups_on_one_allocation_keep_apart(pool: Pool) -> None:
-    pool.run(_use_sub_groups)
-
-
-def _rendezvous_again_alone(rank: Rank) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_second_rendezvous_meets_nobody(rank: Rank) -> None:
     tensor = allocate(64)
     handle = rendezvous(tensor, world_group())
     if rank.rank == 0:
@@ -200,11 +193,8 @@ def _rendezvous_again_alone(rank: Rank) -> None:
 
 
 @pytest.mark.worlds(2)
-def test_a_second_rendezvous_meets_nobody(pool: Pool) -> None:
-    pool.run(_rendezvous_again_alone)
-
-
-def _rendezvous_inside(rank: Rank) -> None:
+@on_ranks
+def test_a_tensor_inside_an_allocation_has_its_offset(rank: Rank) -> None:
     tensor = allocate(64)
     tensor.copy_(torch.arange(64) + 100 * rank.rank)
     inside = torch.from_numpy(tensor.numpy()[16:])  # a separate storage within the allocation
@@ -216,11 +206,6 @@ def _rendezvous_inside(rank: Rank) -> None:
     assert handle.get_buffer(peer, (64,), torch.float32)[0] == 100 * peer
     assert rendezvous(tensor, world_group()).offset == 0
     rank.barrier()
-
-
-@pytest.mark.worlds(2)
-def test_a_tensor_inside_an_allocation_has_its_offset(pool: Pool) -> None:
-    pool.run(_rendezvous_inside)
 
 
 def _outlive(rank: Rank) -> None:
@@ -271,7 +256,9 @@ def test_a_thousand_cycles_leave_nothing_behind(pool: Pool) -> None:
         assert keys <= 0  # the store only keeps the keys of the last rendezvous
 
 
-def _allocate_much(rank: Rank) -> None:
+@pytest.mark.worlds(1)
+@on_ranks
+def test_memory_is_zeroed_aligned_and_taken_only_where_touched(rank: Rank) -> None:
     tensor = allocate(1 << 34, torch.uint8)  # 16 GiB: larger than most /dev/shm, but untouched
     assert tensor.data_ptr() % 4096 == 0
     tensor[1 << 33] = 7
@@ -281,11 +268,6 @@ def _allocate_much(rank: Rank) -> None:
     assert holdings().segments > 0
     assert holdings().named == ()
     assert allocate(0).numel() == 0
-
-
-@pytest.mark.worlds(1)
-def test_memory_is_zeroed_aligned_and_taken_only_where_touched(pool: Pool) -> None:
-    pool.run(_allocate_much)
 
 
 _F_GET_SEALS, _F_SEAL_EXEC, _MFD_NOEXEC_SEAL = 1034, 0x20, 0x8  # from linux/fcntl.h, memfd.h
@@ -312,15 +294,12 @@ def test_memory_is_not_executable(pool: Pool) -> None:
     assert seals & _F_SEAL_EXEC
 
 
-def _meet_the_registry(rank: Rank) -> None:
+@pytest.mark.worlds(1)
+@on_ranks
+def test_registering_twice_is_harmless(rank: Rank) -> None:
     _C.register_cpu_allocator()
     _C.register_cpu_allocator()
     assert symm_mem.get_backend(torch.device("cpu")) == "COLLX"
     with open("/proc/sys/kernel/random/boot_id") as file:
         assert _C.boot_id() == file.read().strip()
     assert rendezvous(torch.zeros(4), world_group()) is None
-
-
-@pytest.mark.worlds(1)
-def test_registering_twice_is_harmless(pool: Pool) -> None:
-    pool.run(_meet_the_registry)

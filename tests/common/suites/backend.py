@@ -20,9 +20,8 @@ import collx.backend
 from collx import nn
 
 from ..attempt import Attempt, attempt, ones
-from ..check import assert_none
 from ..compiling import inductor, operators_in, through_pass
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import TIMEOUT, Rank
 
 REDUCED = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
@@ -217,7 +216,10 @@ MOVES = {
 }
 
 
-def _check(rank: Rank, name: str) -> list[str]:
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("name", sorted(REDUCTIONS | MOVES))
+@on_ranks
+def test_every_collective_gives_what_torch_says(rank: Rank, name: str) -> list[str]:
     group = group_of(rank)
     wrong = []
     function = REDUCTIONS.get(name) or MOVES[name]
@@ -233,13 +235,9 @@ def _check(rank: Rank, name: str) -> list[str]:
     return wrong[:3]
 
 
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("name", sorted(REDUCTIONS | MOVES))
-def test_every_collective_gives_what_torch_says(pool: Pool, name: str) -> None:
-    assert_none(pool.run(_check, name))
-
-
-def _special_values(rank: Rank) -> None:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_values_that_are_no_plain_numbers(rank: Rank) -> None:
     """Complex and bool tensors, an empty one, and a parameter."""
     group = group_of(rank)
     world = rank.size
@@ -270,12 +268,10 @@ def _special_values(rank: Rank) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.worlds(1, 2)
-def test_values_that_are_no_plain_numbers(pool: Pool) -> None:
-    pool.run(_special_values)
-
-
-def _carried_out_by_the_inner_group(rank: Rank) -> None:
+@pytest.mark.own_gpu
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_the_inner_group_carries_out_the_rest(rank: Rank) -> None:
     """Calls that collx has no kernel for."""
     group = group_of(rank)
     me, world, device = rank.rank, rank.size, rank.device
@@ -309,13 +305,13 @@ def _carried_out_by_the_inner_group(rank: Rank) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.own_gpu
-@pytest.mark.worlds(2, 3)
-def test_the_inner_group_carries_out_the_rest(pool: Pool) -> None:
-    pool.run(_carried_out_by_the_inner_group)
+def _column(rank: Rank) -> Tensor:
+    return torch.arange(rank.size, device=rank.device, dtype=torch.float32).unsqueeze(1)
 
 
-def _coalesced(rank: Rank) -> None:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_coalesced_calls(rank: Rank) -> None:
     group = group_of(rank)
     world, device = rank.size, rank.device
     for asynchronous in (False, True):
@@ -343,15 +339,6 @@ def _coalesced(rank: Rank) -> None:
             manager.wait()
         assert all(bool((part == world).all()) for part in parts), parts
     dist.destroy_process_group(group)
-
-
-def _column(rank: Rank) -> Tensor:
-    return torch.arange(rank.size, device=rank.device, dtype=torch.float32).unsqueeze(1)
-
-
-@pytest.mark.worlds(1, 2)
-def test_coalesced_calls(pool: Pool) -> None:
-    pool.run(_coalesced)
 
 
 def _before_any_call(rank: Rank) -> tuple[list[str], list[Attempt]]:

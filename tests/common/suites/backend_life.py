@@ -24,7 +24,7 @@ from collx.backend import _Maker
 
 from ..attempt import Attempt, attempt, ones
 from ..limits import AT_ONCE, assert_in_time, timeout_now
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import TIMEOUT, Rank
 from .backend import finish, group_of, until_known
 
@@ -67,7 +67,9 @@ def test_twelve_groups_used_and_destroyed_in_opposite_orders(pool: Pool) -> None
     pool.run(_opposite_orders, 5)
 
 
-def _while_others_are_used(rank: Rank) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_groups_come_and_go_while_another_one_is_used(rank: Rank) -> None:
     busy = group_of(rank)
     assert _sum(rank, busy)
     counted: list[int] = []
@@ -90,11 +92,6 @@ def _while_others_are_used(rank: Rank) -> None:
     thread.join()
     assert counted == [199]
     dist.destroy_process_group(busy)
-
-
-@pytest.mark.worlds(2)
-def test_groups_come_and_go_while_another_one_is_used(pool: Pool) -> None:
-    pool.run(_while_others_are_used)
 
 
 def _held() -> dict[str, int]:
@@ -206,19 +203,18 @@ def test_abort_ends_the_calls_of_all_ranks_and_names_who_did(pool: Pool) -> None
         assert found.seconds < 10 * timeout
 
 
-def _aborted_after_its_end(rank: Rank) -> None:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_abort_after_the_end_of_the_group_does_nothing(rank: Rank) -> None:
     group = group_of(rank)
     assert _sum(rank, group)
     dist.destroy_process_group(group)
     group.abort()
 
 
-@pytest.mark.worlds(1, 2)
-def test_abort_after_the_end_of_the_group_does_nothing(pool: Pool) -> None:
-    pool.run(_aborted_after_its_end)
-
-
-def _gathered_with_gradients(rank: Rank) -> None:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_all_gather_of_different_sizes_records_no_gradient(rank: Rank) -> None:
     group = group_of(rank)
     sizes = [3 + r for r in range(rank.size)]
     outputs = list(torch.empty(sum(sizes), device=rank.device).split(sizes))
@@ -226,11 +222,6 @@ def _gathered_with_gradients(rank: Rank) -> None:
     assert not any(output.requires_grad for output in outputs)
     assert all(bool((output == 1).all()) for output in outputs)
     dist.destroy_process_group(group)
-
-
-@pytest.mark.worlds(2, 3)
-def test_all_gather_of_different_sizes_records_no_gradient(pool: Pool) -> None:
-    pool.run(_gathered_with_gradients)
 
 
 @pytest.mark.alone

@@ -20,7 +20,7 @@ from collx._bootstrap import symmetric
 
 from ..attempt import Attempt, attempt, in_a_child, ones
 from ..limits import assert_in_time, timeout_now
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from .backend import group_of, until_known
 
@@ -52,7 +52,9 @@ def is_symmetric(rank: Rank, group: Any, tensor: Tensor) -> bool:
     return found.error == ""
 
 
-def _forms(rank: Rank) -> None:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_tensors_are_symmetric_whatever_their_dtype(rank: Rank) -> None:
     group = group_of(rank)
     for dtype in DTYPES:
         out, values = allocate(rank, group, dtype=dtype), allocate(rank, group, dtype=dtype)
@@ -77,11 +79,6 @@ def _forms(rank: Rank) -> None:
         taken = communicator.explain("reducescatter", NUMEL, input_symmetric=True)
         assert taken.executed_by == "direct"
     dist.destroy_process_group(group)
-
-
-@pytest.mark.worlds(2, 3)
-def test_tensors_are_symmetric_whatever_their_dtype(pool: Pool) -> None:
-    pool.run(_forms)
 
 
 def _freed_in_other_orders(rank: Rank, rounds: int) -> tuple[int, int]:
@@ -114,7 +111,9 @@ def test_ranks_free_in_orders_of_their_own(pool: Pool) -> None:
         assert again > 50
 
 
-def _used_again(rank: Rank) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_freed_memory_is_used_again_and_no_sooner(rank: Rank) -> None:
     group = group_of(rank)
     tensor: Any = None
     places = []
@@ -129,12 +128,9 @@ def _used_again(rank: Rank) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.worlds(2)
-def test_freed_memory_is_used_again_and_no_sooner(pool: Pool) -> None:
-    pool.run(_used_again)
-
-
-def _kept_by_a_call(rank: Rank) -> None:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_a_posted_call_keeps_the_memory(rank: Rank) -> None:
     group = group_of(rank)
     rows = [3] * rank.size
     source = torch.arange(3.0 * rank.size, device=rank.device)
@@ -160,11 +156,6 @@ def _kept_by_a_call(rank: Rank) -> None:
     others += [allocate(rank, group, source.numel()) for _ in range(2)]
     assert place in [other.data_ptr() for other in others]
     dist.destroy_process_group(group)
-
-
-@pytest.mark.worlds(2, 3)
-def test_a_posted_call_keeps_the_memory(pool: Pool) -> None:
-    pool.run(_kept_by_a_call)
 
 
 def _budget(rank: Rank, symmetric_bytes: int, lacking: int) -> list[bool]:
@@ -208,7 +199,9 @@ def test_a_rank_whose_memory_is_full_stops_the_growth_on_all_ranks(pool: Pool) -
     assert pool.run(_full_later) == [[True, False, True, False]] * pool.size
 
 
-def _off(rank: Rank) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_an_option_disables_it(rank: Rank) -> None:
     group = group_of(rank, pg_options=collx.backend.Options(symmetric_bytes=0))
     backend = group._get_backend(rank.device)
     assert not backend.supports_tensor_alloc(rank.device)
@@ -218,11 +211,6 @@ def _off(rank: Rank) -> None:
     refused = attempt(lambda: collx.backend.Options(symmetric_bytes=-1))
     assert refused.error == "ValueError", refused
     assert "symmetric_bytes" in refused.message, refused
-
-
-@pytest.mark.worlds(2)
-def test_an_option_disables_it(pool: Pool) -> None:
-    pool.run(_off)
 
 
 def _different_options(rank: Rank) -> Attempt:
@@ -292,7 +280,9 @@ def test_a_rank_that_does_not_allocate_is_named(pool: Pool, set_later: bool) -> 
         assert_in_time(found, timeout)
 
 
-def _after_the_end(rank: Rank) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_tensors_outlive_the_group_and_no_more_are_made(rank: Rank) -> None:
     group = group_of(rank)
     tensor = allocate(rank, group).fill_(7)
     backend = group._get_backend(rank.device)
@@ -309,11 +299,8 @@ def _after_the_end(rank: Rank) -> None:
 
 
 @pytest.mark.worlds(2)
-def test_tensors_outlive_the_group_and_no_more_are_made(pool: Pool) -> None:
-    pool.run(_after_the_end)
-
-
-def _freed_by_a_child(rank: Rank) -> None:
+@on_ranks
+def test_what_a_forked_child_frees_stays_the_parents(rank: Rank) -> None:
     group = group_of(rank)
     held = [allocate(rank, group)]
     place = held[0].data_ptr()
@@ -321,8 +308,3 @@ def _freed_by_a_child(rank: Rank) -> None:
     others = [allocate(rank, group) for _ in range(4)]
     assert place not in [other.data_ptr() for other in others]
     dist.destroy_process_group(group)
-
-
-@pytest.mark.worlds(2)
-def test_what_a_forked_child_frees_stays_the_parents(pool: Pool) -> None:
-    pool.run(_freed_by_a_child)

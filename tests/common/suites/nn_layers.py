@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from collx import nn
 
 from ..attempt import Attempt, attempt
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from .products import overlapping
 
@@ -25,7 +25,16 @@ def _model(device: torch.device) -> tuple[torch_nn.Linear, torch_nn.Linear]:
     return made[0].to(device), made[1].to(device)
 
 
-def _split_and_whole(rank: Rank, gathered: bool, overlap: bool) -> list[str]:
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize(
+    ("gathered", "overlap"),
+    [(False, False), (True, False), (False, True)],
+    ids=["split", "gathered", "overlap"],
+)
+@on_ranks
+def test_split_layers_compute_what_the_whole_ones_do(
+    rank: Rank, gathered: bool, overlap: bool
+) -> list[str]:
     """Compares outputs and gradients of a split pair of layers with those of the whole pair. With
     `overlap`, the sequence is split, too."""
     communicator = rank.communicator()
@@ -66,18 +75,6 @@ def _split_and_whole(rank: Rank, gathered: bool, overlap: bool) -> list[str]:
     pairs["row's"] = (row.weight.grad, second.weight.grad[:, own])  # type: ignore
     pairs["row's bias"] = (row.bias.grad, second.bias.grad)
     return [what for what, (a, b) in pairs.items() if not torch.allclose(a, b, 1e-9, 1e-9)]
-
-
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize(
-    ("gathered", "overlap"),
-    [(False, False), (True, False), (False, True)],
-    ids=["split", "gathered", "overlap"],
-)
-def test_split_layers_compute_what_the_whole_ones_do(
-    pool: Pool, gathered: bool, overlap: bool
-) -> None:
-    assert pool.run(_split_and_whole, gathered, overlap) == [[]] * pool.size
 
 
 def _frozen(rank: Rank) -> list[tuple[str, bool]]:
@@ -162,7 +159,10 @@ def test_layers_that_are_made_anew(pool: Pool) -> None:
         assert all(found.values()), found
 
 
-def _drawn(rank: Rank, dtype: torch.dtype) -> list[str]:
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@on_ranks
+def test_new_layers_are_parts_of_what_torch_draws(rank: Rank, dtype: torch.dtype) -> list[str]:
     """Draws layers from one seed, whole and split."""
     where: Any = {"device": rank.device, "dtype": dtype}
     torch.manual_seed(11)
@@ -183,13 +183,9 @@ def _drawn(rank: Rank, dtype: torch.dtype) -> list[str]:
     return [what for what, (a, b) in pairs.items() if a is None or not torch.equal(a, b)]
 
 
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_new_layers_are_parts_of_what_torch_draws(pool: Pool, dtype: torch.dtype) -> None:
-    assert pool.run(_drawn, dtype) == [[]] * pool.size
-
-
-def _without_bias(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_a_layer_norm_without_a_bias_has_none(rank: Rank) -> list[str]:
     """Checks the state and the sign of zeros of the norm."""
     communicator = rank.communicator()
     whole = torch_nn.LayerNorm(8, bias=False).to(rank.device)
@@ -215,11 +211,12 @@ def _without_bias(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(1, 2)
-def test_a_layer_norm_without_a_bias_has_none(pool: Pool) -> None:
-    assert pool.run(_without_bias) == [[]] * pool.size
-
-
-def _layer_norms(rank: Rank, dtype: torch.dtype, rounding: str) -> list[str]:
+@pytest.mark.parametrize("rounding", ["fp32", "parity", "parity_weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@on_ranks
+def test_a_fused_layer_norm_is_that_of_torch(
+    rank: Rank, dtype: torch.dtype, rounding: str
+) -> list[str]:
     """Compares the fused norm, with and without gradients, with the unfused one."""
     communicator = rank.communicator()
     torch.manual_seed(3)
@@ -254,13 +251,6 @@ def _layer_norms(rank: Rank, dtype: torch.dtype, rounding: str) -> list[str]:
         for what, (a, b) in pairs.items()
         if a is None or not torch.allclose(a.float(), b.float(), bound, bound)
     ]
-
-
-@pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("rounding", ["fp32", "parity", "parity_weight"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_fused_layer_norm_is_that_of_torch(pool: Pool, dtype: torch.dtype, rounding: str) -> None:
-    assert pool.run(_layer_norms, dtype, rounding) == [[]] * pool.size
 
 
 class _OneDtype(TorchDispatchMode):

@@ -20,7 +20,7 @@ from collx.nn import products
 from ..attempt import Attempt, attempt
 from ..check import differences
 from ..compiling import operators_in, require_compiler, through_pass
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 
 SHAPES = ((3, 5, 2), (64, 48, 40), (1, 1, 1), (512, 256, 128))  # rows per rank, inner, cols
@@ -68,29 +68,25 @@ def _both(rank: Rank, communicator: Any, shape: tuple[int, int, int], dtype: str
     return found
 
 
-def _results(rank: Rank, overlaps: bool) -> list[str]:
+@pytest.mark.worlds(1, 2, 3, 4)
+@pytest.mark.parametrize("overlaps", [True, False])
+@on_ranks
+def test_results_are_those_of_the_two_steps(rank: Rank, overlaps: bool) -> list[str]:
     communicator = rank.communicator("products")
     with overlapping(overlaps):
         return [d for s in SHAPES for t in DTYPES for d in _both(rank, communicator, s, t)]
 
 
-@pytest.mark.worlds(1, 2, 3, 4)
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_results_are_those_of_the_two_steps(pool: Pool, overlaps: bool) -> None:
-    assert pool.run(_results, overlaps) == [[]] * pool.size
-
-
-def _as_usual(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_results_of_large_products(rank: Rank) -> list[str]:
     communicator = rank.communicator("products")
     return _both(rank, communicator, (1024, 512, 256), "bfloat16")
 
 
-@pytest.mark.worlds(2)
-def test_results_of_large_products(pool: Pool) -> None:
-    assert pool.run(_as_usual) == [[]] * pool.size
-
-
-def _late(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_late_ranks(rank: Rank) -> list[str]:
     """Ranks are late in turn, and overwrite their inputs right after the calls."""
     import time
 
@@ -113,12 +109,11 @@ def _late(rank: Rank) -> list[str]:
     return [difference for difference in found if difference]
 
 
-@pytest.mark.worlds(2, 3)
-def test_late_ranks(pool: Pool) -> None:
-    assert pool.run(_late) == [[]] * pool.size
-
-
-def _gradients(rank: Rank, shape: tuple[int, ...], overlaps: bool) -> list[str]:
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6), (2, 1, 2, 6)])
+@pytest.mark.parametrize("overlaps", [True, False])
+@on_ranks
+def test_gradients_and_shapes(rank: Rank, shape: tuple[int, ...], overlaps: bool) -> list[str]:
     communicator = rank.communicator("products")
     x = _integers(rank, *shape, dtype="float64").requires_grad_()
     w = _integers(rank, 5, shape[-1], own=False, dtype="float64").requires_grad_()
@@ -146,13 +141,6 @@ def _gradients(rank: Rank, shape: tuple[int, ...], overlaps: bool) -> list[str]:
     )
     found = [differences(a, b) for a, b in zip(fused, steps, strict=True)]
     return [difference for difference in found if difference]
-
-
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6), (2, 1, 2, 6)])
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_gradients_and_shapes(pool: Pool, shape: tuple[int, ...], overlaps: bool) -> None:
-    assert pool.run(_gradients, shape, overlaps) == [[]] * pool.size
 
 
 def _compiled(rank: Rank, dims: int) -> tuple[str, list[str]]:
@@ -190,7 +178,9 @@ def test_models_of_pytorch_are_rewritten(pool: Pool, dims: int) -> None:
         assert sorted(operators) == ["allgather_matmul", "matmul_reducescatter"]
 
 
-def _kept(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_products_that_cannot_be_fused_stay(rank: Rank) -> list[str]:
     """Compiles products that cannot be fused with the collective."""
     group = rank.fresh_group()
     rank.new_communicator("products-kept", group)
@@ -220,11 +210,6 @@ def _kept(rank: Rank) -> list[str]:
         if operators not in (["allgather"], ["reducescatter"]) or differences(found, model(given)):
             wrong.append(f"{what}: {operators}")
     return wrong
-
-
-@pytest.mark.worlds(2)
-def test_products_that_cannot_be_fused_stay(pool: Pool) -> None:
-    assert pool.run(_kept) == [[]] * pool.size
 
 
 def _refused(rank: Rank) -> dict[str, Attempt]:
