@@ -24,6 +24,7 @@ import collx
 from .. import interpreters
 from ..attempt import Attempt, allreduce, attempt, finish, ones, works
 from ..check import differences
+from ..limits import timeout_now
 from ..pool import Pool, some_stand_for_all
 from ..rank import PAYLOAD_BYTES, Rank
 from ..values import inputs_and_reference
@@ -388,11 +389,15 @@ def _at(address: int, numel: int) -> torch.Tensor:
 
 
 def _replaced(
-    rank: Rank, change: Callable[[torch.Tensor], None], ranks: int, algorithm: str
+    rank: Rank,
+    change: Callable[[torch.Tensor], None],
+    ranks: int,
+    algorithm: str,
+    timeout: float = 3.0,
 ) -> dict[str, Any]:
     numel = 3 << 18
     inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", numel, 3)
-    communicator = rank.new_communicator("replaced", rank.fresh_group(), call_timeout=3.0)
+    communicator = rank.new_communicator("replaced", rank.fresh_group(), call_timeout=timeout)
     symmetric = communicator.empty((numel,)).zero_()
     address = symmetric.data_ptr()
     if rank.rank < ranks:
@@ -444,7 +449,7 @@ def test_a_symmetric_tensor_with_other_memory_is_an_ordinary_one(
 @pytest.mark.parametrize("algorithm", ["auto", "oneshot_pull", "twoshot_pull", "pull_push"])
 def test_other_memory_on_one_rank_alone_ends_in_an_error(pool: Pool, algorithm: str) -> None:
     """All ranks must agree on whether a tensor is symmetric."""
-    results = pool.run(_replaced, _set, 1, algorithm)
+    results = pool.run(_replaced, _set, 1, algorithm, timeout_now(pool))
     for found in results:
         # A result that does not depend on the difference is right.
         assert set(found["wrong"]) <= {""}, results
