@@ -133,6 +133,38 @@ inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void
   return call;
 }
 
+/// The tensors of all ranks in a call.
+struct Places {
+  std::function<void*(int rank)> input;
+  std::function<void*(int rank)> output;
+
+  void map_peers(const Case& c, int world, Call& call) const {
+    for (int r = 0; c.symmetric && r < world; ++r) {
+      call.peer_input[r] = input(r);
+      call.peer_output[r] = output(r);
+    }
+  }
+};
+
+/// Makes the call on one rank, without splits on the device.
+inline bool carry_out(const CpuView& view, const Case& c, const Places& places) {
+  if (c.collective == Collective::barrier) {
+    CallDescriptor descriptor;
+    descriptor.collective = Collective::barrier;
+    return barrier(view, descriptor);
+  }
+  void *const input = places.input(view.rank), *const output = places.output(view.rank);
+  if (c.collective == Collective::allreduce) {
+    AllreduceCall call = make_call(input, output, c.shape.bytes() / c.element(), c.dtype, c.op,
+                                   c.algorithm, c.symmetric);
+    places.map_peers(c, view.world, call);
+    return allreduce(view, call);
+  }
+  ExchangeCall call = make_exchange(c, view.world, view.rank, input, output);
+  places.map_peers(c, view.world, call);
+  return exchange(view, call);
+}
+
 namespace detail {
 
 inline void append(Bytes& to, const char* from, uint64_t bytes) {

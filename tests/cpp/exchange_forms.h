@@ -8,8 +8,9 @@
 
 namespace collx::cpu {
 
-inline const std::vector<Form>& exchange_forms() {
-  static const std::vector<Form> forms = forms_of(kExchanges);
+/// Every form of a collective with tensors, except the fused norms.
+inline const std::vector<Form>& tensor_forms() {
+  static const std::vector<Form> forms = forms_of(kExchanges | only(Collective::allreduce));
   return forms;
 }
 

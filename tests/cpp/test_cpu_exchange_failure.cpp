@@ -53,7 +53,7 @@ std::string name_of_form(const testing::TestParamInfo<Form>& info) {
 }
 
 class AbsentFrom : public testing::TestWithParam<Form> {};
-INSTANTIATE_TEST_SUITE_P(Forms, AbsentFrom, testing::ValuesIn(exchange_forms()), name_of_form);
+INSTANTIATE_TEST_SUITE_P(Forms, AbsentFrom, testing::ValuesIn(forms_of(kExchanges)), name_of_form);
 
 /// Repeats a call until it fails. In one-way collectives, a rank may not notice a missing rank
 /// immediately, but it cannot get far ahead of it.
@@ -168,7 +168,7 @@ TEST(CpuExchangeFailure, checked_mode_names_different_collectives_and_roots) {
 }
 
 TEST(CpuExchangeFailure, symmetric_offsets_that_differ_are_named_without_checked_mode) {
-  for (const Form& form : exchange_forms()) {
+  for (const Form& form : forms_of(kExchanges)) {
     if (!form.symmetric) continue;
     Ranks ranks(kWorld);
     Tensors tensors;

@@ -171,30 +171,13 @@ class LateRun {
     std::copy(input.begin(), input.end(), inputs_[rank].begin());
     std::memset(outputs_[rank], 'p', kMost);
     if (is_late && scenario_.late == Scenario::in_call) mprotect(late.page, late.bytes, PROT_NONE);
-    if (!carry_out(c, rank)) return false;
+    const Places places{[&](int r) { return inputs_[r].data(); },
+                        [&](int r) { return outputs_[r]; }};
+    if (!carry_out(ranks_.view(rank), c, places)) return false;
     check(c, rank, index);
     std::fill(inputs_[rank].begin(), inputs_[rank].end(), 'x');
     std::memset(outputs_[rank], 'x', kMost);
     return true;
-  }
-
-  template <typename Made>
-  Made with_peers(const Case& c, Made call) {
-    for (int r = 0; c.symmetric && r < 2; ++r) {
-      call.peer_input[r] = inputs_[r].data();
-      call.peer_output[r] = outputs_[r];
-    }
-    return call;
-  }
-
-  bool carry_out(const Case& c, int rank) {
-    const CpuView view = ranks_.view(rank);
-    char *const input = inputs_[rank].data(), *const output = outputs_[rank];
-    if (c.collective == Collective::barrier) return barrier(view, {});
-    if (c.collective != Collective::allreduce)
-      return exchange(view, with_peers(c, make_exchange(c, 2, rank, input, output)));
-    return allreduce(view, with_peers(c, make_call(input, output, c.shape.units, c.dtype, c.op,
-                                                   c.algorithm, c.symmetric)));
   }
 
   void check(const Case& c, int rank, size_t index) {
