@@ -9,10 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/allreduce.h"
 #include "cpu/control.h"
 #include "cpu/region.h"
-#include "forms.h"
 
 namespace collx::cpu {
 
@@ -97,27 +95,5 @@ class Ranks {
   std::vector<HostStatus> statuses_;
   std::vector<std::unique_ptr<char, decltype(&std::free)>> regions_;
 };
-
-/// Returns a call with the descriptor and plan of the operator.
-inline AllreduceCall make_call(const void* input, void* output, uint64_t numel, DType dtype,
-                               ReduceOp op, Algorithm algorithm, bool symmetric = false) {
-  AllreduceCall call{};
-  call.input = input;
-  call.output = output;
-  call.numel = numel;
-  call.dtype = dtype;
-  call.reduce_op = op;
-  // The plan of an algorithm that is requested by name does not depend on the number of ranks.
-  call.plan = plan_of({Collective::allreduce, algorithm, symmetric}, dtype,
-                      numel * static_cast<uint64_t>(dtype_size(dtype)), 2, input == output);
-  call.descriptor.collective = Collective::allreduce;
-  call.descriptor.dtype = dtype;
-  call.descriptor.reduce_op = op;
-  call.descriptor.algorithm = algorithm;
-  call.descriptor.dims = 1;
-  call.descriptor.numel = numel;
-  call.descriptor.sizes[0] = static_cast<int64_t>(numel);
-  return call;
-}
 
 }  // namespace collx::cpu

@@ -5,8 +5,10 @@
 #include <numeric>
 #include <string>
 
+#include "cpu/allreduce.h"
 #include "cpu/exchange.h"
 #include "cpu_ranks.h"
+#include "forms.h"
 #include "protocol/names.h"
 #include "scalar_reference.h"
 
@@ -95,18 +97,15 @@ inline uint64_t own_offset(const Case& c, int world, int rank) {
   return part ? partition(c.shape.units, world, rank).start * c.shape.inner : 0;
 }
 
-inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void* input,
-                                  void* output) {
-  ExchangeCall call{};
+namespace detail {
+
+/// Sets what calls of all collectives have.
+template <typename Made>
+void fill_call(const Case& c, int world, const void* input, void* output, Made& call) {
   call.input = input;
   call.output = output;
   call.plan = plan_of({c.collective, c.algorithm, c.symmetric}, c.dtype, c.shape.bytes(), world,
                       c.in_place);
-  call.collective = c.collective;
-  call.geometry = c.shape;
-  call.world = world;
-  call.root = c.root;
-  call.element_bytes = static_cast<uint32_t>(c.element());
   call.dtype = c.dtype;
   call.reduce_op = c.op;
   CallDescriptor& d = call.descriptor;
@@ -115,6 +114,29 @@ inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void
   d.dtype = c.dtype;
   d.reduce_op = c.op;
   d.root = static_cast<int16_t>(c.root);
+  if (c.collective != Collective::alltoallv) d.numel = c.shape.bytes() / c.element();
+}
+
+}  // namespace detail
+
+inline AllreduceCall make_allreduce(const Case& c, int world, const void* input, void* output) {
+  AllreduceCall call{};
+  detail::fill_call(c, world, input, output, call);
+  call.numel = call.descriptor.numel;
+  call.descriptor.dims = 1;
+  call.descriptor.sizes[0] = static_cast<int64_t>(call.numel);
+  return call;
+}
+
+inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void* input,
+                                  void* output) {
+  ExchangeCall call{};
+  detail::fill_call(c, world, input, output, call);
+  call.collective = c.collective;
+  call.geometry = c.shape;
+  call.world = world;
+  call.root = c.root;
+  call.element_bytes = static_cast<uint32_t>(c.element());
   if (c.collective == Collective::alltoallv) {
     for (int r = 0; r < world; ++r) {
       call.sends[r] = c.rows_between(world, rank, r) * c.row_bytes;
@@ -123,7 +145,6 @@ inline ExchangeCall make_exchange(const Case& c, int world, int rank, const void
     }
     return call;
   }
-  d.numel = c.shape.bytes() / c.element();
   for (int from = 0; from < world; ++from) {
     for (int to = 0; to < world; ++to) {
       if (to != from) call.longest = std::max(call.longest, call.sent(from, to).bytes());
@@ -146,8 +167,9 @@ struct Places {
   }
 };
 
-/// Makes the call on one rank, without splits on the device.
-inline bool carry_out(const CpuView& view, const Case& c, const Places& places) {
+/// Makes the call on one rank. `adjust` changes it first.
+inline bool carry_out(const CpuView& view, const Case& c, const Places& places,
+                      const std::function<void(Call&)>& adjust = {}) {
   if (c.collective == Collective::barrier) {
     CallDescriptor descriptor;
     descriptor.collective = Collective::barrier;
@@ -155,13 +177,14 @@ inline bool carry_out(const CpuView& view, const Case& c, const Places& places) 
   }
   void *const input = places.input(view.rank), *const output = places.output(view.rank);
   if (c.collective == Collective::allreduce) {
-    AllreduceCall call = make_call(input, output, c.shape.bytes() / c.element(), c.dtype, c.op,
-                                   c.algorithm, c.symmetric);
+    AllreduceCall call = make_allreduce(c, view.world, input, output);
     places.map_peers(c, view.world, call);
+    if (adjust) adjust(call);
     return allreduce(view, call);
   }
   ExchangeCall call = make_exchange(c, view.world, view.rank, input, output);
   places.map_peers(c, view.world, call);
+  if (adjust) adjust(call);
   return exchange(view, call);
 }
 

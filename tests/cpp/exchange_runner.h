@@ -141,23 +141,20 @@ class CaseRunner {
     const Places places{[&](int rank) { return input_of(c, rank); },
                         [&](int rank) { return output_of(c, rank); }};
     if (!c.device_splits) return cpu::carry_out(view, c, places);
-    ExchangeCall call =
-        make_exchange(c, world(), view.rank, places.input(view.rank), places.output(view.rank));
-    places.map_peers(c, world(), call);
-    return with_device_splits(view, c, call);
-  }
-
-  bool with_device_splits(const CpuView& view, const Case& c, ExchangeCall call) {
     std::vector<int64_t> sent, expected, received(size_t(world()), -7);
     for (int r = 0; r < world(); ++r) {
       sent.push_back(int64_t(c.rows_between(world(), view.rank, r)));
       expected.push_back(int64_t(c.rows_between(world(), r, view.rank)));
-      call.sends[r] = call.expects[r] = 0;  // unknown to the caller
     }
-    call.longest = 0;
-    call.splits = {sent.data(), received.data(), c.row_bytes, rows_sent(c, world(), view.rank),
-                   rows_received(c, world(), view.rank) + c.spare_rows};
-    const bool done = exchange(view, call);
+    const bool done = cpu::carry_out(view, c, places, [&](Call& made) {
+      auto& call = static_cast<ExchangeCall&>(made);
+      // The caller does not know the sizes of the messages.
+      std::fill_n(call.sends, world(), 0);
+      std::fill_n(call.expects, world(), 0);
+      call.longest = 0;
+      call.splits = {sent.data(), received.data(), c.row_bytes, rows_sent(c, world(), view.rank),
+                     rows_received(c, world(), view.rank) + c.spare_rows};
+    });
     EXPECT_TRUE(!done || received == expected) << describe(c) << " on rank " << view.rank;
     return done;
   }

@@ -7,6 +7,7 @@
 
 #include "cpu/norm.h"
 #include "cpu_ranks.h"
+#include "forms.h"
 #include "norm_reference.h"
 
 namespace collx::cpu {
