@@ -14,8 +14,6 @@
 
 namespace collx::cpu {
 
-using Bytes = std::vector<char>;
-
 struct Case {
   Collective collective = Collective::allgather;
   Algorithm algorithm = Algorithm::staged;

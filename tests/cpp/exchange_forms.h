@@ -14,9 +14,6 @@ inline const std::vector<Form>& tensor_forms() {
   return forms;
 }
 
-inline constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min,
-                                    ReduceOp::prod};
-
 inline ReduceOp op_of(DType dtype, uint64_t i) {
   const ReduceOp op = kOps[i % std::size(kOps)];
   return op == ReduceOp::avg && !has_sentinel(dtype) ? ReduceOp::sum : op;

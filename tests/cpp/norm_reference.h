@@ -10,8 +10,6 @@
 
 namespace collx::cpu {
 
-using Bytes = std::vector<char>;
-
 inline float widened(const void* values, uint64_t i, DType dtype) {
   if (dtype == DType::float32) return static_cast<const float*>(values)[i];
   const uint16_t stored = static_cast<const uint16_t*>(values)[i];

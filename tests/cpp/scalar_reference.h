@@ -16,6 +16,11 @@
 
 namespace collx::cpu {
 
+using Bytes = std::vector<char>;
+
+inline constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min,
+                                    ReduceOp::prod};
+
 /// Returns the value nearest to x with `digits` binary digits and an exponent of at least `least`.
 /// Ties go to even.
 inline double round_to_grid(double x, int digits, int least) {

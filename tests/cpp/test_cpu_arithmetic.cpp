@@ -6,8 +6,8 @@
 #include <random>
 
 #include "cpu/allreduce.h"
-#include "cpu/simd/reduce_kernels.h"
 #include "scalar_reference.h"
+#include "simd_levels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,11 +15,6 @@
 
 namespace collx::cpu {
 namespace {
-
-using Bytes = std::vector<char>;
-
-constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min,
-                             ReduceOp::prod};
 
 bool defined(DType dtype, ReduceOp op) { return op != ReduceOp::avg || has_sentinel(dtype); }
 
@@ -43,16 +38,6 @@ Bytes random_bytes(DType dtype, uint64_t numel, uint64_t seed) {
   return bytes;
 }
 
-/// Runs `body` at each level that this machine supports, and then restores the best level.
-template <typename Body>
-void at_every_level(Body body) {
-  const SimdLevel best = simd_level();
-  for (SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512}) {
-    if (set_simd_level(level)) body(level);
-  }
-  set_simd_level(best);
-}
-
 // Long enough to be processed in several pieces, with a tail.
 constexpr uint64_t kLong = 17003;
 
@@ -61,12 +46,11 @@ void expect_reference(const std::vector<Bytes>& inputs, uint64_t numel, DType dt
   for (const Bytes& input : inputs) sources.push_back(input.data());
   Bytes expected(inputs[0].size()), got(inputs[0].size());
   reference_reduce(sources, expected.data(), numel, dtype, op);
-  at_every_level([&](SimdLevel level) {
+  at_every_level([&] {
     std::fill(got.begin(), got.end(), char(0x5a));
     reduce(sources.data(), int(sources.size()), got.data(), numel, dtype, op);
     EXPECT_EQ(first_difference(got.data(), expected.data(), numel, dtype), "")
-        << name_of(dtype) << ' ' << name_of(op) << " of " << sources.size() << ", level "
-        << int(level);
+        << name_of(dtype) << ' ' << name_of(op) << " of " << sources.size();
   });
 }
 
@@ -128,7 +112,7 @@ TEST(CpuArithmetic, every_length_and_alignment_writes_its_elements_and_no_byte_m
                                                 b.data() + (shift + 3) % 5 * size};
       Bytes expected(kMost * size), got(kMost * size + 2 * kGuard + 64 * size, char(0x5a));
       reference_reduce(sources, expected.data(), numel, dtype, ReduceOp::sum);
-      at_every_level([&](SimdLevel) {
+      at_every_level([&] {
         std::fill(got.begin(), got.end(), char(0x5a));
         char* const output = got.data() + kGuard + numel % 3 * size;
         reduce(sources.data(), 2, output, numel, dtype, ReduceOp::sum);

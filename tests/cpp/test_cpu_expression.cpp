@@ -11,21 +11,12 @@
 #include <vector>
 
 #include "cpu/simd/expression_kernels.h"
-#include "cpu/simd/reduce_kernels.h"
+#include "simd_levels.h"
 
 namespace collx::cpu {
 namespace {
 
 using Bytes = std::vector<char>;
-
-template <typename Body>
-void at_every_level(Body body) {
-  const SimdLevel best = simd_level();
-  for (SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512}) {
-    if (set_simd_level(level)) body();
-  }
-  set_simd_level(best);
-}
 
 Expression parsed(const std::string& text, DType dtype) {
   Expression expression;

@@ -6,24 +6,11 @@
 #include <immintrin.h>
 #endif
 
-#include "cpu/simd/reduce_kernels.h"
 #include "norm_case.h"
+#include "simd_levels.h"
 
 namespace collx::cpu {
 namespace {
-
-constexpr SimdLevel kLevels[] = {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512};
-
-template <typename Body>
-void at_every_level(Body body) {
-  const SimdLevel before = simd_level();
-  for (const SimdLevel level : kLevels) {
-    if (!set_simd_level(level)) continue;
-    SCOPED_TRACE("level " + std::to_string(int(level)));
-    body();
-  }
-  set_simd_level(before);
-}
 
 /// Runs only the local computation, without communication, and compares its results.
 std::string normalized_difference(const NormCase& c, const NormData& data, NormResult expected) {
