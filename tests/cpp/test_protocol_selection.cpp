@@ -47,6 +47,17 @@ std::vector<Request> requests() {
   return all;
 }
 
+/// Returns a call on GPUs with room for many blocks. A message is as long as the tensor.
+Request cuda_request(Collective collective, int world, uint64_t bytes = 0) {
+  Request request;
+  request.device = DeviceKind::cuda;
+  request.collective = collective;
+  request.world = world;
+  request.bytes = request.message = bytes;
+  request.room = 132;
+  return request;
+}
+
 /// Values that differ between the ranks of one call and must not affect the plan.
 struct Local {
   int rank;
@@ -290,13 +301,9 @@ TEST(Selection, every_collective_has_its_own_algorithms) {
 }
 
 TEST(Selection, direct_messages_that_ranks_count_have_equal_grids) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.collective = Collective::alltoallv;
+  Request request = cuda_request(Collective::alltoallv, 4);
   request.algorithm = Algorithm::direct;
   request.input_symmetric = request.output_symmetric = true;
-  request.world = 4;
-  request.room = 132;
   request.spare_room = 5;
   for (const uint64_t bytes : {0, 16, 1 << 20, 64 << 20}) {
     request.bytes = request.message = bytes;
@@ -311,14 +318,10 @@ TEST(Selection, direct_messages_that_ranks_count_have_equal_grids) {
 }
 
 TEST(Selection, a_large_reduce_between_four_ranks_leaves_blocks_unused) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.collective = Collective::reduce;
-  request.room = 264;
-  const auto blocks = [&](int world, uint64_t bytes, int max_blocks = 0) {
-    request.world = world;
-    request.bytes = request.message = bytes;
+  const auto blocks = [](int world, uint64_t bytes, int max_blocks = 0, int room = 264) {
+    Request request = cuda_request(Collective::reduce, world, bytes);
     request.max_blocks = max_blocks;
+    request.room = room;
     EXPECT_EQ(select(request).algorithm, Algorithm::reduce_twostage);
     return select(request).blocks;
   };
@@ -328,34 +331,34 @@ TEST(Selection, a_large_reduce_between_four_ranks_leaves_blocks_unused) {
   EXPECT_EQ(blocks(4, 64 << 20, 100), 100);
   EXPECT_EQ(blocks(4, 64 << 20, 220), 198);
   for (const int world : {3, 8}) EXPECT_EQ(blocks(world, 64 << 20), 264);
-  request.room = 1;
-  EXPECT_EQ(blocks(4, 64 << 20), 1);
+  EXPECT_EQ(blocks(4, 64 << 20, 0, 1), 1);
 }
 
 TEST(Selection, large_calls_of_two_ranks_take_lanes) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.world = 2;
-  request.room = 132;
-  request.bytes = 64 << 20;
-  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_lanes);
-  request.algorithm = Algorithm::twoshot_push;
-  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_lanes);
-  EXPECT_EQ(select(request).named, Algorithm::twoshot_push);
-  request.world = 1;
-  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
-  request.algorithm = Algorithm::automatic;
-  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
-  request.world = 2;
-  request.algorithm = Algorithm::twoshot_push;
-  request.bytes = 10 << 20;
-  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
-  request.world = 4;
-  request.bytes = 64 << 20;
-  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
-  request.device = DeviceKind::cpu;
-  request.algorithm = Algorithm::twoshot_lanes;
-  EXPECT_EQ(select(request).algorithm, Algorithm::twoshot_push);
+  using enum Algorithm;
+  struct {
+    DeviceKind device;
+    int world;
+    uint64_t mib;
+    Algorithm asked;
+    Algorithm taken;
+  } const rows[] = {
+      {DeviceKind::cuda, 2, 64, automatic, twoshot_lanes},
+      {DeviceKind::cuda, 2, 64, twoshot_push, twoshot_lanes},
+      {DeviceKind::cuda, 1, 64, twoshot_push, twoshot_push},
+      {DeviceKind::cuda, 1, 64, automatic, twoshot_push},
+      {DeviceKind::cuda, 2, 10, twoshot_push, twoshot_push},
+      {DeviceKind::cuda, 4, 64, twoshot_push, twoshot_push},
+      {DeviceKind::cpu, 4, 64, twoshot_lanes, twoshot_push},
+  };
+  for (const auto& row : rows) {
+    Request request = cuda_request(Collective::allreduce, row.world, row.mib << 20);
+    request.device = row.device;
+    request.algorithm = row.asked;
+    EXPECT_EQ(select(request).algorithm, row.taken) << &row - rows;
+    if (row.asked == automatic) continue;
+    EXPECT_EQ(select(request).named, row.asked) << &row - rows;
+  }
 }
 
 constexpr uint64_t kNever = ~0ull;
@@ -382,11 +385,7 @@ TEST(Selection, large_exchanges_take_lanes) {
         row.collective == Collective::broadcast ? Algorithm::broadcast_lanes : Algorithm::lanes;
     for (const uint64_t mib : {1, 4, 8, 12, 16, 24, 32, 64}) {
       if (row.from == 32 && mib == 24) continue;  // both are accepted
-      Request request;
-      request.device = DeviceKind::cuda;
-      request.collective = row.collective;
-      request.room = 132;
-      request.bytes = mib << 20;
+      Request request = cuda_request(row.collective, 1, mib << 20);
       const auto runs = [&](int world, Algorithm asked) {
         const auto ranks = static_cast<uint64_t>(world);
         request.message = sends_all(row.collective) ? request.bytes : request.bytes / ranks;
@@ -421,14 +420,9 @@ TEST(Selection, large_exchanges_take_lanes) {
 }
 
 TEST(Selection, large_symmetric_copies_of_four_ranks_are_direct_where_that_is_faster) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.world = 4;
-  request.room = 132;
-  request.input_symmetric = request.output_symmetric = true;
-  const auto runs = [&](Collective collective, uint64_t mib) {
-    request.collective = collective;
-    request.bytes = mib << 20;
+  const auto runs = [](Collective collective, uint64_t mib) {
+    Request request = cuda_request(collective, 4, mib << 20);
+    request.input_symmetric = request.output_symmetric = true;
     request.message = request.bytes / 4;
     return select(request).algorithm;
   };
@@ -441,30 +435,21 @@ TEST(Selection, large_symmetric_copies_of_four_ranks_are_direct_where_that_is_fa
 }
 
 TEST(Selection, lanes_of_messages_that_ranks_count_do_not_follow_from_their_length) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.collective = Collective::alltoallv;
-  request.algorithm = Algorithm::lanes;
-  request.world = 4;
-  request.room = 132;
-  request.max_blocks = 7;
   for (const uint64_t bytes : {0, 16, 1 << 20, 64 << 20}) {
-    request.bytes = request.message = bytes;
+    Request request = cuda_request(Collective::alltoallv, 4, bytes);
+    request.algorithm = Algorithm::lanes;
+    request.max_blocks = 7;
     EXPECT_EQ(select(request).blocks, 7);
   }
 }
 
 TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.world = 2;
-  request.algorithm = Algorithm::twoshot_lanes;
-  const auto lanes = [&](uint64_t bytes, int room, int lanes_there, int max_blocks) {
-    request.bytes = bytes;
+  const auto lanes = [](uint64_t bytes, int room, int lanes_there, int max_blocks) {
+    Request request = cuda_request(Collective::allreduce, 2, bytes);
+    request.algorithm = Algorithm::twoshot_lanes;
     request.room = room;
     request.lanes = lanes_there;
     request.max_blocks = max_blocks;
-    request.spare_room = 0;
     const Plan plan = select(request);
     request.spare_room = 1000;
     EXPECT_EQ(select(request).blocks, plan.blocks) << "ranks may differ in their spare blocks";
@@ -480,12 +465,8 @@ TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
 }
 
 TEST(Selection, blocks_copy_in_bulk_only_if_all_of_them_are_resident) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.world = 2;
+  Request request = cuda_request(Collective::allreduce, 2, 64 << 20);
   request.algorithm = Algorithm::twoshot_lanes;
-  request.bytes = 64 << 20;
-  request.room = 132;
   request.max_blocks = 16;
   for (const int resident : {0, 15, 16, 132}) {
     request.capabilities.bulk_blocks = resident;
@@ -497,9 +478,7 @@ TEST(Selection, blocks_copy_in_bulk_only_if_all_of_them_are_resident) {
 }
 
 TEST(Selection, few_blocks_take_several_lanes_each) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.room = 132;
+  Request request = cuda_request(Collective::allreduce, 1);
   const auto width = [&](Collective c, uint64_t bytes, int max_blocks, int lanes = 132) {
     request.collective = c;
     request.algorithm = c == Collective::allreduce ? Algorithm::twoshot_lanes : Algorithm::lanes;
@@ -539,15 +518,12 @@ TEST(Selection, few_blocks_take_several_lanes_each) {
 }
 
 TEST(Selection, few_blocks_take_lanes_at_smaller_sizes) {
-  Request request;
-  request.device = DeviceKind::cuda;
-  request.world = 2;
-  request.room = 132;
-  const auto takes_lanes = [&](Collective c, uint64_t bytes, int max_blocks) {
-    request.collective = c;
-    request.bytes = bytes;
+  const auto takes_lanes = [](Collective c, uint64_t bytes, int max_blocks,
+                              bool symmetric = false) {
+    Request request = cuda_request(c, 2, bytes);
     request.message = sends_all(c) ? bytes : bytes / 2;
     request.max_blocks = max_blocks;
+    request.input_symmetric = request.output_symmetric = symmetric;
     return row_of(select(request).algorithm).lanes;
   };
   for (const CollectiveRow& row : kCollectives) {
@@ -558,9 +534,8 @@ TEST(Selection, few_blocks_take_lanes_at_smaller_sizes) {
     EXPECT_FALSE(takes_lanes(c, 512 << 10, 16)) << name_of(c);
     for (const int blocks : {1, 8, 16}) EXPECT_TRUE(takes_lanes(c, 2 << 20, blocks)) << name_of(c);
   }
-  request.input_symmetric = request.output_symmetric = true;
-  EXPECT_EQ(takes_lanes(Collective::allgather, 64 << 20, 16), false) << "direct copies are faster";
-  EXPECT_EQ(takes_lanes(Collective::reducescatter, 64 << 20, 16), true);
+  EXPECT_FALSE(takes_lanes(Collective::allgather, 64 << 20, 16, true)) << "direct is faster";
+  EXPECT_TRUE(takes_lanes(Collective::reducescatter, 64 << 20, 16, true));
 }
 
 TEST(Selection, slots_are_those_that_the_algorithm_pushes_into) {
