@@ -1,6 +1,7 @@
 // Ranks as threads of one process. Each rank has its own region, status and buffers.
 #pragma once
 
+#include <barrier>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -71,11 +72,17 @@ class Ranks {
     for (int r = 0; r < world_; ++r) set_epochs(region(r), layout_, epoch);
   }
 
-  /// Runs body(rank) on a thread for each rank and joins them.
+  /// Runs body(rank) on a thread for each rank and joins them. The threads begin together, since
+  /// one that starts late could count as missing.
   template <typename Body>
   void run(Body body) const {
+    std::barrier begun(world_);
+    const auto begin_and_run = [&](int rank) {
+      begun.arrive_and_wait();
+      body(rank);
+    };
     std::vector<std::thread> threads;
-    for (int r = 0; r < world_; ++r) threads.emplace_back(body, r);
+    for (int r = 0; r < world_; ++r) threads.emplace_back(begin_and_run, r);
     for (std::thread& thread : threads) thread.join();
   }
 
