@@ -262,8 +262,15 @@ class _OneDtype(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _wide_weights(rank: Rank, dtype: torch.dtype, bias: bool, autocast: bool) -> list[str]:
-    """Compares the trained norm with the fused one."""
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@on_ranks
+def test_a_layer_norm_with_float32_weights_is_trained(
+    rank: Rank, dtype: torch.dtype, bias: bool, autocast: bool
+) -> list[str]:
+    """The results have the dtype of the input, and are those of the fused norm."""
     torch.manual_seed(3)
     norm = nn.TensorParallelLayerNorm(64, bias=bias, group=rank.communicator(), rounding="parity")
     for parameter in norm.parameters():
@@ -284,17 +291,6 @@ def _wide_weights(rank: Rank, dtype: torch.dtype, bias: bool, autocast: bool) ->
             (trained[0] if added else trained).sum().backward()
     wrong += [str(p) for p in norm.parameters() if p.grad is None or p.grad.dtype != torch.float32]
     return wrong
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_layer_norm_with_float32_weights_is_trained(
-    pool: Pool, dtype: torch.dtype, bias: bool, autocast: bool
-) -> None:
-    """The results have the dtype of the input."""
-    assert pool.run(_wide_weights, dtype, bias, autocast) == [[]] * 2
 
 
 def _refused(rank: Rank) -> dict[str, Attempt]:
