@@ -223,8 +223,9 @@ def _of_group(name: str) -> extension.Communicator | None:
     made = of_group(name)
     if made is None:
         group, device_type = found
-        index = torch.cuda.current_device() if device_type == "cuda" else None
-        device = torch.device(device_type, index)
+        device = torch.device(device_type)
+        if device_type == "cuda":
+            device = torch.device(device_type, torch.cuda.current_device())
         group._get_backend(device).eager_connect_single_device(device)
         made = of_group(name)
     return None if made is None else made._native

@@ -42,14 +42,10 @@ def group_of_backend(name: str) -> tuple[dist.ProcessGroup, str] | None:
     group = group_named(name)
     if group is None:
         return None
-    config = distributed_c10d.BackendConfig(dist.get_backend_config(group))
-    backends = config.get_device_backend_map()
-    for device_type in ("cuda", "cpu"):
-        if device_type == "cuda" and not torch.cuda.is_available():
-            continue
-        if backends.get(device_type) == "collx":
-            return group, device_type
-    return None
+    backends = dist.get_backend_config(group).split(",")
+    if torch.cuda.is_available() and "cuda:collx" in backends:
+        return group, "cuda"
+    return (group, "cpu") if "cpu:collx" in backends else None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -371,7 +372,7 @@ def _before_any_call(rank: Rank) -> tuple[list[str], list[Attempt]]:
     for what, (use, expected) in uses.items():
         group = group_of(rank)
         if rank.rank == 0:  # a lookup on one rank creates nothing
-            found.append(attempt(lambda group=group: collx.get(group)))
+            found.append(attempt(partial(collx.get, group)))
         for _ in range(2):
             result = use(group)
             if not torch.allclose(result, torch.full_like(result, expected)):
