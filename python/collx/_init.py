@@ -58,7 +58,7 @@ def init(
             If this build has no CUDA kernels (`collx.cuda_built`), a group that accepts only CUDA
             tensors is an error, and a group that accepts both kinds uses "cpu", with a warning.
         timeout: the maximum duration of each wait for a peer, in seconds or as a
-            datetime.timedelta.
+            datetime.timedelta; 30 seconds by default.
         payload_bytes: the maximum size of the region in bytes; 128 MiB by default. On the CPU, a
             region has only a few MiB. With a smaller region, calls are divided into more chunks.
         check: True compares every call between the ranks before it starts. By default, the
@@ -90,11 +90,15 @@ def init(
             environment variable COLLX_TUNING names the file; communicators with another world size
             or kind of device do not use that table.
 
+    The ranks must pass the same values, except where an argument states otherwise. They may use
+    devices with different indices.
+
     Returns:
         The communicator. torch.ops.collx finds it by its name.
 
     Raises:
         ValueError, TypeError: all ranks passed invalid arguments, or `group` is not usable.
+        NotImplementedError: a CUDA graph is being captured on all ranks.
         InitError: a rank passed invalid arguments, or a step failed on a rank. All ranks raise it,
             with the rank and the cause. All memory is freed and the group remains usable, so all
             ranks may call init again. (After a rendezvous that did not end, its thread remains.)

@@ -22,7 +22,7 @@ def empty(
 
     Args:
         size: the shape, as integers or as one sequence. A tensor without elements is an ordinary
-            tensor.
+            tensor. So are all tensors if the communicator uses the process group.
         dtype: by default torch's default dtype.
         device: the device of the communicator; any other device is an error.
         group: the communicator, as in `collx.allreduce`.
