@@ -28,9 +28,10 @@ class Statistics:
     """Whether each rank is in a call at this moment. None like `completed`."""
 
     waited: tuple[float, ...] | None
-    """Seconds that this rank has waited for each rank. The CPU leaves out waits of less than a few
-    microseconds. On CUDA, kernels wait, and the watchdog estimates the time by 40 samples per
-    second; without `watchdog=True` it is None. None if the calls go through the process group."""
+    """Seconds that this rank has waited for each rank. On the CPU, waits of less than a few
+    microseconds are not counted. On CUDA, kernels wait, and the watchdog estimates the time by 40
+    samples per second; without `watchdog=True` it is None. None if the calls go through the process
+    group."""
 
 
 def of(native: extension.Communicator) -> Statistics:

@@ -27,8 +27,8 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear", "shard_range"]
 
 
 def shard_range(count: int, world_size: int, rank: int) -> slice:
-    """Returns the slice of `count` units that `rank` has. Low ranks have the remainder, as in
-    `collx.reducescatter`."""
+    """Returns the slice of `count` units that belongs to `rank`. If `world_size` does not divide
+    `count`, the first ranks get one more unit, as in `collx.reducescatter`."""
     quotient, remainder = divmod(count, world_size)
     start = rank * quotient + min(rank, remainder)
     return slice(start, start + quotient + (rank < remainder))

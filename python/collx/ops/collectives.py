@@ -433,9 +433,8 @@ def alltoallv(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """An all-to-all with chunks of different sizes.
 
-    If the host knows the sizes, pass `output_splits` and `input_splits`. If only the device knows
-    how many rows it sends, pass `device_splits` and `capacity`; then the host never waits for the
-    device.
+    If the sizes are known on the host, pass `output_splits` and `input_splits`. If they are in
+    device memory, pass `device_splits` and `capacity`; then the host never waits for the device.
 
     Args:
         input: a tensor [rows, ...] of any dtype. The dtype and the shape of a row are the same on
