@@ -85,7 +85,9 @@ class CudaPostedCall final : public PostedCall {
 
   /// A capture requires that all its streams are joined before it ends.
   ~CudaPostedCall() override {
-    if (captured_ && !waited_ && capturing(posted_on_.stream())) {
+    auto status = cudaStreamCaptureStatusNone;
+    if (captured_ && !waited_) (void)cudaStreamIsCapturing(posted_on_.stream(), &status);
+    if (status != cudaStreamCaptureStatusNone) {
       // If this fails, the capture has already failed and reports its own error.
       (void)cudaStreamWaitEvent(posted_on_.stream(), completed_, 0);
     }
@@ -161,7 +163,7 @@ class CudaPostedCall final : public PostedCall {
   bool waited_ = false;
 };
 
-/// Calls whose handles were dropped before the calls had completed, in order.
+/// Calls whose handles were dropped before the calls had completed.
 class Dropped {
  public:
   void add(std::unique_ptr<CudaPostedCall> call) {
@@ -171,13 +173,22 @@ class Dropped {
   void take_completed() {
     std::vector<std::unique_ptr<CudaPostedCall>> completed;  // destroyed after the lock is released
     const std::lock_guard held(mutex_);
-    while (!calls_.empty() && calls_.front()->is_completed()) {
-      completed.push_back(std::move(calls_.front()));
-      calls_.pop_front();
+    size_t in_progress = 0;
+    for (auto call = calls_.begin(); call != calls_.end() && in_progress < kLooks;) {
+      if ((*call)->is_completed()) {
+        completed.push_back(std::move(*call));
+        call = calls_.erase(call);
+      } else {
+        ++in_progress;
+        ++call;
+      }
     }
   }
 
  private:
+  /// Limits the time of a look. A call of another communicator may be in progress for long.
+  static constexpr size_t kLooks = 8;
+
   std::mutex mutex_;
   std::deque<std::unique_ptr<CudaPostedCall>> calls_;
 };
@@ -202,7 +213,8 @@ class CudaPoster final : public Poster {
   }
 
   bool has_pending() const override { return false; }
-  void let_pass() override {}  // StreamOrder orders the calls
+  /// StreamOrder orders the calls.
+  void let_pass() override { dropped().take_completed(); }
   void close() override {}     // the device may still use the tensors
 
  private:
