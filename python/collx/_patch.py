@@ -154,6 +154,9 @@ def _chosen(group: dist.ProcessGroup | None, *tensors: Tensor) -> Communicator |
     # The patch has no effect on compiled code.
     if torch.compiler.is_compiling():
         return None
+    # The coalescing manager waits for the works of the process group only.
+    if (group or dist.group.WORLD) in distributed_c10d._world.pg_coalesce_state:
+        return None
     if not all(isinstance(each, Tensor) and each.layout is torch.strided for each in tensors):
         return None
     members = dist.group.WORLD if group is None else group

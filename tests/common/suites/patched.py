@@ -13,13 +13,14 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 import collx
 
 from .. import interpreters
 from ..attempt import Attempt, attempt, works
 from ..check import differences
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 
 
@@ -300,6 +301,21 @@ def _asynchronous(rank: Rank) -> list[str]:
                     results += [copied.wait(), *work.result()]
                 wrong += [f"{what}: {r}" for r in results if differences(r.cpu(), wanted.cpu())]
     return wrong
+
+
+@pytest.mark.worlds(2)
+@on_ranks
+def test_coalesced_calls_stay_with_the_process_group(rank: Rank) -> None:
+    """The manager waits for the works of the process group only."""
+    group = rank.fresh_group()
+    with rank.new_communicator("patched", group, 5.0), collx.patch(group):
+        tensors = [torch.full((100,), float(i), device=rank.device) for i in range(3)]
+        with _coalescing_manager(group, async_ops=True) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=group, async_op=True)
+        manager.wait()
+        for i, tensor in enumerate(tensors):
+            assert bool((tensor == i * rank.size).all()), tensor
 
 
 @pytest.mark.worlds(2)
