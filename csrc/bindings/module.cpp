@@ -184,12 +184,13 @@ InPython& in_python() {
   return *functions;
 }
 
-template <py::object InPython::*kFunction>
-std::shared_ptr<Communicator> call_python(const std::string& group_name) {
+template <py::object InPython::*kFunction, typename... Arguments>
+std::shared_ptr<Communicator> call_python(const std::string& group_name, Arguments... arguments) {
   TORCH_CHECK(Py_IsInitialized() != 0, "collx: a communicator for process group \"", group_name,
               "\" cannot be created, since the Python interpreter has ended");
   const py::gil_scoped_acquire held;
-  return (in_python().*kFunction)(group_name).cast<std::shared_ptr<Communicator>>();
+  return (in_python().*kFunction)(group_name, arguments...)
+      .template cast<std::shared_ptr<Communicator>>();
 }
 
 /// collx::GettingReady for a `with` statement.
@@ -348,7 +349,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "look_up_by",
       [](py::function function) {
         in_python().look_up = std::move(function);
-        collx::registry::look_up_by(call_python<&InPython::look_up>);
+        collx::registry::look_up_by(call_python<&InPython::look_up, std::optional<c10::Device>>);
       },
       py::arg("function"));
   m.def(

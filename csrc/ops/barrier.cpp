@@ -40,7 +40,8 @@ class BarrierCallRequest final : public CallRequest {
 }  // namespace
 
 Results barrier(const Operator& op, const Arguments& a) {
-  const auto communicator = registry::require(op.name.c_str(), a.group_name);
+  const c10::Device device(at::hasCUDA() ? c10::kCUDA : c10::kCPU);
+  const auto communicator = registry::require(op.name.c_str(), a.group_name, device);
   communicator->require_usable(op.name.c_str());
   make_call<BarrierCallRequest>(*communicator);
   return {};

@@ -104,7 +104,7 @@ Prepared prepare(const Arguments& a) {
   Prepared p{input, {}, nullptr, {}, std::nullopt};
   Exchange& e = p.exchange;
   static_cast<CallCore&>(e) = check_core(a);
-  p.communicator = registry::require(op, a.group_name);
+  p.communicator = registry::require(op, a.group_name, input.device());
   check_device(op, "input", input, *p.communicator);
   p.communicator->require_usable(op);
   if (has_root(a.collective)) {

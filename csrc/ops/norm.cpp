@@ -273,8 +273,9 @@ bool lies_as(const at::Tensor& tensor, const NormResultShape& shape) {
 }  // namespace
 
 Results norm(const Operator& op, const Arguments& a) {
+  // First, since the check of the residual needs the rank.
+  const auto communicator = registry::require(op.name.c_str(), a.group_name, a.input.device());
   const NormCheck check = check_norm(op, a);
-  const auto communicator = registry::require(op.name.c_str(), a.group_name);
   check_device(op.name.c_str(), "input", a.input, *communicator);
   communicator->require_usable(op.name.c_str());
   for (size_t i = 0; i < a.results.size(); ++i) {

@@ -75,7 +75,7 @@ void check_residual(const char* op, const Arguments& a, bool scatters) {
     TORCH_CHECK_VALUE(a.residual.dim() == 2, "collx.", op, ": residual: got shape ",
                       a.residual.sym_sizes(), "; accepted: [this rank's rows, cols]");
     // The distribution of the rows depends on the communicator.
-    const auto communicator = registry::find(a.group_name);
+    const auto communicator = registry::look_up(a.group_name);
     if (communicator == nullptr) {
       sizes[0] = a.residual.sym_size(0);
     } else {

@@ -36,6 +36,9 @@ void Posting::take(Communicator& communicator, std::unique_ptr<CallRequest> requ
   posted_ = communicator.poster().post(communicator, std::move(request));
 }
 
+NotPosting::NotPosting() : suspended_(std::exchange(current_posting, nullptr)) {}
+NotPosting::~NotPosting() { current_posting = suspended_; }
+
 c10::intrusive_ptr<c10::ivalue::Future> future_of(PostedCall* call, std::vector<at::Tensor> results,
                                                   const std::vector<at::Tensor>& tensors) {
   std::vector<c10::Device> devices;

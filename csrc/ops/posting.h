@@ -69,6 +69,18 @@ class C10_EXPORT Posting {
   std::shared_ptr<PostedCall> posted_;
 };
 
+/// During its lifetime, the calls of this thread are not posted.
+class NotPosting {
+ public:
+  NotPosting();
+  ~NotPosting();
+  NotPosting(const NotPosting&) = delete;
+  NotPosting& operator=(const NotPosting&) = delete;
+
+ private:
+  Posting* const suspended_;
+};
+
 /// Executes the posted calls of one communicator in order.
 class Poster {
  public:

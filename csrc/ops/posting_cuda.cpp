@@ -215,7 +215,7 @@ class CudaPoster final : public Poster {
   bool has_pending() const override { return false; }
   /// StreamOrder orders the calls.
   void let_pass() override { dropped().take_completed(); }
-  void close() override {}     // the device may still use the tensors
+  void close() override {}  // the device may still use the tensors
 
  private:
   /// Shared by all communicators, so that the tensors outlive a destroyed communicator.

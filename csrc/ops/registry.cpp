@@ -10,6 +10,7 @@
 
 #include "communicator.h"
 #include "name_table.h"
+#include "posting.h"
 
 namespace collx::registry {
 
@@ -31,9 +32,8 @@ struct Last {
   std::weak_ptr<Communicator> found;
 };
 
-thread_local Last last;
-
-std::atomic<Factory> chosen_factory{nullptr}, chosen_lookup{nullptr};
+std::atomic<Factory> chosen_factory{nullptr};
+std::atomic<Lookup> chosen_lookup{nullptr};
 
 Registry& instance();
 
@@ -74,18 +74,6 @@ std::string known_names() {
   return joined.empty() ? "none" : joined;
 }
 
-/// Called after find() has not found the name. The next find() of this thread returns the result,
-/// unless communicators are created or destroyed.
-std::shared_ptr<Communicator> look_up(std::string_view name) {
-  const Factory lookup = chosen_lookup.load(std::memory_order_acquire);
-  if (lookup == nullptr || forks.load(std::memory_order_relaxed) != 0) return nullptr;
-  std::shared_ptr<Communicator> found = lookup(std::string(name));
-  if (found != nullptr) {
-    last = {instance().changes.load(std::memory_order_acquire), std::string(name), found};
-  }
-  return found;
-}
-
 }  // namespace
 
 void enter(const std::shared_ptr<Communicator>& communicator) {
@@ -104,6 +92,7 @@ void leave(const Communicator& communicator) {
 }
 
 std::shared_ptr<Communicator> find(std::string_view name) {
+  thread_local Last last;
   Registry& registry = instance();
   if (last.changes == registry.changes.load(std::memory_order_acquire) && last.name == name) {
     return last.found.lock();
@@ -114,9 +103,17 @@ std::shared_ptr<Communicator> find(std::string_view name) {
   return found;
 }
 
-std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
-  std::shared_ptr<Communicator> communicator = find(name);
-  if (communicator == nullptr) communicator = look_up(name);
+std::shared_ptr<Communicator> look_up(std::string_view name, std::optional<c10::Device> device) {
+  std::shared_ptr<Communicator> found = find(name);
+  const Lookup lookup = chosen_lookup.load(std::memory_order_acquire);
+  if (found != nullptr || lookup == nullptr) return found;
+  const NotPosting for_the_calls_of_init;
+  return lookup(std::string(name), device);
+}
+
+std::shared_ptr<Communicator> require(const char* op, std::string_view name,
+                                      std::optional<c10::Device> device) {
+  const std::shared_ptr<Communicator> communicator = look_up(name, device);
   TORCH_CHECK_VALUE(communicator != nullptr, "collx.", op,
                     ": group_name: this process has no communicator \"", name,
                     "\"; existing: ", known_names(),
@@ -126,7 +123,7 @@ std::shared_ptr<Communicator> require(const char* op, std::string_view name) {
 
 void make_by(Factory factory) { chosen_factory.store(factory, std::memory_order_release); }
 
-void look_up_by(Factory lookup) { chosen_lookup.store(lookup, std::memory_order_release); }
+void look_up_by(Lookup lookup) { chosen_lookup.store(lookup, std::memory_order_release); }
 
 std::shared_ptr<Communicator> make(const std::string& group_name) {
   const Factory factory = chosen_factory.load(std::memory_order_acquire);

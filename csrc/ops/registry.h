@@ -2,9 +2,11 @@
 // find its communicator.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/macros/Export.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,10 +25,15 @@ void leave(const Communicator& communicator);
 /// Returns null if there is none.
 C10_EXPORT std::shared_ptr<Communicator> find(std::string_view name);
 
-/// Raises ValueError, which lists the known names, if there is none. For the name of a process
-/// group with the backend "collx", returns the communicator of the backend, which it creates if
-/// there is none. That is collective over the group, as the call of the operator is.
-std::shared_ptr<Communicator> require(const char* op, std::string_view name);
+/// Also finds the communicator of a process group with the backend "collx" by the name of the
+/// group. If there is none, the backend creates one on `device`, which is collective over the
+/// group. Without a device, returns null.
+std::shared_ptr<Communicator> look_up(std::string_view name,
+                                      std::optional<c10::Device> device = {});
+
+/// Like look_up(), but raises ValueError, which lists the known names, instead of returning null.
+std::shared_ptr<Communicator> require(const char* op, std::string_view name,
+                                      std::optional<c10::Device> device = {});
 
 /// Creates the communicator of a process group, given the group's name.
 using Factory = std::shared_ptr<Communicator> (*)(const std::string& group_name);
@@ -35,10 +42,11 @@ using Factory = std::shared_ptr<Communicator> (*)(const std::string& group_name)
 /// does not depend, so the Python module sets the factory.
 C10_EXPORT void make_by(Factory factory);
 
-/// Sets how require() finds the communicator for the name of a process group with the backend
-/// "collx", if no communicator has that name. The function returns null for other names. It may
-/// create the communicator, collectively over the group.
-C10_EXPORT void look_up_by(Factory lookup);
+/// Sets how look_up() finds or creates the communicator of a process group with the backend
+/// "collx". The function returns null for other names.
+using Lookup = std::shared_ptr<Communicator> (*)(const std::string& group_name,
+                                                 std::optional<c10::Device> device);
+C10_EXPORT void look_up_by(Lookup lookup);
 
 /// Creates a communicator for the process group of that name, as collx.init does with its defaults.
 /// Collective over the group: either all ranks return one, or all raise the exception of init. The

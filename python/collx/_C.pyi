@@ -330,8 +330,8 @@ def make_by(function: Callable[[str], Communicator]) -> None:
     """Sets the function that C++ calls (collx::registry::make) to create the communicator for the
     name of a process group."""
 
-def look_up_by(function: Callable[[str], Communicator | None]) -> None:
-    """Sets the function that C++ calls (collx::registry::require) for the name of a process group
+def look_up_by(function: Callable[[str, torch.device | None], Communicator | None]) -> None:
+    """Sets the function that C++ calls (collx::registry::look_up) for the name of a process group
     that is not the name of a communicator."""
 
 def lookup(name: str) -> Communicator | None: ...

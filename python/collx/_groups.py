@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from collx._bootstrap.options import group_named, group_of_backend
 from collx._imports import after_import
-from collx.communicator import Communicator, find, forked, known, of_group
+from collx.communicator import Communicator, find, forked, known, of_group, settle_known
 from collx.errors import CommunicatorPoisoned
 
 __all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
@@ -51,7 +51,10 @@ def name_of(group: Group) -> str:
         if not group._listed:  # another communicator may have the name by now
             _refuse_destroyed(group.name)
         return group.name
-    name: str = _name_for_group(str(_members(group).group_name))
+    members = _members(group)
+    name: str = _name_for_group(str(members.group_name))
+    if not is_dynamo_compiling():
+        settle_known(members)  # the backend "collx" may have had a communicator before its group
     # Dynamo cannot guard on the result of an assumed constant. It needs no guard for a new string.
     return "".join((name,))
 
@@ -97,9 +100,9 @@ def rank_and_size(group: Group = None) -> tuple[int, int]:
     """Returns this rank and the number of ranks, also if the backend "collx" has not created the
     communicator yet. Raises the errors of `get`."""
     name = name_of(group)
-    found = group_of_backend(name) if find(name) is None else None
-    if found is not None:
-        return found[0].rank(), found[0].size()
+    members = group_of_backend(name) if find(name) is None else None
+    if members is not None:
+        return members.rank(), members.size()
     communicator = get(group)
     return communicator.rank, communicator.world_size
 

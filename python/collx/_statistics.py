@@ -30,8 +30,8 @@ class Statistics:
     waited: tuple[float, ...] | None
     """Seconds that this rank has waited for each rank. On the CPU, waits of less than a few
     microseconds are not counted. On CUDA, kernels wait, and the watchdog estimates the time by at
-    least 40 samples per second; without `watchdog=True` it is None. None if the calls go through the
-    process group."""
+    least 40 samples per second; without `watchdog=True` it is None. Also None if the calls go
+    through the process group."""
 
 
 def of(native: extension.Communicator) -> Statistics:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 from datetime import timedelta
 
@@ -28,7 +29,7 @@ from collx._bootstrap.options import MAX_RANKS, Members, group_of_backend
 from collx._extension import extension
 from collx._init import make
 from collx._memory import SymmetricMemory
-from collx.communicator import Communicator, of_group
+from collx.communicator import Communicator, find, of_group
 from collx.errors import InitError
 
 __all__ = ["NAME", "Options"]
@@ -75,8 +76,14 @@ class _Maker:
         self._lock = threading.Lock()
         self._made: dict[str, Communicator | None] = {}
         self._left = False
+        self._process = os.getpid()
 
     def make(self, device: torch.device) -> extension.Communicator | None:
+        if os.getpid() != self._process:  # the store of the group is the parent's
+            raise ValueError(
+                f'collx: process group "{self._members.name}" belongs to the process that this one '
+                "was forked from; create a group in this process"
+            )
         with self._lock:
             if self._left:  # another thread has shut the group down since the call began
                 raise ValueError(f'collx: process group "{self._members.name}" has been shut down')
@@ -89,9 +96,13 @@ class _Maker:
         members, options = self._members, self._options
         if members.size > MAX_RANKS[device.type]:
             return None
+        name = f"{members.name}/{device.type}"
+        previous = find(name)
+        if previous is not None and previous.poisoned:  # of a group that was aborted, not destroyed
+            previous._leave()
         made = make(
             members,
-            name=f"{members.name}/{device.type}",
+            name=name,
             timeout=options._timeout.total_seconds(),
             device=device,
             payload_bytes=(
@@ -213,21 +224,21 @@ def _create(
     return _backend(members, options)
 
 
-def _of_group(name: str) -> extension.Communicator | None:
-    """Returns the communicator of the backend of the group with that name: for CUDA if the backend
-    serves CUDA and there are GPUs, otherwise for the CPU. Creates it if there is none. Returns None
-    for groups with other backends, and if the backend cannot serve the group."""
-    found = group_of_backend(name)
-    if found is None:
+def _of_group(name: str, device: torch.device | None) -> extension.Communicator | None:
+    """Returns the communicator of the backend of the group with that name. If there is none on the
+    device, creates it, collectively over the group. Without a device, returns any, and creates
+    none. Returns None for other names, and if the backend does not serve the device."""
+    group = group_of_backend(name)
+    if group is None:
         return None
-    made = of_group(name)
-    if made is None:
-        group, device_type = found
-        device = torch.device(device_type)
-        if device_type == "cuda":
-            device = torch.device(device_type, torch.cuda.current_device())
-        group._get_backend(device).eager_connect_single_device(device)
-        made = of_group(name)
+    made = of_group(name, None if device is None else device.type)
+    if made is None and device is not None and device.type in ("cpu", "cuda"):
+        if device == torch.device("cuda"):  # without an index: a call without tensors
+            device = torch.device("cuda", torch.cuda.current_device())
+        backend = group._get_backend(device)
+        if backend.name() == NAME:
+            backend.eager_connect_single_device(device)
+        made = of_group(name, device.type)
     return None if made is None else made._native
 
 

@@ -32,7 +32,17 @@ from collx._memory import SymmetricMemory
 from collx._statistics import Statistics
 from collx.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorPoisoned
 
-__all__ = ["Communicator", "find", "forked", "group_size_of", "known", "live", "making", "of_group"]
+__all__ = [
+    "Communicator",
+    "find",
+    "forked",
+    "group_size_of",
+    "known",
+    "live",
+    "making",
+    "of_group",
+    "settle_known",
+]
 
 T = TypeVar("T")
 
@@ -64,9 +74,9 @@ def group_size_of(op: str, name: str) -> int:
     communicator. `op`: the operator, for the error message."""
     communicator = _live.get(name)
     if communicator is None:
-        found = group_of_backend(name)
-        if found is not None:  # the backend will create the communicator
-            return found[0].size()
+        group = group_of_backend(name)
+        if group is not None:  # the backend will create the communicator
+            return group.size()
         raise ValueError(
             f'collx.{op}: group_name: this process has no communicator "{name}". '
             "collx.init creates communicators, and destroy removes them"
@@ -121,19 +131,20 @@ def making(name: str) -> Iterator[None]:
             _in_making.discard(name)
 
 
-def _settle_known(group: dist.ProcessGroup | None) -> None:
+def settle_known(group: dist.ProcessGroup | None) -> None:
     """Updates `known`. Must be called after a communicator of the group was created or
-    destroyed."""
-    if group is None:  # the communicator is only found by its name
+    destroyed. `group`: None if PyTorch does not know it yet, or not any more."""
+    if group is None:
         return
-    try:
-        one = of_group(group)
-    except ValueError:
-        one = None
-    if one is None:
-        known.pop(group, None)
-    else:
-        known[group] = (one.name, one.world_size)
+    with _lock:
+        try:
+            one = of_group(group)
+        except ValueError:
+            one = None
+        if one is None:
+            known.pop(group, None)
+        else:
+            known[group] = (one.name, one.world_size)
 
 
 def forked() -> bool:
@@ -189,7 +200,7 @@ class Communicator:
         with _lock:
             _live[self.name] = self
             known.update(dict.fromkeys((self, self.name), (self.name, self.world_size)))
-            _settle_known(group)
+            settle_known(group or group_named(self.group_name))
             _initialized_in.add(self._process)
             _settle_pdl(self.device)
 
@@ -500,8 +511,10 @@ class Communicator:
             if self._listed:
                 self._listed = False
                 del _live[self.name]
-                del known[self], known[self.name]
-                _settle_known(self._group)
+                named = [key for key, (name, _) in known.items() if name == self.name]
+                for key in named:
+                    del known[key]
+                settle_known(self._group or group_named(self.group_name))
 
     def __enter__(self) -> Communicator:
         if self.destroyed:

@@ -36,16 +36,13 @@ def group_named(name: str) -> dist.ProcessGroup | None:
     return next((group for group, its_name in named if its_name == name), None)
 
 
-def group_of_backend(name: str) -> tuple[dist.ProcessGroup, str] | None:
-    """Returns the process group with that name if it has the backend "collx", and the kind of
-    device: "cuda" if the backend serves it and there are GPUs, otherwise "cpu"."""
+def group_of_backend(name: str) -> dist.ProcessGroup | None:
+    """Returns the process group with that name if it has the backend "collx", otherwise None."""
     group = group_named(name)
     if group is None:
         return None
-    backends = dist.get_backend_config(group).split(",")
-    if torch.cuda.is_available() and "cuda:collx" in backends:
-        return group, "cuda"
-    return (group, "cpu") if "cpu:collx" in backends else None
+    backends = dist.get_backend_config(group).split(",")  # such as "cpu:gloo,cuda:collx"
+    return group if any(each.endswith(":collx") for each in backends) else None
 
 
 @dataclass(frozen=True)

@@ -356,6 +356,10 @@ def _before_any_call(rank: Rank) -> tuple[list[str], list[Attempt]]:
 
     uses: dict[str, tuple[Callable[[Any], Tensor], Any]] = {
         "a function": (lambda group: collx.allreduce(x, group=group), rank.size),
+        "a posted call": (
+            lambda group: collx.post(collx.allreduce, x, group=group).wait(),
+            rank.size,
+        ),
         "a size": (lambda group: collx.allgather(x, group).sum(0), 4.0 * rank.size),
         "an operator": (
             lambda group: torch.ops.collx.allreduce(x, "sum", group.group_name),
@@ -371,8 +375,10 @@ def _before_any_call(rank: Rank) -> tuple[list[str], list[Attempt]]:
     wrong, found = [], []
     for what, (use, expected) in uses.items():
         group = group_of(rank)
-        if rank.rank == 0:  # a lookup on one rank creates nothing
+        if rank.rank == 0:  # these create nothing, so one rank may call them
             found.append(attempt(partial(collx.get, group)))
+            uneven = torch.empty(2 * rank.size + 1, device="meta")
+            found.append(attempt(partial(collx.reducescatter, uneven, group=group)))
         for _ in range(2):
             result = use(group)
             if not torch.allclose(result, torch.full_like(result, expected)):
@@ -387,10 +393,33 @@ def _before_any_call(rank: Rank) -> tuple[list[str], list[Attempt]]:
 def test_functions_and_layers_create_the_communicator_as_collectives_do(pool: Pool) -> None:
     for rank, (wrong, found) in enumerate(pool.run(_before_any_call)):
         assert wrong == []
-        assert len(found) == (6 if rank == 0 else 0)
-        for lookup in found:
-            assert lookup.error == "ValueError"
+        assert len(found) == (14 if rank == 0 else 0)
+        for lookup, shape in zip(found[::2], found[1::2], strict=True):
+            assert lookup.error == shape.error == "ValueError"
             assert 'the backend "collx" has not created a communicator' in lookup.message
+            assert "no communicator" in shape.message
+
+
+def _residual_of_another_rank(rank: Rank) -> list[Attempt]:
+    """The check of the residual needs the rank, which only the communicator knows."""
+    x = torch.ones(2 * rank.size, 8, device=rank.device)
+    one, weight = torch.ones(1, 8, device=rank.device), torch.ones(8, device=rank.device)
+    found = []
+    for used in (False, True):
+        group = group_of(rank)
+        if used:
+            dist.all_reduce(weight.clone(), group=group)
+        for name in (group, group.group_name):
+            found.append(attempt(partial(collx.reducescatter_rmsnorm, x, one, weight, 1e-6, name)))
+        dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_first_call_checks_what_depends_on_the_rank(pool: Pool) -> None:
+    for found in pool.run(_residual_of_another_rank):
+        assert [each.error for each in found] == ["ValueError"] * 4
+        assert all("residual: got shape [1, 8]" in each.message for each in found)
 
 
 def _functional(rank: Rank) -> dict[str, Any]:

@@ -22,11 +22,12 @@ import collx.backend
 from collx._bootstrap import steps
 from collx.backend import _Maker
 
-from ..attempt import Attempt, attempt, ones
+from ..attempt import Attempt, attempt, in_a_child, ones
 from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..pool import Pool, on_ranks
 from ..rank import TIMEOUT, Rank
 from .backend import finish, group_of, until_known
+from .lifecycle import exit_codes
 
 GROUPS = 12
 CYCLES = {"cpu": 40, "cuda": 10}
@@ -78,6 +79,8 @@ def test_groups_come_and_go_while_another_one_is_used(rank: Rank) -> None:
         # On a separate stream: calls of two groups on one stream must have the same order on all
         # ranks.
         on_cuda = rank.device.type == "cuda"
+        if on_cuda:  # otherwise, the end of the block creates a context on the first device
+            torch.cuda.set_device(rank.device)
         with torch.cuda.stream(torch.cuda.Stream(rank.device)) if on_cuda else nullcontext():
             for number in range(200):
                 assert _sum(rank, busy, float(number % 7))
@@ -201,6 +204,45 @@ def test_abort_ends_the_calls_of_all_ranks_and_names_who_did(pool: Pool) -> None
         assert found.error == "CommunicatorPoisoned", found
         assert "rank 0 has aborted" in found.message
         assert found.seconds < 10 * timeout
+
+
+AGAIN = """
+from torch.distributed import distributed_c10d
+
+x = torch.ones(100, device=device)
+dist.all_reduce(x)
+distributed_c10d._abort_process_group()
+again = dist.PrefixStore("again", store)
+dist.init_process_group("{ending}", store=again, rank=rank, world_size=size)
+dist.all_reduce(x)
+assert bool((x == size * size).all()), x
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.worlds(2)
+def test_a_group_with_the_name_of_an_aborted_one_works(pool: Pool) -> None:
+    device, size = pool.world.device, pool.size
+    for code, output in exit_codes(device, "collx", program=AGAIN, size=size, backend="collx"):
+        assert code == 0, output
+
+
+def _in_children(rank: Rank) -> list[str]:
+    group, x = group_of(rank), ones(rank)
+    calls = (partial(dist.all_reduce, x, group=group), partial(collx.allreduce, x, group=group))
+    found = [in_a_child(call) for call in calls]
+    rank.barrier()
+    assert _sum(rank, group)  # the children have not used the store
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_forked_child_does_not_use_the_store_of_its_parent(pool: Pool) -> None:
+    if pool.world.device == "cuda":
+        pytest.skip("CUDA cannot be used in a forked child")
+    for found in pool.run(_in_children):
+        assert all(said.startswith("ValueError") and "forked" in said for said in found), found
 
 
 @pytest.mark.worlds(1, 2)
