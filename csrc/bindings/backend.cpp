@@ -1,4 +1,4 @@
-#include "backend.h"
+#include "../distributed/backend.h"
 
 #include <c10/util/Exception.h>
 
@@ -9,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "../distributed/backend.h"
 #include "../ops/communicator.h"
+#include "bindings.h"
 
 namespace collx {
 

@@ -1,11 +1,10 @@
-#include "functions.h"
-
 #include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "bindings.h"
 #include "function.h"
 
 namespace collx {

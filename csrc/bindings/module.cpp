@@ -10,6 +10,7 @@
 #if COLLX_CUDA
 #include <cuda.h>
 #endif
+#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -19,6 +20,7 @@
 
 #include "../memory/boot_id.h"
 #include "../memory/cpu_allocator.h"
+#include "../memory/interpreter_lock.h"
 #include "../ops/communicator.h"
 #include "../ops/epilogue.h"
 #include "../ops/errors.h"
@@ -30,12 +32,9 @@
 #include "../ops/tuning.h"
 #include "../protocol/names.h"
 #include "../protocol/partition.h"
-#include "backend.h"
+#include "bindings.h"
 #include "errors.h"
-#include "functions.h"
 #include "handle.h"
-#include "interpreter_lock.h"
-#include "statistics.h"
 
 namespace py = pybind11;
 
@@ -193,6 +192,22 @@ std::shared_ptr<Communicator> call_python(const std::string& group_name, Argumen
       .template cast<std::shared_ptr<Communicator>>();
 }
 
+/// Functions with which symmetric memory releases Python's lock while it waits for a peer.
+constexpr collx::memory::InterpreterLock kPythonLock = {
+    []() -> void* {
+      return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
+    },
+    [](void* state) noexcept {
+      try {
+        PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+      } catch (...) {
+        // The interpreter is exiting. Before Python 3.14, it unwinds threads that then try to take
+        // the lock, which destructors do not survive. Sleep until the process ends, as Python 3.14
+        // does.
+        for (;;) ::pause();
+      }
+    }};
+
 /// collx::GettingReady for a `with` statement.
 struct ReadyContext {
   std::optional<collx::GettingReady> entered;
@@ -314,8 +329,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   collx::bind_errors(m);
   bind_communicator(m);
   bind_epilogues(m);
-  m.def("register_cpu_allocator",
-        [] { collx::memory::register_cpu_allocator(collx::python_lock()); });
+  m.def("register_cpu_allocator", [] { collx::memory::register_cpu_allocator(kPythonLock); });
   m.def("boot_id", &collx::memory::boot_id);
   m.def("region_layout", &region_layout, py::arg("device_type"), py::arg("world_size"),
         py::arg("payload_bytes"));

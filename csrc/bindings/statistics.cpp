@@ -1,12 +1,9 @@
-#include "statistics.h"
-
-#include <torch/csrc/utils/pybind.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "bindings.h"
 #include "errors.h"
 
 namespace collx {
