@@ -1,7 +1,6 @@
-#include "barrier.h"
-
 #include "../cpu/exchange.h"
 #include "../protocol/names.h"
+#include "collectives.h"
 #include "enqueue.h"
 #include "fallback.h"
 #include "registry.h"

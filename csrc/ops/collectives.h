@@ -1,4 +1,5 @@
-// The operators of one collective on one tensor: kernels below autograd, and Meta kernels.
+// The operators of one collective on one tensor, and the barrier: kernels below autograd, and Meta
+// kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,5 +50,7 @@ Results exchange(const Operator& op, const Arguments& arguments);
 Results exchange_meta(const Operator& op, const Arguments& arguments);
 Results exchange_device_splits(const Operator& op, const Arguments& arguments);
 Results exchange_device_splits_meta(const Operator& op, const Arguments& arguments);
+/// Returns after all ranks have called it.
+Results barrier(const Operator& op, const Arguments& arguments);
 
 }  // namespace collx

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "barrier.h"
 #include "mapped.h"
 #include "norm.h"
 #include "shared_kernels.h"
