@@ -1,14 +1,24 @@
-"""Argument types of the command-line tools, for argparse."""
+"""The parser of the command-line tools, and types of arguments for argparse."""
 
 import argparse
 import math
 import os
 import re
 from pathlib import Path
+from typing import NoReturn
 
 NAMES = {"half": "float16", "float": "float32", "double": "float64"}  # as in nccl-tests
 PICTURES = (".png", ".svg", ".pdf")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class RankParser(argparse.ArgumentParser):
+    """Reports an error only on rank 0."""
+
+    def error(self, message: str) -> NoReturn:
+        if os.environ.get("RANK", "0") != "0":
+            raise SystemExit(2)
+        super().error(message)
 
 
 def size(text: str) -> int:

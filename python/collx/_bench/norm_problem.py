@@ -21,7 +21,6 @@ from collx._bench.ops_norm import NormOp
 
 EPS = 1e-5
 DTYPES = ("float32", "float16", "bfloat16")
-ROUNDINGS = ("fp32", "parity", "parity_weight")
 STATIC_SCALE = 0.0625  # supports values up to 28, which is not exceeded here
 STEPS = {"": 0.0, "fp8": 0.13, "int8": 0.0}  # relative step size of quantized values
 COMPILATIONS = 64  # one for each shape

@@ -1,15 +1,14 @@
 """Command line of the benchmark. Flags have the names and the meaning of those of nccl-tests."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import NoReturn
 
 import torch
 
 from collx._arguments import (
+    RankParser,
     columns,
     count,
     dtypes,
@@ -24,15 +23,15 @@ from collx._arguments import (
 )
 from collx._bench import cpu_peers, cuda_peers, norm_peers
 from collx._bench.norm_problem import DTYPES as NORM_DTYPES
-from collx._bench.norm_problem import ROUNDINGS
 from collx._bench.op import Op
 from collx._bench.ops import OPS
 from collx._bench.ops_norm import NormOp
 from collx._bootstrap.options import MAX_RANKS
 from collx._extension import build
 from collx._launch import default_ranks, started_ranks
+from collx._tuning import DTYPES
+from collx.ops.quantization import ROUNDINGS
 
-DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8")
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
 CPU_PEERS = (*cpu_peers.PEERS, norm_peers.UNFUSED, "mpi")
 CUDA_PEERS = (*cuda_peers.PEERS, norm_peers.UNFUSED)
@@ -50,15 +49,6 @@ class Variant:
     dtype: str
     reduce_op: str
     rounding: str  # of a fused norm
-
-
-class RankParser(argparse.ArgumentParser):
-    """Reports an error only on rank 0."""
-
-    def error(self, message: str) -> NoReturn:
-        if os.environ.get("RANK", "0") != "0":
-            raise SystemExit(2)
-        super().error(message)
 
 
 def parser() -> argparse.ArgumentParser:

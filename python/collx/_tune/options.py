@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
-from collx._arguments import factor, file, names, picture, positive, size
+from collx._arguments import RankParser, factor, file, names, picture, positive, size
 from collx._bootstrap.options import MAX_RANKS
 from collx._extension import build, extension
 from collx._launch import started_ranks
@@ -44,15 +42,6 @@ class Options:
         while size <= self.end:
             yield int(size)
             size *= self.factor
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports an error only on rank 0."""
-
-    def error(self, message: str) -> NoReturn:
-        if os.environ.get("RANK", "0") != "0":
-            raise SystemExit(2)
-        super().error(message)
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -88,7 +77,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _parser() -> argparse.ArgumentParser:
-    p = _Parser(
+    p = RankParser(
         prog="python -m collx tune",
         description="Measures the algorithms on this machine, and writes the choices that are "
         'faster than those of algorithm="auto" to a file for collx.init(tuning=...). Starts its '
