@@ -14,7 +14,7 @@ from collx._version import VERSION
 COMMANDS = {
     "bench": ("collx._bench.main", "measures the operators of collx and of other libraries"),
     "doctor": ("collx._doctor.main", "reports whether collx works on this machine"),
-    "tune": ("collx._tune.command", "measures the algorithms, and writes a tuning table"),
+    "tune": ("collx._tune.main", "measures the algorithms, and writes a tuning table"),
 }
 
 

@@ -1,9 +1,9 @@
-"""The work of one rank of `python -m collx tune`."""
+"""`python -m collx tune`: runs as one of the ranks under torchrun, otherwise starts the ranks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -12,17 +12,35 @@ import torch
 import torch.distributed as dist
 
 import collx
-from collx import _tuning
+from collx import _launch, _tuning
 from collx._tune import report
 from collx._tune.cases import Case, cases
-from collx._tune.options import Options
+from collx._tune.options import Options, parse
 from collx._tune.search import entries, search
 
 # As in the benchmarks: collx's multicast algorithms have not run on a switch yet.
 _NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
-def run(options: Options) -> None:
+def main(argv: Sequence[str]) -> int:
+    """Runs the command. Raises SystemExit with status 2 if the arguments are invalid."""
+    options = parse(argv)
+    if _launch.started_ranks() is not None:
+        return run(options)
+    return _launch.run(run, options.ranks, options)
+
+
+def run(options: Options) -> int:
+    """Measures as one of the ranks. Returns 0."""
+    dist.init_process_group("gloo")
+    try:
+        _measure(options)
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+def _measure(options: Options) -> None:
     """Measures, and writes the table on rank 0. Collective over the default process group."""
     os.environ[_NO_MULTICAST] = "1"
     os.environ.pop(_tuning.VARIABLE, None)  # the built-in choices are measured
