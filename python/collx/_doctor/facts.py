@@ -1,8 +1,10 @@
-"""The facts that the doctor gathers. The field names are the keys of its JSON output."""
+"""The facts that the doctor gathers, and its findings. The field names are the keys of its JSON
+output."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -116,3 +118,23 @@ class Facts:
     gpus: Gpus
     environment: dict[str, str]  # the relevant variables that are set
     run: Run
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding. `id` is the kind of finding and does not change between versions. An error means
+    that collx does not work, or only through the process group. A warning is a limitation of this
+    run or possibly of another program."""
+
+    id: str
+    level: Literal["error", "warning"]
+    what: str
+    fix: str
+
+
+def error(id: str, what: str, fix: str) -> Finding:
+    return Finding(id, "error", what, fix)
+
+
+def warning(id: str, what: str, fix: str) -> Finding:
+    return Finding(id, "warning", what, fix)

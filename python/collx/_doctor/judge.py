@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collx._doctor import judge_gpus, judge_run, judge_variables
-from collx._doctor.facts import Facts
-from collx._doctor.finding import Finding, error, warning
+from collx._doctor.facts import Facts, Finding, error, warning
 
 # Minor versions of PyTorch 2, as in setup.py.
 OLDEST_TORCH, NEWEST_TORCH = 11, 15

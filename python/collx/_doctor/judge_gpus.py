@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collx._doctor.facts import Facts
-from collx._doctor.finding import Finding, error, warning
+from collx._doctor.facts import Facts, Finding, error, warning
 
 
 def findings(facts: Facts) -> Iterator[Finding]:

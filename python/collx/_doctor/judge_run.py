@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collx._doctor.facts import Facts, Rank
-from collx._doctor.finding import Finding, error, warning
+from collx._doctor.facts import Facts, Finding, Rank, error, warning
 
 _SHARE_OF_LINK = 0.5  # a large all-reduce below this share of the rate of a GPU's link is slow
 _LARGE = 16 << 20

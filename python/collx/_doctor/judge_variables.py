@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from collx._doctor.facts import Facts
-from collx._doctor.finding import Finding, error, warning
+from collx._doctor.facts import Facts, Finding, error, warning
 
 _SOCKET_PATH = 100  # approximate maximum length of the path of a Unix socket
 _SOCKET_NAME = 40  # length of the socket's name in PyTorch

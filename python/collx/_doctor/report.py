@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from collx._bench.units import size_name
-from collx._doctor.facts import Facts
-from collx._doctor.finding import Finding
+from collx._doctor.facts import Facts, Finding
 
 FORMAT = 1  # version of the JSON object; changes if the meaning of a key changes
 _WIDTH = 100
