@@ -16,11 +16,11 @@ using at::Tensor;
 namespace {
 
 /// The epilogue of a call whose result has these sizes. Meta kernels use it as well.
-std::shared_ptr<Epilogue> make_epilogue(const Arguments& a,
+std::shared_ptr<Epilogue> make_epilogue(const char* op, const Arguments& a,
                                         std::shared_ptr<const KnownExpression> known,
                                         c10::SymIntArrayRef sizes) {
-  check_extras(a.op(), known->expression, a.extras, a.input, sizes);
-  auto bound = with_numbers(a.op(), known->expression, a.numbers);
+  check_extras(op, known->expression, a.extras, a.input, sizes);
+  auto bound = with_numbers(op, known->expression, a.numbers);
   return std::make_shared<Epilogue>(Epilogue{std::move(known), a.extras, std::move(bound)});
 }
 
@@ -52,7 +52,7 @@ void check_extras_apart(const Arguments& a, Epilogue& epilogue) {
 }  // namespace
 
 Origin origin_of(const Arguments& a) {
-  if (a.collective == Collective::allreduce) return {};
+  if (keeps_shape(a.collective)) return {};
   const int64_t axis = check_axis(a.op(), a.input, a.axis);
   const CommunicatorOptions& o = registry::require(a.op(), a.group_name)->options();
   const auto units = static_cast<uint64_t>(a.input.size(axis));
@@ -62,7 +62,7 @@ Origin origin_of(const Arguments& a) {
 Results reduce_and_map(const Operator& op, const Arguments& a) {
   auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
   const Prepared p = prepare_with_shapes(a);
-  const auto epilogue = make_epilogue(a, std::move(known), p.symbolic_output_sizes());
+  const auto epilogue = make_epilogue(a.op(), a, std::move(known), p.symbolic_output_sizes());
   const bool with_value = op.outputs.size() == 2;
   if (with_value && op.takes_outputs()) {
     check_value(a, p.symbolic_output_sizes());
@@ -86,7 +86,7 @@ Results reduce_and_map(const Operator& op, const Arguments& a) {
 Results reduce_and_map_meta(const Operator& op, const Arguments& a) {
   auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
   const Sizes sizes = check_meta(a);
-  const at::ScalarType result = make_epilogue(a, std::move(known), sizes)->result();
+  const at::ScalarType result = make_epilogue(a.op(), a, std::move(known), sizes)->result();
   const bool with_value = op.outputs.size() == 2;
   if (op.takes_outputs()) {
     if (with_value) check_value(a, sizes);
@@ -100,29 +100,23 @@ Results reduce_and_map_meta(const Operator& op, const Arguments& a) {
 
 namespace {
 
-std::shared_ptr<const KnownExpression> check_epilogue(const Operator& op, const Arguments& a) {
+std::shared_ptr<Epilogue> epilogue_alone(const Operator& op, const Arguments& a) {
   auto known = check_expression(op.name.c_str(), a.expression, a.input.scalar_type());
-  check_extras(op.name.c_str(), known->expression, a.extras, a.input, a.input.sym_sizes());
-  return known;
+  return make_epilogue(op.name.c_str(), a, std::move(known), a.input.sym_sizes());
 }
 
 }  // namespace
 
 Results apply_epilogue(const Operator& op, const Arguments& a) {
-  const auto known = check_epilogue(op, a);
-  const auto bound = with_numbers(op.name.c_str(), known->expression, a.numbers);
-  const Expression& expression = bound ? *bound : known->expression;
-  Tensor out =
-      at::empty(a.input.sizes(), a.input.options().dtype(scalar_type_of(expression.result())));
-  apply(expression, a.input, a.extras, {a.axis, a.start}, out);
+  const auto epilogue = epilogue_alone(op, a);
+  Tensor out = at::empty(a.input.sizes(), a.input.options().dtype(epilogue->result()));
+  apply(epilogue->expression(), a.input, a.extras, {a.axis, a.start}, out);
   return {std::move(out)};
 }
 
 Results apply_epilogue_meta(const Operator& op, const Arguments& a) {
-  const auto known = check_epilogue(op, a);
-  with_numbers(op.name.c_str(), known->expression, a.numbers);
-  return {at::empty_symint(a.input.sym_sizes(),
-                           a.input.options().dtype(scalar_type_of(known->expression.result())))};
+  const auto epilogue = epilogue_alone(op, a);
+  return {at::empty_symint(a.input.sym_sizes(), a.input.options().dtype(epilogue->result()))};
 }
 
 }  // namespace collx

@@ -5,7 +5,7 @@
 
 namespace collx {
 
-/// The first coordinate of this rank's part along the scattered axis.
+/// The position of the result in the reduced tensor, of which it may be this rank's part.
 Origin origin_of(const Arguments& arguments);
 
 Results reduce_and_map(const Operator& op, const Arguments& arguments);

@@ -11,6 +11,7 @@
 #include "enqueue.h"
 #include "epilogue_kernels.h"
 #include "fallback.h"
+#include "mapped.h"
 #include "norm_checks.h"
 #include "registry.h"
 #if COLLX_CUDA
@@ -236,14 +237,6 @@ void check_apart(const Operator& op, const Arguments& a) {
   }
 }
 
-/// The position of the results' first row in the normalized tensor.
-Origin origin_of(const Operator& op, const Arguments& a, const Communicator& communicator) {
-  if (!scatters_rows(op.collective)) return {};
-  const CommunicatorOptions& o = communicator.options();
-  const auto rows = static_cast<uint64_t>(a.input.size(0));
-  return {0, static_cast<int64_t>(partition(rows, o.world_size, o.rank).start)};
-}
-
 /// The extras of an epilogue, which must share no memory with the results. An extra is copied if
 /// its overlap is unknown.
 std::vector<at::Tensor> extras_apart(const Operator& op, const Arguments& a) {
@@ -296,10 +289,9 @@ Results norm(const Operator& op, const Arguments& a) {
     }
   }
   if (check.epilogue != nullptr) {
-    operands.epilogue =
-        Epilogue{check.epilogue, extras_apart(op, a),
-                 with_numbers(op.name.c_str(), check.epilogue->expression, a.numbers),
-                 origin_of(op, a, *communicator)};
+    operands.epilogue = Epilogue{
+        check.epilogue, extras_apart(op, a),
+        with_numbers(op.name.c_str(), check.epilogue->expression, a.numbers), origin_of(a)};
   }
   const at::IntArrayRef sizes = (a.residual.defined() ? a.residual : a.input).sizes();
   Results results;
