@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from collx._bench.units import size_name
 from collx._tune.cases import BUILT_IN
 from collx._tune.search import Found
 
@@ -32,7 +33,7 @@ def _row(one: Found) -> tuple[str, ...]:
         one.case.op,
         str(one.case.dtype).removeprefix("torch."),
         _tensors(one),
-        _size(one.case.nbytes),
+        size_name(one.case.nbytes),
         one.built_in,
         f"{one.built_in_us:.1f}",
         "-" if kept else str(one.choice),
@@ -43,13 +44,6 @@ def _row(one: Found) -> tuple[str, ...]:
 
 def _tensors(one: Found) -> str:
     return "symmetric" if one.case.symmetric else "ordinary"
-
-
-def _size(nbytes: int) -> str:
-    for unit, name in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return str(nbytes)
 
 
 def draw(file: Path, found: Sequence[Found], title: str) -> None:
@@ -78,7 +72,7 @@ def draw(file: Path, found: Sequence[Found], title: str) -> None:
         )
         axes.plot(sizes, [one.us for one in group], "o-", color=_TUNED, label="tuned")
         axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds per call")
-        axes.set_xticks(sizes, [_size(size) for size in sizes])
+        axes.set_xticks(sizes, [size_name(size) for size in sizes])
         axes.set_ylim(bottom=min(one.us for one in group) / 2)
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
